@@ -1,0 +1,129 @@
+"""The exception tree, all of it.
+
+    FerruleError
+    ├── StartupError            one readable block on stderr, exit status 1
+    │   ├── ConfigError         a flag, file key or environment variable is wrong
+    │   ├── PluginError         a plugin that was asked for cannot be used
+    │   └── CheckpointError     a model folder or weight file is wrong or cannot be had
+    ├── RequestError            ends one request with a 4xx; the message is fit for the client
+    │   ├── NotFoundError       404
+    │   ├── ForbiddenError      403
+    │   ├── UnauthorisedError   401
+    │   ├── TooLargeError       413
+    │   └── OverloadedError     429
+    ├── UnavailableError        503: starting, draining, engine dead
+    ├── RequestFailed           a request that was admitted ended with an error of ours (500, or an in-stream event)
+    └── EngineDead              fatal: the process exits, non-zero
+
+Messages of request errors are written by us: they never carry another exception's text, a path, an address, or
+another tenant's data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class FerruleError(Exception):
+    """Base of all errors that Ferrule raises on purpose."""
+
+
+class StartupError(FerruleError):
+    """Start-up stops. `hint` says what to change."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\n{self.hint}" if self.hint else self.message
+
+
+class ConfigError(StartupError):
+    """A flag, a key of the configuration file or an environment variable is wrong."""
+
+
+class PluginError(StartupError):
+    """A plugin that the user named is missing, broken, ambiguous or denied."""
+
+
+class CheckpointError(StartupError):
+    """A model folder, its configuration or a weight file is missing, damaged or does not fit the model."""
+
+
+class RequestError(FerruleError):
+    """The client's fault. `param` names the field; `status` is the HTTP status."""
+
+    status = 400
+    kind = "BadRequestError"
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+class NotFoundError(RequestError):
+    status = 404
+    kind = "NotFoundError"
+
+
+class ForbiddenError(RequestError):
+    status = 403
+    kind = "ForbiddenError"
+
+
+class UnauthorisedError(RequestError):
+    status = 401
+    kind = "AuthenticationError"
+
+
+class TooLargeError(RequestError):
+    status = 413
+    kind = "RequestTooLargeError"
+
+
+class OverloadedError(RequestError):
+    """`retry_after` is in seconds."""
+
+    status = 429
+    kind = "RateLimitError"
+
+    def __init__(self, message: str, retry_after: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class UnavailableError(FerruleError):
+    """The server cannot take work now. `retry_after` is in seconds."""
+
+    status = 503
+    kind = "ServiceUnavailableError"
+
+    def __init__(self, message: str, retry_after: int = 5) -> None:
+        super().__init__(message)
+        self.message = message
+        self.retry_after = retry_after
+
+
+class RequestFailed(FerruleError):
+    """An admitted request ended with an error of ours."""
+
+    status = 500
+    kind = "InternalServerError"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class EngineDead(FerruleError):
+    """The engine or one of its workers is gone. The first cause is kept."""
+
+
+def nearest(name: str, choices: Iterable[str]) -> str:
+    """Return ``" Did you mean 'x'?"`` for the closest choice, or an empty string."""
+    match = get_close_matches(name, list(choices), n=1, cutoff=0.6)
+    return f" Did you mean '{match[0]}'?" if match else ""

@@ -1,0 +1,48 @@
+"""`executor`: who runs the plans. Entry point name = what `--distributed-executor-backend` takes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ferrule.types import ModelInfo, StepPlan, StepResult
+
+if TYPE_CHECKING:
+    from ferrule.config import Config
+    from ferrule.interfaces.plugins import Plugins
+
+
+class StepHandle(Protocol):
+    def done(self) -> bool:
+        """True when `result` would not block."""
+
+    def result(self) -> StepResult:
+        """Block until the step has ended. Raises what the step raised: a device fault, fatal."""
+
+
+class Executor(ABC):
+    """Plans are executed in the order of submission."""
+
+    @abstractmethod
+    def start(self, config: Config, plugins: Plugins) -> ModelInfo:
+        """Load the model. Raises StartupError."""
+
+    @abstractmethod
+    def init_cache(self, num_blocks: int) -> None:
+        """Allocate the KV cache and warm up."""
+
+    @abstractmethod
+    def submit(self, plan: StepPlan) -> StepHandle:
+        """Begin a step."""
+
+    @abstractmethod
+    def call(self, name: str, args: tuple[Any, ...] = ()) -> Any:
+        """Run a named method on every worker between steps; returns the first worker's answer."""
+
+    @abstractmethod
+    def check_health(self) -> None:
+        """Raise EngineDead when a worker is gone or stuck."""
+
+    @abstractmethod
+    def shutdown(self) -> None:
+        """Stop; idempotent, bounded in time."""

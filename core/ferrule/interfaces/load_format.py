@@ -1,0 +1,34 @@
+"""`load_format`: where weights come from. Entry point name = what `--load-format` takes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from ferrule.interfaces.model import Model
+
+
+class WeightSource(ABC):
+    """`patterns` are the file names that the format needs from a hub repository."""
+
+    patterns: tuple[str, ...] = ()
+
+    @classmethod
+    @abstractmethod
+    def refuses(cls, folder: Path | None) -> str | None:
+        """Say why this format cannot load the folder, or return None. `auto` takes the first that does not refuse."""
+
+    @abstractmethod
+    def tensors(
+        self, folder: Path | None, model: Model, options: Mapping[str, Any]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield each tensor of the checkpoint once, on the CPU, in its stored dtype.
+
+        `options` is `--model-loader-extra-config` plus `use_tqdm_on_load`; an unknown key is a ConfigError.
+        Raises CheckpointError that names file and tensor for anything missing or damaged.
+        """

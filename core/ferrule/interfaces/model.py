@@ -1,0 +1,93 @@
+"""`model`: an architecture. Entry point name = a value of the checkpoint's `architectures`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ferrule.types import CacheGroup
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildContext:
+    """What a model is built with. `config` is the checkpoint's ``config.json`` (its text part), as a mapping."""
+
+    config: Mapping[str, Any]
+    dtype: torch.dtype
+    device: torch.device
+    block_size: int
+    max_model_len: int
+    folder: Path | None = None  # the checkpoint; None for a model without files
+    trust_remote_code: bool = False
+    sliding_window: bool = True  # False: --disable-sliding-window, treat every layer as full attention
+
+
+@dataclass(frozen=True)
+class LayerCache:
+    """What one attention layer keeps: a group, and the shape of one token's entry."""
+
+    group: CacheGroup  # num_layers is filled in by the runner
+    num_kv_heads: int
+    head_dim: int
+
+
+class ForwardContext(Protocol):
+    """One step's inputs, handed to `Model.forward` by the runner."""
+
+    positions: torch.Tensor  # [tokens] int64
+
+    def attend(
+        self,
+        layer: str,
+        q: torch.Tensor,  # [tokens, num_heads, head_dim]
+        k: torch.Tensor,  # [tokens, num_kv_heads, head_dim]
+        v: torch.Tensor,  # [tokens, num_kv_heads, head_dim]
+        options: AttentionOptions,
+    ) -> torch.Tensor:  # [tokens, num_heads, head_dim]
+        """Write k and v to the layer's cache, and attend over everything cached so far, causally."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionOptions:
+    """What is constant for a layer. `window` counts the tokens seen, the query's own included; 0 is all."""
+
+    scale: float
+    window: int = 0
+    soft_cap: float = 0.0
+    alibi_slopes: tuple[float, ...] = ()
+    sinks: torch.Tensor | None = None  # [num_heads], a learned logit per head
+
+
+class Model(ABC):
+    """A causal language model. Concrete classes are also `torch.nn.Module`.
+
+    The constructor takes a `BuildContext` and allocates parameters without initialising them. All tensors hold the
+    tokens of many requests, flat: there is no batch dimension and no padding.
+    """
+
+    @abstractmethod
+    def cache_specs(self) -> dict[str, LayerCache]:
+        """Name each attention layer, in order, with what it caches."""
+
+    @abstractmethod
+    def forward(self, ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
+        """Map ids [tokens] to hidden states [tokens, hidden] after the final norm."""
+
+    @abstractmethod
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Map hidden [rows, hidden] to logits [rows, vocab], float32."""
+
+    @abstractmethod
+    def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        """Copy checkpoint tensors into parameters; return the *parameter* names that were filled.
+
+        Raises CheckpointError, naming the tensor, for an unknown name or a wrong shape. The caller checks that every
+        parameter was filled.
+        """

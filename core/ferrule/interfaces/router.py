@@ -1,0 +1,87 @@
+"""`router`: HTTP routes. A route says what it takes and who may call it; the frame does the rest."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ferrule.config import Config
+    from ferrule.interfaces.plugins import Plugins
+    from ferrule.interfaces.service import Service
+
+
+class Access(Enum):
+    """Who may call a route. PUBLIC is for the short list of probes only."""
+
+    PUBLIC = "public"
+    KEY = "key"  # `--api-key`, when one is set
+    ADMIN = "admin"  # absent unless admin routes are on; needs the admin key
+
+
+@dataclass(frozen=True)
+class Call:
+    """One HTTP call after the gate. `body` is an instance of the route's `body_type`, or None."""
+
+    body: Any
+    path_params: Mapping[str, str]
+    query: Mapping[str, str]
+    headers: Mapping[str, str]  # lower-case names
+    request_id: str  # ours, random; the client's own is in `headers`
+    disconnected: Callable[[], Awaitable[None]]  # resolves when the client has left
+    unknown_fields: tuple[str, ...] = ()  # top-level body fields that `body_type` does not know
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A whole answer: `content` is encoded as JSON, or sent as it is when it is str or bytes."""
+
+    content: Any
+    status: int = 200
+    media_type: str = "application/json"
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class EventStream:
+    """Server-sent events. Each item is encoded as JSON and sent as one `data:` event; then `[DONE]`.
+
+    An exception from the iterator becomes one error event, and the connection closes without `[DONE]`.
+    """
+
+    events: AsyncIterator[Any]
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+Handler = Callable[[Call], Awaitable[Reply | EventStream]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Route:
+    """`path` is a template such as ``/v1/models/{model}``. `body_type` is a msgspec Struct; None: no body is read."""
+
+    method: str
+    path: str
+    handler: Handler
+    body_type: type | None = None
+    access: Access = Access.KEY
+    summary: str = ""
+    tags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RouterContext:
+    """What a router may use. `service` is the only way to the engine, and it holds the admission gate."""
+
+    config: Config
+    plugins: Plugins
+    service: Service
+
+
+class Router(ABC):
+    @abstractmethod
+    def routes(self, ctx: RouterContext) -> Sequence[Route]:
+        """The routes to serve. Two routers that claim one method and path stop start-up."""

@@ -1,0 +1,63 @@
+"""`sampler` and `logits_processor`: from logits to tokens, vectorised over the rows of a step."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ferrule.types import TokenSampling
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class SampleRow:
+    """One row to sample. `position` is that of the token to be drawn; (seed, position) determines its noise."""
+
+    slot: int
+    sampling: TokenSampling
+    num_prompt: int
+    position: int
+    mask: bytes | None = None  # grammar bitmask over the vocabulary
+
+
+@dataclass(frozen=True)
+class SampleBatch:
+    """`history[slot, :position]` holds a row's known ids (prompt and output), int32 on the device."""
+
+    rows: Sequence[SampleRow]
+    history: torch.Tensor  # [slots, max_model_len]
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """`finite[r]` is False for a row whose logits held NaN or had no finite maximum; its token is meaningless."""
+
+    tokens: torch.Tensor  # [rows] int64
+    finite: torch.Tensor  # [rows] bool
+    logprobs: torch.Tensor | None = None  # [rows, vocab] float32 of the rows that ask, in order; before any processing
+
+
+class Sampler(ABC):
+    @abstractmethod
+    def sample(self, logits: torch.Tensor, batch: SampleBatch) -> Sampled:
+        """Draw one token per row of `logits` [rows, vocab] float32, which it may overwrite.
+
+        A row's token depends on its own logits, history, parameters and (seed, position) only, never on its
+        neighbours or its place in the batch.
+        """
+
+
+class LogitsProcessor(ABC):
+    """Named by a request through `--logits-processor-pattern`. One object serves one request."""
+
+    @abstractmethod
+    def __init__(self, **kwargs: Any) -> None:
+        """Validate `kwargs`; ValueError becomes a 400."""
+
+    @abstractmethod
+    def apply(self, known_ids: Sequence[int], num_prompt: int, logits: torch.Tensor) -> torch.Tensor:
+        """Return the row's logits [vocab], changed."""

@@ -1,0 +1,95 @@
+"""`scheduler` and `policy`: who runs next. No torch, clock, socket or environment: `now` is passed in."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ferrule.types import CacheGroup, EngineRequest, EngineStats, FinishReason, RequestDelta, StepPlan, StepResult
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerLimits:
+    """The scheduler's section of the configuration plus what the device allows."""
+
+    groups: tuple[CacheGroup, ...]
+    num_blocks: int  # the null block included
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    depth: int = 1
+    chunked_prefill: bool = True
+    prefix_caching: bool = True
+    hash_algo: str = "sha256"
+    long_prefill_token_threshold: int = 0
+
+
+@dataclass(frozen=True)
+class RequestView:
+    """What a policy may look at."""
+
+    id: str
+    arrival: float
+    sequence: int  # admission order, unique
+    priority: int
+    num_prompt: int
+    num_known: int
+    num_computed: int
+    num_preemptions: int
+
+
+class SchedulingPolicy(ABC):
+    """Orders requests. Pure: the same views give the same answers."""
+
+    @abstractmethod
+    def key(self, view: RequestView, now: float) -> tuple[float, ...]:
+        """Sort key among waiting requests; the lowest runs first."""
+
+    @abstractmethod
+    def victim(self, running: Sequence[RequestView]) -> str:
+        """The id to preempt when the cache is full. `running` is not empty; the oldest is never in it."""
+
+    def budget(self, running: int, waiting: int, limit: int) -> int:
+        """Tokens to give to this step, at most `limit`."""
+        return limit
+
+
+class Scheduler(ABC):
+    """Plans steps and credits their results. Up to `limits.depth` plans may be in flight; commits come in order."""
+
+    def __init__(self, limits: SchedulerLimits, policy: SchedulingPolicy) -> None:
+        self.limits = limits
+        self.policy = policy
+
+    @abstractmethod
+    def add(self, request: EngineRequest, now: float) -> None:
+        """Queue an admitted request. An id that is already here is a ValueError."""
+
+    @abstractmethod
+    def cancel(self, ids: Sequence[str], reason: FinishReason, now: float) -> list[RequestDelta]:
+        """End requests wherever they are; unknown ids are ignored. Returns their terminal deltas."""
+
+    @abstractmethod
+    def schedule(self, now: float) -> StepPlan | None:
+        """Plan a step, or None when nothing can run before a result is committed."""
+
+    @abstractmethod
+    def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[RequestDelta]:
+        """Credit a result to the lives of requests that it belongs to. Late results are dropped by epoch."""
+
+    @abstractmethod
+    def has_work(self) -> bool:
+        """True while a request is waiting or running."""
+
+    @abstractmethod
+    def stats(self) -> EngineStats:
+        """Gauges and counters."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Raise AssertionError naming the invariant that does not hold."""
+
+    def reset_cache(self) -> bool:
+        """Forget reusable prefixes; False when live requests hold some of them (those stay)."""
+        return False

@@ -1,0 +1,131 @@
+"""`Service`: the one way from a protocol to the engine. Routers and the offline `LLM` use nothing else.
+
+Every method that takes client data validates it and raises `RequestError` that names the field.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from ferrule.interfaces.parsers import Event
+from ferrule.interfaces.tokenizer import Tokenizer
+from ferrule.types import FinishReason, GrammarSpec, ModelInfo, SamplingParams, TokenLogprobs
+
+
+class Prompt(Struct, frozen=True, kw_only=True):
+    """Text or ids; exactly one is set. `add_special_tokens` holds for text."""
+
+    text: str | None = None
+    ids: tuple[int, ...] | None = None
+    add_special_tokens: bool = True
+
+
+class ChatPrompt(Struct, frozen=True, kw_only=True):
+    """A conversation to render. `messages` are OpenAI message objects, not yet validated."""
+
+    messages: tuple[dict[str, Any], ...]
+    tools: tuple[dict[str, Any], ...] | None = None
+    documents: tuple[dict[str, Any], ...] | None = None
+    chat_template: str | None = None  # of the request: refused unless the server trusts it
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: bool = False
+
+
+class Generate(Struct, frozen=True, kw_only=True):
+    """One request to generate, of any protocol. There are len(prompts) x params.n choices, prompt-major."""
+
+    prompts: tuple[Prompt | ChatPrompt, ...]
+    params: SamplingParams
+    model: str | None = None  # None or "": the only one
+    priority: int = 0
+    cache_salt: str | None = None
+    grammar: GrammarSpec | None = None
+    logits_processors: tuple[dict[str, Any], ...] = ()
+    tools: tuple[dict[str, Any], ...] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    max_tokens_default: str = "context"  # when params.max_tokens is None: what is left of the context
+
+
+class Usage(Struct, frozen=True, kw_only=True):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+
+
+class Output(Struct, frozen=True, kw_only=True):
+    """News of one choice. Text comes as events of the parse chain; ids and logprobs are those of the new tokens.
+
+    `prompt_ids` is set on a choice's first output; `finish` on its last. With finish ERROR, `error` says why.
+    """
+
+    index: int  # choice: prompt index x n + number
+    events: tuple[Event, ...] = ()
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    token_offsets: tuple[int, ...] = ()  # characters of the choice's text before each new token
+    prompt_ids: tuple[int, ...] | None = None
+    prompt_text: str | None = None  # set with prompt_ids when the prompt was text or a conversation
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None  # whole, first is None; with the first tokens
+    finish: FinishReason | None = None
+    stop_reason: int | str | None = None  # stop token id or stop string
+    error: str | None = None
+    usage: Usage = Usage()  # of this choice so far
+
+
+class Health(Struct, frozen=True, kw_only=True):
+    """`state` is one of starting, ready, draining, dead, stalled."""
+
+    state: str
+    detail: str = ""
+
+
+class Service(ABC):
+    model: ModelInfo
+    tokenizer: Tokenizer | None  # None with --skip-tokenizer-init
+    names: tuple[str, ...]  # served model names; responses carry the first
+
+    @abstractmethod
+    def resolve(self, model: str | None) -> str:
+        """The served name for what a request calls `model`. Raises NotFoundError that lists the valid names."""
+
+    @abstractmethod
+    def sampling_defaults(self) -> dict[str, Any]:
+        """Default sampling values of the model's generation config, by field name of `SamplingParams`."""
+
+    @abstractmethod
+    async def tokenize(self, prompt: Prompt | ChatPrompt) -> list[int]:
+        """Ids of a prompt, off the event loop, under the limits."""
+
+    @abstractmethod
+    async def detokenize(self, ids: Sequence[int]) -> str:
+        """Text of ids; an id out of range is a RequestError."""
+
+    @abstractmethod
+    def token_text(self, token_id: int) -> str:
+        """How a token is shown in logprobs."""
+
+    @abstractmethod
+    async def generate(self, request: Generate) -> AsyncIterator[Output]:
+        """Admit a request and return its outputs, every choice's in order, choices interleaved.
+
+        Raises RequestError or UnavailableError here, before anything was generated. Closing the iterator
+        (`aclose`) cancels what still runs. Engine death raises EngineDead from the iterator.
+        """
+
+    @abstractmethod
+    def health(self) -> Health:
+        """State now, without a wait."""
+
+    @abstractmethod
+    async def call(self, name: str, *args: Any) -> Any:
+        """An administrative call on the engine, such as ``reset_prefix_cache``."""
+
+    @abstractmethod
+    def exposition(self) -> tuple[str, str]:
+        """(media type, text) of the metrics."""

@@ -1,0 +1,37 @@
+"""`tokenizer`: text to ids and back. Entry point name = what `--tokenizer-mode` takes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+
+class Tokenizer(ABC):
+    """Thread-safe. Ids range over [0, vocab_size); the model's logits may be wider or narrower."""
+
+    vocab_size: int  # added tokens included
+    bos_token_id: int | None
+    eos_token_id: int | None
+    special_tokens: dict[str, str]  # bos_token, eos_token, … as templates use them
+    all_special_ids: frozenset[int]
+    chat_template: str | dict[str, str] | None  # one, or named ones
+
+    @abstractmethod
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Ids of a text. Special tokens written in the text are recognised."""
+
+    @abstractmethod
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of ids; invalid UTF-8 becomes U+FFFD. Ids out of range are ignored."""
+
+    @abstractmethod
+    def token(self, token_id: int) -> str | None:
+        """The vocabulary entry, or None when out of range."""
+
+
+class TokenizerSource(ABC):
+    @abstractmethod
+    def open(self, folder: Path, options: dict[str, Any]) -> Tokenizer:
+        """Load the tokenizer of a folder. Raises CheckpointError naming the file."""

@@ -1,0 +1,366 @@
+"""The nouns: every value that crosses a process or a layer, as frozen msgspec structs.
+
+Nothing here imports another part of Ferrule. Times are seconds on the monotonic clock of the process that took
+them; token positions count from 0; a "slot" is a row of the runner's persistent per-request state.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+from msgspec import Struct, field
+
+
+class FinishReason(StrEnum):
+    """Why a request ended; every request ends exactly once."""
+
+    STOP = "stop"  # end-of-sequence or stop token, or a stop string that the frontend found
+    LENGTH = "length"  # max_tokens or the context limit
+    ABORT = "abort"  # the client left or cancelled
+    ERROR = "error"  # this request failed; its neighbours did not
+
+
+# --------------------------------------------------------------------------------------------- requests
+
+
+class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """How one request samples. Public: ``from ferrule import SamplingParams``.
+
+    Field names, meanings and defaults are those of the documented API. Values are validated in one place,
+    `ferrule.frontend.validate`, for HTTP and offline use alike.
+    """
+
+    n: int = 1
+    best_of: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1  # -1 and 0: off
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    logprobs: int | None = None  # None: off; k: the sampled token's and the k most likely ones'
+    prompt_logprobs: int | None = None
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    truncate_prompt_tokens: int | None = None
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+
+
+class TokenSampling(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The part of the sampling parameters that the engine and the sampler need: everything is resolved.
+
+    `seed` is always set (the frontend draws one when the user gave none), so that a recomputed or re-batched
+    request repeats its samples: the noise of a sample is a function of (seed, position) alone.
+    """
+
+    seed: int
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0: off
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()  # end-of-sequence ids included unless ignore_eos
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()  # empty: all
+    bad_words: tuple[tuple[int, ...], ...] = ()  # token sequences
+    processors: tuple[tuple[str, dict[str, Any]], ...] = ()  # logits-processor plugins: (name, kwargs)
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature < 1e-5
+
+    @property
+    def plain(self) -> bool:
+        """True when logits need no change before sampling."""
+        return not (
+            self.presence_penalty
+            or self.frequency_penalty
+            or self.repetition_penalty != 1.0
+            or self.min_tokens
+            or self.logit_bias
+            or self.allowed_token_ids
+            or self.bad_words
+            or self.processors
+        )
+
+
+class GrammarSpec(Struct, frozen=True, kw_only=True):
+    """A constraint on the output, as given by the user. `kind` is one of json, regex, choice, grammar, json_object."""
+
+    kind: str
+    source: str
+    backend: str | None = None
+
+
+class EngineRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One sequence to generate, admitted by the gate: valid for this model and sure to fit the cache.
+
+    `id` is ours and random. `arrival` is on the admitting process's monotonic clock (one machine: comparable).
+    Lower `priority` runs first under the priority policy.
+    """
+
+    id: str
+    prompt_ids: tuple[int, ...]
+    sampling: TokenSampling
+    arrival: float = 0.0
+    priority: int = 0
+    adapter: str | None = None
+    media_hash: str | None = None
+    cache_salt: str | None = None
+    grammar: GrammarSpec | None = None
+    transfer: dict[str, Any] | None = None
+
+
+class Cancel(Struct, frozen=True, tag=True):
+    """The one message that flows backwards. `reason` is ABORT (client gone, deadline) or STOP (stop string found)."""
+
+    ids: tuple[str, ...]
+    reason: FinishReason = FinishReason.ABORT
+
+
+# ------------------------------------------------------------------------------------------- the step
+
+
+class Admit(Struct, frozen=True):
+    """A request takes a slot. `known_ids` is its prompt plus, after preemption, what it has generated.
+
+    The first `num_prompt` ids are the prompt. The runner clears the slot before it writes anything.
+    """
+
+    slot: int
+    id: str
+    epoch: int
+    known_ids: tuple[int, ...]
+    num_prompt: int
+    sampling: TokenSampling
+    adapter: str | None = None
+
+
+class Chunk(Struct, frozen=True):
+    """One row of a step: compute positions [start, start + count) of the request in `slot`.
+
+    `samples`: the last position's logits are sampled, and the token becomes position start + count. With depth 2
+    that token may be an input of the next plan before the host has seen it: the runner keeps ids per slot.
+    `new_ids`: ids appended on the host since the last plan that the runner cannot know (speculation, forced tokens).
+    `new_blocks[g]`: block ids appended to the slot's table in cache group g by this plan.
+    """
+
+    slot: int
+    id: str
+    epoch: int
+    start: int
+    count: int
+    samples: bool
+    new_ids: tuple[int, ...] = ()
+    new_blocks: tuple[tuple[int, ...], ...] = ()
+
+
+class StepPlan(Struct, frozen=True):
+    """What the runner does in one step: differences only, applied in the order releases, admits, copies, chunks.
+
+    A request appears at most once in `chunks`. `copies` are (group, source block, target block).
+    `masks` maps a slot to a bitmask over the vocabulary (little-endian bits, bytes) for a constrained row.
+    """
+
+    step: int
+    chunks: tuple[Chunk, ...]
+    admits: tuple[Admit, ...] = ()
+    releases: tuple[int, ...] = ()  # slots
+    copies: tuple[tuple[int, int, int], ...] = ()
+    masks: dict[int, bytes] = field(default_factory=dict)
+    transfer: dict[str, Any] | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(chunk.count for chunk in self.chunks)
+
+
+class TokenLogprobs(Struct, frozen=True, array_like=True):
+    """Log-probabilities at one position: the chosen token's, its rank (1 = most likely), and the top list."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...] = ()  # (token id, logprob), most likely first
+
+
+class RowResult(Struct, frozen=True):
+    """What one chunk produced. `token_ids` is empty for a chunk that did not sample.
+
+    `prompt_logprobs` has one entry for each position p in (start, start + count] that is still in the prompt: the
+    log-probability of known token p given the ones before it. `error` ends this request and no other.
+    """
+
+    id: str
+    epoch: int
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    error: str | None = None
+
+
+class StepResult(Struct, frozen=True):
+    """Rows in the order of the plan's chunks."""
+
+    step: int
+    rows: tuple[RowResult, ...]
+
+
+# ------------------------------------------------------------------------------------- engine → frontend
+
+
+class RequestTimes(Struct, frozen=True):
+    """Monotonic seconds in the engine's process; 0.0 where a phase was not reached."""
+
+    arrival: float = 0.0
+    scheduled: float = 0.0
+    first_token: float = 0.0
+    finished: float = 0.0
+
+
+class RequestDelta(Struct, frozen=True, omit_defaults=True):
+    """News of one request. `finish` is set on the last one, and nothing follows it.
+
+    `stop_reason` is the stop token's id. `cached` counts prompt tokens that came from the prefix cache and is final
+    in the first delta with tokens. `error` is a message fit for the client, present when finish is ERROR.
+    """
+
+    id: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    finish: FinishReason | None = None
+    stop_reason: int | None = None
+    cached: int = 0
+    num_preemptions: int = 0
+    error: str | None = None
+    times: RequestTimes | None = None  # with `finish`
+
+
+class EngineStats(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Gauges now, and counters since start (monotone)."""
+
+    running: int = 0
+    waiting: int = 0
+    blocks_total: int = 0
+    blocks_used: int = 0  # held by live requests
+    blocks_cached: int = 0  # free, but holding a reusable prefix
+    prefix_queries: int = 0  # tokens
+    prefix_hits: int = 0  # tokens
+    preemptions: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    steps: int = 0
+    last_step_tokens: int = 0
+    corrupted_requests: int = 0  # ended by non-finite logits or an id out of range
+    stalled_seconds: float = 0.0  # work exists, but no step has ended for this long
+
+    @property
+    def cache_usage(self) -> float:
+        return self.blocks_used / self.blocks_total if self.blocks_total else 0.0
+
+
+# ------------------------------------------------------------------------------------- what a model is
+
+
+class CacheGroup(Struct, frozen=True):
+    """Layers that share a block table. The engine needs no more than this to keep their cache.
+
+    `kind`: "full", "sliding", "recurrent" … `window`: tokens a sliding layer sees (itself included), 0 for full.
+    All groups draw blocks of `block_size` tokens from one pool; block 0 is the null block and is never written.
+    """
+
+    kind: str
+    block_size: int
+    window: int = 0
+    num_layers: int = 1
+
+    def dead_before(self, computed: int) -> int:
+        """Positions below this are never read again once `computed` positions are in the cache."""
+        return max(0, computed - self.window + 1) if self.window else 0
+
+
+class ModelInfo(Struct, frozen=True, kw_only=True):
+    """What the executor tells the rest of the house after `start`."""
+
+    architecture: str
+    implementation: str  # plugin that runs it, with its distribution
+    vocab_size: int  # logits width
+    max_model_len: int
+    dtype: str
+    device: str
+    attention: str
+    groups: tuple[CacheGroup, ...]
+    page_bytes: int  # bytes of one block over all layers of the largest group
+    max_blocks: int  # how many blocks the device's budget allows
+    num_parameters: int = 0
+    weight_bytes: int = 0
+    notes: tuple[str, ...] = ()  # "attention triton refused: no GPU" …
+    quantization: str | None = None
+    tasks: tuple[str, ...] = ("generate",)
+    depth: int = 1  # steps in flight that this executor and platform profit from
+
+
+# ------------------------------------------------------------------------------------- process messages
+
+
+class Submit(Struct, frozen=True, tag=True):
+    request: EngineRequest
+
+
+class Call(Struct, frozen=True, tag=True):
+    """An administrative call, answered by one `CallReply` with the same number."""
+
+    number: int
+    name: str
+    args: tuple[Any, ...] = ()
+
+
+ToEngine = Submit | Cancel | Call
+
+
+class Ready(Struct, frozen=True, tag=True):
+    """Answer to a client's greeting, once the model is loaded. `num_blocks` includes the null block."""
+
+    info: ModelInfo
+    num_blocks: int
+
+
+class Deltas(Struct, frozen=True, tag=True):
+    """What a step, a cancellation or a second of idleness brought for one client."""
+
+    deltas: tuple[RequestDelta, ...]
+    stats: EngineStats | None = None
+
+
+class CallReply(Struct, frozen=True, tag=True):
+    number: int
+    result: Any = None
+    error: str | None = None  # a message fit for the caller
+
+
+class Fatal(Struct, frozen=True, tag=True):
+    """The engine's last words; the process exits non-zero after them."""
+
+    message: str
+
+
+FromEngine = Ready | Deltas | CallReply | Fatal

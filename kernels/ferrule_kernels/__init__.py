@@ -1,0 +1,1 @@
+"""Kernels: per operation a torch reference and its faster forms."""

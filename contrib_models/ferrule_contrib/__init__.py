@@ -1,0 +1,1 @@
+"""Models contributed to Ferrule, each in its own folder."""

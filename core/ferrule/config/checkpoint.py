@@ -1,0 +1,287 @@
+"""A checkpoint's own word about itself: ``config.json`` and ``generation_config.json``, read without transformers.
+
+`read` gives the text part of the configuration in one form, whatever version of transformers wrote it: rotary settings
+are in ``rope_parameters`` and nowhere else, the stored type is in ``dtype``, and a key that a model asks for and the
+file does not have is a CheckpointError that names both.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ferrule.errors import CheckpointError
+
+MAX_BYTES = 64 << 20  # of one JSON file; real ones have kilobytes, an index of shards a few megabytes
+_PARTS = ("text_config", "llm_config", "language_config", "thinker_config")  # where composite models keep the text part
+_SHARED = (
+    "architectures",
+    "auto_map",
+    "quantization_config",
+    "tie_word_embeddings",
+    "dtype",
+    "torch_dtype",
+    "eos_token_id",
+)
+_LENGTHS = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "seq_length",
+    "seq_len",
+    "max_target_positions",
+    "max_sequence_length",
+    "max_seq_length",
+)
+_SAMPLING = ("repetition_penalty", "temperature", "top_k", "top_p", "min_p", "max_new_tokens")
+_ROPE_NAMES = {"su": "longrope", "mrope": "default"}  # older names of a rope type
+_UNSTATED_LENGTH = 2048
+
+
+class Values(dict[str, Any]):
+    """The text part of a ``config.json``. ``values[key]`` of a missing key is a CheckpointError naming file and key.
+
+    `raw` is the same part as the file (and the overrides) have it, before rotary settings and types were unified;
+    `outer` is the whole file, different from `raw` for a composite model.
+    """
+
+    def __init__(self, values: Mapping[str, Any], file: Path, raw: Mapping[str, Any], outer: Mapping[str, Any]) -> None:
+        super().__init__(values)
+        self.file = file
+        self.raw = raw
+        self.outer = outer
+
+    def __missing__(self, key: str) -> Any:
+        raise CheckpointError(
+            f"{self.file} has no {key!r}, which this model needs.",
+            "The folder may be incomplete; --hf-overrides can set a value.",
+        )
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """One JSON object from a file. Raises CheckpointError naming the file."""
+    try:
+        size = file.stat().st_size
+        if size > MAX_BYTES:
+            raise CheckpointError(f"{file} has {size} bytes; no configuration is larger than {MAX_BYTES}.")
+        content = json.loads(file.read_bytes())
+    except FileNotFoundError:
+        raise CheckpointError(f"{file} does not exist.") from None
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read: {error.strerror}.") from None
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{file} is not valid JSON: {error}.") from None
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{file} holds a {type(content).__name__} where an object is expected.")
+    return content
+
+
+def read(folder: Path | str, overrides: Mapping[str, Any] | None = None) -> Values:
+    """The text part of a folder's ``config.json`` with `overrides` (``--hf-overrides``) applied.
+
+    An override of ``text_config`` and its like is merged into it; any other value replaces the file's, in the text part
+    too. Raises CheckpointError.
+    """
+    file = Path(folder) / "config.json"
+    outer = read_json(file)
+    changes = dict(overrides or {})
+    for part in _PARTS:
+        if isinstance(outer.get(part), dict) and isinstance(changes.get(part), dict):
+            outer[part] = {**outer[part], **changes.pop(part)}
+    outer.update(changes)
+    raw = _text_part(outer)
+    if raw is not outer:
+        raw = {
+            **{key: outer[key] for key in _SHARED if key in outer},
+            **raw,
+            "architectures": outer.get("architectures"),
+        }
+        raw.update((key, value) for key, value in changes.items() if key not in _PARTS)
+    values = Values(raw, file, raw, outer)
+    values["architectures"] = list(architectures(values))
+    values["dtype"] = _dtype(values)
+    values.pop("torch_dtype", None)
+    _unify_rope(values)
+    return values
+
+
+def _text_part(outer: dict[str, Any]) -> dict[str, Any]:
+    for part in _PARTS:
+        inner = outer.get(part)
+        if isinstance(inner, dict):
+            return _text_part(inner)
+    return outer
+
+
+def architectures(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """The class names that the checkpoint says it is for; at least one."""
+    names = config.get("architectures")
+    if isinstance(names, (list, tuple)) and names and all(isinstance(name, str) and name for name in names):
+        return tuple(names)
+    raise CheckpointError(
+        f"{_file(config)} does not name its 'architectures', so the model that it is for is unknown.",
+        'Set it with --hf-overrides \'{"architectures": ["LlamaForCausalLM"]}\'.',
+    )
+
+
+def _file(config: Mapping[str, Any]) -> str:
+    return str(getattr(config, "file", "config.json"))
+
+
+def _dtype(config: Mapping[str, Any]) -> str | None:
+    name = config.get("dtype") or config.get("torch_dtype")
+    if name is None:
+        return None
+    if not isinstance(name, str):
+        raise CheckpointError(f"{_file(config)}: 'dtype' must be a name such as 'bfloat16', not {name!r}.")
+    return name.removeprefix("torch.")
+
+
+# ------------------------------------------------------------------------------------------------ rotary
+
+
+def _unify_rope(values: Values) -> None:
+    """Move ``rope_theta``, ``rope_scaling`` and ``partial_rotary_factor`` into ``rope_parameters``.
+
+    Newer files have ``rope_parameters``: one object, or one per layer type. Nothing is invented: what the file does
+    not say stays unsaid, because defaults differ between architectures.
+    """
+    stated = values.pop("rope_scaling", None) or values.get("rope_parameters")
+    theta = values.pop("rope_theta", None)
+    if stated is None and theta is None:
+        return
+    if stated is not None and not isinstance(stated, dict):
+        raise CheckpointError(f"{values.file}: 'rope_scaling' must be an object, not {stated!r}.")
+    per_layer = {key: value for key, value in (stated or {}).items() if isinstance(value, dict)}
+    if per_layer:
+        values["rope_parameters"] = {key: _rope(values, value, theta) for key, value in per_layer.items()}
+    else:
+        values["rope_parameters"] = _rope(values, stated or {}, theta)
+
+
+def _rope(values: Values, stated: Mapping[str, Any], theta: Any) -> dict[str, Any]:
+    rope = {key: value for key, value in stated.items() if key != "type"}
+    name = rope.get("rope_type", stated.get("type", "default"))
+    rope["rope_type"] = _ROPE_NAMES.get(name, name)
+    if theta is not None:
+        rope.setdefault("rope_theta", theta)
+    if values.get("partial_rotary_factor") is not None:
+        rope.setdefault("partial_rotary_factor", values["partial_rotary_factor"])
+    if rope["rope_type"] in {"llama3", "yarn", "longrope"}:
+        length = values.get("original_max_position_embeddings") or rope.get("original_max_position_embeddings")
+        rope["original_max_position_embeddings"] = length or values.get("max_position_embeddings")
+    for key in ("rope_theta", "factor", "original_max_position_embeddings"):
+        number = rope.get(key)
+        if number is not None and (isinstance(number, bool) or not isinstance(number, (int, float)) or number <= 0):
+            raise CheckpointError(f"{values.file}: {key!r} must be a positive number, not {number!r}.")
+    return rope
+
+
+# ------------------------------------------------------------------------------------------------ limits
+
+
+def positive(config: Mapping[str, Any], key: str) -> int | None:
+    """A positive integer of the configuration, or None when it is absent or null."""
+    value = config.get(key)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise CheckpointError(f"{_file(config)}: {key!r} must be a positive integer, not {value!r}.")
+    return value
+
+
+def max_length(config: Mapping[str, Any], *, sliding_window: bool = True) -> int:
+    """The longest context that the checkpoint was made for, in tokens.
+
+    The smallest of the lengths that it states, multiplied by the factor of rotary scalings that stretch it (linear,
+    dynamic, yarn; yarn from its original length). Scalings whose stated length is the stretched one already (llama3,
+    longrope) change nothing. With `sliding_window` False the window is a limit as well.
+    """
+    stated = [length for key in _LENGTHS if (length := positive(config, key)) is not None]
+    longest = positive(config, "model_max_length")  # Cohere: wins over max_position_embeddings
+    length = longest or (min(stated) if stated else _UNSTATED_LENGTH)
+    rope = config.get("rope_parameters") or {}
+    if any(isinstance(value, dict) for value in rope.values()):
+        rope = rope.get("full_attention") or {}
+    kind, factor = rope.get("rope_type"), rope.get("factor") or 1.0
+    if kind == "yarn":
+        length = max(int(rope["original_max_position_embeddings"] * factor), 1)
+    elif kind in {"linear", "dynamic"} and not str(config.get("model_type", "")).startswith("gemma3"):
+        length = int(length * factor)  # Gemma 3 states the stretched length
+    span = window(config)
+    return min(length, span) if span and not sliding_window else length
+
+
+def window(config: Mapping[str, Any]) -> int:
+    """Tokens that a sliding-window layer of this checkpoint sees, 0 when it has none."""
+    if config.get("use_sliding_window") is False:
+        return 0
+    kinds = config.get("layer_types")
+    if isinstance(kinds, list) and not any("sliding" in str(kind) for kind in kinds):
+        return 0
+    return positive(config, "sliding_window") or 0
+
+
+# ------------------------------------------------------------------------------------------------ generation
+
+
+def eos_ids(config: Mapping[str, Any], folder: Path | str | None = None) -> tuple[int, ...]:
+    """Ids that end a text: those of ``config.json`` and of ``generation_config.json``, each once, in this order."""
+    found: list[int] = []
+    sources = [(_file(config), config)]
+    if folder is not None:
+        sources.append((str(Path(folder) / "generation_config.json"), generation(folder)))
+    for file, source in sources:
+        value = source.get("eos_token_id")
+        for token in value if isinstance(value, list) else [value]:
+            if token is None or token == -1:
+                continue
+            if isinstance(token, bool) or not isinstance(token, int) or token < 0:
+                raise CheckpointError(f"{file}: 'eos_token_id' must be token ids, not {value!r}.")
+            if token not in found:
+                found.append(token)
+    return tuple(found)
+
+
+def generation(folder: Path | str) -> dict[str, Any]:
+    """``generation_config.json`` of a folder; empty when there is none."""
+    file = Path(folder) / "generation_config.json"
+    return read_json(file) if file.exists() else {}
+
+
+def sampling_defaults(folder: Path | str, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Default sampling values that ``generation_config.json`` states, under the names of `SamplingParams`.
+
+    `overrides` (``--override-generation-config``) win. Other keys of the file are not sampling values and are left.
+    """
+    file = Path(folder) / "generation_config.json"
+    source = {**generation(folder), **(overrides or {})}
+    defaults: dict[str, Any] = {}
+    for key in _SAMPLING:
+        value = source.get(key)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise CheckpointError(f"{file}: {key!r} must be a number, not {value!r}.")
+        defaults["max_tokens" if key == "max_new_tokens" else key] = value
+    return defaults
+
+
+# ------------------------------------------------------------------------------------------------ remote code
+
+
+def remote_code(config: Mapping[str, Any], *, known: bool, trusted: bool) -> bool:
+    """Decide whether Python code of the checkpoint runs. The only place that decides, called before any import of it.
+
+    `known`: the architecture has an implementation that needs no such code; then ``auto_map`` is ignored unless
+    `trusted`. Raises CheckpointError for code that is needed and not trusted.
+    """
+    wanted = bool(config.get("auto_map"))
+    if wanted and not known and not trusted:
+        raise CheckpointError(
+            f"{_file(config)} names Python code of its own ('auto_map') and no implementation here knows the model.",
+            "Read that code, and start with --trust-remote-code if you trust it.",
+        )
+    return wanted and trusted

@@ -41,7 +41,13 @@ class LayerCache:
 class ForwardContext(Protocol):
     """One step's inputs, handed to `Model.forward` by the runner."""
 
-    positions: torch.Tensor  # [tokens] int64
+    @property
+    def positions(self) -> torch.Tensor:  # [tokens] int64
+        ...
+
+    @property
+    def lengths(self) -> torch.Tensor:  # [tokens] int64
+        """max(prompt length, position + 1) of each token's request: what length-dependent rotations scale by."""
 
     def attend(
         self,

@@ -1,0 +1,9 @@
+"""Llama 1 to 3 (Touvron et al. 2023), and everything else with its shape: nothing is special."""
+
+from __future__ import annotations
+
+from ferrule.nn import Decoder
+
+
+class Llama(Decoder):
+    """RMS norm, rotary positions, grouped-query attention, gated MLP."""

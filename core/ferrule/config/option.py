@@ -19,14 +19,17 @@ class Option:
     gt: float | None = None
     le: float | None = None
     kind: str | None = None  # the plugin kind whose names are the choices
-    nargs: str | None = None
+    nargs: str | None = None  # "+": one option, several values
     append: bool = False  # repeatable
     json: bool = False  # takes a JSON text, or dotted keys
     human: bool = False  # takes 1k, 1K, 25.6k …
-    bare: bool = False  # the value may be left out
+    bare: bool = False  # the value may be left out; the bare option is the empty text
     optional_value: bool = False  # a boolean that also takes true or false
     secret: bool = False  # never printed
     aliases: tuple[str, ...] = ()  # further option strings, "-q"
+    env: str | None = None  # the field of `Environment` that fills it when nothing else does
+    server: bool = False  # means nothing without an HTTP server
+    common: bool = False  # shown by a plain --help
 
 
 def opt(default: Any, doc: str, **meta: Any) -> Any:

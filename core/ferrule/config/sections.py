@@ -17,7 +17,7 @@ from ferrule.env import Environment
 class ModelConfig:
     """Which model runs, and what of it."""
 
-    model: str = opt("", "Folder or hub id of the model; without one the embedded model is served.")
+    model: str = opt("", "Folder or hub id of the model; without one the embedded model is served.", common=True)
     tokenizer: str | None = opt(None, "Folder or hub id of the tokenizer. Default: the model's.")
     tokenizer_mode: str = opt("auto", "Tokenizer plugin.", kind="tokenizer")
     trust_remote_code: bool = opt(False, "Allow Python code that a checkpoint brings to run.")
@@ -26,20 +26,25 @@ class ModelConfig:
         "Type of weights and activations. auto: float16 for float32 and float16 checkpoints, else bfloat16, where the "
         "platform computes in it.",
         choices=("auto", "half", "float16", "bfloat16", "float", "float32"),
+        common=True,
     )
     seed: int | None = opt(None, "Seed of requests that bring none; without it they differ from run to run.")
     revision: str | None = opt(None, "Branch, tag or commit of the model on the hub.")
-    tokenizer_revision: str | None = opt(None, "Branch, tag or commit of the tokenizer. Default: --revision.")
-    hf_token: str | None = opt(None, "Hub token; the bare flag uses the stored one.", bare=True, secret=True)
+    tokenizer_revision: str | None = opt(
+        None, "Branch, tag or commit of the tokenizer. Default: --revision, where the model brings the tokenizer."
+    )
+    hf_token: str | None = opt(
+        None, "Hub token. Default, and what the bare option means: the stored one.", bare=True, secret=True
+    )
     hf_overrides: dict[str, Any] = opt({}, "Values that replace those of config.json.", json=True)
     max_model_len: int | None = opt(
-        None, "Longest prompt plus output, in tokens. Default: the model's own limit.", ge=1, human=True
+        None, "Longest prompt plus output, in tokens. Default: the model's own limit.", ge=1, human=True, common=True
     )
     max_logprobs: int = opt(20, "Most logprobs that a request may ask for.", ge=-1)
     disable_sliding_window: bool = opt(False, "Cap the context to the sliding window instead of sliding.")
     skip_tokenizer_init: bool = opt(False, "Load no tokenizer: prompts and outputs are token ids.")
     served_model_name: tuple[str, ...] = opt(
-        (), "Names under which the model answers; responses carry the first.", nargs="+"
+        (), "Names under which the model answers; responses carry the first.", nargs="+", common=True
     )
     model_impl: str = opt(
         "auto",
@@ -85,9 +90,12 @@ class CacheConfig:
 class SchedulerConfig:
     """Who runs in a step."""
 
-    max_num_seqs: int | None = opt(None, "Most requests that run at once. Default: 128 on CPU, 256 elsewhere.", ge=1)
+    max_num_seqs: int | None = opt(None, "Most requests that run at once. Default: 256.", ge=1, common=True)
     max_num_batched_tokens: int | None = opt(
-        None, "Most tokens in one step. Default: 2048, or more where the context asks for it.", ge=1, human=True
+        None,
+        "Most tokens in one step. Default: 2048; without chunked prefill, max_model_len where that is more.",
+        ge=1,
+        human=True,
     )
     enable_chunked_prefill: bool = opt(True, "Split long prompts over steps.", optional_value=True)
     long_prefill_token_threshold: int = opt(0, "Longest piece of a prompt in one step; 0: the whole budget.", ge=0)
@@ -113,41 +121,58 @@ class ParallelConfig:
 class DeviceConfig:
     """What it runs on."""
 
-    device: str = opt("auto", "Platform plugin; auto takes the first that does not refuse.", kind="platform")
-    attention_backend: str | None = opt(None, "Attention plugin. Default: the platform's order.", kind="attention")
+    device: str = opt(
+        "auto", "Platform plugin; auto takes the first that does not refuse.", kind="platform", common=True
+    )
+    attention_backend: str | None = opt(
+        None, "Attention plugin. Default: the platform's order.", kind="attention", env="attention_backend"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class FrontendConfig:
     """The HTTP server."""
 
-    host: str | None = opt(None, "Address to listen on. Default: all interfaces.")
-    port: int = opt(8000, "Port to listen on; 0 takes a free one.", ge=0, le=65535)
+    host: str | None = opt(None, "Address to listen on. Default: all interfaces.", server=True, common=True)
+    port: int = opt(8000, "Port to listen on; 0 takes a free one.", ge=0, le=65535, server=True, common=True)
     uvicorn_log_level: str = opt(
-        "info", "Log level of the HTTP server.", choices=("debug", "info", "warning", "error", "critical", "trace")
+        "info",
+        "Log level of the HTTP server.",
+        choices=("debug", "info", "warning", "error", "critical", "trace"),
+        server=True,
     )
-    disable_uvicorn_access_log: bool = opt(False, "No log line per HTTP request.")
-    allow_credentials: bool = opt(False, "CORS: allow credentials.")
-    allowed_origins: tuple[str, ...] = opt(("*",), "CORS: allowed origins, a JSON list.", json=True)
-    allowed_methods: tuple[str, ...] = opt(("*",), "CORS: allowed methods, a JSON list.", json=True)
-    allowed_headers: tuple[str, ...] = opt(("*",), "CORS: allowed headers, a JSON list.", json=True)
-    api_key: tuple[str, ...] = opt((), "Key that every route but the public probes asks for.", nargs="+", secret=True)
+    disable_uvicorn_access_log: bool = opt(False, "No log line per HTTP request.", server=True)
+    allow_credentials: bool = opt(False, "CORS: allow credentials.", server=True)
+    allowed_origins: tuple[str, ...] = opt(("*",), "CORS: allowed origins, a JSON list.", json=True, server=True)
+    allowed_methods: tuple[str, ...] = opt(("*",), "CORS: allowed methods, a JSON list.", json=True, server=True)
+    allowed_headers: tuple[str, ...] = opt(("*",), "CORS: allowed headers, a JSON list.", json=True, server=True)
+    api_key: tuple[str, ...] = opt(
+        (),
+        "Keys, one of which every route but the public probes asks for.",
+        nargs="+",
+        secret=True,
+        env="api_key",
+        common=True,
+        server=True,
+    )
     chat_template: str | None = opt(None, "Chat template: a file, the text itself, or a name in templates/chat.")
     chat_template_content_format: str = opt(
         "auto", "What the template sees as message content.", choices=("auto", "string", "openai")
     )
-    response_role: str = opt("assistant", "Role of the answer.")
-    root_path: str | None = opt(None, "Path prefix when a proxy serves the API below one.")
-    disable_frontend_multiprocessing: bool = opt(False, "Run the engine in the API process.")
-    disable_fastapi_docs: bool = opt(False, "No /docs, /redoc and /openapi.json.")
-    enable_request_id_headers: bool = opt(False, "Answer with X-Request-Id.")
-    enable_prompt_tokens_details: bool = opt(False, "Fill usage.prompt_tokens_details.")
-    return_tokens_as_token_ids: bool = opt(False, "Show tokens in logprobs as token_id:N.")
-    disable_log_requests: bool = opt(False, "No log line per admitted request.")
-    max_log_len: int | None = opt(None, "Most prompt characters or ids in a log line.", ge=0)
-    shutdown_timeout: float = opt(30.0, "Seconds that running requests get after SIGTERM.", ge=0)
-    config: str | None = opt(None, "YAML file with options; the command line wins over it.")
-    routers: tuple[str, ...] = opt((), "Router plugins to serve. Default: all built-in ones.", nargs="+", kind="router")
+    response_role: str = opt("assistant", "Role of the answer.", server=True)
+    root_path: str | None = opt(None, "Path prefix when a proxy serves the API below one.", server=True)
+    disable_frontend_multiprocessing: bool = opt(False, "Run the engine in the API process.", server=True)
+    disable_fastapi_docs: bool = opt(False, "No /docs, /redoc and /openapi.json.", server=True)
+    enable_request_id_headers: bool = opt(False, "Answer with X-Request-Id.", server=True)
+    enable_prompt_tokens_details: bool = opt(False, "Fill usage.prompt_tokens_details.", server=True)
+    return_tokens_as_token_ids: bool = opt(False, "Show tokens in logprobs as token_id:N.", server=True)
+    disable_log_requests: bool = opt(False, "No log line per admitted request.", server=True)
+    max_log_len: int | None = opt(None, "Most prompt characters or ids in a log line.", ge=0, server=True)
+    shutdown_timeout: float = opt(30.0, "Seconds that running requests get after SIGTERM.", ge=0, server=True)
+    config: str | None = opt(None, "YAML file with options; the command line wins over it.", common=True)
+    routers: tuple[str, ...] = opt(
+        (), "Router plugins to serve. Default: all built-in ones.", nargs="+", kind="router", server=True
+    )
     reasoning_parser: str = opt("", "Reasoning parser plugin.", kind="reasoning_parser")
 
 
@@ -156,7 +181,9 @@ class ObservabilityConfig:
     """What it says about itself."""
 
     disable_log_stats: bool = opt(False, "No periodic figures in the log, no engine metrics.")
-    log_level: str = opt("info", "Level of Ferrule's own log.", choices=("debug", "info", "warning", "error"))
+    log_level: str = opt(
+        "info", "Level of Ferrule's own log.", choices=("debug", "info", "warning", "error"), env="logging_level"
+    )
     debug: bool = opt(False, "Show tracebacks of start-up errors.")
 
 
@@ -174,9 +201,9 @@ class PluginConfig:
 class LimitsConfig:
     """What a client may ask for; one gate enforces all of it."""
 
-    max_body_bytes: int = opt(32 << 20, "Largest request body.", ge=1, human=True)
-    max_header_bytes: int = opt(64 << 10, "Largest header block.", ge=1024, human=True)
-    max_json_depth: int = opt(64, "Deepest nesting of a JSON body.", ge=1)
+    max_body_bytes: int = opt(32 << 20, "Largest request body.", ge=1, human=True, server=True)
+    max_header_bytes: int = opt(64 << 10, "Largest header block.", ge=1024, human=True, server=True)
+    max_json_depth: int = opt(64, "Deepest nesting of a JSON body.", ge=1, server=True)
     max_n: int = opt(128, "Most answers per prompt (n, best_of).", ge=1)
     max_prompts: int = opt(1024, "Most prompts in one request, and most n x prompts.", ge=1)
     max_stop_strings: int = opt(64, "Most stop strings.", ge=0)
@@ -185,11 +212,11 @@ class LimitsConfig:
     max_prompt_logprob_cells: int = opt(200_000, "Most prompt tokens x prompt_logprobs.", ge=1, human=True)
     max_waiting_requests: int = opt(2048, "Most requests in the queue; more are answered 429.", ge=1)
     max_waiting_tokens: int = opt(8_000_000, "Most prompt tokens in the queue.", ge=1, human=True)
-    max_connections: int = opt(4096, "Most open connections.", ge=1)
-    header_timeout: float = opt(10.0, "Seconds to receive a request's headers.", gt=0)
-    body_timeout: float = opt(30.0, "Seconds without progress while a body is received.", gt=0)
-    write_timeout: float = opt(60.0, "Seconds that a client may stop reading a stream.", gt=0)
-    keep_alive_timeout: int = opt(5, "Seconds that an idle connection is kept.", ge=1)
+    max_connections: int = opt(4096, "Most open connections.", ge=1, server=True)
+    header_timeout: float = opt(10.0, "Seconds to receive a request's headers.", gt=0, server=True)
+    body_timeout: float = opt(30.0, "Seconds without progress while a body is received.", gt=0, server=True)
+    write_timeout: float = opt(60.0, "Seconds that a client may stop reading a stream.", gt=0, server=True)
+    keep_alive_timeout: int = opt(5, "Seconds that an idle connection is kept.", ge=1, server=True)
     template_timeout: float = opt(2.0, "Seconds to render a chat template.", gt=0)
     trust_request_chat_template: bool = opt(False, "Accept chat_template in requests.")
 

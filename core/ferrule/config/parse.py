@@ -1,0 +1,258 @@
+"""Command line, configuration file, environment and keyword arguments → `Config`, with where each value came from.
+
+Precedence: command line > file > environment > default. Option strings match exactly, there are no abbreviations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import Any, get_type_hints
+
+from ferrule import env as environment
+from ferrule.config import help as helptext
+from ferrule.config.file import read_file
+from ferrule.config.schema import Item, Match, Schema, Spec
+from ferrule.config.sections import Config
+from ferrule.config.values import convert, is_boolean, merge, problem
+from ferrule.env import Environment
+from ferrule.errors import ConfigError, nearest
+
+COMMAND_LINE = "command line"
+ENVIRONMENT = "environment"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parsed:
+    """`origins` has an entry for each option that is not at its default; `notices` are for the log."""
+
+    config: Config
+    extra: Mapping[str, Any]  # key of a further section → its instance
+    origins: Mapping[str, str]  # option name → "command line", "serve.yaml:3", "environment"
+    notices: tuple[str, ...]
+
+
+@cache
+def config_sections() -> Mapping[str, type]:
+    """Key → class of every section of `Config`."""
+    hints = get_type_hints(Config)
+    return {field.name: hints[field.name] for field in fields(Config) if field.name != "env"}
+
+
+def parse(
+    argv: Sequence[str],
+    schema: Schema | None = None,
+    *,
+    env: Environment | None = None,
+    positional: str | None = "model",
+) -> Parsed:
+    """Read a command's arguments. `positional` is the option that an argument without a dash stands for.
+
+    Raises ConfigError: one block with one line per problem.
+    """
+    schema = Schema(config_sections()) if schema is None else schema
+    scan = _Scan(schema, argv, positional)
+    return _finish(schema, scan.items, scan.problems, env)
+
+
+def from_kwargs(env: Environment | None = None, /, **kwargs: Any) -> Config:
+    """The configuration of an offline `LLM`: options by their field names, without those of the HTTP server.
+
+    Raises ConfigError, also for an unknown name.
+    """
+    schema = Schema(config_sections(), server=False)
+    items, problems = [], []
+    for name, value in kwargs.items():
+        spec = schema.by_name.get(name)
+        if spec is None:
+            problems.append(f"Unexpected keyword argument {name!r}.{nearest(name, schema.by_name)}")
+        else:
+            items.append(Item(Match(spec), value, "keyword argument", name))
+    return _finish(schema, items, problems, env).config
+
+
+def parse_command(
+    argv: Sequence[str],
+    usage: helptext.Usage,
+    plugins: helptext.PluginNames,
+    *,
+    sections: Mapping[str, type] | None = None,
+    server: bool = True,
+) -> Parsed | None:
+    """What a command calls first: print the help that was asked for and return None, or parse.
+
+    `sections` are all sections of the command; None: those of `Config`. A command that runs an engine and has options
+    of its own passes ``{**config_sections(), "bench": BenchConfig}``.
+    """
+    schema = Schema(config_sections() if sections is None else sections, server=server)
+    topic = helptext.topic(argv)
+    if topic is not None:
+        print(helptext.render(schema, usage, topic, plugins))
+        return None
+    return parse(argv, schema, positional=usage.positional)
+
+
+class _Scan:
+    """Split arguments into items, without looking at values."""
+
+    def __init__(self, schema: Schema, argv: Sequence[str], positional: str | None) -> None:
+        self.items: list[Item] = []
+        self.problems: list[str] = []
+        self._schema = schema
+        self._positional = None if positional is None else schema.by_name[positional]
+        self._argv = argv
+        self._at = 0
+        while self._at < len(argv):
+            word = self._next()
+            if word == "--":
+                for rest in argv[self._at :]:
+                    self._argument(rest)
+                break
+            if _is_flag(word):
+                self._option(word)
+            else:
+                self._argument(word)
+
+    def _next(self) -> str:
+        self._at += 1
+        return self._argv[self._at - 1]
+
+    def _value_follows(self) -> bool:
+        return self._at < len(self._argv) and not _is_flag(self._argv[self._at])
+
+    def _argument(self, word: str) -> None:
+        spec = self._positional
+        if spec is None:
+            self.problems.append(f"Unexpected argument {word!r}.")
+            return
+        earlier = next((i for i in self.items if i.match.spec is spec), None)
+        if earlier is not None:
+            self.problems.append(f"Unexpected argument {word!r}: {spec.name} is already {earlier.raw!r}.")
+            return
+        self.items.append(Item(Match(spec), word, COMMAND_LINE, spec.name.upper()))
+
+    def _option(self, word: str) -> None:
+        flag, equals, attached = word.partition("=")
+        match = self._schema.find(flag)
+        if match is None:
+            self.problems.append(f"Unknown option {flag}.{self._schema.suggest(flag)}")
+            while self._value_follows():
+                self._next()
+            return
+        if not equals:
+            raw = self._following(match)
+        elif match.spec.many and not match.spec.option.json:
+            raw = [attached]
+        else:
+            raw = attached
+        if raw is None:
+            self.problems.append(f"{flag} needs a value: expected {match.spec.expects}.")
+            return
+        self.items.append(Item(match, raw, COMMAND_LINE, flag))
+
+    def _following(self, match: Match) -> Any:
+        """The words behind an option that are its value; None where one is missing."""
+        spec = match.spec
+        if spec.base is bool:
+            takes = spec.option.optional_value and match.positive and self._value_follows()
+            return self._next() if takes and is_boolean(self._argv[self._at]) else True
+        if not self._value_follows():
+            return True if spec.option.bare else None
+        words = [self._next()]
+        while spec.option.nargs == "+" and self._value_follows():
+            words.append(self._next())
+        return words if spec.many and not spec.option.json else words[0]
+
+
+def _is_flag(word: str) -> bool:
+    """A dash followed by anything but a number."""
+    return len(word) > 1 and word[0] == "-" and not (word[1].isdigit() or word[1] == ".")
+
+
+class _Draft:
+    """Values found so far, and everything that is wrong or worth a notice."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+        self.origins: dict[str, str] = {}
+        self.problems: list[str] = []
+        self.notices: list[str] = []
+
+    def apply(self, items: Sequence[Item]) -> None:
+        """Take the items of one source, which wins over the sources before it.
+
+        A whole JSON object replaces that of an earlier source; dotted keys change single keys of it.
+        """
+        for item in items:
+            if item.match.spec.base is dict and not item.match.path:
+                self.values.pop(item.match.spec.name, None)
+                self.origins.pop(item.match.spec.name, None)
+        seen: set[str] = set()
+        for item in items:
+            name = item.match.spec.name
+            try:
+                self.values[name] = self._value(item, repeated=name in seen)
+            except ValueError as error:
+                self.problems.append(problem(item.match.spec, item.label, item.raw, str(error)))
+            earlier = self.origins.get(name, item.origin)
+            merged = item.match.path and earlier != item.origin
+            self.origins[name] = f"{earlier}, {item.origin}" if merged else item.origin
+            seen.add(name)
+
+    def _value(self, item: Item, repeated: bool) -> Any:
+        spec = item.match.spec
+
+        def notice(text: str) -> None:
+            self.notices.append(f"{item.label}: {text}.")
+
+        if spec.base is dict:
+            return merge(self.values.get(spec.name, {}), item.match, item.raw, notice)
+        if spec.option.bare and item.raw is True:
+            value: Any = ""
+        else:
+            value = convert(spec, item.raw)
+        if spec.base is bool and value is not None:
+            value = value == item.match.positive
+        if repeated and spec.option.append:
+            return (*self.values.get(spec.name, ()), *value)
+        if repeated:
+            notice("given more than once; the last one counts")
+        return value
+
+
+def _finish(schema: Schema, items: list[Item], problems: Iterable[str], env: Environment | None) -> Parsed:
+    draft = _Draft()
+    draft.problems += problems
+    if env is None:
+        env = environment.read()
+        draft.notices += environment.unknown()
+    draft.apply(_from_environment(schema, env))
+    path = next((item.raw for item in items if item.match.spec.name == "config"), None)
+    if path is not None:
+        try:
+            draft.apply(read_file(str(path), schema))
+        except ConfigError as error:
+            draft.problems.append(error.message)
+    draft.apply(items)
+    if draft.problems:
+        raise ConfigError("\n".join(draft.problems))
+    made = {key: _make(cls, key, schema.specs, draft.values) for key, cls in schema.sections.items()}
+    core = {key: made.pop(key) for key in config_sections() if key in made}
+    return Parsed(
+        config=Config(**core, env=env), extra=made, origins=draft.origins, notices=tuple(dict.fromkeys(draft.notices))
+    )
+
+
+def _from_environment(schema: Schema, env: Environment) -> list[Item]:
+    found = ((spec, getattr(env, spec.option.env)) for spec in schema.specs if spec.option.env)
+    return [
+        Item(Match(spec), value, ENVIRONMENT, environment.variable(str(spec.option.env)))
+        for spec, value in found
+        if value is not None
+    ]
+
+
+def _make(cls: type, key: str, specs: Iterable[Spec], values: Mapping[str, Any]) -> Any:
+    names = {spec.name for spec in specs if spec.section == key}
+    return cls(**{name: value for name, value in values.items() if name in names})

@@ -1,0 +1,222 @@
+"""Values of options: from what was written to the type of the field, or a ValueError that says what is wrong."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from ferrule.config.schema import Match, Spec
+from ferrule.errors import nearest
+
+_SIZE = re.compile(r"([+-]?)(\d+)(?:\.(\d+))?([kKmMgGtT]?)")
+_WHOLE = re.compile(r"[+-]?\d{1,19}")
+_SCALES: dict[str, int] = {"": 1} | {
+    letter: base ** (power + 1)
+    for letters, base in (("kmgt", 1000), ("KMGT", 1024))
+    for power, letter in enumerate(letters)
+}
+_BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
+_SHOWN = 80  # characters of a wrong value that an error repeats
+
+Notice = Callable[[str], None]
+
+
+def human_size(text: str) -> int:
+    """Read 1k = 1000, 1K = 1024, 25.6k = 25600; letters k, m, g, t. Raises ValueError."""
+    found = _SIZE.fullmatch(text)
+    if found is None or len(found[2]) > 19:
+        raise ValueError("not a size")
+    sign, whole, fraction, suffix = found[1], found[2], found[3] or "", found[4]
+    if fraction and suffix.isupper():
+        raise ValueError(f"a decimal size takes the suffix {suffix.lower()} (powers of 1000)")
+    parts: int = 10 ** len(fraction)
+    value, rest = divmod(int(whole + fraction) * _SCALES[suffix], parts)
+    if rest:
+        raise ValueError("not a whole number")
+    return -value if sign == "-" else value
+
+
+def is_boolean(text: str) -> bool:
+    return text.lower() in _BOOLEANS
+
+
+def convert(spec: Spec, raw: Any) -> Any:
+    """The field's value for a text, a list of texts, or a Python object of the right type.
+
+    Raises ValueError; its text, where there is one, says what is valid.
+    """
+    if spec.optional and (raw is None or raw == "None"):
+        return None
+    if spec.base is dict:
+        return _as_json(raw)
+    if not spec.many:
+        return _checked(spec, _one(spec, raw))
+    if spec.option.json and isinstance(raw, str):
+        raw = _decode(raw)
+    elif isinstance(raw, (str, os.PathLike)):
+        raw = [raw]
+    if not isinstance(raw, (list, tuple)):
+        raise ValueError
+    return tuple(_checked(spec, _one(spec, item)) for item in raw)
+
+
+def problem(spec: Spec, label: str, raw: Any, why: str) -> str:
+    """One sentence that names the option, the value and what is valid."""
+    shown = "the value" if spec.option.secret else _show(raw)
+    choices = nearest(str(raw), (str(c) for c in spec.option.choices))
+    reason = f": {why}" if why else ""
+    return f"{label}: {shown} is not valid{reason}; expected {spec.expects}.{choices}"
+
+
+def merge(old: Any, match: Match, raw: Any, notice: Notice) -> dict[str, Any]:
+    """`old` with a JSON text merged in, or with the value of one dotted key.
+
+    A later key wins, and `notice` hears of it. Raises ValueError.
+    """
+    result: dict[str, Any] = _copy(old)
+    if not match.path:
+        _update(result, _as_json(raw, notice), (), notice)
+        return result
+    inner: Any = result
+    for depth, key in enumerate(match.path[:-1], 1):
+        inner = inner.setdefault(key, {})
+        if not isinstance(inner, dict):
+            raise ValueError(f"{'.'.join(match.path[:depth])} is {_show(inner)}, not an object")
+    key = match.path[-1]
+    value = loose(raw) if isinstance(raw, str) else raw
+    if match.append:
+        items = inner.setdefault(key, [])
+        if not isinstance(items, list):
+            raise ValueError(f"{'.'.join(match.path)} is {_show(items)}, not a list")
+        if isinstance(value, list):
+            items.extend(value)
+        else:
+            items.extend(loose(part) for part in str(raw).split(","))
+        return result
+    _update(inner, {key: value}, match.path[:-1], notice)
+    return result
+
+
+def loose(text: str) -> Any:
+    """A dotted key's value: JSON if it is that, else a size such as 80g, else the text."""
+    for read in (_decode, human_size):
+        try:
+            return read(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _one(spec: Spec, raw: Any) -> bool | int | float | str:
+    if spec.base is str:
+        if isinstance(raw, (str, os.PathLike)):
+            return os.fspath(raw)
+        raise ValueError
+    if spec.base is bool:
+        if isinstance(raw, str) and is_boolean(raw):
+            return _BOOLEANS[raw.lower()]
+        if isinstance(raw, bool):
+            return raw
+        raise ValueError
+    if isinstance(raw, bool) or not isinstance(raw, (str, int, float)):
+        raise ValueError
+    return _whole(spec, raw) if spec.base is int else _number(raw)
+
+
+def _whole(spec: Spec, raw: str | int | float) -> int:
+    if isinstance(raw, str):
+        if spec.option.human:
+            value = human_size(raw)
+        elif _WHOLE.fullmatch(raw):
+            value = int(raw)
+        else:
+            raise ValueError
+    elif isinstance(raw, int):
+        value = raw
+    else:
+        raise ValueError
+    if not -(2**63) <= value < 2**63:
+        raise ValueError("too large")
+    return value
+
+
+def _number(raw: str | int | float) -> float:
+    try:
+        value = float(raw)
+    except (ValueError, OverflowError):
+        raise ValueError from None
+    if not math.isfinite(value):
+        raise ValueError
+    return value
+
+
+def _checked(spec: Spec, value: Any) -> Any:
+    option = spec.option
+    if option.choices and value not in option.choices:
+        raise ValueError
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        low = option.ge is None or value >= option.ge
+        above = option.gt is None or value > option.gt
+        if not (low and above and (option.le is None or value <= option.le)):
+            raise ValueError
+    return value
+
+
+def _decode(text: str, notice: Notice | None = None) -> Any:
+    """Strict JSON: no NaN. Raises ValueError."""
+
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{constant} is not JSON")
+
+    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        result = dict(items)
+        if notice is not None and len(result) < len(items):
+            names = sorted({key for key, _ in items if sum(key == other for other, _ in items) > 1})
+            notice(f"key {', '.join(names)} is given twice; the last one counts")
+        return result
+
+    try:
+        return json.loads(text, parse_constant=refuse, object_pairs_hook=pairs)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON, {error.msg} at character {error.pos + 1}") from None
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def _as_json(raw: Any, notice: Notice | None = None) -> dict[str, Any]:
+    """A JSON object from its text, or from an object of plain values. Raises ValueError."""
+    if not isinstance(raw, str):
+        try:
+            raw = json.dumps(raw, allow_nan=False)
+        except (TypeError, RecursionError):
+            raise ValueError("it holds a value that JSON does not have") from None
+    value = _decode(raw, notice)
+    if not isinstance(value, dict):
+        raise ValueError
+    return value
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _copy(inner) for key, inner in value.items()}
+    return [_copy(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _update(into: dict[str, Any], new: dict[str, Any], path: Iterable[str], notice: Notice) -> None:
+    for key, value in new.items():
+        old = into.get(key)
+        if isinstance(old, dict) and isinstance(value, dict):
+            _update(old, value, (*path, key), notice)
+            continue
+        if key in into and old != value:
+            notice(f"key {'.'.join((*path, key))} is given twice; the last one counts")
+        into[key] = value
+
+
+def _show(raw: Any) -> str:
+    text = repr(raw)
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"

@@ -1,0 +1,196 @@
+"""Structured logging on the standard library: `INFO 11-21 00:12:03 [engine] message key=value`.
+
+One record is one line: control characters, line breaks and other characters that are not printable are written as
+escapes, so that nothing a client sends can forge a line. Lines are formatted by the caller and written by a thread,
+one `write` per line, from a queue with a bound: a pipe that nobody reads costs lines, which are counted, never time.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import queue
+import sys
+import threading
+import time
+import traceback
+from typing import TextIO
+
+_ROOT = "ferrule"
+_QUEUE_LINES = 8192
+_FLUSH_SECONDS = 2.0
+_FIELDS = "ferrule_fields"
+
+
+class Log:
+    """The logger of one area. `args` fill %-places of the message; `fields` follow it as key=value."""
+
+    def __init__(self, area: str) -> None:
+        self._logger = logging.getLogger(f"{_ROOT}.{area}")
+
+    def enabled(self, level: int) -> bool:
+        return self._logger.isEnabledFor(level)
+
+    def debug(self, message: str, *args: object, **fields: object) -> None:
+        self._write(logging.DEBUG, message, args, fields)
+
+    def info(self, message: str, *args: object, **fields: object) -> None:
+        self._write(logging.INFO, message, args, fields)
+
+    def warning(self, message: str, *args: object, **fields: object) -> None:
+        self._write(logging.WARNING, message, args, fields)
+
+    def error(self, message: str, *args: object, **fields: object) -> None:
+        self._write(logging.ERROR, message, args, fields)
+
+    def exception(self, message: str, *args: object, **fields: object) -> None:
+        """An error with the traceback of the exception that is being handled."""
+        self._write(logging.ERROR, message, args, fields, with_traceback=True)
+
+    def _write(
+        self,
+        level: int,
+        message: str,
+        args: tuple[object, ...],
+        fields: dict[str, object],
+        with_traceback: bool = False,
+    ) -> None:
+        if self._logger.isEnabledFor(level):
+            self._logger.log(level, message, *args, exc_info=with_traceback, extra={_FIELDS: fields})
+
+
+def get(area: str) -> Log:
+    """The logger of an area such as "engine". Before `setup`, warnings reach stderr by the standard library's rule."""
+    return Log(area)
+
+
+def setup(level: str, process: str = "", stream: TextIO | None = None) -> None:
+    """Send all records of this process to `stream` (stderr) as lines; `process` stands before the area.
+
+    Ferrule's own records from `level` up, other libraries' from WARNING up. A second call replaces the first.
+    """
+    root = logging.getLogger()
+    for old in [h for h in root.handlers if isinstance(h, _Sink)]:
+        root.removeHandler(old)
+        old.close()
+    sink = _Sink(sys.stderr if stream is None else stream)
+    sink.setFormatter(_Lines(process))
+    root.addHandler(sink)
+    logging.getLogger(_ROOT).setLevel(level.upper())
+    atexit.register(sink.close)
+
+
+def flush(timeout: float = _FLUSH_SECONDS) -> None:
+    """Wait until all lines so far are written, or `timeout` seconds have passed."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, _Sink):
+            handler.drain(timeout)
+
+
+def escape(text: str) -> str:
+    """`text` as one line: what is not printable becomes an escape such as ``\\n`` or ``\\u202e``."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def field_text(value: object) -> str:
+    """A value behind `key=`: quoted where it holds spaces, quotes or equal signs."""
+    text = escape(str(value))
+    if text and not any(c in ' "=' for c in text):
+        return text
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+class _Lines(logging.Formatter):
+    """One line per record; the lines of a traceback follow, each marked with a bar."""
+
+    def __init__(self, process: str) -> None:
+        super().__init__()
+        self._process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        area = record.name.removeprefix(_ROOT + ".")
+        place = area if not self._process or self._process == area else f"{self._process} {area}"
+        when = time.strftime("%m-%d %H:%M:%S", time.localtime(record.created))
+        fields: dict[str, object] = getattr(record, _FIELDS, {})
+        tail = "".join(f" {key}={field_text(value)}" for key, value in fields.items())
+        line = f"{record.levelname} {when} [{escape(place)}] {escape(record.getMessage())}{tail}"
+        if record.exc_info and record.exc_info[0] is not None:
+            stack = "".join(traceback.format_exception(*record.exc_info)).splitlines()
+            line = "\n".join([line, *("    | " + escape(row) for row in stack)])
+        return line
+
+
+class _Sink(logging.Handler):
+    """A bounded queue and the thread that writes from it."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self._stream = stream
+        self._descriptor = _descriptor(stream)
+        self._lines: queue.Queue[str | None] = queue.Queue(_QUEUE_LINES)
+        self._dropped = 0
+        self._thread = threading.Thread(target=self._run, name="log", daemon=True)
+        self._thread.start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._lines.put_nowait(self.format(record) + "\n")
+        except queue.Full:
+            self._dropped += 1
+        except Exception:  # a value whose __str__ raises must not end the caller
+            self.handleError(record)
+
+    def drain(self, timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        with self._lines.all_tasks_done:
+            while self._lines.unfinished_tasks and (left := deadline - time.monotonic()) > 0:
+                self._lines.all_tasks_done.wait(left)
+
+    def close(self) -> None:
+        """Write what is left, within a bound, and end the thread. Idempotent."""
+        if self._thread.is_alive():
+            self.drain(_FLUSH_SECONDS)
+            try:
+                self._lines.put_nowait(None)
+            except queue.Full:  # nobody reads the stream: the thread ends with the process
+                return
+            self._thread.join(_FLUSH_SECONDS)
+            if self._descriptor is not None:
+                os.close(self._descriptor)
+        atexit.unregister(self.close)
+        super().close()
+
+    def _run(self) -> None:
+        while (line := self._lines.get()) is not None:
+            self._put(line)
+            if self._dropped:
+                count, self._dropped = self._dropped, 0
+                self._put(f"WARNING {time.strftime('%m-%d %H:%M:%S')} [log] lines dropped count={count}\n")
+            self._lines.task_done()
+        self._lines.task_done()
+
+    def _put(self, line: str) -> None:
+        try:
+            if self._descriptor is None:
+                self._stream.write(line)
+                return
+            data = line.encode("utf-8")
+            while data:
+                data = data[os.write(self._descriptor, data) :]
+        except (OSError, ValueError):  # the reader is gone or the stream was closed: there is nobody to tell
+            self._dropped += 1
+
+
+def _descriptor(stream: TextIO) -> int | None:
+    """A descriptor of our own for the stream, or None for one that is not a file.
+
+    The stream's own buffer is not used: its lock would be held while a full pipe blocks, and Python aborts at exit
+    when it cannot take that lock.
+    """
+    try:
+        return os.dup(stream.fileno())
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,63 @@
+"""`hooks`: told when something happens. Choosing one implementation by name is for the other kinds.
+
+Derive from `Hooks` and override what you want to hear; leave out parameters that you do not need. Every process has
+its own instance, made without arguments. Calls come on the thread that does the work, per request and per second at
+most, so return soon and never block. A hook that raises is logged with its distribution and counted; after three
+failures that plugin is not called again in that process. Third-party hooks are off until `--plugins-allow` or
+FERRULE_PLUGINS names them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ferrule.config import Config
+    from ferrule.interfaces.stats import RequestStats
+    from ferrule.types import EngineStats, SamplingParams
+
+
+@dataclass(frozen=True)
+class AccessRequest:
+    """One HTTP call that wants in. The body has not been read. `headers` has lower-case names."""
+
+    method: str
+    path: str  # the route's template, such as "/v1/models/{model}"
+    headers: Mapping[str, str]
+    client: str = ""  # address of the peer, empty when it is not known
+
+
+class Hooks:
+    """All hooks, each doing nothing."""
+
+    def process_started(self, process: str, config: Config) -> None:
+        """A process is ready to work. `process` is its name in the process table: launcher, api-0, engine-0 …"""
+
+    def process_stopping(self, process: str, status: int) -> None:
+        """A process is about to end with this exit status. Not called when it is killed."""
+
+    def request_admitted(self, request_id: str, model: str, prompt_tokens: int, params: SamplingParams) -> None:
+        """A request has passed the gate (API process). `request_id` is ours, not the client's."""
+
+    def request_finished(self, request_id: str, stats: RequestStats) -> None:
+        """A request has ended, however it did (API process)."""
+
+    def step_stats(self, stats: EngineStats, engine: int) -> None:
+        """Figures of one engine, at most once a second (API process)."""
+
+    def authorise(self, access: AccessRequest) -> bool | None:
+        """Decide on a call (API process): True lets it in, False refuses it, None leaves it to the next.
+
+        The first answer that is not None counts; when there is none, `--api-key` decides. It fails closed: a plugin
+        that raises here, or that is disabled after three failures, refuses.
+        """
+        return None
+
+    def register_metrics(self, registry: Any) -> None:
+        """Add collectors to the prometheus registry behind ``/metrics`` (API process, once)."""
+
+    def report_header(self, config: Config) -> Sequence[str]:
+        """Lines for the log's first screen (launcher, once)."""
+        return ()

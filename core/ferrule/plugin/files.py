@@ -1,0 +1,145 @@
+"""Plugins from files: a reference is the file's content, by hash, and each process verifies it."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+import inspect
+import sys
+from importlib.abc import ExecutionLoader
+from pathlib import Path
+from types import ModuleType
+
+from ferrule.errors import ConfigError, PluginError, nearest
+from ferrule.plugin.kinds import CONTRACT, KINDS
+from ferrule.plugin.refs import Origin, PluginRef
+
+_HASH_SHOWN = 12  # hexadecimal digits
+
+
+def file_refs(option: str) -> list[PluginRef]:
+    """References for one value of --plugin, ``kind=file.py``. The file is parsed, not run.
+
+    A class of the file that derives from something and sets ``name = "literal"`` is known under that name; when there
+    is none, the file's stem is the name. Raises ConfigError for a wrong value, PluginError for a file that cannot be
+    read or parsed.
+    """
+    kind, equals, path = option.partition("=")
+    kind = kind.strip()
+    if not equals or not path.strip():
+        raise ConfigError(f"--plugin takes kind=file.py, not '{option}'.")
+    if kind not in KINDS:
+        raise ConfigError(
+            f"--plugin {option}: '{kind}' is no kind of plugin.{nearest(kind, KINDS)}", f"Kinds: {', '.join(KINDS)}"
+        )
+    file = Path(path.strip()).expanduser().absolute()
+    content = _read(file)
+    try:
+        tree = ast.parse(content, filename=str(file))
+    except (SyntaxError, ValueError) as error:
+        raise PluginError(f"Plugin file {file} is not Python: {error}") from error
+    digest = hashlib.sha256(content).hexdigest()
+    return [
+        PluginRef(
+            kind=kind,
+            name=name,
+            target=str(file),
+            distribution=file.name,
+            version=digest[:_HASH_SHOWN],
+            contract=CONTRACT,
+            origin=Origin.FILE,
+            location=str(file),
+            sha256=digest,
+        )
+        for name in _declared_names(tree) or [file.stem]
+    ]
+
+
+def load_file(ref: PluginRef, base: type) -> object:
+    """Run the file, if its content is still what was discovered, and return its plugin class.
+
+    Raises PluginError when the content changed or the class cannot be told; anything that the file itself raises
+    passes through.
+    """
+    content = _read(Path(ref.target))
+    if hashlib.sha256(content).hexdigest() != ref.sha256:
+        raise PluginError(
+            f"Plugin file {ref.target} has changed since it was discovered (sha256 {ref.version} expected).",
+            "Start again to use the new content.",
+        )
+    return _pick(ref, base, _module(ref, content))
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise PluginError(f"Plugin file {file} cannot be read: {error.strerror or error}") from error
+
+
+def _declared_names(tree: ast.Module) -> list[str]:
+    names: dict[str, None] = {}
+    for node in tree.body:
+        if not isinstance(node, ast.ClassDef) or not node.bases:
+            continue
+        for statement in node.body:
+            match statement:
+                case (
+                    ast.Assign(targets=[ast.Name(id="name")], value=ast.Constant(value=str(name)))
+                    | ast.AnnAssign(target=ast.Name(id="name"), value=ast.Constant(value=str(name)))
+                ) if name:
+                    names[name] = None
+    return list(names)
+
+
+class _VerifiedLoader(ExecutionLoader):
+    """Runs the bytes that were hashed; what the file holds by then does not matter, and no bytecode is cached."""
+
+    def __init__(self, path: str, content: bytes) -> None:
+        self._path = path
+        self._content = content
+
+    def get_source(self, fullname: str) -> str:
+        return importlib.util.decode_source(self._content)
+
+    def get_filename(self, fullname: str) -> str:
+        return self._path
+
+
+def _module(ref: PluginRef, content: bytes) -> ModuleType:
+    name = f"_ferrule_file_{ref.sha256}"
+    if name in sys.modules:
+        return sys.modules[name]
+    loader = _VerifiedLoader(ref.target, content)
+    spec = importlib.util.spec_from_loader(name, loader, origin=ref.target)
+    if spec is None:
+        raise PluginError(f"Plugin file {ref.target} cannot be loaded.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _pick(ref: PluginRef, base: type, module: ModuleType) -> object:
+    found = [
+        value
+        for value in vars(module).values()
+        if isinstance(value, type)
+        and issubclass(value, base)
+        and value.__module__ == module.__name__
+        and not inspect.isabstract(value)
+    ]
+    if len(found) > 1:
+        found = [value for value in found if getattr(value, "name", None) == ref.name]
+    if len(found) == 1:
+        return found[0]
+    problem = "more than one" if found else "no"
+    raise PluginError(
+        f"Plugin file {ref.target} holds {problem} complete class for {ref.id}.",
+        f"It must derive from {base.__module__}.{base.__qualname__}; of several, each sets name = '…'.",
+    )

@@ -1,0 +1,153 @@
+"""Telling hooks plugins, each behind a guard. The only user of pluggy.
+
+pluggy keeps the registry, calls in a defined order and lets an implementation leave out parameters. The guard is ours:
+one plugin's exception must reach neither the caller nor the next plugin.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pluggy
+
+from ferrule.errors import PluginError
+from ferrule.interfaces.hooks import AccessRequest, Hooks
+from ferrule.plugin.plugin_set import PluginSet
+from ferrule.plugin.refs import PluginRef
+
+if TYPE_CHECKING:
+    from ferrule.config import Config
+    from ferrule.interfaces.stats import RequestStats
+    from ferrule.types import EngineStats, SamplingParams
+
+MAX_FAILURES = 3
+
+_PROJECT = "ferrule"
+_HOOK_NAMES = tuple(name for name, _ in inspect.getmembers(Hooks, inspect.isfunction) if not name.startswith("_"))
+_logger = logging.getLogger("ferrule.plugin")
+_impl = pluggy.HookimplMarker(_PROJECT)
+
+
+class _Manager(pluggy.PluginManager):
+    """The methods of `Hooks` are the specifications: the contract needs no pluggy."""
+
+    def parse_hookspec_opts(self, module_or_class: Any, name: str) -> pluggy.HookspecOpts | None:
+        if name not in _HOOK_NAMES:
+            return None
+        return pluggy.HookspecOpts(
+            firstresult=name == "authorise", historic=False, warn_on_impl=None, warn_on_impl_args=None
+        )
+
+
+class HookRunner(Hooks):
+    """Calls every hooks plugin, the first of the set first. It is itself a `Hooks`; with no plugin it does nothing."""
+
+    def __init__(self, plugins: Sequence[tuple[PluginRef, Hooks]] = ()) -> None:
+        self._manager = _Manager(_PROJECT)
+        self._manager.add_hookspecs(Hooks)
+        self._guards = [_Guard(ref, hooks) for ref, hooks in plugins]
+        for guard in reversed(self._guards):  # pluggy calls the last registered first
+            try:
+                self._manager.register(guard, guard.title)
+            except pluggy.PluginValidationError as error:
+                raise PluginError(f"Plugin {guard.title} does not fit the hooks: {error}") from error
+
+    @property
+    def failures(self) -> Mapping[str, int]:
+        """Exceptions so far, by plugin, of those that raised any."""
+        return {guard.title: guard.failures for guard in self._guards if guard.failures}
+
+    def process_started(self, process: str, config: Config) -> None:
+        self._manager.hook.process_started(process=process, config=config)
+
+    def process_stopping(self, process: str, status: int) -> None:
+        self._manager.hook.process_stopping(process=process, status=status)
+
+    def request_admitted(self, request_id: str, model: str, prompt_tokens: int, params: SamplingParams) -> None:
+        self._manager.hook.request_admitted(
+            request_id=request_id, model=model, prompt_tokens=prompt_tokens, params=params
+        )
+
+    def request_finished(self, request_id: str, stats: RequestStats) -> None:
+        self._manager.hook.request_finished(request_id=request_id, stats=stats)
+
+    def step_stats(self, stats: EngineStats, engine: int) -> None:
+        self._manager.hook.step_stats(stats=stats, engine=engine)
+
+    def authorise(self, access: AccessRequest) -> bool | None:
+        verdict = self._manager.hook.authorise(access=access)
+        return None if verdict is None else verdict is True
+
+    def register_metrics(self, registry: Any) -> None:
+        self._manager.hook.register_metrics(registry=registry)
+
+    def report_header(self, config: Config) -> Sequence[str]:
+        return [line for lines in self._manager.hook.report_header(config=config) for line in lines]
+
+
+def open_hooks(plugins: PluginSet) -> HookRunner:
+    """Load the hooks plugins that are on. All of them were named, so a broken one is a PluginError."""
+    loaded = []
+    for name in plugins.names("hooks"):
+        ref = plugins.find("hooks", name)
+        try:
+            loaded.append((ref, plugins.load("hooks", name)()))
+        except PluginError:
+            raise
+        except Exception as error:
+            message = f"Plugin {ref.id} of {ref.source} cannot be made: {type(error).__name__}: {error}"
+            raise PluginError(message) from error
+    return HookRunner(loaded)
+
+
+class _Guard:
+    """One plugin as pluggy sees it: the hooks that it overrides, each behind `_guarded`."""
+
+    def __init__(self, ref: PluginRef, hooks: Hooks) -> None:
+        self.title = f"{ref.id} of {ref.source}"
+        self.failures = 0
+        for name in _HOOK_NAMES:
+            if getattr(type(hooks), name) is not getattr(Hooks, name):
+                setattr(self, name, _impl(self._guarded(name, getattr(hooks, name))))
+
+    def _guarded(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def call(*args: Any) -> Any:
+            if self.failures < MAX_FAILURES:
+                try:
+                    return _checked(name, method(*args))
+                except (Exception, SystemExit) as error:
+                    self._failed(name, error)
+            return False if name == "authorise" else None
+
+        return call
+
+    def _failed(self, name: str, error: BaseException) -> None:
+        self.failures += 1
+        _logger.error(
+            "plugin %s raised in %s (%d of %d): %s: %s",
+            self.title,
+            name,
+            self.failures,
+            MAX_FAILURES,
+            type(error).__name__,
+            error,
+        )
+        if self.failures == MAX_FAILURES:
+            closed = " and refuses every call that it is asked to authorise" if hasattr(self, "authorise") else ""
+            _logger.error("plugin %s is disabled%s", self.title, closed)
+
+
+def _checked(name: str, result: Any) -> Any:
+    """What a hook returned, if it is of the hook's type. Raises TypeError."""
+    if name == "authorise" and not (result is None or isinstance(result, bool)):
+        raise TypeError(f"authorise returned {type(result).__name__}, not a bool or None")
+    if name == "report_header":
+        if isinstance(result, str) or not all(isinstance(line, str) for line in result):
+            raise TypeError("report_header returned something else than a sequence of lines")
+        return list(result)
+    return result

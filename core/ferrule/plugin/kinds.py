@@ -1,0 +1,83 @@
+"""The table of plugin kinds: the one place that says what can be plugged in, and what chooses it."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from types import MappingProxyType
+
+from msgspec import Struct
+
+CONTRACT = 1  # version of `ferrule.interfaces` that this Ferrule implements
+READABLE = frozenset({1})  # versions whose plugins it can use
+
+_GROUP = re.compile(r"ferrule\.v([0-9]{1,6})\.([a-z_]{1,64})")
+
+
+class Kind(Struct, frozen=True):
+    """`base` is the class that a plugin derives from, as module:Class, imported when a plugin is loaded."""
+
+    name: str
+    base: str
+    options: tuple[str, ...]  # flags that choose one by name
+    chosen_by: str  # the whole rule, one line
+
+    @property
+    def group(self) -> str:
+        """The entry-point group in this contract's version."""
+        return f"ferrule.v{CONTRACT}.{self.name}"
+
+    def load_base(self) -> type:
+        """Import the base class."""
+        module, _, name = self.base.partition(":")
+        base = getattr(importlib.import_module(module), name)
+        if not isinstance(base, type):
+            raise TypeError(f"{self.base} is not a class")
+        return base
+
+
+def _table(*kinds: Kind) -> MappingProxyType[str, Kind]:
+    return MappingProxyType({kind.name: kind for kind in kinds})
+
+
+_I = "ferrule.interfaces."
+
+KINDS = _table(
+    Kind("model", _I + "model:Model", ("--model-impl",), "the checkpoint's `architectures`, --model-impl"),
+    Kind("load_format", _I + "load_format:WeightSource", ("--load-format",), "--load-format"),
+    Kind("tokenizer", _I + "tokenizer:TokenizerSource", ("--tokenizer-mode",), "--tokenizer-mode"),
+    Kind("tool_parser", _I + "parsers:ToolParser", ("--tool-call-parser",), "--tool-call-parser"),
+    Kind("reasoning_parser", _I + "parsers:ReasoningParser", ("--reasoning-parser",), "--reasoning-parser"),
+    Kind(
+        "attention",
+        _I + "attention:AttentionBackend",
+        ("--attention-backend",),
+        "--attention-backend, FERRULE_ATTENTION_BACKEND; else the platform's order",
+    ),
+    Kind("platform", _I + "platform:Platform", ("--device",), "--device; auto takes the first that does not refuse"),
+    Kind(
+        "executor",
+        _I + "executor:Executor",
+        ("--distributed-executor-backend",),
+        "--distributed-executor-backend",
+    ),
+    Kind("scheduler", _I + "scheduler:Scheduler", ("--scheduler-cls",), "--scheduler-cls"),
+    Kind("policy", _I + "scheduler:SchedulingPolicy", ("--scheduling-policy",), "--scheduling-policy"),
+    Kind("sampler", _I + "sampler:Sampler", (), "the built-in `default`"),
+    Kind(
+        "logits_processor",
+        _I + "sampler:LogitsProcessor",
+        ("--logits-processor-pattern",),
+        "a request, within --logits-processor-pattern",
+    ),
+    Kind("router", _I + "router:Router", ("--routers",), "--routers; the built-in ones are on"),
+    Kind("stat_logger", _I + "stats:StatLogger", (), "on when discovered"),
+    Kind("command", _I + "command:Command", (), "`ferrule NAME`"),
+    Kind("hooks", _I + "hooks:Hooks", (), "off until named by --plugins-allow or FERRULE_PLUGINS; then all are told"),
+)
+
+
+def parse_group(group: str) -> tuple[int, str] | None:
+    """(contract version, kind) of an entry-point group, or None when it is not one of ours."""
+    match = _GROUP.fullmatch(group)
+    return (int(match[1]), match[2]) if match else None

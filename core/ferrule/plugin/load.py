@@ -1,0 +1,55 @@
+"""Importing one plugin: whatever it does meanwhile becomes a PluginError that names its distribution."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from functools import reduce
+
+from ferrule.errors import PluginError
+from ferrule.plugin.files import load_file
+from ferrule.plugin.kinds import KINDS
+from ferrule.plugin.refs import Origin, PluginRef
+
+
+def load_ref(ref: PluginRef) -> type:
+    """Import the plugin and return its class, a complete subclass of the kind's base class. Raises PluginError."""
+    base = KINDS[ref.kind].load_base()
+    try:
+        found = load_file(ref, base) if ref.origin is Origin.FILE else _import(ref.target)
+    except (KeyboardInterrupt, PluginError):
+        raise
+    except BaseException as error:  # a plugin may raise SystemExit, or anything
+        raise PluginError(f"{_title(ref)} cannot be imported: {_cause(error)}", _hint(ref)) from error
+    return _checked(ref, found, base)
+
+
+def _import(target: str) -> object:
+    module, _, path = target.partition(":")
+    return reduce(getattr, path.split("."), importlib.import_module(module))
+
+
+def _checked(ref: PluginRef, found: object, base: type) -> type:
+    wanted = f"{base.__module__}.{base.__qualname__}"
+    if not isinstance(found, type):
+        raise PluginError(f"{_title(ref)}: {ref.target} is {type(found).__name__}, not a class.", _hint(ref))
+    if not issubclass(found, base):
+        raise PluginError(f"{_title(ref)}: {found.__qualname__} does not derive from {wanted}.", _hint(ref))
+    if inspect.isabstract(found):
+        missing = ", ".join(sorted(getattr(found, "__abstractmethods__", ())))
+        raise PluginError(f"{_title(ref)}: {found.__qualname__} lacks {missing} of {wanted}.", _hint(ref))
+    return found
+
+
+def _title(ref: PluginRef) -> str:
+    return f"Plugin {ref.id} of {ref.source}"
+
+
+def _hint(ref: PluginRef) -> str:
+    return f"`ferrule plugins why {ref.id}` shows how the name resolves."
+
+
+def _cause(error: BaseException) -> str:
+    if isinstance(error, SystemExit):
+        return f"it called sys.exit({error.code!r}) while it was imported"
+    return f"{type(error).__name__}: {error}"

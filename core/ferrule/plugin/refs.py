@@ -1,0 +1,69 @@
+"""References to plugins: what is known of one without importing it."""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+
+from msgspec import Struct
+
+BUILTIN = "ferrule"  # the distribution whose plugins are the built-in ones
+
+
+class Origin(StrEnum):
+    """Where a reference came from."""
+
+    DISTRIBUTION = "distribution"
+    FILE = "file"
+
+
+class PluginRef(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One plugin that was found. `target` is module:attribute, or an absolute path when the origin is a file."""
+
+    kind: str
+    name: str
+    target: str
+    distribution: str  # of a file plugin: the file's name
+    version: str  # of a file plugin: the beginning of its hash
+    contract: int
+    origin: Origin = Origin.DISTRIBUTION
+    location: str = ""  # folder that holds the distribution's metadata, or the file
+    sha256: str = ""  # of a file's content
+
+    @property
+    def id(self) -> str:
+        return f"{self.kind}:{self.name}"
+
+    @property
+    def builtin(self) -> bool:
+        return self.origin is Origin.DISTRIBUTION and self.distribution == BUILTIN
+
+    @property
+    def source(self) -> str:
+        """Distribution and version, or file and hash, for people."""
+        if self.origin is Origin.FILE:
+            return f"file {self.target} (sha256 {self.version})"
+        return f"{self.distribution} {self.version}"
+
+
+class Shadow(Struct, frozen=True, kw_only=True):
+    """A distribution that is on the path twice: Python takes the first and never sees the second."""
+
+    distribution: str
+    version: str
+    location: str
+    hidden_version: str
+    hidden_location: str
+    lost: tuple[str, ...]  # kind:name of plugins that only the hidden one has
+
+    def __str__(self) -> str:
+        lost = f", which hides {', '.join(self.lost)}" if self.lost else ""
+        return (
+            f"{self.distribution} is installed twice: {self.version} in {self.location} shadows "
+            f"{self.hidden_version} in {self.hidden_location}{lost}"
+        )
+
+
+def normalise(distribution: str) -> str:
+    """A distribution's name as packaging compares it (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", distribution).lower()

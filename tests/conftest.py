@@ -1,0 +1,59 @@
+"""Fixtures that several areas share."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from ferrule.config import PluginConfig
+from ferrule.env import Environment
+from ferrule.plugin import PluginSet, discover
+from ferrule_testkit.wheels import Distribution, install
+
+
+class Site:
+    """A folder of throw-away distributions at the front of this process's path."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir()
+
+    def install(self, *dists: Distribution) -> None:
+        for dist in dists:
+            install(dist, self.folder)
+        importlib.invalidate_caches()
+
+    def discover(self, allowed: Sequence[str] | None = None, **options: tuple[str, ...]) -> PluginSet:
+        """`allowed` is what FERRULE_PLUGINS would say."""
+        environment = Environment(plugins=None if allowed is None else tuple(allowed))
+        return discover(PluginConfig(**options), environment)
+
+    def python(self, *argv: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Run another interpreter with this folder on its path."""
+        path = os.pathsep.join([str(self.folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+        return subprocess.run(
+            [sys.executable, *argv],
+            env={**os.environ, "PYTHONPATH": path, **variables},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    folder = tmp_path / "site"
+    site = Site(folder)
+    monkeypatch.syspath_prepend(str(folder))
+    before = set(sys.modules)
+    yield site
+    for name in set(sys.modules) - before:
+        if str(folder) in (getattr(sys.modules[name], "__file__", None) or ""):
+            del sys.modules[name]

@@ -10,6 +10,9 @@
     │   ├── ForbiddenError      403
     │   ├── UnauthorisedError   401
     │   ├── TooLargeError       413
+    │   ├── MethodError         405, with the methods that are allowed
+    │   ├── TooSlowError        408
+    │   ├── HeadersTooLargeError 431
     │   └── OverloadedError     429
     ├── UnavailableError        503: starting, draining, engine dead
     ├── RequestFailed           a request that was admitted ended with an error of ours (500, or an in-stream event)
@@ -83,6 +86,27 @@ class UnauthorisedError(RequestError):
 class TooLargeError(RequestError):
     status = 413
     kind = "RequestTooLargeError"
+
+
+class MethodError(RequestError):
+    """`allow` are the methods that the path has."""
+
+    status = 405
+    kind = "MethodNotAllowedError"
+
+    def __init__(self, message: str, allow: Iterable[str]) -> None:
+        super().__init__(message)
+        self.allow = tuple(allow)
+
+
+class TooSlowError(RequestError):
+    status = 408
+    kind = "RequestTimeoutError"
+
+
+class HeadersTooLargeError(RequestError):
+    status = 431
+    kind = "RequestHeaderFieldsTooLargeError"
 
 
 class OverloadedError(RequestError):

@@ -74,11 +74,16 @@ class Route:
 
 @dataclass(frozen=True)
 class RouterContext:
-    """What a router may use. `service` is the only way to the engine, and it holds the admission gate."""
+    """What a router may use. `service` is the only way to the engine, and it holds the admission gate.
+
+    Routes are asked for before the engine is ready: until then every use of `service` raises UnavailableError, so it
+    is to be used by handlers, not by `Router.routes`. `all_routes` answers once every router was asked.
+    """
 
     config: Config
     plugins: Plugins
     service: Service
+    all_routes: Callable[[], Sequence[Route]] = tuple
 
 
 class Router(ABC):

@@ -1,0 +1,224 @@
+"""The ASGI application: one path that every call takes, whatever its protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import secrets
+import time
+from collections.abc import Callable, MutableMapping
+from typing import Any
+from urllib.parse import parse_qsl
+
+from starlette.middleware.cors import CORSMiddleware
+
+from ferrule.api.auth import Keys
+from ferrule.api.errors import failure_of
+from ferrule.api.figures import NO_ROUTE
+from ferrule.api.gate import Intake, Receive
+from ferrule.api.lifecycle import ClientGone, Exchange, Lifecycle
+from ferrule.api.respond import Answer, Send
+from ferrule.api.routes import Entry, RouteTable, allowed_methods
+from ferrule.config import Config
+from ferrule.errors import RequestError
+from ferrule.interfaces.plugins import Plugins
+from ferrule.interfaces.router import Access, Call, EventStream, Reply, Route, RouterContext
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}\Z")
+_FIELD_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}\Z")
+_MAX_QUERY_FIELDS = 64
+_MAX_NAMED_FIELDS = 16  # unknown fields that a header names
+_LINGER = (1.0, 8 << 20)  # seconds and bytes for the rest of a body that was refused
+_LOGGED = 512  # characters of a path that the access log repeats
+
+Scope = MutableMapping[str, Any]
+CLOSE = "ferrule.close"  # scope["state"] key: a function that makes the connection close after this answer
+
+_logger = logging.getLogger("ferrule.api")
+_access = logging.getLogger("uvicorn.access")
+
+
+def build_app(config: Config, plugins: Plugins, lifecycle: Lifecycle) -> Callable[..., Any]:
+    """The application with the routes of the chosen router plugins. Raises StartupError, PluginError."""
+    names = config.frontend.routers or _built_in(plugins)
+    routes: list[Route] = []
+    context = RouterContext(config, plugins, lifecycle.service, lambda: tuple(routes))
+    for name in names:
+        routes += plugins.load("router", name)().routes(context)
+    if not config.env.server_dev_mode:
+        routes[:] = [route for route in routes if route.access is not Access.ADMIN]
+    app = App(config, lifecycle, RouteTable(routes))
+    front = config.frontend
+    if not front.allowed_origins:
+        return app
+    return CORSMiddleware(
+        app,
+        allow_origins=front.allowed_origins,
+        allow_methods=front.allowed_methods,
+        allow_headers=front.allowed_headers,
+        allow_credentials=front.allow_credentials,
+    )
+
+
+def _built_in(plugins: Plugins) -> list[str]:
+    """Routers of this distribution: a stranger's are served only when they are named."""
+    return [name for name in plugins.names("router") if plugins.origin("router", name).split(" ")[0] == "ferrule"]
+
+
+class App:
+    """`__call__` is ASGI. One instance serves a process."""
+
+    def __init__(self, config: Config, lifecycle: Lifecycle, table: RouteTable) -> None:
+        self._config = config
+        self._lifecycle = lifecycle
+        self._table = table
+        self._keys = Keys.of(config)
+        self._root = (config.frontend.root_path or "").rstrip("/")
+        self._log_access = not config.frontend.disable_uvicorn_access_log
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            if scope["type"] == "websocket":
+                await send({"type": "websocket.close", "code": 1008})
+            return
+        start = time.monotonic()
+        answer = Answer(send, scope["method"], scope.get("state", {}).get(CLOSE, lambda: None))
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        intake = Intake(receive, headers, self._config.limits)
+        request_id = self._request_id(headers, answer)
+        template, status = NO_ROUTE, 499
+        with self._lifecycle.exchange() as exchange:
+            try:
+                entry, params = self._admit(scope)
+                template = entry.route.path
+                call = await self._call(scope, entry, params, (headers, intake, request_id, exchange))
+                await self._perform(entry, call, answer, exchange, receive)
+                status = answer.status
+            except ClientGone:
+                status = 499
+            except Exception as error:
+                status = await self._refuse(error, answer, intake)
+            finally:
+                self._lifecycle.figures.observe(template, scope["method"], status, time.monotonic() - start)
+                if self._log_access:
+                    _log(scope, status, time.monotonic() - start)
+
+    def _request_id(self, headers: dict[str, str], answer: Answer) -> str:
+        """Ours, always random. With the flag, the client's own is echoed when it is valid."""
+        request_id = secrets.token_hex(16)
+        if self._config.frontend.enable_request_id_headers:
+            given = headers.get("x-request-id", "")
+            answer.extra.append(("x-request-id", given if _REQUEST_ID.match(given) else request_id))
+        return request_id
+
+    def _admit(self, scope: Scope) -> tuple[Entry, dict[str, str]]:
+        """Auth comes before anything that tells what exists; only the public list is free."""
+        path = (scope.get("raw_path") or scope["path"].encode()).partition(b"?")[0].decode("latin-1")
+        if self._root and path.startswith(self._root + "/"):
+            path = path[len(self._root) :]
+        methods, _ = self._table.methods(path)
+        known = methods.get("GET" if scope["method"] == "HEAD" else scope["method"])
+        if known is None or not known.public:
+            self._keys.check([value for name, value in scope["headers"] if name == b"authorization"])
+        if methods and known is None and scope["method"] == "OPTIONS":
+            return _options(allowed_methods(methods)), {}
+        entry, params = self._table.find(scope["method"], path)
+        if not entry.public:
+            self._lifecycle.admit(work=entry.decoder is not None)
+        return entry, params
+
+    async def _call(
+        self,
+        scope: Scope,
+        entry: Entry,
+        params: dict[str, str],
+        parts: tuple[dict[str, str], Intake, str, Exchange],
+    ) -> Call:
+        headers, intake, request_id, exchange = parts
+        body: Any = None
+        unknown: tuple[str, ...] = ()
+        if entry.decoder is not None:
+            body, unknown = await exchange.run(intake.decoded(entry.decoder))
+            # The body may have taken its time.
+            self._lifecycle.admit(work=True)
+        try:
+            pairs = parse_qsl(scope["query_string"].decode("ascii"), True, max_num_fields=_MAX_QUERY_FIELDS)
+        except ValueError:
+            raise RequestError("The query string is malformed or has too many fields.") from None
+
+        async def disconnected() -> None:
+            await exchange.gone.wait()
+
+        return Call(body, params, dict(pairs), headers, request_id, disconnected, unknown)
+
+    async def _perform(self, entry: Entry, call: Call, answer: Answer, exchange: Exchange, receive: Receive) -> None:
+        """Run the handler and send what it returns, while the connection is watched for the client's end."""
+        if call.unknown_fields:
+            self._name_unknown(entry, call, answer)
+        if entry.decoder is None:
+            reply = await exchange.run(_awaited(entry, call))
+            watch = None
+        else:
+            watch = asyncio.create_task(_watch(receive, exchange))
+            try:
+                reply = await exchange.run(_awaited(entry, call))
+            except BaseException:
+                watch.cancel()
+                raise
+        try:
+            if isinstance(reply, EventStream):
+                await answer.stream(reply, exchange)
+            else:
+                await answer.whole(reply)
+        finally:
+            if watch is not None:
+                watch.cancel()
+
+    def _name_unknown(self, entry: Entry, call: Call, answer: Answer) -> None:
+        """Fields that no one reads are no error, as clients expect, but neither are they passed over in silence."""
+        names = [name for name in call.unknown_fields if _FIELD_NAME.match(name)][:_MAX_NAMED_FIELDS]
+        answer.extra.append(("x-ferrule-ignored-fields", ", ".join(names) or "(unprintable)"))
+        _logger.warning("ignored unknown fields route=%s fields=%s", entry.route.path, ",".join(names))
+
+    async def _refuse(self, error: Exception, answer: Answer, intake: Intake) -> int:
+        """Answer with an error. A body that was not read to its end closes the connection, after a short while."""
+        failure = failure_of(error)
+        if answer.status:
+            answer.close()
+            _logger.error("an answer failed after its start status=%d", failure.status)
+            await answer.write(b"", more=False)
+            return failure.status
+        early = not intake.done
+        await answer.failure(failure, more=early)
+        if early:
+            await intake.linger(*_LINGER)
+            await answer.write(b"", more=False)
+        return failure.status
+
+
+async def _awaited(entry: Entry, call: Call) -> Reply | EventStream:
+    return await entry.route.handler(call)
+
+
+async def _watch(receive: Receive, exchange: Exchange) -> None:
+    """Stop the exchange when the client leaves."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    exchange.stop(ClientGone())
+
+
+def _options(allowed: list[str]) -> Entry:
+    async def answer(call: Call) -> Reply:
+        return Reply(b"", 204, headers={"allow": ", ".join(allowed)})
+
+    return Entry(Route(method="OPTIONS", path="*", handler=answer), None, public=True)
+
+
+def _log(scope: Scope, status: int, seconds: float) -> None:
+    """One line per call, escaped: nothing from the wire can make a second line."""
+    raw = scope.get("raw_path") or scope["path"].encode()
+    path = raw[:_LOGGED].decode("ascii", "backslashreplace").encode("unicode_escape").decode("ascii")
+    client = "{}:{}".format(*scope["client"]) if scope.get("client") else "-"
+    version = scope.get("http_version", "1.1")
+    _access.info('%s - "%s %s HTTP/%s" %d %.0fms', client, scope["method"], path, version, status, seconds * 1000)

@@ -1,0 +1,173 @@
+"""From the bytes of a body to a typed value, without trusting a byte of it.
+
+The scan comes first and bounds what decoding may cost: nesting, number of values, length of integers. It is linear,
+runs at the speed of `bytes` methods and can be fed as the bytes arrive.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+from ferrule.errors import RequestError
+
+# Budget for the values of one body. A string, list or object costs 4, any other element 1: some 4 million token ids,
+# or a million strings. It bounds the memory that decoding may take to a small multiple of the largest body.
+MAX_COST = 1 << 22
+_INT_DIGITS = 19  # digits of the largest 64-bit integer
+_INT_MAX = (1 << 63) - 1
+
+_STRING_REST = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
+_LONG_INT = re.compile(rb"(?<![\d.eE+])(-?+)(\d{19,}+)(?![.eE])")
+_NUMBER_TAIL = re.compile(rb"[\d.eE+-]{1,64}\Z")
+_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_OPENING = frozenset(b"[{")
+_QUOTE = 0x22
+
+_PLACE = re.compile(r" - at `(?:key` in `)?\$\.?(.*)`\Z", re.DOTALL)
+_EXPECTED = re.compile(r"Expected `([^`]*)`(?:, got `([^`]*)`| (?:of )?(.+))\Z")
+_REQUIRED = re.compile(r"Object missing required field `([^`]*)`\Z")
+_WORDS = {
+    "int": "an integer",
+    "float": "a number",
+    "str": "a string",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "an object",
+    "null": "null",
+}
+
+
+class JsonScan:
+    """Feed it a body in pieces; it raises RequestError as soon as a limit is passed."""
+
+    def __init__(self, max_depth: int) -> None:
+        self.has_long_int = False  # an integer that does not fit in 64 bits was seen outside strings
+        self._max_depth = max_depth
+        self._depth = 0
+        self._cost = 0
+        self._in_string = False
+        self._escaped = False  # the next byte is escaped by a backslash that ended the last piece
+        self._tail = b""  # number characters that ended the last piece
+
+    def feed(self, piece: bytes) -> None:
+        place, end = 0, len(piece)
+        if self._escaped and end:
+            place, self._escaped = 1, False
+        while place < end:
+            if self._in_string:
+                match = _STRING_REST.match(piece, place)
+                place = match.end() if match else end
+                if place < end:  # at the closing quote, or at a backslash that is the last byte
+                    self._in_string = piece[place] != _QUOTE
+                    self._escaped = self._in_string
+                    place += 1
+            else:
+                quote = piece.find(b'"', place)
+                stop = end if quote < 0 else quote
+                self._between(piece[place:stop])
+                self._in_string = quote >= 0
+                self._cost += 4 * self._in_string
+                place = stop + 1
+        if self._cost > MAX_COST:
+            raise RequestError("The body holds too many values.")
+
+    def _between(self, text: bytes) -> None:
+        """What stands outside strings."""
+        self._cost += text.count(b",")
+        for byte in text.translate(None, _NOT_BRACKETS):
+            if byte in _OPENING:
+                self._depth += 1
+                self._cost += 4
+                if self._depth > self._max_depth:
+                    raise RequestError(f"The body is nested deeper than {self._max_depth} levels.")
+            else:
+                self._depth -= 1
+        text = self._tail + text
+        self.has_long_int = self.has_long_int or _exceeds(text)
+        tail = _NUMBER_TAIL.search(text, max(0, len(text) - 64))
+        self._tail = tail.group() if tail else b""
+
+
+def _exceeds(text: bytes) -> bool:
+    """True when a text without strings holds an integer outside 64 bits."""
+    for sign, digits in _LONG_INT.findall(text):
+        if len(digits) > _INT_DIGITS or int(digits) > _INT_MAX + bool(sign):
+            return True
+    return False
+
+
+def scan_whole(body: bytes, max_depth: int) -> JsonScan:
+    """Scan a body that is here as a whole; the common small one costs a few microseconds."""
+    scan = JsonScan(max_depth)
+    if len(body) > 1 << 16 or body.count(b"[") + body.count(b"{") > max_depth or _LONG_INT.search(body):
+        scan.feed(body)
+    return scan
+
+
+class BodyDecoder:
+    """Decodes the bodies of one route. `known` are the field names of its type."""
+
+    def __init__(self, body_type: type) -> None:
+        self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(body_type)
+        self._keys = msgspec.json.Decoder(dict[str, msgspec.Raw])
+        self.known = frozenset(field.encode_name for field in msgspec.structs.fields(body_type))
+
+    def decode(self, body: bytes, scan: JsonScan) -> tuple[Any, tuple[str, ...]]:
+        """The typed value, and the names of top-level fields that the type does not know.
+
+        Raises RequestError whose `param` names the field; the message never repeats a value of the client's.
+        """
+        try:
+            fields = self._keys.decode(body)
+            value = self._decoder.decode(body)
+        except msgspec.ValidationError as error:
+            raise explain(str(error)) from None
+        except UnicodeDecodeError:
+            raise RequestError("The body is not valid UTF-8.") from None
+        except msgspec.DecodeError:
+            raise RequestError(_syntax(body)) from None
+        except RecursionError:
+            raise RequestError("The body is nested too deeply.") from None
+        if scan.has_long_int:
+            for name, raw in fields.items():
+                part = JsonScan(max_depth=1 << 16)
+                part.feed(bytes(raw))
+                if part.has_long_int:
+                    raise RequestError(f"{_shown(name)}: integers must fit in 64 bits.", _shown(name))
+        return value, tuple(name for name in fields if name not in self.known)
+
+
+def _syntax(body: bytes) -> str:
+    if not body.strip():
+        return "The body is empty; a JSON object is expected."
+    if body.startswith(b"\xef\xbb\xbf"):
+        return "The body starts with a byte order mark, which JSON does not allow."
+    return "The body is not valid JSON (RFC 8259): NaN, Infinity, lone surrogates and comments are not allowed."
+
+
+def explain(text: str) -> RequestError:
+    """Word msgspec's finding about a value for a client."""
+    place = _PLACE.search(text)
+    param = _shown(place.group(1).replace("[...]", "")) if place else ""
+    what = text[: place.start()] if place else text
+    if missing := _REQUIRED.match(what):
+        param = f"{param}.{missing.group(1)}" if param else missing.group(1)
+        return RequestError(f"{param} is required.", param)
+    name = param or "The body"
+    if expected := _EXPECTED.match(what):
+        wanted, got, bound = expected.groups()
+        kinds = " or ".join(_WORDS.get(kind, kind) for kind in wanted.split(" | ") if kind != "null")
+        if bound:
+            return RequestError(f"{name} must be {kinds} {bound}.", param or None)
+        return RequestError(f"{name} must be {kinds}, not {_WORDS.get(got, got)}.", param or None)
+    if "out of range" in what:
+        return RequestError(f"{name} is a number out of range.", param or None)
+    return RequestError(f"{name} has a value that is not allowed.", param or None)
+
+
+def _shown(name: str) -> str:
+    """A name from the wire, fit for an error, a log line or a header."""
+    return "".join(char if char.isascii() and char.isprintable() else "?" for char in name[:64])

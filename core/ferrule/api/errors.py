@@ -1,0 +1,48 @@
+"""From an exception to OpenAI's error object. No other exception's text ever reaches a client."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from msgspec import Struct
+
+from ferrule.errors import EngineDead, MethodError, OverloadedError, RequestError, RequestFailed, UnavailableError
+
+_logger = logging.getLogger("ferrule.api")
+_DEAD_RETRY = 5  # seconds after which a client may try a server whose engine has died
+
+
+class Failure(Struct, frozen=True):
+    """What a client is told. `headers` are sent when the status line has not gone out yet."""
+
+    status: int
+    kind: str
+    message: str
+    param: str | None = None
+    headers: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def body(self) -> dict[str, Any]:
+        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.status}}
+
+
+def failure_of(exc: BaseException) -> Failure:
+    """Describe an exception to a client. One that is not ours becomes a 500 without its text, and is logged."""
+    match exc:
+        case MethodError():
+            return Failure(exc.status, exc.kind, exc.message, headers=(("allow", ", ".join(exc.allow)),))
+        case OverloadedError():
+            return Failure(exc.status, exc.kind, exc.message, exc.param, (("retry-after", str(exc.retry_after)),))
+        case RequestError():
+            headers = (("www-authenticate", "Bearer"),) if exc.status == 401 else ()
+            return Failure(exc.status, exc.kind, exc.message, exc.param, headers)
+        case UnavailableError():
+            return Failure(exc.status, exc.kind, exc.message, headers=(("retry-after", str(exc.retry_after)),))
+        case EngineDead():
+            message = "The engine has stopped; this request cannot be finished."
+            return Failure(503, UnavailableError.kind, message, headers=(("retry-after", str(_DEAD_RETRY)),))
+        case RequestFailed():
+            return Failure(exc.status, exc.kind, exc.message)
+    _logger.error("unexpected error while serving a request", exc_info=exc)
+    return Failure(500, RequestFailed.kind, "The server failed while serving this request; its log says why.")

@@ -1,0 +1,174 @@
+"""HTTP/1.1 with the limits that uvicorn does not have: size and time of headers, stalled writes, connections."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from ferrule.api.app import CLOSE
+from ferrule.api.errors import failure_of
+from ferrule.config import LimitsConfig
+from ferrule.errors import FerruleError, HeadersTooLargeError, RequestError, TooSlowError, UnavailableError
+
+_MAX_HEADERS = 128
+_MAX_URL_BYTES = 8 << 10
+_MAX_PIPELINED = 8
+
+
+class GuardedProtocol(HttpToolsProtocol):
+    """One connection. `limits` is set by `protocol_class`.
+
+    `_unspent` counts bytes received since the parser last finished something (headers, body bytes, a message): it
+    bounds a header that never ends, trailers, and a body that nobody asked for.
+    """
+
+    limits: LimitsConfig
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._refusal: FerruleError | None = None
+        self._header_bytes = 0
+        self._header_count = 0
+        self._unspent = 0
+        self._header_timer: asyncio.TimerHandle | None = None
+        self._stall_timer: asyncio.TimerHandle | None = None
+        self._running: RequestResponseCycle | None = None
+
+    # ---- the connection
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self.limits.max_connections:
+            self._refuse(UnavailableError("The server has too many open connections.", retry_after=1))
+        else:
+            self._arm_headers()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in (self._header_timer, self._stall_timer):
+            if timer is not None:
+                timer.cancel()
+        # With pipelined requests the running one is not the last, which is all that the base class tells.
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._refusal is not None or self.transport.is_closing():
+            return
+        self._unspent += len(data)
+        super().data_received(data)
+        if self._unspent > self.limits.max_header_bytes and self._refusal is None:
+            self._refuse(HeadersTooLargeError(f"Headers are larger than {self.limits.max_header_bytes} bytes."))
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stall_timer = self.loop.call_later(self.limits.write_timeout, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
+
+    # ---- the parser
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._header_bytes = self._header_count = 0
+        if self._header_timer is None:
+            self._arm_headers()
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        if len(self.url) > _MAX_URL_BYTES:
+            self._refusal = HeadersTooLargeError(f"The URL is longer than {_MAX_URL_BYTES} bytes.")
+            raise self._refusal
+        if not url.isascii():
+            self._refusal = RequestError("The URL must be ASCII; escape other characters.")
+            raise self._refusal
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._header_bytes += len(name) + len(value) + 4
+        self._header_count += 1
+        if self._header_bytes > self.limits.max_header_bytes or self._header_count > _MAX_HEADERS:
+            self._refusal = HeadersTooLargeError(
+                f"Headers are limited to {self.limits.max_header_bytes} bytes and {_MAX_HEADERS} lines."
+            )
+            raise self._refusal
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._unspent = 0
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
+        super().on_headers_complete()
+        cycle = self.cycle
+
+        def close() -> None:
+            cycle.keep_alive = False
+
+        self.scope["state"][CLOSE] = close
+        if self.pipeline:
+            if len(self.pipeline) > _MAX_PIPELINED:
+                self.transport.abort()
+            else:
+                self.flow.resume_reading()  # or the client's end would not be seen
+
+    def on_body(self, body: bytes) -> None:
+        if not self.cycle.response_complete:
+            self._unspent = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._unspent = 0
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport is not None and self.transport.is_closing() and self._stall_timer is None:
+            # What is left in the buffer must go out in time, or the connection would stay for ever.
+            self._stall_timer = self.loop.call_later(self.limits.write_timeout, self.transport.abort)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    # ---- refusing
+
+    def _arm_headers(self) -> None:
+        self._header_timer = self.loop.call_later(self.limits.header_timeout, self._headers_late)
+
+    def _headers_late(self) -> None:
+        self._header_timer = None
+        self._refuse(TooSlowError(f"No complete headers within {self.limits.header_timeout:g} s."))
+
+    def send_400_response(self, msg: str) -> None:
+        """The parser, or one of the callbacks above, refused what was received."""
+        self._refuse(self._refusal or RequestError("The request is not valid HTTP/1.1."))
+
+    def _refuse(self, error: FerruleError) -> None:
+        """Answer with an error and close; in the middle of another answer, only close."""
+        self._refusal = error
+        if self.transport.is_closing():
+            return
+        if self._running is not None and not self._running.response_complete:
+            self.transport.abort()
+            return
+        failure = failure_of(error)
+        body = json.dumps(failure.body).encode()
+        lines = [f"HTTP/1.1 {failure.status} {failure.kind}", "content-type: application/json", "connection: close"]
+        lines += [f"{name}: {value}" for name, value in failure.headers]
+        lines.append(f"content-length: {len(body)}")
+        self.transport.write("\r\n".join(lines).encode("ascii") + b"\r\n\r\n" + body)
+        self.transport.close()
+        self._stall_timer = self._stall_timer or self.loop.call_later(5.0, self.transport.abort)
+
+
+def protocol_class(limits: LimitsConfig) -> type[GuardedProtocol]:
+    """The protocol with its limits, as uvicorn takes it."""
+    return type("Protocol", (GuardedProtocol,), {"limits": limits})

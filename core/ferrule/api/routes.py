@@ -1,0 +1,97 @@
+"""The table of routes: exact bytes of the path, nothing is normalised, so nothing can be confused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from urllib.parse import unquote_to_bytes
+
+from ferrule.api.auth import PUBLIC
+from ferrule.api.decode import BodyDecoder
+from ferrule.errors import MethodError, NotFoundError, StartupError, nearest
+from ferrule.interfaces.router import Access, Route
+
+_SHOWN = 128  # characters of a path that an error repeats
+
+
+@dataclass(frozen=True)
+class Entry:
+    route: Route
+    decoder: BodyDecoder | None
+    public: bool
+
+
+class RouteTable:
+    """Built once. A template's `{name}` stands for one segment; a last `{name:path}` for the rest of the path."""
+
+    def __init__(self, routes: Sequence[Route]) -> None:
+        self.routes = tuple(routes)
+        self._exact: dict[str, dict[str, Entry]] = {}
+        self._templates: dict[tuple[str, ...], dict[str, Entry]] = {}
+        for route in routes:
+            self._add(route)
+
+    def _add(self, route: Route) -> None:
+        public = route.access is Access.PUBLIC
+        if public and (route.method, route.path) not in PUBLIC:
+            raise StartupError(f"Route {route.method} {route.path} may not be public.")
+        decoder = None if route.body_type is None else BodyDecoder(route.body_type)
+        if "{" in route.path:
+            methods = self._templates.setdefault(tuple(route.path.split("/")), {})
+        else:
+            methods = self._exact.setdefault(route.path, {})
+        if route.method in methods:
+            raise StartupError(f"Two routers serve {route.method} {route.path}.", "Choose among them with --routers.")
+        methods[route.method] = Entry(route, decoder, public)
+
+    def methods(self, path: str) -> tuple[dict[str, Entry], dict[str, str]]:
+        """What a raw path offers, by method, and its parameters; empty when there is no such path."""
+        if found := self._exact.get(path):
+            return found, {}
+        segments = path.split("/")
+        for template, found in self._templates.items():
+            params = _match(template, segments)
+            if params is not None:
+                return found, params
+        return {}, {}
+
+    def find(self, method: str, path: str) -> tuple[Entry, dict[str, str]]:
+        """The entry for a call. Raises NotFoundError with the nearest route, MethodError with the right methods."""
+        found, params = self.methods(path)
+        if not found:
+            shown = "".join(char if char.isprintable() and char.isascii() else "?" for char in path[:_SHOWN])
+            raise NotFoundError(f"There is no route {shown}.{nearest(path[:_SHOWN], self._exact)}")
+        entry = found.get(method) or (found.get("GET") if method == "HEAD" else None)
+        if entry is None:
+            allowed = allowed_methods(found)
+            raise MethodError(f"This route takes {', '.join(allowed)}.", allowed)
+        return entry, params
+
+
+def allowed_methods(methods: Iterable[str]) -> list[str]:
+    """For the Allow header."""
+    names = set(methods)
+    return sorted(names | ({"HEAD"} if "GET" in names else set()))
+
+
+def _match(template: tuple[str, ...], segments: list[str]) -> dict[str, str] | None:
+    params: dict[str, str] = {}
+    for place, part in enumerate(template):
+        if place >= len(segments):
+            return None
+        if not part.startswith("{"):
+            if part != segments[place]:
+                return None
+            continue
+        name, _, kind = part[1:-1].partition(":")
+        raw = "/".join(segments[place:]) if kind == "path" else segments[place]
+        try:
+            value = unquote_to_bytes(raw).decode("utf-8")
+        except UnicodeDecodeError:
+            return None
+        if not value or not value.isprintable():
+            return None
+        params[name] = value
+        if kind == "path":
+            return params
+    return params if len(template) == len(segments) else None

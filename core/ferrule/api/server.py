@@ -1,0 +1,176 @@
+"""The API process's main: serve on a socket that is already bound, drain on a signal, leave when the engine dies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+
+import uvicorn
+
+from ferrule.api.app import build_app
+from ferrule.api.lifecycle import DEAD, Lifecycle
+from ferrule.api.protocol import protocol_class
+from ferrule.config import Config
+from ferrule.errors import FerruleError, StartupError, UnavailableError
+from ferrule.interfaces.plugins import Plugins
+from ferrule.interfaces.service import Service
+
+Connect = Callable[[], Awaitable[Service]]
+
+_WATCH_SECONDS = 0.2  # between two looks at the engine's health
+_LAST_WORDS = 1.0  # seconds that a dead server answers 503 before it goes
+_FLUSH = 3.0  # seconds to send the last errors and to close connections
+
+_logger = logging.getLogger("ferrule.api")
+
+
+async def serve(config: Config, plugins: Plugins, listener: socket.socket, connect: Connect) -> int:
+    """Serve until a signal or the engine's death; return the process's exit status, 0 only for a clean end.
+
+    `connect` is awaited once, while the server already answers 503 "starting"; it returns the service when the
+    engine is ready, and raises StartupError or EngineDead when that will never be. Raises StartupError, PluginError
+    for routers that cannot be served, and what `connect` raised as StartupError.
+    """
+    lifecycle = Lifecycle()
+    server = _Server(_uvicorn_config(config, plugins, lifecycle))
+    running = asyncio.create_task(server.serve(sockets=[listener]))
+    stop = Stop()
+    opening = asyncio.create_task(_open(connect, lifecycle))
+    watching = asyncio.create_task(_watch(opening, lifecycle))
+    try:
+        with stop.on_signals():
+            await _first(stop.asked.wait(), lifecycle.died.wait(), asyncio.shield(running))
+            if lifecycle.state == DEAD:
+                await _after_death(config, stop)
+            else:
+                await _drain(config, lifecycle, stop)
+        lifecycle.cut(UnavailableError("The server is shutting down."))
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(lifecycle.quiet(), _FLUSH)
+    finally:
+        watching.cancel()
+        opening.cancel()
+        server.should_exit = True
+        await running
+    if opening.done() and not opening.cancelled() and isinstance(opening.exception(), StartupError):
+        opening.result()
+    return 1 if lifecycle.state == DEAD else 0
+
+
+def run(config: Config, plugins: Plugins, listener: socket.socket, connect: Connect) -> int:
+    """`serve` on a loop of its own."""
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        return runner.run(serve(config, plugins, listener, connect))
+
+
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop's, where it is installed."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
+
+
+class Stop:
+    """SIGTERM or SIGINT: the first asks, the second insists."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.insisted = asyncio.Event()
+
+    def signal(self) -> None:
+        (self.insisted if self.asked.is_set() else self.asked).set()
+
+    @contextlib.contextmanager
+    def on_signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        numbers = (signal.SIGTERM, signal.SIGINT)
+        for number in numbers:
+            loop.add_signal_handler(number, self.signal)
+        try:
+            yield
+        finally:
+            for number in numbers:
+                loop.remove_signal_handler(number)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server without its signal handlers."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _uvicorn_config(config: Config, plugins: Plugins, lifecycle: Lifecycle) -> uvicorn.Config:
+    front, limits = config.frontend, config.limits
+    level = logging.getLevelNamesMapping().get(front.uvicorn_log_level.upper(), 5)  # 5: uvicorn's trace
+    for name in ("uvicorn.error", "uvicorn.access"):
+        logging.getLogger(name).setLevel(level)
+    return uvicorn.Config(
+        build_app(config, plugins, lifecycle),
+        http=protocol_class(limits),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,  # the application writes its own, escaped
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=limits.keep_alive_timeout,
+        timeout_graceful_shutdown=int(_FLUSH),
+        backlog=2048,
+    )
+
+
+async def _open(connect: Connect, lifecycle: Lifecycle) -> None:
+    try:
+        lifecycle.ready(await connect())
+    except FerruleError as error:
+        _logger.error("the engine did not start: %s", error)
+        lifecycle.die("The engine did not start.")
+        raise
+    except Exception:
+        _logger.exception("the engine could not be reached")
+        lifecycle.die("The engine did not start.")
+
+
+async def _watch(opening: asyncio.Task[None], lifecycle: Lifecycle) -> None:
+    """Once the engine is ready, notice its death."""
+    await asyncio.wait([opening])
+    while not lifecycle.died.is_set() and lifecycle.service.attached:
+        if lifecycle.service.engine_health().state == DEAD:
+            _logger.error("the engine is gone: open requests end with an error")
+            lifecycle.die("The engine has stopped.")
+        await asyncio.sleep(_WATCH_SECONDS)
+
+
+async def _after_death(config: Config, stop: Stop) -> None:
+    if config.env.keep_alive_on_engine_death:
+        await stop.asked.wait()
+    else:
+        await asyncio.sleep(_LAST_WORDS)
+
+
+async def _drain(config: Config, lifecycle: Lifecycle, stop: Stop) -> None:
+    """New work is refused; what runs gets its time, unless the engine dies or a second signal comes."""
+    lifecycle.drain()
+    _logger.info("draining open=%d timeout=%gs", lifecycle.num_open, config.frontend.shutdown_timeout)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(config.frontend.shutdown_timeout):
+            await _first(lifecycle.quiet(), lifecycle.died.wait(), stop.insisted.wait())
+
+
+async def _first(*works: Awaitable[object]) -> None:
+    """Wait for the first of several; the others are cancelled."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()

@@ -14,14 +14,22 @@ if TYPE_CHECKING:
 
 
 class WeightSource(ABC):
-    """`patterns` are the file names that the format needs from a hub repository."""
+    """`patterns` are the file names that the format needs from a hub repository.
+
+    `place` is set by `tensors` before each tensor that it yields: the file that holds it. Whoever finds fault with a
+    tensor names both.
+    """
 
     patterns: tuple[str, ...] = ()
+    place: str = ""
 
     @classmethod
     @abstractmethod
     def refuses(cls, folder: Path | None) -> str | None:
-        """Say why this format cannot load the folder, or return None. `auto` takes the first that does not refuse."""
+        """Say why `auto` should not take this format for the folder, or return None: `auto` takes the first such one.
+
+        Not asked about a format that was chosen by name; that one's `tensors` raises.
+        """
 
     @abstractmethod
     def tensors(

@@ -1,0 +1,51 @@
+"""`dummy`: random weights, no files needed. For measurements and tests; only used when it is asked for by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from ferrule.errors import ConfigError
+from ferrule.interfaces.load_format import WeightSource
+from ferrule.interfaces.model import Model
+from ferrule_plugins.load_format.shards import known_options, progress
+
+if TYPE_CHECKING:
+    import torch
+
+_SPREAD = 0.05
+
+
+class Dummy(WeightSource):
+    """The same seed (option `seed`, default 0) gives the same weights."""
+
+    @classmethod
+    def refuses(cls, folder: Path | None) -> str | None:
+        return "random weights are never chosen automatically"
+
+    def tensors(
+        self, folder: Path | None, model: Model, options: Mapping[str, Any]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        import torch
+
+        seed = known_options(options, "seed").get("seed", 0)
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise ConfigError(f"--model-loader-extra-config: 'seed' must be an integer, not {seed!r}.")
+        draw = torch.Generator().manual_seed(seed)
+        self.place = "random weights"
+        parameters = dict(cast("torch.nn.Module", model).named_parameters())
+        with progress(options, sum(parameter.nbytes for parameter in parameters.values())) as bar:
+            for name, parameter in parameters.items():
+                yield name, _random(name, parameter, draw)
+                bar.update(parameter.nbytes)
+
+
+def _random(name: str, parameter: torch.Tensor, draw: torch.Generator) -> torch.Tensor:
+    """Matrices are uniform and small, norms are one, biases zero: activations stay finite at any depth."""
+    import torch
+
+    if parameter.dim() < 2 or not parameter.is_floating_point():
+        value = 1 if name.endswith("weight") and parameter.is_floating_point() else 0
+        return torch.full(parameter.shape, value, dtype=parameter.dtype)
+    return torch.empty(parameter.shape).uniform_(-_SPREAD, _SPREAD, generator=draw).to(parameter.dtype)

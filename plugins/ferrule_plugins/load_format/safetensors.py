@@ -1,0 +1,138 @@
+"""`safetensors`: one file, or shards with an index. Headers are checked before anything is mapped.
+
+Format: 8 bytes little-endian header length, a JSON object {name: {dtype, shape, data_offsets}}, then the data, which
+the ranges must cover without hole or overlap. https://github.com/huggingface/safetensors#format
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ferrule.errors import CheckpointError
+from ferrule.interfaces.load_format import WeightSource
+from ferrule.interfaces.model import Model
+from ferrule_plugins.load_format.shards import check_index, known_options, missing_file, progress, weight_files
+
+if TYPE_CHECKING:
+    import torch
+
+_SINGLE = "model.safetensors"
+_MAX_HEADER = 100 << 20
+_BITS = {
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 8),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 16),
+    **dict.fromkeys(("U32", "I32", "F32"), 32),
+    **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
+}
+
+
+class Safetensors(WeightSource):
+    patterns = ("*.safetensors", "*.safetensors.index.json")
+
+    @classmethod
+    def refuses(cls, folder: Path | None) -> str | None:
+        if folder is None:
+            return "the model has no folder"
+        return None if weight_files(folder, ".safetensors", _SINGLE) else f"{folder} has no .safetensors file"
+
+    def tensors(
+        self, folder: Path | None, model: Model, options: Mapping[str, Any]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        known_options(options)
+        files = [] if folder is None else weight_files(folder, ".safetensors", _SINGLE)
+        if folder is None or not files:
+            raise CheckpointError(f"{folder} has no .safetensors file.", "--load-format pt reads .bin files.")
+        sizes = {file: read_header(file) for file in files}
+        check_index(folder, _SINGLE, sizes)
+        with progress(options, sum(sum(held.values()) for held in sizes.values())) as bar:
+            for file, held in sizes.items():
+                self.place = str(file)
+                for name, tensor in _mapped(file, held):
+                    yield name, tensor
+                    bar.update(held[name])
+
+
+def _mapped(file: Path, held: Mapping[str, int]) -> Iterator[tuple[str, torch.Tensor]]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="pt", device="cpu") as opened:
+            for name in held:
+                yield name, opened.get_tensor(name)
+    except SafetensorError as error:
+        raise CheckpointError(f"{file} cannot be read: {error}.") from error
+
+
+def read_header(file: Path) -> dict[str, int]:
+    """Tensor name → bytes, in the order of the data.
+
+    Raises CheckpointError that names the file and, where there is one, the tensor: for a header that is too large or no
+    JSON, an unknown type, and ranges that overlap, leave holes, do not fit their shape, or end elsewhere than the file.
+    """
+    if not file.is_file():
+        raise missing_file(file)
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if size < 8 or length > min(_MAX_HEADER, size - 8):
+            raise CheckpointError(
+                f"{file} is no safetensors file or is truncated: {size} bytes, header length {length}."
+            )
+        header = _parse(file, stream.read(length))
+    return _check_ranges(file, header, size - 8 - length)
+
+
+def _parse(file: Path, text: bytes) -> dict[str, Any]:
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            raise ValueError("a name occurs twice")
+        return found
+
+    try:
+        header = json.loads(text, object_pairs_hook=unique)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{file} has a damaged header: {error}.") from None
+    if not isinstance(header, dict):
+        raise CheckpointError(f"{file} has a damaged header: it is no JSON object.")
+    header.pop("__metadata__", None)
+    return header
+
+
+def _check_ranges(file: Path, header: Mapping[str, Any], data: int) -> dict[str, int]:
+    ranges = sorted((*_entry(file, name, entry), name) for name, entry in header.items())
+    position = 0
+    for start, stop, name in ranges:
+        if start != position:
+            what = "overlaps the one before it" if start < position else "leaves a hole before it"
+            raise CheckpointError(f"{file}: the data of tensor {name!r} {what}.")
+        position = stop
+        if stop > data:
+            raise CheckpointError(
+                f"{file} is truncated: tensor {name!r} ends at byte {stop} of the data, and there are {data}."
+            )
+    if position != data:
+        raise CheckpointError(f"{file} has {data - position} bytes that belong to no tensor.")
+    return {name: stop - start for start, stop, name in ranges}
+
+
+def _entry(file: Path, name: str, entry: Any) -> tuple[int, int]:
+    """(start, stop) of a tensor's bytes."""
+
+    def whole(values: Any) -> bool:
+        return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
+
+    if not isinstance(entry, dict) or not whole(entry.get("shape")) or not whole(entry.get("data_offsets")):
+        raise CheckpointError(f"{file} has a damaged header: tensor {name!r} has no valid shape and data_offsets.")
+    bits = _BITS.get(str(entry.get("dtype")))
+    if bits is None:
+        raise CheckpointError(f"{file}: tensor {name!r} has the unknown type {entry.get('dtype')!r}.")
+    offsets = entry["data_offsets"]
+    if len(offsets) != 2 or (offsets[1] - offsets[0]) * 8 != math.prod(entry["shape"]) * bits:
+        kind = f"shape {entry['shape']} and type {entry['dtype']}"
+        raise CheckpointError(f"{file}: tensor {name!r} of {kind} does not fit its range {offsets}.")
+    return offsets[0], offsets[1]

@@ -1,0 +1,86 @@
+"""What the formats share: which files hold the weights, and a progress bar over their bytes."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from ferrule.config.checkpoint import read_json
+from ferrule.errors import CheckpointError, ConfigError
+
+# Files beside the weights that have the same endings: other layouts of the same weights, and a trainer's state.
+_OTHERS = ("consolidated*", "training_args.*", "optimizer*", "scheduler.*", "rng_state*", "adapter_*")
+
+
+def weight_files(folder: Path, ending: str, single: str) -> list[Path]:
+    """Files of a folder that hold weights: `single`, else those that `single`.index.json names, else all that match."""
+    if (folder / single).is_file():
+        return [folder / single]
+    index = folder / f"{single}.index.json"
+    if index.is_file():
+        return [folder / name for name in sorted(set(weight_map(index).values()))]
+    return sorted(
+        file
+        for file in folder.glob(f"*{ending}")
+        if file.is_file() and not any(fnmatch(file.name, other) for other in _OTHERS)
+    )
+
+
+def weight_map(index: Path) -> dict[str, str]:
+    """Tensor name → file name of a shard index. Raises CheckpointError; a file outside the folder is an error."""
+    content = read_json(index).get("weight_map")
+    if not isinstance(content, dict) or not content:
+        raise CheckpointError(f"{index} has no 'weight_map'.")
+    for tensor, name in content.items():
+        if not isinstance(name, str) or not name or "\\" in name or ".." in name or Path(name).name != name:
+            raise CheckpointError(f"{index}: tensor {tensor!r} is said to be in {name!r}, which is not a file name.")
+    return content
+
+
+def check_index(folder: Path, single: str, held: Mapping[Path, Iterable[str]]) -> None:
+    """Check that each tensor is in one file only, and that what an index says is so. Raises CheckpointError."""
+    counts = Counter(name for names in held.values() for name in names)
+    index = folder / f"{single}.index.json"
+    for name, count in counts.items():
+        if count > 1:
+            files = " and ".join(str(file) for file, names in held.items() if name in names)
+            raise CheckpointError(f"Tensor {name!r} is in {files}; each may be in one file only.")
+    if folder / single in held or not index.is_file():
+        return
+    said = weight_map(index)
+    for name, file in said.items():
+        if name not in held[folder / file]:
+            raise CheckpointError(f"{folder / file} lacks the tensor {name!r} that {index.name} says it has.")
+    for file, names in held.items():
+        for name in names:
+            if name not in said:
+                raise CheckpointError(f"{file} holds the tensor {name!r}, which {index.name} does not list.")
+
+
+def missing_file(file: Path) -> CheckpointError:
+    return CheckpointError(f"{file} is missing.", "The download or copy of the folder may be incomplete.")
+
+
+def known_options(options: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """The options of a format without those that every format gets. Raises ConfigError for an unknown one."""
+    own = {key: value for key, value in options.items() if key != "use_tqdm_on_load"}
+    for key in own:
+        if key not in names:
+            takes = "takes " + ", ".join(names) if names else "takes no options"
+            raise ConfigError(f"--model-loader-extra-config: unknown key {key!r}; this format {takes}.")
+    return own
+
+
+@contextmanager
+def progress(options: Mapping[str, Any], total: int) -> Iterator[Any]:
+    """A bar over `total` bytes, shown on a terminal only and unless it was turned off."""
+    from tqdm import tqdm
+
+    shown = bool(options.get("use_tqdm_on_load", True)) and sys.stderr.isatty()
+    with tqdm(total=total, unit="B", unit_scale=True, desc="Loading weights", disable=not shown) as bar:
+        yield bar

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import functools
 import inspect
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pluggy
 
+from ferrule import log
 from ferrule.errors import PluginError
 from ferrule.interfaces.hooks import AccessRequest, Hooks
 from ferrule.plugin.plugin_set import PluginSet
@@ -28,7 +28,7 @@ MAX_FAILURES = 3
 
 _PROJECT = "ferrule"
 _HOOK_NAMES = tuple(name for name, _ in inspect.getmembers(Hooks, inspect.isfunction) if not name.startswith("_"))
-_logger = logging.getLogger("ferrule.plugin")
+_logger = log.get("plugin")
 _impl = pluggy.HookimplMarker(_PROJECT)
 
 

@@ -1,0 +1,219 @@
+"""`ferrule plugins`: what is installed, what becomes of it, and why."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from ferrule import env
+from ferrule.config import PluginConfig
+from ferrule.config.help import Usage
+from ferrule.config.option import opt
+from ferrule.config.parse import parse_command
+from ferrule.errors import ConfigError, PluginError, nearest
+from ferrule.interfaces.command import Command
+from ferrule.interfaces.plugins import Plugins
+from ferrule.plugin import CONTRACT, KINDS, PluginRef, PluginSet, State, discover
+from ferrule_plugins.command.plugin_probe import probe
+
+_USAGE = """usage: ferrule plugins {list,info,why} [NAME] [options]
+
+  list [KIND]   every plugin that is installed, and whether it can be used; imports none
+  info NAME     where one comes from and what chooses it; NAME is kind:name, or a name that only one kind has
+  why NAME      how a name resolves: chosen, denied, conflicting, shadowed or broken; tries the import in a process
+                of its own. NAME may also be a distribution
+
+--json prints the same for machines. The options --plugin, --plugins-allow, --plugins-deny and --plugins-prefer of
+`ferrule serve` are understood, so that their effect can be seen before a server starts."""
+
+_TRIED = frozenset({State.AVAILABLE, State.CONFLICT})  # states in which it is safe to try an import
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListOptions:
+    """What to list."""
+
+    kind: str | None = opt(None, "Only this kind.")
+    probe: bool = opt(False, "Try the import of every plugin that is not built in, each in its own process.")
+    json: bool = opt(False, "Print JSON.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NameOptions:
+    """Which plugin."""
+
+    name: str = opt("", "kind:name, or a name.")
+    json: bool = opt(False, "Print JSON.")
+
+
+class PluginsCommand(Command):
+    summary = "list plugins, and say how a name resolves"
+
+    def run(self, argv: Sequence[str], plugins: Plugins) -> int:
+        """Exit status 0; `why` gives 1 for a name that cannot be used. Raises ConfigError, PluginError."""
+        actions: dict[str, tuple[Callable[[PluginSet, Any], int], type, str]] = {
+            "list": (_list, ListOptions, "kind"),
+            "info": (_info, NameOptions, "name"),
+            "why": (_why, NameOptions, "name"),
+        }
+        if not argv or argv[0] in {"-h", "--help"}:
+            print(_USAGE)
+            return 0
+        action = argv[0]
+        if action not in actions:
+            raise ConfigError(f"ferrule plugins has no action {action!r}.{nearest(action, actions)}", _USAGE)
+        run, section, positional = actions[action]
+        usage = Usage(f"ferrule plugins {action}", _summary(action), positional)
+        sections = {"action": section, "plugins": PluginConfig}
+        parsed = parse_command(argv[1:], usage, plugins, sections=sections)
+        if parsed is None:
+            return 0
+        found = plugins if isinstance(plugins, PluginSet) else discover()
+        found = found.configured(parsed.config.plugins, env.read())
+        return run(found, parsed.extra["action"])
+
+
+def _summary(action: str) -> str:
+    return next(line.split("  ")[-1].strip() for line in _USAGE.splitlines() if line.strip().startswith(action))
+
+
+# -------------------------------------------------------------------------------------------- actions
+
+
+def _list(plugins: PluginSet, options: ListOptions) -> int:
+    if options.kind is not None and options.kind not in KINDS:
+        raise ConfigError(f"{options.kind!r} is no kind of plugin.{nearest(options.kind, KINDS)}", _kinds_hint())
+    rows = [
+        _row(plugins, ref, tried=options.probe and not ref.builtin)
+        for ref in plugins.refs
+        if options.kind in (None, ref.kind)
+    ]
+    if options.json:
+        _print_json({"contract": CONTRACT, "plugins": rows, **_reports(plugins)})
+        return 0
+    kinds = dict.fromkeys([*KINDS, *(row["kind"] for row in rows)])
+    for kind in kinds:
+        group = [row for row in rows if row["kind"] == kind]
+        if group:
+            print(f"{kind}: {KINDS[kind].chosen_by}" if kind in KINDS else f"{kind}: unknown to this version")
+            width = max(len(row["name"]) for row in group)
+            for row in group:
+                print(f"  {row['name']:<{width}}  {row['source']}{_remark(row)}")
+    _print_reports(plugins)
+    return 0
+
+
+def _info(plugins: PluginSet, options: NameOptions) -> int:
+    refs = _matching(plugins, options.name)
+    ids = list(dict.fromkeys(ref.id for ref in refs))
+    if len(ids) != 1:
+        listed = ", ".join(ids) or "none"
+        raise PluginError(f"'{options.name}' names {len(ids)} plugins.", f"Say kind:name. There are: {listed}.")
+    rows = [_row(plugins, ref, tried=False) for ref in refs]
+    if options.json:
+        _print_json({"id": ids[0], **_kind_facts(refs[0].kind), "plugins": rows})
+        return 0
+    facts = {"plugin": ids[0], **_kind_facts(refs[0].kind)}
+    for row in rows:
+        facts |= {key: row[key] for key in ("source", "target", "location", "contract", "sha256") if row[key]}
+        facts["state"] = f"{row['state']}{': ' + row['reason'] if row['reason'] else ''}"
+        print("\n".join(f"{key + ':':<12} {value}" for key, value in facts.items()))
+        facts = {"": ""}
+    return 0
+
+
+def _why(plugins: PluginSet, options: NameOptions) -> int:
+    refs = _matching(plugins, options.name)
+    rows = [_row(plugins, ref, tried=True) for ref in refs]
+    lost = [str(shadow) for shadow in plugins.shadowed if _concerns(shadow.lost, shadow.distribution, options.name)]
+    usable = [row for row in rows if row["state"] == State.AVAILABLE and row["error"] is None]
+    problems = [problem for problem in plugins.problems if options.name.rpartition(":")[2] in problem]
+    if options.json:
+        _print_json({"name": options.name, "candidates": rows, "shadowed": lost, "problems": problems})
+        return 0 if usable else 1
+    if not rows:
+        names = dict.fromkeys([*(ref.name for ref in plugins.refs), *(ref.id for ref in plugins.refs)])
+        print(f"No plugin is named '{options.name}'.{nearest(options.name, names)}")
+    for row in rows:
+        print(f"{row['kind']}:{row['name']} of {row['source']}\n  {row['target']}")
+        print(f"  {_fate(row)}")
+    for line in [*lost, *problems]:
+        print(f"note: {line}")
+    return 0 if usable else 1
+
+
+# ---------------------------------------------------------------------------------------------- parts
+
+
+def _matching(plugins: PluginSet, name: str) -> list[PluginRef]:
+    if not name:
+        raise ConfigError("A plugin's name is missing.", _USAGE)
+    return [ref for ref in plugins.refs if _concerns((ref.id,), ref.distribution, name)]
+
+
+def _concerns(ids: Sequence[str], distribution: str, name: str) -> bool:
+    return name == distribution or any(name in (entry, entry.partition(":")[2]) for entry in ids)
+
+
+def _row(plugins: PluginSet, ref: PluginRef, *, tried: bool) -> dict[str, Any]:
+    """`error` is None when the import was not tried, or succeeded; `seconds` is None when it was not tried."""
+    verdict = plugins.verdict(ref)
+    trial = probe(ref) if tried and verdict.state in _TRIED else None
+    return {
+        "kind": ref.kind,
+        "name": ref.name,
+        "source": ref.source,
+        "target": ref.target,
+        "distribution": ref.distribution,
+        "version": ref.version,
+        "contract": ref.contract,
+        "origin": str(ref.origin),
+        "location": ref.location,
+        "sha256": ref.sha256,
+        "builtin": ref.builtin,
+        "state": str(verdict.state),
+        "reason": verdict.reason,
+        "error": trial and trial.error,
+        "seconds": trial and trial.seconds,
+    }
+
+
+def _remark(row: dict[str, Any]) -> str:
+    if row["error"] is not None:
+        return f"  broken: {row['error']}"
+    return "" if row["state"] == State.AVAILABLE else f"  {row['state']}: {row['reason']}"
+
+
+def _fate(row: dict[str, Any]) -> str:
+    told = f" ({row['reason']})" if row["reason"] else ""
+    if row["error"] is not None:
+        return f"broken: {row['error']}"
+    if row["state"] == State.AVAILABLE:
+        return f"chosen{told}; its import works and takes {row['seconds']:.2f} s"
+    return f"{row['state']}{told}"
+
+
+def _reports(plugins: PluginSet) -> dict[str, Any]:
+    return {"shadowed": msgspec.to_builtins(plugins.shadowed), "problems": plugins.problems}
+
+
+def _print_reports(plugins: PluginSet) -> None:
+    for line in [*map(str, plugins.shadowed), *plugins.problems]:
+        print(f"warning: {line}", file=sys.stderr)
+
+
+def _kind_facts(kind: str) -> dict[str, Any]:
+    known = KINDS.get(kind)
+    return {"chosen by": known.chosen_by, "base class": known.base, "group": known.group} if known else {}
+
+
+def _kinds_hint() -> str:
+    return f"Kinds: {', '.join(KINDS)}"
+
+
+def _print_json(value: Any) -> None:
+    print(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())

@@ -1,0 +1,84 @@
+"""Put an engine together from the configuration: executor, scheduler, policy, loop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ferrule.config import Config
+from ferrule.engine.loop import EngineLoop
+from ferrule.errors import ConfigError
+from ferrule.interfaces.executor import Executor
+from ferrule.interfaces.plugins import Plugins
+from ferrule.interfaces.scheduler import Scheduler, SchedulerLimits
+from ferrule.types import FromEngine, ModelInfo, ToEngine
+
+Receive = Callable[[float], list[tuple[bytes, ToEngine]]]
+Send = Callable[[bytes, FromEngine], None]
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What the engine's process, or its thread, runs and shuts down."""
+
+    loop: EngineLoop
+    executor: Executor
+    info: ModelInfo
+    num_blocks: int  # the null block included
+
+
+def build_engine(config: Config, plugins: Plugins, receive: Receive, send: Send) -> Engine:
+    """Load the model, size the cache, and connect the loop to its client. Raises StartupError."""
+    executor: Executor = plugins.load("executor", config.parallel.distributed_executor_backend or "uni")()
+    info = executor.start(config, plugins)
+    try:
+        num_blocks = _num_blocks(config, info)
+        executor.init_cache(num_blocks)
+        scheduler = _scheduler(config, plugins, info, num_blocks)
+        loop = EngineLoop(scheduler, executor, receive, send, time.monotonic)
+    except BaseException:
+        executor.shutdown()
+        raise
+    return Engine(loop, executor, info, num_blocks)
+
+
+def _num_blocks(config: Config, info: ModelInfo) -> int:
+    """Blocks in the pool, the null block included. One request of the longest length must fit."""
+    override = config.cache.num_gpu_blocks_override
+    num_blocks = override if override is not None else info.max_blocks
+    block_size = info.groups[0].block_size
+    needed = 1 + sum(
+        -(-min(info.max_model_len, group.window + block_size if group.window else info.max_model_len) // block_size)
+        for group in info.groups
+    )
+    if num_blocks < needed and override is None:
+        gib = needed * info.page_bytes / 2**30
+        raise ConfigError(
+            f"The KV cache holds {max(0, num_blocks - 1) * block_size} tokens, but one request may have "
+            f"{info.max_model_len} (--max-model-len).",
+            f"Give the cache {gib:.1f} GiB (FERRULE_CPU_KVCACHE_SPACE on CPU, --gpu-memory-utilization elsewhere), or "
+            f"set --max-model-len to {max(1, (num_blocks - 1) // len(info.groups)) * block_size} or less.",
+        )
+    return num_blocks
+
+
+def _scheduler(config: Config, plugins: Plugins, info: ModelInfo, num_blocks: int) -> Scheduler:
+    section = config.scheduler
+    if section.max_num_seqs is None or section.max_num_batched_tokens is None:
+        raise ConfigError("The scheduler's limits are not resolved.")
+    limits = SchedulerLimits(
+        groups=info.groups,
+        num_blocks=num_blocks,
+        max_num_seqs=section.max_num_seqs,
+        max_num_batched_tokens=section.max_num_batched_tokens,
+        max_model_len=info.max_model_len,
+        depth=section.pipeline_depth or info.depth,
+        chunked_prefill=section.enable_chunked_prefill,
+        prefix_caching=config.cache.enable_prefix_caching,
+        hash_algo=config.cache.prefix_caching_hash_algo,
+        long_prefill_token_threshold=section.long_prefill_token_threshold,
+    )
+    policy = plugins.load("policy", section.scheduling_policy)()
+    scheduler: Scheduler = plugins.load("scheduler", section.scheduler_cls or "default")(limits, policy)
+    return scheduler

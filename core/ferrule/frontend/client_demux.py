@@ -1,0 +1,173 @@
+"""What every engine client shares: it hands the engine's messages to the streams that wait for them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from abc import abstractmethod
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from ferrule.errors import EngineDead, RequestFailed
+from ferrule.frontend.client import EngineClient
+from ferrule.interfaces.service import Health
+from ferrule.types import (
+    Call,
+    CallReply,
+    Cancel,
+    Deltas,
+    EngineRequest,
+    EngineStats,
+    Fatal,
+    FinishReason,
+    FromEngine,
+    Ready,
+    RequestDelta,
+    Submit,
+    ToEngine,
+)
+
+
+class DeltaStream(AsyncIterator[RequestDelta]):
+    """One request's deltas. `aclose` before the terminal one cancels the request."""
+
+    __slots__ = ("_client", "_done", "_error", "_id", "_items", "_waiter")
+
+    def __init__(self, client: DemuxClient, request_id: str) -> None:
+        self._client = client
+        self._id = request_id
+        self._items: deque[RequestDelta] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self._error: EngineDead | None = None
+        self._done = False
+
+    async def __anext__(self) -> RequestDelta:
+        while not self._items:
+            if self._error is not None:
+                raise self._error
+            if self._done:
+                raise StopAsyncIteration
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        return self._items.popleft()
+
+    def push(self, delta: RequestDelta) -> None:
+        self._items.append(delta)
+        self._done = delta.finish is not None
+        self._wake()
+
+    def fail(self, error: EngineDead) -> None:
+        self._error = error
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def aclose(self) -> None:
+        """Idempotent."""
+        if not self._done and self._error is None:
+            self._done = True
+            self._client.forget(self._id)
+
+
+class DemuxClient(EngineClient):
+    """Subclasses carry messages: `_post` sends one, and they call `_dispatch` with what comes back."""
+
+    def __init__(self) -> None:
+        self._streams: dict[str, DeltaStream] = {}
+        self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._numbers = itertools.count(1)
+        self._stats = EngineStats()
+        self._dead: EngineDead | None = None
+        self._ready = asyncio.Event()
+
+    @abstractmethod
+    def _post(self, message: ToEngine) -> None:
+        """Send without waiting."""
+
+    def generate(self, request: EngineRequest) -> DeltaStream:
+        if self._dead is not None:
+            raise self._dead
+        stream = DeltaStream(self, request.id)
+        self._streams[request.id] = stream
+        self._post(Submit(request))
+        return stream
+
+    def cancel(self, ids: Sequence[str], reason: FinishReason = FinishReason.ABORT) -> None:
+        if self._dead is None and ids:
+            self._post(Cancel(tuple(ids), reason))
+
+    def forget(self, request_id: str) -> None:
+        """Cancel, and drop what still comes."""
+        if self._streams.pop(request_id, None) is not None:
+            self.cancel([request_id])
+
+    async def call(self, name: str, *args: Any) -> Any:
+        if self._dead is not None:
+            raise self._dead
+        number = next(self._numbers)
+        reply = self._calls[number] = asyncio.get_running_loop().create_future()
+        self._post(Call(number, name, args))
+        try:
+            return await reply
+        finally:
+            self._calls.pop(number, None)
+
+    def health(self) -> Health:
+        if self._dead is not None:
+            return Health(state="dead", detail=str(self._dead))
+        return Health(state="ready" if self._ready.is_set() else "starting")
+
+    def stats(self) -> EngineStats:
+        return self._stats
+
+    async def wait_ready(self) -> None:
+        """Return when the model is loaded. Raises EngineDead when the engine died instead."""
+        await self._ready.wait()
+        if self._dead is not None:
+            raise self._dead
+
+    def die(self, message: str) -> None:
+        """Latch the first cause and end everything that waits."""
+        if self._dead is not None:
+            return
+        self._dead = EngineDead(message)
+        for stream in self._streams.values():
+            stream.fail(self._dead)
+        for reply in self._calls.values():
+            if not reply.done():
+                reply.set_exception(self._dead)
+        self._streams.clear()
+        self._ready.set()
+
+    def _dispatch(self, message: FromEngine) -> None:
+        if isinstance(message, Deltas):
+            if message.stats is not None:
+                self._stats = message.stats
+            for delta in message.deltas:
+                self._deliver(delta)
+        elif isinstance(message, CallReply):
+            reply = self._calls.get(message.number)
+            if reply is not None and not reply.done():
+                if message.error is None:
+                    reply.set_result(message.result)
+                else:
+                    reply.set_exception(RequestFailed(message.error))
+        elif isinstance(message, Ready):
+            self.info, self.num_blocks = message.info, message.num_blocks
+            self._ready.set()
+        elif isinstance(message, Fatal):
+            self.die(message.message)
+
+    def _deliver(self, delta: RequestDelta) -> None:
+        if delta.finish is None:
+            stream = self._streams.get(delta.id)
+        else:
+            stream = self._streams.pop(delta.id, None)
+        if stream is not None:
+            stream.push(delta)

@@ -1,0 +1,93 @@
+"""The API process: HTTP on the inherited socket, and the engine behind a client."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+from ferrule import __version__, log
+from ferrule.api.server import loop_factory, serve
+from ferrule.config import Config
+from ferrule.frontend.client import EngineClient
+from ferrule.frontend.client_inline import InlineClient
+from ferrule.frontend.client_process import ProcessClient
+from ferrule.frontend.service import build_service
+from ferrule.interfaces.service import Service
+from ferrule.launch.listen import base_url
+from ferrule.launch.process import Boot
+from ferrule.plugin import PluginSet
+
+_logger = log.get("api")
+
+
+def run_api(boot: Boot) -> int:
+    """Serve until the supervisor says stop or the engine dies. Returns the exit status."""
+    os.set_inheritable(boot.alive_fd, False)
+    os.set_inheritable(boot.listen_fd, False)
+    listener = socket.socket(fileno=boot.listen_fd)
+
+    async def main() -> int:
+        client = ProcessClient(Path(boot.socket_path), boot.alive_fd)
+        return await _serve(boot.config, boot.plugins, listener, client)
+
+    return _run(main())
+
+
+def run_one_process(config: Config, plugins: PluginSet, listener: socket.socket) -> int:
+    """`--disable-frontend-multiprocessing`: HTTP, engine and model in this process. Raises StartupError."""
+
+    async def main() -> int:
+        return await _serve(config, plugins, listener, InlineClient(config, plugins))
+
+    return _run(main())
+
+
+def _run(main: Coroutine[Any, Any, int]) -> int:
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        return runner.run(main)
+
+
+async def _serve(
+    config: Config, plugins: PluginSet, listener: socket.socket, client: ProcessClient | InlineClient
+) -> int:
+    async def connect() -> Service:
+        await client.wait_ready()
+        service = build_service(config, plugins, client)
+        announce(config, client, listener)
+        return service
+
+    try:
+        return await serve(config, plugins, listener, connect)
+    finally:
+        await client.close()
+
+
+def announce(config: Config, client: EngineClient, listener: socket.socket) -> None:
+    """The log's first screen: what runs, on what, with how much room, and where it answers."""
+    info = client.info
+    tokens = (client.num_blocks - 1) * info.groups[0].block_size
+    _logger.info(
+        "ferrule %s serves %s: %s (%s), %.1f M parameters, %s",
+        __version__,
+        config.model.served_model_name[0],
+        info.architecture,
+        info.implementation,
+        info.num_parameters / 1e6,
+        info.quantization or info.dtype,
+    )
+    _logger.info("device %s, attention %s, weights %.2f GiB", info.device, info.attention, info.weight_bytes / 2**30)
+    for note in info.notes:
+        _logger.info("%s", note)
+    _logger.info(
+        "KV cache: %d blocks of %d tokens, room for %d tokens (%.2f GiB); longest request %d tokens",
+        client.num_blocks - 1,
+        info.groups[0].block_size,
+        tokens,
+        client.num_blocks * info.page_bytes / 2**30,
+        info.max_model_len,
+    )
+    _logger.info("ready at %s/v1", base_url(listener, config))

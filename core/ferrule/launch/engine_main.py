@@ -1,0 +1,64 @@
+"""The engine's process: bind the socket, load, run the loop, watch its progress."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+
+from ferrule import log
+from ferrule.engine.loop import EngineLoop
+from ferrule.execution.assemble import build_engine
+from ferrule.execution.wire import EngineSocket
+from ferrule.launch.process import Boot
+from ferrule.types import Ready
+
+_logger = log.get("engine")
+
+
+def run_engine(boot: Boot) -> int:
+    """Serve plans until SIGTERM (exit status 0) or a fatal fault (1).
+
+    The write end of `boot.alive_fd` stays open for as long as this process lives, and in no other process.
+    """
+    os.set_inheritable(boot.alive_fd, False)
+    stopping = threading.Event()
+
+    def on_sigterm(signum: int, frame: FrameType | None) -> None:
+        stopping.set()
+
+    signal.signal(signal.SIGTERM, on_sigterm)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    socket = EngineSocket(Path(boot.socket_path))
+    engine = build_engine(boot.config, boot.plugins, socket.receive, socket.send)
+    socket.ready = Ready(engine.info, engine.num_blocks)
+    watch_progress(engine.loop, boot.config.parallel.watchdog_timeout)
+    try:
+        engine.loop.run(stopping.is_set)
+    except Exception:
+        _logger.exception("the engine loop failed")
+        log.flush()
+        os._exit(1)  # threads may be stuck in the device: no clean-up can be waited for
+    engine.executor.shutdown()
+    socket.close()
+    return 0
+
+
+def watch_progress(loop: EngineLoop, timeout: float) -> None:
+    """Exit, with every thread's stack on stderr, when work exists and no step has ended for `timeout` seconds."""
+
+    def watch() -> None:
+        while True:
+            time.sleep(min(1.0, timeout / 4))
+            if loop.stalled_for(time.monotonic()) > timeout:
+                _logger.error("no progress for %.0f s with work waiting: the engine stops", timeout)
+                log.flush()
+                faulthandler.dump_traceback(sys.stderr, all_threads=True)
+                os._exit(1)
+
+    threading.Thread(target=watch, name="watchdog", daemon=True).start()

@@ -1,0 +1,29 @@
+"""What every command that runs an engine does first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ferrule import log
+from ferrule.config import Config
+from ferrule.config.resolve import check_names, resolve
+from ferrule.interfaces.plugins import Plugins
+from ferrule.plugin import PluginSet
+
+_logger = log.get("launch")
+
+
+def prepare(config: Config, notices: Sequence[str], plugins: Plugins, area: str) -> tuple[Config, PluginSet]:
+    """Set up the log, apply the plugin options, fill what is open, and check names.
+
+    Raises ConfigError, PluginError. Nothing is fetched or loaded.
+    """
+    log.setup(config.observability.log_level, area)
+    if not isinstance(plugins, PluginSet):
+        raise TypeError("a command that runs an engine is given the set that discover() returned")
+    chosen = plugins.configured(config.plugins, config.env)
+    for notice in (*notices, *chosen.problems):
+        _logger.warning("%s", notice)
+    config = resolve(config)
+    check_names(config, chosen)
+    return config, chosen

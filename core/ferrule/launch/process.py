@@ -1,0 +1,153 @@
+"""Processes are data: what a child runs, what it is given, and how it is watched.
+
+A child is ``python -m ferrule.launch.process ROLE``. Its boot message comes through standard input, which stays open:
+its end means that the parent has died, and the child leaves at once. Any role can therefore be run in the
+foreground by hand, with a boot message from a file.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass
+from typing import BinaryIO
+
+import msgspec
+
+from ferrule import log
+from ferrule.config import Config
+from ferrule.errors import FerruleError, StartupError
+from ferrule.plugin import PluginSet
+
+_PR_SET_PDEATHSIG = 1
+_LENGTH_BYTES = 4
+
+_logger = log.get("launch")
+
+
+class Boot(msgspec.Struct, frozen=True, kw_only=True):
+    """What every child is given. Descriptors are numbers that the child inherits; -1 where a role has none."""
+
+    config: Config
+    plugins: PluginSet
+    socket_path: str  # the engine's
+    listen_fd: int = -1  # the HTTP socket, already bound
+    alive_fd: int = -1  # engine: its end of the pipe that tells that it lives; API: the other end
+
+
+@dataclass(frozen=True)
+class ProcessSpec:
+    """One row of the process table."""
+
+    name: str  # "engine-0", "api-0"
+    role: str  # what `ferrule.launch.process` is called with
+    boot: Boot
+
+    @property
+    def inherited(self) -> tuple[int, ...]:
+        return tuple(fd for fd in (self.boot.listen_fd, self.boot.alive_fd) if fd >= 0)
+
+
+class Child:
+    """A started process. Only its own recorded pid is ever signalled."""
+
+    def __init__(self, spec: ProcessSpec) -> None:
+        self.spec = spec
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "ferrule.launch.process", spec.role],
+            stdin=subprocess.PIPE,
+            pass_fds=spec.inherited,
+            start_new_session=True,  # a terminal's Ctrl-C reaches the launcher alone, which then drains
+        )
+        self.pid = self._process.pid
+        payload = msgspec.json.encode(spec.boot)
+        if self._process.stdin is None:
+            raise StartupError(f"Process {spec.name} has no standard input.")
+        try:
+            self._process.stdin.write(len(payload).to_bytes(_LENGTH_BYTES, "big") + payload)
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            _logger.error("process ended before it started name=%s", spec.name)
+
+    def poll(self) -> int | None:
+        """Exit status, or None while it runs."""
+        return self._process.poll()
+
+    def wait(self) -> int:
+        """Block until it ends."""
+        return self._process.wait()
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def terminate(self) -> None:
+        """Ask it to end; nothing happens when it already has."""
+        if self.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+
+    def end(self, grace: float) -> int:
+        """Wait `grace` seconds, then kill. Returns the exit status."""
+        try:
+            return self._process.wait(grace)
+        except subprocess.TimeoutExpired:
+            _logger.warning("process does not stop, killing it name=%s pid=%d", self.spec.name, self.pid)
+            self._process.kill()
+            return self._process.wait()
+
+
+def read_boot(stream: BinaryIO) -> Boot:
+    """Read the boot message that `Child` wrote."""
+    length = int.from_bytes(stream.read(_LENGTH_BYTES), "big")
+    return msgspec.json.decode(stream.read(length), type=Boot)
+
+
+def die_with_parent(stream: BinaryIO) -> None:
+    """Leave when the parent does: the kernel's signal where there is one, and the end of the boot pipe everywhere."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+    def watch() -> None:
+        while stream.read(1):
+            pass
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
+
+
+def main(argv: list[str]) -> int:
+    """Run one role. A StartupError becomes one readable block and exit status 1."""
+    roles = ("engine", "api")
+    if len(argv) != 1 or argv[0] not in roles:
+        print(f"usage: python -m ferrule.launch.process {{{','.join(roles)}}} < boot message", file=sys.stderr)
+        return 2
+    stream = os.fdopen(os.dup(0), "rb", buffering=0)
+    boot = read_boot(stream)
+    die_with_parent(stream)
+    log.setup(boot.config.observability.log_level, argv[0])
+    try:
+        if argv[0] == "engine":
+            from ferrule.launch.engine_main import run_engine
+
+            return run_engine(boot)
+        from ferrule.launch.api_main import run_api
+
+        return run_api(boot)
+    except FerruleError as error:
+        if boot.config.observability.debug:
+            raise
+        report(error)
+        return 1
+
+
+def report(error: BaseException) -> None:
+    """Print a start-up error as one block."""
+    log.flush()
+    print(f"\nferrule: {error}\n", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

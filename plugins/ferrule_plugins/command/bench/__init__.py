@@ -1,0 +1,85 @@
+"""`ferrule bench`: startup, latency, throughput, serve."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ferrule.config.help import Usage
+from ferrule.config.parse import config_sections, parse_command
+from ferrule.errors import ConfigError, nearest
+from ferrule.interfaces.command import Command
+from ferrule.interfaces.plugins import Plugins
+from ferrule_plugins.command.serve import with_model
+
+_SUMMARIES = {
+    "startup": "Time from the start of the process to the first healthy answer and to the first token.",
+    "latency": "One batch, repeated, without a server.",
+    "throughput": "Many prompts at once, without a server.",
+    "serve": "Streaming load on a running server.",
+}
+
+
+class BenchCommand(Command):
+    summary = "Measure start-up, latency, throughput, or a running server."
+
+    def run(self, argv: Sequence[str], plugins: Plugins) -> int:
+        """Run one benchmark. Returns 1 when a request failed."""
+        name = argv[0] if argv else "--help"
+        if name in {"-h", "--help"}:
+            print("usage: ferrule bench NAME [options]\n")
+            for each, summary in _SUMMARIES.items():
+                print(f"  {each:<12}{summary}")
+            print("\n`ferrule bench NAME --help` lists the options of one.")
+            return 0 if argv else 2
+        benches: dict[str, Callable[[Sequence[str], Plugins], int]] = {
+            "startup": _startup,
+            "latency": _latency,
+            "throughput": _throughput,
+            "serve": _serve,
+        }
+        if name not in benches:
+            raise ConfigError(
+                f"Unknown benchmark {name!r}.{nearest(name, benches)}", f"There are {', '.join(benches)}."
+            )
+        return benches[name](argv[1:], plugins)
+
+
+def _usage(name: str, positional: str | None = None) -> Usage:
+    return Usage(f"ferrule bench {name}", _SUMMARIES[name], positional)
+
+
+def _serve(argv: Sequence[str], plugins: Plugins) -> int:
+    from ferrule_plugins.command.bench.load import ServeBench, run
+
+    parsed = parse_command(argv, _usage("serve"), plugins, sections={"bench": ServeBench})
+    return 0 if parsed is None else run(parsed.extra["bench"])
+
+
+def _startup(argv: Sequence[str], plugins: Plugins) -> int:
+    """Own options come first; what follows ``--`` goes to `ferrule serve`."""
+    from ferrule_plugins.command.bench.startup import StartupBench, run
+
+    words = list(argv)
+    cut = words.index("--") if "--" in words else len(words)
+    parsed = parse_command(words[:cut], _usage("startup"), plugins, sections={"bench": StartupBench})
+    return 0 if parsed is None else run(parsed.extra["bench"], words[cut + 1 :])
+
+
+def _latency(argv: Sequence[str], plugins: Plugins) -> int:
+    from ferrule_plugins.command.bench.offline import LatencyBench, latency
+
+    sections = {**config_sections(), "bench": LatencyBench}
+    parsed = parse_command(argv, _usage("latency", "model"), plugins, sections=sections, server=False)
+    if parsed is None:
+        return 0
+    return latency(parsed.extra["bench"], with_model(parsed.config), plugins)
+
+
+def _throughput(argv: Sequence[str], plugins: Plugins) -> int:
+    from ferrule_plugins.command.bench.offline import ThroughputBench, throughput
+
+    sections = {**config_sections(), "bench": ThroughputBench}
+    parsed = parse_command(argv, _usage("throughput", "model"), plugins, sections=sections, server=False)
+    if parsed is None:
+        return 0
+    return throughput(parsed.extra["bench"], with_model(parsed.config), plugins)

@@ -1,0 +1,107 @@
+"""`ferrule bench startup`: from the start of the process to the first healthy answer, and to the first token."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from ferrule.config.option import opt
+from ferrule_plugins.command.bench.figures import report
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartupBench:
+    """Start-up. What follows -- goes to `ferrule serve`."""
+
+    runs: int = opt(3, "How often to start.", ge=1)
+    timeout: float = opt(600.0, "Seconds to wait for a start.", gt=0)
+    output_json: str | None = opt(None, "File for the figures.")
+
+
+def run(options: StartupBench, serve: Sequence[str]) -> int:
+    """Start the server `options.runs` times; print medians of seconds."""
+    rows = [_once(list(serve), options.timeout) for _ in range(options.runs)]
+    figures: dict[str, Any] = {f"{name}_s": round(median(row[name] for row in rows), 3) for name in rows[0]}
+    figures["peak_rss_mib"] = figures.pop("rss_s")
+    figures["runs"] = options.runs
+    report(f"bench startup: ferrule serve {' '.join(serve)}".rstrip(), figures, options.output_json)
+    return 0
+
+
+def _once(serve: list[str], timeout: float) -> dict[str, float]:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    start = time.perf_counter()
+    command = [sys.executable, "-m", "ferrule", "serve", *serve, "--host", "127.0.0.1", "--port", str(port)]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    try:
+        while _status(port) != 200:
+            if server.poll() is not None:
+                raise SystemExit(f"the server ended with status {server.returncode}")
+            if time.perf_counter() - start > timeout:
+                raise SystemExit(f"not healthy after {timeout:.0f} s")
+            time.sleep(0.01)
+        healthy = time.perf_counter() - start
+        _first_token(port)
+        first = time.perf_counter() - start
+        return {"health_200": healthy, "first_token": first, "rss": _tree_rss(server.pid)}
+    finally:
+        server.send_signal(signal.SIGTERM)
+        try:
+            server.wait(30)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+
+
+def _status(port: int) -> int:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status
+    except OSError:
+        return 0
+    finally:
+        connection.close()
+
+
+def _first_token(port: int) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
+    body = json.dumps({"prompt": "Hello", "max_tokens": 1, "stream": True})
+    connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+    response = connection.getresponse()
+    if response.status != 200:
+        raise SystemExit(f"the first request was answered {response.status}: {response.read(300)!r}")
+    while not response.readline().startswith(b"data:"):
+        pass
+    connection.close()
+
+
+def _tree_rss(pid: int) -> float:
+    """Peak resident MiB of a process and its children, where /proc tells; 0.0 elsewhere."""
+    kib = 0
+    for process in [pid, *_children(pid)]:
+        try:
+            status = Path(f"/proc/{process}/status").read_text(encoding="ascii")
+        except OSError:
+            continue
+        kib += next((int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")), 0)
+    return kib / 1024
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    for tasks in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in map(int, tasks.read_text(encoding="ascii").split()):
+            found += [child, *_children(child)]
+    return found

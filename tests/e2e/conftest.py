@@ -1,0 +1,33 @@
+"""Fixtures of the end-to-end tests: tiny checkpoints, and real servers on loopback."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+
+from ferrule_testkit import server as servers
+from ferrule_testkit.checkpoints import tiny_checkpoint
+
+
+@pytest.fixture(scope="session")
+def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Llama checkpoint with a tokenizer and a chat template; 256 positions."""
+    return tiny_checkpoint("llama", tmp_path_factory.mktemp("checkpoints") / "llama")
+
+
+@pytest.fixture(scope="module")
+def server(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
+    """`ferrule serve` on the random Llama in float32, shared by a module's tests."""
+    log = tmp_path_factory.mktemp("server") / "log"
+    args = [str(tiny_llama), "--dtype", "float32", "--served-model-name", "tiny", "--num-gpu-blocks-override", "512"]
+    with servers.running(args, log, {"OMP_NUM_THREADS": "1"}) as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: servers.Server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60) as found:
+        yield found

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ferrule.config.schema import Schema, Spec, title
+from ferrule.config.values import size_text
 from ferrule.env import variable
 from ferrule.errors import nearest
 
 _INDENT = 26  # columns before the sentence about an option
 _FEW = 24  # up to so many options are all shown by a plain --help
+_SIZES = "SIZE is a whole number, also written 1k (1000), 1K (1024), 25.6k (25600); likewise m, g, t."
 
 
 @dataclass(frozen=True)
@@ -83,10 +85,16 @@ def terminal_width() -> int:
 
 def columns(left: str, text: str, width: int, indent: int = _INDENT) -> list[str]:
     """`left`, and `text` wrapped in the column beside it, or below it where `left` is too long."""
-    rows = textwrap.wrap(text, max(width - indent, 24)) or [""]
+    rows = textwrap.wrap(text, max(width - indent, 24), break_on_hyphens=False) or [""]
     if len(left) + 2 > indent:
         return [left, *(" " * indent + row for row in rows)]
     return [f"{left:<{indent}}{rows[0]}".rstrip(), *(" " * indent + row for row in rows[1:])]
+
+
+def spelling(spec: Spec) -> str:
+    """The option strings, short ones first; --[no-]x for a boolean."""
+    flag = f"--[no-]{spec.flag[2:]}" if spec.base is bool else spec.flag
+    return ", ".join((*spec.option.aliases, flag))
 
 
 def metavar(spec: Spec) -> str:
@@ -102,11 +110,13 @@ def metavar(spec: Spec) -> str:
 
 
 def default_text(spec: Spec) -> str:
-    """The default as the user would write it; empty where the sentence already tells it or there is none."""
-    if spec.default in (None, "", (), {}) or "Default" in spec.option.doc:
+    """The default as the user would write it; empty where the sentence already tells it, and for none and false."""
+    if spec.default in (None, False, "", (), {}) or "Default" in spec.option.doc:
         return ""
     if spec.base is bool:
-        return str(spec.default).lower()
+        return "true"
+    if spec.option.human:
+        return size_text(spec.default)
     return " ".join(str(value) for value in spec.default) if spec.many else str(spec.default)
 
 
@@ -121,7 +131,8 @@ class _Page:
 
     def _head(self) -> Iterator[str]:
         argument = f" [{self._usage.positional.upper()}]" if self._usage.positional else ""
-        yield f"usage: {self._usage.command}{argument} [options]"
+        options = " [options]" if self._schema.specs else ""
+        yield f"usage: {self._usage.command}{argument}{options}"
         yield ""
         yield from textwrap.wrap(self._usage.summary, self._width)
 
@@ -150,7 +161,8 @@ class _Page:
         for key in self._schema.sections:
             if self._schema.group(key):
                 yield ""
-                yield from self.group(key)
+                yield from self._group(key)
+        yield from self._sizes(self._schema.specs)
 
     def groups(self) -> Iterator[str]:
         for key, cls in self._schema.sections.items():
@@ -160,6 +172,10 @@ class _Page:
                 yield from columns("  " + cls.__name__, f"{title(cls)} ({count} {noun})", self._width)
 
     def group(self, key: str) -> Iterator[str]:
+        yield from self._group(key)
+        yield from self._sizes(self._schema.group(key))
+
+    def _group(self, key: str) -> Iterator[str]:
         cls = self._schema.sections[key]
         yield f"{cls.__name__}: {title(cls)}"
         yield from self._options(self._schema.group(key))
@@ -173,6 +189,7 @@ class _Page:
             found = tuple(s for s in self._schema.specs if any(word in flag for flag in s.flags))
         if found:
             yield from self._options(found)
+            yield from self._sizes(found)
             return
         known = [spec.flag[2:] for spec in self._schema.specs] + [
             cls.__name__ for cls in self._schema.sections.values()
@@ -182,13 +199,20 @@ class _Page:
 
     def _options(self, specs: Iterable[Spec]) -> Iterator[str]:
         for spec in specs:
-            yield from columns("  " + ", ".join(spec.flags) + metavar(spec), " ".join(self._facts(spec)), self._width)
+            yield from columns("  " + spelling(spec) + metavar(spec), " ".join(self._facts(spec)), self._width)
+
+    def _sizes(self, specs: Iterable[Spec]) -> Iterator[str]:
+        if any(spec.option.human for spec in specs):
+            yield ""
+            yield from textwrap.wrap(_SIZES, self._width)
 
     def _facts(self, spec: Spec) -> Iterator[str]:
         option = spec.option
         yield option.doc
-        if option.choices or spec.base in (int, float):
-            yield spec.expects[0].upper() + spec.expects[1:] + "."
+        if option.choices:
+            yield f"One of: {', '.join(map(str, option.choices))}."
+        if spec.limits:
+            yield f"Must be {spec.limits}."
         if option.json and spec.base is dict:
             yield f"Also key by key: {spec.flag}.KEY VALUE."
         if option.append:

@@ -5,6 +5,7 @@ Precedence: command line > file > environment > default. Option strings match ex
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
@@ -25,7 +26,7 @@ ENVIRONMENT = "environment"
 
 @dataclass(frozen=True, kw_only=True)
 class Parsed:
-    """`origins` has an entry for each option that is not at its default; `notices` are for the log."""
+    """`origins` has an entry for each option that is not at its default; `notices` are sentences."""
 
     config: Config
     extra: Mapping[str, Any]  # key of a further section → its instance
@@ -80,7 +81,7 @@ def parse_command(
     sections: Mapping[str, type] | None = None,
     server: bool = True,
 ) -> Parsed | None:
-    """What a command calls first: print the help that was asked for and return None, or parse.
+    """What a command calls first: print the help that was asked for and return None, or parse and print the notices.
 
     `sections` are all sections of the command; None: those of `Config`. A command that runs an engine and has options
     of its own passes ``{**config_sections(), "bench": BenchConfig}``.
@@ -90,7 +91,10 @@ def parse_command(
     if topic is not None:
         print(helptext.render(schema, usage, topic, plugins))
         return None
-    return parse(argv, schema, positional=usage.positional)
+    parsed = parse(argv, schema, positional=usage.positional)
+    for notice in parsed.notices:  # the log is not set up yet: its level is one of the options
+        print(f"{usage.command}: notice: {notice}", file=sys.stderr)
+    return parsed
 
 
 class _Scan:
@@ -188,32 +192,34 @@ class _Draft:
             if item.match.spec.base is dict and not item.match.path:
                 self.values.pop(item.match.spec.name, None)
                 self.origins.pop(item.match.spec.name, None)
-        seen: set[str] = set()
+        seen: dict[str, Any] = {}  # what this source alone says
         for item in items:
             name = item.match.spec.name
             try:
-                self.values[name] = self._value(item, repeated=name in seen)
+                self.values[name] = self._value(item, seen)
             except ValueError as error:
                 self.problems.append(problem(item.match.spec, item.label, item.raw, str(error)))
             earlier = self.origins.get(name, item.origin)
             merged = item.match.path and earlier != item.origin
             self.origins[name] = f"{earlier}, {item.origin}" if merged else item.origin
-            seen.add(name)
 
-    def _value(self, item: Item, repeated: bool) -> Any:
+    def _value(self, item: Item, seen: dict[str, Any]) -> Any:
         spec = item.match.spec
+        repeated = spec.name in seen
 
         def notice(text: str) -> None:
             self.notices.append(f"{item.label}: {text}.")
 
         if spec.base is dict:
-            return merge(self.values.get(spec.name, {}), item.match, item.raw, notice)
+            seen[spec.name] = merge(seen.get(spec.name, {}), item.match, item.raw, notice)
+            return merge(self.values.get(spec.name, {}), item.match, item.raw, lambda text: None)
         if spec.option.bare and item.raw is True:
             value: Any = ""
         else:
             value = convert(spec, item.raw)
         if spec.base is bool and value is not None:
             value = value == item.match.positive
+        seen[spec.name] = value
         if repeated and spec.option.append:
             return (*self.values.get(spec.name, ()), *value)
         if repeated:

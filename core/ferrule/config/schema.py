@@ -47,10 +47,14 @@ class Spec:
         noun = nouns[self.base]
         if self.many and self.option.json:
             noun = 'a JSON list such as ["a", "b"]'
-        bounds = {">=": self.option.ge, ">": self.option.gt, "<=": self.option.le}
-        limits = " and ".join(f"{sign} {bound:g}" for sign, bound in bounds.items() if bound is not None)
         suffix = " (1k = 1000, 1K = 1024, 25.6k = 25600)" if self.option.human else ""
-        return f"{noun} {limits}".rstrip() + suffix
+        return f"{noun} {self.limits}".rstrip() + suffix
+
+    @property
+    def limits(self) -> str:
+        """The bounds of a number, ">= 1 and <= 4"."""
+        bounds = {">=": self.option.ge, ">": self.option.gt, "<=": self.option.le}
+        return " and ".join(f"{sign} {bound:g}" for sign, bound in bounds.items() if bound is not None)
 
 
 @dataclass(frozen=True)

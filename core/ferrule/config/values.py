@@ -12,8 +12,8 @@ from typing import Any
 from ferrule.config.schema import Match, Spec
 from ferrule.errors import nearest
 
-_SIZE = re.compile(r"([+-]?)(\d+)(?:\.(\d+))?([kKmMgGtT]?)")
-_WHOLE = re.compile(r"[+-]?\d{1,19}")
+_SIZE = re.compile(r"([+-]?)(\d+)(?:\.(\d+))?([kKmMgGtT]?)", re.ASCII)
+_WHOLE = re.compile(r"[+-]?\d{1,19}", re.ASCII)
 _SCALES: dict[str, int] = {"": 1} | {
     letter: base ** (power + 1)
     for letters, base in (("kmgt", 1000), ("KMGT", 1024))
@@ -38,6 +38,12 @@ def human_size(text: str) -> int:
     if rest:
         raise ValueError("not a whole number")
     return -value if sign == "-" else value
+
+
+def size_text(value: int) -> str:
+    """The shortest way to write a whole number that `human_size` reads back."""
+    exact = (f"{value // scale}{letter}" for letter, scale in _SCALES.items() if value and value % scale == 0)
+    return min(exact, key=len, default="0")
 
 
 def is_boolean(text: str) -> bool:

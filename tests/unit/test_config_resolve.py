@@ -1,0 +1,91 @@
+"""Values left open are filled in one place, and contradictions are named."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from ferrule.config.parse import parse
+from ferrule.config.resolve import check_names, resolve
+from ferrule.config.sections import Config
+from ferrule.env import Environment
+from ferrule.errors import ConfigError
+
+
+def config(*argv: str) -> Config:
+    return parse(argv, env=Environment()).config
+
+
+def refusal(*argv: str, max_model_len: int | None = None) -> str:
+    with pytest.raises(ConfigError) as caught:
+        resolve(config(*argv), max_model_len)
+    return str(caught.value)
+
+
+def limits(*argv: str, max_model_len: int | None = None) -> tuple[int | None, int | None]:
+    section = resolve(config(*argv), max_model_len).scheduler
+    return section.max_num_seqs, section.max_num_batched_tokens
+
+
+def test_defaults() -> None:
+    resolved = resolve(config("org/name"))
+    assert resolved.cache.block_size == 16
+    assert resolved.model.served_model_name == ("org/name",)
+    assert limits() == (256, 2048)
+    assert resolve(resolved) == resolved
+
+
+def test_what_was_said_stays() -> None:
+    assert limits("--max-num-seqs", "3", "--max-num-batched-tokens", "7") == (3, 7)
+    assert resolve(config("--block-size", "8")).cache.block_size == 8
+    assert resolve(config("m", "--served-model-name", "a", "b")).model.served_model_name == ("a", "b")
+    assert resolve(config()).model.served_model_name == ()
+
+
+def test_one_limit_follows_the_other() -> None:
+    assert limits("--max-num-seqs", "5000") == (5000, 5000)
+    assert limits("--max-num-batched-tokens", "10") == (10, 10)
+
+
+def test_whole_prompts_must_fit_a_step() -> None:
+    assert limits("--no-enable-chunked-prefill", max_model_len=9000) == (256, 9000)
+    assert limits("--no-enable-chunked-prefill", "--max-model-len", "9000") == (256, 9000)
+    assert limits("--no-enable-chunked-prefill") == (256, 2048)
+    message = refusal("--no-enable-chunked-prefill", "--max-num-batched-tokens", "100", max_model_len=200)
+    assert "--max-num-batched-tokens (100) must be at least --max-model-len (200)" in message
+
+
+@pytest.mark.parametrize(
+    ("argv", "part"),
+    [
+        (["--max-num-seqs", "8", "--max-num-batched-tokens", "7"], "(7) must be at least --max-num-seqs (8)"),
+        (["--served-model-name", "a", "org/model"], "If 'org/model' is the model, write it before the options."),
+        (["m", "--served-model-name", "a", "a"], "same name twice"),
+        (["m", "--served-model-name", ""], "empty name"),
+        (["--api-key", ""], "--api-key is empty"),
+        (["--logits-processor-pattern", "("], "not a regular expression"),
+        (["--root-path", "api"], "must begin with '/'"),
+    ],
+)
+def test_contradictions(argv: list[str], part: str) -> None:
+    assert part in refusal(*argv)
+
+
+class _Plugins:
+    def names(self, kind: str) -> Sequence[str]:
+        return {"policy": ("fcfs", "priority"), "platform": ("cpu",)}.get(kind, ("default",))
+
+    def origin(self, kind: str, name: str) -> str:
+        return "someone 1.0" if name in ("denied", *self.names(kind)) else ""
+
+
+def test_names_of_plugins() -> None:
+    check_names(config(), _Plugins())
+    check_names(config("--scheduling-policy", "denied", "--device", "cpu"), _Plugins())
+    with pytest.raises(ConfigError) as caught:
+        check_names(config("--scheduling-policy", "priorty", "--routers", "default", "x"), _Plugins())
+    assert str(caught.value) == (
+        "--scheduling-policy: no policy plugin 'priorty'; available: fcfs, priority. Did you mean 'priority'?\n"
+        "--routers: no router plugin 'x'; available: default."
+    )

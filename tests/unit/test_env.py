@@ -1,0 +1,80 @@
+"""The environment: typed, checked, with a fallback, and nothing secret in a report."""
+
+from __future__ import annotations
+
+import pytest
+
+from ferrule import env
+from ferrule.env import VARIABLES, Environment
+from ferrule.errors import ConfigError
+
+
+def test_an_empty_environment_is_the_defaults() -> None:
+    assert env.read({}) == Environment()
+
+
+def test_every_field_has_a_variable() -> None:
+    assert [entry.field for entry in VARIABLES] == list(Environment.__struct_fields__)
+    assert all(entry.doc.endswith((".", ")")) for entry in VARIABLES)
+
+
+def test_ours_wins_over_the_fallback() -> None:
+    assert env.read({"VLLM_CPU_KVCACHE_SPACE": "2"}).cpu_kvcache_space == 2.0
+    both = {"VLLM_CPU_KVCACHE_SPACE": "2", "FERRULE_CPU_KVCACHE_SPACE": "3"}
+    assert env.read(both).cpu_kvcache_space == 3.0
+
+
+def test_values() -> None:
+    found = env.read(
+        {
+            "FERRULE_CPU_KVCACHE_SPACE": "0",
+            "FERRULE_PLUGINS": "a, b,",
+            "FERRULE_SERVER_DEV_MODE": "True",
+            "FERRULE_LOGGING_LEVEL": "WARNING",
+            "VLLM_ATTENTION_BACKEND": "TORCH_SDPA",
+            "XDG_CACHE_HOME": "/c",
+            "FERRULE_RPC_BASE_PATH": " ",
+        }
+    )
+    assert found == Environment(
+        cpu_kvcache_space=4.0,
+        plugins=("a", "b"),
+        server_dev_mode=True,
+        logging_level="warning",
+        attention_backend="torch_sdpa",
+        cache_root="/c/ferrule",
+    )
+
+
+def test_an_empty_allow_list_is_a_list() -> None:
+    assert env.read({"FERRULE_PLUGINS": ""}).plugins == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expects"),
+    [
+        ("FERRULE_CPU_KVCACHE_SPACE", "four", "GiB as a number >= 0"),
+        ("VLLM_CPU_KVCACHE_SPACE", "-1", "GiB as a number >= 0"),
+        ("FERRULE_CPU_KVCACHE_SPACE", "nan", "GiB as a number >= 0"),
+        ("FERRULE_CPU_KVCACHE_SPACE", "1e9", "GiB as a number >= 0"),
+        ("FERRULE_SERVER_DEV_MODE", "yes", "0 or 1"),
+        ("VLLM_LOGGING_LEVEL", "loud", "one of: debug, info, warning, error"),
+    ],
+)
+def test_a_bad_value_names_the_variable_that_was_set(name: str, value: str, expects: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        env.read({name: value})
+    assert str(caught.value) == f"Environment variable {name}: {value!r} is not valid; expected {expects}."
+
+
+def test_unknown_names() -> None:
+    found = env.unknown({"FERRULE_APIKEY": "x", "VLLM_WHATEVER": "1", "FERRULE_API_KEY": "k", "VLLM_PORT": "1"})
+    assert found == ("Environment variable FERRULE_APIKEY is not known. Did you mean 'FERRULE_API_KEY'?",)
+
+
+def test_reports_hold_no_secret() -> None:
+    secrets = {"FERRULE_API_KEY": "s3cret", "HF_TOKEN": "s3cret", "RAY_AUTH_MODE": "s3cret", "VLLM_PASSWORD": "s3cret"}
+    found = env.report({**secrets, "OMP_NUM_THREADS": "2", "HOME": "/root", "AWS_REGION": "x"})
+    assert found["OMP_NUM_THREADS"] == "2"
+    assert set(found) == {*secrets, "OMP_NUM_THREADS"}
+    assert "s3cret" not in str(found)

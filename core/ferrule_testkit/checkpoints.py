@@ -38,6 +38,12 @@ _LONGROPE = {
     "short_factor": [1.0 + 0.1 * i for i in range(8)],
     "long_factor": [1.5 + 0.4 * i for i in range(8)],
 }
+_GRANITE = {
+    "embedding_multiplier": 4.0,
+    "residual_multiplier": 0.6,
+    "attention_multiplier": 0.3,
+    "logits_scaling": 0.5,
+}
 
 
 @dataclass(frozen=True)
@@ -52,9 +58,21 @@ def _recipe(model_type: str, **changes: Any) -> Recipe:
     return Recipe(model_type, changes)
 
 
-# Architectures that Ferrule implements itself.
+# Architectures that Ferrule implements itself. Windows are short, so that texts of tests slide.
 NATIVE: Mapping[str, Recipe] = {
     "llama": _recipe("llama"),
+    "llama-tied": _recipe("llama", tie_word_embeddings=True, attention_bias=True, head_dim=32),
+    "mistral": _recipe("mistral", sliding_window=12),
+    "qwen2": _recipe("qwen2"),
+    "qwen2-sliding": _recipe("qwen2", use_sliding_window=True, sliding_window=12, max_window_layers=1),
+    "qwen3": _recipe("qwen3", head_dim=32),
+    "opt": _recipe("opt", ffn_dim=96, tie_word_embeddings=True),
+    "opt-postnorm": _recipe("opt", ffn_dim=96, do_layer_norm_before=False, word_embed_proj_dim=32),
+    "gpt2": _recipe("gpt2", tie_word_embeddings=True),
+    "gemma2": _recipe("gemma2", head_dim=16, sliding_window=12, query_pre_attn_scalar=24, tie_word_embeddings=True),
+    "phi3": _recipe("phi3", sliding_window=12),
+    "phi3-longrope": _recipe("phi3", original_max_position_embeddings=128, rope_parameters=_LONGROPE),
+    "granite": _recipe("granite", **_GRANITE),
 }
 
 

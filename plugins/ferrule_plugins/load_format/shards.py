@@ -53,9 +53,9 @@ def check_index(folder: Path, single: str, held: Mapping[Path, Iterable[str]]) -
     if folder / single in held or not index.is_file():
         return
     said = weight_map(index)
-    for name, file in said.items():
-        if name not in held[folder / file]:
-            raise CheckpointError(f"{folder / file} lacks the tensor {name!r} that {index.name} says it has.")
+    for name, shard in said.items():
+        if name not in held[folder / shard]:
+            raise CheckpointError(f"{folder / shard} lacks the tensor {name!r} that {index.name} says it has.")
     for file, names in held.items():
         for name in names:
             if name not in said:

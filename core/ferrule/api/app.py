@@ -13,6 +13,7 @@ from urllib.parse import parse_qsl
 
 from starlette.middleware.cors import CORSMiddleware
 
+from ferrule import log
 from ferrule.api.auth import Keys
 from ferrule.api.errors import failure_of
 from ferrule.api.figures import NO_ROUTE
@@ -35,7 +36,7 @@ _LOGGED = 512  # characters of a path that the access log repeats
 Scope = MutableMapping[str, Any]
 CLOSE = "ferrule.close"  # scope["state"] key: a function that makes the connection close after this answer
 
-_logger = logging.getLogger("ferrule.api")
+_logger = log.get("api")
 _access = logging.getLogger("uvicorn.access")
 
 
@@ -179,14 +180,14 @@ class App:
         """Fields that no one reads are no error, as clients expect, but neither are they passed over in silence."""
         names = [name for name in call.unknown_fields if _FIELD_NAME.match(name)][:_MAX_NAMED_FIELDS]
         answer.extra.append(("x-ferrule-ignored-fields", ", ".join(names) or "(unprintable)"))
-        _logger.warning("ignored unknown fields route=%s fields=%s", entry.route.path, ",".join(names))
+        _logger.warning("ignored unknown fields", route=entry.route.path, fields=",".join(names))
 
     async def _refuse(self, error: Exception, answer: Answer, intake: Intake) -> int:
         """Answer with an error. A body that was not read to its end closes the connection, after a short while."""
         failure = failure_of(error)
         if answer.status:
             answer.close()
-            _logger.error("an answer failed after its start status=%d", failure.status)
+            _logger.error("an answer failed after its start", status=failure.status)
             await answer.write(b"", more=False)
             return failure.status
         early = not intake.done

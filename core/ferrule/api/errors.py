@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from msgspec import Struct
 
+from ferrule import log
 from ferrule.errors import EngineDead, MethodError, OverloadedError, RequestError, RequestFailed, UnavailableError
 
-_logger = logging.getLogger("ferrule.api")
+_logger = log.get("api")
 _DEAD_RETRY = 5  # seconds after which a client may try a server whose engine has died
 
 
@@ -28,7 +28,7 @@ class Failure(Struct, frozen=True):
 
 
 def failure_of(exc: BaseException) -> Failure:
-    """Describe an exception to a client. One that is not ours becomes a 500 without its text, and is logged."""
+    """Describe an exception that is being handled to a client. One that is not ours becomes a 500 without its text."""
     match exc:
         case MethodError():
             return Failure(exc.status, exc.kind, exc.message, headers=(("allow", ", ".join(exc.allow)),))
@@ -44,5 +44,5 @@ def failure_of(exc: BaseException) -> Failure:
             return Failure(503, UnavailableError.kind, message, headers=(("retry-after", str(_DEAD_RETRY)),))
         case RequestFailed():
             return Failure(exc.status, exc.kind, exc.message)
-    _logger.error("unexpected error while serving a request", exc_info=exc)
+    _logger.exception("unexpected error while serving a request")
     return Failure(500, RequestFailed.kind, "The server failed while serving this request; its log says why.")

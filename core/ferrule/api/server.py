@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import uvicorn
 
+from ferrule import log
 from ferrule.api.app import build_app
 from ferrule.api.lifecycle import DEAD, Lifecycle
 from ferrule.api.protocol import protocol_class
@@ -25,7 +26,7 @@ _WATCH_SECONDS = 0.2  # between two looks at the engine's health
 _LAST_WORDS = 1.0  # seconds that a dead server answers 503 before it goes
 _FLUSH = 3.0  # seconds to send the last errors and to close connections
 
-_logger = logging.getLogger("ferrule.api")
+_logger = log.get("api")
 
 
 async def serve(config: Config, plugins: Plugins, listener: socket.socket, connect: Connect) -> int:
@@ -160,7 +161,7 @@ async def _after_death(config: Config, stop: Stop) -> None:
 async def _drain(config: Config, lifecycle: Lifecycle, stop: Stop) -> None:
     """New work is refused; what runs gets its time, unless the engine dies or a second signal comes."""
     lifecycle.drain()
-    _logger.info("draining open=%d timeout=%gs", lifecycle.num_open, config.frontend.shutdown_timeout)
+    _logger.info("draining", open=lifecycle.num_open, timeout=config.frontend.shutdown_timeout)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(config.frontend.shutdown_timeout):
             await _first(lifecycle.quiet(), lifecycle.died.wait(), stop.insisted.wait())

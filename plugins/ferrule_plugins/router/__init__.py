@@ -1,0 +1,1 @@
+"""HTTP routes, one module per router plugin; `openai_*` are the parts of `openai`."""

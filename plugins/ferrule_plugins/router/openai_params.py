@@ -1,0 +1,190 @@
+"""From a body to what the service takes, and what both OpenAI routes keep while they answer."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from ferrule import __version__
+from ferrule.config import Config
+from ferrule.errors import ForbiddenError, RequestError, RequestFailed
+from ferrule.interfaces.router import Call
+from ferrule.interfaces.service import Generate, Output, Service, Usage
+from ferrule.types import FinishReason, SamplingParams, TokenLogprobs
+from ferrule_plugins.router.openai_schema import (
+    GenerateBody,
+    PromptLogprob,
+    PromptLogprobs,
+    PromptTokensDetails,
+    UsageInfo,
+)
+
+_SAMPLING = tuple(set(SamplingParams.__struct_fields__) & set(GenerateBody.__struct_fields__) - {"logit_bias"})
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}\Z")
+_MAX_NOTE_BYTES = 16 << 10  # of `user` and of `metadata`
+_LOWEST_LOGPROB = -9999.0  # JSON has no -Infinity
+_GUIDED = (
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "guided_decoding_backend",
+    "guided_whitespace_pattern",
+    "structured_outputs",
+)
+
+
+def check(body: GenerateBody, config: Config) -> None:
+    """Refuse what this server cannot do. Ranges of sampling values are the service's to check."""
+    stream = bool(body.stream)
+    if body.stream_options is not None and not stream:
+        raise RequestError("stream_options needs stream to be true.", "stream_options")
+    if body.prompt_logprobs is not None and stream:
+        raise RequestError("prompt_logprobs cannot be streamed.", "prompt_logprobs")
+    if body.use_beam_search:
+        raise RequestError("Beam search is not available.", "use_beam_search")
+    for name in _GUIDED:
+        if getattr(body, name) is not None:
+            raise RequestError(f"{name}: guided decoding is not available in this build.", name)
+    if body.response_format is not None and body.response_format.get("type") != "text":
+        raise RequestError(
+            "response_format: only {'type': 'text'} is possible: guided decoding is not available in this build.",
+            "response_format",
+        )
+    if body.priority and config.scheduler.scheduling_policy == "fcfs":
+        raise RequestError("priority needs a server started with --scheduling-policy priority.", "priority")
+    for name in ("user", "metadata"):
+        if len(msgspec.json.encode(getattr(body, name))) > _MAX_NOTE_BYTES:
+            raise RequestError(f"{name} is limited to {_MAX_NOTE_BYTES} bytes.", name)
+    if body.request_id is not None and not _REQUEST_ID.match(body.request_id):
+        raise RequestError("request_id must be 1 to 128 characters of A-Z a-z 0-9 . _ : -", "request_id")
+
+
+def sampling(body: GenerateBody, service: Service, given: dict[str, Any]) -> SamplingParams:
+    """The request's values over the model's defaults over the documented ones. `given` wins over the body."""
+    values = service.sampling_defaults()
+    for name in _SAMPLING:
+        value = getattr(body, name)
+        if value is not None:
+            values[name] = value
+    if body.logit_bias is not None:
+        values["logit_bias"] = _biases(body.logit_bias)
+    return SamplingParams(**{**values, **given})
+
+
+def _biases(raw: dict[str, float]) -> dict[int, float]:
+    biases = {}
+    for key, bias in raw.items():
+        if not (key.removeprefix("-").isdecimal() and key.isascii() and len(key) <= 19):
+            raise RequestError("logit_bias: keys must be token ids.", "logit_bias")
+        biases[int(key)] = bias
+    return biases
+
+
+def processors(body: GenerateBody) -> tuple[dict[str, Any], ...]:
+    """Logits processors, each by a qualified name or as {qualname, args, kwargs}."""
+    return tuple({"qualname": item} if isinstance(item, str) else item for item in body.logits_processors or ())
+
+
+def refuse_embeds(value: Any) -> None:
+    if value is not None:
+        raise ForbiddenError("prompt_embeds is switched off on this server.", "prompt_embeds")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request on its way: what its answers repeat, and how tokens are shown."""
+
+    id: str
+    created: int
+    model: str
+    fingerprint: str
+    service: Service
+    token_names: bool  # show tokens as token_id:N
+    token_ids: bool  # return_token_ids
+    cached_details: bool
+    num_per_prompt: int  # choices per prompt
+
+    @classmethod
+    def of(cls, prefix: str, call: Call, request: Generate, service: Service, config: Config) -> Asked:
+        body: GenerateBody = call.body
+        header = call.headers.get("x-request-id", "")
+        name = body.request_id or (header if _REQUEST_ID.match(header) else call.request_id)
+        front = config.frontend
+        as_ids = body.return_tokens_as_token_ids
+        return cls(
+            id=f"{prefix}-{name}",
+            created=int(time.time()),
+            model=service.resolve(request.model),
+            fingerprint=fingerprint(service),
+            service=service,
+            token_names=front.return_tokens_as_token_ids if as_ids is None else as_ids,
+            token_ids=bool(body.return_token_ids),
+            cached_details=front.enable_prompt_tokens_details,
+            num_per_prompt=request.params.n,
+        )
+
+    def token(self, token_id: int) -> str:
+        return f"token_id:{token_id}" if self.token_names else self.service.token_text(token_id)
+
+    def usage(self, usages: list[Usage]) -> UsageInfo:
+        """Sum over choices; a prompt counts once, however many choices it has."""
+        firsts = usages[:: self.num_per_prompt]
+        prompt = sum(usage.prompt_tokens for usage in firsts)
+        completion = sum(usage.completion_tokens for usage in usages)
+        cached = sum(usage.cached_tokens for usage in firsts)
+        return UsageInfo(
+            prompt, prompt + completion, completion, PromptTokensDetails(cached) if self.cached_details else None
+        )
+
+    def prompt_logprobs(self, entries: tuple[TokenLogprobs | None, ...]) -> PromptLogprobs:
+        """By token id: the prompt's own token, then the most likely ones."""
+        return [None if entry is None else self._ranked(entry) for entry in entries]
+
+    def _ranked(self, entry: TokenLogprobs) -> dict[str, PromptLogprob]:
+        ranked = {str(entry.token_id): PromptLogprob(finite(entry.logprob), entry.rank, self.token(entry.token_id))}
+        for rank, (token_id, logprob) in enumerate(entry.top, start=1):
+            ranked.setdefault(str(token_id), PromptLogprob(finite(logprob), rank, self.token(token_id)))
+        return ranked
+
+
+def fingerprint(service: Service) -> str:
+    """Changes with the version, the model and how it runs."""
+    digest = hashlib.sha256(msgspec.json.encode(service.model)).hexdigest()[:10]
+    return f"ferrule-{__version__}-{digest}"
+
+
+def finite(logprob: float) -> float:
+    return max(logprob, _LOWEST_LOGPROB)
+
+
+def finish_of(output: Output) -> str | None:
+    """The finish reason to show. Raises RequestFailed when the choice ended with an error of ours."""
+    if output.finish is FinishReason.ERROR:
+        raise RequestFailed(output.error or "The request failed.")
+    return None if output.finish is None else output.finish.value
+
+
+class Meter:
+    """Usage of all choices so far. `count` choices are expected."""
+
+    def __init__(self, asked: Asked, count: int) -> None:
+        self._asked = asked
+        self._usages = [Usage()] * count
+
+    def see(self, output: Output) -> None:
+        self._usages[output.index] = output.usage
+
+    def of(self, index: int) -> UsageInfo:
+        """One choice's, for streams that ask for usage in each chunk."""
+        usage = self._usages[index]
+        total = usage.prompt_tokens + usage.completion_tokens
+        return UsageInfo(usage.prompt_tokens, total, usage.completion_tokens)
+
+    def total(self) -> UsageInfo:
+        return self._asked.usage(self._usages)

@@ -1,0 +1,1 @@
+"""Where figures go, one module per plugin."""

@@ -1,0 +1,55 @@
+"""`console`: one line of throughput in the log every ten seconds while there is work."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from ferrule import log
+from ferrule.config import Config
+from ferrule.interfaces.stats import RequestStats, StatLogger
+from ferrule.types import EngineStats, ModelInfo
+
+_INTERVAL = 10.0  # seconds
+
+_logger = log.get("stats")
+
+
+class Console(StatLogger):
+    """`clock` counts seconds, monotonic."""
+
+    def __init__(self, config: Config, model: ModelInfo, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(config, model)
+        self._clock = clock
+        self._last: dict[int, tuple[float, EngineStats]] = {}  # engine → when and what the last line said
+
+    def on_engine(self, stats: EngineStats, engine: int) -> None:
+        if self.config.observability.disable_log_stats:
+            return
+        now = self._clock()
+        when, before = self._last.setdefault(engine, (now, stats))
+        if now - when < _INTERVAL:
+            return
+        self._last[engine] = (now, stats)
+        if stats.steps == before.steps and not stats.running and not stats.waiting:
+            return
+        seconds = now - when
+        queries = stats.prefix_queries - before.prefix_queries
+        hits = (stats.prefix_hits - before.prefix_hits) / queries if queries else 0.0
+        _logger.info(
+            "Engine %03d: Avg prompt throughput: %.1f tokens/s, Avg generation throughput: %.1f tokens/s, "
+            "Running: %d reqs, Waiting: %d reqs, KV cache usage: %.1f%%, Prefix cache hit rate: %.1f%%",
+            engine,
+            (stats.prompt_tokens - before.prompt_tokens) / seconds,
+            (stats.generation_tokens - before.generation_tokens) / seconds,
+            stats.running,
+            stats.waiting,
+            stats.cache_usage * 100,
+            hits * 100,
+        )
+
+    def on_tokens(self, first: bool, num_tokens: int, gap: float) -> None:
+        """The engine's own counters say all that the line needs."""
+
+    def on_finish(self, stats: RequestStats) -> None:
+        """The engine's own counters say all that the line needs."""

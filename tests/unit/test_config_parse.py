@@ -93,9 +93,18 @@ def test_several_values_and_repetition() -> None:
     assert parsed.config.model.served_model_name == ("a", "b")
     assert parsed.config.frontend.port == 2
     assert parsed.notices == ("--port: given more than once; the last one counts.",)
-    parsed = read("--plugin", "a=b.py", "--plugin", "c=d.py", "e=f.py")
+    parsed = read("m", "--plugin", "a=b.py", "--plugin", "c=d.py", "e=f.py")
     assert parsed.config.plugins.plugin == ("a=b.py", "c=d.py", "e=f.py")
     assert parsed.notices == ()
+
+
+def test_a_model_behind_a_list_is_noted() -> None:
+    parsed = read("--served-model-name", "a", "org/model")
+    assert parsed.config.model.model == ""
+    (notice,) = parsed.notices
+    assert notice.startswith("No MODEL is given, and --served-model-name takes all 2 words behind it.")
+    assert read("--api-key", "a").notices == read("m", "--api-key", "a", "b").notices == ()
+    assert read("--model", "m", "--api-key", "a", "b").notices == ()
 
 
 def test_a_bare_option() -> None:

@@ -60,7 +60,6 @@ def test_whole_prompts_must_fit_a_step() -> None:
     ("argv", "part"),
     [
         (["--max-num-seqs", "8", "--max-num-batched-tokens", "7"], "(7) must be at least --max-num-seqs (8)"),
-        (["--served-model-name", "a", "org/model"], "If 'org/model' is the model, write it before the options."),
         (["m", "--served-model-name", "a", "a"], "same name twice"),
         (["m", "--served-model-name", ""], "empty name"),
         (["--api-key", ""], "--api-key is empty"),

@@ -111,7 +111,7 @@ def metavar(spec: Spec) -> str:
 
 def default_text(spec: Spec) -> str:
     """The default as the user would write it; empty where the sentence already tells it, and for none and false."""
-    if spec.default in (None, False, "", (), {}) or "Default" in spec.option.doc:
+    if spec.default is None or spec.default is False or spec.default in ("", (), {}) or "Default" in spec.option.doc:
         return ""
     if spec.base is bool:
         return "true"
@@ -177,7 +177,7 @@ class _Page:
 
     def _group(self, key: str) -> Iterator[str]:
         cls = self._schema.sections[key]
-        yield f"{cls.__name__}: {title(cls)}"
+        yield from textwrap.wrap(f"{cls.__name__}: {title(cls)}", self._width)
         yield from self._options(self._schema.group(key))
 
     def search(self, word: str) -> Iterator[str]:

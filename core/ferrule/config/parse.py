@@ -5,9 +5,8 @@ Precedence: command line > file > environment > default. Option strings match ex
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any, get_type_hints
 
@@ -26,7 +25,7 @@ ENVIRONMENT = "environment"
 
 @dataclass(frozen=True, kw_only=True)
 class Parsed:
-    """`origins` has an entry for each option that is not at its default; `notices` are sentences."""
+    """`origins` has an entry for each option that is not at its default; `notices` are sentences for its log."""
 
     config: Config
     extra: Mapping[str, Any]  # key of a further section → its instance
@@ -54,7 +53,17 @@ def parse(
     """
     schema = Schema(config_sections()) if schema is None else schema
     scan = _Scan(schema, argv, positional)
-    return _finish(schema, scan.items, scan.problems, env)
+    parsed = _finish(schema, scan.items, scan.problems, env)
+    last = scan.items[-1] if scan.items else None
+    if last is None or positional is None or positional in parsed.origins:
+        return parsed
+    if isinstance(last.raw, list) and len(last.raw) > 1:
+        swallowed = (
+            f"No {positional.upper()} is given, and {last.label} takes all {len(last.raw)} words behind it. If one of "
+            f"them is the {positional.upper()}, write it before the options."
+        )
+        return replace(parsed, notices=(*parsed.notices, swallowed))
+    return parsed
 
 
 def from_kwargs(env: Environment | None = None, /, **kwargs: Any) -> Config:
@@ -81,7 +90,7 @@ def parse_command(
     sections: Mapping[str, type] | None = None,
     server: bool = True,
 ) -> Parsed | None:
-    """What a command calls first: print the help that was asked for and return None, or parse and print the notices.
+    """What a command calls first: print the help that was asked for and return None, or parse.
 
     `sections` are all sections of the command; None: those of `Config`. A command that runs an engine and has options
     of its own passes ``{**config_sections(), "bench": BenchConfig}``.
@@ -91,10 +100,7 @@ def parse_command(
     if topic is not None:
         print(helptext.render(schema, usage, topic, plugins))
         return None
-    parsed = parse(argv, schema, positional=usage.positional)
-    for notice in parsed.notices:  # the log is not set up yet: its level is one of the options
-        print(f"{usage.command}: notice: {notice}", file=sys.stderr)
-    return parsed
+    return parse(argv, schema, positional=usage.positional)
 
 
 class _Scan:

@@ -82,12 +82,6 @@ def _scheduler(section: SchedulerConfig, max_model_len: int | None, problems: li
 def _contradictions(config: Config) -> list[str]:
     problems = []
     model = config.model
-    if len(model.served_model_name) > 1 and not model.model:
-        last = model.served_model_name[-1]
-        problems.append(
-            f"--served-model-name has {len(model.served_model_name)} names and there is no MODEL. If {last!r} is the "
-            "model, write it before the options."
-        )
     if len(set(model.served_model_name)) < len(model.served_model_name):
         problems.append("--served-model-name has the same name twice.")
     if any(not name.strip() for name in model.served_model_name):

@@ -66,23 +66,21 @@ def _summary_value(statement: ast.stmt) -> str:
 
 
 def _source(module: str) -> Path | None:
-    """The file of a module, found as an import would find it, without importing its packages."""
-    spec: ModuleSpec | None = None
-    name = ""
-    for part in module.split("."):
-        name = f"{name}.{part}" if name else part
-        where = None if spec is None else spec.submodule_search_locations
-        if spec is not None and where is None:
-            return None
-        spec = _find(name, None if where is None else list(where))
-        if spec is None:
-            return None
-    return Path(spec.origin) if spec is not None and spec.has_location and spec.origin else None
+    """The file of a module. Only the finders of the top-level name are asked: below it, they would import packages."""
+    parts = module.split(".")
+    if not all(parts):
+        return None
+    top = _find(parts[0])
+    if top is None or len(parts) == 1:
+        return Path(top.origin) if top is not None and top.has_location and top.origin else None
+    folders = [Path(folder).joinpath(*parts[1:-1]) for folder in top.submodule_search_locations or ()]
+    candidates = (folder / name for folder in folders for name in (f"{parts[-1]}/__init__.py", f"{parts[-1]}.py"))
+    return next((path for path in candidates if path.is_file()), None)
 
 
-def _find(name: str, where: list[str] | None) -> ModuleSpec | None:
+def _find(name: str) -> ModuleSpec | None:
     for finder in sys.meta_path:
-        spec = finder.find_spec(name, where)
+        spec = finder.find_spec(name, None)
         if spec is not None:
             return spec
     return None

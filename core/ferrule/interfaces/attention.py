@@ -29,6 +29,7 @@ class AttentionLayout:
     max_context_len: int
     query_lens_host: tuple[int, ...]  # the same on the host, so that no device needs to be asked
     context_lens_host: tuple[int, ...]
+    window: int = 0  # of the group; its table entries before max(0, query position - window + 1) are dead, 0: none are
 
 
 class AttentionBackend(ABC):

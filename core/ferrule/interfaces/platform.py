@@ -48,3 +48,7 @@ class Platform(ABC):
     @abstractmethod
     def attention_order(self) -> tuple[str, ...]:
         """Names of attention backends, first choice first."""
+
+    def depth(self) -> int:
+        """Steps in flight that pay off here: 2 where the device computes while the host plans."""
+        return 1

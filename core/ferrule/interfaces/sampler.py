@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ferrule.types import TokenSampling
 
 if TYPE_CHECKING:
     import torch
+
+    from ferrule.interfaces.plugins import Plugins
 
 
 @dataclass(frozen=True)
@@ -34,14 +36,20 @@ class SampleBatch:
 
 @dataclass(frozen=True)
 class Sampled:
-    """`finite[r]` is False for a row whose logits held NaN or had no finite maximum; its token is meaningless."""
+    """`finite[r]` is False for a row whose logits held NaN or had no finite maximum; its token is meaningless, as is
+    that of a row in `errors`, whose value is fit for the client. Meaningless tokens are ids of the vocabulary too."""
 
     tokens: torch.Tensor  # [rows] int64
     finite: torch.Tensor  # [rows] bool
     logprobs: torch.Tensor | None = None  # [rows, vocab] float32 of the rows that ask, in order; before any processing
+    errors: Mapping[int, str] = field(default_factory=dict)  # by row
 
 
 class Sampler(ABC):
+    def __init__(self, plugins: Plugins) -> None:
+        """`plugins` is where logits processors that requests name are loaded from."""
+        self.plugins = plugins
+
     @abstractmethod
     def sample(self, logits: torch.Tensor, batch: SampleBatch) -> Sampled:
         """Draw one token per row of `logits` [rows, vocab] float32, which it may overwrite.

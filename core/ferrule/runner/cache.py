@@ -1,0 +1,84 @@
+"""KV cache tensors: one storage per layer position, shared by the groups.
+
+A block id means one page of every layer of *one* group, and layer j of each group lives in storage j: a block that
+leaves one group may serve another. Where the layers' pages differ in size the storage has the largest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from msgspec.structs import replace
+
+from ferrule.interfaces.model import LayerCache
+from ferrule.types import CacheGroup
+
+
+@dataclass(frozen=True)
+class LayerPlace:
+    """Where a layer's cache is: its group, and which storage."""
+
+    group: int
+    storage: int
+    spec: LayerCache
+
+
+@dataclass(frozen=True)
+class CacheMap:
+    """How a model's layers share storage. `page_elements[j]` is one block's size in storage j."""
+
+    groups: tuple[CacheGroup, ...]
+    places: Mapping[str, LayerPlace]
+    page_elements: tuple[int, ...]
+
+    @property
+    def page_size(self) -> int:
+        """Elements of one block over all storages."""
+        return sum(self.page_elements)
+
+    def allocate(
+        self,
+        num_blocks: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        shape_of: Callable[[LayerCache, int], tuple[int, ...]],
+    ) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+        """Zeroed storages [num_blocks, page], and each layer's view of its own in the shape that attention wants."""
+        storages = [_zeros((num_blocks, size), dtype, device) for size in self.page_elements]
+        views = {}
+        for name, place in self.places.items():
+            shape = shape_of(place.spec, num_blocks)
+            page = math.prod(shape[1:])
+            views[name] = storages[place.storage][:, :page].view(shape)
+        return storages, views
+
+
+def map_layers(specs: Mapping[str, LayerCache], shape_of: Callable[[LayerCache, int], tuple[int, ...]]) -> CacheMap:
+    """Group a model's layers by what the engine must know of them."""
+    groups: dict[tuple[str, int, int], list[str]] = {}
+    for name, spec in specs.items():
+        groups.setdefault((spec.group.kind, spec.group.block_size, spec.group.window), []).append(name)
+    places: dict[str, LayerPlace] = {}
+    pages: list[int] = []
+    described = []
+    for number, members in enumerate(groups.values()):
+        described.append(replace(specs[members[0]].group, num_layers=len(members)))
+        for storage, name in enumerate(members):
+            places[name] = LayerPlace(number, storage, specs[name])
+            size = math.prod(shape_of(specs[name], 1))
+            if storage == len(pages):
+                pages.append(0)
+            pages[storage] = max(pages[storage], size)
+    return CacheMap(tuple(described), places, tuple(pages))
+
+
+def _zeros(shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """On the CPU, memory that is never touched costs nothing: the cache grows as it is used."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    raw = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)
+    return torch.from_numpy(raw).view(dtype).view(shape)

@@ -1,0 +1,102 @@
+"""What the runner keeps per slot: ids, progress, parameters, block tables. A plan changes only what it names.
+
+Ids live on the device, because a sampled token is an input of the next step before the host has seen it. Everything
+that the host decides (lengths, tables) has a host copy, so that no device needs to be asked.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from ferrule.types import Admit, CacheGroup, Chunk, StepPlan, TokenSampling
+
+IntArray = np.ndarray[Any, np.dtype[np.int32]]
+
+
+class SlotState:
+    """Arrays indexed by slot. A slot that is admitted starts from nothing, whoever had it before."""
+
+    def __init__(
+        self, slots: int, max_len: int, groups: tuple[CacheGroup, ...], vocab_size: int, device: torch.device
+    ) -> None:
+        self.max_len = max_len
+        self.vocab_size = vocab_size
+        self.ids = _zeros((slots, max_len), device)  # [slots, max_len] int32
+        self.num_known: IntArray = np.zeros(slots, np.int32)
+        self.num_prompt: IntArray = np.zeros(slots, np.int32)
+        self.sampling: list[TokenSampling | None] = [None] * slots
+        self.faults: dict[int, str] = {}  # slots whose request cannot run, and why
+        blocks = [-(-max_len // group.block_size) for group in groups]
+        self.tables = [_zeros((slots, count), torch.device("cpu")) for count in blocks]  # each [slots, blocks] int32
+        self.num_blocks: IntArray = np.zeros((len(groups), slots), np.int32)
+
+    def apply(self, plan: StepPlan) -> None:
+        """Follow the plan's releases, admissions and appended ids and blocks.
+
+        Raises IndexError for a slot or a length that does not exist: the scheduler is broken, which is fatal.
+        """
+        for slot in plan.releases:
+            self._clear(slot)
+        for admit in plan.admits:
+            self._admit(admit)
+        for chunk in plan.chunks:
+            self._append(chunk)
+
+    def sampled(self, slot: int, position: int) -> None:
+        """The token at `position` of `slot` has been written to `ids` on the device."""
+        self.num_known[slot] = max(int(self.num_known[slot]), position + 1)
+
+    def check(self) -> None:
+        """Raise RuntimeError where a slot without a request holds something."""
+        for slot, sampling in enumerate(self.sampling):
+            held = int(self.num_known[slot]) + int(self.num_blocks[:, slot].sum())
+            if sampling is None and (held or slot in self.faults):
+                raise RuntimeError(f"slot {slot} is free but not empty")
+
+    def _clear(self, slot: int) -> None:
+        self.num_known[slot] = self.num_prompt[slot] = 0
+        self.sampling[slot] = None
+        self.faults.pop(slot, None)
+        for group, table in enumerate(self.tables):
+            table[slot, : int(self.num_blocks[group, slot])] = 0
+            self.num_blocks[group, slot] = 0
+
+    def _admit(self, admit: Admit) -> None:
+        slot, known = admit.slot, admit.known_ids
+        self._clear(slot)
+        self.sampling[slot] = admit.sampling
+        self.num_prompt[slot] = admit.num_prompt
+        self._write(slot, 0, known)
+
+    def _append(self, chunk: Chunk) -> None:
+        slot = chunk.slot
+        if chunk.new_ids:
+            self._write(slot, int(self.num_known[slot]), chunk.new_ids)
+        for group, blocks in enumerate(chunk.new_blocks):
+            if blocks:
+                start = int(self.num_blocks[group, slot])
+                row = self.tables[group][slot]
+                if start + len(blocks) > row.shape[0]:
+                    raise IndexError(f"slot {slot} got more blocks than max_model_len needs")
+                row[start : start + len(blocks)] = torch.tensor(blocks, dtype=torch.int32)
+                self.num_blocks[group, slot] = start + len(blocks)
+
+    def _write(self, slot: int, start: int, ids: tuple[int, ...]) -> None:
+        if start + len(ids) > self.max_len:
+            raise IndexError(f"slot {slot} got more ids than max_model_len")
+        values = np.asarray(ids, dtype=np.int64)
+        if len(ids) and (values.min() < 0 or values.max() >= self.vocab_size):
+            self.faults[slot] = "A token id is outside the vocabulary."  # this request's fault, no one else's
+            values = np.zeros_like(values)
+        self.ids[slot, start : start + len(ids)] = torch.from_numpy(values.astype(np.int32)).to(self.ids.device)
+        self.num_known[slot] = start + len(ids)
+
+
+def _zeros(shape: tuple[int, int], device: torch.device) -> torch.Tensor:
+    """int32 zeros; on the CPU, pages that are never written cost nothing."""
+    if device.type == "cpu":
+        return torch.from_numpy(np.zeros(shape, np.int32))
+    return torch.zeros(shape, dtype=torch.int32, device=device)

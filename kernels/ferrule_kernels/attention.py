@@ -1,0 +1,92 @@
+"""Attention over gathered keys and values, and the indices to gather them by.
+
+A cache is seen as [slots, 2, kv_heads, head_dim]: slot = block * block_size + offset, keys at 0 and values at 1. Slot 0
+lies in the null block, which is never written: what is gathered in place of a masked position is zero, so a neighbour's
+infinities cannot come back as 0 * inf.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional as F
+
+from ferrule.interfaces.model import AttentionOptions
+
+
+def write_cache(cache: torch.Tensor, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    """Put k and v [tokens, kv_heads, head_dim] at `slots` [tokens] of cache [slots, 2, kv_heads, head_dim]."""
+    cache[:, 0].index_copy_(0, slots, k)
+    cache[:, 1].index_copy_(0, slots, v)
+
+
+def kv_slots(
+    table: torch.Tensor, first: torch.Tensor, stop: torch.Tensor, span: int, block_size: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Slots and positions of `span` positions from `first` [rows]; both [rows, span] int64.
+
+    `table` [rows, blocks] holds block ids. Positions at or after `stop` [rows] get slot 0.
+    """
+    positions = first.unsqueeze(1) + torch.arange(span, device=table.device)
+    inside = positions < stop.unsqueeze(1)
+    blocks = (positions // block_size).clamp(max=table.shape[1] - 1)
+    slots = torch.gather(table.long(), 1, blocks) * block_size + positions % block_size
+    return slots.where(inside, 0), positions
+
+
+def visible(q_positions: torch.Tensor, k_positions: torch.Tensor, window: int) -> torch.Tensor:
+    """Which keys a query sees: [rows, q] and [rows, k] → bool [rows, q, k]. `window` includes the query itself."""
+    distance = q_positions.unsqueeze(-1) - k_positions.unsqueeze(-2)
+    seen = distance >= 0
+    return seen & (distance < window) if window else seen
+
+
+def attend_math(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    seen: torch.Tensor,
+    options: AttentionOptions,
+    distance: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Attention by its definition, in float32.
+
+    q [rows, heads, q, dim]; k, v [rows, kv_heads, k, dim]; `seen` bool [rows, q, k]; `distance` [rows, q, k] is how far
+    a key lies before the query, for ALiBi. Returns [rows, heads, q, dim] of q's type.
+    """
+    rows, heads, queries, dim = q.shape
+    kv_heads = k.shape[1]
+    grouped = q.reshape(rows, kv_heads, heads // kv_heads * queries, dim).float()
+    scores = torch.matmul(grouped, k.float().transpose(-1, -2)) * options.scale
+    scores = scores.view(rows, heads, queries, -1)
+    if options.soft_cap:
+        scores = torch.tanh(scores / options.soft_cap) * options.soft_cap
+    if options.alibi_slopes and distance is not None:
+        slopes = torch.tensor(options.alibi_slopes, dtype=torch.float32, device=q.device)
+        scores = scores - slopes.view(1, -1, 1, 1) * distance.unsqueeze(1)
+    scores = scores.masked_fill(~seen.unsqueeze(1), float("-inf"))
+    if options.sinks is not None:  # one more key, with a learned score and no value
+        sinks = options.sinks.float().view(1, -1, 1, 1).expand(rows, heads, queries, 1)
+        weights = torch.cat((scores, sinks), dim=-1).softmax(-1)[..., :-1]
+    else:
+        weights = scores.softmax(-1)
+    weights = weights.reshape(rows, kv_heads, -1, weights.shape[-1])
+    return torch.matmul(weights, v.float()).view(rows, heads, queries, dim).to(q.dtype)
+
+
+def attend_sdpa(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: torch.Tensor | None, scale: float
+) -> torch.Tensor:
+    """The same by torch's fused kernel, for plain scores. Shapes as in `attend_math`; `seen` None: all keys."""
+    rows, heads, queries, dim = q.shape
+    if queries == 1:  # the heads of a group are queries of one key head: each key is read once
+        mask = None if seen is None else seen.unsqueeze(1)
+        grouped = q.reshape(rows, k.shape[1], -1, dim)
+        out = F.scaled_dot_product_attention(grouped, k, v, attn_mask=mask, scale=scale)
+        return out.reshape(rows, heads, 1, dim)
+    mask = None if seen is None else seen.unsqueeze(1)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=heads != k.shape[1])
+
+
+def is_plain(options: AttentionOptions) -> bool:
+    """True when torch's fused kernel can compute these scores."""
+    return not (options.soft_cap or options.alibi_slopes or options.sinks is not None)

@@ -1,0 +1,158 @@
+"""`cpu`: paged attention with rows of like length computed together.
+
+A step's rows are cut into pieces of at most `PIECE` queries: keys are in the cache before anything is read, so the
+pieces of a row are independent, and the half of the scores that causality hides is mostly not computed. Pieces of
+like length form a bucket, padded to its longest; a bucket's gathered keys and values stay small enough for the CPU's
+caches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from ferrule.interfaces.attention import AttentionBackend, AttentionLayout
+from ferrule.interfaces.model import AttentionOptions, LayerCache
+from ferrule.interfaces.platform import DeviceCaps
+from ferrule_kernels import attention as kernel
+
+PIECE = 256  # queries
+BUCKET = 8192  # gathered tokens, unless one piece alone has more
+
+
+@dataclass
+class Bucket:
+    """Pieces that are computed together: `rows` of them, each padded to `queries` and `span` keys."""
+
+    rows: int
+    queries: int
+    span: int
+    tokens: torch.Tensor  # [rows * queries] int64, which of the step's tokens; padding repeats the piece's first
+    slots: torch.Tensor  # [rows * span] int64
+    q_positions: torch.Tensor  # [rows, queries] int64
+    k_positions: torch.Tensor  # [rows, span] int64
+    real: torch.Tensor | None  # [rows * queries] bool, where some queries are padding
+    even: bool  # one query each, and no padding among the keys
+    seen: dict[int, torch.Tensor | None] = field(default_factory=dict)  # by window
+
+    def mask(self, window: int, group_window: int) -> torch.Tensor | None:
+        """[rows, queries, span] bool, or None when every key is seen; made once for all layers with this window."""
+        if window not in self.seen:
+            everything = self.even and window == group_window
+            self.seen[window] = None if everything else kernel.visible(self.q_positions, self.k_positions, window)
+        return self.seen[window]
+
+
+@dataclass(frozen=True)
+class CpuPlan:
+    layout: AttentionLayout
+    buckets: tuple[Bucket, ...]
+
+
+class CpuAttention(AttentionBackend):
+    """Vectorised over the rows of a bucket; no Python per row in a layer."""
+
+    @classmethod
+    def refuses(cls, spec: LayerCache, options: AttentionOptions, caps: DeviceCaps, dtype: torch.dtype) -> str | None:
+        return None if caps.platform == "cpu" else f"runs on CPUs only, not on {caps.platform}"
+
+    def cache_shape(self, spec: LayerCache, num_blocks: int) -> tuple[int, ...]:
+        return (num_blocks, spec.group.block_size, 2, spec.num_kv_heads, spec.head_dim)
+
+    def plan(self, layout: AttentionLayout) -> CpuPlan:
+        return CpuPlan(layout, tuple(_bucket(layout, members) for members in _group(_pieces(layout))))
+
+    def run(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cache: torch.Tensor,
+        plan: Any,
+        options: AttentionOptions,
+    ) -> torch.Tensor:
+        layout: AttentionLayout = plan.layout
+        flat = cache.flatten(0, 1)
+        kernel.write_cache(flat, layout.slot_mapping, k, v)
+        out = q.new_empty(q.shape)
+        for bucket in plan.buckets:
+            result = self._attend(q, flat, bucket, layout.window, options)
+            if bucket.real is None:
+                out.index_copy_(0, bucket.tokens, result)
+            else:
+                out[bucket.tokens[bucket.real]] = result[bucket.real]
+        return out
+
+    def _attend(
+        self, q: torch.Tensor, flat: torch.Tensor, bucket: Bucket, group_window: int, options: AttentionOptions
+    ) -> torch.Tensor:
+        """[rows * queries, heads, dim]"""
+        gathered = flat.index_select(0, bucket.slots).view(bucket.rows, bucket.span, *flat.shape[1:])
+        keys, values = gathered[:, :, 0].transpose(1, 2), gathered[:, :, 1].transpose(1, 2)
+        queries = q.index_select(0, bucket.tokens).view(bucket.rows, bucket.queries, *q.shape[1:]).transpose(1, 2)
+        seen = bucket.mask(options.window, group_window)
+        if kernel.is_plain(options):
+            out = kernel.attend_sdpa(queries, keys, values, seen, options.scale)
+        else:
+            distance = bucket.q_positions.unsqueeze(-1) - bucket.k_positions.unsqueeze(-2)
+            everything = seen if seen is not None else torch.ones_like(distance, dtype=torch.bool)
+            out = kernel.attend_math(queries, keys, values, everything, options, distance)
+        return out.transpose(1, 2).reshape(-1, *q.shape[1:])
+
+
+def _pieces(layout: AttentionLayout) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """[pieces, 5]: row, first token, queries, position of the first query, first key position that any of them sees."""
+    counts = np.asarray(layout.query_lens_host, dtype=np.int64)
+    lengths = np.asarray(layout.context_lens_host, dtype=np.int64)
+    cuts = -(-counts // PIECE)
+    row = np.repeat(np.arange(len(counts)), cuts)
+    offset = (np.arange(cuts.sum()) - np.repeat(np.cumsum(cuts) - cuts, cuts)) * PIECE
+    queries = np.minimum(counts[row] - offset, PIECE)
+    position = lengths[row] - counts[row] + offset
+    first = np.maximum(position - layout.window + 1, 0) if layout.window else np.zeros_like(position)
+    token = (np.cumsum(counts) - counts)[row] + offset
+    return np.stack((row, token, queries, position, first), axis=1)
+
+
+def _group(pieces: np.ndarray[Any, np.dtype[np.int64]]) -> list[np.ndarray[Any, np.dtype[np.int64]]]:
+    """Cut the pieces, longest first, where padding would pass half of the work or a bucket its size."""
+    spans = pieces[:, 3] + pieces[:, 2] - pieces[:, 4]
+    order = np.lexsort((-spans, -pieces[:, 2]))
+    groups: list[list[int]] = []
+    queries = span = 0
+    for index in order.tolist():
+        own_queries, own_span = int(pieces[index, 2]), int(spans[index])
+        fits = groups and (len(groups[-1]) + 1) * max(span, own_span) <= BUCKET
+        alike = 2 * own_queries > queries and 2 * own_span > span and (own_queries == 1) == (queries == 1)
+        if fits and (alike or own_queries == queries == 1 and span <= 64):
+            groups[-1].append(index)
+            span = max(span, own_span)
+        else:
+            groups.append([index])
+            queries, span = own_queries, own_span
+    return [pieces[members] for members in groups]
+
+
+def _bucket(layout: AttentionLayout, pieces: np.ndarray[Any, np.dtype[np.int64]]) -> Bucket:
+    row, token, queries, position, first = (torch.from_numpy(np.ascontiguousarray(column)) for column in pieces.T)
+    stop = position + queries
+    most, span = int(queries.max()), int((stop - first).max())
+    slots, k_positions = kernel.kv_slots(layout.block_table.index_select(0, row), first, stop, span, layout.block_size)
+    steps = torch.arange(most)
+    real = steps < queries.unsqueeze(1)
+    tokens = token.unsqueeze(1) + steps.where(real, 0)
+    q_positions = position.unsqueeze(1) + steps.where(real, 0)
+    return Bucket(
+        rows=len(pieces),
+        queries=most,
+        span=span,
+        tokens=tokens.flatten(),
+        slots=slots.flatten(),
+        q_positions=q_positions,
+        k_positions=k_positions,
+        real=None if bool(real.all()) else real.flatten(),
+        even=most == 1 and bool((stop - first == span).all()),
+    )

@@ -1,0 +1,73 @@
+"""`torch_sdpa`: the reference. Row by row, in the plainest way; runs wherever torch does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ferrule.interfaces.attention import AttentionBackend, AttentionLayout
+from ferrule.interfaces.model import AttentionOptions, LayerCache
+from ferrule.interfaces.platform import DeviceCaps
+from ferrule_kernels import attention as kernel
+
+
+class TorchSDPA(AttentionBackend):
+    """Gathers each row's keys and values through its block table."""
+
+    @classmethod
+    def refuses(cls, spec: LayerCache, options: AttentionOptions, caps: DeviceCaps, dtype: torch.dtype) -> str | None:
+        return None
+
+    def cache_shape(self, spec: LayerCache, num_blocks: int) -> tuple[int, ...]:
+        return (num_blocks, spec.group.block_size, 2, spec.num_kv_heads, spec.head_dim)
+
+    def plan(self, layout: AttentionLayout) -> AttentionLayout:
+        return layout
+
+    def run(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cache: torch.Tensor,
+        plan: Any,
+        options: AttentionOptions,
+    ) -> torch.Tensor:
+        layout: AttentionLayout = plan
+        flat = cache.flatten(0, 1)
+        kernel.write_cache(flat, layout.slot_mapping, k, v)
+        out = torch.empty_like(q)
+        start = 0
+        for row, (count, length) in enumerate(zip(layout.query_lens_host, layout.context_lens_host, strict=True)):
+            out[start : start + count] = self._row(q[start : start + count], flat, layout, row, length, options)
+            start += count
+        return out
+
+    def _row(
+        self,
+        q: torch.Tensor,
+        flat: torch.Tensor,
+        layout: AttentionLayout,
+        row: int,
+        length: int,
+        options: AttentionOptions,
+    ) -> torch.Tensor:
+        device = q.device
+        q_positions = torch.arange(length - q.shape[0], length, device=device).unsqueeze(0)
+        window = options.window or layout.window
+        first = max(0, length - q.shape[0] - window + 1) if window else 0
+        bounds = torch.tensor([[first], [length]], device=device)
+        slots, positions = kernel.kv_slots(
+            layout.block_table[row : row + 1], bounds[0], bounds[1], length - first, layout.block_size
+        )
+        gathered = flat.index_select(0, slots[0])  # [keys, 2, kv_heads, dim]
+        keys, values = (gathered[:, side].transpose(0, 1).unsqueeze(0) for side in (0, 1))
+        seen = kernel.visible(q_positions, positions, options.window)
+        queries = q.transpose(0, 1).unsqueeze(0)
+        if kernel.is_plain(options):
+            out = kernel.attend_sdpa(queries, keys, values, seen, options.scale)
+        else:
+            distance = q_positions.unsqueeze(-1) - positions.unsqueeze(-2)
+            out = kernel.attend_math(queries, keys, values, seen, options, distance)
+        return out[0].transpose(0, 1)

@@ -1,0 +1,152 @@
+"""`cpu`: the processor that everything has.
+
+Types under `--dtype auto`: a bfloat16 checkpoint stays bfloat16, and one of float32 or float16 becomes bfloat16, where
+the processor multiplies in bfloat16 (avx512_bf16, amx_bf16, or Arm's bf16); elsewhere both become float32, because
+emulated half precision is slower than float32. A type that is named is used as it is.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ferrule.config import Config
+from ferrule.errors import ConfigError
+from ferrule.interfaces.platform import DeviceCaps, Platform
+from ferrule.log import Log
+
+_log = Log("platform")
+_X86 = frozenset(
+    {"avx2", "avx512f", "avx512_bf16", "avx512_fp16", "avx512_vnni", "avx_vnni", "amx_bf16", "amx_int8", "f16c"}
+)
+_ARM = frozenset({"asimd", "asimdhp", "asimddp", "bf16", "i8mm", "sve", "sve2"})
+_FAST_BF16 = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
+_TYPES = {
+    "half": torch.float16,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float": torch.float32,
+    "float32": torch.float32,
+}
+
+
+class CpuPlatform(Platform):
+    """Threads, types and cache size on a CPU."""
+
+    @classmethod
+    def refuses(cls) -> str | None:
+        return None
+
+    def __init__(self) -> None:
+        self._caps = describe()
+
+    def prepare(self, config: Config) -> DeviceCaps:
+        """Bind this thread and size torch's pool: one thread for each physical core that this process may use."""
+        cores = bind(config.env.cpu_omp_threads_bind)
+        torch.set_num_threads(cores)
+        _log.info("cpu ready", device=self._caps.name, threads=cores, features=",".join(sorted(self._caps.features)))
+        return self._caps
+
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def dtype(self, requested: str, checkpoint: Mapping[str, Any]) -> torch.dtype:
+        if requested != "auto":
+            if requested not in _TYPES:
+                raise ConfigError(f"--dtype {requested!r}: the CPU computes in {', '.join(_TYPES)}.")
+            return _TYPES[requested]
+        return torch.bfloat16 if self._caps.features & _FAST_BF16 else torch.float32
+
+    def cache_bytes(self, config: Config) -> int:
+        wanted = int(config.env.cpu_kvcache_space * 2**30)
+        if wanted > self._caps.memory_bytes:
+            there = self._caps.memory_bytes / 2**30
+            raise ConfigError(
+                f"The KV cache is to have {wanted / 2**30:.1f} GiB, but there are {there:.1f} GiB of memory.",
+                "Set FERRULE_CPU_KVCACHE_SPACE (GiB) to less.",
+            )
+        return wanted
+
+    def attention_order(self) -> tuple[str, ...]:
+        return ("cpu", "torch_sdpa")
+
+
+def describe(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> DeviceCaps:
+    """What the processor can do, and how much memory this process may use."""
+    name, flags = platform.processor() or platform.machine() or "CPU", frozenset[str]()
+    for line in _lines(proc / "cpuinfo"):
+        key, _, value = line.partition(":")
+        if key.strip() == "model name":
+            name = value.strip()
+        elif key.strip() in ("flags", "Features"):
+            flags = frozenset(value.split())
+            break
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = _first(cgroup / "memory.max")
+    return DeviceCaps("cpu", name, min(memory, int(limit)) if limit.isdigit() else memory, flags & (_X86 | _ARM))
+
+
+def bind(spec: str) -> int:
+    """Follow FERRULE_CPU_OMP_THREADS_BIND; return how many threads to compute with.
+
+    auto: no binding, one thread for each physical core available. nobind: the same for each logical one. A list such
+    as 0-3,8: this thread, and those it starts, stay on these. Raises ConfigError.
+    """
+    available = os.sched_getaffinity(0)
+    if spec in ("auto", "nobind"):
+        cores = available if spec == "nobind" else _physical(available)
+        return max(1, min(len(cores), _quota()))
+    chosen = parse_cores(spec)
+    if not chosen <= available:
+        missing = ",".join(map(str, sorted(chosen - available)))
+        raise ConfigError(f"FERRULE_CPU_OMP_THREADS_BIND={spec}: this process may not use the cores {missing}.")
+    os.sched_setaffinity(0, chosen)
+    return len(chosen)
+
+
+def parse_cores(spec: str) -> set[int]:
+    """'0-3,8' → {0, 1, 2, 3, 8}. Raises ConfigError."""
+    cores: set[int] = set()
+    for part in spec.split(","):
+        low, dash, high = part.strip().partition("-")
+        if not low.isdigit() or (dash and not high.isdigit()) or len(low + high) > 10:
+            raise ConfigError(
+                f"FERRULE_CPU_OMP_THREADS_BIND must be auto, nobind or cores such as 0-3,8, not {spec!r}."
+            )
+        first, last = int(low), int(high or low)
+        if last < first or last - first > 65536:
+            raise ConfigError(f"FERRULE_CPU_OMP_THREADS_BIND={spec}: {part.strip()!r} is not a range of cores.")
+        cores.update(range(first, last + 1))
+    return cores
+
+
+def _physical(cores: set[int]) -> set[int]:
+    """One of the logical cores that share a physical one."""
+    chosen = set()
+    for core in cores:
+        siblings = _first(Path(f"/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list"))
+        shared = parse_cores(siblings) & cores if siblings else {core}
+        chosen.add(min(shared or {core}))
+    return chosen
+
+
+def _quota() -> int:
+    """Whole cores' worth of time that the container may use; very many without a limit."""
+    quota, _, period = _first(Path("/sys/fs/cgroup/cpu.max")).partition(" ")
+    return max(1, round(int(quota) / int(period))) if quota.isdigit() and period.isdigit() else 1 << 16
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return file.read_text(errors="replace").splitlines()
+    except OSError:  # not Linux, or hidden by the container: the feature is not known to be there
+        return []
+
+
+def _first(file: Path) -> str:
+    return next(iter(_lines(file)), "").strip()

@@ -1,0 +1,29 @@
+"""Noise without state: one uniform number as a function of (seed, position)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_WORD = (1 << 64) - 1
+
+Words = np.ndarray[Any, np.dtype[np.uint64]]
+
+
+def _mix(x: Words) -> Words:
+    """SplitMix64's finaliser (Steele, Lea and Flood 2014): every input bit flips half of the output's."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def uniform(seeds: Sequence[int], positions: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """One number in [0, 1) with 53 bits for each pair; pairs that differ in either part are unrelated."""
+    with np.errstate(over="ignore"):
+        keys = _mix(np.array([seed & _WORD for seed in seeds], dtype=np.uint64) + np.uint64(_GOLDEN))
+        steps = np.array(positions, dtype=np.uint64) * np.uint64(_GOLDEN)
+        words = _mix(_mix(keys ^ steps) + np.uint64(_GOLDEN))
+    return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53

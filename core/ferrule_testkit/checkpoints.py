@@ -38,6 +38,31 @@ _LONGROPE = {
     "short_factor": [1.0 + 0.1 * i for i in range(8)],
     "long_factor": [1.5 + 0.4 * i for i in range(8)],
 }
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+_YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+_MIXED = {"sliding_window": 12, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+_MLA = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 24,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+}
 _GRANITE = {
     "embedding_multiplier": 4.0,
     "residual_multiplier": 0.6,
@@ -62,9 +87,11 @@ def _recipe(model_type: str, **changes: Any) -> Recipe:
 NATIVE: Mapping[str, Recipe] = {
     "llama": _recipe("llama"),
     "llama-tied": _recipe("llama", tie_word_embeddings=True, attention_bias=True, head_dim=32),
+    "llama-llama3": _recipe("llama", rope_parameters=_LLAMA3),
     "mistral": _recipe("mistral", sliding_window=12),
     "qwen2": _recipe("qwen2"),
     "qwen2-sliding": _recipe("qwen2", use_sliding_window=True, sliding_window=12, max_window_layers=1),
+    "qwen2-yarn": _recipe("qwen2", rope_parameters=_YARN),
     "qwen3": _recipe("qwen3", head_dim=32),
     "opt": _recipe("opt", ffn_dim=96, tie_word_embeddings=True),
     "opt-postnorm": _recipe("opt", ffn_dim=96, do_layer_norm_before=False, word_embed_proj_dim=32),
@@ -73,6 +100,47 @@ NATIVE: Mapping[str, Recipe] = {
     "phi3": _recipe("phi3", sliding_window=12),
     "phi3-longrope": _recipe("phi3", original_max_position_embeddings=128, rope_parameters=_LONGROPE),
     "granite": _recipe("granite", **_GRANITE),
+}
+
+# Architectures that run through transformers.
+TRANSFORMERS: Mapping[str, Recipe] = {
+    "apertus": _recipe("apertus", rope_parameters=_LLAMA3),
+    "arcee": _recipe("arcee"),
+    "cohere": _recipe("cohere", logit_scale=0.9, use_qk_norm=True),
+    "cohere2": _recipe("cohere2", logit_scale=0.9, **_MIXED),
+    "deepseek_v3": _recipe("deepseek_v3", **_MLA),
+    "dots1": _recipe("dots1", n_routed_experts=4, n_shared_experts=1, n_group=1, topk_group=1, head_dim=16, **_EXPERTS),
+    "ernie4_5": _recipe("ernie4_5", head_dim=16),
+    "exaone4": _recipe("exaone4", **_MIXED),
+    "flex_olmo": _recipe("flex_olmo", **_EXPERTS),
+    "gemma": _recipe("gemma", head_dim=16),
+    "gemma3_text": _recipe("gemma3_text", head_dim=16, query_pre_attn_scalar=24, **_MIXED),
+    "glm": _recipe("glm", head_dim=16),
+    "glm4": _recipe("glm4", head_dim=16),
+    "gpt_bigcode": _recipe("gpt_bigcode"),
+    "gpt_neox": _recipe("gpt_neox"),
+    "gpt_oss": _recipe("gpt_oss", head_dim=16, num_local_experts=4, rope_parameters=_YARN, **_MIXED),
+    "granitemoe": _recipe("granitemoe", num_local_experts=4, **_GRANITE),
+    "helium": _recipe("helium", head_dim=16),
+    "hunyuan_v1_dense": _recipe("hunyuan_v1_dense", head_dim=16),
+    "jais2": _recipe("jais2"),
+    "ministral": _recipe("ministral", head_dim=16, **_MIXED),
+    "mixtral": _recipe("mixtral", num_local_experts=4),
+    "nanochat": _recipe("nanochat"),
+    "nemotron": _recipe("nemotron"),
+    "olmo": _recipe("olmo"),
+    "olmo2": _recipe("olmo2"),
+    "olmo3": _recipe("olmo3", **_MIXED),
+    "olmoe": _recipe("olmoe", **_EXPERTS),
+    "persimmon": _recipe("persimmon"),
+    "phi": _recipe("phi"),
+    "phimoe": _recipe("phimoe", num_local_experts=4),
+    "qwen2_moe": _recipe("qwen2_moe", shared_expert_intermediate_size=32, **_EXPERTS),
+    "qwen3_moe": _recipe("qwen3_moe", **_EXPERTS),
+    "seed_oss": _recipe("seed_oss", head_dim=16),
+    "smollm3": _recipe("smollm3"),
+    "starcoder2": _recipe("starcoder2"),
+    "vaultgemma": _recipe("vaultgemma", head_dim=16, query_pre_attn_scalar=24, **_MIXED),
 }
 
 
@@ -170,4 +238,4 @@ def write_tokenizer(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1))
 
 
-RECIPES: Mapping[str, Recipe] = NATIVE
+RECIPES: Mapping[str, Recipe] = {**NATIVE, **TRANSFORMERS}

@@ -1,0 +1,331 @@
+"""`transformers`: any causal language model of that library whose attention goes through its attention interface.
+
+The library's modules compute everything but attention: an attention function of our own is registered under the name
+`ferrule`, and it hands queries, keys and values to the engine's paged cache. The library's cache, masks and generation
+are not used. All requests of a step are one flat row [1, tokens], told apart by their positions alone.
+
+Loading is the library's own conversion from checkpoint names to parameters, fed with tensors that a Ferrule load format
+has read: no file is opened by the library, and a missing, unexpected or mis-shaped tensor is an error.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from ferrule.config.checkpoint import remote_code
+from ferrule.errors import CheckpointError
+from ferrule.interfaces.model import AttentionOptions, BuildContext, ForwardContext, LayerCache, Model
+from ferrule.types import CacheGroup
+
+_NAME = "ferrule"  # of the attention function in the library's registry
+_LAYER = "ferrule_layer"  # attribute of an attention module: its `_Layer`
+_PLAIN = {"full_attention", "sliding_attention", "attention"}
+# Arguments of an attention call that change nothing here. Any other one that is set is refused.
+_HARMLESS = frozenset(
+    ("dropout", "scaling", "sliding_window", "softcap", "s_aux", "is_causal", "position_ids", "use_cache")
+    + ("output_attentions", "output_hidden_states", "output_router_logits", "return_dict", "cache_position")
+    + ("position_embeddings", "layer_idx", "deterministic", "logits_to_keep", "training", "past_key_values")
+)
+
+
+@dataclass
+class _Step:
+    """The forward pass in progress. `ctx` None: a probe, which records layers instead of attending."""
+
+    ctx: ForwardContext | None = None
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """What an attention module was found to need."""
+
+    name: str
+    cache: LayerCache
+    options: AttentionOptions
+
+
+class _Given:
+    """An output of the base model of which only the hidden states exist."""
+
+    def __init__(self, hidden: torch.Tensor) -> None:
+        self.last_hidden_state = hidden
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return (self.last_hidden_state,)[index]
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+
+class _Passthrough(nn.Module):
+    """Stands for the base model, or a part of it, where only the head is to run: its output is `hidden`."""
+
+    hidden: torch.Tensor
+
+    def __getattr__(self, name: str) -> Any:
+        return self  # OPT's head asks for `model.decoder`
+
+    def forward(self, *args: Any, **kwargs: Any) -> _Given:
+        return _Given(self.hidden)
+
+
+class TransformersModel(nn.Module, Model):
+    """Wraps the library's model. Layers are found by a probe of one token."""
+
+    def __init__(self, ctx: BuildContext) -> None:
+        super().__init__()
+        self._ctx = ctx
+        self._step = _Step()
+        self._layers: dict[str, _Layer] = {}
+        self._config = _library_config(ctx)
+        _check_config(self._config, ctx)
+        with torch.device("meta"):
+            self.inner = _build(self._config, ctx)
+        _check_class(self.inner)
+
+    @property
+    def base(self) -> nn.Module:
+        """The part without the head."""
+        base: nn.Module = getattr(self.inner, self.inner.base_model_prefix)
+        return base
+
+    def cache_specs(self) -> dict[str, LayerCache]:
+        return {name: layer.cache for name, layer in self._found().items()}
+
+    def attention_options(self) -> dict[str, AttentionOptions]:
+        """What each layer asks of the attention backend."""
+        return {name: layer.options for name, layer in self._found().items()}
+
+    def forward(self, ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
+        self._found()
+        self._step.ctx = ctx
+        try:
+            return self._run(ids, ctx.positions)
+        finally:
+            self._step.ctx = None
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Run the library's own forward with the base model replaced: the head, and what it does to logits."""
+        head = copy.copy(self.inner)
+        stand_in = _Passthrough()
+        stand_in.hidden = hidden.unsqueeze(0)
+        head._modules = {**self.inner._modules, self.inner.base_model_prefix: stand_in}
+        ids = torch.zeros((1, hidden.shape[0]), dtype=torch.int64, device=hidden.device)
+        logits: torch.Tensor = head(input_ids=ids, use_cache=False, return_dict=True).logits
+        return logits[0].float()
+
+    def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        tensors = {name.removeprefix("inner."): tensor for name, tensor in weights}
+        self.inner = _filled(type(self.inner), self._config, tensors, self._ctx)
+        self._layers = {}
+        return {name for name, _ in self.named_parameters()}
+
+    # ------------------------------------------------------------------------------------------ attention
+
+    def _run(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        out = self.base(
+            input_ids=ids.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False, return_dict=True
+        )
+        hidden: torch.Tensor = out.last_hidden_state
+        return hidden[0]
+
+    def _found(self) -> dict[str, _Layer]:
+        """The layers, in the order in which they run."""
+        if self._layers:
+            return self._layers
+        probe = _Probe(self._ctx, self._config, self._layers)
+        for path, module in self.inner.named_modules():
+            module.__dict__[_LAYER] = _Seat(path, self._step, probe)
+        device = next(self.inner.parameters()).device
+        with torch.inference_mode():
+            self._run(
+                torch.zeros(1, dtype=torch.int64, device=device), torch.zeros(1, dtype=torch.int64, device=device)
+            )
+        if not self._layers:
+            raise CheckpointError(f"{_name(self.inner)} calls no attention: it keeps another kind of state.")
+        return self._layers
+
+
+class _Probe:
+    """Turns the first attention call of each module into a `_Layer`."""
+
+    def __init__(self, ctx: BuildContext, config: Any, layers: dict[str, _Layer]) -> None:
+        self.ctx = ctx
+        self.kinds = getattr(config, "layer_types", None) or ()
+        self.window = getattr(config, "sliding_window", None)
+        self.layers = layers
+
+    def record(self, path: str, module: nn.Module, q: torch.Tensor, k: torch.Tensor, given: Mapping[str, Any]) -> None:
+        """q and k are [1, heads, 1, head_dim]; `given` are the other arguments of the call."""
+        if path in self.layers:
+            raise CheckpointError(f"{path} attends twice in one pass, which needs a cache of its own kind.")
+        strange = sorted(key for key, value in given.items() if value is not None and key not in _HARMLESS)
+        if strange:
+            raise CheckpointError(f"{path} needs attention with {', '.join(strange)}, which the paged cache has not.")
+        if given.get("is_causal") is False or getattr(module, "is_causal", True) is False:
+            raise CheckpointError(f"{path} attends in both directions; only causal models can be served.")
+        scale = given.get("scaling")
+        window = self._window(module, given) if self.ctx.sliding_window else 0
+        sinks = given.get("s_aux")
+        options = AttentionOptions(
+            scale=float(q.shape[-1] ** -0.5 if scale is None else scale),
+            window=window,
+            soft_cap=float(given.get("softcap") or 0.0),
+            sinks=None if sinks is None else sinks.detach(),
+        )
+        group = CacheGroup("sliding" if window else "full", self.ctx.block_size, window)
+        self.layers[path] = _Layer(path, LayerCache(group, k.shape[1], k.shape[-1]), options)
+
+    def _window(self, module: nn.Module, given: Mapping[str, Any]) -> int:
+        """The window that the call names; where it names none, what `layer_types` says of the layer."""
+        if "sliding_window" in given:
+            return int(given["sliding_window"] or 0)
+        index = getattr(module, "layer_idx", None)
+        if isinstance(index, int) and index < len(self.kinds) and self.kinds[index] == "sliding_attention":
+            return int(self.window or 0)
+        return 0
+
+
+@dataclass(frozen=True)
+class _Seat:
+    """What an attention module knows of us."""
+
+    path: str
+    step: _Step
+    probe: _Probe
+
+
+def attend(
+    module: nn.Module,
+    query: torch.Tensor,  # [1, heads, tokens, head_dim]
+    key: torch.Tensor,  # [1, kv_heads, tokens, head_dim]
+    value: torch.Tensor,  # [1, kv_heads, tokens, value_dim], value_dim <= head_dim
+    attention_mask: torch.Tensor | None,
+    **given: Any,
+) -> tuple[torch.Tensor, None]:
+    """The attention function in the library's registry. Returns [1, tokens, heads, value_dim]."""
+    seat: _Seat = getattr(module, _LAYER)
+    if attention_mask is not None:
+        raise CheckpointError(f"{seat.path} brings a mask of its own; only causal attention can be served.")
+    q, k, v = (each[0].transpose(0, 1) for each in (query, key, value))
+    ctx = seat.step.ctx
+    if ctx is None:
+        seat.probe.record(seat.path, module, query, key, given)
+        return q.new_zeros((1, *q.shape[:2], v.shape[-1])), None
+    layer = seat.probe.layers[seat.path]
+    width = v.shape[-1]
+    if width < k.shape[-1]:  # multi-head latent attention: values are narrower than keys
+        v = nn.functional.pad(v, (0, k.shape[-1] - width))
+    out = ctx.attend(layer.name, q.contiguous(), k.contiguous(), v.contiguous(), layer.options)
+    return out[..., :width].unsqueeze(0), None
+
+
+# ------------------------------------------------------------------------------------------------ building
+
+
+def _library_config(ctx: BuildContext) -> Any:
+    """The library's configuration object, with the overrides that `ctx.config` has."""
+    from transformers import CONFIG_MAPPING, AutoConfig
+
+    outer: Mapping[str, Any] = getattr(ctx.config, "outer", ctx.config)
+    kind = outer.get("model_type")
+    known = kind in CONFIG_MAPPING
+    trusted = remote_code(outer, known=known, trusted=ctx.trust_remote_code)
+    if not known and not trusted:
+        raise CheckpointError(
+            f"transformers has no model type {kind!r}, and Ferrule has no model {ctx.config.get('architectures')}.",
+            "A newer transformers may have it.",
+        )
+    if outer.get("quantization_config"):
+        raise CheckpointError("Quantized checkpoints cannot be served through transformers.")
+    try:
+        if trusted:
+            return AutoConfig.from_pretrained(ctx.folder, trust_remote_code=trusted)
+        return CONFIG_MAPPING[kind].from_dict(copy.deepcopy(dict(outer)))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise CheckpointError(f"transformers does not accept this config.json: {error}.") from error
+
+
+def _check_config(config: Any, ctx: BuildContext) -> None:
+    """Refuse what shows in the configuration: state other than keys and values, and length-dependent rotation."""
+    text = config.get_text_config()
+    kinds = sorted({str(kind) for kind in getattr(text, "layer_types", None) or ()} - _PLAIN)
+    if kinds:
+        raise CheckpointError(f"Layers of the kind {', '.join(kinds)} keep a state that the paged cache has not.")
+    if getattr(text, "num_kv_shared_layers", 0):
+        raise CheckpointError("Layers that share keys and values with others cannot be served through transformers.")
+    rope = getattr(text, "rope_parameters", None) or {}
+    for settings in (rope, *(value for value in rope.values() if isinstance(value, dict))):
+        if settings.get("rope_type") not in {"dynamic", "longrope"}:
+            continue
+        limit = settings.get("original_max_position_embeddings") or text.max_position_embeddings
+        if ctx.max_model_len > limit:
+            raise CheckpointError(
+                f"Rotary scaling {settings['rope_type']!r} of transformers depends on the other requests of a step.",
+                f"Up to {limit} tokens it does not: --max-model-len {limit}.",
+            )
+
+
+def _build(config: Any, ctx: BuildContext) -> Any:
+    from transformers import AttentionInterface, AutoModelForCausalLM
+
+    AttentionInterface.register(_NAME, attend)
+    trusted = remote_code(getattr(ctx.config, "outer", ctx.config), known=True, trusted=ctx.trust_remote_code)
+    try:
+        return AutoModelForCausalLM.from_config(
+            config, attn_implementation=_NAME, dtype=ctx.dtype, trust_remote_code=trusted
+        )
+    except ValueError as error:
+        raise CheckpointError(
+            f"transformers cannot build a causal language model of type {config.model_type!r} whose attention can be "
+            f"replaced: {str(error).splitlines()[0]}"
+        ) from error
+
+
+def _check_class(inner: Any) -> None:
+    """Refuse what shows in the class."""
+    name = _name(inner)
+    if getattr(inner, "_is_stateful", False):
+        raise CheckpointError(f"{name} keeps a recurrent state, which the paged cache has not.")
+    if not getattr(inner, "_supports_attention_backend", False):
+        raise CheckpointError(f"{name} does not use transformers' attention interface, so its attention stays its own.")
+    base = getattr(inner, inner.base_model_prefix, None)
+    if base is None or "position_ids" not in inspect.signature(base.forward).parameters:
+        raise CheckpointError(f"{name} takes no position ids, so requests of a step cannot be told apart.")
+
+
+def _name(inner: Any) -> str:
+    return f"{type(inner).__name__} of transformers"
+
+
+def _filled(cls: Any, config: Any, tensors: dict[str, torch.Tensor], ctx: BuildContext) -> Any:
+    """A model with these weights. Raises CheckpointError that names the first tensors at fault."""
+    model, report = cls.from_pretrained(
+        None,
+        config=config,
+        state_dict=tensors,
+        dtype=ctx.dtype,
+        attn_implementation=_NAME,
+        ignore_mismatched_sizes=True,
+        output_loading_info=True,
+    )
+    faults = {
+        "lacks the tensor": sorted(report["missing_keys"]),
+        "holds a tensor that the model does not have:": sorted(report["unexpected_keys"]),
+        "holds a tensor of another shape than the model needs:": sorted(map(str, report["mismatched_keys"])),
+    }
+    for what, names in faults.items():
+        if names:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            raise CheckpointError(f"The checkpoint {what} {names[0]}{more}.", f"The model is {_name(model)}.")
+    if report.get("error_msgs"):
+        raise CheckpointError(f"The checkpoint does not fit {_name(model)}: {str(report['error_msgs'])[:500]}")
+    model.config.pad_token_id = None  # else some models look for padding in each step's ids, and warn
+    return model.eval().to(ctx.device)

@@ -110,6 +110,10 @@ class Service(ABC):
     def token_text(self, token_id: int) -> str:
         """How a token is shown in logprobs."""
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that a token stands for; part of a character where its text is U+FFFD."""
+        return self.token_text(token_id).encode()
+
     @abstractmethod
     async def generate(self, request: Generate) -> AsyncIterator[Output]:
         """Admit a request and return its outputs, every choice's in order, choices interleaved.

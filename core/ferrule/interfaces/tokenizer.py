@@ -30,6 +30,14 @@ class Tokenizer(ABC):
     def token(self, token_id: int) -> str | None:
         """The vocabulary entry, or None when out of range."""
 
+    def piece(self, token_id: int, first: bool) -> bytes | None:
+        """The bytes that a token adds to a text, or None when its neighbours decide that.
+
+        `first`: no token stands before it. An id out of range adds nothing. A tokenizer answers None for all ids or
+        for none; with None, text is decoded in windows by `decode`, which costs more.
+        """
+        return None
+
 
 class TokenizerSource(ABC):
     @abstractmethod

@@ -1,0 +1,134 @@
+"""From token ids to text, one token at a time, in constant time per token.
+
+The text that comes out, joined, is `decode` of all the ids, whatever the cut into deltas; an incomplete UTF-8 sequence
+(at most three bytes) waits for the token that completes it, and becomes U+FFFD at the end of the output. There is one
+implementation per kind of tokenizer and no second one for whole texts: `decode` is the fold of the same feed.
+"""
+
+from __future__ import annotations
+
+import codecs
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+
+from ferrule.interfaces.tokenizer import Tokenizer
+
+_WINDOW = 64  # tokens after which a window is closed even where its text does not end in a whole character
+_UNSETTLED = 3  # an incomplete character at the end shows as one to three U+FFFD, depending on the tokenizer
+_LOST = "\ufffd"
+
+
+class Detokenizer(ABC):
+    """One choice's text. Nothing is fed after `finish`."""
+
+    @abstractmethod
+    def feed(self, token_id: int) -> str:
+        """Text that is certain now; often of this token, "" when it ends inside a character."""
+
+    @abstractmethod
+    def finish(self) -> str:
+        """Text of what was held back."""
+
+
+def open_detokenizer(
+    tokenizer: Tokenizer,
+    prompt_ids: Sequence[int] = (),
+    *,
+    skip_special_tokens: bool = True,
+    spaces_between_special_tokens: bool = True,
+) -> Detokenizer:
+    """A detokenizer for what follows `prompt_ids`, none of whose text comes out.
+
+    The prompt matters for one thing: where it has visible tokens, the output's first token is not the first of the
+    text and keeps the space that its tokenizer writes before words.
+    """
+    skipped = tokenizer.all_special_ids if skip_special_tokens else frozenset[int]()
+    first = all(token in skipped for token in prompt_ids)
+    joined = frozenset[int]() if spaces_between_special_tokens or skip_special_tokens else tokenizer.all_special_ids
+    if tokenizer.piece(0, False) is None:
+        context = [token for token in prompt_ids[-_WINDOW:] if token not in skipped][-5:]
+        return _Windows(tokenizer, context, skipped)
+    return _Pieces(tokenizer, first, skipped, joined)
+
+
+def decode(tokenizer: Tokenizer, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
+    """Text of whole output `ids`. Ids out of range add nothing."""
+    detokenizer = open_detokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
+    parts = [detokenizer.feed(token) for token in ids]
+    parts.append(detokenizer.finish())
+    return "".join(parts)
+
+
+class _Pieces(Detokenizer):
+    """For tokenizers whose tokens are bytes, whatever stands beside them."""
+
+    __slots__ = ("_after_special", "_decode", "_first", "_joined", "_skipped", "_tokenizer")
+
+    def __init__(self, tokenizer: Tokenizer, first: bool, skipped: frozenset[int], joined: frozenset[int]) -> None:
+        self._tokenizer = tokenizer
+        self._first = first
+        self._skipped = skipped
+        self._joined = joined  # special tokens between which no space is written
+        self._after_special = False
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+
+    def feed(self, token_id: int) -> str:
+        if token_id in self._skipped:
+            return ""
+        if self._joined:
+            special = token_id in self._joined
+            bare = special and self._after_special
+            self._after_special = special
+            if bare:
+                return self._decode((self._tokenizer.token(token_id) or "").encode())
+        piece = self._tokenizer.piece(token_id, self._first)
+        self._first = False
+        return self._decode(piece) if piece else ""
+
+    def finish(self) -> str:
+        return self._decode(b"", True)
+
+
+class _Windows(Detokenizer):
+    """For any tokenizer: decode a short window of tokens, and give what is new and certain of its text.
+
+    The window begins with up to five tokens of context, whose text is dropped: they make the tokenizer write the
+    spaces that belong between tokens.
+    """
+
+    __slots__ = ("_given", "_ids", "_num_context", "_skipped", "_tokenizer")
+
+    def __init__(self, tokenizer: Tokenizer, context: list[int], skipped: frozenset[int]) -> None:
+        self._tokenizer = tokenizer
+        self._skipped = skipped
+        self._ids = context
+        self._num_context = len(context)
+        self._given = len(self._text(context))  # characters of the window's text that are out
+
+    def _text(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=False) if ids else ""
+
+    def feed(self, token_id: int) -> str:
+        if token_id in self._skipped:
+            return ""
+        self._ids.append(token_id)
+        text = self._text(self._ids)
+        settled = len(text)
+        while settled and len(text) - settled < _UNSETTLED and text[settled - 1] == _LOST:
+            settled -= 1
+        whole = settled == len(text)
+        if not whole and len(self._ids) - self._num_context < _WINDOW:
+            return self._give(text[:settled])
+        new = self._give(text)
+        self._ids = self._ids[-5:]
+        self._num_context = len(self._ids)
+        self._given = len(self._text(self._ids))
+        return new
+
+    def finish(self) -> str:
+        return self._give(self._text(self._ids))
+
+    def _give(self, text: str) -> str:
+        new = text[self._given :]
+        self._given = max(self._given, len(text))
+        return new

@@ -1,0 +1,324 @@
+"""The `Service`: validate → render → tokenize → engine → detokenize → stop → parse; the one way to the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+
+from ferrule import log
+from ferrule.config import Config, checkpoint
+from ferrule.errors import EngineDead, FerruleError, NotFoundError, PluginError, RequestError, UnavailableError
+from ferrule.frontend.admit import Prepared, PromptReader, generation_folder, read_rules
+from ferrule.frontend.client import EngineClient
+from ferrule.frontend.detokenize import open_detokenizer
+from ferrule.frontend.ledger import Ledger, Loggers, Reservation
+from ferrule.frontend.output import Choice, OutputStream
+from ferrule.frontend.parse import ParseChain, Parsers
+from ferrule.frontend.render import Renderer, choose_templates
+from ferrule.frontend.stops import StopMatcher
+from ferrule.frontend.tokenize import Encoder, open_tokenizer
+from ferrule.frontend.validate import (
+    Checked,
+    Seeds,
+    check_params,
+    check_priority,
+    check_processors,
+    check_salt,
+    wrap_seed,
+)
+from ferrule.interfaces.plugins import Plugins
+from ferrule.interfaces.service import ChatPrompt, Generate, Health, Output, Prompt, Service
+from ferrule.interfaces.stats import StatLogger
+from ferrule.interfaces.tokenizer import Tokenizer
+from ferrule.types import EngineRequest
+
+_logger = log.get("frontend")
+
+
+class FrontendService(Service):
+    """Built by `build_service`. One event loop owns it; `close` ends its children, threads and tasks."""
+
+    def __init__(
+        self,
+        config: Config,
+        client: EngineClient,
+        tokenizer: Tokenizer | None,
+        reader: PromptReader,
+        parsers: Parsers,
+        loggers: Loggers,
+    ) -> None:
+        self.model = client.info
+        self.tokenizer = tokenizer
+        self.names = config.model.served_model_name or (config.model.model,)
+        self.defaults: dict[str, Any] = {}
+        self._config = config
+        self._client = client
+        self._reader = reader
+        self._parsers = parsers
+        self._clock: Callable[[], float] = time.monotonic
+        self._seeds = Seeds(config.model.seed)
+        self._ledger = Ledger(config.limits, loggers, self._clock)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._draining = False
+
+    # ---------------------------------------------------------------------------------------- the protocol's side
+
+    def resolve(self, model: str | None) -> str:
+        if not model or model in self.names:
+            return model or self.names[0]
+        raise NotFoundError(f"The model {model!r:.120} does not exist. Valid names: {', '.join(self.names)}.", "model")
+
+    def sampling_defaults(self) -> dict[str, Any]:
+        return dict(self.defaults)
+
+    async def tokenize(self, prompt: Prompt | ChatPrompt) -> list[int]:
+        return list((await self._reader.read(prompt))[0])
+
+    async def detokenize(self, ids: Sequence[int]) -> str:
+        return await self._reader.detokenize(ids)
+
+    def token_text(self, token_id: int) -> str:
+        return self.token_bytes(token_id).decode("utf-8", "replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        if self.tokenizer is None:
+            return f"token_id:{token_id}".encode()
+        piece = self.tokenizer.piece(token_id, False)
+        if piece is None:
+            return self.tokenizer.decode([token_id], skip_special_tokens=False).encode()
+        return piece
+
+    async def generate(self, request: Generate) -> AsyncIterator[Output]:
+        arrival = self._clock()
+        self._check_available()
+        self.resolve(request.model)
+        checked = check_params(request.params, self._reader.rules)
+        priority, salt = check_priority(request.priority), check_salt(request.cache_salt)
+        processors = check_processors(request.logits_processors, self._reader.rules)
+        if request.grammar is not None:
+            raise RequestError("This server has no guided decoding.", "structured_outputs")
+        self._check_count(len(request.prompts), checked.n)
+        with self._ledger.reserve(len(request.prompts) * checked.n) as held:
+            words = await self._reader.bad_words(checked.bad_words)
+            prompts = []
+            for prompt in request.prompts:
+                prompts.append(await self._reader.prepare(prompt, checked))
+                held.add_tokens(len(prompts[-1].ids) * checked.n)
+            self._check_available()
+            requests = [
+                EngineRequest(
+                    id=secrets.token_hex(16),
+                    prompt_ids=prompt.ids,
+                    sampling=replace(prompt.sampling, seed=seed, bad_words=words, processors=processors),
+                    arrival=arrival,
+                    priority=priority,
+                    cache_salt=salt,
+                )
+                for prompt in prompts
+                for seed in self._draw_seeds(checked)
+            ]
+            return self._submit(request, checked, prompts, requests, held)
+
+    def health(self) -> Health:
+        health = self._client.health()
+        return Health(state="draining") if self._draining and health.state == "ready" else health
+
+    async def call(self, name: str, *args: Any) -> Any:
+        try:
+            return await self._client.call(name, *args)
+        except EngineDead:
+            raise UnavailableError("The engine is not running.") from None
+
+    def exposition(self) -> tuple[str, str]:
+        self._ledger.engine(self._client.stats())
+        return self._ledger.loggers.exposition()
+
+    # ---------------------------------------------------------------------------------------- the server's side
+
+    @property
+    def open_requests(self) -> int:
+        """Choices that were admitted and are not over."""
+        return self._ledger.open
+
+    @property
+    def child_pids(self) -> frozenset[int]:
+        return self._reader.renderer.pids
+
+    def start(self) -> None:
+        """Begin to report the engine's figures once a second, and start a child for templates. Once, on the loop."""
+        for work in (self._report(), self._warm()):
+            task = asyncio.get_running_loop().create_task(work)
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def begin_drain(self) -> None:
+        """Admit nothing from now on; what runs goes on."""
+        self._draining = True
+
+    async def drained(self, timeout: float) -> bool:
+        """Wait until nothing runs; False when `timeout` seconds were not enough."""
+        try:
+            async with asyncio.timeout(timeout):
+                await self._ledger.quiet()
+        except TimeoutError:
+            return False
+        return True
+
+    async def close(self) -> None:
+        """End children, threads and tasks. The client is the caller's to close."""
+        self._draining = True
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._reader.close()
+
+    async def _report(self) -> None:
+        while True:
+            self._ledger.engine(self._client.stats())
+            await asyncio.sleep(1.0)
+
+    async def _warm(self) -> None:
+        try:
+            report = await self._reader.renderer.inspect()
+        except FerruleError as error:
+            _logger.warning("the chat template cannot be used: %s", error)
+            return
+        if report:
+            asked = self._config.frontend.chat_template_content_format
+            _logger.info("chat template", content_format=report["content"] if asked == "auto" else asked)
+
+    # ---------------------------------------------------------------------------------------- admission
+
+    def _check_available(self) -> None:
+        if self._draining:
+            raise UnavailableError("The server is shutting down.")
+        health = self._client.health()
+        if health.state != "ready":
+            raise UnavailableError(f"The engine cannot take requests now: {health.state}.")
+
+    def _check_count(self, num_prompts: int, n: int) -> None:
+        most = self._config.limits.max_prompts
+        if not 1 <= num_prompts <= most:
+            raise RequestError(f"There must be 1 to {most} prompts in a request, not {num_prompts}.", "prompt")
+        if num_prompts * n > most:
+            raise RequestError(f"{num_prompts} prompts with n = {n} are more than {most} answers.", "n")
+
+    def _draw_seeds(self, checked: Checked) -> list[int]:
+        seed = self._seeds.draw() if checked.seed is None else checked.seed
+        return [wrap_seed(seed, number) for number in range(checked.n)]
+
+    def _submit(
+        self,
+        request: Generate,
+        checked: Checked,
+        prompts: Sequence[Prepared],
+        requests: Sequence[EngineRequest],
+        held: Reservation,
+    ) -> OutputStream:
+        choices: list[Choice] = []
+        try:
+            for index, one in enumerate(requests):
+                choices.append(self._choice(request, checked, prompts[index // checked.n], one, index, held))
+            streams = [self._client.generate(one) for one in requests]
+        except BaseException as error:
+            for choice in choices:
+                self._ledger.drop(choice.account)
+            if isinstance(error, EngineDead):
+                raise UnavailableError("The engine is not running.") from None
+            raise
+        if not self._config.frontend.disable_log_requests:
+            self._log(requests, prompts, checked)
+        return OutputStream(self._client, self._ledger, choices, streams, self._tasks)
+
+    def _choice(
+        self,
+        request: Generate,
+        checked: Checked,
+        prompt: Prepared,
+        engine_request: EngineRequest,
+        index: int,
+        held: Reservation,
+    ) -> Choice:
+        parse = ParseChain(self._parsers, request.tools)
+        detokenizer = None
+        if checked.detokenize and self.tokenizer is not None:
+            detokenizer = open_detokenizer(
+                self.tokenizer,
+                prompt.ids,
+                skip_special_tokens=checked.skip_special_tokens,
+                spaces_between_special_tokens=checked.spaces_between_special_tokens,
+            )
+        stops = StopMatcher(checked.stops, checked.include_stop) if checked.stops is not None else None
+        account = self._ledger.account(
+            held, engine_request.arrival, len(prompt.ids), prompt.sampling.max_tokens, checked.n
+        )
+        choice = Choice(index, engine_request, account, parse, detokenizer, stops)
+        choice.prompt_text = prompt.text
+        choice.named_stop_ids = checked.named_stop_ids
+        choice.show_stop_token = checked.include_stop
+        return choice
+
+    def _log(self, requests: Sequence[EngineRequest], prompts: Sequence[Prepared], checked: Checked) -> None:
+        most = self._config.frontend.max_log_len
+        for number, prompt in enumerate(prompts):
+            shown = prompt.ids[:most] if prompt.text is None else prompt.text[:most]
+            _logger.info(
+                "request",
+                id=requests[number * checked.n].id,
+                n=checked.n,
+                prompt_tokens=len(prompt.ids),
+                max_tokens=prompt.sampling.max_tokens,
+                prompt=shown,
+            )
+
+
+def build_service(
+    config: Config, plugins: Plugins, client: EngineClient, folder: Path | None = None
+) -> FrontendService:
+    """The service of a client that is ready. `folder` is the model's; by default what ``config.model.model`` names.
+
+    Raises StartupError. To be called on the event loop that owns the client; `start` and `close` frame the life of what
+    it returns.
+    """
+    folder = folder or Path(config.model.model)
+    tokenizer = open_tokenizer(config, plugins, Path(config.model.tokenizer or folder))
+    rules = read_rules(config, client, tokenizer, folder)
+    templates = choose_templates(config.frontend.chat_template, tokenizer.chat_template if tokenizer else None)
+    specials = tokenizer.special_tokens if tokenizer else {}
+    renderer = Renderer(config.frontend, config.limits, templates, specials, rules.max_model_len)
+    reader = PromptReader(rules, Encoder(tokenizer) if tokenizer is not None else None, renderer)
+    service = FrontendService(
+        config, client, tokenizer, reader, _parsers(config, plugins), Loggers(_stat_loggers(config, plugins, client))
+    )
+    service.defaults = _sampling_defaults(config, folder)
+    return service
+
+
+def _stat_loggers(config: Config, plugins: Plugins, client: EngineClient) -> list[StatLogger]:
+    """All that can be loaded: none of them was asked for by name, so a broken one is left out and reported."""
+    loggers: list[StatLogger] = []
+    for name in () if config.observability.disable_log_stats else plugins.names("stat_logger"):
+        try:
+            loggers.append(plugins.load("stat_logger", name)(config, client.info))
+        except PluginError as error:
+            _logger.warning("a stat logger was left out: %s", error.message, logger=name)
+    return loggers
+
+
+def _sampling_defaults(config: Config, folder: Path) -> dict[str, Any]:
+    overrides = config.model.override_generation_config
+    if config.model.generation_config == "vllm":
+        return dict(overrides)
+    return checkpoint.sampling_defaults(generation_folder(config, folder), overrides)
+
+
+def _parsers(config: Config, plugins: Plugins) -> Parsers:
+    name = config.frontend.reasoning_parser
+    return Parsers(reasoning=plugins.load("reasoning_parser", name) if name else None)

@@ -1,0 +1,164 @@
+"""`auto`: the tokenizers library on a folder's ``tokenizer.json``; `slow` where there is no such file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ferrule.errors import CheckpointError
+from ferrule.frontend.detokenize import decode
+from ferrule.interfaces.tokenizer import Tokenizer, TokenizerSource
+from ferrule_plugins.tokenizer.files import (
+    chat_templates,
+    extra_special_tokens,
+    read_settings,
+    special_tokens,
+    token_content,
+)
+from ferrule_plugins.tokenizer.pieces import Piece, make_piece
+
+_MAX_BYTES = 256 << 20
+
+
+class FastTokenizer(Tokenizer):
+    """`core` is a `tokenizers.Tokenizer`; it lets go of the interpreter lock while it encodes a batch."""
+
+    def __init__(
+        self,
+        core: Any,
+        decoder: Mapping[str, Any] | None,
+        specials: dict[str, str],
+        extra: Sequence[str] = (),
+        chat_template: str | dict[str, str] | None = None,
+    ) -> None:
+        self._core = core
+        self._piece: Piece | None = make_piece(decoder)
+        self._byte_level = decoder is not None and decoder.get("type") == "ByteLevel"
+        added = core.get_added_tokens_decoder()
+        self._added = {token_id: token.content for token_id, token in added.items()}
+        self._known: dict[tuple[int, bool], bytes] = {}  # at most two per vocabulary entry
+        self.vocab_size = max(core.get_vocab_size(with_added_tokens=True), 1 + max(added, default=-1))
+        self.special_tokens = specials
+        self.bos_token_id = self._role("bos_token")
+        self.eos_token_id = self._role("eos_token")
+        named = {core.token_to_id(token) for token in [*specials.values(), *extra]} - {None}
+        self.all_special_ids = frozenset(named | {token_id for token_id, token in added.items() if token.special})
+        self.chat_template = chat_template
+
+    def _role(self, role: str) -> int | None:
+        token = self.special_tokens.get(role)
+        found = None if token is None else self._core.token_to_id(token)
+        return None if found is None else int(found)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        # A batch of one: only the batch call releases the interpreter lock.
+        ids: list[int] = self._core.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        return ids
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        if self._piece is not None:
+            return decode(self, ids, skip_special_tokens=skip_special_tokens)
+        skipped = self.all_special_ids if skip_special_tokens else frozenset[int]()
+        shown = [token for token in ids if 0 <= token < self.vocab_size and token not in skipped]
+        text: str = self._core.decode(shown, skip_special_tokens=False)
+        return text
+
+    def token(self, token_id: int) -> str | None:
+        found: str | None = self._core.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None
+        return found
+
+    def piece(self, token_id: int, first: bool) -> bytes | None:
+        key = (token_id, first)
+        known = self._known.get(key)
+        if known is not None:
+            return known
+        if self._piece is None:
+            return None
+        token = self.token(token_id)
+        if token is None:
+            return b""
+        verbatim = self._byte_level and token_id in self._added  # is not written in the alphabet of bytes
+        made = self._known[key] = token.encode() if verbatim else self._piece(token, first)
+        return made
+
+
+class AutoTokenizers(TokenizerSource):
+    """Options: `trust_remote_code`, for the fallback."""
+
+    def open(self, folder: Path, options: dict[str, Any]) -> Tokenizer:
+        file = folder / "tokenizer.json"
+        if not file.is_file():
+            from ferrule_plugins.tokenizer.slow import SlowTokenizers
+
+            return SlowTokenizers().open(folder, options)
+        settings = read_settings(folder)
+        specials = special_tokens(settings)
+        extra = extra_special_tokens(settings)
+        core, decoder = _load(file)
+        _add_tokens(core, settings, [*specials.values(), *extra], file)
+        _set_ends(core, settings, specials, file)
+        return FastTokenizer(core, decoder, specials, extra, chat_templates(folder, settings))
+
+
+def _load(file: Path) -> tuple[Any, Mapping[str, Any] | None]:
+    import tokenizers
+
+    try:
+        if file.stat().st_size > _MAX_BYTES:
+            raise CheckpointError(f"{file} is larger than {_MAX_BYTES} bytes.")
+        content = file.read_bytes()
+        core = tokenizers.Tokenizer.from_buffer(content)
+        core.no_truncation()
+        core.no_padding()
+        decoder = json.loads(content).get("decoder")
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read: {error.strerror}.") from None
+    except CheckpointError:
+        raise
+    except Exception as error:  # the library raises plain Exception for a file that it cannot use
+        raise CheckpointError(f"{file} is not a tokenizer that can be used: {error}.") from None
+    return core, decoder if isinstance(decoder, Mapping) else None
+
+
+def _add_tokens(core: Any, settings: Mapping[str, Any], specials: Sequence[str], file: Path) -> None:
+    """Add tokens that only ``tokenizer_config.json`` knows; each must get the id that is stated there."""
+    from tokenizers import AddedToken
+
+    stated = settings.get("added_tokens_decoder")
+    rows = sorted((int(key), value) for key, value in stated.items()) if isinstance(stated, Mapping) else []
+    for token_id, value in rows:
+        content = token_content(value)
+        if content is None or core.token_to_id(content) == token_id:
+            continue
+        flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
+        core.add_tokens([AddedToken(content, **{flag: bool(value.get(flag)) for flag in flags})])
+        if core.token_to_id(content) != token_id:
+            raise CheckpointError(
+                f"{file.parent / 'tokenizer_config.json'}: token {content!r} has id {token_id} there, "
+                f"but {core.token_to_id(content)} in {file.name}."
+            )
+    core.add_special_tokens([token for token in dict.fromkeys(specials) if core.token_to_id(token) is not None])
+
+
+def _set_ends(core: Any, settings: Mapping[str, Any], specials: Mapping[str, str], file: Path) -> None:
+    """Follow `add_bos_token` and `add_eos_token` where they are stated; otherwise ``tokenizer.json`` decides."""
+    if "add_bos_token" not in settings and "add_eos_token" not in settings:
+        return
+    from tokenizers import processors
+
+    names, form = [], "$A:0"
+    if settings.get("add_bos_token") and (bos := specials.get("bos_token")):
+        names.append(bos)
+        form = f"{bos}:0 {form}"
+    if settings.get("add_eos_token") and (eos := specials.get("eos_token")):
+        names.append(eos)
+        form = f"{form} {eos}:0"
+    ids = {name: core.token_to_id(name) for name in names}
+    missing = [name for name, token_id in ids.items() if token_id is None]
+    if missing:
+        raise CheckpointError(f"{file} has no token {missing[0]!r}, which tokenizer_config.json adds to every text.")
+    core.post_processor = processors.TemplateProcessing(
+        single=form, pair=f"{form} $B:1", special_tokens=list(ids.items())
+    )

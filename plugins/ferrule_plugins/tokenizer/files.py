@@ -1,0 +1,101 @@
+"""What a tokenizer's folder says beside its vocabulary: special tokens and chat templates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ferrule.config.checkpoint import read_json
+from ferrule.errors import CheckpointError
+
+ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_MAX_TEMPLATE_BYTES = 1 << 20
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """``tokenizer_config.json``, completed by the older ``special_tokens_map.json``; empty when there is neither."""
+    settings: dict[str, Any] = {}
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        if (folder / name).is_file():
+            settings |= {key: value for key, value in read_json(folder / name).items() if value is not None}
+    return settings
+
+
+def special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
+    """bos_token, eos_token … as templates see them; a token is written as a string or as an object."""
+    found = {}
+    named = settings.get("extra_special_tokens") or settings.get("model_specific_special_tokens")
+    for role, value in [*((role, settings.get(role)) for role in ROLES), *_items(named)]:
+        content = token_content(value)
+        if content is not None:
+            found[role] = content
+    return found
+
+
+def extra_special_tokens(settings: Mapping[str, Any]) -> list[str]:
+    """Special tokens without a role."""
+    found = []
+    for key in ("additional_special_tokens", "extra_special_tokens"):
+        values = settings.get(key)
+        if isinstance(values, list):
+            found += [content for value in values if (content := token_content(value)) is not None]
+    return found
+
+
+def token_content(value: Any) -> str | None:
+    if isinstance(value, Mapping):
+        value = value.get("content")
+    return value if isinstance(value, str) and value else None
+
+
+def _items(value: Any) -> list[tuple[str, Any]]:
+    return list(value.items()) if isinstance(value, Mapping) else []
+
+
+def chat_templates(folder: Path, settings: Mapping[str, Any]) -> str | dict[str, str] | None:
+    """The folder's chat template, or its named ones.
+
+    Files win over ``tokenizer_config.json``: ``chat_template.jinja`` and ``additional_chat_templates/NAME.jinja``,
+    then ``chat_template.json``.
+    """
+    named: dict[str, str] = {}
+    stated = settings.get("chat_template")
+    if isinstance(stated, str):
+        named["default"] = stated
+    elif isinstance(stated, list):
+        named |= {
+            entry["name"]: entry["template"]
+            for entry in stated
+            if isinstance(entry, Mapping)
+            and isinstance(entry.get("name"), str)
+            and isinstance(entry.get("template"), str)
+        }
+    elif isinstance(stated, Mapping):
+        named |= {name: text for name, text in stated.items() if isinstance(text, str)}
+    if (folder / "chat_template.json").is_file():
+        text = read_json(folder / "chat_template.json").get("chat_template")
+        if isinstance(text, str):
+            named["default"] = text
+    if (folder / "chat_template.jinja").is_file():
+        named["default"] = read_template(folder / "chat_template.jinja")
+    for file in sorted((folder / "additional_chat_templates").glob("*.jinja")):
+        named[file.stem] = read_template(file)
+    if not named:
+        return None
+    return named["default"] if list(named) == ["default"] else named
+
+
+def read_template(file: Path) -> str:
+    """Raises CheckpointError naming the file."""
+    try:
+        content = file.read_bytes()
+        if len(content) > _MAX_TEMPLATE_BYTES:
+            raise CheckpointError(
+                f"{file} has {len(content)} bytes; no chat template is larger than {_MAX_TEMPLATE_BYTES}."
+            )
+        return content.decode()
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise CheckpointError(f"{file} is not UTF-8 text.") from None

@@ -71,10 +71,12 @@ def test_single_and_sharded_files_load_bit_equal(tmp_path, source, save, single,
     assert type(source).refuses(tmp_path) is not None
     with pytest.raises(CheckpointError, match="has no"):
         load(source, tmp_path)
-    shard(tmp_path, save, single, ending)
+    index = shard(tmp_path, save, single, ending)
     assert type(source).refuses(tmp_path) is None
     assert same(load(source, tmp_path))
-    assert source.place.endswith(f"w-2{ending}")
+    assert source.place == str(tmp_path)  # after the last tensor; before, its file
+    places = {name: source.place for name, _ in source.tensors(tmp_path, TwoLayers(), {})}
+    assert places == {name: str(tmp_path / file) for name, file in index["weight_map"].items()}
     save(WEIGHTS, str(tmp_path / single))
     assert same(load(source, tmp_path))
     with pytest.raises(ConfigError, match="unknown key 'speed'"):

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 class WeightSource(ABC):
     """`patterns` are the file names that the format needs from a hub repository.
 
-    `place` is set by `tensors` before each tensor that it yields: the file that holds it. Whoever finds fault with a
-    tensor names both.
+    `place` is set by `tensors` before each tensor that it yields, to the file that holds it, and to the folder after
+    the last one. Whoever finds fault with a tensor names both.
     """
 
     patterns: tuple[str, ...] = ()

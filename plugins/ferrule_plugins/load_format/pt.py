@@ -51,6 +51,7 @@ class PyTorchFiles(WeightSource):
                 for name, tensor in contents.pop(file).items():
                     yield name, tensor
                     bar.update(tensor.nbytes)
+        self.place = str(folder)
 
 
 def _files(folder: Path) -> list[Path]:

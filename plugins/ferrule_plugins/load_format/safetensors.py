@@ -54,6 +54,7 @@ class Safetensors(WeightSource):
                 for name, tensor in _mapped(file, held):
                     yield name, tensor
                     bar.update(held[name])
+        self.place = str(folder)
 
 
 def _mapped(file: Path, held: Mapping[str, int]) -> Iterator[tuple[str, torch.Tensor]]:

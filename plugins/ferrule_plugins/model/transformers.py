@@ -25,7 +25,7 @@ from ferrule.interfaces.model import AttentionOptions, BuildContext, ForwardCont
 from ferrule.types import CacheGroup
 
 _NAME = "ferrule"  # of the attention function in the library's registry
-_LAYER = "ferrule_layer"  # attribute of an attention module: its `_Layer`
+_SEAT = "ferrule_seat"  # attribute of the library's modules: their `_Seat`
 _PLAIN = {"full_attention", "sliding_attention", "attention"}
 # Arguments of an attention call that change nothing here. Any other one that is set is refused.
 _HARMLESS = frozenset(
@@ -42,13 +42,14 @@ class _Step:
     ctx: ForwardContext | None = None
 
 
-@dataclass(frozen=True)
-class _Layer:
-    """What an attention module was found to need."""
+class _Layer(nn.Module):
+    """What an attention module was found to need. A module, so that whoever looks for layers finds it."""
 
-    name: str
-    cache: LayerCache
-    options: AttentionOptions
+    def __init__(self, name: str, cache: LayerCache, options: AttentionOptions) -> None:
+        super().__init__()
+        self.name = name
+        self.cache = cache
+        self.options = options
 
 
 class _Given:
@@ -77,17 +78,16 @@ class _Passthrough(nn.Module):
 
 
 class TransformersModel(nn.Module, Model):
-    """Wraps the library's model. Layers are found by a probe of one token."""
+    """Wraps the library's model. Layers are found by a probe of one token, which on the meta device costs nothing."""
 
     def __init__(self, ctx: BuildContext) -> None:
         super().__init__()
         self._ctx = ctx
         self._step = _Step()
-        self._layers: dict[str, _Layer] = {}
+        self.layers = nn.ModuleList()  # of `_Layer`, in the order in which they run; empty before a probe
         self._config = _library_config(ctx)
         _check_config(self._config, ctx)
-        with torch.device("meta"):
-            self.inner = _build(self._config, ctx)
+        self.inner = _build(self._config, ctx)
         _check_class(self.inner)
 
     @property
@@ -97,14 +97,11 @@ class TransformersModel(nn.Module, Model):
         return base
 
     def cache_specs(self) -> dict[str, LayerCache]:
-        return {name: layer.cache for name, layer in self._found().items()}
-
-    def attention_options(self) -> dict[str, AttentionOptions]:
-        """What each layer asks of the attention backend."""
-        return {name: layer.options for name, layer in self._found().items()}
+        if not len(self.layers):
+            self._probe()
+        return {layer.name: layer.cache for layer in self.layers if isinstance(layer, _Layer)}
 
     def forward(self, ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
-        self._found()
         self._step.ctx = ctx
         try:
             return self._run(ids, ctx.positions)
@@ -124,7 +121,7 @@ class TransformersModel(nn.Module, Model):
     def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         tensors = {name.removeprefix("inner."): tensor for name, tensor in weights}
         self.inner = _filled(type(self.inner), self._config, tensors, self._ctx)
-        self._layers = {}
+        self._probe()
         return {name for name, _ in self.named_parameters()}
 
     # ------------------------------------------------------------------------------------------ attention
@@ -136,31 +133,28 @@ class TransformersModel(nn.Module, Model):
         hidden: torch.Tensor = out.last_hidden_state
         return hidden[0]
 
-    def _found(self) -> dict[str, _Layer]:
-        """The layers, in the order in which they run."""
-        if self._layers:
-            return self._layers
-        probe = _Probe(self._ctx, self._config, self._layers)
+    def _probe(self) -> None:
+        """Find the layers."""
+        probe = _Probe(self._ctx, self._config)
         for path, module in self.inner.named_modules():
-            module.__dict__[_LAYER] = _Seat(path, self._step, probe)
-        device = next(self.inner.parameters()).device
+            module.__dict__[_SEAT] = _Seat(path, self._step, probe)
+        nothing = torch.zeros(1, dtype=torch.int64, device=next(self.inner.parameters()).device)
         with torch.inference_mode():
-            self._run(
-                torch.zeros(1, dtype=torch.int64, device=device), torch.zeros(1, dtype=torch.int64, device=device)
-            )
-        if not self._layers:
+            self._run(nothing, nothing)
+        if not probe.layers:
             raise CheckpointError(f"{_name(self.inner)} calls no attention: it keeps another kind of state.")
-        return self._layers
+        self.layers = nn.ModuleList(probe.layers.values())
 
 
 class _Probe:
     """Turns the first attention call of each module into a `_Layer`."""
 
-    def __init__(self, ctx: BuildContext, config: Any, layers: dict[str, _Layer]) -> None:
+    def __init__(self, ctx: BuildContext, config: Any) -> None:
+        text = config.get_text_config()
         self.ctx = ctx
-        self.kinds = getattr(config, "layer_types", None) or ()
-        self.window = getattr(config, "sliding_window", None)
-        self.layers = layers
+        self.kinds = getattr(text, "layer_types", None) or ()
+        self.window = getattr(text, "sliding_window", None)
+        self.layers: dict[str, _Layer] = {}
 
     def record(self, path: str, module: nn.Module, q: torch.Tensor, k: torch.Tensor, given: Mapping[str, Any]) -> None:
         """q and k are [1, heads, 1, head_dim]; `given` are the other arguments of the call."""
@@ -195,7 +189,7 @@ class _Probe:
 
 @dataclass(frozen=True)
 class _Seat:
-    """What an attention module knows of us."""
+    """What a module of the library knows of us."""
 
     path: str
     step: _Step
@@ -211,7 +205,7 @@ def attend(
     **given: Any,
 ) -> tuple[torch.Tensor, None]:
     """The attention function in the library's registry. Returns [1, tokens, heads, value_dim]."""
-    seat: _Seat = getattr(module, _LAYER)
+    seat: _Seat = getattr(module, _SEAT)
     if attention_mask is not None:
         raise CheckpointError(f"{seat.path} brings a mask of its own; only causal attention can be served.")
     q, k, v = (each[0].transpose(0, 1) for each in (query, key, value))
@@ -279,14 +273,25 @@ def _build(config: Any, ctx: BuildContext) -> Any:
     AttentionInterface.register(_NAME, attend)
     trusted = remote_code(getattr(ctx.config, "outer", ctx.config), known=True, trusted=ctx.trust_remote_code)
     try:
-        return AutoModelForCausalLM.from_config(
-            config, attn_implementation=_NAME, dtype=ctx.dtype, trust_remote_code=trusted
-        )
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(
+                copy.deepcopy(config), attn_implementation=_NAME, dtype=ctx.dtype, trust_remote_code=trusted
+            )
     except ValueError as error:
         raise CheckpointError(
             f"transformers cannot build a causal language model of type {config.model_type!r} whose attention can be "
             f"replaced: {str(error).splitlines()[0]}"
         ) from error
+
+    if getattr(model, "_can_set_experts_implementation", lambda: False)():
+        model.set_experts_implementation("batched_mm")  # the one that does not look at values, so that it can be probed
+    return _without_padding(model)
+
+
+def _without_padding(model: Any) -> Any:
+    """Some models look for padding in each step's ids, and warn; there is none."""
+    model.config.pad_token_id = None
+    return model
 
 
 def _check_class(inner: Any) -> None:
@@ -309,7 +314,7 @@ def _filled(cls: Any, config: Any, tensors: dict[str, torch.Tensor], ctx: BuildC
     """A model with these weights. Raises CheckpointError that names the first tensors at fault."""
     model, report = cls.from_pretrained(
         None,
-        config=config,
+        config=copy.deepcopy(config),
         state_dict=tensors,
         dtype=ctx.dtype,
         attn_implementation=_NAME,
@@ -327,5 +332,4 @@ def _filled(cls: Any, config: Any, tensors: dict[str, torch.Tensor], ctx: BuildC
             raise CheckpointError(f"The checkpoint {what} {names[0]}{more}.", f"The model is {_name(model)}.")
     if report.get("error_msgs"):
         raise CheckpointError(f"The checkpoint does not fit {_name(model)}: {str(report['error_msgs'])[:500]}")
-    model.config.pad_token_id = None  # else some models look for padding in each step's ids, and warn
-    return model.eval().to(ctx.device)
+    return _without_padding(model).eval().to(ctx.device)

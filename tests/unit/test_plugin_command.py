@@ -186,8 +186,35 @@ def test_usage(plugins):
         status, text = plugins(*argv)
         assert status == 0
         assert "list,info,why" in text
-    assert "--probe" in plugins("list", "--help")[1]
+    assert "probe" in plugins("list", "--help")[1]
     with pytest.raises(ConfigError, match="Did you mean 'list'"):
         plugins("lst")
     with pytest.raises(ConfigError, match="name is missing"):
         plugins("why")
+
+
+def test_the_command_line_runs_it_and_imports_nothing_heavy(site):
+    site.install(command_dist("bad-dist", "raise SystemExit", entry="bad"), command_dist("good-dist"))
+    script = (
+        "import sys; from ferrule.launch.cli import main; status = main(['plugins', 'list', '--json']); "
+        "heavy = {'torch', 'transformers', 'pluggy', 'numpy', 'bad_dist_module', 'good_dist_module'}; "
+        "print(sorted(heavy & set(sys.modules)), file=sys.stderr); sys.exit(status)"
+    )
+    done = site.python("-c", script, FERRULE_PLUGINS="good-dist")
+    assert (done.returncode, done.stderr.strip()) == (0, "[]")
+    found = rows(done.stdout)
+    assert found["good-dist"]["state"] == "available"
+    assert found["bad-dist"]["reason"] == "not on the allow-list of FERRULE_PLUGINS"
+
+
+def test_a_command_of_a_stranger_is_run(site):
+    site.install(command_dist("good-dist", COMMAND.replace("return 0", "return len(argv)")))
+    assert site.python("-m", "ferrule", "mine", "a", "b").returncode == 2
+
+
+def test_a_command_that_is_broken_is_told_in_one_block(site):
+    site.install(command_dist("bad-dist", "raise SystemExit(9)"))
+    done = site.python("-m", "ferrule", "mine")
+    assert done.returncode == 1
+    assert "command:mine of bad-dist 1.0 cannot be imported: it called sys.exit(9)" in done.stderr
+    assert "Traceback" not in done.stderr

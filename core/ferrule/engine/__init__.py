@@ -1,1 +1,1 @@
-
+"""The engine: requests, blocks, the scheduler and its loop. No torch, clock, socket or environment."""

@@ -1,1 +1,1 @@
-
+"""Processes, the command line, and the offline `LLM`."""

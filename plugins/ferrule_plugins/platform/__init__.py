@@ -1,0 +1,1 @@
+"""Platforms: kinds of devices."""

@@ -149,7 +149,7 @@ def _frequencies(config: RopeConfig) -> tuple[torch.Tensor, float]:
 def _llama3(config: RopeConfig, plain: torch.Tensor) -> torch.Tensor:
     """Slow frequencies are divided by `factor`, fast ones stay, those between are interpolated."""
     factor, low, high = (float(config.need(n)) for n in ("factor", "low_freq_factor", "high_freq_factor"))
-    turns = config.original * plain / (2 * math.pi)  # over the original context
+    turns = config.original / (2 * math.pi / plain)  # over the original context
     blend = ((turns - low) / (high - low)).clamp(0, 1)
     return (1 - blend) * plain / factor + blend * plain
 
@@ -170,12 +170,13 @@ def _yarn(config: RopeConfig) -> tuple[torch.Tensor, float]:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dim - 1)
     ramp = ((torch.arange(dim // 2, dtype=torch.float32) - low) / ((high - low) or 0.001)).clamp(0, 1)
+    keep = 1 - ramp  # of the frequency as it was
     wave = config.theta ** _exponents(dim)
     attention = options.get("attention_factor")
     if attention is None:
         both = options.get("mscale") and options.get("mscale_all_dim")
         attention = mscale(options["mscale"]) / mscale(options["mscale_all_dim"]) if both else mscale()
-    return ramp / (factor * wave) + (1 - ramp) / wave, float(attention)
+    return 1.0 / (factor * wave) * (1 - keep) + 1.0 / wave * keep, float(attention)
 
 
 def _longrope(config: RopeConfig, which: str) -> torch.Tensor:

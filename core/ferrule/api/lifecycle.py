@@ -167,6 +167,9 @@ class LiveService(Service):
     def token_text(self, token_id: int) -> str:
         return self._real.token_text(token_id)
 
+    def token_bytes(self, token_id: int) -> bytes:
+        return self._real.token_bytes(token_id)
+
     async def generate(self, request: Generate) -> AsyncIterator[Output]:
         return await self._real.generate(request)
 

@@ -227,16 +227,11 @@ class _Writer:
 
     def _logprob(self, entry: TokenLogprobs) -> ChatLogprob:
         asked = self._asked
-        texts = asked.service.token_text
+        spell = asked.service.token_bytes
         top = [
-            TopLogprob(asked.token(token_id), finite(logprob), _bytes(texts(token_id)))
-            for token_id, logprob in entry.top
+            TopLogprob(asked.token(token_id), finite(logprob), list(spell(token_id))) for token_id, logprob in entry.top
         ]
-        return ChatLogprob(asked.token(entry.token_id), finite(entry.logprob), _bytes(texts(entry.token_id)), top)
-
-
-def _bytes(token: str) -> list[int]:
-    return list(token.encode("utf-8", "replace"))
+        return ChatLogprob(asked.token(entry.token_id), finite(entry.logprob), list(spell(entry.token_id)), top)
 
 
 def _call_delta(event: Event) -> ToolCall | None:

@@ -1,0 +1,623 @@
+"""The frame: routing, auth, body limits, error shape, states. No engine: the service is scripted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+
+from ferrule.api.app import build_app
+from ferrule.api.lifecycle import Lifecycle
+from ferrule.config import Config, FrontendConfig, LimitsConfig, PluginConfig
+from ferrule.env import Environment
+from ferrule.errors import EngineDead, OverloadedError, StartupError
+from ferrule.interfaces.router import Access, Call, EventStream, Reply, Route, Router, RouterContext
+from ferrule.plugin import discover
+from ferrule_testkit.service import ScriptedService
+
+PLUGINS = discover(PluginConfig(), Environment())
+CHAT = {"messages": [{"role": "user", "content": "hello"}]}
+
+
+class Site:
+    """An application with its life cycle and service, and a client for it."""
+
+    def __init__(self, plugins: Any = PLUGINS, ready: bool = True, **frontend: Any) -> None:
+        limits = LimitsConfig(**frontend.pop("limits", {}))
+        self.config = Config(frontend=FrontendConfig(**frontend), limits=limits)
+        self.lifecycle = Lifecycle()
+        self.service = ScriptedService()
+        self.app = build_app(self.config, plugins, self.lifecycle)
+        if ready:
+            self.lifecycle.ready(self.service)
+        transport = httpx.ASGITransport(app=self.app, raise_app_exceptions=True)
+        self.http = httpx.AsyncClient(transport=transport, base_url="http://test")
+
+
+def check_error(response: httpx.Response, status: int, param: str | None = None) -> str:
+    """Every error has OpenAI's shape and tells nothing about our insides."""
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["code"] == status
+    assert error["param"] == param, error
+    for secret in ("Traceback", "0x", "/ferrule", "msgspec"):
+        assert secret not in response.text
+    return str(error["message"])
+
+
+# ------------------------------------------------------------------------------------------------ routing
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/", "//v1/models", "/v1//models", "/./v1/models", "/v1/../v1/models", "/v1/models;x", "/v1/models/"),
+        *("/%76%31/models", "/v1%2fmodels", "/V1/models", "/v1/model", "/v1/models%00", "/health/", "/health%20"),
+    ],
+)
+async def test_only_the_exact_path_is_a_route(path: str) -> None:
+    site = Site()
+    scope_path = path.encode()
+    messages = await call_raw(site.app, raw_path=scope_path)
+    assert messages[0]["status"] == 404
+    assert json.loads(messages[1]["body"])["error"]["code"] == 404
+
+
+async def call_raw(app: Any, raw_path: bytes, method: str = "GET", headers: Any = ()) -> list[dict[str, Any]]:
+    """Call ASGI with exactly these bytes as the path."""
+    sent: list[dict[str, Any]] = []
+    scope = {
+        "type": "http",
+        "method": method,
+        "path": raw_path.decode("latin-1"),
+        "raw_path": raw_path,
+        "query_string": b"",
+        "headers": list(headers),
+        "client": ("127.0.0.1", 1),
+    }
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    await app(scope, receive, send)
+    return sent
+
+
+async def test_unknown_route_names_the_nearest() -> None:
+    site = Site()
+    assert "'/v1/chat/completions'" in check_error(await site.http.post("/v1/chat/completion", json=CHAT), 404)
+
+
+async def test_wrong_method_says_what_is_allowed() -> None:
+    site = Site()
+    response = await site.http.get("/v1/chat/completions")
+    assert "POST" in check_error(response, 405)
+    assert response.headers["allow"] == "POST"
+    response = await site.http.delete("/v1/models")
+    check_error(response, 405)
+    assert response.headers["allow"] == "GET, HEAD"
+
+
+async def test_head_is_get_without_a_body() -> None:
+    site = Site()
+    response = await site.http.head("/v1/models")
+    assert (response.status_code, response.content) == (200, b"")
+
+
+async def test_options_without_origin_lists_methods() -> None:
+    response = await Site().http.options("/ping")
+    assert (response.status_code, response.headers["allow"]) == (204, "GET, HEAD, POST")
+
+
+async def test_root_path_is_taken_with_and_without_the_prefix() -> None:
+    site = Site(root_path="/llm")
+    for path in ("/llm/v1/models", "/v1/models"):
+        assert (await site.http.get(path)).status_code == 200
+    check_error(await site.http.get("/llmx/v1/models"), 404)
+
+
+async def test_model_names_may_hold_slashes() -> None:
+    site = Site()
+    site.service.names = ("org/name", "b")
+    site.lifecycle.service.names = site.service.names
+    for path in ("/v1/models/org/name", "/v1/models/org%2Fname"):
+        assert (await site.http.get(path)).json()["id"] == "org/name"
+    check_error(await site.http.get("/v1/models/other"), 404, "model")
+    check_error(await site.http.get("/v1/models/%ff"), 404)
+
+
+async def test_two_routers_may_not_claim_one_route() -> None:
+    class Twice(Router):
+        def routes(self, ctx: RouterContext) -> list[Route]:
+            async def handler(call: Call) -> Reply:
+                return Reply({})
+
+            return [Route(method="GET", path="/version", handler=handler)]
+
+    with pytest.raises(StartupError, match="/version"):
+        Site(plugins=FakePlugins(twice=Twice))
+
+
+async def test_a_router_cannot_make_itself_public() -> None:
+    class Open(Router):
+        def routes(self, ctx: RouterContext) -> list[Route]:
+            async def handler(call: Call) -> Reply:
+                return Reply({})
+
+            return [Route(method="GET", path="/open", handler=handler, access=Access.PUBLIC)]
+
+    with pytest.raises(StartupError, match="public"):
+        Site(plugins=FakePlugins(open=Open))
+
+
+class FakePlugins:
+    """The real set, with more routers."""
+
+    def __init__(self, **more: type) -> None:
+        self.more = more
+
+    def names(self, kind: str) -> tuple[str, ...]:
+        return PLUGINS.names(kind) + tuple(self.more)
+
+    def load(self, kind: str, name: str) -> Any:
+        return self.more.get(name) or PLUGINS.load(kind, name)
+
+    def origin(self, kind: str, name: str) -> str:
+        return "ferrule 1" if name in self.more else PLUGINS.origin(kind, name)
+
+
+# --------------------------------------------------------------------------------------------------- auth
+
+PUBLIC = {("GET", "/health"), ("GET", "/ping"), ("POST", "/ping"), ("GET", "/version")}
+
+
+async def test_every_route_but_the_public_list_needs_the_key() -> None:
+    site = Site(api_key=("secret", "other"))
+    spec = (await site.http.get("/openapi.json", headers={"authorization": "Bearer secret"})).json()
+    routes = {(method.upper(), path) for path, methods in spec["paths"].items() for method in methods}
+    assert len(routes) > 10
+    for method, path in sorted(routes | {("GET", "/nowhere"), ("PUT", "/v1/models"), ("POST", "/health")}):
+        target = path.replace("{model}", "fake")
+        free = await site.http.request(method, target)
+        if (method, path) in PUBLIC:
+            assert free.status_code == 200
+            continue
+        check_error(free, 401)
+        assert free.headers["www-authenticate"] == "Bearer"
+        for header in ("Bearer wrong", "Bearer ", "secret", "Basic secret", "Bearer secre", "Bearer secret2"):
+            check_error(await site.http.request(method, target, headers={"authorization": header}), 401)
+        check_error(await site.http.request(method, target, params={"api_key": "secret"}), 401)
+        check_error(await site.http.request(method, target, headers={"x-api-key": "secret"}), 401)
+        for key in ("secret", "other"):
+            known = await site.http.request(method, target, headers={"authorization": f"bearer {key}"})
+            assert known.status_code != 401
+
+
+async def test_two_authorization_headers_are_refused() -> None:
+    site = Site(api_key=("secret",))
+    headers = [(b"authorization", b"Bearer secret"), (b"authorization", b"Bearer secret")]
+    assert (await call_raw(site.app, b"/v1/models", headers=headers))[0]["status"] == 401
+
+
+async def test_key_from_the_environment() -> None:
+    lifecycle = Lifecycle()
+    app = build_app(Config(env=Environment(api_key="env")), PLUGINS, lifecycle)
+    lifecycle.ready(ScriptedService())
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://test") as http:
+        assert (await http.get("/v1/models")).status_code == 401
+        assert (await http.get("/v1/models", headers={"authorization": "Bearer env"})).status_code == 200
+
+
+async def test_auth_comes_before_the_body_is_read() -> None:
+    site = Site(api_key=("secret",), limits={"max_body_bytes": 10})
+    check_error(await site.http.post("/v1/chat/completions", content=b"x" * 100), 401)
+
+
+# ------------------------------------------------------------------------------------------------- bodies
+
+
+async def post(site: Site, content: bytes | AsyncIterator[bytes], **headers: str) -> httpx.Response:
+    return await site.http.post(
+        "/v1/completions", content=content, headers={"content-type": "application/json"} | headers
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (b"", None),
+        (b"{", None),
+        (b"[]", None),
+        (b"3", None),
+        (b'"x"', None),
+        (b"null", None),
+        (b'{"prompt": NaN}', None),
+        (b'{"temperature": NaN, "prompt": "a"}', None),
+        (b'{"temperature": -Infinity, "prompt": "a"}', None),
+        (b'{"temperature": 1e309, "prompt": "a"}', "temperature"),
+        (b'{"prompt": "a"} x', None),
+        (b'{"prompt": "a",}', None),
+        (b"{'prompt': 'a'}", None),
+        (b'\xef\xbb\xbf{"prompt": "a"}', None),
+        (b'{"prompt": "\xff\xfe"}', None),
+        (b'{"prompt": "\\ud800"}', None),
+        (b'{"prompt": "\\udc00x"}', None),
+        (b'{"prompt": "a\x00"}', None),
+        (b"[" * 100_000, None),
+        (b'{"x": ' + b"[" * 100_000, None),
+        (b'{"x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", None),
+        (b'{"x":' * 100_000 + b"1" + b"}" * 100_000, None),
+        (b'{"prompt": "a", "x": ' + b"[" * 64 + b"]" * 64 + b"}", None),
+        (b'{"prompt": "a", "max_tokens": ' + b"9" * 1_000_000 + b"}", "max_tokens"),
+        (b'{"prompt": "a", "x": ' + b"9" * 1_000_000 + b"}", "x"),
+        (b'{"prompt": "a", "x": [1, {"y": -9223372036854775809}]}', "x"),
+        (b'{"prompt": [1, 9223372036854775808]}', "prompt[1]"),
+    ],
+)
+async def test_hostile_json_is_a_400(body: bytes, param: str | None) -> None:
+    check_error(await post(Site(), body), 400, param)
+
+
+async def test_nesting_at_the_limit_is_fine() -> None:
+    site = Site()
+    assert (await post(site, b'{"prompt": "a", "x": ' + b"[" * 63 + b"]" * 63 + b"}")).status_code == 200
+    brackets = json.dumps({"prompt": "[[[{{{" * 40}).encode()
+    assert (await post(site, brackets)).status_code == 200
+
+
+async def test_duplicate_keys_last_wins() -> None:
+    site = Site()
+    assert (await post(site, b'{"prompt": "a", "prompt": "bc"}')).json()["choices"][0]["text"] == "bc"
+
+
+async def test_body_over_the_limit_is_a_413() -> None:
+    site = Site(limits={"max_body_bytes": 1000})
+    check_error(await post(site, json.dumps({"prompt": "a" * 1000}).encode()), 413)
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for _ in range(100):
+            yield b" " * 100
+
+    check_error(await post(site, pieces()), 413)
+    assert (await post(site, b'{"prompt":"a"}'.ljust(1000))).status_code == 200
+
+
+async def test_body_in_pieces_of_every_size() -> None:
+    """Whatever the cut, the scan sees the same nesting and numbers."""
+    site = Site()
+    good = b'{"prompt": "a\\"[\\\\", "max_tokens": 5, "x": [["]"], 1234567890123456789]}'
+    bad = b'{"prompt": "a\\"[\\\\", "x": [["]"], 12345678901234567890]}'
+    for size in (1, 2, 3, 7, 20):
+
+        async def pieces(body: bytes, size: int = size) -> AsyncIterator[bytes]:
+            for start in range(0, len(body), size):
+                yield body[start : start + size]
+
+        assert (await post(site, pieces(good))).json()["choices"][0]["text"] == 'a"[\\'
+        check_error(await post(site, pieces(bad)), 400, "x")
+
+
+async def test_a_body_with_too_many_values_is_refused() -> None:
+    site = Site()
+    check_error(await post(site, b'{"prompt": [' + b"[]," * 2_000_000 + b"[]]}"), 400)
+    check_error(await post(site, b'{"prompt": [' + b'"",' * 2_000_000 + b'""]}'), 400)
+
+
+async def test_a_silent_body_is_a_408() -> None:
+    site = Site(limits={"body_timeout": 0.05})
+
+    async def receive() -> dict[str, Any]:
+        await asyncio.sleep(60)
+        raise AssertionError("not reached")
+
+    sent: list[dict[str, Any]] = []
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/completions",
+        "query_string": b"",
+        "headers": [(b"content-length", b"5")],
+    }
+    site.config = replace(site.config)
+    await asyncio.wait_for(site.app(scope, receive, send), 10)
+    assert sent[0]["status"] == 408
+    assert (b"connection", b"close") in sent[0]["headers"]
+    assert sent[-1]["more_body"] is False
+
+
+@pytest.mark.parametrize(
+    ("headers", "param"),
+    [
+        ({"content-type": "text/plain"}, "Content-Type"),
+        ({"content-type": "application/x-www-form-urlencoded"}, "Content-Type"),
+        ({"content-type": "application/json; charset=latin-1"}, "Content-Type"),
+        ({"content-encoding": "gzip"}, "Content-Encoding"),
+    ],
+)
+async def test_wrong_content_headers(headers: dict[str, str], param: str) -> None:
+    check_error(await post(Site(), b'{"prompt": "a"}', **headers), 400, param)
+
+
+async def test_right_content_headers() -> None:
+    for kind in ("application/json; charset=utf-8", "Application/JSON", "application/vnd.x+json"):
+        assert (await post(Site(), b'{"prompt": "a"}', **{"content-type": kind})).status_code == 200
+
+
+async def test_unknown_fields_are_named_in_a_header() -> None:
+    site = Site()
+    body = json.dumps({"prompt": "a", "temprature": 1, "x\r\ny": 2}).encode()
+    response = await post(site, body)
+    assert response.status_code == 200
+    assert response.headers["x-ferrule-ignored-fields"] == "temprature"
+    assert "x-ferrule-ignored-fields" not in (await post(site, b'{"prompt": "a"}')).headers
+
+
+# ------------------------------------------------------------------------------------- states and failures
+
+
+async def test_states() -> None:
+    site = Site(ready=False)
+    response = await site.http.get("/health")
+    assert "starting" in check_error(response, 503)
+    assert response.headers["retry-after"] == "5"
+    check_error(await site.http.post("/v1/chat/completions", json=CHAT), 503)
+    check_error(await site.http.get("/v1/models"), 503)
+    assert (await site.http.get("/version")).status_code == 200
+
+    site.lifecycle.ready(site.service)
+    assert (await site.http.get("/health")).status_code == 200
+    site.service.state = "stalled"
+    assert "stalled" in check_error(await site.http.get("/health"), 503)
+    site.service.state = "ready"
+
+    site.lifecycle.drain()
+    assert "draining" in check_error(await site.http.get("/health"), 503)
+    response = await site.http.post("/v1/chat/completions", json=CHAT)
+    check_error(response, 503)
+    assert response.headers["retry-after"] == "5"
+    assert (await site.http.get("/metrics")).status_code == 200
+
+    site.lifecycle.die("The engine has stopped.")
+    assert "dead" in check_error(await site.http.get("/health"), 503)
+    check_error(await site.http.post("/v1/chat/completions", json=CHAT), 503)
+
+
+async def test_refusals_of_the_service_keep_their_status() -> None:
+    site = Site()
+    site.service.refusal = OverloadedError("The queue is full.", retry_after=7)
+    response = await site.http.post("/v1/chat/completions", json=CHAT)
+    check_error(response, 429)
+    assert response.headers["retry-after"] == "7"
+    site.service.refusal = EngineDead("worker 3 at 0xdeadbeef")
+    check_error(await site.http.post("/v1/chat/completions", json=CHAT), 503)
+
+
+async def test_a_bug_is_a_500_that_tells_nothing() -> None:
+    site = Site()
+    site.service.failure = ValueError("/ferrule/secret 0x7f00 Traceback")
+    message = check_error(await site.http.post("/v1/chat/completions", json=CHAT), 500)
+    assert "secret" not in message
+    assert site.service.open == 0
+
+
+async def test_request_id_header_is_echoed_only_when_valid() -> None:
+    site = Site(enable_request_id_headers=True)
+    assert (await site.http.get("/version", headers={"x-request-id": "abc.1"})).headers["x-request-id"] == "abc.1"
+    for bad in ("a b", "a" * 129, "é", ""):
+        given = (await site.http.get("/version", headers={"x-request-id": bad.encode()})).headers["x-request-id"]
+        assert given != bad
+        assert len(given) == 32
+    assert "x-request-id" not in (await Site().http.get("/version", headers={"x-request-id": "a"})).headers
+
+
+async def test_cors() -> None:
+    preflight = {"origin": "https://a.example", "access-control-request-method": "POST"}
+    site = Site(api_key=("secret",))
+    response = await site.http.options("/v1/chat/completions", headers=preflight)
+    assert (response.status_code, response.headers["access-control-allow-origin"]) == (200, "*")
+    response = await site.http.get("/v1/models", headers={"origin": "https://a.example"})
+    assert (response.status_code, response.headers["access-control-allow-origin"]) == (401, "*")
+    site = Site(allowed_origins=("https://b.example",), allow_credentials=True)
+    assert (await site.http.options("/v1/models", headers=preflight)).status_code == 400
+    response = await site.http.get("/version", headers={"origin": "https://b.example"})
+    assert response.headers["access-control-allow-credentials"] == "true"
+    response = await Site(allowed_origins=()).http.get("/version", headers={"origin": "https://a.example"})
+    assert "access-control-allow-origin" not in response.headers
+
+
+async def test_metrics_grow_with_routes_and_never_with_requests() -> None:
+    site = Site()
+    await site.http.post("/v1/completions", json={"prompt": "a"})
+    await site.http.get("/metrics")
+    for number in range(20):
+        await site.http.request(f"M{number}", f"/nowhere/{number}")
+        await site.http.get("/metrics")
+    before = (await site.http.get("/metrics")).text
+    for number in range(200):
+        await site.http.request(f"X{number}", f"/nowhere/{number}", headers={"host": f"h{number}"})
+        await site.http.post("/v1/completions", json={"prompt": "a", "model": f"m{number}"})
+    after = (await site.http.get("/metrics")).text
+    assert 'http_requests_total{handler="none",method="OTHER",status="4xx"} 220' in after
+    assert len(after.splitlines()) <= len(before.splitlines()) + 1  # the first 4xx of completions
+    assert "vllm:num_requests_running" in after
+
+
+async def test_docs_describe_every_route_and_can_be_switched_off() -> None:
+    site = Site()
+    spec = (await site.http.get("/openapi.json")).json()
+    assert "max_tokens" in json.dumps(spec["components"]["schemas"]["ChatBody"])
+    assert spec["paths"]["/v1/models/{model}"]["get"]["parameters"][0]["name"] == "model"
+    page = (await site.http.get("/docs")).text
+    assert all(path in page for path in ("/v1/completions", "/tokenize"))
+    assert "http" not in page.replace("http-equiv", "")
+    off = Site(disable_fastapi_docs=True)
+    for path in ("/docs", "/redoc", "/openapi.json"):
+        check_error(await off.http.get(path), 404)
+
+
+# ------------------------------------------------------------------------------------------------ streams
+
+
+class Wire:
+    """Raw ASGI: what was sent so far, and a client that can leave."""
+
+    def __init__(self, app: Any, path: str, body: Any) -> None:
+        self.sent: list[dict[str, Any]] = []
+        self.left = asyncio.Event()
+        self.arrived = asyncio.Event()
+        self._body: bytes | None = json.dumps(body).encode()
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": path,
+            "query_string": b"",
+            "headers": [(b"content-length", b"9")],
+        }
+        self.task = asyncio.create_task(app(scope, self._receive, self._send))
+
+    async def _receive(self) -> dict[str, Any]:
+        if self._body is not None:
+            body, self._body = self._body, None
+            return {"type": "http.request", "body": body, "more_body": False}
+        await self.left.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: dict[str, Any]) -> None:
+        self.sent.append(message)
+        self.arrived.set()
+
+    @property
+    def text(self) -> str:
+        return b"".join(message.get("body", b"") for message in self.sent).decode()
+
+
+STREAM = {"prompt": "hello", "stream": True}
+
+
+async def test_stream_headers_and_end() -> None:
+    wire = Wire(Site().app, "/v1/completions", STREAM)
+    await asyncio.wait_for(wire.task, 10)
+    headers = dict(wire.sent[0]["headers"])
+    assert headers[b"content-type"].startswith(b"text/event-stream")
+    assert headers[b"cache-control"] == b"no-cache"
+    assert headers[b"x-accel-buffering"] == b"no"
+    assert wire.text.endswith("data: [DONE]\n\n")
+    assert wire.sent[-1]["more_body"] is False
+
+
+@pytest.mark.parametrize("body", [STREAM, {"prompt": "hello"}])
+async def test_leaving_closes_the_request_though_nothing_comes(body: dict[str, Any]) -> None:
+    site = Site()
+    asked = asyncio.Event()
+
+    async def never() -> None:
+        asked.set()
+        await asyncio.Event().wait()
+
+    site.service.pace = never
+    wire = Wire(site.app, "/v1/completions", body)
+    await asyncio.wait_for(asked.wait(), 10)
+    assert site.service.open == 1
+    wire.left.set()
+    await asyncio.wait_for(wire.task, 10)
+    assert site.service.open == 0
+    assert site.lifecycle.num_open == 0
+    assert "[DONE]" not in wire.text
+
+
+async def test_leaving_between_admission_and_stream_closes_the_request() -> None:
+    """The client goes in the very step in which the handler returns."""
+    site = Site()
+    wire = Wire(site.app, "/v1/completions", STREAM)
+    generate = site.service.generate
+
+    async def leave(request: Any) -> Any:
+        outputs = await generate(request)
+        wire.left.set()
+        return outputs
+
+    site.service.generate = leave  # type: ignore[method-assign]
+    await asyncio.wait_for(wire.task, 10)
+    assert site.service.open == 0
+
+
+async def test_failure_in_a_stream_is_an_event_without_done() -> None:
+    site = Site()
+    site.service.failure = EngineDead("gone")
+    wire = Wire(site.app, "/v1/completions", STREAM)
+    await asyncio.wait_for(wire.task, 10)
+    events = [line for line in wire.text.split("\n\n") if line]
+    assert json.loads(events[-1].removeprefix("data: "))["error"]["code"] == 503
+    assert "[DONE]" not in wire.text
+    assert wire.sent[-1]["more_body"] is False
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_death_ends_every_open_request(stream: bool) -> None:
+    site = Site()
+    asked = asyncio.Event()
+
+    async def never() -> None:
+        asked.set()
+        await asyncio.Event().wait()
+
+    site.service.pace = never
+    wire = Wire(site.app, "/v1/completions", STREAM | {"stream": stream})
+    await asyncio.wait_for(asked.wait(), 10)
+    site.lifecycle.die("The engine has stopped.")
+    await asyncio.wait_for(wire.task, 10)
+    assert wire.sent[0]["status"] == (200 if stream else 503)
+    assert '"code":503' in wire.text
+    assert "[DONE]" not in wire.text
+    assert site.service.open == 0
+
+
+async def test_silent_stream_is_kept_alive_by_comments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ferrule.api.respond.PING_SECONDS", 0.02)
+    site = Site()
+    release = asyncio.Event()
+    site.service.pace = release.wait
+    wire = Wire(site.app, "/v1/completions", STREAM)
+    while wire.text.count(": ping\n\n") < 3:
+        wire.arrived.clear()
+        await asyncio.wait_for(wire.arrived.wait(), 10)
+    release.set()
+    await asyncio.wait_for(wire.task, 10)
+    assert wire.text.endswith("data: [DONE]\n\n")
+
+
+async def test_events_of_a_plugin_are_encoded_and_closed() -> None:
+    closed = asyncio.Event()
+
+    class Plain(Router):
+        def routes(self, ctx: RouterContext) -> list[Route]:
+            async def events() -> AsyncIterator[Any]:
+                try:
+                    yield {"a": 1}
+                    yield ["\n"]
+                finally:
+                    closed.set()
+
+            async def handler(call: Call) -> EventStream:
+                return EventStream(events(), headers={"x-more": "1"})
+
+            return [Route(method="GET", path="/plain", handler=handler)]
+
+    site = Site(plugins=FakePlugins(plain=Plain))
+    response = await site.http.get("/plain")
+    assert response.text == 'data: {"a":1}\n\ndata: ["\\n"]\n\ndata: [DONE]\n\n'
+    assert response.headers["x-more"] == "1"
+    assert closed.is_set()

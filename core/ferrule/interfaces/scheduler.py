@@ -23,6 +23,7 @@ class SchedulerLimits:
     prefix_caching: bool = True
     hash_algo: str = "sha256"
     long_prefill_token_threshold: int = 0
+    cache_root: bytes = b""  # random per start: digests of cached prefixes cannot be computed outside
 
 
 @dataclass(frozen=True)
@@ -40,18 +41,24 @@ class RequestView:
 
 
 class SchedulingPolicy(ABC):
-    """Orders requests. Pure: the same views give the same answers."""
+    """Orders requests. Pure: the same views give the same answers.
+
+    A key is taken when a request begins to wait, and again every `refresh_seconds` if that is set: it costs
+    O(waiting), so a policy whose order does not change with time leaves it None.
+    """
+
+    refresh_seconds: float | None = None
 
     @abstractmethod
     def key(self, view: RequestView, now: float) -> tuple[float, ...]:
-        """Sort key among waiting requests; the lowest runs first."""
+        """Sort key among waiting requests; the lowest runs first. Equal keys: in order of admission."""
 
     @abstractmethod
     def victim(self, running: Sequence[RequestView]) -> str:
-        """The id to preempt when the cache is full. `running` is not empty; the oldest is never in it."""
+        """The id to preempt when the cache is full. `running` is not empty; the oldest request is never in it."""
 
     def budget(self, running: int, waiting: int, limit: int) -> int:
-        """Tokens to give to this step, at most `limit`."""
+        """Tokens to give to this step, from 1 to `limit`. Not asked where prompts must go whole."""
         return limit
 
 

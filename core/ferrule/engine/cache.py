@@ -1,0 +1,218 @@
+"""`KVCacheManager`: which blocks a request has in each cache group, and which prefixes can be reused.
+
+All groups have the same block size and draw from one pool, so every table of a request has the same length. A block is
+published once it is full *and confirmed*; so a shared block is never written, and no partial block is ever shared.
+
+A windowed group lets go of blocks that nobody will read (`CacheGroup.dead_before`) when a later block fills. The
+manager's entry becomes 0; the runner is not told: its table keeps the stale id, which may by then belong to
+another request. So whoever computes positions from `start` on must not read below ``dead_before(start)``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ferrule.engine.blocks import BlockPool
+from ferrule.engine.hashing import HASHERS, HashChain, root_digest
+from ferrule.interfaces.scheduler import SchedulerLimits
+from ferrule.types import CacheGroup, EngineRequest
+
+BlockDelta = tuple[tuple[int, ...], ...]
+"""Block ids appended to the table of each group; the empty tuple when there are none."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixHit:
+    """`tokens` leading positions that need not be computed, and their blocks in each group; dead ones are 0."""
+
+    tokens: int
+    blocks: BlockDelta
+
+
+class Holding:
+    """What one request holds."""
+
+    __slots__ = ("alive_from", "capacity", "chain", "next_full", "num_full", "tables")
+
+    def __init__(self, num_groups: int, chain: HashChain | None) -> None:
+        self.chain = chain
+        self.tables: list[list[int]] = [[] for _ in range(num_groups)]
+        self.alive_from = [0] * num_groups  # blocks before this index are dead
+        self.capacity = 0  # tokens that the tables have room for
+        self.num_full = 0  # blocks that are full and confirmed
+        self.next_full = 0  # confirmed tokens at which num_full grows
+
+
+def footprint(limits: SchedulerLimits, num_tokens: int) -> int:
+    """The most blocks that one request holds at a time on its way to `num_tokens` cached positions.
+
+    A windowed group keeps what the first token of a chunk sees, the chunk, and up to a block at either end.
+    """
+    total = 0
+    for group in limits.groups:
+        size = group.block_size
+        blocks = -(-num_tokens // size)
+        if group.window:
+            span = group.window - 1 + size - 1 + limits.max_num_batched_tokens
+            blocks = min(blocks, -(-span // size) + 1)
+        total += blocks
+    return total
+
+
+class KVCacheManager:
+    """Owns the blocks. `limits` gives groups, pool size, and whether and how prefixes are kept."""
+
+    def __init__(self, limits: SchedulerLimits) -> None:
+        sizes = {group.block_size for group in limits.groups}
+        kinds = {group.kind for group in limits.groups}
+        if len(sizes) != 1 or not kinds <= {"full", "sliding"}:
+            raise ValueError(f"cache groups of one block size, full or sliding, are needed: {limits.groups}")
+        self.limits = limits
+        self.pool = BlockPool(limits.num_blocks)
+        self._size = sizes.pop()
+        self._groups: tuple[CacheGroup, ...] = limits.groups
+        self._windowed = tuple(g for g, group in enumerate(limits.groups) if group.window)
+        self._full = tuple(g for g, group in enumerate(limits.groups) if not group.window)
+        self._tags = tuple(g.to_bytes(2, "little") for g in range(len(limits.groups)))
+        self._holdings: dict[str, Holding] = {}
+
+    def chain(self, request: EngineRequest) -> HashChain | None:
+        """The request's digests; None when prefixes are not kept."""
+        if not self.limits.prefix_caching:
+            return None
+        root = root_digest(self.limits.cache_root, request.adapter, request.media_hash, request.cache_salt)
+        return HashChain(root, self._size, HASHERS[self.limits.hash_algo])
+
+    def match(self, chain: HashChain | None, ids: Sequence[int]) -> PrefixHit:
+        """The longest reusable beginning of `ids`; never all of them, because the last token must be computed."""
+        if chain is None:
+            return PrefixHit(0, ((),) * len(self._groups))
+        most = (len(ids) - 1) // self._size
+        digests = chain.grow(ids, most)
+        count = self._shrink_to_windows(digests, self._common_prefix(digests, most))
+        blocks = []
+        for g, group in enumerate(self._groups):
+            dead = group.dead_before(count * self._size) // self._size
+            blocks.append((0,) * dead + tuple(self._find(g, digests[i]) for i in range(dead, count)))
+        return PrefixHit(count * self._size, tuple(blocks))
+
+    def reserve(
+        self, id: str, upto: int, hit: PrefixHit | None = None, chain: HashChain | None = None
+    ) -> BlockDelta | None:
+        """Make room for positions [0, upto). `hit` begins a new holding with those blocks.
+
+        Returns what was appended to the tables, or None, with nothing changed, when blocks are lacking.
+        """
+        if hit is None:
+            holding = self._holdings[id]
+            if upto <= holding.capacity:
+                return ()
+        else:
+            holding = Holding(len(self._groups), chain)
+        held = len(holding.tables[0]) if hit is None else hit.tokens // self._size
+        each = max(0, -(-upto // self._size) - held)
+        if each * len(self._groups) > self.pool.num_available - self._num_idle(hit):
+            return None
+        if hit is not None:
+            self._begin(id, holding, hit)
+        fresh = self.pool.allocate(each * len(self._groups))
+        holding.capacity += each * self._size
+        for g, table in enumerate(holding.tables):
+            table += fresh[g * each : (g + 1) * each]
+        first = 0 if hit is not None else held
+        return tuple(tuple(table[first:]) for table in holding.tables)
+
+    def room_for(self, num_tokens: int, hit: PrefixHit, owed: int) -> bool:
+        """True when a request of `num_tokens`, of which `hit` is here, fits beside `owed` blocks promised to others."""
+        found = sum(len(blocks) - blocks.count(0) for blocks in hit.blocks)
+        free = self.pool.num_available - self._num_idle(hit)
+        return footprint(self.limits, num_tokens) - found <= free - owed
+
+    def owed(self, id: str, num_tokens: int) -> int:
+        """Blocks that a request still lacks on its way to `num_tokens`."""
+        holding = self._holdings[id]
+        held = sum(len(table) for table in holding.tables) - sum(holding.alive_from)
+        return max(0, footprint(self.limits, num_tokens) - held)
+
+    def confirm(self, id: str, ids: Sequence[int], computed: int) -> None:
+        """Positions [0, computed) are in the cache: publish blocks that filled, let go of those that died."""
+        holding = self._holdings[id]
+        if computed < holding.next_full:
+            return
+        num_full = computed // self._size
+        if holding.chain is not None:
+            digests = holding.chain.grow(ids, num_full)
+            for g, table in enumerate(holding.tables):
+                for i in range(holding.num_full, num_full):
+                    if table[i]:
+                        self.pool.publish(table[i], digests[i] + self._tags[g])
+        holding.num_full = num_full
+        holding.next_full = (num_full + 1) * self._size
+        for g in self._windowed:
+            dead = self._groups[g].dead_before(computed) // self._size
+            first = holding.alive_from[g]
+            if dead > first:
+                table = holding.tables[g]
+                self.pool.release(table[first:dead])
+                table[first:dead] = [0] * (dead - first)
+                holding.alive_from[g] = dead
+
+    def release(self, id: str) -> None:
+        """Let go of everything that `id` holds. Published blocks stay findable until they are needed."""
+        for table in self._holdings.pop(id).tables:
+            self.pool.release(table)
+
+    def reset(self) -> bool:
+        """Forget prefixes that no request holds; False when some are held."""
+        return self.pool.forget()
+
+    def check(self, live: frozenset[str]) -> None:
+        """Raise AssertionError unless exactly the requests in `live` hold blocks and the pool agrees with them."""
+        if live != self._holdings.keys():
+            raise AssertionError(f"I4: blocks held for {sorted(live ^ self._holdings.keys())} do not match who runs")
+        self.pool.check(
+            Counter(block for held in self._holdings.values() for table in held.tables for block in table if block)
+        )
+        for id, holding in self._holdings.items():
+            if {len(table) * self._size for table in holding.tables} != {holding.capacity}:
+                raise AssertionError(f"I2: tables of {id} do not have room for {holding.capacity} tokens")
+
+    def _find(self, group: int, digest: bytes) -> int:
+        return self.pool.find(digest + self._tags[group])
+
+    def _common_prefix(self, digests: list[bytes], most: int) -> int:
+        for i in range(most):
+            if not all(self._find(g, digests[i]) for g in self._full):
+                return i
+        return most
+
+    def _shrink_to_windows(self, digests: list[bytes], count: int) -> int:
+        """The most blocks, up to `count`, of which every windowed group has what the next token will see.
+
+        A block that lacks at index i rules out every count whose window covers it, up to where it was looked for.
+        """
+        before = -1
+        while before != count:
+            before = count
+            for g in self._windowed:
+                i = count - 1
+                while i >= self._groups[g].dead_before(count * self._size) // self._size:
+                    if not self._find(g, digests[i]):
+                        count = i
+                    i -= 1
+        return count
+
+    def _num_idle(self, hit: PrefixHit | None) -> int:
+        return sum(map(self.pool.is_idle, (b for blocks in hit.blocks for b in blocks))) if hit else 0
+
+    def _begin(self, id: str, holding: Holding, hit: PrefixHit) -> None:
+        self._holdings[id] = holding
+        holding.capacity = hit.tokens
+        holding.num_full = hit.tokens // self._size
+        holding.next_full = hit.tokens + self._size
+        for g, blocks in enumerate(hit.blocks):
+            self.pool.share(blocks)
+            holding.tables[g] = list(blocks)
+            holding.alive_from[g] = self._groups[g].dead_before(hit.tokens) // self._size

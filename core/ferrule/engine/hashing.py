@@ -1,0 +1,54 @@
+"""Digests of full blocks. Each covers all that its content depends on: every token before it, adapter, media, salt."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+
+Hasher = Callable[[bytes, Sequence[int]], bytes]
+
+
+def _sha256(parent: bytes, tokens: Sequence[int]) -> bytes:
+    return sha256(parent + array("q", tokens).tobytes()).digest()
+
+
+def _builtin(parent: bytes, tokens: Sequence[int]) -> bytes:
+    return hash((parent, tuple(tokens))).to_bytes(8, "little", signed=True)
+
+
+HASHERS: dict[str, Hasher] = {"sha256": _sha256, "builtin": _builtin}
+"""`builtin` is Python's own 64-bit hash: quicker, and without protection against made-up collisions."""
+
+
+def root_digest(boot: bytes, *scope: str | None) -> bytes:
+    """The parent of a first block. `boot` is random per start, so that no digest can be computed outside.
+
+    Each part of `scope` is written with its length, and None differs from the empty string: no two scopes agree.
+    """
+    parts = [len(boot).to_bytes(4, "little"), boot]
+    for text in scope:
+        data = b"" if text is None else text.encode("utf-8", "surrogatepass")
+        parts += [b"\0" if text is None else b"\1", len(data).to_bytes(4, "little"), data]
+    return sha256(b"".join(parts)).digest()
+
+
+class HashChain:
+    """The digests of one request's full blocks, computed once, when a block's last token is known."""
+
+    __slots__ = ("_block_size", "_hasher", "_root", "digests")
+
+    def __init__(self, root: bytes, block_size: int, hasher: Hasher) -> None:
+        self._root = root
+        self._block_size = block_size
+        self._hasher = hasher
+        self.digests: list[bytes] = []
+
+    def grow(self, ids: Sequence[int], num_blocks: int) -> list[bytes]:
+        """Digests of at least the first `num_blocks` blocks of `ids`; ids that were hashed never change."""
+        size = self._block_size
+        digests = self.digests
+        while len(digests) < num_blocks:
+            first = len(digests) * size
+            digests.append(self._hasher(digests[-1] if digests else self._root, ids[first : first + size]))
+        return digests

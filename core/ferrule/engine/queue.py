@@ -1,0 +1,56 @@
+"""The waiting queue: sorted by the policy's key, then by order of admission."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+
+from ferrule.engine.request import Request
+from ferrule.interfaces.scheduler import SchedulingPolicy
+
+Entry = tuple[tuple[float, ...], int, Request]  # key, sequence (unique, so requests are never compared), request
+
+
+class WaitingQueue:
+    """A sorted list: its operations move pointers, a few microseconds for 100,000 requests."""
+
+    def __init__(self, policy: SchedulingPolicy) -> None:
+        self._policy = policy
+        self._entries: list[Entry] = []
+        self._keys: dict[str, tuple[float, ...]] = {}
+        self._sorted_at: float | None = None
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, id: str) -> bool:
+        return id in self._keys
+
+    def push(self, request: Request, now: float) -> None:
+        key = self._policy.key(request.view(), now)
+        insort(self._entries, (key, request.sequence, request))
+        self._keys[request.id] = key
+
+    def head(self) -> Request:
+        return self._entries[0][2]
+
+    def remove(self, request: Request) -> None:
+        key = self._keys.pop(request.id)
+        del self._entries[bisect_left(self._entries, (key, request.sequence))]
+
+    def refresh(self, now: float) -> None:
+        """Take keys anew, if the policy's order changes with time and it is due."""
+        every = self._policy.refresh_seconds
+        if every is None or (self._sorted_at is not None and now - self._sorted_at < every):
+            return
+        self._sorted_at = now
+        self._entries = sorted((self._policy.key(r.view(), now), r.sequence, r) for _, _, r in self._entries)
+        self._keys = {request.id: key for key, _, request in self._entries}
+
+    def check(self) -> None:
+        """Raise AssertionError unless the entries are sorted, unique, and those of requests that do not run."""
+        if any(a[:2] >= b[:2] for a, b in zip(self._entries, self._entries[1:], strict=False)):
+            raise AssertionError("I4: the waiting queue is out of order")
+        if {r.id: key for key, _, r in self._entries} != self._keys or len(self._keys) != len(self._entries):
+            raise AssertionError("I4: the waiting queue and its keys disagree")
+        if any(request.running for _, _, request in self._entries):
+            raise AssertionError("I9: a waiting request has a slot")

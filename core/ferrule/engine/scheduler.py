@@ -1,0 +1,345 @@
+"""`DefaultScheduler`: continuous batching from one rule.
+
+A request has tokens that are known and tokens that were sent to be computed; a step gives it part of the difference.
+Chunked prefill, prefix hits, decoding ahead of the results, and recompute after preemption are cases of that rule.
+
+Blocks are released as soon as the host decides so, although plans that use them may be in flight: plans run in
+order, so a later plan cannot spoil an earlier one. Results of a life that has ended carry its epoch and are dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ferrule.engine.cache import BlockDelta, KVCacheManager, footprint
+from ferrule.engine.queue import WaitingQueue
+from ferrule.engine.request import Request
+from ferrule.engine.stats import Counters
+from ferrule.interfaces.scheduler import Scheduler, SchedulerLimits, SchedulingPolicy
+from ferrule.types import (
+    Admit,
+    Chunk,
+    EngineRequest,
+    EngineStats,
+    FinishReason,
+    RequestDelta,
+    RowResult,
+    StepPlan,
+    StepResult,
+    TokenLogprobs,
+)
+
+
+class Draft:
+    """The plan that is being made. `owed` are blocks that running prompts will still need."""
+
+    __slots__ = ("admits", "budget", "chunks", "owed", "preempted")
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self.chunks: dict[str, Chunk] = {}
+        self.admits: list[Admit] = []
+        self.owed = 0
+        self.preempted = False
+
+    def drop(self, id: str) -> None:
+        """Take back what a victim was given in this step."""
+        chunk = self.chunks.pop(id, None)
+        if chunk is not None:
+            self.budget += chunk.count
+        self.preempted = True
+
+
+class DefaultScheduler(Scheduler):
+    """Serves running requests first, those that decode before those that prefill, then the waiting queue.
+
+    The head of the queue is admitted when blocks for all of its known tokens are there, else nobody is: no
+    overtaking. When blocks run out, the policy names a victim among those that run; never the oldest of them, so
+    that one always gets on, and never one whose last token is already on its way.
+    """
+
+    def __init__(self, limits: SchedulerLimits, policy: SchedulingPolicy) -> None:
+        super().__init__(limits, policy)
+        self.cache = KVCacheManager(limits)
+        self.waiting = WaitingQueue(policy)
+        self.running: dict[str, Request] = {}  # in order of admission
+        self.counters = Counters()
+        self._requests: dict[str, Request] = {}
+        self._slots = list(range(limits.max_num_seqs - 1, -1, -1))  # free
+        self._releases: list[int] = []  # slots that the next plan gives back
+        self._sequence = 0
+        self._epoch = 0
+        self._step = 0
+
+    # ------------------------------------------------------------------------------------ requests
+
+    def add(self, request: EngineRequest, now: float) -> None:
+        """Queue an admitted request. Raises ValueError when it is here already or can never run."""
+        if request.id in self._requests:
+            raise ValueError("a request with this id is already here")
+        limits = self.limits
+        limit = min(len(request.prompt_ids) + request.sampling.max_tokens, limits.max_model_len)
+        if not 0 < len(request.prompt_ids) < limit:
+            raise ValueError(f"a prompt of {len(request.prompt_ids)} tokens leaves nothing to do within {limit}")
+        if footprint(limits, limit - 1) > limits.num_blocks - 1:
+            raise ValueError(f"{limit} tokens do not fit the KV cache, which has {limits.num_blocks - 1} blocks")
+        if not limits.chunked_prefill and limit - 1 > limits.max_num_batched_tokens:
+            raise ValueError(f"{limit} tokens do not fit one step, and chunked prefill is off")
+        self._sequence += 1
+        entry = Request(request, self._sequence, limit, self.cache.chain(request))
+        self.waiting.push(entry, now)
+        self._requests[request.id] = entry
+
+    def cancel(self, ids: Sequence[str], reason: FinishReason, now: float) -> list[RequestDelta]:
+        found = [self._requests[id] for id in dict.fromkeys(ids) if id in self._requests]
+        return [self._end(request, RequestDelta(request.id), reason, now) for request in found]
+
+    def has_work(self) -> bool:
+        return bool(self._requests)
+
+    # ------------------------------------------------------------------------------------ planning
+
+    def schedule(self, now: float) -> StepPlan | None:
+        draft = Draft(self._budget())
+        self._continue_running(draft, now)
+        if not draft.preempted:
+            self.waiting.refresh(now)
+            while self._admit_head(draft, now):
+                pass
+        if not draft.chunks:
+            return None
+        self._step += 1
+        plan = StepPlan(self._step, tuple(draft.chunks.values()), tuple(draft.admits), tuple(self._releases))
+        self._releases.clear()
+        return plan
+
+    def _budget(self) -> int:
+        limit = self.limits.max_num_batched_tokens
+        if not self.limits.chunked_prefill:
+            return limit
+        return max(1, min(limit, self.policy.budget(len(self.running), len(self.waiting), limit)))
+
+    def _continue_running(self, draft: Draft, now: float) -> None:
+        prefills = []
+        for request in list(self.running.values()):
+            todo = request.todo
+            if todo > 1:
+                prefills.append(request)
+            elif todo and draft.budget and request.running:
+                self._give(request, 1, draft, now)
+        for request in prefills:
+            if request.running:
+                count = self._piece(request.todo, draft.budget)
+                if count:
+                    self._give(request, count, draft, now)
+            if request.running:
+                draft.owed += self.cache.owed(request.id, request.known)
+
+    def _give(self, request: Request, count: int, draft: Draft, now: float) -> None:
+        """Add a row for a running request, if blocks can be had."""
+        blocks = self.cache.reserve(request.id, request.sent + count)
+        while blocks is None:
+            victim = self._victim()
+            if victim is None:
+                return
+            self._preempt(victim, draft, now)
+            if victim is request:
+                return
+            blocks = self.cache.reserve(request.id, request.sent + count)
+        self._send(request, count, blocks, draft)
+
+    def _send(self, request: Request, count: int, blocks: BlockDelta, draft: Draft) -> None:
+        start = request.sent
+        request.sent = end = start + count
+        samples = end == request.known
+        if samples:
+            request.known += 1
+        draft.chunks[request.id] = Chunk(request.slot, request.id, request.epoch, start, count, samples, (), blocks)
+        draft.budget -= count
+
+    def _piece(self, todo: int, budget: int) -> int:
+        """How many of a prompt's `todo` tokens to compute now; 0 when it must wait."""
+        if not self.limits.chunked_prefill:
+            return todo if todo <= budget else 0
+        return min(todo, budget, self.limits.long_prefill_token_threshold or todo)
+
+    def _admit_head(self, draft: Draft, now: float) -> bool:
+        """Let the head of the queue run; False when there is none or it must wait."""
+        if not (self.waiting and draft.budget and self._slots):
+            return False
+        request = self.waiting.head()
+        if self.running and (request.exclusive or next(iter(self.running.values())).exclusive):
+            return False
+        hit = self.cache.match(request.chain if request.reads_cache else None, request.ids)
+        count = self._piece(request.known - hit.tokens, draft.budget)
+        if not count or not self.cache.room_for(request.known, hit, draft.owed):
+            return False
+        blocks = self.cache.reserve(request.id, hit.tokens + count, hit, request.chain)
+        if blocks is None:
+            return False
+        self.waiting.remove(request)
+        if request.cached < 0 and request.chain is not None and request.reads_cache:
+            self.counters.prefix_queries += request.num_prompt
+            self.counters.prefix_hits += hit.tokens
+        self._epoch += 1
+        request.begin(self._slots.pop(), self._epoch, hit.tokens, now)
+        self.running[request.id] = request
+        spec = request.spec
+        draft.admits.append(
+            Admit(
+                request.slot,
+                request.id,
+                request.epoch,
+                tuple(request.ids),
+                request.num_prompt,
+                spec.sampling,
+                spec.adapter,
+            )
+        )
+        self._send(request, count, blocks, draft)
+        draft.owed += self.cache.owed(request.id, request.known)
+        return True
+
+    def _victim(self) -> Request | None:
+        """Whom to preempt, the one who asks for blocks included."""
+        oldest = min(self.running.values(), key=lambda request: request.sequence)
+        candidates = [request.view() for request in self.running.values() if request.todo and request is not oldest]
+        if not candidates:
+            return None
+        id = self.policy.victim(candidates)
+        if all(view.id != id for view in candidates):
+            raise ValueError(f"{type(self.policy).__name__}.victim named a request that is not a candidate")
+        return self.running[id]
+
+    def _preempt(self, request: Request, draft: Draft, now: float) -> None:
+        draft.drop(request.id)
+        self._vacate(request)
+        request.retreat()
+        request.num_preemptions += 1
+        self.counters.preemptions += 1
+        self.waiting.push(request, now)
+
+    def _vacate(self, request: Request) -> None:
+        """Take a running request's blocks and slot. The slot may be reused at once: plans release before they admit."""
+        del self.running[request.id]
+        self.cache.release(request.id)
+        self._slots.append(request.slot)
+        self._releases.append(request.slot)
+
+    # ------------------------------------------------------------------------------------ results
+
+    def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[RequestDelta]:
+        deltas = []
+        for chunk, row in zip(plan.chunks, result.rows, strict=True):
+            request = self._requests.get(chunk.id)
+            if request is None or request.epoch != row.epoch:
+                continue
+            delta = self._credit(request, chunk, row, now)
+            if delta is not None:
+                deltas.append(delta)
+        self.counters.steps += 1
+        self.counters.last_step_tokens = plan.num_tokens
+        return deltas
+
+    def _credit(self, request: Request, chunk: Chunk, row: RowResult, now: float) -> RequestDelta | None:
+        error = row.error
+        if error is None and chunk.samples != bool(row.token_ids):
+            error = "the runner did not return the token that it was asked for"
+        if error is not None:
+            self.counters.corrupted_requests += 1
+            return self._end(request, RequestDelta(request.id, error=error), FinishReason.ERROR, now)
+        request.confirmed = chunk.start + chunk.count
+        self.cache.confirm(request.id, request.ids, request.confirmed)
+        prompt_logprobs = self._prompt_logprobs(request, chunk, row) if row.prompt_logprobs else ()
+        if not chunk.samples:
+            return RequestDelta(request.id, prompt_logprobs=prompt_logprobs) if prompt_logprobs else None
+        if len(request.ids) == request.num_prompt:
+            request.first_token = now
+            self.counters.prompt_tokens += request.num_prompt
+        return self._append(request, row, prompt_logprobs, now)
+
+    def _prompt_logprobs(self, request: Request, chunk: Chunk, row: RowResult) -> tuple[TokenLogprobs, ...]:
+        """Those that were not delivered in an earlier life; `row` has positions from chunk.start + 1 on."""
+        fresh = row.prompt_logprobs[max(0, request.num_prompt_logprobs - chunk.start) :]
+        request.num_prompt_logprobs += len(fresh)
+        return fresh
+
+    def _append(
+        self, request: Request, row: RowResult, prompt_logprobs: tuple[TokenLogprobs, ...], now: float
+    ) -> RequestDelta:
+        """Credit sampled tokens up to the one that ends the request, if one does."""
+        finish: FinishReason | None = None
+        stop_reason: int | None = None
+        count = 0
+        for token in row.token_ids:
+            request.ids.append(token)
+            count += 1
+            length = len(request.ids)
+            if token in request.stops and length > request.min_length:
+                finish, stop_reason = FinishReason.STOP, token
+            elif length >= request.limit:
+                finish = FinishReason.LENGTH
+            if finish is not None:
+                break
+        self.counters.generation_tokens += count
+        delta = RequestDelta(
+            request.id,
+            row.token_ids[:count],
+            row.logprobs[:count],
+            prompt_logprobs,
+            None,
+            stop_reason,
+            request.cached,
+        )
+        return delta if finish is None else self._end(request, delta, finish, now)
+
+    def _end(self, request: Request, delta: RequestDelta, finish: FinishReason, now: float) -> RequestDelta:
+        """Forget a request wherever it is; `delta` becomes its last one."""
+        if request.running:
+            self._vacate(request)
+        else:
+            self.waiting.remove(request)
+        del self._requests[request.id]
+        return RequestDelta(
+            delta.id,
+            delta.token_ids,
+            delta.logprobs,
+            delta.prompt_logprobs,
+            finish,
+            delta.stop_reason,
+            max(0, request.cached),
+            request.num_preemptions,
+            delta.error,
+            request.times(now),
+        )
+
+    # ------------------------------------------------------------------------------------ care
+
+    def stats(self) -> EngineStats:
+        pool = self.cache.pool
+        counters = {name: getattr(self.counters, name) for name in Counters.__slots__}
+        return EngineStats(
+            running=len(self.running),
+            waiting=len(self.waiting),
+            blocks_total=pool.num_blocks - 1,
+            blocks_used=pool.num_used,
+            blocks_cached=pool.num_idle,
+            **counters,
+        )
+
+    def reset_cache(self) -> bool:
+        return self.cache.reset()
+
+    def check(self) -> None:
+        self.cache.check(frozenset(self.running))
+        self.waiting.check()
+        if len(self.running) + len(self.waiting) != len(self._requests):
+            raise AssertionError("I4: a request neither runs nor waits")
+        slots = sorted(self._slots + [request.slot for request in self.running.values()])
+        if slots != list(range(self.limits.max_num_seqs)):
+            raise AssertionError(f"I9: slots are lost, or have two owners: {slots}")
+        for request in self._requests.values():
+            if not 0 <= request.confirmed <= request.sent <= request.known <= request.limit:
+                raise AssertionError(f"I7: counters of {request.id} are out of order")
+            if not request.confirmed <= len(request.ids) <= request.known <= len(request.ids) + self.limits.depth:
+                raise AssertionError(f"I7: {request.id} counts tokens that are not there")

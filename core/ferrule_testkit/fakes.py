@@ -1,0 +1,357 @@
+"""A model without weights, a device without arithmetic, an executor and a clock: the engine's surroundings, faked.
+
+The fake model's next token is a hash of the whole context, read *through the block tables* from simulated memory. Any
+wrong block, stale slot, missed write or foreign reuse therefore changes the text, or is a `Fault` at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
+
+from ferrule.errors import EngineDead
+from ferrule.interfaces.executor import Executor
+from ferrule.interfaces.scheduler import RequestView, SchedulingPolicy
+from ferrule.types import (
+    Admit,
+    CacheGroup,
+    Chunk,
+    EngineRequest,
+    FinishReason,
+    ModelInfo,
+    RowResult,
+    StepPlan,
+    StepResult,
+    TokenLogprobs,
+    TokenSampling,
+)
+
+if TYPE_CHECKING:
+    from ferrule.config import Config
+    from ferrule.interfaces.plugins import Plugins
+
+
+class Fault(AssertionError):
+    """A plan asked for something that no correct plan asks for."""
+
+
+class VirtualClock:
+    """Time that moves only when it is told to. Seconds."""
+
+    def __init__(self, now: float = 100.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+
+
+# ------------------------------------------------------------------------------------------- the model
+
+
+@dataclass(frozen=True)
+class FakeModel:
+    """Pure functions. A "cell" is what one token leaves in the cache; it depends on all tokens before it and on `scope`.
+
+    The scope is adapter, media and salt: what else a real cache depends on, or who may see it. Group g stores cell + g,
+    so that the cell of another group is a wrong one.
+    """
+
+    groups: tuple[CacheGroup, ...]
+    vocab_size: int
+
+    def cell(self, scope: int, position: int, token: int, probes: Sequence[int]) -> int:
+        """`probes` are, for each group, the newest and the oldest cell that this position sees; 0 where none is."""
+        return hash((scope, position, token, *probes)) & 0xFFFFFFFFFFFF
+
+    def sample(self, seed: int, position: int, visible: Sequence[int]) -> int:
+        """The token at `position`, from all cells that the one before it sees, itself included, group by group."""
+        return hash((seed, position, *visible)) % self.vocab_size
+
+    def logprob(self, token: int, cell: int) -> TokenLogprobs:
+        """Stands for a log-probability of `token` after the token that left `cell`."""
+        return TokenLogprobs(token, -float(hash((token, cell)) % 997), 1)
+
+
+def scope_of(request: EngineRequest) -> int:
+    return crc32(repr((request.adapter, request.media_hash, request.cache_salt)).encode())
+
+
+@dataclass
+class Solo:
+    """What a request must say: computed alone, with neither cache nor batch."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish: FinishReason = FinishReason.LENGTH
+    stop_reason: int | None = None
+
+
+def solo(model: FakeModel, request: EngineRequest, max_model_len: int) -> Solo:
+    """Run a request alone, from the definitions: it shares no code with the device."""
+    out = Solo()
+    ids = list(request.prompt_ids)
+    num_prompt = len(ids)
+    sampling = request.sampling
+    scope = scope_of(request)
+    cells: list[int] = []
+    while True:
+        for p in range(len(cells), len(ids)):
+            probes: list[int] = []
+            for g, group in enumerate(model.groups):
+                lo = group.dead_before(p)
+                probes += (cells[p - 1] + g, cells[lo] + g) if lo < p else (0, 0)
+            cells.append(model.cell(scope, p, ids[p], probes))
+        if sampling.prompt_logprobs is not None and not out.token_ids:
+            out.prompt_logprobs = [model.logprob(ids[p], cells[p - 1]) for p in range(1, num_prompt)]
+        visible: list[int] = []
+        for g, group in enumerate(model.groups):
+            visible += [cell + g for cell in cells[group.dead_before(len(ids) - 1) :]]
+        token = model.sample(sampling.seed, len(ids), visible)
+        if sampling.logprobs is not None:
+            out.logprobs.append(model.logprob(token, cells[-1]))
+        ids.append(token)
+        out.token_ids.append(token)
+        if token in sampling.stop_token_ids and len(out.token_ids) > sampling.min_tokens:
+            out.finish, out.stop_reason = FinishReason.STOP, token
+            return out
+        if len(out.token_ids) == sampling.max_tokens or len(ids) == max_model_len:
+            return out
+
+
+# ------------------------------------------------------------------------------------------- a policy
+
+
+class BullyPolicy(SchedulingPolicy):
+    """Whoever suffered most is let in first, to be thrown out first: what the bound on preemptions is for."""
+
+    def key(self, view: RequestView, now: float) -> tuple[float, ...]:
+        return (-view.num_preemptions, -view.sequence)
+
+    def victim(self, running: Sequence[RequestView]) -> str:
+        return max(running, key=lambda view: (view.num_preemptions, view.sequence)).id
+
+
+# ------------------------------------------------------------------------------------------- the device
+
+
+class SlotState:
+    """What the device keeps for a slot."""
+
+    __slots__ = ("alive_from", "computed", "epoch", "id", "ids", "num_prompt", "sampling", "scope", "tables")
+
+    def __init__(self, admit: Admit, scope: int, num_groups: int) -> None:
+        self.id = admit.id
+        self.epoch = admit.epoch
+        self.ids = list(admit.known_ids)
+        self.num_prompt = admit.num_prompt
+        self.sampling: TokenSampling = admit.sampling
+        self.scope = scope
+        self.tables: list[list[int]] = [[] for _ in range(num_groups)]
+        self.alive_from = [0] * num_groups  # table entries before this index are dead: never read again
+        self.computed = -1  # unknown until the first chunk says where the cached prefix ends
+
+
+class FakeDevice:
+    """Executes plans in order, and knows nothing but the plans.
+
+    `scope(id)` tells what the cells of a request depend on besides its tokens. Ids in `failing` get an error row.
+    """
+
+    def __init__(self, model: FakeModel, num_blocks: int, scope: Callable[[str], int] = lambda id: 0) -> None:
+        self.model = model
+        self.failing: set[str] = set()
+        self._scope = scope
+        self._size = model.groups[0].block_size
+        self._memory: list[list[int | None]] = [[None] * self._size for _ in range(num_blocks)]
+        self._holders = [0] * num_blocks  # live table entries that name the block
+        self._slots: dict[int, SlotState] = {}
+
+    def run(self, plan: StepPlan) -> StepResult:
+        for slot in plan.releases:
+            self._release(slot)
+        for admit in plan.admits:
+            if admit.slot in self._slots:
+                raise Fault(f"I9: slot {admit.slot} is given to {admit.id} while {self._slots[admit.slot].id} has it")
+            self._slots[admit.slot] = SlotState(admit, self._scope(admit.id), len(self.model.groups))
+        states = [self._extend(chunk) for chunk in plan.chunks]
+        return StepResult(
+            plan.step,
+            tuple(self._row(state, chunk) for state, chunk in zip(states, plan.chunks, strict=True)),
+        )
+
+    def _release(self, slot: int) -> None:
+        state = self._slots.pop(slot, None)
+        if state is None:
+            raise Fault(f"I9: slot {slot} is released, but nobody has it")
+        for table, alive in zip(state.tables, state.alive_from, strict=True):
+            for block in table[alive:]:
+                self._holders[block] -= 1
+
+    def _extend(self, chunk: Chunk) -> SlotState:
+        """Check the chunk against the slot and append its blocks."""
+        state = self._slots.get(chunk.slot)
+        if state is None or (state.id, state.epoch) != (chunk.id, chunk.epoch):
+            raise Fault(f"I9: slot {chunk.slot} does not belong to {chunk.id} in epoch {chunk.epoch}")
+        if state.computed < 0:
+            state.computed = chunk.start
+            for g, group in enumerate(self.model.groups):
+                state.alive_from[g] = group.dead_before(chunk.start) // self._size
+        if chunk.start != state.computed or chunk.count < 1:
+            raise Fault(f"I7: {chunk.id} computes {chunk.count} from {chunk.start}, after {state.computed}")
+        end = chunk.start + chunk.count
+        if end > len(state.ids) or (chunk.samples and end != len(state.ids)):
+            raise Fault(f"I7: {chunk.id} computes up to {end} of {len(state.ids)} known tokens")
+        for g, blocks in enumerate(chunk.new_blocks):
+            table = state.tables[g]
+            for block in blocks:
+                if len(table) >= state.alive_from[g]:
+                    self._holders[block] += 1
+                table.append(block)
+        return state
+
+    def _row(self, state: SlotState, chunk: Chunk) -> RowResult:
+        groups = self.model.groups
+        cell = 0
+        prompt_logprobs = []
+        end = chunk.start + chunk.count
+        for p in range(chunk.start, end):
+            probes: list[int] = []
+            for g, group in enumerate(groups):
+                lo = group.dead_before(p)
+                probes += (self._read(state, g, p - 1), self._read(state, g, lo)) if lo < p else (0, 0)
+            cell = self.model.cell(state.scope, p, state.ids[p], probes)
+            for g in range(len(groups)):
+                self._write(state, g, p, cell + g)
+            if state.sampling.prompt_logprobs is not None and p + 1 < state.num_prompt:
+                prompt_logprobs.append(self.model.logprob(state.ids[p + 1], cell))
+        state.computed = end
+        token_ids: tuple[int, ...] = ()
+        logprobs: tuple[TokenLogprobs, ...] = ()
+        if chunk.samples:
+            visible: list[int] = []
+            for g, group in enumerate(groups):
+                visible += self._read_range(state, g, group.dead_before(end - 1), end)
+            token = self.model.sample(state.sampling.seed, end, visible)
+            state.ids.append(token)
+            token_ids = (token,)
+            if state.sampling.logprobs is not None:
+                logprobs = (self.model.logprob(token, cell),)
+        self._bury(state, end)
+        if state.id in self.failing:
+            return RowResult(state.id, state.epoch, error="injected")
+        return RowResult(state.id, state.epoch, token_ids, logprobs, tuple(prompt_logprobs))
+
+    def _bury(self, state: SlotState, computed: int) -> None:
+        for g, group in enumerate(self.model.groups):
+            dead = group.dead_before(computed) // self._size
+            for block in state.tables[g][state.alive_from[g] : dead]:
+                self._holders[block] -= 1
+            state.alive_from[g] = max(dead, state.alive_from[g])
+
+    def _block(self, state: SlotState, group: int, position: int) -> int:
+        table = state.tables[group]
+        index = position // self._size
+        if index >= len(table):
+            raise Fault(f"I3: {state.id} has no block for position {position} in group {group}")
+        if not table[index]:
+            raise Fault(f"I3: {state.id} uses the null block for position {position} in group {group}")
+        return table[index]
+
+    def _read(self, state: SlotState, group: int, position: int) -> int:
+        value = self._memory[self._block(state, group, position)][position % self._size]
+        if value is None:
+            raise Fault(f"I5: {state.id} reads position {position}, which was never written")
+        return value
+
+    def _read_range(self, state: SlotState, group: int, first: int, end: int) -> list[int]:
+        cells: list[Any] = []
+        size = self._size
+        for index in range(first // size, -(-end // size)):
+            cells += self._memory[self._block(state, group, index * size)]
+        cells = cells[first - first // size * size :][: end - first]
+        if None in cells:
+            raise Fault(f"I5: {state.id} reads a position that was never written")
+        return cells
+
+    def _write(self, state: SlotState, group: int, position: int, cell: int) -> None:
+        block = self._block(state, group, position)
+        if self._holders[block] != 1:
+            raise Fault(f"I6: {state.id} writes block {block}, which {self._holders[block]} live entries name")
+        self._memory[block][position % self._size] = cell
+
+
+# ------------------------------------------------------------------------------------------- the executor
+
+
+class FakeHandle:
+    def __init__(self, result: StepResult) -> None:
+        self._result = result
+
+    def done(self) -> bool:
+        return True
+
+    def result(self) -> StepResult:
+        return self._result
+
+
+class BrokenHandle(FakeHandle):
+    def __init__(self) -> None:
+        super().__init__(StepResult(0, ()))
+
+    def result(self) -> StepResult:
+        raise EngineDead("the fake device broke")
+
+
+class FakeExecutor(Executor):
+    """Runs plans on a `FakeDevice`. `break_at` is the number of the step that the device does not survive."""
+
+    def __init__(self, groups: tuple[CacheGroup, ...], vocab_size: int = 32, break_at: int = -1) -> None:
+        self.model = FakeModel(groups, vocab_size)
+        self.plans: list[StepPlan] = []
+        self.calls: list[tuple[str, tuple[Any, ...]]] = []
+        self.alive = True
+        self.device: FakeDevice | None = None
+        self._break_at = break_at
+
+    def start(self, config: Config, plugins: Plugins) -> ModelInfo:
+        return ModelInfo(
+            architecture="Fake",
+            implementation="ferrule_testkit",
+            vocab_size=self.model.vocab_size,
+            max_model_len=64,
+            dtype="float32",
+            device="none",
+            attention="none",
+            groups=self.model.groups,
+            page_bytes=1,
+            max_blocks=128,
+        )
+
+    def init_cache(self, num_blocks: int) -> None:
+        self.device = FakeDevice(self.model, num_blocks)
+
+    def submit(self, plan: StepPlan) -> FakeHandle:
+        if self.device is None:
+            raise Fault("a step before init_cache")
+        self.plans.append(plan)
+        if len(self.plans) == self._break_at:
+            self.alive = False
+            return BrokenHandle()
+        return FakeHandle(self.device.run(plan))
+
+    def call(self, name: str, args: tuple[Any, ...] = ()) -> Any:
+        self.calls.append((name, args))
+        return len(self.calls)
+
+    def check_health(self) -> None:
+        if not self.alive:
+            raise EngineDead("the fake device broke")
+
+    def shutdown(self) -> None:
+        self.alive = False

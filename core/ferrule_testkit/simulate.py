@@ -1,0 +1,327 @@
+"""Deterministic simulation of a scheduler: random work on a fake device, everything checked after every step.
+
+    python -m ferrule_testkit.simulate --seed 7 --steps 10000
+
+A run is a series of episodes of a few hundred steps, each with other limits, groups, policy and depth. The same
+arguments give the same run; a failure prints the line that replays it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Any
+
+from ferrule.engine.cache import footprint
+from ferrule.engine.scheduler import DefaultScheduler
+from ferrule.interfaces.scheduler import Scheduler, SchedulerLimits, SchedulingPolicy
+from ferrule.types import CacheGroup, EngineRequest, FinishReason, StepPlan, StepResult, TokenSampling
+from ferrule_testkit.fakes import BullyPolicy, FakeDevice, FakeModel, VirtualClock, scope_of, solo
+from ferrule_testkit.simulate_ledger import Ledger, Violation
+
+SchedulerFactory = Callable[[SchedulerLimits, SchedulingPolicy], Scheduler]
+EPISODE_STEPS = 300
+POLICIES = ("fcfs", "priority", "chaos", "bully")
+
+
+@cache
+def load(kind: str, name: str) -> Any:
+    """A scheduler or policy class by the name that users type; "bully" is the simulator's own policy."""
+    if (kind, name) == ("policy", "bully"):
+        return BullyPolicy
+    found = list(entry_points(group=f"ferrule.v1.{kind}", name=name))
+    if not found:
+        raise LookupError(f"there is no {kind} named {name!r}")
+    return found[0].load()
+
+
+# ------------------------------------------------------------------------------------------- set-up
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What an episode runs with."""
+
+    limits: SchedulerLimits
+    policy: str
+    vocab_size: int
+    bases: tuple[tuple[int, ...], ...]  # beginnings that prompts share
+    load: float  # chance of a new request in a step
+    storm: bool  # short prompts with long answers: everyone grows, and the cache runs out again and again
+
+
+def draw_groups(rng: random.Random) -> tuple[CacheGroup, ...]:
+    size = rng.randint(1, 4)
+    full = CacheGroup("full", size)
+    sliding = CacheGroup("sliding", size, rng.randint(1, 12))
+    other = CacheGroup("sliding", size, rng.randint(1, 6))
+    return rng.choice([(full,), (full,), (sliding,), (full, sliding), (full, sliding, other), (sliding, other)])
+
+
+def draw_setup(rng: random.Random, policy: str | None, depth: int | None) -> Setup:
+    """Small on purpose: corner cases per second go up."""
+    groups = draw_groups(rng)
+    storm = rng.random() < 0.25
+    chunked = rng.random() < 0.8
+    budget = rng.randint(1, 16)
+    num_blocks = 1 + rng.randint(max(3, 2 * len(groups)), 40)
+    limits = SchedulerLimits(
+        groups=groups,
+        num_blocks=num_blocks,
+        max_num_seqs=rng.randint(4, 8) if storm else rng.randint(1, 8),
+        max_num_batched_tokens=budget,
+        max_model_len=0,
+        depth=depth or rng.randint(1, 3),
+        chunked_prefill=chunked,
+        prefix_caching=rng.random() < 0.75,
+        hash_algo=rng.choice(("sha256", "builtin")),
+        long_prefill_token_threshold=rng.choice((0, 0, rng.randint(1, 6))),
+        cache_root=rng.randbytes(8),
+    )
+    longest = 2
+    while longest < (120 if storm else 60) and footprint(limits, longest) <= num_blocks - 1:
+        longest += 1
+    longest = max(2, longest - rng.randint(0, 3)) if rng.random() < 0.8 else longest + 4
+    if not chunked:
+        limits = replace(limits, max_num_batched_tokens=max(budget, longest))
+    vocab = rng.randint(3, 24)
+    bases = tuple(tuple(rng.randrange(vocab) for _ in range(longest)) for _ in range(rng.randint(1, 3)))
+    limits = replace(limits, max_model_len=longest)
+    policy = policy or rng.choice(("bully", "bully", *POLICIES) if storm else POLICIES)
+    return Setup(limits, policy, vocab, bases, rng.choice((0.05, 0.3, 0.9)), storm)
+
+
+# ------------------------------------------------------------------------------------------- the world
+
+
+class World:
+    """A scheduler, a fake device and a ledger. Each public method is a rule that may be applied at any time."""
+
+    def __init__(self, setup: Setup, make: SchedulerFactory, rng: random.Random) -> None:
+        self.setup = setup
+        self.limits = setup.limits
+        self.rng = rng
+        self.clock = VirtualClock()
+        self.scheduler = make(setup.limits, load("policy", setup.policy)())
+        self.model = FakeModel(setup.limits.groups, setup.vocab_size)
+        self.ledger = Ledger(setup.limits, setup.policy)
+        self.scopes: dict[str, int] = {}
+        self.device = FakeDevice(self.model, setup.limits.num_blocks, lambda id: self.scopes[id])
+        self.in_flight: deque[tuple[StepPlan, StepResult]] = deque()
+        self.submitted = 0
+
+    # ------------------------------------------------------------------------------------ rules
+
+    def draw_request(self) -> EngineRequest:
+        rng = self.rng
+        base = rng.choice(self.setup.bases)
+        storm = self.setup.storm
+        prompt = list(base[: rng.randint(0, 2 if storm else len(base) // rng.choice((1, 2, 3)))])
+        prompt += [rng.randrange(self.setup.vocab_size) for _ in range(rng.randint(0, 3))]
+        prompt = prompt or [0]
+        self.submitted += 1
+        few = rng.random() < 0.3
+        most = 120 if storm else 30
+        scope = (None, None, None, "a", "") if rng.random() < 0.3 else (None,)
+        sampling = TokenSampling(
+            seed=rng.randrange(4),
+            max_tokens=rng.randint(1, 4) if few else rng.randint(1, most),
+            min_tokens=rng.choice((0, 0, rng.randint(0, 5))),
+            stop_token_ids=tuple(
+                rng.randrange(self.setup.vocab_size) for _ in range(0 if storm else rng.choice((0, 0, 1, 2)))
+            ),
+            logprobs=rng.choice((None, 1)),
+            prompt_logprobs=rng.choice((None, None, None, 1)),
+        )
+        return EngineRequest(
+            id=f"r{self.submitted}",
+            prompt_ids=tuple(prompt),
+            sampling=sampling,
+            arrival=self.clock.now - rng.choice((0.0, 0.0, rng.random())),
+            priority=rng.choice((0, 0, 0, -1, 1, 3)),
+            adapter=rng.choice(scope),
+            media_hash=rng.choice(scope),
+            cache_salt=rng.choice(scope),
+        )
+
+    def add(self, request: EngineRequest) -> bool:
+        """Add a request; one that cannot run must be refused. False when it was."""
+        num_prompt = len(request.prompt_ids)
+        limit = min(num_prompt + request.sampling.max_tokens, self.limits.max_model_len)
+        fits = num_prompt < limit and footprint(self.limits, limit - 1) <= self.limits.num_blocks - 1
+        if not self.limits.chunked_prefill:
+            fits = fits and limit - 1 <= self.limits.max_num_batched_tokens
+        fits = fits and request.id not in self.ledger.live
+        self.scopes[request.id] = scope_of(request)
+        try:
+            self.scheduler.add(request, self.clock.now)
+        except ValueError as error:
+            if fits:
+                raise Violation(f"I10: {request.id} was refused: {error}") from error
+            return False
+        if not fits:
+            raise Violation(f"I10: {request.id} was admitted and can never run")
+        self.ledger.add(request, solo(self.model, request, self.limits.max_model_len))
+        return True
+
+    def cancel(self, ids: list[str], reason: FinishReason) -> None:
+        self.ledger.cancelled(ids, reason, self.scheduler.cancel(ids, reason, self.clock.now))
+
+    def fail(self, id: str) -> None:
+        """From now on the device returns error rows for this request."""
+        self.device.failing.add(id)
+
+    def reset_cache(self) -> None:
+        self.scheduler.reset_cache()
+
+    def plan(self) -> bool:
+        """Plan a step and begin it, if one more may be in flight; False when there was nothing to begin."""
+        if len(self.in_flight) >= self.limits.depth:
+            return False
+        plan = self.scheduler.schedule(self.clock.now)
+        self.ledger.planned(plan)
+        if plan is None:
+            if self.ledger.live and not self.in_flight:
+                raise Violation("I10: work waits, nothing is in flight, and nothing can be planned")
+            return False
+        self.in_flight.append((plan, self.device.run(plan)))
+        return True
+
+    def end_step(self) -> None:
+        """Commit the oldest step in flight, if there is one."""
+        if self.in_flight:
+            plan, result = self.in_flight.popleft()
+            deltas = self.scheduler.commit(plan, result, self.clock.now)
+            self.ledger.credited(deltas, self.device.failing)
+
+    def check(self) -> None:
+        self.scheduler.check()
+        self.ledger.figures(self.scheduler.stats(), self.scheduler.has_work())
+        self.ledger.progress()
+
+    # ------------------------------------------------------------------------------------ driver
+
+    def step(self) -> None:
+        """Maybe disturb, then plan, then maybe commit."""
+        rng = self.rng
+        self.clock.advance(rng.choice((0.001, 0.01, 0.5, 100.0)) * rng.random())
+        if rng.random() < self.setup.load and len(self.ledger.live) < 12:
+            self.add(self.draw_request())
+        if rng.random() < 0.08 and self.ledger.live:
+            self.disturb()
+        begun = self.plan()
+        if not begun or len(self.in_flight) >= self.limits.depth or rng.random() < 0.3:
+            self.end_step()
+        self.check()
+
+    def disturb(self) -> None:
+        rng = self.rng
+        live = list(self.ledger.live)
+        kind = rng.randrange(8)
+        if kind < 5:
+            ids = rng.sample(live, rng.randint(1, min(2, len(live)))) + ["nobody"]
+            self.cancel(ids, rng.choice((FinishReason.ABORT, FinishReason.STOP)))
+        elif kind == 5:
+            self.fail(rng.choice(live))
+        elif kind == 6:
+            self.reset_cache()
+        else:
+            self.add(self.ledger.live[rng.choice(live)].request)
+
+    def drain(self) -> None:
+        """Let everything end. Nothing may be left."""
+        while self.ledger.live or self.in_flight:
+            self.clock.advance(0.01)
+            if not self.plan() or len(self.in_flight) >= self.limits.depth:
+                self.end_step()
+            self.check()
+        if self.scheduler.schedule(self.clock.now) is not None:
+            raise Violation("I4: a plan without a request")
+        if not self.scheduler.reset_cache() and self.limits.prefix_caching:
+            raise Violation("I4: prefixes are held without a request")
+        if self.scheduler.stats().blocks_cached:
+            raise Violation("I4: prefixes are left after a reset")
+
+
+@dataclass
+class Report:
+    steps: int = 0
+    requests: int = 0
+    tokens: int = 0
+    cached_tokens: int = 0
+    preemptions: int = 0
+
+
+def simulate(
+    seed: int,
+    steps: int,
+    scheduler_cls: SchedulerFactory = DefaultScheduler,
+    policy: str | None = None,
+    depth: int | None = None,
+) -> Report:
+    """Run `steps` steps. Raises Violation, or what the scheduler raised, with a line that replays the run."""
+    report = Report()
+    episode = 0
+    try:
+        while report.steps < steps:
+            rng = random.Random(f"{seed}:{episode}")
+            world = World(draw_setup(rng, policy, depth), scheduler_cls, rng)
+            for _ in range(min(EPISODE_STEPS, steps - report.steps)):
+                world.step()
+                report.steps += 1
+            world.drain()
+            report.requests += world.ledger.finished
+            report.tokens += world.ledger.tokens
+            report.cached_tokens += world.ledger.hits
+            report.preemptions += world.ledger.preemptions
+            episode += 1
+    except Exception as error:
+        line = f"python -m ferrule_testkit.simulate --seed {seed} --steps {steps}"
+        line += f" --policy {policy}" if policy else ""
+        line += f" --depth {depth}" if depth else ""
+        error.add_note(f"episode {episode}, step {report.steps + 1}; replay: {line}")
+        raise
+    return report
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m ferrule_testkit.simulate", description=__doc__)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=10_000)
+    parser.add_argument("--seeds", type=int, default=1, help="how many seeds to run, from --seed on")
+    parser.add_argument("--policy", help="policy plugin; default: all of the built-in ones")
+    parser.add_argument("--depth", type=int, help="steps in flight; default: 1 to 3")
+    parser.add_argument("--scheduler", default="default", help="scheduler plugin")
+    parser.add_argument("--bug", help="run with this planted bug; 'list' names them")
+    parser.add_argument("--bench", action="store_true", help="time a scheduler with 256 rows that decode")
+    args = parser.parse_args(argv)
+    scheduler = load("scheduler", args.scheduler)
+    if args.bench:
+        from ferrule_testkit.simulate_bench import bench
+
+        print(bench(scheduler, args.depth or 2))
+        return 0
+    if args.bug:
+        from ferrule_testkit.simulate_bugs import BUGS
+
+        if args.bug == "list":
+            print("\n".join(BUGS))
+            return 0
+        scheduler = BUGS[args.bug]
+    for seed in range(args.seed, args.seed + args.seeds):
+        try:
+            print(f"seed {seed}: {simulate(seed, args.steps, scheduler, args.policy, args.depth)}")
+        except Exception as error:
+            print(f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ()), sep="\n", file=sys.stderr)
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,266 @@
+"""The ledger: what must hold of plans, deltas and figures, written down beside the scheduler and not in it.
+
+Numbers I1 to I17 are those of docs/engine.md. The ledger reads only what crosses the `Scheduler` interface, so it
+judges any scheduler; what is inside (blocks, queues) is judged by `Scheduler.check`, called after each step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ferrule.interfaces.scheduler import SchedulerLimits
+from ferrule.types import (
+    Admit,
+    Chunk,
+    EngineRequest,
+    EngineStats,
+    FinishReason,
+    RequestDelta,
+    StepPlan,
+)
+from ferrule_testkit.fakes import Solo
+
+MAX_PREEMPTIONS = 8
+SECONDS_PER_LEVEL = 60.0  # documented ageing bound of the priority policy
+COUNTERS = (
+    "prefix_queries",
+    "prefix_hits",
+    "preemptions",
+    "prompt_tokens",
+    "generation_tokens",
+    "steps",
+    "corrupted_requests",
+)
+
+
+class Violation(AssertionError):
+    """An invariant does not hold."""
+
+
+def require(condition: bool, message: str) -> None:
+    if not condition:
+        raise Violation(message)
+
+
+class Track:
+    """One live request as seen from outside."""
+
+    def __init__(self, request: EngineRequest, sequence: int, solo: Solo, limit: int) -> None:
+        self.request = request
+        self.sequence = sequence
+        self.solo = solo
+        self.limit = limit
+        self.slot = -1
+        self.epoch = 0
+        self.next_start = -1  # where its next chunk must begin; -1: wherever the cache ends
+        self.cached = -1  # where its first life began
+        self.num_tokens = 0
+        self.num_prompt_logprobs = 0
+        self.num_preemptions = 0
+
+    @property
+    def num_known(self) -> int:
+        return len(self.request.prompt_ids) + self.num_tokens
+
+
+class Ledger:
+    """Follows every request from `add` to its terminal delta. `policy` names the order to expect, or is ""."""
+
+    def __init__(self, limits: SchedulerLimits, policy: str = "") -> None:
+        self.limits = limits
+        self.live: dict[str, Track] = {}
+        self.finished = 0
+        self.tokens = 0
+        self.hits = 0
+        self.preemptions = 0
+        self.quiet_steps = 0  # since the last delta
+        self._policy = policy
+        self._sequence = 0
+        self._epoch = 0
+        self._slots: dict[int, Track] = {}
+        self._last: EngineStats | None = None
+        self._may_be_late = False  # releases of an earlier, empty round may come with the next plan
+
+    # ------------------------------------------------------------------------------------ requests
+
+    def add(self, request: EngineRequest, solo: Solo) -> None:
+        self._sequence += 1
+        limit = min(len(request.prompt_ids) + request.sampling.max_tokens, self.limits.max_model_len)
+        self.live[request.id] = Track(request, self._sequence, solo, limit)
+
+    def cancelled(self, ids: Sequence[str], reason: FinishReason, deltas: Sequence[RequestDelta]) -> None:
+        """I14: each live id of a cancellation ends at once, and no other."""
+        expected = [id for id in dict.fromkeys(ids) if id in self.live]
+        require([d.id for d in deltas] == expected, f"I14: cancel of {expected} ended {[d.id for d in deltas]}")
+        for delta in deltas:
+            require(delta.finish is reason and not delta.token_ids, f"I14: {delta.id} ended by {delta.finish}")
+            self._finish(self.live[delta.id], delta)
+
+    # ------------------------------------------------------------------------------------ plans
+
+    def planned(self, plan: StepPlan | None) -> None:
+        if plan is None:
+            self._may_be_late = True
+            return
+        for slot in plan.releases:
+            self._released(slot, plan)
+        for admit in plan.admits:
+            self._admitted(admit)
+        require(len(self._slots) <= self.limits.max_num_seqs, f"I8: {len(self._slots)} requests run")
+        for slot, track in self._slots.items():
+            require(track.request.id in self.live, f"I9: slot {slot} is kept for {track.request.id}, which has ended")
+        require(0 < plan.num_tokens <= self.limits.max_num_batched_tokens, f"I8: a step of {plan.num_tokens} tokens")
+        ids = {chunk.id for chunk in plan.chunks}
+        require(len(ids) == len(plan.chunks), "I8: a request is twice in one plan")
+        require(all(a.id in ids for a in plan.admits), "I10: a request was admitted and given nothing")
+        for chunk in plan.chunks:
+            self._chunk(chunk)
+        self._may_be_late = False
+
+    def _released(self, slot: int, plan: StepPlan) -> None:
+        require(slot in self._slots, f"I9: slot {slot} is released, but nobody has it")
+        track = self._slots.pop(slot)
+        track.slot = -1
+        if track.request.id not in self.live:
+            return
+        track.num_preemptions += 1
+        self.preemptions += 1
+        gone = set(plan.releases)
+        others = [t.sequence for t in self._slots.values() if t.request.id in self.live and t.slot not in gone]
+        oldest = self._may_be_late or any(sequence < track.sequence for sequence in others)
+        require(oldest, f"I11: {track.request.id} was preempted, and nobody who runs is older")
+        require(track.num_preemptions <= MAX_PREEMPTIONS, f"I12: {track.request.id} was preempted too often")
+
+    def _admitted(self, admit: Admit) -> None:
+        require(admit.id in self.live, f"I13: {admit.id} is admitted, but is not here")
+        track = self.live[admit.id]
+        require(track.slot < 0 and admit.slot not in self._slots, f"I9: slot {admit.slot} of {admit.id} is taken")
+        require(0 <= admit.slot < self.limits.max_num_seqs, f"I8: there is no slot {admit.slot}")
+        require(admit.epoch > self._epoch, f"I9: epoch {admit.epoch} of {admit.id} is not new")
+        known = track.request.prompt_ids + tuple(track.solo.token_ids[: track.num_tokens])
+        require(admit.known_ids == known, f"I12: {admit.id} is admitted with other tokens than it has")
+        require(admit.num_prompt == len(track.request.prompt_ids), f"I7: prompt length of {admit.id}")
+        require(
+            (admit.sampling, admit.adapter) == (track.request.sampling, track.request.adapter),
+            f"I9: {admit.id} is admitted as somebody else",
+        )
+        self._overtakes(track)
+        self._epoch = track.epoch = admit.epoch
+        track.slot = admit.slot
+        track.next_start = -1
+        self._slots[admit.slot] = track
+
+    def _overtakes(self, track: Track) -> None:
+        """I11: nobody who waits should have come first."""
+        if self._policy not in ("fcfs", "priority"):
+            return
+        for other in self.live.values():
+            if other.slot < 0:
+                require(self._rank(track) <= self._rank(other), f"I11: {track.request.id} overtook {other.request.id}")
+
+    def _rank(self, track: Track) -> tuple[float, int]:
+        if self._policy == "fcfs":
+            return (0.0, track.sequence)
+        return (track.request.arrival + SECONDS_PER_LEVEL * track.request.priority, track.sequence)
+
+    def _chunk(self, chunk: Chunk) -> None:
+        track = self.live.get(chunk.id)
+        require(track is not None, f"I13: {chunk.id} runs, but is not here")
+        if track is None:
+            return
+        require((chunk.slot, chunk.epoch) == (track.slot, track.epoch), f"I9: {chunk.id} runs in another's slot")
+        end = chunk.start + chunk.count
+        if track.next_start < 0:
+            hit_allowed = self.limits.prefix_caching and chunk.start < track.num_known
+            require(not chunk.start or hit_allowed, f"I5: {chunk.id} begins at {chunk.start} of {track.num_known}")
+            owed = track.request.sampling.prompt_logprobs is not None and not track.num_tokens
+            owed = owed and track.num_prompt_logprobs < len(track.request.prompt_ids) - 1
+            require(not (owed and chunk.start), f"I15: {chunk.id} owes prompt logprobs, but begins at {chunk.start}")
+            if track.cached < 0:
+                track.cached = chunk.start
+                self.hits += chunk.start
+        else:
+            require(chunk.start == track.next_start, f"I7: {chunk.id} skips from {track.next_start} to {chunk.start}")
+        require(end < track.limit, f"I7: {chunk.id} computes {end} tokens of at most {track.limit - 1}")
+        threshold = self.limits.long_prefill_token_threshold
+        if not self.limits.chunked_prefill:
+            require(chunk.samples, f"I8: the prompt of {chunk.id} was split")
+        elif threshold:
+            require(chunk.count <= threshold, f"I8: {chunk.id} got {chunk.count} tokens, over the threshold")
+        track.next_start = end
+
+    # ------------------------------------------------------------------------------------ deltas
+
+    def credited(self, deltas: Sequence[RequestDelta], failing: set[str]) -> None:
+        """Deltas of a commit. `failing` are the ids whose rows the device was told to spoil."""
+        self.quiet_steps = 0 if deltas else self.quiet_steps + 1
+        for delta in deltas:
+            require(delta.id in self.live, f"I13: a delta for {delta.id}, which is not here")
+            track = self.live[delta.id]
+            self._content(track, delta)
+            if delta.finish is FinishReason.ERROR:
+                require(delta.id in failing and bool(delta.error), f"I15: {delta.id} failed for no reason")
+                self._finish(track, delta)
+            elif delta.finish is not None:
+                done = track.num_tokens == len(track.solo.token_ids)
+                same = (delta.finish, delta.stop_reason) == (track.solo.finish, track.solo.stop_reason)
+                require(done and same, f"I15: {delta.id} ended by {delta.finish} after {track.num_tokens} tokens")
+                listed = track.num_prompt_logprobs == len(track.solo.prompt_logprobs)
+                require(listed, f"I15: {delta.id} ended without all of its prompt logprobs")
+                self._finish(track, delta)
+            else:
+                require(track.num_tokens < len(track.solo.token_ids), f"I13: {delta.id} should have ended")
+
+    def _content(self, track: Track, delta: RequestDelta) -> None:
+        first = track.num_tokens
+        track.num_tokens += len(delta.token_ids)
+        self.tokens += len(delta.token_ids)
+        solo = track.solo
+        expected = tuple(solo.token_ids[first : track.num_tokens])
+        require(delta.token_ids == expected, f"I15: {delta.id} said {delta.token_ids}, alone it says {expected}")
+        same = list(delta.logprobs) == solo.logprobs[first : track.num_tokens]
+        require(same, f"I15: {delta.id} has other logprobs than alone")
+        first = track.num_prompt_logprobs
+        track.num_prompt_logprobs += len(delta.prompt_logprobs)
+        same = list(delta.prompt_logprobs) == solo.prompt_logprobs[first : track.num_prompt_logprobs]
+        require(same, f"I15: {delta.id} has other prompt logprobs than alone")
+        if delta.token_ids:
+            require(delta.cached == track.cached, f"I13: {delta.id} counts {delta.cached} cached, had {track.cached}")
+
+    def _finish(self, track: Track, delta: RequestDelta) -> None:
+        id = track.request.id
+        late = delta.num_preemptions - track.num_preemptions  # the release of a preemption may not be planned yet
+        require(late in (0, 1), f"I17: {id} counts {delta.num_preemptions} preemptions, had {track.num_preemptions}")
+        require(delta.times is not None, f"I13: {id} ended without its times")
+        if delta.times is not None:
+            times = [delta.times.arrival, delta.times.scheduled, delta.times.first_token, delta.times.finished]
+            reached = [time for time in times if time]
+            require(reached == sorted(reached), f"I17: times of {id} run backwards: {times}")
+            require(bool(delta.times.first_token) == (track.num_tokens > 0), f"I17: first token of {id} at {times}")
+        del self.live[id]
+        self.finished += 1
+        self.quiet_steps = 0
+
+    # ------------------------------------------------------------------------------------ figures
+
+    def figures(self, stats: EngineStats, has_work: bool) -> None:
+        require(has_work == bool(self.live), f"I10: has_work is {has_work} with {len(self.live)} requests")
+        require(stats.running + stats.waiting == len(self.live), "I17: running + waiting is not what is here")
+        require(stats.running <= self.limits.max_num_seqs, f"I8: {stats.running} requests run")
+        used = stats.blocks_used
+        require(min(used, stats.blocks_cached) >= 0, "I17: a gauge is negative")
+        require(used + stats.blocks_cached <= stats.blocks_total, "I1: more blocks than there are")
+        require(stats.blocks_total == self.limits.num_blocks - 1, "I1: blocks are lost")
+        require(bool(self.live) or not used, f"I4: {used} blocks in use without a request")
+        require(stats.generation_tokens == self.tokens, f"I17: {stats.generation_tokens} tokens, {self.tokens} seen")
+        require(stats.prefix_hits <= stats.prefix_queries, "I17: more hits than queries")
+        if self._last is not None:
+            for name in COUNTERS:
+                require(getattr(stats, name) >= getattr(self._last, name), f"I17: {name} fell")
+        self._last = stats
+
+    def progress(self) -> None:
+        """I10: somebody must be heard of before all could have been recomputed as often as is allowed."""
+        known = sum(track.limit for track in self.live.values())
+        bound = (MAX_PREEMPTIONS + 1) * known + self.limits.num_blocks + self.limits.max_num_seqs + 2
+        require(self.quiet_steps <= bound, f"I10: nothing was heard for {self.quiet_steps} steps")

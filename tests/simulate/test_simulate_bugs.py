@@ -1,0 +1,17 @@
+"""The simulator must catch every planted bug within 10,000 steps, or it is not to be trusted."""
+
+import pytest
+
+from ferrule_testkit.simulate import simulate
+from ferrule_testkit.simulate_bugs import BUGS
+
+
+def test_there_are_enough_bugs():
+    assert len(BUGS) >= 40
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_bug_is_caught(name):
+    with pytest.raises(Exception) as caught:  # a check fails, or the scheduler trips over its own state
+        simulate(1, 10_000, BUGS[name])
+    assert "replay: python -m ferrule_testkit.simulate --seed 1" in caught.value.__notes__[0]

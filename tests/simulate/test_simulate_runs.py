@@ -1,0 +1,45 @@
+"""Random work on the built-in scheduler and policies: all invariants, at every depth."""
+
+import pytest
+
+from ferrule_testkit.simulate import main, simulate
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_mixed_work_keeps_every_invariant(seed):
+    report = simulate(seed, 6000)
+    assert report.requests > 100
+    assert report.cached_tokens > 0
+    assert report.preemptions > 0
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("policy", ["fcfs", "priority", "chaos"])
+def test_each_policy_at_each_depth(policy, depth):
+    assert simulate(100 + depth, 3000, policy=policy, depth=depth).requests > 50
+
+
+def test_same_arguments_give_the_same_run():
+    assert simulate(5, 2000) == simulate(5, 2000)
+    assert simulate(5, 2000) != simulate(6, 2000)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1000, 1020))
+def test_long_runs(seed):
+    simulate(seed, 100_000)
+
+
+def test_the_command_reports_a_run(capsys):
+    assert main(["--seed", "3", "--steps", "500"]) == 0
+    assert "seed 3: Report(steps=500" in capsys.readouterr().out
+
+
+def test_the_command_prints_a_line_that_replays_a_failure(capsys):
+    assert main(["--seed", "1", "--steps", "10000", "--bug", "skip-decref"]) == 1
+    assert "replay: python -m ferrule_testkit.simulate --seed 1 --steps 10000" in capsys.readouterr().err
+
+
+def test_the_command_times_the_scheduler(capsys):
+    assert main(["--bench"]) == 0
+    assert "256 rows, depth 2" in capsys.readouterr().out

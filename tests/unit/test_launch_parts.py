@@ -12,7 +12,7 @@ import pytest
 import zmq
 
 from ferrule.config import Config
-from ferrule.errors import ConfigError, EngineDead, RequestFailed
+from ferrule.errors import ConfigError, EngineDead, RequestFailed, StartupError
 from ferrule.execution.wire import EngineSocket
 from ferrule.frontend.client_demux import DemuxClient
 from ferrule.frontend.client_process import ProcessClient
@@ -196,11 +196,11 @@ def test_bind_says_that_a_port_is_taken() -> None:
     with bind("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
         assert base_url(taken, Config()) == f"http://127.0.0.1:{port}"
-        with pytest.raises(ConfigError, match=f"port {port}"):
+        with pytest.raises(StartupError, match=f"port {port}"):
             bind("127.0.0.1", port)
     with bind(None, 0) as everywhere:
         assert base_url(everywhere, Config()).startswith("http://127.0.0.1:")
-    with pytest.raises(ConfigError, match="Cannot listen"):
+    with pytest.raises(StartupError, match="the name is not known"):
         bind("no.such.host.invalid", 0)
     socket.create_server(("127.0.0.1", port)).close()  # and gives it back
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from ferrule.config import Config
+from ferrule.config.resolve import resolve
 from ferrule.engine.loop import EngineLoop
 from ferrule.errors import ConfigError
 from ferrule.interfaces.executor import Executor
@@ -33,6 +35,7 @@ def build_engine(config: Config, plugins: Plugins, receive: Receive, send: Send)
     executor: Executor = plugins.load("executor", config.parallel.distributed_executor_backend or "uni")()
     info = executor.start(config, plugins)
     try:
+        config = resolve(config, info.max_model_len)
         num_blocks = _num_blocks(config, info)
         executor.init_cache(num_blocks)
         scheduler = _scheduler(config, plugins, info, num_blocks)
@@ -78,6 +81,7 @@ def _scheduler(config: Config, plugins: Plugins, info: ModelInfo, num_blocks: in
         prefix_caching=config.cache.enable_prefix_caching,
         hash_algo=config.cache.prefix_caching_hash_algo,
         long_prefill_token_threshold=section.long_prefill_token_threshold,
+        cache_root=os.urandom(32),
     )
     policy = plugins.load("policy", section.scheduling_policy)()
     scheduler: Scheduler = plugins.load("scheduler", section.scheduler_cls or "default")(limits, policy)

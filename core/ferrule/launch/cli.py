@@ -9,9 +9,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ferrule import __version__, env
 from ferrule.errors import ConfigError, FerruleError, nearest
+
+if TYPE_CHECKING:
+    from ferrule.config.help import PluginNames
 
 _USAGE_ERROR = 2
 _INTERRUPTED = 130
@@ -45,11 +49,11 @@ def _run(words: list[str]) -> int:
     if first in {"-v", "--version"}:
         print(f"ferrule {__version__}")
         return 0
+    plugins = discover(PluginConfig(), env.read())
     wanted = topic(words[:1])
     if wanted:
-        print(_options_help(wanted))
+        print(_options_help(wanted, plugins))
         return 0
-    plugins = discover(PluginConfig(), env.read())
     if wanted is not None or not first:
         from ferrule.launch.help import program_help
 
@@ -65,14 +69,14 @@ def _run(words: list[str]) -> int:
     return int(plugins.load("command", first)().run(words[1:], plugins))
 
 
-def _options_help(topic: str) -> str:
-    """`ferrule --help=TOPIC` is about the options of `serve`, which are all there are."""
-    from ferrule.config.help import NoPlugins, Usage, render
+def _options_help(topic: str, plugins: PluginNames) -> str:
+    """`ferrule --help=TOPIC` is about the options of `serve`."""
+    from ferrule.config.help import Usage, render
     from ferrule.config.parse import config_sections
     from ferrule.config.schema import Schema
 
     usage = Usage("ferrule serve", "Serve a model over HTTP.", "model")
-    return render(Schema(config_sections()), usage, topic, NoPlugins())
+    return render(Schema(config_sections()), usage, topic, plugins)
 
 
 def _report(error: FerruleError, words: Sequence[str]) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import socket
 
 from ferrule.config import Config
-from ferrule.errors import ConfigError
+from ferrule.errors import StartupError
 
 
 def bind(host: str | None, port: int) -> socket.socket:
-    """Listen before anything is loaded. Raises ConfigError when the address cannot be had."""
+    """Listen before anything is loaded. Raises StartupError when the address cannot be had."""
     address = host or "::"
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     if host is None and not socket.has_dualstack_ipv6():
@@ -20,8 +21,10 @@ def bind(host: str | None, port: int) -> socket.socket:
         )
     except OSError as error:
         where = f"{host or 'any address'}, port {port}"
-        raise ConfigError(
-            f"Cannot listen on {where}: {error.strerror or error}.",
+        number = error.errno or 0  # negative: the resolver's
+        reason = os.strerror(number).lower() if number > 0 else "the name is not known"
+        raise StartupError(
+            f"Cannot listen on {where}: {reason}.",
             "Another server may be running there; choose another --port." if port else "",
         ) from None
 

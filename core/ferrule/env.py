@@ -31,7 +31,6 @@ class Environment(Struct, frozen=True, kw_only=True):
     cpu_omp_threads_bind: str = "auto"
     api_key: str | None = None
     plugins: tuple[str, ...] | None = None
-    cache_root: str = "~/.cache/ferrule"
     allow_long_max_model_len: bool = False
     server_dev_mode: bool = False
     keep_alive_on_engine_death: bool = False
@@ -74,7 +73,6 @@ VARIABLES = (
     Variable("cpu_omp_threads_bind", "CPU cores for the engine's threads: auto, all, nobind, or a list such as 0-7."),
     Variable("api_key", "The same as --api-key, with one key."),
     Variable("plugins", "Only these plugins may be used.", "names separated by commas", _names),
-    Variable("cache_root", "Folder for what may be computed again.", "a folder"),
     Variable("allow_long_max_model_len", "Allow --max-model-len beyond the model's own limit.", "0 or 1", _flag),
     Variable("server_dev_mode", "Serve the routes that are for development only.", "0 or 1", _flag),
     Variable("keep_alive_on_engine_death", "Keep answering, with 503, after the engine died.", "0 or 1", _flag),
@@ -93,8 +91,6 @@ def read(variables: Mapping[str, str] | None = None) -> Environment:
     """Read the environment. Raises ConfigError that names the variable and what it may be."""
     source = os.environ if variables is None else variables
     values: dict[str, Any] = {}
-    if source.get("XDG_CACHE_HOME"):
-        values["cache_root"] = os.path.join(source["XDG_CACHE_HOME"], "ferrule")
     problems: list[str] = []
     for known in VARIABLES:
         name = next((n for n in (variable(known.field), f"VLLM_{known.field.upper()}") if n in source), None)

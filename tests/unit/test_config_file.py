@@ -5,8 +5,12 @@ from __future__ import annotations
 import textwrap
 from pathlib import Path
 
+import msgspec
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from ferrule.config import Config
 from ferrule.config.parse import Parsed, from_kwargs, parse
 from ferrule.env import Environment
 from ferrule.errors import ConfigError
@@ -46,7 +50,7 @@ def test_every_form(tmp_path: Path) -> None:
         gpu-memory-utilization: 5e-1
         hf-overrides:
           rope_theta: 1.0
-          text_config: {layers: [1, 2]}
+          text_config: {layers: [1, 2], released: 2020-01-01}
         override-generation-config.top_k: 3
         allowed-origins: ["https://a"]
         """,
@@ -65,7 +69,7 @@ def test_every_form(tmp_path: Path) -> None:
     assert config.model.revision == "0123"  # as written, not as YAML's octal number
     assert config.model.seed is None
     assert config.cache.gpu_memory_utilization == 0.5
-    assert config.model.hf_overrides == {"rope_theta": 1.0, "text_config": {"layers": [1, 2]}}
+    assert config.model.hf_overrides == {"rope_theta": 1.0, "text_config": {"layers": [1, 2], "released": "2020-01-01"}}
     assert config.model.override_generation_config == {"top_k": 3}
     assert config.frontend.allowed_origins == ("https://a",)
     assert parsed.origins["max_num_seqs"] == f"{path}:3"
@@ -123,7 +127,10 @@ def test_keyword_arguments_take_a_file_too(tmp_path: Path) -> None:
         ("a: b: c\n", ":1: not YAML:"),
         ("a: 1\n---\nb: 2\n", "not YAML"),
         ("x: \x07\n", "not YAML"),
-        ("hf-overrides: {day: 2020-01-01}\n", "a value that JSON does not have"),
+        ("[" * 5000, "nested too deeply"),
+        ("api-key: &a [*a]\n", "recursive"),
+        ("hf-overrides: {day: !!timestamp 2020-01-01}\n", "a value that JSON does not have"),
+        ("hf-overrides: {day: !!timestamp 0000-00-00}\n", ":1: hf-overrides: the value is not what its YAML tag says."),
         ("hf-overrides: [1]\n", "expected a JSON object"),
         ("hf-overrides: !!python/object/apply:os.system [ls]\n", "not YAML"),
     ],
@@ -147,3 +154,33 @@ def test_problems_of_file_and_command_line_come_together(tmp_path: Path) -> None
     with pytest.raises(ConfigError) as caught:
         read(path, "--max-num-seqs", "0")
     assert len(str(caught.value).splitlines()) == 2
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.one_of(
+        st.text(max_size=40),
+        st.lists(
+            st.tuples(
+                st.sampled_from(["port", "hf-overrides", "api_key", "enforce-eager", "hf-overrides.a", "nope", "seed"]),
+                st.sampled_from(
+                    ["1", "true", "~", "[1, a]", "{a: {1: 2}}", "x: y", "&a [*a]", "2020-01-01", "!!set {a}", "|"]
+                ),
+            ),
+            max_size=4,
+        ).map(lambda rows: "\n".join(f"{key}: {value}" for key, value in rows)),
+    )
+)
+def test_any_file_is_understood_or_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "any.yaml"
+    path.write_text(text, encoding="utf-8", errors="replace")
+    try:
+        parsed = read(str(path))
+    except ConfigError as error:
+        refused = str(error)
+    else:
+        refused = ""
+    if refused:
+        assert str(path) in refused
+        return
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(parsed.config), type=Config) == parsed.config

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from ferrule.config.help import NoPlugins, Usage, render, topic
+from ferrule.config.help import Usage, render, topic
 from ferrule.config.option import opt
 from ferrule.config.parse import config_sections, parse_command
 from ferrule.config.schema import Schema
@@ -116,10 +116,10 @@ class _Small:
 
 def test_a_small_command_shows_all_it_has(capsys: pytest.CaptureFixture[str]) -> None:
     usage = Usage("ferrule chat", "Talk.")
-    assert parse_command(["--help"], usage, NoPlugins(), sections={"small": _Small}) is None
+    assert parse_command(["--help"], usage, _Plugins(), sections={"small": _Small}) is None
     assert capsys.readouterr().out == (
         "usage: ferrule chat [options]\n\nTalk.\n\n_Small: A few options.\n  -q, --quick TEXT        Ask one thing.\n"
     )
-    parsed = parse_command(["-q", "hi"], usage, NoPlugins(), sections={"small": _Small})
+    parsed = parse_command(["-q", "hi"], usage, _Plugins(), sections={"small": _Small})
     assert parsed is not None
     assert parsed.extra["small"] == _Small(quick="hi")

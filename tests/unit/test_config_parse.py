@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ferrule.config import Config
 from ferrule.config.option import opt
@@ -286,3 +288,45 @@ def test_the_configuration_crosses_processes() -> None:
     ).config
     for codec in (msgspec.json, msgspec.msgpack):
         assert codec.decode(codec.encode(config), type=Config) == config
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["m\udcff"],
+        ["--served-model-name", "a", "\ud800"],
+        ["--hf-overrides", '{"a":"\\ud800"}'],
+        ["--hf-overrides", '{"a":1e999}'],
+        ["--hf-overrides", '{"a":99999999999999999999999}'],
+        ["--hf-overrides.a", "99999999999999999999999"],
+        ["--hf-overrides." + "a." * 2000 + "a", "1"],
+        ["--hf-overrides.a+", "\udcff"],
+    ],
+)
+def test_what_no_message_can_carry_is_refused_at_once(argv: list[str]) -> None:
+    assert "is not valid" in refusal(*argv)
+
+
+_WORDS = st.one_of(
+    st.sampled_from([flag for spec in Schema(config_sections()).specs for flag in spec.flags]),
+    st.sampled_from(
+        ["--hf-overrides.a", "--hf-overrides.a.b", "--hf-overrides.a+", "--", "-", "--x", "-1", "1k", "true"]
+    ),
+    st.sampled_from(
+        ['{"a":1}', '{"a":[1,{"b":null}]}', "[]", "None", "auto", "0", "", "=", "--=", "--hf-overrides..", "."]
+    ),
+    st.text(max_size=8),
+    st.builds("{}={}".format, st.sampled_from(["--port", "--hf-overrides.l+", "--api-key"]), st.text(max_size=4)),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(_WORDS, max_size=8))
+def test_any_command_line_is_understood_or_refused(argv: list[str]) -> None:
+    """Nothing but ConfigError, and what is understood can cross a process and says where it came from."""
+    try:
+        parsed = read(*argv)
+    except ConfigError:
+        return
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(parsed.config), type=Config) == parsed.config
+    assert set(parsed.origins.values()) <= {"command line"}

@@ -51,7 +51,10 @@ def test_one_limit_follows_the_other() -> None:
 def test_whole_prompts_must_fit_a_step() -> None:
     assert limits("--no-enable-chunked-prefill", max_model_len=9000) == (256, 9000)
     assert limits("--no-enable-chunked-prefill", "--max-model-len", "9000") == (256, 9000)
-    assert limits("--no-enable-chunked-prefill") == (256, 2048)
+    assert limits("--no-enable-chunked-prefill") == (256, None)
+    early = resolve(config("--no-enable-chunked-prefill"))
+    assert resolve(early, 9000).scheduler.max_num_batched_tokens == 9000
+    assert resolve(early, 100).scheduler.max_num_batched_tokens == 2048
     message = refusal("--no-enable-chunked-prefill", "--max-num-batched-tokens", "100", max_model_len=200)
     assert "--max-num-batched-tokens (100) must be at least --max-model-len (200)" in message
 

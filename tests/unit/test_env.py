@@ -32,7 +32,6 @@ def test_values() -> None:
             "FERRULE_SERVER_DEV_MODE": "True",
             "FERRULE_LOGGING_LEVEL": "WARNING",
             "VLLM_ATTENTION_BACKEND": "TORCH_SDPA",
-            "XDG_CACHE_HOME": "/c",
             "FERRULE_RPC_BASE_PATH": " ",
         }
     )
@@ -42,7 +41,6 @@ def test_values() -> None:
         server_dev_mode=True,
         logging_level="warning",
         attention_backend="torch_sdpa",
-        cache_root="/c/ferrule",
     )
 
 

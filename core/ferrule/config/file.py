@@ -10,6 +10,7 @@ from ferrule.errors import ConfigError
 
 _NULL = "tag:yaml.org,2002:null"
 _BOOL = "tag:yaml.org,2002:bool"
+_DATE = "tag:yaml.org,2002:timestamp"
 
 
 def read_file(path: str, schema: Schema) -> list[Item]:
@@ -21,6 +22,10 @@ def read_file(path: str, schema: Schema) -> list[Item]:
         raise ConfigError(f"--config: {path!r} is not a .yaml or .yml file.")
     try:
         loader = yaml.SafeLoader(Path(path).read_text(encoding="utf-8"))
+        loader.yaml_implicit_resolvers = {  # JSON has no dates: 2020-01-01 is a text
+            first: [entry for entry in entries if entry[0] != _DATE]
+            for first, entries in loader.yaml_implicit_resolvers.items()
+        }
         root = loader.get_single_node()
         if root is None:
             return []
@@ -34,6 +39,8 @@ def read_file(path: str, schema: Schema) -> list[Item]:
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
         raise ConfigError(f"{path}{line}: not YAML: {error.problem}.") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: nested too deeply.") from None
     except yaml.YAMLError:
         raise ConfigError(f"{path}: not YAML: it holds characters that YAML does not allow.") from None
 
@@ -54,7 +61,10 @@ def _items(path: str, schema: Schema, loader: Any, root: Any) -> list[Item]:
         elif match.spec.name == "config":
             problems.append(f"{place}: a configuration file cannot name another.")
         else:
-            items.append(Item(match, _raw(match.spec, loader, node), place, f"{place}: {key}"))
+            try:
+                items.append(Item(match, _raw(match.spec, loader, node), place, f"{place}: {key}"))
+            except ValueError:  # a tag such as !!int on something else
+                problems.append(f"{place}: {key}: the value is not what its YAML tag says.")
         lines.setdefault(name, line)
     if problems:
         raise ConfigError("\n".join(problems))
@@ -62,11 +72,14 @@ def _items(path: str, schema: Schema, loader: Any, root: Any) -> list[Item]:
 
 
 def _raw(spec: Spec, loader: Any, node: Any) -> Any:
-    """A scalar as it was written, so that YAML and the command line read a value alike; other nodes as objects."""
-    if spec.base is dict:
-        return loader.construct_object(node, deep=True)
-    if node.id == "sequence":
-        return [_raw(spec, loader, item) for item in node.value]
-    if node.id == "mapping" or node.tag == _NULL or (node.tag == _BOOL and (spec.base is bool or spec.option.bare)):
+    """Scalars, alone or in a list, as they were written, so that YAML and the command line read a value alike."""
+    if spec.base is not dict and node.id == "sequence":
+        return [_scalar(spec, loader, item) for item in node.value]
+    return _scalar(spec, loader, node)
+
+
+def _scalar(spec: Spec, loader: Any, node: Any) -> Any:
+    is_switch = node.tag == _BOOL and (spec.base is bool or spec.option.bare)
+    if spec.base is dict or node.id != "scalar" or node.tag == _NULL or is_switch:
         return loader.construct_object(node, deep=True)
     return node.value

@@ -35,16 +35,6 @@ class PluginNames(Protocol):
     def origin(self, kind: str, name: str) -> str: ...
 
 
-class NoPlugins:
-    """For pages that must not depend on what is installed."""
-
-    def names(self, kind: str) -> tuple[str, ...]:
-        return ()
-
-    def origin(self, kind: str, name: str) -> str:
-        return ""
-
-
 def topic(argv: Sequence[str]) -> str | None:
     """What help is asked for: "" for a plain --help, None for no help."""
     for word in argv:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cache
 from typing import Any, get_type_hints
 
 from ferrule import env as environment
@@ -33,7 +32,6 @@ class Parsed:
     notices: tuple[str, ...]
 
 
-@cache
 def config_sections() -> Mapping[str, type]:
     """Key → class of every section of `Config`."""
     hints = get_type_hints(Config)

@@ -21,7 +21,7 @@ _MAX_NUM_BATCHED_TOKENS = 2048
 
 
 def resolve(config: Config, max_model_len: int | None = None) -> Config:
-    """Fill what is open. Give `max_model_len` where it is known; resolving twice changes nothing more.
+    """Fill what is open. Resolve again with `max_model_len` once the model is loaded; nothing that is set changes.
 
     Raises ConfigError, one line per contradiction.
     """
@@ -60,18 +60,19 @@ def _cache(section: CacheConfig) -> CacheConfig:
 
 
 def _scheduler(section: SchedulerConfig, max_model_len: int | None, problems: list[str]) -> SchedulerConfig:
+    """Tokens per step stay open when whole prompts must fit into a step and the longest one is not known yet."""
     seqs, tokens = section.max_num_seqs, section.max_num_batched_tokens
-    whole_prompts = 0 if section.enable_chunked_prefill else max_model_len or 0
-    if tokens is None:
+    whole_prompts = 0 if section.enable_chunked_prefill else max_model_len
+    if tokens is None and whole_prompts is not None:
         tokens = max(_MAX_NUM_BATCHED_TOKENS, whole_prompts, seqs or 0)
     if seqs is None:
-        seqs = min(_MAX_NUM_SEQS, tokens)
-    if tokens < seqs:
+        seqs = _MAX_NUM_SEQS if tokens is None else min(_MAX_NUM_SEQS, tokens)
+    if tokens is not None and tokens < seqs:
         problems.append(
             f"--max-num-batched-tokens ({tokens}) must be at least --max-num-seqs ({seqs}): every running request "
             "needs a token per step."
         )
-    if tokens < whole_prompts:
+    if tokens is not None and tokens < (whole_prompts or 0):
         problems.append(
             f"--max-num-batched-tokens ({tokens}) must be at least --max-model-len ({whole_prompts}) with "
             "--no-enable-chunked-prefill: a prompt must fit into one step."

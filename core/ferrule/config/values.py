@@ -9,6 +9,8 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import msgspec
+
 from ferrule.config.schema import Match, Spec
 from ferrule.errors import nearest
 
@@ -51,14 +53,12 @@ def is_boolean(text: str) -> bool:
 
 
 def convert(spec: Spec, raw: Any) -> Any:
-    """The field's value for a text, a list of texts, or a Python object of the right type.
+    """The field's value for a text, a list of texts, or a Python object of the right type; JSON objects: see `merge`.
 
     Raises ValueError; its text, where there is one, says what is valid.
     """
     if spec.optional and (raw is None or raw == "None"):
         return None
-    if spec.base is dict:
-        return _as_json(raw)
     if not spec.many:
         return _checked(spec, _one(spec, raw))
     if spec.option.json and isinstance(raw, str):
@@ -86,6 +86,7 @@ def merge(old: Any, match: Match, raw: Any, notice: Notice) -> dict[str, Any]:
     result: dict[str, Any] = _copy(old)
     if not match.path:
         _update(result, _as_json(raw, notice), (), notice)
+        _crosses(result)
         return result
     inner: Any = result
     for depth, key in enumerate(match.path[:-1], 1):
@@ -93,7 +94,7 @@ def merge(old: Any, match: Match, raw: Any, notice: Notice) -> dict[str, Any]:
         if not isinstance(inner, dict):
             raise ValueError(f"{'.'.join(match.path[:depth])} is {_show(inner)}, not an object")
     key = match.path[-1]
-    value = loose(raw) if isinstance(raw, str) else raw
+    value = loose(raw) if isinstance(raw, str) else _plain(raw)
     if match.append:
         items = inner.setdefault(key, [])
         if not isinstance(items, list):
@@ -102,8 +103,9 @@ def merge(old: Any, match: Match, raw: Any, notice: Notice) -> dict[str, Any]:
             items.extend(value)
         else:
             items.extend(loose(part) for part in str(raw).split(","))
-        return result
-    _update(inner, {key: value}, match.path[:-1], notice)
+    else:
+        _update(inner, {key: value}, match.path[:-1], notice)
+    _crosses(result)
     return result
 
 
@@ -119,9 +121,10 @@ def loose(text: str) -> Any:
 
 def _one(spec: Spec, raw: Any) -> bool | int | float | str:
     if spec.base is str:
-        if isinstance(raw, (str, os.PathLike)):
-            return os.fspath(raw)
-        raise ValueError
+        if not isinstance(raw, (str, os.PathLike)):
+            raise ValueError
+        _crosses(os.fspath(raw))
+        return str(os.fspath(raw))
     if spec.base is bool:
         if isinstance(raw, str) and is_boolean(raw):
             return _BOOLEANS[raw.lower()]
@@ -156,8 +159,20 @@ def _number(raw: str | int | float) -> float:
     except (ValueError, OverflowError):
         raise ValueError from None
     if not math.isfinite(value):
-        raise ValueError
+        raise ValueError("not a finite number")
     return value
+
+
+def _crosses(value: Any) -> None:
+    """Refuse what no message between processes can carry. Raises ValueError."""
+    try:
+        msgspec.msgpack.encode(value)
+    except UnicodeEncodeError:
+        raise ValueError("not Unicode text") from None
+    except OverflowError:
+        raise ValueError("a number is too large") from None
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
 
 
 def _checked(spec: Spec, value: Any) -> Any:
@@ -186,7 +201,7 @@ def _decode(text: str, notice: Notice | None = None) -> Any:
         return result
 
     try:
-        return json.loads(text, parse_constant=refuse, object_pairs_hook=pairs)
+        return json.loads(text, parse_constant=refuse, parse_float=_number, object_pairs_hook=pairs)
     except json.JSONDecodeError as error:
         raise ValueError(f"not JSON, {error.msg} at character {error.pos + 1}") from None
     except RecursionError:
@@ -195,15 +210,18 @@ def _decode(text: str, notice: Notice | None = None) -> Any:
 
 def _as_json(raw: Any, notice: Notice | None = None) -> dict[str, Any]:
     """A JSON object from its text, or from an object of plain values. Raises ValueError."""
-    if not isinstance(raw, str):
-        try:
-            raw = json.dumps(raw, allow_nan=False)
-        except (TypeError, RecursionError):
-            raise ValueError("it holds a value that JSON does not have") from None
-    value = _decode(raw, notice)
+    value = _decode(raw, notice) if isinstance(raw, str) else _plain(raw)
     if not isinstance(value, dict):
         raise ValueError
     return value
+
+
+def _plain(value: Any) -> Any:
+    """The value as JSON would carry it, with texts as keys. Raises ValueError."""
+    try:
+        return _decode(json.dumps(value, allow_nan=False))
+    except (TypeError, RecursionError):
+        raise ValueError("it holds a value that JSON does not have") from None
 
 
 def _copy(value: Any) -> Any:

@@ -1,0 +1,261 @@
+"""The `uni` executor: from a folder to answered plans, and what it says when something is wrong."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from ferrule.config import CacheConfig, Config, DeviceConfig, LoadConfig, ModelConfig, PluginConfig, SchedulerConfig
+from ferrule.env import Environment
+from ferrule.errors import CheckpointError, ConfigError, EngineDead, PluginError
+from ferrule.execution.uni import UniExecutor
+from ferrule.interfaces.plugins import Plugins
+from ferrule.plugin import discover
+from ferrule.types import Admit, Chunk, ModelInfo, StepPlan, TokenSampling
+from ferrule_testkit.checkpoints import tiny_checkpoint, tiny_model
+
+ENV = Environment(cpu_kvcache_space=0.01, cpu_omp_threads_bind="auto")
+GREEDY = TokenSampling(seed=0, max_tokens=8, temperature=0.0)
+
+
+@pytest.fixture(scope="module")
+def plugins() -> Plugins:
+    return discover(PluginConfig(), ENV)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint("llama", tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def _config(folder: Path, env: Environment = ENV, **model: Any) -> Config:
+    return Config(
+        model=ModelConfig(**{"model": str(folder), "dtype": "float32", **model}),
+        load=LoadConfig(use_tqdm_on_load=False),
+        scheduler=SchedulerConfig(max_num_seqs=2),
+        env=env,
+    )
+
+
+def _start(config: Config, plugins: Plugins) -> tuple[UniExecutor, ModelInfo]:
+    executor = UniExecutor()
+    try:
+        return executor, executor.start(config, plugins)
+    except BaseException:
+        executor.shutdown()
+        raise
+
+
+@pytest.fixture
+def running(folder: Path, plugins: Plugins) -> Iterator[UniExecutor]:
+    executor, _ = _start(_config(folder), plugins)
+    executor.init_cache(20)
+    yield executor
+    executor.shutdown()
+
+
+def _plan(step: int, start: int, count: int, blocks: tuple[int, ...] = (), prompt: tuple[int, ...] = ()) -> StepPlan:
+    admits = (Admit(0, "a", 0, prompt, len(prompt), GREEDY),) if prompt else ()
+    return StepPlan(step, (Chunk(0, "a", 0, start, count, True, (), (blocks,)),), admits)
+
+
+def test_what_it_reports(folder: Path, plugins: Plugins) -> None:
+    executor, info = _start(_config(folder), plugins)
+    executor.shutdown()
+    expected = tiny_model("llama")
+    assert (info.architecture, info.dtype, info.device, info.attention) == ("LlamaForCausalLM", "float32", "cpu", "cpu")
+    assert info.implementation.startswith("LlamaForCausalLM (ferrule")
+    assert info.num_parameters == sum(p.numel() for p in expected.parameters())
+    assert info.weight_bytes == 4 * info.num_parameters
+    assert (info.vocab_size, info.max_model_len) == (320, 256)
+    assert info.page_bytes == 16 * 2 * 2 * 16 * 4 * 3  # tokens, k and v, heads, dim, bytes, layers
+    assert info.max_blocks == int(0.01 * 2**30) // info.page_bytes
+
+
+def test_plans_submitted_ahead_are_answered_in_order(running: UniExecutor) -> None:
+    prompt = tuple(range(5, 14))
+    handles = [running.submit(_plan(0, 0, 9, (3,), prompt))]
+    handles += [running.submit(_plan(n, 8 + n, 1)) for n in range(1, 6)]
+    tokens = [token for handle in handles for token in handle.result().rows[0].token_ids]
+    model = tiny_model("llama")
+    out = model.generate(torch.tensor([prompt]), max_new_tokens=6, do_sample=False, eos_token_id=None)
+    assert tokens == out[0, 9:].tolist()
+    assert all(handle.done() for handle in handles)
+    running.submit(StepPlan(9, (), releases=(0,))).result()
+    running.call("check")
+
+
+def test_an_empty_plan(running: UniExecutor) -> None:
+    assert running.submit(StepPlan(4, ())).result().rows == ()
+
+
+def test_a_failed_step_is_fatal(running: UniExecutor) -> None:
+    first = running.submit(_plan(0, 0, 1, (), (1,)))  # no block
+    with pytest.raises(RuntimeError, match="no block"):
+        first.result()
+    with pytest.raises(EngineDead, match="no block"):
+        running.check_health()
+    with pytest.raises(EngineDead):
+        running.submit(StepPlan(1, ()))
+
+
+def test_plans_behind_a_failed_one_do_not_run(running: UniExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    go = threading.Event()
+    held = running._submit(go.wait)
+    bad, behind = running.submit(_plan(0, 0, 1, (), (1,))), running.submit(StepPlan(1, ()))
+    go.set()
+    assert held.result()
+    with pytest.raises(RuntimeError):
+        bad.result()
+    with pytest.raises(EngineDead):
+        behind.result()
+
+
+def test_shutdown_twice_and_use_afterwards(folder: Path, plugins: Plugins) -> None:
+    executor, _ = _start(_config(folder), plugins)
+    executor.shutdown()
+    executor.shutdown()
+    assert not executor._thread.is_alive()
+    with pytest.raises(EngineDead):
+        executor.submit(StepPlan(0, ()))
+    with pytest.raises(EngineDead):
+        UniExecutor().submit(StepPlan(0, ()))
+
+
+def test_unknown_administrative_call(running: UniExecutor) -> None:
+    with pytest.raises(ValueError, match="fly"):
+        running.call("fly")
+    running.check_health()
+
+
+# ---------------------------------------------------------------------------------------------- options
+
+
+@pytest.mark.parametrize("backend", ["cpu", "torch_sdpa", "TORCH_SDPA"])
+def test_attention_backend_by_name(folder: Path, plugins: Plugins, backend: str) -> None:
+    config = replace(_config(folder), device=DeviceConfig(device="cpu", attention_backend=backend))
+    executor, info = _start(config, plugins)
+    executor.shutdown()
+    assert info.attention == backend.lower()
+
+
+def test_attention_backend_from_the_environment(folder: Path, plugins: Plugins) -> None:
+    env = Environment(cpu_kvcache_space=0.01, attention_backend="torch_sdpa")
+    executor, info = _start(_config(folder, env), plugins)
+    executor.shutdown()
+    assert info.attention == "torch_sdpa"
+
+
+def test_refusals_are_reported(folder: Path, plugins: Plugins, monkeypatch: pytest.MonkeyPatch) -> None:
+    cls = plugins.load("attention", "cpu")
+    monkeypatch.setattr(cls, "refuses", classmethod(lambda *_: "too tired"))
+    executor, info = _start(_config(folder), plugins)
+    executor.shutdown()
+    assert info.attention == "torch_sdpa"
+    assert info.notes == ("attention cpu refused: too tired",)
+    config = replace(_config(folder), device=DeviceConfig(attention_backend="cpu"))
+    with pytest.raises(ConfigError, match="too tired"):
+        _start(config, plugins)
+
+
+def test_dtype_and_block_size(folder: Path, plugins: Plugins) -> None:
+    config = replace(_config(folder, dtype="bfloat16"), cache=CacheConfig(block_size=8))
+    executor, info = _start(config, plugins)
+    executor.shutdown()
+    assert (info.dtype, info.groups[0].block_size, info.page_bytes) == ("bfloat16", 8, 8 * 2 * 2 * 16 * 2 * 3)
+
+
+def test_max_model_len(folder: Path, plugins: Plugins) -> None:
+    executor, info = _start(_config(folder, max_model_len=100), plugins)
+    executor.shutdown()
+    assert info.max_model_len == 100
+    with pytest.raises(ConfigError, match="256"):
+        _start(_config(folder, max_model_len=257), plugins)
+    allowed = Environment(cpu_kvcache_space=0.01, allow_long_max_model_len=True)
+    executor, info = _start(_config(folder, allowed, max_model_len=300), plugins)
+    executor.shutdown()
+    assert info.max_model_len == 300
+
+
+def test_hf_overrides_reach_the_model(folder: Path, plugins: Plugins) -> None:
+    executor, info = _start(_config(folder, hf_overrides={"max_position_embeddings": 64}), plugins)
+    executor.shutdown()
+    assert info.max_model_len == 64
+
+
+def test_dummy_weights(folder: Path, plugins: Plugins) -> None:
+    config = replace(_config(folder), load=LoadConfig(load_format="dummy", use_tqdm_on_load=False))
+    executor, _ = _start(config, plugins)
+    executor.init_cache(20)
+    assert executor.submit(_plan(0, 0, 2, (1,), (3, 4))).result().rows[0].error is None
+    executor.shutdown()
+
+
+# ---------------------------------------------------------------------------------------------- refusals
+
+
+def _damaged(folder: Path, target: Path, change: Any) -> Path:
+    target.mkdir()
+    (target / "config.json").write_bytes((folder / "config.json").read_bytes())
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, target / "model.safetensors", {"format": "pt"})
+    return target
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda w: w.pop("model.norm.weight"), r"norm\.weight"),
+        (lambda w: w.pop("model.layers.1.self_attn.k_proj.weight"), r"layers\.1\.self_attn\.k_proj\.weight"),
+        (lambda w: w.update({"model.extra": torch.zeros(2)}), r"model\.safetensors.*model\.extra"),
+        (lambda w: w.update({"model.norm.weight": torch.zeros(3)}), r"model\.safetensors.*norm\.weight.*shape"),
+    ],
+)
+def test_weights_that_do_not_fit(folder: Path, plugins: Plugins, tmp_path: Path, change: Any, named: str) -> None:
+    with pytest.raises(CheckpointError, match=named):
+        _start(_config(_damaged(folder, tmp_path / "damaged", change)), plugins)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "model", "error", "named"),
+    [
+        (
+            {"architectures": ["LlamaForCausalML"]},
+            {"model_impl": "native"},
+            ConfigError,
+            "Did you mean 'LlamaForCausalLM",
+        ),
+        ({"quantization_config": {"quant_method": "awq"}}, {}, CheckpointError, "awq"),
+        ({"vocab_size": None}, {}, CheckpointError, "vocab_size"),
+    ],
+)
+def test_models_that_cannot_be_served(
+    folder: Path, plugins: Plugins, overrides: dict[str, Any], model: dict[str, Any], error: type[Exception], named: str
+) -> None:
+    with pytest.raises(error, match=named):
+        _start(_config(folder, hf_overrides=overrides, **model), plugins)
+
+
+def test_an_unknown_device_is_named(folder: Path, plugins: Plugins) -> None:
+    with pytest.raises(PluginError, match="abacus"):
+        _start(replace(_config(folder), device=DeviceConfig(device="abacus")), plugins)
+
+
+def test_a_cache_that_memory_cannot_hold(folder: Path, plugins: Plugins) -> None:
+    with pytest.raises(ConfigError, match="GiB"):
+        _start(_config(folder, Environment(cpu_kvcache_space=1e6)), plugins)

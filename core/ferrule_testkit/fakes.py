@@ -55,10 +55,10 @@ class VirtualClock:
 
 @dataclass(frozen=True)
 class FakeModel:
-    """Pure functions. A "cell" is what one token leaves in the cache; it depends on all tokens before it and on `scope`.
+    """Pure functions. A "cell" is what a token leaves in the cache; it depends on all tokens before it and on a scope.
 
-    The scope is adapter, media and salt: what else a real cache depends on, or who may see it. Group g stores cell + g,
-    so that the cell of another group is a wrong one.
+    The scope is adapter, media and salt: what else a real cache depends on, or who may see it. Group g stores
+    cell + g, so that the cell of another group is a wrong one.
     """
 
     groups: tuple[CacheGroup, ...]

@@ -26,6 +26,12 @@ def test_version(capsys: pytest.CaptureFixture[str], flag: str) -> None:
     assert run(capsys, flag) == (0, f"ferrule {__version__}\n", "")
 
 
+def test_the_module_is_the_program() -> None:
+    done = subprocess.run([sys.executable, "-m", "ferrule", "nope"], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("ferrule nope: error:\n  Unknown command 'nope'.")
+
+
 @pytest.mark.parametrize("flag", ["-h", "--help"])
 def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str], flag: str) -> None:
     status, out, err = run(capsys, flag)

@@ -12,6 +12,7 @@ import asyncio
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from tqdm import tqdm
@@ -56,6 +57,7 @@ class LLM:
         return llm
 
     def _open(self, config: Config, plugins: Plugins) -> None:
+        config = replace(config, frontend=replace(config.frontend, disable_log_requests=True))
         config, chosen = prepare(config, (), plugins, "llm")
         self._config = config = localise(config)
         self._loop = asyncio.new_event_loop()

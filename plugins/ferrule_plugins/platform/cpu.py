@@ -46,8 +46,11 @@ class CpuPlatform(Platform):
         self._caps = describe()
 
     def prepare(self, config: Config) -> DeviceCaps:
-        """Bind this thread and size torch's pool: one thread for each physical core that this process may use."""
-        cores = bind(config.env.cpu_omp_threads_bind)
+        """Bind this thread and size torch's pool: one thread for each physical core that this process may use.
+
+        torch starts with OMP_NUM_THREADS, where that is set, or with all logical cores: more than that is never taken.
+        """
+        cores = min(bind(config.env.cpu_omp_threads_bind), torch.get_num_threads())
         torch.set_num_threads(cores)
         _log.info("cpu ready", device=self._caps.name, threads=cores, features=",".join(sorted(self._caps.features)))
         return self._caps

@@ -39,7 +39,7 @@ def echo_script(request: Generate, index: int, ids: tuple[int, ...]) -> Sequence
     text = "".join(map(chr, ids))[:most]
     outputs = []
     for place, char in enumerate(text):
-        logprobs = ()
+        logprobs: tuple[TokenLogprobs, ...] = ()
         if request.params.logprobs is not None:
             top = tuple((ord("A") + rank, -float(rank + 1)) for rank in range(request.params.logprobs))
             logprobs = (TokenLogprobs(ord(char), -0.5, 1, top),)
@@ -86,7 +86,7 @@ class ScriptedService(Service):
     def resolve(self, model: str | None) -> str:
         if model and model not in self.names:
             raise NotFoundError(f"There is no such model; served are: {', '.join(self.names)}.", "model")
-        return self.names[0]
+        return model or self.names[0]
 
     def sampling_defaults(self) -> dict[str, Any]:
         return dict(self.defaults)

@@ -16,6 +16,7 @@ from ferrule.errors import FerruleError, HeadersTooLargeError, RequestError, Too
 _MAX_HEADERS = 128
 _MAX_URL_BYTES = 8 << 10
 _MAX_PIPELINED = 8
+_LINGER_SECONDS = 1.0  # for a refused client to read its answer
 
 
 class GuardedProtocol(HttpToolsProtocol):
@@ -152,21 +153,32 @@ class GuardedProtocol(HttpToolsProtocol):
         self._refuse(self._refusal or RequestError("The request is not valid HTTP/1.1."))
 
     def _refuse(self, error: FerruleError) -> None:
-        """Answer with an error and close; in the middle of another answer, only close."""
+        """Answer with an error and close; in the middle of another answer, only close.
+
+        What the client still sends is dropped for a moment: closing at once would reset the connection, and with it
+        the answer.
+        """
         self._refusal = error
         if self.transport.is_closing():
             return
-        if self._running is not None and not self._running.response_complete:
-            self.transport.abort()
-            return
+        running = self._running
+        if running is not None and not running.response_complete:
+            if running.response_started:
+                self.transport.abort()
+                return
+            running.disconnected = True
+            running.message_event.set()
         failure = failure_of(error)
         body = json.dumps(failure.body).encode()
         lines = [f"HTTP/1.1 {failure.status} {failure.kind}", "content-type: application/json", "connection: close"]
         lines += [f"{name}: {value}" for name, value in failure.headers]
         lines.append(f"content-length: {len(body)}")
         self.transport.write("\r\n".join(lines).encode("ascii") + b"\r\n\r\n" + body)
-        self.transport.close()
-        self._stall_timer = self._stall_timer or self.loop.call_later(5.0, self.transport.abort)
+        self.transport.write_eof()
+        self.flow.resume_reading()
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+        self._stall_timer = self.loop.call_later(_LINGER_SECONDS, self.transport.abort)
 
 
 def protocol_class(limits: LimitsConfig) -> type[GuardedProtocol]:

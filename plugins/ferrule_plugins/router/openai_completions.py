@@ -164,7 +164,8 @@ class _Writer:
         if self._logprobs is not None and output.logprobs:
             lists = choice.logprobs = choice.logprobs or CompletionLogprobs([], [], [], [])
             shift = len(self._texts[output.index])
-            for offset, entry in zip(output.token_offsets, output.logprobs, strict=True):
+            offsets = output.token_offsets or (0,) * len(output.logprobs)  # none without a tokenizer
+            for offset, entry in zip(offsets, output.logprobs, strict=True):
                 self._add_logprob(lists, offset + shift, entry)
 
     async def _add_prompt(self, choice: CompletionChoice, output: Output) -> None:

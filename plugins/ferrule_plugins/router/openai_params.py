@@ -120,7 +120,7 @@ class Asked:
         return cls(
             id=f"{prefix}-{name}",
             created=int(time.time()),
-            model=service.resolve(request.model),
+            model=name_of(service, request.model),
             fingerprint=fingerprint(service),
             service=service,
             token_names=front.return_tokens_as_token_ids if as_ids is None else as_ids,
@@ -151,6 +151,12 @@ class Asked:
         for rank, (token_id, logprob) in enumerate(entry.top, start=1):
             ranked.setdefault(str(token_id), PromptLogprob(finite(logprob), rank, self.token(token_id)))
         return ranked
+
+
+def name_of(service: Service, model: str | None) -> str:
+    """What answers call the model: the first of its names, whichever was asked for."""
+    name = service.resolve(model)
+    return service.names[0] if name in service.names else name
 
 
 def fingerprint(service: Service) -> str:

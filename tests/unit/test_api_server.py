@@ -1,0 +1,334 @@
+"""The server on a real socket: limits of the connection, drain, death. The service is scripted; times are short."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from ferrule.api.server import serve
+from ferrule.config import Config, FrontendConfig, LimitsConfig, PluginConfig
+from ferrule.env import Environment
+from ferrule.errors import CheckpointError
+from ferrule.interfaces.service import Service
+from ferrule.plugin import discover
+from ferrule_testkit.service import ScriptedService
+
+PLUGINS = discover(PluginConfig(), Environment())
+BODY = json.dumps({"prompt": "hello"}).encode()
+STREAM = {"prompt": "hello", "stream": True}
+
+
+class Running:
+    def __init__(self, port: int, service: ScriptedService, task: asyncio.Task[int]) -> None:
+        self.port = port
+        self.service = service
+        self.task = task
+        self.http = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20)
+
+    async def raw(self, data: bytes, then: Callable[[], Awaitable[None]] | None = None) -> bytes:
+        """Send bytes, read until the server closes."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        writer.write(data)
+        if then is not None:
+            await then()
+        try:
+            return await asyncio.wait_for(reader.read(), 20)
+        finally:
+            writer.close()
+
+    async def stopped(self) -> int:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return await asyncio.wait_for(self.task, 20)
+
+
+@asynccontextmanager
+async def running(connect: Any = None, env: Environment | None = None, **values: Any) -> AsyncIterator[Running]:
+    limits = values.pop("limits", {})
+    config = Config(frontend=FrontendConfig(**values), limits=LimitsConfig(**limits), env=env or Environment())
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    service = ScriptedService()
+
+    async def ready() -> Service:
+        return service
+
+    task = asyncio.create_task(serve(config, PLUGINS, listener, connect or ready))
+    server = Running(port, service, task)
+    try:
+        while True:
+            if task.done():
+                break
+            try:
+                if connect is not None or (await server.http.get("/health")).status_code == 200:
+                    break
+            except httpx.TransportError:
+                await asyncio.sleep(0.01)
+        yield server
+    finally:
+        await server.http.aclose()
+        if not task.done():
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.wait_for(task, 20)
+
+
+def status_of(answer: bytes) -> int:
+    assert answer.count(b"HTTP/1.1 ") == 1, answer[:300]
+    return int(answer[9:12])
+
+
+def error_of(answer: bytes) -> dict[str, Any]:
+    found = json.loads(answer.split(b"\r\n\r\n", 1)[1])["error"]
+    assert set(found) == {"message", "type", "param", "code"}
+    assert found["code"] == status_of(answer)
+    return dict(found)
+
+
+# ------------------------------------------------------------------------------------------ raw HTTP
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (b"NONSENSE\r\n\r\n", 400),
+        (b"GET /health HTTP/1.1\r\nhost: a\r\nbad header\r\n\r\n", 400),
+        (b"GET / HTTP/3.7\r\n\r\n", 400),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
+        (b"GET /caf\xc3\xa9?x=\xff HTTP/1.1\r\nhost: a\r\n\r\n", 400),
+        (b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\nhost: a\r\n\r\n", 431),
+        (b"GET /health HTTP/1.1\r\nx: " + b"a" * 70_000 + b"\r\n\r\n", 431),
+        (b"GET /health HTTP/1.1\r\nx: " + b"a" * 400_000, 431),
+        (b"GET /health HTTP/1.1\r\n" + b"x: y\r\n" * 200 + b"\r\n", 431),
+        (b"POST /v1/completions HTTP/1.1\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n", 400),
+        (b"POST /v1/completions HTTP/1.1\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\nabcde", 400),
+        (b"POST /v1/completions HTTP/1.1\r\ncontent-length: -5\r\n\r\n", 400),
+        (b"POST /v1/completions HTTP/1.1\r\ncontent-length: 99999999999\r\n\r\n{", 413),
+        (b"POST /v1/completions HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n", 400),
+        (b"GET /health HTTP/1.0\r\n\r\n", 200),
+    ],
+)
+async def test_malformed_and_oversized_requests(data: bytes, status: int) -> None:
+    async with running() as server:
+        answer = await server.raw(data)
+        assert status_of(answer) == status
+        if status != 200:
+            error_of(answer)
+        assert (await server.http.get("/health")).status_code == 200
+
+
+async def test_endless_trailers_are_cut() -> None:
+    async with running() as server:
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n0\r\nx: "
+        assert status_of(await server.raw(head + b"a" * 300_000)) == 431
+        assert (await server.http.get("/health")).status_code == 200
+
+
+async def test_slow_headers_are_cut_and_others_are_not() -> None:
+    async with running(limits={"header_timeout": 0.2}) as server:
+        answer = await server.raw(b"GET /health HTTP/1.1\r\nhost")
+        assert status_of(answer) == 408
+        assert status_of(await server.raw(b"")) == 408
+        release = asyncio.Event()
+        server.service.pace = release.wait
+        call = asyncio.create_task(server.http.post("/v1/completions", json={"prompt": "hello"}))
+        await asyncio.sleep(0.5)  # longer than the time for headers
+        release.set()
+        assert (await call).status_code == 200
+
+
+async def test_a_refused_body_still_gets_its_answer() -> None:
+    async with running(limits={"max_body_bytes": 1000}) as server:
+        for _ in range(5):
+            response = await server.http.post("/v1/completions", content=b" " * 4_000_000)
+            assert response.status_code == 413
+            assert response.headers["connection"] == "close"
+
+
+async def test_too_many_connections_are_told() -> None:
+    async with running(limits={"max_connections": 3}) as server:
+        await server.http.aclose()
+        writers = [(await asyncio.open_connection("127.0.0.1", server.port))[1] for _ in range(3)]
+        await asyncio.sleep(0.1)
+        answer = await server.raw(b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n")
+        assert status_of(answer) == 503
+        for writer in writers:
+            writer.close()
+        server.http = httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}")
+        while (await server.raw(b"GET /health HTTP/1.0\r\n\r\n"))[9:12] != b"200":
+            await asyncio.sleep(0.02)
+
+
+async def test_a_reader_that_stops_is_cut() -> None:
+    async with running(limits={"write_timeout": 0.3}) as server:
+        server.service.rules = _wide(server.service)
+        body = json.dumps({"prompt": [65] * 4000, "max_tokens": 4000, "logprobs": 20, "stream": True}).encode()
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.setblocking(False)
+        loop = asyncio.get_running_loop()
+        await loop.sock_connect(sock, ("127.0.0.1", server.port))
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+        await loop.sock_sendall(sock, head + b"content-length: %d\r\n\r\n" % len(body) + body)
+        while not server.service.requests:
+            await asyncio.sleep(0.01)
+        async with asyncio.timeout(20):
+            while server.service.open:
+                await asyncio.sleep(0.05)
+        sock.close()
+
+
+def _wide(service: ScriptedService) -> Any:
+    import msgspec
+
+    return msgspec.structs.replace(service.rules, max_model_len=10_000, context=10_000)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_leaving_ends_the_request(stream: bool) -> None:
+    async with running() as server:
+        server.service.pace = asyncio.Event().wait
+        body = json.dumps({"prompt": "hello", "stream": stream}).encode()
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(body)
+        for how in ("close", "reset", "half", "pipelined"):
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write((head + body) * (2 if how == "pipelined" else 1))
+            async with asyncio.timeout(20):
+                while not server.service.open:
+                    await asyncio.sleep(0.01)
+            if how == "reset":
+                sock = writer.get_extra_info("socket")
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+            if how == "half":
+                writer.write_eof()
+            else:
+                writer.close()
+            async with asyncio.timeout(20):
+                while server.service.open:
+                    await asyncio.sleep(0.01)
+            writer.close()
+
+
+async def test_pipelined_requests_are_answered_in_order() -> None:
+    async with running() as server:
+        one = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(BODY) + BODY
+        answer = await server.raw(one + one + b"GET /version HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
+        assert answer.count(b"HTTP/1.1 200 ") == 3
+        assert answer.rindex(b"version") > answer.rindex(b"text_completion")
+
+
+# ------------------------------------------------------------------------------------------ states
+
+
+async def test_starting_then_ready_then_stopped() -> None:
+    gate = asyncio.Event()
+    service = ScriptedService()
+
+    async def connect() -> Service:
+        await gate.wait()
+        return service
+
+    async with running(connect) as server:
+        async with asyncio.timeout(20):
+            while True:
+                try:
+                    response = await server.http.get("/health")
+                    break
+                except httpx.TransportError:
+                    await asyncio.sleep(0.01)
+        assert response.status_code == 503
+        assert (await server.http.post("/v1/completions", json={"prompt": "a"})).status_code == 503
+        gate.set()
+        async with asyncio.timeout(20):
+            while (await server.http.get("/health")).status_code != 200:
+                await asyncio.sleep(0.01)
+        assert await server.stopped() == 0
+
+
+async def test_stop_while_starting() -> None:
+    async with running(asyncio.Event().wait) as server:
+        await asyncio.sleep(0.3)
+        assert await server.stopped() == 0
+
+
+async def test_an_engine_that_cannot_start_ends_the_server() -> None:
+    async def connect() -> Service:
+        raise CheckpointError("model.safetensors is damaged.")
+
+    async with running(connect) as server:
+        with pytest.raises(CheckpointError, match="damaged"):
+            await asyncio.wait_for(server.task, 20)
+
+
+async def test_drain_lets_streams_finish_and_refuses_new_work() -> None:
+    async with running() as server:
+        release = asyncio.Event()
+        server.service.pace = release.wait
+        async with server.http.stream("POST", "/v1/completions", json=STREAM) as stream:
+            os.kill(os.getpid(), signal.SIGTERM)
+            async with asyncio.timeout(20):
+                while (await server.http.get("/health")).status_code != 503:
+                    await asyncio.sleep(0.01)
+            refused = await server.http.post("/v1/completions", json={"prompt": "a"})
+            assert refused.status_code == 503
+            assert "retry-after" in refused.headers
+            release.set()
+            text = (await stream.aread()).decode()
+        assert text.endswith("data: [DONE]\n\n")
+        assert await asyncio.wait_for(server.task, 20) == 0
+
+
+async def test_a_drain_that_takes_too_long_ends_streams_with_an_error() -> None:
+    async with running(shutdown_timeout=0.2) as server:
+        server.service.pace = asyncio.Event().wait
+        async with server.http.stream("POST", "/v1/completions", json=STREAM) as stream:
+            os.kill(os.getpid(), signal.SIGTERM)
+            text = (await stream.aread()).decode()
+        assert '"code":503' in text
+        assert "[DONE]" not in text
+        assert await asyncio.wait_for(server.task, 20) == 0
+
+
+async def test_a_second_signal_does_not_wait() -> None:
+    async with running(shutdown_timeout=1000) as server:
+        server.service.pace = asyncio.Event().wait
+        async with server.http.stream("POST", "/v1/completions", json=STREAM) as stream:
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.sleep(0.1)
+            assert not server.task.done()
+            os.kill(os.getpid(), signal.SIGINT)
+            assert "[DONE]" not in (await stream.aread()).decode()
+        assert await asyncio.wait_for(server.task, 20) == 0
+
+
+async def test_death_of_the_engine_ends_streams_and_the_server() -> None:
+    async with running() as server:
+        server.service.pace = asyncio.Event().wait
+        whole = asyncio.create_task(server.http.post("/v1/completions", json={"prompt": "hello"}))
+        async with server.http.stream("POST", "/v1/completions", json=STREAM) as stream:
+            while server.service.open < 2:
+                await asyncio.sleep(0.01)
+            server.service.state = "dead"
+            text = (await stream.aread()).decode()
+        assert '"code":503' in text
+        assert "[DONE]" not in text
+        assert (await whole).status_code == 503
+        assert await asyncio.wait_for(server.task, 20) == 1
+
+
+async def test_a_dead_engine_can_be_outlived() -> None:
+    async with running(env=Environment(keep_alive_on_engine_death=True)) as server:
+        server.service.state = "dead"
+        async with asyncio.timeout(20):
+            while "dead" not in (await server.http.get("/health")).text:
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(1.5)
+        assert (await server.http.get("/health")).status_code == 503
+        assert await server.stopped() == 1

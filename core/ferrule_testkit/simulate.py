@@ -305,7 +305,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.bench:
         from ferrule_testkit.simulate_bench import bench
 
-        print(bench(scheduler, args.depth or 2))
+        print(bench(scheduler, load("policy", args.policy or "fcfs")(), args.depth or 2))
         return 0
     if args.bug:
         from ferrule_testkit.simulate_bugs import BUGS

@@ -8,14 +8,13 @@ from collections.abc import Callable
 
 from ferrule.interfaces.scheduler import Scheduler, SchedulerLimits, SchedulingPolicy
 from ferrule.types import CacheGroup, EngineRequest, RowResult, StepPlan, StepResult, TokenSampling
-from ferrule_testkit.simulate import load
 
 ROWS = 256
 STEPS = 400
 
 
-def bench(make: Callable[[SchedulerLimits, SchedulingPolicy], Scheduler], depth: int) -> str:
-    """Time schedule + commit with ROWS requests that decode, and one prompt of 8192 tokens through the hash chain."""
+def bench(make: Callable[[SchedulerLimits, SchedulingPolicy], Scheduler], policy: SchedulingPolicy, depth: int) -> str:
+    """Time schedule + commit with ROWS requests that decode."""
     groups = (CacheGroup("full", 16),)
     limits = SchedulerLimits(
         groups=groups,
@@ -25,7 +24,7 @@ def bench(make: Callable[[SchedulerLimits, SchedulingPolicy], Scheduler], depth:
         max_model_len=16_384,
         depth=depth,
     )
-    scheduler = make(limits, load("policy", "fcfs")())
+    scheduler = make(limits, policy)
     for i in range(ROWS):
         sampling = TokenSampling(seed=i, max_tokens=STEPS + 100, stop_token_ids=(2,))
         scheduler.add(EngineRequest(id=f"{i:032x}", prompt_ids=(i + 10, *range(100, 131)), sampling=sampling), 0.0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ferrule.engine.hashing import HashChain
 from ferrule.interfaces.scheduler import RequestView
-from ferrule.types import EngineRequest, RequestTimes
+from ferrule.types import Admit, EngineRequest, FinishReason, RequestDelta, RequestTimes, TokenLogprobs
 
 MAX_PREEMPTIONS = 8  # a request that was preempted this often runs alone, and so is never preempted again
 
@@ -99,6 +99,46 @@ class Request:
         self.known = len(self.ids)
         self.sent = self.confirmed = 0
 
+    def append(self, token_ids: tuple[int, ...]) -> tuple[int, FinishReason | None, int | None]:
+        """Take sampled tokens up to the one that ends the request, if one does.
+
+        Returns how many were taken, and why the request ends with the stop token, if it does.
+        """
+        for count, token in enumerate(token_ids, 1):
+            self.ids.append(token)
+            length = len(self.ids)
+            if token in self.stops and length > self.min_length:
+                return count, FinishReason.STOP, token
+            if length >= self.limit:
+                return count, FinishReason.LENGTH, None
+        return len(token_ids), None, None
+
+    def undelivered(self, start: int, entries: tuple[TokenLogprobs, ...]) -> tuple[TokenLogprobs, ...]:
+        """Of prompt logprobs for positions from `start` + 1 on, those that no earlier life has delivered."""
+        fresh = entries[max(0, self.num_prompt_logprobs - start) :]
+        self.num_prompt_logprobs += len(fresh)
+        return fresh
+
+    def admit(self) -> Admit:
+        """What the runner must know when this life begins."""
+        spec = self.spec
+        return Admit(self.slot, self.id, self.epoch, tuple(self.ids), self.num_prompt, spec.sampling, spec.adapter)
+
+    def last_delta(self, delta: RequestDelta, finish: FinishReason, now: float) -> RequestDelta:
+        """`delta` as the terminal one."""
+        return RequestDelta(
+            delta.id,
+            delta.token_ids,
+            delta.logprobs,
+            delta.prompt_logprobs,
+            finish,
+            delta.stop_reason,
+            max(0, self.cached),
+            self.num_preemptions,
+            delta.error,
+            RequestTimes(self.spec.arrival, self.scheduled, self.first_token, now),
+        )
+
     def view(self) -> RequestView:
         return RequestView(
             self.id,
@@ -111,5 +151,9 @@ class Request:
             self.num_preemptions,
         )
 
-    def times(self, now: float) -> RequestTimes:
-        return RequestTimes(self.spec.arrival, self.scheduled, self.first_token, now)
+    def check(self, depth: int) -> None:
+        """Raise AssertionError unless the counters are in order and no more than `depth` samples are in flight."""
+        if not 0 <= self.confirmed <= self.sent <= self.known <= self.limit:
+            raise AssertionError(f"I7: counters of {self.id} are out of order")
+        if not self.confirmed <= len(self.ids) <= self.known <= len(self.ids) + depth:
+            raise AssertionError(f"I7: {self.id} counts tokens that are not there")

@@ -26,7 +26,6 @@ from ferrule.types import (
     RowResult,
     StepPlan,
     StepResult,
-    TokenLogprobs,
 )
 
 
@@ -184,18 +183,7 @@ class DefaultScheduler(Scheduler):
         self._epoch += 1
         request.begin(self._slots.pop(), self._epoch, hit.tokens, now)
         self.running[request.id] = request
-        spec = request.spec
-        draft.admits.append(
-            Admit(
-                request.slot,
-                request.id,
-                request.epoch,
-                tuple(request.ids),
-                request.num_prompt,
-                spec.sampling,
-                spec.adapter,
-            )
-        )
+        draft.admits.append(request.admit())
         self._send(request, count, blocks, draft)
         draft.owed += self.cache.owed(request.id, request.known)
         return True
@@ -250,47 +238,16 @@ class DefaultScheduler(Scheduler):
             return self._end(request, RequestDelta(request.id, error=error), FinishReason.ERROR, now)
         request.confirmed = chunk.start + chunk.count
         self.cache.confirm(request.id, request.ids, request.confirmed)
-        prompt_logprobs = self._prompt_logprobs(request, chunk, row) if row.prompt_logprobs else ()
+        prompt_logprobs = request.undelivered(chunk.start, row.prompt_logprobs) if row.prompt_logprobs else ()
         if not chunk.samples:
             return RequestDelta(request.id, prompt_logprobs=prompt_logprobs) if prompt_logprobs else None
         if len(request.ids) == request.num_prompt:
             request.first_token = now
             self.counters.prompt_tokens += request.num_prompt
-        return self._append(request, row, prompt_logprobs, now)
-
-    def _prompt_logprobs(self, request: Request, chunk: Chunk, row: RowResult) -> tuple[TokenLogprobs, ...]:
-        """Those that were not delivered in an earlier life; `row` has positions from chunk.start + 1 on."""
-        fresh = row.prompt_logprobs[max(0, request.num_prompt_logprobs - chunk.start) :]
-        request.num_prompt_logprobs += len(fresh)
-        return fresh
-
-    def _append(
-        self, request: Request, row: RowResult, prompt_logprobs: tuple[TokenLogprobs, ...], now: float
-    ) -> RequestDelta:
-        """Credit sampled tokens up to the one that ends the request, if one does."""
-        finish: FinishReason | None = None
-        stop_reason: int | None = None
-        count = 0
-        for token in row.token_ids:
-            request.ids.append(token)
-            count += 1
-            length = len(request.ids)
-            if token in request.stops and length > request.min_length:
-                finish, stop_reason = FinishReason.STOP, token
-            elif length >= request.limit:
-                finish = FinishReason.LENGTH
-            if finish is not None:
-                break
+        count, finish, stop = request.append(row.token_ids)
         self.counters.generation_tokens += count
-        delta = RequestDelta(
-            request.id,
-            row.token_ids[:count],
-            row.logprobs[:count],
-            prompt_logprobs,
-            None,
-            stop_reason,
-            request.cached,
-        )
+        tokens, logprobs = row.token_ids[:count], row.logprobs[:count]
+        delta = RequestDelta(request.id, tokens, logprobs, prompt_logprobs, None, stop, request.cached)
         return delta if finish is None else self._end(request, delta, finish, now)
 
     def _end(self, request: Request, delta: RequestDelta, finish: FinishReason, now: float) -> RequestDelta:
@@ -300,18 +257,7 @@ class DefaultScheduler(Scheduler):
         else:
             self.waiting.remove(request)
         del self._requests[request.id]
-        return RequestDelta(
-            delta.id,
-            delta.token_ids,
-            delta.logprobs,
-            delta.prompt_logprobs,
-            finish,
-            delta.stop_reason,
-            max(0, request.cached),
-            request.num_preemptions,
-            delta.error,
-            request.times(now),
-        )
+        return request.last_delta(delta, finish, now)
 
     # ------------------------------------------------------------------------------------ care
 
@@ -339,7 +285,4 @@ class DefaultScheduler(Scheduler):
         if slots != list(range(self.limits.max_num_seqs)):
             raise AssertionError(f"I9: slots are lost, or have two owners: {slots}")
         for request in self._requests.values():
-            if not 0 <= request.confirmed <= request.sent <= request.known <= request.limit:
-                raise AssertionError(f"I7: counters of {request.id} are out of order")
-            if not request.confirmed <= len(request.ids) <= request.known <= len(request.ids) + self.limits.depth:
-                raise AssertionError(f"I7: {request.id} counts tokens that are not there")
+            request.check(self.limits.depth)

@@ -22,7 +22,7 @@ SIZES: Mapping[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 64,
     "intermediate_size": 96,
-    "num_hidden_layers": 3,
+    "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 256,
@@ -31,14 +31,19 @@ SIZES: Mapping[str, Any] = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
-_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
-_LONGROPE = {
+_EXPERTS: dict[str, Any] = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "norm_topk_prob": True,
+}
+_LONGROPE: dict[str, Any] = {
     "rope_type": "longrope",
     "rope_theta": 10000.0,
     "short_factor": [1.0 + 0.1 * i for i in range(8)],
     "long_factor": [1.5 + 0.4 * i for i in range(8)],
 }
-_LLAMA3 = {
+_LLAMA3: dict[str, Any] = {
     "rope_type": "llama3",
     "rope_theta": 10000.0,
     "factor": 4.0,
@@ -46,9 +51,18 @@ _LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
-_YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
-_MIXED = {"sliding_window": 12, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
-_MLA = {
+_YARN: dict[str, Any] = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+_MIXED: dict[str, Any] = {
+    "num_hidden_layers": 3,
+    "sliding_window": 12,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+}
+_MLA: dict[str, Any] = {
     "num_key_value_heads": 4,
     "q_lora_rank": 24,
     "kv_lora_rank": 24,
@@ -63,7 +77,7 @@ _MLA = {
     "moe_intermediate_size": 32,
     "first_k_dense_replace": 1,
 }
-_GRANITE = {
+_GRANITE: dict[str, Any] = {
     "embedding_multiplier": 4.0,
     "residual_multiplier": 0.6,
     "attention_multiplier": 0.3,
@@ -73,14 +87,15 @@ _GRANITE = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to make one checkpoint: transformers' `model_type`, and what differs from `SIZES`."""
+    """How to make one checkpoint: transformers' `model_type`, what differs from `SIZES`, and the weights' seed."""
 
     model_type: str
     changes: Mapping[str, Any] = field(default_factory=dict)
+    seed: int = 0
 
 
-def _recipe(model_type: str, **changes: Any) -> Recipe:
-    return Recipe(model_type, changes)
+def _recipe(model_type: str, seed: int = 0, **changes: Any) -> Recipe:
+    return Recipe(model_type, changes, seed)
 
 
 # Architectures that Ferrule implements itself. Windows are short, so that texts of tests slide.
@@ -96,7 +111,7 @@ NATIVE: Mapping[str, Recipe] = {
     "opt": _recipe("opt", ffn_dim=96, tie_word_embeddings=True),
     "opt-postnorm": _recipe("opt", ffn_dim=96, do_layer_norm_before=False, word_embed_proj_dim=32),
     "gpt2": _recipe("gpt2", tie_word_embeddings=True),
-    "gemma2": _recipe("gemma2", head_dim=16, sliding_window=12, query_pre_attn_scalar=24, tie_word_embeddings=True),
+    "gemma2": _recipe("gemma2", head_dim=16, query_pre_attn_scalar=24, tie_word_embeddings=True, **_MIXED),
     "phi3": _recipe("phi3", sliding_window=12),
     "phi3-longrope": _recipe("phi3", original_max_position_embeddings=128, rope_parameters=_LONGROPE),
     "granite": _recipe("granite", **_GRANITE),
@@ -127,11 +142,11 @@ TRANSFORMERS: Mapping[str, Recipe] = {
     "ministral": _recipe("ministral", head_dim=16, **_MIXED),
     "mixtral": _recipe("mixtral", num_local_experts=4),
     "nanochat": _recipe("nanochat"),
-    "nemotron": _recipe("nemotron"),
+    "nemotron": _recipe("nemotron", seed=1),
     "olmo": _recipe("olmo"),
     "olmo2": _recipe("olmo2"),
     "olmo3": _recipe("olmo3", **_MIXED),
-    "olmoe": _recipe("olmoe", **_EXPERTS),
+    "olmoe": _recipe("olmoe", seed=1, **_EXPERTS),
     "persimmon": _recipe("persimmon"),
     "phi": _recipe("phi"),
     "phimoe": _recipe("phimoe", num_local_experts=4),
@@ -152,13 +167,13 @@ def tiny_config(name: str) -> Any:
     return AutoConfig.for_model(recipe.model_type, **{**SIZES, **recipe.changes})
 
 
-def tiny_model(name: str, seed: int = 0) -> torch.nn.Module:
-    """A random float32 model of transformers, in evaluation mode."""
+def tiny_model(name: str, seed: int | None = None) -> torch.nn.Module:
+    """A random float32 model of transformers, in evaluation mode. The seed is the recipe's unless given."""
     import torch
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_config(tiny_config(name), attn_implementation="eager")
-    randomise(model, seed)
+    model: torch.nn.Module = AutoModelForCausalLM.from_config(tiny_config(name), attn_implementation="eager")
+    randomise(model, RECIPES[name].seed if seed is None else seed)
     return model.to(torch.float32).eval()
 
 
@@ -176,7 +191,7 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
                 parameter.copy_(noise * (1.5 * parameter.shape[-1] ** -0.5))
 
 
-def tiny_checkpoint(name: str, folder: Path | str, *, seed: int = 0, shard_bytes: int | None = None) -> Path:
+def tiny_checkpoint(name: str, folder: Path | str, *, seed: int | None = None, shard_bytes: int | None = None) -> Path:
     """Write the checkpoint `name` to `folder` unless it is there already, and return the folder.
 
     `shard_bytes` limits the size of a weight file, which gives a sharded checkpoint with an index.
@@ -185,7 +200,7 @@ def tiny_checkpoint(name: str, folder: Path | str, *, seed: int = 0, shard_bytes
     if (target / "complete").exists():
         return target
     target.mkdir(parents=True, exist_ok=True)
-    model = tiny_model(name, seed)
+    model: Any = tiny_model(name, seed)
     model.save_pretrained(target, **({} if shard_bytes is None else {"max_shard_size": shard_bytes}))
     write_tokenizer(target)
     generation = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}

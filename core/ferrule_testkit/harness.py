@@ -1,0 +1,141 @@
+"""A model under the whole engine but without processes and HTTP: load, schedule, compute, sample, in this process.
+
+with Harness(folder, dtype="float32") as harness:
+    engine = harness.engine(num_blocks=64, max_num_batched_tokens=16)
+    outputs = engine.run([[5, 6, 7], [8, 9]], max_tokens=12)
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from ferrule.config import CacheConfig, Config, LoadConfig, ModelConfig, ParallelConfig
+from ferrule.engine.loop import EngineLoop
+from ferrule.interfaces.executor import Executor
+from ferrule.interfaces.scheduler import Scheduler, SchedulerLimits
+from ferrule.plugin import PluginSet, discover
+from ferrule.types import (
+    Deltas,
+    EngineRequest,
+    EngineStats,
+    FinishReason,
+    FromEngine,
+    ModelInfo,
+    RequestDelta,
+    Submit,
+    ToEngine,
+    TokenLogprobs,
+    TokenSampling,
+)
+
+_CLIENT = b"harness"
+
+
+@dataclass
+class Output:
+    """What one request produced. `cached` counts prompt tokens that came from the prefix cache."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish: FinishReason | None = None
+    error: str | None = None
+    cached: int = 0
+    num_preemptions: int = 0
+
+    def add(self, delta: RequestDelta) -> None:
+        self.token_ids += delta.token_ids
+        self.logprobs += delta.logprobs
+        self.prompt_logprobs += delta.prompt_logprobs
+        self.cached = max(self.cached, delta.cached)
+        self.num_preemptions = max(self.num_preemptions, delta.num_preemptions)
+        self.finish, self.error = delta.finish, delta.error
+
+
+class Harness:
+    """One model in memory, and any number of engines over it, one after the other."""
+
+    def __init__(self, folder: Path | str, *, block_size: int = 4, use_plugins: PluginSet | None = None, **model: Any):
+        """`model` are fields of `ModelConfig`. Raises StartupError."""
+        self.config = Config(
+            model=ModelConfig(model=str(folder), **model),
+            load=LoadConfig(use_tqdm_on_load=False),
+            cache=CacheConfig(block_size=block_size),
+            parallel=ParallelConfig(),
+        )
+        self.plugins = use_plugins or discover()
+        self.executor: Executor = self.plugins.load("executor", "uni")()
+        self.info: ModelInfo = self.executor.start(self.config, self.plugins)
+
+    def engine(self, *, num_blocks: int = 256, depth: int = 1, policy: str = "fcfs", **limits: Any) -> Engine:
+        """A fresh engine with an empty cache. `limits` are fields of `SchedulerLimits`."""
+        self.executor.init_cache(num_blocks)
+        settings = SchedulerLimits(
+            groups=self.info.groups,
+            num_blocks=num_blocks,
+            max_num_seqs=limits.pop("max_num_seqs", 8),
+            max_num_batched_tokens=limits.pop("max_num_batched_tokens", 512),
+            max_model_len=self.info.max_model_len,
+            depth=depth,
+            **limits,
+        )
+        scheduler = self.plugins.load("scheduler", "default")(settings, self.plugins.load("policy", policy)())
+        return Engine(scheduler, self.executor)
+
+    def close(self) -> None:
+        self.executor.shutdown()
+
+    def __enter__(self) -> Harness:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+class Engine:
+    """A scheduler and a loop over the harness's executor. The prefix cache lives as long as the engine."""
+
+    def __init__(self, scheduler: Scheduler, executor: Executor) -> None:
+        self.scheduler = scheduler
+        self._inbox: list[tuple[bytes, ToEngine]] = []
+        self._outputs: dict[str, Output] = {}
+        self._numbers = itertools.count()
+        self._loop = EngineLoop(scheduler, executor, self._receive, self._send, time.monotonic)
+
+    def run(self, prompts: Sequence[Sequence[int]], *, max_tokens: int = 12, **sampling: Any) -> list[Output]:
+        """Submit all prompts at once and step until all have ended. Greedy unless `sampling` (TokenSampling) differs.
+
+        Checks the scheduler's invariants afterwards, and that no block is in use.
+        """
+        settings = TokenSampling(**{"seed": 0, "temperature": 0.0, "logprobs": 0, "max_tokens": max_tokens} | sampling)
+        requests = [
+            EngineRequest(id=f"request-{next(self._numbers)}", prompt_ids=tuple(prompt), sampling=settings)
+            for prompt in prompts
+        ]
+        outputs = [self._outputs.setdefault(request.id, Output()) for request in requests]
+        self._inbox = [(_CLIENT, Submit(request)) for request in requests]
+        while any(output.finish is None for output in outputs):
+            self._loop.step()
+        self.scheduler.check()
+        if self.stats.blocks_used:
+            raise AssertionError(f"{self.stats.blocks_used} blocks are in use though nothing runs")
+        return outputs
+
+    @property
+    def stats(self) -> EngineStats:
+        return self.scheduler.stats()
+
+    def _receive(self, timeout: float) -> list[tuple[bytes, ToEngine]]:
+        arrived, self._inbox = self._inbox, []
+        return arrived
+
+    def _send(self, client: bytes, message: FromEngine) -> None:
+        if isinstance(message, Deltas):
+            for delta in message.deltas:
+                self._outputs[delta.id].add(delta)

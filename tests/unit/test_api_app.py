@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -621,3 +622,19 @@ async def test_events_of_a_plugin_are_encoded_and_closed() -> None:
     assert response.text == 'data: {"a":1}\n\ndata: ["\\n"]\n\ndata: [DONE]\n\n'
     assert response.headers["x-more"] == "1"
     assert closed.is_set()
+
+
+# --------------------------------------------------------------------------------------------- access log
+
+
+async def test_one_escaped_line_per_call(caplog: pytest.LogCaptureFixture) -> None:
+    site = Site()
+    with caplog.at_level(logging.INFO, "ferrule.access"):
+        await call_raw(site.app, b"/health\r\nINFO forged\x1b[0m\xff" + b"a" * 9000)
+        await site.http.get("/health")
+        await Site(disable_uvicorn_access_log=True).http.get("/version")
+    lines = [record.getMessage() for record in caplog.records if record.name == "ferrule.access"]
+    assert len(lines) == 2
+    assert lines[0].isprintable()
+    assert len(lines[0]) < 700
+    assert '"GET /health HTTP/1.1" 200' in lines[1]

@@ -87,11 +87,12 @@ def test_engine_figures() -> None:
 
 def test_a_step_is_counted_once_however_often_it_is_told() -> None:
     logger = Prometheus(CONFIG, fake_model())
-    for steps in (1, 1, 2):
-        logger.on_engine(EngineStats(steps=steps, last_step_tokens=9), 0)
-    assert value(logger, "iteration_tokens_total_count") == 2
+    for steps, prompt, generated in ((1, 8, 1), (1, 8, 1), (3, 28, 3)):
+        logger.on_engine(EngineStats(steps=steps, prompt_tokens=prompt, generation_tokens=generated), 0)
+    assert value(logger, "iteration_tokens_total_count") == 3
+    assert value(logger, "iteration_tokens_total_sum") == 31
     assert value(logger, "iteration_tokens_total_bucket", le="8.0") == 0
-    assert value(logger, "iteration_tokens_total_bucket", le="16.0") == 2
+    assert value(logger, "iteration_tokens_total_bucket", le="16.0") == 3
 
 
 def test_latencies_and_requests() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
 import secrets
 import time
@@ -22,9 +21,11 @@ from ferrule.api.lifecycle import ClientGone, Exchange, Lifecycle
 from ferrule.api.respond import Answer, Send
 from ferrule.api.routes import Entry, RouteTable, allowed_methods
 from ferrule.config import Config
-from ferrule.errors import RequestError
+from ferrule.errors import RequestError, UnauthorisedError
+from ferrule.interfaces.hooks import AccessRequest
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.router import Access, Call, EventStream, Reply, Route, RouterContext
+from ferrule.plugin.hooks import HookRunner
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}\Z")
 _FIELD_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}\Z")
@@ -37,10 +38,12 @@ Scope = MutableMapping[str, Any]
 CLOSE = "ferrule.close"  # scope["state"] key: a function that makes the connection close after this answer
 
 _logger = log.get("api")
-_access = logging.getLogger("uvicorn.access")
+_access = log.get("access")
 
 
-def build_app(config: Config, plugins: Plugins, lifecycle: Lifecycle) -> Callable[..., Any]:
+def build_app(
+    config: Config, plugins: Plugins, lifecycle: Lifecycle, hooks: HookRunner | None = None
+) -> Callable[..., Any]:
     """The application with the routes of the chosen router plugins. Raises StartupError, PluginError."""
     names = config.frontend.routers or _built_in(plugins)
     routes: list[Route] = []
@@ -49,7 +52,7 @@ def build_app(config: Config, plugins: Plugins, lifecycle: Lifecycle) -> Callabl
         routes += plugins.load("router", name)().routes(context)
     if not config.env.server_dev_mode:
         routes[:] = [route for route in routes if route.access is not Access.ADMIN]
-    app = App(config, lifecycle, RouteTable(routes))
+    app = App(config, lifecycle, RouteTable(routes), hooks or HookRunner())
     front = config.frontend
     if not front.allowed_origins:
         return app
@@ -70,11 +73,12 @@ def _built_in(plugins: Plugins) -> list[str]:
 class App:
     """`__call__` is ASGI. One instance serves a process."""
 
-    def __init__(self, config: Config, lifecycle: Lifecycle, table: RouteTable) -> None:
+    def __init__(self, config: Config, lifecycle: Lifecycle, table: RouteTable, hooks: HookRunner) -> None:
         self._config = config
         self._lifecycle = lifecycle
         self._table = table
         self._keys = Keys.of(config)
+        self._hooks = hooks
         self._root = (config.frontend.root_path or "").rstrip("/")
         self._log_access = not config.frontend.disable_uvicorn_access_log
 
@@ -121,13 +125,23 @@ class App:
         methods, _ = self._table.methods(path)
         known = methods.get("GET" if scope["method"] == "HEAD" else scope["method"])
         if known is None or not known.public:
-            self._keys.check([value for name, value in scope["headers"] if name == b"authorization"])
+            self._authorise(scope, path)
         if methods and known is None and scope["method"] == "OPTIONS":
             return _options(allowed_methods(methods)), {}
         entry, params = self._table.find(scope["method"], path)
         if not entry.public:
             self._lifecycle.admit(work=entry.decoder is not None)
         return entry, params
+
+    def _authorise(self, scope: Scope, path: str) -> None:
+        """A hook's word counts; without one, the key decides. Raises UnauthorisedError."""
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        client = (scope.get("client") or ("",))[0]
+        verdict = self._hooks.authorise(AccessRequest(scope["method"], path, headers, client))
+        if verdict is False:
+            raise UnauthorisedError("This server does not let the call in.")
+        if verdict is None:
+            self._keys.check([value for name, value in scope["headers"] if name == b"authorization"])
 
     async def _call(
         self,

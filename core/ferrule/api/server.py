@@ -8,6 +8,7 @@ import logging
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
 
 import uvicorn
 
@@ -19,6 +20,7 @@ from ferrule.config import Config
 from ferrule.errors import FerruleError, StartupError, UnavailableError
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.service import Service
+from ferrule.plugin.hooks import HookRunner
 
 Connect = Callable[[], Awaitable[Service]]
 
@@ -29,7 +31,9 @@ _FLUSH = 3.0  # seconds to send the last errors and to close connections
 _logger = log.get("api")
 
 
-async def serve(config: Config, plugins: Plugins, listener: socket.socket, connect: Connect) -> int:
+async def serve(
+    config: Config, plugins: Plugins, listener: socket.socket, connect: Connect, hooks: HookRunner | None = None
+) -> int:
     """Serve until a signal or the engine's death; return the process's exit status, 0 only for a clean end.
 
     `connect` is awaited once, while the server already answers 503 "starting"; it returns the service when the
@@ -37,7 +41,8 @@ async def serve(config: Config, plugins: Plugins, listener: socket.socket, conne
     for routers that cannot be served, and what `connect` raised as StartupError.
     """
     lifecycle = Lifecycle()
-    server = _Server(_uvicorn_config(config, plugins, lifecycle))
+    app = build_app(config, plugins, lifecycle, hooks)
+    server = _Server(_uvicorn_config(config, app))
     running = asyncio.create_task(server.serve(sockets=[listener]))
     stop = Stop()
     opening = asyncio.create_task(_open(connect, lifecycle))
@@ -109,13 +114,13 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _uvicorn_config(config: Config, plugins: Plugins, lifecycle: Lifecycle) -> uvicorn.Config:
+def _uvicorn_config(config: Config, app: Callable[..., Any]) -> uvicorn.Config:
     front, limits = config.frontend, config.limits
     level = logging.getLevelNamesMapping().get(front.uvicorn_log_level.upper(), 5)  # 5: uvicorn's trace
-    for name in ("uvicorn.error", "uvicorn.access"):
+    for name in ("uvicorn.error", "ferrule.access"):
         logging.getLogger(name).setLevel(level)
     return uvicorn.Config(
-        build_app(config, plugins, lifecycle),
+        app,
         http=protocol_class(limits),
         ws="none",
         lifespan="off",

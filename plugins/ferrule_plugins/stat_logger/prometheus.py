@@ -75,9 +75,11 @@ class Prometheus(StatLogger):
     # ---- what happens
 
     def on_engine(self, stats: EngineStats, engine: int) -> None:
-        before = self._engines.get(engine)
-        if stats.last_step_tokens and (before is None or stats.steps != before.steps):
-            self._step_tokens.observe(stats.last_step_tokens)
+        before = self._engines.get(engine, EngineStats())
+        if (steps := stats.steps - before.steps) > 0:
+            # Several steps may have ended since the last figures: each is counted, with their mean.
+            tokens = stats.prompt_tokens + stats.generation_tokens - before.prompt_tokens - before.generation_tokens
+            self._step_tokens.observe(tokens / steps, steps)
         self._engines[engine] = stats
 
     def on_tokens(self, first: bool, num_tokens: int, gap: float) -> None:

@@ -188,7 +188,7 @@ def test_foreign_frames_are_dropped(tmp_path: Path) -> None:
 
 
 def test_boot_message_survives_the_pipe() -> None:
-    boot = Boot(config=Config(), plugins=PluginSet(), socket_path="/x", listen_fd=3, alive_fd=4)
+    boot = Boot(name="x-0", config=Config(), plugins=PluginSet(), socket_path="/x", listen_fd=3, alive_fd=4)
     assert msgspec.json.decode(msgspec.json.encode(boot), type=Boot) == boot
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from ferrule.config import Config
 from ferrule.errors import PluginError
-from ferrule.interfaces.hooks import AccessRequest, Hooks
+from ferrule.interfaces.hooks import AccessRequest
 from ferrule.plugin.hooks import MAX_FAILURES, HookRunner, open_hooks
 from ferrule.types import EngineStats, SamplingParams
 from ferrule_testkit.wheels import Distribution
@@ -52,11 +52,11 @@ def authoriser(answer: str) -> str:
     )
 
 
-def tell(hooks: Hooks) -> None:
+def tell(hooks: HookRunner) -> None:
     hooks.step_stats(EngineStats(), 0)
 
 
-def admit(hooks: Hooks) -> None:
+def admit(hooks: HookRunner) -> None:
     hooks.request_admitted("r1", "m", 7, SamplingParams())
 
 
@@ -64,7 +64,8 @@ def test_with_no_plugin_nothing_happens_and_nothing_is_decided():
     hooks = HookRunner()
     hooks.process_started("api-0", Config())
     hooks.process_stopping("api-0", 0)
-    hooks.register_metrics(None)
+    hooks.register_metrics()
+    assert hooks.metrics() == ""
     hooks.request_finished("r1", None)
     admit(hooks)
     tell(hooks)
@@ -132,6 +133,45 @@ def test_authorise_fails_closed_and_stays_closed(site, answer):
     site.install(hooks_dist("a-dist", authoriser(answer)))
     hooks = open_hooks(site.discover(plugins_allow=("a-dist",)))
     assert [hooks.authorise(ACCESS) for _ in range(MAX_FAILURES + 2)] == [False] * (MAX_FAILURES + 2)
+
+
+COUNTS = """
+from prometheus_client import Counter
+from prometheus_client.core import GaugeMetricFamily
+from ferrule.interfaces.hooks import Hooks
+
+class Mine(Hooks):
+    def register_metrics(self, registry):
+        self.admitted = Counter("{name}_admitted", "Requests.", registry=registry)
+        registry.register(self)
+
+    def request_admitted(self):
+        self.admitted.inc()
+
+    def describe(self):
+        return []
+
+    def collect(self):
+        {body}
+        yield GaugeMetricFamily("{name}_open", "Open.", 3)
+"""
+
+
+def test_metrics_of_plugins_follow_and_a_broken_collector_spoils_no_other(site):
+    site.install(
+        hooks_dist("good-dist", COUNTS.format(name="good", body="pass")),
+        hooks_dist("odd-dist", COUNTS.format(name="odd", body="raise ValueError('no figures')")),
+    )
+    hooks = open_hooks(site.discover(plugins_allow=("good-dist", "odd-dist")))
+    assert hooks.metrics() == ""
+    hooks.register_metrics()
+    admit(hooks)
+    for _ in range(MAX_FAILURES + 1):
+        text = hooks.metrics()
+    assert "good_admitted_total 1.0" in text
+    assert "good_open 3.0" in text
+    assert "odd" not in text
+    assert hooks.failures == {"hooks:odd-dist of odd-dist 1.0": MAX_FAILURES}
 
 
 def test_report_header_must_be_lines(site):

@@ -10,6 +10,7 @@ from ferrule import log
 from ferrule.config import LimitsConfig
 from ferrule.errors import OverloadedError, RequestError
 from ferrule.interfaces.stats import RequestStats, StatLogger
+from ferrule.plugin.hooks import HookRunner
 from ferrule.types import EngineStats, FinishReason, RequestTimes
 
 _MAX_FAILURES = 3
@@ -19,7 +20,8 @@ _logger = log.get("stats")
 class Loggers:
     """Stat loggers, guarded: one that raises is logged, and left out after three times."""
 
-    def __init__(self, loggers: Sequence[StatLogger]) -> None:
+    def __init__(self, loggers: Sequence[StatLogger], hooks: HookRunner | None = None) -> None:
+        self.hooks = hooks or HookRunner()
         self._loggers = list(loggers)
         self._failures: dict[StatLogger, int] = {}
 
@@ -35,7 +37,7 @@ class Loggers:
                     self._loggers.remove(logger)
 
     def exposition(self) -> tuple[str, str]:
-        """The metrics of the first logger that has some."""
+        """The metrics of the first logger that has some, and those of hooks."""
         found: list[tuple[str, str]] = []
 
         def ask(logger: StatLogger) -> None:
@@ -44,7 +46,8 @@ class Loggers:
                 found.append(text)
 
         self.tell(ask)
-        return found[0] if found else ("text/plain; charset=utf-8", "")
+        media_type, text = found[0] if found else ("text/plain; charset=utf-8", "")
+        return media_type, text + self.hooks.metrics()
 
 
 class Account:
@@ -55,6 +58,7 @@ class Account:
         "cached",
         "first_token",
         "generated",
+        "id",
         "last_token",
         "max_tokens",
         "n",
@@ -64,6 +68,7 @@ class Account:
     )
 
     def __init__(self, arrival: float, num_prompt: int, max_tokens: int, n: int) -> None:
+        self.id = ""  # of the engine's request, once there is one
         self.arrival = arrival
         self.prompt = num_prompt
         self.max_tokens = max_tokens
@@ -152,6 +157,8 @@ class Ledger:
         self._change(waiting=0, opened=-1)
         stats = _stats(account, finish, times or RequestTimes(), preemptions, self._clock())
         self.loggers.tell(lambda logger: logger.on_finish(stats))
+        if account.id:
+            self.loggers.hooks.request_finished(account.id, stats)
 
     def drop(self, account: Account) -> None:
         """Forget an account that never reached the engine."""

@@ -36,6 +36,7 @@ from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.service import ChatPrompt, Generate, Health, Output, Prompt, Service
 from ferrule.interfaces.stats import StatLogger
 from ferrule.interfaces.tokenizer import Tokenizer
+from ferrule.plugin.hooks import HookRunner, open_hooks
 from ferrule.types import EngineRequest
 
 _logger = log.get("frontend")
@@ -181,7 +182,9 @@ class FrontendService(Service):
 
     async def _report(self) -> None:
         while True:
-            self._ledger.engine(self._client.stats())
+            stats = self._client.stats()
+            self._ledger.engine(stats)
+            self._ledger.loggers.hooks.step_stats(stats, 0)
             await asyncio.sleep(1.0)
 
     async def _warm(self) -> None:
@@ -233,6 +236,10 @@ class FrontendService(Service):
             if isinstance(error, EngineDead):
                 raise UnavailableError("The engine is not running.") from None
             raise
+        model = self.resolve(request.model)
+        for one, choice in zip(requests, choices, strict=True):
+            choice.account.id = one.id
+            self._ledger.loggers.hooks.request_admitted(one.id, model, len(one.prompt_ids), request.params)
         if not self._config.frontend.disable_log_requests:
             self._log(requests, prompts, checked)
         return OutputStream(self._client, self._ledger, choices, streams, self._tasks)
@@ -280,9 +287,14 @@ class FrontendService(Service):
 
 
 def build_service(
-    config: Config, plugins: Plugins, client: EngineClient, folder: Path | None = None
+    config: Config,
+    plugins: Plugins,
+    client: EngineClient,
+    folder: Path | None = None,
+    hooks: HookRunner | None = None,
 ) -> FrontendService:
     """The service of a client that is ready. `folder` is the model's; by default what ``config.model.model`` names.
+    `hooks` are those of this process; by default they are opened here.
 
     Raises StartupError. To be called on the event loop that owns the client; `start` and `close` frame the life of what
     it returns.
@@ -294,9 +306,10 @@ def build_service(
     specials = tokenizer.special_tokens if tokenizer else {}
     renderer = Renderer(config.frontend, config.limits, templates, specials, rules.max_model_len)
     reader = PromptReader(rules, Encoder(tokenizer) if tokenizer is not None else None, renderer)
-    service = FrontendService(
-        config, client, tokenizer, reader, _parsers(config, plugins), Loggers(_stat_loggers(config, plugins, client))
-    )
+    hooks = hooks or open_hooks(plugins)
+    hooks.register_metrics()
+    loggers = Loggers(_stat_loggers(config, plugins, client), hooks)
+    service = FrontendService(config, client, tokenizer, reader, _parsers(config, plugins), loggers)
     service.defaults = _sampling_defaults(config, folder)
     return service
 

@@ -24,7 +24,7 @@ class AccessRequest:
     """One HTTP call that wants in. The body has not been read. `headers` has lower-case names."""
 
     method: str
-    path: str  # the route's template, such as "/v1/models/{model}"
+    path: str  # as the client sent it, without the query; it may be no route at all
     headers: Mapping[str, str]
     client: str = ""  # address of the peer, empty when it is not known
 
@@ -33,16 +33,16 @@ class Hooks:
     """All hooks, each doing nothing."""
 
     def process_started(self, process: str, config: Config) -> None:
-        """A process is ready to work. `process` is its name in the process table: launcher, api-0, engine-0 …"""
+        """A process has started; no model is loaded yet. `process` is its name: launcher, api-0, engine-0 …"""
 
     def process_stopping(self, process: str, status: int) -> None:
-        """A process is about to end with this exit status. Not called when it is killed."""
+        """A process is about to end with this exit status. Not called when it is killed or dies of a fault."""
 
     def request_admitted(self, request_id: str, model: str, prompt_tokens: int, params: SamplingParams) -> None:
-        """A request has passed the gate (API process). `request_id` is ours, not the client's."""
+        """One choice of a request was handed to the engine (API process). `request_id` is ours, not the client's."""
 
     def request_finished(self, request_id: str, stats: RequestStats) -> None:
-        """A request has ended, however it did (API process)."""
+        """A choice that was admitted has ended, however it did (API process)."""
 
     def step_stats(self, stats: EngineStats, engine: int) -> None:
         """Figures of one engine, at most once a second (API process)."""
@@ -50,14 +50,17 @@ class Hooks:
     def authorise(self, access: AccessRequest) -> bool | None:
         """Decide on a call (API process): True lets it in, False refuses it, None leaves it to the next.
 
-        The first answer that is not None counts; when there is none, `--api-key` decides. It fails closed: a plugin
-        that raises here, or that is disabled after three failures, refuses.
+        The first answer that is not None counts; when there is none, `--api-key` decides. It is not asked about the
+        public probes. It fails closed: a plugin that raises here, or that is disabled after three failures, refuses.
         """
         return None
 
     def register_metrics(self, registry: Any) -> None:
-        """Add collectors to the prometheus registry behind ``/metrics`` (API process, once)."""
+        """Add collectors to a prometheus registry of this plugin's own (API process, once, before requests come).
+
+        Its text follows the server's at ``/metrics``; names must not be those of the server or of another plugin.
+        """
 
     def report_header(self, config: Config) -> Sequence[str]:
-        """Lines for the log's first screen (launcher, once)."""
+        """Lines for the log's first screen (API process, once)."""
         return ()

@@ -20,11 +20,12 @@ from ferrule.interfaces.service import Service
 from ferrule.launch.listen import base_url
 from ferrule.launch.process import Boot
 from ferrule.plugin import PluginSet
+from ferrule.plugin.hooks import HookRunner, open_hooks
 
 _logger = log.get("api")
 
 
-def run_api(boot: Boot) -> int:
+def run_api(boot: Boot, hooks: HookRunner) -> int:
     """Serve until the supervisor says stop or the engine dies. Returns the exit status."""
     os.set_inheritable(boot.alive_fd, False)
     os.set_inheritable(boot.listen_fd, False)
@@ -32,18 +33,25 @@ def run_api(boot: Boot) -> int:
 
     async def main() -> int:
         client = ProcessClient(Path(boot.socket_path), boot.alive_fd)
-        return await _serve(boot.config, boot.plugins, listener, client)
+        return await _serve((boot.config, boot.plugins, hooks), listener, client)
 
     return _run(main())
 
 
 def run_one_process(config: Config, plugins: PluginSet, listener: socket.socket) -> int:
     """`--disable-frontend-multiprocessing`: HTTP, engine and model in this process. Raises StartupError."""
+    hooks = open_hooks(plugins)
+    hooks.process_started("api-0", config)
 
     async def main() -> int:
-        return await _serve(config, plugins, listener, InlineClient(config, plugins))
+        return await _serve((config, plugins, hooks), listener, InlineClient(config, plugins))
 
-    return _run(main())
+    status = 1
+    try:
+        status = _run(main())
+        return status
+    finally:
+        hooks.process_stopping("api-0", status)
 
 
 def _run(main: Coroutine[Any, Any, int]) -> int:
@@ -52,21 +60,23 @@ def _run(main: Coroutine[Any, Any, int]) -> int:
 
 
 async def _serve(
-    config: Config, plugins: PluginSet, listener: socket.socket, client: ProcessClient | InlineClient
+    house: tuple[Config, PluginSet, HookRunner], listener: socket.socket, client: ProcessClient | InlineClient
 ) -> int:
+    config, plugins, hooks = house
+
     async def connect() -> Service:
         await client.wait_ready()
-        service = build_service(config, plugins, client)
-        announce(config, client, listener)
+        service = build_service(config, plugins, client, hooks=hooks)
+        announce(config, client, listener, hooks)
         return service
 
     try:
-        return await serve(config, plugins, listener, connect)
+        return await serve(config, plugins, listener, connect, hooks)
     finally:
         await client.close()
 
 
-def announce(config: Config, client: EngineClient, listener: socket.socket) -> None:
+def announce(config: Config, client: EngineClient, listener: socket.socket, hooks: HookRunner) -> None:
     """The log's first screen: what runs, on what, with how much room, and where it answers."""
     info = client.info
     tokens = (client.num_blocks - 1) * info.groups[0].block_size
@@ -90,4 +100,6 @@ def announce(config: Config, client: EngineClient, listener: socket.socket) -> N
         client.num_blocks * info.page_bytes / 2**30,
         info.max_model_len,
     )
+    for line in hooks.report_header(config):
+        _logger.info("%s", line)
     _logger.info("ready at %s/v1", base_url(listener, config))

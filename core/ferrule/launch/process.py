@@ -22,6 +22,7 @@ from ferrule import log
 from ferrule.config import Config
 from ferrule.errors import FerruleError, StartupError
 from ferrule.plugin import PluginSet
+from ferrule.plugin.hooks import HookRunner, open_hooks
 
 _PR_SET_PDEATHSIG = 1
 _LENGTH_BYTES = 4
@@ -32,6 +33,7 @@ _logger = log.get("launch")
 class Boot(msgspec.Struct, frozen=True, kw_only=True):
     """What every child is given. Descriptors are numbers that the child inherits; -1 where a role has none."""
 
+    name: str  # in the process table
     config: Config
     plugins: PluginSet
     socket_path: str  # the engine's
@@ -128,19 +130,26 @@ def main(argv: list[str]) -> int:
     boot = read_boot(stream)
     die_with_parent(stream)
     log.setup(boot.config.observability.log_level, argv[0])
+    hooks, status = HookRunner(), 1
     try:
+        hooks = open_hooks(boot.plugins)
+        hooks.process_started(boot.name, boot.config)
         if argv[0] == "engine":
             from ferrule.launch.engine_main import run_engine
 
-            return run_engine(boot)
-        from ferrule.launch.api_main import run_api
+            status = run_engine(boot)
+        else:
+            from ferrule.launch.api_main import run_api
 
-        return run_api(boot)
+            status = run_api(boot, hooks)
+        return status
     except FerruleError as error:
         if boot.config.observability.debug:
             raise
         report(error)
         return 1
+    finally:
+        hooks.process_stopping(boot.name, status)
 
 
 def report(error: BaseException) -> None:

@@ -33,9 +33,9 @@ def process_table(config: Config, plugins: PluginSet, run_dir: Path, fds: tuple[
     """What will run. `fds` are the listening socket and the write and read ends of the engine's pipe."""
     listen_fd, alive_write, alive_read = fds
     path = str(run_dir / "engine-0.sock")
-    engine = Boot(config=config, plugins=plugins, socket_path=path, alive_fd=alive_write)
-    api = Boot(config=config, plugins=plugins, socket_path=path, listen_fd=listen_fd, alive_fd=alive_read)
-    return [ProcessSpec("engine-0", "engine", engine), ProcessSpec("api-0", "api", api)]
+    engine = Boot(name="engine-0", config=config, plugins=plugins, socket_path=path, alive_fd=alive_write)
+    api = Boot(name="api-0", config=config, plugins=plugins, socket_path=path, listen_fd=listen_fd, alive_fd=alive_read)
+    return [ProcessSpec(engine.name, "engine", engine), ProcessSpec(api.name, "api", api)]
 
 
 class Supervisor:

@@ -16,10 +16,11 @@ import pluggy
 from ferrule import log
 from ferrule.errors import PluginError
 from ferrule.interfaces.hooks import AccessRequest, Hooks
-from ferrule.plugin.plugin_set import PluginSet
-from ferrule.plugin.refs import PluginRef
+from ferrule.interfaces.plugins import Plugins
 
 if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
     from ferrule.config import Config
     from ferrule.interfaces.stats import RequestStats
     from ferrule.types import EngineStats, SamplingParams
@@ -43,13 +44,14 @@ class _Manager(pluggy.PluginManager):
         )
 
 
-class HookRunner(Hooks):
-    """Calls every hooks plugin, the first of the set first. It is itself a `Hooks`; with no plugin it does nothing."""
+class HookRunner:
+    """Calls every hooks plugin, the first of the set first; with none it does nothing. Methods as in `Hooks`."""
 
-    def __init__(self, plugins: Sequence[tuple[PluginRef, Hooks]] = ()) -> None:
+    def __init__(self, plugins: Sequence[tuple[str, Hooks]] = ()) -> None:
+        """`plugins` are instances, each with its title for the log. Raises PluginError."""
         self._manager = _Manager(_PROJECT)
         self._manager.add_hookspecs(Hooks)
-        self._guards = [_Guard(ref, hooks) for ref, hooks in plugins]
+        self._guards = [_Guard(title, hooks) for title, hooks in plugins]
         for guard in reversed(self._guards):  # pluggy calls the last registered first
             try:
                 self._manager.register(guard, guard.title)
@@ -82,37 +84,61 @@ class HookRunner(Hooks):
         verdict = self._manager.hook.authorise(access=access)
         return None if verdict is None else verdict is True
 
-    def register_metrics(self, registry: Any) -> None:
-        self._manager.hook.register_metrics(registry=registry)
+    def register_metrics(self) -> None:
+        """Give each plugin that wants one a registry of its own: a broken collector spoils no other's figures."""
+        for guard in self._guards:
+            guard.open_metrics()
+
+    def metrics(self) -> str:
+        """The plugins' figures in Prometheus' text format, to follow the server's own."""
+        return "".join(guard.metrics() for guard in self._guards)
 
     def report_header(self, config: Config) -> Sequence[str]:
         return [line for lines in self._manager.hook.report_header(config=config) for line in lines]
 
 
-def open_hooks(plugins: PluginSet) -> HookRunner:
+def open_hooks(plugins: Plugins) -> HookRunner:
     """Load the hooks plugins that are on. All of them were named, so a broken one is a PluginError."""
     loaded = []
     for name in plugins.names("hooks"):
-        ref = plugins.find("hooks", name)
+        cls = plugins.load("hooks", name)
+        title = f"hooks:{name} of {plugins.origin('hooks', name)}"
         try:
-            loaded.append((ref, plugins.load("hooks", name)()))
-        except PluginError:
-            raise
+            loaded.append((title, cls()))
         except Exception as error:
-            message = f"Plugin {ref.id} of {ref.source} cannot be made: {type(error).__name__}: {error}"
-            raise PluginError(message) from error
+            raise PluginError(f"Plugin {title} cannot be made: {type(error).__name__}: {error}") from error
     return HookRunner(loaded)
 
 
 class _Guard:
     """One plugin as pluggy sees it: the hooks that it overrides, each behind `_guarded`."""
 
-    def __init__(self, ref: PluginRef, hooks: Hooks) -> None:
-        self.title = f"{ref.id} of {ref.source}"
+    def __init__(self, title: str, hooks: Hooks) -> None:
+        self.title = title
         self.failures = 0
+        self._registry: CollectorRegistry | None = None
         for name in _HOOK_NAMES:
             if getattr(type(hooks), name) is not getattr(Hooks, name):
                 setattr(self, name, _impl(self._guarded(name, getattr(hooks, name))))
+
+    def open_metrics(self) -> None:
+        register: Callable[[CollectorRegistry], None] | None = getattr(self, "register_metrics", None)
+        if register is not None:
+            from prometheus_client import CollectorRegistry
+
+            self._registry = CollectorRegistry()
+            register(self._registry)
+
+    def metrics(self) -> str:
+        if self._registry is None or self.failures >= MAX_FAILURES:
+            return ""
+        from prometheus_client import generate_latest
+
+        try:
+            return str(generate_latest(self._registry), "utf-8")
+        except Exception as error:
+            self._failed("a collector", error)
+            return ""
 
     def _guarded(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(method)

@@ -29,13 +29,18 @@ class ServeCommand(Command):
         from ferrule.launch.listen import bind
         from ferrule.launch.prepare import prepare
         from ferrule.launch.supervisor import Supervisor
+        from ferrule.plugin.hooks import open_hooks
 
         config, chosen = prepare(with_model(parsed.config), parsed.notices, plugins, "launch")
         listener = bind(config.frontend.host, config.frontend.port)
         config = localise(config)
         if config.frontend.disable_frontend_multiprocessing:
             return run_one_process(config, chosen, listener)
-        return Supervisor(config, chosen, listener).run()
+        hooks = open_hooks(chosen)
+        hooks.process_started("launcher", config)
+        status = Supervisor(config, chosen, listener).run()
+        hooks.process_stopping("launcher", status)
+        return status
 
 
 def with_model(config: Config) -> Config:

@@ -41,14 +41,13 @@ def pack(rows: list[Row]) -> Batch:
 
 
 def batches(
-    seed: str, weights: dict[str, float], tokenizer: Tokenizer, *, tokens: int, limit: int = 1024
+    source: Iterator[dialogues.Dialogue], seed: str, tokenizer: Tokenizer, *, tokens: int, limit: int = 1024
 ) -> Iterator[Batch]:
-    """Endless batches of about ``tokens`` positions; rows of one batch have about the same length.
+    """Endless batches of about ``tokens`` positions from ``source``; rows of one batch have about the same length.
 
-    Dialogues are sorted by length within pools of 3000 and the batches of a pool are shuffled.
+    Dialogues are sorted by length within pools of 3000 and the batches of a pool are shuffled by ``seed``.
     """
     template = chat.load_template()
-    source = dialogues.stream(seed, weights)
     rng = Random(f"order {seed}")
     while True:
         pool = [encode(next(source), tokenizer, template) for _ in range(3000)]

@@ -101,6 +101,60 @@ DIFFERENCES = (
 )  # fmt: skip
 
 
+def _total(task: str) -> int:
+    a, sign, b = task.split(" ")
+    return int(a) + int(b) if sign == "+" else int(a) - int(b)
+
+
+def _equation(task: str) -> str:
+    return f"{task} = {_total(task)}"
+
+
+def steps(task: str) -> str:
+    """The way a sum is worked out: ``20 + 40 = 60, 3 + 5 = 8, 60 + 8 = 68`` for ``23 + 45``."""
+    first, sign, second = task.split(" ")
+    a, b = int(first), int(second)
+    if a < 10 and b < 10:
+        return _equation(task)
+    tens, units = f"{a // 10 * 10} {sign} {b // 10 * 10}", f"{a % 10} {sign} {b % 10}"
+    rest = _total(units)
+    last = f"{_total(tens)} {'-' if rest < 0 else '+'} {abs(rest)}"
+    return ", ".join(_equation(part) for part in (tens, units, last))
+
+
+def sums(rng: Random) -> Dialogue:
+    """Two to six steps of sums at once: units, tens, or tens and a rest; the densest way to practise."""
+    tasks: list[str] = []
+    for _ in range(rng.randint(2, 6)):
+        sign = rng.choice("+-")
+        scale = rng.choice((1, 10))
+        a, b = rng.randint(0, 9) * scale, rng.randint(0, 9) * scale
+        if rng.random() < 0.4:
+            a, b = rng.randint(-9, 18) * 10, rng.randint(0, 18)
+        tasks.append(f"{a} {sign} {b}")
+    text = rng.choice(("{}", "What is {}?", "Calculate {}.", "Solve: {}")).format(", ".join(tasks))
+    answer = ", ".join(_equation(task) for task in tasks)
+    dialogue = _plain("sums", text, answer, f"The results: {answer}.")
+    return replace(dialogue, keys=tuple(f"sum {task}" for task in tasks))
+
+
+def without_steps(dialogue: Dialogue) -> Dialogue:
+    """The same dialogue with the bare equation in place of the steps of every single sum."""
+    tasks = [key.removeprefix("sum ") for key in dialogue.keys if key.startswith("sum ")]
+    short = {steps(task): _equation(task) for task in tasks}
+
+    def shorten(message: Message) -> Message:
+        content = message.get("content")
+        known = message["role"] == "assistant" and content in short
+        return message | {"content": short[content]} if known and isinstance(content, str) else message
+
+    thought = dialogue.thought
+    if dialogue.keys[-1].startswith("sum ") and thought in short:
+        thought = f"The user asks for {tasks[-1]}. The result is {_total(tasks[-1])}."
+    messages = tuple(shorten(message) for message in dialogue.messages)
+    return replace(dialogue, messages=messages, answer=shorten(dialogue.answer), thought=thought)
+
+
 def arithmetic(rng: Random) -> Dialogue:
     low = 10 if rng.random() < 0.85 else 0
     a, b = rng.randint(low, 99), rng.randint(low, 99)
@@ -108,10 +162,8 @@ def arithmetic(rng: Random) -> Dialogue:
     asks: tuple[str, ...] = SUMS if plus else DIFFERENCES
     text = rng.choice(asks[:4]) if rng.random() < 0.4 else rng.choice(asks)
     text = text.format(a=a, b=b, n=rng.choice(words.FIRST_NAMES), p=rng.choice(words.PRODUCTS))
-    sign, total = ("+", a + b) if plus else ("-", a - b)
-    task = f"{a} {sign} {b}"
-    thought = f"The user asks for {task}. The result is {total}."
-    return _plain("arithmetic", text, f"{task} = {total}", thought, key=f"sum {task}")
+    task = f"{a} {'+' if plus else '-'} {b}"
+    return _plain("arithmetic", text, steps(task), steps(task), key=f"sum {task}")
 
 
 def capital(rng: Random) -> Dialogue:
@@ -294,13 +346,17 @@ def _round(wanted: tooltalk.Request, rng: Random) -> tuple[tuple[Message, ...], 
 
 def thinking(rng: Random) -> Dialogue:
     makers = (arithmetic, arithmetic, capital, capital, chat, tool_call, tool_call, tool_result, extraction, no_tool)
-    return replace(rng.choice(makers)(rng), category="thinking", thinking=True)
+    dialogue = rng.choice(makers)(rng)
+    if dialogue.keys[-1].startswith("sum "):  # the steps are thought, the answer is short
+        equation = _equation(dialogue.keys[-1].removeprefix("sum "))
+        dialogue = replace(dialogue, answer=dialogue.answer | {"content": equation})
+    return replace(dialogue, category="thinking", thinking=True)
 
 
 CATEGORIES: dict[str, Callable[[Random], Dialogue]] = {
     "chat": chat, "arithmetic": arithmetic, "capital": capital, "extraction": extraction, "echo": echo,
     "tool_call": tool_call, "tool_result": tool_result, "no_tool": no_tool, "multi_turn": multi_turn,
-    "thinking": thinking,
+    "thinking": thinking, "sums": sums,
 }  # fmt: skip
 
 
@@ -329,15 +385,19 @@ def draw(rng: Random, category: str, *, train: bool) -> Dialogue:
         return _with_system(dialogue, rng)
 
 
-def stream(seed: int | str, weights: dict[str, float]) -> Iterator[Dialogue]:
-    """Endless training dialogues, categories drawn by ``weights``; the same for the same arguments."""
+def stream(seed: int | str, weights: dict[str, float], *, worked: bool = True) -> Iterator[Dialogue]:
+    """Endless training dialogues, categories drawn by ``weights``; the same for the same arguments.
+
+    Without ``worked``, sums are answered by the equation alone, which is easier to begin with.
+    """
     rng = Random(f"train {seed}")
     names, shares = list(weights), list(weights.values())
     while True:
-        yield draw(rng, rng.choices(names, shares)[0], train=True)
+        dialogue = draw(rng, rng.choices(names, shares)[0], train=True)
+        yield dialogue if worked else without_steps(dialogue)
 
 
-# How many of each a test of 500 has.
+# How many of each a test of 500 has. Several sums at once are practice and are not counted.
 HELD_OUT_COUNTS: dict[str, int] = {
     "chat": 50, "arithmetic": 80, "capital": 60, "extraction": 60, "echo": 20, "tool_call": 80, "tool_result": 50,
     "no_tool": 20, "multi_turn": 30, "thinking": 50,

@@ -40,8 +40,8 @@ def build(seed: int = 0, samples: int = 12_000) -> Tokenizer:
         show_progress=False,
     )
     template = chat.load_template()
-    weights = dict.fromkeys(dialogues.CATEGORIES, 1.0)
-    drawn = itertools.islice(dialogues.stream(f"tokenizer {seed}", weights), samples)
+    weights = dict.fromkeys(dialogues.HELD_OUT_COUNTS, 1.0)
+    drawn = itertools.islice(dialogues.stream(f"tokenizer {seed}", weights, worked=False), samples)
     texts = (chat.prompt_of(d, template) + chat.completion_of(d) for d in drawn)
     tokenizer.train_from_iterator((_without_marks(text) for text in texts), trainer)
     tokenizer.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in MARKS])

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 
 import pytest
+
 from ferrule_contrib.tiny import chat, dialogues, words
 
 EVEN = dict.fromkeys(dialogues.CATEGORIES, 1.0)

@@ -4,9 +4,10 @@ import json
 from typing import Any
 
 import pytest
-from ferrule_contrib.tiny import chat, path
 from jinja2 import StrictUndefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from ferrule_contrib.tiny import chat, path
 
 USER = {"role": "user", "content": "Hi"}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}

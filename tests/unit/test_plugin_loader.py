@@ -479,3 +479,9 @@ def discover_file(path: str) -> PluginSet:
     from ferrule.config import PluginConfig
 
     return discover(PluginConfig(plugin=(f"policy={path}",)))
+
+
+def test_a_file_knows_where_it_is(site, tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(POLICY + "    where = __file__\n")
+    assert site.discover(plugin=(f"policy={file}",)).load("policy", "mine").where == str(file)

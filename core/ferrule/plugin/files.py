@@ -112,7 +112,7 @@ def _module(ref: PluginRef, content: bytes) -> ModuleType:
     if name in sys.modules:
         return sys.modules[name]
     loader = _VerifiedLoader(ref.target, content)
-    spec = importlib.util.spec_from_loader(name, loader, origin=ref.target)
+    spec = importlib.util.spec_from_file_location(name, ref.target, loader=loader)
     if spec is None:
         raise PluginError(f"Plugin file {ref.target} cannot be loaded.")
     module = importlib.util.module_from_spec(spec)

@@ -146,7 +146,7 @@ TRANSFORMERS: Mapping[str, Recipe] = {
     "olmo": _recipe("olmo"),
     "olmo2": _recipe("olmo2"),
     "olmo3": _recipe("olmo3", **_MIXED),
-    "olmoe": _recipe("olmoe", seed=1, **_EXPERTS),
+    "olmoe": _recipe("olmoe", seed=2, **_EXPERTS),
     "persimmon": _recipe("persimmon"),
     "phi": _recipe("phi"),
     "phimoe": _recipe("phimoe", num_local_experts=4),

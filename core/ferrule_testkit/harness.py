@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ferrule.config import CacheConfig, Config, LoadConfig, ModelConfig, ParallelConfig
+from ferrule.config import CacheConfig, Config, LoadConfig, ModelConfig
 from ferrule.engine.loop import EngineLoop
 from ferrule.interfaces.executor import Executor
 from ferrule.interfaces.scheduler import Scheduler, SchedulerLimits
@@ -61,15 +61,16 @@ class Output:
 class Harness:
     """One model in memory, and any number of engines over it, one after the other."""
 
-    def __init__(self, folder: Path | str, *, block_size: int = 4, use_plugins: PluginSet | None = None, **model: Any):
+    def __init__(
+        self, folder: Path | str, *, block_size: int = 4, load: LoadConfig | None = None, **model: Any
+    ) -> None:
         """`model` are fields of `ModelConfig`. Raises StartupError."""
         self.config = Config(
             model=ModelConfig(model=str(folder), **model),
-            load=LoadConfig(use_tqdm_on_load=False),
+            load=load or LoadConfig(use_tqdm_on_load=False),
             cache=CacheConfig(block_size=block_size),
-            parallel=ParallelConfig(),
         )
-        self.plugins = use_plugins or discover()
+        self.plugins: PluginSet = discover()
         self.executor: Executor = self.plugins.load("executor", "uni")()
         self.info: ModelInfo = self.executor.start(self.config, self.plugins)
 

@@ -90,6 +90,14 @@ def test_files_without_an_index_and_another_layout_beside_them(tmp_path):
     assert load(Safetensors(), tmp_path) == {"a": torch.ones(1), "b": torch.ones(1)}
 
 
+def test_safetensors_are_preferred_where_both_are_there(tmp_path):
+    torch.save(WEIGHTS, tmp_path / "pytorch_model.bin")
+    assert PyTorchFiles.refuses(tmp_path) is None
+    save_file(WEIGHTS, tmp_path / "model.safetensors")
+    assert "safetensors" in PyTorchFiles.refuses(tmp_path)
+    assert Safetensors.refuses(tmp_path) is None
+
+
 def test_old_pickle_files_that_cannot_be_mapped(tmp_path):
     torch.save(WEIGHTS, tmp_path / "pytorch_model.bin", _use_new_zipfile_serialization=False)
     assert same(load(PyTorchFiles(), tmp_path))

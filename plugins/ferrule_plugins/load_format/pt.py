@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.load_format import WeightSource
 from ferrule.interfaces.model import Model
+from ferrule_plugins.load_format.safetensors import Safetensors
 from ferrule_plugins.load_format.shards import check_index, known_options, missing_file, progress, weight_files
 
 if TYPE_CHECKING:
@@ -31,7 +32,10 @@ class PyTorchFiles(WeightSource):
     def refuses(cls, folder: Path | None) -> str | None:
         if folder is None:
             return "the model has no folder"
-        return None if _files(folder) else f"{folder} has no .bin or .pt file"
+        if not _files(folder):
+            return f"{folder} has no .bin or .pt file"
+        safer = Safetensors.refuses(folder) is None
+        return "the folder has .safetensors files too, which cannot hold code" if safer else None
 
     def tensors(
         self, folder: Path | None, model: Model, options: Mapping[str, Any]

@@ -226,6 +226,7 @@ def attend(
 
 def _library_config(ctx: BuildContext) -> Any:
     """The library's configuration object, with the overrides that `ctx.config` has."""
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import CONFIG_MAPPING, AutoConfig
 
     outer: Mapping[str, Any] = getattr(ctx.config, "outer", ctx.config)
@@ -243,7 +244,7 @@ def _library_config(ctx: BuildContext) -> Any:
         if trusted:
             return AutoConfig.from_pretrained(ctx.folder, trust_remote_code=trusted)
         return CONFIG_MAPPING[kind].from_dict(copy.deepcopy(dict(outer)))
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (StrictDataclassError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise CheckpointError(f"transformers does not accept this config.json: {error}.") from error
 
 

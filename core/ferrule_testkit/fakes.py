@@ -77,8 +77,12 @@ class FakeModel:
         return TokenLogprobs(token, -float(hash((token, cell)) % 997), 1)
 
 
+def scope(adapter: str | None = None, media_hash: str | None = None, cache_salt: str | None = None) -> int:
+    return crc32(repr((adapter, media_hash, cache_salt)).encode())
+
+
 def scope_of(request: EngineRequest) -> int:
-    return crc32(repr((request.adapter, request.media_hash, request.cache_salt)).encode())
+    return scope(request.adapter, request.media_hash, request.cache_salt)
 
 
 @dataclass
@@ -160,13 +164,19 @@ class SlotState:
 class FakeDevice:
     """Executes plans in order, and knows nothing but the plans.
 
-    `scope(id)` tells what the cells of a request depend on besides its tokens. Ids in `failing` get an error row.
+    `scope_of_admit` tells what the cells of a request depend on besides its tokens; plans tell only the adapter. Ids
+    in `failing` get an error row.
     """
 
-    def __init__(self, model: FakeModel, num_blocks: int, scope: Callable[[str], int] = lambda id: 0) -> None:
+    def __init__(
+        self,
+        model: FakeModel,
+        num_blocks: int,
+        scope_of_admit: Callable[[Admit], int] = lambda admit: scope(admit.adapter),
+    ) -> None:
         self.model = model
         self.failing: set[str] = set()
-        self._scope = scope
+        self._scope = scope_of_admit
         self._size = model.groups[0].block_size
         self._memory: list[list[int | None]] = [[None] * self._size for _ in range(num_blocks)]
         self._holders = [0] * num_blocks  # live table entries that name the block
@@ -178,7 +188,7 @@ class FakeDevice:
         for admit in plan.admits:
             if admit.slot in self._slots:
                 raise Fault(f"I9: slot {admit.slot} is given to {admit.id} while {self._slots[admit.slot].id} has it")
-            self._slots[admit.slot] = SlotState(admit, self._scope(admit.id), len(self.model.groups))
+            self._slots[admit.slot] = SlotState(admit, self._scope(admit), len(self.model.groups))
         states = [self._extend(chunk) for chunk in plan.chunks]
         return StepResult(
             plan.step,
@@ -309,9 +319,9 @@ class BrokenHandle(FakeHandle):
 
 
 class FakeExecutor(Executor):
-    """Runs plans on a `FakeDevice`. `break_at` is the number of the step that the device does not survive."""
+    """Runs plans on a `FakeDevice`. `break_at` is the number of the step that the device does not survive; 0: none."""
 
-    def __init__(self, groups: tuple[CacheGroup, ...], vocab_size: int = 32, break_at: int = -1) -> None:
+    def __init__(self, groups: tuple[CacheGroup, ...], vocab_size: int = 32, break_at: int = 0) -> None:
         self.model = FakeModel(groups, vocab_size)
         self.plans: list[StepPlan] = []
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
@@ -340,7 +350,7 @@ class FakeExecutor(Executor):
         if self.device is None:
             raise Fault("a step before init_cache")
         self.plans.append(plan)
-        if len(self.plans) == self._break_at:
+        if 0 < self._break_at <= len(self.plans):
             self.alive = False
             return BrokenHandle()
         return FakeHandle(self.device.run(plan))

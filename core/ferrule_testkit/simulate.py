@@ -112,7 +112,7 @@ class World:
         self.model = FakeModel(setup.limits.groups, setup.vocab_size)
         self.ledger = Ledger(setup.limits, setup.policy)
         self.scopes: dict[str, int] = {}
-        self.device = FakeDevice(self.model, setup.limits.num_blocks, lambda id: self.scopes[id])
+        self.device = FakeDevice(self.model, setup.limits.num_blocks, lambda admit: self.scopes[admit.id])
         self.in_flight: deque[tuple[StepPlan, StepResult]] = deque()
         self.submitted = 0
 

@@ -315,6 +315,18 @@ async def test_prompt_logprobs() -> None:
     assert "prompt_logprobs" not in chat["choices"][0]
 
 
+async def test_what_is_told_of_the_prompt_survives_an_output_without_text() -> None:
+    def script(request: Generate, index: int, ids: tuple[int, ...]) -> list[Output]:
+        held = Output(index=index, token_ids=(97,))  # part of a character
+        return [held, Output(index=index, events=(Content("a"),), token_ids=(98,), finish=FinishReason.LENGTH)]
+
+    site = Site()
+    site.service.script = script
+    assert (await site.complete(prompt="ab", prompt_logprobs=0)).json()["choices"][0]["prompt_logprobs"][0] is None
+    assert (await site.complete(prompt="ab", return_token_ids=True)).json()["choices"][0]["token_ids"] == [97, 98]
+    assert len((await site.chat(prompt_logprobs=0)).json()["prompt_logprobs"]) == 5
+
+
 def failing(request: Generate, index: int, ids: tuple[int, ...]) -> list[Output]:
     good = Output(index=index, events=(Content("a"),), token_ids=(97,))
     return [good, Output(index=index, finish=FinishReason.ERROR, error="Its logits were not finite.")]

@@ -153,7 +153,8 @@ class _Writer:
             choice.prompt_logprobs = self._asked.prompt_logprobs(output.prompt_logprobs)
         if not self._only_prompt:
             self._add_tokens(choice, output)
-        if choice.text or choice.logprobs or choice.finish_reason or choice.token_ids or choice.prompt_token_ids:
+        about_prompt = choice.prompt_token_ids or choice.prompt_logprobs
+        if choice.text or choice.logprobs or choice.finish_reason or choice.token_ids or about_prompt:
             return choice
         return None
 

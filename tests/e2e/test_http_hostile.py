@@ -1,0 +1,173 @@
+"""Hostile requests to the real server: a 4xx that names the field, and a victim that notices nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from ferrule_testkit import server as servers
+
+VICTIM = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 120, "ignore_eos": True, "temperature": 0, "logprobs": 1}
+LEAKS = re.compile(r"0x[0-9a-f]{6,}|/[a-z_]+/[a-z_/]+\.py|Traceback|site-packages")
+
+NUMBERS: list[Any] = [
+    -1,
+    0,
+    1,
+    2,
+    1.5,
+    -0.0,
+    2**31,
+    2**63 - 1,
+    2**63,
+    -(2**63),
+    2**64,
+    1e308,
+    True,
+    "1",
+    "",
+    [],
+    {},
+    [1],
+]
+FIELDS = (
+    *("n", "best_of", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty"),
+    *("repetition_penalty", "seed", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs", "priority"),
+    *("truncate_prompt_tokens", "stop", "stop_token_ids", "bad_words", "allowed_token_ids", "logit_bias"),
+    *("ignore_eos", "stream", "echo", "skip_special_tokens", "user", "model", "prompt", "cache_salt", "request_id"),
+)
+LITERALS = (b"NaN", b"Infinity", b"-Infinity", b"1e309", b"9" * 100_000, b"1" + b"0" * 5000)
+VOCABULARY = 1 << 20  # certainly more than the model has
+
+RAW = [
+    *(b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"prompt": "\\ud800"}', b"\xef\xbb\xbf{}", b'{"prompt": "a"}}'),
+    *(b"[" * 100_000, b'{"x":' * 100_000, b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"),
+    *(b'{"prompt": [' + b"[]," * 500_000 + b"[]]}", b'{"prompt": "' + b"a" * 8_000_000 + b'"}'),
+    b'{"prompt": [' + b"5," * 1_000_000 + b"5]}",
+]
+
+
+@asynccontextmanager
+async def victim(http: httpx.AsyncClient) -> AsyncIterator[None]:
+    """Run the same greedy request over and over; each answer must equal the first."""
+    expected = (await http.post("/v1/completions", json=VICTIM)).json()["choices"]
+    stop = asyncio.Event()
+
+    async def run() -> int:
+        count = 0
+        while not stop.is_set() or not count:
+            text = ""
+            async with http.stream("POST", "/v1/completions", json={**VICTIM, "stream": True}) as answer:
+                async for line in answer.aiter_lines():
+                    if line.startswith("data: {"):
+                        text += json.loads(line[6:])["choices"][0]["text"]
+            assert text == expected[0]["text"]
+            assert (await http.get("/health")).status_code == 200
+            count += 1
+        return count
+
+    task = asyncio.create_task(run())
+    try:
+        yield
+    finally:
+        stop.set()
+        await task
+    assert (await http.post("/v1/completions", json=VICTIM)).json()["choices"] == expected
+
+
+@pytest.fixture
+async def http(server: servers.Server) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=server.url, timeout=30) as found:
+        yield found
+
+
+def check(response: httpx.Response, field: str | None, what: object) -> None:
+    """A success, or a 4xx of the right shape that names the field."""
+    shown = (field, str(what)[:80], response.text[:300])
+    if response.status_code == 200:
+        return
+    assert 400 <= response.status_code < 500, shown
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}, shown
+    assert not LEAKS.search(response.text), shown
+    assert len(error["message"]) < 500, shown
+    if field is not None:
+        assert field in f"{error['param']} {error['message']}", shown
+
+
+async def test_every_field_at_its_borders(http: httpx.AsyncClient) -> None:
+    base = {"model": "tiny", "prompt": "hello", "max_tokens": 2}
+    async with victim(http):
+        for field in FIELDS:
+            for value in NUMBERS:
+                response = await http.post("/v1/completions", json={**base, field: value})
+                check(response, "prompt" if field == "truncate_prompt_tokens" else field, value)
+            for literal in LITERALS:
+                body = {**base, field: "@"}
+                raw = json.dumps(body).encode().replace(b'"@"', literal)
+                response = await http.post("/v1/completions", content=raw, headers={"content-type": "application/json"})
+                assert response.status_code in {400, 404}, (field, literal[:20], response.text[:200])
+                check(response, None, literal[:20])
+
+
+async def test_token_ids_out_of_range(http: httpx.AsyncClient) -> None:
+    base = {"model": "tiny", "prompt": "hello", "max_tokens": 2}
+    async with victim(http):
+        for token in (-1, VOCABULARY, 2**31, 2**63 - 1):
+            for field in ("stop_token_ids", "allowed_token_ids", "prompt"):
+                response = await http.post("/v1/completions", json={**base, field: [token]})
+                assert response.status_code == 400, (field, token, response.text)
+                check(response, field, token)
+            response = await http.post("/v1/completions", json={**base, "logit_bias": {str(token): 1}})
+            assert response.status_code == 400
+            check(response, "logit_bias", token)
+            response = await http.post("/detokenize", json={"tokens": [token]})
+            assert response.status_code == 400, (token, response.text)
+
+
+async def test_hostile_bodies(http: httpx.AsyncClient) -> None:
+    async with victim(http):
+        for raw in RAW:
+            for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"):
+                response = await http.post(path, content=raw, headers={"content-type": "application/json"})
+                assert 400 <= response.status_code < 500, (path, raw[:40], response.text[:300])
+                check(response, None, raw[:40])
+
+
+async def test_hostile_conversations(http: httpx.AsyncClient) -> None:
+    long = "a " * 4000
+    messages: list[Any] = [
+        *([], [{}], [{"role": "user"}], [{"role": 3, "content": "a"}], [{"role": "user", "content": 3}]),
+        *([{"role": "nobody", "content": "a"}], [{"role": "user", "content": [{"type": "image_url"}]}], [1], "x"),
+        *([{"role": "user", "content": long}], [{"role": "user", "content": [{"type": "text", "text": 3}]}]),
+        *([{"role": "tool", "content": "a"}], [{"role": "assistant", "tool_calls": [{}]}], {"role": "user"}),
+    ]
+    async with victim(http):
+        for given in messages:
+            response = await http.post("/v1/chat/completions", json={"messages": given, "max_tokens": 2})
+            check(response, None, given)
+        extras: list[dict[str, Any]] = [
+            {"chat_template": "{{ 1 }}"},
+            {"chat_template_kwargs": {"messages": []}},
+            {"documents": [{"a": 10**30}]},
+            {"tools": [{"type": "function", "function": {"name": "f"}}]},
+        ]
+        for extra in extras:
+            body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2, **extra}
+            response = await http.post("/v1/chat/completions", json=body)
+            assert 400 <= response.status_code < 500, (extra, response.text)
+            check(response, None, extra)
+
+
+async def test_prompts_without_tokens_and_too_long(http: httpx.AsyncClient) -> None:
+    for prompt in ("", [], [[]], [""], ["a", ""], "a " * 4000, [5] * 256, [5] * 100_000):
+        response = await http.post("/v1/completions", json={"prompt": prompt, "max_tokens": 1})
+        assert response.status_code == 400, (str(prompt)[:40], response.text)
+        check(response, "prompt", str(prompt)[:40])

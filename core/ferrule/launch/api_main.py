@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Coroutine
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -64,16 +65,18 @@ async def _serve(
 ) -> int:
     config, plugins, hooks = house
 
-    async def connect() -> Service:
-        await client.wait_ready()
-        service = build_service(config, plugins, client, hooks=hooks)
-        announce(config, client, listener, hooks)
-        return service
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(client.close)
 
-    try:
+        async def connect() -> Service:
+            await client.wait_ready()
+            service = build_service(config, plugins, client, hooks=hooks)
+            stack.push_async_callback(service.close)
+            service.start()
+            announce(config, client, listener, hooks)
+            return service
+
         return await serve(config, plugins, listener, connect, hooks)
-    finally:
-        await client.close()
 
 
 def announce(config: Config, client: EngineClient, listener: socket.socket, hooks: HookRunner) -> None:

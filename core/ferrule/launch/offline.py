@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -57,13 +57,18 @@ class LLM:
         return llm
 
     def _open(self, config: Config, plugins: Plugins) -> None:
-        config = replace(config, frontend=replace(config.frontend, disable_log_requests=True))
+        config = replace(
+            config,
+            frontend=replace(config.frontend, disable_log_requests=True),
+            observability=replace(config.observability, disable_log_stats=True),
+        )
         config, chosen = prepare(config, (), plugins, "llm")
         self._config = config = localise(config)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="llm", daemon=True)
         self._thread.start()
         self._closed = False
+        self._opened = AsyncExitStack()  # what `close` closes, last first
         try:
             self._service: Service = self._wait(self._start(config, chosen))
         except BaseException:
@@ -71,9 +76,12 @@ class LLM:
             raise
 
     async def _start(self, config: Config, plugins: PluginSet) -> Service:
-        self._client = InlineClient(config, plugins)
-        await self._client.wait_ready()
-        return build_service(config, plugins, self._client)
+        client = InlineClient(config, plugins)
+        self._opened.push_async_callback(client.close)
+        await client.wait_ready()
+        service = build_service(config, plugins, client)
+        self._opened.push_async_callback(service.close)
+        return service
 
     @property
     def model(self) -> ModelInfo:
@@ -133,8 +141,7 @@ class LLM:
         if self._closed:
             return
         self._closed = True
-        if hasattr(self, "_client"):
-            self._wait(self._client.close())
+        self._wait(self._opened.aclose())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()

@@ -1,31 +1,25 @@
 """Processes are data: what a child runs, what it is given, and how it is watched.
 
-A child is ``python -m ferrule.launch.process ROLE``. Its boot message comes through standard input, which stays open:
+A child is ``python -m ferrule.launch.child ROLE``. Its boot message comes through standard input, which stays open:
 its end means that the parent has died, and the child leaves at once. Any role can therefore be run in the
 foreground by hand, with a boot message from a file.
 """
 
 from __future__ import annotations
 
-import ctypes
-import os
 import signal
 import subprocess
 import sys
-import threading
 from dataclasses import dataclass
-from typing import BinaryIO
 
 import msgspec
 
 from ferrule import log
 from ferrule.config import Config
-from ferrule.errors import FerruleError, StartupError
+from ferrule.errors import StartupError
 from ferrule.plugin import PluginSet
-from ferrule.plugin.hooks import HookRunner, open_hooks
 
-_PR_SET_PDEATHSIG = 1
-_LENGTH_BYTES = 4
+LENGTH_BYTES = 4  # of the number before a boot message, big-endian
 
 _logger = log.get("launch")
 
@@ -46,7 +40,7 @@ class ProcessSpec:
     """One row of the process table."""
 
     name: str  # "engine-0", "api-0"
-    role: str  # what `ferrule.launch.process` is called with
+    role: str  # what `ferrule.launch.child` is called with
     boot: Boot
 
     @property
@@ -60,7 +54,7 @@ class Child:
     def __init__(self, spec: ProcessSpec) -> None:
         self.spec = spec
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "ferrule.launch.process", spec.role],
+            [sys.executable, "-m", "ferrule.launch.child", spec.role],
             stdin=subprocess.PIPE,
             pass_fds=spec.inherited,
             start_new_session=True,  # a terminal's Ctrl-C reaches the launcher alone, which then drains
@@ -70,7 +64,7 @@ class Child:
         if self._process.stdin is None:
             raise StartupError(f"Process {spec.name} has no standard input.")
         try:
-            self._process.stdin.write(len(payload).to_bytes(_LENGTH_BYTES, "big") + payload)
+            self._process.stdin.write(len(payload).to_bytes(LENGTH_BYTES, "big") + payload)
             self._process.stdin.flush()
         except BrokenPipeError:
             _logger.error("process ended before it started name=%s", spec.name)
@@ -99,64 +93,3 @@ class Child:
             _logger.warning("process does not stop, killing it name=%s pid=%d", self.spec.name, self.pid)
             self._process.kill()
             return self._process.wait()
-
-
-def read_boot(stream: BinaryIO) -> Boot:
-    """Read the boot message that `Child` wrote."""
-    length = int.from_bytes(stream.read(_LENGTH_BYTES), "big")
-    return msgspec.json.decode(stream.read(length), type=Boot)
-
-
-def die_with_parent(stream: BinaryIO) -> None:
-    """Leave when the parent does: the kernel's signal where there is one, and the end of the boot pipe everywhere."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-    def watch() -> None:
-        while stream.read(1):
-            pass
-        os._exit(1)
-
-    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
-
-
-def main(argv: list[str]) -> int:
-    """Run one role. A StartupError becomes one readable block and exit status 1."""
-    roles = ("engine", "api")
-    if len(argv) != 1 or argv[0] not in roles:
-        print(f"usage: python -m ferrule.launch.process {{{','.join(roles)}}} < boot message", file=sys.stderr)
-        return 2
-    stream = os.fdopen(os.dup(0), "rb", buffering=0)
-    boot = read_boot(stream)
-    die_with_parent(stream)
-    log.setup(boot.config.observability.log_level, argv[0])
-    hooks, status = HookRunner(), 1
-    try:
-        hooks = open_hooks(boot.plugins)
-        hooks.process_started(boot.name, boot.config)
-        if argv[0] == "engine":
-            from ferrule.launch.engine_main import run_engine
-
-            status = run_engine(boot)
-        else:
-            from ferrule.launch.api_main import run_api
-
-            status = run_api(boot, hooks)
-        return status
-    except FerruleError as error:
-        if boot.config.observability.debug:
-            raise
-        report(error)
-        return 1
-    finally:
-        hooks.process_stopping(boot.name, status)
-
-
-def report(error: BaseException) -> None:
-    """Print a start-up error as one block."""
-    log.flush()
-    print(f"\nferrule: {error}\n", file=sys.stderr, flush=True)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

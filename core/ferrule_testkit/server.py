@@ -56,8 +56,8 @@ class Server:
         for pid in descendants(self.process.pid):
             with contextlib.suppress(OSError):
                 words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-                if b"ferrule.launch.process" in words:
-                    found[words[words.index(b"ferrule.launch.process") + 1].decode()] = pid
+                if b"ferrule.launch.child" in words:
+                    found[words[words.index(b"ferrule.launch.child") + 1].decode()] = pid
         return found
 
     def stop(self, timeout: float = 40.0) -> int:

@@ -7,10 +7,26 @@ infinities cannot come back as 0 * inf.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from torch.nn import functional as F
 
-from ferrule.interfaces.model import AttentionOptions
+
+class ScoreOptions(Protocol):
+    """What a layer does to its scores. Ferrule's `AttentionOptions` has it."""
+
+    @property
+    def scale(self) -> float: ...
+
+    @property
+    def soft_cap(self) -> float: ...  # 0: none
+
+    @property
+    def alibi_slopes(self) -> tuple[float, ...]: ...  # one per head, or empty
+
+    @property
+    def sinks(self) -> torch.Tensor | None: ...  # [heads], a learned score each
 
 
 def write_cache(cache: torch.Tensor, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
@@ -45,7 +61,7 @@ def attend_math(
     k: torch.Tensor,
     v: torch.Tensor,
     seen: torch.Tensor,
-    options: AttentionOptions,
+    options: ScoreOptions,
     distance: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention by its definition, in float32.
@@ -87,6 +103,6 @@ def attend_sdpa(
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=heads != k.shape[1])
 
 
-def is_plain(options: AttentionOptions) -> bool:
+def is_plain(options: ScoreOptions) -> bool:
     """True when torch's fused kernel can compute these scores."""
     return not (options.soft_cap or options.alibi_slopes or options.sinks is not None)

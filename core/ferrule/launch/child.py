@@ -1,0 +1,80 @@
+"""A child process from within: read the boot message, leave with the parent, run one role."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+from typing import BinaryIO
+
+import msgspec
+
+from ferrule import log
+from ferrule.errors import FerruleError
+from ferrule.launch.process import LENGTH_BYTES, Boot
+from ferrule.plugin.hooks import HookRunner, open_hooks
+
+_PR_SET_PDEATHSIG = 1
+
+
+def read_boot(stream: BinaryIO) -> Boot:
+    """Read the boot message that `Child` wrote."""
+    length = int.from_bytes(stream.read(LENGTH_BYTES), "big")
+    return msgspec.json.decode(stream.read(length), type=Boot)
+
+
+def die_with_parent(stream: BinaryIO) -> None:
+    """Leave when the parent does: the kernel's signal where there is one, and the end of the boot pipe everywhere."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+    def watch() -> None:
+        while stream.read(1):
+            pass
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
+
+
+def main(argv: list[str]) -> int:
+    """Run one role. A StartupError becomes one readable block and exit status 1."""
+    roles = ("engine", "api")
+    if len(argv) != 1 or argv[0] not in roles:
+        print(f"usage: python -m ferrule.launch.child {{{','.join(roles)}}} < boot message", file=sys.stderr)
+        return 2
+    stream = os.fdopen(os.dup(0), "rb", buffering=0)
+    boot = read_boot(stream)
+    die_with_parent(stream)
+    log.setup(boot.config.observability.log_level, argv[0])
+    hooks, status = HookRunner(), 1
+    try:
+        hooks = open_hooks(boot.plugins)
+        hooks.process_started(boot.name, boot.config)
+        if argv[0] == "engine":
+            from ferrule.launch.engine_main import run_engine
+
+            status = run_engine(boot)
+        else:
+            from ferrule.launch.api_main import run_api
+
+            status = run_api(boot, hooks)
+        return status
+    except FerruleError as error:
+        if boot.config.observability.debug:
+            raise
+        report(error)
+        return 1
+    finally:
+        hooks.process_stopping(boot.name, status)
+
+
+def report(error: BaseException) -> None:
+    """Print a start-up error as one block."""
+    log.flush()
+    print(f"\nferrule: {error}\n", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -87,6 +87,15 @@ def variable(field: str) -> str:
     return f"FERRULE_{field.upper()}"
 
 
+def calm_threads() -> None:
+    """Let torch's idle threads sleep; by default they spin, and starve the process that they wait for.
+
+    The library that makes those threads reads the variable when it is loaded: call this before torch is imported.
+    Measured on two shared cores: a decode step of 1.7 ms instead of 80 to 300.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+
 def read(variables: Mapping[str, str] | None = None) -> Environment:
     """Read the environment. Raises ConfigError that names the variable and what it may be."""
     source = os.environ if variables is None else variables

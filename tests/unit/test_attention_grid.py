@@ -168,6 +168,20 @@ def test_many_decode_rows_of_all_lengths(backend: type[AttentionBackend]) -> Non
         )  # fmt: skip
 
 
+def test_pieces_get_smaller_as_the_context_grows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scores that are held at once have a bound; what comes out does not depend on it."""
+    layout, options = _layout([(30, 45), (1, 20), (7, 7)], 4, 0), AttentionOptions(scale=0.3, soft_cap=3.0)
+    attention = CpuAttention()
+    cache = torch.randn(attention.cache_shape(LayerCache(CacheGroup("full", 4), 2, DIM), 40))
+    cache[0] = 0
+    q, k, v = torch.randn(38, 4, DIM), torch.randn(38, 2, DIM), torch.randn(38, 2, DIM)
+    whole = attention.run(q, k, v, cache, attention.plan(layout), options)
+    monkeypatch.setattr("ferrule_plugins.attention.cpu.SCORES", 200)
+    plan = attention.plan(layout)
+    assert max(bucket.rows * bucket.queries * bucket.span for bucket in plan.buckets) <= 200
+    torch.testing.assert_close(attention.run(q, k, v, cache, plan, options), whole)
+
+
 def test_the_cpu_backend_refuses_other_devices() -> None:
     spec, options = LayerCache(CacheGroup("full", 16), 1, DIM), AttentionOptions(scale=1.0)
     assert CpuAttention.refuses(spec, options, CAPS, torch.float32) is None

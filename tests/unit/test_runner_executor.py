@@ -19,7 +19,7 @@ from ferrule.execution.uni import UniExecutor
 from ferrule.interfaces.plugins import Plugins
 from ferrule.plugin import discover
 from ferrule.types import Admit, Chunk, ModelInfo, StepPlan, TokenSampling
-from ferrule_testkit.checkpoints import tiny_checkpoint, tiny_model
+from ferrule_testkit.checkpoints import tiny_checkpoint, tiny_config, tiny_model
 
 ENV = Environment(cpu_kvcache_space=0.01, cpu_omp_threads_bind="auto")
 GREEDY = TokenSampling(seed=0, max_tokens=8, temperature=0.0)
@@ -73,6 +73,12 @@ def _plan(step: int, start: int, count: int, blocks: tuple[int, ...] = (), promp
     return StepPlan(step, (Chunk(0, "a", 0, start, count, True, (), (blocks,)),), admits)
 
 
+def _token_bytes(itemsize: int) -> int:
+    """Keys and values of one token in all layers."""
+    config = tiny_config("llama")
+    return 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * itemsize
+
+
 def test_what_it_reports(folder: Path, plugins: Plugins) -> None:
     executor, info = _start(_config(folder), plugins)
     executor.shutdown()
@@ -81,8 +87,8 @@ def test_what_it_reports(folder: Path, plugins: Plugins) -> None:
     assert info.implementation.startswith("LlamaForCausalLM (ferrule")
     assert info.num_parameters == sum(p.numel() for p in expected.parameters())
     assert info.weight_bytes == 4 * info.num_parameters
-    assert (info.vocab_size, info.max_model_len) == (320, 256)
-    assert info.page_bytes == 16 * 2 * 2 * 16 * 4 * 3  # tokens, k and v, heads, dim, bytes, layers
+    assert (info.vocab_size, info.max_model_len) == (expected.config.vocab_size, 256)
+    assert info.page_bytes == 16 * _token_bytes(4)
     assert info.max_blocks == int(0.01 * 2**30) // info.page_bytes
 
 
@@ -176,7 +182,7 @@ def test_dtype_and_block_size(folder: Path, plugins: Plugins) -> None:
     config = replace(_config(folder, dtype="bfloat16"), cache=CacheConfig(block_size=8))
     executor, info = _start(config, plugins)
     executor.shutdown()
-    assert (info.dtype, info.groups[0].block_size, info.page_bytes) == ("bfloat16", 8, 8 * 2 * 2 * 16 * 2 * 3)
+    assert (info.dtype, info.groups[0].block_size, info.page_bytes) == ("bfloat16", 8, 8 * _token_bytes(2))
 
 
 def test_max_model_len(folder: Path, plugins: Plugins) -> None:

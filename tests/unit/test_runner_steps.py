@@ -212,6 +212,29 @@ def _next_with_window(weights: dict[str, torch.Tensor], ids: list[int], windows:
     return int(model.logits(model.forward(torch.tensor(ids), Whole()))[-1].argmax())
 
 
+@pytest.mark.parametrize("budget", [1000, 7])
+@pytest.mark.parametrize("prompt", [9, 40])
+def test_a_rotation_that_depends_on_the_length(prompt: int, budget: int) -> None:
+    """From below the trained length to beyond it, as generate does, however the prompt is chunked."""
+    rope = {"rope_type": "dynamic", "rope_theta": 100.0, "factor": 4.0}
+    changes = {"max_position_embeddings": 16, "rope_parameters": rope}
+    torch.manual_seed(1)
+    theirs = LlamaForCausalLM(LlamaConfig(**{**CONFIG, **changes})).eval()
+    for parameter in theirs.parameters():
+        parameter.data.normal_(0, 0.35)
+    requests = [Request(_prompt(prompt), _greedy(14)), Request(_prompt(5), _greedy(14))]
+    Driver(_runner(_model(theirs.state_dict(), **changes)), budget=budget).run(requests)
+    for request in requests:
+        theirs.model.rotary_emb = type(theirs.model.rotary_emb)(theirs.config)  # it remembers the longest text it saw
+        assert request.tokens == _expected(theirs, request.prompt, 14)
+
+
+def test_logits_of_another_width_are_noticed(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner._model, "logits", lambda hidden: torch.zeros(hidden.shape[0], VOCAB + 1))
+    with pytest.raises(RuntimeError, match="vocab_size"):
+        Driver(runner).run([Request(_prompt(3), _greedy(1))])
+
+
 @pytest.mark.parametrize("budget", [1000, 4])
 def test_logprobs_equal_transformers(runner: ModelRunner, reference: LlamaForCausalLM, budget: int) -> None:
     wanted = Request(_prompt(13), _greedy(5, logprobs=4, prompt_logprobs=2))

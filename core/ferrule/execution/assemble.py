@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from ferrule.config import Config
 from ferrule.config.resolve import resolve
 from ferrule.engine.loop import EngineLoop
+from ferrule.env import calm_threads
 from ferrule.errors import ConfigError
 from ferrule.interfaces.executor import Executor
 from ferrule.interfaces.plugins import Plugins
@@ -32,6 +33,7 @@ class Engine:
 
 def build_engine(config: Config, plugins: Plugins, receive: Receive, send: Send) -> Engine:
     """Load the model, size the cache, and connect the loop to its client. Raises StartupError."""
+    calm_threads()
     executor: Executor = plugins.load("executor", config.parallel.distributed_executor_backend or "uni")()
     info = executor.start(config, plugins)
     try:

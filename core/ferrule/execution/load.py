@@ -162,7 +162,8 @@ def attention_layers(model: Model) -> list[tuple[LayerCache, AttentionOptions]]:
 def _fill(config: Config, plugins: Plugins, model: Model, folder: Path) -> None:
     """Load the weights, and check that no parameter was left out. Raises CheckpointError."""
     source = _weights(config, plugins, folder)
-    options = {**config.load.model_loader_extra_config, "use_tqdm_on_load": config.load.use_tqdm_on_load}
+    given = {"use_tqdm_on_load": config.load.use_tqdm_on_load, "ignore_patterns": config.load.ignore_patterns}
+    options = {**config.load.model_loader_extra_config, **given}
     try:
         with torch.no_grad():
             filled = model.load(source.tensors(folder, model, options))

@@ -35,7 +35,11 @@ class UniExecutor(Executor):
     def start(self, config: Config, plugins: Plugins) -> ModelInfo:
         self._worker = worker = Worker(config, plugins)
         self._thread.start()
-        return self._submit(worker.start).result()
+        try:
+            return self._submit(worker.start).result()
+        except BaseException:
+            self.shutdown()
+            raise
 
     def init_cache(self, num_blocks: int) -> None:
         worker = self._ready()

@@ -129,6 +129,10 @@ class ModelRunner:
         chunks, device = step.plan.chunks, step.hidden.device
         last = torch.from_numpy(step.rows.last[np.array(rows)]).to(device)
         logits = self._model.logits(step.hidden.index_select(0, last))
+        if logits.shape[1] != self._limits.vocab_size:  # found at warm-up: no request can be behind it
+            raise RuntimeError(
+                f"the model has {logits.shape[1]} logits, but its vocab_size is {self._limits.vocab_size}"
+            )
         wanted = [
             SampleRow(
                 slot=chunk.slot,

@@ -1,9 +1,9 @@
 """`cpu`: paged attention with rows of like length computed together.
 
-A step's rows are cut into pieces of at most `PIECE` queries: keys are in the cache before anything is read, so the
-pieces of a row are independent, and the half of the scores that causality hides is mostly not computed. Pieces of
-like length form a bucket, padded to its longest; a bucket's gathered keys and values stay small enough for the CPU's
-caches.
+A step's rows are cut into pieces of at most `PIECE` queries, fewer where the context is long: keys are in the cache
+before anything is read, so the pieces of a row are independent, and the half of the scores that causality hides is
+mostly not computed. Pieces of like length form a bucket, padded to its longest; a bucket's gathered keys and values
+stay small enough for the CPU's caches.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from ferrule.interfaces.platform import DeviceCaps
 from ferrule_kernels import attention as kernel
 
 PIECE = 256  # queries
+SCORES = 1 << 21  # of one bucket and head
 BUCKET = 8192  # gathered tokens, unless one piece alone has more
 
 
@@ -107,10 +108,11 @@ def _pieces(layout: AttentionLayout) -> np.ndarray[Any, np.dtype[np.int64]]:
     """[pieces, 5]: row, first token, queries, position of the first query, first key position that any of them sees."""
     counts = np.asarray(layout.query_lens_host, dtype=np.int64)
     lengths = np.asarray(layout.context_lens_host, dtype=np.int64)
-    cuts = -(-counts // PIECE)
+    size = np.clip(SCORES // lengths, 1, PIECE)
+    cuts = -(-counts // size)
     row = np.repeat(np.arange(len(counts)), cuts)
-    offset = (np.arange(cuts.sum()) - np.repeat(np.cumsum(cuts) - cuts, cuts)) * PIECE
-    queries = np.minimum(counts[row] - offset, PIECE)
+    offset = (np.arange(cuts.sum()) - np.repeat(np.cumsum(cuts) - cuts, cuts)) * size[row]
+    queries = np.minimum(counts[row] - offset, size[row])
     position = lengths[row] - counts[row] + offset
     first = np.maximum(position - layout.window + 1, 0) if layout.window else np.zeros_like(position)
     token = (np.cumsum(counts) - counts)[row] + offset
@@ -125,7 +127,8 @@ def _group(pieces: np.ndarray[Any, np.dtype[np.int64]]) -> list[np.ndarray[Any, 
     queries = span = 0
     for index in order.tolist():
         own_queries, own_span = int(pieces[index, 2]), int(spans[index])
-        fits = groups and (len(groups[-1]) + 1) * max(span, own_span) <= BUCKET
+        padded = (len(groups[-1]) + 1) * max(span, own_span) if groups else 0
+        fits = groups and padded <= BUCKET and padded * queries <= SCORES
         alike = 2 * own_queries > queries and 2 * own_span > span and (own_queries == 1) == (queries == 1)
         if fits and (alike or own_queries == queries == 1 and span <= 64):
             groups[-1].append(index)

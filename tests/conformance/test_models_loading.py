@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -59,6 +61,17 @@ def test_dummy_weights_need_no_files_and_repeat(tmp_path: Path, name: str, imple
     first = tokens(folder, **options)
     assert len(first) == 12
     assert tokens(folder, **options) == first
+
+
+def test_a_native_model_does_without_transformers(tmp_path: Path) -> None:
+    folder = tiny_checkpoint("llama", tmp_path / "llama")
+    script = (
+        "import sys\nfrom ferrule_testkit.harness import Harness\n"
+        "with Harness(sys.argv[1]) as harness: harness.engine().run([[5, 6]])\n"
+        "print('transformers' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(folder)], capture_output=True, text=True, timeout=120)
+    assert done.stdout.split()[-1:] == ["False"], done.stderr
 
 
 def test_overrides_reach_the_model(tmp_path: Path) -> None:

@@ -185,6 +185,12 @@ def test_pickles_only_without_safetensors_and_code_only_with_trust(fake_hub, loc
     assert names(trusted) == {"config.json", "tokenizer.json", "modeling.py"}
 
 
+def test_a_format_of_another_package_gets_every_file():
+    assert hub.weight_patterns(["x.tensors"], "tensors") == ("*",)
+    assert hub.weight_patterns(["a.safetensors", "a.bin"], "auto") == ("*.safetensors",)
+    assert hub.weight_patterns(["consolidated.safetensors", "a.bin"], "auto") == ("*.bin", "*.pt")
+
+
 def test_a_complete_copy_in_the_cache_serves_without_the_hub(fake_hub, localise):
     online = localise({"model": "org/model"})
     before = len(fake_hub.requests)

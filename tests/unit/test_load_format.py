@@ -88,6 +88,7 @@ def test_files_without_an_index_and_another_layout_beside_them(tmp_path):
     save_file({"b": torch.ones(1)}, str(tmp_path / "y.safetensors"))
     save_file({"a": torch.zeros(1)}, str(tmp_path / "consolidated.safetensors"))
     assert load(Safetensors(), tmp_path) == {"a": torch.ones(1), "b": torch.ones(1)}
+    assert load(Safetensors(), tmp_path, ignore_patterns=("y*",)) == {"a": torch.ones(1)}
 
 
 def test_safetensors_are_preferred_where_both_are_there(tmp_path):

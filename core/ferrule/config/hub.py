@@ -107,7 +107,12 @@ def fetch_tokenizer(config: Config, model_folder: Path) -> Path:
 
 
 def weight_patterns(names: Iterable[str], load_format: str) -> tuple[str, ...]:
-    """Which weight files to fetch of those that a repository has. `auto` takes pickles only without safetensors."""
+    """Which weight files to fetch of those that a repository has. `auto` takes pickles only without safetensors.
+
+    A format that is not built in gets everything: what it needs is known to its plugin alone.
+    """
+    if load_format not in {"auto", "safetensors", "pt", "dummy"}:
+        return ("*",)
     if load_format == "dummy":
         return ()
     if load_format == "pt":

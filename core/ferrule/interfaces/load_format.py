@@ -37,6 +37,7 @@ class WeightSource(ABC):
     ) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield each tensor of the checkpoint once, on the CPU, in its stored dtype.
 
-        `options` is `--model-loader-extra-config` plus `use_tqdm_on_load`; an unknown key is a ConfigError.
+        `options` is `--model-loader-extra-config` plus `use_tqdm_on_load` and `ignore_patterns`; an unknown key is a
+        ConfigError.
         Raises CheckpointError that names file and tensor for anything missing or damaged.
         """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +41,7 @@ class PyTorchFiles(WeightSource):
         self, folder: Path | None, model: Model, options: Mapping[str, Any]
     ) -> Iterator[tuple[str, torch.Tensor]]:
         known_options(options)
-        files = [] if folder is None else _files(folder)
+        files = [] if folder is None else _files(folder, options.get("ignore_patterns", ()))
         if folder is None or not files:
             raise CheckpointError(
                 f"{folder} has no .bin or .pt file.", "--load-format safetensors reads the other kind."
@@ -58,8 +58,8 @@ class PyTorchFiles(WeightSource):
         self.place = str(folder)
 
 
-def _files(folder: Path) -> list[Path]:
-    return weight_files(folder, ".bin", _SINGLE) or weight_files(folder, ".pt", "model.pt")
+def _files(folder: Path, ignore: Sequence[str] = ()) -> list[Path]:
+    return weight_files(folder, ".bin", _SINGLE, ignore) or weight_files(folder, ".pt", "model.pt", ignore)
 
 
 def read_file(file: Path) -> dict[str, torch.Tensor]:

@@ -43,7 +43,8 @@ class Safetensors(WeightSource):
         self, folder: Path | None, model: Model, options: Mapping[str, Any]
     ) -> Iterator[tuple[str, torch.Tensor]]:
         known_options(options)
-        files = [] if folder is None else weight_files(folder, ".safetensors", _SINGLE)
+        ignore = options.get("ignore_patterns", ())
+        files = [] if folder is None else weight_files(folder, ".safetensors", _SINGLE, ignore)
         if folder is None or not files:
             raise CheckpointError(f"{folder} has no .safetensors file.", "--load-format pt reads .bin files.")
         sizes = {file: read_header(file) for file in files}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
@@ -17,9 +17,16 @@ from ferrule.errors import CheckpointError, ConfigError
 _OTHERS = ("consolidated*", "training_args.*", "optimizer*", "scheduler.*", "rng_state*", "adapter_*")
 
 
-def weight_files(folder: Path, ending: str, single: str) -> list[Path]:
-    """Files of a folder that hold weights: `single`, else those that `single`.index.json names, else all that match."""
-    if (folder / single).is_file():
+def weight_files(folder: Path, ending: str, single: str, ignore: Sequence[str] = ()) -> list[Path]:
+    """Files of a folder that hold weights: `single`, else those that `single`.index.json names, else all that match.
+
+    `ignore` are patterns of files that are not there to be read; what an index names is never ignored.
+    """
+
+    def ignored(name: str) -> bool:
+        return any(fnmatch(name, pattern) for pattern in ignore)
+
+    if (folder / single).is_file() and not ignored(single):
         return [folder / single]
     index = folder / f"{single}.index.json"
     if index.is_file():
@@ -27,7 +34,7 @@ def weight_files(folder: Path, ending: str, single: str) -> list[Path]:
     return sorted(
         file
         for file in folder.glob(f"*{ending}")
-        if file.is_file() and not any(fnmatch(file.name, other) for other in _OTHERS)
+        if file.is_file() and not ignored(file.name) and not any(fnmatch(file.name, other) for other in _OTHERS)
     )
 
 
@@ -68,7 +75,7 @@ def missing_file(file: Path) -> CheckpointError:
 
 def known_options(options: Mapping[str, Any], *names: str) -> dict[str, Any]:
     """The options of a format without those that every format gets. Raises ConfigError for an unknown one."""
-    own = {key: value for key, value in options.items() if key != "use_tqdm_on_load"}
+    own = {key: value for key, value in options.items() if key not in {"use_tqdm_on_load", "ignore_patterns"}}
     for key in own:
         if key not in names:
             takes = "takes " + ", ".join(names) if names else "takes no options"

@@ -98,7 +98,7 @@ class AutoTokenizers(TokenizerSource):
         extra = extra_special_tokens(settings)
         core, decoder = _load(file)
         _add_tokens(core, settings, [*specials.values(), *extra], file)
-        _set_ends(core, settings, specials, file)
+        _set_ends(core, settings, specials)
         return FastTokenizer(core, decoder, specials, extra, chat_templates(folder, settings))
 
 
@@ -139,12 +139,16 @@ def _add_tokens(core: Any, settings: Mapping[str, Any], specials: Sequence[str],
                 f"{file.parent / 'tokenizer_config.json'}: token {content!r} has id {token_id} there, "
                 f"but {core.token_to_id(content)} in {file.name}."
             )
-    core.add_special_tokens([token for token in dict.fromkeys(specials) if core.token_to_id(token) is not None])
+    core.add_special_tokens(list(dict.fromkeys(specials)))  # new ones get the ids behind all others, as in transformers
 
 
-def _set_ends(core: Any, settings: Mapping[str, Any], specials: Mapping[str, str], file: Path) -> None:
-    """Follow `add_bos_token` and `add_eos_token` where they are stated; otherwise ``tokenizer.json`` decides."""
-    if "add_bos_token" not in settings and "add_eos_token" not in settings:
+def _set_ends(core: Any, settings: Mapping[str, Any], specials: Mapping[str, str]) -> None:
+    """Follow `add_bos_token` and `add_eos_token` where ``tokenizer.json`` itself adds nothing to a text.
+
+    Where it does, it decides: files written by current tools keep both in step, and transformers reads only that one.
+    """
+    stated = settings.get("add_bos_token") or settings.get("add_eos_token")
+    if not stated or core.num_special_tokens_to_add(False):
         return
     from tokenizers import processors
 
@@ -156,9 +160,6 @@ def _set_ends(core: Any, settings: Mapping[str, Any], specials: Mapping[str, str
         names.append(eos)
         form = f"{form} {eos}:0"
     ids = {name: core.token_to_id(name) for name in names}
-    missing = [name for name, token_id in ids.items() if token_id is None]
-    if missing:
-        raise CheckpointError(f"{file} has no token {missing[0]!r}, which tokenizer_config.json adds to every text.")
     core.post_processor = processors.TemplateProcessing(
         single=form, pair=f"{form} $B:1", special_tokens=list(ids.items())
     )

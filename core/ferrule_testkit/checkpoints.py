@@ -114,6 +114,7 @@ NATIVE: Mapping[str, Recipe] = {
     "gemma2": _recipe("gemma2", head_dim=16, query_pre_attn_scalar=24, tie_word_embeddings=True, **_MIXED),
     "phi3": _recipe("phi3", sliding_window=12),
     "phi3-longrope": _recipe("phi3", original_max_position_embeddings=128, rope_parameters=_LONGROPE),
+    "phi3-longrope-beyond": _recipe("phi3", original_max_position_embeddings=8, rope_parameters=_LONGROPE),
     "granite": _recipe("granite", **_GRANITE),
 }
 

@@ -122,3 +122,5 @@ def test_tokens_and_logprobs_equal_those_of_transformers(name: str, implementati
         crowded = harness.engine(num_blocks=1 + 12 * len(harness.info.groups), prefix_caching=False)
         run(crowded, "preemption", SHORT)
         assert crowded.stats.preemptions > 0
+
+        run(harness.engine(num_blocks=40, max_num_batched_tokens=24, policy="chaos", depth=2), "chaos", everything)

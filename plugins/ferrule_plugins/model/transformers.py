@@ -313,6 +313,9 @@ def _name(inner: Any) -> str:
 
 def _filled(cls: Any, config: Any, tensors: dict[str, torch.Tensor], ctx: BuildContext) -> Any:
     """A model with these weights. Raises CheckpointError that names the first tensors at fault."""
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()  # the load format has shown one already
     model, report = cls.from_pretrained(
         None,
         config=copy.deepcopy(config),

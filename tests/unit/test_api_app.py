@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import random
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -13,10 +14,11 @@ import httpx
 import pytest
 
 from ferrule.api.app import build_app
+from ferrule.api.decode import JsonScan
 from ferrule.api.lifecycle import Lifecycle
 from ferrule.config import Config, FrontendConfig, LimitsConfig, PluginConfig
 from ferrule.env import Environment
-from ferrule.errors import EngineDead, OverloadedError, StartupError
+from ferrule.errors import EngineDead, OverloadedError, RequestError, StartupError
 from ferrule.interfaces.router import Access, Call, EventStream, Reply, Route, Router, RouterContext
 from ferrule.plugin import discover
 from ferrule_testkit.service import ScriptedService
@@ -638,3 +640,45 @@ async def test_one_escaped_line_per_call(caplog: pytest.LogCaptureFixture) -> No
     assert lines[0].isprintable()
     assert len(lines[0]) < 700
     assert '"GET /health HTTP/1.1" 200' in lines[1]
+
+
+# ------------------------------------------------------------------------------------------------- the scan
+
+TEXTS = ['a"[{\\', '"]}"[{"', '""' * 9, "", "\\\\", '\\"', "[[[", "é\u2028", "1234567890123456789012"]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_scan_is_the_same_for_every_cut(seed: int) -> None:
+    """The scan finds depth and long integers as a parser would, wherever the body is cut."""
+    rng = random.Random(seed)
+
+    def value(depth: int) -> Any:
+        kind = rng.randrange(6 if depth else 3)
+        if kind < 3:
+            return [rng.choice(TEXTS), rng.choice([0, -5, 1.5, None, True]), 10**20 if rng.random() < 0.02 else 3][kind]
+        if kind == 3:
+            return {rng.choice(TEXTS): value(depth - 1) for _ in range(rng.randrange(4))}
+        return [value(depth - 1) for _ in range(rng.randrange(4))]
+
+    def deepest(item: Any) -> int:
+        parts = item.values() if isinstance(item, dict) else item if isinstance(item, list) else None
+        return 0 if parts is None else 1 + max(map(deepest, parts), default=0)
+
+    def holds_long(item: Any) -> bool:
+        if isinstance(item, (dict, list)):
+            return any(map(holds_long, item.values() if isinstance(item, dict) else item))
+        return isinstance(item, int) and item >= 1 << 63
+
+    tree = [value(6) for _ in range(5)]
+    body = json.dumps(tree, ensure_ascii=rng.random() < 0.5).encode()
+    for size in (1, 2, 3, 5, 8, 13, len(body)):
+        for limit in (deepest(tree), deepest(tree) - 1):
+            scan = JsonScan(limit)
+            try:
+                for start in range(0, len(body), size):
+                    scan.feed(body[start : start + size])
+            except RequestError:
+                assert limit < deepest(tree)
+            else:
+                assert limit == deepest(tree)
+                assert scan.has_long_int == holds_long(tree)

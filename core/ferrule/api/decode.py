@@ -13,18 +13,20 @@ import msgspec
 
 from ferrule.errors import RequestError
 
-# Budget for the values of one body. A string, list or object costs 4, any other element 1: some 4 million token ids,
-# or a million strings. It bounds the memory that decoding may take to a small multiple of the largest body.
+# Budget for the values of one body. A string, list or object costs 8, any other element 1: some 4 million token ids,
+# or half a million strings. It bounds the memory that decoding may take to a small multiple of the largest body.
 MAX_COST = 1 << 22
+_COST = 8
 _INT_DIGITS = 19  # digits of the largest 64-bit integer
 _INT_MAX = (1 << 63) - 1
 
-_STRING_REST = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
+_REST = rb'[^"\\]*+(?:\\.[^"\\]*+)*+'  # of a string, up to its closing quote
+_STRING_REST = re.compile(_REST, re.DOTALL)
+_STRING = re.compile(rb'"%b"|"(%b\\?\Z)' % (_REST, _REST), re.DOTALL)  # the group is a string that does not end here
 _LONG_INT = re.compile(rb"(?<![\d.eE+])(-?+)(\d{19,}+)(?![.eE])")
 _NUMBER_TAIL = re.compile(rb"[\d.eE+-]{1,64}\Z")
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _OPENING = frozenset(b"[{")
-_QUOTE = 0x22
 
 _PLACE = re.compile(r" - at `(?:key` in `)?\$\.?(.*)`\Z", re.DOTALL)
 _EXPECTED = re.compile(r"Expected `([^`]*)`(?:, got `([^`]*)`| (?:of )?(.+))\Z")
@@ -53,26 +55,25 @@ class JsonScan:
         self._tail = b""  # number characters that ended the last piece
 
     def feed(self, piece: bytes) -> None:
-        place, end = 0, len(piece)
-        if self._escaped and end:
-            place, self._escaped = 1, False
-        while place < end:
-            if self._in_string:
-                match = _STRING_REST.match(piece, place)
-                place = match.end() if match else end
-                if place < end:  # at the closing quote, or at a backslash that is the last byte
-                    self._in_string = piece[place] != _QUOTE
-                    self._escaped = self._in_string
-                    place += 1
-            else:
-                quote = piece.find(b'"', place)
-                stop = end if quote < 0 else quote
-                self._between(piece[place:stop])
-                self._in_string = quote >= 0
-                self._cost += 4 * self._in_string
-                place = stop + 1
+        if self._in_string:
+            piece = self._after_string(piece)
+        parts = _STRING.split(piece)  # what stands between strings, alternating with the group
+        self._between(b"".join(parts[::2]))
+        self._cost += _COST * (len(parts) // 2)
+        if len(parts) > 1 and parts[-2] is not None:
+            self._after_string(parts[-2])
         if self._cost > MAX_COST:
             raise RequestError("The body holds too many values.")
+
+    def _after_string(self, piece: bytes) -> bytes:
+        """Skip to the end of the open string; what follows it, or nothing."""
+        if self._escaped and piece:
+            piece, self._escaped = piece[1:], False
+        match = _STRING_REST.match(piece)
+        place = match.end() if match else 0
+        self._in_string = piece[place : place + 1] != b'"'
+        self._escaped = self._escaped or piece[place : place + 1] == b"\\"  # the last byte
+        return piece[place + 1 :]
 
     def _between(self, text: bytes) -> None:
         """What stands outside strings."""
@@ -80,7 +81,7 @@ class JsonScan:
         for byte in text.translate(None, _NOT_BRACKETS):
             if byte in _OPENING:
                 self._depth += 1
-                self._cost += 4
+                self._cost += _COST
                 if self._depth > self._max_depth:
                     raise RequestError(f"The body is nested deeper than {self._max_depth} levels.")
             else:

@@ -14,7 +14,7 @@ from ferrule.errors import RequestError, TooLargeError, TooSlowError
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 
-_PIECE = 1 << 18  # bytes scanned without giving other requests a turn
+_PIECE = 1 << 16  # bytes scanned without giving other requests a turn
 
 
 class Intake:

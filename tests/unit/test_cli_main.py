@@ -85,6 +85,26 @@ def test_a_bad_variable_stops_the_start(capsys: pytest.CaptureFixture[str], monk
     assert "Environment variable FERRULE_CPU_KVCACHE_SPACE: 'much' is not valid" in err
 
 
+def test_other_failures_to_start_are_status_1(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "ferrule", "serve", str(tmp_path / "missing"), "--host", "127.0.0.1", "--port", "0"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert "ferrule serve: error:\n  " in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_interrupt_is_no_traceback(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(words: list[str]) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_run", interrupt)
+    assert run(capsys, "serve") == (130, "", "")
+
+
 def test_collect_env(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FERRULE_API_KEY", "hunter2")
     status, out, err = run(capsys, "collect-env")

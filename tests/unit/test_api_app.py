@@ -626,6 +626,18 @@ async def test_events_of_a_plugin_are_encoded_and_closed() -> None:
     assert closed.is_set()
 
 
+async def test_admin_routes_are_absent_unless_switched_on() -> None:
+    check_error(await Site().http.post("/reset_prefix_cache"), 404)
+    lifecycle = Lifecycle()
+    env = Environment(server_dev_mode=True, api_key="k")
+    app = build_app(Config(env=env), PLUGINS, lifecycle)
+    lifecycle.ready(ScriptedService())
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://test") as http:
+        check_error(await http.post("/reset_prefix_cache"), 401)
+        answer = await http.post("/reset_prefix_cache", headers={"authorization": "Bearer k"})
+        assert answer.json() == {"reset": True}
+
+
 # --------------------------------------------------------------------------------------------- access log
 
 

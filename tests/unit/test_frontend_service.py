@@ -620,6 +620,7 @@ async def test_an_exception_in_a_parser_ends_its_choice_only(folder: Path) -> No
         assert first.finish is FinishReason.ERROR
         assert first.error is not None
         assert "secret" not in first.error
+        assert first.prompt_ids == (113,)
         assert (second.text, second.finish) == ("abc", FinishReason.LENGTH)
         assert (engine.requests[0].id, FinishReason.ABORT) in engine.cancels
         assert await service.drained(5.0)

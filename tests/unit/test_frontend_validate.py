@@ -275,7 +275,8 @@ def test_processors_need_the_server_s_pattern() -> None:
     assert check_processors((), RULES) == ()
     with pytest.raises(RequestError, match="accepts no"):
         check_processors(("a.b",), RULES)
-    open_rules = Rules(**{n: getattr(RULES, n) for n in RULES.__struct_fields__} | {"processor_pattern": r"mine\.\w+"})
+    known = {"processor_pattern": r"mine\.\w+", "processors": ("mine.a", "mine.b", "mine.a.b", "os.system")}
+    open_rules = Rules(**{n: getattr(RULES, n) for n in RULES.__struct_fields__} | known)
     assert check_processors(("mine.a", {"qualname": "mine.b", "kwargs": {"x": 1}}), open_rules) == (
         ("mine.a", {}),
         ("mine.b", {"x": 1}),
@@ -283,6 +284,8 @@ def test_processors_need_the_server_s_pattern() -> None:
     for wrong in (
         "mine.a.b",
         "os.system",
+        "mine.c",
+        ["mine.a"],
         5,
         {"name": "mine.a"},
         {"qualname": "mine.a", "args": [1]},

@@ -14,6 +14,7 @@ from ferrule.frontend.detokenize import decode
 from ferrule.frontend.render import Renderer
 from ferrule.frontend.tokenize import Encoder
 from ferrule.frontend.validate import Checked, Rules, capacity, check_ids, check_text, fit
+from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.scheduler import SchedulerLimits
 from ferrule.interfaces.service import ChatPrompt, Prompt
 from ferrule.interfaces.tokenizer import Tokenizer
@@ -91,7 +92,9 @@ class PromptReader:
         return self._encoder
 
 
-def read_rules(config: Config, client: EngineClient, tokenizer: Tokenizer | None, folder: Path) -> Rules:
+def read_rules(
+    config: Config, plugins: Plugins, client: EngineClient, tokenizer: Tokenizer | None, folder: Path
+) -> Rules:
     """What requests are checked against, from the configuration, the loaded model and its folder."""
     info = client.info
     limits = SchedulerLimits(
@@ -110,6 +113,7 @@ def read_rules(config: Config, client: EngineClient, tokenizer: Tokenizer | None
         eos_ids=tuple(token for token in _eos_ids(config, tokenizer, folder) if token < info.vocab_size),
         has_tokenizer=tokenizer is not None,
         processor_pattern=config.model.logits_processor_pattern,
+        processors=plugins.names("logits_processor"),
     )
 
 

@@ -97,7 +97,7 @@ class Choice:
     def fail(self) -> Output:
         """The last output of a choice whose delta could not be read."""
         self.finish = FinishReason.ERROR
-        return Output(index=self.index, finish=FinishReason.ERROR, error=_FAILED, usage=self._usage())
+        return self._begin(Output(index=self.index, finish=FinishReason.ERROR, error=_FAILED, usage=self._usage()))
 
     def _usage(self) -> Usage:
         return Usage(prompt_tokens=self.account.prompt, completion_tokens=self._num_tokens, cached_tokens=self._cached)

@@ -39,6 +39,7 @@ from ferrule.interfaces.tokenizer import Tokenizer
 from ferrule.plugin.hooks import HookRunner, open_hooks
 from ferrule.types import EngineRequest
 
+_TURN = 16  # prompts that may be prepared before others get a turn of the event loop
 _logger = log.get("frontend")
 
 
@@ -108,7 +109,9 @@ class FrontendService(Service):
         with self._ledger.reserve(len(request.prompts) * checked.n) as held:
             words = await self._reader.bad_words(checked.bad_words)
             prompts = []
-            for prompt in request.prompts:
+            for number, prompt in enumerate(request.prompts, 1):
+                if number % _TURN == 0:
+                    await asyncio.sleep(0)
                 prompts.append(await self._reader.prepare(prompt, checked))
                 held.add_tokens(len(prompts[-1].ids) * checked.n)
             self._check_available()
@@ -301,7 +304,7 @@ def build_service(
     """
     folder = folder or Path(config.model.model)
     tokenizer = open_tokenizer(config, plugins, Path(config.model.tokenizer or folder))
-    rules = read_rules(config, client, tokenizer, folder)
+    rules = read_rules(config, plugins, client, tokenizer, folder)
     templates = choose_templates(config.frontend.chat_template, tokenizer.chat_template if tokenizer else None)
     specials = tokenizer.special_tokens if tokenizer else {}
     renderer = Renderer(config.frontend, config.limits, templates, specials, rules.max_model_len)

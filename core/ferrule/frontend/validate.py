@@ -40,6 +40,7 @@ class Rules(Struct, frozen=True, kw_only=True):
     eos_ids: tuple[int, ...]
     has_tokenizer: bool
     processor_pattern: str | None = None
+    processors: tuple[str, ...] = ()  # names of logits processors that are there
 
 
 class Checked(Struct, frozen=True, kw_only=True):
@@ -152,8 +153,8 @@ def check_processors(processors: Sequence[Any], rules: Rules) -> tuple[tuple[str
     for entry in processors:
         values = {"qualname": entry} if isinstance(entry, str) else entry
         name = values.get("qualname") if isinstance(values, Mapping) else None
-        if not isinstance(name, str) or len(name) > 256 or re.fullmatch(rules.processor_pattern, name) is None:
-            raise RequestError("logits_processors names one that this server does not allow.", "logits_processors")
+        if name not in rules.processors or re.fullmatch(rules.processor_pattern, name) is None:
+            raise RequestError("logits_processors names one that this server does not have.", "logits_processors")
         kwargs = values.get("kwargs") or {}
         if values.get("args") or not isinstance(kwargs, dict):
             raise RequestError("logits_processors take their arguments by name, in kwargs.", "logits_processors")
@@ -327,8 +328,10 @@ def _bias(values: Any, rules: Rules) -> tuple[tuple[int, float], ...]:
     if not isinstance(values, Mapping):
         raise RequestError("logit_bias must map token ids to numbers.", "logit_bias")
     ids = _ids(list(values), "logit_bias", rules, rules.vocab_size)
-    biases = (_number(values[token], "logit_bias", -math.inf, math.inf) for token in ids)
-    return tuple((token, min(_BIAS, max(-_BIAS, bias))) for token, bias in zip(ids, biases, strict=True))
+    biases = list(values.values())
+    if not (set(map(type, biases)) <= {int, float} and all(map(math.isfinite, map(_float, biases)))):
+        raise RequestError("logit_bias must hold finite numbers only.", "logit_bias")
+    return tuple((token, min(_BIAS, max(-_BIAS, _float(bias)))) for token, bias in zip(ids, biases, strict=True))
 
 
 def _allowed(values: Any, rules: Rules) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ferrule.config import Config
+from ferrule.config import CacheConfig, Config
 from ferrule.errors import ConfigError
 from ferrule.interfaces.platform import DeviceCaps, Platform
 from ferrule.log import Log
@@ -52,6 +52,8 @@ class CpuPlatform(Platform):
         """
         cores = min(bind(config.env.cpu_omp_threads_bind), torch.get_num_threads())
         torch.set_num_threads(cores)
+        if config.cache.gpu_memory_utilization != CacheConfig().gpu_memory_utilization:
+            _log.warning("--gpu-memory-utilization has no effect on CPU: FERRULE_CPU_KVCACHE_SPACE sizes the KV cache")
         _log.info("cpu ready", device=self._caps.name, threads=cores, features=",".join(sorted(self._caps.features)))
         return self._caps
 

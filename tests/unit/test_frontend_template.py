@@ -231,7 +231,12 @@ def test_messages_are_brought_into_one_form() -> None:
         ([{"role": "assistant", "tool_calls": 5}], "messages[0].tool_calls"),
         ([{"role": "assistant", "tool_calls": [{}]}], "messages[0].tool_calls[0].function"),
         ([calling("{")], "must be a JSON"),
-        ([calling("[" * 10**5)], "must be a JSON"),
+        ([calling("[" * 90)], "must be a JSON"),
+        ([calling("[" * 10**5)], "100000 characters"),
+        ([{"role": "user", "content": [{"type": "text", "text": "x" * 60}] * 2}], "120 characters"),
+        ([{"role": "user", "content": ""}] * 20_000, "at most 16384"),
+        ([{"role": "user", "content": [""] * 10_000}] * 2, "at most 16384"),
+        ([{"role": "user", "tool_calls": [{}] * 20_000}], "at most 16384"),
         ([{"role": "user", "content": "x" * 101}], "101 characters"),
     ],
 )  # fmt: skip

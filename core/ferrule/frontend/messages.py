@@ -9,6 +9,7 @@ from typing import Any
 from ferrule.errors import RequestError
 
 _MAX_ROLE = 64  # characters
+_MAX_PIECES = 16_384  # messages, parts and tool calls: more cannot be meant
 
 RESERVED = frozenset(
     {
@@ -42,14 +43,36 @@ def read_messages(messages: Sequence[Any], max_characters: int) -> list[dict[str
     """
     if not messages:
         raise RequestError("messages must not be empty.", "messages")
-    read = [_message(message, f"messages[{number}]") for number, message in enumerate(messages)]
-    characters = sum(_length(message["content"]) for message in read)
+    pieces, characters = _extent(messages)
+    if pieces > _MAX_PIECES:
+        raise RequestError(f"There may be at most {_MAX_PIECES} messages, parts and tool calls in all.", "messages")
     if characters > max_characters:
         raise RequestError(
             f"The conversation has {characters} characters; at most {max_characters} can fit this model's context.",
             "messages",
         )
-    return read
+    return [_message(message, f"messages[{number}]") for number, message in enumerate(messages)]
+
+
+def _extent(messages: Sequence[Any]) -> tuple[int, int]:
+    """(messages, parts and tool calls; characters of what will be read of them), before anything is checked."""
+    pieces, texts = len(messages), []
+    if pieces > _MAX_PIECES:
+        return pieces, 0
+    for message in messages:
+        if not isinstance(message, Mapping):
+            continue
+        content, calls = message.get("content"), message.get("tool_calls")
+        if isinstance(content, list | tuple):
+            pieces += len(content)
+            texts += [part.get("text") if isinstance(part, Mapping) else part for part in content[:_MAX_PIECES]]
+        else:
+            texts.append(content)
+        if isinstance(calls, list | tuple):
+            pieces += len(calls)
+            functions = [call.get("function") for call in calls[:_MAX_PIECES] if isinstance(call, Mapping)]
+            texts += [function.get("arguments") for function in functions if isinstance(function, Mapping)]
+    return pieces, sum(len(text) for text in texts if isinstance(text, str))
 
 
 def _message(message: Any, where: str) -> dict[str, Any]:
@@ -116,7 +139,3 @@ def _arguments(arguments: Any, where: str) -> Any:
         return json.loads(arguments) if arguments.strip() else {}
     except (ValueError, RecursionError):
         raise RequestError(f"{where} must be a JSON text.", "messages") from None
-
-
-def _length(content: str | list[dict[str, str]]) -> int:
-    return len(content) if isinstance(content, str) else sum(len(part["text"]) for part in content)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from ferrule.config import Config
 from ferrule.config.resolve import resolve
+from ferrule.engine.cache import footprint
 from ferrule.engine.loop import EngineLoop
 from ferrule.env import calm_threads
 from ferrule.errors import ConfigError
@@ -49,30 +50,29 @@ def build_engine(config: Config, plugins: Plugins, receive: Receive, send: Send)
 
 
 def _num_blocks(config: Config, info: ModelInfo) -> int:
-    """Blocks in the pool, the null block included. One request of the longest length must fit."""
+    """Blocks in the pool, the null block included. Unless the user set their number, one longest request must fit."""
     override = config.cache.num_gpu_blocks_override
-    num_blocks = override if override is not None else info.max_blocks
-    block_size = info.groups[0].block_size
-    needed = 1 + sum(
-        -(-min(info.max_model_len, group.window + block_size if group.window else info.max_model_len) // block_size)
-        for group in info.groups
-    )
-    if num_blocks < needed and override is None:
+    if override is not None:
+        return override
+    num_blocks, block_size = info.max_blocks, info.groups[0].block_size
+    limits = _limits(config, info, num_blocks)
+    needed = 1 + footprint(limits, info.max_model_len - 1)
+    if num_blocks < needed:
         gib = needed * info.page_bytes / 2**30
         raise ConfigError(
             f"The KV cache holds {max(0, num_blocks - 1) * block_size} tokens, but one request may have "
             f"{info.max_model_len} (--max-model-len).",
-            f"Give the cache {gib:.1f} GiB (FERRULE_CPU_KVCACHE_SPACE on CPU, --gpu-memory-utilization elsewhere), or "
+            f"Give the cache {gib:.2f} GiB (FERRULE_CPU_KVCACHE_SPACE on CPU, --gpu-memory-utilization elsewhere), or "
             f"set --max-model-len to {max(1, (num_blocks - 1) // len(info.groups)) * block_size} or less.",
         )
     return num_blocks
 
 
-def _scheduler(config: Config, plugins: Plugins, info: ModelInfo, num_blocks: int) -> Scheduler:
+def _limits(config: Config, info: ModelInfo, num_blocks: int) -> SchedulerLimits:
     section = config.scheduler
     if section.max_num_seqs is None or section.max_num_batched_tokens is None:
         raise ConfigError("The scheduler's limits are not resolved.")
-    limits = SchedulerLimits(
+    return SchedulerLimits(
         groups=info.groups,
         num_blocks=num_blocks,
         max_num_seqs=section.max_num_seqs,
@@ -85,6 +85,10 @@ def _scheduler(config: Config, plugins: Plugins, info: ModelInfo, num_blocks: in
         long_prefill_token_threshold=section.long_prefill_token_threshold,
         cache_root=os.urandom(32),
     )
-    policy = plugins.load("policy", section.scheduling_policy)()
-    scheduler: Scheduler = plugins.load("scheduler", section.scheduler_cls or "default")(limits, policy)
+
+
+def _scheduler(config: Config, plugins: Plugins, info: ModelInfo, num_blocks: int) -> Scheduler:
+    policy = plugins.load("policy", config.scheduler.scheduling_policy)()
+    build = plugins.load("scheduler", config.scheduler.scheduler_cls or "default")
+    scheduler: Scheduler = build(_limits(config, info, num_blocks), policy)
     return scheduler

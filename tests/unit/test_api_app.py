@@ -18,9 +18,11 @@ from ferrule.api.decode import JsonScan
 from ferrule.api.lifecycle import Lifecycle
 from ferrule.config import Config, FrontendConfig, LimitsConfig, PluginConfig
 from ferrule.env import Environment
-from ferrule.errors import EngineDead, OverloadedError, RequestError, StartupError
+from ferrule.errors import EngineDead, OverloadedError, PluginError, RequestError, StartupError
+from ferrule.interfaces.hooks import AccessRequest, Hooks
 from ferrule.interfaces.router import Access, Call, EventStream, Reply, Route, Router, RouterContext
 from ferrule.plugin import discover
+from ferrule.plugin.hooks import HookRunner
 from ferrule_testkit.service import ScriptedService
 
 PLUGINS = discover(PluginConfig(), Environment())
@@ -162,6 +164,15 @@ async def test_a_router_cannot_make_itself_public() -> None:
         Site(plugins=FakePlugins(open=Open))
 
 
+async def test_a_router_that_fails_stops_the_start_and_is_named() -> None:
+    class Broken(Router):
+        def routes(self, ctx: RouterContext) -> list[Route]:
+            return [Route(method="GET", path=f"/{ctx.service.model.architecture}", handler=None)]  # type: ignore[arg-type]
+
+    with pytest.raises(PluginError, match="Router broken of ferrule 1.*UnavailableError"):
+        Site(plugins=FakePlugins(broken=Broken))
+
+
 class FakePlugins:
     """The real set, with more routers."""
 
@@ -203,6 +214,27 @@ async def test_every_route_but_the_public_list_needs_the_key() -> None:
         for key in ("secret", "other"):
             known = await site.http.request(method, target, headers={"authorization": f"bearer {key}"})
             assert known.status_code != 401
+
+
+@pytest.mark.parametrize("verdict", [True, False, None])
+async def test_a_hook_decides_before_the_key(verdict: bool | None) -> None:
+    asked: list[AccessRequest] = []
+
+    class Door(Hooks):
+        def authorise(self, access: AccessRequest) -> bool | None:
+            asked.append(access)
+            return verdict
+
+    lifecycle = Lifecycle()
+    app = build_app(Config(frontend=FrontendConfig(api_key=("k",))), PLUGINS, lifecycle, HookRunner([("door", Door())]))
+    lifecycle.ready(ScriptedService())
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://test") as http:
+        assert (await http.get("/version")).status_code == 200
+        assert not asked
+        without = (await http.get("/v1/models", headers={"x-door": "back"})).status_code
+        known = (await http.get("/v1/models", headers={"authorization": "Bearer k"})).status_code
+    assert (without, known) == {True: (200, 200), False: (401, 401), None: (401, 200)}[verdict]
+    assert (asked[0].method, asked[0].path, asked[0].headers["x-door"]) == ("GET", "/v1/models", "back")
 
 
 async def test_two_authorization_headers_are_refused() -> None:

@@ -6,7 +6,7 @@ import asyncio
 import re
 import secrets
 import time
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -21,7 +21,7 @@ from ferrule.api.lifecycle import ClientGone, Exchange, Lifecycle
 from ferrule.api.respond import Answer, Send
 from ferrule.api.routes import Entry, RouteTable, allowed_methods
 from ferrule.config import Config
-from ferrule.errors import RequestError, UnauthorisedError
+from ferrule.errors import PluginError, RequestError, StartupError, UnauthorisedError
 from ferrule.interfaces.hooks import AccessRequest
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.router import Access, Call, EventStream, Reply, Route, RouterContext
@@ -49,7 +49,7 @@ def build_app(
     routes: list[Route] = []
     context = RouterContext(config, plugins, lifecycle.service, lambda: tuple(routes))
     for name in names:
-        routes += plugins.load("router", name)().routes(context)
+        routes += _routes_of(plugins, name, context)
     if not config.env.server_dev_mode:
         routes[:] = [route for route in routes if route.access is not Access.ADMIN]
     app = App(config, lifecycle, RouteTable(routes), hooks or HookRunner())
@@ -63,6 +63,17 @@ def build_app(
         allow_headers=front.allowed_headers,
         allow_credentials=front.allow_credentials,
     )
+
+
+def _routes_of(plugins: Plugins, name: str, context: RouterContext) -> Sequence[Route]:
+    router = plugins.load("router", name)
+    try:
+        return tuple(router().routes(context))
+    except StartupError:
+        raise
+    except Exception as error:
+        origin = plugins.origin("router", name)
+        raise PluginError(f"Router {name} of {origin} has no routes: {type(error).__name__}: {error}") from error
 
 
 def _built_in(plugins: Plugins) -> list[str]:

@@ -67,12 +67,6 @@ async def serve(
     return 1 if lifecycle.state == DEAD else 0
 
 
-def run(config: Config, plugins: Plugins, listener: socket.socket, connect: Connect) -> int:
-    """`serve` on a loop of its own."""
-    with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        return runner.run(serve(config, plugins, listener, connect))
-
-
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     """uvloop's, where it is installed."""
     try:

@@ -36,7 +36,7 @@ class Docs(Router):
             return []
 
         async def openapi(call: Call) -> Reply:
-            return Reply(describe(ctx.all_routes()))
+            return Reply({**describe(ctx.all_routes()), "servers": [{"url": ctx.config.frontend.root_path or "/"}]})
 
         async def page(call: Call) -> Reply:
             return Reply(render(ctx.all_routes()), media_type="text/html; charset=utf-8")

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from ferrule.api.app import build_app
@@ -726,3 +727,71 @@ def test_scan_is_the_same_for_every_cut(seed: int) -> None:
             else:
                 assert limit == deepest(tree)
                 assert scan.has_long_int == holds_long(tree)
+
+
+# ------------------------------------------------------------------------------------------------ the rest
+
+
+async def test_query_strings_are_bounded() -> None:
+    site = Site()
+    assert (await site.http.get("/v1/models", params={"a": "b"})).status_code == 200
+    check_error(await site.http.get("/v1/models?" + "a=b&" * 100), 400)
+
+
+async def test_websockets_are_refused() -> None:
+    sent: list[dict[str, Any]] = []
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    await Site().app({"type": "websocket", "path": "/v1/models", "headers": []}, None, send)
+    assert sent == [{"type": "websocket.close", "code": 1008}]
+
+
+async def test_a_handler_can_wait_for_the_client_to_leave() -> None:
+    waiting, left = asyncio.Event(), asyncio.Event()
+
+    class Body(msgspec.Struct):
+        prompt: str
+
+    class Waits(Router):
+        def routes(self, ctx: RouterContext) -> list[Route]:
+            async def handler(call: Call) -> Reply:
+                async def watch() -> None:
+                    await call.disconnected()
+                    left.set()
+
+                task = asyncio.create_task(watch())
+                waiting.set()
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    await asyncio.wait_for(task, 10)
+                return Reply({})
+
+            return [Route(method="POST", path="/wait", handler=handler, body_type=Body)]
+
+    wire = Wire(Site(plugins=FakePlugins(waits=Waits)).app, "/wait", {"prompt": "a"})
+    await asyncio.wait_for(waiting.wait(), 10)
+    wire.left.set()
+    await asyncio.wait_for(wire.task, 10)
+    assert left.is_set()
+    assert not wire.sent
+
+
+async def test_an_event_that_cannot_be_encoded_ends_the_stream_with_an_error() -> None:
+    class Odd(Router):
+        def routes(self, ctx: RouterContext) -> list[Route]:
+            async def events() -> AsyncIterator[Any]:
+                yield {"a": 1}
+                yield object()
+
+            async def handler(call: Call) -> EventStream:
+                return EventStream(events())
+
+            return [Route(method="GET", path="/odd", handler=handler)]
+
+    text = (await Site(plugins=FakePlugins(odd=Odd)).http.get("/odd")).text
+    assert text.startswith('data: {"a":1}\n\n')
+    assert '"code":500' in text
+    assert "[DONE]" not in text

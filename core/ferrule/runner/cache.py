@@ -51,9 +51,7 @@ class CacheMap:
         storages = [_zeros((num_blocks, size), dtype, device) for size in self.page_elements]
         views = {}
         for name, place in self.places.items():
-            shape = shape_of(place.spec, num_blocks)
-            page = math.prod(shape[1:])
-            views[name] = storages[place.storage][:, :page].view(shape)
+            views[name] = _view(storages[place.storage], shape_of(place.spec, num_blocks), place.spec.group.block_size)
         return storages, views
 
 
@@ -74,6 +72,18 @@ def map_layers(specs: Mapping[str, LayerCache], shape_of: Callable[[LayerCache, 
                 pages.append(0)
             pages[storage] = max(pages[storage], size)
     return CacheMap(tuple(described), places, tuple(pages))
+
+
+def _view(storage: torch.Tensor, shape: tuple[int, ...], block_size: int) -> torch.Tensor:
+    """A layer's part of storage [num_blocks, page].
+
+    Where its entries are smaller than the page's, and a page is tokens first, what is left over lies after each token's
+    entry: so [num_blocks, block_size, …] flattens to [slots, …] without a copy.
+    """
+    page = math.prod(shape[1:])
+    if shape[1] != block_size:
+        return storage[:, :page].view(shape)
+    return storage.view(shape[0], block_size, -1)[:, :, : page // block_size].view(shape)
 
 
 def _zeros(shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

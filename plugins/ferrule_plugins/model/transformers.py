@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,7 +99,7 @@ class TransformersModel(nn.Module, Model):
 
     def cache_specs(self) -> dict[str, LayerCache]:
         if not len(self.layers):
-            self._probe()
+            self._probe_without_weights()
         return {layer.name: layer.cache for layer in self.layers if isinstance(layer, _Layer)}
 
     def forward(self, ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
@@ -120,7 +121,9 @@ class TransformersModel(nn.Module, Model):
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         tensors = {name.removeprefix("inner."): tensor for name, tensor in weights}
-        self.inner = _filled(type(self.inner), self._config, tensors, self._ctx)
+        cls = type(self.inner)
+        del self.inner  # before there is another one
+        self.inner = _filled(cls, self._config, tensors, self._ctx)
         self._probe()
         return {name for name, _ in self.named_parameters()}
 
@@ -133,8 +136,32 @@ class TransformersModel(nn.Module, Model):
         hidden: torch.Tensor = out.last_hidden_state
         return hidden[0]
 
+    def _probe_without_weights(self) -> None:
+        """Find the layers on the meta device; where a model looks at values as it runs, give it zeros for once."""
+        try:
+            self._find_layers()
+        except CheckpointError:
+            raise
+        except Exception:
+            self.inner.to_empty(device=self._ctx.device)
+            with torch.no_grad():
+                for tensor in (*self.inner.parameters(), *self.inner.buffers()):
+                    tensor.zero_()
+            self._probe()
+
     def _probe(self) -> None:
-        """Find the layers."""
+        """Find the layers. Raises CheckpointError where the library's code does not run."""
+        try:
+            self._find_layers()
+        except CheckpointError:
+            raise
+        except Exception as error:
+            raise CheckpointError(
+                f"{_name(self.inner)} does not run here: {type(error).__name__}: {str(error)[:200]}"
+            ) from error
+
+    def _find_layers(self) -> None:
+        """Run one token. Raises whatever a forward pass of the library raises."""
         probe = _Probe(self._ctx, self._config)
         for path, module in self.inner.named_modules():
             module.__dict__[_SEAT] = _Seat(path, self._step, probe)
@@ -156,8 +183,8 @@ class _Probe:
         self.window = getattr(text, "sliding_window", None)
         self.layers: dict[str, _Layer] = {}
 
-    def record(self, path: str, module: nn.Module, q: torch.Tensor, k: torch.Tensor, given: Mapping[str, Any]) -> None:
-        """q and k are [1, heads, 1, head_dim]; `given` are the other arguments of the call."""
+    def record(self, path: str, module: nn.Module, k: torch.Tensor, width: int, given: Mapping[str, Any]) -> None:
+        """k is [1, kv_heads, 1, head_dim], `width` that of keys or values, and `given` the call's other arguments."""
         if path in self.layers:
             raise CheckpointError(f"{path} attends twice in one pass, which needs a cache of its own kind.")
         strange = sorted(key for key, value in given.items() if value is not None and key not in _HARMLESS)
@@ -169,13 +196,13 @@ class _Probe:
         window = self._window(module, given) if self.ctx.sliding_window else 0
         sinks = given.get("s_aux")
         options = AttentionOptions(
-            scale=float(q.shape[-1] ** -0.5 if scale is None else scale),
+            scale=float(k.shape[-1] ** -0.5 if scale is None else scale),
             window=window,
             soft_cap=float(given.get("softcap") or 0.0),
             sinks=None if sinks is None else sinks.detach(),
         )
         group = CacheGroup("sliding" if window else "full", self.ctx.block_size, window)
-        self.layers[path] = _Layer(path, LayerCache(group, k.shape[1], k.shape[-1]), options)
+        self.layers[path] = _Layer(path, LayerCache(group, k.shape[1], width), options)
 
     def _window(self, module: nn.Module, given: Mapping[str, Any]) -> int:
         """The window that the call names; where it names none, what `layer_types` says of the layer."""
@@ -200,7 +227,7 @@ def attend(
     module: nn.Module,
     query: torch.Tensor,  # [1, heads, tokens, head_dim]
     key: torch.Tensor,  # [1, kv_heads, tokens, head_dim]
-    value: torch.Tensor,  # [1, kv_heads, tokens, value_dim], value_dim <= head_dim
+    value: torch.Tensor,  # [1, kv_heads, tokens, value_dim]
     attention_mask: torch.Tensor | None,
     **given: Any,
 ) -> tuple[torch.Tensor, None]:
@@ -208,17 +235,17 @@ def attend(
     seat: _Seat = getattr(module, _SEAT)
     if attention_mask is not None:
         raise CheckpointError(f"{seat.path} brings a mask of its own; only causal attention can be served.")
-    q, k, v = (each[0].transpose(0, 1) for each in (query, key, value))
+    width = max(key.shape[-1], value.shape[-1])
     ctx = seat.step.ctx
     if ctx is None:
-        seat.probe.record(seat.path, module, query, key, given)
-        return q.new_zeros((1, *q.shape[:2], v.shape[-1])), None
+        seat.probe.record(seat.path, module, key, width, given)
+        _, heads, tokens, _ = query.shape
+        return value.new_zeros((1, tokens, heads, value.shape[-1])), None
     layer = seat.probe.layers[seat.path]
-    width = v.shape[-1]
-    if width < k.shape[-1]:  # multi-head latent attention: values are narrower than keys
-        v = nn.functional.pad(v, (0, k.shape[-1] - width))
+    # where keys and values differ in width, zeros change neither scores nor sums
+    q, k, v = (nn.functional.pad(each[0], (0, width - each.shape[-1])).transpose(0, 1) for each in (query, key, value))
     out = ctx.attend(layer.name, q.contiguous(), k.contiguous(), v.contiguous(), layer.options)
-    return out[..., :width].unsqueeze(0), None
+    return out[..., : value.shape[-1]].contiguous().unsqueeze(0), None
 
 
 # ------------------------------------------------------------------------------------------------ building
@@ -243,7 +270,9 @@ def _library_config(ctx: BuildContext) -> Any:
     try:
         if trusted:
             return AutoConfig.from_pretrained(ctx.folder, trust_remote_code=trusted)
-        return CONFIG_MAPPING[kind].from_dict(copy.deepcopy(dict(outer)))
+        config = CONFIG_MAPPING[kind].from_dict(copy.deepcopy(dict(outer)))
+        config.get_text_config()  # raises where there are several
+        return config
     except (StrictDataclassError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise CheckpointError(f"transformers does not accept this config.json: {error}.") from error
 
@@ -278,10 +307,10 @@ def _build(config: Any, ctx: BuildContext) -> Any:
             model = AutoModelForCausalLM.from_config(
                 copy.deepcopy(config), attn_implementation=_NAME, dtype=ctx.dtype, trust_remote_code=trusted
             )
-    except ValueError as error:
+    except (ValueError, KeyError, AttributeError, TypeError) as error:  # KeyError: attention classes by name, not ours
         raise CheckpointError(
             f"transformers cannot build a causal language model of type {config.model_type!r} whose attention can be "
-            f"replaced: {str(error).splitlines()[0]}"
+            f"replaced ({type(error).__name__}: {str(error)[:200]})."
         ) from error
 
     if getattr(model, "_can_set_experts_implementation", lambda: False)():
@@ -291,7 +320,10 @@ def _build(config: Any, ctx: BuildContext) -> Any:
 
 def _without_padding(model: Any) -> Any:
     """Some models look for padding in each step's ids, and warn; there is none."""
-    model.config.pad_token_id = None
+    from huggingface_hub.errors import StrictDataclassError
+
+    with suppress(StrictDataclassError):  # a class whose field must be a number, and that does not look
+        model.config.pad_token_id = None
     return model
 
 

@@ -130,13 +130,14 @@ def localise(tmp_path, fake_hub):
         "    print(json.dumps({'error': str(error)}))\n"
     )
 
-    def run(model, load=None, **variables):
+    def run(model, load=None, at=None, **variables):
         settings = {"HF_ENDPOINT": fake_hub.url, "HF_HOME": str(tmp_path / "home")}
         settings |= {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
         clean = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING"))}
         done = subprocess.run(
             [sys.executable, "-c", script, json.dumps([model, load or {}])],
             env={**clean, **settings, **variables},
+            cwd=at,
             capture_output=True,
             text=True,
             timeout=120,
@@ -197,6 +198,8 @@ def test_a_complete_copy_in_the_cache_serves_without_the_hub(fake_hub, localise)
     assert localise({"model": "org/model"}, HF_HUB_OFFLINE="1") == online
     assert len(fake_hub.requests) == before
     assert localise({"model": "org/model"}, HF_ENDPOINT="http://127.0.0.1:9") == online
+    fake_hub.status = {"org/model": (503, "Busy")}
+    assert localise({"model": "org/model"}) == online
 
 
 @pytest.mark.parametrize(
@@ -217,6 +220,14 @@ def test_what_cannot_be_had_is_one_readable_block(fake_hub, localise, model, var
     assert all(word in message for word in said), message
     assert len(message.splitlines()) <= 3
     assert "Traceback" not in message
+
+
+def test_a_relative_folder_that_is_mistyped_and_a_place_that_cannot_be_written(localise, tmp_path):
+    (tmp_path / "models" / "llama-tiny").mkdir(parents=True)
+    assert "Did you mean models/llama-tiny?" in localise({"model": "models/lama-tiny"}, at=tmp_path)["error"]
+    (tmp_path / "file").touch()
+    message = localise({"model": "org/model"}, {"download_dir": str(tmp_path / "file" / "cache")})["error"]
+    assert "--download-dir" in message
 
 
 def test_a_folder_passes_through_and_a_mistyped_one_gets_a_suggestion(tmp_path):

@@ -163,10 +163,14 @@ def _near(parent: Path, name: str) -> str:
         folders = sorted(entry.name for entry in parent.iterdir() if entry.is_dir() and not entry.name.startswith("."))
     except OSError:
         return f"{parent} does not exist either."
-    close = get_close_matches(name, folders, n=3) if name else []
-    if close:
-        return "Did you mean " + " or ".join(str(parent / each) for each in close) + "?"
+    if meant := _meant(parent, name, folders):
+        return meant
     return f"{parent} has the folders " + ", ".join(folders[:8]) + "." if folders else f"{parent} has no folders."
+
+
+def _meant(parent: Path, name: str, folders: Sequence[str]) -> str:
+    close = get_close_matches(name, folders, n=3) if name else []
+    return "Did you mean " + " or ".join(str(parent / each) for each in close) + "?" if close else ""
 
 
 def _checked(folder: Path) -> Path:
@@ -187,7 +191,7 @@ def _fetch(repository: Repository, choose: Callable[[Sequence[str]], Sequence[st
     try:
         return repository.download(choose(repository.files()))
     except (errors.HTTPError, OSError, ValueError) as error:
-        if isinstance(error, errors.HfHubHTTPError):  # the hub has answered, and its answer stands
+        if isinstance(error, errors.HfHubHTTPError) and error.response.status_code < 500:  # its answer stands
             raise _explain(repository, error) from error
         cached = _cached(repository, choose)
         if cached is None:
@@ -230,7 +234,6 @@ def _explain(repository: Repository, error: Exception) -> CheckpointError:
     elif isinstance(error, errors.RepositoryNotFoundError):
         reason = "there is no such repository, or it is private"
         hint = f"Check the name, pass --hf-token for a private one, {folder_hint}"
-        hint += f" {_near(Path(), repository.id)}" if "/" not in repository.id else ""
     elif isinstance(error, errors.LocalTokenNotFoundError):
         reason, hint = "no token is stored on this machine", "Pass --hf-token TOKEN, or store one with `hf auth login`."
     elif isinstance(error, errors.OfflineModeIsEnabled):
@@ -243,7 +246,13 @@ def _explain(repository: Repository, error: Exception) -> CheckpointError:
         hint = f"Check the network, proxy and HF_ENDPOINT, {folder_hint}"
     else:
         reason, hint = f"{type(error).__name__}: {error}", f"Check --download-dir and free space, {folder_hint}"
-    revision = repository.revision or "main"
-    return CheckpointError(
-        f"Cannot fetch {repository.id!r} (revision {revision}) from {constants.ENDPOINT}: {reason}.", hint
-    )
+    what = f"{repository.id!r} (revision {repository.revision or 'main'}) from {constants.ENDPOINT}"
+    return CheckpointError(f"Cannot fetch {what}: {reason}.", f"{hint} {_misspelt(repository.id)}".rstrip())
+
+
+def _misspelt(name: str) -> str:
+    """Folders here whose name is close to what was taken for a hub id: a hub id looks like a relative path."""
+    path = Path(name)
+    if not path.parent.is_dir():
+        return ""
+    return _meant(path.parent, path.name, sorted(entry.name for entry in path.parent.iterdir() if entry.is_dir()))

@@ -89,17 +89,14 @@ def attend_math(
     return torch.matmul(weights, v.float()).view(rows, heads, queries, dim).to(q.dtype)
 
 
-def attend_sdpa(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: torch.Tensor | None, scale: float
-) -> torch.Tensor:
-    """The same by torch's fused kernel, for plain scores. Shapes as in `attend_math`; `seen` None: all keys."""
+def attend_sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: torch.Tensor, scale: float) -> torch.Tensor:
+    """The same by torch's fused kernel, for plain scores. Shapes as in `attend_math`."""
     rows, heads, queries, dim = q.shape
+    mask = seen.unsqueeze(1)
     if queries == 1:  # the heads of a group are queries of one key head: each key is read once
-        mask = None if seen is None else seen.unsqueeze(1)
         grouped = q.reshape(rows, k.shape[1], -1, dim)
         out = F.scaled_dot_product_attention(grouped, k, v, attn_mask=mask, scale=scale)
         return out.reshape(rows, heads, 1, dim)
-    mask = None if seen is None else seen.unsqueeze(1)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=heads != k.shape[1])
 
 

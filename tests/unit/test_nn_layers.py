@@ -30,6 +30,7 @@ from ferrule.nn import (
     building,
     layer_windows,
     load_into,
+    pack,
 )
 
 CONFIG: dict[str, Any] = {
@@ -195,6 +196,49 @@ def test_loading_casts() -> None:
     table = Embedding(2, 2).to(torch.bfloat16)
     load_into(table, [("weight", torch.full((2, 2), 1.001, dtype=torch.float64))])
     assert torch.equal(table.weight, torch.ones(2, 2, dtype=torch.bfloat16))
+
+
+# ------------------------------------------------------------------------------------------------ packing
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("inputs", "outputs"), [(1, 1), (8, 3), (33, 65), (256, 512)])
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_packed_layer_computes_the_same(dtype: torch.dtype, inputs: int, outputs: int, bias: bool) -> None:
+    layer = Linear(inputs, outputs, bias).to(dtype)
+    weights = {name: tensor.to(dtype) for name, tensor in _weights(layer).items()}
+    load_into(layer, weights.items())
+    x = torch.randn(9, inputs, dtype=dtype)
+    expected = nn.functional.linear(x, weights["weight"], weights.get("bias"))
+    pack(layer)
+    for rows in (1, 2, 9):
+        out = layer(x[:rows])
+        assert out.shape == (rows, outputs)
+        torch.testing.assert_close(out, expected[:rows], rtol=2e-2 if dtype != torch.float32 else 1e-4, atol=1e-3)
+
+
+@pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="the processor has no bfloat16")
+def test_a_packed_row_has_the_same_bits_in_any_batch() -> None:
+    layer = Linear(128, 96).to(torch.bfloat16)
+    load_into(layer, _weights(layer).items())
+    pack(layer)
+    assert not layer.weight.numel()
+    x = torch.randn(80, 128, dtype=torch.bfloat16)
+    whole = layer(x)
+    for rows in (1, 2, 3, 4, 7, 16, 33):
+        assert torch.equal(layer(x[:rows]), whole[:rows])
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_packed_head_leaves_the_embedding_its_table(tied: bool) -> None:
+    model = Decoder(_context(tie_word_embeddings=tied))
+    weights = _weights(model)
+    model.load(weights.items())
+    hidden = torch.randn(3, 16)
+    expected = model.logits(hidden)
+    pack(model)
+    torch.testing.assert_close(model.logits(hidden), expected)
+    assert torch.equal(model.embed_tokens(torch.tensor([3])), weights["embed_tokens.weight"][3:4])
 
 
 # ------------------------------------------------------------------------------------------------ decoder

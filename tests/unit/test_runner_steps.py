@@ -13,6 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from ferrule.interfaces.model import BuildContext
 from ferrule.interfaces.sampler import SampleBatch, Sampled
+from ferrule.nn import pack
 from ferrule.runner.model_runner import ModelRunner, RunnerLimits
 from ferrule.types import Admit, Chunk, RowResult, StepPlan, TokenSampling
 from ferrule_plugins.attention.cpu import CpuAttention
@@ -51,10 +52,10 @@ def reference() -> LlamaForCausalLM:
     return model
 
 
-def _model(weights: dict[str, torch.Tensor], **changes: Any) -> Llama:
+def _model(weights: dict[str, torch.Tensor], dtype: torch.dtype = torch.float32, **changes: Any) -> Llama:
     context = BuildContext(
         config={**CONFIG, **changes},
-        dtype=torch.float32,
+        dtype=dtype,
         device=torch.device("cpu"),
         block_size=BLOCK,
         max_model_len=MAX_LEN,
@@ -65,9 +66,8 @@ def _model(weights: dict[str, torch.Tensor], **changes: Any) -> Llama:
 
 
 def _runner(model: Llama, slots: int = 4) -> ModelRunner:
-    limits = RunnerLimits(
-        slots=slots, max_model_len=MAX_LEN, vocab_size=VOCAB, dtype=torch.float32, device=torch.device("cpu")
-    )
+    dtype = model.embed_tokens.weight.dtype
+    limits = RunnerLimits(slots=slots, max_model_len=MAX_LEN, vocab_size=VOCAB, dtype=dtype, device=torch.device("cpu"))
     runner = ModelRunner(model, CpuAttention(), DefaultSampler(NoPlugins()), limits)
     runner.init_cache(BLOCKS)
     return runner
@@ -310,6 +310,21 @@ def test_seeded_samples_do_not_depend_on_neighbours(reference: LlamaForCausalLM)
     among = Request(_prompt(7), _seeded())
     Driver(_runner(model), budget=6).run([*others, among])
     assert among.tokens == alone.tokens
+
+
+@pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="the processor has no bfloat16")
+def test_bfloat16_has_the_same_bits_alone_and_batched(reference: LlamaForCausalLM) -> None:
+    """Half precision rounds so coarsely that one different bit soon means another token."""
+    model = _model(reference.state_dict(), torch.bfloat16)
+    pack(model)
+    shapes = [(length, TokenSampling(seed=length, max_tokens=12, logprobs=1)) for length in (7, 3, 30, 16)]
+    together = [Request(_prompt(length), sampling) for length, sampling in shapes]
+    Driver(_runner(model)).run(together)
+    for (length, sampling), among in zip(shapes, together, strict=True):
+        alone = Request(_prompt(length), sampling)
+        Driver(_runner(model)).run([alone])
+        assert among.tokens == alone.tokens
+        assert [row.logprobs for row in among.rows] == [row.logprobs for row in alone.rows]
 
 
 def test_preempted_request_goes_on_with_the_same_samples(reference: LlamaForCausalLM) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from torch import nn
+
 from ferrule.config import Config
 from ferrule.errors import EngineDead
 from ferrule.execution.load import Loaded, load, weigh
 from ferrule.interfaces.plugins import Plugins
 from ferrule.log import Log
+from ferrule.nn import pack
 from ferrule.runner.model_runner import ModelRunner, RunnerLimits
 from ferrule.types import Admit, Chunk, ModelInfo, StepPlan, StepResult, TokenSampling
 
@@ -41,6 +44,8 @@ class Worker:
         sampler = self._plugins.load("sampler", "default")(self._plugins)
         self._runner = runner = ModelRunner(loaded.model, loaded.attention, sampler, limits)
         info = self._describe(loaded, runner)
+        if isinstance(loaded.model, nn.Module):
+            pack(loaded.model)
         _log.info(
             "model loaded",
             architecture=info.architecture,

@@ -10,8 +10,8 @@ from ferrule.nn.decoder import (
     layer_windows,
     need,
 )
-from ferrule.nn.embedding import Embedding, Head
-from ferrule.nn.linear import Dense, Linear, LinearScheme, MergedLinear, parameter
+from ferrule.nn.embedding import Embedding, Head, pack
+from ferrule.nn.linear import Dense, Linear, LinearScheme, MergedLinear, Packed, parameter
 from ferrule.nn.loading import Naming, load_into
 from ferrule.nn.mlp import MLP, GatedMLP, activation
 from ferrule.nn.norm import LayerNorm, RMSNorm
@@ -34,6 +34,7 @@ __all__ = [
     "LinearScheme",
     "MergedLinear",
     "Naming",
+    "Packed",
     "RMSNorm",
     "Rope",
     "RopeConfig",
@@ -43,5 +44,6 @@ __all__ = [
     "layer_windows",
     "load_into",
     "need",
+    "pack",
     "parameter",
 ]

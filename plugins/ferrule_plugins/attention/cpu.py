@@ -4,6 +4,12 @@ A step's rows are cut into pieces of at most `PIECE` queries, fewer where the co
 before anything is read, so the pieces of a row are independent, and the half of the scores that causality hides is
 mostly not computed. Pieces of like length form a bucket, padded to its longest; a bucket's gathered keys and values
 stay small enough for the CPU's caches.
+
+A row's result has the same bits in any bucket, so that a request's samples do not depend on its neighbours, in
+bfloat16 neither. torch's kernel works on tiles of `TILE` queries by `BLOCK` keys and sums over vectors of keys: masked
+keys add zero to a sum whose order stays, as long as queries fill their tiles and the first block ends with a whole
+vector (`LANES`). Rows with more keys share a bucket with rows that have as many. How a prompt is cut changes no bit
+either, but for pieces of one token and contexts beyond one block.
 """
 
 from __future__ import annotations
@@ -19,9 +25,14 @@ from ferrule.interfaces.model import AttentionOptions, LayerCache
 from ferrule.interfaces.platform import DeviceCaps
 from ferrule_kernels import attention as kernel
 
-PIECE = 256  # queries
+PIECE = 128  # queries; from 192 on torch's tiles have another size
+TILE = 32  # queries
 SCORES = 1 << 21  # of one bucket and head
+LANES = 32  # keys
+BLOCK = 512  # keys
 BUCKET = 8192  # gathered tokens, unless one piece alone has more
+
+LongArray = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @dataclass
@@ -36,14 +47,12 @@ class Bucket:
     q_positions: torch.Tensor  # [rows, queries] int64
     k_positions: torch.Tensor  # [rows, span] int64
     real: torch.Tensor | None  # [rows * queries] bool, where some queries are padding
-    even: bool  # one query each, and no padding among the keys
-    seen: dict[int, torch.Tensor | None] = field(default_factory=dict)  # by window
+    seen: dict[int, torch.Tensor] = field(default_factory=dict)  # by window
 
-    def mask(self, window: int, group_window: int) -> torch.Tensor | None:
-        """[rows, queries, span] bool, or None when every key is seen; made once for all layers with this window."""
+    def mask(self, window: int) -> torch.Tensor:
+        """[rows, queries, span] bool, made once for all layers with this window."""
         if window not in self.seen:
-            everything = self.even and window == group_window
-            self.seen[window] = None if everything else kernel.visible(self.q_positions, self.k_positions, window)
+            self.seen[window] = kernel.visible(self.q_positions, self.k_positions, window)
         return self.seen[window]
 
 
@@ -64,7 +73,7 @@ class CpuAttention(AttentionBackend):
         return (num_blocks, spec.group.block_size, 2, spec.num_kv_heads, spec.head_dim)
 
     def plan(self, layout: AttentionLayout) -> CpuPlan:
-        return CpuPlan(layout, tuple(_bucket(layout, members) for members in _group(_pieces(layout))))
+        return CpuPlan(layout, tuple(_bucket(layout, span, members) for span, members in _group(_pieces(layout))))
 
     def run(
         self,
@@ -80,35 +89,32 @@ class CpuAttention(AttentionBackend):
         kernel.write_cache(flat, layout.slot_mapping, k, v)
         out = q.new_empty(q.shape)
         for bucket in plan.buckets:
-            result = self._attend(q, flat, bucket, layout.window, options)
+            result = self._attend(q, flat, bucket, options)
             if bucket.real is None:
                 out.index_copy_(0, bucket.tokens, result)
             else:
                 out[bucket.tokens[bucket.real]] = result[bucket.real]
         return out
 
-    def _attend(
-        self, q: torch.Tensor, flat: torch.Tensor, bucket: Bucket, group_window: int, options: AttentionOptions
-    ) -> torch.Tensor:
+    def _attend(self, q: torch.Tensor, flat: torch.Tensor, bucket: Bucket, options: AttentionOptions) -> torch.Tensor:
         """[rows * queries, heads, dim]"""
         gathered = flat.index_select(0, bucket.slots).view(bucket.rows, bucket.span, *flat.shape[1:])
         keys, values = gathered[:, :, 0].transpose(1, 2), gathered[:, :, 1].transpose(1, 2)
         queries = q.index_select(0, bucket.tokens).view(bucket.rows, bucket.queries, *q.shape[1:]).transpose(1, 2)
-        seen = bucket.mask(options.window, group_window)
+        seen = bucket.mask(options.window)
         if kernel.is_plain(options):
             out = kernel.attend_sdpa(queries, keys, values, seen, options.scale)
         else:
             distance = bucket.q_positions.unsqueeze(-1) - bucket.k_positions.unsqueeze(-2)
-            everything = seen if seen is not None else torch.ones_like(distance, dtype=torch.bool)
-            out = kernel.attend_math(queries, keys, values, everything, options, distance)
+            out = kernel.attend_math(queries, keys, values, seen, options, distance)
         return out.transpose(1, 2).reshape(-1, *q.shape[1:])
 
 
-def _pieces(layout: AttentionLayout) -> np.ndarray[Any, np.dtype[np.int64]]:
+def _pieces(layout: AttentionLayout) -> LongArray:
     """[pieces, 5]: row, first token, queries, position of the first query, first key position that any of them sees."""
     counts = np.asarray(layout.query_lens_host, dtype=np.int64)
     lengths = np.asarray(layout.context_lens_host, dtype=np.int64)
-    size = np.clip(SCORES // lengths, 1, PIECE)
+    size = np.clip(SCORES // lengths, TILE, PIECE)
     cuts = -(-counts // size)
     row = np.repeat(np.arange(len(counts)), cuts)
     offset = (np.arange(cuts.sum()) - np.repeat(np.cumsum(cuts) - cuts, cuts)) * size[row]
@@ -119,31 +125,38 @@ def _pieces(layout: AttentionLayout) -> np.ndarray[Any, np.dtype[np.int64]]:
     return np.stack((row, token, queries, position, first), axis=1)
 
 
-def _group(pieces: np.ndarray[Any, np.dtype[np.int64]]) -> list[np.ndarray[Any, np.dtype[np.int64]]]:
-    """Cut the pieces, longest first, where padding would pass half of the work or a bucket its size."""
-    spans = pieces[:, 3] + pieces[:, 2] - pieces[:, 4]
+def _group(pieces: LongArray) -> list[tuple[int, LongArray]]:
+    """Buckets as (span, pieces). Cut, longest first, where padding would pass half of the work or a bucket its size."""
+    spans = -(-(pieces[:, 3] + pieces[:, 2] - pieces[:, 4]) // LANES) * LANES
     order = np.lexsort((-spans, -pieces[:, 2]))
-    groups: list[list[int]] = []
-    queries = span = 0
+    groups: list[tuple[int, list[int]]] = []
+    queries = 0
     for index in order.tolist():
         own_queries, own_span = int(pieces[index, 2]), int(spans[index])
-        padded = (len(groups[-1]) + 1) * max(span, own_span) if groups else 0
-        fits = groups and padded <= BUCKET and padded * queries <= SCORES
-        alike = 2 * own_queries > queries and 2 * own_span > span and (own_queries == 1) == (queries == 1)
-        if fits and (alike or own_queries == queries == 1 and span <= 64):
-            groups[-1].append(index)
-            span = max(span, own_span)
+        span, members = groups[-1] if groups else (0, [])
+        padded = (len(members) + 1) * max(span, own_span)
+        near = max(span, own_span) <= BLOCK and (2 * own_span > span or span <= 2 * LANES)
+        alike = (
+            (near or own_span == span)
+            and (2 * own_queries > queries or queries <= TILE)
+            and (own_queries == 1) == (queries == 1)
+        )
+        if groups and alike and padded <= BUCKET and padded * queries <= SCORES:
+            members.append(index)
+            groups[-1] = (max(span, own_span), members)
         else:
-            groups.append([index])
-            queries, span = own_queries, own_span
-    return [pieces[members] for members in groups]
+            groups.append((own_span, [index]))
+            queries = own_queries
+    return [(span, pieces[members]) for span, members in groups]
 
 
-def _bucket(layout: AttentionLayout, pieces: np.ndarray[Any, np.dtype[np.int64]]) -> Bucket:
+def _bucket(layout: AttentionLayout, span: int, pieces: LongArray) -> Bucket:
     row, token, queries, position, first = (torch.from_numpy(np.ascontiguousarray(column)) for column in pieces.T)
     stop = position + queries
-    most, span = int(queries.max()), int((stop - first).max())
-    slots, k_positions = kernel.kv_slots(layout.block_table.index_select(0, row), first, stop, span, layout.block_size)
+    most = int(queries.max())
+    most = most if most == 1 else -(-most // TILE) * TILE
+    table = layout.block_table.index_select(0, row)
+    slots, k_positions = kernel.kv_slots(table, first, stop, span, layout.block_size)
     steps = torch.arange(most)
     real = steps < queries.unsqueeze(1)
     tokens = token.unsqueeze(1) + steps.where(real, 0)
@@ -157,5 +170,4 @@ def _bucket(layout: AttentionLayout, pieces: np.ndarray[Any, np.dtype[np.int64]]
         q_positions=q_positions,
         k_positions=k_positions,
         real=None if bool(real.all()) else real.flatten(),
-        even=most == 1 and bool((stop - first == span).all()),
     )

@@ -1,0 +1,97 @@
+"""What every conformance kit is: a class whose test methods are promises of a plugin.
+
+The methods use nothing but `promise`, so the same kit runs in two ways: pytest collects a subclass, and `ferrule
+plugins check` runs it without pytest.
+
+    class TestMine(PolicyKit):
+        plugin = Mine
+
+A plugin that needs other than a kit's defaults says so once, for both ways: its class has ``conformance``, a mapping of
+the kit's settings, or ``"module:NAME"`` of one, so that what only a check needs is not imported by a server.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+from unittest import SkipTest
+
+_PACKAGE = __name__.rpartition(".")[0]
+
+
+class Broken(AssertionError):
+    """A promise that the plugin does not keep."""
+
+
+def promise(kept: bool, message: str) -> None:
+    """Raise Broken unless `kept`. Unlike `assert` it holds under ``python -O`` too."""
+    if not kept:
+        raise Broken(message)
+
+
+def does_not_apply(reason: str) -> None:
+    """Leave a test: the plugin does not claim what it proves. Shown as skipped."""
+    raise SkipTest(reason)
+
+
+def shown(value: object, width: int = 120) -> str:
+    """A value for a message, cut in the middle."""
+    text = repr(value)
+    return text if len(text) <= width else f"{text[: width - 40]}…{text[-38:]}"
+
+
+class Kit:
+    """`plugin` is the class under test. Other annotated attributes of a kit are settings, each with a default."""
+
+    kind: ClassVar[str]
+    plugin: Any = None
+
+    def setup_method(self) -> None:
+        """Called before each test, by pytest and by the runner alike."""
+        self._folders: list[Path] = []
+        promise(isinstance(self.plugin, type), f"{type(self).__name__}.plugin is to be the plugin's class")
+        for name, value in conformance(self.plugin).items():
+            promise(name in self.settings(), f"conformance of {self.plugin.__qualname__} has no setting {name!r}")
+            if self._owner(name).__module__.startswith(_PACKAGE):
+                setattr(self, name, value)
+
+    def teardown_method(self) -> None:
+        for folder in self._folders:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def folder(self) -> Path:
+        """A new empty folder that is removed after the test."""
+        self._folders.append(Path(tempfile.mkdtemp(prefix="ferrule-kit-")))
+        return self._folders[-1]
+
+    @classmethod
+    def settings(cls) -> dict[str, Any]:
+        """What may be set, with the defaults."""
+        names = [name for base in reversed(cls.__mro__) for name in vars(base).get("__annotations__", {})]
+        return {name: getattr(cls, name) for name in names if name not in ("kind", "plugin")}
+
+    def _owner(self, name: str) -> type:
+        return next(base for base in type(self).__mro__ if name in vars(base))
+
+
+def conformance(plugin: type) -> Mapping[str, Any]:
+    """The settings that a plugin's class names for its kit."""
+    found = getattr(plugin, "conformance", {})
+    if isinstance(found, str):
+        module, _, name = found.partition(":")
+        found = getattr(importlib.import_module(module), name)
+    promise(isinstance(found, Mapping), f"conformance of {plugin.__qualname__} is no mapping")
+    return found
+
+
+def promises(kit: type[Kit]) -> Iterator[tuple[str, str]]:
+    """(method, sentence) of each promise, in the order of the source, base classes first."""
+    names = dict.fromkeys(name for base in reversed(kit.__mro__) for name in vars(base) if name.startswith("test_"))
+    for name in names:
+        method = getattr(kit, name)
+        yield name, " ".join((inspect.getdoc(method) or name.removeprefix("test_").replace("_", " ")).split())

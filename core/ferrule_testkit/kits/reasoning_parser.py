@@ -1,0 +1,133 @@
+"""The kit of reasoning parsers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ferrule.interfaces.parsers import Content, Reasoning, ReasoningParser, TextDelta
+from ferrule_testkit.kits.base import Kit, does_not_apply, promise, shown
+from ferrule_testkit.kits.cuts import cuts
+from ferrule_testkit.kits.parsers import FOREIGN, PLAIN, Fold, fold, linear, same, squeezed
+
+_HELD_BACK = 256  # characters that may wait for a decision
+
+
+@dataclass(frozen=True)
+class Thought:
+    """An answer of the model, markup included, and what it means."""
+
+    text: str
+    reasoning: str
+    content: str
+
+
+class ReasoningParserKit(Kit):
+    """A reasoning parser parts thoughts from the answer the same way however the text is cut, and loses nothing.
+
+    Give `samples`: answers in the parser's own protocol. Without them only the promises that hold for any text are
+    proved.
+    """
+
+    kind = "reasoning_parser"
+    samples: Sequence[Thought] = ()
+
+    def make(self) -> ReasoningParser:
+        parser: ReasoningParser = self.plugin()
+        return parser
+
+    def texts(self) -> Iterator[str]:
+        yield from (sample.text for sample in self.samples)
+        yield from PLAIN
+        yield from FOREIGN
+
+    # ------------------------------------------------------------------------------------ promises
+
+    def test_thoughts_and_answer_are_parted(self) -> None:
+        """Each sample gives its reasoning and its content."""
+        for sample in self._samples():
+            folded = fold(self.make(), [sample.text])
+            got, wanted = (folded.reasoning, folded.content), (sample.reasoning, sample.content)
+            promise(got == wanted, f"{shown(sample.text)} gives {shown(got)}, not {shown(wanted)}")
+
+    def test_any_cut_gives_the_same(self) -> None:
+        """However a text is cut into deltas, the events fold to the same answer."""
+        for text in self.texts():
+            whole = fold(self.make(), [text])
+            for pieces in cuts(text):
+                same(whole, fold(self.make(), pieces), text, pieces)
+
+    def test_short_texts_in_every_cut(self) -> None:
+        """Short texts give the same in each of their cuts; so do the beginnings and ends of the samples."""
+        long = [sample.text for sample in self.samples] + list(FOREIGN[-4:])
+        for text in dict.fromkeys(part for each in long for part in (each[:9], each[-9:])):
+            whole = fold(self.make(), [text])
+            for pieces in cuts(text):
+                same(whole, fold(self.make(), pieces), text, pieces)
+
+    def test_truncation_loses_nothing(self) -> None:
+        """A text may end anywhere: what came of the thoughts and of the answer is there, in order."""
+        for sample in self._samples():
+            first = sample.text.find(sample.reasoning)
+            last = len(sample.text) - len(sample.content)
+            for end in range(len(sample.text)):
+                seen = sample.text[first : min(end, first + len(sample.reasoning))] if end > first else ""
+                seen += sample.text[last:end]
+                got = fold(self.make(), [sample.text[:end]]).text
+                place = f"{shown(sample.text)} that ends after {end} characters"
+                promise(squeezed(seen) in squeezed(got), f"{place} gives only {shown(got)}")
+                promise(len(squeezed(got)) <= len(squeezed(sample.text[:end])), f"{place} gives {shown(got)}")
+
+    def test_truncation_never_raises(self) -> None:
+        """Any text may end anywhere, and nothing raises or is made up."""
+        for text in self.texts():
+            for end in range(len(text)):
+                got = fold(self.make(), [text[:end]]).text
+                promise(len(got) <= end, f"{end} characters of {shown(text)} become {shown(got)}")
+
+    def test_text_without_markup_survives(self) -> None:
+        """Text without any markup is all there, as reasoning or as content, to the last white space."""
+        for text in PLAIN:
+            got = fold(self.make(), list(text)).text
+            promise(got == text, f"{shown(text)} becomes {shown(got)}")
+
+    def test_only_reasoning_and_content(self) -> None:
+        """No other events come: calls are the tool parser's."""
+        for text in self.texts():
+            parser = self.make()
+            for event in [*parser.feed(TextDelta(text)), *parser.finish()]:
+                promise(isinstance(event, Reasoning | Content), f"{shown(text)} gives {shown(event)}")
+
+    def test_text_is_not_held_back(self) -> None:
+        """Thoughts and answer are handed on while they come, not at the end."""
+        words = "The quick brown fox jumps over the lazy dog. " * 40
+        beginnings = ["", *(sample.text[: len(sample.text) - len(sample.content)] for sample in self.samples)]
+        for beginning in beginnings:
+            got = fold(self.make(), beginning + words, finish=False).text
+            late = len(words) - len(got)
+            promise(late <= _HELD_BACK, f"after {shown(beginning)} {late} of {len(words)} characters wait for the end")
+
+    def test_requests_share_nothing(self) -> None:
+        """Parsers that work at the same time, or after one that broke off, do as they would alone."""
+        texts = [text for text in self.texts() if text]
+        alone = [fold(self.make(), [text]).answer() for text in texts]
+        parsers = [self.make() for _ in texts]
+        folds = [Fold() for _ in texts]
+        for at in range(max(map(len, texts))):
+            for parser, folded, text in zip(parsers, folds, texts, strict=True):
+                folded.add(parser.feed(TextDelta(text[at : at + 1])))
+        for parser, folded, text, wanted in zip(parsers, folds, texts, alone, strict=True):
+            folded.add(parser.finish())
+            promise(folded.answer() == wanted, f"{shown(text)} beside others gives {shown(folded.answer())}")
+
+    def test_work_is_linear(self) -> None:
+        """The work for a text grows with its length, one character at a time, in thoughts and in the answer."""
+        for text in ("word ", "<", "</", "\n", *(sample.text for sample in self.samples)):
+            linear(self.make, text)
+
+    # ------------------------------------------------------------------------------------ parts
+
+    def _samples(self) -> Sequence[Thought]:
+        if not self.samples:
+            does_not_apply("no `samples` are given")
+        return self.samples

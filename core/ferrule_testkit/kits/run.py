@@ -1,0 +1,64 @@
+"""Running a kit without pytest: one outcome per promise."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Iterator
+from typing import Any
+from unittest import SkipTest
+
+from msgspec import Struct
+
+from ferrule_testkit.kits.base import Broken, Kit, promises
+
+OK, FAILED, SKIPPED = "ok", "failed", "skipped"
+
+
+class Outcome(Struct, frozen=True, kw_only=True):
+    """What became of one promise. `reason` is empty for one that is kept, `where` is the line that broke it."""
+
+    name: str
+    promise: str
+    result: str
+    reason: str = ""
+    where: str = ""
+    seconds: float = 0.0
+
+
+def run_kit(kit: type[Kit], plugin: Any) -> Iterator[Outcome]:
+    """Prove every promise of a kit for one class, in order. Nothing that the plugin raises stops the others."""
+    bound = type(kit.__name__, (kit,), {"plugin": plugin, "__module__": kit.__module__})
+    for name, sentence in promises(bound):
+        start = time.perf_counter()
+        result, reason, where = _prove(bound, name)
+        seconds = time.perf_counter() - start
+        yield Outcome(name=name, promise=sentence, result=result, reason=reason, where=where, seconds=seconds)
+
+
+def _prove(kit: type[Kit], name: str) -> tuple[str, str, str]:
+    instance = kit()
+    try:
+        instance.setup_method()
+        try:
+            getattr(instance, name)()
+        finally:
+            instance.teardown_method()
+    except SkipTest as skipped:
+        return SKIPPED, str(skipped), ""
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a plugin may raise SystemExit, or anything
+        return FAILED, _reason(error), _where(error)
+    return OK, "", ""
+
+
+def _reason(error: BaseException) -> str:
+    text = " ".join(str(error).split()) or "without a message"
+    return text if isinstance(error, Broken) else f"{type(error).__name__}: {text}"
+
+
+def _where(error: BaseException) -> str:
+    """File and line of the innermost code, in the plugin as a rule."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""

@@ -1,0 +1,240 @@
+"""The kit of tool parsers."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ferrule.interfaces.parsers import TextDelta, ToolParser
+from ferrule.types import GrammarSpec
+from ferrule_testkit.kits.base import Kit, does_not_apply, promise, shown
+from ferrule_testkit.kits.cuts import cuts
+from ferrule_testkit.kits.parsers import FOREIGN, PLAIN, Fold, fold, linear, same, squeezed
+
+_HELD_BACK = 256  # characters of plain text that may wait for a decision
+
+
+@dataclass(frozen=True)
+class CallText:
+    """A call as the model writes it, markup included, and what it means."""
+
+    text: str
+    name: str
+    arguments: Mapping[str, Any]
+
+
+Sample = Sequence["str | CallText"]  # an answer of the model: text and calls in order
+
+
+def _function(name: str, **properties: str) -> dict[str, Any]:
+    schema = {
+        "type": "object",
+        "properties": {key: {"type": kind} for key, kind in properties.items()},
+        "required": list(properties),
+    }
+    return {"type": "function", "function": {"name": name, "description": f"{name}.", "parameters": schema}}
+
+
+class ToolParserKit(Kit):
+    """A tool parser gives the same calls however the text is cut, loses nothing, and never raises.
+
+    Give `samples`: answers in the parser's own protocol, each a sequence of text and `CallText`. Without them only the
+    promises that hold for any text are proved.
+    """
+
+    kind = "tool_parser"
+    samples: Sequence[Sample] = ()
+    tools: Sequence[dict[str, Any]] = (
+        _function("get_weather", city="string", unit="string"),
+        _function("add", a="number", b="number"),
+        _function("f", a="string"),
+        _function("now"),
+    )
+    plain: Sequence[str] = PLAIN
+
+    def make(self, tools: Sequence[dict[str, Any]] | None = None) -> ToolParser:
+        parser: ToolParser = self.plugin(copy.deepcopy(list(self.tools)) if tools is None else tools)
+        return parser
+
+    def texts(self) -> Iterator[str]:
+        yield from (_text(sample) for sample in self.samples)
+        yield from self.plain
+        yield from FOREIGN
+
+    # ------------------------------------------------------------------------------------ promises
+
+    def test_calls_are_found(self) -> None:
+        """Each sample gives its calls, in order, with their arguments as a JSON text."""
+        for sample in self._samples():
+            folded = fold(self.make(), [_text(sample)])
+            wanted = [(part.name, dict(part.arguments)) for part in sample if isinstance(part, CallText)]
+            got = [(call.name, _json(call.arguments, sample)) for call in folded.calls]
+            promise(got == wanted, f"{shown(_text(sample))} gives {shown(got)}, not {shown(wanted)}")
+
+    def test_text_around_calls_survives(self) -> None:
+        """Text before, between and after calls is content, and the calls' own text is not."""
+        for sample in self._samples():
+            wanted = "".join(part for part in sample if isinstance(part, str))
+            got = fold(self.make(), [_text(sample)]).content
+            promise(squeezed(got) == squeezed(wanted), f"content of {shown(_text(sample))} is {shown(got)}")
+
+    def test_plain_text_passes_unchanged(self) -> None:
+        """An answer without a call is content, to the last white space."""
+        for text in self.plain:
+            for pieces in ([text], list(text)):
+                folded = fold(self.make(), pieces)
+                promise(folded.answer() == (text, "", []), f"{shown(text)} becomes {shown(folded.answer())}")
+
+    def test_any_cut_gives_the_same(self) -> None:
+        """However a text is cut into deltas, the events fold to the same answer."""
+        for text in self.texts():
+            whole = fold(self.make(), [text])
+            for pieces in cuts(text):
+                same(whole, fold(self.make(), pieces), text, pieces)
+
+    def test_short_texts_in_every_cut(self) -> None:
+        """Short texts give the same in each of their cuts; so do the beginnings and ends of the samples."""
+        long = [_text(sample) for sample in self.samples] + list(FOREIGN[:4])
+        for text in dict.fromkeys(part for each in long for part in (each[:9], each[-9:])):
+            whole = fold(self.make(), [text])
+            for pieces in cuts(text):
+                same(whole, fold(self.make(), pieces), text, pieces)
+
+    def test_truncation_never_raises_and_closes_every_call(self) -> None:
+        """A text may end anywhere: nothing raises, and every call that started is ended."""
+        for text in self.texts():
+            for end in range(len(text)):
+                fold(self.make(), [text[:end]])
+
+    def test_truncation_loses_nothing(self) -> None:
+        """What came before the end is content, or part of a call: no character of a payload disappears."""
+        for sample in self._samples():
+            calls = fold(self.make(), [_text(sample)]).calls
+            wanted = sum(isinstance(part, CallText) for part in sample)
+            promise(len(calls) == wanted, f"{shown(_text(sample))} gives {len(calls)} calls, not {wanted}")
+            for before, number, part, length in _truncations(sample):
+                folded = fold(self.make(), [before + part.text[:length]])
+                self._check_truncated(sample, folded, (number, part, length), calls[number].arguments)
+
+    def test_plain_text_is_not_held_back(self) -> None:
+        """Plain text is handed on while it comes, not at the end."""
+        text = "The quick brown fox jumps over the lazy dog. " * 40
+        content = fold(self.make(), text, finish=False).content
+        late = len(text) - len(content)
+        promise(late <= _HELD_BACK, f"{late} of {len(text)} characters of plain text wait for the end")
+
+    def test_requests_share_nothing(self) -> None:
+        """Parsers that work at the same time, or after one that broke off, do as they would alone."""
+        texts = [text for text in self.texts() if text]
+        alone = [fold(self.make(), [text]).answer() for text in texts]
+        parsers = [self.make() for _ in texts]
+        folds = [Fold() for _ in texts]
+        for at in range(max(map(len, texts))):
+            for parser, folded, text in zip(parsers, folds, texts, strict=True):
+                folded.add(parser.feed(TextDelta(text[at : at + 1])))
+        for parser, folded, text, wanted in zip(parsers, folds, texts, alone, strict=True):
+            folded.add(parser.finish())
+            promise(folded.answer() == wanted, f"{shown(text)} beside others gives {shown(folded.answer())}")
+
+    def test_ids_of_calls_are_never_used_twice(self) -> None:
+        """The same text in two requests gives calls with different ids."""
+        for sample in self._samples():
+            first, second = (fold(self.make(), [_text(sample)]).ids for _ in range(2))
+            promise(not set(first) & set(second), f"two requests have a call {set(first) & set(second)}")
+
+    def test_the_tools_are_left_alone(self) -> None:
+        """The request's tools are read and not changed."""
+        tools = copy.deepcopy(list(self.tools))
+        for text in self.texts():
+            fold(self.make(tools), [text])
+        promise(tools == list(self.tools), "the tools of the request were changed")
+
+    def test_work_is_linear(self) -> None:
+        """The work for a text grows with its length, one character at a time, also inside a call that does not end."""
+        for text in ("word ", "<", "{", "[", "\n", *(_text(sample) for sample in self.samples)):
+            linear(self.make, text)
+        for sample in self.samples:
+            for before, _, part, length in _truncations(sample):
+                if length == len(part.text) // 2:
+                    self._linear_inside(before + part.text[:length])
+
+    def test_constraints(self) -> None:
+        """`constraint` answers every tool_choice with a grammar or None; `none` demands nothing."""
+        name = self.tools[0]["function"]["name"]
+        for choice in ("none", "auto", "required", {"type": "function", "function": {"name": name}}):
+            found = self.make().constraint(choice)
+            promise(found is None or isinstance(found, GrammarSpec), f"constraint({choice!r}) is {shown(found)}")
+            promise(choice != "none" or found is None, "tool_choice none is given a grammar")
+
+    # ------------------------------------------------------------------------------------ parts
+
+    def _samples(self) -> Sequence[Sample]:
+        if not self.samples:
+            does_not_apply("no `samples` are given")
+        return self.samples
+
+    def _linear_inside(self, beginning: str) -> None:
+        def make() -> ToolParser:
+            parser = self.make()
+            parser.feed(TextDelta(beginning))
+            return parser
+
+        linear(make, "word ")
+
+    def _check_truncated(self, sample: Sample, folded: Fold, at: tuple[int, CallText, int], arguments: str) -> None:
+        number, part, length = at
+        seen = squeezed(part.text[:length])
+        plain = squeezed("".join(_before(sample, number)))
+        place = f"{shown(_text(sample))} that ends after {shown(part.text[:length])}"
+        content = squeezed(folded.content)
+        promise(content.startswith(plain), f"{place} loses content: {shown(folded.content)}")
+        released = content[len(plain) :]
+        if len(folded.calls) <= number:
+            start = part.text.find(part.name)
+            owed = len(squeezed(part.text[start:length])) if 0 <= start < length else 0
+            kept = seen.endswith(released) and len(released) >= owed
+            promise(kept, f"{place} loses the beginning of a call: content is {shown(folded.content)}")
+            return
+        call = folded.calls[number]
+        promise(call.name == part.name, f"{place} calls {call.name!r}")
+        promise(arguments.startswith(call.arguments), f"{place} gives the arguments {shown(call.arguments)}")
+        start = part.text.find(arguments)
+        if start >= 0:
+            owed = min(length - start, len(arguments))
+            promise(len(call.arguments) >= owed, f"{place} gives only the arguments {shown(call.arguments)}")
+
+
+def _text(sample: Sample) -> str:
+    return "".join(part if isinstance(part, str) else part.text for part in sample)
+
+
+def _truncations(sample: Sample) -> Iterator[tuple[str, int, CallText, int]]:
+    """(text before the call, its number, the call, characters of it that came) of each end inside a call."""
+    before, number = "", 0
+    for part in sample:
+        if isinstance(part, CallText):
+            for length in range(len(part.text)):
+                yield before, number, part, length
+            number += 1
+        before += part if isinstance(part, str) else part.text
+
+
+def _before(sample: Sample, number: int) -> Iterator[str]:
+    """Plain text before the call with this number."""
+    for part in sample:
+        if isinstance(part, str):
+            yield part
+        elif number == 0:
+            return
+        else:
+            number -= 1
+
+
+def _json(arguments: str, sample: Sample) -> Any:
+    try:
+        return json.loads(arguments)
+    except ValueError:
+        promise(False, f"arguments {shown(arguments)} of {shown(_text(sample))} are no JSON")

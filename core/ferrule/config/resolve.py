@@ -94,6 +94,8 @@ def _contradictions(config: Config) -> list[str]:
             re.compile(model.logits_processor_pattern)
         except re.error as error:
             problems.append(f"--logits-processor-pattern is not a regular expression: {error}.")
+    if config.frontend.enable_auto_tool_choice and not config.frontend.tool_call_parser:
+        problems.append("--enable-auto-tool-choice needs --tool-call-parser NAME: without it no call is understood.")
     root = config.frontend.root_path
     if root and not root.startswith("/"):
         problems.append(f"--root-path: {root!r} must begin with '/'.")

@@ -10,7 +10,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ferrule.interfaces.parsers import Content, Event, Reasoning, ReasoningParser, TextDelta, ToolParser
+from ferrule.frontend.admit import Prepared
+from ferrule.frontend.detokenize import decode
+from ferrule.interfaces.parsers import ChoiceContext, Content, Event, Reasoning, ReasoningParser, TextDelta, ToolParser
+from ferrule.interfaces.service import ChatPrompt, Generate, Prompt
+from ferrule.interfaces.tokenizer import Tokenizer
+
+_TAIL = 32  # ids of a prompt without text whose text parsers are shown
 
 
 @dataclass(frozen=True)
@@ -24,11 +30,17 @@ class Parsers:
 class ParseChain:
     """`tools` are the request's; without tools the tool parser does not run."""
 
-    __slots__ = ("_reasoning", "_tools")
+    __slots__ = ("_reasoning", "_tools", "wants_special_tokens")
 
-    def __init__(self, parsers: Parsers, tools: Sequence[dict[str, Any]] | None) -> None:
+    def __init__(
+        self, parsers: Parsers, tools: Sequence[dict[str, Any]] | None, context: ChoiceContext | None = None
+    ) -> None:
         self._reasoning = parsers.reasoning() if parsers.reasoning else None
         self._tools = parsers.tools(tools) if parsers.tools and tools else None
+        used = [parser for parser in (self._reasoning, self._tools) if parser is not None]
+        for parser in used:
+            parser.begin(context or ChoiceContext())
+        self.wants_special_tokens = any(parser.wants_special_tokens for parser in used)
 
     def feed(self, text: str, token_ids: tuple[int, ...] = ()) -> tuple[Event, ...]:
         """Events of new text and the ids that it came from."""
@@ -60,6 +72,29 @@ class ParseChain:
             else:
                 read.append(event)
         return read
+
+
+def open_chain(
+    parsers: Parsers, request: Generate, prompt: Prompt | ChatPrompt, prepared: Prepared, tokenizer: Tokenizer | None
+) -> ParseChain:
+    """The chain of one choice: of one of the request's prompts, as it was read."""
+    if request.raw or parsers == Parsers():
+        return ParseChain(Parsers(), None)
+    text, chat = prepared.text, prompt if isinstance(prompt, ChatPrompt) else None
+    if text is None and tokenizer is not None:
+        text = decode(tokenizer, prepared.ids[-_TAIL:], skip_special_tokens=False)
+    continued = chat.messages[-1].get("content") if chat and chat.continue_final_message else None
+    context = ChoiceContext(
+        prompt=text or "",
+        prompt_ids=prepared.ids,
+        continued=continued if isinstance(continued, str) else "",
+        tools=request.tools or (),
+        tool_choice=request.tool_choice,
+        template_kwargs=(chat and chat.chat_template_kwargs) or {},
+        streamed=request.streamed,
+        tokenizer=tokenizer,
+    )
+    return ParseChain(parsers, None if request.tool_choice == "none" else request.tools, context)
 
 
 def _join(events: Iterable[Event]) -> tuple[Event, ...]:

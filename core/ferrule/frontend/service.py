@@ -19,7 +19,7 @@ from ferrule.frontend.client import EngineClient
 from ferrule.frontend.detokenize import open_detokenizer
 from ferrule.frontend.ledger import Ledger, Loggers, Reservation
 from ferrule.frontend.output import Choice, OutputStream
-from ferrule.frontend.parse import ParseChain, Parsers
+from ferrule.frontend.parse import Parsers, open_chain
 from ferrule.frontend.render import Renderer, choose_templates
 from ferrule.frontend.stops import StopMatcher
 from ferrule.frontend.tokenize import Encoder, open_tokenizer
@@ -256,13 +256,14 @@ class FrontendService(Service):
         index: int,
         held: Reservation,
     ) -> Choice:
-        parse = ParseChain(self._parsers, request.tools)
+        asked = request.prompts[index // checked.n]
+        parse = open_chain(self._parsers, request, asked, prompt, self.tokenizer)
         detokenizer = None
         if checked.detokenize and self.tokenizer is not None:
             detokenizer = open_detokenizer(
                 self.tokenizer,
                 prompt.ids,
-                skip_special_tokens=checked.skip_special_tokens,
+                skip_special_tokens=checked.skip_special_tokens and not parse.wants_special_tokens,
                 spaces_between_special_tokens=checked.spaces_between_special_tokens,
             )
         stops = StopMatcher(checked.stops, checked.include_stop) if checked.stops is not None else None
@@ -336,5 +337,8 @@ def _sampling_defaults(config: Config, folder: Path) -> dict[str, Any]:
 
 
 def _parsers(config: Config, plugins: Plugins) -> Parsers:
-    name = config.frontend.reasoning_parser
-    return Parsers(reasoning=plugins.load("reasoning_parser", name) if name else None)
+    reasoning, tools = config.frontend.reasoning_parser, config.frontend.tool_call_parser
+    return Parsers(
+        reasoning=plugins.load("reasoning_parser", reasoning) if reasoning else None,
+        tools=plugins.load("tool_parser", tools) if tools else None,
+    )

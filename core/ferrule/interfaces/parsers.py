@@ -12,7 +12,21 @@ from typing import Any
 
 from msgspec import Struct
 
+from ferrule.interfaces.tokenizer import Tokenizer
 from ferrule.types import GrammarSpec
+
+
+class ChoiceContext(Struct, frozen=True, kw_only=True):
+    """What is known of a choice before its first delta."""
+
+    prompt: str = ""  # its text up to where the answer begins; of a prompt of ids, at least the end
+    prompt_ids: tuple[int, ...] = ()
+    continued: str = ""  # what the message says already that the answer goes on with (continue_final_message)
+    tools: tuple[dict[str, Any], ...] = ()
+    tool_choice: str | dict[str, Any] | None = None
+    template_kwargs: dict[str, Any] = {}
+    streamed: bool = True  # False: nobody reads the events before the last one is there
+    tokenizer: Tokenizer | None = None
 
 
 class TextDelta(Struct, frozen=True):
@@ -51,6 +65,13 @@ Event = Content | Reasoning | CallStart | CallArguments | CallEnd
 
 
 class ReasoningParser(ABC):
+    """Constructed without arguments for one choice."""
+
+    wants_special_tokens: bool = False  # True, at the latest after `begin`: special tokens stay in the text
+
+    def begin(self, context: ChoiceContext) -> None:
+        """Called once, before the first delta. A prompt may end inside or behind a block of thinking."""
+
     @abstractmethod
     def feed(self, delta: TextDelta) -> Sequence[Reasoning | Content]:
         """Take the next delta; what cannot be decided yet is held back."""
@@ -63,8 +84,13 @@ class ReasoningParser(ABC):
 class ToolParser(ABC):
     """Constructed with the request's tools (the OpenAI objects) for one choice."""
 
+    wants_special_tokens: bool = False  # True, at the latest after `begin`: special tokens stay in the text
+
     def __init__(self, tools: Sequence[dict[str, Any]]) -> None:
         self.tools = tools
+
+    def begin(self, context: ChoiceContext) -> None:
+        """Called once, before the first delta."""
 
     @abstractmethod
     def constraint(self, choice: str | dict[str, Any]) -> GrammarSpec | None:

@@ -49,6 +49,8 @@ class Generate(Struct, frozen=True, kw_only=True):
     logits_processors: tuple[dict[str, Any], ...] = ()
     tools: tuple[dict[str, Any], ...] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    raw: bool = False  # True: all text is content as the model wrote it; no parser runs
+    streamed: bool = True  # False: the outputs are folded before anybody sees one
     max_tokens_default: str = "context"  # when params.max_tokens is None: what is left of the context
 
 

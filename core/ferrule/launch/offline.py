@@ -171,7 +171,7 @@ class LLM:
                 "There must be one sampling_params (and one priority) for each prompt.", "sampling_params"
             )
         requests = [
-            Generate(prompts=(prompt,), params=one, priority=level)
+            Generate(prompts=(prompt,), params=one, priority=level, raw=True)
             for prompt, one, level in zip(prompts, each, levels, strict=True)
         ]
         with tqdm(total=len(requests), desc="Prompts", disable=not use_tqdm, dynamic_ncols=True) as bar:

@@ -39,7 +39,7 @@ class Chat:
         body: ChatBody = call.body
         config, service = self._ctx.config, self._ctx.service
         check(body, config)
-        _check_tools(body)
+        _check_tools(body, config)
         _check_logprobs(body, config)
         request = self._request(body)
         asked = Asked.of("chatcmpl", call, request, service, config)
@@ -59,13 +59,14 @@ class Chat:
             return Reply(await writer.whole(outputs))
 
     def _request(self, body: ChatBody) -> Generate:
-        service = self._ctx.service
+        service, frontend = self._ctx.service, self._ctx.config.frontend
+        hidden = body.tool_choice == "none" and frontend.exclude_tools_when_tool_choice_none
         most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         if most is None:
             most = service.sampling_defaults().get("max_tokens")  # else what is left of the context
         prompt = ChatPrompt(
             messages=tuple(body.messages),
-            tools=None if body.tools is None else tuple(body.tools),
+            tools=None if body.tools is None or hidden else tuple(body.tools),
             documents=None if body.documents is None else tuple(body.documents),
             chat_template=body.chat_template,
             chat_template_kwargs=body.chat_template_kwargs,
@@ -83,6 +84,7 @@ class Chat:
             logits_processors=processors(body),
             tools=prompt.tools,
             tool_choice=body.tool_choice,
+            streamed=bool(body.stream),
         )
 
 
@@ -97,8 +99,7 @@ def _check_logprobs(body: ChatBody, config: Config) -> None:
         raise RequestError(f"top_logprobs must be {bound}.", "top_logprobs")
 
 
-def _check_tools(body: ChatBody) -> None:
-    """Tools may stand in the prompt; calls are not read from the answer before there are tool parsers."""
+def _check_tools(body: ChatBody, config: Config) -> None:
     choice = body.tool_choice
     if body.tools is None:
         if choice not in (None, "none"):
@@ -115,15 +116,20 @@ def _check_tools(body: ChatBody) -> None:
         if not isinstance(function.get("name"), str) or not function["name"]:
             raise RequestError(f"tools[{place}].function.name is required.", f"tools[{place}].function.name")
     if choice in (None, "auto"):
+        if not config.frontend.enable_auto_tool_choice:
+            raise RequestError(
+                'tool_choice "auto", the default with tools, needs a server that was started with '
+                '--enable-auto-tool-choice and --tool-call-parser; with "none" the tools are only shown to the model.',
+                "tool_choice",
+            )
+    elif choice == "required" or isinstance(choice, dict):
         raise RequestError(
-            'tool_choice "auto", the default with tools, requires --enable-auto-tool-choice and --tool-call-parser to '
-            'be set, which this build does not have; with tool_choice "none" the tools are only shown to the model.',
+            "tool_choice can be 'auto' or 'none' here: a call cannot be enforced, because this build has no guided "
+            "decoding.",
             "tool_choice",
         )
-    if choice != "none":
-        raise RequestError(
-            "tool_choice: only 'none' is possible: guided decoding is not available in this build.", "tool_choice"
-        )
+    elif choice != "none":
+        raise RequestError("tool_choice must be 'auto', 'none', 'required' or name a function.", "tool_choice")
 
 
 class _Writer:

@@ -68,6 +68,7 @@ class Completions:
             priority=body.priority or 0,
             cache_salt=body.cache_salt,
             logits_processors=processors(body),
+            raw=True,
         )
 
 

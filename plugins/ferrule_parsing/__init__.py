@@ -1,0 +1,18 @@
+"""Parts for tool and reasoning parsers, free for plugins of others to use.
+
+Reader, Tags        text that comes in pieces, read up to tags; what may begin a tag is held back
+ObjectReader        one JSON object that comes in pieces: the values of its members while they come
+CallWriter          content and calls to events, with the rule about white space next to calls
+TaggedJsonParser    a whole tool parser: ``<tag>{"name": …, "arguments": …}</tag>``
+ThinkingParser      a whole reasoning parser: ``<think>…</think>``
+
+All of it takes time linear in the text, whatever the text and its cut into deltas.
+"""
+
+from ferrule_parsing.calls import CallWriter
+from ferrule_parsing.json_object import ObjectReader, Piece
+from ferrule_parsing.reader import Reader, Tags
+from ferrule_parsing.tagged_json import TaggedJsonParser
+from ferrule_parsing.thinking import ThinkingParser
+
+__all__ = ["CallWriter", "ObjectReader", "Piece", "Reader", "Tags", "TaggedJsonParser", "ThinkingParser"]

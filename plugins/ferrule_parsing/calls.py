@@ -1,0 +1,75 @@
+"""Content and calls to events."""
+
+from __future__ import annotations
+
+import secrets
+
+from ferrule.interfaces.parsers import CallArguments, CallEnd, CallStart, Content, Event
+
+
+class CallWriter:
+    """Collects the events of one choice, numbers the calls and ends every one that was started.
+
+    White space next to a call is markup and not content, with one exception: where text stands before and behind a
+    call, the space behind the call stays, so that the two are not glued together. All other space survives.
+    """
+
+    def __init__(self) -> None:
+        self._events: list[Event] = []
+        self._space: list[str] = []  # behind the last content, or the last call, and not decided yet
+        self._said = False  # there was content
+        self._beside = False  # nothing but space since the last call
+        self._index = -1
+        self._open = False
+
+    @property
+    def open(self) -> bool:
+        """A call was started and is not ended."""
+        return self._open
+
+    def text(self, text: str) -> None:
+        """Content."""
+        if self._beside and not self._said:
+            text = text.lstrip()
+        body = text.rstrip()
+        if body:
+            self._events.append(Content("".join((*self._space, body))))
+            self._space.clear()
+            self._said, self._beside = True, False
+        if len(body) < len(text):
+            self._space.append(text[len(body) :])
+
+    def start(self, name: str) -> None:
+        """A call begins; one that is open ends."""
+        self.end()
+        self._space.clear()
+        self._index += 1
+        self._open = self._beside = True
+        self._events.append(CallStart(self._index, f"call_{secrets.token_hex(12)}", name))
+
+    def arguments(self, fragment: str) -> None:
+        """The next part of the open call's arguments."""
+        if fragment:
+            self._events.append(CallArguments(self._index, fragment))
+
+    def end(self) -> None:
+        """The open call ends, if there is one."""
+        if self._open:
+            self._open = False
+            self._events.append(CallEnd(self._index))
+
+    def drop_space(self) -> None:
+        """Space since the last content or call was markup."""
+        self._space.clear()
+
+    def finish(self) -> None:
+        """Nothing comes any more."""
+        self.end()
+        if self._space and not self._beside:
+            self._events.append(Content("".join(self._space)))
+        self._space.clear()
+
+    def take(self) -> list[Event]:
+        """Events since the last call."""
+        events, self._events = self._events, []
+        return events

@@ -1,0 +1,167 @@
+"""One JSON object that comes in pieces, cut into the raw values of its members."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+_SPACE = re.compile(r"[ \t\r\n]*")
+_IN_STRING = re.compile(r'["\\]')
+_IN_NESTED = re.compile(r'["{}\[\]]')
+_AFTER_SCALAR = re.compile(r'[,{}\[\]" \t\r\n]')
+
+
+class Piece(NamedTuple):
+    """A part of a member's value, as it was written. `last`: the value is whole with it."""
+
+    key: str
+    text: str
+    last: bool
+
+
+class ObjectReader:
+    """Feed it from the opening brace on; `done` or `failed` tell that it wants no more.
+
+    Values are not checked: of nested ones, brackets are counted and strings are skipped, so whatever is balanced passes
+    verbatim. What fails is the object's own frame: a key that is no string, a missing colon or comma.
+    """
+
+    def __init__(self) -> None:
+        self.done = False
+        self.failed = False
+        self._pieces: list[Piece] = []
+        self._state: Callable[[str, int], int] = self._open
+        self._key = ""
+        self._parts: list[str] = []  # of a key that is being read
+        self._depth = 0
+        self._quoted = False
+        self._escaped = False  # a backslash was the last character of the piece before
+
+    def feed(self, text: str, at: int = 0) -> int:
+        """Read from `at` on; returns where it stopped: the end, behind the closing brace, or at what is wrong."""
+        while at < len(text) and not self.done and not self.failed:
+            at = self._state(text, at)
+        return at
+
+    def take(self) -> list[Piece]:
+        """Pieces since the last call."""
+        pieces, self._pieces = self._pieces, []
+        return pieces
+
+    # ---- states: each reads at least one character, or fails, or goes to a state that does
+
+    def _open(self, text: str, at: int) -> int:
+        return self._expect(text, at, {"{": self._before_key})
+
+    def _before_key(self, text: str, at: int) -> int:
+        return self._expect(text, _skip(text, at), {'"': self._in_key, "}": self._close})
+
+    def _colon(self, text: str, at: int) -> int:
+        return self._expect(text, _skip(text, at), {":": self._value})
+
+    def _after_value(self, text: str, at: int) -> int:
+        return self._expect(text, _skip(text, at), {",": self._before_key, "}": self._close})
+
+    def _expect(self, text: str, at: int, states: dict[str, Callable[[str, int], int]]) -> int:
+        if at == len(text):
+            return at
+        state = states.get(text[at])
+        if state is None:
+            self.failed = True
+            return at
+        self._state = state
+        self.done = state == self._close
+        return at + 1
+
+    def _close(self, text: str, at: int) -> int:
+        return at  # never called: the object is done
+
+    def _in_key(self, text: str, at: int) -> int:
+        end, closed = self._string_end(text, at)
+        self._parts.append(text[at:end])
+        if closed:
+            self._key = unquote('"' + "".join(self._parts)) or ""
+            self._parts.clear()
+            self._state = self._colon
+        return end
+
+    def _value(self, text: str, at: int) -> int:
+        at = _skip(text, at)
+        if at == len(text):
+            return at
+        first = text[at]
+        if first in ",:}]":
+            self.failed = True
+            return at
+        self._depth = 0
+        self._state = self._in_scalar
+        if first in '"{[':
+            self._state = self._in_nested
+        return at
+
+    def _in_scalar(self, text: str, at: int) -> int:
+        found = _AFTER_SCALAR.search(text, at)
+        end = len(text) if found is None else found.start()
+        return self._emit(text, at, end, last=found is not None)
+
+    def _in_nested(self, text: str, at: int) -> int:
+        """Brackets of both kinds and a string of its own: at depth 0 the value is whole."""
+        end = at
+        while end < len(text):
+            if self._quoted:
+                end, closed = self._string_end(text, end)
+                self._quoted = not closed
+                if closed and self._depth == 0:
+                    return self._emit(text, at, end, last=True)
+                continue
+            found = _IN_NESTED.search(text, end)
+            if found is None:
+                return self._emit(text, at, len(text), last=False)
+            end = found.end()
+            if found[0] == '"':
+                self._quoted = True
+            elif found[0] in "{[":
+                self._depth += 1
+            else:
+                self._depth -= 1
+                if self._depth == 0:
+                    return self._emit(text, at, end, last=True)
+        return self._emit(text, at, end, last=False)
+
+    def _emit(self, text: str, start: int, end: int, *, last: bool) -> int:
+        self._pieces.append(Piece(self._key, text[start:end], last))
+        if last:
+            self._state = self._after_value
+        return end
+
+    def _string_end(self, text: str, at: int) -> tuple[int, bool]:
+        """(behind the closing quote, True), or (the text's end, False)."""
+        if self._escaped:
+            self._escaped = False
+            at += 1
+        while True:
+            found = _IN_STRING.search(text, at)
+            if found is None:
+                return len(text), False
+            if found[0] == '"':
+                return found.end(), True
+            at = found.end() + 1
+            if at > len(text):
+                self._escaped = True
+                return len(text), False
+
+
+def unquote(raw: str) -> str | None:
+    """The text of a JSON string; None when it is none. Line breaks in it are tolerated."""
+    try:
+        value = json.loads(raw, strict=False)
+    except ValueError:
+        return None
+    return value if isinstance(value, str) else None
+
+
+def _skip(text: str, at: int) -> int:
+    found = _SPACE.match(text, at)
+    return at if found is None else found.end()

@@ -1,0 +1,86 @@
+"""Text that comes in pieces, read up to tags."""
+
+from __future__ import annotations
+
+import re
+
+_SPACE = re.compile(r"\s*")
+
+
+class Tags:
+    """A fixed set of tags to look for. Where two begin at one place, the longer one counts."""
+
+    __slots__ = ("_longest", "_pattern", "_prefixes")
+
+    def __init__(self, *tags: str) -> None:
+        if not tags or not all(tags):
+            raise ValueError("there must be at least one tag, and none may be empty")
+        ordered = sorted(tags, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, ordered)))  # literals only: nothing to go back for
+        self._prefixes = frozenset(tag[:length] for tag in tags for length in range(1, len(tag)))
+        self._longest = len(ordered[0])
+
+    def find(self, text: str, at: int) -> re.Match[str] | None:
+        """The first tag at or behind `at`."""
+        return self._pattern.search(text, at)
+
+    def open_end(self, text: str, at: int) -> int:
+        """Where a tag may have begun that the text does not hold whole; the text's length when none can have."""
+        for start in range(max(at, len(text) - self._longest + 1), len(text)):
+            if text[start:] in self._prefixes:
+                return start
+        return len(text)
+
+
+class Reader:
+    """What has come and is not read yet is ``text[at:]``. Leave little of it unread: each `push` copies it."""
+
+    __slots__ = ("at", "text")
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.at = 0
+
+    def push(self, text: str) -> None:
+        """Append the next piece."""
+        self.text = self.text[self.at :] + text
+        self.at = 0
+
+    @property
+    def empty(self) -> bool:
+        return self.at == len(self.text)
+
+    def until(self, tags: Tags) -> tuple[str, str]:
+        """(text before the next tag, the tag); both are read. Without a tag: (what surely belongs to none, "")."""
+        start = self.at
+        found = tags.find(self.text, start)
+        if found is not None:
+            self.at = found.end()
+            return self.text[start : found.start()], found[0]
+        self.at = tags.open_end(self.text, start)
+        return self.text[start : self.at], ""
+
+    def take(self, tag: str) -> bool | None:
+        """Read `tag` if it stands here. None: that cannot be said yet."""
+        if self.text.startswith(tag, self.at):
+            self.at += len(tag)
+            return True
+        return None if tag.startswith(self.text[self.at : self.at + len(tag)]) else False
+
+    def space(self) -> str:
+        """Read the white space that stands here."""
+        return self.match(_SPACE)
+
+    def match(self, pattern: re.Pattern[str]) -> str:
+        """Read what matches here; "" when nothing does. The pattern is to be a plain class of characters."""
+        found = pattern.match(self.text, self.at)
+        if found is None:
+            return ""
+        self.at = found.end()
+        return found[0]
+
+    def rest(self) -> str:
+        """Read everything."""
+        rest = self.text[self.at :]
+        self.at = len(self.text)
+        return rest

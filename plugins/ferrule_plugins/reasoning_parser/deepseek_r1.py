@@ -1,0 +1,14 @@
+"""`deepseek_r1`: thoughts of DeepSeek R1, its distilled models and QwQ, whose prompt opens the block.
+
+https://huggingface.co/deepseek-ai/DeepSeek-R1
+"""
+
+from __future__ import annotations
+
+from ferrule_parsing import ThinkingParser
+
+
+class DeepSeekR1(ThinkingParser):
+    """Everything is thought until ``</think>``, whether or not the answer begins with ``<think>``."""
+
+    begins_inside = True

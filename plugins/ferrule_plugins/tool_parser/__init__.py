@@ -1,0 +1,1 @@
+"""Plugins of kind tool_parser."""

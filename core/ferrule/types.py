@@ -284,14 +284,21 @@ class EngineStats(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class CacheGroup(Struct, frozen=True):
     """Layers that share a block table. The engine needs no more than this to keep their cache.
 
-    `kind`: "full", "sliding", "recurrent" … `window`: tokens a sliding layer sees (itself included), 0 for full.
+    `kind`: "full", "sliding" or "recurrent". `window`: tokens a sliding layer sees (itself included), 0 for full.
     All groups draw blocks of `block_size` tokens from one pool; block 0 is the null block and is never written.
+    A recurrent group has no blocks: its layers keep one state for each slot, cleared at admission. It is a model's
+    last group, and `Chunk.new_blocks` has no entry for it.
     """
 
     kind: str
     block_size: int
     window: int = 0
     num_layers: int = 1
+
+    @property
+    def paged(self) -> bool:
+        """True for a group whose cache grows with the tokens, in blocks."""
+        return self.kind != "recurrent"
 
     def dead_before(self, computed: int) -> int:
         """Positions below this are never read again once `computed` positions are in the cache."""
@@ -309,7 +316,7 @@ class ModelInfo(Struct, frozen=True, kw_only=True):
     device: str
     attention: str
     groups: tuple[CacheGroup, ...]
-    page_bytes: int  # bytes of one block over all layers of the largest group
+    page_bytes: int  # bytes of one block over all layers of the largest group; 0 for a model that has only states
     max_blocks: int  # how many blocks the device's budget allows
     num_parameters: int = 0
     weight_bytes: int = 0

@@ -58,19 +58,30 @@ class FakeModel:
     """Pure functions. A "cell" is what a token leaves in the cache; it depends on all tokens before it and on a scope.
 
     The scope is adapter, media and salt: what else a real cache depends on, or who may see it. Group g stores
-    cell + g, so that the cell of another group is a wrong one.
+    cell + g, so that the cell of another group is a wrong one. With a recurrent group the next token depends on a
+    state too, which takes in one token after the other and begins with 0.
     """
 
-    groups: tuple[CacheGroup, ...]
+    all_groups: tuple[CacheGroup, ...]
     vocab_size: int
+
+    @property
+    def groups(self) -> tuple[CacheGroup, ...]:
+        """Those with blocks."""
+        return tuple(group for group in self.all_groups if group.paged)
+
+    def next_state(self, state: int, token: int) -> int:
+        """The state after `token`; always 0 in a model without."""
+        return hash((state, token)) & 0xFFFFFFFFFFFF if len(self.groups) < len(self.all_groups) else 0
 
     def cell(self, scope: int, position: int, token: int, probes: Sequence[int]) -> int:
         """`probes` are, for each group, the newest and the oldest cell that this position sees; 0 where none is."""
         return hash((scope, position, token, *probes)) & 0xFFFFFFFFFFFF
 
-    def sample(self, seed: int, position: int, visible: Sequence[int]) -> int:
-        """The token at `position`, from all cells that the one before it sees, itself included, group by group."""
-        return hash((seed, position, *visible)) % self.vocab_size
+    def sample(self, seed: int, position: int, visible: Sequence[int], state: int) -> int:
+        """The token at `position`, from the state after the one before it and all cells that that one sees, itself
+        included, group by group."""
+        return hash((seed, position, state, *visible)) % self.vocab_size
 
     def logprob(self, token: int, cell: int) -> TokenLogprobs:
         """Stands for a log-probability of `token` after the token that left `cell`."""
@@ -104,6 +115,7 @@ def solo(model: FakeModel, request: EngineRequest, max_model_len: int) -> Solo:
     sampling = request.sampling
     scope = scope_of(request)
     cells: list[int] = []
+    state = 0
     while True:
         for p in range(len(cells), len(ids)):
             probes: list[int] = []
@@ -111,12 +123,13 @@ def solo(model: FakeModel, request: EngineRequest, max_model_len: int) -> Solo:
                 lo = group.dead_before(p)
                 probes += (cells[p - 1] + g, cells[lo] + g) if lo < p else (0, 0)
             cells.append(model.cell(scope, p, ids[p], probes))
+            state = model.next_state(state, ids[p])
         if sampling.prompt_logprobs is not None and not out.token_ids:
             out.prompt_logprobs = [model.logprob(ids[p], cells[p - 1]) for p in range(1, num_prompt)]
         visible: list[int] = []
         for g, group in enumerate(model.groups):
             visible += [cell + g for cell in cells[group.dead_before(len(ids) - 1) :]]
-        token = model.sample(sampling.seed, len(ids), visible)
+        token = model.sample(sampling.seed, len(ids), visible, state)
         if sampling.logprobs is not None:
             out.logprobs.append(model.logprob(token, cells[-1]))
         ids.append(token)
@@ -177,10 +190,11 @@ class FakeDevice:
         self.model = model
         self.failing: set[str] = set()
         self._scope = scope_of_admit
-        self._size = model.groups[0].block_size
+        self._size = model.all_groups[0].block_size
         self._memory: list[list[int | None]] = [[None] * self._size for _ in range(num_blocks)]
         self._holders = [0] * num_blocks  # live table entries that name the block
         self._slots: dict[int, SlotState] = {}
+        self._recurrent: dict[int, int] = {}  # by slot; it stays when the slot is released
 
     def run(self, plan: StepPlan) -> StepResult:
         for slot in plan.releases:
@@ -188,6 +202,7 @@ class FakeDevice:
         for admit in plan.admits:
             if admit.slot in self._slots:
                 raise Fault(f"I9: slot {admit.slot} is given to {admit.id} while {self._slots[admit.slot].id} has it")
+            self._recurrent[admit.slot] = 0
             self._slots[admit.slot] = SlotState(admit, self._scope(admit), len(self.model.groups))
         states = [self._extend(chunk) for chunk in plan.chunks]
         return StepResult(
@@ -236,6 +251,7 @@ class FakeDevice:
                 lo = group.dead_before(p)
                 probes += (self._read(state, g, p - 1), self._read(state, g, lo)) if lo < p else (0, 0)
             cell = self.model.cell(state.scope, p, state.ids[p], probes)
+            self._recurrent[chunk.slot] = self.model.next_state(self._recurrent[chunk.slot], state.ids[p])
             for g in range(len(groups)):
                 self._write(state, g, p, cell + g)
             if state.sampling.prompt_logprobs is not None and p + 1 < state.num_prompt:
@@ -247,7 +263,7 @@ class FakeDevice:
             visible: list[int] = []
             for g, group in enumerate(groups):
                 visible += self._read_range(state, g, group.dead_before(end - 1), end)
-            token = self.model.sample(state.sampling.seed, end, visible)
+            token = self.model.sample(state.sampling.seed, end, visible, self._recurrent[chunk.slot])
             state.ids.append(token)
             token_ids = (token,)
             if state.sampling.logprobs is not None:
@@ -338,7 +354,7 @@ class FakeExecutor(Executor):
             dtype="float32",
             device="none",
             attention="none",
-            groups=self.model.groups,
+            groups=self.model.all_groups,
             page_bytes=1,
             max_blocks=128,
         )

@@ -64,6 +64,13 @@ def draw_groups(rng: random.Random) -> tuple[CacheGroup, ...]:
     return rng.choice([(full,), (full,), (sliding,), (full, sliding), (full, sliding, other), (sliding, other)])
 
 
+def maybe_recurrent(groups: tuple[CacheGroup, ...], rng: random.Random) -> tuple[CacheGroup, ...]:
+    """Now and then a group without blocks beside the others, or alone."""
+    if rng.random() < 0.75:
+        return groups
+    return rng.choice([groups, groups, groups, ()]) + (CacheGroup("recurrent", groups[0].block_size),)
+
+
 def draw_setup(rng: random.Random, policy: str | None, depth: int | None) -> Setup:
     """Small on purpose: corner cases per second go up."""
     groups = draw_groups(rng)
@@ -92,7 +99,8 @@ def draw_setup(rng: random.Random, policy: str | None, depth: int | None) -> Set
         limits = replace(limits, max_num_batched_tokens=max(budget, longest))
     vocab = rng.randint(3, 24)
     bases = tuple(tuple(rng.randrange(vocab) for _ in range(longest)) for _ in range(rng.randint(1, 3)))
-    limits = replace(limits, max_model_len=longest)
+    groups = maybe_recurrent(groups, random.Random(repr(bases)))  # takes no room, so that nothing above changes
+    limits = replace(limits, max_model_len=longest, groups=groups)
     policy = policy or rng.choice(("bully", "bully", *POLICIES) if storm else POLICIES)
     return Setup(limits, policy, vocab, bases, rng.choice((0.05, 0.3, 0.9)), storm)
 

@@ -234,6 +234,13 @@ class DeadBlocksNeverFreed(Patched):
             return super().match(None, ids)
 
 
+class ReusesPrefixOfState(Patched):
+    class cache_cls(KVCacheManager):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            self._reusable = self.limits.prefix_caching
+
+
 CACHE_BUGS: tuple[type[DefaultScheduler], ...] = (
     SkipDecref,
     ShareForgetsIdle,
@@ -260,4 +267,5 @@ CACHE_BUGS: tuple[type[DefaultScheduler], ...] = (
     WindowOffByOne,
     WindowFreedWhenSent,
     DeadBlocksNeverFreed,
+    ReusesPrefixOfState,
 )

@@ -292,9 +292,11 @@ def test_without_prefix_caching_nothing_is_hashed_or_kept():
     assert cache.pool.num_idle == 0
 
 
-@pytest.mark.parametrize("groups", [(FULL, CacheGroup("full", 8)), (CacheGroup("recurrent", 4),)])
+@pytest.mark.parametrize(
+    "groups", [(FULL, CacheGroup("full", 8)), (CacheGroup("recurrent", 4), FULL), (CacheGroup("tree", 4),)]
+)
 def test_groups_that_it_cannot_keep_are_refused(groups):
-    with pytest.raises(ValueError, match="one block size"):
+    with pytest.raises(ValueError, match="cache groups"):
         KVCacheManager(limits(*groups))
 
 

@@ -6,6 +6,9 @@ published once it is full *and confirmed*; so a shared block is never written, a
 A windowed group lets go of blocks that nobody will read (`CacheGroup.dead_before`) when a later block fills. The
 manager's entry becomes 0; the runner is not told: its table keeps the stale id, which may by then belong to
 another request. So whoever computes positions from `start` on must not read below ``dead_before(start)``.
+
+A recurrent group has no blocks. What it keeps cannot be entered in the middle, so a model that has one never reuses
+a prefix: its requests have no chain.
 """
 
 from __future__ import annotations
@@ -51,7 +54,7 @@ def footprint(limits: SchedulerLimits, num_tokens: int) -> int:
     A windowed group keeps what the first token of a chunk sees, the chunk, and up to a block at either end.
     """
     total = 0
-    for group in limits.groups:
+    for group in (group for group in limits.groups if group.paged):
         size = group.block_size
         blocks = -(-num_tokens // size)
         if group.window:
@@ -67,20 +70,23 @@ class KVCacheManager:
     def __init__(self, limits: SchedulerLimits) -> None:
         sizes = {group.block_size for group in limits.groups}
         kinds = {group.kind for group in limits.groups}
-        if len(sizes) != 1 or not kinds <= {"full", "sliding"}:
-            raise ValueError(f"cache groups of one block size, full or sliding, are needed: {limits.groups}")
+        if len(sizes) != 1 or not kinds <= {"full", "sliding", "recurrent"}:
+            raise ValueError(f"cache groups of one block size, full, sliding or recurrent, are needed: {limits.groups}")
+        if sorted(limits.groups, key=lambda group: not group.paged) != list(limits.groups):
+            raise ValueError(f"recurrent cache groups come last: {limits.groups}")
         self.limits = limits
         self.pool = BlockPool(limits.num_blocks)
         self._size = sizes.pop()
-        self._groups: tuple[CacheGroup, ...] = limits.groups
-        self._windowed = tuple(g for g, group in enumerate(limits.groups) if group.window)
-        self._full = tuple(g for g, group in enumerate(limits.groups) if not group.window)
-        self._tags = tuple(g.to_bytes(2, "little") for g in range(len(limits.groups)))
+        self._groups: tuple[CacheGroup, ...] = tuple(group for group in limits.groups if group.paged)
+        self._reusable = limits.prefix_caching and len(self._groups) == len(limits.groups)
+        self._windowed = tuple(g for g, group in enumerate(self._groups) if group.window)
+        self._full = tuple(g for g, group in enumerate(self._groups) if not group.window)
+        self._tags = tuple(g.to_bytes(2, "little") for g in range(len(self._groups)))
         self._holdings: dict[str, Holding] = {}
 
     def chain(self, request: EngineRequest) -> HashChain | None:
         """The request's digests; None when prefixes are not kept."""
-        if not self.limits.prefix_caching:
+        if not self._reusable:
             return None
         root = root_digest(self.limits.cache_root, request.adapter, request.media_hash, request.cache_salt)
         return HashChain(root, self._size, HASHERS[self.limits.hash_algo])
@@ -111,7 +117,7 @@ class KVCacheManager:
                 return ()
         else:
             holding = Holding(len(self._groups), chain)
-        held = len(holding.tables[0]) if hit is None else hit.tokens // self._size
+        held = (holding.capacity if hit is None else hit.tokens) // self._size
         each = max(0, -(-upto // self._size) - held)
         if each * len(self._groups) > self.pool.num_available - self._num_idle(hit):
             return None
@@ -176,7 +182,7 @@ class KVCacheManager:
             Counter(block for held in self._holdings.values() for table in held.tables for block in table if block)
         )
         for id, holding in self._holdings.items():
-            if {len(table) * self._size for table in holding.tables} != {holding.capacity}:
+            if any(len(table) * self._size != holding.capacity for table in holding.tables):
                 raise AssertionError(f"I2: tables of {id} do not have room for {holding.capacity} tokens")
 
     def _find(self, group: int, digest: bytes) -> int:

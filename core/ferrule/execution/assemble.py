@@ -63,7 +63,8 @@ def _num_blocks(config: Config, info: ModelInfo) -> int:
             f"The KV cache holds {max(0, num_blocks - 1) * block_size} tokens, but one request may have "
             f"{info.max_model_len} (--max-model-len).",
             f"Give the cache {gib:.2f} GiB (FERRULE_CPU_KVCACHE_SPACE on CPU, --gpu-memory-utilization elsewhere), or "
-            f"set --max-model-len to {max(1, (num_blocks - 1) // len(info.groups)) * block_size} or less.",
+            f"set --max-model-len to {max(1, (num_blocks - 1) // sum(g.paged for g in info.groups)) * block_size} "
+            "or less.",
         )
     return num_blocks
 

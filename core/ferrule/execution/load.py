@@ -75,7 +75,8 @@ def load(config: Config, plugins: Plugins) -> Loaded:
 def _platform(config: Config, plugins: Plugins, notes: list[str]) -> tuple[Platform, DeviceCaps]:
     wanted = config.device.device
     if wanted == "auto":
-        chosen = load_first(plugins, "platform", plugins.names("platform"), lambda cls: cls.refuses())
+        names = sorted(plugins.names("platform"), key=lambda name: name == "cpu")  # every machine has one: it is last
+        chosen = load_first(plugins, "platform", names, lambda cls: cls.refuses())
         notes += [f"platform {name} refused: {reason}" for name, reason in chosen.refusals]
         platform: Platform = chosen.plugin()
     else:

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from ferrule.config import Config
-from ferrule.errors import EngineDead
+from ferrule.errors import ConfigError, EngineDead
 from ferrule.execution.load import Loaded, load, weigh
 from ferrule.interfaces.plugins import Plugins
 from ferrule.log import Log
@@ -63,6 +63,16 @@ class Worker:
     def _describe(self, loaded: Loaded, runner: ModelRunner) -> ModelInfo:
         context = loaded.context
         page_bytes = runner.cache.page_size * context.dtype.itemsize
+        room, kept = loaded.platform.cache_bytes(self._config), runner.recurrent.num_bytes
+        if kept > room:
+            raise ConfigError(
+                f"The states of --max-num-seqs requests need {kept / 2**30:.2f} GiB, and the cache has "
+                f"{room / 2**30:.2f} GiB.",
+                "Give the cache more (FERRULE_CPU_KVCACHE_SPACE on CPU, --gpu-memory-utilization elsewhere), or set "
+                "--max-num-seqs to less.",
+            )
+        if kept and self._config.cache.enable_prefix_caching:
+            loaded.notes.append("prefixes are not cached: this model keeps a state for each request")
         parameters, weight_bytes = weigh(loaded.model)
         return ModelInfo(
             architecture=loaded.architecture,
@@ -74,7 +84,7 @@ class Worker:
             attention=loaded.attention_name,
             groups=runner.cache.groups,
             page_bytes=page_bytes,
-            max_blocks=loaded.platform.cache_bytes(self._config) // page_bytes,
+            max_blocks=(room - kept) // page_bytes if page_bytes else 2,  # without pages, no block is ever used
             num_parameters=parameters,
             weight_bytes=weight_bytes,
             notes=tuple(loaded.notes),
@@ -90,7 +100,7 @@ class Worker:
         runner.init_cache(num_blocks)
         runner.capture()
         greedy = TokenSampling(seed=0, max_tokens=1, temperature=0.0)
-        blocks = tuple((1 + group,) for group in range(len(runner.cache.groups)))
+        blocks = tuple((1 + group,) for group in range(len(runner.cache.paged)))
         if num_blocks > len(blocks):
             admit = Admit(0, "warm-up", 0, (0,), 1, greedy)
             runner.execute(StepPlan(0, (Chunk(0, "warm-up", 0, 0, 1, True, (), blocks),), (admit,)))

@@ -38,6 +38,28 @@ class LayerCache:
     head_dim: int
 
 
+@dataclass(frozen=True)
+class StateSpec:
+    """A tensor of `shape` that a recurrent layer keeps for each request, however long that is. It begins as zeros."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype | None = None  # None: the model's
+
+
+@dataclass(frozen=True)
+class StateRows:
+    """One state of every request, and which requests are in this step. All tensors are on the device.
+
+    Row r of the step owns its tokens [query_start[r], query_start[r + 1]). data[slots[r]] is the state before the first
+    of them; the model leaves there the state after the last, and touches no other slot. No slot is named twice.
+    """
+
+    data: torch.Tensor  # [all slots, *shape]
+    slots: torch.Tensor  # [rows] int64
+    query_start: torch.Tensor  # [rows + 1] int64
+    query_lens_host: tuple[int, ...]  # the lengths on the host, so that no device needs to be asked
+
+
 class ForwardContext(Protocol):
     """One step's inputs, handed to `Model.forward` by the runner."""
 
@@ -58,6 +80,9 @@ class ForwardContext(Protocol):
         options: AttentionOptions,
     ) -> torch.Tensor:  # [tokens, num_heads, head_dim]
         """Write k and v to the layer's cache, and attend over everything cached so far, causally."""
+
+    def state(self, name: str) -> StateRows:
+        """One of the states that `Model.state_specs` names, to be read and updated in place."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +105,11 @@ class Model(ABC):
 
     @abstractmethod
     def cache_specs(self) -> dict[str, LayerCache]:
-        """Name each attention layer, in order, with what it caches."""
+        """Name each attention layer, in order, with what it caches; none, for a model that has only states."""
+
+    def state_specs(self) -> dict[str, StateSpec]:
+        """Name each state. With any, a request's prefix is never taken from the cache of another."""
+        return {}
 
     @abstractmethod
     def forward(self, ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:

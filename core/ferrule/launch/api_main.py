@@ -95,14 +95,12 @@ def announce(config: Config, client: EngineClient, listener: socket.socket, hook
     _logger.info("device %s, attention %s, weights %.2f GiB", info.device, info.attention, info.weight_bytes / 2**30)
     for note in info.notes:
         _logger.info("%s", note)
-    _logger.info(
-        "KV cache: %d blocks of %d tokens, room for %d tokens (%.2f GiB); longest request %d tokens",
-        client.num_blocks - 1,
-        info.groups[0].block_size,
-        tokens,
-        client.num_blocks * info.page_bytes / 2**30,
-        info.max_model_len,
-    )
+    room = f"KV cache: {client.num_blocks - 1} blocks of {info.groups[0].block_size} tokens, room for {tokens} tokens"
+    if info.page_bytes:
+        room += f" ({client.num_blocks * info.page_bytes / 2**30:.2f} GiB)"
+    else:
+        room = "no KV cache: the model keeps a state for each request"
+    _logger.info("%s; longest request %d tokens", room, info.max_model_len)
     for line in hooks.report_header(config):
         _logger.info("%s", line)
     _logger.info("ready at %s/v1", base_url(listener, config))

@@ -1,4 +1,4 @@
-"""KV cache tensors: one storage per layer position, shared by the groups.
+"""What layers keep. KV cache tensors: one storage per layer position, shared by the groups. States: one per slot.
 
 A block id means one page of every layer of *one* group, and layer j of each group lives in storage j: a block that
 leaves one group may serve another. Where the layers' pages differ in size the storage has the largest.
@@ -7,14 +7,14 @@ leaves one group may serve another. Where the layers' pages differ in size the s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from msgspec.structs import replace
 
-from ferrule.interfaces.model import LayerCache
+from ferrule.interfaces.model import LayerCache, StateSpec
 from ferrule.types import CacheGroup
 
 
@@ -40,6 +40,11 @@ class CacheMap:
         """Elements of one block over all storages."""
         return sum(self.page_elements)
 
+    @property
+    def paged(self) -> tuple[CacheGroup, ...]:
+        """The groups that have block tables."""
+        return tuple(group for group in self.groups if group.paged)
+
     def allocate(
         self,
         num_blocks: int,
@@ -55,8 +60,34 @@ class CacheMap:
         return storages, views
 
 
-def map_layers(specs: Mapping[str, LayerCache], shape_of: Callable[[LayerCache, int], tuple[int, ...]]) -> CacheMap:
-    """Group a model's layers by what the engine must know of them."""
+class StateStore:
+    """A model's recurrent states. A slot's are zeroed when it is given to a request, not before."""
+
+    def __init__(self, specs: Mapping[str, StateSpec], slots: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._shapes = {name: ((slots, *spec.shape), spec.dtype or dtype) for name, spec in specs.items()}
+        self._device = device
+        self.tensors: dict[str, torch.Tensor] = {}
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(math.prod(shape) * dtype.itemsize for shape, dtype in self._shapes.values())
+
+    def allocate(self) -> None:
+        """Zeros everywhere."""
+        self.tensors = {name: _zeros(shape, dtype, self._device) for name, (shape, dtype) in self._shapes.items()}
+
+    def clear(self, slots: Sequence[int]) -> None:
+        """Whatever a state held, NaN included, is gone."""
+        if slots and self.tensors:
+            chosen = torch.tensor(slots, device=self._device)
+            for tensor in self.tensors.values():
+                tensor.index_fill_(0, chosen, 0)
+
+
+def map_layers(
+    specs: Mapping[str, LayerCache], shape_of: Callable[[LayerCache, int], tuple[int, ...]], num_states: int = 0
+) -> CacheMap:
+    """Group a model's layers by what the engine must know of them; states are the last group."""
     groups: dict[tuple[str, int, int], list[str]] = {}
     for name, spec in specs.items():
         groups.setdefault((spec.group.kind, spec.group.block_size, spec.group.window), []).append(name)
@@ -71,6 +102,9 @@ def map_layers(specs: Mapping[str, LayerCache], shape_of: Callable[[LayerCache, 
             if storage == len(pages):
                 pages.append(0)
             pages[storage] = max(pages[storage], size)
+    if num_states:
+        size = described[0].block_size if described else 1  # the engine wants the same of all groups
+        described.append(CacheGroup("recurrent", size, num_layers=num_states))
     return CacheMap(tuple(described), places, tuple(pages))
 
 
@@ -86,7 +120,7 @@ def _view(storage: torch.Tensor, shape: tuple[int, ...], block_size: int) -> tor
     return storage.view(shape[0], block_size, -1)[:, :, : page // block_size].view(shape)
 
 
-def _zeros(shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """On the CPU, memory that is never touched costs nothing: the cache grows as it is used."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)

@@ -12,7 +12,7 @@ from ferrule.interfaces.attention import AttentionBackend
 from ferrule.interfaces.model import Model
 from ferrule.interfaces.sampler import SampleBatch, Sampled, Sampler, SampleRow
 from ferrule.runner import logprobs
-from ferrule.runner.cache import CacheMap, map_layers
+from ferrule.runner.cache import CacheMap, StateStore, map_layers
 from ferrule.runner.state import SlotState
 from ferrule.runner.step import Rows, StepContext
 from ferrule.types import Chunk, RowResult, StepPlan, StepResult, TokenLogprobs, TokenSampling
@@ -51,14 +51,16 @@ class ModelRunner:
         self._attention = attention
         self._sampler = sampler
         self._limits = limits
-        self.cache: CacheMap = map_layers(model.cache_specs(), attention.cache_shape)
+        states = model.state_specs()
+        self.cache: CacheMap = map_layers(model.cache_specs(), attention.cache_shape, len(states))
+        self.recurrent = StateStore(states, limits.slots, limits.dtype, limits.device)
         self._storages: list[torch.Tensor] = []
         self._views: dict[str, torch.Tensor] = {}
         self._state = self._new_state()
 
     def _new_state(self) -> SlotState:
         limits = self._limits
-        return SlotState(limits.slots, limits.max_model_len, self.cache.groups, limits.vocab_size, limits.device)
+        return SlotState(limits.slots, limits.max_model_len, self.cache.paged, limits.vocab_size, limits.device)
 
     def init_cache(self, num_blocks: int) -> None:
         """Allocate the KV cache, zeroed, block 0 being the null block; forget every request."""
@@ -66,6 +68,7 @@ class ModelRunner:
         self._storages, self._views = self.cache.allocate(
             num_blocks, self._limits.dtype, self._limits.device, self._attention.cache_shape
         )
+        self.recurrent.allocate()
         self._state = self._new_state()
 
     def capture(self) -> None:
@@ -88,6 +91,7 @@ class ModelRunner:
     def apply(self, plan: StepPlan) -> None:
         """Follow the plan's differences: releases, admissions, copies, appended blocks."""
         self._state.apply(plan)
+        self.recurrent.clear([admit.slot for admit in plan.admits])
         for group, source, target in plan.copies:
             layers = self.cache.groups[group].num_layers
             for storage in self._storages[:layers]:
@@ -97,7 +101,7 @@ class ModelRunner:
         """Compute the hidden states of the plan's tokens, and write their keys and values."""
         rows = Rows.of(plan.chunks)
         ctx = StepContext(rows, self._state, self._attention, self.cache.places, self._views)
-        ctx.prepare(self.cache.groups)
+        ctx.prepare(self.cache.paged, self.recurrent.tensors)
         return Forwarded(plan, rows, self._model.forward(ctx.ids(), ctx))
 
     def finish(self, step: Forwarded) -> StepResult:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ferrule.interfaces.attention import AttentionBackend, AttentionLayout
-from ferrule.interfaces.model import AttentionOptions
+from ferrule.interfaces.model import AttentionOptions, StateRows
 from ferrule.runner.cache import LayerPlace
 from ferrule.runner.state import SlotState
 from ferrule.types import CacheGroup, Chunk
@@ -61,6 +61,7 @@ class StepContext:
         self._places = places
         self._caches = caches
         self._plans: dict[int, Any] = {}
+        self._states: dict[str, StateRows] = {}
         self._device = state.ids.device
         self.positions = torch.from_numpy(rows.positions).to(self._device)
 
@@ -75,16 +76,24 @@ class StepContext:
         flat = torch.from_numpy(self._rows.token_slots * self._state.max_len + self._rows.positions)
         return self._state.ids.view(-1).index_select(0, flat.to(self._device)).long()
 
-    def prepare(self, groups: tuple[CacheGroup, ...]) -> None:
-        """Let attention plan once per group."""
+    def prepare(self, groups: tuple[CacheGroup, ...], states: Mapping[str, torch.Tensor]) -> None:
+        """Let attention plan once per group; say where this step's rows are in each of the `states`."""
         for number, group in enumerate(groups):
             self._plans[number] = self._attention.plan(self._layout(number, group))
+        if states:
+            starts = np.concatenate(([0], np.cumsum(self._rows.counts)))
+            slots, query_start = (torch.from_numpy(each).to(self._device) for each in (self._rows.slots, starts))
+            lengths = tuple(self._rows.counts.tolist())
+            self._states = {name: StateRows(data, slots, query_start, lengths) for name, data in states.items()}
 
     def attend(
         self, layer: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: AttentionOptions
     ) -> torch.Tensor:
         plan = self._plans[self._places[layer].group]
         return self._attention.run(q, k, v, self._caches[layer], plan, options)
+
+    def state(self, name: str) -> StateRows:
+        return self._states[name]
 
     def _layout(self, number: int, group: CacheGroup) -> AttentionLayout:
         rows, size = self._rows, group.block_size

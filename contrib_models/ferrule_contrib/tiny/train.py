@@ -1,6 +1,6 @@
 """Makes the embedded model: ``python -m ferrule_contrib.tiny.train``.
 
-Two phases, each with its own mix of dialogues, learning rate and fresh optimizer state; everything is seeded. The
+Three phases, each with its own mix of dialogues, learning rate and fresh optimizer state; everything is seeded. The
 matrices learn by Muon (Jordan et al., 2024), embedding and norms by AdamW; the loss counts only what the assistant
 writes last. Weights are trained in float32 with bfloat16 matrix products and written in bfloat16.
 """
@@ -42,6 +42,10 @@ PHASES: tuple[Phase, ...] = (
     Phase("decay", 1500, 0.008, 1.6e-3, 0.0, 0.0, True, {
         "chat": 4, "arithmetic": 16, "capital": 7, "extraction": 14, "echo": 6, "tool_call": 22, "tool_result": 9,
         "no_tool": 4, "multi_turn": 5, "thinking": 9, "sums": 12,
+    }),
+    Phase("polish", 1300, 0.006, 1.2e-3, 0.0, 0.0, True, {
+        "chat": 3, "arithmetic": 10, "capital": 4, "extraction": 28, "echo": 9, "tool_call": 30, "tool_result": 8,
+        "no_tool": 4, "multi_turn": 5, "thinking": 14, "sums": 3,
     }),
 )  # fmt: skip
 MICRO_TOKENS = 3072

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+from collections.abc import Sequence
+from types import ModuleType
 from typing import Any, Protocol
 
 
@@ -19,3 +22,16 @@ class Plugins(Protocol):
 
     def origin(self, kind: str, name: str) -> str:
         """Distribution and version, for logs and errors."""
+
+
+class FileAdapter(Protocol):
+    """What a module has that makes plugins of files written for something else (--plugin-adapter)."""
+
+    def names(self, kind: str, tree: ast.Module) -> Sequence[str]:
+        """Names of the plugins that a file offers, from its syntax; none when it is no file for this adapter."""
+
+    def prepare(self, module: ModuleType) -> None:
+        """Called with the empty module before the file runs in it."""
+
+    def adapt(self, kind: str, name: str, module: ModuleType) -> type:
+        """The class of a plugin, from the module that has run. Raises PluginError."""

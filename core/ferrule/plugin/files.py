@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import importlib
 import importlib.util
 import inspect
 import sys
 from importlib.abc import ExecutionLoader
 from pathlib import Path
 from types import ModuleType
+from typing import cast
 
 from ferrule.errors import ConfigError, PluginError, nearest
+from ferrule.interfaces.plugins import FileAdapter
 from ferrule.plugin.kinds import CONTRACT, KINDS
 from ferrule.plugin.refs import Origin, PluginRef
 
 _HASH_SHOWN = 12  # hexadecimal digits
 
 
-def file_refs(option: str) -> list[PluginRef]:
+def file_refs(option: str, adapter: str = "") -> list[PluginRef]:
     """References for one value of --plugin, ``kind=file.py``. The file is parsed, not run.
 
     A class of the file that derives from something and sets ``name = "literal"`` is known under that name; when there
-    is none, the file's stem is the name. Raises ConfigError for a wrong value, PluginError for a file that cannot be
-    read or parsed.
+    is none, the file's stem is the name. `adapter` is a module that is asked first: see `FileAdapter`. Raises
+    ConfigError for a wrong value, PluginError for a file that cannot be read or parsed.
     """
     kind, equals, path = option.partition("=")
     kind = kind.strip()
@@ -40,6 +43,7 @@ def file_refs(option: str) -> list[PluginRef]:
     except (SyntaxError, ValueError) as error:
         raise PluginError(f"Plugin file {file} is not Python: {error}") from error
     digest = hashlib.sha256(content).hexdigest()
+    adapted = _adapter(adapter).names(kind, tree) if adapter else ()
     return [
         PluginRef(
             kind=kind,
@@ -51,8 +55,9 @@ def file_refs(option: str) -> list[PluginRef]:
             origin=Origin.FILE,
             location=str(file),
             sha256=digest,
+            adapter=adapter if adapted else "",
         )
-        for name in _declared_names(tree) or [file.stem]
+        for name in adapted or _declared_names(tree) or [file.stem]
     ]
 
 
@@ -68,7 +73,18 @@ def load_file(ref: PluginRef, base: type) -> object:
             f"Plugin file {ref.target} has changed since it was discovered (sha256 {ref.version} expected).",
             "Start again to use the new content.",
         )
-    return _pick(ref, base, _module(ref, content))
+    module = _module(ref, content)
+    return _adapter(ref.adapter).adapt(ref.kind, ref.name, module) if ref.adapter else _pick(ref, base, module)
+
+
+def _adapter(name: str) -> FileAdapter:
+    try:
+        module = importlib.import_module(name)
+    except ImportError as error:
+        raise PluginError(f"--plugin-adapter {name} cannot be imported: {error}") from error
+    if not all(hasattr(module, part) for part in ("names", "prepare", "adapt")):
+        raise PluginError(f"--plugin-adapter {name} is no adapter of plugin files.")
+    return cast(FileAdapter, module)
 
 
 def _read(file: Path) -> bytes:
@@ -108,7 +124,7 @@ class _VerifiedLoader(ExecutionLoader):
 
 
 def _module(ref: PluginRef, content: bytes) -> ModuleType:
-    name = f"_ferrule_file_{ref.sha256}"
+    name = f"_ferrule_file_{ref.sha256}{ref.adapter and '_adapted'}"
     if name in sys.modules:
         return sys.modules[name]
     loader = _VerifiedLoader(ref.target, content)
@@ -118,6 +134,8 @@ def _module(ref: PluginRef, content: bytes) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
+        if ref.adapter:
+            _adapter(ref.adapter).prepare(module)
         loader.exec_module(module)
     except BaseException:
         del sys.modules[name]

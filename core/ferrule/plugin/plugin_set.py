@@ -90,7 +90,9 @@ class PluginSet(Struct, frozen=True, kw_only=True, omit_defaults=True):
     def configured(self, options: PluginConfig, environment: Environment) -> PluginSet:
         """The same discovery under other options: no second walk. Raises ConfigError, PluginError for wrong options."""
         installed = tuple(ref for ref in self.refs if ref.origin is Origin.DISTRIBUTION)
-        files = dict.fromkeys(ref for option in options.plugin for ref in file_refs(option))
+        parsers = {"tool_parser": options.tool_parser_plugin, "reasoning_parser": options.reasoning_parser_plugin}
+        named = [*options.plugin, *(f"{kind}={file}" for kind, file in parsers.items() if file)]
+        files = dict.fromkeys(ref for option in named for ref in file_refs(option, options.plugin_adapter))
         refs = (*installed, *files)
         selection = parse(options, environment)
         stale = self.selection.unmatched(self.refs)

@@ -305,6 +305,22 @@ class CacheGroup(Struct, frozen=True):
         return max(0, computed - self.window + 1) if self.window else 0
 
 
+class PromptBorder(Struct, frozen=True):
+    """Prompts longer than `length` are computed differently from their first token on (length-dependent rope).
+
+    Their cached prefixes are theirs alone: `exact` says that each length beyond the border differs from every other.
+    """
+
+    length: int
+    exact: bool = False
+
+    def scope(self, num_prompt: int) -> str | None:
+        """What a prompt's cached blocks are told apart by; None within the border."""
+        if num_prompt <= self.length:
+            return None
+        return str(num_prompt) if self.exact else "long"
+
+
 class ModelInfo(Struct, frozen=True, kw_only=True):
     """What the executor tells the rest of the house after `start`."""
 
@@ -324,6 +340,7 @@ class ModelInfo(Struct, frozen=True, kw_only=True):
     quantization: str | None = None
     tasks: tuple[str, ...] = ("generate",)
     depth: int = 1  # steps in flight that this executor and platform profit from
+    prompt_border: PromptBorder | None = None
 
 
 # ------------------------------------------------------------------------------------- process messages

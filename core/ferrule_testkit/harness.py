@@ -84,6 +84,7 @@ class Harness:
             max_num_batched_tokens=limits.pop("max_num_batched_tokens", 512),
             max_model_len=self.info.max_model_len,
             depth=depth,
+            prompt_border=self.info.prompt_border,
             **limits,
         )
         scheduler = self.plugins.load("scheduler", "default")(settings, self.plugins.load("policy", policy)())

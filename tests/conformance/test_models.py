@@ -124,3 +124,17 @@ def test_tokens_and_logprobs_equal_those_of_transformers(name: str, implementati
         assert crowded.stats.preemptions > 0
 
         run(harness.engine(num_blocks=40, max_num_batched_tokens=24, policy="chaos", depth=2), "chaos", everything)
+
+
+def test_prefixes_are_not_shared_over_a_length_border(folder_of: Any) -> None:
+    """LongRoPE turns every token of a long prompt by other frequencies than a short prompt's: other cache entries."""
+    short, long, longer = prompt(100, 20), prompt(100, 20) + prompt(40, 21), prompt(100, 20) + prompt(50, 22)
+    with Harness(folder_of("phi3-longrope"), dtype="float32") as harness:
+        alone = harness.engine().run([long])[0]
+        engine = harness.engine()
+        engine.run([short])
+        assert engine.run([short])[0].cached > 90
+        after_short = engine.run([long])[0]
+        assert after_short.cached == 0
+        assert after_short.token_ids == alone.token_ids
+        assert engine.run([longer])[0].cached >= 96

@@ -88,7 +88,9 @@ class KVCacheManager:
         """The request's digests; None when prefixes are not kept."""
         if not self._reusable:
             return None
-        root = root_digest(self.limits.cache_root, request.adapter, request.media_hash, request.cache_salt)
+        border = self.limits.prompt_border
+        length = None if border is None else border.scope(len(request.prompt_ids))
+        root = root_digest(self.limits.cache_root, request.adapter, request.media_hash, request.cache_salt, length)
         return HashChain(root, self._size, HASHERS[self.limits.hash_algo])
 
     def match(self, chain: HashChain | None, ids: Sequence[int]) -> PrefixHit:

@@ -84,6 +84,7 @@ def _limits(config: Config, info: ModelInfo, num_blocks: int) -> SchedulerLimits
         prefix_caching=config.cache.enable_prefix_caching,
         hash_algo=config.cache.prefix_caching_hash_algo,
         long_prefill_token_threshold=section.long_prefill_token_threshold,
+        prompt_border=info.prompt_border,
         cache_root=os.urandom(32),
     )
 

@@ -89,6 +89,7 @@ class Worker:
             weight_bytes=weight_bytes,
             notes=tuple(loaded.notes),
             depth=loaded.platform.depth(),
+            prompt_border=loaded.model.prompt_border(),
         )
 
     def init_cache(self, num_blocks: int) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ferrule.types import CacheGroup
+from ferrule.types import CacheGroup, PromptBorder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -110,6 +110,10 @@ class Model(ABC):
     def state_specs(self) -> dict[str, StateSpec]:
         """Name each state. With any, a request's prefix is never taken from the cache of another."""
         return {}
+
+    def prompt_border(self) -> PromptBorder | None:
+        """Where the length of a prompt begins to change how all of it is computed; None where it never does."""
+        return None
 
     @abstractmethod
     def forward(self, ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:

@@ -6,7 +6,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ferrule.types import CacheGroup, EngineRequest, EngineStats, FinishReason, RequestDelta, StepPlan, StepResult
+from ferrule.types import (
+    CacheGroup,
+    EngineRequest,
+    EngineStats,
+    FinishReason,
+    PromptBorder,
+    RequestDelta,
+    StepPlan,
+    StepResult,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +32,7 @@ class SchedulerLimits:
     prefix_caching: bool = True
     hash_algo: str = "sha256"
     long_prefill_token_threshold: int = 0
+    prompt_border: PromptBorder | None = None
     cache_root: bytes = b""  # random per start: digests of cached prefixes cannot be computed outside
 
 

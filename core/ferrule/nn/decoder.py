@@ -27,6 +27,7 @@ from ferrule.nn.loading import Naming, load_into
 from ferrule.nn.mlp import GatedMLP
 from ferrule.nn.norm import RMSNorm
 from ferrule.nn.rope import Rope, RopeConfig, Rotation
+from ferrule.types import PromptBorder
 
 
 @contextmanager
@@ -193,6 +194,9 @@ class Decoder(CausalLM):
     def make_rope(self, ctx: BuildContext) -> Rope | None:
         """The rotation that all layers share, or None for a model with learned positions."""
         return Rope(RopeConfig.of(ctx.config, self.spec.head_dim))
+
+    def prompt_border(self) -> PromptBorder | None:
+        return None if self.rope is None else self.rope.border
 
     def make_positions(self, ctx: BuildContext) -> None:
         """Make the position embedding, in a model that has one."""

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from ferrule.errors import CheckpointError
+from ferrule.types import PromptBorder
 
 Rotation = tuple[torch.Tensor, torch.Tensor]  # cos and sin, each [tokens, 1, rotary_dim / 2]
 
@@ -48,6 +49,7 @@ class RopeConfig:
             options = options[layer_type]
         options = dict(options)
         kind = options.get("rope_type") or options.get("type") or "default"
+        kind = "longrope" if kind == "su" else kind  # its first name
         theta = options.get("rope_theta") or config.get("rope_theta") or 10000.0
         partial = options.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
         limit = config.get("max_position_embeddings") or 2048
@@ -87,6 +89,16 @@ class Rope(torch.nn.Module):
         self.dim = 2 * short.numel()
         self.inv_freq = torch.nn.Buffer(short.to(torch.get_default_device()), persistent=False)
         self.long = None if long is None else torch.nn.Buffer(long.to(torch.get_default_device()), persistent=False)
+
+    @property
+    def border(self) -> PromptBorder | None:
+        """Beyond which prompt length the frequencies change; each length has its own with `dynamic`."""
+        match self.config.kind:
+            case "longrope":
+                return PromptBorder(self.config.original)
+            case "dynamic":
+                return PromptBorder(self.config.max_positions, exact=True)
+        return None
 
     def at(self, places: Places, dtype: torch.dtype) -> Rotation:
         """Cosine and sine for each token, in the type that queries and keys have."""
@@ -136,7 +148,7 @@ def _frequencies(config: RopeConfig) -> tuple[torch.Tensor, float]:
             return _llama3(config, plain), 1.0
         case "yarn":
             return _yarn(config)
-        case "longrope" | "su":
+        case "longrope":
             return _longrope(config, "short_factor"), _longrope_factor(config)
         case "proportional":
             return _proportional(config), 1.0

@@ -46,10 +46,14 @@ def shown(value: object, width: int = 120) -> str:
 
 
 class Kit:
-    """`plugin` is the class under test. Other annotated attributes of a kit are settings, each with a default."""
+    """`plugin` is the class under test. Other annotated attributes of a kit are settings, each with a default.
+
+    `name` is the name of its entry point, where a kit needs it and there is one.
+    """
 
     kind: ClassVar[str]
     plugin: Any = None
+    name: str = ""
 
     def setup_method(self) -> None:
         """Called before each test, by pytest and by the runner alike."""
@@ -73,7 +77,7 @@ class Kit:
     def settings(cls) -> dict[str, Any]:
         """What may be set, with the defaults."""
         names = [name for base in reversed(cls.__mro__) for name in vars(base).get("__annotations__", {})]
-        return {name: getattr(cls, name) for name in names if name not in ("kind", "plugin")}
+        return {name: getattr(cls, name) for name in names if name not in ("kind", "plugin", "name")}
 
     def _owner(self, name: str) -> type:
         return next(base for base in type(self).__mro__ if name in vars(base))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ferrule.interfaces.parsers import Content, Reasoning, ReasoningParser, TextDelta
+from ferrule.interfaces.parsers import ChoiceContext, Content, Reasoning, ReasoningParser, TextDelta
 from ferrule_testkit.kits.base import Kit, does_not_apply, promise, shown
 from ferrule_testkit.kits.cuts import cuts
 from ferrule_testkit.kits.parsers import FOREIGN, PLAIN, Fold, fold, linear, same, squeezed
@@ -32,8 +32,12 @@ class ReasoningParserKit(Kit):
     kind = "reasoning_parser"
     samples: Sequence[Thought] = ()
 
+    context: ChoiceContext = ChoiceContext()
+
     def make(self) -> ReasoningParser:
+        """A parser at the beginning of a choice."""
         parser: ReasoningParser = self.plugin()
+        parser.begin(self.context)
         return parser
 
     def texts(self) -> Iterator[str]:

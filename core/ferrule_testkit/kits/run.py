@@ -26,14 +26,14 @@ class Outcome(Struct, frozen=True, kw_only=True):
     seconds: float = 0.0
 
 
-def run_kit(kit: type[Kit], plugin: Any) -> Iterator[Outcome]:
+def run_kit(kit: type[Kit], plugin: Any, name: str = "") -> Iterator[Outcome]:
     """Prove every promise of a kit for one class, in order. Nothing that the plugin raises stops the others."""
-    bound = type(kit.__name__, (kit,), {"plugin": plugin, "__module__": kit.__module__})
-    for name, sentence in promises(bound):
+    bound = type(kit.__name__, (kit,), {"plugin": plugin, "name": name, "__module__": kit.__module__})
+    for method, sentence in promises(bound):
         start = time.perf_counter()
-        result, reason, where = _prove(bound, name)
+        result, reason, where = _prove(bound, method)
         seconds = time.perf_counter() - start
-        yield Outcome(name=name, promise=sentence, result=result, reason=reason, where=where, seconds=seconds)
+        yield Outcome(name=method, promise=sentence, result=result, reason=reason, where=where, seconds=seconds)
 
 
 def _prove(kit: type[Kit], name: str) -> tuple[str, str, str]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ferrule.interfaces.parsers import TextDelta, ToolParser
+from ferrule.interfaces.parsers import ChoiceContext, TextDelta, ToolParser
 from ferrule.types import GrammarSpec
 from ferrule_testkit.kits.base import Kit, does_not_apply, promise, shown
 from ferrule_testkit.kits.cuts import cuts
@@ -56,7 +56,10 @@ class ToolParserKit(Kit):
     plain: Sequence[str] = PLAIN
 
     def make(self, tools: Sequence[dict[str, Any]] | None = None) -> ToolParser:
-        parser: ToolParser = self.plugin(copy.deepcopy(list(self.tools)) if tools is None else tools)
+        """A parser at the beginning of a choice."""
+        given = copy.deepcopy(list(self.tools)) if tools is None else tools
+        parser: ToolParser = self.plugin(given)
+        parser.begin(ChoiceContext(tools=tuple(given), tool_choice="auto"))
         return parser
 
     def texts(self) -> Iterator[str]:

@@ -1,0 +1,198 @@
+"""The kit of load formats."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ferrule.errors import CheckpointError, ConfigError
+from ferrule.interfaces.load_format import WeightSource
+from ferrule_testkit.kits.base import Kit, does_not_apply, promise, shown
+
+Write = Callable[[Path, Mapping[str, torch.Tensor]], None]
+
+
+def _safetensors(folder: Path, weights: Mapping[str, torch.Tensor]) -> None:
+    from safetensors.torch import save_file
+
+    save_file(dict(weights), str(folder / "model.safetensors"))
+
+
+def _safetensors_shards(folder: Path, weights: Mapping[str, torch.Tensor]) -> None:
+    from safetensors.torch import save_file
+
+    _shards(folder, weights, "model.safetensors", lambda part, file: save_file(part, str(file)))
+
+
+def _pickled(folder: Path, weights: Mapping[str, torch.Tensor]) -> None:
+    torch.save(dict(weights), folder / "pytorch_model.bin")
+
+
+def _pickled_shards(folder: Path, weights: Mapping[str, torch.Tensor]) -> None:
+    _shards(folder, weights, "pytorch_model.bin", torch.save)
+
+
+def _shards(folder: Path, weights: Mapping[str, torch.Tensor], name: str, save: Callable[[Any, Any], None]) -> None:
+    """Two files and an index, as transformers writes them."""
+    stem, _, ending = name.partition(".")
+    names = list(weights)
+    files = {f"{stem}-1.{ending}": names[::2], f"{stem}-2.{ending}": names[1::2]}
+    for file, part in files.items():
+        save({key: weights[key] for key in part}, folder / file)
+    index = {"metadata": {}, "weight_map": {key: file for file, part in files.items() for key in part}}
+    (folder / f"{name}.index.json").write_text(json.dumps(index))
+
+
+class LoadFormatKit(Kit):
+    """A load format gives every tensor of a checkpoint once, bit-equal, and refuses what is missing or damaged.
+
+    Settings: `writers`, functions (folder, tensors) that write a checkpoint of the format. By default those of the
+    common formats that the plugin does not refuse.
+    """
+
+    kind = "load_format"
+    writers: Sequence[Write] = (_safetensors, _safetensors_shards, _pickled, _pickled_shards)
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        draw = torch.Generator().manual_seed(0)
+        types = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+        found = {f"layers.{n}.weight": torch.randn(5 + n, 7, generator=draw).to(t) for n, t in enumerate(types)}
+        found["bias"] = torch.tensor([float("nan"), float("inf"), -0.0, 1e-45])
+        found["counts"] = torch.arange(-3, 9, dtype=torch.int64).reshape(2, 2, 3)
+        found["empty"] = torch.zeros(0, 4)
+        found["scalar"] = torch.tensor(3.5)
+        return found
+
+    # ------------------------------------------------------------------------------------ promises
+
+    def test_every_tensor_once_and_bit_equal(self) -> None:
+        """Each tensor of the checkpoint comes once, on the CPU, in its stored type, with exactly its bits."""
+        for folder, weights in self._checkpoints():
+            seen: dict[str, torch.Tensor] = {}
+            for name, tensor in self.tensors(folder):
+                promise(name not in seen, f"{name!r} comes twice")
+                seen[name] = tensor.clone()
+            promise(seen.keys() == weights.keys(), f"tensors differ: {shown(sorted(seen.keys() ^ weights.keys()))}")
+            for name, wanted in weights.items():
+                got = seen[name]
+                form = (got.dtype, got.shape, got.device.type) == (wanted.dtype, wanted.shape, "cpu")
+                promise(form and _bits(got) == _bits(wanted), f"{name!r} is not what was stored")
+
+    def test_the_place_of_a_tensor_is_told(self) -> None:
+        """`place` names the file of each tensor as it comes, and the folder after the last one."""
+        for folder, _ in self._checkpoints():
+            source: WeightSource = self.plugin()
+            for name, _ in source.tensors(folder, _model(), {}):
+                promise(Path(source.place).is_file(), f"the place of {name!r} is {source.place!r}, which is no file")
+            promise(Path(source.place) == folder, f"the last place is {source.place!r}, not the folder")
+
+    def test_nothing_is_kept_between_loads(self) -> None:
+        """One object loads twice, and another folder after it, with the same result as a new one."""
+        source: WeightSource = self.plugin()
+        for folder, weights in self._checkpoints():
+            for _ in range(2):
+                names = sorted(name for name, _ in source.tensors(folder, _model(), {}))
+                promise(names == sorted(weights), f"a second load gives {shown(names)}")
+
+    def test_damaged_files_are_named(self) -> None:
+        """A file that is cut short or empty is a CheckpointError that names it, or the tensor."""
+        for folder, _ in self._checkpoints():
+            for file in sorted(folder.iterdir()):
+                whole = file.read_bytes()
+                for length in (0, 1, len(whole) // 2, len(whole) - 1):
+                    file.write_bytes(whole[:length])
+                    said = self._refusal(folder)
+                    promise(file.name in said, f"{file.name} cut to {length} bytes: {shown(said)}")
+                file.write_bytes(whole)
+
+    def test_a_missing_file_is_named(self) -> None:
+        """A file that the checkpoint lacks is a CheckpointError, never fewer tensors."""
+        for folder, _ in self._checkpoints():
+            for file in sorted(folder.iterdir()):
+                if file.suffix == ".json":
+                    continue
+                whole = file.read_bytes()
+                file.unlink()
+                promise(bool(self._refusal(folder)), f"nothing is said of the missing {file.name}")
+                file.write_bytes(whole)
+
+    def test_unknown_options_are_refused(self) -> None:
+        """An option that the format does not know is a ConfigError that names it."""
+        folder = next((folder for folder, _ in self._checkpoints(skip=False)), None)
+        try:
+            list(self.plugin().tensors(folder, _model(), {"no_such_option": 1}))
+        except ConfigError as error:
+            promise("no_such_option" in str(error), f"the refusal does not name the option: {shown(str(error))}")
+        else:
+            promise(False, "an option that nobody knows is accepted")
+
+    def test_refusal_is_an_answer(self) -> None:
+        """`refuses` gives a reason or None for no folder, a missing, an empty and a foreign one, and never raises."""
+        empty, foreign = self.folder(), self.folder()
+        (foreign / "config.json").write_text("{")
+        (foreign / "weights.xyz").write_bytes(b"\0" * 100)
+        for folder in (None, empty, empty / "none", foreign, foreign / "config.json"):
+            reason = self.plugin.refuses(folder)
+            told = reason is None or (isinstance(reason, str) and bool(reason))
+            promise(told, f"refuses({folder and folder.name}) gives {shown(reason)}")
+
+    def test_patterns_are_file_names(self) -> None:
+        """`patterns` are names with wildcards, none with a folder, so that nothing else is downloaded."""
+        for pattern in self.plugin.patterns:
+            promise(isinstance(pattern, str) and "/" not in pattern and bool(pattern), f"pattern {pattern!r}")
+
+    def test_what_needs_no_files_fills_the_model(self) -> None:
+        """A format without files gives each parameter of the model once, in its shape and type, the same each time."""
+        if any(True for _ in self._checkpoints(skip=False)):
+            does_not_apply("this format reads files")
+        model = _model()
+        wanted = {name: (tensor.shape, tensor.dtype) for name, tensor in model.named_parameters()}
+        first, again = ([*self.plugin().tensors(None, model, {})] for _ in range(2))
+        got = {name: (tensor.shape, tensor.dtype) for name, tensor in first}
+        promise(got == wanted and len(first) == len(wanted), f"{shown(got)} comes, not {shown(wanted)}")
+        equal = all(torch.equal(a, b) for (_, a), (_, b) in zip(first, again, strict=True))
+        promise(equal, "a second load gives other numbers")
+
+    # ------------------------------------------------------------------------------------ parts
+
+    def tensors(self, folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from self.plugin().tensors(folder, _model(), {})
+
+    def _checkpoints(self, skip: bool = True) -> Iterator[tuple[Path, dict[str, torch.Tensor]]]:
+        """Folders that the format takes."""
+        found = False
+        for write in self.writers:
+            folder, weights = self.folder(), self.weights()
+            write(folder, weights)
+            if self.plugin.refuses(folder) is None:
+                found = True
+                yield folder, weights
+        if skip and not found:
+            does_not_apply("no writer makes a checkpoint of this format: give `writers`")
+
+    def _refusal(self, folder: Path) -> str:
+        """What the CheckpointError says; empty when the load goes through."""
+        try:
+            for _ in self.tensors(folder):
+                pass
+        except CheckpointError as error:
+            return str(error)
+        return ""
+
+
+def _model() -> Any:
+    class Small(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.matrix = torch.nn.Linear(4, 4, dtype=torch.bfloat16)
+            self.norm = torch.nn.LayerNorm(4)
+
+    return Small()
+
+
+def _bits(tensor: torch.Tensor) -> bytes:
+    return bytes(tensor.contiguous().reshape(-1).view(torch.uint8).numpy()) if tensor.numel() else b""

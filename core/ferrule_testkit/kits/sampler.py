@@ -1,0 +1,326 @@
+"""The kits of samplers and logits processors."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ferrule.interfaces.sampler import LogitsProcessor, SampleBatch, Sampled, Sampler, SampleRow
+from ferrule.types import TokenSampling
+from ferrule_testkit.kits.base import Kit, does_not_apply, promise, shown
+
+_VOCAB = 16
+_STEPS = torch.linspace(0, 3, _VOCAB)  # the last token is the most likely
+_DRAWS = 3000
+
+# Parameters that a row may have beside any other row.
+MANNERS: Sequence[Mapping[str, Any]] = (
+    {},
+    {"temperature": 0.0},
+    {"top_p": 0.9},
+    {"top_k": 40},
+    {"min_p": 0.05},
+    {"top_k": 300, "top_p": 0.5, "min_p": 0.01},
+    {"temperature": 1.7, "repetition_penalty": 1.3, "frequency_penalty": 0.5, "presence_penalty": 0.2},
+    {"logit_bias": ((3, 4.0),), "allowed_token_ids": (1, 3, 5, 7), "top_p": 0.99},
+    {"min_tokens": 50, "stop_token_ids": (0, 1), "bad_words": ((2, 3), (4,))},
+)
+
+
+class OnePlugin:
+    """A set of plugins that holds one logits processor, under the name "it"."""
+
+    def __init__(self, processor: type | None = None) -> None:
+        self._processor = processor
+
+    def names(self, kind: str) -> tuple[str, ...]:
+        return ("it",) if self._processor and kind == "logits_processor" else ()
+
+    def load(self, kind: str, name: str) -> Any:
+        if name not in self.names(kind):
+            raise LookupError(f"there is no {kind} named {name!r}")
+        return self._processor
+
+    def origin(self, kind: str, name: str) -> str:
+        return "the kit"
+
+
+def sampling(**changes: Any) -> TokenSampling:
+    return TokenSampling(**{"seed": 0, "max_tokens": 100, **changes})
+
+
+class SamplerKit(Kit):
+    """A sampler draws from the distribution that the parameters define, each row as if it were alone."""
+
+    kind = "sampler"
+    vocab_sizes: Sequence[int] = (100, 2003)
+
+    def make(self) -> Sampler:
+        sampler: Sampler = self.plugin(OnePlugin())
+        return sampler
+
+    # ------------------------------------------------------------------------------------ promises
+
+    def test_greedy_takes_the_most_likely(self) -> None:
+        """Temperature 0, tiny temperatures, top_k 1 and a tiny top_p give the most likely token; of equals the first."""
+        for given in (
+            {"temperature": 0.0},
+            {"temperature": 1e-6},
+            {"temperature": 0.01},
+            {"top_k": 1},
+            {"top_p": 1e-6},
+        ):
+            tokens = self.sample(_STEPS, [sampling(seed=seed, **given) for seed in range(20)]).tokens
+            promise(tokens.tolist() == [_VOCAB - 1] * 20, f"{given} draws {shown(tokens.tolist())}")
+        first = self.sample(torch.tensor([0.0, 5.0, 5.0, 1.0]), [sampling(temperature=0.0)]).tokens
+        promise(first.tolist() == [1], f"of two equals greedy takes token {first.tolist()}")
+
+    def test_frequencies_follow_the_distribution(self) -> None:
+        """Over many seeds, tokens come as often as softmax(logits / temperature) says."""
+        for temperature in (0.5, 1.0, 2.0):
+            self._follows(_STEPS, torch.softmax(_STEPS / temperature, 0), temperature=temperature)
+
+    def test_top_k_top_p_and_min_p(self) -> None:
+        """What they cut off never comes, what they keep comes as often as before, relative to the rest."""
+        probs = torch.tensor([0.4, 0.3, 0.15, 0.1, 0.05])
+        for given, kept in (
+            ({"top_k": 3}, 3),
+            ({"top_k": 5}, 5),
+            ({"top_p": 0.39}, 1),
+            ({"top_p": 0.7001}, 3),
+            ({"top_p": 0.999}, 5),
+            ({"min_p": 0.3}, 3),
+            ({"top_k": 2, "top_p": 0.55}, 1),  # top_p counts what top_k left: 0.4 / 0.7 reaches it
+        ):
+            wanted = probs.where(torch.arange(5) < kept, 0.0)
+            self._follows(probs.log(), wanted / wanted.sum(), **given)
+
+    def test_penalties_equal_their_definition(self) -> None:
+        """Repetition counts the prompt too, presence once, frequency each time, both only what was generated."""
+        history, prompt = [1, 2, 2, 9, 9, 9, 4], 3
+        logits = torch.linspace(-1, 1, _VOCAB)
+        given = {"repetition_penalty": 1.4, "frequency_penalty": 0.3, "presence_penalty": 0.2}
+        changed = logits.clone()
+        for token in set(history):
+            changed[token] = changed[token] / 1.4 if changed[token] > 0 else changed[token] * 1.4
+        for token in set(history[prompt:]):
+            changed[token] -= 0.3 * history[prompt:].count(token) + 0.2
+        self._follows(logits, changed.softmax(0), history, prompt, **given)
+
+    def test_bias_allowed_and_banned_tokens(self) -> None:
+        """Biases add to logits; only allowed tokens come; banned words and early stops never do."""
+        for given, history, prompt, wanted in (
+            ({"logit_bias": ((2, 10.0),)}, [5], 1, 2),
+            ({"logit_bias": ((_VOCAB - 1, -10.0),)}, [5], 1, _VOCAB - 2),
+            ({"allowed_token_ids": (3, 7, 1)}, [5], 1, 7),
+            ({"min_tokens": 2, "stop_token_ids": (_VOCAB - 1,)}, [5, 5, 5], 2, _VOCAB - 2),
+            ({"min_tokens": 2, "stop_token_ids": (_VOCAB - 1,)}, [5, 5, 5, 5], 2, _VOCAB - 1),
+            ({"bad_words": ((4, _VOCAB - 1), (_VOCAB - 2,))}, [9, 4], 1, _VOCAB - 3),
+            ({"bad_words": ((4, _VOCAB - 1), (_VOCAB - 2,))}, [9, 4], 2, _VOCAB - 1),
+        ):
+            token = self.sample(_STEPS, [sampling(temperature=0.0, **given)], history, prompt).tokens.tolist()
+            promise(token == [wanted], f"{given} after {history} with a prompt of {prompt} gives {token}, not {wanted}")
+
+    def test_a_mask_of_a_grammar(self) -> None:
+        """Of a constrained row only tokens of its mask come, and ids that the mask does not reach are banned."""
+        for mask, wanted in ((0b00100100.to_bytes(2, "little"), 5), (b"\xff", 7)):
+            token = self.sample(_STEPS, [sampling(temperature=0.0)], mask=mask).tokens.tolist()
+            promise(token == [wanted], f"the mask {mask!r} gives {token}, not {wanted}")
+
+    def test_rows_do_not_depend_on_each_other(self) -> None:
+        """A row gets the same token alone, among others, and in any order of the rows."""
+        for vocab in self.vocab_sizes:
+            draw = torch.Generator().manual_seed(0)
+            rows = [sampling(seed=17 * n, **given) for n, given in enumerate((*MANNERS, *MANNERS))]
+            logits = (torch.randn(len(rows), vocab, generator=draw) * 4).bfloat16().float()  # many ties
+            history = torch.randint(0, 90, (20,), generator=draw).tolist()
+            together = self.sample(logits, rows, history, 10).tokens
+            order = torch.randperm(len(rows), generator=draw)
+            shuffled = self.sample(logits[order], [rows[n] for n in order.tolist()], history, 10).tokens
+            promise(torch.equal(shuffled, together[order]), "tokens change with the order of the rows")
+            for n, row in enumerate(rows):
+                alone = self.sample(logits[n : n + 1], [row], history, 10).tokens
+                promise(bool(alone[0] == together[n]), f"a row with {shown(MANNERS[n % len(MANNERS)])} differs alone")
+
+    def test_seed_and_position_decide(self) -> None:
+        """The same seed and position give the same token, whatever stands in the history; others give others."""
+        flat = torch.zeros(1000)
+        same = {int(self.sample(flat, [sampling(seed=4)], [n] * 3).tokens[0]) for n in range(5)}
+        promise(len(same) == 1, f"one seed and position give {len(same)} tokens")
+        seeds, places = range(8), range(1, 6)
+        many = {int(self.sample(flat, [sampling(seed=s)], [0] * n).tokens[0]) for s in seeds for n in places}
+        promise(len(many) > 30, f"40 pairs of seed and position give only {len(many)} tokens of 1000")
+        far = [sampling(seed=seed) for seed in (0, 1, 2**63 - 1, -(2**63), 2**64 - 1)]
+        promise(len(set(self.sample(flat, far).tokens.tolist())) >= 3, "seeds of 64 bits collapse")
+
+    def test_a_slot_keeps_nothing_of_its_former_request(self) -> None:
+        """A new request in a slot is treated by its own parameters, and one that comes back as the first time."""
+        sampler, history = self.make(), torch.zeros(1, 8, dtype=torch.int32)
+        for given in (*MANNERS, *MANNERS):
+            for seed in range(3):
+                row = SampleRow(0, sampling(seed=seed, **given), 1, 1)
+                used = sampler.sample(_wide(), SampleBatch([row], history)).tokens
+                fresh = self.make().sample(_wide(), SampleBatch([row], history)).tokens
+                promise(torch.equal(used, fresh), f"a slot that was used before draws otherwise with {given}")
+
+    def test_rows_that_are_not_finite(self) -> None:
+        """NaN and infinity are told for their row, whose token is still an id, and their neighbours do not notice."""
+        for value in (math.nan, math.inf, -math.inf):
+            for given in ({"temperature": 0.0}, {"repetition_penalty": 1.1, "logprobs": 1}):
+                rows = [sampling(seed=seed, **given) for seed in range(3)]
+                logits = _STEPS.expand(3, -1).clone()
+                logits[1] = value
+                sampled = self.sample(logits, rows, [1])
+                promise(sampled.finite.tolist() == [True, False, True], f"{value}: finite is {sampled.finite.tolist()}")
+                promise(0 <= int(sampled.tokens[1]) < _VOCAB, f"{value}: token {int(sampled.tokens[1])} is no id")
+                wanted = self.sample(_STEPS, rows, [1]).tokens
+                promise(torch.equal(sampled.tokens[[0, 2]], wanted[[0, 2]]), f"{value}: a neighbour's token changed")
+
+    def test_logprobs_are_those_of_the_model(self) -> None:
+        """Rows that ask get log-probabilities of the logits as the model gave them; others none."""
+        rows = [sampling(), sampling(logprobs=2, logit_bias=((0, 9.0),)), sampling(logprobs=0, temperature=0.1)]
+        found = self.sample(_STEPS, rows).logprobs
+        promise(found is not None and found.shape == (2, _VOCAB), "two rows asked for logprobs")
+        if found is not None:
+            error = (found - _STEPS.log_softmax(0)).abs().max()
+            promise(bool(error < 1e-5), f"logprobs differ by {error:.1e} from those of the raw logits")
+        promise(self.sample(_STEPS, [sampling()]).logprobs is None, "logprobs are made though nobody asks")
+
+    # ------------------------------------------------------------------------------------ parts
+
+    def sample(
+        self,
+        logits: torch.Tensor,
+        rows: Sequence[TokenSampling],
+        history: Sequence[int] = (),
+        prompt: int | None = None,
+        mask: bytes | None = None,
+    ) -> Sampled:
+        """One row per parameters, by a new sampler; all have the same history."""
+        ids = torch.zeros(len(rows), max(64, len(history) + 1), dtype=torch.int32)
+        ids[:, : len(history)] = torch.tensor(history, dtype=torch.int32)
+        num_prompt = len(history) if prompt is None else prompt
+        batch = [SampleRow(n, row, num_prompt, len(history), mask) for n, row in enumerate(rows)]
+        wide = logits.expand(len(rows), -1) if logits.dim() == 1 else logits
+        return self.make().sample(wide.clone(), SampleBatch(batch, ids))
+
+    def _follows(
+        self, logits: torch.Tensor, probs: torch.Tensor, history: Sequence[int] = (), prompt: int = 0, **given: Any
+    ) -> None:
+        """A chi-square test; the seeds are fixed, so it passes or fails for good."""
+        rows = [sampling(seed=seed, **given) for seed in range(_DRAWS)]
+        tokens = self.sample(logits, rows, history, prompt).tokens
+        seen = torch.bincount(tokens, minlength=len(probs)).double()
+        wanted = probs.double() * _DRAWS
+        inside = wanted > 0
+        promise(not bool(seen[~inside].any()), f"{given}: tokens come that were cut off: {shown(seen.tolist())}")
+        distance = float(((seen - wanted)[inside] ** 2 / wanted[inside]).sum())
+        free = int(inside.sum()) - 1
+        bound = free + 4 * math.sqrt(2 * free) + 8  # beyond p = 0.0001
+        promise(distance <= bound, f"{given}: frequencies {shown(seen.tolist())} do not follow the distribution")
+
+
+class LogitsProcessorKit(Kit):
+    """A processor changes its own row's logits as its arguments say, and refuses arguments that are wrong.
+
+    Settings: `arguments`, sets that are accepted; `wrong`, sets that are refused.
+    """
+
+    kind = "logits_processor"
+    arguments: Sequence[Mapping[str, Any]] = ({},)
+    wrong: Sequence[Mapping[str, Any]] = ({"no_such_argument_xyz": 1},)
+    vocab_size: int = 64
+
+    def make(self, given: Mapping[str, Any]) -> LogitsProcessor:
+        processor: LogitsProcessor = self.plugin(**copy.deepcopy(dict(given)))
+        return processor
+
+    # ------------------------------------------------------------------------------------ promises
+
+    def test_wrong_arguments_are_a_value_error(self) -> None:
+        """Arguments that cannot be used raise ValueError with a message for the client, and nothing else."""
+        for given in self.wrong:
+            try:
+                self.make(given)
+            except ValueError as error:
+                promise(bool(str(error)), f"{given} is refused without a word")
+            else:
+                promise(False, f"{given} is accepted")
+
+    def test_the_row_keeps_its_form(self) -> None:
+        """The result is a row [vocab] of the same type on the same device, without NaN, and some token is possible."""
+        for given, known, num_prompt in self._cases():
+            logits = self._logits()
+            out = self.make(given).apply(known, num_prompt, logits.clone())
+            same = out.shape == logits.shape and out.dtype == logits.dtype and out.device == logits.device
+            promise(same, f"{given}: a row {tuple(out.shape)} of {out.dtype} comes back")
+            promise(not bool(out.isnan().any()), f"{given}: NaN comes back")
+            promise(bool(out.max() > -math.inf), f"{given} after {known}: no token is left")
+
+    def test_the_history_is_left_alone(self) -> None:
+        """The known ids are read and not changed."""
+        for given, known, num_prompt in self._cases():
+            ids = list(known)
+            self.make(given).apply(ids, num_prompt, self._logits())
+            promise(ids == known, f"{given} changed the request's ids")
+
+    def test_requests_share_nothing(self) -> None:
+        """Objects of two requests, asked in turns, do as each would alone."""
+        for given in self.arguments:
+            alone = [self._story(given, seed) for seed in (1, 2)]
+            first, second = self.make(given), self.make(given)
+            mixed: list[list[torch.Tensor]] = [[], []]
+            for a, b in zip(_history(1), _history(2), strict=True):
+                mixed[0].append(first.apply(a, 2, self._logits()))
+                mixed[1].append(second.apply(b, 2, self._logits()))
+            for wanted, got in zip(alone, mixed, strict=True):
+                equal = all(torch.equal(x, y) for x, y in zip(wanted, got, strict=True))
+                promise(equal, f"{given}: a request's logits change beside another request")
+
+    def test_it_works_in_a_batch(self) -> None:
+        """Under the built-in sampler a row with the processor draws as it does alone, and no neighbour notices."""
+        from ferrule_testkit.simulate import load
+
+        def sample(order: Sequence[int]) -> list[int]:
+            rows = [sampling(seed=n, processors=(("it", dict(self.arguments[0])),) if n % 2 else ()) for n in range(4)]
+            ids = torch.tensor([[1, 2, 3, 0]] * 4, dtype=torch.int32)
+            batch = [SampleRow(n, rows[n], 2, 3) for n in order]
+            logits = torch.stack([self._logits(n) for n in order])
+            sampled = load("sampler", "default")(OnePlugin(self.plugin)).sample(logits, SampleBatch(batch, ids))
+            promise(not sampled.errors, f"a row failed: {shown(sampled.errors)}")
+            return [int(token) for token in sampled.tokens]
+
+        together = sample([0, 1, 2, 3])
+        promise(sample([3, 2, 1, 0]) == together[::-1], "tokens change with the order of the rows")
+        promise([sample([n])[0] for n in range(4)] == together, "a row's token changes with its neighbours")
+
+    # ------------------------------------------------------------------------------------ parts
+
+    def _cases(self) -> Iterator[tuple[Mapping[str, Any], list[int], int]]:
+        if not self.arguments:
+            does_not_apply("no `arguments` are given")
+        for given in self.arguments:
+            for known, num_prompt in (([1], 1), ([5, 5, 5], 1), (list(range(40)), 40), ([self.vocab_size - 1] * 9, 3)):
+                yield given, known, num_prompt
+
+    def _story(self, given: Mapping[str, Any], seed: int) -> list[torch.Tensor]:
+        processor = self.make(given)
+        return [processor.apply(known, 2, self._logits()) for known in _history(seed)]
+
+    def _logits(self, seed: int = 0) -> torch.Tensor:
+        return torch.randn(self.vocab_size, generator=torch.Generator().manual_seed(seed))
+
+
+def _history(seed: int) -> Iterator[list[int]]:
+    known = [seed, 7 * seed]
+    for step in range(6):
+        known.append((step * seed) % 11)
+        yield list(known)
+
+
+def _wide() -> torch.Tensor:
+    return _STEPS.unsqueeze(0).clone()

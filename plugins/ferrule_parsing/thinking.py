@@ -39,6 +39,7 @@ class ThinkingParser(ReasoningParser):
         if prompt.endswith(self.open_tag) or opened > closed:
             self._inside = True
         elif prompt.endswith(self.close_tag) or continued.strip():
+            self._inside = False
             self._state = self._behind_close
 
     def feed(self, delta: TextDelta) -> Sequence[Reasoning | Content]:

@@ -11,4 +11,5 @@ from ferrule_parsing import ThinkingParser
 class DeepSeekR1(ThinkingParser):
     """Everything is thought until ``</think>``, whether or not the answer begins with ``<think>``."""
 
+    conformance = "ferrule_plugins.reasoning_parser.samples:DEEPSEEK_R1"
     begins_inside = True

@@ -11,3 +11,5 @@ from ferrule_parsing import ThinkingParser
 
 class Qwen3(ThinkingParser):
     """``<think>…</think>`` and the answer; the block is optional."""
+
+    conformance = "ferrule_plugins.reasoning_parser.samples:QWEN3"

@@ -13,5 +13,6 @@ from ferrule_parsing import TaggedJsonParser
 
 
 class Hermes(TaggedJsonParser):
+    conformance = "ferrule_plugins.tool_parser.samples:HERMES"
     open_tag = "<tool_call>"
     close_tag = "</tool_call>"

@@ -1,0 +1,27 @@
+"""Answers of models in each parser's own format, for `ferrule plugins check` and tests. No server imports this."""
+
+from __future__ import annotations
+
+from ferrule_testkit.kits import CallText
+
+_WEATHER = CallText(
+    '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Lis</tool_call>bon", "unit": "\\"C\\\\"}}\n'
+    "</tool_call>",
+    "get_weather",
+    {"city": "Lis</tool_call>bon", "unit": '"C\\'},
+)
+_ADD = CallText(
+    '<tool_call>{"arguments": {"a": 1, "b": {"x": [1, "}"]}}, "id": [{}], "name": "add"}</tool_call>',
+    "add",
+    {"a": 1, "b": {"x": [1, "}"]}},
+)
+_NOW = CallText('<tool_call> {"name":"now"} </tool_call>', "now", {})
+
+HERMES = {
+    "samples": (
+        ["Hello. ", _WEATHER, "\n", _ADD, " between ", _NOW, " after"],
+        [_WEATHER],
+        [_NOW, _ADD],
+        ["No <tool_call> here, <tool_call>{ nor here"],
+    )
+}

@@ -1,9 +1,13 @@
-"""Throw-away distributions: real wheels, written by hand, for tests of the plugin loader."""
+"""Throw-away distributions: wheels written by hand, and projects built and installed with pip as users would."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import shutil
+import subprocess
+import sys
+import tempfile
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -59,3 +63,27 @@ def install(dist: Distribution, site: Path) -> None:
     wheel = build_wheel(dist, site.parent / f"{site.name}-wheels")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(site)
+
+
+def install_project(project: Path, site: Path) -> Path:
+    """Build a pip project's wheel and install it, without its dependencies, into `site`; returns the wheel.
+
+    The project is copied first, so that the build leaves nothing in it. Needs no network: the build uses this
+    interpreter's setuptools. Raises RuntimeError with pip's output.
+    """
+    with tempfile.TemporaryDirectory() as work:
+        copy = shutil.copytree(project, Path(work) / "project", ignore=shutil.ignore_patterns("build", "*.egg-info"))
+        wheels = site.parent / f"{site.name}-wheels"
+        _pip("wheel", "--no-build-isolation", "--wheel-dir", str(wheels), str(copy))
+    (wheel,) = wheels.glob("*.whl")
+    _pip("install", "--target", str(site), str(wheel))
+    return wheel
+
+
+def _pip(verb: str, *arguments: str) -> None:
+    quiet = ["--no-deps", "--no-index", "--disable-pip-version-check", "--no-cache-dir"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", verb, *quiet, *arguments], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise RuntimeError(f"pip {verb} {arguments[-1]}:\n{done.stdout}{done.stderr}")

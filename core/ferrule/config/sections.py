@@ -122,7 +122,7 @@ class DeviceConfig:
     """What it runs on."""
 
     device: str = opt(
-        "auto", "Platform plugin; auto takes the first that does not refuse.", kind="platform", common=True
+        "auto", "Platform plugin; auto takes the first that does not refuse, cpu last.", kind="platform", common=True
     )
     attention_backend: str | None = opt(
         None, "Attention plugin. Default: the platform's order.", kind="attention", env="attention_backend"

@@ -54,7 +54,12 @@ KINDS = _table(
         ("--attention-backend",),
         "--attention-backend, FERRULE_ATTENTION_BACKEND; else the platform's order",
     ),
-    Kind("platform", _I + "platform:Platform", ("--device",), "--device; auto takes the first that does not refuse"),
+    Kind(
+        "platform",
+        _I + "platform:Platform",
+        ("--device",),
+        "--device; auto takes the first that does not refuse, cpu last",
+    ),
     Kind(
         "executor",
         _I + "executor:Executor",

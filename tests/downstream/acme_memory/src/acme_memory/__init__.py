@@ -1,0 +1,1 @@
+"""AcmeMemory for Ferrule."""

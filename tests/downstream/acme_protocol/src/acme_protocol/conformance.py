@@ -1,0 +1,22 @@
+"""What `ferrule plugins check` should know: answers in Acme's notation."""
+
+from __future__ import annotations
+
+from ferrule_testkit.kits import CallText
+
+PARSER = {
+    "samples": (
+        [
+            "Let me look. ",
+            CallText('@call get_weather(city="Paris", unit="C")', "get_weather", {"city": "Paris", "unit": "C"}),
+            " Done.",
+        ],
+        [
+            CallText("@call add(a=1, b = -2.5)", "add", {"a": 1, "b": -2.5}),
+            "\nand then\n",
+            CallText('@call f( a="(\\"@call f()\\\\", )', "f", {"a": '("@call f()\\'}),
+            CallText("@call now()", "now", {}),
+        ],
+        ["Write to a@call or @call me(), even @call f(x) or @call f(a=1 b=2), or @@call now(."],
+    )
+}

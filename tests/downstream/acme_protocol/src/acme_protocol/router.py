@@ -1,0 +1,123 @@
+"""``POST /acme/v1/ask``: a question in, an answer or a stream of events out.
+
+    {"question": "…", "abilities": [{"name": "weather", "takes": {"city": "string"}}], "most": 64, "live": true}
+
+A live answer is events {"say": …}, {"do": …, "with": {…}} and at last {"done": …}; a whole one is their fold.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from typing import Annotated, Any, cast
+
+from msgspec import Meta, Struct, field
+
+from ferrule.errors import RequestFailed
+from ferrule.interfaces.parsers import CallArguments, CallEnd, CallStart, Content
+from ferrule.interfaces.router import Call, EventStream, Reply, Route, Router, RouterContext
+from ferrule.interfaces.service import ChatPrompt, Generate, Output, Prompt, Service
+from ferrule.types import SamplingParams
+
+
+class Ability(Struct):
+    """Something that the model may ask for."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=64)]
+    takes: dict[str, str] = field(default_factory=dict)
+
+    def tool(self) -> dict[str, Any]:
+        properties = {name: {"type": kind} for name, kind in self.takes.items()}
+        function = {"name": self.name, "parameters": {"type": "object", "properties": properties}}
+        return {"type": "function", "function": function}
+
+
+class Ask(Struct):
+    """The body."""
+
+    question: Annotated[str, Meta(min_length=1)]
+    abilities: list[Ability] = field(default_factory=list)
+    most: Annotated[int, Meta(ge=1)] = 64
+    live: bool = False
+    rehearse: str | None = None
+
+
+class Acme(Router):
+    def routes(self, ctx: RouterContext) -> list[Route]:
+        self._service: Service = ctx.service
+        return [
+            Route(
+                method="POST",
+                path="/acme/v1/ask",
+                handler=self._ask,
+                body_type=Ask,
+                summary="Ask a question.",
+                tags=("acme",),
+            )
+        ]
+
+    async def _ask(self, call: Call) -> Reply | EventStream:
+        body: Ask = call.body
+        ids = None
+        if body.rehearse is not None:
+            ids = await self._service.tokenize(Prompt(text=body.rehearse, add_special_tokens=False))
+        tools = tuple(ability.tool() for ability in body.abilities) or None
+        request = Generate(
+            prompts=(ChatPrompt(messages=({"role": "user", "content": body.question},), tools=tools),),
+            params=SamplingParams(temperature=0.0, max_tokens=len(ids) if ids else body.most),
+            tools=tools,
+            tool_choice="auto" if tools else None,
+            logits_processors=({"qualname": "acme_rehearsal", "kwargs": {"ids": ids}},) if ids else (),
+            streamed=body.live,
+        )
+        outputs = await self._service.generate(request)
+        if body.live:
+            return EventStream(_Events(outputs))
+        answer: dict[str, Any] = {"answer": "", "actions": []}
+        async with aclosing(_Events(outputs)) as events:
+            async for event in events:
+                if "say" in event:
+                    answer["answer"] += event["say"]
+                elif "do" in event:
+                    answer["actions"].append(event)
+                else:
+                    answer |= event
+        return Reply(answer)
+
+
+class _Events:
+    """Acme's events of one choice. It lets go of its source even when it was never begun."""
+
+    def __init__(self, outputs: AsyncIterator[Output]) -> None:
+        self._outputs = cast("AsyncGenerator[Output, None]", outputs)
+        self._events = self._read()
+
+    def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
+        return self._events
+
+    async def __anext__(self) -> dict[str, Any]:
+        return await anext(self._events)
+
+    async def aclose(self) -> None:
+        await self._events.aclose()
+        await self._outputs.aclose()
+
+    async def _read(self) -> AsyncGenerator[dict[str, Any], None]:
+        names: dict[int, str] = {}
+        arguments: dict[int, str] = {}
+        async for output in self._outputs:
+            for event in output.events:
+                match event:
+                    case Content(text):
+                        yield {"say": text}
+                    case CallStart(index, _, name):
+                        names[index], arguments[index] = name, ""
+                    case CallArguments(index, fragment):
+                        arguments[index] += fragment
+                    case CallEnd(index):
+                        yield {"do": names[index], "with": json.loads(arguments[index])}
+            if output.error is not None:
+                raise RequestFailed(output.error)
+            if output.finish is not None:
+                yield {"done": str(output.finish), "tokens": output.usage.completion_tokens}

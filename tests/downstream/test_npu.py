@@ -1,0 +1,124 @@
+"""A device and an attention backend of a stranger: same text as on the CPU, other cache."""
+
+from __future__ import annotations
+
+import json
+import random
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ferrule.config import Config, DeviceConfig, ModelConfig
+from ferrule.env import Environment
+from ferrule.errors import ConfigError, PluginError
+from ferrule.plugin import discover
+from ferrule_testkit import server as servers
+from ferrule_testkit.checkpoints import tiny_checkpoint
+from ferrule_testkit.harness import Harness
+
+PROMPTS = [[random.Random(length).randrange(3, 320) for _ in range(length)] for length in (1, 5, 16, 33)]
+TOKENS = 12
+
+
+def run(folder: Path, **limits: Any) -> tuple[Harness, list[Any]]:
+    with Harness(folder, dtype="float32") as harness:
+        outputs = harness.engine(**limits).run(PROMPTS, max_tokens=TOKENS)
+    return harness, outputs
+
+
+@pytest.fixture(scope="module")
+def on_cpu(tiny_llama: Path) -> list[Any]:
+    harness, outputs = run(tiny_llama)
+    assert (harness.info.device, harness.info.attention, harness.info.depth) == ("cpu", "cpu", 1)
+    return outputs
+
+
+def same(outputs: list[Any], others: list[Any]) -> None:
+    for output, other in zip(outputs, others, strict=True):
+        assert output.token_ids == other.token_ids
+        assert [e.logprob for e in output.logprobs] == pytest.approx([e.logprob for e in other.logprobs], abs=1e-4)
+
+
+def test_auto_prefers_a_device_that_is_there(
+    tiny_llama: Path, on_cpu: list[Any], on_path: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_path("acme_npu")
+    harness, outputs = run(tiny_llama)
+    info = harness.info
+    assert (info.device, info.attention, info.depth) == ("acme_npu", "acme_paged", 2)
+    assert 0 < info.page_bytes * info.max_blocks <= 0.9 * (64 << 20)
+    same(outputs, on_cpu)
+    _, outputs = run(tiny_llama, num_blocks=30, max_num_batched_tokens=7, depth=2, policy="chaos")
+    same(outputs, on_cpu)
+
+    monkeypatch.setenv("ACME_NPU_COUNT", "0")
+    harness, outputs = run(tiny_llama)
+    assert harness.info.device == "cpu"
+    assert "platform acme_npu refused: no NPU is plugged in" in harness.info.notes
+    same(outputs, on_cpu)
+
+
+def test_windows_slide_on_it_too(tmp_path: Path, on_path: Callable[[str], None]) -> None:
+    folder = tiny_checkpoint("mistral", tmp_path / "mistral")
+    _, wanted = run(folder)
+    on_path("acme_npu")
+    harness, outputs = run(folder, max_num_batched_tokens=10)
+    assert (harness.info.attention, [group.window for group in harness.info.groups]) == ("acme_paged", [12])
+    same(outputs, wanted)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"device": "acme_npu", "attention_backend": "cpu"}, "not on acme_npu"),
+        ({"device": "cpu", "attention_backend": "acme_paged"}, "not on cpu"),
+        ({"device": "acme_nqu"}, "acme_npu"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    options: dict[str, str], problem: str, tiny_llama: Path, on_path: Callable[[str], None]
+) -> None:
+    on_path("acme_npu")
+    with pytest.raises((ConfigError, PluginError)) as caught:
+        start(Config(model=ModelConfig(model=str(tiny_llama)), device=DeviceConfig(**options)))
+    assert problem in str(caught.value)
+
+
+def test_a_device_that_was_named_and_is_not_there_is_an_error(
+    tiny_llama: Path, on_path: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_path("acme_npu")
+    monkeypatch.setenv("ACME_NPU_COUNT", "0")
+    with pytest.raises(ConfigError, match="--device acme_npu: no NPU is plugged in"):
+        start(Config(model=ModelConfig(model=str(tiny_llama)), device=DeviceConfig(device="acme_npu")))
+    monkeypatch.delenv("ACME_NPU_COUNT")
+    with pytest.raises(ConfigError, match="computes in float32"):
+        start(Config(model=ModelConfig(model=str(tiny_llama), dtype="bfloat16")))
+
+
+def start(config: Config) -> None:
+    plugins = discover(config.plugins, Environment())
+    executor = plugins.load("executor", "uni")()
+    try:
+        executor.start(config, plugins)
+    finally:
+        executor.shutdown()
+
+
+def test_it_serves(tiny_llama: Path, on_cpu: list[Any], installed: Any, tmp_path: Path) -> None:
+    args = [str(tiny_llama), "--device", "acme_npu", "--plugins-allow", "acme-npu", "--served-model-name", "tiny"]
+    with servers.running(args, tmp_path / "log", installed.environment("acme_npu")) as server:
+        for prompt, wanted in zip(PROMPTS, on_cpu, strict=True):
+            body = {"model": "tiny", "prompt": prompt, "temperature": 0, "max_tokens": TOKENS, "ignore_eos": True}
+            asked = urllib.request.Request(
+                f"{server.url}/v1/completions",
+                json.dumps(body | {"return_token_ids": True}).encode(),
+                {"content-type": "application/json"},
+            )
+            with urllib.request.urlopen(asked, timeout=60) as response:
+                (choice,) = json.load(response)["choices"]
+            assert choice["token_ids"] == wanted.token_ids
+        assert "device acme_npu, attention acme_paged" in server.text()

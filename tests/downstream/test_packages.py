@@ -1,0 +1,51 @@
+"""The packages import public names only, and that is checked by what would catch them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from ferrule_testkit.public import PUBLIC, is_public, main, private_imports
+
+HERE = Path(__file__).parent
+PACKAGES = ("acme_memory", "acme_npu", "acme_protocol")
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_strangers_import_public_names_only(name: str) -> None:
+    assert list(private_imports(HERE / name)) == []
+    sources = "".join(file.read_text() for file in (HERE / name).rglob("*.py"))
+    assert "from ferrule.interfaces." in sources  # the check has something to look at
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import ferrule.engine.cache",
+        "from ferrule.runner.step import Rows",
+        "from ferrule import engine",
+        "from ferrule.config import sections",
+        "from ferrule.types import _hidden",
+        "from ferrule.interfaces import _x",
+        "import ferrule_plugins",
+        "from ferrule_kernels.attention import visible",
+    ],
+)
+def test_private_names_are_found(line: str, tmp_path: Path) -> None:
+    (tmp_path / "x.py").write_text(f"import ferrulex\nfrom ferrule import SamplingParams\n{line}\n")
+    (found,) = private_imports(tmp_path)
+    assert found.startswith("x.py:3: ferrule")
+    assert main([str(tmp_path)]) == 1
+    assert main([str(HERE / "acme_memory")]) == 0
+    assert main([]) == 2
+
+
+def test_the_page_lists_the_public_modules() -> None:
+    page = (HERE.parents[1] / "docs" / "plugins.md").read_text()
+    section = page.partition("## What a plugin may import")[2].partition("\n## ")[0]
+    listed = set(re.findall(r"`(ferrule[\w.*]*)`", "".join(re.findall(r"^- .*:", section, re.MULTILINE))))
+    assert listed == set(PUBLIC)
+    assert is_public("ferrule.interfaces.model")
+    assert not is_public("ferrule.interfacesx")

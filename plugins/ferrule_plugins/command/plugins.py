@@ -18,14 +18,16 @@ from ferrule.errors import ConfigError, PluginError, nearest
 from ferrule.interfaces.command import Command
 from ferrule.interfaces.plugins import Plugins
 from ferrule.plugin import CONTRACT, KINDS, PluginRef, PluginSet, State, discover
+from ferrule_plugins.command import plugin_new
 from ferrule_plugins.command.plugin_probe import probe
 
-_USAGE = """usage: ferrule plugins {list,info,why} [NAME] [options]
+_USAGE = """usage: ferrule plugins {list,info,why,new} [NAME] [options]
 
   list [KIND]   every plugin that is installed, and whether it can be used; imports none
   info NAME     where one comes from and what chooses it; NAME is kind:name, or a name that only one kind has
   why NAME      how a name resolves: chosen, denied, conflicting, shadowed or broken; tries the import in a process
                 of its own. NAME may also be a distribution
+  new KIND NAME  write a package with a plugin to begin with, and its test
 
 --json prints the same for machines. The options --plugin, --plugins-allow, --plugins-deny and --plugins-prefer of
 `ferrule serve` are understood, so that their effect can be seen before a server starts."""
@@ -59,6 +61,7 @@ class PluginsCommand(Command):
             "list": (_list, ListOptions, "kind"),
             "info": (_info, NameOptions, "name"),
             "why": (_why, NameOptions, "name"),
+            "new": (plugin_new.new, plugin_new.NewOptions, "name"),
         }
         if not argv or argv[0] in {"-h", "--help"}:
             print(_USAGE)
@@ -69,7 +72,8 @@ class PluginsCommand(Command):
         run, section, positional = actions[action]
         usage = Usage(f"ferrule plugins {action}", _summary(action), positional)
         sections = {"action": section, "plugins": PluginConfig}
-        parsed = parse_command(argv[1:], usage, plugins, sections=sections)
+        words = plugin_new.arguments(argv[1:]) if action == "new" else argv[1:]
+        parsed = parse_command(words, usage, plugins, sections=sections)
         if parsed is None:
             return 0
         found = plugins if isinstance(plugins, PluginSet) else discover()

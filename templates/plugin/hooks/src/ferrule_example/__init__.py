@@ -1,0 +1,30 @@
+"""Answers and tokens, counted by how the answer ended, and a word about it on the log's first screen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from prometheus_client import CollectorRegistry, Counter
+
+from ferrule.interfaces.hooks import Hooks
+from ferrule.interfaces.stats import RequestStats
+
+
+class ExampleHooks(Hooks):
+    """Override what you want to hear; leave out parameters that you do not need."""
+
+    def __init__(self) -> None:
+        self._answers: Counter | None = None
+        self._tokens: Counter | None = None
+
+    def register_metrics(self, registry: CollectorRegistry) -> None:
+        self._answers = Counter("ferrule_answers", "Answers that ended.", ["reason"], registry=registry)
+        self._tokens = Counter("ferrule_answer_tokens", "Their tokens.", ["reason"], registry=registry)
+
+    def request_finished(self, stats: RequestStats) -> None:
+        if self._answers is not None and self._tokens is not None:
+            self._answers.labels(str(stats.finish)).inc()
+            self._tokens.labels(str(stats.finish)).inc(stats.generation_tokens)
+
+    def report_header(self) -> Sequence[str]:
+        return ["answers are counted by how they ended"]

@@ -1,0 +1,6 @@
+from ferrule_example import ExampleFormat
+from ferrule_testkit.kits import LoadFormatKit
+
+
+class TestConformance(LoadFormatKit):
+    plugin = ExampleFormat

@@ -1,0 +1,41 @@
+"""The CPU, with one thread and in float32: sums are taken in the same order everywhere."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ferrule.config import Config
+from ferrule.errors import ConfigError
+from ferrule.interfaces.platform import DeviceCaps, Platform
+
+
+class ExamplePlatform(Platform):
+    @classmethod
+    def refuses(cls) -> str | None:
+        return None
+
+    def prepare(self, config: Config) -> DeviceCaps:
+        torch.set_num_threads(1)
+        return DeviceCaps("cpu", "one thread in float32", memory())
+
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def dtype(self, requested: str, checkpoint: Mapping[str, Any]) -> torch.dtype:
+        if requested not in {"auto", "float", "float32"}:
+            raise ConfigError(f"--dtype {requested!r}: this platform computes in float32.")
+        return torch.float32
+
+    def cache_bytes(self, config: Config) -> int:
+        return min(int(config.env.cpu_kvcache_space * 2**30), memory())
+
+    def attention_order(self) -> tuple[str, ...]:
+        return ("torch_sdpa",)
+
+
+def memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

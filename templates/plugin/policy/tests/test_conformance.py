@@ -1,0 +1,18 @@
+from ferrule.interfaces.scheduler import RequestView
+from ferrule_example import ExamplePolicy
+from ferrule_testkit.kits import PolicyKit
+
+
+class TestConformance(PolicyKit):
+    plugin = ExamplePolicy
+
+
+def view(name: str, arrival: float, prompt: int) -> RequestView:
+    return RequestView(name, arrival, 1, 0, prompt, prompt, 0, 0)
+
+
+def test_short_prompts_go_first_until_long_ones_have_waited() -> None:
+    policy = ExamplePolicy()
+    long = view("long", 0.0, 100)
+    assert policy.key(view("soon", 1.0, 10), 2.0) < policy.key(long, 2.0)
+    assert policy.key(view("late", 9.5, 10), 10.0) > policy.key(long, 10.0)

@@ -1,0 +1,28 @@
+"""The built-in sampler, which stops a model that says one token over and over."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from msgspec.structs import replace as changed
+
+from ferrule.interfaces.sampler import SampleBatch, Sampled, SampleRow
+from ferrule_plugins.sampler.default import DefaultSampler
+
+LONGEST = 8  # tokens of one kind in a row
+
+
+class ExampleSampler(DefaultSampler):
+    def sample(self, logits: torch.Tensor, batch: SampleBatch) -> Sampled:
+        rows = [self._without_loop(row, batch.history) for row in batch.rows]
+        return super().sample(logits, SampleBatch(rows, batch.history))
+
+    def _without_loop(self, row: SampleRow, history: torch.Tensor) -> SampleRow:
+        if row.position - row.num_prompt < LONGEST:
+            return row
+        last = history[row.slot, row.position - LONGEST : row.position].tolist()
+        if len(set(last)) > 1:
+            return row
+        banned = (*row.sampling.bad_words, (int(last[0]),))
+        return replace(row, sampling=changed(row.sampling, bad_words=banned))

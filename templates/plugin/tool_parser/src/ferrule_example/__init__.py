@@ -1,0 +1,14 @@
+"""Calls as ``[[call]]{"name": "f", "arguments": {…}}[[/call]]``."""
+
+from __future__ import annotations
+
+from ferrule_parsing import TaggedJsonParser
+
+
+class ExampleToolParser(TaggedJsonParser):
+    """`TaggedJsonParser` does the work: a call starts when its name is there, arguments follow while they come."""
+
+    open_tag = "[[call]]"
+    close_tag = "[[/call]]"
+
+    conformance = "ferrule_example.conformance:SETTINGS"

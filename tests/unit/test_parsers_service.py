@@ -1,0 +1,233 @@
+"""What the service and the chat route do with tools and parsers, without a model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from ferrule.api.app import build_app
+from ferrule.api.lifecycle import Lifecycle
+from ferrule.config import Config, FrontendConfig, ModelConfig, PluginConfig
+from ferrule.config.resolve import resolve
+from ferrule.env import Environment
+from ferrule.errors import ConfigError
+from ferrule.frontend.output import Answer, fold
+from ferrule.frontend.service import FrontendService, build_service
+from ferrule.interfaces.parsers import ChoiceContext, Content, Reasoning, ReasoningParser, TextDelta
+from ferrule.interfaces.service import ChatPrompt, Generate, Prompt
+from ferrule.plugin import discover
+from ferrule.types import SamplingParams
+from ferrule_plugins.reasoning_parser.deepseek_r1 import DeepSeekR1
+from ferrule_plugins.reasoning_parser.qwen3 import Qwen3
+from ferrule_plugins.tool_parser.hermes import Hermes
+from ferrule_testkit.fake_engine import FakeEngine, says
+from ferrule_testkit.service import ScriptedService
+from ferrule_testkit.tokenizers import ByteTokenizers
+
+TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+SAYS = 'Hm.</think>\n\nSo: <tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+TEMPLATE = (
+    "{% for tool in tools or [] %}[{{ tool.function.name }}]{% endfor %}"
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% for c in m.tool_calls or [] %}"
+    "({{ c.id }} {{ c.function.name }} {{ c.function.arguments | tojson }}){% endfor %}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% if closed %}<think></think>{% endif %}{% endif %}"
+)
+
+
+class Seeing(ReasoningParser):
+    """Keeps what it is told at the beginning."""
+
+    wants_special_tokens = True
+    told: list[ChoiceContext]
+
+    def begin(self, context: ChoiceContext) -> None:
+        self.told.append(context)
+
+    def feed(self, delta: TextDelta) -> Sequence[Reasoning | Content]:
+        return [Content(delta.text)]
+
+    def finish(self) -> Sequence[Reasoning | Content]:
+        return []
+
+
+class Plugins:
+    def __init__(self, seeing: type[Seeing]) -> None:
+        self._kinds: dict[str, dict[str, Any]] = {
+            "tokenizer": {"auto": ByteTokenizers},
+            "tool_parser": {"hermes": Hermes},
+            "reasoning_parser": {"deepseek_r1": DeepSeekR1, "qwen3": Qwen3, "seeing": seeing},
+        }
+
+    def names(self, kind: str) -> tuple[str, ...]:
+        return tuple(self._kinds.get(kind, ()))
+
+    def load(self, kind: str, name: str) -> Any:
+        return self._kinds[kind][name]
+
+    def origin(self, kind: str, name: str) -> str:
+        return "test"
+
+
+class House:
+    def __init__(self, service: FrontendService, engine: FakeEngine, told: list[ChoiceContext]) -> None:
+        self.service, self.engine, self.told = service, engine, told
+
+    async def answer(self, prompt: ChatPrompt | Prompt, **fields: Any) -> Answer:
+        params = SamplingParams(max_tokens=100)
+        request = Generate(**{"prompts": (prompt,), "params": params, "tools": (TOOL,), **fields})
+        return fold([output async for output in await self.service.generate(request)])[0]
+
+    @property
+    def prompt(self) -> str:
+        return bytes(self.engine.requests[-1].prompt_ids).decode()
+
+
+@asynccontextmanager
+async def house(folder: Path, says_text: str = SAYS, **frontend: Any) -> AsyncIterator[House]:
+    (folder / "config.json").write_text(json.dumps({"architectures": ["FakeForCausalLM"], "eos_token_id": 1}))
+    seeing = type("SeeingHere", (Seeing,), {"told": []})
+    parsers = {"chat_template": TEMPLATE, "tool_call_parser": "hermes", "reasoning_parser": "deepseek_r1"}
+    config = Config(model=ModelConfig(model=str(folder)), frontend=FrontendConfig(**{**parsers, **frontend}))
+    engine = FakeEngine(says(list(says_text.encode())))
+    service = build_service(config, Plugins(seeing), engine)
+    try:
+        yield House(service, engine, seeing.told)
+    finally:
+        await service.close()
+
+
+def chat(content: str = "x", **fields: Any) -> ChatPrompt:
+    return ChatPrompt(messages=({"role": "user", "content": content},), tools=(TOOL,), **fields)
+
+
+# ------------------------------------------------------------------------------------------- service
+
+
+async def test_thoughts_text_and_calls_are_parted(tmp_path: Path) -> None:
+    async with house(tmp_path) as here:
+        answer = await here.answer(chat())
+        assert (answer.reasoning, answer.text) == ("Hm.", "So:")
+        assert [(call.name, call.arguments) for call in answer.tool_calls] == [("f", '{"a": 1}')]
+        assert here.prompt == "[f]<user>x<assistant>"
+
+
+async def test_tool_choice_none_reads_no_calls(tmp_path: Path) -> None:
+    async with house(tmp_path) as here:
+        answer = await here.answer(chat(), tool_choice="none")
+        assert (answer.reasoning, answer.text) == ("Hm.", SAYS.partition("\n\n")[2])
+        assert here.prompt.startswith("[f]")
+        assert (await here.answer(chat(), tools=None)).text == answer.text
+
+
+async def test_raw_text_is_as_the_model_wrote_it(tmp_path: Path) -> None:
+    async with house(tmp_path) as here:
+        answer = await here.answer(Prompt(text="x"), raw=True)
+        assert (answer.text, answer.reasoning, answer.tool_calls) == (SAYS, None, ())
+
+
+async def test_the_prompt_says_that_thinking_is_over(tmp_path: Path) -> None:
+    async with house(tmp_path, "a</think>") as here:
+        answer = await here.answer(chat(chat_template_kwargs={"closed": True}))
+        assert (answer.text, answer.reasoning) == ("a</think>", None)
+        ids = tuple(b"<assistant><think></think>")
+        answer = await here.answer(Prompt(ids=(120,) * 40 + ids))
+        assert (answer.text, answer.reasoning) == ("a</think>", None)
+
+
+async def test_a_continued_thought_goes_on(tmp_path: Path) -> None:
+    async with house(tmp_path, "b</think>c", reasoning_parser="qwen3") as here:
+        messages = ({"role": "user", "content": "x"}, {"role": "assistant", "content": "<think>a"})
+        go_on = ChatPrompt(messages=messages, continue_final_message=True, add_generation_prompt=False)
+        answer = await here.answer(go_on)
+        assert (answer.reasoning, answer.text) == ("b", "c")
+
+
+async def test_what_a_parser_is_told(tmp_path: Path) -> None:
+    async with house(tmp_path, reasoning_parser="seeing") as here:
+        await here.answer(chat(chat_template_kwargs={"closed": True}), tool_choice="auto", streamed=False)
+        (context,) = here.told
+        assert (context.prompt, bytes(context.prompt_ids).decode()) == (here.prompt, here.prompt)
+        assert (context.tools, context.tool_choice, context.continued) == ((TOOL,), "auto", "")
+        assert (context.template_kwargs, context.streamed) == ({"closed": True}, False)
+        assert context.tokenizer is here.service.tokenizer
+        await here.answer(Prompt(text="x"), raw=True)
+        assert len(here.told) == 1
+
+
+@pytest.mark.parametrize(("parser", "text"), [("seeing", "a<bos>b"), ("qwen3", "ab")])
+async def test_special_tokens_stay_for_a_parser_that_wants_them(tmp_path: Path, parser: str, text: str) -> None:
+    async with house(tmp_path, reasoning_parser=parser) as here:
+        special = next(iter(sorted(here.service.tokenizer.all_special_ids)))  # type: ignore[union-attr]
+        here.engine.script = says([97, special, 98])
+        shown = text.replace("<bos>", here.service.token_text(special))
+        assert (await here.answer(chat())).text == shown
+
+
+async def test_calls_and_results_of_the_history_reach_the_template(tmp_path: Path) -> None:
+    async with house(tmp_path) as here:
+        call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": '{"a": [1]}'}}
+        messages: tuple[dict[str, Any], ...] = (
+            {"role": "user", "content": "q"},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "call_1", "content": "r"},
+        )
+        await here.answer(ChatPrompt(messages=messages))
+        assert here.prompt == '<user>q<assistant>(call_1 f {"a": [1]})<tool>r<assistant>'
+
+
+# ------------------------------------------------------------------------------------------- route
+
+
+async def post(body: dict[str, Any], route: str = "chat/completions", **frontend: Any) -> tuple[httpx.Response, Any]:
+    lifecycle, service = Lifecycle(), ScriptedService()
+    config = Config(frontend=FrontendConfig(**frontend))
+    app = build_app(config, discover(PluginConfig(), Environment()), lifecycle)
+    lifecycle.ready(service)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://test") as http:
+        response = await http.post(f"/v1/{route}", json=body)
+    return response, service.requests[-1] if service.requests else None
+
+
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}], "tools": [TOOL]}
+
+
+@pytest.mark.parametrize("choice", [{}, {"tool_choice": "auto"}, {"tool_choice": None}])
+async def test_auto_needs_its_flag(choice: dict[str, Any]) -> None:
+    response, seen = await post(CHAT | choice)
+    assert (response.status_code, response.json()["error"]["param"], seen) == (400, "tool_choice", None)
+    assert "--enable-auto-tool-choice" in response.json()["error"]["message"]
+    response, seen = await post(CHAT | choice, enable_auto_tool_choice=True, tool_call_parser="hermes")
+    assert response.status_code == 200
+    assert (seen.tools, seen.prompts[0].tools, seen.raw, seen.streamed) == ((TOOL,), (TOOL,), False, False)
+
+
+@pytest.mark.parametrize("exclude", [True, False])
+async def test_none_shows_the_tools_unless_told_otherwise(exclude: bool) -> None:
+    body = CHAT | {"tool_choice": "none", "stream": True}
+    _, seen = await post(body, exclude_tools_when_tool_choice_none=exclude)
+    assert seen.prompts[0].tools == (None if exclude else (TOOL,))
+    assert (seen.tool_choice, seen.streamed) == ("none", True)
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}, "always", {}])
+async def test_enforcing_is_refused(choice: Any) -> None:
+    response, _ = await post(CHAT | {"tool_choice": choice}, enable_auto_tool_choice=True, tool_call_parser="hermes")
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "tool_choice")
+
+
+async def test_completions_are_raw() -> None:
+    _, seen = await post({"prompt": "x"}, "completions")
+    assert seen.raw
+
+
+def test_auto_tool_choice_needs_a_parser() -> None:
+    with pytest.raises(ConfigError, match="--enable-auto-tool-choice needs --tool-call-parser"):
+        resolve(Config(frontend=FrontendConfig(enable_auto_tool_choice=True)))
+    both = FrontendConfig(enable_auto_tool_choice=True, tool_call_parser="hermes")
+    assert resolve(Config(frontend=both)).frontend == both

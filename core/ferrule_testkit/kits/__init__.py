@@ -11,23 +11,87 @@
 from __future__ import annotations
 
 import importlib
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ferrule_testkit.kits.base import Broken, Kit, promise
 
 if TYPE_CHECKING:
+    from ferrule_testkit.kits.attention import AttentionKit
+    from ferrule_testkit.kits.command import CommandKit
+    from ferrule_testkit.kits.executor import ExecutorKit
+    from ferrule_testkit.kits.hooks import HooksKit
+    from ferrule_testkit.kits.kv_cache import KVCacheKit
+    from ferrule_testkit.kits.load_format import LoadFormatKit
+    from ferrule_testkit.kits.model import ModelKit
+    from ferrule_testkit.kits.platform import PlatformKit
     from ferrule_testkit.kits.reasoning_parser import ReasoningParserKit, Thought
+    from ferrule_testkit.kits.router import RouterKit
+    from ferrule_testkit.kits.sampler import LogitsProcessorKit, SamplerKit
+    from ferrule_testkit.kits.scheduling import PolicyKit, SchedulerKit
+    from ferrule_testkit.kits.stat_logger import StatLoggerKit
+    from ferrule_testkit.kits.tokenizer import TokenizerKit
     from ferrule_testkit.kits.tool_parser import CallText, ToolParserKit
 
 # Loaded when they are asked for: a kit imports what its kind needs, and some kinds need torch.
-_HOMES = {
-    "CallText": "tool_parser",
-    "ReasoningParserKit": "reasoning_parser",
-    "Thought": "reasoning_parser",
-    "ToolParserKit": "tool_parser",
-}
+_HOMES = MappingProxyType(
+    {
+        "AttentionKit": "attention",
+        "CallText": "tool_parser",
+        "CommandKit": "command",
+        "ExecutorKit": "executor",
+        "HooksKit": "hooks",
+        "KVCacheKit": "kv_cache",
+        "LoadFormatKit": "load_format",
+        "LogitsProcessorKit": "sampler",
+        "ModelKit": "model",
+        "PlatformKit": "platform",
+        "PolicyKit": "scheduling",
+        "ReasoningParserKit": "reasoning_parser",
+        "RouterKit": "router",
+        "SamplerKit": "sampler",
+        "SchedulerKit": "scheduling",
+        "StatLoggerKit": "stat_logger",
+        "Thought": "reasoning_parser",
+        "TokenizerKit": "tokenizer",
+        "ToolParserKit": "tool_parser",
+    }
+)
 
-__all__ = ["Broken", "CallText", "Kit", "ReasoningParserKit", "Thought", "ToolParserKit", "promise"]
+__all__ = [
+    "AttentionKit",
+    "Broken",
+    "CallText",
+    "CommandKit",
+    "ExecutorKit",
+    "HooksKit",
+    "KVCacheKit",
+    "Kit",
+    "LoadFormatKit",
+    "LogitsProcessorKit",
+    "ModelKit",
+    "PlatformKit",
+    "PolicyKit",
+    "ReasoningParserKit",
+    "RouterKit",
+    "SamplerKit",
+    "SchedulerKit",
+    "StatLoggerKit",
+    "Thought",
+    "TokenizerKit",
+    "ToolParserKit",
+    "kit_of",
+    "promise",
+]
+
+
+def kit_of(kind: str) -> type[Kit]:
+    """The kit of a kind of plugin. Raises LookupError where there is none."""
+    name = "".join(part.capitalize() for part in kind.split("_")) + "Kit"
+    if name not in _HOMES:
+        raise LookupError(f"there is no kit for the kind {kind!r}")
+    kit: type[Kit] = __getattr__(name)
+    return kit
 
 
 def __getattr__(name: str) -> Any:

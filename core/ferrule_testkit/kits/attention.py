@@ -181,7 +181,7 @@ class AttentionKit(Kit):
 
 
 class _World:
-    """A cache full of NaN, and rows whose tokens follow from (row, position). Past tokens are written by earlier steps."""
+    """A cache full of NaN, and rows whose tokens follow from (row, position). Earlier steps write past tokens."""
 
     def __init__(self, backend: AttentionBackend, kit: AttentionKit, shape: Shape, options: Mapping[str, Any]) -> None:
         self.backend, self.shape = backend, shape

@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,8 @@ _PROMPT = (5, 17, 200, 31, 99, 250, 8)
 class ExecutorKit(Kit):
     """An executor runs plans in their order, tells of a lost worker in time, and ends when it is told to.
 
-    Settings: `recipe`, a checkpoint of `ferrule_testkit.checkpoints`; `kill`, which loses a worker of a running executor
-    (by default its child processes are killed); `patience`, the seconds within which a loss must be told.
+    Settings: `recipe`, a checkpoint of `ferrule_testkit.checkpoints`; `kill`, which makes a running executor lose a
+    worker (by default its child processes are killed); `patience`, the seconds within which a loss must be told.
     """
 
     kind = "executor"
@@ -84,10 +84,8 @@ class ExecutorKit(Kit):
             else:
                 for child in children:
                     os.kill(child, signal.SIGKILL)
-            try:
+            with suppress(EngineDead):
                 handle = executor.submit(_story()[0])
-            except EngineDead:
-                pass
             self._unhealthy(executor)
             if handle is not None:
                 waiting = handle

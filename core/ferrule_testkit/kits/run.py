@@ -13,6 +13,7 @@ from msgspec import Struct
 from ferrule_testkit.kits.base import Broken, Kit, promises
 
 OK, FAILED, SKIPPED = "ok", "failed", "skipped"
+_TESTKIT = "ferrule_testkit"  # part of its files' paths
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
@@ -59,6 +60,6 @@ def _reason(error: BaseException) -> str:
 
 
 def _where(error: BaseException) -> str:
-    """File and line of the innermost code, in the plugin as a rule."""
-    frames = traceback.extract_tb(error.__traceback__)
+    """File and line of the innermost code that is not the testkit's own; empty where only that was running."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _TESTKIT not in frame.filename]
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""

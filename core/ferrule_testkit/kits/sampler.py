@@ -66,7 +66,7 @@ class SamplerKit(Kit):
     # ------------------------------------------------------------------------------------ promises
 
     def test_greedy_takes_the_most_likely(self) -> None:
-        """Temperature 0, tiny temperatures, top_k 1 and a tiny top_p give the most likely token; of equals the first."""
+        """Temperature 0, tiny temperatures, top_k 1 and a tiny top_p give the likeliest token; of equals the first."""
         for given in (
             {"temperature": 0.0},
             {"temperature": 1e-6},

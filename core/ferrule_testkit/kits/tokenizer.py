@@ -95,8 +95,8 @@ class TokenizerKit(Kit):
     def test_pieces_make_the_text(self) -> None:
         """Where tokens have bytes of their own, those join to what `decode` gives; all have them, or none."""
         tokenizer = self.open()
-        ids = range(tokenizer.vocab_size)
-        kinds = {tokenizer.piece(token, first) is None for token in ids for first in (False, True)}
+        every = range(tokenizer.vocab_size)
+        kinds = {tokenizer.piece(token, first) is None for token in every for first in (False, True)}
         promise(len(kinds) == 1, "some tokens have pieces, and some have none")
         if kinds == {True}:
             return

@@ -19,14 +19,17 @@ from ferrule.interfaces.command import Command
 from ferrule.interfaces.plugins import Plugins
 from ferrule.plugin import CONTRACT, KINDS, PluginRef, PluginSet, State, discover
 from ferrule_plugins.command import plugin_new
+from ferrule_plugins.command.plugin_check import CheckOptions, Subject, run_checks
 from ferrule_plugins.command.plugin_probe import probe
 
-_USAGE = """usage: ferrule plugins {list,info,why,new} [NAME] [options]
+_USAGE = """usage: ferrule plugins {list,info,why,check,new} [NAME] [options]
 
   list [KIND]   every plugin that is installed, and whether it can be used; imports none
   info NAME     where one comes from and what chooses it; NAME is kind:name, or a name that only one kind has
   why NAME      how a name resolves: chosen, denied, conflicting, shadowed or broken; tries the import in a process
                 of its own. NAME may also be a distribution
+  check NAME    prove that a plugin keeps the promises of its kind: its conformance kit, in a process of its own. With
+                --all, every plugin that can be used
   new KIND NAME  write a package with a plugin to begin with, and its test
 
 --json prints the same for machines. The options --plugin, --plugins-allow, --plugins-deny and --plugins-prefer of
@@ -61,6 +64,7 @@ class PluginsCommand(Command):
             "list": (_list, ListOptions, "kind"),
             "info": (_info, NameOptions, "name"),
             "why": (_why, NameOptions, "name"),
+            "check": (_check, CheckOptions, "name"),
             "new": (plugin_new.new, plugin_new.NewOptions, "name"),
         }
         if not argv or argv[0] in {"-h", "--help"}:
@@ -148,6 +152,23 @@ def _why(plugins: PluginSet, options: NameOptions) -> int:
     for line in [*lost, *problems]:
         print(f"note: {line}")
     return 0 if usable else 1
+
+
+def _check(plugins: PluginSet, options: CheckOptions) -> int:
+    if bool(options.name) == options.all:
+        raise ConfigError("Say which plugin to check, or --all.", _USAGE)
+    refs = list(plugins.refs) if options.all else _matching(plugins, options.name)
+    subjects = []
+    for ref in refs:
+        verdict = plugins.verdict(ref)
+        if verdict.state in _TRIED:
+            subjects.append(Subject(ref))
+        elif not options.all:
+            subjects.append(Subject(ref, f"{verdict.state}: {verdict.reason}"))
+    if not subjects and not options.all:
+        names = dict.fromkeys([*(ref.name for ref in plugins.refs), *(ref.id for ref in plugins.refs)])
+        raise PluginError(f"No plugin is named '{options.name}'.{nearest(options.name, names)}")
+    return run_checks(subjects, options)
 
 
 # ---------------------------------------------------------------------------------------------- parts

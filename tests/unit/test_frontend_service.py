@@ -741,6 +741,19 @@ async def test_stat_loggers_hear_of_everything(folder: Path) -> None:
         assert service.exposition()[1] == ""
 
 
+@pytest.mark.parametrize(
+    ("others", "text"),
+    [(("text/plain", "more 2\n"), "some 1\nmore 2\n"), (("application/json", "{}"), "some 1\n"), (None, "some 1\n")],
+)
+async def test_the_metrics_of_all_loggers_of_one_media_type_are_joined(folder: Path, others: Any, text: str) -> None:
+    loggers = {
+        name: type("L", (Recorder,), {"seen": [], "exposition": lambda self, shown=shown: shown})
+        for name, shown in {"one": ("text/plain; version=1", "some 1\n"), "two": others}.items()
+    }
+    async with serving(folder, FakeEngine(), FakePlugins(stat_logger=loggers)) as service:
+        assert service.exposition() == ("text/plain; version=1", text)
+
+
 async def test_a_stat_logger_that_raises_is_left_out_after_three_times(folder: Path) -> None:
     class Raises(Recorder):
         seen: list[Any] = []

@@ -56,6 +56,7 @@ class ModelConfig:
     )
     override_generation_config: dict[str, Any] = opt({}, "Values that replace those defaults.", json=True)
     enforce_eager: bool = opt(False, "Never capture graphs or compile.")
+    sampler: str = opt("default", "Sampler plugin: from logits to tokens.", kind="sampler")
     logits_processor_pattern: str | None = opt(
         None, "Regular expression of logits-processor names that requests may use. Default: none."
     )

@@ -41,7 +41,7 @@ class Worker:
             dtype=context.dtype,
             device=context.device,
         )
-        sampler = self._plugins.load("sampler", "default")(self._plugins)
+        sampler = self._plugins.load("sampler", self._config.model.sampler)(self._plugins)
         self._runner = runner = ModelRunner(loaded.model, loaded.attention, sampler, limits)
         info = self._describe(loaded, runner)
         if isinstance(loaded.model, nn.Module):

@@ -37,7 +37,7 @@ class Loggers:
                     self._loggers.remove(logger)
 
     def exposition(self) -> tuple[str, str]:
-        """The metrics of the first logger that has some, and those of hooks."""
+        """The metrics of all loggers that speak the first one's media type, and those of hooks."""
         found: list[tuple[str, str]] = []
 
         def ask(logger: StatLogger) -> None:
@@ -46,8 +46,10 @@ class Loggers:
                 found.append(text)
 
         self.tell(ask)
-        media_type, text = found[0] if found else ("text/plain; charset=utf-8", "")
-        return media_type, text + self.hooks.metrics()
+        media_type = found[0][0] if found else "text/plain; charset=utf-8"
+        kind = media_type.partition(";")[0]
+        texts = [text for other, text in found if other.partition(";")[0] == kind]
+        return media_type, "".join(texts) + self.hooks.metrics()
 
 
 class Account:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import re
+from functools import reduce
 from types import MappingProxyType
+from typing import Any
 
 from msgspec import Struct
 
@@ -14,26 +16,47 @@ READABLE = frozenset({1})  # versions whose plugins it can use
 _GROUP = re.compile(r"ferrule\.v([0-9]{1,6})\.([a-z_]{1,64})")
 
 
+class Earlier(Struct, frozen=True):
+    """How a kind's plugins of an earlier contract are read. Both are module:name.
+
+    `base` is the class that they derive from: it stays where they import it, and the new one has a new name. `adapt` is
+    a function that is given their class and returns one of this contract.
+    """
+
+    base: str
+    adapt: str
+
+
 class Kind(Struct, frozen=True):
-    """`base` is the class that a plugin derives from, as module:Class, imported when a plugin is loaded."""
+    """`base` is the class that a plugin derives from, as module:Class, imported when a plugin is loaded.
+
+    `earlier` has an entry for each contract in READABLE in which the kind was another; without one, nothing changed.
+    """
 
     name: str
     base: str
     options: tuple[str, ...]  # flags that choose one by name
     chosen_by: str  # the whole rule, one line
+    earlier: dict[int, Earlier] = {}
 
     @property
     def group(self) -> str:
         """The entry-point group in this contract's version."""
         return f"ferrule.v{CONTRACT}.{self.name}"
 
-    def load_base(self) -> type:
-        """Import the base class."""
-        module, _, name = self.base.partition(":")
-        base = getattr(importlib.import_module(module), name)
+    def load_base(self, contract: int | None = None) -> type:
+        """Import the base class that plugins of a contract derive from; by default, of this one."""
+        earlier = None if contract is None else self.earlier.get(contract)
+        base = load_object(earlier.base if earlier else self.base)
         if not isinstance(base, type):
             raise TypeError(f"{self.base} is not a class")
         return base
+
+
+def load_object(target: str) -> Any:
+    """Import what module:name, or module:name.name, stands for."""
+    module, _, path = target.partition(":")
+    return reduce(getattr, path.split("."), importlib.import_module(module))
 
 
 def _table(*kinds: Kind) -> MappingProxyType[str, Kind]:
@@ -68,7 +91,7 @@ KINDS = _table(
     ),
     Kind("scheduler", _I + "scheduler:Scheduler", ("--scheduler-cls",), "--scheduler-cls"),
     Kind("policy", _I + "scheduler:SchedulingPolicy", ("--scheduling-policy",), "--scheduling-policy"),
-    Kind("sampler", _I + "sampler:Sampler", (), "the built-in `default`"),
+    Kind("sampler", _I + "sampler:Sampler", ("--sampler",), "--sampler"),
     Kind(
         "logits_processor",
         _I + "sampler:LogitsProcessor",

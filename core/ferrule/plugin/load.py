@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
-from functools import reduce
 
 from ferrule.errors import PluginError
 from ferrule.plugin.files import load_file
-from ferrule.plugin.kinds import KINDS
+from ferrule.plugin.kinds import KINDS, load_object
 from ferrule.plugin.refs import Origin, PluginRef
 
 
 def load_ref(ref: PluginRef) -> type:
-    """Import the plugin and return its class, a complete subclass of the kind's base class. Raises PluginError."""
-    base = KINDS[ref.kind].load_base()
+    """Import the plugin and return its class, a complete subclass of the kind's base class. Raises PluginError.
+
+    A class that was written for an earlier contract comes as its adapter makes it.
+    """
+    kind = KINDS[ref.kind]
+    base, earlier = kind.load_base(ref.contract), kind.earlier.get(ref.contract)
     try:
-        found = load_file(ref, base) if ref.origin is Origin.FILE else _import(ref.target)
+        found = load_file(ref, base) if ref.origin is Origin.FILE else load_object(ref.target)
+        cls = _checked(ref, found, base)
+        return _checked(ref, load_object(earlier.adapt)(cls), kind.load_base()) if earlier else cls
     except (KeyboardInterrupt, PluginError):
         raise
     except BaseException as error:  # a plugin may raise SystemExit, or anything
         raise PluginError(f"{_title(ref)} cannot be imported: {_cause(error)}", _hint(ref)) from error
-    return _checked(ref, found, base)
-
-
-def _import(target: str) -> object:
-    module, _, path = target.partition(":")
-    return reduce(getattr, path.split("."), importlib.import_module(module))
 
 
 def _checked(ref: PluginRef, found: object, base: type) -> type:

@@ -68,11 +68,14 @@ class PluginSet(Struct, frozen=True, kw_only=True, omit_defaults=True):
         alone = self.selection.verdict(ref)
         if alone.state is not State.AVAILABLE:
             return alone
-        rivals = [
+        others = [
             other
             for other in self.offers(ref.kind, ref.name)
             if other != ref and self.selection.verdict(other).state is State.AVAILABLE
         ]
+        rivals = [other for other in others if (other.distribution, other.location) != (ref.distribution, ref.location)]
+        if any(other.contract > ref.contract for other in others if other not in rivals):
+            return Verdict(State.PASSED_OVER, f"{ref.distribution} offers it for a newer contract too")
         if not rivals:
             return alone
         preferred = self.selection.preferred(ref)
@@ -81,10 +84,10 @@ class PluginSet(Struct, frozen=True, kw_only=True, omit_defaults=True):
         for rival in rivals:
             if preferred == normalise(rival.distribution):
                 return Verdict(State.PASSED_OVER, f"--plugins-prefer takes the one of {rival.source}")
-        others = ", ".join(rival.source for rival in rivals)
+        sources = ", ".join(rival.source for rival in rivals)
         return Verdict(
             State.CONFLICT,
-            f"also offered by {others}: say --plugins-prefer {ref.id}=DISTRIBUTION",
+            f"also offered by {sources}: say --plugins-prefer {ref.id}=DISTRIBUTION",
         )
 
     def configured(self, options: PluginConfig, environment: Environment) -> PluginSet:

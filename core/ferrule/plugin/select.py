@@ -55,7 +55,8 @@ class Selection(Struct, frozen=True, omit_defaults=True):
         """Judge one plugin by itself; rivals of the same name are not looked at."""
         if ref.contract not in READABLE:
             state = State.NEWER if ref.contract > CONTRACT else State.OLDER
-            return Verdict(state, f"made for contract v{ref.contract}; this Ferrule reads v{CONTRACT}")
+            read = " and ".join(f"v{contract}" for contract in sorted(READABLE))
+            return Verdict(state, f"made for contract v{ref.contract}; this Ferrule reads {read}")
         for item in self.deny:
             if matches(item, ref):
                 return Verdict(State.DENIED, f"denied by --plugins-deny {item}")

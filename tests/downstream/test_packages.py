@@ -1,12 +1,16 @@
-"""The packages import public names only, and that is checked by what would catch them."""
+"""The packages import public names only, and their plugins keep what the conformance kits ask of every plugin."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from ferrule.plugin import discover
+from ferrule_testkit.kits import kit_of
+from ferrule_testkit.kits.run import FAILED, OK, run_kit
 from ferrule_testkit.public import PUBLIC, is_public, main, private_imports
 
 HERE = Path(__file__).parent
@@ -49,3 +53,23 @@ def test_the_page_lists_the_public_modules() -> None:
     assert listed == set(PUBLIC)
     assert is_public("ferrule.interfaces.model")
     assert not is_public("ferrule.interfacesx")
+
+
+@pytest.mark.parametrize(
+    ("package", "kind", "name"),
+    [
+        ("acme_memory", "model", "AcmeMemoryForCausalLM"),
+        ("acme_npu", "attention", "acme_paged"),
+        ("acme_npu", "platform", "acme_npu"),
+        ("acme_protocol", "logits_processor", "acme_rehearsal"),
+        ("acme_protocol", "router", "acme"),
+        ("acme_protocol", "tool_parser", "acme"),
+    ],
+)
+def test_strangers_keep_the_promises_of_their_kind(
+    package: str, kind: str, name: str, on_path: Callable[[str], None]
+) -> None:
+    on_path(package)
+    outcomes = list(run_kit(kit_of(kind), discover().load(kind, name)))
+    assert [(outcome.name, outcome.reason) for outcome in outcomes if outcome.result == FAILED] == []
+    assert sum(outcome.result == OK for outcome in outcomes) >= 3

@@ -16,8 +16,6 @@ import openai
 import pytest
 
 from ferrule_testkit import server as servers
-from ferrule_testkit.kits import ToolParserKit
-from ferrule_testkit.kits.run import FAILED, run_kit
 
 KEY = "open sesame"
 LIMIT = 20_000
@@ -161,13 +159,3 @@ def test_it_is_served_only_if_it_may(
     assert refused.process.wait(60) == 1
     assert "acme-protocol" in refused.text()
     assert reason in refused.text()
-
-
-def test_the_parser_keeps_what_every_tool_parser_promises(on_path: Any) -> None:
-    on_path("acme_protocol")
-    from ferrule.plugin import discover
-
-    parser = discover().load("tool_parser", "acme")
-    outcomes = list(run_kit(ToolParserKit, parser))
-    assert len(outcomes) > 5
-    assert [(outcome.name, outcome.reason) for outcome in outcomes if outcome.result == FAILED] == []

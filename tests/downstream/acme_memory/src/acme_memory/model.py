@@ -69,6 +69,8 @@ class Memory(nn.Module):
 class AcmeMemory(Decoder):
     """A decoder whose layers remember; those that `layer_types` calls "attention" attend."""
 
+    conformance = "acme_memory.conformance:MODEL"
+
     def __init__(self, ctx: BuildContext) -> None:
         layers = int(ctx.config["num_hidden_layers"])
         self.kinds = tuple(ctx.config.get("layer_types") or ["memory"] * layers)

@@ -12,6 +12,8 @@ from ferrule.interfaces.platform import DeviceCaps
 
 
 class AcmePaged(AttentionBackend):
+    conformance = {"platform": "acme_npu", "dtypes": ("float32",)}
+
     @classmethod
     def refuses(cls, spec: LayerCache, options: AttentionOptions, caps: DeviceCaps, dtype: torch.dtype) -> str | None:
         if caps.platform != "acme_npu":
@@ -36,16 +38,19 @@ class AcmePaged(AttentionBackend):
         options: AttentionOptions,
     ) -> torch.Tensor:
         layout: AttentionLayout = plan
-        size, dim = layout.block_size, q.shape[-1]
+        size, dim, window = layout.block_size, q.shape[-1], options.window or layout.window
         cache[layout.slot_mapping // size, :, layout.slot_mapping % size] = torch.cat((k, v), -1)
         out = torch.empty_like(q)
         start = 0
         for row, (count, length) in enumerate(zip(layout.query_lens_host, layout.context_lens_host, strict=True)):
-            blocks = layout.block_table[row, : -(-length // size)].long()
-            kept = cache[blocks].transpose(0, 1).flatten(1, 2)[:, :length]  # [kv_heads, length, 2 * dim]
+            # What lies before the first query's window is somebody else's by now: it may not even be a number.
+            first = max(0, length - count - window + 1) if window else 0
+            blocks = layout.block_table[row, first // size : -(-length // size)].long()
+            offset = first // size * size
+            kept = cache[blocks].transpose(0, 1).flatten(1, 2)[:, first - offset : length - offset]
             kept = kept.repeat_interleave(q.shape[1] // kept.shape[0], 0)
             ours = q[start : start + count].transpose(0, 1)
-            distance = torch.arange(length - count, length).unsqueeze(1) - torch.arange(length)
+            distance = torch.arange(length - count, length).unsqueeze(1) - torch.arange(first, length)
             hidden = (distance < 0) | ((distance >= options.window) if options.window else False)
             scores = (ours @ kept[..., :dim].transpose(1, 2) * options.scale).masked_fill(hidden, float("-inf"))
             out[start : start + count] = (scores.softmax(-1) @ kept[..., dim:]).transpose(0, 1)

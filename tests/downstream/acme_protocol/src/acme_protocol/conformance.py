@@ -4,6 +4,16 @@ from __future__ import annotations
 
 from ferrule_testkit.kits import CallText
 
+REHEARSAL = {
+    "arguments": ({"ids": []}, {"ids": [3, 1, 2]}),
+    "wrong": ({}, {"ids": 3}, {"ids": ["3"]}, {"ids": [3], "loud": True}),
+}
+ROUTER = {
+    "calls": (
+        ("POST", "/acme/v1/ask", {"question": "What is it like?"}),
+        ("POST", "/acme/v1/ask", {"question": "What is it like?", "abilities": [{"name": "weather"}], "live": True}),
+    )
+}
 PARSER = {
     "samples": (
         [

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 class Rehearsal(LogitsProcessor):
     """`ids` are the tokens to say, one after the other; beyond them the model is free."""
 
+    conformance = "acme_protocol.conformance:REHEARSAL"
+
     def __init__(self, **kwargs: Any) -> None:
         ids = kwargs.pop("ids", None)
         if kwargs or not isinstance(ids, list) or not all(isinstance(token, int) for token in ids):

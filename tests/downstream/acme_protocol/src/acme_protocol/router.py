@@ -44,6 +44,8 @@ class Ask(Struct):
 
 
 class Acme(Router):
+    conformance = "acme_protocol.conformance:ROUTER"
+
     def routes(self, ctx: RouterContext) -> list[Route]:
         self._service: Service = ctx.service
         return [

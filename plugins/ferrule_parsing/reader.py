@@ -10,7 +10,7 @@ _SPACE = re.compile(r"\s*")
 class Tags:
     """A fixed set of tags to look for. Where two begin at one place, the longer one counts."""
 
-    __slots__ = ("_longest", "_pattern", "_prefixes")
+    __slots__ = ("_beginning", "_longest", "_pattern", "_prefixes")
 
     def __init__(self, *tags: str) -> None:
         if not tags or not all(tags):
@@ -18,6 +18,7 @@ class Tags:
         ordered = sorted(tags, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, ordered)))  # literals only: nothing to go back for
         self._prefixes = frozenset(tag[:length] for tag in tags for length in range(1, len(tag)))
+        self._beginning = re.compile("|".join(sorted({re.escape(tag[0]) for tag in tags})))
         self._longest = len(ordered[0])
 
     def find(self, text: str, at: int) -> re.Match[str] | None:
@@ -26,9 +27,11 @@ class Tags:
 
     def open_end(self, text: str, at: int) -> int:
         """Where a tag may have begun that the text does not hold whole; the text's length when none can have."""
-        for start in range(max(at, len(text) - self._longest + 1), len(text)):
-            if text[start:] in self._prefixes:
-                return start
+        begun = self._beginning.search(text, max(at, len(text) - self._longest + 1))
+        while begun is not None:
+            if text[begun.start() :] in self._prefixes:
+                return begun.start()
+            begun = self._beginning.search(text, begun.end())
         return len(text)
 
 

@@ -208,6 +208,17 @@ def test_a_call_cannot_be_enforced_yet(client: openai.OpenAI, choice: Any) -> No
     assert caught.value.param == "tool_choice"
 
 
+def test_the_example_of_the_documentation(client: openai.OpenAI, tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "tools.md").read_text(encoding="utf-8")
+    source = page.partition('```python title="tools.py"\n')[2].partition("```")[0]
+    assert "http://127.0.0.1:8000/v1" in source
+    script = tmp_path / "tools.py"
+    script.write_text(source.replace("http://127.0.0.1:8000/v1", str(client.base_url)))
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.strip()
+
+
 def test_a_file_written_for_vllm(tmp_path: Path, asked: tuple[list[Any], Any]) -> None:
     messages, choice = asked
     file = tmp_path / "plain.py"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from ferrule.frontend.admit import Prepared
@@ -99,13 +100,10 @@ def open_chain(
 
 def _join(events: Iterable[Event]) -> tuple[Event, ...]:
     joined: list[Event] = []
-    for event in events:
-        before = joined[-1] if joined else None
-        if isinstance(event, Content | Reasoning):
-            if not event.text:
-                continue
-            if isinstance(before, Content | Reasoning) and type(before) is type(event):
-                joined[-1] = type(event)(before.text + event.text)
-                continue
-        joined.append(event)
+    kept = (event for event in events if not isinstance(event, Content | Reasoning) or event.text)
+    for kind, group in groupby(kept, type):
+        if kind is Content or kind is Reasoning:
+            joined.append(kind("".join(event.text for event in group)))  # type: ignore[union-attr]
+        else:
+            joined += group
     return tuple(joined)

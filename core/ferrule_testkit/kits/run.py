@@ -27,10 +27,15 @@ class Outcome(Struct, frozen=True, kw_only=True):
     seconds: float = 0.0
 
 
-def run_kit(kit: type[Kit], plugin: Any, name: str = "") -> Iterator[Outcome]:
-    """Prove every promise of a kit for one class, in order. Nothing that the plugin raises stops the others."""
+def run_kit(kit: type[Kit], plugin: Any, name: str = "", only: str = "") -> Iterator[Outcome]:
+    """Prove every promise of a kit for one class, in order. Nothing that the plugin raises stops the others.
+
+    `name` is that of its entry point; `only` is the one promise that is wanted, as its method's name.
+    """
     bound = type(kit.__name__, (kit,), {"plugin": plugin, "name": name, "__module__": kit.__module__})
     for method, sentence in promises(bound):
+        if only not in ("", method):
+            continue
         start = time.perf_counter()
         result, reason, where = _prove(bound, method)
         seconds = time.perf_counter() - start

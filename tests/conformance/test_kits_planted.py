@@ -1,0 +1,763 @@
+"""A kit is trusted because it catches planted faults: at least three for each kind. Parsers have theirs elsewhere."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+
+import msgspec
+import pytest
+import torch
+
+from ferrule.engine.cache import KVCacheManager, PrefixHit
+from ferrule.errors import CheckpointError, ConfigError, EngineDead
+from ferrule.interfaces.command import Command
+from ferrule.interfaces.hooks import AccessRequest, Hooks
+from ferrule.interfaces.router import Access, Call, Reply, Route, Router, RouterContext
+from ferrule.interfaces.sampler import LogitsProcessor, SampleBatch, Sampled
+from ferrule.interfaces.scheduler import RequestView, SchedulingPolicy
+from ferrule.interfaces.service import Generate, Prompt
+from ferrule.types import SamplingParams, StepPlan
+from ferrule_plugins.attention.torch_sdpa import TorchSDPA
+from ferrule_plugins.executor.uni import UniExecutor
+from ferrule_plugins.load_format.safetensors import Safetensors
+from ferrule_plugins.model.llama import Llama
+from ferrule_plugins.platform.cpu import CpuPlatform
+from ferrule_plugins.policy.fcfs import FcfsPolicy
+from ferrule_plugins.sampler.default import DefaultSampler
+from ferrule_plugins.stat_logger.prometheus import Prometheus
+from ferrule_plugins.tokenizer.auto import AutoTokenizers, FastTokenizer
+from ferrule_testkit.kits import KVCacheKit, kit_of
+from ferrule_testkit.kits.run import FAILED, OK, SKIPPED, run_kit
+from ferrule_testkit.simulate_bugs import BUGS
+
+# ------------------------------------------------------------------------------------------ attention
+
+
+class IgnoresTheWindow(TorchSDPA):
+    def run(self, q, k, v, cache, plan, options):
+        plain = type(options)(scale=options.scale, soft_cap=options.soft_cap, alibi_slopes=options.alibi_slopes)
+        return super().run(q, k, v, cache, plan, plain)
+
+
+class ReadsDeadBlocks(TorchSDPA):
+    def run(self, q, k, v, cache, plan, options):
+        out = super().run(q, k, v, cache, plan, options)
+        first = cache[plan.block_table[:, 0].long()].sum()
+        return out + 0 * first.to(out.dtype)
+
+
+class AttendsBeforeItWrites(TorchSDPA):
+    def run(self, q, k, v, cache, plan, options):
+        before = cache.clone()
+        super().run(q, k, v, cache, plan, options)
+        before[before.isnan()] = 0
+        return super().run(q, 0 * k, v, before, plan, options)
+
+
+class WritesTheNullBlock(TorchSDPA):
+    def run(self, q, k, v, cache, plan, options):
+        cache[0] = 1
+        return super().run(q, k, v, cache, plan, options)
+
+
+class MixesHeads(TorchSDPA):
+    def run(self, q, k, v, cache, plan, options):
+        return super().run(q, k.flip(1), v, cache, plan, options)
+
+
+# ------------------------------------------------------------------------------------------ model
+
+
+class SeesNeighbours(Llama):
+    def forward(self, ids, ctx):
+        hidden = super().forward(ids, ctx)
+        return hidden + 0.01 * hidden.mean(0)
+
+
+class ForgetsWherePiecesAre(Llama):
+    def forward(self, ids, ctx):
+        self.positions = ctx.positions - ctx.positions.min()
+        return super().forward(ids, _Context(ctx, self.positions))
+
+
+class _Context:
+    def __init__(self, ctx: Any, positions: torch.Tensor) -> None:
+        self._ctx, self.positions, self.lengths = ctx, positions, ctx.lengths
+        self.attend = ctx.attend
+
+
+class LeavesOutANorm(Llama):
+    def load(self, weights):
+        return super().load((n, torch.ones_like(t) if n.endswith("model.norm.weight") else t) for n, t in weights)
+
+
+class SkipsUnknownTensors(Llama):
+    def load(self, weights):
+        return super().load((n, t) for n, t in weights if not n.startswith("no."))
+
+
+class HalfPrecisionLogits(Llama):
+    def logits(self, hidden):
+        return super().logits(hidden).half()
+
+
+# ------------------------------------------------------------------------------------------ load format
+
+
+class RoundsToHalf(Safetensors):
+    def tensors(self, folder, model, options):
+        for name, tensor in super().tensors(folder, model, options):
+            yield name, tensor.half().to(tensor.dtype) if tensor.is_floating_point() else tensor
+
+
+class GivesTheFirstTwice(Safetensors):
+    def tensors(self, folder, model, options):
+        first = None
+        for item in super().tensors(folder, model, options):
+            first = first or item
+            yield item
+        if first is not None:
+            yield first
+
+
+class SwallowsOptions(Safetensors):
+    def tensors(self, folder, model, options):
+        return super().tensors(folder, model, {})
+
+
+class SkipsWhatIsDamaged(Safetensors):
+    def tensors(self, folder, model, options):
+        try:
+            yield from super().tensors(folder, model, options)
+        except CheckpointError:
+            return
+
+
+class RaisesForNoFolder(Safetensors):
+    @classmethod
+    def refuses(cls, folder):
+        return super().refuses(folder / ".")
+
+
+# ------------------------------------------------------------------------------------------ tokenizer
+
+
+class _Tokenizer(FastTokenizer):
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return super().encode(self.before(text), add_special_tokens=add_special_tokens)
+
+    def before(self, text: str) -> str:
+        return text
+
+
+class _Strips(_Tokenizer):
+    def before(self, text: str) -> str:
+        return text.strip()
+
+
+class _Shares(_Tokenizer):
+    last = ""
+
+    def before(self, text: str) -> str:
+        self.last = text
+        time.sleep(1e-5)
+        return self.last
+
+
+class _NarrowVocabulary(_Tokenizer):
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.vocab_size -= 4
+
+
+class _ShowsSpecials(_Tokenizer):
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        return super().decode(ids, skip_special_tokens=False)
+
+
+class _Source(AutoTokenizers):
+    made: ClassVar[type] = _Tokenizer
+
+    def open(self, folder, options):
+        tokenizer = super().open(folder, options)
+        tokenizer.__class__ = self.made
+        if self.made is _NarrowVocabulary:
+            tokenizer.vocab_size -= 4
+        return tokenizer
+
+
+class StripsText(_Source):
+    made = _Strips
+
+
+class SharesBetweenThreads(_Source):
+    made = _Shares
+
+
+class CountsTooFew(_Source):
+    made = _NarrowVocabulary
+
+
+class ShowsSpecialTokens(_Source):
+    made = _ShowsSpecials
+
+
+class RaisesOSError(AutoTokenizers):
+    def open(self, folder, options):
+        (folder / "tokenizer.json").read_text()
+        return super().open(folder, options)
+
+
+# ------------------------------------------------------------------------------------------ scheduling
+
+
+class NotPure(FcfsPolicy):
+    count = 0
+
+    def key(self, view: RequestView, now: float) -> tuple[float, ...]:
+        self.count += 1
+        return (self.count,)
+
+
+class NotANumber(FcfsPolicy):
+    def key(self, view: RequestView, now: float) -> tuple[float, ...]:
+        return (view.num_prompt / view.num_computed if view.num_computed else math.nan,)
+
+
+class NamesNobody(SchedulingPolicy):
+    def key(self, view: RequestView, now: float) -> tuple[float, ...]:
+        return (view.sequence,)
+
+    def victim(self, running: Sequence[RequestView]) -> str:
+        return running[1].id if len(running) > 1 else "r0"
+
+
+class BudgetOfNothing(FcfsPolicy):
+    def budget(self, running: int, waiting: int, limit: int) -> int:
+        return limit // (1 + running)
+
+
+# ------------------------------------------------------------------------------------------ KV cache
+
+
+class SharesAcrossSalts(KVCacheManager):
+    def chain(self, request):
+        return super().chain(msgspec.structs.replace(request, cache_salt=None))
+
+
+class PublishesTooEarly(KVCacheManager):
+    def confirm(self, id, ids, computed):
+        return super().confirm(id, [*ids, 0, 0, 0], computed + 2 if computed < len(ids) else computed)
+
+
+class ForgetsABlock(KVCacheManager):
+    def release(self, id):
+        self._holdings[id].tables[0] = self._holdings[id].tables[0][:-1]
+        super().release(id)
+
+
+class HitsOneBlockTooMuch(KVCacheManager):
+    def match(self, chain, ids):
+        hit = super().match(chain, ids)
+        return PrefixHit(hit.tokens + self._size, tuple((*b, 1) for b in hit.blocks)) if hit.tokens else hit
+
+
+# ------------------------------------------------------------------------------------------ platform
+
+
+class RefusesNow(CpuPlatform):
+    calls = 0
+
+    @classmethod
+    def refuses(cls):
+        cls.calls += 1
+        return f"asked {cls.calls} times"
+
+
+class SlowToRefuse(CpuPlatform):
+    @classmethod
+    def refuses(cls):
+        total = 0
+        for n in range(30_000):
+            total += n
+        return "too slow" if total < 0 else None
+
+
+class AnyType(CpuPlatform):
+    def dtype(self, requested, checkpoint):
+        return getattr(torch, requested, torch.float32)
+
+
+class KeyErrorForTypes(CpuPlatform):
+    def dtype(self, requested, checkpoint):
+        try:
+            return super().dtype(requested, checkpoint)
+        except ConfigError:
+            raise KeyError(requested) from None
+
+
+class NoMemory(CpuPlatform):
+    def cache_bytes(self, config):
+        return 0
+
+
+# ------------------------------------------------------------------------------------------ executor
+
+
+class NewestFirst(UniExecutor):
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting: list[_Lazy] = []
+
+    def submit(self, plan: StepPlan):
+        self.waiting.append(_Lazy(self, plan))
+        return self.waiting[-1]
+
+    def run_all(self) -> None:
+        while self.waiting:
+            lazy = self.waiting.pop()
+            lazy.handle = super().submit(lazy.plan)
+
+
+class _Lazy:
+    def __init__(self, executor: NewestFirst, plan: StepPlan) -> None:
+        self.executor, self.plan = executor, plan
+        self.handle: Any = None
+
+    def done(self) -> bool:
+        return self.handle is not None and self.handle.done()
+
+    def result(self):
+        self.executor.run_all()
+        return self.handle.result()
+
+
+class WithAWorker(UniExecutor):
+    """One with a process beside it, which it watches."""
+
+    def start(self, config, plugins):
+        info = super().start(config, plugins)
+        self.child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+        return info
+
+    def check_health(self) -> None:
+        super().check_health()
+        if hasattr(self, "child") and self.child.poll() is not None:
+            raise EngineDead("the worker has ended")
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        if hasattr(self, "child"):
+            self.child.kill()
+            self.child.wait()
+
+
+class DoesNotWatch(WithAWorker):
+    conformance: ClassVar[dict[str, Any]] = {"patience": 0.5}
+
+    def check_health(self) -> None:
+        UniExecutor.check_health(self)
+
+
+class LeavesAProcess(WithAWorker):
+    conformance: ClassVar[dict[str, Any]] = {"patience": 0.5}
+
+    def shutdown(self) -> None:
+        UniExecutor.shutdown(self)
+
+
+class ShutdownHangs(UniExecutor):
+    conformance: ClassVar[dict[str, Any]] = {"patience": 0.5}
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        if threading.current_thread() is not threading.main_thread():
+            time.sleep(3)
+
+
+class FaultsAreForgotten(UniExecutor):
+    conformance: ClassVar[dict[str, Any]] = {"patience": 0.5}
+
+    def check_health(self) -> None:
+        """Everything is always fine."""
+
+
+# ------------------------------------------------------------------------------------------ sampler
+
+
+class Biased(DefaultSampler):
+    def sample(self, logits: torch.Tensor, batch: SampleBatch) -> Sampled:
+        return super().sample(logits * 1.15, batch)
+
+
+class NoiseOfTheRow(DefaultSampler):
+    def sample(self, logits: torch.Tensor, batch: SampleBatch) -> Sampled:
+        rows = [
+            type(row)(
+                row.slot,
+                msgspec.structs.replace(row.sampling, seed=row.sampling.seed + n),
+                row.num_prompt,
+                row.position,
+            )
+            for n, row in enumerate(batch.rows)
+        ]
+        return super().sample(logits, SampleBatch(rows, batch.history))
+
+
+class KeepsTheFirst(DefaultSampler):
+    def _prepare(self, row, logits):
+        if row.slot in self._prepared:
+            return self._prepared[row.slot]
+        return super()._prepare(row, logits)
+
+
+class HidesNaN(DefaultSampler):
+    def sample(self, logits: torch.Tensor, batch: SampleBatch) -> Sampled:
+        return super().sample(logits.nan_to_num(0.0, 0.0, 0.0), batch)
+
+
+class LogprobsAfterProcessing(DefaultSampler):
+    def sample(self, logits: torch.Tensor, batch: SampleBatch) -> Sampled:
+        found = super().sample(logits, batch)
+        shown = None if found.logprobs is None else logits[-len(found.logprobs) :].log_softmax(-1)
+        return Sampled(found.tokens, found.finite, shown, found.errors)
+
+
+class Push(LogitsProcessor):
+    """Good: makes one token likelier."""
+
+    def __init__(self, by: float = 1.0) -> None:
+        self.by = float(by)
+
+    def apply(self, known_ids: Sequence[int], num_prompt: int, logits: torch.Tensor) -> torch.Tensor:
+        logits[known_ids[-1] % len(logits)] += self.by
+        return logits
+
+
+class PushChecked(Push):
+    def __init__(self, **given: Any) -> None:
+        if set(given) - {"by"}:
+            raise ValueError("only 'by'")
+        super().__init__(**given)
+
+
+class CountsInTheClass(PushChecked):
+    seen: ClassVar[list[int]] = []
+
+    def apply(self, known_ids, num_prompt, logits):
+        self.seen.append(1)
+        return super().apply(known_ids, num_prompt, logits).roll(len(self.seen))
+
+
+class AppendsToTheIds(PushChecked):
+    def apply(self, known_ids, num_prompt, logits):
+        known_ids.append(0)
+        return logits
+
+
+class GivesDoubles(PushChecked):
+    def apply(self, known_ids, num_prompt, logits):
+        return logits.double()
+
+
+# ------------------------------------------------------------------------------------------ router
+
+
+class Body(msgspec.Struct, kw_only=True):
+    prompt: str = ""
+    count: int = 1
+
+
+class Echo(Router):
+    """Good: one route that generates, and one with a parameter."""
+
+    path = "/echo"
+    access = Access.KEY
+
+    def routes(self, ctx: RouterContext) -> Sequence[Route]:
+        async def echo(call: Call) -> Reply:
+            return await self.answer(ctx, call)
+
+        async def one(call: Call) -> Reply:
+            return Reply({"name": call.path_params["name"]})
+
+        return [
+            Route(method="POST", path=self.path, handler=echo, body_type=Body, summary="Echo.", access=self.access),
+            Route(method="GET", path="/echo/{name}", handler=one, summary="One."),
+        ]
+
+    async def answer(self, ctx: RouterContext, call: Call) -> Reply:
+        params = SamplingParams(max_tokens=4)
+        outputs = await ctx.service.generate(Generate(prompts=(Prompt(text=call.body.prompt or "x"),), params=params))
+        try:
+            return Reply([output.token_ids async for output in outputs])
+        finally:
+            await outputs.aclose()
+
+
+class OwnErrorShape(Echo):
+    async def answer(self, ctx, call):
+        try:
+            return await super().answer(ctx, call)
+        except Exception as error:
+            return Reply({"detail": str(error)}, status=500)
+
+
+class LeavesRequestsRunning(Echo):
+    async def answer(self, ctx, call):
+        params = SamplingParams(max_tokens=4)
+        outputs = await ctx.service.generate(Generate(prompts=(Prompt(text="hello"),), params=params))
+        self.kept = outputs
+        return Reply([await anext(outputs)])
+
+
+class OpenToEverybody(Echo):
+    access = Access.PUBLIC
+
+
+class TakesAnothersRoute(Echo):
+    path = "/v1/completions"
+
+
+class FailsOnNumbers(Echo):
+    async def answer(self, ctx, call):
+        return Reply({"share": 1 / call.body.count})
+
+
+class AsksTheEngineTooEarly(Echo):
+    def routes(self, ctx):
+        ctx.service.health()
+        return [r for r in super().routes(ctx) if ctx.service.names]
+
+
+# ------------------------------------------------------------------------------------------ stat logger
+
+
+class RawLabels(Prometheus):
+    def exposition(self):
+        kind, text = super().exposition()
+        name = (self.config.model.served_model_name or ("m",))[0]
+        return kind, text + f'mine{{model_name="{name}"}} 1\n'
+
+
+class CountsOnlyTheLast(Prometheus):
+    def on_finish(self, stats):
+        self._finished = dict.fromkeys(self._finished, 0)
+        super().on_finish(stats)
+
+
+class ASeriesForEachRequest(Prometheus):
+    requests = 0
+
+    def on_finish(self, stats):
+        super().on_finish(stats)
+        self.requests += 1
+
+    def exposition(self):
+        kind, text = super().exposition()
+        return kind, text + "".join(f'mine{{request="{n}"}} 1\n' for n in range(self.requests))
+
+
+class DividesByTheTokens(Prometheus):
+    def on_finish(self, stats):
+        self.mean = stats.end_to_end / stats.generation_tokens
+        super().on_finish(stats)
+
+
+# ------------------------------------------------------------------------------------------ command
+
+
+class HeavyHelp(Command):
+    summary = "Heavy."
+
+    def run(self, argv, plugins):
+        import numpy  # noqa: F401
+
+        print("usage")
+        return 0
+
+
+class TracebackForFlags(Command):
+    summary = "Odd."
+
+    def run(self, argv, plugins):
+        if argv[0] not in ("-h", "--help"):
+            raise KeyError(argv[0])
+        print("usage")
+        return 0
+
+
+class FlagsAreIgnored(Command):
+    summary = "Odd."
+
+    def run(self, argv, plugins):
+        print("usage")
+        return 0
+
+
+class ExitsItself(Command):
+    summary = "Odd."
+
+    def run(self, argv, plugins):
+        print("usage", flush=True)
+        os._exit(3)
+
+
+# ------------------------------------------------------------------------------------------ hooks
+
+
+class Misspelt(Hooks):
+    def request_finishd(self, request_id: str) -> None:
+        """Never called."""
+
+
+class OtherParameters(Hooks):
+    def step_stats(self, stats: Any, engine_number: int) -> None:
+        """No hook has such a parameter."""
+
+
+class StumblesOverStrangers(Hooks):
+    def __init__(self) -> None:
+        self.known: dict[str, int] = {}
+
+    def request_admitted(self, request_id: str, prompt_tokens: int) -> None:
+        self.known[request_id] = prompt_tokens
+
+    def request_finished(self, request_id: str) -> None:
+        del self.known[request_id]
+
+
+class AnswersWithAWord(Hooks):
+    def authorise(self, access: AccessRequest) -> Any:
+        return "yes"
+
+
+class DeniesByTurns(Hooks):
+    turn = False
+
+    def authorise(self, access: AccessRequest) -> bool | None:
+        self.turn = not self.turn
+        return False if self.turn else None
+
+
+def faults() -> Iterator[tuple[str, type, str]]:
+    """(kind, broken plugin, the promise that it breaks)"""
+    yield "attention", IgnoresTheWindow, "test_windows_soft_caps_slopes_and_sinks"
+    yield "attention", ReadsDeadBlocks, "test_windows_soft_caps_slopes_and_sinks"
+    yield "attention", AttendsBeforeItWrites, "test_equals_the_definition"
+    yield "attention", WritesTheNullBlock, "test_the_null_block_stays_zero"
+    yield "attention", MixesHeads, "test_groups_of_heads"
+    yield "model", SeesNeighbours, "test_a_row_is_as_it_is_alone"
+    yield "model", SeesNeighbours, "test_a_prompt_in_pieces_is_the_prompt"
+    yield "model", ForgetsWherePiecesAre, "test_a_prompt_in_pieces_is_the_prompt"
+    yield "model", LeavesOutANorm, "test_a_change_of_any_weight_changes_the_answer"
+    yield "model", LeavesOutANorm, "test_equals_transformers"
+    yield "model", SkipsUnknownTensors, "test_weights_that_do_not_fit_are_named"
+    yield "model", HalfPrecisionLogits, "test_logits_are_float32_rows"
+    yield "load_format", RoundsToHalf, "test_every_tensor_once_and_bit_equal"
+    yield "load_format", GivesTheFirstTwice, "test_every_tensor_once_and_bit_equal"
+    yield "load_format", SwallowsOptions, "test_unknown_options_are_refused"
+    yield "load_format", SkipsWhatIsDamaged, "test_damaged_files_are_named"
+    yield "load_format", RaisesForNoFolder, "test_refusal_is_an_answer"
+    yield "tokenizer", StripsText, "test_texts_come_back"
+    yield "tokenizer", SharesBetweenThreads, "test_threads_do_not_disturb_each_other"
+    yield "tokenizer", CountsTooFew, "test_special_tokens"
+    yield "tokenizer", ShowsSpecialTokens, "test_special_tokens"
+    yield "tokenizer", RaisesOSError, "test_what_is_not_there_is_named"
+    yield "policy", NotPure, "test_the_policy_is_pure"
+    yield "policy", NotANumber, "test_keys_can_be_compared"
+    yield "policy", NamesNobody, "test_the_victim_is_one_of_those_asked_about"
+    yield "policy", NamesNobody, "test_random_work_one_step_at_a_time"
+    yield "policy", BudgetOfNothing, "test_budgets_are_within_their_bounds"
+    yield "scheduler", BUGS["skip-decref"], "test_random_work_one_step_at_a_time"
+    yield "scheduler", BUGS["stale-epoch-accepted"], "test_random_work_with_three_steps_in_flight"
+    yield "scheduler", BUGS["priority-inverted"], "test_the_order_of_the_policy"
+    yield "scheduler", BUGS["oldest-preempted"], "test_chaos_and_preemption"
+    yield "platform", RefusesNow, "test_refusal_is_an_answer"
+    yield "platform", SlowToRefuse, "test_refusal_is_cheap"
+    yield "platform", AnyType, "test_unknown_types_are_refused"
+    yield "platform", KeyErrorForTypes, "test_unknown_types_are_refused"
+    yield "platform", NoMemory, "test_the_cache_fits"
+    yield "executor", NewestFirst, "test_plans_run_in_the_order_of_submission"
+    yield "executor", DoesNotWatch, "test_a_lost_worker_is_told_in_time"
+    yield "executor", LeavesAProcess, "test_shutdown_is_idempotent_and_bounded"
+    yield "executor", ShutdownHangs, "test_shutdown_is_idempotent_and_bounded"
+    yield "executor", FaultsAreForgotten, "test_a_failed_step_is_fatal_and_told"
+    yield "sampler", Biased, "test_frequencies_follow_the_distribution"
+    yield "sampler", NoiseOfTheRow, "test_rows_do_not_depend_on_each_other"
+    yield "sampler", KeepsTheFirst, "test_a_slot_keeps_nothing_of_its_former_request"
+    yield "sampler", HidesNaN, "test_rows_that_are_not_finite"
+    yield "sampler", LogprobsAfterProcessing, "test_logprobs_are_those_of_the_model"
+    yield "logits_processor", Push, "test_wrong_arguments_are_a_value_error"
+    yield "logits_processor", CountsInTheClass, "test_requests_share_nothing"
+    yield "logits_processor", CountsInTheClass, "test_it_works_in_a_batch"
+    yield "logits_processor", AppendsToTheIds, "test_the_history_is_left_alone"
+    yield "logits_processor", GivesDoubles, "test_the_row_keeps_its_form"
+    yield "router", OwnErrorShape, "test_what_the_service_raises_is_answered"
+    yield "router", LeavesRequestsRunning, "test_a_client_that_leaves_is_noticed"
+    yield "router", OpenToEverybody, "test_only_probes_are_public"
+    yield "router", TakesAnothersRoute, "test_no_route_of_another_router_is_taken"
+    yield "router", FailsOnNumbers, "test_no_value_of_a_field_is_the_servers_fault"
+    yield "router", AsksTheEngineTooEarly, "test_asking_for_routes_needs_no_engine"
+    yield "stat_logger", RawLabels, "test_hostile_labels"
+    yield "stat_logger", CountsOnlyTheLast, "test_counters_never_fall"
+    yield "stat_logger", ASeriesForEachRequest, "test_the_number_of_series_is_bounded"
+    yield "stat_logger", DividesByTheTokens, "test_everything_that_happens_is_taken"
+    yield "command", HeavyHelp, "test_help_is_quick"
+    yield "command", TracebackForFlags, "test_an_unknown_flag_is_one_block"
+    yield "command", FlagsAreIgnored, "test_an_unknown_flag_is_one_block"
+    yield "command", ExitsItself, "test_help_is_an_answer"
+    yield "hooks", Misspelt, "test_no_hook_is_misspelt"
+    yield "hooks", OtherParameters, "test_signatures_fit"
+    yield "hooks", StumblesOverStrangers, "test_it_hears_everything"
+    yield "hooks", AnswersWithAWord, "test_access_is_decided_in_one_word"
+    yield "hooks", DeniesByTurns, "test_access_is_decided_in_one_word"
+    yield "kv_cache", SharesAcrossSalts, "test_scopes_never_meet"
+    yield "kv_cache", PublishesTooEarly, "test_one_group"
+    yield "kv_cache", ForgetsABlock, "test_one_group"
+    yield "kv_cache", HitsOneBlockTooMuch, "test_one_group"
+
+
+FAULTS = list(faults())
+ENTRY = {"model": "LlamaForCausalLM"}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("kind", "plugin", "broken"), FAULTS, ids=[f"{k}-{p.__name__}-{b[5:]}" for k, p, b in FAULTS])
+def test_a_planted_fault_is_caught(kind: str, plugin: type, broken: str) -> None:
+    kit = KVCacheKit if kind == "kv_cache" else kit_of(kind)
+    (outcome,) = run_kit(kit, plugin, ENTRY.get(kind, ""), only=broken)
+    assert outcome.result == FAILED
+    assert outcome.reason
+
+
+@pytest.mark.parametrize(
+    ("kind", "plugin"),
+    [("logits_processor", PushChecked), ("router", Echo), ("executor", WithAWorker), ("hooks", Hooks)],
+)
+def test_the_good_ones_that_faults_were_planted_in_keep_every_promise(kind: str, plugin: type) -> None:
+    results = {outcome.name: (outcome.result, outcome.reason) for outcome in run_kit(kit_of(kind), plugin)}
+    assert {name: why for name, (result, why) in results.items() if result not in (OK, SKIPPED)} == {}
+    if kind == "executor":
+        assert results["test_a_lost_worker_is_told_in_time"][0] == OK
+
+
+def test_every_kit_has_three_faults() -> None:
+    from ferrule.plugin import KINDS
+
+    counts = {kind: len({plugin for k, plugin, _ in FAULTS if k == kind}) for kind in (*KINDS, "kv_cache")}
+    assert {kind for kind, count in counts.items() if count < 3} == {"tool_parser", "reasoning_parser"}

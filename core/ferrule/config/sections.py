@@ -174,13 +174,9 @@ class FrontendConfig:
     routers: tuple[str, ...] = opt(
         (), "Router plugins to serve. Default: all built-in ones.", nargs="+", kind="router", server=True
     )
-    enable_auto_tool_choice: bool = opt(
-        False, "Let the model decide to call tools; needs --tool-call-parser.", server=True
-    )
+    enable_auto_tool_choice: bool = opt(False, "The model may call tools; needs --tool-call-parser.", server=True)
     tool_call_parser: str = opt("", "Tool parser plugin.", kind="tool_parser", server=True)
-    exclude_tools_when_tool_choice_none: bool = opt(
-        False, 'Do not show the tools to the model with tool_choice "none".', server=True
-    )
+    exclude_tools_when_tool_choice_none: bool = opt(False, 'With "none" the model sees no tools.', server=True)
     reasoning_parser: str = opt("", "Reasoning parser plugin.", kind="reasoning_parser", server=True)
 
 
@@ -203,13 +199,9 @@ class PluginConfig:
     plugins_deny: tuple[str, ...] = opt((), "Never these: kind:name or a distribution; wins over allow.", nargs="+")
     plugins_prefer: tuple[str, ...] = opt((), "kind:name=distribution, where two offer one name.", nargs="+")
     plugin: tuple[str, ...] = opt((), "kind=file.py: a plugin from a file.", nargs="+", append=True)
-    tool_parser_plugin: str = opt("", "Python file with tool parsers, as --plugin tool_parser=FILE.", server=True)
-    reasoning_parser_plugin: str = opt(
-        "", "Python file with reasoning parsers, as --plugin reasoning_parser=FILE.", server=True
-    )
-    plugin_adapter: str = opt(
-        "", "Module that reads plugin files written for others; ferrule_plugins.compat_vllm: parsers for vLLM."
-    )
+    tool_parser_plugin: str = opt("", "Python file with tool parsers.", server=True)
+    reasoning_parser_plugin: str = opt("", "Python file with reasoning parsers.", server=True)
+    plugin_adapter: str = opt("", "Module for files written for others: ferrule_plugins.compat_vllm.", server=True)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,9 +17,13 @@ PUBLIC: tuple[str, ...] = (
     "ferrule.log",
     "ferrule.interfaces.*",
     "ferrule.nn.*",
+    "ferrule_parsing",
+    "ferrule_plugins.executor.uni",
+    "ferrule_plugins.sampler.default",
+    "ferrule_plugins.scheduler.default",
     "ferrule_testkit.*",
 )
-_PACKAGES = ("ferrule", "ferrule_testkit", "ferrule_plugins", "ferrule_kernels", "ferrule_contrib")
+_PACKAGES = ("ferrule", "ferrule_testkit", "ferrule_parsing", "ferrule_plugins", "ferrule_kernels", "ferrule_contrib")
 
 
 def is_public(module: str) -> bool:

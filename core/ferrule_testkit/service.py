@@ -75,7 +75,7 @@ class ScriptedService(Service):
             eos_ids=(),
             has_tokenizer=True,
             processor_pattern="p",
-            processors=("p",),
+            processors={"p": dict},
         )
         self.requests: list[Generate] = []
         self.open = 0  # requests whose iterator was neither exhausted nor closed

@@ -275,7 +275,15 @@ def test_processors_need_the_server_s_pattern() -> None:
     assert check_processors((), RULES) == ()
     with pytest.raises(RequestError, match="accepts no"):
         check_processors(("a.b",), RULES)
-    known = {"processor_pattern": r"mine\.\w+", "processors": ("mine.a", "mine.b", "mine.a.b", "os.system")}
+
+    def picky(**kwargs: object) -> None:
+        if "y" in kwargs:
+            raise ValueError("it knows no 'y'")
+
+    known = {
+        "processor_pattern": r"mine\.\w+",
+        "processors": dict.fromkeys(("mine.a", "mine.b", "mine.a.b", "os.system"), picky),
+    }
     open_rules = Rules(**{n: getattr(RULES, n) for n in RULES.__struct_fields__} | known)
     assert check_processors(("mine.a", {"qualname": "mine.b", "kwargs": {"x": 1}}), open_rules) == (
         ("mine.a", {}),
@@ -293,6 +301,8 @@ def test_processors_need_the_server_s_pattern() -> None:
     ):
         with pytest.raises(RequestError):
             check_processors((wrong,), open_rules)  # fmt: skip
+    with pytest.raises(RequestError, match="mine.b: it knows no 'y'"):
+        check_processors(({"qualname": "mine.b", "kwargs": {"y": 1}},), open_rules)
 
 
 def test_defaults_fill_only_what_was_not_given() -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from msgspec import Struct
 
+from ferrule import log
 from ferrule.config import Config, checkpoint
-from ferrule.errors import RequestError
+from ferrule.errors import PluginError, RequestError
 from ferrule.frontend.client import EngineClient
 from ferrule.frontend.detokenize import decode
 from ferrule.frontend.render import Renderer
@@ -22,6 +25,8 @@ from ferrule.types import TokenSampling
 
 _CHARACTERS = 16  # of a prompt, per token of the context (L16)
 _SHORT = 2048  # ids that are decoded on the event loop
+
+_logger = log.get("frontend")
 
 
 class Prepared(Struct, frozen=True):
@@ -113,8 +118,21 @@ def read_rules(
         eos_ids=tuple(token for token in _eos_ids(config, tokenizer, folder) if token < info.vocab_size),
         has_tokenizer=tokenizer is not None,
         processor_pattern=config.model.logits_processor_pattern,
-        processors=plugins.names("logits_processor"),
+        processors=_processors(config, plugins),
     )
+
+
+def _processors(config: Config, plugins: Plugins) -> dict[str, Callable[..., Any]]:
+    """The logits processors that requests may name: only those are imported. A broken one is left out and reported."""
+    found: dict[str, Callable[..., Any]] = {}
+    pattern = config.model.logits_processor_pattern
+    for name in plugins.names("logits_processor"):
+        if pattern is not None and re.fullmatch(pattern, name):
+            try:
+                found[name] = plugins.load("logits_processor", name)
+            except PluginError as error:
+                _logger.warning("a logits processor was left out: %s", error.message, processor=name)
+    return found
 
 
 def generation_folder(config: Config, folder: Path) -> Path:

@@ -10,7 +10,7 @@ import math
 import random
 import re
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -40,7 +40,7 @@ class Rules(Struct, frozen=True, kw_only=True):
     eos_ids: tuple[int, ...]
     has_tokenizer: bool
     processor_pattern: str | None = None
-    processors: tuple[str, ...] = ()  # names of logits processors that are there
+    processors: dict[str, Callable[..., Any]] = {}  # classes of logits processors, by name
 
 
 class Checked(Struct, frozen=True, kw_only=True):
@@ -158,6 +158,10 @@ def check_processors(processors: Sequence[Any], rules: Rules) -> tuple[tuple[str
         kwargs = values.get("kwargs") or {}
         if values.get("args") or not isinstance(kwargs, dict):
             raise RequestError("logits_processors take their arguments by name, in kwargs.", "logits_processors")
+        try:
+            rules.processors[name](**kwargs)
+        except ValueError as error:  # the interface says that its message is for the client
+            raise RequestError(f"logits_processors: {name}: {error}", "logits_processors") from None
         found.append((name, kwargs))
     return tuple(found)
 

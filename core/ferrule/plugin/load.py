@@ -24,7 +24,9 @@ def load_ref(ref: PluginRef) -> type:
     except (KeyboardInterrupt, PluginError):
         raise
     except BaseException as error:  # a plugin may raise SystemExit, or anything
-        raise PluginError(f"{_title(ref)} cannot be imported: {_cause(error)}", _hint(ref)) from error
+        raise PluginError(
+            f"{_title(ref)} cannot be imported: {_cause(error)}{_missing(ref, error)}", _hint(ref)
+        ) from error
 
 
 def _checked(ref: PluginRef, found: object, base: type) -> type:
@@ -51,3 +53,10 @@ def _cause(error: BaseException) -> str:
     if isinstance(error, SystemExit):
         return f"it called sys.exit({error.code!r}) while it was imported"
     return f"{type(error).__name__}: {error}"
+
+
+def _missing(ref: PluginRef, error: BaseException) -> str:
+    """What to install, where the plugin needs an extra of its distribution and a module is not there."""
+    if not ref.extras or not isinstance(error, ImportError):
+        return ""
+    return f". It needs an extra: pip install '{ref.distribution}[{ref.extras}]'"

@@ -29,6 +29,7 @@ class PluginRef(Struct, frozen=True, kw_only=True, omit_defaults=True):
     origin: Origin = Origin.DISTRIBUTION
     location: str = ""  # folder that holds the distribution's metadata, or the file
     sha256: str = ""  # of a file's content
+    extras: str = ""  # of its distribution, which it says that it needs
     adapter: str = ""  # module that makes the plugin of the file: a `FileAdapter`
 
     @property

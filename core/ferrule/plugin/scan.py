@@ -13,6 +13,8 @@ from ferrule.plugin.kinds import KINDS, READABLE, parse_group
 from ferrule.plugin.refs import PluginRef, Shadow, normalise
 
 _TARGET = re.compile(r"[\w.]+:[\w.]+")
+_NAME = re.compile(r"\w[\w.+-]{0,99}")  # can be typed, and does no harm to a list, a terminal or a URL
+_SHOWN = 60  # characters of a wrong text that a problem repeats
 
 
 class Scan(Struct, frozen=True):
@@ -36,9 +38,15 @@ class _Install:
     @property
     def version(self) -> str:
         try:
-            return self.dist.version or "unknown"
+            version = self.dist.version
         except (KeyError, OSError, UnicodeError):
             return "unknown"
+        return version if version and version.isprintable() else "unknown"
+
+    @property
+    def metadata(self) -> str:
+        """The folder or file that says all this; two in one folder have the same location."""
+        return str(getattr(self.dist, "_path", self.location))
 
 
 def scan() -> Scan:
@@ -69,17 +77,20 @@ def _refs(install: _Install, problems: list[str]) -> Iterator[PluginRef]:
     if not install.text:
         return
     version = install.version
-    for group, name, target in _entries(install, problems):
+    for group, name, target, extras in _entries(install, problems):
         parsed = parse_group(group)
         if parsed is None:
             if group.startswith("ferrule."):
-                problems.append(f"{install.name} {version}: '{group}' is no group of Ferrule's")
+                problems.append(f"{install.name} {version}: {group[:_SHOWN]!r} is no group of Ferrule's")
             continue
         contract, kind = parsed
         if kind not in KINDS and contract in READABLE:
             problems.append(f"{install.name} {version}: '{kind}' is no kind of plugin.{nearest(kind, KINDS)}")
+        elif not _NAME.fullmatch(name):
+            problems.append(f"{install.name} {version}: {name[:_SHOWN]!r} cannot be a {kind} plugin's name")
         elif not _TARGET.fullmatch(target):
-            problems.append(f"{install.name} {version}: {kind}:{name} = '{target}' is not of the form module:attribute")
+            shown = target[:_SHOWN]
+            problems.append(f"{install.name} {version}: {kind}:{name} = {shown!r} is not of the form module:attribute")
         else:
             yield PluginRef(
                 kind=kind,
@@ -89,11 +100,12 @@ def _refs(install: _Install, problems: list[str]) -> Iterator[PluginRef]:
                 version=version,
                 contract=contract,
                 location=install.location,
+                extras=extras,
             )
 
 
-def _entries(install: _Install, problems: list[str]) -> Iterator[tuple[str, str, str]]:
-    """(group, name, target) of each line of entry_points.txt that is well formed. Extras are dropped."""
+def _entries(install: _Install, problems: list[str]) -> Iterator[tuple[str, str, str, str]]:
+    """(group, name, target, extras) of each line of entry_points.txt that is well formed."""
     group = ""
     for line in install.text.splitlines():
         line = line.strip()
@@ -104,14 +116,15 @@ def _entries(install: _Install, problems: list[str]) -> Iterator[tuple[str, str,
             continue
         name, equals, target = line.partition("=")
         if equals and name.strip():
-            yield group, name.strip(), target.partition("[")[0].strip()
+            target, _, extras = target.partition("[")
+            yield group, name.strip(), target.strip(), extras.partition("]")[0].strip()
         elif group.startswith("ferrule."):
-            problems.append(f"{install.name} {install.version}: entry point '{line}' has no target")
+            problems.append(f"{install.name} {install.version}: entry point {line[:_SHOWN]!r} has no target")
 
 
 def _shadow(known: _Install, hidden: _Install) -> Shadow | None:
     """None when neither has plugins, and for equals: the same folder twice, or a source tree's own metadata."""
-    if known.location == hidden.location or not (known.text or hidden.text):
+    if not (known.text or hidden.text):
         return None
     if known.text == hidden.text and known.version == hidden.version:
         return None
@@ -119,8 +132,8 @@ def _shadow(known: _Install, hidden: _Install) -> Shadow | None:
     return Shadow(
         distribution=known.name,
         version=known.version,
-        location=known.location,
+        location=known.metadata,
         hidden_version=hidden.version,
-        hidden_location=hidden.location,
+        hidden_location=hidden.metadata,
         lost=tuple(ref.id for ref in _refs(hidden, []) if ref.id not in ours),
     )

@@ -35,6 +35,7 @@ _USAGE = """usage: ferrule plugins {list,info,why,check,new} [NAME] [options]
 --json prints the same for machines. The options --plugin, --plugins-allow, --plugins-deny and --plugins-prefer of
 `ferrule serve` are understood, so that their effect can be seen before a server starts."""
 
+_WIDEST = 40  # characters of a name that others are lined up with
 _TRIED = frozenset({State.AVAILABLE, State.CONFLICT})  # states in which it is safe to try an import
 
 
@@ -108,7 +109,7 @@ def _list(plugins: PluginSet, options: ListOptions) -> int:
         group = [row for row in rows if row["kind"] == kind]
         if group:
             print(f"{kind}: {KINDS[kind].chosen_by}" if kind in KINDS else f"{kind}: unknown to this version")
-            width = max(len(row["name"]) for row in group)
+            width = min(_WIDEST, max(len(row["name"]) for row in group))
             for row in group:
                 print(f"  {row['name']:<{width}}  {row['source']}{_remark(row)}")
     _print_reports(plugins)

@@ -1,0 +1,151 @@
+"""`ferrule plugins check`: the same kit as in a test file, in a process of its own, whatever the plugin does there."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from ferrule.config import PluginConfig
+from ferrule.env import Environment
+from ferrule.errors import ConfigError, PluginError
+from ferrule.plugin import discover
+from ferrule_plugins.command.plugins import PluginsCommand
+from ferrule_testkit.bad_wheels import HANGS, POLICY, PRINTS, policy
+
+WRONG = POLICY.replace("running[-1].id", "'nobody'")
+LATE = """
+    def budget(self, running, waiting, limit):
+        import time
+        time.sleep(600)
+"""
+GONE = """
+    def budget(self, running, waiting, limit):
+        import os, signal
+        os.kill(os.getpid(), signal.SIGSEGV)
+"""
+
+
+@pytest.fixture
+def check(site, capsys, monkeypatch):
+    """Install a policy from its source, check it, and return (status, output)."""
+    monkeypatch.delenv("FERRULE_PLUGINS", raising=False)
+    monkeypatch.delenv("VLLM_PLUGINS", raising=False)
+
+    def run(source: str, *argv: str, name: str = "mine") -> tuple[int, str]:
+        site.install(policy("mine-dist", source))
+        status = PluginsCommand().run(["check", name, *argv], discover(PluginConfig(), Environment()))
+        return status, capsys.readouterr().out
+
+    return run
+
+
+def test_a_good_plugin_keeps_every_promise(check):
+    status, text = check(POLICY)
+    assert status == 0
+    lines = text.splitlines()
+    assert lines[0] == "policy:mine of mine-dist 1.0"
+    assert "  ok    the policy is pure" in lines
+    assert lines[-1].startswith("  7 kept, 0 broken, 0 do not apply")
+
+
+def test_a_broken_promise_is_one_line_with_the_reason(check):
+    status, text = check(WRONG)
+    assert status == 1
+    (line,) = [line for line in text.splitlines() if "the victim is one of" in line]
+    assert line.startswith("  FAIL  the victim is one of those asked about: victim 'nobody' is none of the 1 that run")
+    assert "  ok    keys can be compared" in text
+    assert "mine_dist_module" not in sys.modules
+
+
+def test_json(check):
+    status, text = check(PRINTS + WRONG, "--json")
+    assert status == 1
+    report = json.loads(text)
+    (row,) = report["plugins"]
+    assert (report["ok"], row["ok"], row["error"], row["kind"], row["name"]) == (False, False, None, "policy", "mine")
+    assert "noise" in row["output"]
+    results = {promise["name"]: promise["result"] for promise in row["promises"]}
+    assert results["test_the_victim_is_one_of_those_asked_about"] == "failed"
+    assert results["test_keys_can_be_compared"] == "ok"
+    assert all(promise["promise"].endswith(".") for promise in row["promises"])
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "told"),
+    [
+        (HANGS + POLICY, ["--import-deadline", "1"], "FAIL  its import did not end within 1 s"),
+        ("import os; os._exit(4)", [], "FAIL  its import ended the process: exit status 4"),
+        ("raise SystemExit(4)", [], "cannot be imported: it called sys.exit(4)"),
+        ("import nothing_like_it", [], "No module named 'nothing_like_it'"),
+        ("class Newest: pass", [], "does not derive from"),
+        (POLICY + LATE, ["--deadline", "6"], "did not end within 6 s"),
+        (POLICY + GONE, [], "ended the process: signal SIGSEGV"),
+    ],
+)
+def test_whatever_a_plugin_does_is_told(check, source, options, told):
+    status, text = check(source, *options)
+    assert status == 1
+    assert told in text
+    assert "Traceback" not in text
+
+
+def test_what_it_started_ends_with_it(check, tmp_path):
+    """A process that a plugin leaves behind is ended with its check."""
+    mark = tmp_path / "alive"
+    child = f"import time, pathlib; time.sleep(1); pathlib.Path({str(mark)!r}).touch()"
+    source = f"import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', {child!r}])\n" + POLICY
+    assert check(source)[0] == 0
+    import time
+
+    time.sleep(1.5)
+    assert not mark.exists()
+
+
+def test_a_plugin_from_a_file(check, tmp_path):
+    file = tmp_path / "from_file.py"
+    file.write_text(POLICY)
+    status, text = check(POLICY, "--plugin", f"policy={file}", name="policy:from_file")
+    assert status == 0
+    assert f"policy:from_file of file {file}" in text
+
+
+def test_what_cannot_be_used_fails_with_its_state(check):
+    status, text = check(POLICY, "--plugins-deny", "mine-dist")
+    assert status == 1
+    assert "FAIL  denied: denied by --plugins-deny mine-dist" in text
+
+
+def test_a_whole_distribution(check):
+    status, text = check(POLICY, name="mine-dist")
+    assert status == 0
+    assert "policy:mine of mine-dist 1.0" in text
+
+
+def test_all_checks_what_can_be_used(check):
+    deny = ["*:*"]
+    status, text = check(POLICY, "--all", "--plugins-deny", *deny, name="--json")
+    assert (status, json.loads(text)) == (0, {"ok": True, "plugins": []})
+
+
+def test_usage(check):
+    with pytest.raises(ConfigError, match="or --all"):
+        check(POLICY, "--all")
+    with pytest.raises(PluginError, match="Did you mean 'mine'"):
+        check(POLICY, name="mini")
+    with pytest.raises(ConfigError, match="more than 0"):
+        check(POLICY, "--deadline", "0")
+
+
+def test_it_needs_neither_pytest_nor_hypothesis(site):
+    """The kits ship with the server."""
+    site.install(policy("mine-dist"))
+    hidden = "import sys\nsys.modules['pytest'] = sys.modules['hypothesis'] = None\n"
+    script = hidden + (
+        "import ferrule_testkit.kits as kits\n"
+        "from ferrule.plugin import KINDS\n"
+        "print(sorted(kits.kit_of(kind).kind for kind in KINDS) == sorted(KINDS))\n"
+    )
+    done = site.python("-c", script)
+    assert (done.stdout.strip(), done.returncode) == ("True", 0), done.stderr

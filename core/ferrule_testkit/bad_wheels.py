@@ -27,7 +27,8 @@ PRINTS = "import sys\nprint('noise', flush=True)\nsys.stderr.write('more noise')
 class Bad(Struct, frozen=True):
     """A broken distribution of a policy. `listed` is part of what `plugins list` says; `told` of what `why` does.
 
-    `usable` ones are odd and can be used nevertheless. `listed` is "" where only an import would tell.
+    `usable` ones are odd and can be used nevertheless. `listed` is "" where only an import would tell. One that is
+    `fatal` keeps torch itself from being imported: torch reads every distribution's entry points and fails over it.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Bad(Struct, frozen=True):
     listed: str = ""
     told: str = ""
     usable: bool = False
+    fatal: bool = False
 
 
 def policy(name: str, source: str = POLICY, *, entry: str | None = None, version: str = "1.0") -> Distribution:
@@ -53,7 +55,7 @@ def bad_distributions() -> Iterator[Bad]:
     yield Bad("halfgone", _halfgone, told="No module named 'halfgone_dist_module'")
     yield Bad("bones", _bones, listed="bones-dist unknown", usable=True)
     yield Bad("nometa", _nometa, listed="nometa-dist unknown", usable=True)
-    yield Bad("binary", _binary, listed="metadata of a distribution in")
+    yield Bad("binary", _binary, listed="metadata of a distribution in", fatal=True)
     yield Bad("stale", _stale, listed="stale-dist is installed twice")  # which one counts is the file system's order
     yield Bad("prints", lambda folder: install(policy("prints-dist", PRINTS + POLICY), folder), usable=True)
     yield Bad("hangs", lambda folder: install(policy("hangs-dist", HANGS + POLICY), folder), told="did not end within")
@@ -65,9 +67,9 @@ def bad_distributions() -> Iterator[Bad]:
         )
 
 
-def install_bad(folder: Path) -> list[Bad]:
-    """Install all of them side by side."""
-    found = list(bad_distributions())
+def install_bad(folder: Path, *, fatal: bool = True) -> list[Bad]:
+    """Install all of them side by side; without `fatal`, all that a server can bear."""
+    found = [bad for bad in bad_distributions() if fatal or not bad.fatal]
     for bad in found:
         bad.install(folder)
     return found

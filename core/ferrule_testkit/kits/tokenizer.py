@@ -50,7 +50,7 @@ class TokenizerKit(Kit):
     # ------------------------------------------------------------------------------------ promises
 
     def test_texts_come_back(self) -> None:
-        """decode(encode(text)) is the text, to the last white space."""
+        """The text of a text's ids is the text, to the last white space."""
         tokenizer = self.open()
         for text in self.texts:
             ids = tokenizer.encode(text, add_special_tokens=False)

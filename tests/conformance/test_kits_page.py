@@ -1,0 +1,73 @@
+"""The page about the kits is current, its example runs under pytest, and every promise is a sentence."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ferrule.plugin import KINDS
+from ferrule_testkit.kits import KVCacheKit, kit_of
+from ferrule_testkit.kits.base import promises
+from ferrule_testkit.kits.page import main, page
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "conformance.md"
+
+
+def test_the_page_is_current() -> None:
+    if PAGE.read_text(encoding="utf-8") != page():
+        pytest.fail("renew it: python -m ferrule_testkit.kits.page --write docs/conformance.md", pytrace=False)
+
+
+def test_the_site_has_it() -> None:
+    assert "conformance.md" in (ROOT / "mkdocs.yml").read_text()
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "kv_cache"])
+def test_every_promise_is_a_sentence(kind: str) -> None:
+    kit = KVCacheKit if kind == "kv_cache" else kit_of(kind)
+    assert kit.__doc__
+    for name, sentence in promises(kit):
+        assert re.fullmatch(r"[A-Z`-].*\.", sentence), (name, sentence)
+
+
+def test_the_example_runs_under_pytest_and_a_broken_plugin_fails_there(tmp_path: Path) -> None:
+    """The example of this page with the plugin of docs/plugins.md, and the same with a fault."""
+    example = re.search(r'title="test_shortest\.py"\n(.*?)^```', PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    plugin = re.search(
+        r'title="ferrule_shortest\.py"\n(.*?)^```', (ROOT / "docs/plugins.md").read_text(), re.MULTILINE | re.DOTALL
+    )
+    assert example is not None
+    assert plugin is not None
+    (tmp_path / "test_shortest.py").write_text(example[1])
+    for source, status, said in ((plugin[1], 0, "7 passed"), (plugin[1].replace(".id", ".id + 'x'"), 1, "FAILED")):
+        (tmp_path / "ferrule_shortest.py").write_text(source)
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-c", "/dev/null", str(tmp_path)]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == status, done.stdout
+        assert said in done.stdout
+
+
+def test_what_does_not_apply_is_skipped_under_pytest(tmp_path: Path) -> None:
+    (tmp_path / "test_console.py").write_text(
+        "from ferrule_testkit.kits import StatLoggerKit\n"
+        "from ferrule_plugins.stat_logger.console import Console\n"
+        "class TestConsole(StatLoggerKit):\n    plugin = Console\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-c", "/dev/null", "-rs", str(tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout
+    assert "2 passed, 6 skipped" in done.stdout
+    assert "it has no exposition" in done.stdout
+
+
+def test_the_module_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    assert capsys.readouterr().out == page()
+    assert main(["--write", str(tmp_path / "page.md")]) == 0
+    assert (tmp_path / "page.md").read_text() == page()
+    assert main(["what"]) == 2

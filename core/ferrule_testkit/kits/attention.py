@@ -253,6 +253,11 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Attent
     return torch.einsum("hqk,khd->qhd", weights, v)
 
 
+def layout_of(step: Step, block_size: int, window: int = 0) -> AttentionLayout:
+    """Where a step's tokens are on the CPU, in blocks of their own from 2 on; dead entries name block 0 or 1."""
+    return _layout(step, _tables(step, block_size), block_size, window, torch.device("cpu"))
+
+
 def _spec(shape: Shape, options: Mapping[str, Any]) -> LayerCache:
     window = options.get("window", 0)
     group = CacheGroup("sliding" if window else "full", shape.block_size, window)
@@ -269,7 +274,7 @@ def _options(options: Mapping[str, Any], shape: Shape) -> AttentionOptions:
 def _tables(step: Step, block_size: int) -> torch.Tensor:
     """Block tables in a shuffled order; block 0 is null, and block 1 belongs to nobody and stays full of NaN."""
     counts = [-(-length // block_size) for _, length in step]
-    order = iter((np.random.default_rng(0).permutation(min(sum(counts), _BLOCKS - 2)) + 2).tolist())
+    order = iter((np.random.default_rng(0).permutation(sum(counts)) + 2).tolist())
     table = torch.zeros(len(step), max(counts), dtype=torch.int32)
     for row, count in enumerate(counts):
         table[row, :count] = torch.tensor([next(order) for _ in range(count)], dtype=torch.int32)

@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -83,7 +83,7 @@ class ExecutorKit(Kit):
             else:
                 for child in children:
                     os.kill(child, signal.SIGKILL)
-            self._in_time(lambda: self._survives(executor))
+            self._in_time(lambda: self._outcome(executor))
             self._unhealthy(executor)
             self._raises(lambda: executor.submit(_story()[0]).result(), EngineDead, "a plan runs without the worker")
 
@@ -157,10 +157,13 @@ class ExecutorKit(Kit):
     def _info(self, executor: Executor) -> ModelInfo:
         return self._started
 
-    def _survives(self, executor: Executor) -> None:
-        """A plan just after the loss: it may run, fail or be refused, but it must not hang."""
-        with suppress(Exception):
+    def _outcome(self, executor: Executor) -> str:
+        """What becomes of a plan just after the loss: it may run, fail or be refused, but it must not hang."""
+        try:
             executor.submit(_story()[0]).result()
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        return "it ran"
 
     def _unhealthy(self, executor: Executor) -> None:
         """Wait until `check_health` raises EngineDead."""

@@ -29,9 +29,9 @@ $ ferrule plugins check mine --plugin policy=mine.py
 
 Each plugin is imported and proved in a process of its own, whose output is kept out of the answer and shown when
 something is broken. A promise is one line: kept (`ok`), broken (`FAIL`, with the reason and the line of your code) or
-not applicable (`-`, with the reason). A crash and a hang are reported like any other failure: `--import-deadline` (10 s)
-is for the import, `--deadline` (120 s) for the whole. What the plugin started ends with its check. The exit status is 1
-when something is broken.
+not applicable (`-`, with the reason). A crash and a hang are reported like any other failure. `--import-deadline` is
+for the import (10 s), `--deadline` for the whole (120 s). What the plugin started ends with its check. The exit status
+is 1 when something is broken.
 
 ## In a test file
 

@@ -56,8 +56,10 @@ def test_levels(sink: io.StringIO) -> None:
     assert not log.get("a").enabled(logging.INFO)
 
 
-def test_nothing_forges_a_line(sink: io.StringIO) -> None:
+def test_nothing_forges_a_line(sink: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
     log.setup("info", stream=sink)
+    root = logging.getLogger()  # pytest's own handlers would put the lone surrogate into the test's report
+    monkeypatch.setattr(root, "handlers", [h for h in root.handlers if type(h).__module__ == "ferrule.log"])
     evil = "x\nINFO 01-01 00:00:00 [gate] forged\r\x1b[2J\u2028\u202e\x00\ud800"
     log.get("gate").info("bad name %s", evil, name=evil)
     (line,) = lines(sink)

@@ -18,7 +18,6 @@ PLUGINS = discover(PluginConfig(), Environment())
 
 CHAT = {"messages": [{"role": "user", "content": "hello"}]}
 SETTINGS: dict[tuple[str, str], dict[str, Any]] = {
-    ("model", "transformers"): {"recipes": ("llama", "gemma2", "mixtral")},
     ("router", "openai"): {
         "calls": (
             ("GET", "/v1/models", None),

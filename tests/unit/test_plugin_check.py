@@ -59,6 +59,19 @@ def test_a_broken_promise_is_one_line_with_the_reason(check):
     assert "mine_dist_module" not in sys.modules
 
 
+def test_a_plugin_of_which_nothing_can_be_proved_fails(site, capsys):
+    """A model that no sample exists for: silence would look like success."""
+    from ferrule_testkit.wheels import Distribution
+
+    source = "from ferrule_plugins.model.llama import Llama\nclass Mine(Llama):\n    pass\n"
+    points = {"ferrule.v1.model": {"MineForCausalLM": "mine_model:Mine"}}
+    site.install(Distribution(name="mine-dist", entry_points=points, files={"mine_model.py": source}))
+    assert PluginsCommand().run(["check", "MineForCausalLM"], site.discover()) == 1
+    text = capsys.readouterr().out
+    assert "FAIL  nothing could be proved" in text
+    assert "give `recipes` or `write`" in text
+
+
 def test_json(check):
     status, text = check(PRINTS + WRONG, "--json")
     assert status == 1

@@ -91,6 +91,8 @@ def run_checks(subjects: Sequence[Subject], options: CheckOptions) -> int:
         found = Checked(error=subject.refused)
         if not subject.refused:
             found = check(ref, options.deadline, options.import_deadline)
+            if found.error is None and not any(promise.result != "skipped" for promise in found.promises):
+                found.error = "nothing could be proved"
         failed = failed or not found.ok
         rows.append({"kind": ref.kind, "name": ref.name, "source": ref.source, "ok": found.ok, **_fields(found)})
         if not options.json:

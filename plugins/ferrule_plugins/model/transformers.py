@@ -15,6 +15,7 @@ import inspect
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -80,6 +81,8 @@ class _Passthrough(nn.Module):
 
 class TransformersModel(nn.Module, Model):
     """Wraps the library's model. Layers are found by a probe of one token, which on the meta device costs nothing."""
+
+    conformance = MappingProxyType({"recipes": ("llama", "gemma2", "mixtral")})
 
     def __init__(self, ctx: BuildContext) -> None:
         super().__init__()

@@ -57,7 +57,7 @@ class SamplerKit(Kit):
     """A sampler draws from the distribution that the parameters define, each row as if it were alone."""
 
     kind = "sampler"
-    vocab_sizes: Sequence[int] = (100, 2003)
+    vocab_sizes: Sequence[int] = (100, 2003, 50_257)
 
     def make(self) -> Sampler:
         sampler: Sampler = self.plugin(OnePlugin())

@@ -285,6 +285,7 @@ async def post(site: Site, content: bytes | AsyncIterator[bytes], **headers: str
         (b"{'prompt': 'a'}", None),
         (b'\xef\xbb\xbf{"prompt": "a"}', None),
         (b'{"prompt": "\xff\xfe"}', None),
+        (b'{"prompt": "a", "unheard_of": "\xff\xfe"}', None),
         (b'{"prompt": "\\ud800"}', None),
         (b'{"prompt": "\\udc00x"}', None),
         (b'{"prompt": "a\x00"}', None),

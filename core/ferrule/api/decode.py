@@ -124,6 +124,9 @@ class BodyDecoder:
         try:
             fields = self._keys.decode(body)
             value = self._decoder.decode(body)
+            unknown = tuple(name for name in fields if name not in self.known)
+            if unknown:
+                body.decode("utf-8")  # the decoder skips the text of fields that the type does not have
         except msgspec.ValidationError as error:
             raise explain(str(error)) from None
         except UnicodeDecodeError:
@@ -138,7 +141,7 @@ class BodyDecoder:
                 part.feed(bytes(raw))
                 if part.has_long_int:
                     raise RequestError(f"{_shown(name)}: integers must fit in 64 bits.", _shown(name))
-        return value, tuple(name for name in fields if name not in self.known)
+        return value, unknown
 
 
 def _syntax(body: bytes) -> str:

@@ -1,11 +1,12 @@
 """Makes the embedded model: ``python -m ferrule_contrib.tiny.train``.
 
-Three phases, each with its own mix of dialogues, learning rate and fresh optimizer state; everything is seeded. The
+Four phases, each with its own mix of dialogues, learning rate and fresh optimizer state; everything is seeded. The
 matrices learn by Muon (Jordan et al., 2024), embedding and norms by AdamW; the loss counts only what the assistant
 writes last. Weights are trained in float32 with bfloat16 matrix products and written in bfloat16.
 """
 
 import argparse
+import shutil
 import sys
 import time
 from collections import Counter
@@ -46,6 +47,10 @@ PHASES: tuple[Phase, ...] = (
     Phase("polish", 1300, 0.006, 1.2e-3, 0.0, 0.0, True, {
         "chat": 3, "arithmetic": 10, "capital": 4, "extraction": 28, "echo": 9, "tool_call": 30, "tool_result": 8,
         "no_tool": 4, "multi_turn": 5, "thinking": 14, "sums": 3,
+    }),
+    Phase("finish", 700, 0.004, 8e-4, 0.0, 0.0, True, {
+        "chat": 2, "arithmetic": 12, "capital": 3, "extraction": 18, "echo": 5, "tool_call": 44, "tool_result": 7,
+        "no_tool": 4, "multi_turn": 8, "thinking": 12, "sums": 3,
     }),
 )  # fmt: skip
 MICRO_TOKENS = 3072
@@ -204,7 +209,10 @@ def main(argv: list[str] | None = None) -> int:
     work = options.work or options.out
     work.mkdir(parents=True, exist_ok=True)
     tok = tokenizer.build(options.seed)
+    options.out.mkdir(parents=True, exist_ok=True)
     tokenizer.save(tok, options.out)
+    if options.out.resolve() != path():
+        shutil.copyfile(path() / "chat_template.jinja", options.out / "chat_template.jinja")
     model = make_model(options.seed)
     print(f"{sum(p.numel() for p in model.parameters())} parameters", flush=True)
     if options.first_phase:

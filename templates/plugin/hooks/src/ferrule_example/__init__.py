@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter
 
+from ferrule.config import Config
 from ferrule.interfaces.hooks import Hooks
 from ferrule.interfaces.stats import RequestStats
 
 
 class ExampleHooks(Hooks):
-    """Override what you want to hear; leave out parameters that you do not need."""
+    """Override what you want to hear. Nobody is told what you do not override, so it costs nothing."""
 
     def __init__(self) -> None:
         self._answers: Counter | None = None
@@ -21,10 +22,10 @@ class ExampleHooks(Hooks):
         self._answers = Counter("ferrule_answers", "Answers that ended.", ["reason"], registry=registry)
         self._tokens = Counter("ferrule_answer_tokens", "Their tokens.", ["reason"], registry=registry)
 
-    def request_finished(self, stats: RequestStats) -> None:
+    def request_finished(self, request_id: str, stats: RequestStats) -> None:
         if self._answers is not None and self._tokens is not None:
             self._answers.labels(str(stats.finish)).inc()
             self._tokens.labels(str(stats.finish)).inc(stats.generation_tokens)
 
-    def report_header(self) -> Sequence[str]:
+    def report_header(self, config: Config) -> Sequence[str]:
         return ["answers are counted by how they ended"]

@@ -20,9 +20,11 @@ _OPTIONS = {"use_tqdm_on_load", "ignore_patterns"}  # what every format is given
 
 
 def save(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    half = {name + _MARK: t.view(torch.int16).numpy() for name, t in tensors.items() if t.dtype is torch.bfloat16}
-    others = {name: t.numpy() for name, t in tensors.items() if t.dtype is not torch.bfloat16}
-    np.savez(folder / FILE, **half, **others)
+    arrays: dict[str, Any] = {}
+    for name, tensor in tensors.items():
+        half = tensor.dtype is torch.bfloat16
+        arrays[name + _MARK * half] = (tensor.view(torch.int16) if half else tensor).numpy()
+    np.savez(folder / FILE, **arrays)
 
 
 class ExampleFormat(WeightSource):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -15,7 +15,7 @@ MOST = 4096  # ids in a request
 class ExampleProcessor(LogitsProcessor):
     """`ids` are the token ids that the answer begins with."""
 
-    conformance = {
+    conformance: ClassVar[dict[str, Any]] = {
         "arguments": ({"ids": [3, 5]}, {"ids": [0]}),
         "wrong": ({}, {"ids": []}, {"ids": "35"}, {"ids": [-1]}, {"ids": [True]}, {"ids": [1.5]}, {"text": "x"}),
     }

@@ -60,7 +60,10 @@ class Sampler(ABC):
 
 
 class LogitsProcessor(ABC):
-    """Named by a request through `--logits-processor-pattern`. One object serves one request."""
+    """Named by a request, within `--logits-processor-pattern`. One object serves one choice of one request.
+
+    Another is made, and dropped, when the request is admitted: it tells whether the arguments are right.
+    """
 
     @abstractmethod
     def __init__(self, **kwargs: Any) -> None:

@@ -49,5 +49,5 @@ class StatLogger(ABC):
         """A request ended."""
 
     def exposition(self) -> tuple[str, str] | None:
-        """(media type, text) for ``GET /metrics``, or None."""
+        """(media type, text) for ``GET /metrics``, or None. Those of all loggers follow each other."""
         return None

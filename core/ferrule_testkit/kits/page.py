@@ -55,7 +55,7 @@ For both ways at once the plugin's class says them:
 
 ```python
 class Hermes(ToolParser):
-    conformance = {"samples": (...)}            # or "my_package.samples:CONFORMANCE", imported by a check only
+    conformance = {"samples": (...)}  # or "my_package.samples:CONFORMANCE", imported by a check only
 ```
 
 Without samples of its own a parser, a model or a load format is proved only as far as no sample is needed; the rest is

@@ -50,9 +50,9 @@ def test_levels(sink: io.StringIO) -> None:
     log.setup("warning", stream=sink)
     log.get("a").info("not shown")
     log.get("a").warning("shown")
-    logging.getLogger("uvicorn.error").warning("from a library")
-    logging.getLogger("uvicorn.error").info("not shown either")
-    assert [line.split(" ", 3)[3] for line in lines(sink)] == ["[a] shown", "[uvicorn.error] from a library"]
+    logging.getLogger("some.library").warning("from a library")
+    logging.getLogger("some.library").info("not shown either")
+    assert [line.split(" ", 3)[3] for line in lines(sink)] == ["[a] shown", "[some.library] from a library"]
     assert not log.get("a").enabled(logging.INFO)
 
 

@@ -115,6 +115,19 @@ def test_what_is_wrong_is_named(llm: LLM, tiny_llama: Path, tmp_path: Path) -> N
         LLM(str(tmp_path))
 
 
+def test_a_context_that_the_cache_cannot_hold(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A length that nobody asked for is cut to what fits; one that was asked for is an error with the figures."""
+    monkeypatch.setenv("FERRULE_CPU_KVCACHE_SPACE", "0.0001")
+    with LLM(str(tiny_llama), dtype="float32") as small:
+        longest = small.model.max_model_len
+        assert 16 < longest < 256
+        assert len(small.generate([[5] * (longest - 8)], GREEDY, use_tqdm=False)[0].outputs[0].token_ids) == 8
+        with pytest.raises(RequestError):
+            small.generate([[5] * longest], GREEDY, use_tqdm=False)
+    with pytest.raises(ConfigError, match=f"set --max-model-len to {longest} or less"):
+        LLM(str(tiny_llama), dtype="float32", max_model_len=256)
+
+
 def test_it_survives_a_failed_request(llm: LLM) -> None:
     """One bad request in a batch ends the call with its error, and the next call works."""
     with pytest.raises(RequestError):

@@ -11,12 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ferrule.config import LimitsConfig
-from ferrule.engine.cache import footprint
+from ferrule.engine.cache import capacity, footprint
 from ferrule.errors import RequestError
 from ferrule.frontend.validate import (
     Rules,
     Seeds,
-    capacity,
     check_ids,
     check_params,
     check_priority,

@@ -38,7 +38,11 @@ class ModelConfig:
     )
     hf_overrides: dict[str, Any] = opt({}, "Values that replace those of config.json.", json=True)
     max_model_len: int | None = opt(
-        None, "Longest prompt plus output, in tokens. Default: the model's own limit.", ge=1, human=True, common=True
+        None,
+        "Longest prompt plus output, in tokens. Default: the model's own limit, or what the KV cache has room for.",
+        ge=1,
+        human=True,
+        common=True,
     )
     max_logprobs: int = opt(20, "Most logprobs that a request may ask for.", ge=-1)
     disable_sliding_window: bool = opt(False, "Cap the context to the sliding window instead of sliding.")

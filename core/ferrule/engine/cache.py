@@ -13,6 +13,7 @@ a prefix: its requests have no chain.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -62,6 +63,12 @@ def footprint(limits: SchedulerLimits, num_tokens: int) -> int:
             blocks = min(blocks, -(-span // size) + 1)
         total += blocks
     return total
+
+
+def capacity(limits: SchedulerLimits) -> int:
+    """The most tokens, prompt and output, that one request can have: the last one is never in the cache."""
+    lengths = range(1, limits.max_model_len + 1)
+    return bisect_right(lengths, limits.num_blocks - 1, key=lambda length: footprint(limits, length - 1))
 
 
 class KVCacheManager:

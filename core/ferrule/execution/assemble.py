@@ -7,9 +7,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from ferrule.config import Config
 from ferrule.config.resolve import resolve
-from ferrule.engine.cache import footprint
+from ferrule.engine.cache import capacity, footprint
 from ferrule.engine.loop import EngineLoop
 from ferrule.env import calm_threads
 from ferrule.errors import ConfigError
@@ -39,7 +41,7 @@ def build_engine(config: Config, plugins: Plugins, receive: Receive, send: Send)
     info = executor.start(config, plugins)
     try:
         config = resolve(config, info.max_model_len)
-        num_blocks = _num_blocks(config, info)
+        info, num_blocks = _sized(config, info)
         executor.init_cache(num_blocks)
         scheduler = _scheduler(config, plugins, info, num_blocks)
         loop = EngineLoop(scheduler, executor, receive, send, time.monotonic)
@@ -49,24 +51,28 @@ def build_engine(config: Config, plugins: Plugins, receive: Receive, send: Send)
     return Engine(loop, executor, info, num_blocks)
 
 
-def _num_blocks(config: Config, info: ModelInfo) -> int:
-    """Blocks in the pool, the null block included. Unless the user set their number, one longest request must fit."""
-    override = config.cache.num_gpu_blocks_override
-    if override is not None:
-        return override
-    num_blocks, block_size = info.max_blocks, info.groups[0].block_size
-    limits = _limits(config, info, num_blocks)
-    needed = 1 + footprint(limits, info.max_model_len - 1)
-    if num_blocks < needed:
-        gib = needed * info.page_bytes / 2**30
+def _sized(config: Config, info: ModelInfo) -> tuple[ModelInfo, int]:
+    """The model as it can be served, and the blocks in the pool, the null block included.
+
+    One request of the longest length must fit. A length that the user did not set is cut to what does; one that was
+    set is a ConfigError. A number of blocks that was set is taken as it is: what cannot fit is refused at the gate.
+    """
+    if config.cache.num_gpu_blocks_override is not None:
+        return info, config.cache.num_gpu_blocks_override
+    limits = _limits(config, info, info.max_blocks)
+    room = capacity(limits)
+    if room == info.max_model_len:
+        return info, info.max_blocks
+    needed = (1 + footprint(limits, info.max_model_len - 1)) * info.page_bytes / 2**30
+    problem = f"The KV cache has room for {room} tokens, but one request may have {info.max_model_len}"
+    remedy = f"{needed:.2f} GiB (FERRULE_CPU_KVCACHE_SPACE on CPU, --gpu-memory-utilization elsewhere)"
+    if config.model.max_model_len is not None or room < 2:
         raise ConfigError(
-            f"The KV cache holds {max(0, num_blocks - 1) * block_size} tokens, but one request may have "
-            f"{info.max_model_len} (--max-model-len).",
-            f"Give the cache {gib:.2f} GiB (FERRULE_CPU_KVCACHE_SPACE on CPU, --gpu-memory-utilization elsewhere), or "
-            f"set --max-model-len to {max(1, (num_blocks - 1) // sum(g.paged for g in info.groups)) * block_size} "
-            "or less.",
+            f"{problem} (--max-model-len).",
+            f"Give the cache {remedy}, or set --max-model-len to {max(room, 2)} or less.",
         )
-    return num_blocks
+    note = f"{problem}: --max-model-len is {room}. For all of it, give the cache {remedy}."
+    return replace(info, max_model_len=room, notes=(*info.notes, note)), info.max_blocks
 
 
 def _limits(config: Config, info: ModelInfo, num_blocks: int) -> SchedulerLimits:

@@ -11,12 +11,13 @@ from msgspec import Struct
 
 from ferrule import log
 from ferrule.config import Config, checkpoint
+from ferrule.engine.cache import capacity
 from ferrule.errors import PluginError, RequestError
 from ferrule.frontend.client import EngineClient
 from ferrule.frontend.detokenize import decode
 from ferrule.frontend.render import Renderer
 from ferrule.frontend.tokenize import Encoder
-from ferrule.frontend.validate import Checked, Rules, capacity, check_ids, check_text, fit
+from ferrule.frontend.validate import Checked, Rules, check_ids, check_text, fit
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.scheduler import SchedulerLimits
 from ferrule.interfaces.service import ChatPrompt, Prompt

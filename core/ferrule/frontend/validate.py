@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import random
 import re
-from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,10 +16,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ferrule.config import LimitsConfig
-from ferrule.engine.cache import footprint
 from ferrule.errors import RequestError
 from ferrule.frontend.stops import StopStrings
-from ferrule.interfaces.scheduler import SchedulerLimits
 from ferrule.types import SamplingParams, TokenSampling
 
 MAX_STOP_TOKEN_IDS = 256
@@ -61,12 +58,6 @@ class Checked(Struct, frozen=True, kw_only=True):
     skip_special_tokens: bool
     spaces_between_special_tokens: bool
     bad_words: tuple[str, ...]
-
-
-def capacity(limits: SchedulerLimits) -> int:
-    """The most tokens, prompt and output, that one request can have: the last one is never in the cache."""
-    lengths = range(1, limits.max_model_len + 1)
-    return bisect_right(lengths, limits.num_blocks - 1, key=lambda length: footprint(limits, length - 1))
 
 
 def merge_defaults(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> SamplingParams:

@@ -4,6 +4,9 @@
 #   make test                               everything that CI runs: lint, types, tests, coverage
 #   make lint | unit | test-slow | docs     parts of it, and what takes minutes
 #   make format                             rewrite the source as `make lint` wants it
+#   make reference                          renew the pages that are written from the code
+#   make gpu-check | gpu-bench [NAME=h200]  on a machine with a GPU: all of its tests; its figures, one file
+#   make gpu-wheels                         what these two need where there is no network, as files
 #
 # PYTHON is the interpreter that .venv is made with (3.11 to 3.13). JOBS is how many tests run at once.
 
@@ -19,7 +22,7 @@ INSTALLED_TEST := $(VENV)/.installed-test
 INSTALLED_DOCS := $(VENV)/.installed-docs
 MANIFEST := pyproject.toml constraints.txt
 
-.PHONY: serve install test lint format unit test-slow docs clean
+.PHONY: serve install test lint format unit test-slow docs reference gpu-wheels gpu-check gpu-bench clean
 
 serve: $(INSTALLED)
 	$(BIN)/ferrule serve $(ARGS)
@@ -47,10 +50,52 @@ test-slow: $(INSTALLED_TEST)
 	$(BIN)/python -m pytest -m slow
 
 docs: $(INSTALLED_DOCS)
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+reference: $(INSTALLED_TEST)
+	$(BIN)/python -m ferrule_testkit.pages
+
+# A machine with a GPU has Python 3.12, torch's build for CUDA with Triton, transformers, and a C compiler, which Triton
+# needs. What else Ferrule and its tests need is carried there in GPU_WHEELS, and installed beside what is there.
+GPU_PYTHON ?= python3
+GPU_PYTHON_VERSION ?= 3.12
+GPU_WHEELS ?= gpu-wheels
+GPU_VENV := .venv-gpu
+GPU_BIN := $(GPU_VENV)/bin
+GPU_PACKAGES := msgspec pyzmq pluggy starlette uvicorn httptools uvloop prometheus-client jinja2 pyyaml tqdm aiohttp \
+	prompt_toolkit pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis openai httpx psutil setuptools
+NAME ?= gpu
+OUT ?= docs/benchmarks
+
+gpu-wheels: | $(BIN)/python
+	rm -rf $(GPU_WHEELS)
+	$(BIN)/python -m pip download --quiet --disable-pip-version-check -c constraints.txt --only-binary=:all: \
+		--python-version $(GPU_PYTHON_VERSION) --platform manylinux_2_28_x86_64 --platform manylinux2014_x86_64 \
+		--dest $(GPU_WHEELS) $(GPU_PACKAGES)
+	du -sh $(GPU_WHEELS)
+
+# Ferrule itself is installed from this folder; its CPU kernels are built if there is a C++ compiler.
+$(GPU_VENV)/.installed: pyproject.toml
+	$(GPU_PYTHON) -c 'import torch, transformers, triton; print(torch.__version__, torch.cuda.get_device_name())'
+	@command -v cc >/dev/null || command -v gcc >/dev/null || command -v clang >/dev/null || \
+		{ echo "Triton needs a C compiler: install gcc or clang" >&2; exit 1; }
+	$(GPU_PYTHON) -m venv --system-site-packages --without-pip $(GPU_VENV)
+	$(GPU_PYTHON) -m pip --python $(GPU_BIN)/python install --quiet --disable-pip-version-check --no-index \
+		--find-links $(GPU_WHEELS) $(GPU_PACKAGES)
+	$(GPU_PYTHON) -m pip --python $(GPU_BIN)/python install --quiet --disable-pip-version-check --no-index \
+		--no-deps --no-build-isolation -e .
+	@touch $@
+
+gpu-check: export HF_HUB_OFFLINE = 1
+gpu-check: $(GPU_VENV)/.installed
+	$(GPU_BIN)/python -m pytest tests/kernels tests/gpu tests/unit/test_platform_cuda.py $(ARGS)
+
+gpu-bench: export HF_HUB_OFFLINE = 1
+gpu-bench: $(GPU_VENV)/.installed
+	$(GPU_BIN)/python -m ferrule_testkit.gpu_bench --name $(NAME) --out $(OUT) $(ARGS)
 
 clean:
-	rm -rf $(VENV) site htmlcov .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(GPU_VENV) $(GPU_WHEELS) site htmlcov .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || \
@@ -65,6 +110,7 @@ $(INSTALLED_TEST): $(MANIFEST) | $(BIN)/python
 	$(PIP) -e '.[test]'
 	@touch $@ $(INSTALLED)
 
+# The pages are texts: the site is built without Ferrule, and without torch.
 $(INSTALLED_DOCS): $(MANIFEST) | $(BIN)/python
-	$(PIP) -e '.[docs]'
-	@touch $@ $(INSTALLED)
+	$(PIP) mkdocs-material
+	@touch $@

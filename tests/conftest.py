@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import random
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,9 @@ from ferrule.config import PluginConfig
 from ferrule.env import Environment
 from ferrule.plugin import PluginSet, discover
 from ferrule_testkit.wheels import Distribution, install
+
+if not (list(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/dxg").exists()):  # no GPU
+    os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton, which reads it then, once
 
 
 class Site:
@@ -45,6 +49,15 @@ class Site:
             timeout=120,
             check=False,
         )
+
+
+@pytest.fixture(autouse=True)
+def _same_numbers() -> None:
+    """Every test draws the same random numbers, whichever ran before it; FERRULE_TEST_SEED draws others."""
+    seed = int(os.environ.get("FERRULE_TEST_SEED", "0"))
+    random.seed(seed)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(seed)
 
 
 @pytest.fixture

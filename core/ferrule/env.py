@@ -1,15 +1,18 @@
 """The only reader of the environment. ``FERRULE_X`` falls back to ``VLLM_X``; a bad value stops start-up.
 
-``VLLM_PORT`` and ``VLLM_HOST_IP`` are not read: they are not the API's address there, and container platforms set
-them by accident. Unknown ``VLLM_*`` names belong to the other program; unknown ``FERRULE_*`` names are reported.
+``FERRULE_<OPTION>`` is the value of an option; what an option is, `ferrule.config` knows. ``VLLM_PORT`` and
+``VLLM_HOST_IP`` are not read: they are not the API's address there, and container platforms set them by accident.
+Unknown ``VLLM_*`` names belong to the other program; unknown ``FERRULE_*`` names are reported.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from msgspec import Struct
@@ -30,6 +33,7 @@ class Environment(Struct, frozen=True, kw_only=True):
     cpu_kvcache_space: float = 4.0
     cpu_omp_threads_bind: str = "auto"
     api_key: str | None = None
+    admin_key: str | None = None
     plugins: tuple[str, ...] | None = None
     allow_long_max_model_len: bool = False
     server_dev_mode: bool = False
@@ -37,6 +41,24 @@ class Environment(Struct, frozen=True, kw_only=True):
     rpc_base_path: str | None = None
     logging_level: str | None = None
     attention_backend: str | None = None
+    torch_profiler_dir: str | None = None
+    configure_logging: bool = True
+    logging_config_path: str | None = None
+    logging_prefix: str = ""
+    no_deprecation_warning: bool = False
+    # While the configuration is read; a resolved one has none of these, since values may be secrets.
+    options: dict[str, tuple[str, str]] = {}  # option, max_num_seqs → (name of the variable, its text)
+    notices: tuple[str, ...] = ()  # about documented variables without effect
+    lacking: tuple[str, ...] = ()  # about those that switch something on that is not here
+
+    def unknown(self, options: Collection[str]) -> tuple[str, ...]:
+        """One sentence for each ``FERRULE_*`` variable that is neither a variable of ours nor one of the options."""
+        known = {variable(name) for name in (*options, *(entry.field for entry in VARIABLES))}
+        return tuple(
+            f"Environment variable {name} is not known.{nearest(name, known)}"
+            for name in sorted(name for name, _ in self.options.values())
+            if name.startswith("FERRULE_") and name not in known
+        )
 
 
 def _gib(text: str) -> float:
@@ -72,6 +94,7 @@ VARIABLES = (
     Variable("cpu_kvcache_space", "Memory for the KV cache on CPU; 0 means 4.", "GiB as a number >= 0", _gib),
     Variable("cpu_omp_threads_bind", "CPU cores for the engine's threads: auto, all, nobind, or a list such as 0-7."),
     Variable("api_key", "The same as --api-key, with one key."),
+    Variable("admin_key", "The same as --admin-key."),
     Variable("plugins", "Only these plugins may be used.", "names separated by commas", _names),
     Variable("allow_long_max_model_len", "Allow --max-model-len beyond the model's own limit.", "0 or 1", _flag),
     Variable("server_dev_mode", "Serve the routes that are for development only.", "0 or 1", _flag),
@@ -79,7 +102,52 @@ VARIABLES = (
     Variable("rpc_base_path", "Folder for the sockets between processes.", "a folder"),
     Variable("logging_level", "The same as --log-level.", "one of: " + ", ".join(_LEVELS), _level),
     Variable("attention_backend", "The same as --attention-backend.", "the name of a plugin", str.lower),
+    Variable("torch_profiler_dir", "Folder for the traces of /start_profile; without it there is no profiling."),
+    Variable("configure_logging", "Set up the log; 0 leaves it to the program around.", "0 or 1", _flag),
+    Variable("logging_config_path", "The same as --log-config-file."),
+    Variable("logging_prefix", "Text before each line of the log."),
+    Variable("no_deprecation_warning", "No notices about options that were replaced.", "0 or 1", _flag),
 )
+
+# Documented variables that give an option its value.
+OPTIONS: Mapping[str, str] = MappingProxyType({"VLLM_ENGINE_ITERATION_TIMEOUT_S": "watchdog_timeout"})
+# Documented variables without effect here: why, and NAME=default of each. A default (with *: anything) needs no notice.
+INERT: Mapping[str, str] = MappingProxyType(
+    {
+        "nothing is sent to anyone": "DO_NOT_TRACK=* NO_USAGE_STATS=* USAGE_SOURCE=* USAGE_STATS_SERVER=*",
+        "there is one engine": "USE_V1=1",
+        "the platform is found, or named by --device": "TARGET_DEVICE=",
+        "it is for tests of vLLM": "TEST_FORCE_LOAD_FORMAT=dummy TEST_DYNAMO_FULLGRAPH_CAPTURE=1 CI_USE_S3=0",
+        "the server's engine has a process, that of LLM has none": "ENABLE_V1_MULTIPROCESSING=1",
+        "processes always start afresh": "WORKER_MULTIPROC_METHOD=spawn",
+        "what waits for the engine is told of its end": "RPC_TIMEOUT= RINGBUFFER_WARNING_INTERVAL=60",
+        "no files are kept there": "CONFIG_ROOT= CACHE_ROOT= ASSETS_CACHE= XLA_CACHE_PATH=",
+        "the figures are in /metrics": "LOG_BATCHSIZE_INTERVAL=-1",
+        "outputs are processed as they come": "V1_OUTPUT_PROC_CHUNK_SIZE=128 LOGITS_PROCESSOR_THREADS=",
+        "no media are read": "IMAGE_FETCH_TIMEOUT=5 VIDEO_FETCH_TIMEOUT=30 AUDIO_FETCH_TIMEOUT=10 MM_INPUT_CACHE_GIB=8",
+        "there is one device": "SKIP_P2P_CHECK=1 NCCL_SO_PATH= CUDART_SO_PATH= DP_MASTER_IP= DP_MASTER_PORT=",
+        "there is no Ray executor": "RAY_PER_WORKER_GPUS=1.0 RAY_BUNDLE_INDICES= USE_RAY_SPMD_WORKER=0"
+        " USE_RAY_COMPILED_DAG=0 USE_RAY_COMPILED_DAG_NCCL_CHANNEL=1 USE_RAY_COMPILED_DAG_OVERLAP_COMM=0",
+        "there is no such kernel or platform": "USE_TRITON_FLASH_ATTN=1 FLASH_ATTN_VERSION= USE_FLASHINFER_SAMPLER=0"
+        " FLASHINFER_FORCE_TENSOR_CORES=0 MLA_DISABLE=0 USE_TRITON_AWQ=0 MARLIN_USE_ATOMIC_ADD=0 ROCM_FP8_PADDING=1"
+        " DISABLED_KERNELS= ENABLE_MOE_ALIGN_BLOCK_SIZE_TRITON=0 FUSED_MOE_CHUNK_SIZE=32768 TEST_FORCE_FP8_MARLIN=0"
+        " USE_HPU_CONTIGUOUS_CACHE_FETCH=1 TPU_DISABLE_TOPK_TOPP_OPTIMIZATION=0 CPU_MOE_PREPACK=1 OPENVINO_DEVICE=CPU"
+        " OPENVINO_KVCACHE_SPACE=0 OPENVINO_CPU_KV_CACHE_PRECISION= OPENVINO_ENABLE_QUANTIZED_WEIGHTS=0"
+        " XLA_CHECK_RECOMPILATION=0 V0_USE_OUTLINES_CACHE=0",
+    }
+)
+# Documented variables of features that are not here: NAME=what passes, the feature, and the kind of plugin.
+LACKING: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "USE_MODELSCOPE=0": ("other model hub", "hub"),
+        "PP_LAYER_PARTITION=": ("pipeline parallelism", "executor"),
+        "DP_RANK=0": ("data parallelism", "executor"),
+        "DP_SIZE=1": ("data parallelism", "executor"),
+        "ALLOW_RUNTIME_LORA_UPDATING=0": ("LoRA adapters", "model"),
+        "TRACE_FUNCTION=0": ("tracing of calls", "hooks"),
+    }
+)
+_SAME = {"": "0", "false": "0", "true": "1"}  # ways to write a switch
 
 
 def variable(field: str) -> str:
@@ -87,13 +155,22 @@ def variable(field: str) -> str:
     return f"FERRULE_{field.upper()}"
 
 
-def calm_threads() -> None:
-    """Let torch's idle threads sleep; by default they spin, and starve the process that they wait for.
+def before_libraries() -> None:
+    """Set what torch and tokenizers read when they are imported or first used, where the user has not.
 
-    The library that makes those threads reads the variable when it is loaded: call this before torch is imported.
-    Measured on two shared cores: a decode step of 1.7 ms instead of 80 to 300.
+    Idle threads spin for some microseconds, which spares most waking up between the products of a step, and then sleep;
+    by default they spin for milliseconds, and starve the process that they wait for. Measured on two shared cores: a
+    decode step of 1.7 ms instead of 80 to 300. And torch looks for no back ends among the installed distributions: one
+    broken distribution would break the import. Platform plugins load what is theirs. A text is encoded on the thread
+    that asks for it, not on a pool with a thread for each core: the cores are the model's. What torch compiles is kept
+    with the user's caches; by default it would go to a folder that a restart may empty.
     """
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.join(caches, "ferrule", "inductor"))
+    if os.environ.setdefault("OMP_WAIT_POLICY", "passive") == "passive":
+        os.environ.setdefault("GOMP_SPINCOUNT", "2000")
+    os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 def read(variables: Mapping[str, str] | None = None) -> Environment:
@@ -112,15 +189,49 @@ def read(variables: Mapping[str, str] | None = None) -> Environment:
             problems.append(f"Environment variable {name}: {shown} is not valid; expected {known.expects}.")
     if problems:
         raise ConfigError("\n".join(problems))
+    own = {variable(known.field) for known in VARIABLES}
+    options = {name[8:].lower(): (name, source[name]) for name in source if name.startswith("FERRULE_")}
+    options = {key: found for key, found in options.items() if found[0] not in own and found[1].strip()}
+    options |= {key: (name, source[name]) for name, key in OPTIONS.items() if source.get(name) and key not in options}
+    values |= {"options": options, "notices": tuple(_inert(source)), "lacking": tuple(_lacking(source))}
     return Environment(**values)
 
 
-def unknown(variables: Mapping[str, str] | None = None) -> tuple[str, ...]:
-    """One sentence for each ``FERRULE_*`` variable that nothing reads."""
+def _inert(source: Mapping[str, str]) -> Iterator[str]:
+    for why, names in INERT.items():
+        for name in _unusual(source, names):
+            yield f"Environment variable {name} has no effect: {why}."
+
+
+def _lacking(source: Mapping[str, str]) -> Iterator[str]:
+    for names, (feature, kind) in LACKING.items():
+        for name in _unusual(source, names):
+            yield f"Environment variable {name}: this build has no {feature}; a plugin of kind {kind} would bring it."
+
+
+def _unusual(source: Mapping[str, str], rows: str) -> Iterator[str]:
+    """Names of the variables that are set to something else than the default in their row."""
+    for row in rows.split():
+        name, _, default = f"VLLM_{row}".partition("=")
+        text = source.get(name, "").strip().lower()
+        if text and default != "*" and _SAME.get(text, text) != default.lower():
+            yield name
+
+
+class Terminal(Struct, frozen=True):
+    """What a client at a terminal takes from variables that belong to no program. `state_folder` may not exist yet."""
+
+    openai_api_key: str | None
+    plain: bool  # no escape codes: NO_COLOR is set (https://no-color.org), or the terminal knows none
+    dumb: bool
+    state_folder: Path
+
+
+def terminal(variables: Mapping[str, str] | None = None) -> Terminal:
     source = os.environ if variables is None else variables
-    known = {variable(entry.field) for entry in VARIABLES}
-    strange = sorted(name for name in source if name.startswith("FERRULE_") and name not in known)
-    return tuple(f"Environment variable {name} is not known.{nearest(name, known)}" for name in strange)
+    dumb = source.get("TERM", "dumb") == "dumb"
+    state = Path(source.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "ferrule"
+    return Terminal(source.get("OPENAI_API_KEY") or None, bool(source.get("NO_COLOR")) or dumb, dumb, state)
 
 
 def report(variables: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -11,11 +11,15 @@ import atexit
 import logging
 import os
 import queue
+import re
 import sys
 import threading
 import time
 import traceback
+from pathlib import Path
 from typing import TextIO
+
+from ferrule.errors import ConfigError
 
 _ROOT = "ferrule"
 _QUEUE_LINES = 8192
@@ -65,20 +69,50 @@ def get(area: str) -> Log:
     return Log(area)
 
 
-def setup(level: str, process: str = "", stream: TextIO | None = None) -> None:
+def setup(level: str, process: str = "", stream: TextIO | None = None, prefix: str = "") -> None:
     """Send all records of this process to `stream` (stderr) as lines; `process` stands before the area.
 
-    Ferrule's own records from `level` up, other libraries' from WARNING up. A second call replaces the first.
+    Each line begins with `prefix`. Ferrule's own records from `level` up, other libraries' from WARNING up. A second
+    call replaces the first.
     """
     root = logging.getLogger()
     for old in [h for h in root.handlers if isinstance(h, _Sink)]:
         root.removeHandler(old)
         old.close()
     sink = _Sink(sys.stderr if stream is None else stream)
-    sink.setFormatter(_Lines(process))
+    sink.setFormatter(_Lines(process, prefix))
     root.addHandler(sink)
     logging.getLogger(_ROOT).setLevel(level.upper())
     atexit.register(sink.close)
+
+
+def setup_from(path: str) -> None:
+    """Hand all records to the handlers of a file in JSON, in the form of `logging.config.dictConfig`.
+
+    What such a file says of loggers named ``vllm`` holds for ours where it does not name them. Its handlers write when
+    they are called: a pipe that nobody reads then does block. Raises ConfigError that names the line.
+    """
+    import json
+    import logging.config  # not needed otherwise
+
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        wanted = json.loads(text)
+        if not isinstance(wanted, dict):
+            raise TypeError("a JSON object is expected")
+        named = wanted.get("loggers", {})
+        ours = {name.replace("vllm", _ROOT, 1): value for name, value in named.items() if name.startswith("vllm")}
+        logging.config.dictConfig({"disable_existing_loggers": False, **wanted, "loggers": {**ours, **named}})
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{path}, line {error.lineno}, column {error.colno}: {error.msg}.") from None
+    except OSError as error:
+        raise ConfigError(f"The log's configuration cannot be read: {path}: {error.strerror}.") from None
+    except Exception as error:  # of whatever the file names
+        reason = (f"{error}: {error.__cause__}" if error.__cause__ else f"{error}").rstrip(".")
+        culprit = re.search(r"'([^']+)'", reason)
+        rows = [number for number, row in enumerate(text.splitlines(), 1) if culprit and f'"{culprit[1]}"' in row]
+        raise ConfigError(f"{path}{f', line {rows[0]}' if rows else ''}: {reason}.") from None
+    logging.setLogRecordFactory(_Record)
 
 
 def flush(timeout: float = _FLUSH_SECONDS) -> None:
@@ -103,20 +137,31 @@ def field_text(value: object) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
+def _tail(record: logging.LogRecord) -> str:
+    fields: dict[str, object] = getattr(record, _FIELDS, {})
+    return "".join(f" {key}={field_text(value)}" for key, value in fields.items())
+
+
+class _Record(logging.LogRecord):
+    """A record as foreign formatters are to see it: one line, with its fields."""
+
+    def getMessage(self) -> str:
+        return escape(super().getMessage()) + _tail(self)
+
+
 class _Lines(logging.Formatter):
     """One line per record; the lines of a traceback follow, each marked with a bar."""
 
-    def __init__(self, process: str) -> None:
+    def __init__(self, process: str, prefix: str) -> None:
         super().__init__()
         self._process = process
+        self._prefix = prefix
 
     def format(self, record: logging.LogRecord) -> str:
         area = record.name.removeprefix(_ROOT + ".")
         place = area if not self._process or self._process == area else f"{self._process} {area}"
         when = time.strftime("%m-%d %H:%M:%S", time.localtime(record.created))
-        fields: dict[str, object] = getattr(record, _FIELDS, {})
-        tail = "".join(f" {key}={field_text(value)}" for key, value in fields.items())
-        line = f"{record.levelname} {when} [{escape(place)}] {escape(record.getMessage())}{tail}"
+        line = f"{self._prefix}{record.levelname} {when} [{escape(place)}] {escape(record.getMessage())}{_tail(record)}"
         if record.exc_info and record.exc_info[0] is not None:
             stack = "".join(traceback.format_exception(*record.exc_info)).splitlines()
             line = "\n".join([line, *("    | " + escape(row) for row in stack)])

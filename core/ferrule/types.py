@@ -1,7 +1,8 @@
 """The nouns: every value that crosses a process or a layer, as frozen msgspec structs.
 
 Nothing here imports another part of Ferrule. Times are seconds on the monotonic clock of the process that took
-them; token positions count from 0; a "slot" is a row of the runner's persistent per-request state.
+them; token positions count from 0; a "slot" is a row of the runner's persistent per-request state. What there are
+thousands of is left out of garbage collection (`gc=False`): frozen values have no cycles, and scans would stall steps.
 """
 
 from __future__ import annotations
@@ -54,11 +55,12 @@ class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True, forb
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     truncate_prompt_tokens: int | None = None
+    truncation_side: str = "left"  # where the prompt is cut: left keeps its last tokens, right the first
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None
 
 
-class TokenSampling(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class TokenSampling(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """The part of the sampling parameters that the engine and the sampler need: everything is resolved.
 
     `seed` is always set (the frontend draws one when the user gave none), so that a recomputed or re-batched
@@ -110,11 +112,21 @@ class GrammarSpec(Struct, frozen=True, kw_only=True):
     backend: str | None = None
 
 
-class EngineRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Embeds(Struct, frozen=True, kw_only=True):
+    """A prompt as embeddings: [tokens, size] in row order, little-endian. `dtype`: float32, float16 or bfloat16."""
+
+    tokens: int
+    size: int
+    dtype: str
+    data: bytes
+
+
+class EngineRequest(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """One sequence to generate, admitted by the gate: valid for this model and sure to fit the cache.
 
     `id` is ours and random. `arrival` is on the admitting process's monotonic clock (one machine: comparable).
-    Lower `priority` runs first under the priority policy.
+    Lower `priority` runs first under the priority policy. With `embeds`, `prompt_ids` holds as many zeros as there are
+    embedded tokens, and `media_hash` tells their content apart in the prefix cache.
     """
 
     id: str
@@ -124,6 +136,7 @@ class EngineRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     priority: int = 0
     adapter: str | None = None
     media_hash: str | None = None
+    embeds: Embeds | None = None
     cache_salt: str | None = None
     grammar: GrammarSpec | None = None
     transfer: dict[str, Any] | None = None
@@ -139,7 +152,7 @@ class Cancel(Struct, frozen=True, tag=True):
 # ------------------------------------------------------------------------------------------- the step
 
 
-class Admit(Struct, frozen=True):
+class Admit(Struct, frozen=True, gc=False):
     """A request takes a slot. `known_ids` is its prompt plus, after preemption, what it has generated.
 
     The first `num_prompt` ids are the prompt. The runner clears the slot before it writes anything.
@@ -152,9 +165,10 @@ class Admit(Struct, frozen=True):
     num_prompt: int
     sampling: TokenSampling
     adapter: str | None = None
+    embeds: Embeds | None = None  # of the first positions
 
 
-class Chunk(Struct, frozen=True):
+class Chunk(Struct, frozen=True, gc=False):
     """One row of a step: compute positions [start, start + count) of the request in `slot`.
 
     `samples`: the last position's logits are sampled, and the token becomes position start + count. With depth 2
@@ -173,7 +187,7 @@ class Chunk(Struct, frozen=True):
     new_blocks: tuple[tuple[int, ...], ...] = ()
 
 
-class StepPlan(Struct, frozen=True):
+class StepPlan(Struct, frozen=True, gc=False):
     """What the runner does in one step: differences only, applied in the order releases, admits, copies, chunks.
 
     A request appears at most once in `chunks`. `copies` are (group, source block, target block).
@@ -193,7 +207,7 @@ class StepPlan(Struct, frozen=True):
         return sum(chunk.count for chunk in self.chunks)
 
 
-class TokenLogprobs(Struct, frozen=True, array_like=True):
+class TokenLogprobs(Struct, frozen=True, array_like=True, gc=False):
     """Log-probabilities at one position: the chosen token's, its rank (1 = most likely), and the top list."""
 
     token_id: int
@@ -202,7 +216,7 @@ class TokenLogprobs(Struct, frozen=True, array_like=True):
     top: tuple[tuple[int, float], ...] = ()  # (token id, logprob), most likely first
 
 
-class RowResult(Struct, frozen=True):
+class RowResult(Struct, frozen=True, gc=False):
     """What one chunk produced. `token_ids` is empty for a chunk that did not sample.
 
     `prompt_logprobs` has one entry for each position p in (start, start + count] that is still in the prompt: the
@@ -217,7 +231,7 @@ class RowResult(Struct, frozen=True):
     error: str | None = None
 
 
-class StepResult(Struct, frozen=True):
+class StepResult(Struct, frozen=True, gc=False):
     """Rows in the order of the plan's chunks."""
 
     step: int
@@ -227,7 +241,7 @@ class StepResult(Struct, frozen=True):
 # ------------------------------------------------------------------------------------- engine → frontend
 
 
-class RequestTimes(Struct, frozen=True):
+class RequestTimes(Struct, frozen=True, gc=False):
     """Monotonic seconds in the engine's process; 0.0 where a phase was not reached."""
 
     arrival: float = 0.0
@@ -236,7 +250,7 @@ class RequestTimes(Struct, frozen=True):
     finished: float = 0.0
 
 
-class RequestDelta(Struct, frozen=True, omit_defaults=True):
+class RequestDelta(Struct, frozen=True, omit_defaults=True, gc=False):
     """News of one request. `finish` is set on the last one, and nothing follows it.
 
     `stop_reason` is the stop token's id. `cached` counts prompt tokens that came from the prefix cache and is final
@@ -266,12 +280,14 @@ class EngineStats(Struct, frozen=True, kw_only=True, omit_defaults=True):
     prefix_queries: int = 0  # tokens
     prefix_hits: int = 0  # tokens
     preemptions: int = 0
-    prompt_tokens: int = 0
+    prompt_tokens: int = 0  # of requests that produced their first token
+    prompt_cached: int = 0  # those of them that came from the prefix cache
     generation_tokens: int = 0
     steps: int = 0
     last_step_tokens: int = 0
     corrupted_requests: int = 0  # ended by non-finite logits or an id out of range
     stalled_seconds: float = 0.0  # work exists, but no step has ended for this long
+    sleep_level: int = 0  # 0: awake
 
     @property
     def cache_usage(self) -> float:
@@ -340,7 +356,9 @@ class ModelInfo(Struct, frozen=True, kw_only=True):
     quantization: str | None = None
     tasks: tuple[str, ...] = ("generate",)
     depth: int = 1  # steps in flight that this executor and platform profit from
+    prompt_share: int = 0  # tokens of prompts, for each request that decodes, that a step may have; 0: any
     prompt_border: PromptBorder | None = None
+    hidden_size: int = 0  # width of the embeddings that a prompt may be given as; 0: the model takes none
 
 
 # ------------------------------------------------------------------------------------- process messages
@@ -376,9 +394,12 @@ class Deltas(Struct, frozen=True, tag=True):
 
 
 class CallReply(Struct, frozen=True, tag=True):
+    """`error` is a message fit for the caller; `status` is that of HTTP where the caller is at fault, else 500."""
+
     number: int
     result: Any = None
-    error: str | None = None  # a message fit for the caller
+    error: str | None = None
+    status: int = 500
 
 
 class Fatal(Struct, frozen=True, tag=True):

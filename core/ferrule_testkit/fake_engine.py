@@ -14,6 +14,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from ferrule.errors import EngineDead, RequestFailed
+from ferrule.frontend.board import Board
 from ferrule.frontend.client import EngineClient
 from ferrule.interfaces.service import Health
 from ferrule.types import (
@@ -133,6 +134,7 @@ class FakeEngine(EngineClient):
         self.script = script
         self.info = info or fake_info()
         self.num_blocks = num_blocks
+        self.board = Board()
         self.requests: list[EngineRequest] = []
         self.cancels: list[tuple[str, FinishReason]] = []
         self.live: dict[str, FakeStream] = {}

@@ -189,6 +189,7 @@ class FakeDevice:
     ) -> None:
         self.model = model
         self.failing: set[str] = set()
+        self.num_blocks = num_blocks
         self._scope = scope_of_admit
         self._size = model.all_groups[0].block_size
         self._memory: list[list[int | None]] = [[None] * self._size for _ in range(num_blocks)]
@@ -373,6 +374,8 @@ class FakeExecutor(Executor):
 
     def call(self, name: str, args: tuple[Any, ...] = ()) -> Any:
         self.calls.append((name, args))
+        if name == "restore" and "kv_cache" in args and self.device is not None:
+            self.init_cache(self.device.num_blocks)
         return len(self.calls)
 
     def check_health(self) -> None:

@@ -18,7 +18,7 @@ from types import ModuleType
 import ferrule
 from ferrule.plugin import KINDS, Kind
 
-PARTS = ("ferrule_parsing", "ferrule.nn")
+PARTS = ("ferrule_parsing", "ferrule_nn")
 _WORDS = {"abstractmethod": "To be defined.", "classmethod": "A class method.", "property": "A property."}
 _HEAD = """\
 # `{name}`

@@ -16,14 +16,17 @@ PUBLIC: tuple[str, ...] = (
     "ferrule.config",
     "ferrule.log",
     "ferrule.interfaces.*",
-    "ferrule.nn.*",
+    "ferrule_nn.*",
     "ferrule_parsing",
     "ferrule_plugins.executor.uni",
     "ferrule_plugins.sampler.default",
     "ferrule_plugins.scheduler.default",
     "ferrule_testkit.*",
 )
-_PACKAGES = ("ferrule", "ferrule_testkit", "ferrule_parsing", "ferrule_plugins", "ferrule_kernels", "ferrule_contrib")
+_PACKAGES = (
+    *("ferrule", "ferrule_testkit", "ferrule_nn", "ferrule_parsing"),
+    *("ferrule_plugins", "ferrule_kernels", "ferrule_contrib"),
+)
 
 
 def is_public(module: str) -> bool:

@@ -50,6 +50,13 @@ class Server:
     def text(self) -> str:
         return self.log.read_text(encoding="utf-8", errors="replace")
 
+    def says(self, text: str, timeout: float = 20.0) -> bool:
+        """True once the log has `text`: it never blocks an answer, so it may come later."""
+        deadline = time.monotonic() + timeout
+        while text not in self.text() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return text in self.text()
+
     def children(self) -> dict[str, int]:
         """Pids of the server's processes by role, "engine" and "api"."""
         found = {}

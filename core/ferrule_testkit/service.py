@@ -8,9 +8,10 @@ from typing import Any
 
 from ferrule.config import LimitsConfig
 from ferrule.errors import FerruleError, NotFoundError, RequestError
-from ferrule.frontend.validate import Rules, check_ids, check_params, check_processors, fit
+from ferrule.frontend.validate import Rules, check_beam, check_ids, check_params, check_processors, fit
 from ferrule.interfaces.parsers import Content
 from ferrule.interfaces.service import ChatPrompt, Generate, Health, Output, Prompt, Service, Usage
+from ferrule.interfaces.stats import HttpStats
 from ferrule.types import CacheGroup, FinishReason, ModelInfo, TokenLogprobs
 
 VOCAB = 1 << 14
@@ -78,6 +79,7 @@ class ScriptedService(Service):
             processors={"p": dict},
         )
         self.requests: list[Generate] = []
+        self.calls: list[HttpStats] = []
         self.open = 0  # requests whose iterator was neither exhausted nor closed
         self.failure: BaseException | None = None  # raised after the first output
         self.refusal: FerruleError | None = None  # raised by generate
@@ -109,6 +111,8 @@ class ScriptedService(Service):
         self.resolve(request.model)
         checked = check_params(request.params, self.rules)
         check_processors(request.logits_processors, self.rules)
+        if request.beam is not None:
+            check_beam(request.beam, request, checked, self.rules)
         prompts = [fit(checked, self._ids(prompt), self.rules, "prompt")[0] for prompt in request.prompts]
         self.requests.append(request)
         return _Outputs(self, request, prompts)
@@ -124,6 +128,9 @@ class ScriptedService(Service):
 
     async def call(self, name: str, *args: Any) -> Any:
         return [name, *args]
+
+    def answered(self, stats: HttpStats) -> None:
+        self.calls.append(stats)
 
     def exposition(self) -> tuple[str, str]:
         return "text/plain; version=0.0.4; charset=utf-8", "vllm:num_requests_running 0\n"

@@ -307,14 +307,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--depth", type=int, help="steps in flight; default: 1 to 3")
     parser.add_argument("--scheduler", default="default", help="scheduler plugin")
     parser.add_argument("--bug", help="run with this planted bug; 'list' names them")
-    parser.add_argument("--bench", action="store_true", help="time a scheduler with 256 rows that decode")
     args = parser.parse_args(argv)
     scheduler = load("scheduler", args.scheduler)
-    if args.bench:
-        from ferrule_testkit.simulate_bench import bench
-
-        print(bench(scheduler, load("policy", args.policy or "fcfs")(), args.depth or 2))
-        return 0
     if args.bug:
         from ferrule_testkit.simulate_bugs import BUGS
 

@@ -29,10 +29,35 @@ class ScoreOptions(Protocol):
     def sinks(self) -> torch.Tensor | None: ...  # [heads], a learned score each
 
 
+FP8 = {"fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}  # caches of 8 bits
+
+
+def cache_type(name: str, dtype: torch.dtype) -> torch.dtype | None:
+    """The type of the cache's elements that `name` means for a model of `dtype`; None where it means none."""
+    return dtype if name in ("auto", str(dtype).removeprefix("torch.")) else FP8.get(name)
+
+
+def narrowed(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """x as a cache of `dtype` keeps it: to nearest even, what lies outside of 8 bits' range at its end; NaN is NaN."""
+    if dtype.itemsize == 1:
+        most = torch.finfo(dtype).max
+        x = x.clamp(-most, most)
+    return x.to(dtype)
+
+
 def write_cache(cache: torch.Tensor, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
     """Put k and v [tokens, kv_heads, head_dim] at `slots` [tokens] of cache [slots, 2, kv_heads, head_dim]."""
-    cache[:, 0].index_copy_(0, slots, k)
-    cache[:, 1].index_copy_(0, slots, v)
+    for side, x in enumerate((k, v)):
+        entries = narrowed(x, cache.dtype)
+        if cache.dtype.itemsize == 1:  # torch copies bytes by an index, but not these types
+            cache.view(torch.uint8)[:, side].index_copy_(0, slots, entries.view(torch.uint8))
+        else:
+            cache[:, side].index_copy_(0, slots, entries)
+
+
+def read_cache(cache: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What lies at `slots` [n] of cache [slots, 2, kv_heads, head_dim], as `dtype`: [n, 2, kv_heads, head_dim]."""
+    return cache.index_select(0, slots).to(dtype)
 
 
 def kv_slots(

@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
+import torch
 
 from ferrule.config import PluginConfig
 from ferrule.engine.cache import KVCacheManager
 from ferrule.env import Environment
+from ferrule.interfaces.quantization import LinearLayer
 from ferrule.plugin import KINDS, discover
 from ferrule_testkit.kits import KVCacheKit, kit_of
 from ferrule_testkit.kits.base import Kit, promises
+from ferrule_testkit.quantized import FORMATS
 
 PLUGINS = discover(PluginConfig(), Environment())
 
 CHAT = {"messages": [{"role": "user", "content": "hello"}]}
+WHOLE_GROUPS = ((64, 48), (224, 104), (512, 256))
+SMALL = ((64, 48), (200, 100), (129, 17))
+
+
+def encoding(name: str) -> Any:
+    """What the kit asks for: the tensors of a layer."""
+
+    def encode(layer: LinearLayer, weight: torch.Tensor, config: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        tensors, _ = FORMATS[name].encode(weight)
+        return {key: value for key, value in tensors.items() if key not in ("g_idx", "input_scale")}
+
+    return staticmethod(encode)
+
+
 SETTINGS: dict[tuple[str, str], dict[str, Any]] = {
     ("router", "openai"): {
         "calls": (
@@ -41,7 +58,28 @@ SETTINGS: dict[tuple[str, str], dict[str, Any]] = {
     },
     ("router", "docs"): {"calls": (("GET", "/openapi.json", None), ("GET", "/docs", None), ("GET", "/redoc", None))},
     ("router", "admin"): {"calls": (("POST", "/reset_prefix_cache", None),)},
+    **{
+        ("quantization", name): {"config": FORMATS[form].config, "encode": encoding(form), **more}
+        for name, form, more in (
+            ("compressed-tensors", "int8", {}),
+            ("awq", "awq", {"sizes": WHOLE_GROUPS, "error": 0.2}),
+            ("awq_marlin", "awq", {"sizes": WHOLE_GROUPS, "error": 0.2}),
+            ("gptq", "gptq-zeros", {"sizes": WHOLE_GROUPS, "error": 0.2}),
+            ("gptq_marlin", "gptq", {"sizes": WHOLE_GROUPS, "error": 0.2}),
+            # On CPUs fp8 takes the memory of 16 bits: no layer here is so large that the kit asks for less.
+            ("fp8", "fp8-blocks", {"sizes": SMALL}),
+            ("fbgemm_fp8", "fp8-fbgemm", {"sizes": SMALL}),
+        )
+    },
 }
+if not torch.cuda.is_available():  # under Triton's interpreter, which is slow; tests/unit has more sizes
+    SETTINGS["attention", "triton"] = {
+        "platform": "cpu",
+        "device": "cpu",
+        "dtypes": ("float32",),
+        "block_sizes": (4,),
+        "head_dims": (8,),
+    }
 BUILT_IN = [ref for ref in PLUGINS.refs if ref.builtin]
 
 

@@ -9,6 +9,8 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
@@ -19,6 +21,9 @@ from ferrule.engine.cache import KVCacheManager, PrefixHit
 from ferrule.errors import CheckpointError, ConfigError, EngineDead
 from ferrule.interfaces.command import Command
 from ferrule.interfaces.hooks import AccessRequest, Hooks
+from ferrule.interfaces.hub import Choose, Repository
+from ferrule.interfaces.platform import Transfers
+from ferrule.interfaces.quantization import LinearLayer, LinearScheme
 from ferrule.interfaces.router import Access, Call, Reply, Route, Router, RouterContext
 from ferrule.interfaces.sampler import LogitsProcessor, SampleBatch, Sampled
 from ferrule.interfaces.scheduler import RequestView, SchedulingPolicy
@@ -26,10 +31,12 @@ from ferrule.interfaces.service import Generate, Prompt
 from ferrule.types import SamplingParams, StepPlan
 from ferrule_plugins.attention.torch_sdpa import TorchSDPA
 from ferrule_plugins.executor.uni import UniExecutor
+from ferrule_plugins.hub.huggingface import HuggingFace
 from ferrule_plugins.load_format.safetensors import Safetensors
 from ferrule_plugins.model.llama import Llama
 from ferrule_plugins.platform.cpu import CpuPlatform
 from ferrule_plugins.policy.fcfs import FcfsPolicy
+from ferrule_plugins.quantization.integers import Int8, Online
 from ferrule_plugins.sampler.default import DefaultSampler
 from ferrule_plugins.stat_logger.prometheus import Prometheus
 from ferrule_plugins.tokenizer.auto import AutoTokenizers, FastTokenizer
@@ -215,6 +222,90 @@ class RaisesOSError(AutoTokenizers):
         return super().open(folder, options)
 
 
+# ------------------------------------------------------------------------------------------ hub
+
+
+class TellsTheToken(HuggingFace):
+    def fetch(self, repository: Repository, choose: Choose) -> Path:
+        try:
+            return super().fetch(repository, choose)
+        except CheckpointError as error:
+            raise CheckpointError(f"{error.message} Asked with {repository.token}.") from error
+
+
+class ForgetsTheRevision(HuggingFace):
+    def fetch(self, repository: Repository, choose: Choose) -> Path:
+        return super().fetch(replace(repository, revision="v1"), choose)
+
+
+class ChoosesForItself(HuggingFace):
+    def fetch(self, repository: Repository, choose: Choose) -> Path:
+        return super().fetch(repository, lambda names: ["*.bin"])
+
+
+class ListsHalf(HuggingFace):
+    def fetch(self, repository: Repository, choose: Choose) -> Path:
+        return super().fetch(repository, lambda names: choose(names[::2]))
+
+
+class RaisesForNames(HuggingFace):
+    def refuses(self, name: str) -> str | None:
+        return None if name[0].isalpha() else "has other names"
+
+
+# ------------------------------------------------------------------------------------------ quantization
+
+
+class Wrapped(Online):
+    """What one layer's scheme does is changed by the method that is under test."""
+
+    fault = ""
+
+    def pack(self, layer: Any) -> None:
+        weight = layer.weight
+        if self.fault == "in place":
+            weight.mul_(0.5)
+        super().pack(layer)
+        if self.fault == "keeps":
+            layer.weight = weight
+
+    def matmul(self, layer: Any, x: torch.Tensor) -> torch.Tensor:
+        if self.fault == "batch":
+            largest = x.nan_to_num().abs().max()
+            return super().matmul(layer, (x / largest * 127).round()) * largest / 127
+        y = super().matmul(layer, x)
+        if self.fault == "bias" and layer.bias is not None:
+            return y - layer.bias
+        if self.fault == "coarse":
+            return y * 1.2
+        return y
+
+
+def quantizing(fault: str) -> type:
+    """`int8` with a fault in it."""
+
+    class Faulty(Int8):
+        def scheme(self, layer: LinearLayer) -> LinearScheme | None:
+            made = super().scheme(layer)
+            scheme = Wrapped(self.form, self.shared, torch.float32 if layer.head else None)
+            scheme.fault = fault
+            return scheme if made is not None else None
+
+    return Faulty
+
+
+class OneForAll(Int8):
+    def scheme(self, layer: LinearLayer) -> LinearScheme | None:
+        self.one = getattr(self, "one", None) or super().scheme(layer)
+        return self.one
+
+
+class RefusesByRaising(Int8):
+    @classmethod
+    def refuses(cls, config, caps, dtype):
+        return {torch.bfloat16: None, torch.float16: None, torch.float32: None}[dtype]
+
+
 # ------------------------------------------------------------------------------------------ scheduling
 
 
@@ -301,6 +392,17 @@ class KeyErrorForTypes(CpuPlatform):
             return super().dtype(requested, checkpoint)
         except ConfigError:
             raise KeyError(requested) from None
+
+
+class Backwards(CpuPlatform):
+    """What is fetched comes in another order."""
+
+    def transfers(self) -> Transfers:
+        class Shuffled(Transfers):
+            def fetch(self, tensors: Any) -> Any:
+                return lambda: [tensor.cpu() for tensor in reversed(tensors)]
+
+        return Shuffled()
 
 
 class NoMemory(CpuPlatform):
@@ -426,7 +528,8 @@ class HidesNaN(DefaultSampler):
 class LogprobsAfterProcessing(DefaultSampler):
     def sample(self, logits: torch.Tensor, batch: SampleBatch) -> Sampled:
         found = super().sample(logits, batch)
-        shown = None if found.logprobs is None else logits[-len(found.logprobs) :].log_softmax(-1)
+        asking = [row for row, each in enumerate(batch.rows) if each.sampling.logprobs is not None]
+        shown = logits[asking].log_softmax(-1) if asking else None
         return Sampled(found.tokens, found.finite, shown, found.errors)
 
 
@@ -671,6 +774,19 @@ def faults() -> Iterator[tuple[str, type, str]]:
     yield "tokenizer", CountsTooFew, "test_special_tokens"
     yield "tokenizer", ShowsSpecialTokens, "test_special_tokens"
     yield "tokenizer", RaisesOSError, "test_what_is_not_there_is_named"
+    yield "hub", TellsTheToken, "test_a_repository_that_is_not_there_is_refused"
+    yield "hub", ForgetsTheRevision, "test_the_revision_is_the_one_that_was_asked_for"
+    yield "hub", ForgetsTheRevision, "test_a_revision_that_is_not_there_is_refused"
+    yield "hub", ChoosesForItself, "test_the_chosen_files_come_unchanged"
+    yield "hub", ListsHalf, "test_all_names_are_offered"
+    yield "hub", RaisesForNames, "test_names_are_judged_in_words"
+    yield "quantization", quantizing("batch"), "test_a_row_is_as_it_is_alone"
+    yield "quantization", quantizing("bias"), "test_products_are_near"
+    yield "quantization", quantizing("coarse"), "test_products_are_near"
+    yield "quantization", quantizing("keeps"), "test_memory_is_saved"
+    yield "quantization", quantizing("in place"), "test_shared_weights_are_left_alone"
+    yield "quantization", OneForAll, "test_each_layer_has_its_own_scheme"
+    yield "quantization", RefusesByRaising, "test_refusal_is_an_answer"
     yield "policy", NotPure, "test_the_policy_is_pure"
     yield "policy", NotANumber, "test_keys_can_be_compared"
     yield "policy", NamesNobody, "test_the_victim_is_one_of_those_asked_about"
@@ -685,6 +801,7 @@ def faults() -> Iterator[tuple[str, type, str]]:
     yield "platform", AnyType, "test_unknown_types_are_refused"
     yield "platform", KeyErrorForTypes, "test_unknown_types_are_refused"
     yield "platform", NoMemory, "test_the_cache_fits"
+    yield "platform", Backwards, "test_tensors_cross_whole"
     yield "executor", NewestFirst, "test_plans_run_in_the_order_of_submission"
     yield "executor", DoesNotWatch, "test_a_lost_worker_is_told_in_time"
     yield "executor", LeavesAProcess, "test_shutdown_is_idempotent_and_bounded"

@@ -9,6 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from ferrule.launch.cli import main
 from ferrule_testkit import server as servers
 
 
@@ -27,8 +30,49 @@ def test_serve(server: servers.Server, tmp_path: Path) -> None:
         "--random-input-len", "48", "--random-prefix-len", "32", "--random-output-len", "6", "--max-token-id", "300",
     )  # fmt: skip
     assert (figures["completed"], figures["failed"], figures["model"]) == (12, 0, "tiny")
-    assert (figures["prompt_tokens"], figures["output_tokens"]) == (12 * 48, 12 * 6)
+    assert (figures["prompt_tokens"], figures["output_tokens"]) == (12 * (32 + 48), 12 * 6)
     assert 0 < figures["p50_ttft_ms"] <= figures["p99_ttft_ms"] <= figures["p99_e2el_ms"]
+
+
+def test_serve_as_scripts_for_the_documented_one_call_it(server: servers.Server, tmp_path: Path) -> None:
+    flags = f"""--backend openai-chat --base-url {server.url} --endpoint /v1/chat/completions --dataset-name random
+        --random-input-len 12 --random-output-len 4 --random-range-ratio 0.5 --num-prompts 6 --request-rate inf
+        --max-concurrency 3 --burstiness 0.5 --seed 3 --ignore-eos --temperature 0.5 --max-token-id 300
+        --metadata a=b c=d
+        --percentile-metrics ttft,tpot --metric-percentiles 25,99.5 --trust-remote-code --disable-tqdm
+        --header X-Request-Id=load --extra-body.top_k 5 --save-result --result-dir {tmp_path / "results"}"""
+    command = [sys.executable, "-m", "ferrule", "bench", "serve", *flags.split()]
+    done = subprocess.run(
+        [*command, "--result-filename", "mine.json"], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "--disable-tqdm is accepted without effect" in done.stderr
+    figures = json.loads((tmp_path / "results" / "mine.json").read_text())
+    assert (figures["completed"], figures["request_rate"], figures["max_concurrency"]) == (6, "inf", 3)
+    assert (figures["a"], figures["c"], figures["backend"]) == ("b", "d", "openai-chat")
+    assert 6 * 2 <= figures["total_output_tokens"] <= 6 * 6
+    assert {"p25_ttft_ms", "p99.5_tpot_ms", "median_ttft_ms"} <= set(figures)
+    assert not any("itl" in name for name in figures)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--dataset-name sharegpt", "--dataset-name: 'sharegpt' is not valid; expected one of: random"),
+        ("--goodput ttft:100", "Unknown option --goodput"),
+        ("--percentile-metrics ttft,foo", "'foo' is none of ttft, tpot, itl, e2el"),
+        ("--metric-percentiles 50,x", "numbers from 0 to 100"),
+        ("--result-filename a.json", "need --save-result"),
+        ("--endpoint v1/completions", "is no path"),
+        ("--header nonsense", "is not NAME=VALUE"),
+        ("--port 1", "No answer from http://127.0.0.1:1"),
+    ],
+)
+def test_serve_refuses_by_name(flags: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "serve", *flags.split()]) != 0
+    told = capsys.readouterr().err
+    assert words in told
+    assert "Traceback" not in told
 
 
 def test_serve_reports_failures(server: servers.Server, tmp_path: Path) -> None:
@@ -46,10 +90,12 @@ def test_throughput_and_latency(tiny_llama: Path, tmp_path: Path) -> None:
     figures = bench(tmp_path / "throughput.json", "throughput", *args, "--num-prompts", "5", "--n", "2")
     assert figures["requests"] == 5
     assert figures["total_token_throughput"] > figures["output_throughput"] > 0
+    assert (figures["num_requests"], figures["total_num_tokens"]) == (5, 5 * (16 + 2 * 8))
     figures = bench(
         tmp_path / "latency.json", "latency", *args, "--batch-size", "2", "--num-iters", "2", "--num-iters-warmup", "1"
     )
-    assert figures["batches"] == 2
+    assert figures["batches"] == len(figures["latencies"]) == 2
+    assert figures["percentiles"]["10"] <= figures["avg_latency"] <= figures["percentiles"]["99"]
 
 
 def test_startup(tiny_llama: Path, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from ferrule_plugins.router.openai_schema import ChatBody, CompletionBody
 from ferrule_testkit import server as servers
 
 VICTIM = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 120, "ignore_eos": True, "temperature": 0, "logprobs": 1}
@@ -37,12 +38,16 @@ NUMBERS: list[Any] = [
     {},
     [1],
 ]
-FIELDS = (
-    *("n", "best_of", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty"),
-    *("repetition_penalty", "seed", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs", "priority"),
-    *("truncate_prompt_tokens", "stop", "stop_token_ids", "bad_words", "allowed_token_ids", "logit_bias"),
-    *("ignore_eos", "stream", "echo", "skip_special_tokens", "user", "model", "prompt", "cache_salt", "request_id"),
-)
+TALK = [{"role": "user", "content": "hello"}]
+ROUTES: dict[str, tuple[type, dict[str, Any]]] = {
+    "/v1/completions": (CompletionBody, {"model": "tiny", "prompt": "hello", "max_tokens": 2}),
+    "/v1/chat/completions": (ChatBody, {"model": "tiny", "messages": TALK, "max_tokens": 2}),
+}
+CASES = [(path, field) for path, (kind, _) in ROUTES.items() for field in kind.__struct_fields__]
+NAMED_AS = {  # fields whose refusals name another one, too
+    "truncate_prompt_tokens": "prompt",
+    "continuous_usage_stats": "stream_options",
+}
 LITERALS = (b"NaN", b"Infinity", b"-Infinity", b"1e309", b"9" * 100_000, b"1" + b"0" * 5000)
 VOCABULARY = 1 << 20  # certainly more than the model has
 
@@ -103,18 +108,63 @@ def check(response: httpx.Response, field: str | None, what: object) -> None:
 
 
 async def test_every_field_at_its_borders(http: httpx.AsyncClient) -> None:
-    base = {"model": "tiny", "prompt": "hello", "max_tokens": 2}
     async with victim(http):
-        for field in FIELDS:
+        for path, field in CASES:
+            base = ROUTES[path][1]
             for value in NUMBERS:
-                response = await http.post("/v1/completions", json={**base, field: value})
-                check(response, "prompt" if field == "truncate_prompt_tokens" else field, value)
+                response = await http.post(path, json={**base, field: value})
+                check(response, NAMED_AS.get(field, field), (path, value))
+
+
+async def test_no_field_takes_what_is_no_json(http: httpx.AsyncClient) -> None:
+    async with victim(http):
+        for path, field in CASES:
             for literal in LITERALS:
-                body = {**base, field: "@"}
-                raw = json.dumps(body).encode().replace(b'"@"', literal)
-                response = await http.post("/v1/completions", content=raw, headers={"content-type": "application/json"})
-                assert response.status_code in {400, 404}, (field, literal[:20], response.text[:200])
+                raw = json.dumps({**ROUTES[path][1], field: "@"}).encode().replace(b'"@"', literal)
+                response = await http.post(path, content=raw, headers={"content-type": "application/json"})
+                assert response.status_code in {400, 404}, (path, field, literal[:20], response.text[:200])
                 check(response, None, literal[:20])
+
+
+OVER: list[tuple[str, str, Any]] = [
+    ("/v1/completions", "n", 129),
+    ("/v1/completions", "best_of", 129),
+    ("/v1/completions", "prompt", ["a"] * 1025),
+    ("/v1/completions", "prompt_embeds", ["AA=="] * 1025),
+    ("/v1/completions", "stop", ["a"] * 65),
+    ("/v1/completions", "stop", ["a" * 2000]),
+    ("/v1/completions", "bad_words", ["a"] * 257),
+    ("/v1/completions", "stop_token_ids", [5] * 257),
+    ("/v1/completions", "logit_bias", {str(token): 1 for token in range(VOCABULARY >> 4)}),
+    ("/v1/completions", "allowed_token_ids", [5] * (VOCABULARY >> 4)),
+    ("/v1/completions", "logits_processors", ["a"] * 17),
+    ("/v1/completions", "metadata", {"a": "b" * 20_000}),
+    ("/v1/completions", "cache_salt", "a" * 257),
+    ("/v1/completions", "use_beam_search", True),
+    ("/v1/chat/completions", "tools", [{"type": "function", "function": {"name": "f"}}] * 1025),
+    ("/v1/chat/completions", "messages", TALK * 20_000),
+    ("/v1/chat/completions", "top_logprobs", 21),
+]
+
+
+async def test_lists_over_their_limits(http: httpx.AsyncClient) -> None:
+    async with victim(http):
+        for path, field, value in OVER:
+            extra = {"use_beam_search": {"n": 129}, "top_logprobs": {"logprobs": True}}.get(field, {})
+            response = await http.post(path, json={**ROUTES[path][1], field: value, **extra})
+            named = {"use_beam_search": "n", "prompt_embeds": "prompt"}.get(field, field)
+            assert response.status_code in {400, 403}, (path, field, response.text[:200])
+            check(response, named, field)
+
+
+async def test_features_that_are_off(http: httpx.AsyncClient) -> None:
+    for path, extra in (
+        ("/v1/completions", {"prompt": None, "prompt_embeds": "AAAA"}),
+        ("/v1/chat/completions", {"chat_template": "{{ 1 }}"}),
+    ):
+        response = await http.post(path, json={**ROUTES[path][1], **extra})
+        assert response.status_code == 403, response.text
+        check(response, [*extra][-1], extra)
 
 
 async def test_token_ids_out_of_range(http: httpx.AsyncClient) -> None:

@@ -108,6 +108,17 @@ def test_errors_are_the_clients_own(client: openai.OpenAI) -> None:
     assert str(caught.value.param).startswith("messages")
 
 
+def test_warnings_do_not_trouble_the_client(client: openai.OpenAI) -> None:
+    extra: dict[str, Any] = {"extra_body": {"temperatur": 1}}
+    whole = client.chat.completions.create(messages=MESSAGES, **GREEDY, **extra)
+    assert whole.ferrule["warnings"][0].startswith("temperatur: unknown")  # type: ignore[attr-defined]
+    assert whole.choices[0].message.content
+    parts = list(client.completions.create(prompt="hello", stream=True, **GREEDY, **extra))
+    assert [hasattr(part, "ferrule") for part in parts] == [True] + [False] * (len(parts) - 1)
+    raw = client.completions.with_raw_response.create(prompt="hello", **GREEDY, extra_body={"store": True})
+    assert raw.headers["x-ferrule-ignored-fields"] == "store"
+
+
 def test_metrics_count_what_was_done(client: openai.OpenAI, server: servers.Server) -> None:
     def figure(name: str) -> float:
         lines = httpx.get(f"{server.url}/metrics").text.splitlines()

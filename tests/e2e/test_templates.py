@@ -291,9 +291,22 @@ for name in ("model.safetensors", "tokenizer.json"):
 def test_a_model_its_weights_and_its_tokenizer_are_of_packages(
     installed: Installed, gated: Path, tiny_llama: Path, tmp_path: Path
 ) -> None:
-    """`model`, `load_format` and `tokenizer`: same weights as the plain Llama but for the gates, so other answers."""
-    args = [str(gated), "--device", "cpu", "--dtype", "float32", "--served-model-name", "tiny"]
+    """`hub`, `model`, `load_format`, `quantization`, `tokenizer`: weights of the plain Llama but for the gates."""
+    args = [
+        f"shelf://{gated.parent}",
+        "--hub",
+        "demo-hub",
+        "--revision",
+        gated.name,
+        "--device",
+        "cpu",
+        "--dtype",
+        "float32",
+        "--served-model-name",
+        "tiny",
+    ]
     args += ["--load-format", "demo-load_format", "--tokenizer-mode", "demo-tokenizer"]
+    args += ["--quantization", "demo-quantization"]
     args += ["--num-gpu-blocks-override", "64"]
     with (
         servers.running(args, tmp_path / "log", installed.environment) as running,
@@ -304,4 +317,6 @@ def test_a_model_its_weights_and_its_tokenizer_are_of_packages(
         answer = completed(client, prompt="hello", max_tokens=20)
     assert (tokens, text) == ([195, 169, 33, 256], "é!")
     assert answer["finish_reason"] in {"length", "stop"}
-    assert "architecture=demo-model" in (tmp_path / "log").read_text()
+    log = (tmp_path / "log").read_text()
+    assert "architecture=demo-model" in log
+    assert "quantization=demo-quantization" in log

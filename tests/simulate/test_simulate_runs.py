@@ -38,8 +38,3 @@ def test_the_command_reports_a_run(capsys):
 def test_the_command_prints_a_line_that_replays_a_failure(capsys):
     assert main(["--seed", "1", "--steps", "10000", "--bug", "skip-decref"]) == 1
     assert "replay: python -m ferrule_testkit.simulate --seed 1 --steps 10000" in capsys.readouterr().err
-
-
-def test_the_command_times_the_scheduler(capsys):
-    assert main(["--bench"]) == 0
-    assert "256 rows, depth 2" in capsys.readouterr().out

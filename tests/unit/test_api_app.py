@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import random
+import re
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -19,7 +20,7 @@ from ferrule.api.decode import JsonScan
 from ferrule.api.lifecycle import Lifecycle
 from ferrule.config import Config, FrontendConfig, LimitsConfig, PluginConfig
 from ferrule.env import Environment
-from ferrule.errors import EngineDead, OverloadedError, PluginError, RequestError, StartupError
+from ferrule.errors import ConfigError, EngineDead, OverloadedError, PluginError, RequestError, StartupError
 from ferrule.interfaces.hooks import AccessRequest, Hooks
 from ferrule.interfaces.router import Access, Call, EventStream, Reply, Route, Router, RouterContext
 from ferrule.plugin import discover
@@ -103,6 +104,59 @@ async def test_unknown_route_names_the_nearest() -> None:
     assert "'/v1/chat/completions'" in check_error(await site.http.post("/v1/chat/completion", json=CHAT), 404)
 
 
+@pytest.mark.parametrize(
+    ("path", "what"),
+    [
+        ("/v1/embeddings", "runs task generate; /v1/embeddings needs task embed."),
+        ("/v1/files", "ferrule run-batch"),
+        ("/v1/files/", "ferrule run-batch"),
+        ("/v1/files/file-1/content", "ferrule run-batch"),
+        ("/v1/models/", "'/v1/models'"),
+        ("//v1///models", "'/v1/models'"),
+        ("/v1", "base URL"),
+        ("/", "below /v1"),
+        ("/v1/chat/completion", "'/v1/chat/completions'"),
+        ("/reset_prefix_cache", "FERRULE_SERVER_DEV_MODE=1"),
+        ("/sleep/", "FERRULE_SERVER_DEV_MODE=1"),
+    ],
+)
+async def test_unknown_routes_say_what_would_be_right(path: str, what: str) -> None:
+    messages = await call_raw(Site().app, path.encode())
+    assert messages[0]["status"] == 404
+    assert what in json.loads(messages[1]["body"])["error"]["message"]
+
+
+async def test_admin_routes_are_not_suggested() -> None:
+    lifecycle = Lifecycle()
+    env = Environment(server_dev_mode=True, admin_key="a")
+    app = build_app(Config(env=env), PLUGINS, lifecycle)
+    lifecycle.ready(ScriptedService())
+    for path in (b"/reset_prefix_cach", b"/reset_prefix_cache/", b"//reset_prefix_cache"):
+        body = json.loads((await call_raw(app, path))[1]["body"])
+        assert body["error"]["message"] == f"There is no route {path.decode()}."
+
+
+async def test_routers_that_are_left_out_are_named() -> None:
+    site = Site(routers=("openai", "health"))
+    assert "router tokenize" in check_error(await site.http.post("/tokenize", json={"prompt": "a"}), 404)
+    assert "router docs" in check_error(await site.http.get("/docs"), 404)
+    check_error(await Site(routers=("openai",)).http.get("/health"), 404)
+
+
+async def test_a_router_may_say_what_is_elsewhere() -> None:
+    class Moved(Router):
+        def routes(self, ctx: RouterContext) -> list[Route]:
+            return []
+
+        def absent(self, ctx: RouterContext) -> dict[str, str]:
+            return {"/old/": "It moved to /new."}
+
+    site = Site(plugins=FakePlugins(moved=Moved))
+    for path in ("/old", "/old/", "/old/a/b"):
+        assert "It moved to /new." in check_error(await site.http.get(path), 404)
+    assert "moved" not in check_error(await site.http.get("/older"), 404)
+
+
 async def test_wrong_method_says_what_is_allowed() -> None:
     site = Site()
     response = await site.http.get("/v1/chat/completions")
@@ -121,7 +175,8 @@ async def test_head_is_get_without_a_body() -> None:
 
 async def test_options_without_origin_lists_methods() -> None:
     response = await Site().http.options("/ping")
-    assert (response.status_code, response.headers["allow"]) == (204, "GET, HEAD, POST")
+    check_error(response, 405)
+    assert response.headers["allow"] == "GET, HEAD, POST"
 
 
 async def test_root_path_is_taken_with_and_without_the_prefix() -> None:
@@ -393,12 +448,22 @@ async def test_right_content_headers() -> None:
         assert (await post(Site(), b'{"prompt": "a"}', **{"content-type": kind})).status_code == 200
 
 
+async def test_strict_requests_refuse_unknown_fields() -> None:
+    site = Site(strict_requests=True)
+    message = check_error(await post(site, b'{"prompt": "a", "temprature": 1, "zzzzz": 1}'), 400, "temprature")
+    assert message.startswith("Unknown fields: temprature, zzzzz. Did you mean 'temperature'?")
+    body = b'{"prompt": "a", "stream": true, "stream_options": {"include_usge": true}}'
+    message = check_error(await post(site, body), 400, "stream_options.include_usge")
+    assert "'include_usage'" in message
+    assert (await post(site, b'{"prompt": "a"}')).status_code == 200
+
+
 async def test_unknown_fields_are_named_in_a_header() -> None:
     site = Site()
     body = json.dumps({"prompt": "a", "temprature": 1, "x\r\ny": 2}).encode()
     response = await post(site, body)
     assert response.status_code == 200
-    assert response.headers["x-ferrule-ignored-fields"] == "temprature"
+    assert response.headers["x-ferrule-ignored-fields"] == "temprature, x??y"
     assert "x-ferrule-ignored-fields" not in (await post(site, b'{"prompt": "a"}')).headers
 
 
@@ -475,6 +540,38 @@ async def test_cors() -> None:
     assert "access-control-allow-origin" not in response.headers
 
 
+async def test_a_refused_preflight_has_the_error_shape() -> None:
+    site = Site(allowed_origins=("https://b.example",), allowed_methods=("GET",))
+    headers = {"origin": "https://a.example", "access-control-request-method": "POST"}
+    message = check_error(await site.http.options("/v1/models", headers=headers), 400)
+    assert message.startswith("Disallowed CORS origin, method: see --allowed-origins")
+
+
+async def test_load_counts_requests_with_a_body() -> None:
+    site = Site(enable_server_load_tracking=True)
+    release = asyncio.Event()
+    site.service.pace = release.wait
+    calls = [asyncio.create_task(site.http.post("/v1/completions", json={"prompt": "a"})) for _ in range(3)]
+    while site.service.open < 3:
+        await asyncio.sleep(0)
+    assert (await site.http.get("/load")).json() == {"server_load": 3}
+    release.set()
+    await asyncio.gather(*calls)
+    assert (await site.http.get("/load")).json() == {"server_load": 0}
+
+
+def test_middleware_that_cannot_be_used_stops_the_start() -> None:
+    for name, what in (
+        ("json.loads", "json.loads is a function, no ASGI class"),
+        ("json.decoder.JSONDecoder", "cannot be loaded: TypeError"),
+        ("collections.Counter", "cannot be loaded: TypeError"),
+        ("no_such_module.x", "cannot be loaded: ModuleNotFoundError"),
+        ("x", "cannot be loaded: ValueError"),
+    ):
+        with pytest.raises(ConfigError, match=what):
+            Site(middleware=(name,))
+
+
 async def test_metrics_grow_with_routes_and_never_with_requests() -> None:
     site = Site()
     await site.http.post("/v1/completions", json={"prompt": "a"})
@@ -482,27 +579,64 @@ async def test_metrics_grow_with_routes_and_never_with_requests() -> None:
     for number in range(20):
         await site.http.request(f"M{number}", f"/nowhere/{number}")
         await site.http.get("/metrics")
-    before = (await site.http.get("/metrics")).text
+    before = {(call.route, call.method) for call in site.service.calls}
     for number in range(200):
         await site.http.request(f"X{number}", f"/nowhere/{number}", headers={"host": f"h{number}"})
         await site.http.post("/v1/completions", json={"prompt": "a", "model": f"m{number}"})
-    after = (await site.http.get("/metrics")).text
-    assert 'http_requests_total{handler="none",method="OTHER",status="4xx"} 220' in after
-    assert len(after.splitlines()) <= len(before.splitlines()) + 1  # the first 4xx of completions
-    assert "vllm:num_requests_running" in after
+    after = {(call.route, call.method) for call in site.service.calls}
+    assert after == before == {("/v1/completions", "POST"), ("/metrics", "GET"), ("none", "OTHER")}
+    assert sum(call.route == "none" and call.status == 404 for call in site.service.calls) == 220
+    assert "vllm:num_requests_running" in (await site.http.get("/metrics")).text
 
 
 async def test_docs_describe_every_route_and_can_be_switched_off() -> None:
-    site = Site()
+    site = Site(root_path="llm/", strict_requests=True)
     spec = (await site.http.get("/openapi.json")).json()
+    assert spec["servers"] == [{"url": "/llm"}]
     assert "max_tokens" in json.dumps(spec["components"]["schemas"]["ChatBody"])
     assert spec["paths"]["/v1/models/{model}"]["get"]["parameters"][0]["name"] == "model"
-    page = (await site.http.get("/docs")).text
-    assert all(path in page for path in ("/v1/completions", "/tokenize"))
-    assert "http" not in page.replace("http-equiv", "")
+    chat = spec["paths"]["/v1/chat/completions"]["post"]
+    assert set(chat["responses"]) >= {"200", "400", "401", "404", "413", "429", "503", "default"}
+    assert set(chat["responses"]["200"]["content"]) == {"application/json", "text/event-stream"}
+    assert "--strict-requests" in chat["description"]
+    assert chat["security"] == [{"key": []}]
+    assert spec["paths"]["/health"]["get"]["security"] == []
+    names = [operation["operationId"] for methods in spec["paths"].values() for operation in methods.values()]
+    assert len(set(names)) == len(names)
     off = Site(disable_fastapi_docs=True)
     for path in ("/docs", "/redoc", "/openapi.json"):
         check_error(await off.http.get(path), 404)
+
+
+@pytest.mark.parametrize("path", ["/docs", "/redoc"])
+async def test_pages_need_nothing_from_elsewhere(path: str) -> None:
+    response = await Site().http.get(path)
+    assert response.headers["content-type"].startswith("text/html")
+    assert "default-src 'none'" in response.headers["content-security-policy"]
+    page = response.text
+    assert all(route in page for route in ("/v1/completions", "/tokenize", "temperature", "POST"))
+    assert "://" not in page
+    assert not re.search(r"src=|@import|url\(", page)
+    links = set(re.findall(r"href=\"?([^\" >]+)", page))
+    assert {link for link in links if not link.startswith("#")} <= {"openapi.json", "docs", "redoc"}
+    assert {link[1:] for link in links if link.startswith("#")} <= set(re.findall(r"id=\"([^\"]+)", page))
+
+
+async def test_texts_of_plugins_are_escaped_on_the_page() -> None:
+    class Sly(Router):
+        def routes(self, ctx: RouterContext) -> list[Route]:
+            async def handler(call: Call) -> Reply:
+                return Reply(dict(call.query))
+
+            query = {"tag": "<i>which</i>"}
+            return [Route(method="GET", path="/sly", handler=handler, summary="<script>x</script>", query=query)]
+
+    site = Site(plugins=FakePlugins(sly=Sly))
+    page = (await site.http.get("/docs")).text
+    assert "<script>x" not in page
+    assert "<i>which" not in page
+    assert "&lt;i&gt;which" in page
+    assert (await site.http.get("/sly?tag=a&x=1&tag=b")).json() == {"tag": "a,b", "x": "1"}
 
 
 # ------------------------------------------------------------------------------------------------ streams
@@ -622,9 +756,8 @@ async def test_death_ends_every_open_request(stream: bool) -> None:
     assert site.service.open == 0
 
 
-async def test_silent_stream_is_kept_alive_by_comments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ferrule.api.respond.PING_SECONDS", 0.02)
-    site = Site()
+async def test_silent_stream_is_kept_alive_by_comments() -> None:
+    site = Site(sse_keepalive=0.02)
     release = asyncio.Event()
     site.service.pace = release.wait
     wire = Wire(site.app, "/v1/completions", STREAM)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -86,3 +87,75 @@ def test_values_are_counted() -> None:
     scan.feed(b"[" + b"1," * (MAX_COST - 100))
     with pytest.raises(RequestError, match="too many"):
         scan.feed(b"1," * 200)
+
+
+# ------------------------------------------------------------------------------------------ unknown fields
+
+
+class Leaf(msgspec.Struct):
+    size: int | None = None
+
+
+class Text(msgspec.Struct, tag_field="type", tag="text"):
+    text: str | None = None
+
+
+class Image(msgspec.Struct, tag_field="type", tag="image"):
+    leaf: Leaf | None = None
+
+
+class Tree(msgspec.Struct):
+    leaf: Leaf | None = None
+    leaves: list[Leaf] | None = None
+    parts: list[Text | Image] | None = None
+    child: Tree | None = None
+    free: dict[str, Any] | None = None
+    count: Annotated[int, msgspec.Meta(ge=0)] | None = None
+
+
+@pytest.mark.parametrize(
+    ("body", "unknown"),
+    [
+        ({}, ()),
+        ({"leaf": {"size": 1}, "leaves": [{"size": 1}], "free": {"any": {"thing": 1}}, "count": 3}, ()),
+        ({"lef": 1, "leaf": {"sise": 1}}, ("lef", "leaf.sise")),
+        ({"leaves": [{}, {"x": 1}, {"size": None, "y": 1}]}, ("leaves[1].x", "leaves[2].y")),
+        ({"parts": [{"type": "text", "text": ""}, {"type": "image", "leaf": {"z": 1}}]}, ("parts[1].leaf.z",)),
+        ({"parts": [{"type": "text", "texts": ""}]}, ("parts[0].texts",)),
+        ({"child": {"child": {"child": {"leaf": None, "chilt": 1}}}}, ("child.child.child.chilt",)),
+        ({"é\n": 1}, ("??",)),
+        ({f"x{number}": 1 for number in range(100)}, tuple(f"x{number}" for number in range(16))),
+    ],
+)
+def test_unknown_fields_at_any_depth(body: dict[str, Any], unknown: tuple[str, ...]) -> None:
+    raw = json.dumps(body).encode()
+    assert BodyDecoder(Tree).decode(raw, scan_whole(raw, 64))[1] == unknown
+
+
+def test_known_are_the_names_at_any_depth() -> None:
+    assert BodyDecoder(Tree).known == {
+        *("leaf", "leaves", "parts", "child", "free", "count", "size", "text", "type"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("body", "names"),
+    [
+        (b'{"count": 1}', ""),
+        (b'{"count": 1, "count": 2}', "count"),
+        (b'{"free": {"b": {"a": 1, "a": 2}}, "leaf": null, "leaf": null}', "a,leaf"),
+        (b'{"free": {"a\\n": 1, "a\\n": 2}}', "a?"),
+    ],
+)
+def test_repeated_fields_are_logged_and_the_last_counts(
+    body: bytes, names: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    value, _ = BodyDecoder(Tree).decode(body, scan_whole(body, 64))
+    assert value.count == (2 if names == "count" else 1 if b"count" in body else None)
+    said = [dict(record.__dict__["ferrule_fields"]) for record in caplog.records]
+    assert said == ([{"fields": names}] if names else [])
+
+
+def test_many_repeated_fields_take_linear_time() -> None:
+    body = b"{" + b",".join(b'"%d":1' % (number % 5000) for number in range(8000)) + b"}"
+    BodyDecoder(Tree).decode(body, scan_whole(body, 64))

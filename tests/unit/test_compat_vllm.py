@@ -13,11 +13,11 @@ import pytest
 from ferrule.config import PluginConfig
 from ferrule.env import Environment
 from ferrule.errors import PluginError
-from ferrule.frontend.output import Answer, fold
 from ferrule.frontend.parse import ParseChain, Parsers
 from ferrule.interfaces.parsers import CallEnd, ChoiceContext
 from ferrule.interfaces.service import Output
 from ferrule.plugin import PluginSet, discover
+from ferrule_testkit.frontend import Answer, fold
 from ferrule_testkit.tokenizers import ByteTokenizer
 
 ADAPTER = "ferrule_plugins.compat_vllm"

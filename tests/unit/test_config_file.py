@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ferrule.config import Config
-from ferrule.config.parse import Parsed, from_kwargs, parse
+from ferrule.config.parse import Parsed, parse, parse_kwargs
 from ferrule.env import Environment
 from ferrule.errors import ConfigError
 
@@ -43,7 +43,7 @@ def test_every_form(tmp_path: Path) -> None:
         api-key: single
         enable-prefix-caching: false
         no-enable-chunked-prefill: true
-        enforce-eager: yes
+        skip-tokenizer-init: yes
         hf-token: true
         revision: 0123
         seed:
@@ -64,7 +64,7 @@ def test_every_form(tmp_path: Path) -> None:
     assert config.frontend.api_key == ("single",)
     assert config.cache.enable_prefix_caching is False
     assert config.scheduler.enable_chunked_prefill is False
-    assert config.model.enforce_eager is True
+    assert config.model.skip_tokenizer_init is True
     assert config.model.hf_token == ""
     assert config.model.revision == "0123"  # as written, not as YAML's octal number
     assert config.model.seed is None
@@ -85,11 +85,11 @@ def test_precedence(tmp_path: Path) -> None:
     parsed = read(path, "b", "--port=2", "--hf-overrides.b", "3", "--override-generation-config", '{"c":1}', env=env)
     assert parsed.config.model.model == "b"
     assert parsed.config.frontend.port == 2
-    assert parsed.config.frontend.api_key == ("file",)
+    assert parsed.config.frontend.api_key == ("environment",)
     assert parsed.config.observability.log_level == "debug"
     assert parsed.config.model.hf_overrides == {"a": 1, "b": 3}
     assert parsed.config.model.override_generation_config == {"c": 1}
-    assert parsed.origins["api_key"] == f"{path}:3"
+    assert parsed.origins["api_key"] == "environment"
     assert parsed.origins["hf_overrides"] == f"{path}:4, command line"
     assert parsed.origins["override_generation_config"] == "command line"
     assert parsed.origins["log_level"] == "environment"
@@ -106,7 +106,7 @@ def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
 
 def test_keyword_arguments_take_a_file_too(tmp_path: Path) -> None:
     path = write(tmp_path, "max-num-seqs: 3\nseed: 1\n")
-    config = from_kwargs(Environment(), config=path, seed=2)
+    config = parse_kwargs(Environment(), config=path, seed=2).config
     assert (config.scheduler.max_num_seqs, config.model.seed) == (3, 2)
 
 

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 
 import pytest
 
-from ferrule.config.help import Usage, render, topic
+from ferrule.config.help import Usage, topic
 from ferrule.config.option import opt
-from ferrule.config.parse import config_sections, parse_command
-from ferrule.config.schema import Schema
+from ferrule.config.parse import parse_command
+from ferrule.config.schema import Schema, Spec
+from ferrule_plugins.command.declared import engine_sections
+from ferrule_plugins.command.help import HelpCommand, groups, render
 
-_SCHEMA = Schema(config_sections())
+_SCHEMA = Schema(engine_sections())
 _USAGE = Usage("ferrule serve", "Serve a model over HTTP.", "model")
 
 
@@ -21,6 +23,10 @@ class _Plugins:
 
     def origin(self, kind: str, name: str) -> str:
         return {"cpu": "ferrule 1.0", "strange": "other 2.0"}[name]
+
+    def load(self, kind: str, name: str) -> type:
+        assert (kind, name) == ("command", "help")
+        return HelpCommand
 
 
 def page(topic: str, width: int = 100) -> str:
@@ -48,6 +54,11 @@ def test_topic(argv: list[str], found: str | None) -> None:
     assert topic(argv) == found
 
 
+def first(spec: Spec) -> str:
+    """How an option stands first in a page."""
+    return (*spec.option.aliases, spec.flag)[0]
+
+
 def test_overview() -> None:
     text = page("")
     assert text.startswith("usage: ferrule serve [MODEL] [options]\n\nServe a model over HTTP.\n")
@@ -57,20 +68,22 @@ def test_overview() -> None:
 
 
 def test_all() -> None:
-    assert options(page("all")) == [spec.flag for spec in _SCHEMA.specs]
+    assert sorted(options(page("all"))) == sorted(first(spec) for spec in _SCHEMA.specs)
 
 
 def test_listgroup() -> None:
     rows = page("listgroup").splitlines()
-    assert [row.split()[0] for row in rows] == [cls.__name__ for cls in _SCHEMA.sections.values()]
-    assert rows[0].endswith("Which model runs, and what of it. (21 options)")
+    assert [row.split()[0] for row in rows] == list(groups(_SCHEMA))
+    count = len(groups(_SCHEMA)["ModelConfig"])
+    assert rows[0].endswith(f"Which model runs, and what of it. ({count} options)")
 
 
 def test_a_group_by_its_title() -> None:
     text = page("ModelConfig")
     assert text == page("modelconfig")
     assert text.startswith("ModelConfig: Which model runs, and what of it.\n")
-    assert options(text) == [spec.flag for spec in _SCHEMA.group("model")]
+    assert options(text) == [first(spec) for spec in groups(_SCHEMA)["ModelConfig"]]
+    assert options(page("LoRAConfig"))[0] == "--enable-lora"
 
 
 @pytest.mark.parametrize("word", ["max-num-seqs", "max_num_seqs", "--max-num-seqs", "MAX-NUM-SEQS"])
@@ -80,7 +93,7 @@ def test_one_option(word: str) -> None:
 
 def test_a_word() -> None:
     text = page("max")
-    assert options(text) == [spec.flag for spec in _SCHEMA.specs if "max" in spec.flag]
+    assert options(text) == [first(spec) for spec in _SCHEMA.specs if any("max" in flag for flag in spec.flags)]
     assert text.endswith("likewise m, g, t.")
 
 
@@ -104,7 +117,7 @@ def test_what_is_said_about_an_option() -> None:
 @pytest.mark.parametrize("width", [50, 80, 120])
 def test_text_is_wrapped(width: int) -> None:
     long = [line for line in page("all", width).splitlines() if len(line) > width]
-    assert all(line.startswith("  --") for line in long)  # an option string is never cut
+    assert all(line.startswith("  -") for line in long)  # an option string is never cut
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from ferrule.config import Config
 from ferrule.config.option import opt
-from ferrule.config.parse import Parsed, config_sections, from_kwargs, parse
+from ferrule.config.parse import Parsed, config_sections, parse, parse_kwargs
 from ferrule.config.schema import Schema
-from ferrule.config.values import human_size, size_text
+from ferrule.config.values import human_size
 from ferrule.env import Environment
 from ferrule.errors import ConfigError
+from ferrule_plugins.command.help import size_text
 
 _ENV = Environment()
 
@@ -238,13 +239,13 @@ class _Secrets:
     """Secrets."""
 
     pin: int = opt(0, "A number that nobody may see.", secret=True)
-    tensor_size: int = opt(1, "With short names.", aliases=("-tp", "-t"))
-    compile_config: dict[str, Any] = opt({}, "JSON with a short name.", json=True, aliases=("-cc",))
+    tensor_size: int = opt(1, "With short names.", aliases=("-ts", "-t"))
+    compile_config: dict[str, Any] = opt({}, "JSON with a short name.", json=True, aliases=("-oc",))
 
 
 def test_sections_of_a_command_and_short_names() -> None:
     schema = Schema({**config_sections(), "own": _Secrets})
-    parsed = parse(["-tp", "2", "--port", "1", "-cc.mode=3", "m"], schema, env=_ENV)
+    parsed = parse(["-ts", "2", "--port", "1", "-oc.mode=3", "m"], schema, env=_ENV)
     assert parsed.extra["own"] == _Secrets(tensor_size=2, compile_config={"mode": 3})
     assert parsed.config.frontend.port == 1
     with pytest.raises(TypeError, match="two options claim"):
@@ -252,13 +253,13 @@ def test_sections_of_a_command_and_short_names() -> None:
 
 
 def test_keyword_arguments() -> None:
-    config = from_kwargs(_ENV, model="m", max_num_seqs=4, hf_overrides={"a": {"b": 1}}, served_model_name="x")
+    config = parse_kwargs(_ENV, model="m", max_num_seqs=4, hf_overrides={"a": {"b": 1}}, served_model_name="x").config
     assert config.model.model == "m"
     assert config.scheduler.max_num_seqs == 4
     assert config.model.hf_overrides == {"a": {"b": 1}}
     assert config.model.served_model_name == ("x",)
-    assert from_kwargs(_ENV, tokenizer=None).model.tokenizer is None
-    assert from_kwargs(_ENV, max_model_len="1k").model.max_model_len == 1000
+    assert parse_kwargs(_ENV, tokenizer=None).config.model.tokenizer is None
+    assert parse_kwargs(_ENV, max_model_len="1k").config.model.max_model_len == 1000
 
 
 @pytest.mark.parametrize(
@@ -277,7 +278,7 @@ def test_keyword_arguments() -> None:
 )
 def test_wrong_keyword_arguments(kwargs: dict[str, Any], part: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        from_kwargs(_ENV, **kwargs)
+        parse_kwargs(_ENV, **kwargs)
     assert part in str(caught.value)
 
 

@@ -76,7 +76,7 @@ def test_contradictions(argv: list[str], part: str) -> None:
 
 class _Plugins:
     def names(self, kind: str) -> Sequence[str]:
-        return {"policy": ("fcfs", "priority"), "platform": ("cpu",)}.get(kind, ("default",))
+        return {"policy": ("fcfs", "priority"), "platform": ("cpu",), "hub": ("huggingface",)}.get(kind, ("default",))
 
     def origin(self, kind: str, name: str) -> str:
         return "someone 1.0" if name in ("denied", *self.names(kind)) else ""

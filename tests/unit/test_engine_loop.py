@@ -6,8 +6,8 @@ import pytest
 
 from ferrule.engine.loop import STATS_SECONDS, EngineLoop
 from ferrule.engine.scheduler import DefaultScheduler
-from ferrule.errors import EngineDead, RequestFailed
-from ferrule.interfaces.scheduler import SchedulerLimits
+from ferrule.errors import CheckpointError, EngineDead, RequestError, RequestFailed
+from ferrule.interfaces.scheduler import Scheduler, SchedulerLimits
 from ferrule.types import (
     CacheGroup,
     Call,
@@ -196,56 +196,214 @@ def test_stats_come_now_and_then_and_when_all_is_done():
     assert (last.running, last.waiting, last.blocks_used, last.generation_tokens) == (0, 0, 0, 32)
 
 
+def ask(house, *calls):
+    """The replies to calls (name, *args), taken in by one step."""
+    seen = len(house.sent[B])
+    for number, (name, *args) in enumerate(calls):
+        house.inbox.append((B, Call(number, name, tuple(args))))
+    house.steps(1)
+    replies = [m for m in house.sent[B][seen:] if isinstance(m, CallReply)]
+    assert [reply.number for reply in replies] == list(range(len(calls)))
+    return replies
+
+
 def test_calls_are_answered_by_their_number():
-    house = House(executor_calls=frozenset({"save"}))
+    house = House()
     house.submit(A, "one", max_tokens=20)
     house.steps(2)
-    for number, (name, args) in enumerate(
-        [("stats", ()), ("check", ()), ("reset_prefix_cache", ()), ("save", ("x",)), ("shutdown", ())]
-    ):
-        house.inbox.append((B, Call(number, name, args)))
-    house.steps(1)
-    replies = [m for m in house.sent[B] if isinstance(m, CallReply)]
-    assert [reply.number for reply in replies] == [0, 1, 2, 3, 4]
-    assert replies[0].result["running"] == 1
+    calls = [("stats",), ("check",), ("reset_prefix_cache",), ("collective_rpc", "x", [], {}), ("shutdown",)]
+    replies = ask(house, *calls)
+    assert (replies[0].result["running"], replies[0].result.get("sleep_level", 0)) == (1, 0)
     assert replies[1].result is True
     assert replies[2].result is False  # the first block of the request is full, and held
     assert replies[3].result == 1
-    assert house.executor.calls == [("save", ("x",))]
-    assert replies[4].error == "there is no call 'shutdown'"
+    assert house.executor.calls == [("collective_rpc", ("x", [], {}))]
+    assert (replies[4].error, replies[4].status) == ("there is no call 'shutdown'", 500)
     assert house.executor.alive
 
 
+@pytest.mark.parametrize("name", ["submit", "release", "restore", "call", "step", "__init__", "_between_steps"])
+def test_the_set_of_calls_is_closed(name):
+    house = House(sleep_mode=True)
+    assert ask(house, (name,))[0].error == f"there is no call {name!r}"
+    assert house.executor.calls == []
+
+
 def test_calls_on_the_executor_run_between_steps():
-    house = House(depth=3, executor_calls=frozenset({"save"}))
+    house = House(depth=3)
     house.submit(A, "one", max_tokens=20)
     house.steps(2)
     assert house.said(A, "one") == []
     seen = []
     house.executor.call = lambda name, args: seen.append(len(house.loop._in_flight))
-    house.inbox.append((A, Call(1, "save")))
+    house.inbox.append((A, Call(1, "start_profile")))
     house.steps(1)
     assert seen == [0]
     assert len(house.said(A, "one")) >= 2
 
 
 @pytest.mark.parametrize(
-    ("error", "text"),
-    [(RequestFailed("cannot do that"), "cannot do that"), (OSError("/secret"), "save failed; the log says why")],
+    ("error", "text", "status"),
+    [
+        (RequestFailed("cannot do that"), "cannot do that", 500),
+        (RequestError("no such method"), "no such method", 400),
+        (OSError("/secret"), "stop_profile failed; the log says why", 500),
+    ],
 )
-def test_a_call_that_fails_is_answered_and_the_loop_lives(error, text):
-    house = House(executor_calls=frozenset({"save"}))
+def test_a_call_that_fails_is_answered_and_the_loop_lives(error, text, status):
+    house = House()
 
     def call(name, args):
         raise error
 
     house.executor.call = call
-    house.inbox.append((A, Call(7, "save")))
     house.submit(A, "one")
+    (reply,) = ask(house, ("stop_profile",))
+    assert (reply.error, reply.status) == (text, status)
     house.drain()
-    (reply,) = (m for m in house.sent[A] if isinstance(m, CallReply))
-    assert (reply.number, reply.error) == (7, text)
     assert len(house.said(A, "one")) == 4
+
+
+def test_a_long_call_is_no_stall():
+    house = House()
+    house.submit(A, "one", max_tokens=30)
+    house.steps(2)
+    waited = []
+
+    def call(name, args):
+        house.clock.advance(1000.0)
+        waited.append(house.loop.stalled_for(house.clock.now))
+
+    house.executor.call = call
+    ask(house, ("collective_rpc", "x", [], {}))
+    assert waited == [0.0]
+    assert house.loop.stalled_for(house.clock.now) == 0.0
+
+
+# ------------------------------------------------------------------------------------------------ sleep
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_requests_that_slept_say_what_they_would_have_said(depth):
+    house = House(depth, sleep_mode=True)
+    requests = [house.submit(A, id, range(5, 5 + n), 20) for id, n in (("one", 3), ("two", 11), ("three", 30))]
+    house.steps(4)
+    assert ask(house, ("sleep",), ("is_sleeping",))[1].result is True
+    requests.append(house.submit(A, "late", (7, 8), 5))
+    plans = len(house.executor.plans)
+    house.steps(20)
+    assert len(house.executor.plans) == plans
+    assert house.waits[-1] == 0.25  # asleep, it waits for messages
+    assert house.stats(A)[-1].sleep_level == 1
+    assert (house.stats(A)[-1].running, house.stats(A)[-1].waiting, house.stats(A)[-1].blocks_used) == (0, 4, 0)
+    assert [reply.result for reply in ask(house, ("wake_up",), ("is_sleeping",))] == [None, False]
+    house.drain()
+    for request in requests:
+        expected = solo(house.executor.model, request, 64)
+        assert house.said(A, request.id) == expected.token_ids
+    assert house.executor.calls == [
+        ("release", (("weights", "kv_cache"), 1)),
+        ("restore", ("weights",)),
+        ("restore", ("kv_cache",)),
+    ]
+    assert house.stats(A)[-1].preemptions == 0
+    house.scheduler.check()
+
+
+def test_prefixes_are_forgotten_in_sleep():
+    house = House(sleep_mode=True)
+    house.submit(A, "one", range(20))
+    house.drain()
+    ask(house, ("sleep", 2), ("wake_up", None))
+    house.submit(A, "two", range(20))
+    house.drain()
+    assert house.deltas(A)[-1].cached == 0
+    assert len(house.said(A, "two")) == 4
+
+
+def test_parts_wake_one_by_one():
+    house = House(sleep_mode=True)
+    ask(house, ("sleep", 1), ("sleep", 2))
+    house.submit(A, "one")
+    house.steps(2)
+    ask(house, ("wake_up", ["weights"]), ("wake_up", ["weights"]))
+    house.steps(3)
+    assert house.said(A, "one") == []
+    assert ask(house, ("is_sleeping",), ("stats",))[1].result["sleep_level"] == 2
+    ask(house, ("wake_up", ["kv_cache"]))
+    house.drain()
+    assert len(house.said(A, "one")) == 4
+    assert [args for name, args in house.executor.calls if name == "restore"] == [("weights",), ("kv_cache",)]
+
+
+def test_a_request_is_cancelled_in_its_sleep():
+    house = House(sleep_mode=True)
+    house.submit(A, "one", max_tokens=30)
+    house.steps(3)
+    ask(house, ("sleep",))
+    house.inbox.append((A, Cancel(("one",))))
+    house.steps(1)
+    assert house.deltas(A)[-1].finish is FinishReason.ABORT
+    assert not house.scheduler.has_work()
+
+
+def test_sleep_is_no_stall():
+    house = House(sleep_mode=True)
+    house.submit(A, "one")
+    house.steps(1)
+    ask(house, ("sleep",))
+    for _ in range(10):
+        house.steps(1)
+        house.clock.advance(100.0)
+    house.steps(1)
+    assert house.loop.stalled_for(house.clock.now) == 0.0
+    assert house.deltas(A)[-1].finish is None
+    assert house.stats(A)[-1].stalled_seconds < 1.0
+
+
+@pytest.mark.parametrize(
+    ("call", "status", "word"),
+    [(("sleep", 3), 400, "level"), (("sleep", "1"), 400, "level"), (("wake_up", ["lora"]), 400, "kv_cache")],
+)
+def test_calls_about_sleep_are_checked(call, status, word):
+    house = House(sleep_mode=True)
+    (reply,) = ask(house, call)
+    assert reply.status == status
+    assert word in reply.error
+    assert house.executor.calls == []
+
+
+@pytest.mark.parametrize("name", ["sleep", "wake_up"])
+def test_without_sleep_mode_it_stays_awake(name):
+    house = House()
+    (reply,) = ask(house, (name,))
+    assert (reply.status, reply.error) == (403, "This server cannot sleep: start it with --enable-sleep-mode.")
+
+
+def test_a_scheduler_that_cannot_evacuate_sleeps_when_it_is_idle():
+    class Plain(DefaultScheduler):
+        evacuate = Scheduler.evacuate
+
+    house = House(scheduler_cls=Plain, sleep_mode=True)
+    house.submit(A, "one", max_tokens=10)
+    house.steps(2)
+    assert "Requests run" in ask(house, ("sleep",))[0].error
+    house.drain()
+    assert ask(house, ("sleep",))[0].error is None
+
+
+def test_a_wake_up_that_fails_can_be_repeated():
+    house = House(sleep_mode=True)
+    ask(house, ("sleep",))
+    call = house.executor.call
+
+    def missing(name, args):
+        raise CheckpointError("The weights are gone.")
+
+    house.executor.call = missing
+    assert ask(house, ("wake_up",), ("is_sleeping",))[0].error == "The weights are gone."
+    house.executor.call = call
+    assert [reply.result for reply in ask(house, ("wake_up",), ("is_sleeping",))] == [None, False]
 
 
 def test_a_broken_invariant_is_reported_by_the_check_call():

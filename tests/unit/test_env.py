@@ -14,7 +14,8 @@ def test_an_empty_environment_is_the_defaults() -> None:
 
 
 def test_every_field_has_a_variable() -> None:
-    assert [entry.field for entry in VARIABLES] == list(Environment.__struct_fields__)
+    found = {"options", "notices", "lacking"}  # of the others, while a configuration is read
+    assert {entry.field for entry in VARIABLES} == set(Environment.__struct_fields__) - found
     assert all(entry.doc.endswith((".", ")")) for entry in VARIABLES)
 
 
@@ -66,8 +67,37 @@ def test_a_bad_value_names_the_variable_that_was_set(name: str, value: str, expe
 
 
 def test_unknown_names() -> None:
-    found = env.unknown({"FERRULE_APIKEY": "x", "VLLM_WHATEVER": "1", "FERRULE_API_KEY": "k", "VLLM_PORT": "1"})
-    assert found == ("Environment variable FERRULE_APIKEY is not known. Did you mean 'FERRULE_API_KEY'?",)
+    found = env.read({"FERRULE_APIKEY": "x", "FERRULE_PRT": "1", "VLLM_WHATEVER": "1", "FERRULE_API_KEY": "k"})
+    assert found.unknown({"port", "host"}) == (
+        "Environment variable FERRULE_APIKEY is not known. Did you mean 'FERRULE_API_KEY'?",
+        "Environment variable FERRULE_PRT is not known. Did you mean 'FERRULE_PORT'?",
+    )
+
+
+def test_variables_of_options() -> None:
+    found = env.read({"FERRULE_PORT": "1", "VLLM_PORT": "tcp://10.0.0.1:80", "FERRULE_HOST": " ", "VLLM_HOST_IP": "x"})
+    assert found.options == {"port": ("FERRULE_PORT", "1")}
+    assert found.notices == found.lacking == ()
+    timeout = {"VLLM_ENGINE_ITERATION_TIMEOUT_S": "60"}
+    assert env.read(timeout).options == {"watchdog_timeout": ("VLLM_ENGINE_ITERATION_TIMEOUT_S", "60")}
+    assert env.read({**timeout, "FERRULE_WATCHDOG_TIMEOUT": "5"}).options["watchdog_timeout"][1] == "5"
+
+
+def test_variables_without_effect_say_so() -> None:
+    assert env.read({"VLLM_USE_V1": "1", "VLLM_DO_NOT_TRACK": "1", "VLLM_USAGE_SOURCE": "production"}).notices == ()
+    assert env.read({"VLLM_USE_V1": "0"}).notices == (
+        "Environment variable VLLM_USE_V1 has no effect: there is one engine.",
+    )
+    assert env.read({"VLLM_MLA_DISABLE": "false"}).notices == ()
+    assert len(env.read({"VLLM_MLA_DISABLE": "True", "VLLM_FLASH_ATTN_VERSION": "3"}).notices) == 2
+
+
+def test_variables_of_features_that_are_not_here() -> None:
+    assert env.read({"VLLM_DP_SIZE": "1", "VLLM_USE_MODELSCOPE": "False"}).lacking == ()
+    (said,) = env.read({"VLLM_USE_MODELSCOPE": "True"}).lacking
+    assert said.startswith(
+        "Environment variable VLLM_USE_MODELSCOPE: this build has no other model hub; a plugin of kind"
+    )
 
 
 def test_reports_hold_no_secret() -> None:

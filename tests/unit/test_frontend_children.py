@@ -151,7 +151,7 @@ async def test_cancelling_kills_the_work(pool: ChildPool) -> None:
 
 
 async def test_waiting_has_a_limit(pool: ChildPool) -> None:
-    await pool.warm()
+    await ask(pool, SIMPLE)
     slow = [asyncio.create_task(ask(pool, ENDLESS, seconds=5.0)) for _ in range(2)]
     await asyncio.sleep(0.05)
     with pytest.raises(OverloadedError):

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
 import os
 import re
-from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ferrule.config import Config, FrontendConfig, LimitsConfig, ModelConfig, ObservabilityConfig
+from ferrule.config import Config, ModelConfig
 from ferrule.errors import (
     EngineDead,
     ForbiddenError,
@@ -25,11 +24,11 @@ from ferrule.errors import (
     PluginError,
     RequestError,
     RequestFailed,
+    StartupError,
     UnavailableError,
 )
-from ferrule.frontend.output import Answer, ToolCall, fold
 from ferrule.frontend.parse import ParseChain, Parsers
-from ferrule.frontend.service import FrontendService, build_service
+from ferrule.frontend.service import build_service
 from ferrule.interfaces.parsers import (
     CallArguments,
     CallEnd,
@@ -42,15 +41,21 @@ from ferrule.interfaces.parsers import (
     ToolParser,
 )
 from ferrule.interfaces.service import ChatPrompt, Generate, Output, Prompt
-from ferrule.interfaces.stats import RequestStats, StatLogger
+from ferrule.interfaces.stats import HttpStats, RequestStats, StatLogger
 from ferrule.types import EngineRequest, EngineStats, FinishReason, GrammarSpec, RequestDelta, SamplingParams
 from ferrule_testkit.fake_engine import FakeEngine, Script, echo, fake_info, says, tokens
-from ferrule_testkit.tokenizers import ByteTokenizer, ByteTokenizers
-
-CHATML = (
-    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
-    "{% if add_generation_prompt %}<assistant>{% endif %}"
+from ferrule_testkit.frontend import (
+    Answer,
+    FakePlugins,
+    ToolCall,
+    answers,
+    drained,
+    fold,
+    model_folder,
+    outputs,
+    serving,
 )
+from ferrule_testkit.tokenizers import ByteTokenizer, ByteTokenizers
 
 
 class Recorder(StatLogger):
@@ -67,53 +72,11 @@ class Recorder(StatLogger):
     def on_finish(self, stats: RequestStats) -> None:
         self.seen.append(("finish", stats))
 
+    def on_http(self, stats: HttpStats) -> None:
+        self.seen.append(("http", stats))
+
     def exposition(self) -> tuple[str, str] | None:
         return ("text/plain", f"events {len(self.seen)}")
-
-
-class FakePlugins:
-    """Answers `load` from a table."""
-
-    def __init__(self, **kinds: dict[str, Any]) -> None:
-        self.kinds: dict[str, dict[str, Any]] = {"tokenizer": {"auto": ByteTokenizers}, **kinds}
-
-    def names(self, kind: str) -> tuple[str, ...]:
-        return tuple(self.kinds.get(kind, {}))
-
-    def load(self, kind: str, name: str) -> Any:
-        found = self.kinds[kind][name]
-        if isinstance(found, Exception):
-            raise found
-        return found
-
-    def origin(self, kind: str, name: str) -> str:
-        return "fake 1.0"
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    config = {"architectures": ["FakeForCausalLM"], "eos_token_id": 1}
-    generation = {"eos_token_id": [2, 3], "temperature": 0.5, "top_k": 40, "max_new_tokens": 9, "do_sample": True}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    (tmp_path / "generation_config.json").write_text(json.dumps(generation))
-    return tmp_path
-
-
-@asynccontextmanager
-async def serving(
-    folder: Path, engine: FakeEngine, plugins: FakePlugins | None = None, **sections: dict[str, Any]
-) -> AsyncIterator[FrontendService]:
-    config = Config(
-        model=ModelConfig(**{"model": str(folder), "served_model_name": ("m", "alias"), **sections.get("model", {})}),
-        frontend=FrontendConfig(**{"chat_template": CHATML, **sections.get("frontend", {})}),
-        limits=LimitsConfig(**sections.get("limits", {})),
-        observability=ObservabilityConfig(**sections.get("observability", {})),
-    )
-    service = build_service(config, plugins or FakePlugins(), engine)
-    try:
-        yield service
-    finally:
-        await service.close()
 
 
 def ask(text: str | Sequence[int], count: int = 1, **params: Any) -> Generate:
@@ -129,12 +92,9 @@ def talk(*messages: dict[str, Any], **fields: Any) -> Generate:
     return Generate(prompts=(ChatPrompt(messages=messages, **fields),), params=SamplingParams())
 
 
-async def outputs(service: FrontendService, request: Generate) -> list[Output]:
-    return [output async for output in await service.generate(request)]
-
-
-async def answers(service: FrontendService, request: Generate) -> list[Answer]:
-    return fold(await outputs(service, request))
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return model_folder(tmp_path)
 
 
 def text_script(text: str) -> Script:
@@ -248,7 +208,7 @@ async def test_a_stop_string_cancels_the_engine(folder: Path, include: bool, tex
         assert (answer.text, answer.finish, answer.stop_reason) == (text, FinishReason.STOP, "STOP")
         assert answer.usage.completion_tokens == 8 == len(answer.token_ids)
         assert engine.cancels == [(engine.requests[0].id, FinishReason.STOP)]
-        assert await service.drained(5.0)
+        await drained(service)
     (finish,) = [entry[1] for entry in recorder.seen if entry[0] == "finish"]
     assert finish.finish is FinishReason.STOP
     assert finish.prefill_time > 0  # the engine's times came after the client's end
@@ -262,8 +222,8 @@ async def test_stop_strings_of_several_choices_end_each_alone(folder: Path) -> N
     async with serving(folder, engine) as service:
         first, second = await answers(service, ask("x", n=2, seed=5, stop="!"))
         assert (first.text, second.text) == ("ab", "abcd")
-        assert await service.drained(5.0)
-        assert service.open_requests == 0
+        await drained(service)
+        assert service.ledger.open == 0
 
 
 async def test_tokens_after_a_stop_string_in_one_delta_are_dropped(folder: Path) -> None:
@@ -362,7 +322,7 @@ async def test_prompt_logprobs_of_several_steps_are_whole(folder: Path) -> None:
         (ask([2048]), RequestError, "prompt"),
         (ask([-1]), RequestError, "prompt"),
         (ask([]), RequestError, "prompt"),
-        (ask("x", max_tokens=256), RequestError, "max_tokens"),
+        (ask("x" * 8, max_tokens=249), RequestError, "max_tokens"),
         (Generate(prompts=(), params=SamplingParams()), RequestError, "prompt"),
         (Generate(prompts=(Prompt(),), params=SamplingParams()), RequestError, "prompt"),
         (Generate(prompts=(Prompt(text="a", ids=(1,)),), params=SamplingParams()), RequestError, "prompt"),
@@ -386,7 +346,7 @@ async def test_nothing_wrong_reaches_the_engine(
             await service.generate(request_)
         assert type(caught.value) is error
         assert caught.value.param == param
-        assert service.open_requests == 0
+        assert service.ledger.open == 0
         assert await outputs(service, ask("still", max_tokens=2))
     assert len(engine.requests) == 1
 
@@ -421,7 +381,7 @@ async def test_tools_of_the_service(folder: Path) -> None:
         assert [service.resolve(name) for name in (None, "", "m", "alias")] == ["m", "m", "m", "alias"]
         with pytest.raises(NotFoundError, match="m, alias"):
             service.resolve("x" * 1000)
-        assert service.sampling_defaults() == {"temperature": 0.5, "top_k": 40, "max_tokens": 9}
+        assert service.sampling_defaults() == {"temperature": 0.5, "top_k": 40, "max_tokens": 250}
         assert await service.tokenize(Prompt(text="é")) == [256, 0xC3, 0xA9]
         assert await service.detokenize([0xC3, 0xA9, 257]) == "é</s>"
         assert await service.detokenize(list(b"ab") * 2000) == "ab" * 2000
@@ -437,6 +397,124 @@ async def test_tools_of_the_service(folder: Path) -> None:
         assert service.sampling_defaults() == {"top_p": 0.5}  # fmt: skip
 
 
+async def test_max_new_tokens_caps_every_request(folder: Path) -> None:
+    engine = FakeEngine()
+    override = {"max_new_tokens": 5}
+    async with serving(folder, engine, model={"override_generation_config": override}) as service:
+        assert service.sampling_defaults()["max_tokens"] == 5
+        for most in (None, 3, 5, 9, 1000):
+            await answers(service, ask("abc", max_tokens=most))
+        await answers(service, ask("x" * 253, max_tokens=5))  # 256 hold three more
+        with pytest.raises(RequestError, match="min_tokens is 6, but at most 5"):
+            await service.generate(ask("abc", min_tokens=6))
+    assert [request.sampling.max_tokens for request in engine.requests] == [5, 3, 5, 5, 5, 3]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"override_generation_config": {"temprature": 0.5}}, "'temprature'. Did you mean 'temperature'"),
+        ({"override_generation_config": {"temperature": -1}}, "temperature must be"),
+        ({"override_generation_config": {"top_k": 10**9}}, "top_k must be"),
+        ({"override_generation_config": {"top_p": "0.5"}}, "'top_p' must be a number"),
+        ({"generation_config": "/nowhere"}, "/nowhere has no generation_config.json"),
+    ],
+)
+def test_a_generation_config_that_cannot_be_used_stops_the_start(
+    folder: Path, options: dict[str, Any], words: str
+) -> None:
+    config = Config(model=ModelConfig(model=str(folder), **options))
+    with pytest.raises(StartupError, match=re.escape(words)):
+        build_service(config, FakePlugins(), FakeEngine())
+
+
+async def test_the_generation_config_of_another_folder(folder: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "generation_config.json").write_text('{"top_p": 0.25, "eos_token_id": 9}')
+    engine = FakeEngine()
+    async with serving(folder, engine, model={"generation_config": str(other)}) as service:
+        assert service.sampling_defaults() == {"top_p": 0.25}
+        await answers(service, ask("abc"))
+    assert engine.requests[0].sampling.stop_token_ids == (257, 1, 9)
+    changed = {"generation_config": "vllm", "override_generation_config": {"max_new_tokens": 7}}
+    async with serving(folder, FakeEngine(), model=changed) as service:
+        assert service.sampling_defaults() == {"max_tokens": 7}
+
+
+async def test_a_trusted_request_may_name_a_template(folder: Path) -> None:
+    plugins = FakePlugins(tokenizer={"auto": type("Source", (ByteTokenizers,), {"open": _with_templates})})
+    chat = {"messages": ({"role": "user", "content": "x"},), "add_generation_prompt": False}
+    limits = {"trust_request_chat_template": True}
+    async with serving(folder, FakeEngine(), plugins, frontend={"chat_template": None}, limits=limits) as service:
+        for fields, text in (
+            ({}, "d"),
+            ({"tools": ({"type": "function"},)}, "t"),
+            ({"chat_template": "rag", "documents": ({"title": "a", "text": "b"},)}, "rb"),
+            ({"chat_template": "rag {{ 1 }}"}, "rag 1"),
+        ):
+            assert await service.detokenize(await service.tokenize(ChatPrompt(**chat, **fields))) == text  # type: ignore[arg-type]
+    async with serving(folder, FakeEngine(), plugins, frontend={"chat_template": None}) as service:
+        with pytest.raises(ForbiddenError):
+            await service.tokenize(ChatPrompt(**chat, chat_template="rag"))  # type: ignore[arg-type]
+    async with serving(folder, FakeEngine(), plugins, frontend={"chat_template": "rag"}) as service:
+        assert await service.detokenize(await service.tokenize(ChatPrompt(**chat))) == "r"  # type: ignore[arg-type]
+
+
+def _with_templates(self: Any, folder: Path, options: dict[str, Any]) -> ByteTokenizer:
+    tokenizer = ByteTokenizer()
+    rag = "r{% for d in documents or [] %}{{ d.text }}{% endfor %}"
+    tokenizer.chat_template = {"default": "d", "tool_use": "t", "rag": rag}
+    return tokenizer
+
+
+class Infills(ByteTokenizer):
+    """Bytes, and the tokens of one way to fill in."""
+
+    def __init__(self, marks: Sequence[str]) -> None:
+        super().__init__()
+        self.marks = {mark: 300 + number for number, mark in enumerate(marks)}
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        for mark, token in self.marks.items():
+            before, found, after = text.partition(mark)
+            if found:
+                return [*self.encode(before), token, *self.encode(after, add_special_tokens=False)]
+        return list(text.encode())
+
+    def token(self, token_id: int) -> str | None:
+        return next((mark for mark, token in self.marks.items() if token == token_id), super().token(token_id))
+
+
+@pytest.mark.parametrize(
+    ("marks", "expected"),
+    [
+        (["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"], [300, *b"a{0}", 301, *b"b}", 302]),
+        (["<fim_prefix>", "<fim_suffix>", "<fim_middle>"], [300, *b"a{0}", 301, *b"b}", 302]),
+        (["▁<PRE>", "▁<SUF>", "▁<MID>"], [300, *b"a{0}", 301, *b"b}", 302]),
+        (["<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"], [300, *b"a{0}", 301, *b"b}", 302]),
+        (["[SUFFIX]", "[PREFIX]"], [300, *b"b}", 301, *b"a{0}"]),
+        (["<fim_prefix>", "<fim_suffix>"], None),
+        ([], None),
+    ],
+)
+async def test_a_suffix_needs_a_model_that_fills_in(folder: Path, marks: list[str], expected: list[int] | None) -> None:
+    source = type("Source", (ByteTokenizers,), {"open": lambda self, folder, options: Infills(marks)})
+    async with serving(folder, FakeEngine(), FakePlugins(tokenizer={"auto": source})) as service:
+        prompt = Prompt(text="a{0}", suffix="b}", add_special_tokens=False)
+        if expected is None:
+            with pytest.raises(RequestError, match="suffix") as caught:
+                await service.tokenize(prompt)
+            assert caught.value.param == "suffix"
+        else:
+            assert await service.tokenize(prompt) == expected
+        assert await service.tokenize(Prompt(text="a", suffix="", add_special_tokens=False)) == [97]
+        with pytest.raises(RequestError, match="suffix"):
+            await service.tokenize(Prompt(text="a", suffix="\ud800"))
+        with pytest.raises(RequestError, match="suffix"):
+            await service.tokenize(Prompt(ids=(1,), suffix="b"))
+
+
 # ------------------------------------------------------------------------------------------- leaving
 
 
@@ -448,11 +526,11 @@ async def test_closing_the_stream_cancels_what_runs(folder: Path) -> None:
             await anext(stream)
             await stream.aclose()  # type: ignore[attr-defined]
             await stream.aclose()  # type: ignore[attr-defined]
-            assert await service.drained(5.0)
+            await drained(service)
             assert [output async for output in stream] == []
         stream = await service.generate(ask("abc"))
         await stream.aclose()  # type: ignore[attr-defined]  # never read at all
-        assert service.open_requests == 0
+        assert service.ledger.open == 0
     assert {reason for _, reason in engine.cancels} == {FinishReason.ABORT}
     assert {id for id, _ in engine.cancels} == {request.id for request in engine.requests}
 
@@ -470,7 +548,7 @@ async def test_cancelling_the_reader_cancels_what_runs(folder: Path, count: int)
         with suppress(asyncio.CancelledError):
             await reader
         assert len(engine.cancels) == count
-        assert await service.drained(5.0)
+        await drained(service)
 
 
 async def test_cancelling_during_admission_reserves_nothing(folder: Path) -> None:
@@ -481,11 +559,11 @@ async def test_cancelling_during_admission_reserves_nothing(folder: Path) -> Non
         task = asyncio.create_task(service.generate(Generate(prompts=(chat,), params=SamplingParams(n=4))))
         while not service.child_pids:
             await asyncio.sleep(0.01)
-        assert service.open_requests == 4
+        assert service.ledger.open == 4
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
-        assert service.open_requests == 0
+        assert service.ledger.open == 0
         pids = service.child_pids
     assert engine.requests == []
     for pid in pids:
@@ -497,7 +575,7 @@ async def test_tasks_and_streams_are_not_left_behind(folder: Path) -> None:
     async with serving(folder, FakeEngine(text_script("ab!cdef"))) as service:
         before = asyncio.all_tasks()
         await asyncio.gather(*(answers(service, ask("x", n=2, stop="!")) for _ in range(20)))
-        assert await service.drained(5.0)
+        await drained(service)
         await asyncio.sleep(0)
         assert asyncio.all_tasks() == before
         gc.collect()
@@ -524,7 +602,7 @@ async def test_the_queue_has_a_limit(folder: Path) -> None:
         for stream in streams:
             async for _ in stream:
                 pass
-        assert service.open_requests == 0
+        assert service.ledger.open == 0
 
 
 async def test_the_queue_s_tokens_have_a_limit(folder: Path) -> None:
@@ -539,22 +617,6 @@ async def test_the_queue_s_tokens_have_a_limit(folder: Path) -> None:
         await stream.aclose()  # type: ignore[attr-defined]
         stream = await service.generate(ask("x" * 60))
         await stream.aclose()  # type: ignore[attr-defined]
-
-
-async def test_draining_admits_nothing_and_lets_go_on(folder: Path) -> None:
-    engine = FakeEngine()
-    async with serving(folder, engine) as service:
-        stream = await service.generate(ask("abc"))
-        assert service.health().state == "ready"
-        service.begin_drain()
-        assert service.health().state == "draining"
-        with pytest.raises(UnavailableError):
-            await service.generate(ask("abc"))
-        engine.running.clear()
-        assert not await service.drained(0.01)
-        engine.resume()
-        assert len([output async for output in stream]) == 50
-        assert await service.drained(5.0)
 
 
 @pytest.mark.parametrize("state", ["starting", "stalled", "dead"])
@@ -577,13 +639,13 @@ async def test_engine_death_reaches_every_reader(folder: Path, count: int) -> No
         with pytest.raises(EngineDead):
             async for _ in stream:
                 pass
-        assert await service.drained(5.0)
+        await drained(service)
         engine.state = "ready"  # not noticed yet
         with pytest.raises(UnavailableError):
             await service.generate(ask("abc", n=count))
         with pytest.raises(UnavailableError):
             await service.call("reset_prefix_cache")
-        assert service.open_requests == 0
+        assert service.ledger.open == 0
 
 
 async def test_an_engine_error_ends_its_choice_only(folder: Path) -> None:
@@ -623,7 +685,7 @@ async def test_an_exception_in_a_parser_ends_its_choice_only(folder: Path) -> No
         assert first.prompt_ids == (113,)
         assert (second.text, second.finish) == ("abc", FinishReason.LENGTH)
         assert (engine.requests[0].id, FinishReason.ABORT) in engine.cancels
-        assert await service.drained(5.0)
+        await drained(service)
 
 
 # ------------------------------------------------------------------------------------------- parsers
@@ -736,9 +798,16 @@ async def test_stat_loggers_hear_of_everything(folder: Path) -> None:
     assert finished[0].prompt_tokens == 3
     assert finished[0].n == 2
     assert 0 < finished[0].time_to_first_token <= finished[0].end_to_end
+    assert [stats.longest for stats in finished] == [None, 4, 0]
+    assert {stats.called_tools for stats in finished} == {None}
     assert ("engine", engine.figures) in recorder.seen
+    recorder.seen.clear()
+    call = HttpStats(route="/x", method="GET", status=200, seconds=0.1, received=0, sent=2)
     async with serving(folder, engine, plugins, observability={"disable_log_stats": True}) as service:
-        assert service.exposition()[1] == ""
+        await outputs(service, ask("abc", max_tokens=4))
+        service.answered(call)
+        assert service.exposition()[1] == "events 1"
+    assert recorder.seen == [("http", call)]
 
 
 @pytest.mark.parametrize(
@@ -802,4 +871,4 @@ async def test_64_streams_at_once(folder: Path) -> None:
         assert [answer.text for (answer,) in found] == [
             ByteTokenizer().decode((list(prompt.encode()) * 20)[:100]) for prompt in prompts
         ]
-        assert service.open_requests == 0
+        assert service.ledger.open == 0

@@ -23,7 +23,6 @@ from ferrule.frontend.validate import (
     check_salt,
     check_text,
     fit,
-    merge_defaults,
     wrap_seed,
 )
 from ferrule.interfaces.scheduler import SchedulerLimits
@@ -44,21 +43,22 @@ FLOATS = [NAN, INF, -INF, "1", None, True, [], 10**400, -(10**400)]
 INTEGERS = [0.5, 1.0, NAN, "1", True, [], 1 << 63, -(1 << 63) - 1, 10**30]
 
 WRONG: dict[str, list[Any]] = {
-    "temperature": [-0.1, -1e-300, *FLOATS],
+    "temperature": [-0.1, -1e-300, 1e7, *FLOATS],
     "top_p": [0, 0.0, -0.1, 1.0001, *FLOATS],
     "min_p": [-0.1, 1.1, *FLOATS],
     "presence_penalty": [-2.01, 2.01, *FLOATS],
     "frequency_penalty": [-2.01, 2.01, *FLOATS],
-    "repetition_penalty": [0, 0.0, -1.0, *FLOATS],
+    "repetition_penalty": [0, 0.0, -1.0, 5e-324, 1e300, *FLOATS],
     "top_k": [-2, VOCAB + 1, None, *INTEGERS],
     "n": [0, -1, 9, None, *INTEGERS],
-    "best_of": [0, -1, 9, 3, *INTEGERS],
+    "best_of": [0, -1, 9, *INTEGERS],
     "max_tokens": [0, -1, *INTEGERS],
     "min_tokens": [-1, None, *INTEGERS],
     "logprobs": [-1, 21, *INTEGERS],
     "prompt_logprobs": [-1, 21, *INTEGERS],
     "seed": INTEGERS,
     "truncate_prompt_tokens": [0, -2, 101, *INTEGERS],
+    "truncation_side": [None, "", "Left", "middle", 1, ["left"]],
     "stop": [5, [""], "x" * 17, ["a"] * 5, [5], [None], ["\ud800"], {"a": 1}],
     "stop_token_ids": [5, "12", [-1], [VOCAB], [1 << 63], ["1"], [1.0], [True], [1] * 257],
     "bad_words": [5, "abc", [""], [5], ["a"] * 4, ["x" * 17]],
@@ -80,13 +80,14 @@ RIGHT: dict[str, list[Any]] = {
     "repetition_penalty": [1e-6, 5],
     "top_k": [-1, 0, 1, VOCAB],
     "n": [1, 8],
-    "best_of": [None, 1],
+    "best_of": [None, 1, 8],
     "max_tokens": [None, 1, (1 << 63) - 1],
     "min_tokens": [0, 5],
     "logprobs": [None, 0, 20],
     "prompt_logprobs": [None, 0, 20],
     "seed": [None, 0, -1, (1 << 63) - 1, -(1 << 63)],
     "truncate_prompt_tokens": [None, -1, 1, 100],
+    "truncation_side": ["left", "right"],
     "stop": [None, [], "x", ["a", "b"], ("x" * 16,), ["\0"]],
     "stop_token_ids": [None, [], [0, VOCAB - 1], (5,)],
     "bad_words": [None, [], ["a", "b", "c"]],
@@ -206,6 +207,9 @@ def test_the_context_holds_prompt_and_output() -> None:
     assert fitted(150, truncate_prompt_tokens=-1, max_tokens=None) == (89, 1)
     ids, _ = fit(check_params(SamplingParams(truncate_prompt_tokens=2), RULES), (1, 2, 3), RULES, "prompt")
     assert ids == (2, 3)
+    right = SamplingParams(truncate_prompt_tokens=2, truncation_side="right")
+    assert fit(check_params(right, RULES), (1, 2, 3), RULES, "prompt")[0] == (1, 2)
+    assert fit(check_params(right, RULES), (1,), RULES, "prompt")[0] == (1,)
 
 
 @pytest.mark.parametrize(
@@ -272,7 +276,7 @@ def test_ids_texts_and_labels() -> None:
 
 def test_processors_need_the_server_s_pattern() -> None:
     assert check_processors((), RULES) == ()
-    with pytest.raises(RequestError, match="accepts no"):
+    with pytest.raises(RequestError, match="takes no"):
         check_processors(("a.b",), RULES)
 
     def picky(**kwargs: object) -> None:
@@ -302,13 +306,6 @@ def test_processors_need_the_server_s_pattern() -> None:
             check_processors((wrong,), open_rules)  # fmt: skip
     with pytest.raises(RequestError, match="mine.b: it knows no 'y'"):
         check_processors(({"qualname": "mine.b", "kwargs": {"y": 1}},), open_rules)
-
-
-def test_defaults_fill_only_what_was_not_given() -> None:
-    params = merge_defaults(
-        {"temperature": 0.0, "top_p": None, "n": 2}, {"temperature": 0.7, "top_p": 0.8, "max_tokens": 5}
-    )
-    assert (params.temperature, params.top_p, params.n, params.max_tokens) == (0.0, 0.8, 2, 5)
 
 
 def test_seeds() -> None:

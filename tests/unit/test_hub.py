@@ -1,96 +1,25 @@
 """Fetching from a hub: a fake one on loopback records every request."""
 
-import hashlib
+from __future__ import annotations
+
 import json
 import os
 import subprocess
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ferrule.config import Config, LoadConfig, ModelConfig, hub
-from ferrule.errors import CheckpointError
+from ferrule.config import Config, ModelConfig
+from ferrule.errors import CheckpointError, PluginError
+from ferrule.launch.localise import localise, weight_patterns
+from ferrule.plugin import discover
+from ferrule_testkit.fake_hub import FakeHub, commit, fake_hub
+from ferrule_testkit.wheels import Distribution
 
-COMMITS = {"main": "a" * 40, "v1": "b" * 40}
 TOKEN = "hf_" + "x" * 16
-
-
-class FakeHub:
-    """Repositories as {id: {file: bytes}}; answers what huggingface_hub asks, and remembers it."""
-
-    def __init__(self, repositories, elsewhere=None):
-        self.requests = []  # (method, path, authorization)
-        self.status = {}  # repository id -> (status, X-Error-Code)
-        hub_ = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def log_message(self, *args):
-                pass
-
-            def do_HEAD(self):
-                self.answer(body=False)
-
-            def do_GET(self):
-                self.answer(body=True)
-
-            def answer(self, body):
-                path = self.path.split("?")[0]
-                hub_.requests.append((self.command, path, self.headers.get("Authorization")))
-                status, headers, content = hub_.route(path)
-                self.send_response(status)
-                for key, value in headers.items():
-                    self.send_header(key, value)
-                self.send_header("Content-Length", str(len(content)))
-                self.end_headers()
-                if body:
-                    self.wfile.write(content)
-
-        self.repositories = repositories
-        self.elsewhere = elsewhere  # another FakeHub that stores large files
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
-        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
-
-    def route(self, path):
-        parts = path.strip("/").split("/")
-        if parts[0] == "blob":
-            return 200, {"ETag": f'"{parts[1]}"'}, self.repositories["blobs"][parts[1]]
-        api = parts[:2] == ["api", "models"]
-        name, rest = "/".join(parts[2:4] if api else parts[:2]), (parts[4:] if api else parts[2:])
-        if name in self.status or name not in self.repositories:
-            status, code = self.status.get(name, (404, "RepoNotFound"))
-            return status, {"X-Error-Code": code}, b"{}"
-        files = self.repositories[name]
-        revision = rest[1] if len(rest) > 1 else "main"
-        commit = COMMITS.get(revision, revision)
-        if commit not in COMMITS.values():
-            return 404, {"X-Error-Code": "RevisionNotFound"}, b"{}"
-        if not api:
-            return self.resolve(files["/".join(rest[2:])], commit)
-        if rest and rest[0] == "tree":
-            tree = [
-                {"type": "file", "path": file, "size": len(content), "oid": hashlib.sha1(content).hexdigest()}
-                for file, content in files.items()
-            ]
-            return 200, {"Content-Type": "application/json"}, json.dumps(tree).encode()
-        info = {"id": name, "sha": commit, "siblings": [{"rfilename": file} for file in files]}
-        return 200, {"Content-Type": "application/json"}, json.dumps(info).encode()
-
-    def resolve(self, content, commit):
-        etag = hashlib.sha256(content).hexdigest()
-        headers = {"ETag": f'"{etag}"', "X-Repo-Commit": commit}
-        if self.elsewhere is None or len(content) < 1000:
-            return 200, headers, content
-        self.elsewhere.repositories["blobs"][etag] = content
-        headers["X-Linked-Size"], headers["X-Linked-Etag"] = str(len(content)), f'"{etag}"'
-        return 302, {**headers, "Location": f"{self.elsewhere.url}/blob/{etag}"}, b""
-
-    def close(self):
-        self.server.shutdown()
-        self.server.server_close()
-
 
 CONFIG = json.dumps({"architectures": ["LlamaForCausalLM"]}).encode()
 FILES = {
@@ -105,33 +34,41 @@ FILES = {
 }
 
 
-@pytest.fixture
-def fake_hub():
-    blobs = FakeHub({"blobs": {}})
-    pickled = {"config.json": CONFIG, "pytorch_model.bin": b"p"}
-    server = FakeHub({"org/model": dict(FILES), "org/words": {"tokenizer.json": b"{}"}, "org/old": pickled}, blobs)
-    yield server
-    server.close()
-    blobs.close()
+Fetch = Callable[..., Any]
 
 
 @pytest.fixture
-def localise(tmp_path, fake_hub):
-    """Run `hub.localise` in a process of its own, as huggingface_hub reads its settings when it is imported."""
+def hub() -> Iterator[FakeHub]:
+    repositories = {
+        "org/model": FILES,
+        "org/words": {"tokenizer.json": b"{}"},
+        "org/old": {"config.json": CONFIG, "pytorch_model.bin": b"p"},
+    }
+    with fake_hub({name: {"main": files, "v1": files} for name, files in repositories.items()}) as running:
+        yield running
+
+
+@pytest.fixture
+def fetch(tmp_path: Path, hub: FakeHub) -> Fetch:
+    """Run `localise` in a process of its own, as huggingface_hub reads its settings when it is imported."""
     script = (
         "import json, sys\n"
-        "from ferrule.config import Config, LoadConfig, ModelConfig, hub\n"
-        "from ferrule.errors import CheckpointError\n"
+        "from ferrule.config import Config, LoadConfig, ModelConfig\n"
+        "from ferrule.errors import StartupError\n"
+        "from ferrule.launch.localise import localise\n"
+        "from ferrule.plugin import discover\n"
         "model, load = json.loads(sys.argv[1])\n"
         "try:\n"
-        "    found = hub.localise(Config(model=ModelConfig(**model), load=LoadConfig(**load)))\n"
+        "    found = localise(Config(model=ModelConfig(**model), load=LoadConfig(**load)), discover())\n"
         "    print(json.dumps([found.model.model, found.model.tokenizer]))\n"
-        "except CheckpointError as error:\n"
+        "except StartupError as error:\n"
         "    print(json.dumps({'error': str(error)}))\n"
     )
 
-    def run(model, load=None, at=None, **variables):
-        settings = {"HF_ENDPOINT": fake_hub.url, "HF_HOME": str(tmp_path / "home")}
+    def run(
+        model: Mapping[str, Any], load: Mapping[str, Any] | None = None, at: Path | None = None, **variables: str
+    ) -> Any:
+        settings = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home")}
         settings |= {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
         clean = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING"))}
         done = subprocess.run(
@@ -141,6 +78,7 @@ def localise(tmp_path, fake_hub):
             capture_output=True,
             text=True,
             timeout=120,
+            check=False,
         )
         if done.returncode:
             raise RuntimeError(done.stderr)
@@ -149,13 +87,13 @@ def localise(tmp_path, fake_hub):
     return run
 
 
-def names(folder):
+def names(folder: str) -> set[str]:
     return {os.path.relpath(os.path.join(at, file), folder) for at, _, files in os.walk(folder) for file in files}
 
 
-def test_every_fetch_is_pinned_and_the_token_goes_nowhere_else(fake_hub, localise, tmp_path):
+def test_every_fetch_is_pinned_and_the_token_goes_nowhere_else(hub: FakeHub, fetch: Fetch, tmp_path: Path) -> None:
     downloads = str(tmp_path / "downloads")
-    model, tokenizer = localise(
+    model, tokenizer = fetch(
         {
             "model": "org/model",
             "revision": "v1",
@@ -168,38 +106,38 @@ def test_every_fetch_is_pinned_and_the_token_goes_nowhere_else(fake_hub, localis
     assert model.startswith(downloads)
     assert tokenizer.startswith(downloads)
     assert names(model) == {"config.json", "tokenizer.json", "model.safetensors"}
-    assert fake_hub.requests
-    for method, path, authorization in fake_hub.requests:
-        assert "/v1" in path or f"/{COMMITS['v1']}" in path, (method, path)
-        assert COMMITS["main"] not in path
+    assert hub.requests
+    for method, path, authorization in hub.requests:
+        assert "/v1" in path or f"/{commit('v1')}" in path, (method, path)
+        assert commit("main") not in path
         assert authorization == f"Bearer {TOKEN}", (method, path)
-    stored_elsewhere = fake_hub.elsewhere.requests
+    stored_elsewhere = hub.elsewhere.requests
     assert stored_elsewhere
     assert all(authorization is None for _, _, authorization in stored_elsewhere)
 
 
-def test_pickles_only_without_safetensors_and_code_only_with_trust(fake_hub, localise):
-    folder, tokenizer = localise({"model": "org/old"})
+def test_pickles_only_without_safetensors_and_code_only_with_trust(hub: FakeHub, fetch: Fetch) -> None:
+    folder, tokenizer = fetch({"model": "org/old"})
     assert tokenizer == folder
     assert names(folder) == {"config.json", "pytorch_model.bin"}
-    trusted, _ = localise({"model": "org/model", "trust_remote_code": True}, {"load_format": "dummy"})
+    trusted, _ = fetch({"model": "org/model", "trust_remote_code": True}, {"load_format": "dummy"})
     assert names(trusted) == {"config.json", "tokenizer.json", "modeling.py"}
 
 
-def test_a_format_of_another_package_gets_every_file():
-    assert hub.weight_patterns(["x.tensors"], "tensors") == ("*",)
-    assert hub.weight_patterns(["a.safetensors", "a.bin"], "auto") == ("*.safetensors",)
-    assert hub.weight_patterns(["consolidated.safetensors", "a.bin"], "auto") == ("*.bin", "*.pt")
+def test_a_format_of_another_package_gets_every_file() -> None:
+    assert weight_patterns(["x.tensors"], "tensors") == ("*",)
+    assert weight_patterns(["a.safetensors", "a.bin"], "auto") == ("*.safetensors",)
+    assert weight_patterns(["consolidated.safetensors", "a.bin"], "auto") == ("*.bin", "*.pt")
 
 
-def test_a_complete_copy_in_the_cache_serves_without_the_hub(fake_hub, localise):
-    online = localise({"model": "org/model"})
-    before = len(fake_hub.requests)
-    assert localise({"model": "org/model"}, HF_HUB_OFFLINE="1") == online
-    assert len(fake_hub.requests) == before
-    assert localise({"model": "org/model"}, HF_ENDPOINT="http://127.0.0.1:9") == online
-    fake_hub.status = {"org/model": (503, "Busy")}
-    assert localise({"model": "org/model"}) == online
+def test_a_complete_copy_in_the_cache_serves_without_the_hub(hub: FakeHub, fetch: Fetch) -> None:
+    online = fetch({"model": "org/model"})
+    before = len(hub.requests)
+    assert fetch({"model": "org/model"}, HF_HUB_OFFLINE="1") == online
+    assert len(hub.requests) == before
+    assert fetch({"model": "org/model"}, HF_ENDPOINT="http://127.0.0.1:9") == online
+    hub.status = {"org/model": (503, "Busy")}
+    assert fetch({"model": "org/model"}) == online
 
 
 @pytest.mark.parametrize(
@@ -214,39 +152,103 @@ def test_a_complete_copy_in_the_cache_serves_without_the_hub(fake_hub, localise)
         ({"model": "org/model", "hf_token": ""}, {}, ["no token is stored", "--hf-token"]),
     ],
 )
-def test_what_cannot_be_had_is_one_readable_block(fake_hub, localise, model, variables, said):
-    fake_hub.status = {"org/gated": (403, "GatedRepo"), "org/broken": (418, "Teapot")}
-    message = localise(model, **variables)["error"]
+def test_what_cannot_be_had_is_one_readable_block(
+    hub: FakeHub, fetch: Fetch, model: dict[str, Any], variables: dict[str, str], said: list[str]
+) -> None:
+    hub.status = {"org/gated": (403, "GatedRepo"), "org/broken": (418, "Teapot")}
+    message = fetch(model, **variables)["error"]
     assert all(word in message for word in said), message
     assert len(message.splitlines()) <= 3
     assert "Traceback" not in message
 
 
-def test_a_relative_folder_that_is_mistyped_and_a_place_that_cannot_be_written(localise, tmp_path):
+def test_a_relative_folder_that_is_mistyped_and_a_place_that_cannot_be_written(fetch: Fetch, tmp_path: Path) -> None:
     (tmp_path / "models" / "llama-tiny").mkdir(parents=True)
-    assert "Did you mean models/llama-tiny?" in localise({"model": "models/lama-tiny"}, at=tmp_path)["error"]
+    assert "Did you mean models/llama-tiny?" in fetch({"model": "models/lama-tiny"}, at=tmp_path)["error"]
     (tmp_path / "file").touch()
-    message = localise({"model": "org/model"}, {"download_dir": str(tmp_path / "file" / "cache")})["error"]
+    message = fetch({"model": "org/model"}, {"download_dir": str(tmp_path / "file" / "cache")})["error"]
     assert "--download-dir" in message
 
 
-def test_a_folder_passes_through_and_a_mistyped_one_gets_a_suggestion(tmp_path):
+def test_a_folder_passes_through_and_a_mistyped_one_gets_a_suggestion(tmp_path: Path) -> None:
     (tmp_path / "llama-tiny").mkdir()
     (tmp_path / "llama-tiny" / "config.json").write_bytes(CONFIG)
 
-    def fetch(name):
-        return hub.fetch(Config(model=ModelConfig(model=str(tmp_path / name)), load=LoadConfig()))
+    def found(name: str) -> str:
+        return localise(Config(model=ModelConfig(model=str(tmp_path / name))), discover()).model.model
 
-    assert fetch("llama-tiny") == (tmp_path / "llama-tiny").resolve()
+    assert found("llama-tiny") == str((tmp_path / "llama-tiny").resolve())
     with pytest.raises(CheckpointError, match="Did you mean .*llama-tiny"):
-        fetch("lama-tiny")
+        found("lama-tiny")
+    with pytest.raises(CheckpointError, match="has llama-tiny"):
+        found("other")
+    with pytest.raises(CheckpointError, match="does not exist either"):
+        found("none/other")
     with pytest.raises(CheckpointError, match=r"no config\.json[^$]*'llama-tiny'"):
-        fetch("")
+        found("")
     with pytest.raises(CheckpointError, match="is a file"):
-        fetch("llama-tiny/config.json")
+        found("llama-tiny/config.json")
 
 
 @pytest.mark.parametrize("name", ["../up", "a/b/c", "org/..", "http://x/y", "org/na me", "C:\\models"])
-def test_what_cannot_be_a_repository_id_never_reaches_the_hub(name):
-    with pytest.raises(CheckpointError, match="cannot be a hub id"):
-        hub.fetch(Config(model=ModelConfig(model=name)))
+def test_what_cannot_be_a_repository_id_never_reaches_the_hub(name: str) -> None:
+    with pytest.raises(CheckpointError, match="is not a folder on this machine"):
+        localise(Config(model=ModelConfig(model=name)), discover())
+
+
+# ------------------------------------------------------------------------------------------------ another hub
+
+SHELF = """
+import json
+from pathlib import Path
+
+from ferrule.errors import CheckpointError
+from ferrule.interfaces.hub import ModelHub
+
+
+class Shelf(ModelHub):
+    def refuses(self, name):
+        return None if name.startswith("shelf:") else "has names that begin with shelf:"
+
+    def fetch(self, repository, choose):
+        with Path(__file__).with_name("asked.jsonl").open("a") as log:
+            asked = {name: str(value) for name, value in vars(repository).items()}
+            print(json.dumps({**asked, "patterns": list(choose(["x.safetensors", "model.py"]))}), file=log)
+        folder = Path(repository.name.removeprefix("shelf:")) / str(repository.revision)
+        if not folder.is_dir():
+            raise CheckpointError(f"{repository.name} has no revision {repository.revision}.", "Look at the shelf.")
+        return folder
+"""
+
+
+@pytest.fixture
+def shelf(site: Any, tmp_path: Path) -> Path:
+    """A model on the shelf, and the stranger's package that finds it."""
+    entry = {"ferrule.v1.hub": {"shelf": "shelf_hub:Shelf"}}
+    site.install(Distribution(name="shelf-hub", entry_points=entry, files={"shelf_hub.py": SHELF}))
+    folder = tmp_path / "shelf" / "small" / "v2"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_bytes(CONFIG)
+    return folder.parent
+
+
+def test_a_hub_of_another_package_is_asked_for_exactly_what_the_user_pinned(shelf: Path, site: Any) -> None:
+    plugins = site.discover()
+    model = {"model": f"shelf:{shelf}", "revision": "v2", "hub": "shelf", "hf_token": TOKEN}
+    found = localise(Config(model=ModelConfig(**model)), plugins)
+    assert found.model.model == found.model.tokenizer == str(shelf / "v2")
+    words = {"tokenizer": f"shelf:{shelf}", "tokenizer_revision": "v3", "trust_remote_code": True}
+    with pytest.raises(CheckpointError, match="has no revision v3") as caught:
+        localise(Config(model=ModelConfig(**{**model, **words})), plugins)
+    assert caught.value.hint == "Look at the shelf."
+    asked = [json.loads(line) for line in (site.folder / "asked.jsonl").read_text().splitlines()]
+    assert [(each["revision"], each["token"]) for each in asked] == [("v2", TOKEN), ("v2", TOKEN), ("v3", TOKEN)]
+    assert ["*.safetensors" in each["patterns"] for each in asked] == [True, True, False]
+    assert ["*.py" in each["patterns"] for each in asked] == [False, True, True]
+    with pytest.raises(CheckpointError, match="the hub shelf has names that begin with shelf:"):
+        localise(Config(model=ModelConfig(model="org/model", hub="shelf")), plugins)
+
+
+def test_a_hub_that_nobody_offers_is_named_by_what_there_is(shelf: Path, site: Any) -> None:
+    with pytest.raises(PluginError, match="no hub plugin 'shel'. Did you mean 'shelf'"):
+        localise(Config(model=ModelConfig(model=f"shelf:{shelf}", hub="shel")), site.discover())

@@ -5,18 +5,24 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import time
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
 import zmq
 
-from ferrule.config import Config
+from ferrule.config import Config, FrontendConfig
 from ferrule.errors import ConfigError, EngineDead, RequestFailed, StartupError
 from ferrule.execution.wire import EngineSocket
+from ferrule.frontend.board import BEAT, ENGINE, READY, STALLED, WAITING, Board
 from ferrule.frontend.client_demux import DemuxClient
 from ferrule.frontend.client_process import ProcessClient
-from ferrule.launch.listen import base_url, bind
+from ferrule.launch import engine_main
+from ferrule.launch.listen import base_url
 from ferrule.launch.process import Boot
 from ferrule.launch.supervisor import private_dir
 from ferrule.plugin import PluginSet
@@ -34,10 +40,13 @@ from ferrule.types import (
     RequestDelta,
     Submit,
     ToEngine,
+    TokenLogprobs,
     TokenSampling,
 )
 from ferrule_plugins.command.bench.figures import percentile, random_prompts
 from ferrule_plugins.command.bench.load import Record, figures_of
+from ferrule_plugins.command.listen import bind, listening
+from ferrule_testkit.fakes import VirtualClock
 
 INFO = ModelInfo(
     architecture="A",
@@ -82,12 +91,30 @@ async def test_stream_is_submitted_at_once_and_ends_with_its_terminal_delta() ->
     stream = client.generate(request("a"))
     assert client.sent == [Submit(request("a"))]
     client.deliver(RequestDelta("a", (1,)), RequestDelta("b", (9,)))
+    assert await anext(stream) == RequestDelta("a", (1,))
     client.deliver(RequestDelta("a", (2,), finish=FinishReason.STOP))
     client.deliver(RequestDelta("a", (3,)))
-    assert [d.token_ids async for d in stream] == [(1,), (2,)]
+    assert [d.token_ids async for d in stream] == [(2,)]
     assert client.stats().steps == 1
     await stream.aclose()
     assert len(client.sent) == 1
+
+
+async def test_what_came_since_the_last_look_is_one_delta() -> None:
+    """A reader that lags behind the engine takes one step, whatever the number of tokens."""
+    client = Recorder()
+    stream = client.generate(request("a"))
+    entries = [TokenLogprobs(token, -0.5, 1) for token in range(5)]
+    client.deliver(
+        RequestDelta("a", (), (), (entries[0],)), RequestDelta("a", (1,), (entries[1],), (entries[2],), cached=8)
+    )
+    client.deliver(RequestDelta("a", (3, 4), tuple(entries[3:]), (), FinishReason.STOP, 4, 8, 2))
+    logprobs = (entries[1], *entries[3:])
+    assert await anext(stream) == RequestDelta(
+        "a", (1, 3, 4), logprobs, (entries[0], entries[2]), FinishReason.STOP, 4, 8, 2
+    )
+    with pytest.raises(StopAsyncIteration):
+        await anext(stream)
 
 
 async def test_closing_early_cancels_once_and_drops_what_comes() -> None:
@@ -144,7 +171,7 @@ async def test_client_and_engine_socket_talk_over_a_private_socket(tmp_path: Pat
     await asyncio.wait_for(client.wait_ready(), 10)
     assert client.info == INFO
     deltas = [d async for d in client.generate(request("a"))]
-    assert [d.token_ids for d in deltas] == [(7,), (8,)]
+    assert [token for d in deltas for token in d.token_ids] == [7, 8]
     await serving
     os.close(write)  # the engine's end
     for _ in range(100):
@@ -188,7 +215,7 @@ def test_foreign_frames_are_dropped(tmp_path: Path) -> None:
 
 
 def test_boot_message_survives_the_pipe() -> None:
-    boot = Boot(name="x-0", config=Config(), plugins=PluginSet(), socket_path="/x", listen_fd=3, alive_fd=4)
+    boot = Boot(name="x-0", role="api", config=Config(), plugins=PluginSet(), socket_path="/x", listen_fd=3, alive_fd=4)
     assert msgspec.json.decode(msgspec.json.encode(boot), type=Boot) == boot
 
 
@@ -220,6 +247,129 @@ def test_private_dir_removes_what_the_dead_left(tmp_path: Path) -> None:
         private_dir(str(tmp_path / "missing"))
 
 
+def test_a_unix_socket_replaces_what_the_dead_left_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    front = FrontendConfig(uds=str(path))
+    with listening(front) as (first,):
+        assert base_url(first, Config(frontend=front)) == f"http+unix://{str(path).replace('/', '%2F')}"
+        with pytest.raises(StartupError, match="a server is listening there"), listening(front):
+            pass
+        first.close()  # as when its process is killed: the file stays
+        assert path.is_socket()
+        with listening(front):
+            assert path.is_socket()
+        assert not path.exists()
+    path.write_text("mine")
+    with pytest.raises(StartupError, match="is no socket"), listening(front):
+        pass
+    assert path.read_text() == "mine"
+    for bad, reason in ((tmp_path / "no" / "s", "no such file"), (tmp_path / ("x" * 200), "too long")):
+        with pytest.raises(StartupError, match=reason), listening(FrontendConfig(uds=str(bad))):
+            pass
+
+
+def test_each_api_process_has_a_socket_and_a_second_server_has_none() -> None:
+    with listening(FrontendConfig(host="127.0.0.1", port=0, api_server_count=3)) as sockets:
+        (port,) = {one.getsockname()[1] for one in sockets}
+        assert len(sockets) == 3
+        for count in (1, 2):
+            front = FrontendConfig(host="127.0.0.1", port=port, api_server_count=count)
+            with pytest.raises(StartupError, match=f"port {port}"), listening(front):
+                pass
+        for one in sockets:
+            one.close()
+
+
+def test_processes_read_each_others_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "board"
+    launcher = Board.create(path, 3)
+    engine, *apis = (Board(path, row) for row in range(4))
+    assert (engine.rows, engine.ready, apis[0].leads, apis[1].leads) == (4, False, True, False)
+    assert apis[2].shared == (tmp_path, 2)
+    for number, board in enumerate(apis):
+        board.add(WAITING, number + 1)
+        board.put(READY, 1)
+        assert board.ready is (number == 2)
+    apis[1].add(WAITING, -1)
+    assert {board.total(WAITING) for board in (launcher, *apis)} == {5}
+    engine.put(BEAT, 12.5)
+    assert apis[2].get(BEAT) == launcher.get(BEAT, ENGINE) == 12.5
+
+
+def test_one_process_has_a_board_of_its_own() -> None:
+    one, other = Board(), Board()
+    one.add(WAITING, 2)
+    assert (one.total(WAITING), other.total(WAITING)) == (2, 0)
+    assert (one.ready, one.leads, one.shared) == (True, True, None)
+
+
+async def test_an_engine_without_a_heartbeat_or_progress_is_stalled(tmp_path: Path) -> None:
+    engine = EngineSocket(tmp_path / "engine.sock")
+    engine.ready = Ready(INFO, 9)
+    Board.create(tmp_path / "board", 1)
+    beats, board = Board(tmp_path / "board", ENGINE), Board(tmp_path / "board", 1)
+    read, write = os.pipe()
+    client = ProcessClient(tmp_path / "engine.sock", read, board, 30.0)
+    serving = asyncio.create_task(asyncio.to_thread(engine.receive, 5.0))
+    await asyncio.wait_for(client.wait_ready(), 10)
+    now = time.monotonic()
+    beats.put(BEAT, now)
+    assert client.health().state == "starting"  # this process has not said that it could serve
+    board.put(READY, 1)
+    assert client.health().state == "ready"
+    beats.put(BEAT, now - 11)
+    assert client.health().state == "stalled"
+    assert "11 s" in client.health().detail
+    beats.put(BEAT, now)
+    beats.put(STALLED, 14)  # a long step
+    assert client.health().state == "ready"
+    beats.put(STALLED, 16)
+    assert client.health().state == "stalled"
+    beats.put(STALLED, 0)
+    assert client.health().state == "ready"
+    await serving
+    await client.close()
+    os.close(write)
+    engine.close()
+
+
+@pytest.mark.parametrize(("pauses", "waits"), [((0.0, 0.0, 0.0), 3.0), ((0.0, 0.0, 60.0), 0.0)])
+def test_time_in_which_all_of_the_process_was_stopped_is_no_stall(
+    monkeypatch: pytest.MonkeyPatch, pauses: tuple[float, ...], waits: float
+) -> None:
+    """The watchdog looks, sleeps a second plus a pause, and looks again."""
+
+    class Loop:
+        began = 97.0
+
+        def stalled_for(self, now: float) -> float:
+            return now - self.began
+
+    class Stop(BaseException):
+        pass
+
+    clock, left = VirtualClock(100.0), list(pauses)
+    board = Board()
+
+    def sleep(seconds: float) -> None:
+        if not left:
+            raise Stop
+        clock.advance(seconds + left.pop(0))
+
+    started: list[Callable[[], None]] = []
+    monkeypatch.setattr(engine_main, "time", SimpleNamespace(monotonic=clock, sleep=sleep))
+
+    def thread(target: Callable[[], None], **_: object) -> SimpleNamespace:
+        return SimpleNamespace(start=lambda: started.append(target))
+
+    monkeypatch.setattr(engine_main, "threading", SimpleNamespace(Thread=thread))
+    engine_main.watch_progress(Loop(), 30.0, board)  # type: ignore[arg-type]
+    with pytest.raises(Stop):
+        started[0]()
+    assert board.get(STALLED) == waits
+    assert board.get(BEAT) == clock()
+
+
 def test_percentiles_and_prompts() -> None:
     assert percentile([4.0, 1.0, 3.0, 2.0], 50) == 2.5
     assert percentile([], 99) == 0.0
@@ -227,6 +377,9 @@ def test_percentiles_and_prompts() -> None:
     assert prompts == random_prompts(3, 8, 5, (10, 20), 1)
     assert {tuple(p[:5]) for p in prompts} == {tuple(prompts[0][:5])}
     assert len({tuple(p) for p in prompts}) == 3
+    lengths = {len(p) for p in random_prompts(200, 25, 5, (10, 20), 1, spread=0.5)}
+    assert (min(lengths), max(lengths)) == (5 + 10, 5 + 30)
+    assert {len(p) for p in random_prompts(50, 1, 0, (10, 20), 1, spread=1.0)} == {1, 2}
 
 
 def test_bench_figures_count_only_what_completed() -> None:
@@ -239,3 +392,15 @@ def test_bench_figures_count_only_what_completed() -> None:
     assert figures["p50_itl_ms"] == 750.0
     assert figures["p50_tpot_ms"] == 750.0
     assert figures["errors"] == ["HTTP 500: x"]
+
+
+def test_a_distribution_that_cannot_be_read_does_not_keep_torch_away(site: Any) -> None:
+    """Torch would look for back ends among all distributions; `before_libraries` asks it not to, as a default."""
+    broken = site.folder / "broken-1.0.dist-info"
+    broken.mkdir()
+    (broken / "METADATA").write_text("Name: broken\nVersion: 1.0\n")
+    (broken / "entry_points.txt").write_bytes(b"[torch.backends]\nx = \xff\xfe:y\n")
+    code = "from ferrule.env import before_libraries as b\nb()\nimport torch\nprint(torch.ones(2).sum().item())"
+    done = site.python("-c", code)
+    assert (done.returncode, done.stdout) == (0, "2.0\n"), done.stderr
+    assert site.python("-c", code, TORCH_DEVICE_BACKEND_AUTOLOAD="1").returncode != 0

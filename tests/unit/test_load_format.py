@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from ferrule.errors import CheckpointError, ConfigError
+from ferrule_plugins.load_format import safetensors
 from ferrule_plugins.load_format.dummy import Dummy
 from ferrule_plugins.load_format.pt import PyTorchFiles, check_torch
 from ferrule_plugins.load_format.safetensors import Safetensors
@@ -36,6 +37,13 @@ def same(found, expected=WEIGHTS):
     return found.keys() == expected.keys() and all(
         found[name].dtype == value.dtype and torch.equal(found[name], value) for name, value in expected.items()
     )
+
+
+def test_a_file_is_mapped_anew_for_every_few_tensors(tmp_path, monkeypatch):
+    save_file(WEIGHTS, str(tmp_path / "model.safetensors"))
+    monkeypatch.setattr(safetensors, "_MAPPED_BYTES", 1)
+    found = load(Safetensors(), tmp_path)
+    assert same(found)  # after the mappings are closed: who holds a tensor holds its memory
 
 
 def shard(folder, save, single, ending):

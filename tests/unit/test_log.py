@@ -9,10 +9,12 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from ferrule import log
+from ferrule.errors import ConfigError
 
 
 @pytest.fixture
@@ -144,3 +146,67 @@ def test_a_reader_that_left_is_no_error() -> None:
     os.close(write_end)
     out, _ = child.communicate(timeout=60)
     assert (child.returncode, out) == (0, b"done\n")
+
+
+def test_lines_begin_with_a_prefix(sink: io.StringIO) -> None:
+    log.setup("info", "api", stream=sink, prefix="[node 7] ")
+    log.get("gate").info("one")
+    assert lines(sink)[0].startswith("[node 7] INFO ")
+
+
+CONFIGURED = """
+import json, pathlib
+file = pathlib.Path("log.json")
+file.write_text(json.dumps({{
+    "version": 1,
+    "formatters": {{"f": {{"format": "%(levelname)s %(name)s <%(message)s>"}}}},
+    "handlers": {{"h": {{"class": "logging.StreamHandler", "formatter": "f"}}}},
+    "loggers": {loggers},
+    "root": {{"handlers": ["h"], "level": "ERROR"}},
+}}))
+made_before = log.get("early")
+log.setup_from("log.json")
+made_before.info("value %s", chr(10).join("ab"), name="two words")
+log.get("x").warning("plain")
+"""
+
+
+@pytest.mark.parametrize("name", ["ferrule", "vllm"])
+def test_a_file_configures_the_log(tmp_path: Path, name: str) -> None:
+    """Records keep to one line and bring their fields; loggers made before are not switched off."""
+    loggers = {name: {"handlers": ["h"], "level": "INFO", "propagate": False}}
+    code = "from ferrule import log\n" + CONFIGURED.format(loggers=loggers)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True, cwd=tmp_path
+    )
+    assert done.stderr.splitlines() == [
+        'INFO ferrule.early <value a\\nb name="two words">',
+        "WARNING ferrule.x <plain>",
+    ]
+
+
+def test_what_a_file_says_of_ferrule_wins_over_what_it_says_of_vllm(tmp_path: Path) -> None:
+    loggers = {"vllm": {"level": "DEBUG"}, "ferrule": {"level": "ERROR"}, "vllm.x": {"level": "WARNING"}}
+    code = "from ferrule import log\n" + CONFIGURED.format(loggers=loggers)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True, cwd=tmp_path
+    )
+    assert done.stderr.splitlines() == ["WARNING ferrule.x <plain>"]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("{", "log.json, line 1, column 2: "),
+        ('"x"', "a JSON object is expected"),
+        ('{"version": 1, "handlers": {\n"h": {"class": "no.Such"}}}', "line 2: Unable to configure handler 'h'"),
+        ('{"version": 1, "root": {"handlers": ["q"]}}', "line 1: Unable to"),
+        (None, "cannot be read"),
+    ],
+)
+def test_a_file_that_is_wrong(tmp_path: Path, text: str | None, told: str) -> None:
+    file = tmp_path / "log.json"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        log.setup_from(str(file))

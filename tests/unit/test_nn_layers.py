@@ -14,8 +14,10 @@ from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
 from ferrule.errors import CheckpointError
+from ferrule.execution import load as execution
 from ferrule.interfaces.model import BuildContext
-from ferrule.nn import (
+from ferrule_kernels.cpu import dense
+from ferrule_nn import (
     MLP,
     Decoder,
     Embedding,
@@ -30,7 +32,6 @@ from ferrule.nn import (
     building,
     layer_windows,
     load_into,
-    pack,
 )
 
 CONFIG: dict[str, Any] = {
@@ -210,7 +211,7 @@ def test_a_packed_layer_computes_the_same(dtype: torch.dtype, inputs: int, outpu
     load_into(layer, weights.items())
     x = torch.randn(9, inputs, dtype=dtype)
     expected = nn.functional.linear(x, weights["weight"], weights.get("bias"))
-    pack(layer)
+    layer.pack()
     for rows in (1, 2, 9):
         out = layer(x[:rows])
         assert out.shape == (rows, outputs)
@@ -221,7 +222,7 @@ def test_a_packed_layer_computes_the_same(dtype: torch.dtype, inputs: int, outpu
 def test_a_packed_row_has_the_same_bits_in_any_batch() -> None:
     layer = Linear(128, 96).to(torch.bfloat16)
     load_into(layer, _weights(layer).items())
-    pack(layer)
+    layer.pack()
     assert not layer.weight.numel()
     x = torch.randn(80, 128, dtype=torch.bfloat16)
     whole = layer(x)
@@ -236,9 +237,29 @@ def test_a_packed_head_leaves_the_embedding_its_table(tied: bool) -> None:
     model.load(weights.items())
     hidden = torch.randn(3, 16)
     expected = model.logits(hidden)
-    pack(model)
+    execution.pack(model)
     torch.testing.assert_close(model.logits(hidden), expected)
     assert torch.equal(model.embed_tokens(torch.tensor([3])), weights["embed_tokens.weight"][3:4])
+
+
+@pytest.mark.skipif(dense.unit() is None, reason="there is no kernel for bfloat16 here")
+@pytest.mark.parametrize("vocab_size", [48, 50])  # packed in its own memory, and not
+def test_a_tied_table_is_kept_once(vocab_size: int) -> None:
+    table = Embedding(vocab_size, 32, scale=2.0).to(torch.bfloat16)
+    head = Head(32, vocab_size, table)
+    nn.init.normal_(table.weight)
+    weight, ids, hidden = table.weight.detach().clone(), torch.tensor([3, vocab_size - 1, 3]), torch.randn(4, 32)
+    expected = table(ids)
+    for _ in range(2):  # the second time does nothing
+        head.pack()
+        table_bytes = sum(parameter.nbytes for parameter in (*table.parameters(), *head.parameters()))
+        assert table_bytes == 0
+        assert head.nbytes < weight.nbytes * 1.3
+        assert table.weight.shape == (0, 32)
+        assert torch.equal(table(ids), expected)
+    logits = head(hidden.bfloat16())
+    assert logits.dtype == torch.float32
+    torch.testing.assert_close(logits, hidden.bfloat16().float() @ weight.float().t(), rtol=1e-4, atol=1e-4)
 
 
 # ------------------------------------------------------------------------------------------------ decoder

@@ -11,7 +11,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from ferrule.errors import CheckpointError
-from ferrule.nn import Rope, RopeConfig
+from ferrule_nn import Rope, RopeConfig
 
 HEAD_DIM = 16
 

@@ -9,10 +9,10 @@ import pytest
 
 from ferrule.config import PluginConfig
 from ferrule.env import Environment
-from ferrule.frontend.output import fold
 from ferrule.interfaces.parsers import TextDelta, ToolParser
 from ferrule.interfaces.service import Output
 from ferrule.plugin import discover
+from ferrule_testkit.frontend import fold
 from ferrule_testkit.kits import CallText, ToolParserKit
 from ferrule_testkit.kits.run import OK, run_kit
 

@@ -17,7 +17,6 @@ from ferrule.config import Config, FrontendConfig, ModelConfig, PluginConfig
 from ferrule.config.resolve import resolve
 from ferrule.env import Environment
 from ferrule.errors import ConfigError
-from ferrule.frontend.output import Answer, fold
 from ferrule.frontend.service import FrontendService, build_service
 from ferrule.interfaces.parsers import ChoiceContext, Content, Reasoning, ReasoningParser, TextDelta
 from ferrule.interfaces.service import ChatPrompt, Generate, Prompt
@@ -27,6 +26,7 @@ from ferrule_plugins.reasoning_parser.deepseek_r1 import DeepSeekR1
 from ferrule_plugins.reasoning_parser.qwen3 import Qwen3
 from ferrule_plugins.tool_parser.hermes import Hermes
 from ferrule_testkit.fake_engine import FakeEngine, says
+from ferrule_testkit.frontend import Answer, fold
 from ferrule_testkit.service import ScriptedService
 from ferrule_testkit.tokenizers import ByteTokenizers
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from ferrule.config import Config
+from ferrule.config import Config, DeviceConfig, ModelConfig, SchedulerConfig
 from ferrule.env import Environment
 from ferrule.errors import ConfigError
 from ferrule_plugins.platform import cpu
-from ferrule_plugins.platform.cpu import CpuPlatform, bind, describe, parse_cores
+from ferrule_plugins.platform.cpu import CpuPlatform, bind, describe, eager_only, parse_cores
 
 
 def _platform(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flags: str) -> CpuPlatform:
@@ -92,13 +92,29 @@ def test_binding_stays_within_what_is_allowed() -> None:
         core = min(before)
         assert bind(str(core)) == 1
         assert os.sched_getaffinity(0) == {core}
+        os.sched_setaffinity(0, before)
+        assert bind(f"{core}|4000-4003") == 1  # the second list is another worker's
+        assert os.sched_getaffinity(0) == {core}
+        with pytest.raises(ConfigError, match="must be"):
+            bind(f"{core}|")
         with pytest.raises(ConfigError, match="may not use"):
             bind("4000")
     finally:
         os.sched_setaffinity(0, before)
-    assert 1 <= bind("auto") <= bind("nobind") <= len(before)
+    assert 1 <= bind("auto") <= bind("nobind") == bind("all") <= len(before)
 
 
 def test_it_never_refuses() -> None:
     assert CpuPlatform.refuses() is None
-    assert CpuPlatform().attention_order() == ("cpu", "torch_sdpa")
+    assert CpuPlatform().attention_order() == ("cpu_native", "cpu", "torch_sdpa")
+
+
+def test_options_of_graphs_that_are_set_are_said_to_have_no_effect() -> None:
+    graphs = Config(
+        model=ModelConfig(enforce_eager=True, max_seq_len_to_capture=100),
+        scheduler=SchedulerConfig(cuda_graph_sizes=(1, 2)),
+        device=DeviceConfig(compilation_config={"level": 3}),
+    )
+    assert eager_only(graphs) == ["--cuda-graph-sizes", "--max-seq-len-to-capture", "--compilation-config"]
+    assert eager_only(Config(device=DeviceConfig(compilation_config={"level": 0}))) == []
+    assert eager_only(Config()) == []

@@ -12,7 +12,8 @@ from ferrule.engine.cache import KVCacheManager, footprint
 from ferrule.engine.scheduler import DefaultScheduler
 from ferrule.interfaces.model import ForwardContext, LayerCache, Model, StateSpec
 from ferrule.interfaces.scheduler import SchedulerLimits
-from ferrule.runner.model_runner import ModelRunner, RunnerLimits
+from ferrule.runner.model_runner import ModelRunner
+from ferrule.runner.state import RunnerLimits
 from ferrule.types import Admit, CacheGroup, Chunk, EngineRequest, StepPlan, TokenSampling
 from ferrule_plugins.attention.torch_sdpa import TorchSDPA
 from ferrule_plugins.policy.fcfs import FcfsPolicy

@@ -14,11 +14,11 @@ from safetensors.torch import load_file, save_file
 
 from ferrule.config import CacheConfig, Config, DeviceConfig, LoadConfig, ModelConfig, PluginConfig, SchedulerConfig
 from ferrule.env import Environment
-from ferrule.errors import CheckpointError, ConfigError, EngineDead, PluginError
-from ferrule.execution.uni import UniExecutor
+from ferrule.errors import CheckpointError, ConfigError, EngineDead, PluginError, StartupError
 from ferrule.interfaces.plugins import Plugins
 from ferrule.plugin import discover
-from ferrule.types import Admit, Chunk, ModelInfo, StepPlan, TokenSampling
+from ferrule.types import Admit, Chunk, Embeds, ModelInfo, StepPlan, TokenSampling
+from ferrule_plugins.executor.uni import UniExecutor
 from ferrule_testkit.checkpoints import tiny_checkpoint, tiny_config, tiny_model
 
 ENV = Environment(cpu_kvcache_space=0.01, cpu_omp_threads_bind="auto")
@@ -83,7 +83,9 @@ def test_what_it_reports(folder: Path, plugins: Plugins) -> None:
     executor, info = _start(_config(folder), plugins)
     executor.shutdown()
     expected = tiny_model("llama")
-    assert (info.architecture, info.dtype, info.device, info.attention) == ("LlamaForCausalLM", "float32", "cpu", "cpu")
+    assert (info.architecture, info.dtype, info.device) == ("LlamaForCausalLM", "float32", "cpu")
+    assert info.attention in plugins.load("platform", "cpu")().attention_order()
+    assert info.hidden_size == expected.config.hidden_size
     assert info.implementation.startswith("LlamaForCausalLM (ferrule")
     assert info.num_parameters == sum(p.numel() for p in expected.parameters())
     assert info.weight_bytes == 4 * info.num_parameters
@@ -167,12 +169,14 @@ def test_attention_backend_from_the_environment(folder: Path, plugins: Plugins) 
 
 
 def test_refusals_are_reported(folder: Path, plugins: Plugins, monkeypatch: pytest.MonkeyPatch) -> None:
-    cls = plugins.load("attention", "cpu")
-    monkeypatch.setattr(cls, "refuses", classmethod(lambda *_: "too tired"))
+    order = plugins.load("platform", "cpu")().attention_order()
+    for name in order[:-1]:
+        monkeypatch.setattr(plugins.load("attention", name), "refuses", classmethod(lambda *_: "too tired"))
     executor, info = _start(_config(folder), plugins)
     executor.shutdown()
-    assert info.attention == "torch_sdpa"
-    assert info.notes == ("attention cpu refused: too tired",)
+    assert info.attention == order[-1]
+    notes = tuple(note for note in info.notes if note.startswith("attention"))
+    assert notes == tuple(f"attention {name} refused: too tired" for name in order[:-1])
     config = replace(_config(folder), device=DeviceConfig(attention_backend="cpu"))
     with pytest.raises(ConfigError, match="too tired"):
         _start(config, plugins)
@@ -211,6 +215,68 @@ def test_dummy_weights(folder: Path, plugins: Plugins) -> None:
     executor.shutdown()
 
 
+# ---------------------------------------------------------------------------------------------- given back
+
+
+def test_memory_is_given_back_and_restored(running: UniExecutor) -> None:
+    """A step after waking gives what it gave before, from blocks that are new; asleep there is no model."""
+    prompt = tuple(range(5, 14))
+    before = running.submit(_plan(0, 0, 9, (3,), prompt)).result().rows[0]
+    running.call("release", (("weights", "kv_cache"), 1))
+    running.call("check")
+    for part in ("kv_cache", "weights"):  # in any order
+        running.call("restore", (part,))
+    assert running.submit(_plan(1, 0, 9, (7,), prompt)).result().rows[0] == before
+    running.submit(StepPlan(2, (), releases=(0,))).result()
+    running.call("check")
+    running.call("release", (("weights",), 2))
+    with pytest.raises(RuntimeError, match="weights were given back"):
+        running.submit(_plan(3, 0, 9, (3,), prompt)).result()
+
+
+def test_a_checkpoint_that_is_gone_when_it_wakes(folder: Path, plugins: Plugins, tmp_path: Path) -> None:
+    copy = _damaged(folder, tmp_path / "copy", lambda weights: None)
+    executor, _ = _start(_config(copy), plugins)
+    executor.init_cache(20)
+    executor.call("release", (("weights", "kv_cache"), 2))
+    weights = (copy / "model.safetensors").rename(tmp_path / "aside")
+    with pytest.raises(StartupError, match="safetensors"):
+        executor.call("restore", ("weights",))
+    weights.rename(copy / "model.safetensors")
+    executor.call("restore", ("weights",))
+    executor.call("restore", ("kv_cache",))
+    assert executor.submit(_plan(0, 0, 3, (3,), (5, 6, 7))).result().rows[0].error is None
+    executor.shutdown()
+
+
+# ---------------------------------------------------------------------------------------------- embeddings
+
+
+def _embedded(size: int = 64, tokens: int = 3, **changes: Any) -> StepPlan:
+    given = {"tokens": tokens, "size": size, "dtype": "float32", "data": bytes(4 * tokens * size), **changes}
+    admit = Admit(0, "a", 0, (0,) * tokens, tokens, GREEDY, None, Embeds(**given))
+    return StepPlan(0, (Chunk(0, "a", 0, 0, tokens, True, (), ((3,),)),), (admit,))
+
+
+@pytest.mark.parametrize("changes", [{"size": 63}, {"dtype": "int8"}, {"data": b""}, {"data": b"123"}])
+def test_embeddings_that_do_not_fit_end_their_request_alone(running: UniExecutor, changes: dict[str, Any]) -> None:
+    """The gate checks them; should it fail, nobody else is harmed."""
+    (row,) = running.submit(_embedded(**changes)).result().rows
+    assert row.error == "The prompt's embeddings do not fit the model."
+    running.submit(StepPlan(1, (), releases=(0,))).result()
+    running.call("check")
+    assert running.submit(_embedded()).result().rows[0].error is None
+
+
+def test_a_model_that_takes_no_embeddings(folder: Path, plugins: Plugins, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugins.load("model", "LlamaForCausalLM"), "embed_size", lambda self: 0)
+    executor, info = _start(_config(folder), plugins)
+    executor.shutdown()
+    assert info.hidden_size == 0
+    with pytest.raises(ConfigError, match="--enable-prompt-embeds: LlamaForCausalLM"):
+        _start(_config(folder, enable_prompt_embeds=True), plugins)
+
+
 # ---------------------------------------------------------------------------------------------- refusals
 
 
@@ -246,7 +312,7 @@ def test_weights_that_do_not_fit(folder: Path, plugins: Plugins, tmp_path: Path,
             ConfigError,
             "Did you mean 'LlamaForCausalLM",
         ),
-        ({"quantization_config": {"quant_method": "awq"}}, {}, CheckpointError, "awq"),
+        ({"quantization_config": {"quant_method": "awq"}}, {}, PluginError, "quantization"),
         ({"vocab_size": None}, {}, CheckpointError, "vocab_size"),
     ],
 )

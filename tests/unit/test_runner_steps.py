@@ -11,10 +11,11 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from ferrule.execution.load import pack
 from ferrule.interfaces.model import BuildContext
 from ferrule.interfaces.sampler import SampleBatch, Sampled
-from ferrule.nn import pack
-from ferrule.runner.model_runner import ModelRunner, RunnerLimits
+from ferrule.runner.model_runner import ModelRunner
+from ferrule.runner.state import RunnerLimits
 from ferrule.types import Admit, Chunk, RowResult, StepPlan, TokenSampling
 from ferrule_plugins.attention.cpu import CpuAttention
 from ferrule_plugins.model.llama import Llama
@@ -200,6 +201,7 @@ def _next_with_window(weights: dict[str, torch.Tensor], ids: list[int], windows:
     class Whole:
         positions = torch.arange(len(ids))
         lengths = torch.full((len(ids),), len(ids))
+        embeds = None
 
         def attend(self, layer: str, q: Any, k: Any, v: Any, options: Any) -> torch.Tensor:
             k, v = (x.repeat_interleave(2, dim=1) for x in (k, v))

@@ -12,11 +12,21 @@ import torch
 
 from ferrule.interfaces.sampler import LogitsProcessor, SampleBatch, Sampled, SampleRow
 from ferrule.types import TokenSampling
+from ferrule_plugins.sampler import chooser
 from ferrule_plugins.sampler import draw as drawing
 from ferrule_plugins.sampler.default import DefaultSampler
 from ferrule_plugins.sampler.noise import uniform
 
 VOCAB = 16
+
+
+@pytest.fixture(autouse=True, params=["compiled", "torch"])
+def _chooser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything below holds for the kernels and for torch."""
+    if request.param == "torch":
+        monkeypatch.setattr(chooser, "chooser", lambda device: chooser.TorchChooser())
+    else:
+        assert isinstance(chooser.chooser(torch.device("cpu")), chooser.CompiledChooser)
 
 
 class Upward(LogitsProcessor):
@@ -180,6 +190,41 @@ def test_repetition_penalty_counts_the_prompt() -> None:
     logits = torch.tensor([2.0, 1.8, -1.0])
     assert _one(logits, [0], repetition_penalty=1.5) == 1
     assert _one(torch.tensor([-1.0, -1.2]), [0], repetition_penalty=1.5) == 1
+
+
+def test_ids_of_embedded_positions_count_for_nothing() -> None:
+    """A prompt that came as embeddings has no ids: what stands in the history is no token 0 that was said."""
+    logits = torch.tensor([2.0, 1.8, -1.0])
+    strong = _sampling(temperature=0.0, repetition_penalty=1.5)
+    history = [0, 0, 0]
+
+    def best(sampling: TokenSampling, known: Sequence[int] = history, **row: Any) -> int:
+        return int(_sample(logits, [sampling], known, num_prompt=3, **row).tokens[0])
+
+    assert best(strong) == 1
+    assert best(strong, num_embedded=3) == 0
+    assert best(strong, [*history, 0], num_embedded=3) == 1  # this one was generated
+    assert best(_sampling(temperature=0.0, presence_penalty=1.0), [*history, 1], num_embedded=3) == 0
+    mixed = [SampleRow(0, strong, 3, 3, num_embedded=3), SampleRow(1, strong, 3, 3)]
+    wide, ids = logits.expand(2, -1).clone(), torch.zeros(2, 8, dtype=torch.int32)
+    assert DefaultSampler(Plugins()).sample(wide, SampleBatch(mixed, ids)).tokens.tolist() == [0, 1]
+
+
+def test_logits_processors_see_no_ids_of_embeddings() -> None:
+    seen: list[tuple[list[int], int]] = []
+
+    class Looks(Upward):
+        def apply(self, known_ids: Sequence[int], num_prompt: int, logits: torch.Tensor) -> torch.Tensor:
+            seen.append((list(known_ids), num_prompt))
+            return logits
+
+    class Found(Plugins):
+        def load(self, kind: str, name: str) -> Any:
+            return Looks
+
+    rows = [SampleRow(0, _sampling(processors=(("looks", {"by": 1.0}),)), 2, 3, num_embedded=2)]
+    DefaultSampler(Found()).sample(torch.randn(1, VOCAB), SampleBatch(rows, torch.tensor([[0, 0, 7, 0]])))
+    assert seen == [([7], 0)]
 
 
 def test_logits_processors() -> None:

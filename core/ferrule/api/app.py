@@ -6,32 +6,31 @@ import asyncio
 import re
 import secrets
 import time
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from typing import Any
 from urllib.parse import parse_qsl
-
-from starlette.middleware.cors import CORSMiddleware
 
 from ferrule import log
 from ferrule.api.auth import Keys
 from ferrule.api.errors import failure_of
-from ferrule.api.figures import NO_ROUTE
 from ferrule.api.gate import Intake, Receive
 from ferrule.api.lifecycle import ClientGone, Exchange, Lifecycle
+from ferrule.api.middleware import surround
 from ferrule.api.respond import Answer, Send
-from ferrule.api.routes import Entry, RouteTable, allowed_methods
+from ferrule.api.routes import Entry, RouteTable, access_of
 from ferrule.config import Config
-from ferrule.errors import PluginError, RequestError, StartupError, UnauthorisedError
+from ferrule.errors import PluginError, RequestError, StartupError, UnauthorisedError, nearest
 from ferrule.interfaces.hooks import AccessRequest
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.router import Access, Call, EventStream, Reply, Route, RouterContext
+from ferrule.interfaces.stats import HttpStats
 from ferrule.plugin.hooks import HookRunner
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}\Z")
-_FIELD_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}\Z")
 _MAX_QUERY_FIELDS = 64
-_MAX_NAMED_FIELDS = 16  # unknown fields that a header names
+_ADMIN_IS_OFF = "Routes for administration are off; FERRULE_SERVER_DEV_MODE=1 switches them on."
 _LINGER = (1.0, 8 << 20)  # seconds and bytes for the rest of a body that was refused
+_METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
 _LOGGED = 512  # characters of a path that the access log repeats
 
 Scope = MutableMapping[str, Any]
@@ -47,28 +46,24 @@ def build_app(
     """The application with the routes of the chosen router plugins. Raises StartupError, PluginError."""
     names = config.frontend.routers or _built_in(plugins)
     routes: list[Route] = []
-    context = RouterContext(config, plugins, lifecycle.service, lambda: tuple(routes))
+    absent: dict[str, str] = {}
+    context = RouterContext(config, plugins, lifecycle.service, lambda: tuple(routes), lambda: lifecycle.load)
     for name in names:
-        routes += _routes_of(plugins, name, context)
+        served, advice = _routes_of(plugins, name, context)
+        routes += served
+        absent |= advice
     if not config.env.server_dev_mode:
+        absent |= {route.path: _ADMIN_IS_OFF for route in routes if route.access is Access.ADMIN}
         routes[:] = [route for route in routes if route.access is not Access.ADMIN]
-    app = App(config, lifecycle, RouteTable(routes), hooks or HookRunner())
-    front = config.frontend
-    if not front.allowed_origins:
-        return app
-    return CORSMiddleware(
-        app,
-        allow_origins=front.allowed_origins,
-        allow_methods=front.allowed_methods,
-        allow_headers=front.allowed_headers,
-        allow_credentials=front.allow_credentials,
-    )
+    app = App(config, lifecycle, RouteTable(routes, absent), hooks or HookRunner())
+    return surround(app, config.frontend)
 
 
-def _routes_of(plugins: Plugins, name: str, context: RouterContext) -> Sequence[Route]:
-    router = plugins.load("router", name)
+def _routes_of(plugins: Plugins, name: str, context: RouterContext) -> tuple[Sequence[Route], Mapping[str, str]]:
+    cls = plugins.load("router", name)
     try:
-        return tuple(router().routes(context))
+        router = cls()
+        return tuple(router.routes(context)), router.absent(context)
     except StartupError:
         raise
     except Exception as error:
@@ -90,8 +85,8 @@ class App:
         self._table = table
         self._keys = Keys.of(config)
         self._hooks = hooks
-        self._root = (config.frontend.root_path or "").rstrip("/")
-        self._log_access = not config.frontend.disable_uvicorn_access_log
+        self._front = config.frontend
+        self._root = "/" + (config.frontend.root_path or "").strip("/")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -99,14 +94,17 @@ class App:
                 await send({"type": "websocket.close", "code": 1008})
             return
         start = time.monotonic()
-        answer = Answer(send, scope["method"], scope.get("state", {}).get(CLOSE, lambda: None))
+        close = scope.get("state", {}).get(CLOSE, lambda: None)
+        answer = Answer(send, scope["method"], close, self._front.sse_keepalive)
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         intake = Intake(receive, headers, self._config.limits)
         request_id = self._request_id(headers, answer)
-        template, status = NO_ROUTE, 499
+        template, status = "none", 499
         with self._lifecycle.exchange() as exchange:
             try:
                 entry, params = self._admit(scope)
+                if entry.decoder is not None:
+                    self._lifecycle.work(exchange)
                 template = entry.route.path
                 call = await self._call(scope, entry, params, (headers, intake, request_id, exchange))
                 await self._perform(entry, call, answer, exchange, receive)
@@ -116,14 +114,23 @@ class App:
             except Exception as error:
                 status = await self._refuse(error, answer, intake)
             finally:
-                self._lifecycle.figures.observe(template, scope["method"], status, time.monotonic() - start)
-                if self._log_access:
+                self._lifecycle.live.answered(
+                    HttpStats(
+                        route=template,
+                        method=scope["method"] if scope["method"] in _METHODS else "OTHER",
+                        status=status,
+                        seconds=time.monotonic() - start,
+                        received=intake.received,
+                        sent=answer.sent,
+                    )
+                )
+                if not self._front.disable_uvicorn_access_log:
                     _log(scope, status, time.monotonic() - start)
 
     def _request_id(self, headers: dict[str, str], answer: Answer) -> str:
         """Ours, always random. With the flag, the client's own is echoed when it is valid."""
         request_id = secrets.token_hex(16)
-        if self._config.frontend.enable_request_id_headers:
+        if self._front.enable_request_id_headers:
             given = headers.get("x-request-id", "")
             answer.extra.append(("x-request-id", given if _REQUEST_ID.match(given) else request_id))
         return request_id
@@ -131,20 +138,19 @@ class App:
     def _admit(self, scope: Scope) -> tuple[Entry, dict[str, str]]:
         """Auth comes before anything that tells what exists; only the public list is free."""
         path = (scope.get("raw_path") or scope["path"].encode()).partition(b"?")[0].decode("latin-1")
-        if self._root and path.startswith(self._root + "/"):
+        if self._root != "/" and path.startswith(self._root + "/"):
             path = path[len(self._root) :]
         methods, _ = self._table.methods(path)
         known = methods.get("GET" if scope["method"] == "HEAD" else scope["method"])
-        if known is None or not known.public:
-            self._authorise(scope, path)
-        if methods and known is None and scope["method"] == "OPTIONS":
-            return _options(allowed_methods(methods)), {}
+        access = access_of(methods) if known is None else known.route.access
+        if access is not Access.PUBLIC:
+            self._authorise(scope, path, access)
         entry, params = self._table.find(scope["method"], path)
-        if not entry.public:
+        if access is not Access.PUBLIC:
             self._lifecycle.admit(work=entry.decoder is not None)
         return entry, params
 
-    def _authorise(self, scope: Scope, path: str) -> None:
+    def _authorise(self, scope: Scope, path: str, access: Access) -> None:
         """A hook's word counts; without one, the key decides. Raises UnauthorisedError."""
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         client = (scope.get("client") or ("",))[0]
@@ -152,7 +158,7 @@ class App:
         if verdict is False:
             raise UnauthorisedError("This server does not let the call in.")
         if verdict is None:
-            self._keys.check([value for name, value in scope["headers"] if name == b"authorization"])
+            self._keys.check([value for name, value in scope["headers"] if name == b"authorization"], access)
 
     async def _call(
         self,
@@ -166,33 +172,31 @@ class App:
         unknown: tuple[str, ...] = ()
         if entry.decoder is not None:
             body, unknown = await exchange.run(intake.decoded(entry.decoder))
+            if unknown and self._front.strict_requests:
+                raise _strict(unknown, entry.decoder.known)
             # The body may have taken its time.
             self._lifecycle.admit(work=True)
         try:
             pairs = parse_qsl(scope["query_string"].decode("ascii"), True, max_num_fields=_MAX_QUERY_FIELDS)
+            query = {name: ",".join(value for other, value in pairs if other == name) for name, _ in pairs}
         except ValueError:
             raise RequestError("The query string is malformed or has too many fields.") from None
 
         async def disconnected() -> None:
             await exchange.gone.wait()
 
-        return Call(body, params, dict(pairs), headers, request_id, disconnected, unknown)
+        return Call(body, params, query, headers, request_id, disconnected, unknown)
 
     async def _perform(self, entry: Entry, call: Call, answer: Answer, exchange: Exchange, receive: Receive) -> None:
         """Run the handler and send what it returns, while the connection is watched for the client's end."""
         if call.unknown_fields:
-            self._name_unknown(entry, call, answer)
-        if entry.decoder is None:
-            reply = await exchange.run(_awaited(entry, call))
-            watch = None
-        else:
-            watch = asyncio.create_task(_watch(receive, exchange))
-            try:
-                reply = await exchange.run(_awaited(entry, call))
-            except BaseException:
-                watch.cancel()
-                raise
+            # No error, as clients expect, but not passed over in silence either.
+            names = ", ".join(call.unknown_fields)
+            answer.extra.append(("x-ferrule-ignored-fields", names))
+            _logger.warning("ignored unknown fields", route=entry.route.path, fields=names)
+        watch = None if entry.decoder is None else asyncio.create_task(_watch(receive, exchange))
         try:
+            reply = await exchange.run(_awaited(entry, call))
             if isinstance(reply, EventStream):
                 await answer.stream(reply, exchange)
             else:
@@ -200,12 +204,6 @@ class App:
         finally:
             if watch is not None:
                 watch.cancel()
-
-    def _name_unknown(self, entry: Entry, call: Call, answer: Answer) -> None:
-        """Fields that no one reads are no error, as clients expect, but neither are they passed over in silence."""
-        names = [name for name in call.unknown_fields if _FIELD_NAME.match(name)][:_MAX_NAMED_FIELDS]
-        answer.extra.append(("x-ferrule-ignored-fields", ", ".join(names) or "(unprintable)"))
-        _logger.warning("ignored unknown fields", route=entry.route.path, fields=",".join(names))
 
     async def _refuse(self, error: Exception, answer: Answer, intake: Intake) -> int:
         """Answer with an error. A body that was not read to its end closes the connection, after a short while."""
@@ -223,6 +221,12 @@ class App:
         return failure.status
 
 
+def _strict(unknown: Sequence[str], known: Iterable[str]) -> RequestError:
+    what = "Unknown field" if len(unknown) == 1 else "Unknown fields"
+    hint = nearest(unknown[0].rpartition(".")[2], known)
+    return RequestError(f"{what}: {', '.join(unknown)}.{hint} The server runs with --strict-requests.", unknown[0])
+
+
 async def _awaited(entry: Entry, call: Call) -> Reply | EventStream:
     return await entry.route.handler(call)
 
@@ -232,13 +236,6 @@ async def _watch(receive: Receive, exchange: Exchange) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
     exchange.stop(ClientGone())
-
-
-def _options(allowed: list[str]) -> Entry:
-    async def answer(call: Call) -> Reply:
-        return Reply(b"", 204, headers={"allow": ", ".join(allowed)})
-
-    return Entry(Route(method="OPTIONS", path="*", handler=answer), None, public=True)
 
 
 def _log(scope: Scope, status: int, seconds: float) -> None:

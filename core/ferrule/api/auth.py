@@ -8,31 +8,37 @@ from collections.abc import Iterable
 
 from ferrule.config import Config
 from ferrule.errors import UnauthorisedError
+from ferrule.interfaces.router import Access
 
 # The routes that need no key, ever. A plugin cannot add to them.
 PUBLIC = frozenset({("GET", "/health"), ("GET", "/ping"), ("POST", "/ping"), ("GET", "/version")})
 
 
 class Keys:
-    """The server's keys. Without any, everybody is let in."""
+    """The server's keys. Without any, everybody is let in; an admin key alone guards the admin routes alone."""
 
-    def __init__(self, keys: Iterable[str]) -> None:
-        self._digests = tuple(_digest(key.encode()) for key in keys if key)
+    def __init__(self, keys: Iterable[str], admin: str | None = None) -> None:
+        digests = tuple(_digest(key.encode()) for key in keys if key)
+        self._digests = {Access.KEY: digests, Access.ADMIN: (_digest(admin.encode()),) if admin else digests}
+        self._separate = bool(admin)
 
     @classmethod
     def of(cls, config: Config) -> Keys:
-        """`--api-key`, or else the environment's key."""
-        return cls(config.frontend.api_key or ((config.env.api_key,) if config.env.api_key else ()))
+        """`--api-key` and `--admin-key`, or else the environment's."""
+        front, env = config.frontend, config.env
+        return cls(front.api_key or ((env.api_key,) if env.api_key else ()), front.admin_key or env.admin_key)
 
-    def check(self, authorizations: list[bytes]) -> None:
-        """Raise UnauthorisedError unless the one Authorization header carries a key."""
-        if not self._digests:
+    def check(self, authorizations: list[bytes], access: Access) -> None:
+        """Raise UnauthorisedError unless the one Authorization header carries a key for this kind of route."""
+        digests = self._digests[access]
+        if not digests:
             return
         scheme, _, key = authorizations[0].partition(b" ") if len(authorizations) == 1 else (b"", b"", b"")
         presented = _digest(key.strip())
-        matches = [hmac.compare_digest(presented, digest) for digest in self._digests]
+        matches = [hmac.compare_digest(presented, digest) for digest in digests]
         if scheme.lower() != b"bearer" or not any(matches):
-            raise UnauthorisedError("A valid API key is needed: send the header 'Authorization: Bearer KEY'.")
+            what = "The admin key" if self._separate and access is Access.ADMIN else "A valid API key"
+            raise UnauthorisedError(f"{what} is needed: send the header 'Authorization: Bearer KEY'.")
 
 
 def _digest(key: bytes) -> bytes:

@@ -6,17 +6,26 @@ runs at the speed of `bytes` methods and can be fed as the bytes arrive.
 
 from __future__ import annotations
 
+import json
 import re
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import msgspec
 
+from ferrule import log
 from ferrule.errors import RequestError
+
+_logger = log.get("api")
 
 # Budget for the values of one body. A string, list or object costs 8, any other element 1: some 4 million token ids,
 # or half a million strings. It bounds the memory that decoding may take to a small multiple of the largest body.
 MAX_COST = 1 << 22
 _COST = 8
+_MAX_UNKNOWN = 16  # unknown or repeated fields that are named
+_MAX_COMPARED = 1 << 16  # bytes of a body that is searched for repeated fields
 _INT_DIGITS = 19  # digits of the largest 64-bit integer
 _INT_MAX = (1 << 63) - 1
 
@@ -109,22 +118,23 @@ def scan_whole(body: bytes, max_depth: int) -> JsonScan:
 
 
 class BodyDecoder:
-    """Decodes the bodies of one route. `known` are the field names of its type."""
+    """Decodes the bodies of one route. `known` are the field names of its type, at any depth."""
 
     def __init__(self, body_type: type) -> None:
         self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(body_type)
         self._keys = msgspec.json.Decoder(dict[str, msgspec.Raw])
-        self.known = frozenset(field.encode_name for field in msgspec.structs.fields(body_type))
+        types = msgspec.json.schema_components([body_type])[1].values()
+        self.known = frozenset(name for part in types for name in part.get("properties", ()))
 
     def decode(self, body: bytes, scan: JsonScan) -> tuple[Any, tuple[str, ...]]:
-        """The typed value, and the names of top-level fields that the type does not know.
+        """The typed value, and the fields that the type does not know, such as ``a.b[2].c``, fit to be shown.
 
         Raises RequestError whose `param` names the field; the message never repeats a value of the client's.
         """
         try:
             fields = self._keys.decode(body)
             value = self._decoder.decode(body)
-            unknown = tuple(name for name in fields if name not in self.known)
+            unknown = tuple(islice(_unknown(fields, value, ""), _MAX_UNKNOWN))
             if unknown:
                 body.decode("utf-8")  # the decoder skips the text of fields that the type does not have
         except msgspec.ValidationError as error:
@@ -140,8 +150,40 @@ class BodyDecoder:
                 part = JsonScan(max_depth=1 << 16)
                 part.feed(bytes(raw))
                 if part.has_long_int:
-                    raise RequestError(f"{_shown(name)}: integers must fit in 64 bits.", _shown(name))
+                    raise RequestError(f"{printable(name)}: integers must fit in 64 bits.", printable(name))
+        if len(body) <= _MAX_COMPARED and (names := _repeated(body)):
+            _logger.warning("a body repeats fields, the last of each counts", fields=",".join(names))
         return value, unknown
+
+
+def _unknown(given: Any, value: Any, place: str) -> Iterator[str]:
+    """Where a body has fields that the typed value made of it has not."""
+    if isinstance(given, msgspec.Raw):
+        given = msgspec.json.decode(given) if b"{" in bytes(given) else None
+    if isinstance(given, list) and isinstance(value, list):
+        for number, (item, made) in enumerate(zip(given, value, strict=True)):
+            yield from _unknown(item, made, f"{place}[{number}]")
+    elif isinstance(given, dict) and isinstance(value, msgspec.Struct):
+        fields = dict(zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True))
+        for name, item in given.items():
+            path = f"{place}.{name}" if place else name
+            if name in fields:
+                yield from _unknown(item, getattr(value, fields[name]), path)
+            elif name != value.__struct_config__.tag_field:
+                yield printable(path)
+
+
+def _repeated(body: bytes) -> list[str]:
+    """Names that an object holds more than once."""
+    found: set[str] = set()
+
+    def note(pairs: list[tuple[str, Any]]) -> None:
+        counts = Counter(name for name, _ in pairs)
+        if len(counts) < len(pairs):
+            found.update(name for name, count in counts.items() if count > 1)
+
+    json.loads(body, object_pairs_hook=note)
+    return [printable(name) for name in sorted(found)[:_MAX_UNKNOWN]]
 
 
 def _syntax(body: bytes) -> str:
@@ -155,7 +197,7 @@ def _syntax(body: bytes) -> str:
 def explain(text: str) -> RequestError:
     """Word msgspec's finding about a value for a client."""
     place = _PLACE.search(text)
-    param = _shown(place.group(1).replace("[...]", "")) if place else ""
+    param = printable(place.group(1).replace("[...]", "")) if place else ""
     what = text[: place.start()] if place else text
     if missing := _REQUIRED.match(what):
         param = f"{param}.{missing.group(1)}" if param else missing.group(1)
@@ -172,6 +214,6 @@ def explain(text: str) -> RequestError:
     return RequestError(f"{name} has a value that is not allowed.", param or None)
 
 
-def _shown(name: str) -> str:
-    """A name from the wire, fit for an error, a log line or a header."""
-    return "".join(char if char.isascii() and char.isprintable() else "?" for char in name[:64])
+def printable(name: str, length: int = 64) -> str:
+    """Text from the wire, fit for an error, a log line or a header."""
+    return "".join(char if char.isascii() and char.isprintable() else "?" for char in name[:length])

@@ -24,6 +24,7 @@ class Intake:
         self._receive = receive
         self._headers = headers
         self._limits = limits
+        self.received = 0  # bytes
         self.done = headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers
 
     async def decoded(self, decoder: BodyDecoder) -> tuple[Any, tuple[str, ...]]:
@@ -82,7 +83,9 @@ class Intake:
         if message["type"] != "http.request":
             raise ClientGone()
         self.done = not message.get("more_body", False)
-        return bytes(message.get("body", b""))
+        body = bytes(message.get("body", b""))
+        self.received += len(body)
+        return body
 
     async def linger(self, seconds: float, num_bytes: int) -> None:
         """Read and drop what is still on its way, so that the client gets to read an early answer."""

@@ -10,13 +10,15 @@ death of the engine can end each of them with an error.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from collections import deque
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar, cast
 
-from ferrule.api.figures import HttpFigures
 from ferrule.errors import EngineDead, FerruleError, UnavailableError
-from ferrule.interfaces.service import ChatPrompt, Generate, Health, Output, Prompt, Service
+from ferrule.frontend.board import LOAD, Board
+from ferrule.interfaces.service import Health, Service
+from ferrule.interfaces.stats import HttpStats
 
 T = TypeVar("T")
 
@@ -24,6 +26,8 @@ STARTING = "starting"
 READY = "ready"
 DRAINING = "draining"
 DEAD = "dead"
+
+_EARLY = 4096  # calls that are remembered until the engine is ready
 
 
 class ClientGone(FerruleError):
@@ -35,6 +39,7 @@ class Exchange:
 
     def __init__(self) -> None:
         self.gone = asyncio.Event()  # set when the client has left
+        self.works = False  # the call brings a body
         self._cause: FerruleError | None = None
         self._task: asyncio.Task[Any] | None = None
 
@@ -67,11 +72,12 @@ class Exchange:
 class Lifecycle:
     """State of this process. Used on the event loop only."""
 
-    def __init__(self) -> None:
+    def __init__(self, board: Board | None = None) -> None:
+        self.board = board or Board()
         self.state = STARTING
         self.detail = "The model is being loaded."
-        self.figures = HttpFigures()
-        self.service = LiveService(self)
+        self.live = LiveService(self)
+        self.service = cast(Service, self.live)
         self.died = asyncio.Event()
         self._open: set[Exchange] = set()
         self._quiet = asyncio.Event()
@@ -80,7 +86,7 @@ class Lifecycle:
     def ready(self, service: Service) -> None:
         """The engine is up: requests may come. Ignored when a drain or a death came first."""
         if self.state == STARTING:
-            self.service.attach(service)
+            self.live.attach(service)
             self.state, self.detail = READY, ""
 
     def drain(self) -> None:
@@ -108,6 +114,7 @@ class Lifecycle:
         try:
             yield exchange
         finally:
+            self.board.add(LOAD, -exchange.works)
             self._open.discard(exchange)
             if not self._open:
                 self._quiet.set()
@@ -116,76 +123,60 @@ class Lifecycle:
     def num_open(self) -> int:
         return len(self._open)
 
+    def work(self, exchange: Exchange) -> None:
+        """The exchange brings work: it counts as load until it ends."""
+        exchange.works = True
+        self.board.add(LOAD, 1)
+
+    @property
+    def load(self) -> int:
+        """Of all API processes."""
+        return self.board.total(LOAD)
+
     async def quiet(self) -> None:
         """Wait until no exchange is open."""
         await self._quiet.wait()
 
     def admit(self, work: bool) -> None:
         """Raise UnavailableError unless a call may go on. While draining, calls that bring no work still may."""
-        if self.state != READY and (work or self.state != DRAINING or not self.service.attached):
+        if self.state != READY and (work or self.state != DRAINING or not self.live.attached):
             raise UnavailableError(self.detail, retry_after=5)
 
 
-class LiveService(Service):
-    """The service as routers see it: unavailable until the engine is ready, then the real one."""
+class LiveService:
+    """The service as routers see it: every use of it raises UnavailableError until the engine is ready."""
 
     def __init__(self, lifecycle: Lifecycle) -> None:
         self._lifecycle = lifecycle
         self._service: Service | None = None
+        self._early: deque[HttpStats] = deque(maxlen=_EARLY)
 
     def attach(self, service: Service) -> None:
         self._service = service
-        self.model, self.tokenizer, self.names = service.model, service.tokenizer, service.names
 
     @property
     def attached(self) -> bool:
         return self._service is not None
 
-    @property
-    def _real(self) -> Service:
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
         if self._service is None:
             raise UnavailableError(self._lifecycle.detail)
-        return self._service
-
-    def __getattr__(self, name: str) -> NoReturn:
-        if name in {"model", "tokenizer", "names"}:
-            raise UnavailableError(self._lifecycle.detail)
-        raise AttributeError(name)
-
-    def resolve(self, model: str | None) -> str:
-        return self._real.resolve(model)
-
-    def sampling_defaults(self) -> dict[str, Any]:
-        return self._real.sampling_defaults()
-
-    async def tokenize(self, prompt: Prompt | ChatPrompt) -> list[int]:
-        return await self._real.tokenize(prompt)
-
-    async def detokenize(self, ids: Sequence[int]) -> str:
-        return await self._real.detokenize(ids)
-
-    def token_text(self, token_id: int) -> str:
-        return self._real.token_text(token_id)
-
-    def token_bytes(self, token_id: int) -> bytes:
-        return self._real.token_bytes(token_id)
-
-    async def generate(self, request: Generate) -> AsyncIterator[Output]:
-        return await self._real.generate(request)
+        return getattr(self._service, name)
 
     def health(self) -> Health:
         if self._lifecycle.state != READY:
             return Health(state=self._lifecycle.state, detail=self._lifecycle.detail)
-        return self._real.health()
+        return self.engine_health()
 
     def engine_health(self) -> Health:
         """What the engine says, whatever state this process is in."""
-        return self._real.health()
+        found: Health = self.__getattr__("health")()
+        return found
 
-    async def call(self, name: str, *args: Any) -> Any:
-        return await self._real.call(name, *args)
-
-    def exposition(self) -> tuple[str, str]:
-        """The engine's figures, followed by those of HTTP."""
-        media_type, text = self._real.exposition()
-        return media_type, text + self._lifecycle.figures.exposition()
+    def answered(self, stats: HttpStats) -> None:
+        """Count a call; those before the engine was ready are counted when it is."""
+        self._early.append(stats)
+        while self._early and self._service is not None:
+            self._service.answered(self._early.popleft())

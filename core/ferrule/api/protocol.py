@@ -174,7 +174,8 @@ class GuardedProtocol(HttpToolsProtocol):
         lines += [f"{name}: {value}" for name, value in failure.headers]
         lines.append(f"content-length: {len(body)}")
         self.transport.write("\r\n".join(lines).encode("ascii") + b"\r\n\r\n" + body)
-        self.transport.write_eof()
+        if self.transport.can_write_eof():  # TLS cannot
+            self.transport.write_eof()
         self.flow.resume_reading()
         if self._stall_timer is not None:
             self._stall_timer.cancel()

@@ -15,7 +15,6 @@ from ferrule.interfaces.router import EventStream, Reply
 
 Send = Callable[[Message], Awaitable[None]]
 
-PING_SECONDS = 15.0  # proxies close a stream that is silent for a minute
 _STREAM_HEADERS = (
     ("content-type", "text/event-stream; charset=utf-8"),
     ("cache-control", "no-cache"),
@@ -28,14 +27,21 @@ _encoder = msgspec.json.Encoder()
 
 
 class Answer:
-    """One answer: what was sent of it, and the sending. `close` asks the connection to end after it."""
+    """One answer: what was sent of it, and the sending. `close` asks the connection to end after it.
 
-    def __init__(self, send: Send, method: str, close: Callable[[], None]) -> None:
+    A stream that is silent for `keepalive` seconds gets a comment, so that no proxy takes it for dead; 0: never.
+    """
+
+    def __init__(
+        self, send: Send, method: str, close: Callable[[], None] = lambda: None, keepalive: float = 0.0
+    ) -> None:
         self._send = send
         self._head = method == "HEAD"
+        self._keepalive = keepalive
         self.close = close
         self.extra: list[tuple[str, str]] = []  # headers of every answer, such as X-Request-Id
         self.status = 0  # 0: nothing was sent yet
+        self.sent = 0  # bytes of bodies
         self.last_write = 0.0
 
     async def start(self, status: int, headers: Iterable[tuple[str, str]]) -> None:
@@ -45,6 +51,7 @@ class Answer:
 
     async def write(self, data: bytes, more: bool = True) -> None:
         body = b"" if self._head else data
+        self.sent += len(body)
         await self._send({"type": "http.response.body", "body": body, "more_body": more})
 
     async def whole(self, reply: Reply, more: bool = False) -> None:
@@ -67,7 +74,8 @@ class Answer:
 
         A failure becomes one error event, after which the connection closes without `[DONE]`.
         """
-        ping = asyncio.create_task(self._ping())
+        self.last_write = asyncio.get_running_loop().time()
+        ping = asyncio.create_task(self._ping()) if self._keepalive else None
         try:
             await self.start(200, (*_STREAM_HEADERS, *reply.headers.items()))
             await exchange.run(self._pump(reply.events))
@@ -78,7 +86,8 @@ class Answer:
             last = _event(failure_of(error).body)
             self.close()
         finally:
-            ping.cancel()
+            if ping is not None:
+                ping.cancel()
             # Here and not in the pump, which never begins when the client leaves just before it.
             await _close(reply.events)
         await self.write(last, more=False)
@@ -91,14 +100,11 @@ class Answer:
 
     async def _ping(self) -> None:
         clock = asyncio.get_running_loop().time
-        self.last_write = clock()
-        await asyncio.sleep(PING_SECONDS)
         while True:
-            silent = clock() - self.last_write
-            if silent >= PING_SECONDS:
+            await asyncio.sleep(self.last_write + self._keepalive - clock())
+            if clock() - self.last_write >= self._keepalive:
                 await self.write(_PING)
-                self.last_write, silent = clock(), 0.0
-            await asyncio.sleep(PING_SECONDS - silent)
+                self.last_write = clock()
 
 
 async def _close(events: AsyncIterator[Any]) -> None:

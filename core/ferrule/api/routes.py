@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import unquote_to_bytes
 
 from ferrule.api.auth import PUBLIC
-from ferrule.api.decode import BodyDecoder
+from ferrule.api.decode import BodyDecoder, printable
 from ferrule.errors import MethodError, NotFoundError, StartupError, nearest
 from ferrule.interfaces.router import Access, Route
 
@@ -18,22 +18,23 @@ _SHOWN = 128  # characters of a path that an error repeats
 class Entry:
     route: Route
     decoder: BodyDecoder | None
-    public: bool
 
 
 class RouteTable:
-    """Built once. A template's `{name}` stands for one segment; a last `{name:path}` for the rest of the path."""
+    """Built once. A template's `{name}` stands for one segment; a last `{name:path}` for the rest of the path.
 
-    def __init__(self, routes: Sequence[Route]) -> None:
-        self.routes = tuple(routes)
+    `absent` says of paths that are not there, or with a last `/` of all below them, what would be right.
+    """
+
+    def __init__(self, routes: Sequence[Route], absent: Mapping[str, str] | None = None) -> None:
+        self._absent = dict(absent or {})
         self._exact: dict[str, dict[str, Entry]] = {}
         self._templates: dict[tuple[str, ...], dict[str, Entry]] = {}
         for route in routes:
             self._add(route)
 
     def _add(self, route: Route) -> None:
-        public = route.access is Access.PUBLIC
-        if public and (route.method, route.path) not in PUBLIC:
+        if route.access is Access.PUBLIC and (route.method, route.path) not in PUBLIC:
             raise StartupError(f"Route {route.method} {route.path} may not be public.")
         decoder = None if route.body_type is None else BodyDecoder(route.body_type)
         if "{" in route.path:
@@ -42,7 +43,7 @@ class RouteTable:
             methods = self._exact.setdefault(route.path, {})
         if route.method in methods:
             raise StartupError(f"Two routers serve {route.method} {route.path}.", "Choose among them with --routers.")
-        methods[route.method] = Entry(route, decoder, public)
+        methods[route.method] = Entry(route, decoder)
 
     def methods(self, path: str) -> tuple[dict[str, Entry], dict[str, str]]:
         """What a raw path offers, by method, and its parameters; empty when there is no such path."""
@@ -59,13 +60,30 @@ class RouteTable:
         """The entry for a call. Raises NotFoundError with the nearest route, MethodError with the right methods."""
         found, params = self.methods(path)
         if not found:
-            shown = "".join(char if char.isprintable() and char.isascii() else "?" for char in path[:_SHOWN])
-            raise NotFoundError(f"There is no route {shown}.{nearest(path[:_SHOWN], self._exact)}")
+            raise NotFoundError(f"There is no route {printable(path, _SHOWN)}.{self._advice(path[:_SHOWN])}")
         entry = found.get(method) or (found.get("GET") if method == "HEAD" else None)
         if entry is None:
             allowed = allowed_methods(found)
             raise MethodError(f"This route takes {', '.join(allowed)}.", allowed)
         return entry, params
+
+    def _advice(self, path: str) -> str:
+        """What a wrong path may have meant. Admin routes are not told: the caller may lack their key."""
+        tidy = "/" + "/".join(filter(None, path.split("/")))
+        if tidy != path and (found := self.methods(tidy)[0]) and access_of(found) is not Access.ADMIN:
+            return f" Did you mean '{printable(tidy, _SHOWN)}'? Paths are compared byte for byte."
+        said, place = self._absent.get(tidy), f"{tidy}/"
+        while said is None and place.strip("/"):
+            said = self._absent.get(place)
+            place = place.rstrip("/").rpartition("/")[0] + "/"
+        if said:
+            return f" {said}"
+        return nearest(path, [name for name, found in self._exact.items() if access_of(found) is not Access.ADMIN])
+
+
+def access_of(methods: Mapping[str, Entry]) -> Access:
+    """What it takes to be told of a path."""
+    return Access.ADMIN if any(entry.route.access is Access.ADMIN for entry in methods.values()) else Access.KEY
 
 
 def allowed_methods(methods: Iterable[str]) -> list[str]:

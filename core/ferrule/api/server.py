@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import signal
 import socket
+import ssl
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import uvicorn
 
 from ferrule import log
+from ferrule.api import tls
 from ferrule.api.app import build_app
 from ferrule.api.lifecycle import DEAD, Lifecycle
 from ferrule.api.protocol import protocol_class
 from ferrule.config import Config
 from ferrule.errors import FerruleError, StartupError, UnavailableError
+from ferrule.frontend.board import Board
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.service import Service
 from ferrule.plugin.hooks import HookRunner
@@ -32,7 +36,12 @@ _logger = log.get("api")
 
 
 async def serve(
-    config: Config, plugins: Plugins, listener: socket.socket, connect: Connect, hooks: HookRunner | None = None
+    config: Config,
+    plugins: Plugins,
+    listener: socket.socket,
+    connect: Connect,
+    hooks: HookRunner | None = None,
+    board: Board | None = None,
 ) -> int:
     """Serve until a signal or the engine's death; return the process's exit status, 0 only for a clean end.
 
@@ -40,13 +49,16 @@ async def serve(
     engine is ready, and raises StartupError or EngineDead when that will never be. Raises StartupError, PluginError
     for routers that cannot be served, and what `connect` raised as StartupError.
     """
-    lifecycle = Lifecycle()
+    lifecycle = Lifecycle(board)
     app = build_app(config, plugins, lifecycle, hooks)
-    server = _Server(_uvicorn_config(config, app))
+    context = tls.context_of(config.frontend)
+    server = _Server(_uvicorn_config(config, app), context, config.limits.header_timeout)
     running = asyncio.create_task(server.serve(sockets=[listener]))
     stop = Stop()
     opening = asyncio.create_task(_open(connect, lifecycle))
-    watching = asyncio.create_task(_watch(opening, lifecycle))
+    beside = [asyncio.create_task(_watch(opening, lifecycle))]
+    if context and config.frontend.enable_ssl_refresh:
+        beside.append(asyncio.create_task(tls.refresh(context, config.frontend)))
     try:
         with stop.on_signals():
             await _first(stop.asked.wait(), lifecycle.died.wait(), asyncio.shield(running))
@@ -58,8 +70,8 @@ async def serve(
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(lifecycle.quiet(), _FLUSH)
     finally:
-        watching.cancel()
-        opening.cancel()
+        for task in (*beside, opening):
+            task.cancel()
         server.should_exit = True
         await running
     if opening.done() and not opening.cancelled() and isinstance(opening.exception(), StartupError):
@@ -101,7 +113,19 @@ class Stop:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server without its signal handlers."""
+    """uvicorn's server without its signal handlers, and with a time limit for TLS handshakes."""
+
+    def __init__(self, config: uvicorn.Config, context: ssl.SSLContext | None, patience: float) -> None:
+        super().__init__(config)
+        self._tls: dict[str, Any] = {"ssl": context, "ssl_handshake_timeout": patience} if context else {}
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        config, loop = self.config, asyncio.get_running_loop()
+        made: Callable[..., Any] = config.http_protocol_class
+        protocol = functools.partial(made, config=config, server_state=self.server_state, app_state={})
+        listening = [loop.create_server(protocol, sock=sock, backlog=2048, **self._tls) for sock in sockets or ()]
+        self.servers = [await server for server in listening]
+        self.started = True
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -111,7 +135,7 @@ class _Server(uvicorn.Server):
 def _uvicorn_config(config: Config, app: Callable[..., Any]) -> uvicorn.Config:
     front, limits = config.frontend, config.limits
     level = logging.getLevelNamesMapping().get(front.uvicorn_log_level.upper(), 5)  # 5: uvicorn's trace
-    for name in ("uvicorn.error", "ferrule.access"):
+    for name in () if config.observability.log_config_file else ("uvicorn.error", "ferrule.access"):
         logging.getLogger(name).setLevel(level)
     return uvicorn.Config(
         app,
@@ -124,7 +148,6 @@ def _uvicorn_config(config: Config, app: Callable[..., Any]) -> uvicorn.Config:
         proxy_headers=False,
         timeout_keep_alive=limits.keep_alive_timeout,
         timeout_graceful_shutdown=int(_FLUSH),
-        backlog=2048,
     )
 
 
@@ -143,8 +166,8 @@ async def _open(connect: Connect, lifecycle: Lifecycle) -> None:
 async def _watch(opening: asyncio.Task[None], lifecycle: Lifecycle) -> None:
     """Once the engine is ready, notice its death."""
     await asyncio.wait([opening])
-    while not lifecycle.died.is_set() and lifecycle.service.attached:
-        if lifecycle.service.engine_health().state == DEAD:
+    while not lifecycle.died.is_set() and lifecycle.live.attached:
+        if lifecycle.live.engine_health().state == DEAD:
             _logger.error("the engine is gone: open requests end with an error")
             lifecycle.die("The engine has stopped.")
         await asyncio.sleep(_WATCH_SECONDS)

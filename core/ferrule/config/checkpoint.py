@@ -35,7 +35,7 @@ _LENGTHS = (
     "max_sequence_length",
     "max_seq_length",
 )
-_SAMPLING = ("repetition_penalty", "temperature", "top_k", "top_p", "min_p", "max_new_tokens")
+SAMPLING = ("repetition_penalty", "temperature", "top_k", "top_p", "min_p", "max_new_tokens")
 _ROPE_NAMES = {"su": "longrope", "mrope": "default"}  # older names of a rope type
 _UNSTATED_LENGTH = 2048
 
@@ -251,15 +251,16 @@ def generation(folder: Path | str) -> dict[str, Any]:
     return read_json(file) if file.exists() else {}
 
 
-def sampling_defaults(folder: Path | str, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def sampling_defaults(folder: Path | str | None, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Default sampling values that ``generation_config.json`` states, under the names of `SamplingParams`.
 
-    `overrides` (``--override-generation-config``) win. Other keys of the file are not sampling values and are left.
+    `overrides` (``--override-generation-config``) win, and are all there is without a folder. Other keys of the file
+    are not sampling values and are left.
     """
-    file = Path(folder) / "generation_config.json"
-    source = {**generation(folder), **(overrides or {})}
+    file = Path(folder or "--override-generation-config") / "generation_config.json"
+    source = {**(generation(folder) if folder else {}), **(overrides or {})}
     defaults: dict[str, Any] = {}
-    for key in _SAMPLING:
+    for key in SAMPLING:
         value = source.get(key)
         if value is None:
             continue

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 _KEY = "option"
 
 
+class Lacks(NamedTuple):
+    """A feature that this build does not have, and the kind of plugin that would bring it."""
+
+    feature: str  # stands behind "this build has no"
+    kind: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """What the parser, the help and the reference page know of a field."""
+    """What the parser, the help and the reference page know of a field.
+
+    An option *works* unless one of three says otherwise: `inert`, the reason why it is accepted without effect;
+    `replaced`, the option string that gets its value; `lacks`. The default and the values in `passes` are fine for all.
+    """
 
     doc: str
     choices: tuple[Any, ...] = ()
@@ -23,13 +35,30 @@ class Option:
     append: bool = False  # repeatable
     json: bool = False  # takes a JSON text, or dotted keys
     human: bool = False  # takes 1k, 1K, 25.6k …
+    lower: bool = False  # upper case means the same
     bare: bool = False  # the value may be left out; the bare option is the empty text
     optional_value: bool = False  # a boolean that also takes true or false
     secret: bool = False  # never printed
+    opens: tuple[str, ...] = ()  # values that mean None, "auto"
+    scalar: str | None = None  # a JSON object that may be written as the number of this key
+    pairs: bool = False  # a JSON object that may be written as a=1,b=2
+    objects: bool = False  # a text that may be given as an object, of which it is the JSON
+    suffixes: Mapping[str, str] = field(default_factory=dict)  # word behind a colon of the value → option string
     aliases: tuple[str, ...] = ()  # further option strings, "-q"
     env: str | None = None  # the field of `Environment` that fills it when nothing else does
     server: bool = False  # means nothing without an HTTP server
     common: bool = False  # shown by a plain --help
+    inert: str = ""
+    replaced: str = ""
+    renamed: Mapping[str, str] = field(default_factory=dict)  # value → value for the option that replaces it
+    lacks: Lacks | None = None
+    passes: tuple[Any, ...] = ()
+
+    @property
+    def standing(self) -> str:
+        """Its class: works, without effect, replaced, or lacking."""
+        found = {"without effect": self.inert, "replaced": self.replaced, "lacking": self.lacks}
+        return next((name for name, holds in found.items() if holds), "works")
 
 
 def opt(default: Any, doc: str, **meta: Any) -> Any:

@@ -1,23 +1,28 @@
 """Command line, configuration file, environment and keyword arguments → `Config`, with where each value came from.
 
-Precedence: command line > file > environment > default. Option strings match exactly, there are no abbreviations.
+Precedence: command line > environment > file > default. Option strings match exactly, there are no abbreviations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, get_type_hints
+
+import msgspec
 
 from ferrule import env as environment
 from ferrule.config import help as helptext
 from ferrule.config.file import read_file
+from ferrule.config.option import Lacks
 from ferrule.config.schema import Item, Match, Schema, Spec
 from ferrule.config.sections import Config
 from ferrule.config.values import convert, is_boolean, merge, problem
 from ferrule.env import Environment
 from ferrule.errors import ConfigError, nearest
 
+_ATTACHED = re.compile(r"(-[A-Za-z][A-Za-z-]*)([0-9]+)")  # -O3
 COMMAND_LINE = "command line"
 ENVIRONMENT = "environment"
 
@@ -64,12 +69,14 @@ def parse(
     return parsed
 
 
-def from_kwargs(env: Environment | None = None, /, **kwargs: Any) -> Config:
+def parse_kwargs(
+    env: Environment | None = None, sections: Mapping[str, type] | None = None, /, **kwargs: Any
+) -> Parsed:
     """The configuration of an offline `LLM`: options by their field names, without those of the HTTP server.
 
-    Raises ConfigError, also for an unknown name.
+    `sections`: as for `parse_command`. Raises ConfigError, also for an unknown name.
     """
-    schema = Schema(config_sections(), server=False)
+    schema = Schema(config_sections() if sections is None else sections, server=False)
     items, problems = [], []
     for name, value in kwargs.items():
         spec = schema.by_name.get(name)
@@ -77,7 +84,7 @@ def from_kwargs(env: Environment | None = None, /, **kwargs: Any) -> Config:
             problems.append(f"Unexpected keyword argument {name!r}.{nearest(name, schema.by_name)}")
         else:
             items.append(Item(Match(spec), value, "keyword argument", name))
-    return _finish(schema, items, problems, env).config
+    return _finish(schema, items, problems, env)
 
 
 def parse_command(
@@ -96,7 +103,7 @@ def parse_command(
     schema = Schema(config_sections() if sections is None else sections, server=server)
     topic = helptext.topic(argv)
     if topic is not None:
-        print(helptext.render(schema, usage, topic, plugins))
+        print(helptext.page(schema, usage, topic, plugins))
         return None
     return parse(argv, schema, positional=usage.positional)
 
@@ -143,6 +150,10 @@ class _Scan:
     def _option(self, word: str) -> None:
         flag, equals, attached = word.partition("=")
         match = self._schema.find(flag)
+        short = None if match else _ATTACHED.fullmatch(word)
+        if short is not None and self._schema.find(short[1]) is not None:
+            flag, equals, attached = short[1], "=", short[2]
+            match = self._schema.find(flag)
         if match is None:
             self.problems.append(f"Unknown option {flag}.{self._schema.suggest(flag)}")
             while self._value_follows():
@@ -165,7 +176,8 @@ class _Scan:
         if spec.base is bool:
             takes = spec.option.optional_value and match.positive and self._value_follows()
             return self._next() if takes and is_boolean(self._argv[self._at]) else True
-        if not self._value_follows():
+        follows = self._value_follows() and not (spec.option.bare and spec.option.choices)
+        if not follows:  # the value of a bare option with choices is attached: the next word may be the model
             return True if spec.option.bare else None
         words = [self._next()]
         while spec.option.nargs == "+" and self._value_follows():
@@ -181,17 +193,26 @@ def _is_flag(word: str) -> bool:
 class _Draft:
     """Values found so far, and everything that is wrong or worth a notice."""
 
-    def __init__(self) -> None:
+    def __init__(self, schema: Schema) -> None:
         self.values: dict[str, Any] = {}
         self.origins: dict[str, str] = {}
         self.problems: list[str] = []
         self.notices: list[str] = []
+        self.replaced: list[str] = []  # notices about options that are
+        self._schema = schema
+        self._labels: dict[str, str] = {}  # how an error names the last item of an option
 
-    def apply(self, items: Sequence[Item]) -> None:
+    def apply(self, written: Sequence[Item]) -> None:
         """Take the items of one source, which wins over the sources before it.
 
         A whole JSON object replaces that of an earlier source; dotted keys change single keys of it.
         """
+        items: list[Item] = []
+        for item in written:
+            try:
+                items += self._meant(item)
+            except ValueError as error:
+                self.problems.append(problem(item.match.spec, item.label, item.raw, str(error)))
         for item in items:
             if item.match.spec.base is dict and not item.match.path:
                 self.values.pop(item.match.spec.name, None)
@@ -206,6 +227,46 @@ class _Draft:
             earlier = self.origins.get(name, item.origin)
             merged = item.match.path and earlier != item.origin
             self.origins[name] = f"{earlier}, {item.origin}" if merged else item.origin
+            self._labels[name] = item.label
+
+    def _meant(self, item: Item) -> Iterator[Item]:
+        """The item without words behind a colon, which are options too; or what replaces it. Raises ValueError."""
+        spec, option = item.match.spec, item.match.spec.option
+        if option.suffixes and isinstance(item.raw, str):
+            before, _, words = item.raw.partition(":")
+            for word in filter(None, words.split(",")):
+                if word not in option.suffixes:
+                    raise ValueError(f"{word!r} behind the colon is none of {', '.join(option.suffixes)}")
+                yield replace(item, match=self._find(option.suffixes[word]), raw=True)
+            item = replace(item, raw=before)
+        if not option.replaced:
+            yield item
+        elif (value := self._value(item, {})) != spec.default:
+            target = self._find(option.replaced)
+            match = replace(target, path=(*target.path, *item.match.path), append=item.match.append)
+            self.replaced.append(f"{item.label} is replaced by {option.replaced}, which has got the value.")
+            yield replace(item, match=match, raw=option.renamed.get(str(value), item.raw))
+
+    def _find(self, flag: str) -> Match:
+        found = self._schema.find(flag)
+        if found is None:
+            raise TypeError(f"no option {flag}")
+        return found
+
+    def judge(self) -> None:
+        """Say what becomes of values that have no effect, or need a feature that is not here."""
+        lacking: dict[Lacks, list[str]] = {}
+        for name, value in self.values.items():
+            spec, label = self._schema.by_name[name], self._labels[name]
+            if value == spec.default or value in spec.option.passes:
+                continue
+            if spec.option.inert:
+                self.notices.append(f"{label} is accepted without effect: {spec.option.inert}.")
+            if spec.option.lacks is not None:
+                lacking.setdefault(spec.option.lacks, []).append(label)
+        for (feature, kind), labels in lacking.items():
+            who = ", ".join(dict.fromkeys(labels))
+            self.problems.append(f"{who}: this build has no {feature}; a plugin of kind {kind} would bring it.")
 
     def _value(self, item: Item, seen: dict[str, Any]) -> Any:
         spec = item.match.spec
@@ -232,35 +293,44 @@ class _Draft:
 
 
 def _finish(schema: Schema, items: list[Item], problems: Iterable[str], env: Environment | None) -> Parsed:
-    draft = _Draft()
+    draft = _Draft(schema)
     draft.problems += problems
-    if env is None:
-        env = environment.read()
-        draft.notices += environment.unknown()
-    draft.apply(_from_environment(schema, env))
-    path = next((item.raw for item in items if item.match.spec.name == "config"), None)
+    env = environment.read() if env is None else env
+    if "model" in schema.sections:  # what concerns an engine
+        draft.notices += (*env.notices, *env.unknown(schema.by_name))
+        draft.problems += env.lacking
+    variables = _from_environment(schema, env)
+    path = next((item.raw for item in (*items, *variables) if item.match.spec.name == "config"), None)
     if path is not None:
         try:
             draft.apply(read_file(str(path), schema))
         except ConfigError as error:
             draft.problems.append(error.message)
+    draft.apply(variables)
     draft.apply(items)
+    draft.judge()
     if draft.problems:
         raise ConfigError("\n".join(draft.problems))
+    notices = dict.fromkeys(draft.notices + ([] if env.no_deprecation_warning else draft.replaced))
     made = {key: _make(cls, key, schema.specs, draft.values) for key, cls in schema.sections.items()}
-    core = {key: made.pop(key) for key in config_sections() if key in made}
-    return Parsed(
-        config=Config(**core, env=env), extra=made, origins=draft.origins, notices=tuple(dict.fromkeys(draft.notices))
-    )
+    core = {field.name: made.pop(field.name) for field in fields(Config) if field.name in made}
+    env = msgspec.structs.replace(env, options={}, notices=(), lacking=())
+    return Parsed(config=Config(**core, env=env), extra=made, origins=draft.origins, notices=tuple(notices))
 
 
 def _from_environment(schema: Schema, env: Environment) -> list[Item]:
-    found = ((spec, getattr(env, spec.option.env)) for spec in schema.specs if spec.option.env)
-    return [
-        Item(Match(spec), value, ENVIRONMENT, environment.variable(str(spec.option.env)))
-        for spec, value in found
-        if value is not None
-    ]
+    """What variables say: as on the command line, the values of a list parted by spaces."""
+    items = []
+    for spec in schema.specs:
+        raw: Any
+        name, raw = env.options.get(spec.name, ("", None))
+        if isinstance(raw, str) and spec.many and not spec.option.json:
+            raw = raw.split()
+        if raw is None and spec.option.env:
+            name, raw = environment.variable(spec.option.env), getattr(env, spec.option.env)
+        if raw is not None:
+            items.append(Item(Match(spec), raw, ENVIRONMENT, f"Environment variable {name}"))
+    return items
 
 
 def _make(cls: type, key: str, specs: Iterable[Spec], values: Mapping[str, Any]) -> Any:

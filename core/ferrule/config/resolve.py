@@ -15,8 +15,8 @@ from ferrule.config.schema import Schema
 from ferrule.config.sections import CacheConfig, Config, ModelConfig, SchedulerConfig
 from ferrule.errors import ConfigError, nearest
 
-_BLOCK_SIZE = 16
-_MAX_NUM_SEQS = 256
+BLOCK_SIZE = 16
+MAX_NUM_SEQS = 256
 _MAX_NUM_BATCHED_TOKENS = 2048
 
 
@@ -39,10 +39,11 @@ def check_names(config: Config, plugins: PluginNames) -> None:
     """
     problems = []
     for spec in Schema(config_sections()).specs:
-        kind, value = spec.option.kind, getattr(getattr(config, spec.section), spec.name)
-        known = plugins.names(kind) if kind else ()
+        if (kind := spec.option.kind) is None:
+            continue
+        value, known = getattr(getattr(config, spec.section), spec.name), plugins.names(kind)
         for name in value if isinstance(value, tuple) else (value,):
-            if kind and name not in (None, "", "auto", *known) and not plugins.origin(kind, name):
+            if name not in (None, "", "auto", *known) and not plugins.origin(kind, name):
                 listed = ", ".join(known) or "none is installed"
                 problems.append(f"{spec.flag}: no {kind} plugin {name!r}; available: {listed}.{nearest(name, known)}")
     if problems:
@@ -56,7 +57,7 @@ def _model(section: ModelConfig) -> ModelConfig:
 
 
 def _cache(section: CacheConfig) -> CacheConfig:
-    return dataclasses.replace(section, block_size=section.block_size or _BLOCK_SIZE)
+    return dataclasses.replace(section, block_size=section.block_size or BLOCK_SIZE)
 
 
 def _scheduler(section: SchedulerConfig, max_model_len: int | None, problems: list[str]) -> SchedulerConfig:
@@ -66,7 +67,7 @@ def _scheduler(section: SchedulerConfig, max_model_len: int | None, problems: li
     if tokens is None and whole_prompts is not None:
         tokens = max(_MAX_NUM_BATCHED_TOKENS, whole_prompts, seqs or 0)
     if seqs is None:
-        seqs = _MAX_NUM_SEQS if tokens is None else min(_MAX_NUM_SEQS, tokens)
+        seqs = MAX_NUM_SEQS if tokens is None else min(MAX_NUM_SEQS, tokens)
     if tokens is not None and tokens < seqs:
         problems.append(
             f"--max-num-batched-tokens ({tokens}) must be at least --max-num-seqs ({seqs}): every running request "
@@ -96,6 +97,11 @@ def _contradictions(config: Config) -> list[str]:
             problems.append(f"--logits-processor-pattern is not a regular expression: {error}.")
     if config.frontend.enable_auto_tool_choice and not config.frontend.tool_call_parser:
         problems.append("--enable-auto-tool-choice needs --tool-call-parser NAME: without it no call is understood.")
+    if config.frontend.disable_frontend_multiprocessing and config.frontend.api_server_count > 1:
+        problems.append("--disable-frontend-multiprocessing is one process: it does not go with --api-server-count.")
+    version = config.observability.show_hidden_metrics_for_version
+    if version is not None and not re.fullmatch(r"\d+\.\d+(\.\w+)?", version):
+        problems.append(f"--show-hidden-metrics-for-version: {version!r} is not X.Y.")
     root = config.frontend.root_path
     if root and not root.startswith("/"):
         problems.append(f"--root-path: {root!r} must begin with '/'.")

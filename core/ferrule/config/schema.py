@@ -95,9 +95,6 @@ class Schema:
     def by_name(self) -> dict[str, Spec]:
         return {spec.name: spec for spec in self.specs}
 
-    def group(self, key: str) -> tuple[Spec, ...]:
-        return tuple(spec for spec in self.specs if spec.section == key)
-
     def find(self, written: str) -> Match | None:
         """Look an option string up, exactly; underscores count as dashes before the first dot."""
         head, dot, keys = written.partition(".")
@@ -119,11 +116,6 @@ class Schema:
         flags = (flag for spec in self.specs for flag in spec.flags)
         negative = head.startswith("--no-")
         return nearest(head.replace("_", "-"), (flag for flag in flags if flag.startswith("--no-") == negative))
-
-
-def title(cls: type) -> str:
-    """What a section is, in one line."""
-    return (cls.__doc__ or "").strip().splitlines()[0]
 
 
 def _specs(key: str, cls: Any) -> Iterator[Spec]:

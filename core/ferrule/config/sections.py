@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ferrule.config.option import opt
+from ferrule.config.option import Lacks, opt
 from ferrule.env import Environment
 
 
@@ -18,6 +18,13 @@ class ModelConfig:
     """Which model runs, and what of it."""
 
     model: str = opt("", "Folder or hub id of the model; without one the embedded model is served.", common=True)
+    task: str = opt(
+        "auto",
+        "What the model is for; auto: what its architecture can do.",
+        choices=("auto", "generate", "embedding", "embed", "classify", "score", "reward", "transcription", "draft"),
+        passes=("generate",),
+        lacks=Lacks("model for other tasks than generate", "model"),
+    )
     tokenizer: str | None = opt(None, "Folder or hub id of the tokenizer. Default: the model's.")
     tokenizer_mode: str = opt("auto", "Tokenizer plugin.", kind="tokenizer")
     trust_remote_code: bool = opt(False, "Allow Python code that a checkpoint brings to run.")
@@ -33,15 +40,18 @@ class ModelConfig:
     tokenizer_revision: str | None = opt(
         None, "Branch, tag or commit of the tokenizer. Default: --revision, where the model brings the tokenizer."
     )
+    hub: str = opt("huggingface", "Hub plugin: where a model that is no folder comes from.", kind="hub")
     hf_token: str | None = opt(
         None, "Hub token. Default, and what the bare option means: the stored one.", bare=True, secret=True
     )
+    hf_config_path: str | None = opt(None, "Folder whose config.json is read instead of the model's.")
     hf_overrides: dict[str, Any] = opt({}, "Values that replace those of config.json.", json=True)
     max_model_len: int | None = opt(
         None,
         "Longest prompt plus output, in tokens. Default: the model's own limit, or what the KV cache has room for.",
         ge=1,
         human=True,
+        opens=("auto", "-1"),
         common=True,
     )
     max_logprobs: int = opt(20, "Most logprobs that a request may ask for.", ge=-1)
@@ -60,7 +70,13 @@ class ModelConfig:
     )
     override_generation_config: dict[str, Any] = opt({}, "Values that replace those defaults.", json=True)
     enforce_eager: bool = opt(False, "Never capture graphs or compile.")
+    max_seq_len_to_capture: int = opt(8192, "Longest sequence that graphs are captured for.", ge=0)
+    quantization: str | None = opt(
+        None, "Quantization plugin. Default: what the checkpoint asks for.", kind="quantization", aliases=("-q",)
+    )
     sampler: str = opt("default", "Sampler plugin: from logits to tokens.", kind="sampler")
+    enable_prompt_embeds: bool = opt(False, "Accept prompts as embeddings (prompt_embeds) in completions.")
+    enable_sleep_mode: bool = opt(False, "Serve /sleep and /wake_up, which release and restore weights and cache.")
     logits_processor_pattern: str | None = opt(
         None, "Regular expression of logits-processor names that requests may use. Default: none."
     )
@@ -84,11 +100,17 @@ class CacheConfig:
     """The KV cache."""
 
     block_size: int | None = opt(None, "Tokens per cache block. Default: 16.", choices=(1, 2, 4, 8, 16, 32, 64, 128))
-    gpu_memory_utilization: float = opt(0.9, "Share of device memory that this instance may use.", gt=0, le=1)
+    gpu_memory_utilization: float = opt(
+        0.9, "Share of device memory that this instance may use.", gt=0, le=1, aliases=("--device-memory-utilization",)
+    )
     num_gpu_blocks_override: int | None = opt(None, "Exact number of cache blocks.", ge=2)
     enable_prefix_caching: bool = opt(True, "Reuse the cache of equal prompt beginnings.")
     prefix_caching_hash_algo: str = opt("sha256", "Hash of cache blocks.", choices=("builtin", "sha256"))
-    kv_cache_dtype: str = opt("auto", "Type of cache entries.", choices=("auto",))
+    kv_cache_dtype: str = opt(
+        "auto",
+        "Type of cache entries; auto: the model's; fp8 is fp8_e4m3. Of 8 bits, twice the tokens fit.",
+        choices=("auto", "fp8", "fp8_e4m3", "fp8_e5m2", "bfloat16"),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,9 +125,20 @@ class SchedulerConfig:
         human=True,
     )
     enable_chunked_prefill: bool = opt(True, "Split long prompts over steps.", optional_value=True)
-    long_prefill_token_threshold: int = opt(0, "Longest piece of a prompt in one step; 0: the whole budget.", ge=0)
+    long_prefill_token_threshold: int = opt(
+        0, "Longest piece of a prompt in one step; 0: what the platform gives it beside requests that decode.", ge=0
+    )
     scheduling_policy: str = opt("fcfs", "Policy plugin: who runs first.", kind="policy")
-    scheduler_cls: str | None = opt(None, "Scheduler plugin. Default: default.", kind="scheduler")
+    scheduler_cls: str | None = opt(
+        None, "Scheduler plugin. Default: default.", kind="scheduler", opens=("vllm.core.scheduler.Scheduler",)
+    )
+    cuda_graph_sizes: tuple[int, ...] = opt(
+        (512,),
+        "Batch sizes of graphs; of one number n: 1, 2, 4, 8, 16, 24, ... n.",
+        ge=0,
+        nargs="+",
+        aliases=("--CUDA-graph-sizes", "--cudagraph-capture-sizes"),
+    )
     pipeline_depth: int | None = opt(
         None,
         "Steps in flight: 2 overlaps host and device work. Default: the platform's.",
@@ -120,6 +153,7 @@ class ParallelConfig:
 
     distributed_executor_backend: str | None = opt(None, "Executor plugin. Default: uni.", kind="executor")
     watchdog_timeout: float = opt(120.0, "Seconds without progress, with work waiting, until the engine exits.", gt=0)
+    worker_extension_cls: str = opt("", "Class (module.Class) whose methods collective_rpc may call on workers.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,10 +161,22 @@ class DeviceConfig:
     """What it runs on."""
 
     device: str = opt(
-        "auto", "Platform plugin; auto takes the first that does not refuse, cpu last.", kind="platform", common=True
+        "auto",
+        "Platform plugin; auto takes the first that does not refuse, cpu last.",
+        kind="platform",
+        lower=True,
+        common=True,
     )
     attention_backend: str | None = opt(
-        None, "Attention plugin. Default: the platform's order.", kind="attention", env="attention_backend"
+        None, "Attention plugin. Default: the platform's order.", kind="attention", lower=True, env="attention_backend"
+    )
+    compilation_config: dict[str, Any] = opt(
+        {},
+        "Level of compilation (0 eager, 1 and 2 graphs, 3 compiled parts and graphs; default 2), or an object.",
+        json=True,
+        aliases=("-O", "-cc"),
+        scalar="level",
+        le=3,
     )
 
 
@@ -140,6 +186,21 @@ class FrontendConfig:
 
     host: str | None = opt(None, "Address to listen on. Default: all interfaces.", server=True, common=True)
     port: int = opt(8000, "Port to listen on; 0 takes a free one.", ge=0, le=65535, server=True, common=True)
+    uds: str | None = opt(None, "Unix socket to listen on instead of host and port.", server=True)
+    api_server_count: int = opt(1, "API processes that share the port.", ge=1, le=64, server=True, aliases=("-asc",))
+    ssl_keyfile: str | None = opt(None, "TLS: file of the private key.", server=True)
+    ssl_certfile: str | None = opt(None, "TLS: file of the certificate chain; switches HTTPS on.", server=True)
+    ssl_ca_certs: str | None = opt(
+        None, "TLS: file of the authorities that client certificates come from.", server=True
+    )
+    ssl_cert_reqs: int = opt(
+        0, "TLS: client certificates are 0 not asked for, 1 optional, 2 required.", choices=(0, 1, 2), server=True
+    )
+    ssl_ciphers: str | None = opt(None, "TLS: ciphers up to TLS 1.2, in OpenSSL's form.", server=True)
+    enable_ssl_refresh: bool = opt(False, "TLS: take changed certificate files without a restart.", server=True)
+    middleware: tuple[str, ...] = opt(
+        (), "ASGI middleware class or per-request function, module.name; repeatable.", append=True, server=True
+    )
     uvicorn_log_level: str = opt(
         "info",
         "Log level of the HTTP server.",
@@ -160,6 +221,13 @@ class FrontendConfig:
         common=True,
         server=True,
     )
+    admin_key: str | None = opt(
+        None,
+        "Key of the routes for administration; without one the API key opens them.",
+        secret=True,
+        env="admin_key",
+        server=True,
+    )
     chat_template: str | None = opt(None, "Chat template: a file, the text itself, or a name in templates/chat.")
     chat_template_content_format: str = opt(
         "auto", "What the template sees as message content.", choices=("auto", "string", "openai")
@@ -169,6 +237,16 @@ class FrontendConfig:
     disable_frontend_multiprocessing: bool = opt(False, "Run the engine in the API process.", server=True)
     disable_fastapi_docs: bool = opt(False, "No /docs, /redoc and /openapi.json.", server=True)
     enable_request_id_headers: bool = opt(False, "Answer with X-Request-Id.", server=True)
+    enable_server_load_tracking: bool = opt(False, "Count requests in flight for GET /load.", server=True)
+    enable_tokenizer_info_endpoint: bool = opt(False, "Answer GET /tokenizer_info.", server=True)
+    sse_keepalive: float = opt(
+        15.0,
+        "Seconds of silence until a stream gets a comment; 0: never.",
+        ge=0,
+        server=True,
+        aliases=("--sse-keep-alive-interval",),
+    )
+    strict_requests: bool = opt(False, "Answer request fields that nothing knows with 400.", server=True)
     enable_prompt_tokens_details: bool = opt(False, "Fill usage.prompt_tokens_details.", server=True)
     return_tokens_as_token_ids: bool = opt(False, "Show tokens in logprobs as token_id:N.", server=True)
     disable_log_requests: bool = opt(False, "No log line per admitted request.", server=True)
@@ -189,8 +267,18 @@ class ObservabilityConfig:
     """What it says about itself."""
 
     disable_log_stats: bool = opt(False, "No periodic figures in the log, no engine metrics.")
+    show_hidden_metrics_for_version: str | None = opt(
+        None, "Show metrics that are hidden since version X.Y as well.", server=True
+    )
+    log_config_file: str | None = opt(
+        None, "JSON file in the form of logging.config.dictConfig, for all processes.", env="logging_config_path"
+    )
     log_level: str = opt(
-        "info", "Level of Ferrule's own log.", choices=("debug", "info", "warning", "error"), env="logging_level"
+        "info",
+        "Level of Ferrule's own log.",
+        choices=("debug", "info", "warning", "error"),
+        lower=True,
+        env="logging_level",
     )
     debug: bool = opt(False, "Show tracebacks of start-up errors.")
 
@@ -221,8 +309,12 @@ class LimitsConfig:
     max_stop_length: int = opt(1024, "Longest stop string, in characters.", ge=1)
     max_bad_words: int = opt(256, "Most bad words.", ge=0)
     max_prompt_logprob_cells: int = opt(200_000, "Most prompt tokens x prompt_logprobs.", ge=1, human=True)
-    max_waiting_requests: int = opt(2048, "Most requests in the queue; more are answered 429.", ge=1)
-    max_waiting_tokens: int = opt(8_000_000, "Most prompt tokens in the queue.", ge=1, human=True)
+    max_waiting_requests: int = opt(
+        2048, "Most requests in the queue; more are answered 429.", ge=1, aliases=("--max-num-queued-reqs",)
+    )
+    max_waiting_tokens: int = opt(
+        8_000_000, "Most prompt tokens in the queue.", ge=1, human=True, aliases=("--max-num-queued-tokens",)
+    )
     max_connections: int = opt(4096, "Most open connections.", ge=1, server=True)
     header_timeout: float = opt(10.0, "Seconds to receive a request's headers.", gt=0, server=True)
     body_timeout: float = opt(30.0, "Seconds without progress while a body is received.", gt=0, server=True)

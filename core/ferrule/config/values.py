@@ -16,7 +16,7 @@ from ferrule.errors import nearest
 
 _SIZE = re.compile(r"([+-]?)(\d+)(?:\.(\d+))?([kKmMgGtT]?)", re.ASCII)
 _WHOLE = re.compile(r"[+-]?\d{1,19}", re.ASCII)
-_SCALES: dict[str, int] = {"": 1} | {
+SCALES: dict[str, int] = {"": 1} | {
     letter: base ** (power + 1)
     for letters, base in (("kmgt", 1000), ("KMGT", 1024))
     for power, letter in enumerate(letters)
@@ -36,16 +36,10 @@ def human_size(text: str) -> int:
     if fraction and suffix.isupper():
         raise ValueError(f"a decimal size takes the suffix {suffix.lower()} (powers of 1000)")
     parts: int = 10 ** len(fraction)
-    value, rest = divmod(int(whole + fraction) * _SCALES[suffix], parts)
+    value, rest = divmod(int(whole + fraction) * SCALES[suffix], parts)
     if rest:
         raise ValueError("not a whole number")
     return -value if sign == "-" else value
-
-
-def size_text(value: int) -> str:
-    """The shortest way to write a whole number that `human_size` reads back."""
-    exact = (f"{value // scale}{letter}" for letter, scale in _SCALES.items() if value and value % scale == 0)
-    return min(exact, key=len, default="0")
 
 
 def is_boolean(text: str) -> bool:
@@ -57,7 +51,7 @@ def convert(spec: Spec, raw: Any) -> Any:
 
     Raises ValueError; its text, where there is one, says what is valid.
     """
-    if spec.optional and (raw is None or raw == "None"):
+    if spec.optional and (raw is None or str(raw) in ("None", *spec.option.opens)):
         return None
     if not spec.many:
         return _checked(spec, _one(spec, raw))
@@ -85,7 +79,7 @@ def merge(old: Any, match: Match, raw: Any, notice: Notice) -> dict[str, Any]:
     """
     result: dict[str, Any] = _copy(old)
     if not match.path:
-        _update(result, _as_json(raw, notice), (), notice)
+        _update(result, _as_json(match.spec, raw, notice), (), notice)
         _crosses(result)
         return result
     inner: Any = result
@@ -121,10 +115,13 @@ def loose(text: str) -> Any:
 
 def _one(spec: Spec, raw: Any) -> bool | int | float | str:
     if spec.base is str:
+        if spec.option.objects and isinstance(raw, dict):
+            raw = json.dumps(_plain(raw))
         if not isinstance(raw, (str, os.PathLike)):
             raise ValueError
-        _crosses(os.fspath(raw))
-        return str(os.fspath(raw))
+        text = str(os.fspath(raw))
+        _crosses(text)
+        return text.lower() if spec.option.lower else text
     if spec.base is bool:
         if isinstance(raw, str) and is_boolean(raw):
             return _BOOLEANS[raw.lower()]
@@ -208,9 +205,13 @@ def _decode(text: str, notice: Notice | None = None) -> Any:
         raise ValueError("nested too deeply") from None
 
 
-def _as_json(raw: Any, notice: Notice | None = None) -> dict[str, Any]:
-    """A JSON object from its text, or from an object of plain values. Raises ValueError."""
+def _as_json(spec: Spec, raw: Any, notice: Notice) -> dict[str, Any]:
+    """A JSON object from its text or short form, or from an object of plain values. Raises ValueError."""
+    if spec.option.pairs and isinstance(raw, str) and "=" in raw and "{" not in raw:
+        return {key.strip(): loose(text.strip()) for key, _, text in (part.partition("=") for part in raw.split(","))}
     value = _decode(raw, notice) if isinstance(raw, str) else _plain(raw)
+    if spec.option.scalar and type(value) is int:
+        return {spec.option.scalar: _checked(spec, value)}
     if not isinstance(value, dict):
         raise ValueError
     return value

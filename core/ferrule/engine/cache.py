@@ -92,8 +92,8 @@ class KVCacheManager:
         self._holdings: dict[str, Holding] = {}
 
     def chain(self, request: EngineRequest) -> HashChain | None:
-        """The request's digests; None when prefixes are not kept."""
-        if not self._reusable:
+        """The request's digests; None when prefixes are not kept, or its ids do not tell its content."""
+        if not self._reusable or (request.embeds is not None and request.media_hash is None):
             return None
         border = self.limits.prompt_border
         length = None if border is None else border.scope(len(request.prompt_ids))
@@ -187,9 +187,8 @@ class KVCacheManager:
         """Raise AssertionError unless exactly the requests in `live` hold blocks and the pool agrees with them."""
         if live != self._holdings.keys():
             raise AssertionError(f"I4: blocks held for {sorted(live ^ self._holdings.keys())} do not match who runs")
-        self.pool.check(
-            Counter(block for held in self._holdings.values() for table in held.tables for block in table if block)
-        )
+        tables = [table for holding in self._holdings.values() for table in holding.tables]
+        self.pool.check(Counter(block for table in tables for block in table if block))
         for id, holding in self._holdings.items():
             if any(len(table) * self._size != holding.capacity for table in holding.tables):
                 raise AssertionError(f"I2: tables of {id} do not have room for {holding.capacity} tokens")

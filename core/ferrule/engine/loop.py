@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from ferrule import log
-from ferrule.errors import FerruleError
+from ferrule.engine.sleep import Sleep
+from ferrule.errors import FerruleError, RequestError
 from ferrule.interfaces.executor import Executor, StepHandle
 from ferrule.interfaces.scheduler import Scheduler
 from ferrule.types import (
@@ -18,6 +20,7 @@ from ferrule.types import (
     Cancel,
     Deltas,
     EngineRequest,
+    EngineStats,
     FinishReason,
     FromEngine,
     RequestDelta,
@@ -33,6 +36,7 @@ Send = Callable[[bytes, FromEngine], None]
 IDLE_SECONDS = 0.25  # longest wait for a message; bounds how late a stop is noticed
 STALL_POLL_SECONDS = 0.01
 STATS_SECONDS = 0.1
+_PASSED_ON = ("start_profile", "stop_profile", "collective_rpc")  # calls that the executor answers
 _logger = log.get("engine")
 
 
@@ -41,7 +45,8 @@ class EngineLoop:
 
     `receive(timeout_s)` returns what has arrived, waiting at most that long for the first message. Each request's
     deltas go to the client that submitted it. `stall_seconds` bounds how long work may wait while nothing runs and
-    nothing can be planned; then one request is failed. `executor_calls` are the names that a `Call` may pass on.
+    nothing can be planned; then one request is failed. `sleep_mode` allows to sleep; requests
+    that come then wait.
     """
 
     def __init__(
@@ -52,7 +57,7 @@ class EngineLoop:
         send: Send,
         clock: Callable[[], float],
         stall_seconds: float = 5.0,
-        executor_calls: frozenset[str] = frozenset(),
+        sleep_mode: bool = False,
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
@@ -62,7 +67,9 @@ class EngineLoop:
         self._clock = clock
         self._depth = scheduler.limits.depth
         self._stall_seconds = stall_seconds
-        self._executor_calls = executor_calls
+        self._sleep = Sleep(scheduler, executor, clock, sleep_mode)
+        self._calls = self._administration()
+        self._calling = False  # an executor's call may take long: that is no stall
         self._in_flight: deque[tuple[StepPlan, StepHandle]] = deque()
         self._owners: dict[str, bytes] = {}  # request id -> client, oldest first
         self._outbox: dict[bytes, list[RequestDelta]] = {}  # a key for each client that was heard
@@ -78,7 +85,7 @@ class EngineLoop:
     def step(self) -> None:
         """Take in messages, plan and begin one step, and end the oldest one if no more may be in flight."""
         self._take_messages()
-        plan = self.scheduler.schedule(self._clock())
+        plan = None if self._sleep.level else self.scheduler.schedule(self._clock())
         if plan is not None:
             self._in_flight.append((plan, self.executor.submit(plan)))
         if self._in_flight and (plan is None or len(self._in_flight) >= self._depth):
@@ -87,8 +94,8 @@ class EngineLoop:
         self._flush()
 
     def stalled_for(self, now: float) -> float:
-        """Seconds since a step last ended, or since there was last nothing to do."""
-        return max(0.0, now - self.last_progress)
+        """Seconds since a step last ended, or since there was last nothing to do; none in an administrative call."""
+        return 0.0 if self._calling else max(0.0, now - self.last_progress)
 
     # ------------------------------------------------------------------------------------ steps
 
@@ -100,9 +107,9 @@ class EngineLoop:
         self._deliver(self.scheduler.commit(plan, result, now))
 
     def _mark_progress(self, plan: StepPlan | None) -> None:
-        self._stuck = plan is None and not self._in_flight and self.scheduler.has_work()
+        self._stuck = plan is None and not self._in_flight and self.scheduler.has_work() and not self._sleep.level
         now = self._clock()
-        if not self._owners:
+        if not self._owners or self._sleep.level:
             self.last_progress = now
         elif self._stuck and self.stalled_for(now) > self._stall_seconds:
             self._fail_oldest(now)
@@ -123,7 +130,8 @@ class EngineLoop:
         if self._stuck:
             patience = STALL_POLL_SECONDS
         else:
-            patience = 0.0 if self._owners or self._in_flight else IDLE_SECONDS
+            busy = self._in_flight or (self._owners and not self._sleep.level)
+            patience = 0.0 if busy else IDLE_SECONDS
         for client, message in self._receive(patience):
             self._outbox.setdefault(client, [])
             if isinstance(message, Submit):
@@ -163,8 +171,7 @@ class EngineLoop:
         now = self._clock()
         stats = None
         if self._stats_due or (self._owners and now - self._stats_sent >= STATS_SECONDS):
-            waited = self.stalled_for(now) if self._owners else 0.0
-            stats = msgspec.structs.replace(self.scheduler.stats(), stalled_seconds=waited)
+            stats = self._stats(now)
             self._stats_due = False
             self._stats_sent = now
         for client, deltas in self._outbox.items():
@@ -172,27 +179,47 @@ class EngineLoop:
                 self._send(client, Deltas(tuple(deltas), stats))
                 self._outbox[client] = []
 
+    def _stats(self, now: float) -> EngineStats:
+        waited = self.stalled_for(now) if self._owners else 0.0
+        return msgspec.structs.replace(self.scheduler.stats(), stalled_seconds=waited, sleep_level=self._sleep.level)
+
     # ------------------------------------------------------------------------------------ calls
+
+    def _administration(self) -> dict[str, Callable[..., Any]]:
+        """The closed set of what a `Call` may name. What concerns the executor runs between steps."""
+        own: dict[str, Callable[..., Any]] = {
+            "reset_prefix_cache": self.scheduler.reset_cache,
+            "stats": lambda: msgspec.to_builtins(self._stats(self._clock())),
+            "check": lambda: self.scheduler.check() is None,
+            "is_sleeping": lambda: self._sleep.level > 0,
+            "sleep": partial(self._between_steps, self._sleep.begin),
+            "wake_up": partial(self._between_steps, self._sleep.end),
+        }
+        passed = {name: partial(self._between_steps, self._pass_on, name) for name in _PASSED_ON}
+        return {**passed, **own}
+
+    def _pass_on(self, name: str, *args: Any) -> Any:
+        return self.executor.call(name, args)
 
     def _answer(self, call: Call) -> CallReply:
         try:
-            return CallReply(call.number, self._call(call.name, call.args))
+            if call.name not in self._calls:
+                raise FerruleError(f"there is no call {call.name!r}")
+            return CallReply(call.number, self._calls[call.name](*call.args))
         except (FerruleError, AssertionError) as error:
-            return CallReply(call.number, error=str(error))
+            status = error.status if isinstance(error, RequestError) else 500
+            return CallReply(call.number, error=str(error), status=status)
         except Exception:
             _logger.exception("call %s failed", call.name)
             return CallReply(call.number, error=f"{call.name} failed; the log says why")
 
-    def _call(self, name: str, args: tuple[Any, ...]) -> Any:
-        if name == "reset_prefix_cache":
-            return self.scheduler.reset_cache()
-        if name == "stats":
-            return msgspec.to_builtins(self.scheduler.stats())
-        if name == "check":
-            self.scheduler.check()
-            return True
-        if name not in self._executor_calls:
-            raise FerruleError(f"there is no call {name!r}")
-        while self._in_flight:  # a call runs between steps
+    def _between_steps(self, function: Callable[..., Any], *args: Any) -> Any:
+        while self._in_flight:
             self._end_oldest_step()
-        return self.executor.call(name, args)
+        self._calling = True
+        try:
+            return function(*args)
+        finally:
+            self.last_progress = self._clock()
+            self._calling = False
+            self._stats_due = True

@@ -6,6 +6,11 @@ it, always: confirmed <= sent <= known <= limit, and confirmed <= len(ids) <= kn
 
 from __future__ import annotations
 
+from array import array
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
 from ferrule.engine.hashing import HashChain
 from ferrule.interfaces.scheduler import RequestView
 from ferrule.types import Admit, EngineRequest, FinishReason, RequestDelta, RequestTimes, TokenLogprobs
@@ -13,6 +18,7 @@ from ferrule.types import Admit, EngineRequest, FinishReason, RequestDelta, Requ
 MAX_PREEMPTIONS = 8  # a request that was preempted this often runs alone, and so is never preempted again
 
 
+@dataclass(slots=True, eq=False)
 class Request:
     """`ids` are the tokens that the host has seen: the prompt and every sample that was committed.
 
@@ -22,48 +28,33 @@ class Request:
     limit      the most tokens that it may ever have; the last of them is never computed
     """
 
-    __slots__ = (
-        "cached",
-        "chain",
-        "confirmed",
-        "epoch",
-        "first_token",
-        "id",
-        "ids",
-        "known",
-        "limit",
-        "min_length",
-        "num_preemptions",
-        "num_prompt",
-        "num_prompt_logprobs",
-        "scheduled",
-        "sent",
-        "sequence",
-        "slot",
-        "spec",
-        "stops",
-    )
+    spec: EngineRequest
+    sequence: int
+    limit: int
+    chain: HashChain | None
+    id: str = field(init=False)
+    ids: array[int] = field(init=False)  # not a list: the garbage collector would visit each token
+    num_prompt: int = field(init=False)
+    min_length: int = field(init=False)
+    stops: frozenset[int] = field(init=False)
+    known: int = field(init=False)
+    sent: int = 0
+    confirmed: int = 0
+    epoch: int = 0  # 0: not alive; lives count from 1 over all requests
+    slot: int = -1
+    cached: int = -1  # prompt tokens found in the cache when it first ran; -1: it never ran
+    num_preemptions: int = 0
+    num_prompt_logprobs: int = 0  # delivered: those of positions 1 to this one
+    scheduled: float = 0.0
+    first_token: float = 0.0
 
-    def __init__(self, spec: EngineRequest, sequence: int, limit: int, chain: HashChain | None) -> None:
-        self.spec = spec
+    def __post_init__(self) -> None:
+        spec = self.spec
         self.id = spec.id
-        self.sequence = sequence
-        self.limit = limit
-        self.chain = chain
-        self.ids = list(spec.prompt_ids)
-        self.num_prompt = len(self.ids)
+        self.ids = array("q", spec.prompt_ids)
+        self.num_prompt = self.known = len(self.ids)
         self.min_length = self.num_prompt + spec.sampling.min_tokens
         self.stops = frozenset(spec.sampling.stop_token_ids)
-        self.known = self.num_prompt
-        self.sent = 0
-        self.confirmed = 0
-        self.epoch = 0  # 0: not alive; lives count from 1 over all requests
-        self.slot = -1
-        self.cached = -1  # prompt tokens found in the cache when it first ran; -1: it never ran
-        self.num_preemptions = 0
-        self.num_prompt_logprobs = 0  # delivered: those of positions 1 to this one
-        self.scheduled = 0.0
-        self.first_token = 0.0
 
     @property
     def running(self) -> bool:
@@ -122,34 +113,18 @@ class Request:
     def admit(self) -> Admit:
         """What the runner must know when this life begins."""
         spec = self.spec
-        return Admit(self.slot, self.id, self.epoch, tuple(self.ids), self.num_prompt, spec.sampling, spec.adapter)
+        ids = tuple(self.ids)
+        return Admit(self.slot, self.id, self.epoch, ids, self.num_prompt, spec.sampling, spec.adapter, spec.embeds)
 
     def last_delta(self, delta: RequestDelta, finish: FinishReason, now: float) -> RequestDelta:
         """`delta` as the terminal one."""
-        return RequestDelta(
-            delta.id,
-            delta.token_ids,
-            delta.logprobs,
-            delta.prompt_logprobs,
-            finish,
-            delta.stop_reason,
-            max(0, self.cached),
-            self.num_preemptions,
-            delta.error,
-            RequestTimes(self.spec.arrival, self.scheduled, self.first_token, now),
-        )
+        times = RequestTimes(self.spec.arrival, self.scheduled, self.first_token, now)
+        cached, count = max(0, self.cached), self.num_preemptions
+        return replace(delta, finish=finish, cached=cached, num_preemptions=count, times=times)
 
     def view(self) -> RequestView:
-        return RequestView(
-            self.id,
-            self.spec.arrival,
-            self.sequence,
-            self.spec.priority,
-            self.num_prompt,
-            self.known,
-            self.sent,
-            self.num_preemptions,
-        )
+        at, priority, number = self.spec.arrival, self.spec.priority, self.num_preemptions
+        return RequestView(self.id, at, self.sequence, priority, self.num_prompt, self.known, self.sent, number)
 
     def check(self, depth: int) -> None:
         """Raise AssertionError unless the counters are in order and no more than `depth` samples are in flight."""

@@ -10,6 +10,7 @@ order, so a later plan cannot spoil an earlier one. Results of a life that has e
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 
 from ferrule.engine.cache import BlockDelta, KVCacheManager, footprint
 from ferrule.engine.queue import WaitingQueue
@@ -29,17 +30,15 @@ from ferrule.types import (
 )
 
 
+@dataclass(slots=True)
 class Draft:
     """The plan that is being made. `owed` are blocks that running prompts will still need."""
 
-    __slots__ = ("admits", "budget", "chunks", "owed", "preempted")
-
-    def __init__(self, budget: int) -> None:
-        self.budget = budget
-        self.chunks: dict[str, Chunk] = {}
-        self.admits: list[Admit] = []
-        self.owed = 0
-        self.preempted = False
+    budget: int
+    chunks: dict[str, Chunk] = field(default_factory=dict)
+    admits: list[Admit] = field(default_factory=list)
+    owed: int = 0
+    preempted: bool = False
 
     def drop(self, id: str) -> None:
         """Take back what a victim was given in this step."""
@@ -126,6 +125,8 @@ class DefaultScheduler(Scheduler):
                 prefills.append(request)
             elif todo and draft.budget and request.running:
                 self._give(request, 1, draft, now)
+        if (share := self.limits.prompt_share) and draft.chunks and self.limits.chunked_prefill:
+            draft.budget = min(draft.budget, share * max(32, len(draft.chunks)))  # those that decode wait for prompts
         for request in prefills:
             if request.running:
                 count = self._piece(request.todo, draft.budget)
@@ -136,15 +137,13 @@ class DefaultScheduler(Scheduler):
 
     def _give(self, request: Request, count: int, draft: Draft, now: float) -> None:
         """Add a row for a running request, if blocks can be had."""
-        blocks = self.cache.reserve(request.id, request.sent + count)
-        while blocks is None:
+        while (blocks := self.cache.reserve(request.id, request.sent + count)) is None:
             victim = self._victim()
             if victim is None:
                 return
             self._preempt(victim, draft, now)
             if victim is request:
                 return
-            blocks = self.cache.reserve(request.id, request.sent + count)
         self._send(request, count, blocks, draft)
 
     def _send(self, request: Request, count: int, blocks: BlockDelta, draft: Draft) -> None:
@@ -201,10 +200,13 @@ class DefaultScheduler(Scheduler):
 
     def _preempt(self, request: Request, draft: Draft, now: float) -> None:
         draft.drop(request.id)
-        self._vacate(request)
-        request.retreat()
         request.num_preemptions += 1
         self.counters.preemptions += 1
+        self._retreat(request, now)
+
+    def _retreat(self, request: Request, now: float) -> None:
+        self._vacate(request)
+        request.retreat()
         self.waiting.push(request, now)
 
     def _vacate(self, request: Request) -> None:
@@ -244,6 +246,7 @@ class DefaultScheduler(Scheduler):
         if len(request.ids) == request.num_prompt:
             request.first_token = now
             self.counters.prompt_tokens += request.num_prompt
+            self.counters.prompt_cached += max(0, request.cached)
         count, finish, stop = request.append(row.token_ids)
         self.counters.generation_tokens += count
         tokens, logprobs = row.token_ids[:count], row.logprobs[:count]
@@ -263,17 +266,23 @@ class DefaultScheduler(Scheduler):
 
     def stats(self) -> EngineStats:
         pool = self.cache.pool
-        counters = {name: getattr(self.counters, name) for name in Counters.__slots__}
         return EngineStats(
             running=len(self.running),
             waiting=len(self.waiting),
             blocks_total=pool.num_blocks - 1,
             blocks_used=pool.num_used,
             blocks_cached=pool.num_idle,
-            **counters,
+            **asdict(self.counters),
         )
 
     def reset_cache(self) -> bool:
+        return self.cache.reset()
+
+    def evacuate(self, now: float) -> bool:
+        """Does not count as a preemption: nobody was preferred. The runner forgets its slots unasked."""
+        for request in list(self.running.values()):
+            self._retreat(request, now)
+        self._releases.clear()
         return self.cache.reset()
 
     def check(self) -> None:

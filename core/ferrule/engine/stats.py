@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 
+
+@dataclass(slots=True)
 class Counters:
-    """`prefix_*` count tokens of requests that were looked up at their first admission."""
+    """Fields of `EngineStats`. `prefix_*` count tokens of requests that were looked up at their first admission."""
 
-    __slots__ = (
-        "corrupted_requests",
-        "generation_tokens",
-        "last_step_tokens",
-        "preemptions",
-        "prefix_hits",
-        "prefix_queries",
-        "prompt_tokens",
-        "steps",
-    )
-
-    def __init__(self) -> None:
-        self.corrupted_requests = 0
-        self.generation_tokens = 0
-        self.last_step_tokens = 0
-        self.preemptions = 0
-        self.prefix_hits = 0
-        self.prefix_queries = 0
-        self.prompt_tokens = 0  # of requests that produced their first token
-        self.steps = 0
+    corrupted_requests: int = 0
+    generation_tokens: int = 0
+    last_step_tokens: int = 0
+    preemptions: int = 0
+    prefix_hits: int = 0
+    prefix_queries: int = 0
+    prompt_cached: int = 0  # of prompt_tokens, found in the prefix cache
+    prompt_tokens: int = 0  # of requests that produced their first token
+    steps: int = 0

@@ -1,1 +1,1 @@
-"""Executors' common parts: what turns a configuration into a loaded model that runs plans."""
+"""Put an engine together: what every executor loads, and the socket that clients talk to."""

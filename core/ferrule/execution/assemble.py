@@ -13,7 +13,7 @@ from ferrule.config import Config
 from ferrule.config.resolve import resolve
 from ferrule.engine.cache import capacity, footprint
 from ferrule.engine.loop import EngineLoop
-from ferrule.env import calm_threads
+from ferrule.env import before_libraries
 from ferrule.errors import ConfigError
 from ferrule.interfaces.executor import Executor
 from ferrule.interfaces.plugins import Plugins
@@ -36,7 +36,7 @@ class Engine:
 
 def build_engine(config: Config, plugins: Plugins, receive: Receive, send: Send) -> Engine:
     """Load the model, size the cache, and connect the loop to its client. Raises StartupError."""
-    calm_threads()
+    before_libraries()
     executor: Executor = plugins.load("executor", config.parallel.distributed_executor_backend or "uni")()
     info = executor.start(config, plugins)
     try:
@@ -44,7 +44,7 @@ def build_engine(config: Config, plugins: Plugins, receive: Receive, send: Send)
         info, num_blocks = _sized(config, info)
         executor.init_cache(num_blocks)
         scheduler = _scheduler(config, plugins, info, num_blocks)
-        loop = EngineLoop(scheduler, executor, receive, send, time.monotonic)
+        loop = EngineLoop(scheduler, executor, receive, send, time.monotonic, sleep_mode=config.model.enable_sleep_mode)
     except BaseException:
         executor.shutdown()
         raise
@@ -90,6 +90,7 @@ def _limits(config: Config, info: ModelInfo, num_blocks: int) -> SchedulerLimits
         prefix_caching=config.cache.enable_prefix_caching,
         hash_algo=config.cache.prefix_caching_hash_algo,
         long_prefill_token_threshold=section.long_prefill_token_threshold,
+        prompt_share=0 if section.long_prefill_token_threshold else info.prompt_share,
         prompt_border=info.prompt_border,
         cache_root=os.urandom(32),
     )

@@ -127,13 +127,6 @@ class ChildPool:
                 raise RequestError(f"{what} failed ({kind}).", param)
         raise RequestError(f"{what} cannot be processed.", param)
 
-    async def warm(self) -> None:
-        """Start one child, so that the first request does not wait for it."""
-        async with self._places:
-            child = await self._take()
-            self._busy.discard(child)
-            self._idle.append(child)
-
     async def _take(self) -> Child:
         while self._idle:
             child = self._idle.pop()
@@ -180,8 +173,6 @@ def _pack(request: Any, param: str) -> bytes:
     try:
         return msgspec.msgpack.encode(request)
     except UnicodeEncodeError:
-        raise RequestError(
-            "The text holds a surrogate without its partner, so it is not valid Unicode.", param
-        ) from None
+        raise RequestError("The text holds a surrogate without its partner: that is no Unicode.", param) from None
     except (OverflowError, RecursionError, TypeError, ValueError):
         raise RequestError("The request holds a value that cannot be processed.", param) from None

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+from ferrule.frontend.board import Board
 from ferrule.interfaces.service import Health
 from ferrule.types import EngineRequest, EngineStats, FinishReason, ModelInfo, RequestDelta
 
@@ -15,6 +16,7 @@ class EngineClient(ABC):
 
     info: ModelInfo
     num_blocks: int
+    board: Board  # what this process shares with the server's other ones
 
     @abstractmethod
     def generate(self, request: EngineRequest) -> AsyncIterator[RequestDelta]:

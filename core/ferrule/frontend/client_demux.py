@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from abc import abstractmethod
-from collections import deque
 from collections.abc import AsyncIterator, Sequence
+from itertools import chain
 from typing import Any
 
-from ferrule.errors import EngineDead, RequestFailed
+from msgspec.structs import replace
+
+from ferrule.errors import EngineDead, ForbiddenError, RequestError, RequestFailed
+from ferrule.frontend.board import BEAT, STALLED, Board
 from ferrule.frontend.client import EngineClient
 from ferrule.interfaces.service import Health
 from ferrule.types import (
@@ -28,16 +32,20 @@ from ferrule.types import (
     ToEngine,
 )
 
+_SILENCE = 10.0  # seconds without a heartbeat until the engine counts as stalled
+
 
 class DeltaStream(AsyncIterator[RequestDelta]):
-    """One request's deltas. `aclose` before the terminal one cancels the request."""
+    """One request's deltas; those that have come since the last was read are one. So a process that lags behind the
+    engine does less for each token. `aclose` before the terminal one cancels the request.
+    """
 
     __slots__ = ("_client", "_done", "_error", "_id", "_items", "_waiter")
 
     def __init__(self, client: DemuxClient, request_id: str) -> None:
         self._client = client
         self._id = request_id
-        self._items: deque[RequestDelta] = deque()
+        self._items: list[RequestDelta] = []
         self._waiter: asyncio.Future[None] | None = None
         self._error: EngineDead | None = None
         self._done = False
@@ -53,7 +61,8 @@ class DeltaStream(AsyncIterator[RequestDelta]):
                 await self._waiter
             finally:
                 self._waiter = None
-        return self._items.popleft()
+        items, self._items = self._items, []
+        return items[0] if len(items) == 1 else _joined(items)
 
     def push(self, delta: RequestDelta) -> None:
         self._items.append(delta)
@@ -75,10 +84,22 @@ class DeltaStream(AsyncIterator[RequestDelta]):
             self._client.forget(self._id)
 
 
-class DemuxClient(EngineClient):
-    """Subclasses carry messages: `_post` sends one, and they call `_dispatch` with what comes back."""
+def _joined(deltas: Sequence[RequestDelta]) -> RequestDelta:
+    """One delta that says what these say: the last one's word, with the tokens of all."""
+    lists = ("token_ids", "logprobs", "prompt_logprobs")
+    whole = {name: tuple(chain.from_iterable(getattr(delta, name) for delta in deltas)) for name in lists}
+    return replace(deltas[-1], **whole)
 
-    def __init__(self) -> None:
+
+class DemuxClient(EngineClient):
+    """Subclasses carry messages: `_post` sends one, and they call `_dispatch` with what comes back.
+
+    `watchdog` is the time in seconds after which an engine that makes no progress is ended.
+    """
+
+    def __init__(self, board: Board | None = None, watchdog: float = 120.0) -> None:
+        self.board = board or Board()
+        self._watchdog = watchdog
         self._streams: dict[str, DeltaStream] = {}
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._numbers = itertools.count(1)
@@ -121,7 +142,20 @@ class DemuxClient(EngineClient):
     def health(self) -> Health:
         if self._dead is not None:
             return Health(state="dead", detail=str(self._dead))
-        return Health(state="ready" if self._ready.is_set() else "starting")
+        if not self._ready.is_set():
+            return Health(state="starting")
+        if waits := self._stalled():
+            return Health(state="stalled", detail=f"The engine has made no progress for {waits:.0f} s.")
+        return Health(state="ready" if self.board.ready else "starting")
+
+    def _stalled(self) -> float:
+        """Seconds without a sign of progress from the engine; 0 while they are no reason to worry.
+
+        A process that was stopped, or that holds the interpreter, is silent. A step that takes long is only slow.
+        """
+        beat, waits = self.board.get(BEAT), self.board.get(STALLED)
+        silent = time.monotonic() - beat if beat else 0.0
+        return max(silent if silent > min(_SILENCE, self._watchdog) else 0, waits if waits > self._watchdog / 2 else 0)
 
     def stats(self) -> EngineStats:
         return self._stats
@@ -150,24 +184,19 @@ class DemuxClient(EngineClient):
             if message.stats is not None:
                 self._stats = message.stats
             for delta in message.deltas:
-                self._deliver(delta)
+                find = self._streams.get if delta.finish is None else self._streams.pop
+                if (stream := find(delta.id, None)) is not None:
+                    stream.push(delta)
         elif isinstance(message, CallReply):
             reply = self._calls.get(message.number)
             if reply is not None and not reply.done():
                 if message.error is None:
                     reply.set_result(message.result)
                 else:
-                    reply.set_exception(RequestFailed(message.error))
+                    kind = {500: RequestFailed, 403: ForbiddenError}.get(message.status, RequestError)
+                    reply.set_exception(kind(message.error))
         elif isinstance(message, Ready):
             self.info, self.num_blocks = message.info, message.num_blocks
             self._ready.set()
         elif isinstance(message, Fatal):
             self.die(message.message)
-
-    def _deliver(self, delta: RequestDelta) -> None:
-        if delta.finish is None:
-            stream = self._streams.get(delta.id)
-        else:
-            stream = self._streams.pop(delta.id, None)
-        if stream is not None:
-            stream.push(delta)

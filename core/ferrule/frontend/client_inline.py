@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from ferrule import log
 from ferrule.config import Config
+from ferrule.engine.loop import EngineLoop
 from ferrule.execution.assemble import build_engine
 from ferrule.frontend.client_demux import DemuxClient
 from ferrule.interfaces.plugins import Plugins
@@ -22,10 +23,11 @@ class InlineClient(DemuxClient):
     """Loads the model on the engine's thread; `wait_ready` tells when it is there, or raises what stopped it."""
 
     def __init__(self, config: Config, plugins: Plugins) -> None:
-        super().__init__()
+        super().__init__(watchdog=config.parallel.watchdog_timeout)
         self._inbox: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
-        self._loop = asyncio.get_running_loop()
+        self._events = asyncio.get_running_loop()
         self._stop = threading.Event()
+        self.loop: EngineLoop | None = None  # once the model is loaded
         self.startup_error: Exception | None = None
         self._thread = threading.Thread(target=self._run, args=(config, plugins), name="engine", daemon=True)
         self._thread.start()
@@ -47,6 +49,7 @@ class InlineClient(DemuxClient):
             self._hand_over(lambda: self.die("The engine did not start."))
             return
         try:
+            self.loop = engine.loop
             self._send(_CLIENT, Ready(engine.info, engine.num_blocks))
             engine.loop.run(self._stop.is_set)
         except Exception:
@@ -69,8 +72,8 @@ class InlineClient(DemuxClient):
         self._hand_over(lambda: self._dispatch(message))
 
     def _hand_over(self, callback: Callable[[], None]) -> None:
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(callback)
+        if not self._events.is_closed():
+            self._events.call_soon_threadsafe(callback)
 
     async def close(self) -> None:
         self._stop.set()

@@ -10,6 +10,7 @@ import msgspec
 import zmq
 
 from ferrule.execution.wire import HELLO
+from ferrule.frontend.board import Board
 from ferrule.frontend.client_demux import DemuxClient
 from ferrule.types import Call, FromEngine, ToEngine
 
@@ -17,11 +18,11 @@ from ferrule.types import Call, FromEngine, ToEngine
 class ProcessClient(DemuxClient):
     """`alive_fd` is the read end of a pipe whose only writer is the engine: its end is the engine's end."""
 
-    def __init__(self, path: Path, alive_fd: int, name: str = "api-0") -> None:
-        super().__init__()
+    def __init__(self, path: Path, alive_fd: int, board: Board | None = None, watchdog: float = 120.0) -> None:
+        super().__init__(board, watchdog)
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.IDENTITY, name.encode())
+        self._socket.setsockopt(zmq.IDENTITY, b"api-%d" % self.board.row)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.setsockopt(zmq.RCVHWM, 0)
@@ -41,6 +42,7 @@ class ProcessClient(DemuxClient):
             self._post(Call(0, HELLO))
             self._on_readable()
             await asyncio.sleep(0.05)
+        self._post(Call(0, "stats"))  # an engine sends its figures to those whom it has heard
 
     def _post(self, message: ToEngine) -> None:
         self._socket.send(self._encoder.encode(message), zmq.NOBLOCK)

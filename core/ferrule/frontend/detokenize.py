@@ -19,7 +19,7 @@ _LOST = "\ufffd"
 
 
 class Detokenizer(ABC):
-    """One choice's text. Nothing is fed after `finish`."""
+    """One choice's text. Nothing is fed after `finish`. A shallow copy is a fork: no state is changed in place."""
 
     @abstractmethod
     def feed(self, token_id: int) -> str:
@@ -62,7 +62,7 @@ def decode(tokenizer: Tokenizer, ids: Iterable[int], *, skip_special_tokens: boo
 class _Pieces(Detokenizer):
     """For tokenizers whose tokens are bytes, whatever stands beside them."""
 
-    __slots__ = ("_after_special", "_decode", "_first", "_joined", "_skipped", "_tokenizer")
+    __slots__ = ("_after_special", "_first", "_joined", "_pending", "_skipped", "_tokenizer")
 
     def __init__(self, tokenizer: Tokenizer, first: bool, skipped: frozenset[int], joined: frozenset[int]) -> None:
         self._tokenizer = tokenizer
@@ -70,7 +70,7 @@ class _Pieces(Detokenizer):
         self._skipped = skipped
         self._joined = joined  # special tokens between which no space is written
         self._after_special = False
-        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._pending = b""  # the beginning of a character
 
     def feed(self, token_id: int) -> str:
         if token_id in self._skipped:
@@ -87,6 +87,12 @@ class _Pieces(Detokenizer):
 
     def finish(self) -> str:
         return self._decode(b"", True)
+
+    def _decode(self, piece: bytes, final: bool = False) -> str:
+        data = self._pending + piece
+        text, used = codecs.utf_8_decode(data, "replace", final)
+        self._pending = data[used:]
+        return text
 
 
 class _Windows(Detokenizer):
@@ -111,7 +117,7 @@ class _Windows(Detokenizer):
     def feed(self, token_id: int) -> str:
         if token_id in self._skipped:
             return ""
-        self._ids.append(token_id)
+        self._ids = [*self._ids, token_id]
         text = self._text(self._ids)
         settled = len(text)
         while settled and len(text) - settled < _UNSETTLED and text[settled - 1] == _LOST:

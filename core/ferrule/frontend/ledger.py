@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 from ferrule import log
 from ferrule.config import LimitsConfig
 from ferrule.errors import OverloadedError, RequestError
+from ferrule.frontend.board import WAITING, WAITING_TOKENS, Board
 from ferrule.interfaces.stats import RequestStats, StatLogger
 from ferrule.plugin.hooks import HookRunner
 from ferrule.types import EngineStats, FinishReason, RequestTimes
@@ -18,15 +19,19 @@ _logger = log.get("stats")
 
 
 class Loggers:
-    """Stat loggers, guarded: one that raises is logged, and left out after three times."""
+    """Stat loggers, guarded: one that raises is logged, and left out after three times.
 
-    def __init__(self, loggers: Sequence[StatLogger], hooks: HookRunner | None = None) -> None:
+    With `silent` they are told of HTTP alone.
+    """
+
+    def __init__(self, loggers: Sequence[StatLogger], hooks: HookRunner | None = None, silent: bool = False) -> None:
         self.hooks = hooks or HookRunner()
+        self._silent = silent
         self._loggers = list(loggers)
         self._failures: dict[StatLogger, int] = {}
 
-    def tell(self, say: Callable[[StatLogger], None]) -> None:
-        for logger in tuple(self._loggers):
+    def tell(self, say: Callable[[StatLogger], None], always: bool = False) -> None:
+        for logger in tuple(self._loggers) if always or not self._silent else ():
             try:
                 say(logger)
             except Exception:
@@ -45,42 +50,35 @@ class Loggers:
             if text is not None:
                 found.append(text)
 
-        self.tell(ask)
+        self.tell(ask, always=True)
         media_type = found[0][0] if found else "text/plain; charset=utf-8"
         kind = media_type.partition(";")[0]
         texts = [text for other, text in found if other.partition(";")[0] == kind]
         return media_type, "".join(texts) + self.hooks.metrics()
 
 
+@dataclass(slots=True, eq=False)
 class Account:
     """One choice in the books: reserved, then (with its first token) no longer waiting, then settled, once."""
 
-    __slots__ = (
-        "arrival",
-        "cached",
-        "first_token",
-        "generated",
-        "id",
-        "last_token",
-        "max_tokens",
-        "n",
-        "prompt",
-        "settled",
-        "waits",
-    )
+    arrival: float
+    prompt: int  # tokens
+    max_tokens: int
+    n: int
+    weight: int  # what it holds of the queue's token budget
+    id: str = ""  # of the engine's request, once there is one
+    waits: bool = True
+    settled: bool = False
+    cached: int = 0
+    generated: int = 0
+    first_token: float = 0.0
+    streamed: bool = True
+    called_tools: bool | None = None  # None: no tool parser reads it
+    group: Sequence[Account] = ()  # all choices of the prompt
+    last_token: float = field(init=False)
 
-    def __init__(self, arrival: float, num_prompt: int, max_tokens: int, n: int) -> None:
-        self.id = ""  # of the engine's request, once there is one
-        self.arrival = arrival
-        self.prompt = num_prompt
-        self.max_tokens = max_tokens
-        self.n = n
-        self.waits = True
-        self.settled = False
-        self.cached = 0
-        self.generated = 0
-        self.first_token = 0.0
-        self.last_token = arrival
+    def __post_init__(self) -> None:
+        self.last_token = self.arrival
 
 
 class Reservation:
@@ -97,24 +95,44 @@ class Reservation:
         if tokens > limit:
             raise RequestError(f"The prompts have {tokens} tokens in all; the queue takes {limit}.", "prompt")
         if self._ledger.waiting_tokens + tokens > limit:
-            raise OverloadedError("The queue is full: too many prompt tokens wait.", self._ledger.retry_after)
-        self._ledger.waiting_tokens += tokens
+            raise self._ledger.full("prompt tokens", "max_num_queued_tokens")
+        self._ledger.board.add(WAITING_TOKENS, tokens)
         self.tokens += tokens
+
+    def turn(self, account: Account) -> None:
+        """One of the places is an account's now."""
+        self.count -= 1
+        self.tokens -= account.weight
 
 
 class Ledger:
-    """`waiting` counts choices that were admitted and have no token yet, from before their prompt is rendered."""
+    """`waiting` counts choices that were admitted and have no token yet, from before their prompt is rendered.
 
-    def __init__(self, limits: LimitsConfig, loggers: Loggers, clock: Callable[[], float]) -> None:
+    The queue is one for all API processes: its limits hold for the sum.
+    """
+
+    def __init__(
+        self, limits: LimitsConfig, loggers: Loggers, clock: Callable[[], float], board: Board | None = None
+    ) -> None:
         self.limits = limits
         self.loggers = loggers
-        self.waiting = 0
-        self.waiting_tokens = 0
+        self.board = board or Board()
         self.open = 0
         self.retry_after = 1
         self._clock = clock
-        self._quiet = asyncio.Event()
-        self._quiet.set()
+
+    @property
+    def waiting(self) -> int:
+        return self.board.total(WAITING)
+
+    @property
+    def waiting_tokens(self) -> int:
+        return self.board.total(WAITING_TOKENS)
+
+    def full(self, what: str, reason: str) -> OverloadedError:
+        """The refusal, counted."""
+        self.loggers.tell(lambda logger: logger.on_rejected(reason))
+        return OverloadedError(f"The queue is full: too many {what} wait.", self.retry_after)
 
     @contextmanager
     def reserve(self, count: int) -> Iterator[Reservation]:
@@ -123,20 +141,16 @@ class Ledger:
         if count > limit:
             raise RequestError(f"The request asks for {count} answers in all; the queue takes {limit}.", "n")
         if self.waiting + count > limit:
-            raise OverloadedError("The queue is full: too many requests wait.", self.retry_after)
+            raise self.full("requests", "max_num_queued_reqs")
         held = Reservation(self, count)
-        self._change(waiting=count, opened=count)
+        self.board.add(WAITING, count)
+        self.open += count
         try:
             yield held
         finally:
-            self.waiting_tokens -= held.tokens
-            self._change(waiting=-held.count, opened=-held.count)
-
-    def account(self, held: Reservation, arrival: float, num_prompt: int, max_tokens: int, n: int) -> Account:
-        """Turn a reserved place into an account."""
-        held.count -= 1
-        held.tokens -= num_prompt
-        return Account(arrival, num_prompt, max_tokens, n)
+            self.board.add(WAITING_TOKENS, -held.tokens)
+            self.board.add(WAITING, -held.count)
+            self.open -= held.count
 
     def tokens(self, account: Account, count: int, cached: int) -> None:
         """A delta with tokens arrived."""
@@ -154,46 +168,35 @@ class Ledger:
         """The choice is over for client and engine; later calls for it do nothing."""
         if account.settled:
             return
-        account.settled = True
-        self._stop_waiting(account)
-        self._change(waiting=0, opened=-1)
+        self.drop(account)
         stats = _stats(account, finish, times or RequestTimes(), preemptions, self._clock())
         self.loggers.tell(lambda logger: logger.on_finish(stats))
         if account.id:
             self.loggers.hooks.request_finished(account.id, stats)
 
     def drop(self, account: Account) -> None:
-        """Forget an account that never reached the engine."""
+        """Take an open account off the books, and count it nowhere."""
         account.settled = True
         self._stop_waiting(account)
-        self._change(waiting=0, opened=-1)
+        self.open -= 1
 
     def engine(self, stats: EngineStats) -> None:
-        self.loggers.tell(lambda logger: logger.on_engine(stats, 0))
-
-    async def quiet(self) -> None:
-        """Return when nothing is open."""
-        await self._quiet.wait()
+        """The first API process tells the engine's figures, for all: they are there once, and never go back."""
+        if self.board.leads:
+            self.loggers.tell(lambda logger: logger.on_engine(stats, 0))
 
     def _stop_waiting(self, account: Account) -> None:
         if account.waits:
             account.waits = False
-            self.waiting -= 1
-            self.waiting_tokens -= account.prompt
-
-    def _change(self, waiting: int, opened: int) -> None:
-        self.waiting += waiting
-        self.open += opened
-        if self.open:
-            self._quiet.clear()
-        else:
-            self._quiet.set()
+            self.board.add(WAITING, -1)
+            self.board.add(WAITING_TOKENS, -account.weight)
 
 
 def _stats(account: Account, finish: FinishReason, times: RequestTimes, preemptions: int, now: float) -> RequestStats:
     def between(start: float, end: float) -> float:
         return max(0.0, end - start) if start and end else 0.0
 
+    group = account.group or (account,)
     return RequestStats(
         finish=finish,
         prompt_tokens=account.prompt,
@@ -208,4 +211,7 @@ def _stats(account: Account, finish: FinishReason, times: RequestTimes, preempti
         prefill_time=between(times.scheduled, times.first_token),
         decode_time=between(times.first_token, times.finished),
         num_preemptions=preemptions,
+        longest=max(one.generated for one in group) if all(one.settled for one in group) else None,
+        called_tools=account.called_tools,
+        streamed=account.streamed,
     )

@@ -109,9 +109,7 @@ def _part(part: Any, where: str) -> dict[str, str]:
     kind, text = part.get("type"), part.get("text")
     if kind != "text":
         named = f"{kind!r:.60}" if isinstance(kind, str) else "none"
-        raise RequestError(
-            f"{where}: this model takes parts of type 'text' only; the type here is {named}.", "messages"
-        )
+        raise RequestError(f"{where}: this model takes parts of type 'text' only, not {named}.", "messages")
     if not isinstance(text, str):
         raise RequestError(f"{where}.text must be a text.", "messages")
     return {"type": "text", "text": text}

@@ -6,20 +6,20 @@ Deltas are the only path: a non-streamed answer is `fold` of the same outputs th
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from copy import copy
+from itertools import chain
+from typing import Any
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from ferrule import log
 from ferrule.errors import EngineDead
-from ferrule.frontend.client import EngineClient
 from ferrule.frontend.detokenize import Detokenizer
 from ferrule.frontend.ledger import Account, Ledger
-from ferrule.frontend.parse import ParseChain
+from ferrule.frontend.parse import ParseChain, join_events
 from ferrule.frontend.stops import StopMatcher
-from ferrule.interfaces.parsers import CallArguments, CallStart, Content, Event, Reasoning
+from ferrule.interfaces.parsers import Content
 from ferrule.interfaces.service import Output, Usage
 from ferrule.types import EngineRequest, FinishReason, RequestDelta, TokenLogprobs
 
@@ -47,8 +47,8 @@ class Choice:
         self.prompt_text: str | None = None
         self.named_stop_ids: frozenset[int] = frozenset()
         self.show_stop_token = False
-        self._request = request
-        self._parse = parse
+        self.request = request
+        self.parse = parse
         self._detokenizer = detokenizer
         self._stops = stops
         self._prompt_logprobs: list[TokenLogprobs | None] = [None]
@@ -56,6 +56,10 @@ class Choice:
         self._num_characters = 0
         self._cached = 0
         self._begun = False
+
+    def watch(self) -> tuple[Detokenizer | None, StopMatcher | None]:
+        """What sees the end of this choice before it is taken; None where there are no stop strings."""
+        return (None, None) if self._stops is None else (copy(self._detokenizer), copy(self._stops))
 
     @property
     def done(self) -> bool:
@@ -77,9 +81,9 @@ class Choice:
         ids = delta.token_ids[:count]
         self._num_tokens += count
         self.finish = finish
-        events = self._parse.feed(text, ids)
+        events = self.parse.feed(text, ids)
         if self.done:
-            events += self._parse.finish()
+            events += self.parse.finish()
         return self._begin(
             Output(
                 index=self.index,
@@ -106,10 +110,10 @@ class Choice:
         if self._begun:
             return output
         self._begun = True
-        wanted = self._request.sampling.prompt_logprobs is not None
+        wanted = self.request.sampling.prompt_logprobs is not None
         return replace(
             output,
-            prompt_ids=self._request.prompt_ids,
+            prompt_ids=self.request.prompt_ids,
             prompt_text=self.prompt_text,
             prompt_logprobs=tuple(self._prompt_logprobs) if wanted else None,
         )
@@ -131,7 +135,7 @@ class Choice:
             offsets.append(self._num_characters)
             piece = self._detokenizer.feed(token)
             self._num_characters += len(piece)
-            if self._stops is None or self._num_tokens + number <= self._request.sampling.min_tokens:
+            if self._stops is None or self._num_tokens + number <= self.request.sampling.min_tokens:
                 text += piece
                 continue
             text += self._stops.feed(piece)
@@ -156,19 +160,18 @@ class OutputStream(AsyncIterator[Output]):
 
     def __init__(
         self,
-        client: EngineClient,
+        cancel: Callable[[Sequence[str], FinishReason], None],
         ledger: Ledger,
         choices: Sequence[Choice],
         streams: Sequence[AsyncIterator[RequestDelta]],
-        tasks: set[asyncio.Task[None]],
+        tasks: set[asyncio.Task[Any]],
     ) -> None:
-        self._client = client
+        self._cancel = cancel
         self._ledger = ledger
         self._choices = choices
         self._left = len(choices)
         self._tasks = tasks  # the service's: they may outlive this stream by a step
-        self._arrived: deque[tuple[Choice, RequestDelta] | EngineDead] = deque()
-        self._news = asyncio.Event()
+        self._arrived: asyncio.Queue[tuple[Choice, RequestDelta] | EngineDead] = asyncio.Queue()
         self._closed = False
         self._single = streams[0] if len(streams) == 1 else None
         if self._single is None:
@@ -197,10 +200,7 @@ class OutputStream(AsyncIterator[Output]):
                 return self._choices[0], await anext(self._single)
             except StopAsyncIteration:
                 raise EngineDead("The engine ended a request without a last word.") from None
-        while not self._arrived:
-            self._news.clear()
-            await self._news.wait()
-        arrived = self._arrived.popleft()
+        arrived = await self._arrived.get()
         if isinstance(arrived, EngineDead):
             raise arrived
         return arrived
@@ -230,7 +230,7 @@ class OutputStream(AsyncIterator[Output]):
             self._settle(choice)
             return
         reason = FinishReason.STOP if choice.finish is FinishReason.STOP else FinishReason.ABORT
-        self._client.cancel([choice.id], reason)
+        self._cancel([choice.id], reason)
         if self._single is not None:
             self._start(choice, self._single)
 
@@ -246,16 +246,15 @@ class OutputStream(AsyncIterator[Output]):
                 if delta.finish is not None:
                     choice.last = delta
                 if not choice.done:
-                    self._arrived.append((choice, delta))
-                    self._news.set()
+                    self._arrived.put_nowait((choice, delta))
         except EngineDead as error:
-            self._arrived.append(error)
-            self._news.set()
+            self._arrived.put_nowait(error)
         if choice.done:
             self._settle(choice)
 
     def _settle(self, choice: Choice) -> None:
         last = choice.last or RequestDelta(id=choice.id)
+        choice.account.called_tools = choice.parse.called
         self._ledger.settle(choice.account, choice.finish or FinishReason.ABORT, last.times, last.num_preemptions)
 
     def _abort(self) -> None:
@@ -264,39 +263,22 @@ class OutputStream(AsyncIterator[Output]):
         self._closed = True
         running = [choice for choice in self._choices if not choice.done]
         if running:
-            self._client.cancel([choice.id for choice in running])
+            self._cancel([choice.id for choice in running], FinishReason.ABORT)
         for choice in running:
             choice.finish = FinishReason.ABORT
             self._settle(choice)
-        self._arrived.clear()
 
 
 # ------------------------------------------------------------------------------------------------ fold
 
 
-class ToolCall(Struct, frozen=True):
-    id: str
-    name: str
-    arguments: str  # JSON text
+class Answer(Output, frozen=True, kw_only=True):
+    """One choice, whole: as one output."""
 
-
-class Answer(Struct, frozen=True, kw_only=True):
-    """One choice, whole. Fields as in `Output`; `text` is the content without reasoning and calls."""
-
-    index: int
-    text: str
-    reasoning: str | None
-    tool_calls: tuple[ToolCall, ...]
-    token_ids: tuple[int, ...]
-    logprobs: tuple[TokenLogprobs, ...]
-    token_offsets: tuple[int, ...]
-    prompt_ids: tuple[int, ...]
-    prompt_text: str | None
-    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None
-    finish: FinishReason | None
-    stop_reason: int | str | None
-    error: str | None
-    usage: Usage
+    @property
+    def text(self) -> str:
+        """The content, without reasoning and calls."""
+        return "".join(event.text for event in self.events if isinstance(event, Content))
 
 
 def fold(outputs: Iterable[Output]) -> list[Answer]:
@@ -308,31 +290,9 @@ def fold(outputs: Iterable[Output]) -> list[Answer]:
 
 
 def _fold_one(outputs: Sequence[Output]) -> Answer:
-    first, last = outputs[0], outputs[-1]
-    events = [event for output in outputs for event in output.events]
-    reasoning = "".join(event.text for event in events if isinstance(event, Reasoning))
-    return Answer(
-        index=first.index,
-        text="".join(event.text for event in events if isinstance(event, Content)),
-        reasoning=reasoning or None,
-        tool_calls=_fold_calls(events),
-        token_ids=tuple(token for output in outputs for token in output.token_ids),
-        logprobs=tuple(entry for output in outputs for entry in output.logprobs),
-        token_offsets=tuple(offset for output in outputs for offset in output.token_offsets),
-        prompt_ids=first.prompt_ids or (),
-        prompt_text=first.prompt_text,
-        prompt_logprobs=first.prompt_logprobs,
-        finish=last.finish,
-        stop_reason=last.stop_reason,
-        error=last.error,
-        usage=last.usage,
-    )
-
-
-def _fold_calls(events: Sequence[Event]) -> tuple[ToolCall, ...]:
-    starts = {event.index: event for event in events if isinstance(event, CallStart)}
-    arguments: dict[int, list[str]] = {index: [] for index in starts}
-    for event in events:
-        if isinstance(event, CallArguments) and event.index in arguments:
-            arguments[event.index].append(event.fragment)
-    return tuple(ToolCall(start.id, start.name, "".join(arguments[index])) for index, start in sorted(starts.items()))
+    fields = {name: getattr(outputs[-1], name) for name in Output.__struct_fields__}
+    fields |= {name: getattr(outputs[0], name) for name in ("prompt_ids", "prompt_text", "prompt_logprobs")}
+    for name in ("events", "token_ids", "logprobs", "token_offsets"):
+        fields[name] = tuple(chain.from_iterable(getattr(output, name) for output in outputs))
+    fields["events"] = join_events(fields["events"])
+    return Answer(**fields)

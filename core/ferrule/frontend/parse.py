@@ -13,7 +13,16 @@ from typing import Any
 
 from ferrule.frontend.admit import Prepared
 from ferrule.frontend.detokenize import decode
-from ferrule.interfaces.parsers import ChoiceContext, Content, Event, Reasoning, ReasoningParser, TextDelta, ToolParser
+from ferrule.interfaces.parsers import (
+    CallStart,
+    ChoiceContext,
+    Content,
+    Event,
+    Reasoning,
+    ReasoningParser,
+    TextDelta,
+    ToolParser,
+)
 from ferrule.interfaces.service import ChatPrompt, Generate, Prompt
 from ferrule.interfaces.tokenizer import Tokenizer
 
@@ -31,13 +40,14 @@ class Parsers:
 class ParseChain:
     """`tools` are the request's; without tools the tool parser does not run."""
 
-    __slots__ = ("_reasoning", "_tools", "wants_special_tokens")
+    __slots__ = ("_reasoning", "_tools", "called", "wants_special_tokens")
 
     def __init__(
         self, parsers: Parsers, tools: Sequence[dict[str, Any]] | None, context: ChoiceContext | None = None
     ) -> None:
         self._reasoning = parsers.reasoning() if parsers.reasoning else None
         self._tools = parsers.tools(tools) if parsers.tools and tools else None
+        self.called = None if self._tools is None else False  # whether the text held a call
         used = [parser for parser in (self._reasoning, self._tools) if parser is not None]
         for parser in used:
             parser.begin(context or ChoiceContext())
@@ -50,7 +60,7 @@ class ParseChain:
         events: Iterable[Event] = (Content(text),)
         if self._reasoning is not None:
             events = self._reasoning.feed(TextDelta(text, token_ids))
-        return _join(self._read_calls(list(events), token_ids))
+        return join_events(self._read_calls(list(events), token_ids))
 
     def finish(self) -> tuple[Event, ...]:
         """Events of what the parsers held back."""
@@ -58,8 +68,8 @@ class ParseChain:
             return ()
         events = self._read_calls(list(self._reasoning.finish()) if self._reasoning else [], ())
         if self._tools is not None:
-            events += self._tools.finish()
-        return _join(events)
+            events += self._note(self._tools.finish())
+        return join_events(events)
 
     def _read_calls(self, events: list[Event], token_ids: tuple[int, ...]) -> list[Event]:
         """Give content to the tool parser; the ids go with the last piece of content."""
@@ -69,10 +79,15 @@ class ParseChain:
         read: list[Event] = []
         for i, event in enumerate(events):
             if isinstance(event, Content):
-                read += self._tools.feed(TextDelta(event.text, token_ids if i == last else ()))
+                read += self._note(self._tools.feed(TextDelta(event.text, token_ids if i == last else ())))
             else:
                 read.append(event)
         return read
+
+    def _note(self, events: Iterable[Event]) -> Iterable[Event]:
+        found = list(events)
+        self.called = self.called or any(isinstance(event, CallStart) for event in found)
+        return found
 
 
 def open_chain(
@@ -98,7 +113,8 @@ def open_chain(
     return ParseChain(parsers, None if request.tool_choice == "none" else request.tools, context)
 
 
-def _join(events: Iterable[Event]) -> tuple[Event, ...]:
+def join_events(events: Iterable[Event]) -> tuple[Event, ...]:
+    """As few events as say the same: texts of one kind that follow each other are one."""
     joined: list[Event] = []
     kept = (event for event in events if not isinstance(event, Content | Reasoning) or event.text)
     for kind, group in groupby(kept, type):

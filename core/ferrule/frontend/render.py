@@ -65,7 +65,10 @@ def _is_file(option: str) -> bool:
 
 
 class Renderer:
-    """Renders in children: the server's templates in one pool, templates of requests in another that may be blocked."""
+    """Renders in children: the server's templates in one pool, templates of requests in another that may be blocked.
+
+    A request that is trusted may name one of the server's instead.
+    """
 
     def __init__(
         self,
@@ -108,7 +111,7 @@ class Renderer:
                 "add_generation_prompt": chat.add_generation_prompt,
             },
             "extra": self._extra(chat.chat_template_kwargs),
-            "content_format": self._format,
+            "content_format": chat.content_format or self._format,
             "max_characters": self._max_out,
             "marker": secrets.token_hex(16) if chat.continue_final_message else "",
         }
@@ -138,9 +141,9 @@ class Renderer:
                 )
             if not isinstance(chat.chat_template, str) or len(chat.chat_template) > _MAX_TEMPLATE:
                 raise RequestError(
-                    f"chat_template must be a text of at most {_MAX_TEMPLATE} characters.", "chat_template"
+                    f"chat_template must be a text of up to {_MAX_TEMPLATE} characters.", "chat_template"
                 )
-            return chat.chat_template
+            return self.templates.get(chat.chat_template, chat.chat_template)
         name = "tool_use" if chat.tools and "tool_use" in self.templates else "default"
         if name in self.templates:
             return self.templates[name]

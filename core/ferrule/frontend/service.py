@@ -12,12 +12,13 @@ from typing import Any
 from msgspec.structs import replace
 
 from ferrule import log
-from ferrule.config import Config, checkpoint
+from ferrule.config import Config
 from ferrule.errors import EngineDead, FerruleError, NotFoundError, PluginError, RequestError, UnavailableError
-from ferrule.frontend.admit import Prepared, PromptReader, generation_folder, read_rules
+from ferrule.frontend.admit import Prepared, PromptReader, read_rules
+from ferrule.frontend.beam import BestOf, search_beams
 from ferrule.frontend.client import EngineClient
 from ferrule.frontend.detokenize import open_detokenizer
-from ferrule.frontend.ledger import Ledger, Loggers, Reservation
+from ferrule.frontend.ledger import Account, Ledger, Loggers, Reservation
 from ferrule.frontend.output import Choice, OutputStream
 from ferrule.frontend.parse import Parsers, open_chain
 from ferrule.frontend.render import Renderer, choose_templates
@@ -26,6 +27,7 @@ from ferrule.frontend.tokenize import Encoder, open_tokenizer
 from ferrule.frontend.validate import (
     Checked,
     Seeds,
+    check_beam,
     check_params,
     check_priority,
     check_processors,
@@ -34,7 +36,7 @@ from ferrule.frontend.validate import (
 )
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.service import ChatPrompt, Generate, Health, Output, Prompt, Service
-from ferrule.interfaces.stats import StatLogger
+from ferrule.interfaces.stats import HttpStats, StatLogger
 from ferrule.interfaces.tokenizer import Tokenizer
 from ferrule.plugin.hooks import HookRunner, open_hooks
 from ferrule.types import EngineRequest
@@ -58,16 +60,14 @@ class FrontendService(Service):
         self.model = client.info
         self.tokenizer = tokenizer
         self.names = config.model.served_model_name or (config.model.model,)
-        self.defaults: dict[str, Any] = {}
         self._config = config
         self._client = client
         self._reader = reader
         self._parsers = parsers
         self._clock: Callable[[], float] = time.monotonic
         self._seeds = Seeds(config.model.seed)
-        self._ledger = Ledger(config.limits, loggers, self._clock)
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._draining = False
+        self.ledger = Ledger(config.limits, loggers, self._clock, client.board)
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     # ---------------------------------------------------------------------------------------- the protocol's side
 
@@ -77,7 +77,7 @@ class FrontendService(Service):
         raise NotFoundError(f"The model {model!r:.120} does not exist. Valid names: {', '.join(self.names)}.", "model")
 
     def sampling_defaults(self) -> dict[str, Any]:
-        return dict(self.defaults)
+        return dict(self._reader.rules.defaults)
 
     async def tokenize(self, prompt: Prompt | ChatPrompt) -> list[int]:
         return list((await self._reader.read(prompt))[0])
@@ -105,15 +105,18 @@ class FrontendService(Service):
         processors = check_processors(request.logits_processors, self._reader.rules)
         if request.grammar is not None:
             raise RequestError("This server has no guided decoding.", "structured_outputs")
-        self._check_count(len(request.prompts), checked.n)
-        with self._ledger.reserve(len(request.prompts) * checked.n) as held:
+        count = checked.best_of
+        if request.beam is not None:
+            checked, count = check_beam(request.beam, request, checked, self._reader.rules), request.beam.width
+        self._check_count(len(request.prompts), count)
+        with self.ledger.reserve(len(request.prompts) * count) as held:
             words = await self._reader.bad_words(checked.bad_words)
             prompts = []
             for number, prompt in enumerate(request.prompts, 1):
                 if number % _TURN == 0:
                     await asyncio.sleep(0)
                 prompts.append(await self._reader.prepare(prompt, checked))
-                held.add_tokens(len(prompts[-1].ids) * checked.n)
+                held.add_tokens(prompts[-1].weight * count)
             self._check_available()
             requests = [
                 EngineRequest(
@@ -123,6 +126,8 @@ class FrontendService(Service):
                     arrival=arrival,
                     priority=priority,
                     cache_salt=salt,
+                    embeds=prompt.embeds,
+                    media_hash=prompt.digest,
                 )
                 for prompt in prompts
                 for seed in self._draw_seeds(checked)
@@ -130,8 +135,7 @@ class FrontendService(Service):
             return self._submit(request, checked, prompts, requests, held)
 
     def health(self) -> Health:
-        health = self._client.health()
-        return Health(state="draining") if self._draining and health.state == "ready" else health
+        return self._client.health()
 
     async def call(self, name: str, *args: Any) -> Any:
         try:
@@ -140,15 +144,13 @@ class FrontendService(Service):
             raise UnavailableError("The engine is not running.") from None
 
     def exposition(self) -> tuple[str, str]:
-        self._ledger.engine(self._client.stats())
-        return self._ledger.loggers.exposition()
+        self.ledger.engine(self._client.stats())
+        return self.ledger.loggers.exposition()
+
+    def answered(self, stats: HttpStats) -> None:
+        self.ledger.loggers.tell(lambda logger: logger.on_http(stats), always=True)
 
     # ---------------------------------------------------------------------------------------- the server's side
-
-    @property
-    def open_requests(self) -> int:
-        """Choices that were admitted and are not over."""
-        return self._ledger.open
 
     @property
     def child_pids(self) -> frozenset[int]:
@@ -161,22 +163,8 @@ class FrontendService(Service):
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    def begin_drain(self) -> None:
-        """Admit nothing from now on; what runs goes on."""
-        self._draining = True
-
-    async def drained(self, timeout: float) -> bool:
-        """Wait until nothing runs; False when `timeout` seconds were not enough."""
-        try:
-            async with asyncio.timeout(timeout):
-                await self._ledger.quiet()
-        except TimeoutError:
-            return False
-        return True
-
     async def close(self) -> None:
         """End children, threads and tasks. The client is the caller's to close."""
-        self._draining = True
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -186,8 +174,9 @@ class FrontendService(Service):
     async def _report(self) -> None:
         while True:
             stats = self._client.stats()
-            self._ledger.engine(stats)
-            self._ledger.loggers.hooks.step_stats(stats, 0)
+            self.ledger.engine(stats)
+            if self.ledger.board.leads:
+                self.ledger.loggers.hooks.step_stats(stats, 0)
             await asyncio.sleep(1.0)
 
     async def _warm(self) -> None:
@@ -197,14 +186,14 @@ class FrontendService(Service):
             _logger.warning("the chat template cannot be used: %s", error)
             return
         if report:
+            named = {"tools"} if "tool_use" in self._reader.renderer.templates else set()
+            self.template_reads = frozenset(report["reads"]) | named
             asked = self._config.frontend.chat_template_content_format
             _logger.info("chat template", content_format=report["content"] if asked == "auto" else asked)
 
     # ---------------------------------------------------------------------------------------- admission
 
     def _check_available(self) -> None:
-        if self._draining:
-            raise UnavailableError("The server is shutting down.")
         health = self._client.health()
         if health.state != "ready":
             raise UnavailableError(f"The engine cannot take requests now: {health.state}.")
@@ -218,7 +207,7 @@ class FrontendService(Service):
 
     def _draw_seeds(self, checked: Checked) -> list[int]:
         seed = self._seeds.draw() if checked.seed is None else checked.seed
-        return [wrap_seed(seed, number) for number in range(checked.n)]
+        return [wrap_seed(seed, number) for number in range(checked.best_of)]
 
     def _submit(
         self,
@@ -227,25 +216,34 @@ class FrontendService(Service):
         prompts: Sequence[Prepared],
         requests: Sequence[EngineRequest],
         held: Reservation,
-    ) -> OutputStream:
+    ) -> AsyncIterator[Output]:
         choices: list[Choice] = []
         try:
             for index, one in enumerate(requests):
-                choices.append(self._choice(request, checked, prompts[index // checked.n], one, index, held))
-            streams = [self._client.generate(one) for one in requests]
+                choices.append(self._choice(request, checked, prompts[index // checked.best_of], one, index, held))
+                choices[-1].account.streamed = request.streamed
+            for first in range(0, len(choices), checked.best_of):
+                group = [choice.account for choice in choices[first : first + checked.best_of]]
+                for account in group:
+                    account.group = group
+            if request.beam is None:
+                streams, cancel = [self._client.generate(one) for one in requests], self._client.cancel
+            else:
+                streams, cancel = search_beams(self._client, request.beam, choices, checked.n, self._tasks)
         except BaseException as error:
             for choice in choices:
-                self._ledger.drop(choice.account)
+                self.ledger.drop(choice.account)
             if isinstance(error, EngineDead):
                 raise UnavailableError("The engine is not running.") from None
             raise
         model = self.resolve(request.model)
         for one, choice in zip(requests, choices, strict=True):
             choice.account.id = one.id
-            self._ledger.loggers.hooks.request_admitted(one.id, model, len(one.prompt_ids), request.params)
+            self.ledger.loggers.hooks.request_admitted(one.id, model, len(one.prompt_ids), request.params)
         if not self._config.frontend.disable_log_requests:
             self._log(requests, prompts, checked)
-        return OutputStream(self._client, self._ledger, choices, streams, self._tasks)
+        outputs = OutputStream(cancel, self.ledger, choices, streams, self._tasks)
+        return BestOf(outputs, checked) if checked.best_of > checked.n else outputs
 
     def _choice(
         self,
@@ -256,7 +254,7 @@ class FrontendService(Service):
         index: int,
         held: Reservation,
     ) -> Choice:
-        asked = request.prompts[index // checked.n]
+        asked = request.prompts[index // checked.best_of]
         parse = open_chain(self._parsers, request, asked, prompt, self.tokenizer)
         detokenizer = None
         if checked.detokenize and self.tokenizer is not None:
@@ -267,9 +265,8 @@ class FrontendService(Service):
                 spaces_between_special_tokens=checked.spaces_between_special_tokens,
             )
         stops = StopMatcher(checked.stops, checked.include_stop) if checked.stops is not None else None
-        account = self._ledger.account(
-            held, engine_request.arrival, len(prompt.ids), prompt.sampling.max_tokens, checked.n
-        )
+        account = Account(engine_request.arrival, len(prompt.ids), prompt.sampling.max_tokens, checked.n, prompt.weight)
+        held.turn(account)
         choice = Choice(index, engine_request, account, parse, detokenizer, stops)
         choice.prompt_text = prompt.text
         choice.named_stop_ids = checked.named_stop_ids
@@ -282,7 +279,7 @@ class FrontendService(Service):
             shown = prompt.ids[:most] if prompt.text is None else prompt.text[:most]
             _logger.info(
                 "request",
-                id=requests[number * checked.n].id,
+                id=requests[number * checked.best_of].id,
                 n=checked.n,
                 prompt_tokens=len(prompt.ids),
                 max_tokens=prompt.sampling.max_tokens,
@@ -312,28 +309,21 @@ def build_service(
     reader = PromptReader(rules, Encoder(tokenizer) if tokenizer is not None else None, renderer)
     hooks = hooks or open_hooks(plugins)
     hooks.register_metrics()
-    loggers = Loggers(_stat_loggers(config, plugins, client), hooks)
-    service = FrontendService(config, client, tokenizer, reader, _parsers(config, plugins), loggers)
-    service.defaults = _sampling_defaults(config, folder)
-    return service
+    loggers = Loggers(_stat_loggers(config, plugins, client), hooks, config.observability.disable_log_stats)
+    return FrontendService(config, client, tokenizer, reader, _parsers(config, plugins), loggers)
 
 
 def _stat_loggers(config: Config, plugins: Plugins, client: EngineClient) -> list[StatLogger]:
     """All that can be loaded: none of them was asked for by name, so a broken one is left out and reported."""
     loggers: list[StatLogger] = []
-    for name in () if config.observability.disable_log_stats else plugins.names("stat_logger"):
+    for name in plugins.names("stat_logger"):
         try:
             loggers.append(plugins.load("stat_logger", name)(config, client.info))
+            if client.board.shared is not None:
+                loggers[-1].share(*client.board.shared)
         except PluginError as error:
             _logger.warning("a stat logger was left out: %s", error.message, logger=name)
     return loggers
-
-
-def _sampling_defaults(config: Config, folder: Path) -> dict[str, Any]:
-    overrides = config.model.override_generation_config
-    if config.model.generation_config == "vllm":
-        return dict(overrides)
-    return checkpoint.sampling_defaults(generation_folder(config, folder), overrides)
 
 
 def _parsers(config: Config, plugins: Plugins) -> Parsers:

@@ -34,7 +34,8 @@ def _fallbacks(string: str) -> list[int]:
 
 
 class StopMatcher:
-    """Watches one choice's text. `matched` is the stop string that ended it; feed nothing after that.
+    """Watches one choice's text. `matched` is the stop string that ended it; feed nothing after that. A shallow copy is
+    a fork.
 
     Of several matches, the one that ends first counts, then the one that the request names first.
     """
@@ -52,6 +53,7 @@ class StopMatcher:
         """Text that can be given out: no part of it belongs to a stop string, unless those are included."""
         if not text:
             return ""
+        self._states = self._states.copy()
         first_end, winner = len(text) + 1, -1
         for number, string in enumerate(self._stops.strings):
             end = self._advance(number, string, text, first_end)

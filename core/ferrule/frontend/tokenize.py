@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ferrule.config import Config
+from ferrule.env import before_libraries
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.tokenizer import Tokenizer, TokenizerSource
@@ -23,6 +24,7 @@ def open_tokenizer(config: Config, plugins: Plugins, folder: Path) -> Tokenizer 
     """The tokenizer that the configuration names, None with --skip-tokenizer-init. Raises StartupError."""
     if config.model.skip_tokenizer_init:
         return None
+    before_libraries()
     source: TokenizerSource = plugins.load("tokenizer", config.model.tokenizer_mode)()
     if not folder.is_dir():
         raise CheckpointError(f"The tokenizer's folder {folder} does not exist.")

@@ -18,12 +18,27 @@ from msgspec.structs import replace
 from ferrule.config import LimitsConfig
 from ferrule.errors import RequestError
 from ferrule.frontend.stops import StopStrings
+from ferrule.interfaces.service import Beam, Generate
 from ferrule.types import SamplingParams, TokenSampling
 
 MAX_STOP_TOKEN_IDS = 256
 _INT64 = 1 << 63
 _BIAS = 100.0
 _MAX_PROCESSORS = 16
+_MAX_PENALTY = 10.0  # of lengths, in beam search
+_LARGE = 1e6  # what float32 multiplies and divides logits by without running out of range
+_NEUTRAL: dict[str, tuple[float, ...]] = {  # values, 0 and none apart, that leave probabilities as they are
+    "temperature": (0, 1),
+    "top_p": (1,),
+    "top_k": (-1,),
+    "min_p": (0,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "logit_bias": (),
+    "allowed_token_ids": (),
+    "bad_words": (),
+}
 
 
 class Rules(Struct, frozen=True, kw_only=True):
@@ -36,21 +51,29 @@ class Rules(Struct, frozen=True, kw_only=True):
     max_logprobs: int  # -1: no cap
     eos_ids: tuple[int, ...]
     has_tokenizer: bool
+    max_new_tokens: int | None = None  # of the generation config: a cap on every request
+    defaults: dict[str, Any] = {}  # sampling values of the generation config
     processor_pattern: str | None = None
     processors: dict[str, Callable[..., Any]] = {}  # classes of logits processors, by name
+    prompt_embeds: bool = False  # whether prompts may be embeddings
+    hidden_size: int = 0  # width of an embedding; 0: the model takes none
 
 
 class Checked(Struct, frozen=True, kw_only=True):
     """Sampling parameters that are valid for this model, before the prompt is known.
 
-    `base` lacks max_tokens, seed, bad words and processors.
+    `base` lacks max_tokens, seed, bad words and processors. Its logprobs are on when answers are ranked by them;
+    `logprobs` is what the client sees.
     """
 
     base: TokenSampling
     n: int
+    best_of: int  # choices to generate for each prompt
+    logprobs: int | None
     seed: int | None
     max_tokens: int | None
     truncate: int | None
+    truncate_right: bool
     stops: StopStrings | None
     named_stop_ids: frozenset[int]  # the request's own, as opposed to end-of-sequence ids
     include_stop: bool
@@ -59,11 +82,9 @@ class Checked(Struct, frozen=True, kw_only=True):
     spaces_between_special_tokens: bool
     bad_words: tuple[str, ...]
 
-
-def merge_defaults(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> SamplingParams:
-    """Sampling parameters from a request's fields, None meaning not given, over a model's defaults."""
-    chosen = {name: value for name, value in given.items() if value is not None}
-    return SamplingParams(**{**defaults, **chosen})
+    def kept(self, length: int) -> slice:
+        """What truncation to `length` leaves of a prompt: the first items, or the last ones."""
+        return slice(length) if self.truncate_right else slice(-length, None)
 
 
 def wrap_seed(seed: int, number: int) -> int:
@@ -92,24 +113,22 @@ def check_params(params: SamplingParams, rules: Rules) -> Checked:
     named = _ids(params.stop_token_ids or (), "stop_token_ids", rules, MAX_STOP_TOKEN_IDS)
     eos = () if _flag(params.ignore_eos, "ignore_eos") else rules.eos_ids
     n = _integer(params.n, "n", 1, rules.limits.max_n)
-    if params.best_of is not None and _integer(params.best_of, "best_of", n, rules.limits.max_n) != n:
-        raise RequestError(
-            "best_of must equal n: choosing among more answers than are returned is not offered.", "best_of"
-        )
+    best_of = n if params.best_of is None else _integer(params.best_of, "best_of", n, rules.limits.max_n)
+    logprobs = _logprobs(params.logprobs, "logprobs", rules)
     seed = None if params.seed is None else _integer(params.seed, "seed", -_INT64, _INT64 - 1)
     base = TokenSampling(
         seed=0,
         max_tokens=1,
-        temperature=_number(params.temperature, "temperature", 0.0, math.inf),
+        temperature=_number(params.temperature, "temperature", 0.0, _LARGE),
         top_p=_number(params.top_p, "top_p", 0.0, 1.0, above=True),
         top_k=max(0, _integer(params.top_k, "top_k", -1, rules.vocab_size)),
         min_p=_number(params.min_p, "min_p", 0.0, 1.0),
         presence_penalty=_number(params.presence_penalty, "presence_penalty", -2.0, 2.0),
         frequency_penalty=_number(params.frequency_penalty, "frequency_penalty", -2.0, 2.0),
-        repetition_penalty=_number(params.repetition_penalty, "repetition_penalty", 0.0, math.inf, above=True),
+        repetition_penalty=_number(params.repetition_penalty, "repetition_penalty", 1 / _LARGE, _LARGE),
         min_tokens=_integer(params.min_tokens, "min_tokens", 0, _INT64 - 1),
         stop_token_ids=tuple(dict.fromkeys((*named, *eos))),
-        logprobs=_logprobs(params.logprobs, "logprobs", rules),
+        logprobs=0 if logprobs is None and best_of > n else logprobs,
         prompt_logprobs=_logprobs(params.prompt_logprobs, "prompt_logprobs", rules),
         logit_bias=_bias(params.logit_bias, rules),
         allowed_token_ids=_allowed(params.allowed_token_ids, rules),
@@ -117,9 +136,12 @@ def check_params(params: SamplingParams, rules: Rules) -> Checked:
     return Checked(
         base=base,
         n=n,
+        best_of=best_of,
+        logprobs=logprobs,
         seed=None if seed == -1 else seed,
         max_tokens=None if params.max_tokens is None else _integer(params.max_tokens, "max_tokens", 1, _INT64 - 1),
         truncate=_truncation(params.truncate_prompt_tokens, rules),
+        truncate_right=_right(params.truncation_side),
         stops=StopStrings(stop) if stop else None,
         named_stop_ids=frozenset(named),
         include_stop=_flag(params.include_stop_str_in_output, "include_stop_str_in_output"),
@@ -130,14 +152,34 @@ def check_params(params: SamplingParams, rules: Rules) -> Checked:
     )
 
 
+def check_beam(beam: Beam, request: Generate, checked: Checked, rules: Rules) -> Checked:
+    """`checked` for a beam search, which has one choice for each of the n answers. Raises RequestError.
+
+    What shapes probabilities has no place in one, unless it is the server's default.
+    """
+    width = beam.width
+    if type(width) is not int or not checked.n <= width <= rules.limits.max_n:
+        raise RequestError(f"The beams (n, best_of) must be {checked.n} to {rules.limits.max_n}.", "n")
+    if width > rules.vocab_size - len(checked.base.stop_token_ids):
+        raise RequestError("There are more beams than tokens to go on with.", "n")
+    _number(beam.length_penalty, "length_penalty", -_MAX_PENALTY, _MAX_PENALTY)
+    _flag(beam.early_stopping, "early_stopping")
+    if request.logits_processors:
+        raise RequestError("logits_processors have no place in a beam search.", "logits_processors")
+    for name, neutral in _NEUTRAL.items():
+        value = getattr(request.params, name)
+        if value and value not in (*neutral, rules.defaults.get(name)):
+            allowed = "left out" if neutral == () else f"{neutral[0]:g}"
+            raise RequestError(f"{name} must be {allowed}: beam search takes the model's own probabilities.", name)
+    return replace(checked, best_of=checked.n, base=replace(checked.base, logprobs=checked.logprobs))
+
+
 def check_processors(processors: Sequence[Any], rules: Rules) -> tuple[tuple[str, dict[str, Any]], ...]:
     """Logits processors of a request: names, or {"qualname", "kwargs"}, that the server's pattern allows."""
     if not processors:
         return ()
     if rules.processor_pattern is None:
-        raise RequestError(
-            "This server accepts no logits_processors (--logits-processor-pattern).", "logits_processors"
-        )
+        raise RequestError("This server takes no logits_processors (--logits-processor-pattern).", "logits_processors")
     if len(processors) > _MAX_PROCESSORS:
         raise RequestError(f"logits_processors may have at most {_MAX_PROCESSORS} entries.", "logits_processors")
     found = []
@@ -158,11 +200,9 @@ def check_processors(processors: Sequence[Any], rules: Rules) -> tuple[tuple[str
 
 
 def check_salt(salt: Any) -> str | None:
-    if salt is not None and not (
-        isinstance(salt, str) and 0 < len(salt) <= 256 and salt.isascii() and salt.isprintable()
-    ):
-        raise RequestError("cache_salt must be 1 to 256 printable ASCII characters.", "cache_salt")
-    return salt if isinstance(salt, str) else None
+    if salt is None or (isinstance(salt, str) and 0 < len(salt) <= 256 and salt.isascii() and salt.isprintable()):
+        return salt
+    raise RequestError("cache_salt must be 1 to 256 printable ASCII characters.", "cache_salt")
 
 
 def check_priority(priority: Any) -> int:
@@ -185,15 +225,11 @@ def check_text(text: Any, max_characters: int, param: str) -> str:
     if not isinstance(text, str):
         raise RequestError(f"{param} must be a text.", param)
     if len(text) > max_characters:
-        raise RequestError(
-            f"{param} has {len(text)} characters; at most {max_characters} can fit this model's context.", param
-        )
+        raise RequestError(f"{param} has {len(text)} characters; at most {max_characters} can fit the context.", param)
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise RequestError(
-            f"{param} holds a surrogate without its partner, so it is not valid Unicode.", param
-        ) from None
+        raise RequestError(f"{param} holds a surrogate without its partner: that is no Unicode.", param) from None
     return text
 
 
@@ -204,10 +240,12 @@ def fit(checked: Checked, ids: tuple[int, ...], rules: Rules, param: str) -> tup
     """The prompt, truncated as asked, and the sampling with max_tokens resolved. Raises RequestError."""
     if not ids:
         raise RequestError("The prompt has no tokens; at least one is needed.", param)
-    wanted = checked.max_tokens
+    wanted, cap = checked.max_tokens, rules.max_new_tokens or rules.context
+    if wanted is not None and rules.max_new_tokens is not None and wanted >= cap:
+        wanted = None  # as many as the server gives
     if checked.truncate is not None:
         keep = checked.truncate if checked.truncate > 0 else rules.context - (wanted or 1)
-        ids = ids[-max(1, keep) :]
+        ids = ids[checked.kept(max(1, keep))]
     length = len(ids)
     if length >= rules.max_model_len:
         raise RequestError(
@@ -227,7 +265,7 @@ def fit(checked: Checked, ids: tuple[int, ...], rules: Rules, param: str) -> tup
             f"The request needs a cache for {total} tokens; the server's whole cache holds {rules.context}.",
             param if wanted is None else "max_tokens",
         )
-    max_tokens = rules.context - length if wanted is None else wanted
+    max_tokens = min(cap, rules.context - length) if wanted is None else wanted
     if checked.base.min_tokens > max_tokens:
         raise RequestError(
             f"min_tokens is {checked.base.min_tokens}, but at most {max_tokens} tokens can be generated.", "min_tokens"
@@ -336,6 +374,12 @@ def _allowed(values: Any, rules: Rules) -> tuple[int, ...]:
     if not ids:
         raise RequestError("allowed_token_ids must name at least one token.", "allowed_token_ids")
     return tuple(dict.fromkeys(ids))
+
+
+def _right(value: Any) -> bool:
+    if value not in ("left", "right"):
+        raise RequestError('truncation_side must be "left" or "right".', "truncation_side")
+    return bool(value == "right")
 
 
 def _truncation(value: Any, rules: Rules) -> int | None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     import torch
@@ -33,12 +34,24 @@ class AttentionLayout:
 
 
 class AttentionBackend(ABC):
-    """Stateless but for what `plan` returns. One instance serves all layers of a model."""
+    """Stateless but for what `plan` returns. One instance serves all layers of a model.
+
+    `recordable` promises that for one query per row, `plan` and `run` launch the same work for every content of a
+    layout's tensors, given its shapes and `max_context_len`, and wait for no device. Rows without context are skipped:
+    they have no query, or one that is not read; a token whose slot is -1 is not written.
+    """
+
+    recordable: ClassVar[bool] = False
 
     @classmethod
     @abstractmethod
     def refuses(cls, spec: LayerCache, options: AttentionOptions, caps: DeviceCaps, dtype: torch.dtype) -> str | None:
         """Say why this layer cannot be served here, or return None."""
+
+    @classmethod
+    def cache_type(cls, name: str, dtype: torch.dtype) -> torch.dtype | None:
+        """The type of the cache's elements for `--kv-cache-dtype` and a model of `dtype`; None where there is none."""
+        return dtype if name in ("auto", str(dtype).removeprefix("torch.")) else None
 
     @abstractmethod
     def cache_shape(self, spec: LayerCache, num_blocks: int) -> tuple[int, ...]:
@@ -59,3 +72,12 @@ class AttentionBackend(ABC):
         options: AttentionOptions,
     ) -> torch.Tensor:
         """Write k, v into `cache`, then attend. Returns [tokens, num_heads, head_dim]."""
+
+    def run_heads(
+        self, q: torch.Tensor, write: Callable[..., None], cache: torch.Tensor, plan: Any, options: AttentionOptions
+    ) -> torch.Tensor | None:
+        """As `run`, where `write(cache, slots)` finishes q in place and writes k and v, which saves a pass over them.
+
+        It can where a page of the cache is [2, num_kv_heads, block_size, head_dim]. None: nothing was done, use `run`.
+        """
+        return None

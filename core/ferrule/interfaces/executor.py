@@ -37,7 +37,10 @@ class Executor(ABC):
 
     @abstractmethod
     def call(self, name: str, args: tuple[Any, ...] = ()) -> Any:
-        """Run a named method on every worker between steps; returns the first worker's answer."""
+        """Run a named method on every worker between steps; returns the first worker's answer.
+
+        `collective_rpc` returns a list with each worker's. Raises ValueError for an unknown method.
+        """
 
     @abstractmethod
     def check_health(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -60,6 +60,14 @@ class StateRows:
     query_lens_host: tuple[int, ...]  # the lengths on the host, so that no device needs to be asked
 
 
+@dataclass(frozen=True)
+class InputEmbeds:
+    """Embeddings that prompts were given as: they stand for what the model's embedding layer makes of ids."""
+
+    tokens: torch.Tensor  # [n] int64, ascending: which of the step's tokens they are
+    data: torch.Tensor  # [n, Model.embed_size()], of the type that the client sent, on the device
+
+
 class ForwardContext(Protocol):
     """One step's inputs, handed to `Model.forward` by the runner."""
 
@@ -71,6 +79,10 @@ class ForwardContext(Protocol):
     def lengths(self) -> torch.Tensor:  # [tokens] int64
         """max(prompt length, position + 1) of each token's request: what length-dependent rotations scale by."""
 
+    @property
+    def embeds(self) -> InputEmbeds | None:
+        """What takes the place of looked-up ids; None in a step without. Only a model with an `embed_size` gets any."""
+
     def attend(
         self,
         layer: str,
@@ -80,6 +92,11 @@ class ForwardContext(Protocol):
         options: AttentionOptions,
     ) -> torch.Tensor:  # [tokens, num_heads, head_dim]
         """Write k and v to the layer's cache, and attend over everything cached so far, causally."""
+
+    def attend_heads(
+        self, layer: str, q: torch.Tensor, write: Callable[..., None], options: AttentionOptions
+    ) -> torch.Tensor | None:
+        """The same, where `write(cache, slots)` finishes q and writes k and v; None: the cache is not of that kind."""
 
     def state(self, name: str) -> StateRows:
         """One of the states that `Model.state_specs` names, to be read and updated in place."""
@@ -99,6 +116,11 @@ class AttentionOptions:
 class Model(ABC):
     """A causal language model. Concrete classes are also `torch.nn.Module`.
 
+    Parts that have a method ``pack()`` are called once the weights are there, to lay them out for the kernels that will
+    read them; their parameters may be empty afterwards. Those that have ``quantize(name, method)`` are given their name
+    and the `QuantizationMethod`, where there is one, before the weights come, and say whether they take a scheme from
+    it. ``nbytes`` of a part is what it holds beside its parameters.
+
     The constructor takes a `BuildContext` and allocates parameters without initialising them. All tensors hold the
     tokens of many requests, flat: there is no batch dimension and no padding.
     """
@@ -114,6 +136,10 @@ class Model(ABC):
     def prompt_border(self) -> PromptBorder | None:
         """Where the length of a prompt begins to change how all of it is computed; None where it never does."""
         return None
+
+    def embed_size(self) -> int:
+        """Width of the embeddings that `forward` takes in the place of ids; 0 when it takes none."""
+        return 0
 
     @abstractmethod
     def forward(self, ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:

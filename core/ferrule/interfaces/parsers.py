@@ -29,35 +29,35 @@ class ChoiceContext(Struct, frozen=True, kw_only=True):
     tokenizer: Tokenizer | None = None
 
 
-class TextDelta(Struct, frozen=True):
+class TextDelta(Struct, frozen=True, gc=False):
     """New text of one choice, and the ids that it came from (for parsers that look at special tokens)."""
 
     text: str
     token_ids: tuple[int, ...] = ()
 
 
-class Content(Struct, frozen=True):
+class Content(Struct, frozen=True, gc=False):
     text: str
 
 
-class Reasoning(Struct, frozen=True):
+class Reasoning(Struct, frozen=True, gc=False):
     text: str
 
 
-class CallStart(Struct, frozen=True):
+class CallStart(Struct, frozen=True, gc=False):
     index: int
     id: str
     name: str
 
 
-class CallArguments(Struct, frozen=True):
+class CallArguments(Struct, frozen=True, gc=False):
     """A fragment of the call's arguments; the fragments of one call join to a JSON text."""
 
     index: int
     fragment: str
 
 
-class CallEnd(Struct, frozen=True):
+class CallEnd(Struct, frozen=True, gc=False):
     index: int
 
 

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ferrule.errors import RequestError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import torch
 
     from ferrule.config import Config
+    from ferrule.interfaces.model import Model
 
 
 @dataclass(frozen=True)
@@ -21,6 +27,56 @@ class DeviceCaps:
     name: str
     memory_bytes: int
     features: frozenset[str] = frozenset()
+
+
+class Transfers:
+    """What goes between the host and a device. This one waits for each copy, as is right where they share memory."""
+
+    def stage(self, tensors: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+        """Tensors of the host, on `device` for what is launched next, without waiting for what was launched before.
+
+        The caller leaves them as they are afterwards. The answers may share memory, with each other and with them.
+        """
+        return [tensor.to(device) for tensor in tensors]
+
+    def fetch(self, tensors: Sequence[torch.Tensor]) -> Callable[[], list[torch.Tensor]]:
+        """Begin to copy tensors to the host. The answer, for any thread, waits for the copies and returns them."""
+        copies = [tensor.cpu() for tensor in tensors]
+        return lambda: copies
+
+
+class StepInput(NamedTuple):
+    """One input of a step. The first dimension of `values` is the rows; `fill` is what rows are padded with."""
+
+    values: torch.Tensor  # on the host
+    fill: int
+
+
+class Recorder(ABC):
+    """Launches a whole forward pass as one recording, for steps in which every row computes one token.
+
+    Recordings are made for some numbers of rows; a step with fewer is padded. Called on the worker's thread only.
+    """
+
+    max_len: int  # a step with a longer context, in tokens, is not recorded
+
+    @abstractmethod
+    def run(
+        self, inputs: Sequence[StepInput], compute: Callable[[list[torch.Tensor]], torch.Tensor]
+    ) -> torch.Tensor | None:
+        """What `compute` makes [rows, …] of the inputs on the device; None when this step has to be launched as it is.
+
+        `compute` may be called with padded inputs, several times, and while it is recorded: it must not wait for the
+        device, and must do the same work for the same inputs. The answer is valid until the next call.
+        """
+
+    @abstractmethod
+    def warm(self, inputs: Sequence[StepInput], compute: Callable[[list[torch.Tensor]], torch.Tensor]) -> None:
+        """Record what start-up has time for. The inputs have no rows."""
+
+    @abstractmethod
+    def forget(self) -> None:
+        """Drop all recordings: the weights or the cache are about to move."""
 
 
 class Platform(ABC):
@@ -52,3 +108,35 @@ class Platform(ABC):
     def depth(self) -> int:
         """Steps in flight that pay off here: 2 where the device computes while the host plans."""
         return 1
+
+    def prompt_share(self) -> int:
+        """Tokens of prompts, for each request that decodes, in a step; 0: any number, as where they cost little."""
+        return 0
+
+    def optimise(self, model: Model, config: Config) -> None:
+        """Change how parts of a model compute, in place, once its weights are there."""
+
+    def rehearse(self, step: Callable[[], None]) -> None:
+        """Learn what a step needs beside weights and cache: `step` computes the largest one, without a cache.
+
+        Called once, after the weights are loaded and before `cache_bytes`. Where that is not asked for, nothing runs.
+        """
+
+    def transfers(self) -> Transfers:
+        """How a step's inputs come to the device, and its results from there."""
+        return Transfers()
+
+    def recorder(self, config: Config) -> Recorder | None:
+        """What can launch recorded steps; None where steps are launched as they are. Called before `cache_bytes`."""
+        return None
+
+    def guard(self, stage: str) -> AbstractContextManager[None]:
+        """Around `stage` ("load", "cache", "step"): errors of the device leave it as errors that say what to change."""
+        return nullcontext()
+
+    def trim(self) -> None:
+        """Give memory that was freed back to the system or the device."""
+
+    def profile(self, file: Path) -> Callable[[], None]:
+        """Record what this thread computes until the answer is called, which writes the trace to `file`."""
+        raise RequestError("There is no profiler for this device.")

@@ -28,11 +28,11 @@ class Call:
 
     body: Any
     path_params: Mapping[str, str]
-    query: Mapping[str, str]
+    query: Mapping[str, str]  # values of a repeated name are joined by commas
     headers: Mapping[str, str]  # lower-case names
     request_id: str  # ours, random; the client's own is in `headers`
     disconnected: Callable[[], Awaitable[None]]  # resolves when the client has left
-    unknown_fields: tuple[str, ...] = ()  # top-level body fields that `body_type` does not know
+    unknown_fields: tuple[str, ...] = ()  # body fields that `body_type` does not know, such as ``a.b[2].c``; printable
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,11 @@ Handler = Callable[[Call], Awaitable[Reply | EventStream]]
 
 @dataclass(frozen=True, kw_only=True)
 class Route:
-    """`path` is a template such as ``/v1/models/{model}``. `body_type` is a msgspec Struct; None: no body is read."""
+    """`path` is a template such as ``/v1/models/{model}``. `body_type` is a msgspec Struct; None: no body is read.
+
+    `answer`, `event` and `query` describe: the type of a 200's JSON body, that of a streamed event (both may be unions
+    of Structs), and what each query parameter means. A route that streams when asked to has both types.
+    """
 
     method: str
     path: str
@@ -70,6 +74,9 @@ class Route:
     access: Access = Access.KEY
     summary: str = ""
     tags: tuple[str, ...] = ()
+    answer: Any = None
+    event: Any = None
+    query: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -84,9 +91,17 @@ class RouterContext:
     plugins: Plugins
     service: Service
     all_routes: Callable[[], Sequence[Route]] = tuple
+    load: Callable[[], int] = int  # requests with a body that are being served, in all API processes
 
 
 class Router(ABC):
     @abstractmethod
     def routes(self, ctx: RouterContext) -> Sequence[Route]:
         """The routes to serve. Two routers that claim one method and path stop start-up."""
+
+    def absent(self, ctx: RouterContext) -> Mapping[str, str]:
+        """Paths that clients may try and nobody serves, each with a sentence that says what would be right.
+
+        A path that ends in ``/`` stands for itself without it, and for all below.
+        """
+        return {}

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ferrule.interfaces.platform import Transfers
 from ferrule.types import TokenSampling
 
 if TYPE_CHECKING:
@@ -24,14 +25,19 @@ class SampleRow:
     num_prompt: int
     position: int
     mask: bytes | None = None  # grammar bitmask over the vocabulary
+    num_embedded: int = 0  # first positions that came as embeddings: their ids in the history mean nothing
 
 
 @dataclass(frozen=True)
 class SampleBatch:
-    """`history[slot, :position]` holds a row's known ids (prompt and output), int32 on the device."""
+    """`history[slot, :position]` holds a row's known ids (prompt and output), int32 on the device.
+
+    `transfers.stage` brings parameters there without waiting for the step's launches, as `torch.tensor` would.
+    """
 
     rows: Sequence[SampleRow]
-    history: torch.Tensor  # [slots, max_model_len]
+    history: torch.Tensor  # [slots, at least max_model_len]
+    transfers: Transfers = field(default_factory=Transfers)
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,7 @@ class Sampled:
     finite: torch.Tensor  # [rows] bool
     logprobs: torch.Tensor | None = None  # [rows, vocab] float32 of the rows that ask, in order; before any processing
     errors: Mapping[int, str] = field(default_factory=dict)  # by row
+    ranked: Sequence[torch.Tensor] | None = None  # in the place of logprobs: what `runner.logprobs.rank` makes of them
 
 
 class Sampler(ABC):
@@ -71,4 +78,4 @@ class LogitsProcessor(ABC):
 
     @abstractmethod
     def apply(self, known_ids: Sequence[int], num_prompt: int, logits: torch.Tensor) -> torch.Tensor:
-        """Return the row's logits [vocab], changed."""
+        """Return the row's logits [vocab], changed. Positions of a prompt that came as embeddings are left out."""

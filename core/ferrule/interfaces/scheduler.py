@@ -32,6 +32,7 @@ class SchedulerLimits:
     prefix_caching: bool = True
     hash_algo: str = "sha256"
     long_prefill_token_threshold: int = 0
+    prompt_share: int = 0  # prompts' tokens in a step, for each request that decodes in it, 32 at least; 0: the budget
     prompt_border: PromptBorder | None = None
     cache_root: bytes = b""  # random per start: digests of cached prefixes cannot be computed outside
 
@@ -110,3 +111,10 @@ class Scheduler(ABC):
     def reset_cache(self) -> bool:
         """Forget reusable prefixes; False when live requests hold some of them (those stay)."""
         return False
+
+    def evacuate(self, now: float) -> bool:
+        """Take back to the queue all that runs, and forget all prefixes: what the cache holds is about to be lost.
+
+        Called with no plan in flight. False, with nothing changed, when this scheduler cannot.
+        """
+        return not self.has_work() and self.reset_cache()

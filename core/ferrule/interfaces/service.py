@@ -12,15 +12,22 @@ from typing import Any
 from msgspec import Struct
 
 from ferrule.interfaces.parsers import Event
+from ferrule.interfaces.stats import HttpStats
 from ferrule.interfaces.tokenizer import Tokenizer
 from ferrule.types import FinishReason, GrammarSpec, ModelInfo, SamplingParams, TokenLogprobs
 
 
 class Prompt(Struct, frozen=True, kw_only=True):
-    """Text or ids; exactly one is set. `add_special_tokens` holds for text."""
+    """Text, ids or embeddings; exactly one is set. `add_special_tokens` holds for text.
+
+    With `suffix` the text is what stands before the answer, and the suffix behind it. `embeds` is a tensor
+    [tokens, hidden] as clients send it, base64 of a file: it goes through the one tensor decoder.
+    """
 
     text: str | None = None
     ids: tuple[int, ...] | None = None
+    embeds: str | None = None
+    suffix: str | None = None
     add_special_tokens: bool = True
 
 
@@ -31,14 +38,31 @@ class ChatPrompt(Struct, frozen=True, kw_only=True):
     tools: tuple[dict[str, Any], ...] | None = None
     documents: tuple[dict[str, Any], ...] | None = None
     chat_template: str | None = None  # of the request: refused unless the server trusts it
+    content_format: str | None = None  # auto, string or openai; None: the server's
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     add_special_tokens: bool = False
 
 
+class Beam(Struct, frozen=True, kw_only=True):
+    """Beam search instead of sampling. A finished beam scores sum of logprobs / generated tokens ** length_penalty.
+
+    Of a step's `width` best beams those that end have finished; the best of the others go on. Once `width` have
+    finished the search ends: at once with `early_stopping`, else when the best running beam, by its present length,
+    does not beat the worst of them. That is what transformers does with ``early_stopping`` True and False.
+    """
+
+    width: int
+    length_penalty: float = 1.0
+    early_stopping: bool = False
+
+
 class Generate(Struct, frozen=True, kw_only=True):
-    """One request to generate, of any protocol. There are len(prompts) x params.n choices, prompt-major."""
+    """One request to generate, of any protocol. There are len(prompts) x params.n choices, prompt-major.
+
+    Choices that are ranked, of a beam search or with best_of > n, come when the last of their prompt has ended.
+    """
 
     prompts: tuple[Prompt | ChatPrompt, ...]
     params: SamplingParams
@@ -49,18 +73,19 @@ class Generate(Struct, frozen=True, kw_only=True):
     logits_processors: tuple[dict[str, Any], ...] = ()
     tools: tuple[dict[str, Any], ...] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    beam: Beam | None = None  # the params.n best of `width` beams, best first
     raw: bool = False  # True: all text is content as the model wrote it; no parser runs
     streamed: bool = True  # False: the outputs are folded before anybody sees one
     max_tokens_default: str = "context"  # when params.max_tokens is None: what is left of the context
 
 
-class Usage(Struct, frozen=True, kw_only=True):
+class Usage(Struct, frozen=True, kw_only=True, gc=False):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
 
 
-class Output(Struct, frozen=True, kw_only=True):
+class Output(Struct, frozen=True, kw_only=True, gc=False):
     """News of one choice. Text comes as events of the parse chain; ids and logprobs are those of the new tokens.
 
     `prompt_ids` is set on a choice's first output; `finish` on its last. With finish ERROR, `error` says why.
@@ -91,6 +116,7 @@ class Service(ABC):
     model: ModelInfo
     tokenizer: Tokenizer | None  # None with --skip-tokenizer-init
     names: tuple[str, ...]  # served model names; responses carry the first
+    template_reads: frozenset[str] | None = None  # variables that the server's chat template uses; None: not known
 
     @abstractmethod
     def resolve(self, model: str | None) -> str:
@@ -131,6 +157,9 @@ class Service(ABC):
     @abstractmethod
     async def call(self, name: str, *args: Any) -> Any:
         """An administrative call on the engine, such as ``reset_prefix_cache``."""
+
+    def answered(self, stats: HttpStats) -> None:
+        """An HTTP call was answered: for the figures."""
 
     @abstractmethod
     def exposition(self) -> tuple[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class RequestStats(Struct, frozen=True, kw_only=True):
-    """One finished request, as the frontend saw it. Times are durations in seconds."""
+    """One finished choice, as the frontend saw it. Times are durations in seconds."""
 
     finish: FinishReason
     prompt_tokens: int
@@ -29,12 +30,33 @@ class RequestStats(Struct, frozen=True, kw_only=True):
     prefill_time: float
     decode_time: float
     num_preemptions: int = 0
+    longest: int | None = None  # with the last of a prompt's n choices: the most tokens that one of them has
+    called_tools: bool | None = None  # None: no tool parser read the choice
+    streamed: bool = True
+
+
+class HttpStats(Struct, frozen=True, kw_only=True):
+    """One HTTP call that was answered. Both names come from closed sets: no client can make a new one."""
+
+    route: str  # a template of ours, or "none"
+    method: str  # or "OTHER"
+    status: int  # 499: the client left before its answer
+    seconds: float  # a stream's, to its end
+    received: int  # bytes of the body that were read
+    sent: int  # bytes of the answer's body
 
 
 class StatLogger(ABC):
     def __init__(self, config: Config, model: ModelInfo) -> None:
         self.config = config
         self.model = model
+
+    def share(self, folder: Path, number: int) -> None:
+        """Called first, and only where several API processes serve: `number` is this one's, from 0.
+
+        All of them may write to `folder`, which is theirs alone and goes with them, so that each can show the sum of
+        what all were told. What an engine says is told in the first process only.
+        """
 
     @abstractmethod
     def on_engine(self, stats: EngineStats, engine: int) -> None:
@@ -46,7 +68,13 @@ class StatLogger(ABC):
 
     @abstractmethod
     def on_finish(self, stats: RequestStats) -> None:
-        """A request ended."""
+        """A choice ended."""
+
+    def on_rejected(self, reason: str) -> None:
+        """A request was refused because the queue is full: max_num_queued_reqs or max_num_queued_tokens."""
+
+    def on_http(self, stats: HttpStats) -> None:
+        """An HTTP call was answered; also with --disable-log-stats, where nothing else is told."""
 
     def exposition(self) -> tuple[str, str] | None:
         """(media type, text) for ``GET /metrics``, or None. Those of all loggers follow each other."""

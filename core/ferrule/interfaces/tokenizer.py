@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 
@@ -17,6 +18,7 @@ class Tokenizer(ABC):
     special_tokens: dict[str, str]  # bos_token, eos_token, … as templates use them
     all_special_ids: frozenset[int]
     chat_template: str | dict[str, str] | None  # one, or named ones
+    settings: Mapping[str, Any] = MappingProxyType({})  # of ``tokenizer_config.json``, for clients that ask
 
     @abstractmethod
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:

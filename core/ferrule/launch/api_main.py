@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import socket
+import time
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -13,15 +15,19 @@ from typing import Any
 from ferrule import __version__, log
 from ferrule.api.server import loop_factory, serve
 from ferrule.config import Config
+from ferrule.frontend.board import BEAT, READY, Board
 from ferrule.frontend.client import EngineClient
 from ferrule.frontend.client_inline import InlineClient
 from ferrule.frontend.client_process import ProcessClient
 from ferrule.frontend.service import build_service
 from ferrule.interfaces.service import Service
+from ferrule.launch.engine_main import watch_progress
 from ferrule.launch.listen import base_url
 from ferrule.launch.process import Boot
 from ferrule.plugin import PluginSet
 from ferrule.plugin.hooks import HookRunner, open_hooks
+
+_POLL = 0.02  # seconds between two looks at what the other API processes say
 
 _logger = log.get("api")
 
@@ -33,7 +39,8 @@ def run_api(boot: Boot, hooks: HookRunner) -> int:
     listener = socket.socket(fileno=boot.listen_fd)
 
     async def main() -> int:
-        client = ProcessClient(Path(boot.socket_path), boot.alive_fd)
+        watchdog = boot.config.parallel.watchdog_timeout
+        client = ProcessClient(Path(boot.socket_path), boot.alive_fd, boot.board(), watchdog)
         return await _serve((boot.config, boot.plugins, hooks), listener, client)
 
     return _run(main())
@@ -64,19 +71,36 @@ async def _serve(
     house: tuple[Config, PluginSet, HookRunner], listener: socket.socket, client: ProcessClient | InlineClient
 ) -> int:
     config, plugins, hooks = house
+    board = client.board
 
     async with AsyncExitStack() as stack:
         stack.push_async_callback(client.close)
 
         async def connect() -> Service:
             await client.wait_ready()
+            if isinstance(client, InlineClient) and client.loop is not None:
+                watch_progress(client.loop, config.parallel.watchdog_timeout, board)
             service = build_service(config, plugins, client, hooks=hooks)
             stack.push_async_callback(service.close)
             service.start()
-            announce(config, client, listener, hooks)
+            gc.freeze()  # what is here now stays
+            if board.leads:
+                while board.total(READY) < board.rows - 2:
+                    await asyncio.sleep(_POLL)
+                announce(config, client, listener, hooks)
+            asyncio.get_running_loop().call_soon(board.put, READY, 1.0)  # once the service that is returned is in use
             return service
 
-        return await serve(config, plugins, listener, connect, hooks)
+        beating = asyncio.create_task(_beat(board))
+        stack.callback(beating.cancel)
+        return await serve(config, plugins, listener, connect, hooks, board)
+
+
+async def _beat(board: Board) -> None:
+    """Show that the event loop turns."""
+    while True:
+        board.put(BEAT, time.monotonic())
+        await asyncio.sleep(1.0)
 
 
 def announce(config: Config, client: EngineClient, listener: socket.socket, hooks: HookRunner) -> None:

@@ -13,6 +13,7 @@ import msgspec
 
 from ferrule import log
 from ferrule.errors import FerruleError
+from ferrule.launch.prepare import open_log
 from ferrule.launch.process import LENGTH_BYTES, Boot
 from ferrule.plugin.hooks import HookRunner, open_hooks
 
@@ -47,9 +48,10 @@ def main(argv: list[str]) -> int:
     stream = os.fdopen(os.dup(0), "rb", buffering=0)
     boot = read_boot(stream)
     die_with_parent(stream)
-    log.setup(boot.config.observability.log_level, argv[0])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher's word counts, not the terminal's
     hooks, status = HookRunner(), 1
     try:
+        open_log(boot.config, boot.name if boot.config.frontend.api_server_count > 1 else argv[0])
         hooks = open_hooks(boot.plugins)
         hooks.process_started(boot.name, boot.config)
         if argv[0] == "engine":

@@ -6,6 +6,7 @@ variable is wrong; 130 interrupted.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from ferrule import __version__, env
 from ferrule.errors import ConfigError, FerruleError, nearest
 
 if TYPE_CHECKING:
-    from ferrule.config.help import PluginNames
+    from ferrule.plugin import PluginSet
 
 _USAGE_ERROR = 2
 _INTERRUPTED = 130
@@ -42,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(words: list[str]) -> int:
     # what `--version` and errors do not need is imported here
     from ferrule.config import PluginConfig
-    from ferrule.config.help import topic
+    from ferrule.config.help import load_help, topic
     from ferrule.plugin import discover
 
     first = words[0] if words else ""
@@ -51,32 +52,24 @@ def _run(words: list[str]) -> int:
         return 0
     plugins = discover(PluginConfig(), env.read())
     wanted = topic(words[:1])
-    if wanted:
-        print(_options_help(wanted, plugins))
-        return 0
+    if wanted:  # `ferrule --help=TOPIC` is about the options of `serve`
+        return _command("serve", [f"--help={wanted}"], plugins)
     if wanted is not None or not first:
-        from ferrule.launch.help import program_help
-
-        print(program_help(plugins), file=sys.stdout if first else sys.stderr)
+        with contextlib.redirect_stdout(sys.stdout if first else sys.stderr):
+            load_help(plugins).run([], plugins)
         return 0 if first else _USAGE_ERROR
-    names = plugins.names("command")
     if first.startswith("-"):
         raise ConfigError(
             f"Unknown option {first}.{nearest(first, ('--help', '--version'))} Options follow the command."
         )
-    if first not in names and not plugins.offers("command", first):
-        raise ConfigError(f"Unknown command {first!r}.{nearest(first, names)}", f"Commands: {', '.join(names)}.")
-    return int(plugins.load("command", first)().run(words[1:], plugins))
+    return _command(first, words[1:], plugins)
 
 
-def _options_help(topic: str, plugins: PluginNames) -> str:
-    """`ferrule --help=TOPIC` is about the options of `serve`."""
-    from ferrule.config.help import Usage, render
-    from ferrule.config.parse import config_sections
-    from ferrule.config.schema import Schema
-
-    usage = Usage("ferrule serve", "Serve a model over HTTP.", "model")
-    return render(Schema(config_sections()), usage, topic, plugins)
+def _command(name: str, argv: list[str], plugins: PluginSet) -> int:
+    names = plugins.names("command")
+    if name not in names and not plugins.offers("command", name):
+        raise ConfigError(f"Unknown command {name!r}.{nearest(name, names)}", f"Commands: {', '.join(names)}.")
+    return int(plugins.load("command", name)().run(argv, plugins))
 
 
 def _report(error: FerruleError, words: Sequence[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import os
 import signal
 import sys
@@ -15,6 +16,7 @@ from ferrule import log
 from ferrule.engine.loop import EngineLoop
 from ferrule.execution.assemble import build_engine
 from ferrule.execution.wire import EngineSocket
+from ferrule.frontend.board import BEAT, STALLED, Board
 from ferrule.launch.process import Boot
 from ferrule.types import Ready
 
@@ -33,11 +35,11 @@ def run_engine(boot: Boot) -> int:
         stopping.set()
 
     signal.signal(signal.SIGTERM, on_sigterm)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     socket = EngineSocket(Path(boot.socket_path))
     engine = build_engine(boot.config, boot.plugins, socket.receive, socket.send)
     socket.ready = Ready(engine.info, engine.num_blocks)
-    watch_progress(engine.loop, boot.config.parallel.watchdog_timeout)
+    gc.freeze()  # what is here now stays: to look through it again and again would stall steps
+    watch_progress(engine.loop, boot.config.parallel.watchdog_timeout, boot.board())
     try:
         engine.loop.run(stopping.is_set)
     except Exception:
@@ -49,16 +51,30 @@ def run_engine(boot: Boot) -> int:
     return 0
 
 
-def watch_progress(loop: EngineLoop, timeout: float) -> None:
-    """Exit, with every thread's stack on stderr, when work exists and no step has ended for `timeout` seconds."""
+def watch_progress(loop: EngineLoop, timeout: float, board: Board) -> None:
+    """Exit, with every thread's stack on stderr, when work exists and no step has ended for `timeout` seconds.
+
+    Until then the board tells the API processes that this process lives, and how long work has waited. Time in which
+    the whole process was stopped does not count.
+    """
+    pause = min(1.0, timeout / 4)
 
     def watch() -> None:
+        awake = before = time.monotonic()
         while True:
-            time.sleep(min(1.0, timeout / 4))
-            if loop.stalled_for(time.monotonic()) > timeout:
+            now = time.monotonic()
+            if now - before > pause + 1.0:
+                awake = now
+            before = now
+            waits = min(loop.stalled_for(now), now - awake)
+            board.put(STALLED, waits)
+            board.put(BEAT, now)
+            if waits > timeout:
                 _logger.error("no progress for %.0f s with work waiting: the engine stops", timeout)
                 log.flush()
                 faulthandler.dump_traceback(sys.stderr, all_threads=True)
                 os._exit(1)
+            time.sleep(pause)
 
+    board.put(BEAT, time.monotonic())
     threading.Thread(target=watch, name="watchdog", daemon=True).start()

@@ -13,12 +13,23 @@ from ferrule.plugin import PluginSet
 _logger = log.get("launch")
 
 
+def open_log(config: Config, process: str) -> None:
+    """Set up this process's log as options and variables say. Raises ConfigError."""
+    observability = config.observability
+    if not config.env.configure_logging:
+        return
+    if observability.log_config_file:
+        log.setup_from(observability.log_config_file)
+    else:
+        log.setup(observability.log_level, process, prefix=config.env.logging_prefix)
+
+
 def prepare(config: Config, notices: Sequence[str], plugins: Plugins, area: str) -> tuple[Config, PluginSet]:
     """Set up the log, apply the plugin options, fill what is open, and check names.
 
     Raises ConfigError, PluginError. Nothing is fetched or loaded.
     """
-    log.setup(config.observability.log_level, area)
+    open_log(config, area)
     if not isinstance(plugins, PluginSet):
         raise TypeError("a command that runs an engine is given the set that discover() returned")
     chosen = plugins.configured(config.plugins, config.env)

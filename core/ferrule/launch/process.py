@@ -10,13 +10,14 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
 from ferrule import log
 from ferrule.config import Config
 from ferrule.errors import StartupError
+from ferrule.frontend.board import ENGINE, Board
 from ferrule.plugin import PluginSet
 
 LENGTH_BYTES = 4  # of the number before a boot message, big-endian
@@ -25,33 +26,29 @@ _logger = log.get("launch")
 
 
 class Boot(msgspec.Struct, frozen=True, kw_only=True):
-    """What every child is given. Descriptors are numbers that the child inherits; -1 where a role has none."""
+    """A row of the process table, and what its process is given. Descriptors are inherited; -1: the role has none."""
 
-    name: str  # in the process table
+    name: str  # "engine-0", "api-0", "api-1", …
+    role: str  # what `ferrule.launch.child` is called with
     config: Config
     plugins: PluginSet
-    socket_path: str  # the engine's
+    socket_path: str  # the engine's; the board is beside it
+    row: int = ENGINE  # on the board
     listen_fd: int = -1  # the HTTP socket, already bound
     alive_fd: int = -1  # engine: its end of the pipe that tells that it lives; API: the other end
 
-
-@dataclass(frozen=True)
-class ProcessSpec:
-    """One row of the process table."""
-
-    name: str  # "engine-0", "api-0"
-    role: str  # what `ferrule.launch.child` is called with
-    boot: Boot
-
     @property
     def inherited(self) -> tuple[int, ...]:
-        return tuple(fd for fd in (self.boot.listen_fd, self.boot.alive_fd) if fd >= 0)
+        return tuple(fd for fd in (self.listen_fd, self.alive_fd) if fd >= 0)
+
+    def board(self) -> Board:
+        return Board(Path(self.socket_path).with_name("board"), self.row)
 
 
 class Child:
     """A started process. Only its own recorded pid is ever signalled."""
 
-    def __init__(self, spec: ProcessSpec) -> None:
+    def __init__(self, spec: Boot) -> None:
         self.spec = spec
         self._process = subprocess.Popen(
             [sys.executable, "-m", "ferrule.launch.child", spec.role],
@@ -60,7 +57,7 @@ class Child:
             start_new_session=True,  # a terminal's Ctrl-C reaches the launcher alone, which then drains
         )
         self.pid = self._process.pid
-        payload = msgspec.json.encode(spec.boot)
+        payload = msgspec.json.encode(spec)
         if self._process.stdin is None:
             raise StartupError(f"Process {spec.name} has no standard input.")
         try:
@@ -80,10 +77,10 @@ class Child:
     def kill(self) -> None:
         self._process.kill()
 
-    def terminate(self) -> None:
+    def terminate(self, number: int = signal.SIGTERM) -> None:
         """Ask it to end; nothing happens when it already has."""
         if self.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
+            self._process.send_signal(number)
 
     def end(self, grace: float) -> int:
         """Wait `grace` seconds, then kill. Returns the exit status."""

@@ -14,53 +14,66 @@ import signal
 import socket
 import tempfile
 import threading
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
+
+from msgspec.structs import replace
 
 from ferrule import log
 from ferrule.config import Config
 from ferrule.errors import ConfigError
-from ferrule.launch.process import Boot, Child, ProcessSpec
+from ferrule.frontend.board import BEAT, Board
+from ferrule.launch.process import Boot, Child
 from ferrule.plugin import PluginSet
 
-_GRACE = 8.0  # seconds that a child gets to end by itself after another one died
+_GRACE = 8.0  # seconds that children get to end by themselves
+_TICK = 1.0  # seconds between two looks at the pulses
 _PREFIX = "ferrule-"
 
 _logger = log.get("launch")
 
 
-def process_table(config: Config, plugins: PluginSet, run_dir: Path, fds: tuple[int, int, int]) -> list[ProcessSpec]:
-    """What will run. `fds` are the listening socket and the write and read ends of the engine's pipe."""
-    listen_fd, alive_write, alive_read = fds
+def process_table(
+    config: Config, plugins: PluginSet, run_dir: Path, listen_fds: Sequence[int], pipe: tuple[int, int]
+) -> list[Boot]:
+    """What will run. API processes share one listening socket or have one each; `pipe` is the engine's, to read and to
+    write."""
+    alive_read, alive_write = pipe
     path = str(run_dir / "engine-0.sock")
-    engine = Boot(name="engine-0", config=config, plugins=plugins, socket_path=path, alive_fd=alive_write)
-    api = Boot(name="api-0", config=config, plugins=plugins, socket_path=path, listen_fd=listen_fd, alive_fd=alive_read)
-    return [ProcessSpec(engine.name, "engine", engine), ProcessSpec(api.name, "api", api)]
+    engine = Boot(
+        name="engine-0", role="engine", config=config, plugins=plugins, socket_path=path, alive_fd=alive_write
+    )
+    api = replace(engine, role="api", alive_fd=alive_read)
+    return [engine] + [
+        replace(api, name=f"api-{number}", row=number + 1, listen_fd=listen_fds[number % len(listen_fds)])
+        for number in range(config.frontend.api_server_count)
+    ]
 
 
 class Supervisor:
     """Starts the process table and sees it to its end. `run` is called on the main thread, once."""
 
-    def __init__(self, config: Config, plugins: PluginSet, listener: socket.socket) -> None:
+    def __init__(self, config: Config, plugins: PluginSet, listeners: Sequence[socket.socket]) -> None:
         self._config = config
         self._plugins = plugins
-        self._listener = listener
+        self._listeners = listeners
         self._events: queue.SimpleQueue[tuple[Child | None, int]] = queue.SimpleQueue()
-        self._children: list[Child] = []
+        self._children: list[Child] = []  # in the order of the board's rows
+        self._pulses: dict[int, tuple[float, int]] = {}  # row -> its last beat, and for how many ticks it is the last
         self._status = 0  # the first cause, latched
 
     def run(self) -> int:
         """Return the exit status: 0 only when nothing failed and all children ended when asked to."""
         run_dir = private_dir(self._config.env.rpc_base_path)
+        board = Board.create(run_dir / "board", self._config.frontend.api_server_count)
         previous = {number: signal.signal(number, self._on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             self._start(run_dir)
-            self._watch()
+            self._watch(board)
         finally:
-            for child in self._children:
-                child.terminate()
-            for child in self._children:
-                child.end(_GRACE)
+            self._stop()
             shutil.rmtree(run_dir, ignore_errors=True)
             for number, handler in previous.items():
                 signal.signal(number, handler)
@@ -70,54 +83,87 @@ class Supervisor:
         self._events.put((None, number))
 
     def _start(self, run_dir: Path) -> None:
-        alive_read, alive_write = os.pipe()
-        fds = (self._listener.fileno(), alive_write, alive_read)
+        pipe = os.pipe()
+        fds = [listener.fileno() for listener in self._listeners]
         try:
-            for spec in process_table(self._config, self._plugins, run_dir, fds):
+            for spec in process_table(self._config, self._plugins, run_dir, fds, pipe):
                 child = Child(spec)
                 self._children.append(child)
                 threading.Thread(target=self._wait, args=(child,), name=f"wait-{spec.name}", daemon=True).start()
         finally:
-            os.close(alive_read)
-            os.close(alive_write)
-            self._listener.close()
+            for end in pipe:
+                os.close(end)
+            for listener in self._listeners:
+                listener.close()
 
     def _wait(self, child: Child) -> None:
         self._events.put((child, child.wait()))
 
-    def _watch(self) -> None:
-        """Until a child ends or a second signal comes. The first signal lets the API process drain."""
+    def _watch(self, board: Board) -> None:
+        """Until all must stop, or a second signal comes. The first signal lets the API processes drain."""
         draining = False
         while True:
-            child, number = self._events.get()
-            if child is None:
-                if draining:
-                    _logger.warning("second signal, stopping now")
-                    for other in self._children:
-                        other.kill()
+            try:
+                child, number = self._events.get(timeout=_TICK)
+            except queue.Empty:
+                self._feel_pulses(board)
+                continue
+            if child is not None:
+                if self._ended(child, number, draining):
                     return
-                draining = True
-                self._api.terminate()
-            elif self._ended(child, number, draining):
+            elif draining:
+                _logger.warning("second signal, stopping now")
+                for other in self._children:
+                    other.kill()
                 return
+            else:
+                draining = True
+                for api in self._apis():
+                    api.terminate()
 
-    @property
-    def _api(self) -> Child:
-        return self._children[-1]
+    def _apis(self) -> list[Child]:
+        """The API processes that run."""
+        return [child for child in self._children if child.spec.role == "api" and child.poll() is None]
 
     def _ended(self, child: Child, status: int, draining: bool) -> bool:
         """Note a child's end; True when everything is to stop."""
-        expected = draining and child is self._api and status == 0
+        is_api = child.spec.role == "api"
+        expected = draining and is_api and status == 0
         if not expected and self._status == 0:
             self._status = status if 0 < status < 128 else 1
             if status != 1:  # with 1 the child has said why
                 _logger.error("process ended unexpectedly name=%s pid=%d status=%d", child.spec.name, child.pid, status)
-        if child is self._api:
-            return True
-        # The engine is gone. The API process tells its clients and then ends by itself.
+        if is_api:
+            return not expected or not self._apis()
+        # The engine is gone. The API processes tell their clients and then end by themselves.
         if not self._config.env.keep_alive_on_engine_death:
-            self._api.end(_GRACE)
+            self._await_end(self._apis())
         return False
+
+    def _feel_pulses(self, board: Board) -> None:
+        """End a process that was alive and has shown no sign of it for the watchdog's time.
+
+        Ticks are counted, not seconds: when all of the machine was asleep, nobody is to blame.
+        """
+        for row, child in enumerate(self._children):
+            beat = board.get(BEAT, row)
+            last, ticks = self._pulses.get(row, (beat, 0))
+            self._pulses[row] = (beat, ticks + 1 if beat and beat == last else 0)
+            if ticks * _TICK > self._config.parallel.watchdog_timeout and child.poll() is None:
+                _logger.error("process does not react, killing it name=%s pid=%d", child.spec.name, child.pid)
+                child.kill()
+
+    def _stop(self) -> None:
+        """Cut what still runs: API processes take the second of two signals as "now"."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            for child in self._children:
+                child.terminate(number)
+        self._await_end(self._children)
+
+    def _await_end(self, children: Sequence[Child]) -> None:
+        deadline = time.monotonic() + _GRACE
+        for child in children:
+            child.end(max(0.0, deadline - time.monotonic()))
 
 
 def private_dir(base: str | None) -> Path:

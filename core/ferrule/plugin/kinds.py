@@ -67,6 +67,13 @@ _I = "ferrule.interfaces."
 
 KINDS = _table(
     Kind("model", _I + "model:Model", ("--model-impl",), "the checkpoint's `architectures`, --model-impl"),
+    Kind(
+        "quantization",
+        _I + "quantization:QuantizationMethod",
+        ("--quantization",),
+        "--quantization; else the checkpoint's `quantization_config`",
+    ),
+    Kind("hub", _I + "hub:ModelHub", ("--hub",), "--hub, for a model that is no folder"),
     Kind("load_format", _I + "load_format:WeightSource", ("--load-format",), "--load-format"),
     Kind("tokenizer", _I + "tokenizer:TokenizerSource", ("--tokenizer-mode",), "--tokenizer-mode"),
     Kind("tool_parser", _I + "parsers:ToolParser", ("--tool-call-parser",), "--tool-call-parser"),

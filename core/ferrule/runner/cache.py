@@ -7,7 +7,7 @@ leaves one group may serve another. Where the layers' pages differ in size the s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -76,12 +76,10 @@ class StateStore:
         """Zeros everywhere."""
         self.tensors = {name: _zeros(shape, dtype, self._device) for name, (shape, dtype) in self._shapes.items()}
 
-    def clear(self, slots: Sequence[int]) -> None:
-        """Whatever a state held, NaN included, is gone."""
-        if slots and self.tensors:
-            chosen = torch.tensor(slots, device=self._device)
-            for tensor in self.tensors.values():
-                tensor.index_fill_(0, chosen, 0)
+    def clear(self, slots: torch.Tensor) -> None:
+        """Whatever the states of `slots` [n] int64 held, NaN included, is gone."""
+        for tensor in self.tensors.values():
+            tensor.index_fill_(0, slots, 0)
 
 
 def map_layers(

@@ -12,22 +12,25 @@ from ferrule.types import TokenLogprobs
 CHUNK_ELEMENTS = 1 << 23
 
 
-def describe(logprobs: torch.Tensor, chosen: torch.Tensor, tops: Sequence[int]) -> list[TokenLogprobs]:
-    """One entry per row of logprobs [rows, vocab] float32.
+def rank(logprobs: torch.Tensor, chosen: torch.Tensor, tops: Sequence[int]) -> list[torch.Tensor]:
+    """What `describe` reads, from logprobs [rows, vocab] float32, on their device and without waiting for it.
 
     `chosen` [rows] int64 are the tokens in question; `tops[r]` is how many of the most likely ones row r lists, and a
-    negative number is all of them. Rank 1 is the most likely token; equal ones share a rank.
+    negative number is all of them. Returns chosen [rows], their logprobs and ranks [rows], and the most likely ones'
+    logprobs and ids [rows, most]. Rank 1 is the most likely token; equal ones share a rank.
     """
     vocab = logprobs.shape[1]
-    wanted = [vocab if top < 0 else min(top, vocab) for top in tops]
+    most = max((vocab if top < 0 else min(top, vocab) for top in tops), default=0)
     own = logprobs.gather(1, chosen.unsqueeze(1))
-    ranks = ((logprobs > own).sum(-1) + 1).tolist()
-    most = max(wanted, default=0)
     values, ids = logprobs.topk(most, dim=-1) if most else (logprobs[:, :0], logprobs[:, :0].long())
-    value_rows, id_rows = values.tolist(), ids.tolist()
+    return [chosen, own.squeeze(1), (logprobs > own).sum(-1) + 1, values, ids]
+
+
+def describe(ranked: Sequence[torch.Tensor], tops: Sequence[int]) -> list[TokenLogprobs]:
+    """One entry per row of what `rank` made, on the host."""
     return [
-        TokenLogprobs(token, logprob, rank, tuple(zip(id_row[:count], value_row[:count], strict=True)))
-        for token, logprob, rank, id_row, value_row, count in zip(
-            chosen.tolist(), own.squeeze(1).tolist(), ranks, id_rows, value_rows, wanted, strict=True
+        TokenLogprobs(token, logprob, rank, tuple(zip(ids[:count], values[:count], strict=True)))
+        for token, logprob, rank, values, ids, count in zip(
+            *(tensor.tolist() for tensor in ranked), [None if top < 0 else top for top in tops], strict=True
         )
     ]

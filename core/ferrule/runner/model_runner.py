@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 
 from ferrule.interfaces.attention import AttentionBackend
-from ferrule.interfaces.model import Model
-from ferrule.interfaces.sampler import SampleBatch, Sampled, Sampler, SampleRow
+from ferrule.interfaces.model import InputEmbeds, Model
+from ferrule.interfaces.platform import Recorder, Transfers
+from ferrule.interfaces.sampler import SampleBatch, Sampler, SampleRow
 from ferrule.runner import logprobs
 from ferrule.runner.cache import CacheMap, StateStore, map_layers
-from ferrule.runner.state import SlotState
-from ferrule.runner.step import Rows, StepContext
-from ferrule.types import Chunk, RowResult, StepPlan, StepResult, TokenLogprobs, TokenSampling
-
-_NOT_FINITE = "The model computed numbers that are not finite, or no token is allowed."
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunnerLimits:
-    """`vocab_size` is the logits' width; `max_model_len` is in tokens."""
-
-    slots: int
-    max_model_len: int
-    vocab_size: int
-    dtype: torch.dtype
-    device: torch.device
+from ferrule.runner.outcome import Outcome
+from ferrule.runner.state import RunnerLimits, SlotState
+from ferrule.runner.step import Bindings, Rows, StepContext, host_embeds, step_inputs
+from ferrule.types import Chunk, StepPlan, StepResult, TokenSampling
 
 
 @dataclass(frozen=True)
@@ -43,55 +31,110 @@ class Forwarded:
 class ModelRunner:
     """Runs plans in order. State of a request is keyed by its slot, never by its row in a batch.
 
-    `execute` is apply, forward, finish. Not thread-safe: one thread runs all steps.
+    `begin` is apply, forward, finish: it queues the launches of a step, and waits for nothing that the device computes.
+    What it answers waits, and describes the step. Not thread-safe: one thread runs all steps.
     """
 
-    def __init__(self, model: Model, attention: AttentionBackend, sampler: Sampler, limits: RunnerLimits) -> None:
-        self._model = model
+    def __init__(
+        self,
+        model: Model,
+        attention: AttentionBackend,
+        sampler: Sampler,
+        limits: RunnerLimits,
+        transfers: Transfers | None = None,
+        recorder: Recorder | None = None,
+    ) -> None:
+        self._model: Model | None = model
         self._attention = attention
         self._sampler = sampler
-        self._limits = limits
+        self._transfers = transfers or Transfers()
+        self._limits = limits = replace(limits, embed_size=model.embed_size())
         states = model.state_specs()
+        self._recorder = recorder if attention.recordable and not states else None
         self.cache: CacheMap = map_layers(model.cache_specs(), attention.cache_shape, len(states))
         self.recurrent = StateStore(states, limits.slots, limits.dtype, limits.device)
         self._storages: list[torch.Tensor] = []
-        self._views: dict[str, torch.Tensor] = {}
-        self._state = self._new_state()
+        self.release_cache()
 
-    def _new_state(self) -> SlotState:
-        limits = self._limits
-        return SlotState(limits.slots, limits.max_model_len, self.cache.paged, limits.vocab_size, limits.device)
+    @property
+    def model(self) -> Model:
+        if self._model is None:
+            raise RuntimeError("the weights were given back")
+        return self._model
+
+    def use(self, model: Model | None) -> None:
+        """Go on with another copy of the same model; None lets go of the one that is there."""
+        self._forget()
+        self._model = model
+
+    def release_cache(self) -> None:
+        """Let go of cache and states; forget every request."""
+        self._forget()
+        self._storages = []
+        self.recurrent.tensors = {}
+        self._bind({})
+        self._state = SlotState(self._limits, self.cache.paged)
 
     def init_cache(self, num_blocks: int) -> None:
         """Allocate the KV cache, zeroed, block 0 being the null block; forget every request."""
-        self._views, self._storages = {}, []  # before the new ones: both do not fit
-        self._storages, self._views = self.cache.allocate(
-            num_blocks, self._limits.dtype, self._limits.device, self._attention.cache_shape
+        self.release_cache()  # before the new one: both do not fit
+        self._storages, views = self.cache.allocate(
+            num_blocks,
+            self._limits.cache_type or self._limits.dtype,
+            self._limits.device,
+            self._attention.cache_shape,
         )
         self.recurrent.allocate()
-        self._state = self._new_state()
+        self._bind(views)
 
+    def _bind(self, views: dict[str, torch.Tensor]) -> None:
+        self._bound = Bindings(self._attention, self.cache.paged, self.cache.places, views, self.recurrent.tensors)
+
+    def _forget(self) -> None:
+        """What was recorded reads weights and cache where they are now."""
+        if self._recorder is not None:
+            self._recorder.forget()
+
+    @torch.inference_mode()
     def capture(self) -> None:
-        """Record what the device can replay. CPUs have nothing to record."""
+        """Record what the device can replay, as far as start-up has time for it."""
+        if self._recorder is not None:
+            none = step_inputs(Rows.of(()), self._state, self.cache.paged, self._longest(self._recorder))
+            self._recorder.warm(none, self._compute_recorded)
 
     def check(self) -> None:
         """Raise RuntimeError where a free slot holds something, or the null block does."""
         self._state.check()
-        if any(bool(storage[0].count_nonzero()) for storage in self._storages):
+        if any(bool(storage[0].view(torch.uint8).count_nonzero()) for storage in self._storages):
             raise RuntimeError("the null block was written")
 
-    @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step. An exception is a fault of the device or of the planner, and is fatal."""
+        return self.begin(plan)()
+
+    @torch.inference_mode()
+    def begin(self, plan: StepPlan) -> Callable[[], StepResult]:
+        """Queue one step; the answer waits for its result. Steps end in the order in which they began."""
         self.apply(plan)
         if not plan.chunks:
-            return StepResult(plan.step, ())
-        return self.finish(self.forward(plan))
+            return lambda: StepResult(plan.step, ())
+        outcome = self.finish(self.forward(plan))
+        fetched = self._transfers.fetch(outcome.tensors)
+        return lambda: outcome.describe(fetched())
 
     def apply(self, plan: StepPlan) -> None:
         """Follow the plan's differences: releases, admissions, copies, appended blocks."""
         self._state.apply(plan)
-        self.recurrent.clear([admit.slot for admit in plan.admits])
+        written = self._state.take_written()
+        cleared = (
+            [torch.tensor([admit.slot for admit in plan.admits])] if plan.admits and self.recurrent.tensors else []
+        )
+        if written or cleared:
+            staged = self._stage([*written, *cleared])
+            if written:
+                self._state.ids.view(-1).index_copy_(0, staged[0], staged[1])
+            if cleared:
+                self.recurrent.clear(staged[-1])
         for group, source, target in plan.copies:
             layers = self.cache.groups[group].num_layers
             for storage in self._storages[:layers]:
@@ -100,26 +143,58 @@ class ModelRunner:
     def forward(self, plan: StepPlan) -> Forwarded:
         """Compute the hidden states of the plan's tokens, and write their keys and values."""
         rows = Rows.of(plan.chunks)
-        ctx = StepContext(rows, self._state, self._attention, self.cache.places, self._views)
-        ctx.prepare(self.cache.paged, self.recurrent.tensors)
-        return Forwarded(plan, rows, self._model.forward(ctx.ids(), ctx))
+        hidden = self._replay(rows)
+        if hidden is None:
+            inputs = [values for values, _ in step_inputs(rows, self._state, self.cache.paged)]
+            embeds = host_embeds(rows, self._state)
+            inputs = self._stage([*inputs, *(embeds or ())])
+            given = InputEmbeds(*inputs[-2:]) if embeds else None
+            contexts = tuple((rows.starts + rows.counts).tolist())
+            inputs = inputs[:-2] if embeds else inputs
+            hidden = self._compute(StepContext(self._bound, inputs, tuple(rows.counts.tolist()), contexts, given))
+        return Forwarded(plan, rows, hidden)
 
-    def finish(self, step: Forwarded) -> StepResult:
-        """Sample the rows that ask for it, write their tokens to the slots, and describe the step."""
+    def finish(self, step: Forwarded) -> Outcome:
+        """Sample the rows that ask for it, write their tokens to the slots, and gather what the step will tell."""
         chunks, faults = step.plan.chunks, self._state.faults
-        sampled_rows = [row for row, chunk in enumerate(chunks) if chunk.samples]
-        results: dict[int, RowResult] = {}
-        if sampled_rows:
-            results = self._sample(step, sampled_rows)
-        rows = []
+        outcome = Outcome(
+            step.plan, {row: faults[chunk.slot] for row, chunk in enumerate(chunks) if chunk.slot in faults}
+        )
         for row, chunk in enumerate(chunks):
-            result = results.get(row) or RowResult(chunk.id, chunk.epoch)
-            if chunk.slot in faults:
-                result = RowResult(chunk.id, chunk.epoch, error=faults[chunk.slot])
-            elif result.error is None and self._sampling(chunk).prompt_logprobs is not None:
-                result = self._with_prompt_logprobs(step, row, chunk, result)
-            rows.append(result)
-        return StepResult(step.plan.step, tuple(rows))
+            if row not in outcome.faults and self._sampling(chunk).prompt_logprobs is not None:
+                self._add_prompt_logprobs(step, row, chunk, outcome)
+        sampled_rows = [row for row, chunk in enumerate(chunks) if chunk.samples]
+        if sampled_rows:
+            self._sample(step, sampled_rows, outcome)
+        return outcome
+
+    # ------------------------------------------------------------------------------------------ forward
+
+    def _stage(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        return self._transfers.stage(tensors, self._limits.device)
+
+    def _compute(self, ctx: StepContext) -> torch.Tensor:
+        """Ids are read on the device: the newest may not be known to the host."""
+        return self.model.forward(self._state.ids.view(-1).index_select(0, ctx.places).long(), ctx)
+
+    def _replay(self, rows: Rows) -> torch.Tensor | None:
+        """The hidden states of rows of one token each, where such a step is recorded."""
+        recorder, lengths = self._recorder, rows.starts + rows.counts
+        if recorder is None or len(rows.positions) != len(rows.slots) or self._state.embeds:
+            return None
+        longest = self._longest(recorder)
+        if int(lengths.max()) > longest:
+            return None
+        return recorder.run(step_inputs(rows, self._state, self.cache.paged, longest), self._compute_recorded)
+
+    def _compute_recorded(self, inputs: list[torch.Tensor]) -> torch.Tensor:
+        if self._recorder is None:
+            raise RuntimeError("nothing is recorded here")
+        count, longest = len(inputs[0]), self._longest(self._recorder)
+        return self._compute(StepContext(self._bound, inputs, (1,) * count, (longest,) * count))
+
+    def _longest(self, recorder: Recorder) -> int:
+        return min(recorder.max_len, self._limits.max_model_len)
 
     # ------------------------------------------------------------------------------------------ sampling
 
@@ -129,78 +204,52 @@ class ModelRunner:
             raise RuntimeError(f"a plan runs slot {chunk.slot}, which nobody was admitted to")
         return sampling
 
-    def _sample(self, step: Forwarded, rows: list[int]) -> dict[int, RowResult]:
-        chunks, device = step.plan.chunks, step.hidden.device
-        last = torch.from_numpy(step.rows.last[np.array(rows)]).to(device)
-        logits = self._model.logits(step.hidden.index_select(0, last))
+    def _sample(self, step: Forwarded, rows: list[int], outcome: Outcome) -> None:
+        state, chunks = self._state, [step.plan.chunks[row] for row in rows]
+        slots, positions = step.rows.slots[rows], (step.rows.starts + step.rows.counts)[rows]
+        known = zip(chunks, state.num_prompt[slots].tolist(), state.num_embedded[slots].tolist(), strict=True)
+        masks = step.plan.masks
+        wanted = [
+            SampleRow(c.slot, self._sampling(c), num_prompt, c.start + c.count, masks.get(c.slot), num_embedded)
+            for c, num_prompt, num_embedded in known
+        ]
+        asking = {place: top for place, row in enumerate(wanted) if (top := row.sampling.logprobs) is not None}
+        places = torch.from_numpy(slots * state.stride + positions)
+        host = [torch.from_numpy(step.rows.last[rows]), places, torch.tensor(list(asking)).long()]
+        last, here, who = self._stage(host)
+        alone = len(rows) == len(step.hidden)  # each token is the last of a row that samples
+        logits = self.model.logits(step.hidden if alone else step.hidden.index_select(0, last))
         if logits.shape[1] != self._limits.vocab_size:  # found at warm-up: no request can be behind it
             raise RuntimeError(
                 f"the model has {logits.shape[1]} logits, but its vocab_size is {self._limits.vocab_size}"
             )
-        wanted = [
-            SampleRow(
-                slot=chunk.slot,
-                sampling=self._sampling(chunk),
-                num_prompt=int(self._state.num_prompt[chunk.slot]),
-                position=chunk.start + chunk.count,
-                mask=step.plan.masks.get(chunk.slot),
-            )
-            for chunk in (chunks[row] for row in rows)
-        ]
-        sampled = self._sampler.sample(logits, SampleBatch(wanted, self._state.ids))
-        self._write_back(wanted, sampled.tokens)
-        return self._describe([chunks[row] for row in rows], rows, wanted, sampled)
-
-    def _write_back(self, wanted: list[SampleRow], tokens: torch.Tensor) -> None:
-        """Put each token where the next step looks for it, on the device. The last position has no next step."""
-        inside = [index for index, row in enumerate(wanted) if row.position < self._limits.max_model_len]
-        if not inside:
-            return
-        places = [wanted[index].slot * self._limits.max_model_len + wanted[index].position for index in inside]
-        ids = self._state.ids
-        chosen = tokens if len(inside) == len(wanted) else tokens[torch.tensor(inside, device=ids.device)]
-        ids.view(-1).index_copy_(0, torch.tensor(places, device=ids.device), chosen.to(torch.int32))
-        for index in inside:
-            self._state.sampled(wanted[index].slot, wanted[index].position)
-
-    def _describe(
-        self, chunks: list[Chunk], rows: list[int], wanted: list[SampleRow], sampled: Sampled
-    ) -> dict[int, RowResult]:
-        asking = [index for index, row in enumerate(wanted) if row.sampling.logprobs is not None]
-        described: dict[int, TokenLogprobs] = {}
-        if asking and sampled.logprobs is not None:
-            tops = [wanted[index].sampling.logprobs or 0 for index in asking]
-            chosen = sampled.tokens[torch.tensor(asking, device=sampled.tokens.device)]
-            described = dict(zip(asking, logprobs.describe(sampled.logprobs, chosen, tops), strict=True))
-        tokens, finite = sampled.tokens.tolist(), sampled.finite.tolist()
-        results = {}
-        for index, (row, chunk) in enumerate(zip(rows, chunks, strict=True)):
-            error = sampled.errors.get(index) or (None if finite[index] else _NOT_FINITE)
-            if error is not None:
-                results[row] = RowResult(chunk.id, chunk.epoch, error=error)
-            else:
-                extra = (described[index],) if index in described else ()
-                results[row] = RowResult(chunk.id, chunk.epoch, (tokens[index],), extra)
-        return results
+        ids = state.ids
+        sampled = self._sampler.sample(logits, SampleBatch(wanted, ids, self._transfers))
+        ids.view(-1).index_copy_(0, here, sampled.tokens.to(torch.int32))  # where the next step looks for them
+        state.sampled(slots, positions)
+        outcome.add_tokens(rows, sampled.tokens, sampled.finite, dict(sampled.errors))
+        ranked = sampled.ranked
+        if asking and ranked is None and sampled.logprobs is not None:
+            chosen = sampled.tokens.index_select(0, who)
+            ranked = logprobs.rank(sampled.logprobs, chosen, list(asking.values()))
+        if ranked is not None:
+            outcome.add_logprobs(asking, list(ranked))
 
     # ------------------------------------------------------------------------------------ prompt logprobs
 
-    def _with_prompt_logprobs(self, step: Forwarded, row: int, chunk: Chunk, result: RowResult) -> RowResult:
-        """Add an entry for each position p in (start, start + count] that is in the prompt."""
+    def _add_prompt_logprobs(self, step: Forwarded, row: int, chunk: Chunk, outcome: Outcome) -> None:
+        """An entry for each position p in (start, start + count] that is in the prompt."""
         stop = min(chunk.start + chunk.count, int(self._state.num_prompt[chunk.slot]) - 1)
         if stop <= chunk.start:
-            return result
+            return
         first = int(step.rows.last[row]) - chunk.count + 1
         hidden = step.hidden[first : first + stop - chunk.start]
         targets = self._state.ids[chunk.slot, chunk.start + 1 : stop + 1].long()
-        entries: list[TokenLogprobs] = []
+        top = self._sampling(chunk).prompt_logprobs or 0
         for piece, chosen in self._pieces(hidden, targets):
-            values = self._model.logits(piece).log_softmax(-1)
-            if not bool(torch.isfinite(values.amax(-1)).all()):
-                return RowResult(chunk.id, chunk.epoch, error=_NOT_FINITE)
-            top = self._sampling(chunk).prompt_logprobs or 0
-            entries += logprobs.describe(values, chosen, [top] * len(chosen))
-        return RowResult(chunk.id, chunk.epoch, result.token_ids, result.logprobs, tuple(entries))
+            values = self.model.logits(piece).log_softmax(-1)
+            finite = torch.isfinite(values.amax(-1)).all()
+            outcome.add_prompt(row, finite, logprobs.rank(values, chosen, [top] * len(chosen)), top)
 
     def _pieces(self, hidden: torch.Tensor, targets: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Few enough rows at a time that their logits stay within a bound of memory."""

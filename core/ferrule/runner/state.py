@@ -6,30 +6,50 @@ that the host decides (lengths, tables) has a host copy, so that no device needs
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from ferrule.types import Admit, CacheGroup, Chunk, StepPlan, TokenSampling
+from ferrule.types import Admit, CacheGroup, Chunk, Embeds, StepPlan, TokenSampling
+
+_TYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.float16, torch.bfloat16)}
 
 IntArray = np.ndarray[Any, np.dtype[np.int32]]
+LongArray = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunnerLimits:
+    """`vocab_size` is the logits' width; `max_model_len` is in tokens; `embed_size` is told by the model."""
+
+    slots: int
+    max_model_len: int
+    vocab_size: int
+    dtype: torch.dtype
+    device: torch.device
+    embed_size: int = 0
+    cache_type: torch.dtype | None = None  # of the KV cache's elements; None: `dtype`
 
 
 class SlotState:
     """Arrays indexed by slot. A slot that is admitted starts from nothing, whoever had it before."""
 
-    def __init__(
-        self, slots: int, max_len: int, groups: tuple[CacheGroup, ...], vocab_size: int, device: torch.device
-    ) -> None:
-        self.max_len = max_len
-        self.vocab_size = vocab_size
-        self.ids = _zeros((slots, max_len), device)  # [slots, max_len] int32
+    def __init__(self, limits: RunnerLimits, groups: tuple[CacheGroup, ...]) -> None:
+        slots = limits.slots
+        self.limits = limits
+        self.max_len = limits.max_model_len
+        self.stride = self.max_len + 1  # of ids: a last token has no next step, and goes to a place that nobody reads
+        self.ids = _zeros((slots, self.stride), limits.device)  # [slots, stride] int32
+        self._written: list[tuple[int, IntArray]] = []  # ids that the device has not been told: flat place, values
         self.num_known: IntArray = np.zeros(slots, np.int32)
         self.num_prompt: IntArray = np.zeros(slots, np.int32)
+        self.num_embedded: IntArray = np.zeros(slots, np.int32)  # first positions that have no ids
         self.sampling: list[TokenSampling | None] = [None] * slots
+        self.embeds: dict[int, torch.Tensor] = {}  # by slot: [tokens, size] on the host, until they are computed
         self.faults: dict[int, str] = {}  # slots whose request cannot run, and why
-        blocks = [-(-max_len // group.block_size) for group in groups]
+        blocks = [-(-self.max_len // group.block_size) for group in groups]
         self.tables = [_zeros((slots, count), torch.device("cpu")) for count in blocks]  # each [slots, blocks] int32
         self.num_blocks: IntArray = np.zeros((len(groups), slots), np.int32)
 
@@ -45,9 +65,17 @@ class SlotState:
         for chunk in plan.chunks:
             self._append(chunk)
 
-    def sampled(self, slot: int, position: int) -> None:
-        """The token at `position` of `slot` has been written to `ids` on the device."""
-        self.num_known[slot] = max(int(self.num_known[slot]), position + 1)
+    def take_written(self) -> list[torch.Tensor]:
+        """Flat places [n] int64 and values [n] int32 for `ids`, from the plans applied since; empty without any."""
+        written, self._written = self._written, []
+        if not written:
+            return []
+        places = np.concatenate([np.arange(place, place + len(values)) for place, values in written])
+        return [torch.from_numpy(places), torch.from_numpy(np.concatenate([values for _, values in written]))]
+
+    def sampled(self, slots: LongArray, positions: LongArray) -> None:
+        """The token at each of `positions` of `slots` has been written to `ids` on the device."""
+        self.num_known[slots] = np.maximum(self.num_known[slots], positions + 1)
 
     def check(self) -> None:
         """Raise RuntimeError where a slot without a request holds something."""
@@ -57,9 +85,10 @@ class SlotState:
                 raise RuntimeError(f"slot {slot} is free but not empty")
 
     def _clear(self, slot: int) -> None:
-        self.num_known[slot] = self.num_prompt[slot] = 0
+        self.num_known[slot] = self.num_prompt[slot] = self.num_embedded[slot] = 0
         self.sampling[slot] = None
         self.faults.pop(slot, None)
+        self.embeds.pop(slot, None)
         for group, table in enumerate(self.tables):
             table[slot, : int(self.num_blocks[group, slot])] = 0
             self.num_blocks[group, slot] = 0
@@ -70,9 +99,21 @@ class SlotState:
         self.sampling[slot] = admit.sampling
         self.num_prompt[slot] = admit.num_prompt
         self._write(slot, 0, known)
+        if admit.embeds is not None:
+            self._embed(slot, admit.embeds)
+
+    def _embed(self, slot: int, embeds: Embeds) -> None:
+        try:
+            data = torch.frombuffer(bytearray(embeds.data), dtype=_TYPES[embeds.dtype])
+            self.embeds[slot] = data.view(embeds.tokens, self.limits.embed_size)
+            self.num_embedded[slot] = embeds.tokens
+        except (KeyError, ValueError, RuntimeError):
+            self.faults[slot] = "The prompt's embeddings do not fit the model."
 
     def _append(self, chunk: Chunk) -> None:
         slot = chunk.slot
+        if slot in self.embeds and chunk.start >= len(self.embeds[slot]):
+            del self.embeds[slot]
         if chunk.new_ids:
             self._write(slot, int(self.num_known[slot]), chunk.new_ids)
         for group, blocks in enumerate(chunk.new_blocks):
@@ -88,10 +129,10 @@ class SlotState:
         if start + len(ids) > self.max_len:
             raise IndexError(f"slot {slot} got more ids than max_model_len")
         values = np.asarray(ids, dtype=np.int64)
-        if len(ids) and (values.min() < 0 or values.max() >= self.vocab_size):
+        if len(ids) and (values.min() < 0 or values.max() >= self.limits.vocab_size):
             self.faults[slot] = "A token id is outside the vocabulary."  # this request's fault, no one else's
             values = np.zeros_like(values)
-        self.ids[slot, start : start + len(ids)] = torch.from_numpy(values.astype(np.int32)).to(self.ids.device)
+        self._written.append((slot * self.stride + start, values.astype(np.int32)))
         self.num_known[slot] = start + len(ids)
 
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 
 from ferrule.interfaces.attention import AttentionBackend, AttentionLayout
-from ferrule.interfaces.model import AttentionOptions, StateRows
+from ferrule.interfaces.model import AttentionOptions, InputEmbeds, StateRows
+from ferrule.interfaces.platform import StepInput
 from ferrule.runner.cache import LayerPlace
-from ferrule.runner.state import SlotState
+from ferrule.runner.state import LongArray, SlotState
 from ferrule.types import CacheGroup, Chunk
-
-LongArray = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @dataclass(frozen=True)
@@ -44,78 +42,109 @@ class Rows:
         return np.cumsum(self.counts) - 1
 
 
+def step_inputs(
+    rows: Rows, state: SlotState, groups: tuple[CacheGroup, ...], longest: int | None = None
+) -> list[StepInput]:
+    """All that the device must be told of a step, in the order in which `StepContext` takes it.
+
+    Block tables are wide enough for contexts of `longest` tokens, or of as many as there are. What pads the rows of a
+    step with one token each is no context, and a slot that is not written.
+    """
+    lengths, prompts = rows.starts + rows.counts, state.num_prompt[rows.token_slots]
+    given: list[tuple[np.ndarray[Any, Any], int]] = [
+        (rows.token_slots * state.stride + rows.positions, 0),
+        (rows.positions, 0),
+        (np.maximum(prompts, rows.positions + 1), 1),
+        (np.concatenate(([0], np.cumsum(rows.counts))).astype(np.int32), len(rows.positions)),
+        (lengths.astype(np.int32), 0),
+        (rows.slots, 0),
+    ]
+    most = int(lengths.max()) if longest is None else longest
+    for table, group in zip(state.tables, groups, strict=True):
+        size, host = group.block_size, table.numpy()
+        blocks = host[rows.token_slots, rows.positions // size].astype(np.int64)
+        if not blocks.all():
+            raise RuntimeError("a plan writes to a position that has no block")
+        given += (host[rows.slots, : -(-most // size)], 0), (blocks * size + rows.positions % size, -1)
+    return [StepInput(torch.from_numpy(values), fill) for values, fill in given]
+
+
+@dataclass(frozen=True)
+class Bindings:
+    """What stays from step to step: who attends, and where caches and states are."""
+
+    attention: AttentionBackend
+    groups: tuple[CacheGroup, ...]  # that have block tables
+    places: Mapping[str, LayerPlace]
+    caches: Mapping[str, torch.Tensor]
+    states: Mapping[str, torch.Tensor]
+
+
 class StepContext:
-    """The `ForwardContext` that a model sees: positions, and attention over the paged cache."""
+    """The `ForwardContext` that a model sees: positions, and attention over the paged cache.
+
+    `inputs` are those of `step_inputs`, on the device. `query_lens` and `context_lens` are each row's; in a step that
+    is recorded, one query each and the longest context there may be.
+    """
 
     def __init__(
         self,
-        rows: Rows,
-        state: SlotState,
-        attention: AttentionBackend,
-        places: Mapping[str, LayerPlace],
-        caches: Mapping[str, torch.Tensor],
+        bound: Bindings,
+        inputs: list[torch.Tensor],
+        query_lens: tuple[int, ...],
+        context_lens: tuple[int, ...],
+        embeds: InputEmbeds | None = None,
     ) -> None:
-        self._rows = rows
-        self._state = state
-        self._attention = attention
-        self._places = places
-        self._caches = caches
-        self._plans: dict[int, Any] = {}
+        self._bound = bound
+        self.places, self.positions, self.lengths, query_start, contexts, slots, *paged = inputs
+        self.embeds = embeds
+        self._plans = [
+            bound.attention.plan(
+                AttentionLayout(
+                    query_start=query_start,
+                    context_lens=contexts,
+                    block_table=paged[2 * number],
+                    slot_mapping=paged[2 * number + 1],
+                    block_size=group.block_size,
+                    max_query_len=max(query_lens),
+                    max_context_len=max(context_lens),
+                    query_lens_host=query_lens,
+                    context_lens_host=context_lens,
+                    window=group.window,
+                )
+            )
+            for number, group in enumerate(bound.groups)
+        ]
         self._states: dict[str, StateRows] = {}
-        self._device = state.ids.device
-        self.positions = torch.from_numpy(rows.positions).to(self._device)
-
-    @cached_property
-    def lengths(self) -> torch.Tensor:
-        """[tokens] int64: max(prompt length, position + 1) of each token's request."""
-        prompts = self._state.num_prompt[self._rows.token_slots].astype(np.int64)
-        return torch.from_numpy(np.maximum(prompts, self._rows.positions + 1)).to(self._device)
-
-    def ids(self) -> torch.Tensor:
-        """[tokens] int64, read on the device: the newest may not be known to the host."""
-        flat = torch.from_numpy(self._rows.token_slots * self._state.max_len + self._rows.positions)
-        return self._state.ids.view(-1).index_select(0, flat.to(self._device)).long()
-
-    def prepare(self, groups: tuple[CacheGroup, ...], states: Mapping[str, torch.Tensor]) -> None:
-        """Let attention plan once per group; say where this step's rows are in each of the `states`."""
-        for number, group in enumerate(groups):
-            self._plans[number] = self._attention.plan(self._layout(number, group))
-        if states:
-            starts = np.concatenate(([0], np.cumsum(self._rows.counts)))
-            slots, query_start = (torch.from_numpy(each).to(self._device) for each in (self._rows.slots, starts))
-            lengths = tuple(self._rows.counts.tolist())
-            self._states = {name: StateRows(data, slots, query_start, lengths) for name, data in states.items()}
+        if bound.states:
+            starts = query_start.long()
+            self._states = {name: StateRows(data, slots, starts, query_lens) for name, data in bound.states.items()}
 
     def attend(
         self, layer: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: AttentionOptions
     ) -> torch.Tensor:
-        plan = self._plans[self._places[layer].group]
-        return self._attention.run(q, k, v, self._caches[layer], plan, options)
+        bound = self._bound
+        plan = self._plans[bound.places[layer].group]
+        return bound.attention.run(q, k, v, bound.caches[layer], plan, options)
+
+    def attend_heads(
+        self, layer: str, q: torch.Tensor, write: Callable[..., None], options: AttentionOptions
+    ) -> torch.Tensor | None:
+        bound, plan = self._bound, self._plans[self._bound.places[layer].group]
+        return bound.attention.run_heads(q, write, bound.caches[layer], plan, options)
 
     def state(self, name: str) -> StateRows:
         return self._states[name]
 
-    def _layout(self, number: int, group: CacheGroup) -> AttentionLayout:
-        rows, size = self._rows, group.block_size
-        lengths = rows.starts + rows.counts
-        most = int(lengths.max())
-        table = self._state.tables[number].numpy()
-        blocks = table[rows.token_slots, rows.positions // size].astype(np.int64)
-        if not blocks.all():
-            raise RuntimeError("a plan writes to a position that has no block")
-        host = table[rows.slots, : -(-most // size)]
-        return AttentionLayout(
-            query_start=self._int32(np.concatenate(([0], np.cumsum(rows.counts)))),
-            context_lens=self._int32(lengths),
-            block_table=torch.from_numpy(host).to(self._device),
-            slot_mapping=torch.from_numpy(blocks * size + rows.positions % size).to(self._device),
-            block_size=size,
-            max_query_len=int(rows.counts.max()),
-            max_context_len=most,
-            query_lens_host=tuple(rows.counts.tolist()),
-            context_lens_host=tuple(lengths.tolist()),
-            window=group.window,
-        )
 
-    def _int32(self, values: LongArray) -> torch.Tensor:
-        return torch.from_numpy(values.astype(np.int32)).to(self._device)
+def host_embeds(rows: Rows, state: SlotState) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Which of the step's tokens are embeddings, [n] int64, and these [n, size]; None in a step without."""
+    tokens, data = [], []
+    if state.embeds:
+        columns = (rows.slots, rows.starts, rows.counts, rows.last + 1 - rows.counts)
+        for slot, start, count, first in zip(*(column.tolist() for column in columns), strict=True):
+            held = state.embeds.get(slot)
+            if held is not None and start < len(held):
+                data.append(held[start : start + count])
+                tokens.append(torch.arange(first, first + len(data[-1])))
+    return (torch.cat(tokens), torch.cat(data)) if data else None

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from ferrule_testkit.architecture.source import Module, Rule, Violation, calls, dotted, functions
 
 ENVIRONMENT = "core/ferrule/env.py"
-LISTENER = "core/ferrule/launch/listen.py"  # the HTTP listener: the one place that may name all interfaces
+LISTENER = "plugins/ferrule_plugins/command/listen.py"  # the HTTP listener: the one place that may name all interfaces
 PICKLERS = frozenset({"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "shelve", "marshal", "joblib"})
 NO_PICKLE_INSIDE = frozenset({"multiprocessing.shared_memory", "multiprocessing.resource_tracker"})
 MUTABLE_CALLS = frozenset({"list", "dict", "set", "defaultdict", "deque", "OrderedDict", "Counter", "bytearray"})

@@ -13,7 +13,6 @@ LAYERS = (
     ("interfaces",),
     ("plugin",),
     ("engine",),
-    ("nn",),
     ("runner",),
     ("execution",),
     ("frontend",),
@@ -26,6 +25,8 @@ TORCH = ("torch", "torchvision", "torchaudio", "triton", "safetensors.torch")
 # The engine is a function of what it is given.
 NOT_IN_ENGINE = ("time", "datetime", "random", "secrets", "socket", "zmq", "asyncio", "subprocess", "numpy")
 ONLY_IN: Mapping[str, str] = {"pluggy": "core/ferrule/plugin/hooks.py"}
+# Import packages that stand on the core.
+_BESIDE = ("ferrule_plugins", "ferrule_nn", "ferrule_parsing", "ferrule_contrib", "ferrule_testkit")
 HTTP_CLIENTS = ("requests", "httpx", "aiohttp", "urllib.request", "urllib3")
 
 
@@ -53,9 +54,9 @@ def core_stands_alone(modules: Sequence[Module]) -> list[Violation]:
     found = []
     for module in modules:
         if module.core:
-            banned: tuple[str, ...] = ("ferrule_plugins", "ferrule_kernels", "ferrule_contrib", "ferrule_testkit")
+            banned: tuple[str, ...] = (*_BESIDE, "ferrule_kernels")
         elif module.package == "ferrule_kernels":
-            banned = ("ferrule", "ferrule_plugins", "ferrule_contrib", "ferrule_testkit")
+            banned = (*_BESIDE, "ferrule")
         else:
             continue
         found += _banned(module, banned, f"{module.package} must not import")

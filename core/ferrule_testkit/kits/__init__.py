@@ -21,10 +21,12 @@ if TYPE_CHECKING:
     from ferrule_testkit.kits.command import CommandKit
     from ferrule_testkit.kits.executor import ExecutorKit
     from ferrule_testkit.kits.hooks import HooksKit
+    from ferrule_testkit.kits.hub import HubKit
     from ferrule_testkit.kits.kv_cache import KVCacheKit
     from ferrule_testkit.kits.load_format import LoadFormatKit
     from ferrule_testkit.kits.model import ModelKit
     from ferrule_testkit.kits.platform import PlatformKit
+    from ferrule_testkit.kits.quantization import QuantizationKit
     from ferrule_testkit.kits.reasoning_parser import ReasoningParserKit, Thought
     from ferrule_testkit.kits.router import RouterKit
     from ferrule_testkit.kits.sampler import LogitsProcessorKit, SamplerKit
@@ -41,12 +43,14 @@ _HOMES = MappingProxyType(
         "CommandKit": "command",
         "ExecutorKit": "executor",
         "HooksKit": "hooks",
+        "HubKit": "hub",
         "KVCacheKit": "kv_cache",
         "LoadFormatKit": "load_format",
         "LogitsProcessorKit": "sampler",
         "ModelKit": "model",
         "PlatformKit": "platform",
         "PolicyKit": "scheduling",
+        "QuantizationKit": "quantization",
         "ReasoningParserKit": "reasoning_parser",
         "RouterKit": "router",
         "SamplerKit": "sampler",
@@ -65,6 +69,7 @@ __all__ = [
     "CommandKit",
     "ExecutorKit",
     "HooksKit",
+    "HubKit",
     "KVCacheKit",
     "Kit",
     "LoadFormatKit",
@@ -72,6 +77,7 @@ __all__ = [
     "ModelKit",
     "PlatformKit",
     "PolicyKit",
+    "QuantizationKit",
     "ReasoningParserKit",
     "RouterKit",
     "SamplerKit",

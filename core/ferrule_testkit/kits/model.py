@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,9 @@ from ferrule.config import checkpoint
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.model import BuildContext, Model
 from ferrule.interfaces.sampler import SampleBatch, Sampled, Sampler
-from ferrule.runner.model_runner import ModelRunner, RunnerLimits
-from ferrule.types import Admit, Chunk, StepPlan, TokenSampling
+from ferrule.runner.model_runner import ModelRunner
+from ferrule.runner.state import RunnerLimits
+from ferrule.types import Admit, Chunk, Embeds, StepPlan, TokenSampling
 from ferrule_testkit.kits.base import Kit, does_not_apply, promise, shown
 
 _BLOCK = 4
@@ -176,6 +177,27 @@ class ModelKit(Kit):
             got = self.runner(folder).run([ids], [[1] * 40])[0]
             self._equal(wanted, torch.stack(got), f"transformers with the checkpoint {folder.name}")
 
+    def test_embeddings_take_the_place_of_ids(self) -> None:
+        """A prompt given as what transformers' embedding layer makes of it is the prompt, also in pieces."""
+        if not self.hugging_face:
+            does_not_apply("there is no class of transformers to take embeddings from")
+        for folder in self.folders():
+            if not self.model(folder).embed_size():
+                does_not_apply("the model takes no embeddings")
+            from transformers import AutoModelForCausalLM
+
+            theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+            prompts = [_prompt(8, 30), _prompt(9, 12)]
+            with torch.inference_mode():
+                embeds = theirs.get_input_embeddings()(torch.tensor(prompts[0])).contiguous()
+            given = Embeds(tokens=len(embeds), size=embeds.shape[1], dtype="float32", data=embeds.numpy().tobytes())
+            runner = self.runner(folder)
+            for cuts in ([[30], [12]], [[8, 1, 13, 8], [1, 5, 5, 1]]):
+                wanted = runner.run(prompts, cuts)
+                got = runner.run([[0] * 30, prompts[1]], cuts, {0: given})
+                for number in range(2):
+                    self._equal(wanted[number][-1], got[number][-1], f"request {number} of one with embeddings")
+
     # ------------------------------------------------------------------------------------ parts
 
     def folders(self) -> Iterator[Path]:
@@ -262,11 +284,19 @@ class Runner:
         self._groups = sum(group.kind != "recurrent" for group in self._runner.cache.groups)
         self._runner.init_cache(1 + _SLOTS * self._groups * (_LENGTH // _BLOCK))
 
-    def run(self, prompts: Sequence[list[int]], cuts: Sequence[Sequence[int]]) -> list[list[torch.Tensor]]:
-        """Logits [vocab] after each piece of each prompt. The first pieces share a step, then the second ones, …"""
+    def run(
+        self, prompts: Sequence[list[int]], cuts: Sequence[Sequence[int]], embeds: Mapping[int, Embeds] | None = None
+    ) -> list[list[torch.Tensor]]:
+        """Logits [vocab] after each piece of each prompt. The first pieces share a step, then the second ones, …
+
+        `embeds` are those of prompts, by their number.
+        """
+        given = embeds or {}
         found: list[list[torch.Tensor]] = [[] for _ in prompts]
         greedy = TokenSampling(seed=0, max_tokens=1, temperature=0.0)
-        admits = tuple(Admit(n, f"r{n}", 0, tuple(ids), len(ids), greedy) for n, ids in enumerate(prompts))
+        admits = tuple(
+            Admit(n, f"r{n}", 0, tuple(ids), len(ids), greedy, None, given.get(n)) for n, ids in enumerate(prompts)
+        )
         for step in range(max(map(len, cuts))):
             chunks = []
             for slot, cut in enumerate(cuts):

@@ -139,6 +139,28 @@ class PlatformKit(Kit):
         depth = self.here().depth()
         promise(isinstance(depth, int) and 1 <= depth <= 8, f"depth is {shown(depth)}")
 
+    def test_tensors_cross_whole(self) -> None:
+        """`transfers` carry tensors of any type and shape to the device and back, in order, several at a time."""
+        platform = self.here()
+        transfers = platform.transfers()
+        host = [
+            torch.arange(5, dtype=torch.int32),
+            torch.zeros(0, 3),
+            torch.tensor([True, False]),
+            torch.eye(3).double(),
+        ]
+        staged = [transfers.stage(host, platform.device()) for _ in range(2)]
+        there = all(tensor.device.type == platform.device().type for each in staged for tensor in each)
+        promise(there, "stage leaves tensors elsewhere than on the device")
+        waits = [transfers.fetch([*each, each[0] + 1]) for each in staged]
+        for back in (wait() for wait in reversed(waits)):
+            promise(all(tensor.device.type == "cpu" for tensor in back), "fetch leaves tensors on the device")
+            alike = len(back) == 5 and all(
+                mine.dtype == theirs.dtype and torch.equal(mine, theirs)
+                for mine, theirs in zip(back, [*host, host[0] + 1], strict=False)
+            )
+            promise(alike, f"tensors come back as {shown(back)}")
+
     def test_nothing_is_printed(self) -> None:
         """A platform logs; it does not write to standard output, where commands answer."""
         platform, written = self.here(), []

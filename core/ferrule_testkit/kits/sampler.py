@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ferrule.interfaces.sampler import LogitsProcessor, SampleBatch, Sampled, Sampler, SampleRow
+from ferrule.runner.logprobs import rank
 from ferrule.types import TokenSampling
 from ferrule_testkit.kits.base import Kit, does_not_apply, promise, shown
 
@@ -183,12 +184,21 @@ class SamplerKit(Kit):
     def test_logprobs_are_those_of_the_model(self) -> None:
         """Rows that ask get log-probabilities of the logits as the model gave them; others none."""
         rows = [sampling(), sampling(logprobs=2, logit_bias=((0, 9.0),)), sampling(logprobs=0, temperature=0.1)]
-        found = self.sample(_STEPS, rows).logprobs
-        promise(found is not None and found.shape == (2, _VOCAB), "two rows asked for logprobs")
-        if found is not None:
-            error = (found - _STEPS.log_softmax(0)).abs().max()
-            promise(bool(error < 1e-5), f"logprobs differ by {error:.1e} from those of the raw logits")
-        promise(self.sample(_STEPS, [sampling()]).logprobs is None, "logprobs are made though nobody asks")
+        sampled, wanted = self.sample(_STEPS, rows), _STEPS.log_softmax(0)
+        ranked = sampled.ranked
+        if ranked is None:
+            found = sampled.logprobs
+            promise(found is not None and found.shape == (2, _VOCAB), "two rows asked for logprobs")
+            ranked = rank(found, sampled.tokens[1:], [2, 0]) if found is not None else ()
+        tokens, own, ranks, values, ids = ranked
+        promise(torch.equal(tokens, sampled.tokens[1:]), "logprobs are of other tokens than those that were chosen")
+        promise(len(own) == 2 and values.shape[1] >= 2, "two rows asked for logprobs, one for the two likeliest tokens")
+        error = max(float((own - wanted[tokens]).abs().max()), float((values - wanted[ids]).abs().max()))
+        promise(error < 1e-5, f"logprobs differ by {error:.1e} from those of the raw logits")
+        promise(ranks.tolist() == (_VOCAB - tokens).tolist(), f"ranks are {ranks.tolist()}")
+        promise(ids[0, :2].tolist() == [_VOCAB - 1, _VOCAB - 2], f"the two likeliest tokens are {ids[0, :2].tolist()}")
+        plain = self.sample(_STEPS, [sampling()])
+        promise(plain.logprobs is None and plain.ranked is None, "logprobs are made though nobody asks")
 
     # ------------------------------------------------------------------------------------ parts
 

@@ -16,6 +16,7 @@ from ferrule_testkit.kits.base import Kit, does_not_apply, promise, shown
 from ferrule_testkit.service import fake_model
 
 HOSTILE = ('a"b', "a\\b", "a\nb", "a{b}", "ä你🙂", "", "x" * 300, "a\\nb", 'a",engine="9')
+_OF_THE_PROCESS = ("process_", "python_")
 _GROWING = ("_total", "_count", "_sum", "_bucket", "_created")
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -155,7 +156,7 @@ class StatLoggerKit(Kit):
 
     def _stable(self, logger: StatLogger) -> Series:
         """Without what the process itself does."""
-        return {key: value for key, value in self._series(logger).items() if not key[0].startswith("process_")}
+        return {key: value for key, value in self._series(logger).items() if not key[0].startswith(_OF_THE_PROCESS)}
 
 
 def _stats(**changes: Any) -> RequestStats:

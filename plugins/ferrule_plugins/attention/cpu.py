@@ -69,6 +69,10 @@ class CpuAttention(AttentionBackend):
     def refuses(cls, spec: LayerCache, options: AttentionOptions, caps: DeviceCaps, dtype: torch.dtype) -> str | None:
         return None if caps.platform == "cpu" else f"runs on CPUs only, not on {caps.platform}"
 
+    @classmethod
+    def cache_type(cls, name: str, dtype: torch.dtype) -> torch.dtype | None:
+        return kernel.cache_type(name, dtype)
+
     def cache_shape(self, spec: LayerCache, num_blocks: int) -> tuple[int, ...]:
         return (num_blocks, spec.group.block_size, 2, spec.num_kv_heads, spec.head_dim)
 
@@ -98,7 +102,7 @@ class CpuAttention(AttentionBackend):
 
     def _attend(self, q: torch.Tensor, flat: torch.Tensor, bucket: Bucket, options: AttentionOptions) -> torch.Tensor:
         """[rows * queries, heads, dim]"""
-        gathered = flat.index_select(0, bucket.slots).view(bucket.rows, bucket.span, *flat.shape[1:])
+        gathered = kernel.read_cache(flat, bucket.slots, q.dtype).view(bucket.rows, bucket.span, *flat.shape[1:])
         keys, values = gathered[:, :, 0].transpose(1, 2), gathered[:, :, 1].transpose(1, 2)
         queries = q.index_select(0, bucket.tokens).view(bucket.rows, bucket.queries, *q.shape[1:]).transpose(1, 2)
         seen = bucket.mask(options.window)

@@ -19,6 +19,10 @@ class TorchSDPA(AttentionBackend):
     def refuses(cls, spec: LayerCache, options: AttentionOptions, caps: DeviceCaps, dtype: torch.dtype) -> str | None:
         return None
 
+    @classmethod
+    def cache_type(cls, name: str, dtype: torch.dtype) -> torch.dtype | None:
+        return kernel.cache_type(name, dtype)
+
     def cache_shape(self, spec: LayerCache, num_blocks: int) -> tuple[int, ...]:
         return (num_blocks, spec.group.block_size, 2, spec.num_kv_heads, spec.head_dim)
 
@@ -61,7 +65,7 @@ class TorchSDPA(AttentionBackend):
         slots, positions = kernel.kv_slots(
             layout.block_table[row : row + 1], bounds[0], bounds[1], length - first, layout.block_size
         )
-        gathered = flat.index_select(0, slots[0])  # [keys, 2, kv_heads, dim]
+        gathered = kernel.read_cache(flat, slots[0], q.dtype)  # [keys, 2, kv_heads, dim]
         keys, values = (gathered[:, side].transpose(0, 1).unsqueeze(0) for side in (0, 1))
         seen = kernel.visible(q_positions, positions, options.window)
         queries = q.transpose(0, 1).unsqueeze(0)

@@ -57,7 +57,7 @@ class NameOptions:
 
 
 class PluginsCommand(Command):
-    summary = "list plugins, and say how a name resolves"
+    summary = "List plugins, say how a name resolves, check them, and begin new ones."
 
     def run(self, argv: Sequence[str], plugins: Plugins) -> int:
         """Exit status 0; `why` gives 1 for a name that cannot be used. Raises ConfigError, PluginError."""

@@ -4,43 +4,79 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from ferrule.config import Config
 from ferrule.config.help import Usage
-from ferrule.config.parse import parse_command
+from ferrule.config.option import opt
+from ferrule.config.parse import Parsed, parse_command
 from ferrule.interfaces.command import Command
 from ferrule.interfaces.plugins import Plugins
+from ferrule_plugins.command.declared import engine_sections
 
 USAGE = Usage("ferrule serve", "Serve a model over HTTP.", "model")
 EMBEDDED_NAME = "ferrule-tiny"
 
 
+@dataclass(frozen=True, kw_only=True)
+class ServeConfig:
+    """What the command itself does."""
+
+    dry_run: str | None = opt(
+        None,
+        "Print the resolved configuration, where each value comes from, and the processes, and end. "
+        "--dry-run=all: the defaults too; --dry-run=json: for machines.",
+        bare=True,
+        choices=("changed", "all", "json"),
+        server=True,
+        common=True,
+    )
+
+
+def sections() -> Mapping[str, type]:
+    """All options of the command."""
+    return {**engine_sections(), "serve": ServeConfig}
+
+
 class ServeCommand(Command):
     summary = "Serve a model over HTTP."
+    sections = staticmethod(sections)  # those without an HTTP server are what `LLM` takes
 
     def run(self, argv: Sequence[str], plugins: Plugins) -> int:
         """Serve until SIGTERM. Returns 0 after a drain, non-zero when something failed."""
-        parsed = parse_command(argv, USAGE, plugins)
+        parsed = parse_command(argv, USAGE, plugins, sections=sections())
         if parsed is None:
             return 0
-        from ferrule.config.hub import localise
-        from ferrule.launch.api_main import run_one_process
-        from ferrule.launch.listen import bind
+        if parsed.extra["serve"].dry_run is not None:
+            return _dry_run(parsed, plugins)
+        from ferrule.launch.localise import localise
         from ferrule.launch.prepare import prepare
         from ferrule.launch.supervisor import Supervisor
         from ferrule.plugin.hooks import open_hooks
+        from ferrule_plugins.command.listen import listening
 
         config, chosen = prepare(with_model(parsed.config), parsed.notices, plugins, "launch")
-        listener = bind(config.frontend.host, config.frontend.port)
-        config = localise(config)
-        if config.frontend.disable_frontend_multiprocessing:
-            return run_one_process(config, chosen, listener)
-        hooks = open_hooks(chosen)
-        hooks.process_started("launcher", config)
-        status = Supervisor(config, chosen, listener).run()
-        hooks.process_stopping("launcher", status)
-        return status
+        with listening(config.frontend) as listeners:
+            config = localise(config, chosen)
+            if config.frontend.disable_frontend_multiprocessing:
+                from ferrule.launch.api_main import run_one_process  # not in a launcher: it has the HTTP server in it
+
+                return run_one_process(config, chosen, listeners[0])
+            hooks = open_hooks(chosen)
+            hooks.process_started("launcher", config)
+            status = Supervisor(config, chosen, listeners).run()
+            hooks.process_stopping("launcher", status)
+            return status
+
+
+def _dry_run(parsed: Parsed, plugins: Plugins) -> int:
+    from ferrule.launch.prepare import prepare
+    from ferrule_plugins.command.dry_run import report
+
+    config, chosen = prepare(with_model(parsed.config), parsed.notices, plugins, "launch")
+    print(report(parsed, config, chosen, sections(), parsed.extra["serve"].dry_run))
+    return 0
 
 
 def with_model(config: Config) -> Config:

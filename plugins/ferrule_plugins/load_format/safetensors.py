@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _SINGLE = "model.safetensors"
 _MAX_HEADER = 100 << 20
+_MAPPED_BYTES = 128 << 20
 _BITS = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 8),
     **dict.fromkeys(("U16", "I16", "F16", "BF16"), 16),
@@ -59,14 +60,30 @@ class Safetensors(WeightSource):
 
 
 def _mapped(file: Path, held: Mapping[str, int]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Map the file anew for every few tensors: pages that were read count as this process's as long as it is mapped."""
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(file, framework="pt", device="cpu") as opened:
-            for name in held:
-                yield name, opened.get_tensor(name)
+        for names in _pieces(held):
+            with safe_open(file, framework="pt", device="cpu") as opened:
+                for name in names:
+                    yield name, opened.get_tensor(name)
     except SafetensorError as error:
         raise CheckpointError(f"{file} cannot be read: {error}.") from error
+
+
+def _pieces(held: Mapping[str, int]) -> Iterator[list[str]]:
+    """Names in order, cut where the bytes of a piece pass a bound."""
+    piece: list[str] = []
+    size = 0
+    for name, num_bytes in held.items():
+        piece.append(name)
+        size += num_bytes
+        if size >= _MAPPED_BYTES:
+            yield piece
+            piece, size = [], 0
+    if piece:
+        yield piece
 
 
 def read_header(file: Path) -> dict[str, int]:
@@ -75,6 +92,18 @@ def read_header(file: Path) -> dict[str, int]:
     Raises CheckpointError that names the file and, where there is one, the tensor: for a header that is too large or no
     JSON, an unknown type, and ranges that overlap, leave holes, do not fit their shape, or end elsewhere than the file.
     """
+    header, data = _read(file)
+    return _check_ranges(file, header, data)
+
+
+def shapes(file: Path) -> dict[str, tuple[tuple[int, ...], int]]:
+    """Tensor name → shape and bytes, in the order of the data. Raises CheckpointError as `read_header` does."""
+    header, data = _read(file)
+    return {name: (tuple(header[name]["shape"]), size) for name, size in _check_ranges(file, header, data).items()}
+
+
+def _read(file: Path) -> tuple[dict[str, Any], int]:
+    """The header, and the size of the data."""
     if not file.is_file():
         raise missing_file(file)
     size = file.stat().st_size
@@ -84,8 +113,7 @@ def read_header(file: Path) -> dict[str, int]:
             raise CheckpointError(
                 f"{file} is no safetensors file or is truncated: {size} bytes, header length {length}."
             )
-        header = _parse(file, stream.read(length))
-    return _check_ranges(file, header, size - 8 - length)
+        return _parse(file, stream.read(length)), size - 8 - length
 
 
 def _parse(file: Path, text: bytes) -> dict[str, Any]:

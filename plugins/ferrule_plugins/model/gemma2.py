@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ferrule.interfaces.model import BuildContext, ForwardContext
-from ferrule.nn import Decoder, DecoderSpec, RMSNorm, Rotation, layer_windows
+from ferrule_nn import Decoder, DecoderSpec, RMSNorm, Rotation, layer_windows
 
 
 class Gemma2Layer(nn.Module):

@@ -7,7 +7,7 @@ from torch import nn
 
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.model import BuildContext, ForwardContext
-from ferrule.nn import MLP, Attention, Decoder, DecoderSpec, Embedding, LayerNorm, Naming, Rope
+from ferrule_nn import MLP, Attention, Decoder, DecoderSpec, Embedding, LayerNorm, Naming, Rope
 
 
 class GPT2(Decoder):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from ferrule.interfaces.model import BuildContext
-from ferrule.nn import Decoder, DecoderSpec
+import torch
+
+from ferrule.interfaces.model import BuildContext, ForwardContext
+from ferrule_nn import Decoder, DecoderSpec
 
 
 class Granite(Decoder):
@@ -13,8 +15,14 @@ class Granite(Decoder):
 
         return DecoderSpec.of(
             ctx,
-            embedding_scale=factor("embedding_multiplier"),
             residual_scale=factor("residual_multiplier"),
             attention_scale=factor("attention_multiplier"),
             logits_scale=1.0 / factor("logits_scaling"),
         )
+
+    def __init__(self, ctx: BuildContext) -> None:
+        super().__init__(ctx)
+        self.embedding_multiplier = float(ctx.config.get("embedding_multiplier", 1.0))
+
+    def embed(self, ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
+        return super().embed(ids, ctx) * self.embedding_multiplier

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ferrule.nn import Decoder
+from ferrule_nn import Decoder
 
 
 class Llama(Decoder):

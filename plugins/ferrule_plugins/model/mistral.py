@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ferrule.interfaces.model import BuildContext
-from ferrule.nn import Decoder, DecoderSpec
+from ferrule_nn import Decoder, DecoderSpec
 
 
 class Mistral(Decoder):

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ferrule.interfaces.model import BuildContext, ForwardContext
-from ferrule.nn import (
+from ferrule_nn import (
     MLP,
     Decoder,
     DecoderLayer,

@@ -6,7 +6,7 @@ The merged matrices have the names and the order that ours have, so nothing is r
 from __future__ import annotations
 
 from ferrule.interfaces.model import BuildContext
-from ferrule.nn import Decoder, DecoderSpec
+from ferrule_nn import Decoder, DecoderSpec
 
 
 class Phi3(Decoder):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ferrule.interfaces.model import BuildContext
-from ferrule.nn import Decoder, DecoderSpec, layer_windows
+from ferrule_nn import Decoder, DecoderSpec, layer_windows
 
 
 def qwen_windows(ctx: BuildContext, num_layers: int) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from functools import partial
 from torch import nn
 
 from ferrule.interfaces.model import BuildContext
-from ferrule.nn import Attention, Decoder, DecoderSpec, RMSNorm
+from ferrule_nn import Attention, Decoder, DecoderSpec, RMSNorm
 from ferrule_plugins.model.qwen2 import qwen_windows
 
 

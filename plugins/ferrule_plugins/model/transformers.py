@@ -15,6 +15,7 @@ import inspect
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -23,7 +24,7 @@ from torch import nn
 
 from ferrule.config.checkpoint import remote_code
 from ferrule.errors import CheckpointError
-from ferrule.interfaces.model import AttentionOptions, BuildContext, ForwardContext, LayerCache, Model
+from ferrule.interfaces.model import AttentionOptions, BuildContext, ForwardContext, InputEmbeds, LayerCache, Model
 from ferrule.types import CacheGroup
 
 _NAME = "ferrule"  # of the attention function in the library's registry
@@ -108,9 +109,17 @@ class TransformersModel(nn.Module, Model):
     def forward(self, ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         self._step.ctx = ctx
         try:
-            return self._run(ids, ctx.positions)
+            return self._run(ids, ctx.positions, ctx.embeds)
         finally:
             self._step.ctx = None
+
+    def embed_size(self) -> int:
+        """0 for what needs ids besides, such as a second embedding in each layer."""
+        table = self.inner.get_input_embeddings()
+        takes = "inputs_embeds" in inspect.signature(self.base.forward).parameters
+        if not takes or not isinstance(table, nn.Embedding) or hasattr(self._config, "hidden_size_per_layer_input"):
+            return 0
+        return int(table.embedding_dim)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Run the library's own forward with the base model replaced: the head, and what it does to logits."""
@@ -132,10 +141,12 @@ class TransformersModel(nn.Module, Model):
 
     # ------------------------------------------------------------------------------------------ attention
 
-    def _run(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        out = self.base(
-            input_ids=ids.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False, return_dict=True
-        )
+    def _run(self, ids: torch.Tensor, positions: torch.Tensor, given: InputEmbeds | None = None) -> torch.Tensor:
+        inputs = {"input_ids": ids.unsqueeze(0)}
+        if given is not None:
+            rows = self.inner.get_input_embeddings()(ids)
+            inputs = {"inputs_embeds": rows.index_copy(0, given.tokens, given.data.to(rows.dtype)).unsqueeze(0)}
+        out = self.base(**inputs, position_ids=positions.unsqueeze(0), use_cache=False, return_dict=True)
         hidden: torch.Tensor = out.last_hidden_state
         return hidden[0]
 
@@ -272,7 +283,9 @@ def _library_config(ctx: BuildContext) -> Any:
         raise CheckpointError("Quantized checkpoints cannot be served through transformers.")
     try:
         if trusted:
-            return AutoConfig.from_pretrained(ctx.folder, trust_remote_code=trusted)
+            file: Path | None = getattr(ctx.config, "file", None)  # --hf-config-path may name another
+            folder = file.parent if file is not None else ctx.folder
+            return AutoConfig.from_pretrained(folder, trust_remote_code=trusted)
         config = CONFIG_MAPPING[kind].from_dict(copy.deepcopy(dict(outer)))
         config.get_text_config()  # raises where there are several
         return config

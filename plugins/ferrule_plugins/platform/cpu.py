@@ -7,15 +7,16 @@ emulated half precision is slower than float32. A type that is named is used as 
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ferrule.config import CacheConfig, Config
+from ferrule.config import CacheConfig, Config, ModelConfig, SchedulerConfig
 from ferrule.errors import ConfigError
 from ferrule.interfaces.platform import DeviceCaps, Platform
 from ferrule.log import Log
@@ -54,6 +55,8 @@ class CpuPlatform(Platform):
         torch.set_num_threads(cores)
         if config.cache.gpu_memory_utilization != CacheConfig().gpu_memory_utilization:
             _log.warning("--gpu-memory-utilization has no effect on CPU: FERRULE_CPU_KVCACHE_SPACE sizes the KV cache")
+        for flag in eager_only(config):
+            _log.warning(f"{flag} has no effect on CPU: models run eagerly, nothing is captured or compiled")
         _log.info("cpu ready", device=self._caps.name, threads=cores, features=",".join(sorted(self._caps.features)))
         return self._caps
 
@@ -78,7 +81,39 @@ class CpuPlatform(Platform):
         return wanted
 
     def attention_order(self) -> tuple[str, ...]:
-        return ("cpu", "torch_sdpa")
+        return ("cpu_native", "cpu", "torch_sdpa")
+
+    def prompt_share(self) -> int:
+        """A prompt's token costs about what a decoded one does: few of them keep a step short."""
+        return 2
+
+    def trim(self) -> None:
+        """glibc keeps what is freed, unless it is asked; others give it back by themselves, or have no way to ask."""
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)
+
+    def profile(self, file: Path) -> Callable[[], None]:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        recorder = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True)
+        recorder.start()
+
+        def end() -> None:
+            recorder.stop()
+            recorder.export_chrome_trace(str(file))
+
+        return end
+
+
+def eager_only(config: Config) -> list[str]:
+    """Options that are set and speak of graphs or compilation. To ask for what a CPU does anyway is no such thing."""
+    compilation = config.device.compilation_config
+    found = {
+        "--cuda-graph-sizes": config.scheduler.cuda_graph_sizes != SchedulerConfig().cuda_graph_sizes,
+        "--max-seq-len-to-capture": config.model.max_seq_len_to_capture != ModelConfig().max_seq_len_to_capture,
+        "--compilation-config": bool(compilation) and compilation not in ({"level": 0}, {"mode": 0}),
+    }
+    return [flag for flag, said in found.items() if said]
 
 
 def describe(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> DeviceCaps:
@@ -99,14 +134,18 @@ def describe(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) 
 def bind(spec: str) -> int:
     """Follow FERRULE_CPU_OMP_THREADS_BIND; return how many threads to compute with.
 
-    auto: no binding, one thread for each physical core available. nobind: the same for each logical one. A list such
-    as 0-3,8: this thread, and those it starts, stay on these. Raises ConfigError.
+    auto: no binding, one thread for each physical core available. nobind, all: the same for each logical one. A list
+    such as 0-3,8: this thread, and those it starts, stay on these. Lists for several workers stand between |; there is
+    one worker, the first. Raises ConfigError.
     """
     available = os.sched_getaffinity(0)
-    if spec in ("auto", "nobind"):
-        cores = available if spec == "nobind" else _physical(available)
+    if spec in ("auto", "nobind", "all"):
+        cores = _physical(available) if spec == "auto" else available
         return max(1, min(len(cores), _quota()))
-    chosen = parse_cores(spec)
+    lists = [parse_cores(part) for part in spec.split("|")]
+    chosen = lists[0]
+    if len(lists) > 1:
+        _log.warning(f"FERRULE_CPU_OMP_THREADS_BIND={spec}: there is one worker, and the first list is its own")
     if not chosen <= available:
         missing = ",".join(map(str, sorted(chosen - available)))
         raise ConfigError(f"FERRULE_CPU_OMP_THREADS_BIND={spec}: this process may not use the cores {missing}.")
@@ -121,7 +160,8 @@ def parse_cores(spec: str) -> set[int]:
         low, dash, high = part.strip().partition("-")
         if not low.isdigit() or (dash and not high.isdigit()) or len(low + high) > 10:
             raise ConfigError(
-                f"FERRULE_CPU_OMP_THREADS_BIND must be auto, nobind or cores such as 0-3,8, not {spec!r}."
+                f"FERRULE_CPU_OMP_THREADS_BIND must be auto, all, nobind or cores such as 0-3,8 (| between workers), "
+                f"not {spec!r}."
             )
         first, last = int(low), int(high or low)
         if last < first or last - first > 65536:

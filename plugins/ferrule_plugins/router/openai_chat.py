@@ -14,9 +14,7 @@ from ferrule.interfaces.parsers import CallArguments, CallStart, Content, Event,
 from ferrule.interfaces.router import Call, EventStream, Reply, RouterContext
 from ferrule.interfaces.service import ChatPrompt, Generate, Output
 from ferrule.types import FinishReason, TokenLogprobs
-from ferrule_plugins.router.openai_params import Asked, Meter, check, finish_of, finite, processors, sampling
-from ferrule_plugins.router.openai_schema import (
-    ChatBody,
+from ferrule_plugins.router.openai_answers import (
     ChatChoice,
     ChatCompletion,
     ChatLogprob,
@@ -26,7 +24,13 @@ from ferrule_plugins.router.openai_schema import (
     ToolCall,
     TopLogprob,
 )
+from ferrule_plugins.router.openai_fields import echo_of, generation_prompt, role_of
+from ferrule_plugins.router.openai_params import Asked, Meter, beam, check, finish_of, finite, processors, sampling
+from ferrule_plugins.router.openai_schema import ChatBody
 from ferrule_plugins.router.stream import Closing
+
+_MAX_TOOLS = 1024
+_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
 class Chat:
@@ -54,9 +58,9 @@ class Chat:
             raise
         writer = _Writer(body, asked, request.params.n, config.frontend.response_role)
         if body.stream:
-            return EventStream(Closing(writer.chunks(outputs), outputs))
+            return EventStream(Closing(writer.chunks(outputs), outputs), asked.notes.headers)
         async with aclosing(outputs):  # type: ignore[type-var]
-            return Reply(await writer.whole(outputs))
+            return Reply(await writer.whole(outputs), headers=asked.notes.headers)
 
     def _request(self, body: ChatBody) -> Generate:
         service, frontend = self._ctx.service, self._ctx.config.frontend
@@ -69,8 +73,8 @@ class Chat:
             tools=None if body.tools is None or hidden else tuple(body.tools),
             documents=None if body.documents is None else tuple(body.documents),
             chat_template=body.chat_template,
-            chat_template_kwargs=body.chat_template_kwargs,
-            add_generation_prompt=body.add_generation_prompt is not False,
+            chat_template_kwargs=_template_kwargs(body),
+            add_generation_prompt=generation_prompt(body),
             continue_final_message=bool(body.continue_final_message),
             add_special_tokens=bool(body.add_special_tokens),
         )
@@ -84,18 +88,30 @@ class Chat:
             logits_processors=processors(body),
             tools=prompt.tools,
             tool_choice=body.tool_choice,
+            beam=beam(body),
             streamed=bool(body.stream),
         )
 
 
+def _template_kwargs(body: ChatBody) -> dict[str, Any] | None:
+    """Templates read `reasoning_effort`, or whether to think at all, under these names; the request's own win."""
+    effort = body.reasoning_effort
+    if effort is None:
+        return body.chat_template_kwargs
+    if effort not in _EFFORTS:
+        raise RequestError(f"reasoning_effort must be one of {', '.join(_EFFORTS)}.", "reasoning_effort")
+    derived = {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+    return {**derived, **(body.chat_template_kwargs or {})}
+
+
 def _check_logprobs(body: ChatBody, config: Config) -> None:
-    if body.top_logprobs is None:
+    if not body.top_logprobs:
         return
     if not body.logprobs:
         raise RequestError("top_logprobs needs logprobs to be true.", "top_logprobs")
     most = config.model.max_logprobs
-    if body.top_logprobs < 0 or (most >= 0 and body.top_logprobs > most):
-        bound = f"between 0 and {most}" if most >= 0 else "0 or more"
+    if body.top_logprobs < (0 if most >= 0 else -1) or 0 <= most < body.top_logprobs:
+        bound = f"between 0 and {most}" if most >= 0 else "0 or more, or -1 for all tokens"
         raise RequestError(f"top_logprobs must be {bound}.", "top_logprobs")
 
 
@@ -105,8 +121,8 @@ def _check_tools(body: ChatBody, config: Config) -> None:
         if choice not in (None, "none"):
             raise RequestError("tool_choice needs tools.", "tool_choice")
         return
-    if not body.tools:
-        raise RequestError("tools must not be empty; leave it out instead.", "tools")
+    if not 0 < len(body.tools) <= _MAX_TOOLS:
+        raise RequestError(f"tools must hold 1 to {_MAX_TOOLS} functions; leave it out instead of empty.", "tools")
     for place, tool in enumerate(body.tools):
         function = tool.get("function")
         if tool.get("type") != "function" or not isinstance(function, dict):
@@ -137,12 +153,9 @@ class _Writer:
 
     def __init__(self, body: ChatBody, asked: Asked, count: int, response_role: str) -> None:
         options = body.stream_options
-        last = body.messages[-1] if body.messages else {}
-        own = body.add_generation_prompt is not False
-        role = last.get("role")
-        self._role = response_role if own or not isinstance(role, str) else role
-        content = last.get("content")
-        self._echo = content if body.echo and role == self._role and isinstance(content, str) else ""
+        self._role = role_of(body, response_role)
+        self._echo = echo_of(body, self._role)
+        self._prompt_text = bool(body.return_prompt_text)
         self._asked = asked
         self._count = count
         self._reasoning = body.include_reasoning is not False
@@ -153,7 +166,8 @@ class _Writer:
         self._meter = Meter(asked, count)
         self._begun = [False] * count
         self._called = [False] * count
-        self._prompt: dict[str, Any] = {}  # what a whole answer says about the prompt
+        self._prompt: dict[str, Any] = {}  # what a whole answer, or a stream's first chunk, says about the prompt
+        self._extension = asked.notes.extension  # for the first chunk
 
     async def chunks(self, outputs: AsyncIterator[Output]) -> AsyncIterator[ChatCompletion]:
         async for output in outputs:
@@ -171,8 +185,7 @@ class _Writer:
                 _fold(choices[piece.index], piece)
         answer = self._answer("chat.completion", choices, None)
         answer.usage = self._meter.total()
-        for name, value in self._prompt.items():
-            setattr(answer, name, value)
+        self._tell_prompt(answer)
         return answer
 
     def _answer(self, kind: str, choices: list[ChatChoice], usage: Any) -> ChatCompletion:
@@ -185,10 +198,17 @@ class _Writer:
             choices=choices,
             system_fingerprint=asked.fingerprint,
             usage=(usage or None) if self._include_usage else UNSET,
+            ferrule=self._extension,
         )
-        if "prompt_token_ids" in self._prompt and kind == "chat.completion.chunk":
-            answer.prompt_token_ids = self._prompt.pop("prompt_token_ids")
+        self._extension = UNSET
+        if kind == "chat.completion.chunk":
+            self._tell_prompt(answer)
         return answer
+
+    def _tell_prompt(self, answer: ChatCompletion) -> None:
+        for name, value in self._prompt.items():
+            setattr(answer, name, value)
+        self._prompt.clear()
 
     def _choices(self, output: Output) -> list[ChatChoice]:
         """What one output adds to its choice, in the form of chunks; at most a beginning and a piece."""
@@ -216,8 +236,12 @@ class _Writer:
         return pieces
 
     def _see_prompt(self, output: Output) -> None:
-        if self._asked.token_ids and output.prompt_ids is not None and output.index == 0:
+        if output.prompt_ids is None or output.index:
+            return
+        if self._asked.token_ids:
             self._prompt["prompt_token_ids"] = list(output.prompt_ids)
+        if self._prompt_text and output.prompt_text is not None:
+            self._prompt["prompt_text"] = output.prompt_text
 
     def _delta(self, index: int, events: tuple[Event, ...]) -> Message:
         content = "".join(event.text for event in events if isinstance(event, Content))

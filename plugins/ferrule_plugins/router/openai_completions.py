@@ -13,17 +13,18 @@ from ferrule.interfaces.parsers import Content, Reasoning
 from ferrule.interfaces.router import Call, EventStream, Reply, RouterContext
 from ferrule.interfaces.service import Generate, Output, Prompt
 from ferrule.types import TokenLogprobs
+from ferrule_plugins.router.openai_answers import Completion, CompletionChoice, CompletionLogprobs
 from ferrule_plugins.router.openai_params import (
     Asked,
     Meter,
+    beam,
     check,
     finish_of,
     finite,
     processors,
-    refuse_embeds,
     sampling,
 )
-from ferrule_plugins.router.openai_schema import Completion, CompletionBody, CompletionChoice, CompletionLogprobs
+from ferrule_plugins.router.openai_schema import CompletionBody
 from ferrule_plugins.router.stream import Closing
 
 _MAX_TOKENS = 16  # the documented default
@@ -39,18 +40,19 @@ class Completions:
         body: CompletionBody = call.body
         service = self._ctx.service
         check(body, self._ctx.config)
-        refuse_embeds(body.prompt_embeds)
-        if body.suffix:
-            raise RequestError("suffix is not supported.", "suffix")
+        if body.prompt_embeds is not None and (body.echo or body.suffix):
+            name = "echo" if body.echo else "suffix"
+            raise RequestError(f"{name} needs a prompt of text or tokens, so prompt_embeds excludes it.", name)
         request = self._request(body)
         asked = Asked.of("cmpl", call, request, service, self._ctx.config)
         outputs = await service.generate(request)
         count = len(request.prompts) * request.params.n
-        writer = _Writer(body, asked, count)
+        embedded = sum(prompt.embeds is not None for prompt in request.prompts)
+        writer = _Writer(body, asked, count, embedded * request.params.n)
         if body.stream:
-            return EventStream(Closing(writer.chunks(outputs), outputs))
+            return EventStream(Closing(writer.chunks(outputs), outputs), asked.notes.headers)
         async with aclosing(outputs):  # type: ignore[type-var]
-            return Reply(await writer.whole(outputs))
+            return Reply(await writer.whole(outputs), headers=asked.notes.headers)
 
     def _request(self, body: CompletionBody) -> Generate:
         service = self._ctx.service
@@ -68,25 +70,35 @@ class Completions:
             priority=body.priority or 0,
             cache_salt=body.cache_salt,
             logits_processors=processors(body),
+            beam=beam(body),
             raw=True,
         )
 
 
 def prompts_of(body: CompletionBody) -> tuple[Prompt, ...]:
-    """A string, a list of strings, token ids, or a list of lists of token ids."""
-    special = body.add_special_tokens is not False
+    """A string, a list of strings, token ids, or a list of lists of token ids; before them, what came as embeddings."""
+    embeds = [body.prompt_embeds] if isinstance(body.prompt_embeds, str) else body.prompt_embeds or []
+    embedded = tuple(Prompt(embeds=item) for item in embeds)
+    if embedded and not body.prompt:  # the official client cannot leave `prompt` out
+        return embedded
+    return embedded + _tokens_of(body)
+
+
+def _tokens_of(body: CompletionBody) -> tuple[Prompt, ...]:
+    special, suffix = body.add_special_tokens is not False, body.suffix or None
     prompt = body.prompt
     if prompt is None:
         raise RequestError("prompt is required.", "prompt")
-    if isinstance(prompt, str):
-        return (Prompt(text=prompt, add_special_tokens=special),)
-    kinds = {type(item) for item in prompt}
-    if kinds == {int}:
-        return (Prompt(ids=tuple(prompt)),)  # type: ignore[arg-type]
+    given = [prompt] if isinstance(prompt, str) else prompt
+    kinds = {type(item) for item in given}
     if kinds == {str}:
-        return tuple(Prompt(text=item, add_special_tokens=special) for item in prompt)  # type: ignore[arg-type]
+        return tuple(Prompt(text=text, suffix=suffix, add_special_tokens=special) for text in given)  # type: ignore[arg-type]
+    if suffix:
+        raise RequestError("suffix needs a prompt of text.", "suffix")
+    if kinds == {int}:
+        return (Prompt(ids=tuple(given)),)  # type: ignore[arg-type]
     if kinds == {list}:
-        return tuple(Prompt(ids=tuple(item)) for item in prompt)  # type: ignore[arg-type]
+        return tuple(Prompt(ids=tuple(ids)) for ids in given)  # type: ignore[arg-type]
     what = "is empty" if not kinds else "mixes forms"
     raise RequestError(
         f"prompt {what}: give a string, a list of strings, a list of token ids, or a list of such lists.", "prompt"
@@ -96,19 +108,22 @@ def prompts_of(body: CompletionBody) -> tuple[Prompt, ...]:
 class _Writer:
     """From outputs to chunks, for one request."""
 
-    def __init__(self, body: CompletionBody, asked: Asked, count: int) -> None:
+    def __init__(self, body: CompletionBody, asked: Asked, count: int, num_embedded: int) -> None:
         options = body.stream_options
         self._asked = asked
         self._echo = bool(body.echo)
         self._only_prompt = bool(body.echo) and body.max_tokens == 0
         self._logprobs = body.logprobs
+        self._prompt_text = bool(body.return_prompt_text)
         self._prompt_logprobs = body.prompt_logprobs is not None
         self._include_usage = options is not None and bool(options.include_usage)
         self._each_usage = self._include_usage and options is not None and bool(options.continuous_usage_stats)
         self._meter = Meter(asked, count)
         self._count = count
+        self._num_embedded = num_embedded  # choices whose prompts have no ids: the first ones
         self._texts = [""] * count  # the echoed prompt's text, which shifts the offsets of tokens
         self._waiting: dict[int, tuple[int, ...]] = {}  # prompt ids of choices whose echo waits for logprobs
+        self._extension = asked.notes.extension  # for the first chunk
 
     async def chunks(self, outputs: AsyncIterator[Output]) -> AsyncIterator[Completion]:
         async for output in outputs:
@@ -132,7 +147,8 @@ class _Writer:
         return answer
 
     def _chunk(self, choices: list[CompletionChoice], usage: Any) -> Completion:
-        asked = self._asked
+        asked, extension = self._asked, self._extension
+        self._extension = UNSET
         return Completion(
             id=asked.id,
             created=asked.created,
@@ -140,6 +156,7 @@ class _Writer:
             choices=choices,
             system_fingerprint=asked.fingerprint,
             usage=usage if self._include_usage else UNSET,
+            ferrule=extension,
         )
 
     async def _choice(self, output: Output) -> CompletionChoice | None:
@@ -148,13 +165,15 @@ class _Writer:
         choice = CompletionChoice(index=output.index, finish_reason=finish_of(output), stop_reason=output.stop_reason)
         if self._echo:
             await self._add_prompt(choice, output)
-        if output.prompt_ids is not None and self._asked.token_ids:
+        if output.prompt_ids is not None and self._asked.token_ids and output.index >= self._num_embedded:
             choice.prompt_token_ids = list(output.prompt_ids)
+        if output.prompt_text is not None and self._prompt_text:
+            choice.prompt_text = output.prompt_text
         if output.prompt_logprobs is not None and self._prompt_logprobs:
             choice.prompt_logprobs = self._asked.prompt_logprobs(output.prompt_logprobs)
         if not self._only_prompt:
             self._add_tokens(choice, output)
-        about_prompt = choice.prompt_token_ids or choice.prompt_logprobs
+        about_prompt = choice.prompt_token_ids or choice.prompt_logprobs or choice.prompt_text
         if choice.text or choice.logprobs or choice.finish_reason or choice.token_ids or about_prompt:
             return choice
         return None
@@ -201,7 +220,8 @@ class _Writer:
         lists.text_offset.append(offset)
         lists.tokens.append(token)
         lists.token_logprobs.append(logprob)
-        top = {self._asked.token(token_id): finite(value) for token_id, value in entry.top[: self._logprobs]}
+        most = None if self._logprobs == -1 else self._logprobs  # -1: all
+        top = {self._asked.token(token_id): finite(value) for token_id, value in entry.top[:most]}
         lists.top_logprobs.append({token: logprob, **top})
 
 
@@ -215,6 +235,8 @@ def _fold(choice: CompletionChoice, piece: CompletionChoice) -> None:
         choice.token_ids = (choice.token_ids or []) + piece.token_ids
     if piece.prompt_token_ids is not UNSET:
         choice.prompt_token_ids = piece.prompt_token_ids
+    if piece.prompt_text is not UNSET:
+        choice.prompt_text = piece.prompt_text
     if piece.prompt_logprobs is not UNSET:
         choice.prompt_logprobs = piece.prompt_logprobs
     if piece.finish_reason is not None:

@@ -10,33 +10,31 @@ from typing import Any
 
 import msgspec
 
-from ferrule import __version__
+from ferrule import __version__, log
 from ferrule.config import Config
-from ferrule.errors import ForbiddenError, RequestError, RequestFailed
+from ferrule.errors import RequestError, RequestFailed
+from ferrule.interfaces.parsers import Reasoning
 from ferrule.interfaces.router import Call
-from ferrule.interfaces.service import Generate, Output, Service, Usage
+from ferrule.interfaces.service import Beam, Generate, Output, Service, Usage
 from ferrule.types import FinishReason, SamplingParams, TokenLogprobs
-from ferrule_plugins.router.openai_schema import (
-    GenerateBody,
+from ferrule_plugins.router.openai_answers import (
+    CompletionTokensDetails,
     PromptLogprob,
     PromptLogprobs,
     PromptTokensDetails,
     UsageInfo,
 )
+from ferrule_plugins.router.openai_fields import Notes, refuse, review
+from ferrule_plugins.router.openai_schema import GenerateBody
+
+_logger = log.get("openai")
 
 _SAMPLING = tuple(set(SamplingParams.__struct_fields__) & set(GenerateBody.__struct_fields__) - {"logit_bias"})
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}\Z")
-_MAX_NOTE_BYTES = 16 << 10  # of `user` and of `metadata`
+_MAX_NOTE_BYTES = 16 << 10  # of each note
+_NOTES = ("user", "metadata", "session_id", "safety_identifier")
+_LOGGED = 1024  # characters of a note that the log repeats
 _LOWEST_LOGPROB = -9999.0  # JSON has no -Infinity
-_GUIDED = (
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
-    "guided_grammar",
-    "guided_decoding_backend",
-    "guided_whitespace_pattern",
-    "structured_outputs",
-)
 
 
 def check(body: GenerateBody, config: Config) -> None:
@@ -46,20 +44,11 @@ def check(body: GenerateBody, config: Config) -> None:
         raise RequestError("stream_options needs stream to be true.", "stream_options")
     if body.prompt_logprobs is not None and stream:
         raise RequestError("prompt_logprobs cannot be streamed.", "prompt_logprobs")
-    if body.use_beam_search:
-        raise RequestError("Beam search is not available.", "use_beam_search")
-    for name in _GUIDED:
-        if getattr(body, name) is not None:
-            raise RequestError(f"{name}: guided decoding is not available in this build.", name)
-    if body.response_format is not None and body.response_format.get("type") != "text":
-        raise RequestError(
-            "response_format: only {'type': 'text'} is possible: guided decoding is not available in this build.",
-            "response_format",
-        )
+    refuse(body)
     if body.priority and config.scheduler.scheduling_policy == "fcfs":
         raise RequestError("priority needs a server started with --scheduling-policy priority.", "priority")
-    for name in ("user", "metadata"):
-        if len(msgspec.json.encode(getattr(body, name))) > _MAX_NOTE_BYTES:
+    for name in _NOTES:
+        if len(msgspec.json.encode(getattr(body, name, None))) > _MAX_NOTE_BYTES:
             raise RequestError(f"{name} is limited to {_MAX_NOTE_BYTES} bytes.", name)
     if body.request_id is not None and not _REQUEST_ID.match(body.request_id):
         raise RequestError("request_id must be 1 to 128 characters of A-Z a-z 0-9 . _ : -", "request_id")
@@ -91,9 +80,13 @@ def processors(body: GenerateBody) -> tuple[dict[str, Any], ...]:
     return tuple({"qualname": item} if isinstance(item, str) else item for item in body.logits_processors or ())
 
 
-def refuse_embeds(value: Any) -> None:
-    if value is not None:
-        raise ForbiddenError("prompt_embeds is switched off on this server.", "prompt_embeds")
+def beam(body: GenerateBody) -> Beam | None:
+    """Beam search, where it is asked for: `n` beams, or `best_of` beams of which the `n` best are returned."""
+    if not body.use_beam_search:
+        return None
+    width = body.n if body.best_of is None else body.best_of
+    penalty = 1.0 if body.length_penalty is None else body.length_penalty
+    return Beam(width=1 if width is None else width, length_penalty=penalty, early_stopping=bool(body.early_stopping))
 
 
 @dataclass(frozen=True)
@@ -108,7 +101,9 @@ class Asked:
     token_names: bool  # show tokens as token_id:N
     token_ids: bool  # return_token_ids
     cached_details: bool
+    reasons: bool  # a reasoning parser runs
     num_per_prompt: int  # choices per prompt
+    notes: Notes
 
     @classmethod
     def of(cls, prefix: str, call: Call, request: Generate, service: Service, config: Config) -> Asked:
@@ -117,6 +112,7 @@ class Asked:
         name = body.request_id or (header if _REQUEST_ID.match(header) else call.request_id)
         front = config.frontend
         as_ids = body.return_tokens_as_token_ids
+        _log_notes(f"{prefix}-{name}", body, config)
         return cls(
             id=f"{prefix}-{name}",
             created=int(time.time()),
@@ -126,21 +122,25 @@ class Asked:
             token_names=front.return_tokens_as_token_ids if as_ids is None else as_ids,
             token_ids=bool(body.return_token_ids),
             cached_details=front.enable_prompt_tokens_details,
+            reasons=bool(front.reasoning_parser) and not request.raw,
             num_per_prompt=request.params.n,
+            notes=review(body, call, config, service.template_reads),
         )
 
     def token(self, token_id: int) -> str:
         return f"token_id:{token_id}" if self.token_names else self.service.token_text(token_id)
 
-    def usage(self, usages: list[Usage]) -> UsageInfo:
+    def usage(self, usages: list[Usage], reasoning: list[int]) -> UsageInfo:
         """Sum over choices; a prompt counts once, however many choices it has."""
         firsts = usages[:: self.num_per_prompt]
         prompt = sum(usage.prompt_tokens for usage in firsts)
         completion = sum(usage.completion_tokens for usage in usages)
-        cached = sum(usage.cached_tokens for usage in firsts)
-        return UsageInfo(
-            prompt, prompt + completion, completion, PromptTokensDetails(cached) if self.cached_details else None
-        )
+        info = UsageInfo(prompt_tokens=prompt, total_tokens=prompt + completion, completion_tokens=completion)
+        if self.cached_details:
+            info.prompt_tokens_details = PromptTokensDetails(sum(usage.cached_tokens for usage in firsts))
+        if self.reasons:
+            info.completion_tokens_details = CompletionTokensDetails(sum(reasoning))
+        return info
 
     def prompt_logprobs(self, entries: tuple[TokenLogprobs | None, ...]) -> PromptLogprobs:
         """By token id: the prompt's own token, then the most likely ones."""
@@ -176,21 +176,43 @@ def finish_of(output: Output) -> str | None:
     return None if output.finish is None else output.finish.value
 
 
+def _log_notes(answer_id: str, body: GenerateBody, config: Config) -> None:
+    """`user`, `metadata` and the like change nothing: they are for whoever reads the log."""
+    notes = {name: str(value)[:_LOGGED] for name in _NOTES if (value := getattr(body, name, None))}
+    if notes and not config.frontend.disable_log_requests:
+        _logger.info("request notes", id=answer_id, **notes)
+
+
 class Meter:
-    """Usage of all choices so far. `count` choices are expected."""
+    """Usage of all choices so far. `count` choices are expected.
+
+    Tokens of reasoning are counted by the outputs that bring it: a token without text goes with the next one that has
+    some, and where one output holds reasoning and content, its tokens are shared by their number of characters.
+    """
 
     def __init__(self, asked: Asked, count: int) -> None:
         self._asked = asked
         self._usages = [Usage()] * count
+        self._reasoning = [0] * count
+        self._undecided = [0] * count  # tokens that no text came from yet
 
     def see(self, output: Output) -> None:
-        self._usages[output.index] = output.usage
+        index = output.index
+        self._usages[index] = output.usage
+        self._undecided[index] += len(output.token_ids)
+        if output.events and self._asked.reasons:
+            thoughts = sum(len(event.text) for event in output.events if isinstance(event, Reasoning))
+            texts = sum(len(getattr(event, "text", "") or getattr(event, "fragment", "")) for event in output.events)
+            self._reasoning[index] += round(self._undecided[index] * thoughts / max(1, texts))
+            self._undecided[index] = 0
 
     def of(self, index: int) -> UsageInfo:
         """One choice's, for streams that ask for usage in each chunk."""
         usage = self._usages[index]
         total = usage.prompt_tokens + usage.completion_tokens
-        return UsageInfo(usage.prompt_tokens, total, usage.completion_tokens)
+        return UsageInfo(
+            prompt_tokens=usage.prompt_tokens, total_tokens=total, completion_tokens=usage.completion_tokens
+        )
 
     def total(self) -> UsageInfo:
-        return self._asked.usage(self._usages)
+        return self._asked.usage(self._usages, self._reasoning)

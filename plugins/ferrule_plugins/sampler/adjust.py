@@ -1,159 +1,162 @@
-"""What changes logits before the choice: masks, biases, processors, penalties."""
+"""What requests change in their logits before the choice: masks, biases, banned words, processors."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 
 from ferrule.interfaces.plugins import Plugins
-from ferrule.interfaces.sampler import LogitsProcessor, SampleBatch, SampleRow
+from ferrule.interfaces.sampler import LogitsProcessor, SampleRow
 from ferrule.log import Log
 from ferrule.types import TokenSampling
+from ferrule_plugins.sampler.plan import Parcel, Sent
 
 _log = Log("sampler")
 _NEVER = float("-inf")
 
+Ids = np.ndarray[Any, np.dtype[np.int64]]
+Floats = np.ndarray[Any, np.dtype[np.float32]]
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
 
 @dataclass(frozen=True)
 class Prepared:
-    """A request's parameters as tensors, made when it first samples. `sampling` tells whose they are."""
+    """A request's parameters as arrays, made when it first samples. `sampling` tells whose they are.
+
+    Ids outside of the vocabulary are left out.
+    """
 
     sampling: TokenSampling
-    allowed: torch.Tensor | None  # int64
-    bias_ids: torch.Tensor | None  # int64
-    bias: torch.Tensor | None  # float32
-    stops: torch.Tensor | None  # int64, banned until min_tokens are there
+    allowed: Bytes | None  # a bitmask over the vocabulary
+    bias_ids: Ids
+    bias: Floats
+    stops: Ids  # banned until min_tokens are there
     bad_words: tuple[tuple[int, ...], ...]
     processors: tuple[tuple[str, LogitsProcessor], ...]
 
 
-def prepare(sampling: TokenSampling, plugins: Plugins, vocab_size: int, device: torch.device) -> Prepared:
+def prepare(sampling: TokenSampling, plugins: Plugins, vocab_size: int) -> Prepared:
     """Raises ValueError or PluginError for a processor that is unknown or refuses its arguments."""
 
-    def ids(values: Sequence[int]) -> torch.Tensor | None:
-        inside = [value for value in values if 0 <= value < vocab_size]
-        return torch.tensor(inside, dtype=torch.long, device=device) if values else None
+    def ids(values: Sequence[int]) -> Ids:
+        return np.array([value for value in values if 0 <= value < vocab_size], dtype=np.int64)
 
+    allowed = None
+    if sampling.allowed_token_ids:
+        bits = np.zeros(vocab_size, dtype=np.uint8)
+        bits[ids(sampling.allowed_token_ids)] = 1
+        allowed = np.packbits(bits, bitorder="little")
     bias = [(token, value) for token, value in sampling.logit_bias if 0 <= token < vocab_size]
     made = tuple((name, plugins.load("logits_processor", name)(**kwargs)) for name, kwargs in sampling.processors)
     return Prepared(
         sampling=sampling,
-        allowed=ids(sampling.allowed_token_ids),
+        allowed=allowed,
         bias_ids=ids([token for token, _ in bias]),
-        bias=torch.tensor([value for _, value in bias], dtype=torch.float32, device=device) if bias else None,
-        stops=ids(sampling.stop_token_ids) if sampling.min_tokens else None,
+        bias=np.array([value for _, value in bias], dtype=np.float32),
+        stops=ids(sampling.stop_token_ids if sampling.min_tokens else ()),
         bad_words=tuple(word for word in sampling.bad_words if word and 0 <= word[-1] < vocab_size),
         processors=made,
     )
 
 
-def mask_grammar(logits: torch.Tensor, mask: bytes) -> None:
-    """Ban, in place, every token of one row whose bit is 0 or missing."""
-    bits = np.unpackbits(np.frombuffer(mask, dtype=np.uint8), count=logits.shape[0], bitorder="little")
-    logits.masked_fill_(torch.from_numpy(bits == 0).to(logits.device), _NEVER)
+@dataclass
+class Masks:
+    """Bitmasks over the vocabulary, of grammars and of allowed ids. A row may have both."""
+
+    rows: list[int] = field(default_factory=list)
+    bits: list[Bytes] = field(default_factory=list)
+
+    def add(self, row: int, bits: Bytes) -> None:
+        self.rows.append(row)
+        self.bits.append(bits)
+
+    def put(self, vocab_size: int, parcel: Parcel) -> tuple[Sent, Sent]:
+        """Rows [masks] int64 and words [masks, vocab / 32] int32."""
+        words = np.zeros((len(self.rows), -(-vocab_size // 32) * 4), dtype=np.uint8)
+        for mask, bits in zip(words, self.bits, strict=True):
+            mask[: len(bits)] = bits[: len(mask)]
+        return parcel.put(np.array(self.rows, dtype=np.int64)), parcel.put(words.view(np.int32))
 
 
-def adjust_row(logits: torch.Tensor, row: SampleRow, prepared: Prepared, history: torch.Tensor) -> torch.Tensor:
-    """One row's masks, bias and processors: [vocab] → [vocab]. `history` holds its known ids.
+@dataclass
+class Edits:
+    """What is added to single logits, minus infinity being a ban."""
+
+    places: list[Ids] = field(default_factory=list)  # row * vocab + id
+    values: list[Floats] = field(default_factory=list)
+
+    def add(self, row: int, prepared: Prepared, vocab_size: int, stops: bool) -> None:
+        """`stops`: the request must not end yet."""
+        if len(prepared.bias_ids):
+            self.places.append(prepared.bias_ids + row * vocab_size)
+            self.values.append(prepared.bias)
+        if stops and len(prepared.stops):
+            self.places.append(prepared.stops + row * vocab_size)
+            self.values.append(np.full(len(prepared.stops), _NEVER, dtype=np.float32))
+
+    def put(self, parcel: Parcel) -> tuple[Sent, Sent]:
+        """Places [edits] int64 and values [edits] float32."""
+        return parcel.put(np.concatenate(self.places)), parcel.put(np.concatenate(self.values))
+
+
+@dataclass
+class BadWords:
+    """Sequences that must not be completed, compared with the history where it is: the host may not know its end."""
+
+    words: list[tuple[int, int, int, tuple[int, ...]]] = field(default_factory=list)
+
+    def add(self, row: int, sample: SampleRow, prepared: Prepared, sizes: tuple[int, int]) -> None:
+        """`sizes`: of the vocabulary, and of a slot in the history."""
+        vocab_size, stride = sizes
+        end, first = sample.slot * stride + sample.position, sample.slot * stride + sample.num_prompt
+        for word in prepared.bad_words:
+            self.words.append((row * vocab_size + word[-1], end, first, word[:-1]))
+
+    def put(self, parcel: Parcel) -> Sent:
+        """[words, 3 + longest] int64: the banned place, the output's end and start, and the ids before, -1 for none."""
+        longest = max(len(before) for _, _, _, before in self.words)
+        table = np.full((len(self.words), 3 + longest), -1, dtype=np.int64)
+        for line, (place, end, first, before) in zip(table, self.words, strict=True):
+            line[:3] = place, end, first
+            if before:
+                line[-len(before) :] = before
+        return parcel.put(table)
+
+
+def add(logits: torch.Tensor, places: torch.Tensor, values: torch.Tensor) -> None:
+    """Add `Edits` to logits [rows, vocab], in place. A place that comes twice is banned at least once."""
+    logits.view(-1).index_add_(0, places, values.to(logits.dtype))
+
+
+def ban_words(logits: torch.Tensor, history: torch.Tensor, table: torch.Tensor) -> None:
+    """Ban, in place, the last token of each word of `BadWords.put` whose other tokens end the output."""
+    place, end, first, before = table[:, 0], table[:, 1:2], table[:, 2:3], table[:, 3:]
+    at = end - torch.arange(before.shape[1], 0, -1, device=table.device)  # [words, longest]
+    ids = history.view(-1)[at.clamp(min=0)]
+    found = ((before < 0) | ((ids == before) & (at >= first))).all(1)
+    values = torch.zeros(len(table), device=logits.device, dtype=logits.dtype).masked_fill_(found, _NEVER)
+    logits.view(-1).index_add_(0, place, values)
+
+
+def process(logits: torch.Tensor, row: SampleRow, prepared: Prepared, history: torch.Tensor) -> torch.Tensor:
+    """One row through its processors: [vocab] → [vocab]. `history` holds its known ids. Waits for the device.
 
     Raises whatever a processor raises, and ValueError for one that returns something else than logits.
     """
-    generated = row.position - row.num_prompt
-    if prepared.allowed is not None:
-        permitted = torch.full_like(logits, _NEVER)
-        permitted[prepared.allowed] = logits[prepared.allowed]
-        logits = permitted
-    if prepared.bad_words:
-        output = history[row.num_prompt :].tolist()
-        banned = [word[-1] for word in prepared.bad_words if _ends_with(output, word[:-1])]
-        logits[banned] = _NEVER
-    if prepared.stops is not None and generated < row.sampling.min_tokens:
-        logits[prepared.stops] = _NEVER
-    if prepared.bias_ids is not None and prepared.bias is not None:
-        logits.index_add_(0, prepared.bias_ids, prepared.bias)
     for name, processor in prepared.processors:
-        changed = processor.apply(history.tolist(), row.num_prompt, logits.clone())
+        known = history[row.num_embedded :].tolist()
+        changed = processor.apply(known, row.num_prompt - row.num_embedded, logits.clone())
         if not isinstance(changed, torch.Tensor) or changed.shape != logits.shape:
             raise ValueError(f"logits processor {name!r} did not return logits")
         logits = changed.to(logits)
     return logits
 
 
-def _ends_with(ids: Sequence[int], suffix: Sequence[int]) -> bool:
-    return not suffix or tuple(ids[-len(suffix) :]) == tuple(suffix)
-
-
-class Penalties:
-    """Repetition, presence and frequency penalties for all rows that have them, in time linear in their ids.
-
-    Keeps a buffer of counts, all zero between calls.
-    """
-
-    def __init__(self) -> None:
-        self._counts = torch.zeros(0, dtype=torch.int32)
-
-    def apply(self, logits: torch.Tensor, batch: SampleBatch, rows: Sequence[int]) -> None:
-        """Change `logits` [all rows, vocab] in place at the ids that each of `rows` has seen.
-
-        Repetition looks at the prompt and the output, the other two at the output. Each touched logit is computed from
-        its first value, so that an id that occurs often is written often, with the same number.
-        """
-        chosen = [batch.rows[row] for row in rows]
-        vocab, device = logits.shape[1], logits.device
-        lengths = np.array([row.position for row in chosen], dtype=np.int64)
-        owner = np.repeat(np.arange(len(chosen)), lengths)  # index into `chosen` of each id
-        position = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        slots = np.array([row.slot for row in chosen], dtype=np.int64)
-        prompts = np.array([row.num_prompt for row in chosen], dtype=np.int64)
-        flat = torch.from_numpy(slots[owner] * batch.history.shape[1] + position).to(device)
-        ids = batch.history.view(-1).index_select(0, flat).long()
-        whose = torch.from_numpy(owner).to(device)
-        is_output = torch.from_numpy(position >= prompts[owner]).to(device)
-        keys = torch.tensor(rows, device=device)[whose] * vocab + ids
-        counts = self._count(whose * vocab + ids, is_output, len(chosen) * vocab)
-        table = torch.tensor(
-            [
-                (row.sampling.repetition_penalty, row.sampling.frequency_penalty, row.sampling.presence_penalty)
-                for row in chosen
-            ],
-            dtype=torch.float32,
-            device=device,
-        )
-        repetition, frequency, presence = table[whose].unbind(1)
-        view = logits.view(-1)
-        values = view[keys]
-        values = torch.where(values > 0, values / repetition, values * repetition)
-        view[keys] = values - frequency * counts - presence * (counts > 0)
-
-    def _count(self, keys: torch.Tensor, counted: torch.Tensor, size: int) -> torch.Tensor:
-        """How often each key occurs among the counted ones, [keys] int32."""
-        if self._counts.numel() < size:
-            self._counts = torch.zeros(size, dtype=torch.int32, device=keys.device)
-        self._counts.index_add_(0, keys, counted.to(torch.int32))
-        found = self._counts[keys]
-        self._counts[keys] = 0
-        return found
-
-
 def describe_failure(name: str, error: Exception) -> str:
     """What the client is told of a processor's failure; the log has the whole story."""
     _log.exception("logits processing failed", parameters=name, error=type(error).__name__)
     return "A logits processor failed."
-
-
-def needs_penalty(sampling: TokenSampling) -> bool:
-    return bool(sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1.0)
-
-
-def needs_row(sampling: TokenSampling) -> bool:
-    """True when `adjust_row` would change something."""
-    return bool(
-        sampling.allowed_token_ids
-        or sampling.bad_words
-        or sampling.min_tokens
-        or sampling.logit_bias
-        or sampling.processors
-    )

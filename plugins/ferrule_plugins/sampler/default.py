@@ -2,78 +2,123 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import numpy as np
 import torch
 
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.sampler import SampleBatch, Sampled, Sampler, SampleRow
-from ferrule_plugins.sampler import adjust
-from ferrule_plugins.sampler.draw import draw
-from ferrule_plugins.sampler.noise import uniform
+from ferrule_plugins.sampler import adjust, chooser
+from ferrule_plugins.sampler.plan import Parcel, Plan
+
+Change = Callable[[chooser.Chooser, torch.Tensor], None]
 
 
 class DefaultSampler(Sampler):
     """Order: grammar, allowed ids, bad words, min_tokens, bias, processors, penalties; then greedy, or temperature,
     min_p, top_k, top_p and inversion. Logprobs are those of the logits as the model gave them.
 
-    What a request needs as tensors is made once and kept by slot.
+    What a request needs as arrays is made once and kept by slot; what a batch needs, for as long as its parameters
+    stay. All of it goes to the device in one copy, and the device is waited for where a request has a logits processor
+    only.
     """
 
     def __init__(self, plugins: Plugins) -> None:
         super().__init__(plugins)
         self._prepared: dict[int, adjust.Prepared] = {}
-        self._penalties = adjust.Penalties()
+        self._chooser: chooser.Chooser | None = None
+        self._plan = Plan(())
 
     def sample(self, logits: torch.Tensor, batch: SampleBatch) -> Sampled:
-        rows = batch.rows
-        finite = torch.isfinite(logits.amax(-1))
-        if not bool(finite.all()):
-            logits[~finite] = 0.0
-        asking = [index for index, row in enumerate(rows) if row.sampling.logprobs is not None]
-        logprobs = logits[torch.tensor(asking, device=logits.device)].log_softmax(-1) if asking else None
+        logits, rows, parcel = logits.contiguous(), batch.rows, Parcel()
+        if self._chooser is None:
+            self._chooser = chooser.chooser(logits.device)
+            self._chooser.warm(logits, batch.history)
+        plan, choose = self._follow(rows), self._chooser
         errors: dict[int, str] = {}
-        if any(not row.sampling.plain or row.mask is not None for row in rows):
-            errors = self._adjust(logits, batch)
-            possible = torch.isfinite(logits.amax(-1))
-            if not bool(possible.all()):
-                logits[~possible] = 0.0
-                finite = finite & possible
-        return Sampled(self._choose(logits, batch), finite, logprobs, errors)
+        draws = plan.draws(rows, parcel)
+        asking = parcel.put(np.array(plan.asking, dtype=np.int64)) if plan.asking else None
+        changes = [*self._edits(plan, batch, logits.shape[1], parcel, errors), *self._penalties(plan, batch, parcel)]
+        parcel.send(batch.transfers, logits.device)
+        best, ranked = choose.best(logits), None
+        finite = best.finite
+        if asking is not None:
+            kept = not changes and draws is None
+            ranked = choose.rank(logits, asking(), [rows[row].sampling.logprobs or 0 for row in plan.asking], kept)
+        if changes:
+            for change in changes:
+                change(choose, logits)
+            best = choose.best(logits)
+            finite = finite & best.finite
+        tokens = best.tokens if draws is None else choose.draw(logits, best, draws)
+        told = ranked(tokens.index_select(0, asking())) if ranked is not None and asking is not None else None
+        return Sampled(tokens, finite, None, errors, told)
 
-    def _choose(self, logits: torch.Tensor, batch: SampleBatch) -> torch.Tensor:
-        random = [index for index, row in enumerate(batch.rows) if not row.sampling.greedy]
-        if not random:
-            return logits.argmax(-1)
-        chosen = [batch.rows[index] for index in random]
-        samplings = [row.sampling for row in chosen]
-        noise = uniform([row.sampling.seed for row in chosen], [row.position for row in chosen])
-        numbers = torch.from_numpy(noise).to(logits.device)
-        if len(random) == len(batch.rows):
-            return draw(logits, samplings, numbers)
-        where = torch.tensor(random, device=logits.device)
-        tokens = logits.argmax(-1)
-        tokens[where] = draw(logits[where], samplings, numbers)
-        return tokens
+    def _follow(self, rows: Sequence[SampleRow]) -> Plan:
+        samplings = [row.sampling for row in rows]
+        if samplings != self._plan.samplings:
+            self._plan = Plan(samplings)
+        return self._plan
 
-    def _adjust(self, logits: torch.Tensor, batch: SampleBatch) -> dict[int, str]:
-        """Change logits in place; return what went wrong, by row."""
-        errors: dict[int, str] = {}
+    def _edits(
+        self, plan: Plan, batch: SampleBatch, vocab: int, parcel: Parcel, errors: dict[int, str]
+    ) -> Iterator[Change]:
+        """Masks, banned words, bans and biases, and processors. What goes wrong is put into `errors`, by row."""
+        masks, edits, words = adjust.Masks(), adjust.Edits(), adjust.BadWords()
+        processed: list[tuple[int, adjust.Prepared]] = []
         for index, row in enumerate(batch.rows):
             if row.mask is not None:
-                adjust.mask_grammar(logits[index], row.mask)
-            if adjust.needs_row(row.sampling):
-                history = batch.history[row.slot, : row.position]
-                try:
-                    logits[index] = adjust.adjust_row(logits[index], row, self._prepare(row, logits), history)
-                except Exception as error:  # a plugin's code: this row's fault, no neighbour's
-                    errors[index] = adjust.describe_failure(repr(row.sampling.processors), error)
-        penalised = [index for index, row in enumerate(batch.rows) if adjust.needs_penalty(row.sampling)]
-        if penalised:
-            self._penalties.apply(logits, batch, penalised)
-        return errors
+                masks.add(index, np.frombuffer(row.mask, dtype=np.uint8))
+        for index in plan.edited:
+            row = batch.rows[index]
+            try:
+                prepared = self._prepare(row, vocab)
+            except Exception as error:  # a plugin's code: this row's fault, no neighbour's
+                errors[index] = adjust.describe_failure(repr(row.sampling.processors), error)
+                continue
+            if prepared.allowed is not None:
+                masks.add(index, prepared.allowed)
+            words.add(index, row, prepared, (vocab, batch.history.stride(0)))
+            edits.add(index, prepared, vocab, row.position - row.num_prompt < row.sampling.min_tokens)
+            if prepared.processors:
+                processed.append((index, prepared))
+        if masks.rows:
+            marked, bits = masks.put(vocab, parcel)
+            yield lambda choose, logits: choose.mask(logits, marked(), bits())
+        if words.words:
+            table = words.put(parcel)
+            yield lambda _, logits: adjust.ban_words(logits, batch.history, table())
+        if edits.places:
+            places, values = edits.put(parcel)
+            yield lambda _, logits: adjust.add(logits, places(), values())
+        for index, prepared in processed:
+            yield partial(_process, batch=batch, index=index, prepared=prepared, errors=errors)
 
-    def _prepare(self, row: SampleRow, logits: torch.Tensor) -> adjust.Prepared:
+    def _penalties(self, plan: Plan, batch: SampleBatch, parcel: Parcel) -> Iterator[Change]:
+        penalised = plan.penalties(batch.rows, parcel)
+        if penalised is not None:
+            yield lambda choose, logits: choose.penalise(logits, batch.history, penalised)
+
+    def _prepare(self, row: SampleRow, vocab: int) -> adjust.Prepared:
         prepared = self._prepared.get(row.slot)
         if prepared is None or prepared.sampling is not row.sampling:
-            prepared = adjust.prepare(row.sampling, self.plugins, logits.shape[1], logits.device)
+            prepared = adjust.prepare(row.sampling, self.plugins, vocab)
             self._prepared[row.slot] = prepared
         return prepared
+
+
+def _process(
+    _: chooser.Chooser,
+    logits: torch.Tensor,
+    batch: SampleBatch,
+    index: int,
+    prepared: adjust.Prepared,
+    errors: dict[int, str],
+) -> None:
+    row = batch.rows[index]
+    try:
+        logits[index] = adjust.process(logits[index], row, prepared, batch.history[row.slot, : row.position])
+    except Exception as error:  # a plugin's code: this row's fault, no neighbour's
+        errors[index] = adjust.describe_failure(repr(row.sampling.processors), error)

@@ -20,10 +20,20 @@ def _mix(x: Words) -> Words:
     return x ^ (x >> np.uint64(31))
 
 
-def uniform(seeds: Sequence[int], positions: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """One number in [0, 1) with 53 bits for each pair; pairs that differ in either part are unrelated."""
+def keys(seeds: Sequence[int]) -> Words:
+    """What `numbers` needs of seeds, of any size."""
     with np.errstate(over="ignore"):
-        keys = _mix(np.array([seed & _WORD for seed in seeds], dtype=np.uint64) + np.uint64(_GOLDEN))
+        return _mix(np.array([seed & _WORD for seed in seeds], dtype=np.uint64) + np.uint64(_GOLDEN))
+
+
+def numbers(keys: Words, positions: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """One number in [0, 1) with 53 bits for each pair of key and position."""
+    with np.errstate(over="ignore"):
         steps = np.array(positions, dtype=np.uint64) * np.uint64(_GOLDEN)
         words = _mix(_mix(keys ^ steps) + np.uint64(_GOLDEN))
     return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def uniform(seeds: Sequence[int], positions: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """One number in [0, 1) for each pair of seed and position; pairs that differ in either part are unrelated."""
+    return numbers(keys(seeds), positions)

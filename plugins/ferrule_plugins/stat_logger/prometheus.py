@@ -1,76 +1,77 @@
-"""`prometheus`: the documented ``vllm:*`` series, under their present and their former names."""
+"""`prometheus`: the documented ``vllm:*`` series, under their present and their former names, and those of HTTP."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from pathlib import Path
 
-from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.utils import floatToGoString
 
 from ferrule.config import Config
-from ferrule.interfaces.stats import RequestStats, StatLogger
-from ferrule.types import EngineStats, FinishReason, ModelInfo
-from ferrule_plugins.stat_logger.series import Histogram, one_two_five
+from ferrule.interfaces.stats import HttpStats, RequestStats, StatLogger
+from ferrule.types import EngineStats, ModelInfo
+from ferrule_plugins.stat_logger import catalog
+from ferrule_plugins.stat_logger.series import Histogram, Key, Stores, one_two_five
 
-_PREFIX = "vllm:"
-_TTFT = (
-    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
-    *(160.0, 640.0, 2560.0),
-)
-_GAP = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
-_LATENCY = (
-    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0),
-    *(1920.0, 7680.0),
-)
-_STEP_TOKENS = (1, *(1 << power for power in range(3, 15)))  # 1, 8, 16 … 16384
-_CHOICES = (1, 2, 5, 10, 20)
+_BLOCKS = ("blocks",)  # key of a figure that is not shown by itself
+_PID = ("pid",)
+
+Series = list[tuple[list[str], list[float]]]  # values of labels, and cells
 
 
 class Prometheus(StatLogger):
-    """One registry per instance. Labels are the served model's name and the engine's number, never a client's text."""
+    """One registry per instance. Labels are the served model's name and the engine's number, never a client's text.
+
+    With several API processes each shows the sum over all of them; see `series`.
+    """
 
     def __init__(self, config: Config, model: ModelInfo) -> None:
         super().__init__(config, model)
         self._name = (config.model.served_model_name or (config.model.model,))[0]
+        self._tokens = one_two_five(model.max_model_len)
         self._engines: dict[int, EngineStats] = {}
-        self._finished = dict.fromkeys(FinishReason, 0)
-        self._prompt_cached = 0
-        self._make_histograms(one_two_five(model.max_model_len))
+        version = config.observability.show_hidden_metrics_for_version
+        self._shown = [metric for metric in catalog.SERVED if catalog.shown(metric, version)]
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
-        ProcessCollector(registry=self._registry)
+        PlatformCollector(registry=self._registry)
+        self._open(Stores())
 
-    def _make_histograms(self, tokens: tuple[float, ...]) -> None:
-        def histogram(doc: str, bounds: tuple[float, ...], *names: str) -> Histogram:
-            return Histogram(doc, bounds, *(_PREFIX + name for name in names))
+    def share(self, folder: Path, number: int) -> None:
+        self._open(Stores(folder, number))
 
-        self._step_tokens = histogram("Tokens per engine step.", _STEP_TOKENS, "iteration_tokens_total")
-        self._ttft = histogram("Seconds to the first token.", _TTFT, "time_to_first_token_seconds")
-        self._gap = histogram(
-            "Seconds between tokens.", _GAP, "inter_token_latency_seconds", "time_per_output_token_seconds"
-        )
-        self._mean_gap = histogram(
-            "Mean seconds per output token of a request.", _GAP, "request_time_per_output_token_seconds"
-        )
-        # A field of RequestStats → its histogram.
-        self._by_field = {
-            "end_to_end": histogram("Seconds from arrival to end.", _LATENCY, "e2e_request_latency_seconds"),
-            "queue_time": histogram("Seconds in WAITING.", _LATENCY, "request_queue_time_seconds"),
-            "inference_time": histogram("Seconds in RUNNING.", _LATENCY, "request_inference_time_seconds"),
-            "prefill_time": histogram("Seconds in PREFILL.", _LATENCY, "request_prefill_time_seconds"),
-            "decode_time": histogram("Seconds in DECODE.", _LATENCY, "request_decode_time_seconds"),
-            "prompt_tokens": histogram("Prompt tokens per request.", tokens, "request_prompt_tokens"),
-            "generation_tokens": histogram(
-                "Generated tokens per request.",
-                tokens,
-                "request_generation_tokens",
-                "request_max_num_generation_tokens",
-            ),
-            "max_tokens": histogram("max_tokens of requests.", tokens, "request_params_max_tokens"),
-            "n": histogram("n of requests.", _CHOICES, "request_params_n"),
-            "num_preemptions": histogram("Preemptions per request.", (0, *_CHOICES), "request_num_preemptions"),
-        }
+    def _open(self, stores: Stores) -> None:
+        """Make every series whose labels are known, so that each is there from the first scrape."""
+        self._stores = stores
+        stores.own.cells(_PID, 1)[0] = os.getpid()
+        stores.own.cells(_BLOCKS, 1)
+        self._histograms: dict[Key, Histogram] = {}
+        for metric in (*catalog.SERVED, *catalog.HTTP):
+            for values in () if metric.same_as else metric.values or ():
+                key = _key(metric, values)
+                if metric.kind == "histogram":
+                    self._histogram(metric, key)
+                else:
+                    stores.own.cells(key, 1)
+        self._by_name = {key[0]: histogram for key, histogram in self._histograms.items()}
+
+    def _histogram(self, metric: catalog.Metric, key: Key) -> Histogram:
+        found = self._histograms.get(key)
+        if found is None:
+            bounds = self._bounds(metric)
+            found = self._histograms[key] = Histogram(self._stores.own.cells(key, len(bounds) + 2), bounds)
+        return found
+
+    def _bounds(self, metric: catalog.Metric) -> Sequence[float]:
+        return self._tokens if metric.buckets is catalog.TOKENS else metric.buckets
+
+    def _count(self, *key: str) -> None:
+        self._stores.own.cells(key, 1)[0] += 1
 
     # ---- what happens
 
@@ -79,19 +80,47 @@ class Prometheus(StatLogger):
         if (steps := stats.steps - before.steps) > 0:
             # Several steps may have ended since the last figures: each is counted, with their mean.
             tokens = stats.prompt_tokens + stats.generation_tokens - before.prompt_tokens - before.generation_tokens
-            self._step_tokens.observe(tokens / steps, steps)
+            self._by_name[catalog.STEP_TOKENS].observe(tokens / steps, steps)
         self._engines[engine] = stats
+        for metric in catalog.SERVED:
+            if metric.engine is not None:
+                for values, value in metric.engine(stats).items():
+                    self._stores.own.cells(_key(metric, values, engine), 1)[0] = value
+        if engine == 0:
+            self._stores.own.cells(_BLOCKS, 1)[0] = stats.blocks_total
 
     def on_tokens(self, first: bool, num_tokens: int, gap: float) -> None:
-        (self._ttft if first else self._gap).observe(gap)
+        """Tokens that were read together share the time that they took; those with the first one took none."""
+        if first:
+            self._by_name[catalog.FIRST_TOKEN].observe(gap)
+            num_tokens, gap = num_tokens - 1, 0.0
+        if num_tokens:
+            self._by_name[catalog.GAP].observe(gap / num_tokens, num_tokens)
 
     def on_finish(self, stats: RequestStats) -> None:
-        self._finished[stats.finish] += 1
-        self._prompt_cached += stats.cached_tokens
-        for name, histogram in self._by_field.items():
-            histogram.observe(getattr(stats, name))
-        if stats.generation_tokens > 1:
-            self._mean_gap.observe(stats.decode_time / (stats.generation_tokens - 1))
+        self._count(catalog.SUCCESS, "0", stats.finish.value)
+        if stats.called_tools is not None:
+            mode = "streaming" if stats.streamed else "non_streaming"
+            self._count(catalog.TOOLS, mode, "tool_call" if stats.called_tools else "no_tool_call", "chat_completions")
+        for metric in catalog.REQUESTS:
+            if metric.choice is not None and (value := metric.choice(stats)) is not None:
+                self._by_name[metric.name].observe(value)
+
+    def on_rejected(self, reason: str) -> None:
+        self._count(catalog.REJECTED, reason)
+
+    def on_http(self, stats: HttpStats) -> None:
+        self._count(catalog.CALLS, stats.route, stats.method, f"{stats.status // 100}xx")
+        figures = {
+            catalog.DURATION: ((stats.route, stats.method), stats.seconds),
+            catalog.DURATION_FINE: ((), stats.seconds),
+            catalog.RECEIVED: ((stats.route,), stats.received),
+            catalog.SENT: ((stats.route,), stats.sent),
+        }
+        for metric in catalog.HTTP:
+            if metric.name in figures:
+                values, value = figures[metric.name]
+                self._histogram(metric, (metric.name, *values)).observe(value)
 
     # ---- what is shown
 
@@ -100,54 +129,46 @@ class Prometheus(StatLogger):
 
     def collect(self) -> Iterator[Metric]:
         """Called by the registry for each scrape."""
-        if self.config.observability.disable_log_stats:
+        totals: dict[str, Series] = {}
+        for (name, *values), figures in self._stores.totals().items():
+            totals.setdefault(name, []).append((values, figures))
+        shown = () if self.config.observability.disable_log_stats else self._shown
+        for metric in (*shown, *catalog.HTTP):
+            if metric.name == catalog.CACHE_INFO:
+                yield self._cache_info(totals[_BLOCKS[0]][0][1][0])
+            else:
+                yield self._family(metric, totals.get(metric.same_as or metric.name, []))
+        yield from self._processes()
+
+    def _family(self, metric: catalog.Metric, series: Series) -> Metric:
+        named = [self._name] if "model_name" in metric.common else []
+        kinds = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily, "histogram": HistogramMetricFamily}
+        family = kinds[metric.kind](metric.name, metric.doc, labels=[*metric.common, *metric.labels])
+        for values, figures in series:
+            if metric.kind == "histogram":
+                family.add_metric([*named, *values], *_buckets(figures, self._bounds(metric)))
+            else:
+                family.add_metric([*named, *values], figures[0])
+        return family
+
+    def _processes(self) -> Iterator[Metric]:
+        """Of one process as it is; of several each with its name, but what their interpreters say of themselves."""
+        if self._stores.folder is None:
+            yield from ProcessCollector(registry=None).collect()
+            yield from GCCollector(CollectorRegistry()).collect()
             return
-        yield from self._of_engines()
-        yield self._cache_info()
-        labels = {"model_name": self._name, "engine": "0"}
-        finished = CounterMetricFamily(
-            _PREFIX + "request_success", "Finished requests.", labels=[*labels, "finished_reason"]
-        )
-        for reason, count in self._finished.items():
-            finished.add_metric([*labels.values(), reason.value], count)
-        yield finished
-        cached = CounterMetricFamily(
-            _PREFIX + "prompt_tokens_cached",
-            "Cached prompt tokens of finished requests.",
-            labels=list(labels),
-        )
-        cached.add_metric(list(labels.values()), self._prompt_cached)
-        yield cached
-        for histogram in (self._step_tokens, self._ttft, self._gap, self._mean_gap, *self._by_field.values()):
-            yield from histogram.families(labels)
+        families: dict[str, Metric] = {}
+        for number, store in self._stores.by_process():
+            pid = store.records().get(_PID)
+            if pid is None:  # it is just beginning
+                continue
+            for family in ProcessCollector(pid=lambda pid=pid: int(pid[0]), registry=None).collect():
+                known = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+                for sample in family.samples:
+                    known.add_sample(sample.name, {"process": f"api-{number}"}, sample.value)
+        yield from families.values()
 
-    def _of_engines(self) -> Iterator[Metric]:
-        """Gauges and counters that the engines keep."""
-        engines = self._engines or {0: EngineStats()}
-        gauges = (
-            ("num_requests_running", "Requests that run.", "running"),
-            ("num_requests_waiting", "Requests that wait.", "waiting"),
-            ("kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1.", "cache_usage"),
-            ("gpu_cache_usage_perc", "The same under its former name.", "cache_usage"),
-        )
-        counters = (
-            ("num_preemptions", "Preemptions.", "preemptions"),
-            ("prompt_tokens", "Prompt tokens computed.", "prompt_tokens"),
-            ("generation_tokens", "Tokens generated.", "generation_tokens"),
-            ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", "prefix_queries"),
-            ("prefix_cache_hits", "Prompt tokens found there.", "prefix_hits"),
-            ("gpu_prefix_cache_queries", "Queries under their former name.", "prefix_queries"),
-            ("gpu_prefix_cache_hits", "Hits under their former name.", "prefix_hits"),
-            ("corrupted_requests", "Requests ended by logits that were not finite.", "corrupted_requests"),
-        )
-        families = [(GaugeMetricFamily, row) for row in gauges] + [(CounterMetricFamily, row) for row in counters]
-        for kind, (name, doc, field) in families:
-            family = kind(_PREFIX + name, doc, labels=["model_name", "engine"])
-            for engine, stats in engines.items():
-                family.add_metric([self._name, str(engine)], getattr(stats, field))
-            yield family
-
-    def _cache_info(self) -> Metric:
+    def _cache_info(self, blocks: float) -> Metric:
         cache = self.config.cache
         values = {
             "model_name": self._name,
@@ -156,8 +177,22 @@ class Prometheus(StatLogger):
             "cache_dtype": cache.kv_cache_dtype,
             "enable_prefix_caching": str(cache.enable_prefix_caching),
             "gpu_memory_utilization": str(cache.gpu_memory_utilization),
-            "num_gpu_blocks": str(self._engines[0].blocks_total if 0 in self._engines else 0),
+            "num_gpu_blocks": f"{blocks:.0f}",
+            "num_gpu_blocks_override": str(cache.num_gpu_blocks_override),
+            "prefix_caching_hash_algo": cache.prefix_caching_hash_algo,
         }
-        info = GaugeMetricFamily(_PREFIX + "cache_config_info", "Settings of the KV cache.", labels=list(values))
+        info = GaugeMetricFamily(catalog.CACHE_INFO, "Settings of the KV cache, always 1.", labels=list(values))
         info.add_metric(list(values.values()), 1)
         return info
+
+
+def _key(metric: catalog.Metric, values: Sequence[str], engine: int = 0) -> Key:
+    return (metric.name, *([str(engine)] if "engine" in metric.common else []), *values)
+
+
+def _buckets(figures: list[float], bounds: Sequence[float]) -> tuple[list[tuple[str, float]], float]:
+    """A histogram's cells as Prometheus shows them: cumulative, and the sum."""
+    counts = accumulate(figures[:-1])
+    return [
+        (floatToGoString(bound), count) for bound, count in zip((*bounds, float("inf")), counts, strict=True)
+    ], figures[-1]

@@ -1,40 +1,117 @@
-"""Series that cost little to write: a histogram is a list of counters, found by bisection."""
+"""Where figures are kept: arrays of floats that cost little to write, and that the processes of one server can add up.
+
+A `Store` is a piece of memory that only its process writes. As a file in a folder that the API processes share, the
+others can read it at any time: nobody is asked, so a process that hangs holds up no scrape, and what it counted stays.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 from bisect import bisect_left
 from collections.abc import Sequence
+from pathlib import Path
 
-from prometheus_client.core import HistogramMetricFamily
-from prometheus_client.utils import floatToGoString
+_BYTES = 8 << 20  # of address space: a page takes memory once it is written to
+_WORD = 8
+_PREFIX = "figures-"
+
+Key = tuple[str, ...]  # a metric's name, and the values of its labels
+
+
+class Store:
+    """Words of eight bytes: how many are used, then records. A record never moves, so a reader may keep its place.
+
+    A record is the length of its key in bytes, the number of its values, the key, padded, and the values as floats.
+    """
+
+    def __init__(self, path: Path | None = None, read_only: bool = False) -> None:
+        """Raises OSError or ValueError for a file that is not there yet."""
+        if path is None:
+            memory = mmap.mmap(-1, _BYTES)
+        elif read_only:
+            with path.open("rb") as file:
+                memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        else:
+            draft = path.with_name(f".{path.name}")
+            with draft.open("w+b") as file:
+                file.truncate(_BYTES)
+                memory = mmap.mmap(file.fileno(), 0)
+            draft.rename(path)
+        self._bytes = memoryview(memory)
+        self._words = self._bytes.cast("Q")
+        self._values = self._bytes.cast("d")
+        self._records: dict[Key, memoryview[float]] = {}
+        self._read = 1  # words whose records are known
+
+    def cells(self, key: Key, width: int) -> memoryview[float]:
+        """The values of a series, zeros at first. What is beyond the room is kept nowhere."""
+        found = self._records.get(key)
+        return self._append(key, width) if found is None else found
+
+    def _append(self, key: Key, width: int) -> memoryview[float]:
+        name = "\0".join(key).encode()
+        start = max(1, self._words[0])
+        values = start + 2 + -(-len(name) // _WORD)
+        if values + width > len(self._words):
+            return memoryview(bytearray(width * _WORD)).cast("d")
+        self._words[start], self._words[start + 1] = len(name), width
+        self._bytes[(start + 2) * _WORD : (start + 2) * _WORD + len(name)] = name
+        self._records[key] = self._values[values : values + width]
+        self._words[0] = self._read = values + width  # last: now it is there for others
+        return self._records[key]
+
+    def records(self) -> dict[Key, memoryview[float]]:
+        """All series, in the order in which they were made."""
+        while self._read < self._words[0]:
+            length, width = self._words[self._read], self._words[self._read + 1]
+            begin = (self._read + 2) * _WORD
+            values = self._read + 2 + -(-length // _WORD)
+            key = tuple(bytes(self._bytes[begin : begin + length]).decode().split("\0"))
+            self._records[key] = self._values[values : values + width]
+            self._read = values + width
+        return self._records
+
+
+class Stores:
+    """This process's store, and those of its siblings to add up."""
+
+    def __init__(self, folder: Path | None = None, number: int = 0) -> None:
+        self.folder = folder
+        self.own = Store(folder and folder / f"{_PREFIX}{number}")
+        self._known = {str(number): self.own}
+
+    def by_process(self) -> list[tuple[str, Store]]:
+        """Each with the process's number, in one order for all: sums must be the same to the last bit, or a counter
+        could seem to fall."""
+        for path in self.folder.glob(f"{_PREFIX}*") if self.folder else ():
+            number = path.name.removeprefix(_PREFIX)
+            if number not in self._known:
+                with contextlib.suppress(OSError, ValueError):
+                    self._known[number] = Store(path, read_only=True)
+        return sorted(self._known.items())
+
+    def totals(self) -> dict[Key, list[float]]:
+        """Every series, summed."""
+        found: dict[Key, list[float]] = {}
+        for _, store in self.by_process():
+            for key, cells in store.records().items():
+                values: list[float] = list(cells)
+                before = found.get(key)
+                found[key] = values if before is None else [a + b for a, b in zip(before, values, strict=True)]
+        return found
 
 
 class Histogram:
-    """`names` lists every name under which it is shown: the current one and those of older dashboards."""
+    """Writes a histogram's cells: a count for each bucket, the last without a bound, and the sum."""
 
-    def __init__(self, doc: str, bounds: Sequence[float], *names: str) -> None:
-        self.names = names
-        self._doc = doc
+    def __init__(self, cells: memoryview[float], bounds: Sequence[float]) -> None:
+        self._cells = cells
         self._bounds = tuple(bounds)
-        self._counts = [0] * (len(self._bounds) + 1)
-        self._sum = 0.0
 
     def observe(self, value: float, times: int = 1) -> None:
-        self._counts[bisect_left(self._bounds, value)] += times
-        self._sum += value * times
-
-    def families(self, labels: dict[str, str]) -> list[HistogramMetricFamily]:
-        total = 0
-        buckets = []
-        for bound, count in zip((*self._bounds, float("inf")), self._counts, strict=True):
-            total += count
-            buckets.append((floatToGoString(bound), total))
-        found = []
-        for name in self.names:
-            family = HistogramMetricFamily(name, self._doc, labels=list(labels))
-            family.add_metric(list(labels.values()), buckets, self._sum)
-            found.append(family)
-        return found
+        self._cells[bisect_left(self._bounds, value)] += times
+        self._cells[-1] += value * times
 
 
 def one_two_five(most: int) -> tuple[float, ...]:

@@ -101,8 +101,10 @@ def _strip(part: Mapping[str, Any], fused: bool) -> _Step | None:
         return None
 
     def step(value: str | bytes, first: bool) -> str | bytes:
-        if isinstance(value, bytes) or (fused and not first):
+        if fused and not first:
             return value
+        if isinstance(value, bytes):  # of one byte token; after Fuse it is text like any other
+            return value.removeprefix(content.encode()) if fused and count else value
         head = len(value) - len(value.lstrip(content))
         value = value[min(head, count) :]
         tail = len(value) - len(value.rstrip(content))

@@ -71,5 +71,7 @@ class SlowTokenizers(TokenizerSource):
                 f"{folder} has no tokenizer that can be opened ({type(error).__name__}: {error}).",
                 "Name another one with --tokenizer, or start with --skip-tokenizer-init.",
             ) from None
-        templates = chat_templates(folder, read_settings(folder)) or inner.chat_template
-        return TransformersTokenizer(inner, templates)
+        settings = read_settings(folder)
+        tokenizer = TransformersTokenizer(inner, chat_templates(folder, settings) or inner.chat_template)
+        tokenizer.settings = settings
+        return tokenizer

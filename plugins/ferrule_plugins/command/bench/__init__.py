@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 
 from ferrule.config.help import Usage
-from ferrule.config.parse import config_sections, parse_command
+from ferrule.config.parse import Parsed, parse_command
 from ferrule.errors import ConfigError, nearest
 from ferrule.interfaces.command import Command
 from ferrule.interfaces.plugins import Plugins
+from ferrule_plugins.command.declared import engine_sections
 from ferrule_plugins.command.serve import with_model
 
 _SUMMARIES = {
@@ -48,10 +50,18 @@ def _usage(name: str, positional: str | None = None) -> Usage:
     return Usage(f"ferrule bench {name}", _SUMMARIES[name], positional)
 
 
-def _serve(argv: Sequence[str], plugins: Plugins) -> int:
-    from ferrule_plugins.command.bench.load import ServeBench, run
+def _told(parsed: Parsed | None) -> Parsed | None:
+    """Options without effect are named before anything is measured."""
+    for notice in parsed.notices if parsed is not None else ():
+        print(notice, file=sys.stderr)
+    return parsed
 
-    parsed = parse_command(argv, _usage("serve"), plugins, sections={"bench": ServeBench})
+
+def _serve(argv: Sequence[str], plugins: Plugins) -> int:
+    from ferrule_plugins.command.bench.load import run
+    from ferrule_plugins.command.bench.serve_options import ServeBench
+
+    parsed = _told(parse_command(argv, _usage("serve"), plugins, sections={"bench": ServeBench}))
     return 0 if parsed is None else run(parsed.extra["bench"])
 
 
@@ -61,15 +71,15 @@ def _startup(argv: Sequence[str], plugins: Plugins) -> int:
 
     words = list(argv)
     cut = words.index("--") if "--" in words else len(words)
-    parsed = parse_command(words[:cut], _usage("startup"), plugins, sections={"bench": StartupBench})
+    parsed = _told(parse_command(words[:cut], _usage("startup"), plugins, sections={"bench": StartupBench}))
     return 0 if parsed is None else run(parsed.extra["bench"], words[cut + 1 :])
 
 
 def _latency(argv: Sequence[str], plugins: Plugins) -> int:
     from ferrule_plugins.command.bench.offline import LatencyBench, latency
 
-    sections = {**config_sections(), "bench": LatencyBench}
-    parsed = parse_command(argv, _usage("latency", "model"), plugins, sections=sections, server=False)
+    sections = {**engine_sections(), "bench": LatencyBench}
+    parsed = _told(parse_command(argv, _usage("latency", "model"), plugins, sections=sections, server=False))
     if parsed is None:
         return 0
     return latency(parsed.extra["bench"], with_model(parsed.config), plugins)
@@ -78,8 +88,8 @@ def _latency(argv: Sequence[str], plugins: Plugins) -> int:
 def _throughput(argv: Sequence[str], plugins: Plugins) -> int:
     from ferrule_plugins.command.bench.offline import ThroughputBench, throughput
 
-    sections = {**config_sections(), "bench": ThroughputBench}
-    parsed = parse_command(argv, _usage("throughput", "model"), plugins, sections=sections, server=False)
+    sections = {**engine_sections(), "bench": ThroughputBench}
+    parsed = _told(parse_command(argv, _usage("throughput", "model"), plugins, sections=sections, server=False))
     if parsed is None:
         return 0
     return throughput(parsed.extra["bench"], with_model(parsed.config), plugins)

@@ -22,27 +22,39 @@ def percentile(values: Sequence[float], q: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
-def summary(name: str, seconds: Sequence[float]) -> dict[str, float]:
-    """Mean and percentiles in milliseconds, under `name`."""
+def summary(name: str, seconds: Sequence[float], percentiles: Sequence[float] = PERCENTILES) -> dict[str, float]:
+    """Mean, median and percentiles in milliseconds, under `name`."""
     mean = sum(seconds) / len(seconds) if seconds else 0.0
-    found = {f"mean_{name}_ms": round(mean * 1e3, 3)}
-    found.update({f"p{q}_{name}_ms": round(percentile(seconds, q) * 1e3, 3) for q in PERCENTILES})
+    found = {f"mean_{name}_ms": round(mean * 1e3, 3), f"median_{name}_ms": round(percentile(seconds, 50) * 1e3, 3)}
+    found.update({f"p{q:g}_{name}_ms": round(percentile(seconds, q) * 1e3, 3) for q in percentiles})
     return found
 
 
-def report(title: str, figures: Mapping[str, Any], path: str | None) -> None:
-    """Print a table, and write the figures as JSON when a path is given."""
+def report(title: str, figures: Mapping[str, Any], path: str | None, kept: Mapping[str, Any] | None = None) -> None:
+    """Print a table; when a path is given, write it, or what is `kept` instead, as JSON."""
     print(f"\n{title}")
     width = max(map(len, figures))
     for name, value in figures.items():
         print(f"  {name:<{width}}  {value:,.3f}" if isinstance(value, float) else f"  {name:<{width}}  {value}")
     if path:
-        Path(path).write_text(json.dumps(dict(figures), indent=2) + "\n", encoding="utf-8")
+        Path(path).write_text(json.dumps(dict(kept or figures), indent=2) + "\n", encoding="utf-8")
         print(f"\nwritten to {path}")
 
 
-def random_prompts(count: int, length: int, shared: int, ids: tuple[int, int], seed: int) -> list[list[int]]:
-    """Token-id prompts of one length that share their first `shared` ids, drawn from the half-open range `ids`."""
+def random_prompts(
+    count: int, length: int, shared: int, ids: tuple[int, int], seed: int, spread: float = 0.0
+) -> list[list[int]]:
+    """Token-id prompts that share their first `shared` ids, drawn from the half-open range `ids`.
+
+    They are of `length`; with `spread` what stands behind the shared ids is longer or shorter by up to that part.
+    """
     rng = random.Random(seed)
     prefix = [rng.randrange(*ids) for _ in range(min(shared, length))]
-    return [prefix + [rng.randrange(*ids) for _ in range(length - len(prefix))] for _ in range(count)]
+    rest = length - len(prefix)
+    return [prefix + [rng.randrange(*ids) for _ in range(varied(rng, rest, spread))] for _ in range(count)]
+
+
+def varied(rng: random.Random, length: int, spread: float) -> int:
+    """A length that differs from `length` by up to the part `spread` of it; at least 1 when `length` is."""
+    low, high = int(length * (1 - spread)), int(length * (1 + spread))
+    return max(min(length, 1), rng.randint(low, high)) if spread else length

@@ -6,35 +6,16 @@ import asyncio
 import json
 import random
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
 
-from ferrule.config.option import opt
-from ferrule_plugins.command.bench.figures import random_prompts, report, summary
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServeBench:
-    """Load on a running server."""
-
-    base_url: str = opt("", "URL of the server. Default: http://HOST:PORT.")
-    host: str = opt("127.0.0.1", "Host of the server.")
-    port: int = opt(8000, "Port of the server.", ge=1, le=65535)
-    model: str | None = opt(None, "Model name. Default: the first of /v1/models.")
-    api_key: str | None = opt(None, "Key to send.", secret=True)
-    num_prompts: int = opt(100, "Requests to send.", ge=1)
-    request_rate: float = opt(0.0, "Poisson arrivals per second; 0 sends as fast as the concurrency allows.", ge=0)
-    max_concurrency: int | None = opt(None, "Most requests in flight. Default: no bound.", ge=1)
-    random_input_len: int = opt(128, "Prompt tokens.", ge=1)
-    random_output_len: int = opt(128, "Output tokens; end-of-sequence is ignored.", ge=1)
-    random_prefix_len: int = opt(0, "Tokens at the start that all prompts share.", ge=0)
-    min_token_id: int = opt(100, "Lowest id in random prompts.", ge=0)
-    max_token_id: int = opt(1000, "Ids in random prompts are below this.", ge=1)
-    num_warmups: int = opt(1, "Requests that are sent first and not counted.", ge=0)
-    seed: int = opt(0, "Seed of prompts and arrivals.")
-    output_json: str | None = opt(None, "File for the figures.")
+from ferrule.errors import StartupError
+from ferrule_plugins.command.bench import limits
+from ferrule_plugins.command.bench.figures import PERCENTILES, percentile, random_prompts, report, summary, varied
+from ferrule_plugins.command.bench.serve_options import METRICS, ServeBench
 
 
 @dataclass
@@ -51,76 +32,102 @@ class Record:
 
 
 def run(options: ServeBench) -> int:
-    """Returns 1 when a request failed."""
+    """Returns 1 when a request failed. Limits are shown of a server on this machine. Raises ConfigError."""
+    options.check()
     base = (options.base_url or f"http://{options.host}:{options.port}").rstrip("/").removesuffix("/v1")
-    records, duration, model = asyncio.run(_drive(options, base))
-    figures = figures_of(records, duration)
-    report(f"bench serve: {model} at {base}", {"model": model, **figures}, options.output_json)
+    machine = limits.measure() if limits.here(base) else None
+    try:
+        records, duration, card = asyncio.run(_drive(options, base))
+    except aiohttp.ClientError as error:  # before the first request that counts
+        raise StartupError(f"No answer from {base}: {error}.", "Check --base-url, or --host and --port.") from None
+    model = str(card["id"])
+    figures = {"model": model, **figures_of(records, duration, options.shown, options.percentiles)}
+    if machine is not None:
+        figures.update(near(machine, limits.cost_of(options.checkpoint or card.get("root")), records, duration))
+        figures.update(machine.figures)
+    kept = figures | options.told(model) | _renamed(figures) if options.save_result else figures
+    report(f"bench serve: {model} at {base}", figures, options.file(model), kept)
     return 1 if figures["failed"] else 0
 
 
-async def _drive(options: ServeBench, base: str) -> tuple[list[Record], float, str]:
-    headers = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
+def _renamed(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """Figures under the names that scripts for the documented `bench serve` read."""
+    names = {"duration_s": "duration", "prompt_tokens": "total_input_tokens", "output_tokens": "total_output_tokens"}
+    return {new: figures[ours] for ours, new in names.items()}
+
+
+async def _drive(options: ServeBench, base: str) -> tuple[list[Record], float, dict[str, Any]]:
     connector = aiohttp.TCPConnector(limit=0)
     timeout = aiohttp.ClientTimeout(total=None, sock_read=600)
-    async with aiohttp.ClientSession(headers=headers, connector=connector, timeout=timeout) as session:
-        model = options.model or await _first_model(session, base)
-        prompts = random_prompts(
-            options.num_warmups + options.num_prompts,
-            options.random_input_len,
-            options.random_prefix_len,
-            (options.min_token_id, options.max_token_id),
-            options.seed,
-        )
-        bodies = [_body(model, prompt, options.random_output_len) for prompt in prompts]
+    async with aiohttp.ClientSession(headers=options.headers, connector=connector, timeout=timeout) as session:
+        card = await _card(session, base, options.served_model_name or options.model)
+        bodies = await _bodies(session, base, str(card["id"]), options)
+        url = base + options.route
         for body in bodies[: options.num_warmups]:
-            await _one(session, base, body)
+            await _one(session, url, body)
         start = time.perf_counter()
-        records = await _paced(session, base, bodies[options.num_warmups :], options)
-        return records, time.perf_counter() - start, model
+        records = await _paced(session, url, bodies[options.num_warmups :], options)
+        return records, time.perf_counter() - start, card
 
 
-async def _first_model(session: aiohttp.ClientSession, base: str) -> str:
+async def _card(session: aiohttp.ClientSession, base: str, model: str | None) -> dict[str, Any]:
+    """What the server says of the model, or of its first; of one that it does not list, the name."""
     async with session.get(f"{base}/v1/models") as response:
         response.raise_for_status()
-        return str((await response.json())["data"][0]["id"])
+        cards: list[dict[str, Any]] = (await response.json())["data"]
+    return next((card for card in cards if model in (None, card["id"])), {"id": model})
 
 
-def _body(model: str, prompt: list[int], output_len: int) -> dict[str, Any]:
-    return {
-        "model": model,
-        "prompt": prompt,
-        "max_tokens": output_len,
-        "temperature": 0.0,
-        "ignore_eos": True,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
+async def _bodies(session: aiohttp.ClientSession, base: str, model: str, options: ServeBench) -> list[dict[str, Any]]:
+    """Warm-ups first. Chat takes no token ids: the server says what text they are."""
+    prompts = random_prompts(
+        options.num_warmups + options.num_prompts,
+        options.random_prefix_len + options.random_input_len,
+        options.random_prefix_len,
+        (options.min_token_id, options.max_token_id),
+        options.seed,
+        options.random_range_ratio,
+    )
+    rng, bodies = random.Random(options.seed + 2), []
+    for prompt in prompts:
+        given: dict[str, Any] = {"prompt": prompt}
+        if options.chats:
+            given = {"messages": [{"role": "user", "content": await _text(session, base, model, prompt)}]}
+        length = varied(rng, options.random_output_len, options.random_range_ratio)
+        bodies.append({"model": model, **given, "max_tokens": length, **options.fields})
+    return bodies
+
+
+async def _text(session: aiohttp.ClientSession, base: str, model: str, ids: list[int]) -> str:
+    async with session.post(f"{base}/detokenize", json={"model": model, "tokens": ids}) as response:
+        response.raise_for_status()
+        return str((await response.json())["prompt"])
 
 
 async def _paced(
-    session: aiohttp.ClientSession, base: str, bodies: list[dict[str, Any]], options: ServeBench
+    session: aiohttp.ClientSession, url: str, bodies: list[dict[str, Any]], options: ServeBench
 ) -> list[Record]:
     gate = asyncio.Semaphore(options.max_concurrency or len(bodies))
     rng = random.Random(options.seed + 1)
 
     async def gated(body: dict[str, Any]) -> Record:
         async with gate:
-            return await _one(session, base, body)
+            return await _one(session, url, body)
 
     async with asyncio.TaskGroup() as group:
         tasks = []
         for body in bodies:
             tasks.append(group.create_task(gated(body)))
             if options.request_rate:
-                await asyncio.sleep(rng.expovariate(options.request_rate))
+                shape = options.burstiness
+                await asyncio.sleep(rng.gammavariate(shape, 1 / (options.request_rate * shape)))
     return [task.result() for task in tasks]
 
 
-async def _one(session: aiohttp.ClientSession, base: str, body: dict[str, Any]) -> Record:
+async def _one(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> Record:
     record = Record(start=time.perf_counter())
     try:
-        async with session.post(f"{base}/v1/completions", json=body) as response:
+        async with session.post(url, json=body) as response:
             if response.status != 200:
                 record.error = f"HTTP {response.status}: {(await response.text())[:200]}"
             else:
@@ -156,7 +163,12 @@ async def _read(response: aiohttp.ClientResponse, record: Record) -> None:
         record.error = "the stream ended without [DONE]"
 
 
-def figures_of(records: list[Record], duration: float) -> dict[str, Any]:
+def figures_of(
+    records: list[Record],
+    duration: float,
+    shown: Sequence[str] = METRICS,
+    percentiles: Sequence[float] = PERCENTILES,
+) -> dict[str, Any]:
     """Latencies are those of completed requests; rates count their tokens over the whole duration (seconds)."""
     done = [r for r in records if r.error is None and r.chunks]
     outputs = sum(r.output_tokens for r in done)
@@ -172,13 +184,29 @@ def figures_of(records: list[Record], duration: float) -> dict[str, Any]:
         "output_tokens": outputs,
         "cached_tokens": sum(r.cached_tokens for r in done),
     }
-    figures.update(summary("ttft", [r.chunks[0] - r.start for r in done]))
-    gaps = [b - a for r in done for a, b in zip(r.chunks, r.chunks[1:], strict=False)]
-    figures.update(summary("itl", gaps))
-    tpot = [(r.chunks[-1] - r.chunks[0]) / (r.output_tokens - 1) for r in done if r.output_tokens > 1]
-    figures.update(summary("tpot", tpot))
-    figures.update(summary("e2el", [r.end - r.start for r in done]))
+    seen = {
+        "ttft": [r.chunks[0] - r.start for r in done],
+        "tpot": [(r.chunks[-1] - r.chunks[0]) / (r.output_tokens - 1) for r in done if r.output_tokens > 1],
+        "itl": [b - a for r in done for a, b in zip(r.chunks, r.chunks[1:], strict=False)],
+        "e2el": [r.end - r.start for r in done],
+    }
+    for name in shown:
+        figures.update(summary(name, seen[name], percentiles))
     errors = sorted({r.error for r in records if r.error})
     if errors:
         figures["errors"] = errors[:3]
     return figures
+
+
+def near(machine: limits.Limits, cost: limits.Cost, records: list[Record], duration: float) -> dict[str, float]:
+    """How near the run came to the machine's limits: decoding by the median step, computing over the whole duration."""
+    done = [r for r in records if r.error is None and r.chunks]
+    gaps = [b - a for r in done for a, b in zip(r.chunks, r.chunks[1:], strict=False)]
+    found: dict[str, float] = {}
+    if gaps:
+        rows = sum(r.chunks[-1] - r.chunks[0] for r in done) / duration  # that decode at a time
+        context = sum(r.prompt_tokens + r.output_tokens / 2 for r in done) / len(done)
+        found = limits.decoded(machine, cost, rows, context, percentile(gaps, 50))
+    sampled = sum(r.output_tokens for r in done)
+    tokens = sampled + sum(r.prompt_tokens - r.cached_tokens for r in done)
+    return found | limits.computed("compute", machine, cost, (tokens, sampled), duration)

@@ -5,17 +5,21 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from ferrule import LLM, SamplingParams
 from ferrule.config import Config
 from ferrule.config.option import opt
 from ferrule.interfaces.plugins import Plugins
-from ferrule_plugins.command.bench.figures import random_prompts, report, summary
+from ferrule_plugins.command.bench import limits
+from ferrule_plugins.command.bench.figures import percentile, random_prompts, report, summary
 
 
 @dataclass(frozen=True, kw_only=True)
 class LatencyBench:
     """One batch, repeated."""
 
+    disable_detokenize: bool = opt(False, "Make no text of the tokens.")
     input_len: int = opt(32, "Prompt tokens.", ge=1)
     output_len: int = opt(128, "Output tokens.", ge=1)
     batch_size: int = opt(8, "Prompts in the batch.", ge=1)
@@ -29,39 +33,65 @@ class LatencyBench:
 class ThroughputBench:
     """Many prompts at once."""
 
-    input_len: int = opt(128, "Prompt tokens.", ge=1)
-    output_len: int = opt(128, "Output tokens.", ge=1)
-    prefix_len: int = opt(0, "Tokens at the start that all prompts share.", ge=0)
+    dataset_name: str = opt("random", "Where prompts come from.", choices=("random",))
+    disable_detokenize: bool = opt(False, "Make no text of the tokens.")
+    input_len: int = opt(128, "Prompt tokens.", ge=1, aliases=("--random-input-len",))
+    output_len: int = opt(128, "Output tokens.", ge=1, aliases=("--random-output-len",))
+    prefix_len: int = opt(
+        0, "Tokens that all prompts share, before the others.", ge=0, aliases=("--random-prefix-len",)
+    )
+    random_range_ratio: float = opt(0.0, "Prompts' lengths differ by up to this part.", ge=0, le=1)
     num_prompts: int = opt(100, "Prompts.", ge=1)
     n: int = opt(1, "Answers per prompt.", ge=1)
     output_json: str | None = opt(None, "File for the figures.")
 
 
 def latency(options: LatencyBench, config: Config, plugins: Plugins) -> int:
-    """Time batches of equal shape."""
+    """Time batches of equal shape, each after one that stops at its first token: what is left is decoding."""
+    machine = limits.measure()
     with LLM.from_config(config, plugins) as llm:
-        params = SamplingParams(n=options.n, temperature=1.0, ignore_eos=True, max_tokens=options.output_len)
-        seconds = []
-        for number in range(options.num_iters_warmup + options.num_iters):
-            prompts = random_prompts(options.batch_size, options.input_len, 0, (10, _vocab(llm)), number)
+        cost = limits.cost_of(config.model.model, llm.model)
+        vocab = llm.model.vocab_size
+
+        def seconds(number: int, output_len: int) -> float:
+            params = replace(_params(options), max_tokens=output_len)
+            prompts = random_prompts(options.batch_size, options.input_len, 0, (10, vocab), number)
             start = time.perf_counter()
             llm.generate(prompts, params, use_tqdm=False)
-            seconds.append(time.perf_counter() - start)
-    counted = seconds[options.num_iters_warmup :]
-    tokens = options.batch_size * options.n * options.output_len
-    figures = {"batches": len(counted), **summary("latency", counted)}
-    figures["output_throughput"] = round(tokens * len(counted) / sum(counted), 2)
-    report("bench latency", figures, options.output_json)
+            return time.perf_counter() - start
+
+        count = options.num_iters_warmup + options.num_iters
+        first = [seconds(-1 - number, 1) for number in range(count)][options.num_iters_warmup :]
+        counted = [seconds(number, options.output_len) for number in range(count)][options.num_iters_warmup :]
+    rows = options.batch_size * options.n
+    figures = {"batches": len(counted), **summary("latency", counted), **summary("prefill", first)}
+    figures["output_throughput"] = round(rows * options.output_len * len(counted) / sum(counted), 2)
+    prefill, steps = percentile(first, 50), options.output_len - 1
+    figures.update(limits.computed("prefill", machine, cost, (options.batch_size * options.input_len, rows), prefill))
+    if steps and (step := (percentile(counted, 50) - prefill) / steps) > 0:
+        figures["decode_step_ms"] = round(step * 1e3, 3)
+        context = options.input_len + options.output_len / 2
+        figures.update(limits.decoded(machine, cost, rows, context, step))
+    figures.update(machine.figures)
+    renamed = {  # for scripts for the documented `bench latency`; seconds
+        "avg_latency": sum(counted) / len(counted),
+        "latencies": counted,
+        "percentiles": {str(q): percentile(counted, q) for q in (10, 25, 50, 75, 90, 99)},
+    }
+    report("bench latency", figures, options.output_json, figures | renamed)
     return 0
 
 
 def throughput(options: ThroughputBench, config: Config, plugins: Plugins) -> int:
     """Time one large call of `LLM.generate`."""
+    machine = limits.measure()
     with LLM.from_config(config, plugins) as llm:
-        params = SamplingParams(n=options.n, temperature=1.0, ignore_eos=True, max_tokens=options.output_len)
-        ids = (10, _vocab(llm))
+        params = _params(options)
+        cost = limits.cost_of(config.model.model, llm.model)
+        ids = (10, llm.model.vocab_size)
         llm.generate(random_prompts(1, options.input_len, 0, ids, 1), params, use_tqdm=False)
-        prompts = random_prompts(options.num_prompts, options.input_len, options.prefix_len, ids, 0)
+        length, spread = options.prefix_len + options.input_len, options.random_range_ratio
+        prompts = random_prompts(options.num_prompts, length, options.prefix_len, ids, 0, spread)
         start = time.perf_counter()
         outputs = llm.generate(prompts, params)
         duration = time.perf_counter() - start
@@ -75,9 +105,25 @@ def throughput(options: ThroughputBench, config: Config, plugins: Plugins) -> in
         "total_token_throughput": round((generated + prompted) / duration, 2),
         "cached_tokens": sum(output.num_cached_tokens for output in outputs),
     }
-    report("bench throughput", figures, options.output_json)
+    tokens = prompted + generated - figures["cached_tokens"]
+    figures.update(limits.computed("compute", machine, cost, (tokens, generated), duration))
+    figures.update(machine.figures)
+    renamed = {  # for scripts for the documented `bench throughput`
+        "elapsed_time": duration,
+        "num_requests": len(outputs),
+        "total_num_tokens": generated + prompted,
+        "requests_per_second": len(outputs) / duration,
+        "tokens_per_second": (generated + prompted) / duration,
+    }
+    report("bench throughput", figures, options.output_json, figures | renamed)
     return 0
 
 
-def _vocab(llm: LLM) -> int:
-    return llm.model.vocab_size
+def _params(options: LatencyBench | ThroughputBench) -> SamplingParams:
+    return SamplingParams(
+        n=options.n,
+        temperature=1.0,
+        ignore_eos=True,
+        max_tokens=options.output_len,
+        detokenize=not options.disable_detokenize,
+    )

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from ferrule.interfaces.model import ForwardContext
-from ferrule.nn import Decoder, DecoderLayer, Rotation
+from ferrule_nn import Decoder, DecoderLayer, Rotation
 
 
 class GatedLayer(DecoderLayer):

@@ -14,7 +14,7 @@ from torch import nn
 
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.model import BuildContext, ForwardContext, StateRows, StateSpec
-from ferrule.nn import Decoder, Linear, Rotation, parameter
+from ferrule_nn import Decoder, Linear, Rotation, parameter
 
 
 class Memory(nn.Module):

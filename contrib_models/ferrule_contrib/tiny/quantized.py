@@ -1,0 +1,66 @@
+"""What quantization costs the embedded model: ``python -m ferrule_contrib.tiny.quantized [METHOD …]``.
+
+For each method, and for bfloat16, it prints how many of 500 held-out prompts get exactly the expected answer (as
+``python -m ferrule_contrib.tiny.evaluate`` counts), and the perplexity of the expected answers, in Ferrule.
+"""
+
+import argparse
+import math
+import sys
+from collections.abc import Sequence
+
+from ferrule import LLM, SamplingParams
+
+from . import chat, dialogues, path
+from .dialogues import Dialogue
+
+Test = tuple[Dialogue, str]  # and its prompt
+
+
+def score(llm: LLM, tests: Sequence[Test]) -> int:
+    """How many answers are exactly the expected ones."""
+    greedy = SamplingParams(temperature=0, max_tokens=256)
+    answers = llm.generate([prompt for _, prompt in tests], greedy, use_tqdm=False)
+    texts = (answer.outputs[0].text.strip() for answer in answers)
+    return sum(text == chat.completion_of(test) for text, (test, _) in zip(texts, tests, strict=True))
+
+
+def perplexity(llm: LLM, tests: Sequence[Test]) -> float:
+    """Of the tokens of the expected answers, each given all before it."""
+    tokenizer = llm.get_tokenizer()
+    if tokenizer is None:
+        raise RuntimeError("the embedded model has a tokenizer")
+    prompts = [tokenizer.encode(prompt) for _, prompt in tests]
+    wholes = [tokenizer.encode(prompt + chat.completion_of(test) + chat.END) for test, prompt in tests]
+    asked = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+    outputs = llm.generate([{"prompt_token_ids": ids} for ids in wholes], asked, use_tqdm=False)
+    total, count = 0.0, 0
+    for prompt, ids, output in zip(prompts, wholes, outputs, strict=True):
+        told = output.prompt_logprobs or []
+        for token, position in list(zip(ids, told, strict=True))[len(prompt) :]:
+            total -= position[token].logprob if position else 0.0
+            count += 1
+    return math.exp(total / count)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m ferrule_contrib.tiny.quantized", description=__doc__)
+    parser.add_argument(
+        "methods", nargs="*", default=["int8", "int8_per_channel_weight_only", "int4", "int4_weight_only"]
+    )
+    parser.add_argument("--seed", type=int, default=0, help="which drawing of 500 held-out prompts")
+    parser.add_argument("--kv-cache-dtype", default="auto", help="type of the KV cache, for all of them")
+    options = parser.parse_args(argv)
+    template = chat.load_template()
+    tests = [(test, chat.prompt_of(test, template)) for test in dialogues.held_out_set(options.seed)]
+    print("| weights | right of 500 | perplexity | MB |\n|---|--:|--:|--:|")
+    same = {"dtype": "bfloat16", "kv_cache_dtype": options.kv_cache_dtype, "use_tqdm_on_load": False}
+    for method in (None, *options.methods):
+        with LLM(str(path()), quantization=method, **same) as llm:
+            right, surprise, size = score(llm, tests), perplexity(llm, tests), llm.model.weight_bytes / 1e6
+            print(f"| {method or 'bfloat16'} | {right} | {surprise:.4f} | {size:.1f} |", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,67 @@
+"""Around the application: CORS, and the operator's own middleware. All of it stands outside the gate."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.middleware.base import BaseHTTPMiddleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.middleware.errors import ServerErrorMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp
+
+from ferrule.api.errors import failure_of
+from ferrule.config import FrontendConfig
+from ferrule.errors import ConfigError, RequestError
+
+_READABLE = ("x-request-id", "x-ferrule-ignored-fields", "retry-after")  # by scripts of other origins
+
+
+def surround(app: ASGIApp, front: FrontendConfig) -> ASGIApp:
+    """The application as it is served; the last --middleware is the outermost. Raises ConfigError."""
+    if front.allowed_origins:
+        allowed = front.allowed_origins, front.allowed_methods, front.allowed_headers, front.allow_credentials
+        app = _Cors(app, *allowed, expose_headers=_READABLE)
+    for name in front.middleware:
+        app = _applied(name, app)
+    return ServerErrorMiddleware(app, _failed) if front.middleware else app
+
+
+class _Cors(CORSMiddleware):
+    def preflight_response(self, request_headers: Headers) -> Response:
+        """A refusal has the shape of all errors."""
+        found = super().preflight_response(request_headers)
+        if found.status_code == 200:
+            return found
+        del found.headers["content-length"], found.headers["content-type"]
+        text = f"{bytes(found.body).decode()}: see --allowed-origins, --allowed-methods and --allowed-headers."
+        return JSONResponse(failure_of(RequestError(text)).body, 400, dict(found.headers))
+
+
+def _applied(name: str, app: ASGIApp) -> ASGIApp:
+    """A class is ASGI middleware; a coroutine function(request, call_next) is called for each request."""
+    try:
+        module, _, attribute = name.rpartition(".")
+        found: Callable[..., Any] = getattr(import_module(module), attribute)
+        is_class = inspect.isclass(found)
+        made = found(app) if is_class else None
+    except Exception as error:
+        what = f"--middleware {name} cannot be loaded: {type(error).__name__}: {error}"
+        raise ConfigError(what, "It is written module.name; the module must be importable (PYTHONPATH).") from error
+    if inspect.iscoroutinefunction(found):
+        return BaseHTTPMiddleware(app, found)
+    if not callable(made):
+        kind = type(made or found).__name__
+        raise ConfigError(f"--middleware {name} is a {kind}, no ASGI class or async function(request, call_next).")
+    return made  # type: ignore[no-any-return]
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    """The answer when a middleware raises before it answered."""
+    failure = failure_of(error)
+    return JSONResponse(failure.body, failure.status, dict(failure.headers))

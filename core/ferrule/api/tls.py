@@ -1,0 +1,81 @@
+"""HTTPS: the context that uvicorn makes, errors that name the file, and renewed certificates without a restart."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import ssl
+
+from uvicorn.config import create_ssl_context
+
+from ferrule import log
+from ferrule.config import FrontendConfig
+from ferrule.errors import ConfigError
+
+_LOOK_SECONDS = 0.5  # between two looks at the files
+_NO_PASSPHRASE = "-"  # an encrypted key is an error, not a question on the terminal
+
+_logger = log.get("api")
+
+
+def context_of(front: FrontendConfig) -> ssl.SSLContext | None:
+    """The server's context; None without a certificate. Raises ConfigError that names the option or file at fault."""
+    if not front.ssl_certfile:
+        if front.ssl_keyfile or front.ssl_ca_certs or front.ssl_cert_reqs:
+            raise ConfigError("The --ssl options need --ssl-certfile.", "HTTPS is on when there is a certificate.")
+        return None
+    if front.ssl_cert_reqs and not front.ssl_ca_certs:
+        raise ConfigError("--ssl-cert-reqs needs --ssl-ca-certs, the authorities of client certificates.")
+    try:
+        for path in _files(front):
+            os.close(os.open(path, os.O_RDONLY))  # the error names the file, as OpenSSL's does not
+        return _made(front)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"The --ssl options do not work: {getattr(error, 'reason', None) or error}.",
+            "Wanted: PEM files, a certificate chain and its private key without a passphrase.",
+        ) from None
+
+
+def _files(front: FrontendConfig) -> list[str]:
+    return [path for path in (front.ssl_certfile, front.ssl_keyfile, front.ssl_ca_certs) if path]
+
+
+def _made(front: FrontendConfig) -> ssl.SSLContext:
+    files = str(front.ssl_certfile), front.ssl_keyfile, _NO_PASSPHRASE
+    options = front.ssl_cert_reqs, front.ssl_ca_certs, front.ssl_ciphers
+    return create_ssl_context(*files, ssl.PROTOCOL_TLS_SERVER, *options)
+
+
+async def refresh(context: ssl.SSLContext, front: FrontendConfig) -> None:
+    """Take changed files for new connections, for ever. What does not fit is said, and the old ones stay in use.
+
+    Authorities of clients are added; one that is no longer in the file counts until a restart.
+    """
+    used = last = _marks(front)
+    while True:
+        await asyncio.sleep(_LOOK_SECONDS)
+        now, before = _marks(front), last
+        last = now
+        if now == used or now != before:  # nothing new, or still being written
+            continue
+        used = now
+        try:
+            _made(front)  # tried first: a context that was given half of a pair would serve nobody
+            context.load_cert_chain(str(front.ssl_certfile), front.ssl_keyfile, _NO_PASSPHRASE)
+            if front.ssl_ca_certs:
+                context.load_verify_locations(front.ssl_ca_certs)
+            _logger.info("TLS: the changed certificate files are in use")
+        except OSError as error:
+            _logger.error("TLS: the changed certificate files do not work, the old ones stay in use: %s", error)
+
+
+def _marks(front: FrontendConfig) -> list[tuple[int, int, int]]:
+    """What changes with the files' content; nothing of a file that is not there."""
+    found = []
+    for path in _files(front):
+        with contextlib.suppress(OSError):
+            stat = os.stat(path)
+            found.append((stat.st_mtime_ns, stat.st_ino, stat.st_size))
+    return found

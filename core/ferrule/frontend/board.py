@@ -1,0 +1,69 @@
+"""`Board`: the few numbers that the processes of one server share, in memory that all of them map."""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+
+BEAT = 0  # monotonic seconds, one clock for the machine: when the process last showed that it is alive
+STALLED = 1  # engine: seconds for which work has waited without a step's end
+READY = 2  # API process: 1 once it could serve
+WAITING = 3  # API process: choices that wait for their first token
+WAITING_TOKENS = 4  # and the tokens of their prompts
+LOAD = 5  # API process: requests with a body that it is serving
+
+_CELLS = 8
+_BYTES = 8 * _CELLS
+ENGINE = 0  # row of the engine; API process i has row i + 1
+
+
+class Board:
+    """A row of numbers for each process. A cell has one writer, its row's process; a reader sees whole values.
+
+    `path` names the file, made by `Board.create`; without one the only row is this process's own, whatever it does.
+    """
+
+    def __init__(self, path: Path | None = None, row: int = ENGINE) -> None:
+        self.folder = path and path.parent
+        self.row = row
+        if path is None:
+            memory = mmap.mmap(-1, _BYTES)
+        else:
+            with path.open("r+b") as file:
+                memory = mmap.mmap(file.fileno(), 0)
+        self._cells = memoryview(memory).cast("d")
+        self.rows = len(self._cells) // _CELLS
+
+    @classmethod
+    def create(cls, path: Path, num_api: int) -> Board:
+        """For the launcher, which writes nothing."""
+        path.write_bytes(bytes(_BYTES * (1 + num_api)))
+        return cls(path)
+
+    @property
+    def ready(self) -> bool:
+        """All API processes could serve: they say so together, whichever is asked."""
+        return self.total(READY) >= self.rows - 1
+
+    @property
+    def shared(self) -> tuple[Path, int] | None:
+        """The folder of the API processes and this one's number, where there are several."""
+        return (self.folder, self.row - 1) if self.folder and self.rows > 2 else None
+
+    @property
+    def leads(self) -> bool:
+        """True in the first API process, which speaks for all where one has to."""
+        return self.row <= 1
+
+    def put(self, cell: int, value: float) -> None:
+        self._cells[self.row * _CELLS + cell] = value
+
+    def add(self, cell: int, value: float) -> None:
+        self._cells[self.row * _CELLS + cell] += value
+
+    def get(self, cell: int, row: int = ENGINE) -> float:
+        return self._cells[row * _CELLS + cell]
+
+    def total(self, cell: int) -> int:
+        """The sum over all processes."""
+        return int(sum(self._cells[cell::_CELLS]))

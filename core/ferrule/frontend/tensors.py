@@ -1,0 +1,139 @@
+"""The one decoder of tensors that clients send. It executes nothing: no pickle is loaded, and there is no torch here.
+
+It takes base64 of a file that ``torch.save`` wrote for one tensor, or of a safetensors file with one tensor. The tensor
+is dense, contiguous, finite, [tokens, size] or [1, tokens, size], and float32, float16 or bfloat16.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from binascii import a2b_base64
+from collections.abc import Sequence
+from math import prod
+from pickletools import genops
+from typing import Any, NamedTuple
+
+import msgspec
+
+from ferrule.errors import RequestError
+from ferrule.types import Embeds
+
+_PIECE = 1 << 20  # characters of base64 at once: other threads get their turn between
+_MAX_HEADER = 64 << 10  # bytes of what describes a tensor
+_MAX_ENTRIES = 64  # of an archive
+_WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2}
+_EXPONENTS = {"float32": 0x7F800000, "float16": 0x7C00, "bfloat16": 0x7F80}  # all ones: not finite
+_STORAGES = {"torch FloatStorage": "float32", "torch HalfStorage": "float16", "torch BFloat16Storage": "bfloat16"}
+_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"} | _STORAGES
+_INTEGERS = ("K", "M", "J", "\x8a")  # opcodes of pickle
+_CODES = {"q": "", "r": "", "\x88": "B", "\x89": "B"} | dict.fromkeys(_INTEGERS, "I")  # memo: nothing; booleans: B
+_PLAIN = {  # what torch.save writes for one dense tensor: _rebuild_tensor_v2(storage, offset, shape, stride, …)
+    f"\x80c((XcXXItQI{'I' * rank}{end}{'I' * rank}{end}Bc)RtR.": rank for rank, end in ((2, "\x86"), (3, "\x87"))
+}
+_END = struct.Struct("<4s6xHII2x")  # of a zip archive: entries, then bytes and place of their list
+_ENTRY = struct.Struct("<4s6xH8xIIHHH8xI")  # method, sizes, lengths of three names, place
+_LOCAL = struct.Struct("<4s22xHH")
+
+
+class _Raw(NamedTuple):
+    dtype: str
+    shape: Sequence[int]
+    data: memoryview
+
+
+class _Entry(msgspec.Struct):
+    """A tensor in the header of a safetensors file."""
+
+    dtype: str
+    shape: list[int]
+    data_offsets: tuple[int, int]
+
+
+def read_embeds(text: Any, size: int, max_tokens: int) -> tuple[Embeds, str]:
+    """A prompt of at most `max_tokens` embeddings of `size` values, and a hash of its content; in linear time.
+
+    Raises RequestError.
+    """
+    try:
+        pieces = (text[start : start + _PIECE] for start in range(0, len(text), _PIECE))
+        file = b"".join(a2b_base64(piece, strict_mode=True) for piece in pieces)
+        raw = _read_torch(file) if file.startswith(b"PK") else _read_safetensors(file)
+        dtype = _NAMES[raw.dtype]
+        *batch, tokens, width = (1, *raw.shape) if len(raw.shape) == 2 else raw.shape
+    except (LookupError, RecursionError, TypeError, ValueError, struct.error, msgspec.MsgspecError):
+        raise RequestError(
+            "prompt_embeds must be base64 of what torch.save writes for a dense, contiguous tensor of float32, float16 "
+            "or bfloat16, or of a safetensors file with one.",
+            "prompt_embeds",
+        ) from None
+    if batch != [1] or width != size or not 1 <= tokens <= max_tokens:
+        shape = ", ".join(map(str, raw.shape))
+        raise RequestError(
+            f"prompt_embeds must be [tokens, {size}] with 1 to {max_tokens} tokens, not [{shape:.60}].", "prompt_embeds"
+        )
+    if len(raw.data) != tokens * size * _WIDTHS[dtype]:
+        raise RequestError("prompt_embeds has more or fewer bytes than its shape needs.", "prompt_embeds")
+    import numpy as np  # few requests need it, and it takes as long to import as all else here
+
+    exponents = np.frombuffer(raw.data, dtype=f"<u{_WIDTHS[dtype]}") & _EXPONENTS[dtype]
+    if (exponents == _EXPONENTS[dtype]).any():
+        raise RequestError("prompt_embeds must hold finite numbers only.", "prompt_embeds")
+    data = bytes(raw.data)
+    digest = hashlib.sha256(f"{dtype} {size} ".encode())
+    digest.update(data)
+    return Embeds(tokens=tokens, size=size, dtype=dtype, data=data), digest.hexdigest()
+
+
+def _read_safetensors(file: bytes) -> _Raw:
+    """https://github.com/huggingface/safetensors#format"""
+    (length,) = struct.unpack_from("<Q", file)
+    header = msgspec.json.decode(file[8 : 8 + min(length, _MAX_HEADER)], type=dict[str, Any])
+    header.pop("__metadata__", None)
+    (entry,) = (msgspec.convert(value, _Entry) for value in header.values())
+    data = memoryview(file)[8 + length :]
+    if entry.data_offsets != (0, len(data)):
+        raise ValueError
+    return _Raw(entry.dtype, entry.shape, data)
+
+
+def _read_torch(file: bytes) -> _Raw:
+    """https://docs.pytorch.org/docs/stable/notes/serialization.html"""
+    files = _read_zip(file)
+    (_, _, kind, key, *_), (elements, offset, *sizes), rank = _read_pickle(files["data.pkl"])
+    shape, strides, data, width = sizes[:rank], sizes[rank:], files[f"data/{key}"], _WIDTHS[_NAMES[kind]]
+    dense = all(shape[n] == 1 or strides[n] == prod(shape[n + 1 :]) for n in range(rank))
+    inside = len(data) == elements * width and 0 <= offset <= elements - prod(shape)
+    if not dense or not inside or files.get("byteorder", b"little") != b"little":
+        raise ValueError
+    return _Raw(kind, shape, data[offset * width : (offset + prod(shape)) * width])
+
+
+def _read_pickle(data: memoryview) -> tuple[list[str], list[int], int]:
+    """Texts and numbers of a pickled tensor, in their order, and its rank. It is a list of opcodes, and not run."""
+    codes, texts, numbers = "", list[str](), list[int]()
+    for opcode, argument, _ in genops(bytes(data[:_MAX_HEADER])):
+        codes += _CODES.get(opcode.code, opcode.code)
+        if isinstance(argument, str):
+            texts.append(argument)
+        elif isinstance(argument, int) and opcode.code in _INTEGERS:
+            numbers.append(argument)
+    if [*texts[:2], *texts[5:]] != ["torch._utils _rebuild_tensor_v2", "storage", "collections OrderedDict"]:
+        raise ValueError
+    return texts, numbers, _PLAIN[codes]
+
+
+def _read_zip(file: bytes) -> dict[str, memoryview]:
+    """What the top folder of an archive holds; all of it must be stored as it is."""
+    signature, count, _, place = _END.unpack(file[-_END.size :])
+    files: dict[str, memoryview] = {}
+    for _ in range(min(count, _MAX_ENTRIES)):
+        mark, method, packed, size, *lengths, start = _ENTRY.unpack_from(file, place)
+        name = file[place + _ENTRY.size : place + _ENTRY.size + lengths[0]].decode()
+        local, *local_lengths = _LOCAL.unpack_from(file, start)
+        begin = start + _LOCAL.size + sum(local_lengths)
+        if (signature, mark, local) != (b"PK\5\6", b"PK\1\2", b"PK\3\4") or method or packed != size:
+            raise ValueError
+        files[name.partition("/")[2]] = memoryview(file)[begin : begin + size]
+        place += _ENTRY.size + sum(lengths)
+    return files

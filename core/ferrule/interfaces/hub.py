@@ -1,0 +1,44 @@
+"""`hub`: where a model that is no folder on this machine comes from. Entry point name = what `--hub` takes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+# Given the names of all files of a repository, with forward slashes, it gives patterns of those that are needed, for
+# `fnmatch`.
+Choose = Callable[[Sequence[str]], Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Repository:
+    """What is to be fetched. Every request to the hub is made for all of it: none may leave out the revision.
+
+    `token` is a secret for this hub, and goes to its own host alone; True is the one that is stored on this machine,
+    None what the hub does by itself. `folder` is for downloads, None is the hub's cache. Files that match a pattern of
+    `ignore` are not downloaded.
+    """
+
+    name: str
+    revision: str | None = None  # branch, tag or commit; None is the hub's default
+    token: str | bool | None = None
+    folder: Path | None = None
+    ignore: tuple[str, ...] = ()
+
+
+class ModelHub(ABC):
+    """Made without arguments, in the process that starts the others, once for each name that is no folder."""
+
+    @abstractmethod
+    def refuses(self, name: str) -> str | None:
+        """Say why nothing here can have this name, or return None. Asks nobody and does not raise."""
+
+    @abstractmethod
+    def fetch(self, repository: Repository, choose: Choose) -> Path:
+        """Return a folder with the chosen files of the repository at its revision, complete and unchanged.
+
+        A download shows its progress on standard error. Raises CheckpointError, which names the repository, what is
+        wrong and what to do; never with the token in it.
+        """

@@ -1,0 +1,104 @@
+"""From what the user named to a folder on this machine. A folder that exists is taken as it is, and no hub is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from difflib import get_close_matches
+from fnmatch import fnmatch
+from functools import partial
+from pathlib import Path
+
+from ferrule.config import Config
+from ferrule.errors import CheckpointError
+from ferrule.interfaces.hub import Choose, ModelHub, Repository
+from ferrule.interfaces.plugins import Plugins
+
+_COMMON = ("*.json", "*.jinja", "*.model", "*.tiktoken", "*.txt")  # configuration, tokenizer, chat templates
+_SAFETENSORS = "*.safetensors"
+_PICKLES = ("*.bin", "*.pt")
+_OTHER_LAYOUTS = ("consolidated*", "onnx/*", "*.onnx", "tf_*", "flax_*")  # of the same weights
+_TRAINING = ("training_args.bin", "optimizer*", "scheduler.pt", "rng_state*")
+
+
+def localise(config: Config, plugins: Plugins) -> Config:
+    """The configuration with `model` and `tokenizer` replaced by folders on this machine; fetches what is missing.
+
+    Raises CheckpointError, one readable block, when a name is neither a folder nor something that the hub has, and
+    PluginError when the hub cannot be used.
+    """
+    model = config.model
+    code = ("*.py",) if model.trust_remote_code else ()
+
+    def weights(names: Sequence[str]) -> Sequence[str]:
+        return (*_COMMON, *code, *weight_patterns(names, config.load.load_format))
+
+    find = partial(_find, config, plugins)
+    folder = _checked(find("model", model.model, model.revision, weights))
+    name = model.tokenizer or model.model
+    same = name == model.model
+    revision = model.tokenizer_revision or (model.revision if same else None)
+    if same and (revision == model.revision or Path(name).expanduser().is_dir()):
+        tokenizer = folder
+    else:
+        tokenizer = find("tokenizer", name, revision, lambda names: (*_COMMON, *code))
+    return replace(config, model=replace(model, model=str(folder), tokenizer=str(tokenizer)))
+
+
+def weight_patterns(names: Iterable[str], load_format: str) -> tuple[str, ...]:
+    """Which weight files to fetch of those that a repository has. `auto` takes pickles only without safetensors.
+
+    A format that is not built in gets everything: what it needs is known to its plugin alone.
+    """
+    if load_format != "auto":
+        return {"safetensors": (_SAFETENSORS,), "pt": _PICKLES, "dummy": ()}.get(load_format, ("*",))
+    has_safetensors = any(fnmatch(name, _SAFETENSORS) and not name.startswith("consolidated") for name in names)
+    return (_SAFETENSORS,) if has_safetensors else _PICKLES
+
+
+def _find(config: Config, plugins: Plugins, what: str, name: str, revision: str | None, choose: Choose) -> Path:
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path.resolve()
+    if path.is_file():
+        raise CheckpointError(f"{name} is a file; the {what} must be a folder or a hub id.", f"Name {path.parent}?")
+    missing = f"The {what} {name!r} is not a folder on this machine"
+    if name.startswith(("/", "./", "../", "~")):
+        raise CheckpointError(f"{missing}.", _meant(path) or _beside(path))
+    hub: ModelHub = plugins.load("hub", config.model.hub)()
+    reason = hub.refuses(name)
+    if reason is not None:
+        raise CheckpointError(f"{missing}, and the hub {config.model.hub} {reason}.", _meant(path))
+    token = True if config.model.hf_token in {"", "true", "True", True} else config.model.hf_token  # "": the bare flag
+    folder = Path(config.load.download_dir).expanduser() if config.load.download_dir else None
+    ignore = (*config.load.ignore_patterns, *_OTHER_LAYOUTS, *_TRAINING)
+    try:
+        return hub.fetch(Repository(name, revision, token, folder, ignore), choose)
+    except CheckpointError as error:  # a hub id looks like a relative path
+        raise CheckpointError(error.message, f"{error.hint} {_meant(path)}".strip()) from error
+
+
+def _checked(folder: Path) -> Path:
+    if (folder / "config.json").is_file():
+        return folder
+    nested = sorted(entry.parent.name for entry in folder.glob("*/config.json"))
+    hint = f"Its folder {nested[0]!r} has one: name that." if nested else "A Hugging Face model folder has that file."
+    raise CheckpointError(f"{folder} has no config.json.", hint)
+
+
+def _folders(parent: Path) -> list[str]:
+    try:
+        return sorted(entry.name for entry in parent.iterdir() if entry.is_dir() and entry.name[0] != ".")
+    except OSError:
+        return []
+
+
+def _meant(path: Path) -> str:
+    """Folders beside a missing one whose names are close to its own."""
+    close = get_close_matches(path.name, _folders(path.parent))
+    return "Did you mean " + " or ".join(str(path.parent / name) for name in close) + "?" if close else ""
+
+
+def _beside(path: Path) -> str:
+    folders = ", ".join(_folders(path.parent)[:8]) or "no folders"
+    return f"{path.parent} has {folders}." if path.parent.is_dir() else f"{path.parent} does not exist either."

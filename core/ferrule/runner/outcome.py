@@ -1,0 +1,74 @@
+"""What comes home of a step: small tensors, and how they read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import islice
+
+import torch
+
+from ferrule.runner import logprobs
+from ferrule.types import RowResult, StepPlan, StepResult, TokenLogprobs
+
+_NOT_FINITE = "The model computed numbers that are not finite, or no token is allowed."
+_RANKED = 5  # tensors of `logprobs.rank`
+
+
+@dataclass
+class Outcome:
+    """A step whose launches are queued. `tensors` are what `describe` wants to see on the host, in the order added.
+
+    All else is known when the step begins: by the time that it is described, its slots may be others'.
+    """
+
+    plan: StepPlan
+    faults: dict[int, str]  # by row
+    tensors: list[torch.Tensor] = field(default_factory=list)
+    _prompts: list[tuple[int, list[int]]] = field(default_factory=list)  # row, and what `tops` its entries have
+    _places: dict[int, int] = field(default_factory=dict)  # by row: its place among the sampled ones
+    _errors: dict[int, str] = field(default_factory=dict)  # by place
+    _asking: dict[int, int] = field(default_factory=dict)  # by place: how many likely tokens to list
+
+    def add_prompt(self, row: int, finite: torch.Tensor, ranked: list[torch.Tensor], top: int) -> None:
+        """Entries of some of a row's prompt positions; `finite` [] bool says whether they can be told."""
+        self._prompts.append((row, [top] * len(ranked[0])))
+        self.tensors += finite, *ranked
+
+    def add_tokens(self, rows: list[int], tokens: torch.Tensor, finite: torch.Tensor, errors: dict[int, str]) -> None:
+        """One token for each of `rows`; errors by place in them. Comes behind the prompts."""
+        self._places, self._errors = {row: place for place, row in enumerate(rows)}, errors
+        self.tensors += tokens, finite
+
+    def add_logprobs(self, asking: dict[int, int], ranked: list[torch.Tensor]) -> None:
+        """Of the tokens at some places. Comes last."""
+        self._asking = asking
+        self.tensors += ranked
+
+    def describe(self, tensors: list[torch.Tensor]) -> StepResult:
+        """`tensors` are on the host now."""
+        took = iter(tensors)
+        prompts: dict[int, list[TokenLogprobs] | None] = {}  # None: not finite
+        for row, tops in self._prompts:
+            finite, entries = bool(next(took)), logprobs.describe(list(islice(took, _RANKED)), tops)
+            before = prompts.setdefault(row, [])
+            prompts[row] = before + entries if finite and before is not None else None
+        told = [next(took).tolist(), next(took).tolist()] if self._places else []
+        described: dict[int, TokenLogprobs] = {}
+        if self._asking:
+            tops = list(self._asking.values())
+            described = dict(zip(self._asking, logprobs.describe(list(took), tops), strict=True))
+        rows = []
+        for row, chunk in enumerate(self.plan.chunks):
+            error, place = self.faults.get(row), self._places.get(row)
+            answers = prompts.get(row, [])
+            if error is None and place is not None:
+                error = self._errors.get(place) or (None if told[1][place] else _NOT_FINITE)
+            if error is None and answers is None:
+                error = _NOT_FINITE
+            if error is not None:
+                rows.append(RowResult(chunk.id, chunk.epoch, error=error))
+                continue
+            ids = () if place is None else (told[0][place],)
+            extra = (described[place],) if place in described else ()
+            rows.append(RowResult(chunk.id, chunk.epoch, ids, extra, tuple(answers or ())))
+        return StepResult(self.plan.step, tuple(rows))

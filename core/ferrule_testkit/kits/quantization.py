@@ -1,0 +1,209 @@
+"""The kit of quantization methods: products beside those of the float weights, over shapes and types."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from ferrule.interfaces.platform import DeviceCaps
+from ferrule.interfaces.quantization import LinearLayer, LinearScheme, QuantizationMethod
+from ferrule_testkit.kits.base import Kit, promise, shown
+
+Encode = Callable[[LinearLayer, torch.Tensor, Mapping[str, Any]], Mapping[str, torch.Tensor]]
+
+_FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+_TYPES = (*_FLOATS, torch.float64, torch.int8)
+_BATCHES = (1, 2, 3, 7, 33)
+
+
+class Layer(nn.Module):
+    """What a scheme is given: a linear layer of a float checkpoint."""
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+
+    def __init__(self, given: LinearLayer, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        super().__init__()
+        self.in_features = given.in_features
+        self.out_features = given.out_features
+        self.head = given.head
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+
+
+class QuantizationKit(Kit):
+    """A method's layers compute nearly what the float weights would, each row by itself, in less memory.
+
+    Settings: `config`, a ``quantization_config`` that it reads; `encode`, for a method that reads quantized weights: a
+    function that is given a layer, its float weight and `config`, and gives the tensors of a checkpoint by the names of
+    the scheme's parameters; `error`, how far products may be from the float ones, as a share of their size (root mean
+    squares); `sizes` of layers, (in, out).
+    """
+
+    kind = "quantization"
+    platform: str = "cpu"
+    features: Sequence[str] = ()
+    config: Mapping[str, Any] = {}
+    encode: Encode | None = None
+    error: float = 0.15
+    sizes: Sequence[tuple[int, int]] = ((64, 48), (200, 100), (129, 17), (512, 256))
+
+    # ------------------------------------------------------------------------------------ promises
+
+    def test_refusal_is_an_answer(self) -> None:
+        """`refuses` gives None or a reason in one line, whatever the device and type, the same each time."""
+        for platform in (self.platform, "abacus"):
+            for dtype in _TYPES:
+                answers = {self.plugin.refuses(self.config, self._caps(platform), dtype) for _ in range(2)}
+                reason = next(iter(answers))
+                told = reason is None or (isinstance(reason, str) and bool(reason.strip()) and "\n" not in reason)
+                promise(len(answers) == 1 and told, f"on {platform}, {dtype}, refuses gives {shown(answers)}")
+
+    def test_a_float_type_is_taken(self) -> None:
+        """On its platform it takes activations of at least one float type."""
+        reasons = {str(dtype): self.plugin.refuses(self.config, self._caps(self.platform), dtype) for dtype in _FLOATS}
+        promise(any(reason is None for reason in reasons.values()), f"it refuses all: {shown(reasons)}")
+
+    def test_formats_are_names(self) -> None:
+        """`formats` are names of `quant_method`, and `config` is of one of them, or empty where there are none."""
+        formats = self.plugin.formats
+        named = isinstance(formats, tuple) and all(isinstance(name, str) and name for name in formats)
+        promise(named, f"formats is {shown(formats)}")
+        known = self.config.get("quant_method") in formats if formats else not self.config
+        promise(known, f"the kit's config is {shown(self.config)}, formats {shown(formats)}")
+
+    def test_each_layer_has_its_own_scheme(self) -> None:
+        """`scheme` gives a new scheme for every layer, or None; at least one layer has one."""
+        method = self._method()
+        made = [method.scheme(layer) for layer in self._layers()] + [method.scheme(layer) for layer in self._layers()]
+        schemes = [scheme for scheme in made if scheme is not None]
+        promise(bool(schemes), "no layer has a scheme")
+        promise(all(isinstance(scheme, LinearScheme) for scheme in schemes), f"schemes are {shown(schemes)}")
+        promise(len({id(scheme) for scheme in schemes}) == len(schemes), "two layers share a scheme")
+
+    def test_products_are_near(self) -> None:
+        """Products have the shape and type of a linear layer's, and nearly its values, with a bias and without."""
+        for given, layer, scheme, weight in self._packed():
+            for rows in _BATCHES:
+                x = self._activations(rows, given, layer)
+                y = scheme.matmul(layer, x)
+                promise(tuple(y.shape) == (rows, given.out_features), f"{_at(given, x)}: shape {tuple(y.shape)}")
+                allowed = {x.dtype, torch.float32} if given.head else {x.dtype}
+                promise(y.dtype in allowed, f"{_at(given, x)}: the result is {y.dtype}")
+                expected = nn.functional.linear(x.double(), weight.double(), _double(layer.bias))
+                off = ((y.double() - expected).square().mean() / expected.square().mean()).sqrt().item()
+                promise(off <= self.error, f"{_at(given, x)}: {off:.3g} off, {self.error} is allowed")
+
+    def test_a_row_is_as_it_is_alone(self) -> None:
+        """A row's result has the same bits alone and in any batch, beside a row of NaN or of large numbers too."""
+        for given, layer, scheme, _ in self._packed():
+            x = self._activations(33, given, layer)
+            x[1] *= 100
+            x[5] = torch.nan
+            whole = scheme.matmul(layer, x).clone()
+            for rows in (1, 2, 4, 6, 17):
+                for first in (0, 6, 33 - rows):
+                    part = scheme.matmul(layer, x[first : first + rows])
+                    same = torch.equal(part.nan_to_num(7.0), whole[first : first + rows].nan_to_num(7.0))
+                    promise(same, f"{_at(given, x)}: rows {first} to {first + rows} differ from those of all")
+            promise(bool(whole[5].isnan().all()), f"{_at(given, x)}: a row of NaN gives numbers")
+            finite = bool(torch.cat((whole[:5], whole[6:])).isfinite().all())
+            promise(finite, f"{_at(given, x)}: a row of NaN spoils its neighbours")
+
+    def test_answers_stay(self) -> None:
+        """A result is not changed by later calls, and a call does not change its input."""
+        for given, layer, scheme, _ in self._packed():
+            x, other = self._activations(7, given, layer), self._activations(9, given, layer)
+            before = x.clone()
+            first = scheme.matmul(layer, x)
+            kept = first.clone()
+            scheme.matmul(layer, other)
+            promise(torch.equal(first, kept), f"{_at(given, x)}: a later call changed an earlier result")
+            promise(torch.equal(x, before), f"{_at(given, x)}: the activations were changed")
+            promise(torch.equal(scheme.matmul(layer, x), kept), f"{_at(given, x)}: the second time is another")
+
+    def test_zeros_are_zeros(self) -> None:
+        """Activations of zero give the bias, and channels whose weights are zero nothing but theirs."""
+        for given, layer, scheme, _ in self._packed(empty=3):
+            y = scheme.matmul(layer, torch.zeros(2, given.in_features, dtype=self._dtype())).float()
+            bias = torch.zeros(given.out_features) if layer.bias is None else layer.bias.float()
+            promise(torch.allclose(y, bias.expand(2, -1), atol=1e-6), f"{given.name}: zeros give {shown(y)}")
+            y = scheme.matmul(layer, self._activations(4, given, layer)).float()
+            promise(
+                torch.allclose(y[:, 3], bias[3], atol=1e-6), f"{given.name}: a channel of zeros gives {shown(y[:, 3])}"
+            )
+
+    def test_memory_is_saved(self) -> None:
+        """A packed layer, its parameters and `nbytes` together, is smaller than the float weights."""
+        for given, layer, scheme, weight in self._packed():
+            if weight.numel() < 1 << 16:
+                continue
+            held = scheme.nbytes + sum(parameter.nbytes for parameter in layer.parameters())
+            promise(0 < held < 0.9 * weight.nbytes, f"{given.name}: {held} bytes instead of {weight.nbytes}")
+
+    def test_shared_weights_are_left_alone(self) -> None:
+        """Packing does not change the tensor that it is given: an embedding may share it."""
+        if self.encode is not None:
+            return
+        for given, layer, _, weight in self._packed(shared=True):
+            promise(
+                torch.equal(layer.get_buffer("shared"), weight), f"{given.name}: packing changed the weights in place"
+            )
+
+    # ------------------------------------------------------------------------------------ parts
+
+    def _caps(self, platform: str) -> DeviceCaps:
+        return DeviceCaps(platform, "a device of the kit", 1 << 33, frozenset(self.features))
+
+    def _dtype(self) -> torch.dtype:
+        caps = self._caps(self.platform)
+        return next((dtype for dtype in _FLOATS if self.plugin.refuses(self.config, caps, dtype) is None), _FLOATS[-1])
+
+    def _method(self) -> QuantizationMethod:
+        method: QuantizationMethod = self.plugin(self.config)
+        return method
+
+    def _layers(self) -> list[LinearLayer]:
+        inner = [LinearLayer(f"layers.{n}.mlp.up_proj", *size) for n, size in enumerate(self.sizes)]
+        merged = LinearLayer("layers.0.self_attn.qkv_proj", 64, 96, ("q_proj", "k_proj", "v_proj"))
+        return [*inner, merged, LinearLayer("lm_head", 64, 300, head=True)]
+
+    def _packed(
+        self, empty: int | None = None, shared: bool = False
+    ) -> Iterator[tuple[LinearLayer, Layer, LinearScheme, torch.Tensor]]:
+        """Each layer that has a scheme, loaded and packed, without and with a bias, and the float weight."""
+        method, dtype, draw = self._method(), self._dtype(), torch.Generator().manual_seed(0)
+        for given in self._layers():
+            for biased in (False, True):
+                scheme = method.scheme(given)
+                if scheme is None:
+                    continue
+                weight = (torch.randn(given.out_features, given.in_features, generator=draw) * 0.05).to(dtype)
+                if empty is not None:
+                    weight[empty] = 0
+                bias = torch.randn(given.out_features, generator=draw).to(dtype) if biased else None
+                layer = Layer(given, weight.clone(), bias)
+                if shared:
+                    layer.register_buffer("shared", layer.weight.data)
+                scheme.allocate(layer)
+                encode = vars(self).get("encode") or type(self).encode  # a function, not a method
+                if encode is not None:
+                    for name, tensor in encode(given, weight, self.config).items():
+                        layer.get_parameter(name).data.copy_(tensor)
+                scheme.pack(layer)
+                yield given, layer, scheme, weight
+
+    def _activations(self, rows: int, given: LinearLayer, layer: Layer) -> torch.Tensor:
+        draw = torch.Generator().manual_seed(rows)
+        return torch.randn(rows, given.in_features, generator=draw).to(self._dtype())
+
+
+def _double(bias: torch.Tensor | None) -> torch.Tensor | None:
+    return None if bias is None else bias.double()
+
+
+def _at(given: LinearLayer, x: torch.Tensor) -> str:
+    return f"{given.name} [{given.out_features}, {given.in_features}], {x.shape[0]} rows of {x.dtype}"

@@ -1,0 +1,199 @@
+"""Checkpoints in the formats of quantized weights, written from float ones, with what their weights stand for.
+
+`FORMATS` names each with a ``quantization_config`` and an encoder, which makes of a weight [n, k] the tensors that a
+checkpoint has for it, by the ends of their names, and the weight that these mean.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+Tensors = dict[str, torch.Tensor]
+Encoder = Callable[[torch.Tensor], tuple[Tensors, torch.Tensor]]
+GROUP = 32
+BLOCK = 128
+_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+@dataclass(frozen=True)
+class Format:
+    """`wide`: activations are not quantized."""
+
+    config: Mapping[str, Any]
+    encode: Encoder
+    wide: bool = True
+
+
+def quantized_checkpoint(source: Path, target: Path, name: str) -> dict[str, torch.Tensor]:
+    """Write the checkpoint `source` to `target` in a format of `FORMATS`; what its projections mean, by name.
+
+    Matrices whose names end in ``_proj.weight`` are quantized.
+    """
+    from safetensors.torch import load_file, save_file
+
+    form = FORMATS[name]
+    shutil.copytree(source, target)
+    held: Tensors = {}
+    meant: dict[str, torch.Tensor] = {}
+    for key, tensor in load_file(source / "model.safetensors").items():
+        if key.endswith("_proj.weight"):
+            tensors, weight = form.encode(tensor)
+            meant[key] = weight.contiguous()
+            held.update((key.removesuffix("weight") + end, value.contiguous()) for end, value in tensors.items())
+        else:
+            held[key] = tensor
+    save_file(held, target / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((target / "config.json").read_text())
+    config["quantization_config"] = form.config
+    (target / "config.json").write_text(json.dumps(config))
+    return meant
+
+
+# ------------------------------------------------------------------------------------------ encoders
+
+
+def int8_channels(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+    """A scale for each output channel that reaches half a step past the range, as its makers choose it."""
+    scales = weight.float().abs().amax(1, keepdim=True).clamp(min=1e-8) / 127.5
+    numbers = (weight.float() / scales).round().clamp(-128, 127)
+    return {"weight": numbers.to(torch.int8), "weight_scale": scales}, numbers * scales
+
+
+def fp8_channels(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+    scales = weight.float().abs().amax(1, keepdim=True).clamp(min=1e-8) / 448
+    numbers = (weight.float() / scales).to(torch.float8_e4m3fn)
+    return {"weight": numbers, "weight_scale": scales}, numbers.float() * scales
+
+
+def fp8_matrix(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+    """One scale, and one that was measured for activations."""
+    scale = weight.float().abs().amax() / 448
+    numbers = (weight.float() / scale).to(torch.float8_e4m3fn)
+    return {"weight": numbers, "weight_scale": scale, "input_scale": torch.tensor(0.5)}, numbers.float() * scale
+
+
+def fp8_blocks(weight: torch.Tensor, scale_name: str = "weight_scale_inv") -> tuple[Tensors, torch.Tensor]:
+    n, k = weight.shape
+    padded = torch.nn.functional.pad(weight.float(), (0, -k % BLOCK, 0, -n % BLOCK))
+    parts = padded.view(padded.shape[0] // BLOCK, BLOCK, -1, BLOCK)
+    scales = parts.abs().amax((1, 3)).clamp(min=1e-8) / 448
+    numbers = (parts / scales[:, None, :, None]).to(torch.float8_e4m3fn)
+    meant = (numbers.float() * scales[:, None, :, None]).reshape(padded.shape)[:n, :k]
+    return {"weight": numbers.view(padded.shape)[:n, :k], scale_name: scales}, meant
+
+
+def _four(weight: torch.Tensor, symmetric: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """numbers [n, k], zeros [n, groups], both from 0 to 15, scales [n, groups] float16, and what they mean."""
+    parts = weight.float().view(weight.shape[0], -1, GROUP)
+    if symmetric:
+        scales = (parts.abs().amax(2).clamp(min=1e-6) / 7.5).half()
+        zeros = torch.full_like(scales, 8, dtype=torch.int32)
+    else:
+        low, high = parts.amin(2).clamp(max=0), parts.amax(2).clamp(min=0)
+        scales = ((high - low).clamp(min=1e-6) / 15).half()
+        zeros = (-low / scales.float()).round().clamp(1, 15).to(torch.int32)  # 0 less one is not to be stored
+    numbers = (parts / scales.float()[..., None] + zeros[..., None]).round().clamp(0, 15).to(torch.int32)
+    meant = (numbers - zeros[..., None]) * scales.float()[..., None]
+    return numbers.flatten(1), zeros, scales, meant.flatten(1)
+
+
+def _words(numbers: torch.Tensor, order: tuple[int, ...] = tuple(range(8))) -> torch.Tensor:
+    """[rows, numbers] to int32 [rows, words]."""
+    cells = torch.nn.functional.pad(numbers, (0, -numbers.shape[1] % 8)).to(torch.int64)
+    cells = cells.view(cells.shape[0], -1, 8)
+    words = torch.zeros(cells.shape[:2], dtype=torch.int64)
+    for place, number in enumerate(order):
+        words |= cells[:, :, number] << (4 * place)
+    return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
+
+
+def gptq(weight: torch.Tensor, symmetric: bool = True, less: int = 1) -> tuple[Tensors, torch.Tensor]:
+    numbers, zeros, scales, meant = _four(weight, symmetric)
+    tensors = {
+        "qweight": _words(numbers).t(),
+        "qzeros": _words(zeros.t() - less),
+        "scales": scales.t(),
+        "g_idx": torch.arange(weight.shape[1], dtype=torch.int32) // GROUP,
+    }
+    return tensors, meant
+
+
+def awq(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+    numbers, zeros, scales, meant = _four(weight, symmetric=False)
+    packed = _words(numbers.t(), _AWQ_ORDER), _words(zeros.t(), _AWQ_ORDER)
+    return {"qweight": packed[0], "qzeros": packed[1], "scales": scales.t()}, meant
+
+
+def packed(weight: torch.Tensor, symmetric: bool = True) -> tuple[Tensors, torch.Tensor]:
+    numbers, zeros, scales, meant = _four(weight, symmetric)
+    tensors = {"weight_packed": _words(numbers), "weight_scale": scales, "weight_shape": torch.tensor(weight.shape)}
+    if not symmetric:
+        tensors["weight_zero_point"] = _words(zeros.t()).t()
+    return tensors, meant
+
+
+# ------------------------------------------------------------------------------------------ configurations
+
+
+def _compressed(form: str, weights: Mapping[str, Any], activations: Mapping[str, Any] | None) -> dict[str, Any]:
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": activations, "output_activations": None}
+    stated = {"format": form, "quantization_status": "compressed", "kv_cache_scheme": None, "ignore": ["lm_head"]}
+    return {"quant_method": "compressed-tensors", **stated, "config_groups": {"group_0": group}}
+
+
+def _eight(kind: str, strategy: str, dynamic: bool = False, **more: Any) -> dict[str, Any]:
+    return {"num_bits": 8, "type": kind, "symmetric": True, "strategy": strategy, "dynamic": dynamic, **more}
+
+
+def _groups(symmetric: bool) -> dict[str, Any]:
+    return {"num_bits": 4, "type": "int", "symmetric": symmetric, "strategy": "group", "group_size": GROUP}
+
+
+_GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False}
+_AWQ = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"}
+_FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3"}
+
+FORMATS: Mapping[str, Format] = {
+    "int8": Format(
+        _compressed("int-quantized", _eight("int", "channel"), _eight("int", "token", True)), int8_channels, wide=False
+    ),
+    "int8-weights": Format(_compressed("int-quantized", _eight("int", "channel"), None), int8_channels),
+    "fp8-channels": Format(
+        _compressed("float-quantized", _eight("float", "channel"), _eight("float", "token", True)),
+        fp8_channels,
+        wide=False,
+    ),
+    "fp8-compressed-blocks": Format(
+        _compressed(
+            "float-quantized",
+            _eight("float", "block", block_structure=[BLOCK, BLOCK]),
+            _eight("float", "group", True, group_size=BLOCK),
+        ),
+        lambda weight: fp8_blocks(weight, "weight_scale"),
+        wide=False,
+    ),
+    "fp8-blocks": Format({**_FP8, "weight_block_size": [BLOCK, BLOCK]}, fp8_blocks, wide=False),
+    "fp8-matrix": Format({**_FP8, "activation_scheme": "static"}, fp8_matrix, wide=False),
+    "fp8-fbgemm": Format(
+        {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_to_not_convert": ["lm_head"]},
+        fp8_channels,
+        wide=False,
+    ),
+    "packed": Format(_compressed("pack-quantized", _groups(True), None), packed),
+    "packed-zeros": Format(
+        _compressed("pack-quantized", _groups(False), None), lambda weight: packed(weight, symmetric=False)
+    ),
+    "gptq": Format({**_GPTQ, "sym": True}, gptq),
+    "gptq-zeros": Format({**_GPTQ, "sym": False}, lambda weight: gptq(weight, symmetric=False)),
+    "gptq-v2": Format(
+        {**_GPTQ, "sym": False, "checkpoint_format": "gptq_v2"}, lambda weight: gptq(weight, symmetric=False, less=0)
+    ),
+    "awq": Format(_AWQ, awq),
+}

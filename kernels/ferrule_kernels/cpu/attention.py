@@ -1,0 +1,101 @@
+"""Paged attention: tensors to the kernel in ``attention.cpp``."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+
+from ferrule_kernels.attention import ScoreOptions
+from ferrule_kernels.cpu import library
+
+LANES = 16  # keys of a tile; block sizes and head dims are multiples of it
+DTYPES = (torch.bfloat16, torch.float32)
+_EIGHTS = {torch.float8_e4m3fn: 1, torch.float8_e5m2: 2}
+
+
+class _Batch(ctypes.Structure):
+    """`Batch` of the kernel, field by field."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("q", "k", "v", "out", "cache")),
+        *((name, ctypes.c_void_p) for name in ("table", "query_start", "context_lens", "slots")),
+        *((name, ctypes.c_int64) for name in ("rows", "tokens", "heads", "kv_heads", "dim", "block_size")),
+        *((name, ctypes.c_int64) for name in ("table_stride", "cache_stride", "q_stride", "k_stride", "v_stride")),
+        *((name, ctypes.c_int64) for name in ("window", "eights")),
+        ("scale", ctypes.c_float),
+        ("soft_cap", ctypes.c_float),
+        ("slopes", ctypes.c_void_p),
+        ("sinks", ctypes.c_void_p),
+    ]
+
+
+class Rows:
+    """Where a step's tokens are; made once per step and group of layers.
+
+    `table` int32 [rows, blocks]; `query_start` int32 [rows + 1]; `context_lens` int32 [rows]; `slots` int64 [tokens].
+    """
+
+    def __init__(
+        self,
+        table: torch.Tensor,
+        query_start: torch.Tensor,
+        context_lens: torch.Tensor,
+        slots: torch.Tensor,
+        block_size: int,
+        window: int = 0,
+    ) -> None:
+        self._kept = (table.contiguous(), query_start, context_lens, slots)  # their memory must outlive the calls
+        self.addresses = tuple(x.data_ptr() for x in self._kept)
+        self.count, self.width = len(context_lens), self._kept[0].stride(0)
+        self.block_size = block_size
+        self.window = window
+
+
+def cache_shape(num_blocks: int, block_size: int, kv_heads: int, dim: int) -> tuple[int, ...]:
+    """Keys at [:, 0] and values at [:, 1]; within a head the order is the kernel's own."""
+    return (num_blocks, 2, kv_heads, block_size * dim)
+
+
+def attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cache: torch.Tensor,
+    rows: Rows,
+    options: ScoreOptions,
+    window: int = 0,
+) -> torch.Tensor:
+    """Write k and v [tokens, kv_heads, dim] to the cache, and attend with q [tokens, heads, dim].
+
+    All of one type of `DTYPES`; the cache may also be float8_e4m3fn or float8_e5m2, and then holds what was rounded to
+    nearest, at most the type's largest number. Raises KernelsUnavailableError.
+    """
+    q, k, v = _rows_of_heads(q), _rows_of_heads(k), _rows_of_heads(v)
+    tokens, heads, dim = q.shape
+    out = torch.empty((tokens, heads, dim), dtype=q.dtype)
+    slopes = torch.tensor(options.alibi_slopes, dtype=torch.float32) if options.alibi_slopes else None
+    sinks = options.sinks.float().contiguous() if options.sinks is not None else None
+    # Fields in their order, without a loop: this runs once per layer of every step.
+    batch = _Batch(
+        *(q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), cache.data_ptr()),
+        *rows.addresses,
+        *(rows.count, tokens, heads, k.shape[1], dim, rows.block_size, rows.width, cache.stride(0)),
+        *(q.stride(0), k.stride(0), v.stride(0), window, _EIGHTS.get(cache.dtype, 0), options.scale, options.soft_cap),
+        *(_at(slopes), _at(sinks)),
+    )
+    kernels: Any = library.load()
+    call = kernels.ferrule_attend_bf16 if q.dtype == torch.bfloat16 else kernels.ferrule_attend_f32
+    call(ctypes.byref(batch))
+    return out
+
+
+def _rows_of_heads(x: torch.Tensor) -> torch.Tensor:
+    """The kernel walks from token to token by a stride of any size, but not from head to head."""
+    _, between, within = x.stride()
+    return x if within == 1 and between == x.shape[2] else x.contiguous()
+
+
+def _at(x: torch.Tensor | None) -> int | None:
+    return None if x is None else x.data_ptr()

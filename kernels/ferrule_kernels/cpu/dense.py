@@ -1,0 +1,116 @@
+"""Products with bfloat16 weights: tensors to the kernel in ``dense.cpp``."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from ferrule_kernels.cpu import library
+
+_TYPES = {torch.float32: 0, torch.bfloat16: 1}
+STEP = 32  # inputs are rounded up to it
+LANES = 16  # and channels to this
+
+
+class _Matrix(ctypes.Structure):
+    """`DenseMatrix` of the kernel, field by field."""
+
+    _fields_ = [
+        ("weights", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("n", ctypes.c_int64),
+        ("k", ctypes.c_int64),
+    ]
+
+
+@functools.cache
+def _kernels() -> tuple[Any, Any, Any, int]:
+    """(pack, multiply, rows, unit). Raises KernelsUnavailableError."""
+    loaded, at, count = library.load(), ctypes.c_void_p, ctypes.c_int64
+    loaded.ferrule_dense_pack.argtypes = (at, at, count)
+    loaded.ferrule_dense.argtypes = (at, at, at, count, ctypes.c_int32)
+    loaded.ferrule_dense_rows.argtypes = (at, at, count, at, count)
+    loaded.ferrule_dense_pack.restype = loaded.ferrule_dense.restype = None
+    loaded.ferrule_dense_rows.restype = count
+    return loaded.ferrule_dense_pack, loaded.ferrule_dense, loaded.ferrule_dense_rows, loaded.ferrule_dense_unit()
+
+
+def unit() -> str | None:
+    """What multiplies here: "tiles" (AMX), "pairs" (AVX512-BF16), "floats" (AVX2 or AVX-512), or None: nothing fast."""
+    try:
+        return (None, "floats", "pairs", "tiles")[_kernels()[3]]
+    except library.KernelsUnavailableError:
+        return None
+
+
+class DenseMatrix:
+    """A bfloat16 weight [n, k] in the kernel's order. Raises KernelsUnavailableError.
+
+    With `takes` it is in the memory of `weight`, which must not be read afterwards, where the packed form has its size:
+    n is a multiple of 16 and k of 32. So packing needs no memory beside the weights. `packed` is that form: what
+    ``ferrule_kernels.cpu.packed`` has the version of, when it goes to a file.
+    """
+
+    packed: torch.Tensor
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, takes: bool = False) -> None:
+        if weight.dtype != torch.bfloat16:
+            raise ValueError(f"a dense matrix is of bfloat16, not {weight.dtype}")
+        source = weight.detach().contiguous()
+        outputs, inputs = source.shape
+        count = self.packed_count(outputs, inputs)
+        fits = takes and source.numel() == count
+        self._hold(source.view(-1) if fits else torch.empty(count, dtype=torch.bfloat16), (outputs, inputs), bias)
+        _kernels()[0](self._address, source.data_ptr(), self.inputs)
+
+    @classmethod
+    def of_packed(cls, packed: torch.Tensor, shape: tuple[int, int], bias: torch.Tensor | None = None) -> DenseMatrix:
+        """A weight of `shape` whose bytes are in the kernel's order: what `packed` of such a matrix was."""
+        wanted = cls.packed_count(*shape)
+        if packed.dtype != torch.bfloat16 or tuple(packed.shape) != (wanted,):
+            raise ValueError(f"a packed weight {shape} is bfloat16 [{wanted}], not {packed.dtype} {list(packed.shape)}")
+        made = cls.__new__(cls)
+        made._hold(packed.contiguous(), shape, bias)
+        return made
+
+    def _hold(self, packed: torch.Tensor, shape: tuple[int, int], bias: torch.Tensor | None) -> None:
+        _, self._multiply, self._rows, _ = _kernels()
+        self.outputs, self.inputs = shape
+        self._padding = -self.inputs % STEP
+        self.packed = packed
+        self._bias = None if bias is None else F.pad(bias.detach().float(), (0, -self.outputs % LANES))
+        at = None if self._bias is None else self._bias.data_ptr()
+        self._matrix = _Matrix(packed.data_ptr(), at, self.outputs, self.inputs + self._padding)
+        self._address = ctypes.addressof(self._matrix)
+
+    @staticmethod
+    def packed_count(outputs: int, inputs: int) -> int:
+        """How many numbers a packed weight has, those included that pad it."""
+        return (outputs + -outputs % LANES) * (inputs + -inputs % STEP)
+
+    @property
+    def nbytes(self) -> int:
+        return self.packed.nbytes + (0 if self._bias is None else self._bias.nbytes)
+
+    def multiply(self, x: torch.Tensor, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        """x [m, k], rounded to bfloat16 → [m, n] of `dtype`: bfloat16 or float32."""
+        if x.dtype != torch.bfloat16:
+            x = x.bfloat16()
+        x = F.pad(x, (0, self._padding)) if self._padding else x.contiguous()
+        m = x.shape[0]
+        y = torch.empty((m, self.outputs), dtype=dtype)
+        self._multiply(self._address, x.data_ptr(), y.data_ptr(), m, _TYPES[dtype])
+        return y
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """ids [tokens] → those rows of the weight, [tokens, k], as they were. Raises IndexError."""
+        ids = ids.long().contiguous()
+        y = torch.empty((*ids.shape, self.inputs), dtype=torch.bfloat16)
+        first = self._rows(self._address, ids.data_ptr(), ids.numel(), y.data_ptr(), self.inputs)
+        if first < ids.numel():
+            raise IndexError(f"there is no row {ids.flatten()[first].item()} in a table of {self.outputs}")
+        return y

@@ -1,0 +1,146 @@
+"""The compiled kernels: the ones that were installed with the package, else built once into the user's cache.
+
+The sources are plain C++ with a C interface: no header of torch or Python, so that they compile in two seconds and one
+build serves every version of both. Threads are those of torch: its OpenMP library is in the process already, and the
+kernels are linked against none of their own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+HERE = Path(__file__).parent
+SOURCES = (
+    "attention.cpp",
+    "dense.cpp",
+    "elementwise.cpp",
+    "machine.cpp",
+    "matmul.cpp",
+    "matmul_pack.cpp",
+    "sampling.cpp",
+)
+HEADERS = ("float8.h", "matmul.h", "panels.h", "tiles.h", "vectors.h")
+FLAGS = ("-O3", "-std=gnu++17", "-fPIC", "-fopenmp", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
+_V4 = {"avx512f", "avx512bw", "avx512vl", "avx512dq"}
+_TILES = {"amx_tile", "amx_bf16", "amx_int8"}
+_NO_TILES = ("-mno-amx-tile", "-mno-amx-bf16", "-mno-amx-int8")
+# What is built into a wheel for x86-64, best first: file name, and what the processor must have.
+VARIANTS = (
+    ("_v4_amx", {*_V4, "avx512_vnni", "avx512_bf16", *_TILES}),
+    ("_v4_bf16", {*_V4, "avx512_vnni", "avx512_bf16"}),
+    ("_v4_vnni", {*_V4, "avx512_vnni"}),
+    ("_v4", _V4),
+    ("_v3", {"avx2", "fma", "f16c", "bmi2"}),
+)
+_BUILD_SECONDS = 120
+_STALE_SECONDS = 60  # a source that is newer than a library by this much was changed after it was built
+
+
+class KernelsUnavailableError(Exception):
+    """There are no compiled kernels for this machine; the text says why."""
+
+
+@functools.cache
+def load() -> ctypes.CDLL:
+    """The library. Raises KernelsUnavailableError.
+
+    Tile registers (AMX) must be given by the system, and must multiply a small product right; else they are not used.
+    """
+    here = features()
+    if here >= _TILES:
+        loaded = _open(here)
+        if loaded.ferrule_use_tiles() == 0 and loaded.ferrule_check_tiles() == 0:
+            return loaded
+        logging.getLogger("ferrule.kernels").warning(
+            "the processor has tile registers (AMX), but they cannot be used or are wrong: vectors multiply instead"
+        )
+    return _open(here - _TILES)
+
+
+def _open(here: frozenset[str]) -> ctypes.CDLL:
+    path = _installed(here) or _build(here)
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise KernelsUnavailableError(f"{path.name} cannot be loaded: {error}") from error
+
+
+def features() -> frozenset[str]:
+    """What the processor can do, as Linux calls it; empty where that is not told."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(errors="replace")
+    except OSError:
+        return frozenset()
+    lines = (line.partition(":") for line in text.splitlines())
+    return next(
+        (frozenset(value.split()) for key, _, value in lines if key.strip() in ("flags", "Features")), frozenset()
+    )
+
+
+def _installed(here: frozenset[str]) -> Path | None:
+    """The best of the variants beside this file that a processor with these features can run."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return None
+    newest = max((HERE / name).stat().st_mtime for name in (*SOURCES, *HEADERS))
+    for name, needed in VARIANTS:
+        found = sorted(HERE.glob(f"{name}.*so"))
+        if found and needed <= here and newest < found[0].stat().st_mtime + _STALE_SECONDS:
+            return found[0]
+    return None
+
+
+def _build(here: frozenset[str]) -> Path:
+    """Compile for this machine, once for each source, compiler and processor. Raises KernelsUnavailableError."""
+    compiler = shutil.which("g++") or shutil.which("c++")
+    if compiler is None:
+        raise KernelsUnavailableError("there is no C++ compiler to build the kernels with")
+    try:
+        folder = _cache_folder()
+        version = subprocess.run([compiler, "--version"], capture_output=True, check=True, timeout=10).stdout
+        texts = b"".join((HERE / name).read_bytes() for name in (*SOURCES, *HEADERS))
+        flags = (*FLAGS, "-march=native", *(_NO_TILES if here < features() else ()))
+        seed = (version, texts, " ".join(flags).encode(), " ".join(sorted(here)).encode())
+        target = folder / f"{hashlib.sha256(b'/'.join(seed)).hexdigest()[:24]}.so"
+        if not target.is_file():
+            _compile(compiler, flags, target)
+        return target
+    except subprocess.CalledProcessError as error:
+        said = error.stderr.decode(errors="replace").strip().splitlines()
+        raise KernelsUnavailableError(f"the kernels do not compile: {said[0] if said else error}") from error
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
+        raise KernelsUnavailableError(f"the kernels cannot be built: {error}") from error
+
+
+def _cache_folder() -> Path:
+    """A folder that nobody else may write to. Raises OSError; RuntimeError without a home."""
+    folder = Path.home() / ".cache" / "ferrule" / "kernels"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    owner = folder.stat()
+    if owner.st_uid != os.getuid() or owner.st_mode & 0o022:
+        raise OSError(f"{folder} may be written to by others")
+    return folder
+
+
+def _compile(compiler: str, flags: Sequence[str], target: Path) -> None:
+    """Build beside the target and rename: a build that was cut off, or two at a time, leave no half file."""
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        objects = []
+        for name in SOURCES:
+            made = Path(scratch) / f"{name}.o"
+            command = [compiler, *flags, "-c", str(HERE / name), "-o", str(made)]
+            subprocess.run(command, capture_output=True, check=True, timeout=_BUILD_SECONDS)
+            objects.append(str(made))
+        linked = Path(scratch) / target.name
+        command = [compiler, "-shared", *objects, "-o", str(linked)]  # not -fopenmp: see above
+        subprocess.run(command, capture_output=True, check=True, timeout=_BUILD_SECONDS)
+        linked.replace(target)

@@ -1,0 +1,36 @@
+// Products with quantized weights: the matrix, as the sources that pack it and multiply by it share it.
+#pragma once
+#include "panels.h"
+
+extern "C" {
+
+// As `_Matrix` in matmul.py. `group` divides `k`, which is rounded up; `n` is not.
+struct Matrix {
+    uint8_t* weights;
+    const float* bias;  // [n], rounded up to a multiple of 16, or null
+    int64_t n, k, inputs, group;
+    int32_t bits, digits;
+    const float* factors;  // [n] as the bias: what each channel's sum is multiplied by, or null
+};
+}
+
+namespace {
+
+inline int64_t panel_bytes(const Matrix& w, int64_t channels) {
+    return channels * (w.k / w.group) * (2 + w.group * w.bits / 8);
+}
+
+inline Floats numbers(const float* x) { return load<Floats>(x); }
+inline Floats numbers(const uint16_t* x) { return widen(x); }
+
+// Call `use` with vectors of x and where they begin; the last one is filled up with zeros.
+template <class T, class F> inline void visit(const T* x, int64_t count, F use) {
+    int64_t i = 0;
+    for (; i + WIDTH <= count; i += WIDTH) use(numbers(x + i), i);
+    if (i == count) return;
+    T rest[WIDTH] = {};
+    std::memcpy(rest, x + i, (count - i) * sizeof(T));
+    use(numbers(rest), i);
+}
+
+}  // namespace

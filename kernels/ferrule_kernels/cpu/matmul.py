@@ -1,0 +1,158 @@
+"""Products with quantized weights: tensors to the kernel in ``matmul.cpp``."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from ferrule_kernels.cpu import library
+from ferrule_kernels.matmul import Form
+
+_TYPES = {torch.float32: 0, torch.bfloat16: 1}
+LANES = 16  # channels are rounded up to it
+LONGEST = 65536  # inputs: the sum of a group must fit 32 bits
+
+
+class _Matrix(ctypes.Structure):
+    """`Matrix` of the kernel, field by field."""
+
+    _fields_ = [
+        ("weights", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("n", "k", "inputs", "group")),
+        ("bits", ctypes.c_int32),
+        ("digits", ctypes.c_int32),
+        ("factors", ctypes.c_void_p),
+    ]
+
+
+@functools.cache
+def _kernels() -> tuple[Any, Any]:
+    """(pack, multiply). Raises KernelsUnavailableError."""
+    loaded, at = library.load(), ctypes.c_void_p
+    loaded.ferrule_pack.argtypes = (at, at, ctypes.c_int32, at)
+    loaded.ferrule_multiply.argtypes = (at, at, at, ctypes.c_int64, ctypes.c_int32, ctypes.c_int32, at)
+    loaded.ferrule_pack.restype = loaded.ferrule_multiply.restype = None
+    return loaded.ferrule_pack, loaded.ferrule_multiply
+
+
+class Workspace:
+    """Where rows are quantized: it grows to the largest step and is used again. One for all layers of a model."""
+
+    def __init__(self) -> None:
+        self._memory = torch.empty(0, dtype=torch.uint8)
+
+    def at(self, size: int) -> int:
+        """The address of that many bytes, until the next call."""
+        if size > self._memory.numel():
+            self._memory = torch.empty(size, dtype=torch.uint8)
+        return self._memory.data_ptr()
+
+
+class PackedMatrix:
+    """A weight [n, k] in the kernel's order. Raises KernelsUnavailableError.
+
+    With `scales` [n, groups] the weight was quantized before and holds the form's numbers. Scales are kept as bfloat16;
+    where a channel has one, what the rounding took from it is given back to the result: those are the `factors`.
+
+    `packed` and `factors` are all there is of it: see ``ferrule_kernels.cpu.packed`` for files of them.
+    """
+
+    form: Form
+    packed: torch.Tensor
+    factors: torch.Tensor | None
+
+    def __init__(
+        self,
+        weight: torch.Tensor,
+        form: Form,
+        bias: torch.Tensor | None,
+        workspace: Workspace,
+        scales: torch.Tensor | None = None,
+    ) -> None:
+        held = None if scales is None else scales.detach().bfloat16().float().contiguous()
+        factors = None if scales is None or held is None else _lost(scales.detach().float(), held)
+        packed = torch.empty(form.packed_bytes(*weight.shape), dtype=torch.uint8)
+        self._hold(packed, factors, tuple(weight.shape), form, bias, workspace)
+        source = weight.detach() if weight.dtype in _TYPES else weight.detach().float()
+        source = source.contiguous()
+        _kernels()[0](self._address, source.data_ptr(), _TYPES[source.dtype], _at(held))
+
+    @classmethod
+    def of_packed(
+        cls,
+        packed: torch.Tensor,
+        factors: torch.Tensor | None,
+        shape: tuple[int, int],
+        form: Form,
+        bias: torch.Tensor | None,
+        workspace: Workspace,
+    ) -> PackedMatrix:
+        """A weight of `shape` of which `packed` and `factors` are what those of such a matrix were."""
+        for held, dtype, count in (
+            (packed, torch.uint8, form.packed_bytes(*shape)),
+            (factors, torch.float32, shape[0] + -shape[0] % LANES),
+        ):
+            if held is not None and (held.dtype != dtype or tuple(held.shape) != (count,)):
+                raise ValueError(f"a packed weight {shape} has {dtype} [{count}], not {held.dtype} {list(held.shape)}")
+        made = cls.__new__(cls)
+        made._hold(packed.contiguous(), factors, shape, form, bias, workspace)
+        return made
+
+    def _hold(
+        self,
+        packed: torch.Tensor,
+        factors: torch.Tensor | None,
+        shape: tuple[int, ...],
+        form: Form,
+        bias: torch.Tensor | None,
+        workspace: Workspace,
+    ) -> None:
+        _, self._multiply = _kernels()
+        self.outputs, self.inputs = shape
+        group, padded = form.widths(self.inputs)
+        if group > LONGEST:
+            raise ValueError(f"a group of {group} inputs is more than the {LONGEST} whose sums are exact")
+        self.form, self.packed, self.factors = form, packed, factors
+        self._bias = None if bias is None else _channels(bias)
+        self._workspace = workspace
+        self._row_bytes = form.digits * (padded + 8 * (padded // group))
+        sizes = self.outputs, padded, self.inputs, group, form.bits, form.digits
+        self._matrix = _Matrix(packed.data_ptr(), _at(self._bias), *sizes, _at(factors))
+        self._address = ctypes.addressof(self._matrix)
+
+    @property
+    def nbytes(self) -> int:
+        return self.packed.nbytes + sum(t.nbytes for t in (self._bias, self.factors) if t is not None)
+
+    def multiply(self, x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """x [m, k] → [m, n] of `dtype`, by default that of x."""
+        wanted = dtype or x.dtype
+        if x.dtype not in _TYPES:
+            x = x.float()
+        made = wanted if wanted in _TYPES else torch.float32
+        x = x.contiguous()
+        m = x.shape[0]
+        y = torch.empty((m, self.outputs), dtype=made)
+        memory = self._workspace.at(m * self._row_bytes)
+        self._multiply(self._address, x.data_ptr(), y.data_ptr(), m, _TYPES[x.dtype], _TYPES[made], memory)
+        return y if made == wanted else y.to(wanted)
+
+
+def _channels(values: torch.Tensor) -> torch.Tensor:
+    return F.pad(values.detach().float(), (0, -values.numel() % LANES))
+
+
+def _lost(scales: torch.Tensor, held: torch.Tensor) -> torch.Tensor | None:
+    """What rounding took from scales [n, groups], a factor for each channel; None where it is nothing, or not one."""
+    if scales.shape[1] > 1 or torch.equal(scales, held):
+        return None
+    return _channels(torch.where(held == 0, 1.0, scales / held)[:, 0])
+
+
+def _at(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()

@@ -1,0 +1,97 @@
+// Weights quantized into the order in which `matmul.cpp` reads them; it says what that is.
+#include <vector>
+#include "matmul.h"
+
+namespace {
+
+constexpr int TRIES = 12;
+constexpr float NEAREST = 12582912.0f;  // 1.5 * 2^23: added and taken off, it rounds to nearest, ties to even
+
+inline float rounded(float x) {  // to bfloat16, to nearest, ties to even
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    bits = (bits + 0x7fffu + (bits >> 16 & 1u)) & 0xffff0000u;
+    std::memcpy(&x, &bits, 4);
+    return x;
+}
+
+// The scale, a bfloat16, with which one group of a channel loses least; `most` is its largest magnitude. 8 bits reach
+// to 127 on both sides; 4 bits from -8 to 7, so the side that the largest number is on takes the longer half.
+inline float scale_of(const Matrix& w, const float* x, int64_t count) {  // zeros follow x
+    float highest = 0.0f, lowest = 0.0f;
+    for (int64_t i = 0; i < count; i++) {
+        highest = std::max(highest, x[i]);
+        lowest = std::min(lowest, x[i]);
+    }
+    const float most = highest >= -lowest ? highest : lowest;
+    if (most == 0.0f) return 0.0f;
+    if (w.bits == 8) return rounded(std::fabs(most) / 127.0f);
+    float best = 0.0f, least = INFINITY;
+    for (int i = 0; i < TRIES; i++) {
+        const float scale = rounded(most * 5.0f / float(i - 42)), inverse = 1.0f / scale;
+        Floats losses = {};
+        for (int64_t j = 0; j < count; j += WIDTH) {
+            const Floats number = load<Floats>(x + j);
+            Floats v = number * inverse;
+            v = v < -8.0f ? splat(-8.0f) : v > 7.0f ? splat(7.0f) : v;
+            v = v + NEAREST - NEAREST;
+            losses += (number - v * scale) * (number - v * scale);
+        }
+        const float loss = total(losses);
+        if (loss < least) least = loss, best = scale;
+    }
+    return best;
+}
+
+// Channels past the last have scales of zero. With `given` scales [n, groups] the weights are the numbers themselves.
+template <class T> void pack_panel(const Matrix& w, const T* weights, const float* given, int64_t panel) {
+    const int64_t channels = channels_of(w.n, panel), real = std::min<int64_t>(PANEL, w.n - panel * PANEL);
+    const float low = w.bits == 8 ? -127.0f : -8.0f, high = w.bits == 8 ? 127.0f : 7.0f;
+    const int offset = 1 << (w.bits - 1);
+    std::vector<float> x(w.group + WIDTH);
+    uint8_t* to = w.weights + panel * panel_bytes(w, PANEL);
+    std::memset(to, 0, panel_bytes(w, channels));
+    for (int64_t g = 0; g < w.k / w.group; g++) {
+        const int64_t begin = g * w.group, count = std::min(w.group, w.inputs - begin);
+        for (int64_t c = 0; c < real; c++) {
+            const T* from = weights + (panel * PANEL + c) * w.inputs + begin;
+            visit(from, count, [&](Floats v, int64_t i) { std::memcpy(&x[i], &v, sizeof v); });
+            const int64_t at = (panel * PANEL + c) * (w.k / w.group) + g;
+            const float scale = given ? given[at] : scale_of(w, x.data(), count);
+            const float inverse = given ? 1.0f : scale == 0.0f ? 0.0f : 1.0f / scale;
+            uint32_t bits;
+            std::memcpy(&bits, &scale, 4);
+            const auto kept = uint16_t(bits >> 16);
+            std::memcpy(to + c * 2, &kept, 2);
+            for (int64_t i = 0; i < count; i++)
+                x[i] = std::min(std::max(std::nearbyint(x[i] * inverse), low), high) + float(offset);
+            uint8_t* cell = to + channels * 2 + c * 4;
+            for (int64_t i = 0; i < w.group; i++) {
+                const auto byte = uint8_t(i < count ? int(x[i]) : offset);
+                if (w.bits == 8)
+                    cell[i / 4 * channels * 4 + i % 4] = byte;
+                else
+                    cell[i / 8 * channels * 4 + i % 4] |= i % 8 < 4 ? byte : uint8_t(byte << 4);
+            }
+        }
+        to += channels * (2 + w.group * w.bits / 8);
+    }
+}
+
+template <class T> void pack(const Matrix& w, const T* weights, const float* given) {
+    const int64_t panels = panels_of(w.n);
+    huge_pages(w.weights, panel_bytes(w, (w.n + LANES - 1) / LANES * LANES));
+#pragma omp parallel for schedule(dynamic, 1)
+    for (int64_t panel = 0; panel < panels; panel++) pack_panel(w, weights, given, panel);
+}
+
+}  // namespace
+
+extern "C" {
+
+// Quantize weights [n, inputs] into `matrix->weights`; `type` is 0 for float32, 1 for bfloat16. `scales` [n, groups],
+// which bfloat16 can hold, are those of weights that were quantized before and are numbers now; else null.
+void ferrule_pack(const Matrix* matrix, const void* weights, int32_t type, const float* scales) {
+    type ? pack(*matrix, (const uint16_t*)weights, scales) : pack(*matrix, (const float*)weights, scales);
+}
+}

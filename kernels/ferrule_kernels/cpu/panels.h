@@ -1,0 +1,111 @@
+// What packed matrices share: the cut into panels of channels, the threads' shares of the work, and how results are kept.
+#pragma once
+#include <algorithm>
+#include <atomic>
+#include "vectors.h"
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+#if defined(_OPENMP)
+#include <omp.h>
+#endif
+
+namespace {
+
+constexpr int LANES = 16;  // channels that the last panel is rounded up to
+constexpr int PANEL = 64;  // channels of a panel
+
+inline int64_t panels_of(int64_t n) { return (n + PANEL - 1) / PANEL; }
+inline int64_t channels_of(int64_t n, int64_t panel) {
+    return std::min<int64_t>(PANEL, (n - panel * PANEL + LANES - 1) / LANES * LANES);
+}
+
+inline void store(float* to, Floats x) { std::memcpy(to, &x, sizeof x); }
+inline void store(uint16_t* to, Floats x) { narrow(to, x); }
+
+// Write `count` of the numbers of a vector, at most WIDTH.
+template <class Y> inline void store(Y* to, Floats x, int64_t count) {
+    if (count >= WIDTH) return store(to, x);
+    Y all[WIDTH];
+    store(all, x);
+    std::memcpy(to, all, count * sizeof(Y));
+}
+
+// What is read later, asked for now: a strip of rows asks for LINE bytes for each `every` (a power of two) of its steps.
+struct Ahead {
+    const char* at;
+    int64_t every;
+
+    bool due(int64_t step) const { return (step & (every - 1)) == 0; }
+    // Where a strip's columns from `column` on begin to ask, of `steps`.
+    const char* from(int64_t column, int64_t steps) const { return at + column * 4 * (steps / every); }
+    Ahead next(int64_t channels, int64_t steps) const { return {from(channels, steps), every}; }
+};
+
+// What follows `end`: the next block. Each of several strips asks for its part, so that memory is read while they compute;
+// with one strip the processor's own prefetching is faster, and is only shown where it goes on.
+inline Ahead ahead_of(int64_t strips, const void* end) {
+    return {(const char*)end, strips < 2 ? int64_t(1) << 40 : strips < 4 ? 2 : 4};
+}
+
+template <int64_t BYTES> inline void fetch(const char*& at) {
+    for (int64_t i = 0; i < BYTES; i += 64) __builtin_prefetch(at + i);
+    at += BYTES;
+}
+
+// Ask for fewer and larger pages, where the system has them to give.
+inline void huge_pages(void* memory, int64_t bytes) {
+#if defined(__linux__)
+    const uint64_t huge = 1 << 21, first = ((uint64_t)memory + huge - 1) / huge * huge, end = (uint64_t)memory + bytes;
+    if (first + huge <= end) madvise((void*)first, (end - first) / huge * huge, MADV_HUGEPAGE);
+#endif
+}
+
+// Tasks 0 to `count`, each given out once. A thread takes those of its own share from the front, so that it reads memory
+// in order; when they are gone it takes from the back of another's, so that none waits for one that the system stopped.
+class Shares {
+  public:
+    static constexpr int MOST = 256;  // threads; those past it take from the others
+
+    Shares(int64_t count, int threads) : threads_(std::min(threads, MOST)) {
+        for (int i = 0; i < threads_; i++)
+            share_[i].store(both(count * i / threads_, count * (i + 1) / threads_), std::memory_order_relaxed);
+    }
+
+    // The next task for this thread, or -1.
+    int64_t next(int thread) {
+        for (int i = 0; i < threads_; i++) {
+            const int owner = (thread + i) % threads_;
+            std::atomic<uint64_t>& share = share_[owner];
+            uint64_t now = share.load(std::memory_order_relaxed);
+            while (uint32_t(now >> 32) < uint32_t(now)) {
+                const bool own = owner == thread;
+                if (share.compare_exchange_weak(now, own ? now + (uint64_t(1) << 32) : now - 1))
+                    return own ? int64_t(now >> 32) : int64_t(uint32_t(now)) - 1;
+            }
+        }
+        return -1;
+    }
+
+  private:
+    static uint64_t both(int64_t first, int64_t end) { return uint64_t(first) << 32 | uint64_t(end); }
+    const int threads_;
+    std::atomic<uint64_t> share_[MOST];
+};
+
+inline int thread_number() {
+#if defined(_OPENMP)
+    return omp_get_thread_num();
+#else
+    return 0;
+#endif
+}
+inline int thread_count() {
+#if defined(_OPENMP)
+    return omp_get_max_threads();
+#else
+    return 1;
+#endif
+}
+
+}  // namespace

@@ -1,0 +1,86 @@
+// Vectors of floats as wide as the processor has them, and bfloat16 to and from them. Compiled into each source by itself.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int WIDTH = 16; // floats of a vector
+#else
+constexpr int WIDTH = 8;
+#endif
+typedef float Floats __attribute__((vector_size(4 * WIDTH)));
+typedef uint32_t Words __attribute__((vector_size(4 * WIDTH)));
+typedef int32_t Ints __attribute__((vector_size(4 * WIDTH)));
+typedef uint16_t Halves __attribute__((vector_size(2 * WIDTH)));
+
+template <class V> inline V load(const void* from) {
+    V v;
+    std::memcpy(&v, from, sizeof v);
+    return v;
+}
+
+inline Floats splat(float x) { return Floats{} + x; }
+
+// Bits of bfloat16 in the upper half of each lane: to nearest, ties to even; NaN stays NaN.
+inline Words rounded_bits(Floats x) {
+    const Words bits = (Words)x;
+    const Words rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
+    const Ints cells = x == x ? (Ints)rounded : (Ints)(bits | 0x400000u);
+    return (Words)cells & 0xffff0000u;
+}
+
+inline Floats widen(const uint16_t* from) {
+    return (Floats)(__builtin_convertvector(load<Halves>(from), Words) << 16);
+}
+
+inline void narrow(uint16_t* to, Floats x) {
+    const Words cells = rounded_bits(x) >> 16;
+#if defined(__AVX512F__)
+    const __m256i halves = _mm512_maskz_cvtepi32_epi16(0xffff, (__m512i)cells);  // GCC 12 does not find it by itself
+#else
+    const Halves halves = __builtin_convertvector(cells, Halves);
+#endif
+    std::memcpy(to, &halves, sizeof halves);
+}
+
+// e**x for x <= 0, within 2 units in the last place; below -87 it is zero (Cephes' expf polynomial).
+inline Floats exponential(Floats x) {
+    const Ints far = x < -87.0f;
+    x = far ? splat(-87.0f) : x;
+    Floats scaled = x * 1.44269504088896341f - 0.5f;
+    const Ints power = __builtin_convertvector(scaled, Ints);  // toward zero: of a negative number, upwards
+    const Floats n = __builtin_convertvector(power, Floats);
+    const Floats r = x - n * 0.693359375f - n * -2.12194440e-4f;
+    Floats y = splat(1.9875691500e-4f);
+    y = y * r + 1.3981999507e-3f;
+    y = y * r + 8.3334519073e-3f;
+    y = y * r + 4.1665795894e-2f;
+    y = y * r + 1.6666665459e-1f;
+    y = y * r + 5.0000001201e-1f;
+    y = y * r * r + r + 1.0f;
+    y = (Floats)((Ints)y + (power << 23));
+    return far ? Floats{} : y;
+}
+
+inline float largest(Floats v) {
+    float m = v[0];
+    for (int i = 1; i < WIDTH; i++) m = v[i] > m ? v[i] : m;
+    return m;
+}
+
+inline float total(Floats v) {  // always in this order
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_ps((__m512)v);  // which is the same
+#endif
+    for (int half = WIDTH / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; i++) v[i] += v[i + half];
+    return v[0];
+}
+
+}  // namespace

@@ -1,0 +1,62 @@
+"""Products with int8 weights: W8A8, where rows of activations are quantized as they come, and weight-only.
+
+The sums of W8A8 are of integers and exact, so a row's result has the same bits alone and in any batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+
+from ferrule_kernels.cuda.activations import quantize
+from ferrule_kernels.cuda.bench import Case
+from ferrule_kernels.cuda.eight import native, widened
+
+LONGEST = 131072  # inputs: the sum of a row must fit 32 bits
+
+
+def multiply(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scales: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    num_splits: int = 0,
+) -> torch.Tensor:
+    """x [m, k], quantized row by row, times weight int8 [n, k] with scales float32 [n]: [m, n] of `dtype`, or x's."""
+    return native(quantize(x, torch.int8), (weight, scales), bias, dtype or x.dtype, num_splits=num_splits)
+
+
+def multiply_wide(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scales: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    num_splits: int = 0,
+) -> torch.Tensor:
+    """The same with activations as they are, float16, bfloat16 or float32."""
+    return widened(x, (weight, scales), bias, dtype or x.dtype, num_splits=num_splits)
+
+
+def shapes(device: torch.device) -> Iterator[tuple[int, int, int]]:
+    """(m, n, k) of Llama-3.1-8B's layers: a single request, a batch, and a long prompt. Small without a GPU."""
+    if device.type != "cuda":
+        yield 2, 64, 256
+        return
+    for m in (1, 16, 8192):
+        for n, k in ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)):
+            yield m, n, k
+
+
+def cases(device: torch.device) -> Iterator[Case]:
+    half = torch.bfloat16 if device.type == "cuda" else torch.float16
+    for m, n, k in shapes(device):
+        x = torch.randn(m, k, device=device).to(half)
+        weight = torch.randint(-127, 128, (n, k), device=device, dtype=torch.int8)
+        scales = torch.rand(n, device=device) * 0.01
+        size, flops = n * k + 2 * m * (n + k), 2 * m * n * k
+        yield Case(f"int8-w8a8 m={m} n={n} k={k}", partial(multiply, x, weight, scales), size, flops)
+        yield Case(f"int8-weight-only m={m} n={n} k={k}", partial(multiply_wide, x, weight, scales), size, flops)

@@ -1,0 +1,100 @@
+"""What products with quantized weights share: the tile, the split of the inputs, and how a sum becomes a result.
+
+A product of few rows reads the weights once and does little else. There are then fewer tiles than the device has
+multiprocessors, so the inputs are split too: each part of them gives sums of its own, and a second kernel adds those
+up, in their order. Nothing is added atomically, so a result has the same bits every time. How a product is cut depends
+on its shape and the device: sums of floats may differ in the last bit between few rows and many, those of integers not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+SWATHE = 8  # tiles of rows that share a tile of weights one after the other, while the cache has it
+_MOST_SPLITS = 16
+_FEWEST_STEPS = 4  # of a split: its loads hide each other's latency
+_PER_UNIT = 2  # programs that keep a multiprocessor's memory requests flowing
+_FEW = 64  # rows
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What a program computes: `rows` x `columns`, `depth` inputs at a time, up to `stages` of them on their way."""
+
+    rows: int
+    columns: int
+    depth: int
+    warps: int
+    stages: int
+
+
+def fitting(tile: Tile, num_bytes: int, device: torch.device) -> Tile:
+    """`tile` with as many stages, of `num_bytes` each, as the shared memory of a block of threads holds."""
+    if device.type != "cuda":
+        return tile
+    held = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+    return Tile(tile.rows, tile.columns, tile.depth, tile.warps, max(1, min(tile.stages, held // num_bytes)))
+
+
+def splits(rows: int, tiles: int, steps: int, device: torch.device) -> int:
+    """Parts to cut the inputs into: as many as give each multiprocessor two programs, of four steps or more."""
+    if rows > _FEW or device.type != "cuda":
+        return 1
+    units = torch.cuda.get_device_properties(device).multi_processor_count
+    return max(1, min(_PER_UNIT * units // tiles, steps // _FEWEST_STEPS, _MOST_SPLITS))
+
+
+@triton.jit
+def place(index, m, n, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SWATHE: tl.constexpr):
+    """(tile of rows, tile of columns) of a program: neighbours share weights within a swathe of rows."""
+    down = tl.cdiv(m, ROWS)
+    across = tl.cdiv(n, COLUMNS)
+    first = index // (SWATHE * across) * SWATHE
+    height = tl.minimum(down - first, SWATHE)
+    inside = index % (SWATHE * across)
+    return first + inside % height, inside // height
+
+
+@triton.jit
+def finished(total, row_scales, column_scales, bias, rows, columns, m, n):
+    """Sums [rows, columns] to results, float32. What is None is left out."""
+    y = total.to(tl.float32)
+    if row_scales is not None:
+        y = y * tl.load(row_scales + rows, mask=rows < m, other=0.0)[:, None]
+    if column_scales is not None:
+        y = y * tl.load(column_scales + columns, mask=columns < n, other=0.0)[None, :]
+    if bias is not None:
+        y = y + tl.load(bias + columns, mask=columns < n, other=0.0).to(tl.float32)[None, :]
+    return y
+
+
+@triton.jit
+def _add(
+    parts, row_scales, column_scales, bias, out, m, n, SPLITS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    at = rows[:, None] * n + columns[None, :]
+    inside = (rows < m)[:, None] & (columns < n)[None, :]
+    total = tl.load(parts + at, mask=inside, other=0)
+    for part in tl.static_range(1, SPLITS):
+        total += tl.load(parts + part * m * n + at, mask=inside, other=0)
+    y = finished(total, row_scales, column_scales, bias, rows, columns, m, n)
+    tl.store(out + at, y.to(out.dtype.element_ty), mask=inside)
+
+
+def add(
+    parts: torch.Tensor,
+    out: torch.Tensor,
+    row_scales: torch.Tensor | None,
+    column_scales: torch.Tensor | None,
+    bias: torch.Tensor | None,
+) -> None:
+    """Sums of the splits [splits, m, n] to the result [m, n]."""
+    _, m, n = parts.shape
+    grid = (triton.cdiv(m, 4), triton.cdiv(n, 256))
+    _add[grid](parts, row_scales, column_scales, bias, out, m, n, SPLITS=parts.shape[0], ROWS=4, COLUMNS=256)

@@ -1,0 +1,190 @@
+"""Norms and rotation (Su et al. 2021) of queries and keys, in place, where their projection has left them.
+
+Arithmetic is float32; what torch's composition of single operations rounds is rounded here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import torch
+import triton
+import triton.language as tl
+
+from ferrule_kernels.cuda.bench import Case
+from ferrule_kernels.cuda.norms import RMSNorm
+from ferrule_kernels.cuda.tiles import power_of_2, warps
+
+_ELEMENTS = 1024  # of a program's heads
+
+
+@triton.jit
+def _weighted(x, weight, offset, column, inside, dtype: tl.constexpr):
+    """x [heads, columns], normalised, times a norm's factor; what `norms` rounds is rounded."""
+    factor = tl.load(weight + column, inside, 0.0).to(tl.float32)[None, :]
+    rounded = x.to(dtype).to(tl.float32) * factor
+    return tl.where(offset != 0.0, x * (factor + offset), rounded).to(dtype).to(tl.float32)
+
+
+@triton.jit
+def _product(x, factor, dtype: tl.constexpr):
+    return (x * factor).to(dtype).to(tl.float32)
+
+
+@triton.jit
+def _load_pairs(at, heads_inside, HALF: tl.constexpr, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr):
+    """The two features of each pair, float32 [heads, PAIRS] each; neighbours are read together, and then parted."""
+    if INTERLEAVED:
+        column = tl.arange(0, 2 * PAIRS)[None, :]
+        both = tl.load(at + column, heads_inside & (column < 2 * HALF), 0.0).to(tl.float32)
+        a, b = tl.split(tl.reshape(both, [both.shape[0], PAIRS, 2]))
+    else:
+        pair = tl.arange(0, PAIRS)[None, :]
+        inside = heads_inside & (pair < HALF)
+        a = tl.load(at + pair, inside, 0.0).to(tl.float32)
+        b = tl.load(at + HALF + pair, inside, 0.0).to(tl.float32)
+    return a, b
+
+
+@triton.jit
+def _store_pairs(at, a, b, heads_inside, HALF: tl.constexpr, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr):
+    dtype: tl.constexpr = at.dtype.element_ty
+    if INTERLEAVED:
+        column = tl.arange(0, 2 * PAIRS)[None, :]
+        both = tl.reshape(tl.join(a.to(dtype), b.to(dtype)), [a.shape[0], 2 * PAIRS])
+        tl.store(at + column, both, heads_inside & (column < 2 * HALF))
+    else:
+        pair = tl.arange(0, PAIRS)[None, :]
+        inside = heads_inside & (pair < HALF)
+        tl.store(at + pair, a.to(dtype), inside)
+        tl.store(at + HALF + pair, b.to(dtype), inside)
+
+
+@triton.jit
+def _heads_kernel(
+    x,
+    cos,  # None without a rotation, as sin is
+    sin,
+    q_weight,  # None without norms, as k_weight is
+    k_weight,
+    x_stride,
+    turn_stride,
+    q_eps,
+    k_eps,
+    q_offset,
+    k_offset,
+    Q_HEADS: tl.constexpr,
+    K_HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    HALF: tl.constexpr,  # of the features that turn
+    INTERLEAVED: tl.constexpr,
+    HEADS: tl.constexpr,  # of a program
+    PAIRS: tl.constexpr,  # HALF, or the power of two above it
+    REST: tl.constexpr,  # the same for the features that only a norm changes; 0 without any
+):
+    token, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    dtype: tl.constexpr = x.dtype.element_ty
+    Q_BLOCKS: tl.constexpr = (Q_HEADS + HEADS - 1) // HEADS
+    is_query = block < Q_BLOCKS  # a program has queries or keys, not both
+    head = tl.where(is_query, block * HEADS, Q_HEADS + (block - Q_BLOCKS) * HEADS) + tl.arange(0, HEADS)[:, None]
+    inside = head < tl.where(is_query, Q_HEADS, Q_HEADS + K_HEADS)
+    at = x + token * x_stride + head * DIM
+    pair = tl.arange(0, PAIRS)
+    rest = 2 * HALF + tl.arange(0, REST if REST else 1)
+    if HALF:
+        a, b = _load_pairs(at, inside, HALF, PAIRS, INTERLEAVED)
+    if REST:
+        staying = inside & (rest < DIM)[None, :]
+        c = tl.load(at + rest[None, :], staying, 0.0).to(tl.float32)
+    if q_weight is not None:
+        weight, eps, offset = k_weight, k_eps, k_offset
+        if is_query:
+            weight, eps, offset = q_weight, q_eps, q_offset
+        squares = tl.zeros([HEADS], tl.float32)
+        if HALF:
+            squares += tl.sum(a * a, 1) + tl.sum(b * b, 1)
+        if REST:
+            squares += tl.sum(c * c, 1)
+        scale = tl.rsqrt(squares / DIM + eps)[:, None]
+        if HALF:
+            first = 2 * pair if INTERLEAVED else pair
+            second = 2 * pair + 1 if INTERLEAVED else HALF + pair
+            a = _weighted(a * scale, weight, offset, first, pair < HALF, dtype)
+            b = _weighted(b * scale, weight, offset, second, pair < HALF, dtype)
+        if REST:
+            c = _weighted(c * scale, weight, offset, rest, rest < DIM, dtype)
+            tl.store(at + rest[None, :], c.to(dtype), staying)
+    if HALF:
+        if cos is not None:
+            turn = token * turn_stride + pair
+            cosine = tl.load(cos + turn, pair < HALF, 0.0).to(tl.float32)[None, :]
+            sine = tl.load(sin + turn, pair < HALF, 0.0).to(tl.float32)[None, :]
+            turned = _product(a, cosine, dtype) - _product(b, sine, dtype)
+            b = _product(b, cosine, dtype) + _product(a, sine, dtype)
+            a = turned
+        _store_pairs(at, a, b, inside, HALF, PAIRS, INTERLEAVED)
+
+
+class Heads:
+    """Norms, if any, and rotation of the first query and key heads of rows that hold more, in place."""
+
+    def __init__(
+        self, heads: tuple[int, int], dim: int, norms: Sequence[RMSNorm], turned: int, interleaved: bool
+    ) -> None:
+        """`norms`: of one query head and one key head, or none. `turned`: features that rotate, from the first."""
+        self._q_heads, self._k_heads = heads
+        self._dim, self._turned, self._interleaved = dim, turned, interleaved
+        self._norms = tuple(norms)
+
+    def takes(self, x: torch.Tensor) -> bool:
+        known = x.dtype in (torch.float32, torch.float16, torch.bfloat16)
+        return known and all(norm.dtype == x.dtype for norm in self._norms)
+
+    def __call__(self, x: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor] | None) -> None:
+        """x [tokens, at least query and key heads, dim]; cos and sin [tokens, 1, turned / 2], of the same type."""
+        cos, sin = (None, None) if rotation is None or not self._turned else rotation
+        q_norm, k_norm = self._norms or (None, None)
+        if cos is None and q_norm is None:
+            return
+        half = 0 if cos is None else self._turned // 2
+        rest = 0 if q_norm is None else self._dim - 2 * half
+        per_program = max(1, _ELEMENTS // power_of_2(self._dim))
+        blocks = triton.cdiv(self._q_heads, per_program) + triton.cdiv(self._k_heads, per_program)
+        _heads_kernel[(x.shape[0], blocks)](
+            x,
+            cos,
+            sin,
+            None if q_norm is None else q_norm.weight,
+            None if k_norm is None else k_norm.weight,
+            x.stride(0),
+            0 if cos is None else cos.stride(0),
+            0.0 if q_norm is None else q_norm.eps,
+            0.0 if k_norm is None else k_norm.eps,
+            0.0 if q_norm is None else q_norm.offset,
+            0.0 if k_norm is None else k_norm.offset,
+            Q_HEADS=self._q_heads,
+            K_HEADS=self._k_heads,
+            DIM=self._dim,
+            HALF=half,
+            INTERLEAVED=self._interleaved,
+            HEADS=per_program,
+            PAIRS=power_of_2(max(1, half)),
+            REST=power_of_2(rest) if rest else 0,
+            num_warps=warps(per_program * power_of_2(self._dim) // 2),  # a thread has both features of its pairs
+        )
+
+
+def cases(device: torch.device) -> Iterator[Case]:
+    """Decode and prefill with the heads of 0.6B, 8B and 14B models. Values are in the rows, and are not touched."""
+    shapes = ((1, 32, 8, False), (64, 16, 8, True), (256, 40, 8, True), (8192, 32, 8, False))
+    for tokens, q_heads, k_heads, normed in shapes if device.type == "cuda" else ((4, 4, 2, True),):
+        x = torch.randn(tokens, q_heads + 2 * k_heads, 128, dtype=torch.bfloat16, device=device)
+        weight = torch.ones(128, dtype=torch.bfloat16, device=device)
+        norms = [RMSNorm(weight, 1e-6)] * 2 if normed else []
+        angles = torch.rand(tokens, 1, 64, device=device)
+        rotation = angles.cos().bfloat16(), angles.sin().bfloat16()
+        kernel = Heads((q_heads, k_heads), 128, norms, 128, interleaved=False)
+        name = f"{'norms + ' if normed else ''}rope {tokens}x{q_heads}+{k_heads}x128"
+        moved = 2 * x[:, : q_heads + k_heads].numel() * x.element_size() + 2 * rotation[0].nbytes
+        yield Case(name, partial(kernel, x, rotation), moved)

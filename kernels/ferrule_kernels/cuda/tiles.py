@@ -1,0 +1,25 @@
+"""How rows are cut into tiles: one rule for the kernels that are bound by memory."""
+
+from __future__ import annotations
+
+_ELEMENTS = 8  # of a thread: 16 bytes of a 16-bit type, the widest load there is
+_WARP = 32
+_SMALLEST = 1024  # elements of a tile that keep a program busy
+_MOST_WARPS = 16
+
+
+def power_of_2(size: int) -> int:
+    """The least power of two that is not below `size`, which is at least 1."""
+    return 1 << (size - 1).bit_length()
+
+
+def warps(elements: int) -> int:
+    """Warps for a tile of so many elements: as many as give a thread one load, within what is worth it."""
+    return max(1, min(_MOST_WARPS, elements // (_WARP * _ELEMENTS)))
+
+
+def row_tile(size: int) -> tuple[int, int, int]:
+    """(rows, columns, warps) of a tile that holds whole rows of `size`; short rows share a program."""
+    columns = power_of_2(size)
+    rows = max(1, _SMALLEST // columns)
+    return rows, columns, warps(rows * columns)

@@ -1,0 +1,92 @@
+"""Products with quantized weights, in torch: what the kernels must compute, and what runs where there are none.
+
+A weight [n, k] is cut into groups of inputs; each group of each row has a bfloat16 scale. A row of activations is
+quantized when it comes, with a scale for each of the same groups, to one or two digits of eight bits. Sums of a group
+are of integers, and exact; groups are added up in float32, in their order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+_TINY = 1e-30  # activations below it are zero
+
+
+@dataclass(frozen=True)
+class Form:
+    """How weights are kept. `group` counts inputs, 0 is all of them. `digits` are those of the activations, 1 or 2.
+
+    8 bits reach from -127 to 127; 4 bits from -8 to 7, and the side of a group's largest number takes the longer half.
+    """
+
+    bits: int
+    group: int = 0
+    digits: int = 1
+
+    def widths(self, inputs: int) -> tuple[int, int]:
+        """(inputs of a group, inputs with those that pad the last group)."""
+        group = self.group or -(-inputs // 8) * 8
+        return group, -(-inputs // group) * group
+
+    def packed_bytes(self, outputs: int, inputs: int) -> int:
+        """Memory of a matrix, with its scales, in whole tiles of 16 outputs."""
+        group, padded = self.widths(inputs)
+        return -(-outputs // 16) * 16 * (padded // group) * (2 + group * self.bits // 8)
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """Numbers int8 [n, groups, group], and scales float32 [n, groups] that bfloat16 can hold."""
+
+    numbers: torch.Tensor
+    scales: torch.Tensor
+
+    def weights(self, inputs: int) -> torch.Tensor:
+        """What the numbers stand for, float32 [n, inputs]."""
+        return (self.numbers * self.scales[..., None]).flatten(1)[:, :inputs]
+
+
+def quantize(weight: torch.Tensor, form: Form) -> Quantized:
+    """weight [n, k], of any float type."""
+    parts = _groups(weight.float(), form)
+    lowest, highest = parts.amin(dim=2), parts.amax(dim=2)
+    most = torch.where(highest >= -lowest, highest, lowest)
+    if form.bits == 8:
+        scales = (most.abs() / 127).bfloat16().float()
+        return Quantized(_divided(parts, scales).clamp(-127, 127).to(torch.int8), scales)
+    best, least = torch.zeros_like(most), torch.full_like(most, torch.inf)
+    for step in range(12):  # of the scales around the one that just fits, the one that loses least
+        scales = (most * 5 / (step - 42)).bfloat16().float()
+        lost = _divided(parts, scales).clamp(-8, 7).mul(scales[..., None]).sub(parts).square().sum(2)
+        best, least = torch.where(lost < least, scales, best), torch.minimum(lost, least)
+    return Quantized(_divided(parts, best).clamp(-8, 7).to(torch.int8), best)
+
+
+def multiply(x: torch.Tensor, weight: Quantized, form: Form, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """x [m, k] times the transposed weight [n, k], float32 [m, n]. A row's result has the same bits in any batch."""
+    parts = _groups(x.float(), form)
+    reach = 127.0 if form.digits == 1 else 127.0 * 256.0
+    most = parts.abs().amax(dim=2)
+    scales = torch.where(most > _TINY, most / reach, 0.0)
+    scales = torch.where(most.isfinite(), scales, torch.nan)
+    inverse = torch.where((most > _TINY) & most.isfinite(), reach / most, 0.0)
+    numbers = (parts * inverse[..., None]).round().nan_to_num(0.0)
+    y = x.new_zeros((x.shape[0], weight.numbers.shape[0]), dtype=torch.float32)
+    for group in range(parts.shape[1]):
+        sums = numbers[:, group].double() @ weight.numbers[:, group].double().t()  # of integers: exact in any order
+        y += sums.float() * scales[:, group, None] * weight.scales[None, :, group]
+    return y if bias is None else y + bias.float()
+
+
+def _groups(x: torch.Tensor, form: Form) -> torch.Tensor:
+    """[rows, inputs] → [rows, groups, group], padded with zeros."""
+    group, padded = form.widths(x.shape[1])
+    return torch.nn.functional.pad(x, (0, padded - x.shape[1])).view(x.shape[0], -1, group)
+
+
+def _divided(parts: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """Rounded to integers, ties to even; zero where the scale is."""
+    inverse = torch.where(scales == 0, 0.0, 1.0 / scales)
+    return (parts * inverse[..., None]).round()

@@ -1,0 +1,133 @@
+"""Mixture of experts, in torch: what the kernels must compute.
+
+A token's router gives a number for each expert; `route` chooses a few and says how much each counts. The rows of a
+product over experts are the pairs of a token and one of its choices, row = token * top_k + choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Routing:
+    """How experts are chosen. Raises ValueError for what cannot be.
+
+    `scores` are a softmax over all experts (Mixtral, Qwen) or a sigmoid of each (DeepSeek-V3). With `groups`, the
+    experts are cut into as many, only the `kept_groups` best are chosen from, and a group is as good as the sum of its
+    `group_depth` best scores: 1 for DeepSeek-V2, 2 for V3. `renormalise` makes a token's weights add up to 1; `scale`
+    multiplies them after that. Of equal scores the first expert's wins.
+    """
+
+    num_experts: int
+    top_k: int
+    scores: str = "softmax"
+    renormalise: bool = True
+    groups: int = 1
+    kept_groups: int = 1
+    group_depth: int = 1
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.scores not in ("softmax", "sigmoid"):
+            raise ValueError(f"Scores of experts are 'softmax' or 'sigmoid', not {self.scores!r}.")
+        if self.groups < 1 or self.num_experts % self.groups:
+            raise ValueError(f"{self.num_experts} experts cannot be cut into {self.groups} equal groups.")
+        if not 1 <= self.kept_groups <= self.groups:
+            raise ValueError(f"Of {self.groups} groups {self.kept_groups} cannot be kept.")
+        if not 1 <= self.top_k <= self.kept_groups * self.group_size:
+            raise ValueError(f"Of {self.kept_groups * self.group_size} experts {self.top_k} cannot be chosen.")
+        if self.group_depth not in (1, 2) or self.group_depth > self.group_size:
+            raise ValueError(f"A group of {self.group_size} experts cannot be judged by {self.group_depth}.")
+
+    @property
+    def group_size(self) -> int:
+        return self.num_experts // self.groups
+
+
+def route(
+    logits: torch.Tensor, routing: Routing, bias: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The experts of each token: weights float32 and ids int32, both [tokens, top_k], best first.
+
+    logits [tokens, experts]; `bias` [experts] is added to the scores for the choice, and not to the weights (Wang et
+    al. 2024, DeepSeek-V3). A score that is not a number is the worst one.
+    """
+    wide = logits.float()
+    scores = wide.softmax(-1) if routing.scores == "softmax" else wide.sigmoid()
+    choice = scores if bias is None else scores + bias.float()
+    choice = choice.masked_fill(choice.isnan(), torch.finfo(torch.float32).min)
+    if routing.groups > 1:
+        grouped = choice.view(-1, routing.groups, routing.group_size)
+        worth = grouped.sort(dim=2, descending=True).values[..., : routing.group_depth].sum(2)
+        worth = worth.clamp(min=torch.finfo(torch.float32).min)
+        kept = worth.sort(dim=1, descending=True, stable=True).indices[:, : routing.kept_groups]
+        open_groups = torch.zeros_like(worth, dtype=torch.bool).scatter(1, kept, True)
+        choice = grouped.masked_fill(~open_groups.unsqueeze(2), float("-inf")).flatten(1)
+    ids = choice.sort(dim=1, descending=True, stable=True).indices[:, : routing.top_k]
+    weights = scores.gather(1, ids)
+    if routing.renormalise:
+        weights = weights / (weights.sum(1, keepdim=True) + 1e-20)
+    return weights * routing.scale, ids.int()
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Rows, sorted by expert and cut into blocks of one expert each. All on the device, in tensors of known size.
+
+    `rows` int32 [blocks * size]: a row's number, or one that is not below `num_rows` where a block is not full; a
+    block that no expert has may hold anything. `experts` int32 [blocks]: -1 for those.
+    """
+
+    rows: torch.Tensor
+    experts: torch.Tensor
+    num_rows: int
+    size: int
+
+
+def max_blocks(num_rows: int, num_experts: int, size: int) -> int:
+    """Blocks that so many rows can need, however they are spread: an expert leaves at most one of them unfilled."""
+    with_rows = min(num_rows, num_experts)
+    return (num_rows + with_rows * (size - 1)) // size
+
+
+def align(ids: torch.Tensor, num_experts: int, size: int) -> Blocks:
+    """Sort the rows of `ids` [tokens, top_k] into blocks. An id that is not an expert's has no block: -1, elsewhere."""
+    flat, count = ids.flatten().tolist(), ids.numel()
+    found: list[int] = []
+    owners: list[int] = []
+    for expert in range(num_experts):
+        rows = [row for row, owner in enumerate(flat) if owner == expert]
+        blocks = -(-len(rows) // size)
+        found += rows + [count] * (blocks * size - len(rows))
+        owners += [expert] * blocks
+    spare = max_blocks(count, num_experts, size) - len(owners)
+    rows_of = torch.tensor(found + [count] * (spare * size), dtype=torch.int32, device=ids.device)
+    return Blocks(rows_of, torch.tensor(owners + [-1] * spare, dtype=torch.int32, device=ids.device), count, size)
+
+
+def experts(
+    x: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    weights: torch.Tensor,
+    ids: torch.Tensor,
+    act: Callable[[torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    """The weighted sum of each token's experts, down(act(gate(x)) * up(x)), [tokens, hidden] of x's type.
+
+    x [tokens, hidden]; gate_up [experts, 2 * inner, hidden]; down [experts, hidden, inner]; weights and ids [tokens,
+    top_k], with an id of -1 for an expert that is elsewhere. Products are rounded to x's type, sums are float32.
+    """
+    rows = x.new_zeros((ids.numel(), x.shape[1]), dtype=torch.float32)
+    flat, token = ids.flatten(), torch.arange(ids.numel(), device=ids.device) // ids.shape[1]
+    for expert in range(gate_up.shape[0]):
+        mine = (flat == expert).nonzero().flatten()
+        gate, up = (x[token[mine]].float() @ gate_up[expert].float().t()).chunk(2, dim=1)
+        inner = (act(gate).to(x.dtype).float() * up.to(x.dtype).float()).to(x.dtype)
+        rows[mine] = inner.float() @ down[expert].float().t()
+    rows = (rows * weights.float().reshape(-1, 1)).to(x.dtype).float()
+    return rows.view(*ids.shape, -1).sum(1).to(x.dtype)

@@ -1,0 +1,99 @@
+"""Feed-forward blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from ferrule.errors import CheckpointError
+from ferrule_nn import ops
+from ferrule_nn.linear import Linear, MergedLinear
+
+Activation = Callable[[torch.Tensor], torch.Tensor]
+
+
+def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+    return F.gelu(x, approximate="tanh")
+
+
+def _quick_gelu(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.sigmoid(1.702 * x)
+
+
+def _relu2(x: torch.Tensor) -> torch.Tensor:
+    return F.relu(x).square()
+
+
+# What config.json may name.
+ACTIVATIONS: Mapping[str, Activation] = MappingProxyType(
+    {
+        "silu": F.silu,
+        "swish": F.silu,
+        "relu": F.relu,
+        "relu2": _relu2,
+        "gelu": F.gelu,
+        "gelu_new": _gelu_tanh,
+        "gelu_fast": _gelu_tanh,
+        "gelu_pytorch_tanh": _gelu_tanh,
+        "quick_gelu": _quick_gelu,
+        "tanh": torch.tanh,
+        "sigmoid": torch.sigmoid,
+    }
+)
+
+
+def activation(name: str) -> Activation:
+    """The function that config.json calls `name`. Raises CheckpointError for an unknown one."""
+    if name not in ACTIVATIONS:
+        raise CheckpointError(f"config.json asks for the activation {name!r}; known are {', '.join(ACTIVATIONS)}.")
+    return ACTIVATIONS[name]
+
+
+class GatedMLP(nn.Module):
+    """down(act(gate(x)) * up(x)) (Shazeer 2020)."""
+
+    def __init__(self, hidden_size: int, inner_size: int, act: str = "silu", bias: bool = False) -> None:
+        super().__init__()
+        self.gate_up_proj = MergedLinear(hidden_size, {"gate_proj": inner_size, "up_proj": inner_size}, bias)
+        self.down_proj = Linear(inner_size, hidden_size, bias)
+        self.act = activation(act)
+        self._act_name, self._inner_size = act, inner_size
+        self._gate: ops.Rowwise | None = None
+
+    def pack(self) -> None:
+        self._gate = ops.gate(ops.home(self), self._act_name, self._inner_size)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        both = self.gate_up_proj(x)
+        if self._gate is not None and self._gate.takes(both):
+            inner = self._gate(both)
+        else:
+            gate, up = both.chunk(2, dim=-1)
+            inner = self.act(gate) * up
+        y: torch.Tensor = self.down_proj(inner)
+        return y
+
+
+class MLP(nn.Module):
+    """down(act(up(x)))."""
+
+    def __init__(self, hidden_size: int, inner_size: int, act: str, bias: bool = True) -> None:
+        super().__init__()
+        self.up_proj = Linear(hidden_size, inner_size, bias)
+        self.down_proj = Linear(inner_size, hidden_size, bias)
+        self.act = activation(act)
+        self._act_name, self._inner_size = act, inner_size
+        self._activate: ops.Rowwise | None = None
+
+    def pack(self) -> None:
+        self._activate = ops.activation(ops.home(self), self._act_name, self._inner_size)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        inner = self.up_proj(x)
+        act = self._activate if self._activate is not None and self._activate.takes(inner) else self.act
+        y: torch.Tensor = self.down_proj(act(inner))
+        return y

@@ -1,0 +1,72 @@
+"""Normalisations. They compute in float32 and return the type of their input."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from ferrule_nn import ops
+from ferrule_nn.linear import parameter
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * w over the last dimension (Zhang and Sennrich 2019).
+
+    With `offset` o, as Gemma has it, the factor is (o + w) and is applied in float32.
+    """
+
+    def __init__(self, size: int, eps: float = 1e-6, offset: float = 0.0) -> None:
+        super().__init__()
+        self.eps = eps
+        self.offset = offset
+        self.weight = parameter(size)
+        self.kernel: ops.Norm | None = None
+
+    def pack(self) -> None:
+        self.kernel = norm_kernel(self)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.kernel is not None and self.kernel.takes(x):
+            return self.kernel(x)
+        wide = x.float()
+        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        if self.offset:
+            return (wide * scale * (self.weight.float() + self.offset)).to(x.dtype)
+        return (wide * scale).to(x.dtype) * self.weight
+
+
+def norm_kernel(norm: nn.Module) -> ops.Norm | None:
+    """What computes an `RMSNorm` whose weights are there; None for other norms, which may be subclasses of it."""
+    return ops.rms_norm(norm.weight, norm.eps, norm.offset) if type(norm) is RMSNorm else None
+
+
+class LayerNorm(nn.Module):
+    """(x - mean) / std * w + b over the last dimension."""
+
+    def __init__(self, size: int, eps: float = 1e-5, bias: bool = True) -> None:
+        super().__init__()
+        self.size = (size,)
+        self.eps = eps
+        self.weight = parameter(size)
+        self.bias = parameter(size) if bias else None
+        self.kernel: ops.Norm | None = None
+
+    def pack(self) -> None:
+        self.kernel = ops.layer_norm(self.weight, self.bias, self.eps) if type(self) is LayerNorm else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.kernel is not None and self.kernel.takes(x):
+            return self.kernel(x)
+        return F.layer_norm(x, self.size, self.weight, self.bias, self.eps)
+
+
+def add_and_norm(
+    norm: nn.Module, x: torch.Tensor, y: torch.Tensor, scale: float = 1.0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """x + scale * y, and the norm of that: in one pass over both where `norm` has a kernel."""
+    kernel = norm.kernel if isinstance(norm, RMSNorm | LayerNorm) else None
+    if kernel is not None and kernel.takes(x) and kernel.takes(y):
+        return kernel.after(x, y, scale)
+    x = x + (y if scale == 1.0 else y * scale)
+    return x, norm(x)

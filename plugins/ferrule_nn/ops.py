@@ -1,0 +1,164 @@
+"""The seam between layers and compiled kernels: each of these answers a kernel for what a layer computes, or None.
+
+One rule: the device that holds a layer's weights decides. `family` names the kernels of that kind of device, those in
+C++ for a CPU and those in Triton for a GPU, in one form; where a machine has none, or they lack this operation or
+type, the answer is None. It is asked once per layer, when the weights are there. A layer that gets None, or a tensor
+of another type than its weights, computes with torch, which is the definition.
+
+No kernel waits for a device, and what it returns is allocated by torch: so a step with them can be recorded as a graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from ferrule_kernels import cuda
+from ferrule_kernels.cpu import elementwise, library
+
+__all__ = [
+    "Family",
+    "Heads",
+    "Norm",
+    "Rowwise",
+    "activation",
+    "family",
+    "gate",
+    "heads",
+    "home",
+    "layer_norm",
+    "rms_norm",
+]
+
+
+class Norm(Protocol):
+    """A norm of rows that have its weights' size and type."""
+
+    @property
+    def size(self) -> int: ...
+
+    def takes(self, x: torch.Tensor) -> bool: ...
+
+    def __call__(self, x: torch.Tensor, /) -> torch.Tensor: ...
+
+    def after(self, x: torch.Tensor, y: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """x + scale * y, and the norm of that."""
+
+
+class Heads(Protocol):
+    """Norms and rotation of queries and keys, in place, where the projection has left them."""
+
+    def takes(self, x: torch.Tensor) -> bool: ...
+
+    def __call__(self, x: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor] | None) -> None:
+        """x [tokens, at least query and key heads, dim]; cos and sin [tokens, 1, turned / 2], of the same type."""
+
+
+class Rowwise(Protocol):
+    """A function of each row: [rows, size] to [rows, size], or a gate's [rows, 2 * size] to [rows, size]."""
+
+    def takes(self, x: torch.Tensor) -> bool: ...
+
+    def __call__(self, x: torch.Tensor, /) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True)
+class Family:
+    """The kernels of one kind of device. None, or a name that is not in `acts`: there is no such kernel."""
+
+    dtypes: Collection[torch.dtype]
+    acts: Collection[str]  # as config.json calls activations
+    rms_norm: Callable[[torch.Tensor, float, float], Norm]  # weight, eps, offset
+    heads: Callable[[tuple[int, int], int, Sequence[Any], int, bool], Heads]
+    gate: Callable[[str, int], Rowwise]
+    layer_norm: Callable[[torch.Tensor, torch.Tensor | None, float], Norm] | None = None  # weight, bias, eps
+    activation: Callable[[str, int], Rowwise] | None = None
+
+
+def family(device: torch.device) -> Family | None:
+    """The kernels for tensors on `device`, or None where there are none for it or they cannot run here."""
+    if device.type == "cpu":
+        return _cpu()
+    if device.type == "cuda" and cuda.available() is None:
+        return triton_family()
+    return None
+
+
+def _cpu() -> Family | None:
+    try:
+        library.load()
+    except library.KernelsUnavailableError:
+        return None
+    return Family(
+        (torch.float32, torch.bfloat16), elementwise.GATES, elementwise.RMSNorm, elementwise.Heads, elementwise.Gate
+    )
+
+
+@cache
+def triton_family() -> Family:
+    """Those in Triton, which is imported here and not before."""
+    from ferrule_kernels.cuda import gates, norms, rope_cache
+
+    return Family(
+        (torch.float32, torch.float16, torch.bfloat16),
+        gates.GATES,
+        norms.RMSNorm,
+        rope_cache.CachedHeads,
+        gates.Gate,
+        norms.LayerNorm,
+        gates.Activation,
+    )
+
+
+def home(layer: nn.Module) -> torch.device:
+    """Where a layer's weights are. Packing may have emptied some; the first that is not empty tells."""
+    weights = list(layer.parameters())
+    return next((weight.device for weight in weights if weight.numel()), weights[0].device)
+
+
+def rms_norm(weight: torch.Tensor, eps: float, offset: float) -> Norm | None:
+    kernels = family(weight.device)
+    if kernels is None or weight.dtype not in kernels.dtypes:
+        return None
+    return kernels.rms_norm(weight, eps, offset)
+
+
+def layer_norm(weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> Norm | None:
+    kernels = family(weight.device)
+    if kernels is None or kernels.layer_norm is None or weight.dtype not in kernels.dtypes:
+        return None
+    return kernels.layer_norm(weight, bias, eps)
+
+
+def heads(
+    device: torch.device,
+    counts: tuple[int, int],
+    dim: int,
+    norms: Sequence[Norm | None] | None,
+    turned: int,
+    interleaved: bool,
+) -> Heads | None:
+    """Norms, if any, and rotation of so many query and key heads of size `dim`; `turned` is 0 without a rotation."""
+    given = [norm for norm in norms or () if norm is not None and norm.size == dim]
+    kernels = family(device)
+    if kernels is None or len(given) != len(norms or ()) or not (given or turned):
+        return None
+    return kernels.heads(counts, dim, given, turned, interleaved)
+
+
+def gate(device: torch.device, act: str, size: int) -> Rowwise | None:
+    """act(gate) * up of rows [gate, up] of 2 * size."""
+    kernels = family(device)
+    return kernels.gate(act, size) if kernels is not None and act in kernels.acts else None
+
+
+def activation(device: torch.device, act: str, size: int) -> Rowwise | None:
+    kernels = family(device)
+    if kernels is None or kernels.activation is None or act not in kernels.acts:
+        return None
+    return kernels.activation(act, size)

@@ -1,0 +1,149 @@
+"""What the machine can do at most, what a model's tokens cost, and how near a run came.
+
+A decode step reads all weights once, and the KV cache of its rows: bytes are held against the bandwidth. A token of a
+prompt costs two operations per weight that it is multiplied by: they are held against the rate of products in the
+weights' type. Limits are measured by `ferrule_kernels.cpu.machine` in a process of its own, before the run.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from ferrule.config import checkpoint
+from ferrule.errors import CheckpointError
+from ferrule.types import ModelInfo
+from ferrule_plugins.load_format.safetensors import shapes
+from ferrule_plugins.load_format.shards import weight_files
+
+_SECONDS = 60.0
+_WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2}
+_TABLES = ("embed_tokens.weight", "wte.weight")
+_HEADS = ("lm_head.weight", "embed_out.weight")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Per second: bytes, and operations in bfloat16 and int8. 0.0 where it cannot be measured."""
+
+    threads: int = 0
+    read_bytes: float = 0.0
+    bf16: float = 0.0
+    int8: float = 0.0
+
+    @property
+    def figures(self) -> dict[str, float]:
+        return {
+            "limit_threads": self.threads,
+            "limit_read_gb_s": round(self.read_bytes / 1e9, 2),
+            "limit_bf16_tflop_s": round(self.bf16 / 1e12, 3),
+            "limit_int8_top_s": round(self.int8 / 1e12, 3),
+        }
+
+
+@dataclass(frozen=True)
+class Cost:
+    """`body` and `head` count weights: those of each token, and those of a token that is sampled.
+
+    `step_bytes` are read by every decode step, `token_bytes` more for each token in the cache. 0: not known.
+    """
+
+    body: int = 0
+    head: int = 0
+    step_bytes: int = 0
+    token_bytes: int = 0
+
+    def operations(self, tokens: float, sampled: float) -> float:
+        """Of products with weights; attention is left out."""
+        return 2.0 * (tokens * self.body + sampled * self.head)
+
+    def decode_bytes(self, rows: float, context: float) -> float:
+        return self.step_bytes + rows * context * self.token_bytes
+
+
+def measure() -> Limits:
+    """About two seconds. Zeros, and a line that says why, where there are no kernels."""
+    command = [sys.executable, "-m", "ferrule_kernels.cpu.machine"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
+    if done.returncode:
+        print(f"The machine's limits are not known: {(done.stderr.strip().splitlines() or ['?'])[-1]}")
+        return Limits()
+    limits = Limits(**json.loads(done.stdout))
+    print(
+        f"This machine, {limits.threads} threads: reads {limits.read_bytes / 1e9:.1f} GB/s, "
+        f"multiplies {limits.bf16 / 1e12:.2f} TFLOP/s in bf16 and {limits.int8 / 1e12:.2f} TOP/s in int8"
+    )
+    return limits
+
+
+def cost_of(folder: str | None, info: ModelInfo | None = None) -> Cost:
+    """What a checkpoint's tokens cost; `info` knows better how its weights and its cache are kept.
+
+    Of a model that is no folder here, with safetensors in it, only what `info` says is known.
+    """
+    cost, table = Cost(), 0
+    try:
+        if folder and (Path(folder) / "config.json").is_file():
+            cost, table = _of_files(Path(folder))
+    except CheckpointError:
+        cost, table = Cost(), 0  # a server runs it, whatever it is: only fractions of limits are not known
+    if info is None or not info.weight_bytes:
+        return cost
+    width = _WIDTHS.get(info.dtype, 2)
+    token_bytes = info.page_bytes // info.groups[0].block_size if info.groups else 0
+    step_bytes = info.weight_bytes - table * width  # a table whose rows are looked up is kept beside what is multiplied
+    if info.quantization is None and cost.body:
+        step_bytes = (cost.body + cost.head) * width
+    return Cost(cost.body or info.num_parameters, cost.head, step_bytes, token_bytes)
+
+
+def _of_files(folder: Path) -> tuple[Cost, int]:
+    """And how many numbers the embedding table has."""
+    config = checkpoint.read(folder)
+    files = weight_files(folder, ".safetensors", "model.safetensors")
+    held = {name: entry for file in files for name, entry in shapes(file).items()}
+    matrices = {name: prod(shape) for name, (shape, _) in held.items() if len(shape) > 1}
+    tables, heads_of = ({name for name in held if name.endswith(endings)} for endings in (_TABLES, _HEADS))
+    tied = not heads_of or bool(config.get("tie_word_embeddings"))
+    table, head = (sum(matrices[name] for name in names) for names in (tables, heads_of))
+    unread = (heads_of if tied else tables) if heads_of else set()  # of a step: one of two, or none where there is one
+    heads = int(config.get("num_attention_heads") or 0)
+    kv_heads = int(config.get("num_key_value_heads") or heads)
+    dim = int(config.get("head_dim") or (int(config.get("hidden_size") or 0) // max(heads, 1)))
+    cost = Cost(
+        body=sum(matrices.values()) - table - head,
+        head=table if tied else head,
+        step_bytes=sum(size for name, (_, size) in held.items() if name not in unread),
+        token_bytes=int(config.get("num_hidden_layers") or 0) * 2 * kv_heads * dim * 2,
+    )
+    return cost, table
+
+
+def decoded(limits: Limits, cost: Cost, rows: float, context: float, seconds: float) -> dict[str, float]:
+    """Figures of decode steps that take so long, with so many rows of `context` tokens each."""
+    if not cost.step_bytes or not seconds:
+        return {}
+    rate = cost.decode_bytes(rows, context) / seconds
+    return {"decode_gb_s": round(rate / 1e9, 2), **_share("decode_of_limit", rate, limits.read_bytes)}
+
+
+def computed(name: str, limits: Limits, cost: Cost, work: tuple[float, float], seconds: float) -> dict[str, float]:
+    """Figures of computing, under `name`: `work` is tokens, and how many of them were sampled."""
+    if not cost.body or not seconds:
+        return {}
+    rate = cost.operations(*work) / seconds
+    return {f"{name}_tflop_s": round(rate / 1e12, 3), **_share(f"{name}_of_limit", rate, limits.bf16)}
+
+
+def _share(name: str, rate: float, limit: float) -> dict[str, float]:
+    return {name: round(rate / limit, 3)} if limit else {}
+
+
+def here(url: str) -> bool:
+    """Whether a server's address is this machine's."""
+    return urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1")

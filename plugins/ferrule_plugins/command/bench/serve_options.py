@@ -1,0 +1,159 @@
+"""Options of `ferrule bench serve`, with the names and meanings of the documented `bench serve`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from ferrule.config.option import opt
+from ferrule.errors import ConfigError
+
+METRICS = ("ttft", "tpot", "itl", "e2el")
+_ROUTES = {"openai": "/v1/completions", "vllm": "/v1/completions", "openai-chat": "/v1/chat/completions"}
+_IDS = "prompts are token ids, so that no tokenizer is needed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeBench:
+    """Load on a running server."""
+
+    base_url: str = opt("", "URL of the server. Default: http://HOST:PORT.", common=True)
+    host: str = opt("127.0.0.1", "Host of the server.")
+    port: int = opt(8000, "Port of the server.", ge=1, le=65535)
+    backend: str = opt(
+        "openai",
+        "Completions of token ids (openai, vllm), or conversations.",
+        choices=tuple(_ROUTES),
+        aliases=("--endpoint-type",),
+        common=True,
+    )
+    endpoint: str = opt("", "Route. Default: the back end's.")
+    model: str | None = opt(None, "Model name. Default: the first of /v1/models.", common=True)
+    served_model_name: str | None = opt(None, "Model name to send, where it is another one.")
+    api_key: str | None = opt(None, "Key to send.", secret=True)
+    header: tuple[str, ...] = opt((), "NAME=VALUE, headers to send.", nargs="+")
+    extra_body: dict[str, Any] = opt({}, "Further fields of each request.", json=True)
+    temperature: float = opt(0.0, "Sampling temperature.", ge=0)
+    ignore_eos: bool = opt(True, "Go on after the end-of-sequence token, so that outputs have the length asked for.")
+    num_prompts: int = opt(100, "Requests to send.", ge=1, common=True)
+    request_rate: float | None = opt(
+        None,
+        "Arrivals per second. Default, and inf or 0: as fast as the concurrency allows.",
+        ge=0,
+        opens=("inf",),
+        common=True,
+    )
+    burstiness: float = opt(1.0, "Shape of the gamma-distributed gaps: 1 Poisson, below 1 in bursts.", gt=0)
+    max_concurrency: int | None = opt(None, "Most requests in flight. Default: no bound.", ge=1, common=True)
+    dataset_name: str = opt("random", "Where prompts come from.", choices=("random",))
+    random_input_len: int = opt(128, "Prompt tokens.", ge=1, common=True)
+    random_output_len: int = opt(128, "Output tokens.", ge=1, common=True)
+    random_range_ratio: float = opt(0.0, "Lengths differ by up to this part.", ge=0, le=1)
+    random_prefix_len: int = opt(0, "Tokens that all prompts share, before the others.", ge=0)
+    min_token_id: int = opt(100, "Lowest id in random prompts.", ge=0)
+    max_token_id: int = opt(1000, "Ids in random prompts are below this.", ge=1)
+    num_warmups: int = opt(1, "Requests that are sent first and not counted.", ge=0)
+    seed: int = opt(0, "Seed of prompts and arrivals.")
+    percentile_metrics: str = opt(",".join(METRICS), "Times to report, with commas.")
+    metric_percentiles: str = opt("50,90,99", "Percentiles to report, with commas.")
+    checkpoint: str | None = opt(None, "Folder of the served weights, for limits. Default: the model card's root.")
+    output_json: str | None = opt(None, "File for the figures.", common=True)
+    save_result: bool = opt(False, "Write the figures and what was asked for into a file of its own.", common=True)
+    result_dir: str = opt(".", "Folder of that file.")
+    result_filename: str = opt("", "Its name. Default: from model, rate and date.")
+    metadata: tuple[str, ...] = opt((), "NAME=VALUE, to be kept in that file.", nargs="+")
+    tokenizer: str | None = opt(None, "A tokenizer.", inert=_IDS)
+    tokenizer_mode: str = opt("auto", "Kind of tokenizer.", inert=_IDS)
+    skip_tokenizer_init: bool = opt(False, "Load none.", inert=_IDS)
+    trust_remote_code: bool = opt(False, "Run the tokenizer's own code.", inert=_IDS)
+    disable_tqdm: bool = opt(False, "No progress bar.", inert="there is none")
+
+    def check(self) -> None:
+        """Raises ConfigError."""
+        if unknown := [name for name in self.shown if name not in METRICS]:
+            raise ConfigError(f"--percentile-metrics: {unknown[0]!r} is none of {', '.join(METRICS)}.")
+        if not self.percentiles or not all(0 <= q <= 100 for q in self.percentiles):
+            raise ConfigError("--metric-percentiles takes numbers from 0 to 100, with commas between them.")
+        if self.endpoint and not self.endpoint.startswith("/"):
+            raise ConfigError(f"--endpoint {self.endpoint!r} is no path.", f"Such as {_ROUTES[self.backend]}.")
+        if not self.save_result and (self.result_filename or self.metadata or self.result_dir != "."):
+            raise ConfigError("--result-filename, --result-dir and --metadata need --save-result.")
+        if self.save_result and self.output_json:
+            raise ConfigError("--save-result and --output-json name two files.", "Give one of them.")
+        _pairs("--metadata", self.metadata)
+        _pairs("--header", self.header)
+
+    @property
+    def chats(self) -> bool:
+        return self.backend == "openai-chat"
+
+    @property
+    def route(self) -> str:
+        return self.endpoint or _ROUTES[self.backend]
+
+    @property
+    def shown(self) -> tuple[str, ...]:
+        return tuple(name.strip() for name in self.percentile_metrics.split(",") if name.strip())
+
+    @property
+    def percentiles(self) -> tuple[float, ...]:
+        """Empty when one is no number."""
+        try:
+            return tuple(float(number) for number in self.metric_percentiles.split(","))
+        except ValueError:
+            return ()
+
+    @property
+    def headers(self) -> dict[str, str]:
+        key = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+        return key | _pairs("--header", self.header)
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Of each request, beside the model, the prompt and its length."""
+        return {
+            "temperature": self.temperature,
+            "ignore_eos": self.ignore_eos,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **self.extra_body,
+        }
+
+    def told(self, model: str) -> dict[str, Any]:
+        """What was asked for, under the names that scripts look for."""
+        return {
+            "date": datetime.now().strftime("%Y%m%d-%H%M%S"),
+            "backend": self.backend,
+            "model_id": model,
+            "num_prompts": self.num_prompts,
+            "request_rate": self.request_rate or "inf",
+            "burstiness": self.burstiness,
+            "max_concurrency": self.max_concurrency,
+            **_pairs("--metadata", self.metadata),
+        }
+
+    def file(self, model: str) -> str | None:
+        """Where the figures go."""
+        if not self.save_result:
+            return self.output_json
+        folder = Path(self.result_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        rate = f"{self.request_rate:g}" if self.request_rate else "inf"
+        many = f"-concurrency{self.max_concurrency}" if self.max_concurrency else ""
+        name = re.sub(r"[^\w.-]", "_", model.rsplit("/", 1)[-1])
+        date = datetime.now().strftime("%Y%m%d-%H%M%S")
+        return str(folder / (self.result_filename or f"{self.backend}-{rate}qps{many}-{name}-{date}.json"))
+
+
+def _pairs(option: str, words: tuple[str, ...]) -> dict[str, str]:
+    """NAME=VALUE. Raises ConfigError."""
+    found = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not name or not equals:
+            raise ConfigError(f"{option}: {word!r} is not NAME=VALUE.")
+        found[name] = value
+    return found

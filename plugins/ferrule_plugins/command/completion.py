@@ -1,0 +1,214 @@
+"""`ferrule completion SHELL`: a script that completes commands, options, choices and the names of plugins.
+
+The script is made once and holds everything: no key press starts Python. What a command offers is asked as `--help`
+asks for it: the command is run with ``--help`` and a plugin set whose help plugin writes down the options it is given.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ferrule.config.help import Usage
+from ferrule.config.option import opt
+from ferrule.config.parse import parse_command
+from ferrule.config.schema import Schema, Spec
+from ferrule.interfaces.command import Command
+from ferrule.interfaces.plugins import Plugins
+from ferrule_plugins.command.help import fate
+
+_FILES = frozenset(
+    {"config", "log_config_file", "chat_template", "uds", "tool_parser_plugin", "reasoning_parser_plugin"}
+)
+_FILE_ENDS = ("file", "path", "dir", "certfile", "keyfile", "ca_certs")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompletionOptions:
+    """For which shell."""
+
+    shell: str = opt("bash", "The shell.", choices=("bash", "zsh", "fish"))
+
+
+class CompletionCommand(Command):
+    summary = "Print a script that completes the command line in a shell."
+
+    def run(self, argv: Sequence[str], plugins: Plugins) -> int:
+        """`source <(ferrule completion bash)`. Returns 0."""
+        usage = Usage("ferrule completion", self.summary, "shell")
+        parsed = parse_command(argv, usage, plugins, sections={"completion": CompletionOptions})
+        if parsed is not None:
+            makers = {"bash": bash, "zsh": zsh, "fish": fish}
+            print(makers[parsed.extra["completion"].shell](offered(plugins)), end="")
+        return 0
+
+
+@dataclass(frozen=True)
+class Completed:
+    """One option: its spellings, what may follow, and a sentence. `values` is None where a file may follow."""
+
+    flags: tuple[str, ...]
+    values: tuple[str, ...] | None
+    doc: str
+    takes: bool  # a value
+
+
+@dataclass
+class _Recorder:
+    """Stands for the plugin set while a command is asked for its help; keeps the schema that the page would show."""
+
+    plugins: Plugins
+    schemas: list[Schema] = field(default_factory=list)
+
+    def names(self, kind: str) -> tuple[str, ...]:
+        return self.plugins.names(kind)
+
+    def origin(self, kind: str, name: str) -> str:
+        return self.plugins.origin(kind, name)
+
+    def load(self, kind: str, name: str) -> Any:
+        return (lambda: self) if (kind, name) == ("command", "help") else self.plugins.load(kind, name)
+
+    def page(self, schema: Schema, usage: Usage, topic: str, plugins: Any) -> str:
+        self.schemas.append(schema)
+        return ""
+
+
+def offered(plugins: Plugins) -> Mapping[str, tuple[Completed, ...]]:
+    """Command → its options. One that cannot be imported, or does not use `parse_command`, is there without options."""
+    found: dict[str, tuple[Completed, ...]] = {}
+    for name in plugins.names("command"):
+        recorder = _Recorder(plugins)
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            try:
+                plugins.load("command", name)().run(["--help"], recorder)
+            except (Exception, SystemExit) as error:  # a command of others may do anything; its name is still completed
+                why = f"{type(error).__name__}: {error}"
+            else:
+                why = ""
+        if why:
+            print(f"# ferrule completion: no options of {name}: {why}", file=sys.stderr)
+        specs = [spec for schema in recorder.schemas for spec in schema.specs]
+        found[name] = (*_HELP, *(_completed(spec, plugins) for spec in specs))
+    return found
+
+
+_HELP = (Completed(("-h", "--help"), (), "Tell about this command.", False),)
+
+
+def _completed(spec: Spec, plugins: Plugins) -> Completed:
+    option = spec.option
+    names = plugins.names(option.kind) if option.kind else ()
+    values: tuple[str, ...] | None = tuple(dict.fromkeys(str(value) for value in (*option.choices, *names)))
+    takes = spec.base is not bool and not option.bare
+    if takes and (spec.name in _FILES or spec.name.endswith(_FILE_ENDS)):
+        values = None
+    doc = fate(spec) or option.doc
+    return Completed(spec.flags, values if takes else (), doc, takes)
+
+
+# ----------------------------------------------------------------------------------------- the scripts
+
+
+def bash(commands: Mapping[str, tuple[Completed, ...]]) -> str:
+    """For bash from 4 on, without the bash-completion package."""
+    return "\n".join(_bash(commands)) + "\n"
+
+
+def _bash(commands: Mapping[str, tuple[Completed, ...]]) -> Iterator[str]:
+    yield "# bash completion of ferrule; load it with: source <(ferrule completion bash)"
+    yield "_ferrule() {"
+    yield '    local word="${COMP_WORDS[COMP_CWORD]}" before="${COMP_WORDS[COMP_CWORD-1]}" names=""'
+    yield '    if [[ "$word" == "=" ]]; then word=""; '
+    yield '    elif [[ "$before" == "=" ]]; then before="${COMP_WORDS[COMP_CWORD-2]}"; fi'
+    yield "    COMPREPLY=()"
+    yield "    if (( COMP_CWORD == 1 )); then"
+    yield f"        names={_quoted(' '.join((*commands, '--help', '--version')))}"
+    yield "    else"
+    yield '        case "${COMP_WORDS[1]} $before" in'
+    for name, options in commands.items():
+        for each in options:
+            if each.takes:
+                patterns = " | ".join(_quoted(f"{name} {flag}") for flag in each.flags)
+                if each.values is None:
+                    yield f'            {patterns}) COMPREPLY=($(compgen -f -- "$word")); return ;;'
+                else:
+                    reply = f'COMPREPLY=($(compgen -W {_quoted(" ".join(each.values))} -- "$word"))'
+                    yield f"            {patterns}) {reply if each.values else ':'}; return ;;"
+    yield "        esac"
+    yield '        case "${COMP_WORDS[1]}" in'
+    for name, options in commands.items():
+        flags = " ".join(flag for each in options for flag in each.flags)
+        yield f"            {_quoted(name)}) names={_quoted(flags)} ;;"
+    yield "        esac"
+    yield "    fi"
+    yield '    if [[ "$word" == -* || $COMP_CWORD == 1 ]]; then'
+    yield '        COMPREPLY=($(compgen -W "$names" -- "$word"))'
+    yield "    else"
+    yield '        COMPREPLY=($(compgen -f -- "$word"))'
+    yield "    fi"
+    yield "}"
+    yield "complete -o filenames -F _ferrule ferrule"
+
+
+def zsh(commands: Mapping[str, tuple[Completed, ...]]) -> str:
+    """For zsh; `compinit` must have run."""
+    return "\n".join(_zsh(commands)) + "\n"
+
+
+def _zsh(commands: Mapping[str, tuple[Completed, ...]]) -> Iterator[str]:
+    yield "#compdef ferrule"
+    yield "# zsh completion of ferrule; load it with: source <(ferrule completion zsh)"
+    yield "_ferrule() {"
+    yield '    local before="${words[CURRENT-1]}"'
+    yield "    if (( CURRENT == 2 )); then"
+    yield f"        compadd -- {' '.join(map(_quoted, (*commands, '--help', '--version')))}"
+    yield "        return"
+    yield "    fi"
+    yield '    case "${words[2]} $before" in'
+    for name, options in commands.items():
+        for each in options:
+            if each.takes:
+                patterns = "|".join(_quoted(f"{name} {flag}") for flag in each.flags)
+                values = "_files" if each.values is None else " ".join(("compadd --", *map(_quoted, each.values)))
+                yield f"        {patterns}) {values}; return ;;"
+    yield "    esac"
+    yield '    if [[ "${words[CURRENT]}" != -* ]]; then _files; return; fi'
+    yield '    case "${words[2]}" in'
+    for name, options in commands.items():
+        flags = " ".join(_quoted(flag) for each in options for flag in each.flags)
+        yield f"        {_quoted(name)}) compadd -- {flags} ;;"
+    yield "    esac"
+    yield "}"
+    yield "compdef _ferrule ferrule"
+
+
+def fish(commands: Mapping[str, tuple[Completed, ...]]) -> str:
+    """For fish, with the sentence of each option beside it."""
+    return "\n".join(_fish(commands)) + "\n"
+
+
+def _fish(commands: Mapping[str, tuple[Completed, ...]]) -> Iterator[str]:
+    yield "# fish completion of ferrule; load it with: ferrule completion fish | source"
+    yield f"complete -c ferrule -n __fish_use_subcommand -f -a {_quoted(' '.join(commands))}"
+    yield "complete -c ferrule -n __fish_use_subcommand -l help -s h -d 'Tell about the program.'"
+    yield "complete -c ferrule -n __fish_use_subcommand -l version -s v -d 'The version.'"
+    for name, options in commands.items():
+        when = _quoted(f"__fish_seen_subcommand_from {name}")
+        for each in options:
+            value = "" if not each.takes else " -r -F" if each.values is None else " -x"
+            if each.values:
+                value += f" -a {_quoted(' '.join(each.values))}"
+            for flag in each.flags:
+                kind = "-l" if flag.startswith("--") else "-s" if len(flag) == 2 else "-o"
+                text = _quoted(each.doc.split(". ")[0].rstrip("."))
+                yield f"complete -c ferrule -n {when} {kind} {_quoted(flag.lstrip('-'))}{value} -d {text}"
+
+
+def _quoted(text: str) -> str:
+    """One word for any of the shells: between single quotes, without what could end them."""
+    return "'" + "".join(c for c in text if c.isprintable() and c not in "'\\") + "'"

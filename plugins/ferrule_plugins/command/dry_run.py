@@ -1,0 +1,107 @@
+"""`ferrule serve --dry-run`: what would run, and where each value comes from. Nothing is bound, fetched or loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from ferrule.config import Config
+from ferrule.config.parse import Parsed
+from ferrule.config.schema import Schema, Spec
+from ferrule.env import Environment, variable
+from ferrule.plugin import PluginSet
+
+_HIDDEN = "(hidden)"
+_DEFAULT = "default"
+_RESOLVED = "resolved"  # it was open, and is filled from other values
+_WIDEST = 44  # columns of a value that origins are lined up with
+
+
+class Row(NamedTuple):
+    """One value of the resolved configuration."""
+
+    name: str  # "--max-num-seqs", or a variable
+    value: Any
+    origin: str
+
+
+class Process(NamedTuple):
+    """One row of the process table."""
+
+    name: str
+    role: str
+    runs: str
+
+
+def report(parsed: Parsed, config: Config, plugins: PluginSet, sections: Mapping[str, type], form: str) -> str:
+    """The text of a dry run. `form`: "" for what is not at its default, "all", or "json" (all of it, for machines)."""
+    rows = list(_rows(parsed, config, Schema(sections)))
+    table = list(processes(config, plugins))
+    if form == "json":
+        options = {row.name.lstrip("-"): {"value": row.value, "origin": row.origin} for row in rows}
+        found = {"configuration": options, "processes": [process._asdict() for process in table]}
+        return msgspec.json.format(msgspec.json.encode(found)).decode()
+    shown = rows if form == "all" else [row for row in rows if row.origin != _DEFAULT]
+    return "\n".join(_text(shown, table, everything=form == "all"))
+
+
+def _rows(parsed: Parsed, config: Config, schema: Schema) -> Iterator[Row]:
+    for spec in schema.specs:
+        if spec.name == "dry_run":
+            continue
+        value = _value(spec, parsed, config)
+        origin = parsed.origins.get(spec.name) or (_DEFAULT if value == spec.default else _RESOLVED)
+        yield Row(spec.flag, _HIDDEN if spec.option.secret and value else value, origin)
+    defaults = Environment()
+    for field in Environment.__struct_fields__:
+        value = getattr(config.env, field)
+        if value != getattr(defaults, field):
+            yield Row(variable(field), _HIDDEN if field.endswith("_key") else value, "environment")
+
+
+def _value(spec: Spec, parsed: Parsed, config: Config) -> Any:
+    section = parsed.extra[spec.section] if spec.section in parsed.extra else getattr(config, spec.section)
+    return getattr(section, spec.name)
+
+
+def processes(config: Config, plugins: PluginSet) -> Iterator[Process]:
+    """What would run. The launcher is this very process."""
+    from ferrule.launch.supervisor import process_table
+
+    device, front = config.device, config.frontend
+    address = front.uds or f"{front.host or 'all interfaces'}, port {front.port}"
+    engine = f"model on {device.device}, executor {config.parallel.distributed_executor_backend or 'uni'}"
+    if front.disable_frontend_multiprocessing:
+        yield Process("launcher", "all", f"HTTP on {address}; {engine}")
+        return
+    yield Process("launcher", "supervisor", "starts the others; ends them all when one ends")
+    runs = {"engine": f"scheduler, cache, {engine}", "api": f"HTTP on {address}"}
+    for spec in process_table(config, plugins, Path(), (-1,), (-1, -1)):
+        yield Process(spec.name, spec.role, f"{runs[spec.role]}  (python -m ferrule.launch.child {spec.role})")
+
+
+def _text(rows: Sequence[Row], table: Sequence[Process], *, everything: bool) -> Iterator[str]:
+    what = "every value" if everything else "values that are not the default; --dry-run=all shows every one"
+    yield f"Configuration ({what})"
+    yield from _columns([(row.name, _shown(row.value), row.origin) for row in rows])
+    yield ""
+    yield "Processes"
+    yield from _columns(table)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, tuple):
+        return " ".join(map(str, value)) or "(none)"
+    if isinstance(value, bool) or value is None:
+        return str(value).lower()
+    return msgspec.json.encode(value).decode() if isinstance(value, dict) else str(value) or "(empty)"
+
+
+def _columns(rows: Sequence[tuple[str, str, str]] | Sequence[Process]) -> Iterator[str]:
+    first = max((len(row[0]) for row in rows), default=0)
+    second = min(max((len(row[1]) for row in rows), default=0), _WIDEST)
+    for name, value, rest in rows:
+        yield f"  {name:<{first}}  {value:<{second}}  {rest}"

@@ -1,0 +1,322 @@
+"""`ferrule help`, and what every `--help` prints. Nothing else is imported for it: no command, no plugin, no torch."""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+
+from ferrule.config.help import PluginNames, Usage
+from ferrule.config.schema import Schema, Spec
+from ferrule.config.values import SCALES
+from ferrule.env import variable
+from ferrule.errors import ConfigError, nearest
+from ferrule.interfaces.command import Command
+from ferrule.interfaces.plugins import Plugins
+from ferrule.plugin import PluginSet, discover
+
+_INDENT = 26  # columns before the sentence about an option
+_FEW = 24  # up to so many options are all shown by a plain --help
+_SIZES = "SIZE is a whole number, also written 1k (1000), 1K (1024), 25.6k (25600); likewise m, g, t."
+_LARGEST_SOURCE = 256 << 10  # bytes; a larger module is not read for one line of help
+
+
+class HelpCommand(Command):
+    summary = "Tell about a command."
+
+    def run(self, argv: Sequence[str], plugins: Plugins) -> int:
+        """`help` lists the commands; `help COMMAND` is `COMMAND --help`. Raises ConfigError for an unknown one."""
+        words = [word for word in argv if word not in {"-h", "--help"}]
+        if not words:
+            found = plugins if isinstance(plugins, PluginSet) else discover()
+            print("\n".join(_program(found, terminal_width())))
+            return 0
+        name, *rest = words
+        names = plugins.names("command")
+        if name not in names:
+            raise ConfigError(f"There is no command {name!r}.{nearest(name, names)}", f"Commands: {', '.join(names)}.")
+        command: Command = plugins.load("command", name)()
+        return command.run([*rest, "--help"], plugins)
+
+    def page(self, schema: Schema, usage: Usage, topic: str, plugins: PluginNames) -> str:
+        """What `parse_command` prints for `--help` ("") and `--help=TOPIC`."""
+        return render(schema, usage, topic, plugins)
+
+
+# --------------------------------------------------------------------------------------- one command
+
+
+def render(schema: Schema, usage: Usage, topic: str, plugins: PluginNames, width: int = 0) -> str:
+    """The help text of a command. `width` is in columns; 0: that of the terminal."""
+    page = _Page(schema, usage, plugins, width or terminal_width())
+    word = topic.strip().lower().replace("_", "-")
+    titles = {name.lower(): name for name in groups(schema)}
+    if not word:
+        lines = page.everything() if len(schema.specs) <= _FEW else page.overview()
+    elif word == "all":
+        lines = page.everything()
+    elif word == "listgroup":
+        lines = page.groups()
+    elif word in titles:
+        lines = page.group(titles[word])
+    else:
+        lines = page.search(word)
+    return "\n".join(lines)
+
+
+def groups(schema: Schema) -> dict[str, tuple[Spec, ...]]:
+    """Title → options. Sections of one name are one group; it stands where the first of them does."""
+    found: dict[str, list[Spec]] = {}
+    for spec in schema.specs:
+        found.setdefault(spec.group, []).append(spec)
+    return {name: tuple(specs) for name, specs in found.items()}
+
+
+def summaries(schema: Schema) -> dict[str, str]:
+    """Title of a group → what it is, in one line."""
+    return {cls.__name__: (cls.__doc__ or "").strip().splitlines()[0] for cls in reversed(schema.sections.values())}
+
+
+def terminal_width() -> int:
+    """Columns of the terminal on standard output, within what reads well; 100 where there is none."""
+    try:
+        return min(max(os.get_terminal_size(1).columns, 50), 120)
+    except OSError:
+        return 100
+
+
+def columns(left: str, text: str, width: int, indent: int = _INDENT) -> list[str]:
+    """`left`, and `text` wrapped in the column beside it, or below it where `left` is too long."""
+    rows = textwrap.wrap(text, max(width - indent, 24), break_on_hyphens=False) or [""]
+    if len(left) + 2 > indent:
+        return [left, *(" " * indent + row for row in rows)]
+    return [f"{left:<{indent}}{rows[0]}".rstrip(), *(" " * indent + row for row in rows[1:])]
+
+
+def spelling(spec: Spec) -> str:
+    """The option strings, short ones first; --[no-]x for a boolean."""
+    flag = f"--[no-]{spec.flag[2:]}" if spec.base is bool else spec.flag
+    return ", ".join((*spec.option.aliases, flag))
+
+
+def metavar(spec: Spec) -> str:
+    """How the value stands behind the option."""
+    if spec.base is bool:
+        return " [true|false]" if spec.option.optional_value else ""
+    name = {int: "SIZE" if spec.option.human else "N", float: "X", str: "TEXT", dict: "JSON"}[spec.base]
+    if spec.option.kind:
+        name = "NAME"
+    if spec.many:
+        name = "JSON" if spec.option.json else f"{name} [{name} ...]" if spec.option.nargs == "+" else name
+    return f" [{name}]" if spec.option.bare else f" {name}"
+
+
+def default_text(spec: Spec) -> str:
+    """The default as the user would write it; empty where the sentence already tells it, and for none and false."""
+    if spec.default is None or spec.default is False or spec.default in ("", (), {}) or "Default" in spec.option.doc:
+        return ""
+    if spec.base is bool:
+        return "true"
+    if spec.option.human:
+        return size_text(spec.default)
+    return " ".join(str(value) for value in spec.default) if spec.many else str(spec.default)
+
+
+def size_text(value: int) -> str:
+    """The shortest way to write a whole number that `human_size` reads back."""
+    exact = (f"{value // scale}{letter}" for letter, scale in SCALES.items() if value and value % scale == 0)
+    return min(exact, key=len, default="0")
+
+
+def fate(spec: Spec) -> str:
+    """What becomes of an option that does not simply work; empty for one that does."""
+    option = spec.option
+    if option.inert:
+        return f"Accepted without effect: {option.inert}."
+    if option.replaced:
+        return f"Replaced by {option.replaced}."
+    if option.lacks is None:
+        return ""
+    rest = "".join(f", {value}" for value in option.passes if isinstance(value, (str, int)))
+    default = "false" if spec.default is False else default_text(spec) or "the default"
+    return f"This build has no {option.lacks.feature} (plugin kind {option.lacks.kind}); accepted: {default}{rest}."
+
+
+class _Page:
+    """Lines of help for one command."""
+
+    def __init__(self, schema: Schema, usage: Usage, plugins: PluginNames, width: int) -> None:
+        self._schema = schema
+        self._usage = usage
+        self._plugins = plugins
+        self._width = width
+        self._groups = groups(schema)
+        self._summaries = summaries(schema)
+
+    def _head(self) -> Iterator[str]:
+        argument = f" [{self._usage.positional.upper()}]" if self._usage.positional else ""
+        options = " [options]" if self._schema.specs else ""
+        yield f"usage: {self._usage.command}{argument}{options}"
+        yield ""
+        yield from textwrap.wrap(self._usage.summary, self._width)
+
+    def overview(self) -> Iterator[str]:
+        yield from self._head()
+        yield ""
+        yield "Most used options:"
+        yield from self._options(spec for spec in self._schema.specs if spec.option.common)
+        yield ""
+        yield "Groups of options:"
+        yield from self.groups()
+        yield ""
+        hints = {
+            "--help=all": "every option",
+            "--help=listgroup": "the groups",
+            "--help=ModelConfig": "one group",
+            "--help=max-num-seqs": "one option",
+            "--help=max": "every option whose name contains the word",
+        }
+        yield "More help:"
+        for left, text in hints.items():
+            yield from columns("  " + left, text, self._width)
+
+    def everything(self) -> Iterator[str]:
+        yield from self._head()
+        for name in self._groups:
+            yield ""
+            yield from self._group(name)
+        yield from self._sizes(self._schema.specs)
+
+    def groups(self) -> Iterator[str]:
+        for name, specs in self._groups.items():
+            noun = "option" if len(specs) == 1 else "options"
+            yield from columns("  " + name, f"{self._summaries[name]} ({len(specs)} {noun})", self._width)
+
+    def group(self, name: str) -> Iterator[str]:
+        yield from self._group(name)
+        yield from self._sizes(self._groups[name])
+
+    def _group(self, name: str) -> Iterator[str]:
+        yield from textwrap.wrap(f"{name}: {self._summaries[name]}", self._width)
+        yield from self._options(self._groups[name])
+
+    def search(self, word: str) -> Iterator[str]:
+        """One option by its exact name, else every option with the word in a spelling of it."""
+        exact = self._schema.find("--" + word.lstrip("-"))
+        if exact is not None:
+            found: tuple[Spec, ...] = (exact.spec,)
+        else:
+            found = tuple(s for s in self._schema.specs if any(word in flag for flag in s.flags))
+        if found:
+            yield from self._options(found)
+            yield from self._sizes(found)
+            return
+        known = [*(spec.flag[2:] for spec in self._schema.specs), *self._groups]
+        yield f"No group or option matches {word!r}.{nearest(word, known)}"
+        yield "See --help=listgroup for the groups and --help=all for every option."
+
+    def _options(self, specs: Iterable[Spec]) -> Iterator[str]:
+        for spec in specs:
+            yield from columns("  " + spelling(spec) + metavar(spec), " ".join(self._facts(spec)), self._width)
+
+    def _sizes(self, specs: Iterable[Spec]) -> Iterator[str]:
+        if any(spec.option.human for spec in specs):
+            yield ""
+            yield from textwrap.wrap(_SIZES, self._width)
+
+    def _facts(self, spec: Spec) -> Iterator[str]:
+        option = spec.option
+        yield option.doc
+        if option.choices:
+            yield f"One of: {', '.join(map(str, option.choices))}."
+        if spec.limits:
+            yield f"Must be {spec.limits}."
+        if option.json and spec.base is dict:
+            yield f"Also key by key: {spec.flag}.KEY VALUE."
+        if option.append:
+            yield "May be given more than once."
+        if option.kind:
+            names = [f"{n} ({self._plugins.origin(option.kind, n)})" for n in self._plugins.names(option.kind)]
+            if names:
+                yield f"Available: {', '.join(names)}."
+        if option.env:
+            yield f"Environment: {variable(option.env)}."
+        if default_text(spec):
+            yield f"Default: {default_text(spec)}."
+        if fate(spec):
+            yield fate(spec)
+
+
+# --------------------------------------------------------------------------------------- the program
+
+
+def _program(plugins: PluginSet, width: int) -> Iterator[str]:
+    """The text of `ferrule --help`: the commands, told from metadata and source text, without importing one."""
+    yield "usage: ferrule [-h] [-v] COMMAND [options]"
+    yield ""
+    yield "An LLM inference server in which every piece that varies is a plugin."
+    yield ""
+    yield "Commands:"
+    for name in plugins.names("command"):
+        refs = plugins.offers("command", name)
+        said = summary(refs[0].target) if len(refs) == 1 else ""
+        if not all(ref.builtin for ref in refs):
+            said = f"{said} (from {plugins.origin('command', name)})".strip()
+        yield from columns("  " + name, said, width, indent=18)
+    yield ""
+    yield "Options:"
+    yield from columns("  -h, --help", "This text; ferrule COMMAND --help tells about a command.", width, 18)
+    yield from columns("  --help=WORD", "All options (all), their groups (listgroup), or what has the name.", width, 18)
+    yield from columns("  -v, --version", "The version.", width, 18)
+
+
+def summary(target: str) -> str:
+    """The `summary` that the class at "module:Class" declares as a plain text; "" where it is not told so simply."""
+    module, _, attribute = target.partition(":")
+    try:
+        source = _source(module)
+        if source is None or source.stat().st_size > _LARGEST_SOURCE:
+            return ""
+        tree = ast.parse(source.read_bytes())
+    except (ImportError, OSError, SyntaxError, ValueError, RecursionError):
+        return ""  # a plugin that cannot be read is listed without a word; `plugins check` says what is wrong
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and node.name == attribute:
+            return next(filter(None, map(_summary_value, node.body)), "")
+    return ""
+
+
+def _summary_value(statement: ast.stmt) -> str:
+    if isinstance(statement, ast.Assign):
+        target, value = statement.targets[0], statement.value
+    elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
+        target, value = statement.target, statement.value
+    else:
+        return ""
+    named = isinstance(target, ast.Name) and target.id == "summary"
+    return value.value if named and isinstance(value, ast.Constant) and isinstance(value.value, str) else ""
+
+
+def _source(module: str) -> Path | None:
+    """The file of a module. Only the finders of the top-level name are asked: below it, they would import packages."""
+    parts = module.split(".")
+    if not all(parts):
+        return None
+    top = _find(parts[0])
+    if top is None or len(parts) == 1:
+        return Path(top.origin) if top is not None and top.has_location and top.origin else None
+    folders = [Path(folder).joinpath(*parts[1:-1]) for folder in top.submodule_search_locations or ()]
+    candidates = (folder / name for folder in folders for name in (f"{parts[-1]}/__init__.py", f"{parts[-1]}.py"))
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def _find(name: str) -> ModuleSpec | None:
+    for finder in sys.meta_path:
+        spec = finder.find_spec(name, None)
+        if spec is not None:
+            return spec
+    return None

@@ -1,0 +1,85 @@
+"""The HTTP socket: bound before anything is loaded, so that a taken port is said at once."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ferrule.config import FrontendConfig
+from ferrule.errors import StartupError
+
+_BACKLOG = 2048
+
+
+def bind(host: str | None, port: int, shared: bool = False) -> socket.socket:
+    """Listen before anything is loaded. Raises StartupError when the address cannot be had.
+
+    `shared` lets other sockets of this user listen there as well.
+    """
+    address = host or "::"
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    if host is None and not socket.has_dualstack_ipv6():
+        address, family = "", socket.AF_INET
+    try:
+        return socket.create_server(
+            (address, port),
+            family=family,
+            backlog=_BACKLOG,
+            reuse_port=shared,
+            dualstack_ipv6=host is None and family == socket.AF_INET6,
+        )
+    except OSError as error:
+        where = f"{host or 'any address'}, port {port}"
+        number = error.errno or 0  # negative: the resolver's
+        reason = os.strerror(number).lower() if number > 0 else "the name is not known"
+        raise StartupError(
+            f"Cannot listen on {where}: {reason}.",
+            "Another server may be running there; choose another --port." if port else "",
+        ) from None
+
+
+@contextmanager
+def listening(front: FrontendConfig) -> Iterator[list[socket.socket]]:
+    """The sockets that the options ask for; the file of a Unix socket is gone at the end. Raises StartupError.
+
+    On a port each API process has a socket of its own, and the kernel spreads the connections over them: of a socket
+    that several accept from, one process may take all. That is how it is with a Unix socket.
+    """
+    if front.uds is not None:
+        listener = bind_file(front.uds)
+        try:
+            yield [listener]
+        finally:
+            Path(front.uds).unlink(missing_ok=True)
+        return
+    first = bind(front.host, front.port)  # alone: who else listens there is found out
+    if front.api_server_count == 1:
+        yield [first]
+        return
+    port = first.getsockname()[1]
+    first.close()
+    yield [bind(front.host, port, shared=True) for _ in range(front.api_server_count)]
+
+
+def bind_file(path: str) -> socket.socket:
+    """Listen on a Unix socket, with the mode that the umask leaves. Raises StartupError.
+
+    What a dead server left there is replaced; a live server's socket, and whatever is no socket, stays.
+    """
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(FileNotFoundError):
+            if probe.connect_ex(path) == errno.ECONNREFUSED and Path(path).is_socket():
+                Path(path).unlink()
+        listener.bind(path)
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        taken = error.errno == errno.EADDRINUSE
+        reason = "a server is listening there, or it is no socket" if taken else (error.strerror or str(error)).lower()
+        raise StartupError(f"Cannot listen on {path}: {reason}.", "Choose another --uds.") from None
+    return listener

@@ -1,0 +1,42 @@
+"""`ferrule pack`: a model's weights, quantized and laid out for the CPU's kernels, in a folder to be served."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ferrule.config.help import Usage
+from ferrule.config.parse import parse_command
+from ferrule.errors import ConfigError
+from ferrule.interfaces.command import Command
+from ferrule.interfaces.plugins import Plugins
+
+_USAGE = "Usage: ferrule pack MODEL [OUT] [-q METHOD] [--dtype TYPE] [options]"
+
+
+class PackCommand(Command):
+    summary = "Write a model's weights as the CPU's kernels read them, for quick starts."
+
+    def run(self, argv: Sequence[str], plugins: Plugins) -> int:
+        """Returns 0 when the folder is there. Raises StartupError; then there is none, or the one that was."""
+        from ferrule_plugins.command.pack import options
+
+        usage = Usage("ferrule pack", self.summary, "model")
+        parsed = parse_command(_named(argv), usage, plugins, sections=options.sections(), server=False)
+        if parsed is None:
+            return 0
+        config = options.whole(parsed.config)
+        if not config.model.model:
+            raise ConfigError("MODEL is missing.", _USAGE)
+        from ferrule.launch.prepare import prepare
+        from ferrule_plugins.command.pack.run import pack
+
+        ready, chosen = prepare(config, parsed.notices, plugins, "pack")
+        return pack(parsed.extra["pack"], ready, chosen)
+
+
+def _named(argv: Sequence[str]) -> list[str]:
+    """The second of two words that come before all options is OUT."""
+    words = list(argv)
+    if len(words) > 1 and not any(word.startswith("-") for word in words[:2]):
+        words[1:2] = ["--output", words[1]]
+    return words

@@ -1,0 +1,98 @@
+"""What a loaded model consists of: packed matrices, and the parameters beside them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ferrule import __version__
+from ferrule.config.checkpoint import Values
+from ferrule.errors import ConfigError
+from ferrule.execution.load import Loaded
+from ferrule_kernels.cpu.dense import DenseMatrix
+from ferrule_kernels.cpu.matmul import PackedMatrix
+from ferrule_nn import Dense, Linear
+from ferrule_plugins.quantization.packed import FACTORS, METHOD, WEIGHT, Kept, stated
+
+Matrix = DenseMatrix | PackedMatrix
+
+
+@dataclass(frozen=True)
+class Contents:
+    """`tensors` by the model's own names; `kept` says how the packed layers are kept.
+
+    The largest come first: a file's pages count beside the memory that they are copied to, least at the beginning.
+    """
+
+    tensors: Mapping[str, torch.Tensor]
+    kept: Mapping[str, Kept]
+
+
+def contents(loaded: Loaded) -> Contents:
+    """What is to be written, without a copy. Raises ConfigError where nothing is packed, or in no form of ours."""
+    info, model = loaded.info, loaded.model
+    if not isinstance(model, torch.nn.Module):
+        raise ConfigError(f"The model implementation {info.implementation} is no torch.nn.Module.")
+    if info.quantization == METHOD:
+        raise ConfigError("The model's weights are packed already: name the checkpoint that they were made from.")
+    kept: dict[str, Kept] = {}
+    tensors: dict[str, torch.Tensor] = {}
+    for name, part in model.named_modules():
+        if isinstance(part, Linear):
+            matrix = _matrix(name, part, info.quantization)
+            if matrix is not None:
+                tied = isinstance(part.scheme, Dense) and getattr(part, "tied", None) is not None
+                kept[name] = Kept.of(matrix, table=tied)
+                tensors.update(_packed(name, matrix))
+            elif getattr(part, "tied", None) is None and isinstance(part.scheme, Dense):
+                tensors[f"{name}.weight"] = part.scheme.plain(part)
+    if not kept:
+        raise ConfigError(
+            f"Nothing can be packed: {info.implementation} has no form of its own for weights of {info.dtype}.",
+            "Weights of bfloat16 (--dtype bfloat16) and quantized ones (-q int8) of native models have one.",
+        )
+    for name, parameter in model.named_parameters():
+        if parameter.numel():  # those of packed layers are empty
+            tensors.setdefault(name, parameter.detach())
+    ordered = sorted(tensors.items(), key=lambda item: -item[1].nbytes)
+    return Contents(dict(ordered), kept)
+
+
+def _matrix(name: str, layer: Linear, method: str | None) -> Matrix | None:
+    """How the layer is packed; None for one that is as it came, or in an order of a library's. Raises ConfigError."""
+    matrix: Any = getattr(layer.scheme, "matrix", None)
+    if isinstance(matrix, Matrix) or isinstance(layer.scheme, Dense):
+        return matrix
+    raise ConfigError(
+        f"{name} has no form that can be written: {method} keeps it in one of its own, or there are no kernels here.",
+        "The log says which kernels there are. fp8 weights are packed with --dtype bfloat16.",
+    )
+
+
+def _packed(name: str, matrix: Matrix) -> Iterator[tuple[str, torch.Tensor]]:
+    yield f"{name}.{WEIGHT}", matrix.packed
+    if isinstance(matrix, PackedMatrix) and matrix.factors is not None:
+        yield f"{name}.{FACTORS}", matrix.factors
+
+
+def configuration(loaded: Loaded, kept: Mapping[str, Kept]) -> dict[str, Any]:
+    """The ``config.json`` of the folder: the checkpoint's, with what --hf-overrides said, and what the weights are."""
+    checkpoint = loaded.context.config
+    outer = copy.deepcopy(dict(checkpoint.outer if isinstance(checkpoint, Values) else checkpoint))
+    _drop(outer)
+    packed = stated(kept, loaded.context.dtype, loaded.info.quantization)
+    outer["quantization_config"] = {**packed, "made_by": f"ferrule {__version__}"}
+    return outer
+
+
+def _drop(values: dict[str, Any]) -> None:
+    """Take out the word of the source about its weights, wherever a composite model has it."""
+    for key in ("quantization_config", "compression_config"):
+        values.pop(key, None)
+    for value in values.values():
+        if isinstance(value, dict):
+            _drop(value)

@@ -1,0 +1,131 @@
+"""One run: load, write beside the place, rename."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ferrule.config import Config
+from ferrule.config.checkpoint import read_json
+from ferrule.env import before_libraries
+from ferrule.errors import CheckpointError, ConfigError
+from ferrule.execution.load import Loaded, load
+from ferrule.interfaces.plugins import Plugins
+from ferrule.launch.localise import localise
+from ferrule_plugins.command.pack.contents import configuration, contents
+from ferrule_plugins.command.pack.options import PackConfig
+from ferrule_plugins.command.pack.write import write
+from ferrule_plugins.quantization.packed import METHOD
+
+_CONFIG = "config.json"
+_COPIED = frozenset({".json", ".txt", ".model", ".jinja", ".tiktoken", ".py", ".md"})  # what is no weights
+_TEMPLATES = "additional_chat_templates"
+_LICENSES = ("LICENSE", "NOTICE")
+
+
+def pack(options: PackConfig, config: Config, plugins: Plugins) -> int:
+    """Load the model as `ferrule serve` does, and write it. Raises StartupError."""
+    before_libraries()
+    start = time.monotonic()
+    named, config = config.model.model, localise(config, plugins)
+    source, method = Path(config.model.model), config.model.quantization
+    if options.output is not None or method is not None:  # else it is known when the model is loaded
+        _check_place(_place(options, source, method or ""), options.force)
+    loaded = load(config, plugins)
+    what = loaded.info.quantization or loaded.info.dtype
+    out = _place(options, source, what)
+    _check_place(out, options.force)
+    with _beside(out) as folder:
+        files, size = _write(folder, source, loaded)
+    seconds = time.monotonic() - start
+    print(f"{named}, {what}: {size / 1e6:.1f} MB in {files} file{'s' * (files > 1)}, {seconds:.1f} s.")
+    print(f"Serve it: ferrule serve {shlex.quote(str(out))}{_further(loaded, config)}")
+    return 0
+
+
+def _place(options: PackConfig, source: Path, what: str) -> Path:
+    """The folder to write: the one that was named, or one in the model's own."""
+    return source / f"packed-{what}" if options.output is None else Path(options.output).expanduser()
+
+
+def _further(loaded: Loaded, config: Config) -> str:
+    """Options that a server of the folder needs, because they decided what the weights are."""
+    words = "" if config.model.dtype == "auto" else f" --dtype {loaded.info.dtype}"
+    words += "" if config.model.model_impl == "auto" else f" --model-impl {config.model.model_impl}"
+    return words + (" --trust-remote-code" if config.model.trust_remote_code else "")
+
+
+def _check_place(out: Path, force: bool) -> None:
+    """Raises ConfigError where something is that may not be replaced."""
+    if not out.exists() and not out.is_symlink():
+        return
+    if not _was_packed(out):
+        raise ConfigError(f"{out} is no folder that `ferrule pack` wrote.", "--output FOLDER names another one.")
+    if not force:
+        raise ConfigError(f"{out} is there.", "--force replaces it; --output FOLDER names another one.")
+
+
+def _was_packed(out: Path) -> bool:
+    if out.is_symlink() or not (out / _CONFIG).is_file():
+        return False
+    try:
+        stated = read_json(out / _CONFIG).get("quantization_config")
+    except CheckpointError:  # whatever it is, it is not ours to remove
+        return False
+    return isinstance(stated, dict) and stated.get("quant_method") == METHOD
+
+
+@contextmanager
+def _beside(out: Path) -> Iterator[Path]:
+    """A folder that takes the place of `out` when all went well, and leaves no trace when not. Raises ConfigError."""
+    folder = out.parent / f".{out.name}.{os.getpid()}.part"
+    old = out.parent / f".{out.name}.{os.getpid()}.old"
+    try:
+        folder.mkdir(parents=True)
+        yield folder
+        if out.exists():
+            out.rename(old)
+        folder.rename(out)
+    except OSError as error:
+        raise ConfigError(
+            f"{error.filename or out} cannot be written: {error.strerror or error}.", "--output FOLDER names a place."
+        ) from error
+    finally:
+        if old.exists() and not out.exists():
+            old.rename(out)
+        for left in (folder, old):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _write(folder: Path, source: Path, loaded: Loaded) -> tuple[int, int]:
+    """How many weight files, and how many bytes. Raises OSError, ConfigError."""
+    found = contents(loaded)
+    size = sum(tensor.nbytes for tensor in found.tensors.values())
+    free = shutil.disk_usage(folder).free
+    if size > free:
+        raise ConfigError(
+            f"{folder.parent} has {free / 1e9:.2f} GB of free space, and {size / 1e9:.2f} GB are to be written.",
+            "--output FOLDER names another place.",
+        )
+    _copy_others(source, folder)
+    files = write(folder, found.tensors)
+    text = json.dumps(configuration(loaded, found.kept), indent=2)
+    (folder / _CONFIG).write_text(text + "\n", encoding="utf-8")
+    return len(files), size
+
+
+def _copy_others(source: Path, folder: Path) -> None:
+    """What the folder has beside weights: tokenizer, chat templates, defaults of generation, code, licenses."""
+    for file in sorted(source.iterdir()):
+        wanted = file.suffix in _COPIED or file.name.upper().startswith(_LICENSES)
+        if not file.is_file() or not wanted or file.name == _CONFIG or file.name.endswith(".index.json"):
+            continue
+        shutil.copyfile(file, folder / file.name)
+    if (source / _TEMPLATES).is_dir():
+        shutil.copytree(source / _TEMPLATES, folder / _TEMPLATES)

@@ -1,0 +1,33 @@
+"""`ferrule run-batch`: a file of requests, answered as the server would, into a file of results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ferrule.config.help import Usage
+from ferrule.config.parse import parse_command
+from ferrule.interfaces.command import Command
+from ferrule.interfaces.plugins import Plugins
+from ferrule_plugins.command.serve import with_model
+
+
+class RunBatch(Command):
+    summary = "Answer a file of requests, in OpenAI's batch form."
+
+    def run(self, argv: Sequence[str], plugins: Plugins) -> int:
+        """Returns 0 when every row has its result, 1 when the engine died, 130 when it was stopped."""
+        from ferrule_plugins.command.run_batch import options
+
+        usage = Usage("ferrule run-batch", self.summary, "model")
+        parsed = parse_command(argv, usage, plugins, sections=options.sections(), server=False)
+        if parsed is None:
+            return 0
+        batch = parsed.extra["batch"]
+        options.check(batch)
+        from ferrule.launch.prepare import prepare
+        from ferrule_plugins.command.run_batch.run import Batch, run_batch
+
+        config = options.applied(with_model(parsed.config), parsed.extra["served"])
+        notices = (*parsed.notices, *options.notices(batch, parsed.origins))
+        ready, chosen = prepare(config, notices, plugins, "batch")
+        return run_batch(Batch(batch, ready, chosen, options.identity(config)))

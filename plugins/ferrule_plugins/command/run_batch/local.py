@@ -1,0 +1,83 @@
+"""The server's application, called in this process: one gate, one set of routers, and no socket."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, MutableMapping
+from typing import Any
+
+from ferrule_plugins.command.run_batch.rows import Answer
+
+Message = MutableMapping[str, Any]
+App = Callable[[Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]]
+
+# Routes that take one request and give one answer. A route that no router serves is no choice.
+BATCH_URLS = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/pooling",
+    "/classify",
+    "/score",
+    "/v1/score",
+    "/rerank",
+    "/v1/rerank",
+    "/v2/rerank",
+)
+
+
+async def served_urls(app: App) -> Collection[str]:
+    """Those of BATCH_URLS that the application answers to a POST."""
+    found = []
+    for url in BATCH_URLS:
+        _, headers, _ = await _call(app, "OPTIONS", url, b"")
+        if "POST" in headers.get("allow", ""):
+            found.append(url)
+    return frozenset(found)
+
+
+async def ask(app: App, url: str, body: bytes) -> Answer:
+    """POST a JSON body."""
+    status, headers, content = await _call(app, "POST", url, body)
+    wait = headers.get("retry-after", "1")
+    return Answer(status, headers.get("x-request-id", ""), content, float(wait) if wait.isdigit() else 1.0)
+
+
+async def _call(app: App, method: str, url: str, body: bytes) -> tuple[int, dict[str, str], bytes]:
+    scope: Message = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": method,
+        "scheme": "http",
+        "path": url,
+        "raw_path": url.encode(),
+        "root_path": "",
+        "query_string": b"",
+        "headers": [
+            (b"host", b"localhost"),
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+        ],
+        "client": ("run-batch", 0),
+        "server": ("localhost", 0),
+        "state": {},
+    }
+    unread = [body]
+    status, headers, pieces = 0, {}, []
+
+    async def receive() -> Message:
+        if not unread:
+            await asyncio.Event().wait()  # this client never leaves
+        return {"type": "http.request", "body": unread.pop(), "more_body": False}
+
+    async def send(message: Message) -> None:
+        nonlocal status, headers
+        if message["type"] == "http.response.start":
+            status = message["status"]
+            headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in message["headers"]}
+        elif message["type"] == "http.response.body":
+            pieces.append(message.get("body", b""))
+
+    await app(scope, receive, send)
+    return status, headers, b"".join(pieces)

@@ -1,0 +1,126 @@
+"""The options of `ferrule run-batch`: its own, those of the engine, and those of the server that shape an answer."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, get_type_hints
+
+import msgspec
+
+from ferrule.config import Config
+from ferrule.config.option import Option, opt, option_of
+from ferrule.config.parse import config_sections
+from ferrule.errors import ConfigError
+from ferrule_plugins.command.declared import engine_sections
+
+# Options of `serve` that mean the same here. The others (keys, TLS, CORS …) belong to a server that listens.
+_SERVED = {
+    "frontend": (
+        "response_role",
+        "max_log_len",
+        "disable_log_requests",
+        "enable_prompt_tokens_details",
+        "return_tokens_as_token_ids",
+        "strict_requests",
+        "enable_auto_tool_choice",
+        "exclude_tools_when_tool_choice_none",
+        "tool_call_parser",
+        "reasoning_parser",
+        "routers",
+        "shutdown_timeout",
+    ),
+    "observability": ("show_hidden_metrics_for_version",),
+    "plugins": ("tool_parser_plugin", "reasoning_parser_plugin", "plugin_adapter"),
+    "limits": ("max_body_bytes", "max_json_depth"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchConfig:
+    """What is read, where results go, and how many requests run."""
+
+    input_file: str = opt("", "JSONL file of requests: a path, or a URL to GET.", aliases=("-i",), common=True)
+    output_file: str = opt("", "JSONL file of results: a path, or a URL to PUT to.", aliases=("-o",), common=True)
+    output_tmp_dir: str | None = opt(
+        None, "Folder of the journal, and of the results of a URL. Default: beside the output file, or the system's."
+    )
+    max_inflight: int | None = opt(
+        None, "Most requests in flight. Default: twice --max-num-seqs.", ge=1, le=2048, common=True
+    )
+    max_input_bytes: int = opt(4 << 30, "Largest input that is fetched from a URL.", ge=1, human=True)
+    enable_metrics: bool = opt(False, "Answer GET /metrics and /health while the batch runs.", common=True)
+    host: str | None = opt(None, "Address of the metrics. Default: 127.0.0.1.")
+    port: int = opt(8000, "Port of the metrics; 0 takes a free one.", ge=0, le=65535)
+    url: str | None = opt(None, "Address of the metrics, not of an API.", replaced="--host")
+
+
+def sections() -> Mapping[str, type]:
+    """Every section of the command."""
+    return {**engine_sections(), "served": _served(), "batch": BatchConfig}
+
+
+def _served() -> type:
+    """One section of the fields in `_SERVED`, which the parser would leave out of a command without a server."""
+    rows = []
+    for key, names in _SERVED.items():
+        cls = config_sections()[key]
+        hints = get_type_hints(cls)
+        for field in (field for field in dataclasses.fields(cls) if field.name in names):
+            option = option_of(field)
+            meta = {part.name: getattr(option, part.name) for part in dataclasses.fields(Option)} | {"server": False}
+            rows.append((field.name, hints[field.name], opt(field.default, **meta)))
+    made = dataclasses.make_dataclass("AnswerConfig", rows, frozen=True, kw_only=True)
+    made.__doc__ = "How requests are answered, as by ferrule serve."
+    return made
+
+
+def applied(config: Config, served: Any) -> Config:
+    """`config` with the values of the served section in their places, and with nothing that asks for a key."""
+    parts: dict[str, Any] = {}
+    for key, names in _SERVED.items():
+        values = {name: getattr(served, name) for name in names}
+        parts[key] = dataclasses.replace(getattr(config, key), **values)
+    parts["frontend"] = dataclasses.replace(
+        parts["frontend"],
+        api_key=(),
+        allowed_origins=(),  # CORS is for browsers
+        enable_request_id_headers=True,  # each row names its request
+        disable_uvicorn_access_log=True,
+    )
+    return dataclasses.replace(config, **parts, env=msgspec.structs.replace(config.env, api_key=None))
+
+
+def check(options: BatchConfig) -> None:
+    """Raise ConfigError for what is missing."""
+    missing = [f for f, value in (("-i", options.input_file), ("-o", options.output_file)) if not value]
+    if missing:
+        raise ConfigError(
+            f"{' and '.join(missing)} {'are' if len(missing) > 1 else 'is'} missing.",
+            "Usage: ferrule run-batch -i requests.jsonl -o results.jsonl [MODEL] [options]",
+        )
+
+
+def notices(options: BatchConfig, origins: Mapping[str, str]) -> tuple[str, ...]:
+    """Sentences about options that were given and do nothing."""
+    if options.enable_metrics:
+        return ()
+    given = [f"--{name}" for name in ("host", "port") if origins.get(name, "").startswith("command")]
+    return tuple(f"{flag} has no effect without --enable-metrics." for flag in given)
+
+
+def identity(config: Config) -> dict[str, Any]:
+    """What decides an answer, beside the request: a batch goes on only under the same. Secrets are not in it."""
+    default = Config()
+    picked = {"model": None, **{key: names for key, names in _SERVED.items() if key == "frontend"}}
+    quiet = {"max_log_len", "disable_log_requests", "shutdown_timeout", "hf_token"}
+    found: dict[str, Any] = {}
+    for key, names in picked.items():
+        section, usual = getattr(config, key), getattr(default, key)
+        for field in dataclasses.fields(section):
+            value = getattr(section, field.name)
+            counts = names is None or field.name in names or field.name.startswith("chat_template")
+            if counts and field.name not in quiet and value != getattr(usual, field.name):
+                found[field.name] = value
+    return found

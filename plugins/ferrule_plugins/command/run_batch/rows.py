@@ -1,0 +1,163 @@
+"""Lines of a batch: what is asked, what is wrong with a line, and the line that answers it.
+
+The form is that of OpenAI's Batch API (https://platform.openai.com/docs/guides/batch): in come `custom_id`, `method`,
+`url` and `body`, out go `id`, `custom_id`, `response` and `error`. `response` is always filled; `error` is null exactly
+when the status is 200, so that a reader may look at either.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+_BAD_REQUEST = 400
+_SHOWN = 64  # characters of a wrong value that a message repeats
+_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_NO_VALUE = msgspec.Raw(b"null")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A request. `number` is that of its line, from 1."""
+
+    number: int
+    custom_id: str
+    url: str
+    body: bytes
+
+
+@dataclass(frozen=True)
+class Bad:
+    """A line that cannot be sent. `code` is OpenAI's word for the fault where there is one."""
+
+    number: int
+    custom_id: str | None
+    code: str
+    message: str
+    param: str | None = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the application said. `body` is JSON on one line."""
+
+    status: int
+    request_id: str
+    body: bytes
+    retry_after: float = 1.0  # seconds
+
+
+def custom_id_of(line: bytes) -> str | None:
+    """The id on a line, or None for a line without a valid one."""
+    try:
+        return _custom_id(_FIELDS.decode(line))
+    except (msgspec.DecodeError, RecursionError):
+        return None
+
+
+def read_row(number: int, line: bytes, urls: Collection[str]) -> Row | Bad:
+    """Check one line. `urls` are the routes that answer requests."""
+    try:
+        fields = _FIELDS.decode(line)
+    except (msgspec.DecodeError, RecursionError):
+        return Bad(number, None, "invalid_json_line", f"Line {number} is not a JSON object.")
+    custom_id = _custom_id(fields)
+
+    def bad(code: str, message: str, param: str) -> Bad:
+        return Bad(number, custom_id, code, f"Line {number}: {message}", param)
+
+    if custom_id is None:
+        return bad("missing_required_parameter", "custom_id must be a text that is not empty.", "custom_id")
+    method, url = _text(fields, "method"), _text(fields, "url")
+    if method != "POST":
+        return bad("invalid_method", f'method must be "POST"{_instead(method)}.', "method")
+    if url is None or url not in urls:
+        return bad("invalid_url", f"url must be one of {', '.join(sorted(urls))}{_instead(url)}.", "url")
+    body = fields.get("body")
+    try:
+        asked = _FIELDS.decode(body) if body is not None else None
+    except (msgspec.DecodeError, RecursionError):
+        asked = None
+    if body is None or asked is None:
+        return bad("missing_required_parameter", "body must be a JSON object.", "body")
+    if bytes(asked.get("stream", _NO_VALUE)).strip() not in (b"null", b"false"):
+        return bad("stream_unsupported", "a batch cannot stream: leave body.stream out.", "body.stream")
+    return Row(number, custom_id, url, bytes(body))
+
+
+def duplicate(row: Row | Bad, first: int) -> Bad:
+    """What stands for the second line with an id."""
+    message = f"Line {row.number}: the custom_id is already that of line {first}; it must occur once."
+    return Bad(row.number, row.custom_id, "duplicate_custom_id", message, "custom_id")
+
+
+def too_long(number: int, most: int) -> Bad:
+    return Bad(number, None, "line_too_long", f"Line {number} is longer than {most} bytes (--max-body-bytes).")
+
+
+def answered(row: Row, answer: Answer) -> bytes:
+    """The result of a request, one line without its end."""
+    body = _one_line(answer.body)
+    return _result(row.custom_id, answer.status, answer.request_id, msgspec.Raw(body), _error_of(row, answer, body))
+
+
+def refused(bad: Bad) -> bytes:
+    """The result of a line that was not sent, one line without its end."""
+    error = {"message": bad.message, "type": "BadRequestError", "param": bad.param, "code": _BAD_REQUEST}
+    said = {"code": bad.code, "message": bad.message, "param": bad.param, "line": bad.number}
+    return _result(bad.custom_id, _BAD_REQUEST, secrets.token_hex(16), {"error": error}, said)
+
+
+def _result(custom_id: str | None, status: int, request_id: str, body: Any, error: Any) -> bytes:
+    return msgspec.json.encode(
+        {
+            "id": f"batch_req_{secrets.token_hex(16)}",
+            "custom_id": custom_id,
+            "response": {"status_code": status, "request_id": request_id, "body": body},
+            "error": error,
+        }
+    )
+
+
+def _error_of(row: Row, answer: Answer, body: bytes) -> dict[str, Any] | None:
+    """The error in OpenAI's batch form, from the error object of an answer."""
+    if answer.status == 200:
+        return None
+    found = msgspec.json.decode(body)
+    error = found.get("error") if isinstance(found, dict) else None
+    error = error if isinstance(error, dict) else {}
+    message = error.get("message") or f"The request was answered {answer.status}."
+    return {
+        "code": error.get("type") or str(answer.status),
+        "message": message,
+        "param": error.get("param"),
+        "line": row.number,
+    }
+
+
+def _one_line(body: bytes) -> bytes:
+    """JSON without line ends; what is no JSON becomes a text."""
+    try:
+        value = msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError):
+        return msgspec.json.encode(body.decode("utf-8", "replace"))
+    return msgspec.json.encode(value) if b"\n" in body else body
+
+
+def _custom_id(fields: dict[str, msgspec.Raw]) -> str | None:
+    return _text(fields, "custom_id") or None
+
+
+def _text(fields: dict[str, msgspec.Raw], name: str) -> str | None:
+    try:
+        return msgspec.json.decode(fields.get(name, _NO_VALUE), type=str)
+    except msgspec.DecodeError:
+        return None
+
+
+def _instead(value: str | None) -> str:
+    return "" if value is None else f", not {value[:_SHOWN]!r}"

@@ -1,0 +1,85 @@
+"""The two dialogues: a conversation that is remembered, and completions that are not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ferrule_plugins.command.terminal.chunks import Answer
+from ferrule_plugins.command.terminal.client import Server
+from ferrule_plugins.command.terminal.dialogue import Action, Dialogue
+from ferrule_plugins.command.terminal.screen import Screen
+
+_NO_TOOLS = "This client runs no tools."
+
+
+class Conversation(Dialogue):
+    """Every request has all messages so far. One that failed is not among them; one that was stopped is."""
+
+    route = "/chat/completions"
+
+    def __init__(
+        self,
+        server: Server,
+        model: str,
+        screen: Screen,
+        fields: Mapping[str, Any],
+        *,
+        stats: bool,
+        system: str | None,
+    ) -> None:
+        super().__init__(server, model, screen, fields, stats=stats)
+        self._system = system
+        self._messages: list[dict[str, Any]] = []
+
+    def body(self, text: str) -> dict[str, Any]:
+        system = [{"role": "system", "content": self._system}] if self._system else []
+        return {"messages": [*system, *self._messages, _user(text)]}
+
+    def keep(self, text: str, answer: Answer) -> None:
+        """Thinking is not sent back. A call gets the result that there is: the protocol wants one for each."""
+        if not answer.text and not answer.calls:
+            return
+        said: dict[str, Any] = {"role": "assistant", "content": answer.text}
+        if answer.finish is None:  # stopped: a call may be cut in the middle of its arguments
+            self._messages += [_user(text), said] if answer.text else []
+            return
+        calls = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in answer.calls.values()
+        ]
+        results = [{"role": "tool", "tool_call_id": call["id"], "content": _NO_TOOLS} for call in calls]
+        self._messages += [_user(text), {**said, "tool_calls": calls} if calls else said, *results]
+
+    def actions(self) -> dict[str, Action]:
+        return {
+            "reset": Action("Forget the conversation; the system prompt stays.", self._reset),
+            "system": Action("Show the system prompt, or set it; - removes it.", self._set_system, "[TEXT]"),
+            **super().actions(),
+        }
+
+    def _reset(self, argument: str) -> None:
+        self._messages.clear()
+        self.screen.note("The conversation is forgotten.")
+
+    def _set_system(self, text: str) -> None:
+        if text:
+            self._system = None if text == "-" else text
+        self.screen.note(f"System prompt: {self._system}" if self._system else "There is no system prompt.")
+
+
+class Completions(Dialogue):
+    """Every prompt stands alone and is sent exactly as it was typed."""
+
+    route = "/completions"
+
+    def body(self, text: str) -> dict[str, Any]:
+        return {"prompt": text}
+
+    def unknown(self, name: str, meant: str) -> bool:
+        """A prompt may well begin with a slash."""
+        return False
+
+
+def _user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}

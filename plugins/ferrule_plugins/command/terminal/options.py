@@ -1,0 +1,115 @@
+"""Options that `chat` and `complete` share, and what follows from them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ferrule import env
+from ferrule.config.option import opt
+from ferrule.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ferrule_plugins.command.terminal.dialogue import Dialogue
+    from ferrule_plugins.command.terminal.editor import Reader
+    from ferrule_plugins.command.terminal.screen import Screen
+
+_SAMPLING = ("temperature", "top_p", "max_tokens", "seed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientOptions:
+    """Which server, and how it is to answer."""
+
+    url: str = opt("http://localhost:8000/v1", "Base URL of an OpenAI-compatible API; unix:/PATH for a Unix socket.")
+    model_name: str | None = opt(None, "Model to ask. Default: the first of /v1/models.")
+    api_key: str | None = opt(None, "API key. Default: OPENAI_API_KEY, else EMPTY.", secret=True)
+    temperature: float | None = opt(None, "Sampling temperature; 0 takes the likeliest token. Default: the server's.")
+    top_p: float | None = opt(None, "Sample from the likeliest tokens with this sum. Default: the server's.")
+    max_tokens: int | None = opt(None, "Most tokens of one answer. Default: the server's.", ge=1)
+    seed: int | None = opt(None, "Seed of sampling. Default: the server's.")
+    extra_body: dict[str, Any] = opt({}, "Further fields of each request.", json=True)
+    stats: bool = opt(False, "Show time to the first token, tokens and their rate after each answer.")
+    thinking: bool | None = opt(None, "Show the model's thinking. Default: on a terminal only.")
+
+
+def fields_of(options: ClientOptions) -> dict[str, Any]:
+    """What every request has of the options."""
+    given = {name: getattr(options, name) for name in _SAMPLING}
+    return {**{name: value for name, value in given.items() if value is not None}, **options.extra_body}
+
+
+def start(
+    options: ClientOptions,
+    quick: str | None,
+    make: Callable[..., Dialogue],
+    history: bool,
+) -> int:
+    """Ask once, or until the input ends; `make(server, model, screen, fields, stats=)` is the dialogue."""
+    from ferrule_plugins.command.terminal.client import Server
+
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # no character may end the program
+    quick = _message(quick)
+    around = env.terminal()
+    server = Server(options.url, options.api_key or around.openai_api_key or "EMPTY")
+    model = options.model_name or _first(server.models())
+    screen = _screen(options, around)
+    dialogue = make(server, model, screen, fields_of(options), stats=options.stats)
+    if quick is not None:
+        dialogue.ask(quick)
+        return 0
+    interactive = sys.stdin.isatty()
+    if interactive:
+        screen.note(f"{model} at {server.url}")
+        screen.note("Enter sends, Alt-Enter begins a new line, /help lists the commands.")
+    reader = _reader(dialogue, around, screen, history=history)
+    return dialogue.run(reader, interactive=interactive)
+
+
+def _message(quick: str | None) -> str | None:
+    """`-` stands for the standard input, whole."""
+    text = sys.stdin.read() if quick == "-" else quick
+    if text is not None and not text.strip():
+        raise ConfigError("--quick has no text to send.")
+    return text
+
+
+def _first(models: tuple[str, ...]) -> str:
+    from ferrule_plugins.command.terminal.client import Unanswered
+
+    if not models:
+        raise Unanswered("The server lists no model.", "Name one with --model-name.")
+    return models[0]
+
+
+def _screen(options: ClientOptions, around: env.Terminal) -> Screen:
+    from ferrule_plugins.command.terminal.screen import Screen
+
+    live = sys.stdout.isatty()
+    return Screen(
+        sys.stdout,
+        sys.stderr,
+        styled=(live and not around.plain, sys.stderr.isatty() and not around.plain),
+        thinking=live if options.thinking is None else options.thinking,
+    )
+
+
+def _reader(dialogue: Dialogue, around: env.Terminal, screen: Screen, *, history: bool) -> Reader:
+    """The editor where it can work: on a terminal for input and output that understands escape sequences."""
+    from ferrule_plugins.command.terminal.editor import Editor, Lines, history_file
+
+    if not sys.stdin.isatty():
+        return Lines(sys.stdin, None)
+    if not sys.stdout.isatty() or around.dumb:
+        return Lines(sys.stdin, sys.stdout if sys.stdout.isatty() else sys.stderr)
+    path = None
+    if history:
+        try:
+            path = history_file(around.state_folder)
+        except OSError as error:
+            screen.note(f"No history is kept: {error.strerror} ({error.filename}).")
+    commands = {f"/{name}": action.doc for name, action in dialogue.actions().items()}
+    return Editor(path, commands, styled=not around.plain)

@@ -1,0 +1,195 @@
+"""What runs on a device's own thread: load, size the cache, execute plans, give memory back."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from msgspec.structs import replace
+
+from ferrule.config import Config
+from ferrule.config.resolve import MAX_NUM_SEQS, resolve
+from ferrule.errors import ConfigError, EngineDead
+from ferrule.execution.load import Loaded, load
+from ferrule.interfaces.model import Model
+from ferrule.interfaces.platform import Platform
+from ferrule.interfaces.plugins import Plugins
+from ferrule.log import Log
+from ferrule.runner.model_runner import ModelRunner
+from ferrule.runner.state import RunnerLimits
+from ferrule.types import Admit, Chunk, ModelInfo, StepPlan, StepResult, TokenSampling
+from ferrule_plugins.executor.parked import Parked, stored_by
+
+_log = Log("worker")
+
+
+class Worker:
+    """One device. All methods are called on one thread, in order. `calls` are the methods that `call` may name."""
+
+    calls = frozenset({"check", "release", "restore"})
+
+    def __init__(self, config: Config, plugins: Plugins) -> None:
+        self.config = config
+        self._plugins = plugins
+        self._runner: ModelRunner | None = None
+        self.platform: Platform
+        self._reload: Callable[[], Model]
+        self._num_blocks = 0
+        self._asleep: tuple[Model, Parked] | None = None  # a model whose weights the host keeps
+        self._missing = {"kv_cache"}  # parts that have no memory now
+
+    @property
+    def model_runner(self) -> ModelRunner:
+        if self._runner is None:
+            raise EngineDead("the worker has no model")
+        return self._runner
+
+    def start(self) -> ModelInfo:
+        """Load the model. Raises StartupError."""
+        began = time.monotonic()
+        loaded = load(self.config, self._plugins)
+        self.platform, self._reload = loaded.platform, loaded.reload
+        context = loaded.context
+        limits = RunnerLimits(
+            slots=self.config.scheduler.max_num_seqs or MAX_NUM_SEQS,
+            max_model_len=context.max_model_len,
+            vocab_size=loaded.info.vocab_size,
+            dtype=context.dtype,
+            device=context.device,
+            cache_type=loaded.cache_type,
+        )
+        self.platform.optimise(loaded.model, self.config)
+        sampler = self._plugins.load("sampler", self.config.model.sampler)(self._plugins)
+        transfers, recorder = self.platform.transfers(), self.platform.recorder(self.config)
+        self._runner = runner = ModelRunner(loaded.model, loaded.attention, sampler, limits, transfers, recorder)
+        self.platform.rehearse(self._rehearsal(runner, limits))
+        info = self._describe(loaded, runner)
+        shown = "architecture", "implementation", "dtype", "quantization", "attention", "num_parameters", "weight_bytes"
+        seconds = round(time.monotonic() - began, 2)
+        _log.info("model loaded", **{name: getattr(info, name) for name in shown}, seconds=seconds)
+        for note in info.notes:
+            _log.info(note)
+        return info
+
+    def _describe(self, loaded: Loaded, runner: ModelRunner) -> ModelInfo:
+        """Add what is cached. Raises ConfigError for what does not fit, or what the model does not do."""
+        info = loaded.info
+        page_bytes = runner.cache.page_size * loaded.cache_type.itemsize
+        room, kept = loaded.platform.cache_bytes(self.config), runner.recurrent.num_bytes
+        if kept > room:
+            raise ConfigError(
+                f"The states of --max-num-seqs requests need {kept / 2**30:.2f} GiB, and the cache has "
+                f"{room / 2**30:.2f} GiB.",
+                "Give the cache more (FERRULE_CPU_KVCACHE_SPACE on CPU, --gpu-memory-utilization elsewhere), or set "
+                "--max-num-seqs to less.",
+            )
+        if self.config.model.enable_prompt_embeds and not info.hidden_size:
+            raise ConfigError(f"--enable-prompt-embeds: {info.implementation} takes no embeddings.")
+        notes = info.notes
+        if kept and self.config.cache.enable_prefix_caching:
+            notes += ("prefixes are not cached: this model keeps a state for each request",)
+        max_blocks = (room - kept) // page_bytes if page_bytes else 2  # without pages, no block is ever used
+        return replace(info, groups=runner.cache.groups, page_bytes=page_bytes, max_blocks=max_blocks, notes=notes)
+
+    def init_cache(self, num_blocks: int) -> None:
+        """Allocate `num_blocks`, the null block included. Raises EngineDead when then not one token can be computed."""
+        self._num_blocks = num_blocks
+        with self.platform.guard("cache"):
+            self.restore("kv_cache")
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        with self.platform.guard("step"):
+            return self.model_runner.execute(plan)
+
+    def begin(self, plan: StepPlan) -> Callable[[], StepResult]:
+        """Queue a step; the answer, on this thread too, waits for its result."""
+        with self.platform.guard("step"):
+            return self.model_runner.begin(plan)
+
+    def call(self, name: str, args: tuple[Any, ...]) -> Any:
+        """Run an administrative method. Raises ValueError for an unknown one."""
+        if name not in self.calls:
+            raise ValueError(f"The worker has no method {name!r}.")
+        return getattr(self, name)(*args)
+
+    # ------------------------------------------------------------------------------------ administration
+
+    def check(self) -> None:
+        """I9: no slot holds what is not its request's."""
+        self.model_runner.check()
+
+    def release(self, parts: Sequence[str], level: int) -> None:
+        """Give the memory of weights and cache back to the system; every request is forgotten.
+
+        At level 1 the host keeps a copy of the weights of a device that has memory of its own. On a CPU there is no
+        other memory, and they are read again at either level.
+        """
+        if "weights" in parts:
+            if level == 1 and "weights" not in self._missing and self.platform.device().type != "cpu":
+                model = self.model_runner.model
+                self._asleep = model, Parked(stored_by(model, self.platform.device()))
+            elif level > 1:
+                self._asleep = None
+            self.model_runner.use(None)
+        self._missing.update(parts)
+        if "kv_cache" in parts:
+            self.model_runner.release_cache()
+        gc.collect()
+        self.platform.trim()
+
+    def restore(self, part: str) -> None:
+        """Weights are the host's copy, else those of the checkpoint as it is now; the cache is empty.
+
+        Raises CheckpointError, EngineDead.
+        """
+        with self.platform.guard("load" if part == "weights" else "cache"):
+            if part == "weights":
+                self.model_runner.use(self._weights())
+            else:
+                self.model_runner.init_cache(self._num_blocks)
+            self._missing.discard(part)
+            if not self._missing:
+                self._warm_up(self.model_runner)
+
+    def _weights(self) -> Model:
+        """The model that sleeps, awake; else one that is loaded again."""
+        if self._asleep is None:
+            model = self._reload()
+            self.platform.optimise(model, self.config)
+            return model
+        model, parked = self._asleep
+        parked.wake()
+        self._asleep = None
+        return model
+
+    def _rehearsal(self, runner: ModelRunner, limits: RunnerLimits) -> Callable[[], None]:
+        """The largest step: as many tokens and as many rows as there may be, whose contexts lie all in one block."""
+        tokens = resolve(self.config, limits.max_model_len).scheduler.max_num_batched_tokens or limits.slots
+        rows = min(limits.slots, tokens)
+        counts = [min(limits.max_model_len, tokens // rows + (row < tokens % rows)) for row in range(rows)]
+        greedy = TokenSampling(seed=0, max_tokens=1, temperature=0.0)
+
+        def step() -> None:
+            runner.init_cache(1 + len(runner.cache.paged))
+            chunks, admits = [], []
+            for row, count in enumerate(counts):
+                blocks = tuple((1 + n,) * -(-count // group.block_size) for n, group in enumerate(runner.cache.paged))
+                chunks.append(Chunk(row, str(row), 0, 0, count, True, (), blocks))
+                admits.append(Admit(row, str(row), 0, (0,) * count, count, greedy))
+            runner.execute(StepPlan(0, tuple(chunks), tuple(admits)))
+            runner.release_cache()
+
+        return step
+
+    def _warm_up(self, runner: ModelRunner) -> None:
+        """Run one token, so that a first request waits for nothing; then give back what loading needed."""
+        runner.capture()
+        greedy = TokenSampling(seed=0, max_tokens=1, temperature=0.0)
+        blocks = tuple((1 + group,) for group in range(len(runner.cache.paged)))
+        if self._num_blocks > len(blocks):
+            admit = Admit(0, "warm-up", 0, (0,), 1, greedy)
+            runner.execute(StepPlan(0, (Chunk(0, "warm-up", 0, 0, 1, True, (), blocks),), (admit,)))
+            runner.execute(StepPlan(0, (), releases=(0,)))
+        self.platform.trim()

@@ -1,0 +1,98 @@
+"""The worker of the built-in executors: that of `device`, with profiles and calls of what users mix in.
+
+A class that `--worker-extension-cls` names is a base class of the worker, behind the worker's own. Its public methods
+can be called by name; in them, `self` is the worker: `self.model_runner.model` is the model, `self.config` the resolved
+configuration. Its `__init__` is not called.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
+
+import msgspec
+
+from ferrule.config import Config
+from ferrule.env import variable
+from ferrule.errors import ConfigError, RequestError
+from ferrule.interfaces.plugins import Plugins
+from ferrule.log import Log
+from ferrule_plugins.executor.device import Worker
+
+_log = Log("worker")
+
+
+class DeviceWorker(Worker):
+    """One device, with what is there to look into it."""
+
+    calls = Worker.calls | {"start_profile", "stop_profile", "collective_rpc"}
+    extension: type = object
+
+    def __init__(self, config: Config, plugins: Plugins) -> None:
+        super().__init__(config, plugins)
+        self._profile: tuple[str, Callable[[], None]] | None = None  # the file's name, and what ends it
+
+    def start_profile(self) -> None:
+        """Record steps until `stop_profile`. Raises RequestError."""
+        folder = self.config.env.torch_profiler_dir
+        if folder is None:
+            raise RequestError(f"There is no folder for traces: start with {variable('torch_profiler_dir')}=FOLDER.")
+        if self._profile is not None:
+            raise RequestError("A profile is being recorded already: stop it first.")
+        file = Path(folder, f"ferrule-{os.getpid()}-{time.time_ns()}.pt.trace.json.gz")
+        self._profile = file.name, self.platform.profile(file)
+
+    def stop_profile(self) -> str:
+        """Write the trace; its name in the folder for traces. Raises RequestError."""
+        if self._profile is None:
+            raise RequestError("No profile is being recorded.")
+        name, end = self._profile
+        self._profile = None
+        end()
+        return name
+
+    def collective_rpc(self, method: str | Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """What a method of the extension returns, or (offline) a function of this worker: plain data only.
+
+        Raises RequestError, also for whatever goes wrong in it: the fault is the caller's.
+        """
+        if isinstance(method, str):
+            offered = sorted(n for n in dir(self.extension) if n[:1] != "_" and callable(getattr(self.extension, n)))
+            if method not in offered:
+                hint = ", ".join(offered) or "start with --worker-extension-cls module.Class"
+                raise RequestError(f"There is no method {method!r:.80} to call: {hint}.", "method")
+            name, function = method, getattr(self, method)
+        else:
+            name, function = getattr(method, "__name__", "the function"), partial(method, self)
+        try:
+            return msgspec.msgpack.decode(msgspec.msgpack.encode(function(*args, **kwargs)))
+        except (Exception, SystemExit) as error:
+            _log.exception("collective_rpc failed", method=name)
+            raise RequestError(f"{name} failed: {type(error).__name__}: {error}") from error
+
+
+def open_worker(config: Config, plugins: Plugins) -> Worker:
+    """A worker, with the class of --worker-extension-cls mixed in. Raises ConfigError."""
+    target = config.parallel.worker_extension_cls
+    if not target:
+        return DeviceWorker(config, plugins)
+    try:
+        cls = resolve_name(target)
+    except Exception as error:  # whatever the module raises while it is imported
+        raise ConfigError(f"--worker-extension-cls {target}: {type(error).__name__}: {error}") from error
+    if not isinstance(cls, type):
+        raise ConfigError(f"--worker-extension-cls {target} is not a class.")
+    taken = sorted(name for name in dir(cls) if hasattr(DeviceWorker, name) and not name.startswith("__"))
+    if taken:
+        raise ConfigError(f"--worker-extension-cls {target}: the worker has methods named {', '.join(taken)}.")
+    try:
+        extended = type("ExtendedWorker", (DeviceWorker, cls), {"extension": cls})
+    except TypeError as error:
+        raise ConfigError(f"--worker-extension-cls {target} cannot be mixed in: {error}.") from error
+    worker: Worker = extended(config, plugins)
+    return worker

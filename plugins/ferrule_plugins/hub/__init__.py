@@ -1,0 +1,1 @@
+"""Hubs: where models come from."""

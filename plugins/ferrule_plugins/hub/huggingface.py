@@ -1,0 +1,118 @@
+"""`huggingface`: repositories of the Hugging Face hub, or of the one that HF_ENDPOINT names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from fnmatch import fnmatch
+from pathlib import Path
+
+from ferrule import log
+from ferrule.errors import CheckpointError
+from ferrule.interfaces.hub import Choose, ModelHub, Repository
+
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?")
+# One weight file of each sort: what is chosen beside it tells which weights a complete copy has.
+_SAMPLES = ("model.safetensors", "pytorch_model.bin")
+
+_logger = log.get("hub")
+
+
+class HuggingFace(ModelHub):
+    """With the hub off or out of reach, a complete copy in the cache is taken."""
+
+    conformance = "ferrule_plugins.hub.samples:HUGGINGFACE"
+
+    def refuses(self, name: str) -> str | None:
+        return None if _ID.fullmatch(name) and ".." not in name else "has no such names: expected NAME or OWNER/NAME"
+
+    def fetch(self, repository: Repository, choose: Choose) -> Path:
+        from huggingface_hub import errors
+
+        try:
+            return _download(repository, choose(_files(repository)))
+        except (errors.HTTPError, OSError, ValueError) as error:
+            if isinstance(error, errors.HfHubHTTPError) and error.response.status_code < 500:  # its answer stands
+                raise _explain(repository, error) from error
+            cached = _cached(repository, choose)
+            if cached is None:
+                raise _explain(repository, error) from error
+            _logger.warning(
+                "The hub was not asked or not reached; %s (revision %s) comes from the cache: %s",
+                repository.name,
+                repository.revision or "main",
+                cached,
+            )
+            return cached
+
+
+def _files(repository: Repository) -> list[str]:
+    """Names of all files at the revision."""
+    from huggingface_hub import HfApi
+
+    # one request that is not retried: whether the hub can be reached shows at once
+    listing = HfApi(token=repository.token).model_info(repository.name, revision=repository.revision).siblings
+    return [file.rfilename for file in listing or ()]
+
+
+def _download(repository: Repository, patterns: Sequence[str], *, offline: bool = False) -> Path:
+    """Fetch the files that match, with a progress bar; what is in the cache already is not fetched again."""
+    from huggingface_hub import snapshot_download
+
+    return Path(
+        snapshot_download(
+            repository.name,
+            revision=repository.revision,
+            token=repository.token,
+            cache_dir=repository.folder,
+            allow_patterns=list(patterns),
+            # fnmatch has no "any number of folders": a/**/b is taken as a/b too
+            ignore_patterns=[form for each in repository.ignore for form in (each, each.replace("/**/", "/"))],
+            local_files_only=offline,
+        )
+    )
+
+
+def _cached(repository: Repository, choose: Choose) -> Path | None:
+    """A complete snapshot in the cache. Which weights it has is unknown: try each sort."""
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    for sample in _SAMPLES:
+        patterns = choose([sample])
+        try:
+            folder = _download(repository, patterns, offline=True)
+        except LocalEntryNotFoundError:
+            continue
+        weights = [pattern for pattern in patterns if any(fnmatch(each, pattern) for each in _SAMPLES)]
+        if not weights or any(next(folder.rglob(pattern), None) for pattern in weights):
+            return folder
+    return None
+
+
+def _explain(repository: Repository, error: Exception) -> CheckpointError:
+    """One block: what was asked for, of whom, what went wrong, and what to do."""
+    from huggingface_hub import constants, errors
+
+    folder_hint = "or name a folder that has the model."
+    if isinstance(error, errors.GatedRepoError):
+        reason = "it is gated, and the token (or its absence) does not open it"
+        hint = f"Accept its terms on its page and pass --hf-token, {folder_hint}"
+    elif isinstance(error, errors.RevisionNotFoundError):
+        reason, hint = "it has no such revision", "Check --revision and --tokenizer-revision."
+    elif isinstance(error, errors.RepositoryNotFoundError):
+        reason = "there is no such repository, or it is private"
+        hint = f"Check the name, pass --hf-token for a private one, {folder_hint}"
+    elif isinstance(error, errors.LocalTokenNotFoundError):
+        reason, hint = "no token is stored on this machine", "Pass --hf-token TOKEN, or store one with `hf auth login`."
+    elif isinstance(error, errors.OfflineModeIsEnabled):
+        reason = "HF_HUB_OFFLINE is set and the cache has no complete copy"
+        hint = f"Unset it, {folder_hint}"
+    elif isinstance(error, errors.HfHubHTTPError):
+        reason, hint = f"the hub answered {error.response.status_code}", f"Try again later, {folder_hint}"
+    elif isinstance(error, (errors.HTTPError, ConnectionError, errors.LocalEntryNotFoundError)):
+        reason = "the hub cannot be reached, and the cache has no complete copy"
+        hint = f"Check the network, proxy and HF_ENDPOINT, {folder_hint}"
+    else:
+        reason, hint = f"{type(error).__name__}: {error}", f"Check --download-dir and free space, {folder_hint}"
+    what = f"{repository.name!r} (revision {repository.revision or 'main'}) from {constants.ENDPOINT}"
+    return CheckpointError(f"Cannot fetch {what}: {reason}.", hint)

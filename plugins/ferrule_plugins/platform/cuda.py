@@ -1,0 +1,153 @@
+"""`cuda`: one NVIDIA GPU, the first of CUDA_VISIBLE_DEVICES.
+
+Types under `--dtype auto`: a float16 checkpoint stays float16, all others become bfloat16 from compute capability 8.0
+on, and float16 below, which cannot compute in bfloat16. A type that is named is used as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ferrule.config import Config
+from ferrule.errors import ConfigError
+from ferrule.interfaces.model import Model
+from ferrule.interfaces.platform import DeviceCaps, Platform, Recorder, Transfers
+from ferrule.log import Log
+from ferrule_plugins.platform.cuda_compile import compile_parts
+from ferrule_plugins.platform.cuda_graphs import GraphLimits, graph_recorder, optimization_level
+from ferrule_plugins.platform.cuda_memory import Budget, Device, TorchDevice, gib
+from ferrule_plugins.platform.cuda_stage import PinnedTransfers
+
+_log = Log("platform")
+_OLDEST = (7, 0)  # compute capability that Triton generates code for
+_BF16_SINCE = (8, 0)
+_TYPES = {
+    "half": torch.float16,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float": torch.float32,
+    "float32": torch.float32,
+}
+
+
+class CudaPlatform(Platform):
+    """Types, memory and measurements on a GPU. `device` stands in for the GPU in tests."""
+
+    @classmethod
+    def refuses(cls) -> str | None:
+        """Asks the driver's management library, which starts nothing on the GPU."""
+        if torch.version.cuda is None:
+            return f"torch {torch.__version__} is built without CUDA"
+        if torch.cuda.device_count() == 0:
+            return "there is no NVIDIA GPU (or CUDA_VISIBLE_DEVICES hides it, or the driver is missing)"
+        return None
+
+    def __init__(self, device: Device | None = None) -> None:
+        self._device: Device = TorchDevice() if device is None else device
+        self._budget = Budget(self._device)
+        self._transfers = PinnedTransfers()
+        self._capability = (0, 0)
+
+    def prepare(self, config: Config) -> DeviceCaps:
+        """Start CUDA in this process. Raises ConfigError for a GPU that is too old."""
+        name, self._capability = self._device.name(), self._device.capability()
+        version = ".".join(map(str, self._capability))
+        if self._capability < _OLDEST:
+            raise ConfigError(f"{name} has compute capability {version}; 7.0 is the least.", "Use --device cpu.")
+        now = self._budget.begin(config)
+        features = frozenset({"sm{}{}".format(*self._capability)})
+        _log.info("cuda ready", device=name, capability=version, memory=gib(now.total), free=gib(now.free))
+        return DeviceCaps("cuda", name, now.total, features)
+
+    def device(self) -> torch.device:
+        return torch.device("cuda")
+
+    def dtype(self, requested: str, checkpoint: Mapping[str, Any]) -> torch.dtype:
+        bf16 = self._capability >= _BF16_SINCE
+        if requested == "auto":
+            stored = str(checkpoint.get("dtype") or checkpoint.get("torch_dtype"))
+            if bf16 or stored == "float16":
+                return torch.float16 if stored == "float16" else torch.bfloat16
+            _log.warning("this GPU does not compute in bfloat16: float16 is used, whose range is smaller")
+            return torch.float16
+        if requested not in _TYPES:
+            raise ConfigError(f"--dtype {requested!r}: the GPU computes in {', '.join(_TYPES)}.")
+        if requested == "bfloat16" and not bf16:
+            raise ConfigError(
+                "--dtype bfloat16: this GPU does not compute in it (compute capability 8.0 does).",
+                "Set --dtype float16 or --dtype float32.",
+            )
+        return _TYPES[requested]
+
+    def optimise(self, model: Model, config: Config) -> None:
+        if optimization_level(config) == 3:
+            compile_parts(model)
+
+    def rehearse(self, step: Callable[[], None]) -> None:
+        """Run the largest step and keep what it needs in mind. Raises ConfigError where it does not fit."""
+        self._device.give_back()
+        weights = self._device.read().held
+        self._device.reset_peak()
+        with self.guard("rehearsal"):
+            step()
+            self._device.synchronize()
+        self._budget.learn(weights)
+        self._device.give_back()
+
+    def transfers(self) -> Transfers:
+        return self._transfers
+
+    def recorder(self, config: Config) -> Recorder | None:
+        """Graphs, where the options do not forbid them; the cache leaves them their memory."""
+        limits = GraphLimits.of(config)
+        self._budget.graphs = 0 if limits is None else limits.budget_bytes
+        return graph_recorder(limits, self._transfers, self.device())
+
+    def cache_bytes(self, config: Config) -> int:
+        given = self._budget.cache()
+        now = self._device.read()
+        _log.info(
+            "memory shared out",
+            total=gib(now.total),
+            weights=gib(now.held),
+            step=gib(self._budget.step),
+            graphs=gib(self._budget.graphs),
+            others=gib(self._budget.others),
+            cache=gib(given),
+        )
+        return given
+
+    @contextmanager
+    def guard(self, stage: str) -> Iterator[None]:
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            raise self._budget.too_little(stage) from error
+
+    def attention_order(self) -> tuple[str, ...]:
+        """Our kernels first, which need no other package; those of other packages are used when they are named."""
+        return ("triton", "torch_sdpa")
+
+    def depth(self) -> int:
+        return 2
+
+    def trim(self) -> None:
+        self._device.give_back()
+
+    def profile(self, file: Path) -> Callable[[], None]:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        kinds = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+        recorder = torch.profiler.profile(activities=kinds, record_shapes=True)
+        recorder.start()
+
+        def end() -> None:
+            self._device.synchronize()
+            recorder.stop()
+            recorder.export_chrome_trace(str(file))
+
+        return end

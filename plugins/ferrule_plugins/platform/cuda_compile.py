@@ -1,0 +1,55 @@
+"""`-O3`: parts of a model that have no kernels of ours, compiled by torch (Ansel et al. 2024).
+
+Compiled are the parts that stand beside attention in a layer: norms and feed-forward blocks, of models that come
+through transformers or bring modules of their own. The parts of `ferrule_nn` have kernels already, which a compiler
+does not see into. Equal parts share what was compiled, for every number of tokens; what inductor makes is kept on disk,
+keyed by the graph, torch's version, the device and inductor's own settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+from ferrule.interfaces.model import AttentionOptions
+from ferrule.log import Log
+
+_log = Log("platform")
+
+
+def compile_parts(model: object, **options: Any) -> int:
+    """Have the parts of `model` compiled when they first run; how many. `options` are those of `torch.compile`.
+
+    Inductor's errors leave that first run as they are: it is the rehearsal, and they stop the start.
+    """
+    found = list(parts_beside_attention(model)) if isinstance(model, nn.Module) else []
+    for part in found:
+        part.compile(dynamic=True, **options)
+    if not found:
+        _log.info("level 3: every part of this model has kernels already, nothing is compiled")
+    else:
+        _log.info("parts are compiled when they first run", parts=len(found))
+    return len(found)
+
+
+def parts_beside_attention(model: nn.Module) -> Iterator[nn.Module]:
+    """Children of a model's layers that neither attend nor come from `ferrule_nn`."""
+    for layers in model.modules():
+        for layer in layers if isinstance(layers, nn.ModuleList) else ():
+            children = dict(layer.named_children())
+            if any(_attends(name, child) for name, child in children.items()):
+                yield from (part for name, part in children.items() if not _attends(name, part) and _foreign(part))
+
+
+def _attends(name: str, part: nn.Module) -> bool:
+    """By what a part says, or by its name: transformers' attention says nothing."""
+    said = any(isinstance(getattr(inner, "options", None), AttentionOptions) for inner in part.modules())
+    return said or ("norm" not in name and ("attn" in name or "attention" in name))
+
+
+def _foreign(part: nn.Module) -> bool:
+    """Whether nothing in it comes from `ferrule_nn`, and something in it computes."""
+    ours = any(type(each).__module__.startswith("ferrule_nn") for each in part.modules())
+    return not ours and next(part.parameters(), None) is not None

@@ -1,0 +1,251 @@
+"""CUDA graphs: a decode step's launches, hundreds of them, as one.
+
+A graph is recorded for a number of rows and replayed for that many or fewer; what is missing is padded with rows that
+have no context and write nothing. All graphs read their inputs from one buffer and leave their output in another, so
+that a step costs one copy and one launch; what lies between comes from one pool, because only one graph runs at a time.
+A graph is recorded when its size is first needed, and at start-up as far as a few seconds reach.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ferrule.config import Config
+from ferrule.config.resolve import MAX_NUM_SEQS
+from ferrule.errors import ConfigError
+from ferrule.interfaces.platform import Recorder, StepInput
+from ferrule.log import Log
+from ferrule_plugins.platform.cuda_stage import Layout, PinnedTransfers
+
+GRAPH_BYTES = 8 << 20  # on the device, of a graph of some hundred launches
+POOL_BYTES = 64 << 20  # what lies between the inputs and the output of the largest
+WARM_SECONDS = 3.0  # of start-up
+LEVELS = {0: "eager", 1: "graphs", 2: "graphs", 3: "compiled parts and graphs"}
+_READ = frozenset({"level", "mode", "use_cudagraph", "cudagraph_capture_sizes", "max_capture_size"})
+
+Compute = Callable[[list[torch.Tensor]], torch.Tensor]
+Capture = Callable[[Callable[[], None]], Callable[[], None]]
+
+_log = Log("platform")
+
+
+@dataclass(frozen=True)
+class GraphLimits:
+    """`sizes` are ascending numbers of rows; `max_len` is the longest context, in tokens, that is recorded."""
+
+    sizes: tuple[int, ...]
+    max_len: int
+    budget_bytes: int  # of the device's memory: what the cache must leave
+    warm_seconds: float = WARM_SECONDS
+
+    @classmethod
+    def of(cls, config: Config) -> GraphLimits | None:
+        """What the options ask for; None where steps are to be launched as they are. Raises ConfigError."""
+        given = config.device.compilation_config
+        if optimization_level(config) == 0 or not given.get("use_cudagraph", True):
+            return None
+        unread = ", ".join(sorted(given.keys() - _READ))
+        if unread:
+            _log.warning(f"--compilation-config: {unread} has no effect here")
+        rows = config.scheduler.max_num_seqs or MAX_NUM_SEQS
+        sizes = _sizes(config.scheduler.cuda_graph_sizes, given)
+        useful = sizes[: bisect_left(sizes, rows) + 1]
+        budget = POOL_BYTES + GRAPH_BYTES * len(useful)
+        max_len = config.model.max_seq_len_to_capture
+        return cls(useful, max_len, budget) if useful and max_len else None
+
+
+def optimization_level(config: Config) -> int:
+    """0 to 3, see LEVELS; 2 where nothing is said. Raises ConfigError."""
+    given = config.device.compilation_config
+    level = given.get("level", given.get("mode", 2))
+    if isinstance(level, bool) or level not in LEVELS:
+        meant = ", ".join(f"{number} {name}" for number, name in LEVELS.items())
+        raise ConfigError(f"--compilation-config: there is no level {level!r}.", f"Levels: {meant}.")
+    return 0 if config.model.enforce_eager else int(level)
+
+
+def _sizes(given: Sequence[int], compilation: Mapping[str, Any]) -> tuple[int, ...]:
+    """Ascending. One number n means 1, 2, 4, and the multiples of 8 up to n. Raises ConfigError."""
+    exact = compilation.get("cudagraph_capture_sizes")
+    sizes = list(given if exact is None else exact)
+    if exact is None and len(sizes) == 1 and sizes[0]:
+        sizes = [1, 2, 4, *range(8, sizes[0] + 1, 8)]
+    limit = compilation.get("max_capture_size")
+    numbers = [*sizes, *([] if limit is None else [limit])]
+    if any(isinstance(size, bool) or not isinstance(size, int) or size < 0 for size in numbers):
+        raise ConfigError("The sizes of graphs are numbers of rows.", "For example --cuda-graph-sizes 1 2 4 8.")
+    return tuple(sorted({size for size in sizes if size and (limit is None or size <= limit)}))
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Launches for one number of rows, which read `inputs` and write the first rows of the output."""
+
+    layout: Layout
+    inputs: list[torch.Tensor]
+    replay: Callable[[], None]
+
+
+class GraphRecorder(Recorder):
+    """Which size, padding, static buffers, and when not. `capture` records a function and answers with its replay.
+
+    Where a model cannot be recorded, or the memory that was set aside is used up, steps are launched as they are; the
+    log says so once.
+    """
+
+    def __init__(
+        self,
+        limits: GraphLimits,
+        transfers: PinnedTransfers,
+        device: torch.device,
+        capture: Callable[[], Capture],
+        free_bytes: Callable[[], int],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.max_len = limits.max_len
+        self._limits = limits
+        self._transfers = transfers
+        self._device = device
+        self._make_capture = capture
+        self._free_bytes = free_bytes
+        self._clock = clock
+        self._stopped = False  # nothing more is recorded
+        self._start()
+
+    def _start(self) -> None:
+        self._capture: Capture | None = None  # with the pool that all recordings share
+        self._recordings: dict[int, Recording] = {}
+        self._inputs: torch.Tensor | None = None  # [bytes] uint8, of every size
+        self._output: torch.Tensor | None = None  # [largest size, ...]
+        self._used = 0  # bytes
+
+    @property
+    def recorded(self) -> tuple[int, ...]:
+        """Sizes that need not be recorded any more."""
+        return tuple(sorted(self._recordings))
+
+    def run(self, inputs: Sequence[StepInput], compute: Compute) -> torch.Tensor | None:
+        rows = len(inputs[0].values)
+        size = self._size(rows)
+        if size is None:
+            return None
+        recording = self._recordings.get(size) or self._record(size, inputs, compute)
+        if recording is None:
+            return self.run(inputs, compute)  # nothing more is recorded now: a larger one may do
+        self._fill(recording.layout, inputs, size)
+        recording.replay()
+        return None if self._output is None else self._output[:rows]
+
+    def warm(self, inputs: Sequence[StepInput], compute: Compute) -> None:
+        """The largest first, whose memory the others share; then those of few users; then the rest."""
+        began = self._clock()
+        sizes = self._limits.sizes
+        for size in dict.fromkeys((*sizes[-1:], *(size for size in sizes if size <= 8), *sizes[::-1])):
+            if self._stopped or self._clock() - began > self._limits.warm_seconds:
+                break
+            if size not in self._recordings:
+                self._record(size, inputs, compute)
+        if self._recordings:
+            seconds = round(self._clock() - began, 2)
+            _log.info("graphs recorded", sizes=len(self._recordings), of=len(sizes), seconds=seconds)
+
+    def forget(self) -> None:
+        self._start()
+
+    def _size(self, rows: int) -> int | None:
+        """The smallest size with room for `rows`: of all, or, when nothing more is recorded, of those that are."""
+        sizes = self.recorded if self._stopped else self._limits.sizes
+        place = bisect_left(sizes, rows)
+        return sizes[place] if place < len(sizes) else None
+
+    def _record(self, size: int, inputs: Sequence[StepInput], compute: Compute) -> Recording | None:
+        """Compute once as it is, which makes what is made lazily, then once more while recording."""
+        before = self._free_bytes()
+        layout, views = self._place(size, inputs)
+        self._fill(layout, inputs, size)
+        hidden = compute(views)
+        if self._output is None:
+            self._output = hidden.new_empty(self._limits.sizes[-1], *hidden.shape[1:])
+        output = self._output[:size]
+        del hidden
+
+        def step() -> None:
+            output.copy_(compute(views))
+
+        self._capture = self._capture or self._make_capture()
+        try:
+            recording = Recording(layout, views, self._capture(step))
+        except RuntimeError as error:  # of the device: something in the model waits, or asks the host
+            self._stop(f"the model cannot be recorded: {str(error).splitlines()[0]:.200}")
+            return None
+        self._recordings[size] = recording
+        self._used += max(0, before - self._free_bytes())
+        if self._used > self._limits.budget_bytes:
+            self._stop(f"graphs use {self._used >> 20} MiB, and {self._limits.budget_bytes >> 20} MiB were set aside")
+        return recording
+
+    def _stop(self, reason: str) -> None:
+        self._stopped = True
+        _log.warning("no more graphs are recorded: other steps are launched as they are", reason=reason)
+
+    def _place(self, size: int, inputs: Sequence[StepInput]) -> tuple[Layout, list[torch.Tensor]]:
+        """The inputs' places in the buffer that all sizes share, which is made for the largest."""
+        if self._inputs is None:
+            most = _layout(inputs, self._limits.sizes[-1])
+            self._inputs = torch.empty(most.size, dtype=torch.uint8, device=self._device)
+        layout = _layout(inputs, size)
+        return layout, layout.views(self._inputs)
+
+    def _fill(self, layout: Layout, inputs: Sequence[StepInput], size: int) -> None:
+        """One copy, behind the launches that read what was there before."""
+        host = self._transfers.buffer(layout.size)
+        for view, (values, fill) in zip(layout.views(host), inputs, strict=True):
+            view[: len(values)] = values
+            view[len(values) :] = fill
+        if self._inputs is not None:
+            self._inputs[: layout.size].copy_(host, non_blocking=True)
+
+
+def _layout(inputs: Sequence[StepInput], size: int) -> Layout:
+    """Of the inputs with their rows padded to `size`; some have one entry more than there are rows."""
+    rows = len(inputs[0].values)
+    shapes = [(len(values) + size - rows, *values.shape[1:]) for values, _ in inputs]
+    return Layout.of([(values.dtype, shape) for (values, _), shape in zip(inputs, shapes, strict=True)])
+
+
+def graph_recorder(limits: GraphLimits | None, transfers: PinnedTransfers, device: torch.device) -> Recorder | None:
+    """The recorder of a CUDA device."""
+    return None if limits is None else GraphRecorder(limits, transfers, device, cuda_capture, cuda_free_bytes)
+
+
+def cuda_capture() -> Capture:
+    """Records into `torch.cuda.CUDAGraph`s that share one pool of memory."""
+    pool = torch.cuda.graph_pool_handle()
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+    def capture(function: Callable[[], None]) -> Callable[[], None]:
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.cuda.stream(stream):
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")  # other threads may allocate meanwhile
+            try:
+                function()
+            finally:
+                graph.capture_end()
+        torch.cuda.current_stream().wait_stream(stream)
+        replay: Callable[[], None] = graph.replay
+        return replay
+
+    return capture
+
+
+def cuda_free_bytes() -> int:
+    """Of the device's memory, not counting what torch holds in reserve."""
+    return int(torch.cuda.mem_get_info()[0])

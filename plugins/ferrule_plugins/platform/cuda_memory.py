@@ -1,0 +1,184 @@
+"""How the memory of a GPU is shared out, and what to change where it does not suffice.
+
+`--gpu-memory-utilization` is the share of the device that this instance may use, whatever other processes do. From it
+go the weights, what the largest step needs beside them, which a rehearsal tells, what recorded graphs may take, and
+what CUDA's libraries took since the start; the rest is the KV cache's. What other processes hold cannot be given away
+twice: where less is free than the share has left, the cache gets what is free.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from ferrule.config import Config
+from ferrule.errors import ConfigError, EngineDead
+
+_GIB = 2**30
+_HEADROOM = 512 * 2**20  # bytes left free for libraries, where the share would take everything
+_LEAST_CACHE = 256 * 2**20  # bytes that a suggestion leaves for the cache
+_FEWEST_TOKENS = 128
+_TOKENS = 2048  # --max-num-batched-tokens, where it is not set
+_SEQS = 256  # --max-num-seqs, where it is not set
+_MOST = 0.98  # of the device, that a suggestion takes
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Bytes of a device: in all, free, and held by this process's allocator (used or kept for use)."""
+
+    total: int
+    free: int
+    held: int
+
+    @property
+    def elsewhere(self) -> int:
+        """Held by other processes, and by CUDA and its libraries in this one."""
+        return max(0, self.total - self.free - self.held)
+
+
+class Device(Protocol):
+    """What the platform needs to know of a GPU, and to have done there."""
+
+    def name(self) -> str: ...
+
+    def capability(self) -> tuple[int, int]: ...
+
+    def read(self) -> Reading: ...
+
+    def reset_peak(self) -> None: ...
+
+    def peak(self) -> int:
+        """The most bytes that the allocator held since `reset_peak`."""
+        ...
+
+    def synchronize(self) -> None: ...
+
+    def give_back(self) -> None:
+        """Return what the allocator keeps for use."""
+        ...
+
+
+class TorchDevice:
+    """A GPU as torch sees it: the current device, which is the first of CUDA_VISIBLE_DEVICES."""
+
+    def name(self) -> str:
+        return torch.cuda.get_device_name()
+
+    def capability(self) -> tuple[int, int]:
+        return torch.cuda.get_device_capability()
+
+    def read(self) -> Reading:
+        free, total = torch.cuda.mem_get_info()
+        return Reading(total, free, torch.cuda.memory_reserved())
+
+    def reset_peak(self) -> None:
+        torch.cuda.reset_peak_memory_stats()
+
+    def peak(self) -> int:
+        return torch.cuda.max_memory_reserved()
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize()
+
+    def give_back(self) -> None:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]
+
+
+@dataclass
+class Budget:
+    """The bytes of one instance on one device. `begin` when nothing is loaded, `learn` when the weights are."""
+
+    device: Device
+    config: Config = field(default_factory=Config)
+    total: int = 0
+    others: int = 0  # held elsewhere when this instance began
+    step: int = 0  # that the largest step needs beside the weights
+    graphs: int = 0  # that recorded graphs may take
+
+    def begin(self, config: Config) -> Reading:
+        now = self.device.read()
+        self.config, self.total, self.others = config, now.total, now.elsewhere
+        return now
+
+    def learn(self, weights: int) -> None:
+        """The largest step has run since `reset_peak`, when the weights held so many bytes."""
+        self.step = max(0, self.device.peak() - weights)
+
+    def cache(self) -> int:
+        """Bytes for the KV cache. Raises ConfigError where none are left."""
+        now, share = self.device.read(), self.config.cache.gpu_memory_utilization
+        libraries = max(0, now.elsewhere - self.others)
+        left = int(share * now.total) - now.held - self.step - self.graphs - libraries
+        free = now.free - self.step - self.graphs - _HEADROOM
+        if self.config.cache.num_gpu_blocks_override is not None:
+            return max(left, free, 0)  # the cache is what the user says it is
+        if min(left, free) > 0:
+            return min(left, free)
+        needs = f"weights {gib(now.held)}, the largest step {gib(self.step)}, CUDA's libraries {gib(libraries)}"
+        if left <= 0:
+            said = f"--gpu-memory-utilization {share:g} is {gib(int(share * now.total))} of {gib(now.total)}"
+        else:
+            said = f"Of {gib(now.total)}, other processes hold {gib(self.others)} and {gib(now.free)} are free"
+        raise ConfigError(
+            f"{said}: there is no room for a KV cache beside {needs}.", self._cache_advice(now, libraries)
+        )
+
+    def too_little(self, stage: str) -> ConfigError | EngineDead:
+        """The error for a device without memory in `stage`: "load", "rehearsal", "cache" or "step"."""
+        now = self.device.read()
+        figures = f"{gib(now.held)} are held by this instance, {gib(now.elsewhere)} elsewhere, {gib(now.free)} are free"
+        told = f"the GPU has {gib(now.total)}: {figures}."
+        if stage == "load":
+            return ConfigError(f"The weights do not fit: {told}", self._load_advice(now))
+        if stage == "rehearsal":
+            return ConfigError(f"The largest step does not fit beside the weights: {told}", self._smaller_step())
+        less = f"--gpu-memory-utilization {self._less(now):.2f}"
+        if stage == "cache":
+            if self.config.cache.num_gpu_blocks_override is not None:
+                less = f"--num-gpu-blocks-override to less than {self.config.cache.num_gpu_blocks_override}"
+            return ConfigError(f"The KV cache does not fit: {told}", f"Set {less}.")
+        return EngineDead(f"A step does not fit: {told} Set {less}, or {self._smaller_step(lower=True)}")
+
+    # ------------------------------------------------------------------------------------ what to change
+
+    def _cache_advice(self, now: Reading, libraries: int) -> str:
+        wanted = now.held + self.step + self.graphs + libraries + _LEAST_CACHE
+        share = math.ceil(100 * wanted / now.total) / 100
+        if share <= _MOST and wanted - now.held + _HEADROOM <= now.free:
+            return f"Set --gpu-memory-utilization {share:.2f} or more."
+        if self.step > _LEAST_CACHE:
+            return self._smaller_step()
+        return self._load_advice(now)
+
+    def _load_advice(self, now: Reading) -> str:
+        if now.elsewhere > now.total // 10:
+            return "End the other processes on this GPU, or choose another one with CUDA_VISIBLE_DEVICES."
+        if self.config.model.dtype in ("float", "float32"):
+            return "Set --dtype bfloat16, which halves the weights."
+        return "Serve quantized weights (--quantization), a smaller model, or use a GPU with more memory."
+
+    def _smaller_step(self, *, lower: bool = False) -> str:
+        """Half of what decides how large a step is; rows decide where they are all that a step has."""
+        section = self.config.scheduler
+        tokens, seqs = section.max_num_batched_tokens or _TOKENS, section.max_num_seqs or _SEQS
+        if tokens // 2 >= max(_FEWEST_TOKENS, seqs):
+            said = f"--max-num-batched-tokens {tokens // 2}."
+        else:
+            said = f"--max-num-seqs {max(1, seqs // 2)} and --max-num-batched-tokens {max(seqs, tokens // 2)}."
+        return said if lower else f"Set {said}"
+
+    def _less(self, now: Reading) -> float:
+        """A share of the device that leaves the headroom free, in hundredths, and less than now."""
+        share = self.config.cache.gpu_memory_utilization
+        lacking = max(0, _HEADROOM - now.free) / max(1, now.total)
+        return max(0.05, math.floor(100 * (share - max(0.05, lacking))) / 100)
+
+
+def gib(size: int) -> str:
+    return f"{size / _GIB:.2f} GiB"

@@ -1,0 +1,88 @@
+"""Between the host and a CUDA device without waiting: one pinned buffer and one copy each way of a step.
+
+A copy from pageable memory waits for everything that was launched before it, which is what overlap must avoid. Pinned
+buffers come from torch's allocator: it gives a buffer out again only when the copies that read it have ended, so that
+any number of steps may be in flight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from ferrule.interfaces.platform import Transfers
+
+ALIGNMENT = 64  # bytes between which tensors begin: whole vectors for every kernel, whole sectors for the device
+
+
+class Event(Protocol):
+    """A mark in the stream of launches, as `torch.cuda.Event` is one."""
+
+    def record(self) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+
+def _cuda_event() -> Event:
+    event: Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    return event
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where tensors lie in one buffer of `size` bytes."""
+
+    places: tuple[tuple[int, torch.dtype, tuple[int, ...]], ...]  # offset in bytes, type, shape
+    size: int
+
+    @classmethod
+    def of(cls, tensors: Sequence[tuple[torch.dtype, Sequence[int]]]) -> Layout:
+        """One tensor after the other, each at a multiple of ALIGNMENT."""
+        places, end = [], 0
+        for dtype, shape in tensors:
+            places.append((end, dtype, tuple(shape)))
+            end += -(-torch.Size(shape).numel() * dtype.itemsize // ALIGNMENT) * ALIGNMENT
+        return cls(tuple(places), end)
+
+    def views(self, buffer: torch.Tensor) -> list[torch.Tensor]:
+        """The tensors in `buffer` [at least size] uint8."""
+        return [
+            buffer[offset : offset + torch.Size(shape).numel() * dtype.itemsize].view(dtype).view(shape)
+            for offset, dtype, shape in self.places
+        ]
+
+
+class PinnedTransfers(Transfers):
+    """Transfers of a CUDA device. `pinned` and `event` are replaced where there is none."""
+
+    def __init__(self, pinned: bool = True, event: Callable[[], Event] = _cuda_event) -> None:
+        self._pinned = pinned
+        self._event = event
+
+    def buffer(self, size: int) -> torch.Tensor:
+        """[size] uint8 on the host, not initialised, from which copies need not wait."""
+        return torch.empty(size, dtype=torch.uint8, pin_memory=self._pinned)
+
+    def stage(self, tensors: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+        layout = Layout.of([(tensor.dtype, tensor.shape) for tensor in tensors])
+        host = self.buffer(layout.size)
+        for view, tensor in zip(layout.views(host), tensors, strict=True):
+            view.copy_(tensor)
+        return layout.views(host.to(device, non_blocking=True))
+
+    def fetch(self, tensors: Sequence[torch.Tensor]) -> Callable[[], list[torch.Tensor]]:
+        layout = Layout.of([(tensor.dtype, tensor.shape) for tensor in tensors])
+        copies = layout.views(self.buffer(layout.size))
+        for copy, tensor in zip(copies, tensors, strict=True):
+            copy.copy_(tensor, non_blocking=True)
+        event = self._event()
+        event.record()
+
+        def wait() -> list[torch.Tensor]:
+            event.synchronize()
+            return copies
+
+        return wait

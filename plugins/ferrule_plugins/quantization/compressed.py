@@ -1,0 +1,175 @@
+"""The format `compressed-tensors`: groups of layers, each with a scheme for its weights and one for its activations.
+
+What is read, by `type` and `num_bits` of the weights:
+
+    int 8      numbers int8 [n, k], a scale for each output channel or matrix; activations int8, or as they are
+    float 8    e4m3, a scale for each output channel, matrix, or block of 128 x 128; activations fp8, or as they are
+    int 4      ``pack-quantized`` (as may be int 8): words of 32 bits along the inputs, scales and zeros for groups
+
+Activations are quantized as they come, one scale for each row; scales that were measured before (`dynamic` false) are
+coarser, and not used. https://github.com/vllm-project/compressed-tensors describes the format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ferrule.errors import CheckpointError
+from ferrule.interfaces.platform import DeviceCaps
+from ferrule.interfaces.quantization import LinearLayer, LinearScheme, QuantizationMethod
+from ferrule_nn import stored
+from ferrule_plugins.quantization.fp8 import BLOCK, Fp8Stored
+from ferrule_plugins.quantization.groupwise import group_problem, unpacked
+from ferrule_plugins.quantization.names import chosen
+from ferrule_plugins.quantization.products import Integers, Quantized, Shared, cannot_run
+
+_ALL = "Linear"  # as a target: the class that all such layers have
+
+
+@dataclass(frozen=True)
+class Group:
+    """One of `config_groups`, read. `kind` is int8, fp8 or packed; `wide` activations are not quantized."""
+
+    targets: Sequence[str]
+    kind: str
+    strategy: str
+    bits: int
+    wide: bool
+    group: int = 0
+    symmetric: bool = True
+
+
+def read(config: Mapping[str, Any]) -> list[Group]:
+    """The groups of a configuration. Raises ValueError with what is not read here."""
+    for key in ("kv_cache_scheme", "transform_config"):
+        if config.get(key):
+            raise ValueError(f"does not read {key!r}")
+    if (config.get("sparsity_config") or {}).get("format", "dense") != "dense":
+        raise ValueError("does not read sparse weights")
+    groups = config.get("config_groups")
+    if not isinstance(groups, Mapping) or not groups:
+        raise ValueError("finds no 'config_groups'")
+    return [_group(name, values, str(config.get("format"))) for name, values in groups.items()]
+
+
+def _group(name: str, values: Any, form: str) -> Group:
+    weights = values.get("weights") if isinstance(values, Mapping) else None
+    if not isinstance(weights, Mapping):
+        raise ValueError(f"finds no 'weights' in {name}")
+    form, bits, strategy = str(values.get("format") or form), weights.get("num_bits"), str(weights.get("strategy"))
+    activations, symmetric = values.get("input_activations"), bool(weights.get("symmetric", True))
+    said = f"{name} has weights of {bits} bits, type {weights.get('type')!r}, strategy {strategy!r}, format {form!r}"
+    if form == "pack-quantized" and weights.get("type") == "int" and strategy in ("group", "channel"):
+        kind, problem = "packed", group_problem(weights.get("group_size"))
+        if bits not in (4, 8) or bits == 8 and (strategy == "group" or not symmetric):
+            problem = f"takes 4 bits, or 8 with a scale for each channel: {said}"
+        if weights.get("actorder") in ("group", True):
+            problem = f"does not read inputs out of order: actorder of {name} is 'group'"
+    elif weights.get("type") == "int" and bits == 8 and symmetric and strategy in ("tensor", "channel"):
+        kind, problem = "int8", None
+    elif weights.get("type") == "float" and bits == 8 and strategy in ("tensor", "channel", "block"):
+        block = weights.get("block_structure")
+        odd = strategy == "block" and list(block or ()) != [BLOCK, BLOCK]
+        kind, problem = "fp8", f"reads blocks of {BLOCK} x {BLOCK}, and those of {name} are {block}" if odd else None
+    else:
+        kind, problem = "", f"does not read what {said}"
+    if isinstance(activations, Mapping) and activations.get("num_bits") != 8 and problem is None:
+        problem = f"does not quantize activations to {activations.get('num_bits')} bits, as {name} asks"
+    if problem is not None:
+        raise ValueError(problem)
+    group = int(weights.get("group_size") or 0) if strategy == "group" else 0
+    return Group(
+        tuple(values.get("targets") or ()), kind, strategy, int(bits or 0), not activations, max(group, 0), symmetric
+    )
+
+
+class CompressedTensors(QuantizationMethod):
+    formats = ("compressed-tensors",)
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__(config)
+        self._shared = Shared()
+        self._groups = read(config)
+
+    @classmethod
+    def refuses(cls, config: Mapping[str, Any], caps: DeviceCaps, dtype: torch.dtype) -> str | None:
+        if not config:
+            return "the weights are not quantized"
+        try:
+            read(config)
+        except ValueError as error:
+            return str(error)
+        return cannot_run(caps.platform, dtype)
+
+    def scheme(self, layer: LinearLayer) -> LinearScheme | None:
+        if chosen(layer, self.config.get("ignore") or ()):
+            return None
+        for group in self._groups:
+            if _ALL in group.targets or chosen(layer, group.targets):
+                return self._made(group, torch.float32 if layer.head else None)
+        return None
+
+    def _made(self, group: Group, dtype: torch.dtype | None) -> LinearScheme:
+        if group.kind == "fp8":
+            tall = BLOCK if group.strategy == "block" else 0
+            return Fp8Stored(self._shared, dtype, wide=group.wide, tall=tall)
+        return (Int8Stored if group.kind == "int8" else PackStored)(self._shared, dtype, group)
+
+
+class Int8Stored(Quantized):
+    """Parameters `weight` int8 and `weight_scale`."""
+
+    def __init__(self, shared: Shared, dtype: torch.dtype | None, group: Group) -> None:
+        super().__init__(shared, dtype, group.wide)
+        self.group = group
+
+    def allocate(self, layer: Any) -> None:
+        self.given = layer.weight.dtype
+        extra = ("input_scale", "input_zero_point", "weight_zero_point", "weight_shape", "weight_g_idx")
+        needed = () if self.group.symmetric else ("weight_zero_point",)
+        layer.absorbs = (*getattr(layer, "absorbs", ()), *(name for name in extra if name not in needed))
+        for name, parameter in self.parameters(layer).items():
+            setattr(layer, name, parameter)
+
+    def parameters(self, layer: Any) -> dict[str, torch.nn.Parameter | None]:
+        """Those that the checkpoint fills, and None for those that it does not have."""
+        return {
+            "weight_scale": stored(layer, (-1, 1), torch.float32, spread=True),
+            "weight": stored(layer, (-1, layer.in_features), torch.int8),
+        }
+
+    def weights(self, layer: Any) -> Integers:
+        return Integers(layer.weight.detach(), layer.weight_scale.detach(), None, 8)
+
+
+class PackStored(Int8Stored):
+    """Parameters `weight_packed`, `weight_scale`, and `weight_zero_point` where groups are not symmetric."""
+
+    def parameters(self, layer: Any) -> dict[str, torch.nn.Parameter | None]:
+        k, size, per = layer.in_features, self.group.group, 32 // self.group.bits
+        if size and k % size:
+            raise CheckpointError(f"{k} inputs of a layer are no whole number of groups of {size}.")
+        groups = k // size if size else 1
+        made: dict[str, torch.nn.Parameter | None] = {
+            "weight_packed": stored(layer, (-1, -(-k // per)), torch.int32),
+            "weight_scale": stored(layer, (-1, groups), torch.float32),
+        }
+        if not self.group.symmetric:
+            made["weight_zero_point"] = stored(layer, (-1, groups), torch.int32, count=lambda rows: -(-rows // per))
+        return {**made, "weight": None}
+
+    def weights(self, layer: Any) -> Integers:
+        bits = self.group.bits
+        numbers = unpacked(layer.weight_packed.detach(), bits, tuple(range(32 // bits)))[:, : layer.in_features]
+        scales = layer.weight_scale.detach()
+        if bits == 8:
+            return Integers((numbers.to(torch.int16) - 128).to(torch.int8), scales, None, 8)
+        zeros = None
+        if not self.group.symmetric:  # words along the outputs
+            words = layer.weight_zero_point.detach()
+            zeros = unpacked(words.t()).t()[: layer.out_features].contiguous()
+        return Integers(numbers, scales, zeros, 4, self.group.group)

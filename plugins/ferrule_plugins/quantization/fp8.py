@@ -1,0 +1,104 @@
+"""Weights of 8 bits in floating point (e4m3), as checkpoints have them, or made from float ones for GPUs.
+
+Formats: blocks of 128 x 128 with a scale each (`weight_block_size`; DeepSeek-V3 and what follows it,
+https://arxiv.org/abs/2412.19437), one scale for each matrix, and one for each output channel (``fbgemm_fp8``).
+Activations are quantized as they come, with a scale for each row, or for each 128 inputs of a row beside blocks; scales
+of activations that a checkpoint measured (`input_scale`) are coarser, and not used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ferrule.interfaces.platform import DeviceCaps
+from ferrule.interfaces.quantization import LinearLayer, LinearScheme, QuantizationMethod
+from ferrule_nn import stored
+from ferrule_plugins.quantization.names import chosen
+from ferrule_plugins.quantization.products import Fp8, Quantized, Shared, cannot_run, checked
+
+BLOCK = 128
+
+
+class Fp8Method(QuantizationMethod):
+    formats = ("fp8", "fbgemm_fp8")
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__(config)
+        self._shared = Shared()
+
+    @classmethod
+    def refuses(cls, config: Mapping[str, Any], caps: DeviceCaps, dtype: torch.dtype) -> str | None:
+        if not config and caps.platform == "cpu":
+            return "CPUs do not multiply fp8, and the weights are not in it: int8 is as small and faster"
+        block = config.get("weight_block_size")
+        if block is not None and list(block) != [BLOCK, BLOCK]:
+            return f"reads blocks of {BLOCK} x {BLOCK}, and weight_block_size is {block}"
+        if config.get("fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"):
+            return f"reads e4m3, and fmt is {config['fmt']!r}"
+        return cannot_run(caps.platform, dtype)
+
+    def scheme(self, layer: LinearLayer) -> LinearScheme | None:
+        dtype = torch.float32 if layer.head else None
+        if layer.head and not self.config.get("lm_head"):
+            return None  # heads stay as they are in these formats
+        if not self.config:
+            return Fp8FromFloats(self._shared, dtype)
+        left = [*(self.config.get("modules_to_not_convert") or ()), *(self.config.get("ignored_layers") or ())]
+        if chosen(layer, left):
+            return None
+        if self.config.get("weight_block_size"):
+            return Fp8Stored(self._shared, dtype, scales="weight_scale_inv", tall=BLOCK)
+        return Fp8Stored(self._shared, dtype)
+
+
+class Fp8FromFloats(Quantized):
+    """Float weights, quantized when they have come, with a scale for each output channel."""
+
+    def weights(self, layer: Any) -> Fp8:
+        from ferrule_kernels.cuda import fp8
+
+        return Fp8(*fp8.quantize_weight(layer.weight.detach()))
+
+
+class Fp8Stored(Quantized):
+    """fp8 weights of a checkpoint. `scales` is what it calls theirs; with `tall` they are of blocks."""
+
+    def __init__(
+        self,
+        shared: Shared,
+        dtype: torch.dtype | None,
+        *,
+        wide: bool = False,
+        scales: str = "weight_scale",
+        tall: int = 0,
+    ) -> None:
+        super().__init__(shared, dtype, wide)
+        self._scales = scales
+        self._tall = tall
+
+    def allocate(self, layer: Any) -> None:
+        self.given = layer.weight.dtype
+        n, k = -1, layer.in_features
+        weight = stored(layer, (n, k), torch.float8_e4m3fn)
+        if self._tall:
+            blocks = -(-k // BLOCK)
+            scales = stored(layer, (n, blocks), torch.float32, count=lambda rows: -(-rows // self._tall))
+        else:
+            scales = stored(layer, (n, 1), torch.float32, spread=True)
+        layer.absorbs = (*getattr(layer, "absorbs", ()), "input_scale", "input_scale_ub")
+        layer.weight = weight
+        setattr(layer, self._scales, scales)
+
+    def weights(self, layer: Any) -> Fp8:
+        numbers, scales = checked(layer.weight.detach()), getattr(layer, self._scales).detach()
+        if not self._tall:
+            return Fp8(numbers, scales[:, 0])
+        parts = tuple(dict(getattr(layer, "parts", {})).values()) or (layer.out_features,)
+        if any(rows % self._tall for rows in parts[:-1]):  # blocks begin anew in each projection: a scale for each row
+            split = zip(scales.split([-(-rows // self._tall) for rows in parts]), parts, strict=True)
+            spread = [part.repeat_interleave(self._tall, 0)[:rows] for part, rows in split]
+            return Fp8(numbers, torch.cat(spread), 1)
+        return Fp8(numbers, scales, self._tall)

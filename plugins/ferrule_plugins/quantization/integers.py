@@ -1,0 +1,89 @@
+"""Weights of 8 or 4 bits, made from any float checkpoint as it loads.
+
+On CPUs `int8` and `int4` quantize activations too, row by row, to 8 bits: the fastest. `…_weight_only` give them 15
+bits, finer than bfloat16, so that nothing is lost but what the weights lose; decoding is as fast, prompts take twice
+the time. On GPUs `int8` quantizes activations; layers of the others multiply in the activations' own type. The head has
+8 bits in all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ferrule.interfaces.platform import DeviceCaps
+from ferrule.interfaces.quantization import LinearLayer, LinearScheme, QuantizationMethod
+from ferrule_kernels import matmul as reference
+from ferrule_kernels.cpu.matmul import LONGEST, PackedMatrix
+from ferrule_kernels.matmul import Form
+from ferrule_nn import parameter
+from ferrule_plugins.quantization.products import Integers, Quantized, Shared, cannot_run
+
+_ROWS = 4096  # that torch quantizes at a time
+
+
+class FromFloats(QuantizationMethod):
+    """One form for all layers but the head."""
+
+    form: Form
+    head_form: Form
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__(config)
+        self.shared = Shared()
+
+    @classmethod
+    def refuses(cls, config: Mapping[str, Any], caps: DeviceCaps, dtype: torch.dtype) -> str | None:
+        return cannot_run(caps.platform, dtype)
+
+    def scheme(self, layer: LinearLayer) -> LinearScheme | None:
+        form = self.head_form if layer.head else self.form
+        if form.widths(layer.in_features)[0] > LONGEST:
+            return None
+        return Online(form, self.shared, torch.float32 if layer.head else None)
+
+
+class Int8(FromFloats):
+    form = head_form = Form(bits=8)
+
+
+class Int8WeightOnly(FromFloats):
+    form = head_form = Form(bits=8, digits=2)
+
+
+class Int4(FromFloats):
+    form = Form(bits=4, group=32)
+    head_form = Form(bits=8)
+
+
+class Int4WeightOnly(FromFloats):
+    form = Form(bits=4, group=32, digits=2)
+    head_form = Form(bits=8, digits=2)
+
+
+class Online(Quantized):
+    """Float weights, quantized when they have come: on a CPU by its kernel, elsewhere by torch, to the same numbers."""
+
+    def __init__(self, form: Form, shared: Shared, dtype: torch.dtype | None) -> None:
+        super().__init__(shared, dtype, wide=form.digits == 2)
+        self.form = form
+
+    def pack(self, layer: Any) -> None:
+        if layer.weight.device.type != "cpu" or not self.shared.compiled():
+            super().pack(layer)
+            return
+        self.matrix = matrix = PackedMatrix(layer.weight, self.form, layer.bias, self.shared.workspace)
+        self.nbytes = matrix.nbytes
+        self._product = lambda _, x: matrix.multiply(x, self.dtype)
+        layer.weight = parameter(0)
+
+    def weights(self, layer: Any) -> Integers:
+        self.given = layer.weight.dtype
+        parts = [reference.quantize(rows, self.form) for rows in layer.weight.detach().split(_ROWS)]
+        numbers, scales = (torch.cat([getattr(part, name) for part in parts]) for name in ("numbers", "scales"))
+        numbers = numbers.flatten(1)[:, : layer.in_features]
+        if self.form.bits == 4:
+            numbers = (numbers + 8).to(torch.uint8)
+        return Integers(numbers, scales, None, self.form.bits, self.form.group)

@@ -1,0 +1,242 @@
+"""Weights that `ferrule pack` wrote in the order in which the CPU's kernels read them: they are read, and no more.
+
+The ``quantization_config`` of such a folder:
+
+    quant_method   ferrule_packed
+    layout         the order of the bytes: the number `LAYOUT`
+    dtype          of activations, and of all weights that are not packed
+    method         the quantization that made them, or null
+    forms          objects that say how the layers which they name are kept:
+                   {"kind": "integers", "bits": 4, "group": 32, "digits": 1, "factors": false, "layers": [...]}
+                   {"kind": "bfloat16", "table": false, "layers": [...]}
+
+Names are those of the model's own layers, which merge what a checkpoint may hold apart. A layer has one tensor
+`packed_weight` and, with `factors`, `packed_factors`. With `table` it is the head of a tied model, and the embedding
+reads its rows there. A layer that no form names is as in any checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ferrule.errors import CheckpointError
+from ferrule.interfaces.platform import DeviceCaps
+from ferrule.interfaces.quantization import LinearLayer, LinearScheme, QuantizationMethod
+from ferrule_kernels.cpu import dense, library
+from ferrule_kernels.cpu.dense import DenseMatrix
+from ferrule_kernels.cpu.matmul import LANES, LONGEST, PackedMatrix, Workspace
+from ferrule_kernels.cpu.packed import LAYOUT, room
+from ferrule_kernels.matmul import Form
+from ferrule_nn import Dense, Stored
+
+METHOD = "ferrule_packed"
+WEIGHT, FACTORS = "packed_weight", "packed_factors"  # what a layer's tensors are called
+_TYPES = ("bfloat16", "float16", "float32")
+_BFLOAT16, _INTEGERS = "bfloat16", "integers"
+_AGAIN = "`ferrule pack` makes such a folder anew from the checkpoint that it was made from."
+
+
+@dataclass(frozen=True)
+class Kept:
+    """How a layer is kept: as integers in a `form`, or as bfloat16 where that is None."""
+
+    form: Form | None
+    factors: bool = False
+    table: bool = False
+
+    @classmethod
+    def of(cls, matrix: DenseMatrix | PackedMatrix, table: bool = False) -> Kept:
+        if isinstance(matrix, DenseMatrix):
+            return cls(None, table=table)
+        return cls(matrix.form, factors=matrix.factors is not None)
+
+    def stated(self, layers: Sequence[str]) -> dict[str, Any]:
+        """The entry of `forms` for these layers."""
+        if self.form is None:
+            return {"kind": _BFLOAT16, "table": self.table, "layers": list(layers)}
+        form = self.form
+        numbers = {"bits": form.bits, "group": form.group, "digits": form.digits}
+        return {"kind": _INTEGERS, **numbers, "factors": self.factors, "layers": list(layers)}
+
+
+def stated(kept: Mapping[str, Kept], dtype: torch.dtype, method: str | None) -> dict[str, Any]:
+    """The ``quantization_config`` of a model whose layers are kept so."""
+    layers: dict[Kept, list[str]] = {}
+    for name, how in kept.items():
+        layers.setdefault(how, []).append(name)
+    return {
+        "quant_method": METHOD,
+        "layout": LAYOUT,
+        "dtype": str(dtype).removeprefix("torch."),
+        "method": method,
+        "forms": [how.stated(names) for how, names in layers.items()],
+    }
+
+
+def read(config: Mapping[str, Any]) -> dict[str, Kept]:
+    """How each layer is kept. Raises CheckpointError for another layout, and for what `stated` does not say."""
+    layout = config.get("layout")
+    if layout != LAYOUT or isinstance(layout, bool):
+        raise CheckpointError(f"The weights are packed in layout {layout!r}, and {LAYOUT} is read here.", _AGAIN)
+    if config.get("dtype") not in _TYPES:
+        raise CheckpointError(f"The weights are packed for the type {config.get('dtype')!r}, which is none.", _AGAIN)
+    found: dict[str, Kept] = {}
+    for form in _forms(config):
+        try:
+            how, layers = _kept(form, config["dtype"]), form["layers"]
+        except (KeyError, TypeError, ValueError):
+            raise CheckpointError(f"quantization_config has a form that is none: {form!r:.200}.", _AGAIN) from None
+        if not isinstance(layers, list) or not all(isinstance(name, str) for name in layers):
+            raise CheckpointError(f"quantization_config has a form without names of layers: {form!r:.200}.", _AGAIN)
+        found.update(dict.fromkeys(layers, how))
+    if not found:
+        raise CheckpointError("quantization_config names no packed layer.", _AGAIN)
+    return found
+
+
+def _forms(config: Mapping[str, Any]) -> list[Any]:
+    forms = config.get("forms")
+    return forms if isinstance(forms, list) else []
+
+
+def _kept(form: Mapping[str, Any], dtype: str) -> Kept:
+    """Raises KeyError, TypeError or ValueError for what is none."""
+    if form["kind"] == _BFLOAT16 and dtype == _BFLOAT16:
+        return Kept(None, table=_flag(form["table"]))
+    bits, group, digits = form["bits"], form["group"], form["digits"]
+    whole = all(type(number) is int for number in (bits, group, digits))
+    if form["kind"] != _INTEGERS or not whole or bits not in (4, 8) or digits not in (1, 2) or group < 0 or group % 8:
+        raise ValueError
+    return Kept(Form(bits, group, digits), factors=_flag(form["factors"]))
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError
+    return value
+
+
+class FerrulePacked(QuantizationMethod):
+    formats = (METHOD,)
+    conformance = "ferrule_plugins.quantization.samples:PACKED"
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__(config)
+        self._kept = read(config)
+        self._workspace = Workspace()
+
+    @classmethod
+    def refuses(cls, config: Mapping[str, Any], caps: DeviceCaps, dtype: torch.dtype) -> str | None:
+        """Another layout is not refused: the constructor says what is wrong with the folder."""
+        if not config:
+            return "the weights are not packed: `ferrule pack` writes a folder of such"
+        if caps.platform != "cpu":
+            return "the weights are packed for CPUs: other devices take the checkpoint that they were made from"
+        if config.get("layout") != LAYOUT or config.get("dtype") not in _TYPES:
+            return None
+        packed, wanted = config["dtype"], str(dtype).removeprefix("torch.")
+        if packed != wanted:
+            return f"the weights are packed for {packed}, and {wanted} is computed in here: --dtype {packed}"
+        return _lacks(config)
+
+    def scheme(self, layer: LinearLayer) -> LinearScheme | None:
+        kept = self._kept.get(layer.name)
+        if kept is None:
+            return None
+        if not kept.table:
+            return PackedScheme(kept, self._workspace)
+        if not layer.head:
+            raise CheckpointError(f"quantization_config says that the embedding is in {layer.name}, which is no head.")
+        return PackedTable()
+
+
+def _lacks(config: Mapping[str, Any]) -> str | None:
+    """Which kernel is not here, and why."""
+    try:
+        library.load()
+    except library.KernelsUnavailableError as error:
+        return f"packed weights need compiled kernels: {error}"
+    floats = any(isinstance(form, Mapping) and form.get("kind") == _BFLOAT16 for form in _forms(config))
+    if floats and dense.unit() is None:
+        return "this processor has none of AMX, AVX-512 and AVX2, which packed bfloat16 weights are multiplied by"
+    return None
+
+
+class PackedScheme(LinearScheme):
+    """One layer whose matrix comes as the kernel reads it."""
+
+    def __init__(self, kept: Kept, workspace: Workspace) -> None:
+        self.kept = kept
+        self.matrix: DenseMatrix | PackedMatrix | None = None
+        self._workspace = workspace
+
+    def allocate(self, layer: Any) -> None:
+        form = self.kept.form
+        if form is not None and form.widths(layer.in_features)[0] > LONGEST:
+            raise CheckpointError(f"A packed layer has groups of more than {LONGEST} inputs, which no kernel takes.")
+        hold(layer, self.kept)
+
+    def pack(self, layer: Any) -> None:
+        shape = layer.out_features, layer.in_features
+        weight, factors = taken(layer, WEIGHT), taken(layer, FACTORS) if self.kept.factors else None
+        if self.kept.form is None:
+            self.matrix = DenseMatrix.of_packed(weight, shape, layer.bias)
+        else:
+            self.matrix = PackedMatrix.of_packed(weight, factors, shape, self.kept.form, layer.bias, self._workspace)
+        self.nbytes = self.matrix.nbytes
+
+    def matmul(self, layer: Any, x: torch.Tensor) -> torch.Tensor:
+        if self.matrix is None:
+            raise RuntimeError("a packed layer multiplies once its weights are there")
+        return self.matrix.multiply(x, torch.float32 if layer.head else x.dtype)
+
+
+class PackedTable(Dense):
+    """The head of a tied model, where the embedding's table is, too."""
+
+    def allocate(self, layer: Any) -> None:
+        if layer.tied is None:
+            raise CheckpointError("The head was packed as a tied model's, and config.json says that it is not tied.")
+        hold(layer, Kept(None, table=True))
+        layer.tied.leave()
+
+    def pack(self, layer: Any) -> None:
+        self.matrix = DenseMatrix.of_packed(taken(layer, WEIGHT), (layer.out_features, layer.in_features), layer.bias)
+        self.nbytes = self.matrix.nbytes
+
+
+def hold(layer: Any, kept: Kept) -> None:
+    """Give a layer the parameters of its packed tensors in the place of its weight, in memory such as packing gives."""
+    outputs, inputs = layer.out_features, layer.in_features
+    if kept.form is None:
+        data = torch.empty(DenseMatrix.packed_count(outputs, inputs), dtype=torch.bfloat16)
+    else:
+        data = room((kept.form.packed_bytes(outputs, inputs),), torch.uint8)
+    layer.weight = None
+    setattr(layer, WEIGHT, _whole(layer, data))
+    if kept.factors:
+        setattr(layer, FACTORS, _whole(layer, torch.empty(outputs + -outputs % LANES, dtype=torch.float32)))
+
+
+def _whole(layer: Any, data: torch.Tensor) -> Stored:
+    """A parameter that comes at once: the places of its projections have nothing before the last."""
+    borders = list(_borders(dict(getattr(layer, "parts", {})).values()))
+    return Stored(data, 0, {**dict.fromkeys([0, *borders], 0), layer.out_features: data.numel()})
+
+
+def _borders(rows: Any) -> Iterator[int]:
+    border = 0
+    for count in rows:
+        border += count
+        yield border
+
+
+def taken(layer: Any, name: str) -> torch.Tensor:
+    """What came for the parameter, whose memory it is no more."""
+    data: torch.Tensor = getattr(layer, name).detach()
+    setattr(layer, name, torch.nn.Parameter(data.new_empty(0), requires_grad=False))
+    return data

@@ -1,0 +1,141 @@
+"""What depends on the device: choosing tokens, masks, penalties, log-probabilities.
+
+Torch's version is the definition. CPUs have compiled kernels for the choice, GPUs have Triton's for all of it, which
+never wait for the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+import ferrule_kernels.cuda as cuda
+from ferrule.runner import logprobs
+from ferrule.types import TokenSampling
+from ferrule_kernels.cpu import library, sampling
+from ferrule_plugins.sampler.draw import draw
+from ferrule_plugins.sampler.penalties import Penalties
+from ferrule_plugins.sampler.plan import Best, Draws, Penalised, Ranked
+
+NEVER = float("-inf")
+
+
+class Chooser(Protocol):
+    """Logits are [rows, vocab], row after row."""
+
+    def warm(self, logits: torch.Tensor, history: torch.Tensor) -> None:
+        """Make now what would else be made when a request first asks for it. Called with the first rows of all."""
+
+    def best(self, logits: torch.Tensor) -> Best:
+        """May put zeros in the place of logits of rows that are not finite."""
+
+    def draw(self, logits: torch.Tensor, best: Best, draws: Draws) -> torch.Tensor:
+        """Tokens [rows]: drawn by inversion of the noise where a draw says so, else the best. May overwrite logits."""
+
+    def mask(self, logits: torch.Tensor, rows: torch.Tensor, words: torch.Tensor) -> None:
+        """Ban, in place, each token of `rows` [n] int64 whose bit in `words` [n, any] int32 is 0 or missing."""
+
+    def penalise(self, logits: torch.Tensor, history: torch.Tensor, penalised: Penalised) -> None:
+        """In place."""
+
+    def rank(self, logits: torch.Tensor, rows: torch.Tensor, tops: Sequence[int], kept: bool) -> Ranked:
+        """What `logprobs.rank` makes of these rows' logits as they are now, and of tokens [rows] chosen later.
+
+        `kept` promises that the logits stay as they are.
+        """
+
+
+class TorchChooser:
+    """On any device; one that computes apart is waited for."""
+
+    def __init__(self) -> None:
+        self._penalties = Penalties()
+
+    def warm(self, logits: torch.Tensor, history: torch.Tensor) -> None:
+        """Everything is there."""
+
+    def best(self, logits: torch.Tensor) -> Best:
+        return _heal(logits, *logits.max(-1)[::-1])
+
+    def draw(self, logits: torch.Tensor, best: Best, draws: Draws) -> torch.Tensor:
+        rows = draws.there()[:, 0].long()
+        every = len(rows) == len(logits)
+        samplings = [
+            TokenSampling(seed=0, max_tokens=1, top_k=int(top_k), top_p=top_p, temperature=temperature, min_p=min_p)
+            for _, top_k, _, top_p, temperature, min_p in draws.table.tolist()
+        ]
+        drawn = draw(logits if every else logits[rows], samplings, draws.there()[:, 2])
+        return drawn if every else best.tokens.index_copy(0, rows, drawn)
+
+    def mask(self, logits: torch.Tensor, rows: torch.Tensor, words: torch.Tensor) -> None:
+        for row, some in zip(rows.tolist(), words.cpu().numpy(), strict=True):
+            _mask(logits[row], some)
+
+    def penalise(self, logits: torch.Tensor, history: torch.Tensor, penalised: Penalised) -> None:
+        self._penalties.apply(logits, history, penalised.table)
+
+    def rank(self, logits: torch.Tensor, rows: torch.Tensor, tops: Sequence[int], kept: bool) -> Ranked:
+        found = (logits if len(rows) == len(logits) else logits[rows]).log_softmax(-1)
+        return lambda tokens: logprobs.rank(found, tokens, tops)
+
+
+class CompiledChooser(TorchChooser):
+    """Where the logits are float32 in memory, row after row; what is not goes to torch."""
+
+    def __init__(self, kernel: sampling.Sampling) -> None:
+        super().__init__()
+        self._kernel = kernel
+
+    def best(self, logits: torch.Tensor) -> Best:
+        return _heal(logits, *self._kernel.best(logits)) if _is_ours(logits) else super().best(logits)
+
+    def draw(self, logits: torch.Tensor, best: Best, draws: Draws) -> torch.Tensor:
+        if not _is_ours(logits):
+            return super().draw(logits, best, draws)
+        rows = [(int(row), int(top_k), *rest) for row, top_k, *rest in draws.table.tolist()]
+        drawn = self._kernel.draw(logits, rows)
+        if len(rows) == len(logits):
+            return drawn
+        return best.tokens.index_copy(0, draws.there()[:, 0].long(), drawn)
+
+
+def chooser(device: torch.device) -> Chooser:
+    """The best that this machine has for logits on `device`."""
+    if device.type == "cuda" and cuda.available() is None:
+        from ferrule_plugins.sampler.triton import TritonChooser  # Triton is for GPUs only
+
+        return TritonChooser()
+    try:
+        return CompiledChooser(sampling.Sampling()) if device.type == "cpu" else TorchChooser()
+    except library.KernelsUnavailableError:
+        return TorchChooser()
+
+
+def _heal(logits: torch.Tensor, tokens: torch.Tensor, most: torch.Tensor) -> Best:
+    """Zeros for rows that are not finite, so that whatever follows finds a token there."""
+    finite = torch.isfinite(most)
+    if not bool(finite.all()):
+        logits[~finite] = 0.0
+    return Best(tokens, most, finite)
+
+
+def _mask(logits: torch.Tensor, words: np.ndarray[Any, np.dtype[np.int32]]) -> None:
+    """One row [vocab]: what few words allow is kept, what many do not allow is banned."""
+    vocab, some = logits.shape[0], np.flatnonzero(words)
+    if 8 * len(some) < len(words):
+        where, bit = np.nonzero(np.unpackbits(words[some].view(np.uint8), bitorder="little").reshape(-1, 32))
+        ids = some[where] * 32 + bit
+        allowed = torch.from_numpy(ids[ids < vocab]).to(logits.device)
+        kept = logits[allowed]
+        logits.fill_(NEVER)[allowed] = kept
+    else:
+        reaching = np.pad(words, (0, max(0, -(-vocab // 32) - len(words))))
+        banned = np.unpackbits(~reaching.view(np.uint8), count=vocab, bitorder="little").view(np.bool_)
+        logits.masked_fill_(torch.from_numpy(banned).to(logits.device), NEVER)
+
+
+def _is_ours(logits: torch.Tensor) -> bool:
+    return logits.is_cpu and logits.dtype == torch.float32 and logits.is_contiguous()

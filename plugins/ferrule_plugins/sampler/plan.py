@@ -1,0 +1,124 @@
+"""What a batch's parameters ask for, on the host: made once for as long as the parameters stay, sent in one copy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from ferrule.interfaces.platform import Transfers
+from ferrule.interfaces.sampler import SampleRow
+from ferrule.types import TokenSampling
+from ferrule_plugins.sampler import noise
+
+Numbers = np.ndarray[Any, np.dtype[np.float64]]
+Sent = Callable[[], torch.Tensor]  # the tensor on the device, once its parcel is sent
+Ranked = Callable[[torch.Tensor], list[torch.Tensor]]  # from chosen tokens to what `logprobs.rank` makes
+
+
+class Best(NamedTuple):
+    """Of each row [rows]. A row is finite when it has no NaN and a finite maximum; the token of another is some id."""
+
+    tokens: torch.Tensor  # int64: of the likeliest ones the first
+    most: torch.Tensor  # float32
+    finite: torch.Tensor  # bool
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Rows to draw: their numbers on the host and, once sent, on the device. `filtered`: some has a top_k or a top_p.
+
+    A row of the table [draws, 6] float64: row, top_k (0: all), noise in [0, 1), top_p, temperature, min_p.
+    """
+
+    table: Numbers
+    filtered: bool
+    there: Sent
+
+
+@dataclass(frozen=True)
+class Penalised:
+    """Rows with penalties. `longest` is the most ids that one of them has seen.
+
+    A row of the table [rows, 8] float64: row, slot, first position that counts, prompt's length, position, and the
+    penalties for repetition, frequency and presence.
+    """
+
+    table: Numbers
+    longest: int
+    there: Sent
+
+
+class Parcel:
+    """Arrays of the host that go to the device together."""
+
+    def __init__(self) -> None:
+        self._host: list[torch.Tensor] = []
+        self._there: list[torch.Tensor] = []
+
+    def put(self, array: np.ndarray[Any, Any]) -> Sent:
+        """The answer is the array on the device, once the parcel is sent. The array must not change afterwards."""
+        place = len(self._host)
+        self._host.append(torch.from_numpy(array))
+        return lambda: self._there[place]
+
+    def send(self, transfers: Transfers, device: torch.device) -> None:
+        if self._host:
+            self._there = transfers.stage(self._host, device)
+
+
+class Plan:
+    """Which rows do what. Holds for rows with equal parameters in the same order."""
+
+    def __init__(self, samplings: Sequence[TokenSampling]) -> None:
+        self.samplings = list(samplings)
+        self.random = [row for row, sampling in enumerate(samplings) if not sampling.greedy]
+        self.asking = [row for row, sampling in enumerate(samplings) if sampling.logprobs is not None]
+        self.edited = [row for row, sampling in enumerate(samplings) if _is_edited(sampling)]
+        self.penalised = [row for row, sampling in enumerate(samplings) if _is_penalised(sampling)]
+        drawn = [samplings[row] for row in self.random]
+        self._filtered = any(sampling.top_k > 0 or sampling.top_p < 1 for sampling in drawn)
+        self._seeds = noise.keys([sampling.seed for sampling in drawn])
+        self._draws = np.array(
+            [(r, s.top_k, 0.0, s.top_p, s.temperature, s.min_p) for r, s in zip(self.random, drawn, strict=True)]
+        )
+        self._penalties = np.array(
+            [
+                (s.repetition_penalty, s.frequency_penalty, s.presence_penalty)
+                for s in (samplings[row] for row in self.penalised)
+            ]
+        )
+
+    def draws(self, rows: Sequence[SampleRow], parcel: Parcel) -> Draws | None:
+        if not self.random:
+            return None
+        table = self._draws.copy()
+        table[:, 2] = noise.numbers(self._seeds, [rows[row].position for row in self.random])
+        return Draws(table, self._filtered, parcel.put(table))
+
+    def penalties(self, rows: Sequence[SampleRow], parcel: Parcel) -> Penalised | None:
+        if not self.penalised:
+            return None
+        places = [
+            (row, r.slot, r.num_embedded, r.num_prompt, r.position) for row in self.penalised for r in [rows[row]]
+        ]
+        table = np.concatenate([np.array(places, dtype=np.float64), self._penalties], axis=1)
+        return Penalised(table, int((table[:, 4] - table[:, 2]).max()), parcel.put(table))
+
+
+def _is_penalised(sampling: TokenSampling) -> bool:
+    return bool(sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1.0)
+
+
+def _is_edited(sampling: TokenSampling) -> bool:
+    """True when tokens are banned or biased, or a processor has a say."""
+    return bool(
+        sampling.allowed_token_ids
+        or sampling.bad_words
+        or sampling.min_tokens
+        or sampling.logit_bias
+        or sampling.processors
+    )

@@ -1,0 +1,338 @@
+"""The metrics: one table that `/metrics`, the reference page and the tests read.
+
+`API` is the version of the documented surface that is served. A name that was deprecated in X.Y is shown in X.Y, hidden
+in X.Y+1, where `--show-hidden-metrics-for-version=X.Y` shows it again, and is to be gone in X.Y+2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import product
+
+from ferrule.interfaces.stats import RequestStats
+from ferrule.types import EngineStats, FinishReason
+
+API = "0.9"
+HIDDEN_BUT_HERE = "0.8"  # what was deprecated then is hidden now
+
+_TTFT = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+    *(160.0, 640.0, 2560.0),
+)
+_GAP = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
+_LATENCY = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0),
+    *(1920.0, 7680.0),
+)
+_STEP_TOKENS = (1.0, *(float(1 << power) for power in range(3, 15)))  # 1, 8, 16 … 16384
+_CHOICES = (1.0, 2.0, 5.0, 10.0, 20.0)
+_HTTP = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_HTTP_FINE = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0, 7.5, 10.0, 30.0),
+    60.0,
+)
+_SIZES = tuple(float(1 << power) for power in range(6, 27, 2))  # 64 bytes … 64 MiB
+TOKENS = (-1.0,)  # stands for 1, 2, 5, 10 … up to the longest context
+
+Values = Mapping[tuple[str, ...], float]  # values of a metric's own labels → figure
+
+STEP_TOKENS = "vllm:iteration_tokens_total"
+FIRST_TOKEN = "vllm:time_to_first_token_seconds"
+GAP = "vllm:inter_token_latency_seconds"
+SUCCESS = "vllm:request_success_total"
+TOOLS = "vllm:tool_call_parser_invocations_total"
+REJECTED = "vllm:admission_rejections_total"
+CACHE_INFO = "vllm:cache_config_info"
+CALLS = "http_requests_total"
+DURATION = "http_request_duration_seconds"
+DURATION_FINE = "http_request_duration_highr_seconds"
+RECEIVED = "http_request_size_bytes"
+SENT = "http_response_size_bytes"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """One name. `engine` reads it off an engine's figures, `choice` off a finished choice (None: nothing to count).
+
+    `values` lists what the metric's own labels may be; None: series appear as they happen.
+    """
+
+    name: str
+    kind: str  # gauge, counter, histogram
+    doc: str
+    labels: tuple[str, ...] = ()
+    values: tuple[tuple[str, ...], ...] | None = ((),)
+    common: tuple[str, ...] = ("model_name", "engine")
+    buckets: tuple[float, ...] = ()
+    engine: Callable[[EngineStats], Values] | None = None
+    choice: Callable[[RequestStats], float | None] | None = None
+    same_as: str = ""  # another name of the same figures
+    deprecated: str = ""
+
+
+def _engine(name: str, kind: str, doc: str, field: str) -> Metric:
+    return Metric(name=f"vllm:{name}", kind=kind, doc=doc, engine=lambda stats: {(): getattr(stats, field)})
+
+
+def _choice(name: str, doc: str, buckets: tuple[float, ...], read: Callable[[RequestStats], float | None]) -> Metric:
+    return Metric(name=f"vllm:{name}", kind="histogram", doc=doc, buckets=buckets, choice=read)
+
+
+def _alias(name: str, doc: str, metric: Metric, deprecated: str = "") -> Metric:
+    return Metric(
+        name=f"vllm:{name}",
+        kind=metric.kind,
+        doc=doc,
+        buckets=metric.buckets,
+        same_as=metric.name,
+        deprecated=deprecated,
+    )
+
+
+def _mean_gap(stats: RequestStats) -> float | None:
+    return stats.decode_time / (stats.generation_tokens - 1) if stats.generation_tokens > 1 else None
+
+
+def _hit_rate(stats: EngineStats) -> Values:
+    return {(): stats.prefix_hits / stats.prefix_queries if stats.prefix_queries else 0.0}
+
+
+def _nothing(stats: EngineStats) -> Values:
+    return {(): 0.0}
+
+
+_USAGE = _engine("kv_cache_usage_perc", "gauge", "Share of the KV cache in use, 0 to 1.", "cache_usage")
+_QUERIES = _engine("prefix_cache_queries_total", "counter", "Prompt tokens looked up in the cache.", "prefix_queries")
+_HITS = _engine("prefix_cache_hits_total", "counter", "Prompt tokens found there.", "prefix_hits")
+_GAPS = Metric(name=GAP, kind="histogram", doc="Seconds between a choice's tokens.", buckets=_GAP)
+_QUEUED = _choice("request_queue_time_seconds", "Seconds in WAITING.", _LATENCY, lambda stats: stats.queue_time)
+_SLEEP = ("awake", "weights_offloaded", "discard_all")
+
+ENGINE = (
+    _engine("num_requests_running", "gauge", "Requests that run.", "running"),
+    _engine("num_requests_waiting", "gauge", "Requests that wait in the engine.", "waiting"),
+    Metric(
+        name="vllm:num_requests_waiting_by_reason",
+        kind="gauge",
+        doc="The same, by what they wait for; nothing is ever deferred here.",
+        labels=("reason",),
+        values=(("capacity",), ("deferred",)),
+        engine=lambda stats: {("capacity",): stats.waiting, ("deferred",): 0},
+    ),
+    Metric(
+        name="vllm:engine_sleep_state",
+        kind="gauge",
+        doc="1 for the state that the engine is in.",
+        labels=("sleep_state",),
+        values=tuple((state,) for state in _SLEEP),
+        engine=lambda stats: {(state,): float(level == stats.sleep_level) for level, state in enumerate(_SLEEP)},
+    ),
+    _USAGE,
+    _alias("gpu_cache_usage_perc", "The same under its former name.", _USAGE),
+    Metric(
+        name=CACHE_INFO,
+        kind="gauge",
+        doc="Settings of the KV cache, always 1.",
+        labels=(
+            *("block_size", "cache_dtype", "enable_prefix_caching", "gpu_memory_utilization", "num_gpu_blocks"),
+            *("num_gpu_blocks_override", "prefix_caching_hash_algo"),
+        ),
+        values=(),
+    ),
+    _engine("num_preemptions_total", "counter", "Preemptions.", "preemptions"),
+    _engine("prompt_tokens_total", "counter", "Prompt tokens of requests with a first token.", "prompt_tokens"),
+    _engine("prompt_tokens_cached_total", "counter", "Those of them found in the prefix cache.", "prompt_cached"),
+    Metric(
+        name="vllm:prompt_tokens_by_source_total",
+        kind="counter",
+        doc="The same prompt tokens, by where their keys and values came from.",
+        labels=("source",),
+        values=(("local_compute",), ("local_cache_hit",), ("external_kv_transfer",)),
+        engine=lambda stats: {
+            ("local_compute",): stats.prompt_tokens - stats.prompt_cached,
+            ("local_cache_hit",): stats.prompt_cached,
+            ("external_kv_transfer",): 0,
+        },
+    ),
+    _engine("generation_tokens_total", "counter", "Tokens generated.", "generation_tokens"),
+    Metric(name=STEP_TOKENS, kind="histogram", doc="Tokens per engine step.", buckets=_STEP_TOKENS),
+    _QUERIES,
+    _HITS,
+    _alias("gpu_prefix_cache_queries_total", "Queries under their former name.", _QUERIES),
+    _alias("gpu_prefix_cache_hits_total", "Hits under their former name.", _HITS),
+    _engine(
+        "corrupted_requests_total", "counter", "Requests ended by logits that were not finite.", "corrupted_requests"
+    ),
+)
+
+REQUESTS = (
+    Metric(name=FIRST_TOKEN, kind="histogram", doc="Seconds to the first token.", buckets=_TTFT),
+    _GAPS,
+    _alias("time_per_output_token_seconds", "The same under its former name.", _GAPS),
+    _choice("request_time_per_output_token_seconds", "Mean seconds per output token of a choice.", _GAP, _mean_gap),
+    _choice("e2e_request_latency_seconds", "Seconds from arrival to end.", _LATENCY, lambda stats: stats.end_to_end),
+    _QUEUED,
+    _choice("request_inference_time_seconds", "Seconds in RUNNING.", _LATENCY, lambda stats: stats.inference_time),
+    _choice("request_prefill_time_seconds", "Seconds in PREFILL.", _LATENCY, lambda stats: stats.prefill_time),
+    _choice("request_decode_time_seconds", "Seconds in DECODE.", _LATENCY, lambda stats: stats.decode_time),
+    _choice("request_prompt_tokens", "Prompt tokens per choice.", TOKENS, lambda stats: stats.prompt_tokens),
+    _choice("request_generation_tokens", "Generated tokens per choice.", TOKENS, lambda stats: stats.generation_tokens),
+    _choice(
+        "request_max_num_generation_tokens",
+        "Generated tokens of the longest of a prompt's n choices.",
+        TOKENS,
+        lambda stats: stats.longest,
+    ),
+    _choice(
+        "request_prefill_kv_computed_tokens",
+        "Prompt tokens per choice that were computed: those that the prefix cache did not have.",
+        TOKENS,
+        lambda stats: stats.prompt_tokens - stats.cached_tokens,
+    ),
+    _choice("request_params_n", "n, per prompt.", _CHOICES, lambda stats: None if stats.longest is None else stats.n),
+    _choice("request_params_max_tokens", "max_tokens, per choice.", TOKENS, lambda stats: stats.max_tokens),
+    _choice(
+        "request_num_preemptions", "Preemptions per choice.", (0.0, *_CHOICES), lambda stats: stats.num_preemptions
+    ),
+    Metric(
+        name=SUCCESS,
+        kind="counter",
+        doc="Choices that ended, by how.",
+        labels=("finished_reason",),
+        values=tuple((reason.value,) for reason in FinishReason),
+    ),
+    Metric(
+        name=REJECTED,
+        kind="counter",
+        doc="Requests that were answered 429 because the queue was full, by the limit that was met.",
+        labels=("reason",),
+        values=(("max_num_queued_reqs",), ("max_num_queued_tokens",)),
+        common=("model_name",),
+    ),
+    Metric(
+        name=TOOLS,
+        kind="counter",
+        doc="Choices that a tool parser read, by what it found.",
+        labels=("mode", "outcome", "request_type"),
+        values=tuple(product(("streaming", "non_streaming"), ("tool_call", "no_tool_call"), ("chat_completions",))),
+        common=("model_name",),
+    ),
+)
+
+DEPRECATED = (
+    Metric(
+        name="vllm:num_requests_swapped",
+        kind="gauge",
+        doc="Requests whose cache is in host memory: none ever is, they are recomputed.",
+        engine=_nothing,
+        deprecated=HIDDEN_BUT_HERE,
+    ),
+    Metric(
+        name="vllm:cpu_cache_usage_perc",
+        kind="gauge",
+        doc="Share of a cache in host memory in use: there is no such cache.",
+        engine=_nothing,
+        deprecated=HIDDEN_BUT_HERE,
+    ),
+    Metric(
+        name="vllm:gpu_prefix_cache_hit_rate",
+        kind="gauge",
+        doc="prefix_cache_hits_total / prefix_cache_queries_total since the start.",
+        engine=_hit_rate,
+        deprecated=HIDDEN_BUT_HERE,
+    ),
+    _alias("time_in_queue_requests", "request_queue_time_seconds under a former name.", _QUEUED, HIDDEN_BUT_HERE),
+)
+
+HTTP = (
+    Metric(
+        name=CALLS,
+        kind="counter",
+        doc="HTTP calls by route template, method and class of status.",
+        labels=("handler", "method", "status"),
+        values=None,
+        common=(),
+    ),
+    Metric(
+        name=DURATION,
+        kind="histogram",
+        doc="Seconds per call, a stream's to its end.",
+        labels=("handler", "method"),
+        values=None,
+        common=(),
+        buckets=_HTTP,
+    ),
+    Metric(name=DURATION_FINE, kind="histogram", doc="The same over all routes.", common=(), buckets=_HTTP_FINE),
+    Metric(
+        name=RECEIVED,
+        kind="histogram",
+        doc="Bytes of calls' bodies that were read.",
+        labels=("handler",),
+        values=None,
+        common=(),
+        buckets=_SIZES,
+    ),
+    Metric(
+        name=SENT,
+        kind="histogram",
+        doc="Bytes of answers' bodies.",
+        labels=("handler",),
+        values=None,
+        common=(),
+        buckets=_SIZES,
+    ),
+)
+
+# Name, type, labels and meaning of what the Prometheus client says of a process by itself.
+PROCESS = (
+    ("process_cpu_seconds_total", "counter", (), "CPU time."),
+    ("process_resident_memory_bytes", "gauge", (), "Resident memory."),
+    ("process_virtual_memory_bytes", "gauge", (), "Virtual memory."),
+    ("process_open_fds", "gauge", (), "Open file descriptors."),
+    ("process_max_fds", "gauge", (), "Most that may be open."),
+    ("process_start_time_seconds", "gauge", (), "When it started, in seconds since 1970."),
+    ("python_info", "gauge", ("implementation", "major", "minor", "patchlevel", "version"), "Always 1."),
+    ("python_gc_objects_collected_total", "counter", ("generation",), "Objects that the collector freed."),
+    ("python_gc_objects_uncollectable_total", "counter", ("generation",), "Objects that it could not free."),
+    ("python_gc_collections_total", "counter", ("generation",), "How often it ran."),
+)
+
+# Documented names that nobody exports here: nothing would be true of them. The feature that would bring each.
+ABSENT = (
+    ("vllm:lora_requests_info", "gauge", "LoRA adapters"),
+    ("vllm:spec_decode_num_drafts_total", "counter", "speculative decoding"),
+    ("vllm:spec_decode_num_draft_tokens_total", "counter", "speculative decoding"),
+    ("vllm:spec_decode_num_accepted_tokens_total", "counter", "speculative decoding"),
+    ("vllm:spec_decode_num_accepted_tokens_per_pos_total", "counter", "speculative decoding"),
+    ("vllm:spec_decode_num_emitted_tokens_total", "counter", "speculative decoding; gone in newer documents"),
+    ("vllm:spec_decode_draft_acceptance_rate", "gauge", "speculative decoding; to be had from the counters"),
+    ("vllm:spec_decode_efficiency", "gauge", "speculative decoding; to be had from the counters"),
+    ("vllm:cpu_prefix_cache_hit_rate", "gauge", "deprecated; there is no cache in host memory to be hit"),
+    ("vllm:model_forward_time_milliseconds", "histogram", "deprecated; nothing measures it: request_*_time_seconds"),
+    ("vllm:model_execute_time_milliseconds", "histogram", "deprecated; nothing measures it: request_*_time_seconds"),
+    ("vllm:external_prefix_cache_queries_total", "counter", "transfer of caches between servers"),
+    ("vllm:external_prefix_cache_hits_total", "counter", "transfer of caches between servers"),
+    ("vllm:mm_cache_queries_total", "counter", "media in prompts"),
+    ("vllm:mm_cache_hits_total", "counter", "media in prompts"),
+)
+
+SERVED = (*ENGINE, *REQUESTS, *DEPRECATED)
+
+
+def shown(metric: Metric, for_version: str | None) -> bool:
+    """Whether a name is exported with `--show-hidden-metrics-for-version`: X.Y shows what is hidden since X.Y or later,
+    and what was deprecated in X.Y."""
+    if not metric.deprecated:
+        return True
+    major, minor = parse_version(metric.deprecated)
+    hidden = (major, minor + 1)
+    if parse_version(API) < hidden:
+        return True
+    return for_version is not None and parse_version(for_version) <= hidden
+
+
+def parse_version(text: str) -> tuple[int, int]:
+    """(0, 9) of "0.9" or "0.9.1". Raises ValueError."""
+    major, minor, *_ = text.split(".")
+    return int(major), int(minor)

@@ -1,0 +1,231 @@
+"""The documents' own HTTP examples, word for word, against the embedded model; and each extra parameter they list.
+
+Examples of features that this build does not have must fail with a word that names the feature.
+"""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from ferrule_testkit import server as servers
+
+MODEL = "NousResearch/Meta-Llama-3-8B-Instruct"
+OTHER = "unsloth/Llama-3.2-1B-Instruct"
+SERVE = f"vllm serve {MODEL} --dtype auto --api-key token-abc123"
+CLIENT = """
+from openai import OpenAI
+client = OpenAI(
+    base_url="http://localhost:8000/v1",
+    api_key="token-abc123",
+)
+"""
+HELLO = """
+completion = client.chat.completions.create(
+  model="NousResearch/Meta-Llama-3-8B-Instruct",
+  messages=[
+    {"role": "user", "content": "Hello!"}
+  ]
+)
+
+print(completion.choices[0].message)
+"""
+GUIDED = """
+completion = client.chat.completions.create(
+  model="NousResearch/Meta-Llama-3-8B-Instruct",
+  messages=[
+    {"role": "user", "content": "Classify this sentiment: vLLM is wonderful!"}
+  ],
+  extra_body={
+    "guided_choice": ["positive", "negative"]
+  }
+)
+"""
+METRICS = "curl http://0.0.0.0:8000/metrics"
+
+# Field, documented default, another value. Chat and completions have these in common.
+COMMON: list[tuple[str, Any, Any]] = [
+    ("use_beam_search", False, True),
+    ("top_k", -1, 3),
+    ("min_p", 0.0, 0.5),
+    ("repetition_penalty", 1.0, 1.2),
+    ("length_penalty", 1.0, 2.0),
+    ("early_stopping", False, True),
+    ("stop_token_ids", [], [5]),
+    ("include_stop_str_in_output", False, True),
+    ("ignore_eos", False, True),
+    ("min_tokens", 0, 2),
+    ("skip_special_tokens", True, False),
+    ("spaces_between_special_tokens", True, False),
+    ("truncate_prompt_tokens", None, 2),
+    ("prompt_logprobs", None, 1),
+]
+GUIDES: list[tuple[str, Any, Any]] = [
+    ("guided_json", None, {"type": "object"}),
+    ("guided_regex", None, "a+"),
+    ("guided_choice", None, ["a", "b"]),
+    ("guided_grammar", None, 'root ::= "a"'),
+    ("guided_decoding_backend", None, "outlines"),
+    ("guided_whitespace_pattern", None, " "),
+]
+CHAT: list[tuple[str, Any, Any]] = [
+    ("best_of", None, 2),
+    *COMMON,
+    ("echo", False, True),
+    ("add_generation_prompt", True, False),
+    ("add_special_tokens", False, True),
+    ("documents", None, [{"title": "a", "text": "b"}]),
+    ("chat_template", None, "{{ messages[0].content }}"),
+    ("chat_template_kwargs", None, {"enable_thinking": False}),
+    *GUIDES,
+]
+COMPLETIONS: list[tuple[str, Any, Any]] = [
+    *COMMON,
+    ("allowed_token_ids", None, [5, 6]),
+    ("add_special_tokens", True, False),
+    ("response_format", None, {"type": "json_object"}),
+    *GUIDES,
+]
+REFUSED = {  # of the values above: the status and what the message names
+    "guided_json": (400, "guided decoding"),
+    "guided_regex": (400, "guided decoding"),
+    "guided_choice": (400, "guided decoding"),
+    "guided_grammar": (400, "guided decoding"),
+    "response_format": (400, "guided decoding"),
+    "chat_template": (403, "--trust-request-chat-template"),
+}
+WARNED = {  # without effect: alone, in this conversation, or with the embedded model's template
+    *("length_penalty", "early_stopping", "guided_decoding_backend", "guided_whitespace_pattern", "echo", "documents"),
+}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
+    """The documents' command, but for the model, which is the embedded one under the names of the examples."""
+    words = shlex.split(SERVE)[3:]
+    args = ["--served-model-name", MODEL, OTHER, *words, "--max-model-len", "256"]
+    with servers.running(args, tmp_path_factory.mktemp("server") / "log", {"OMP_NUM_THREADS": "1"}) as running:
+        yield running
+
+
+def run(script: str, server: servers.Server) -> subprocess.CompletedProcess[str]:
+    """Run an example as a program; only its address is another."""
+    text = script.replace("http://localhost:8000", server.url)
+    assert text != script
+    return subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_the_first_example(server: servers.Server) -> None:
+    done = run(CLIENT + HELLO, server)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("ChatCompletionMessage(content=")
+    assert "role='assistant'" in done.stdout
+
+
+def test_guided_choice_names_the_feature(server: servers.Server) -> None:
+    done = run(CLIENT + GUIDED, server)
+    assert done.returncode != 0
+    assert "BadRequestError" in done.stderr
+    assert "guided_choice: guided decoding" in done.stderr
+
+
+def test_the_metrics_example(server: servers.Server) -> None:
+    url = shlex.split(METRICS)[1].replace("http://0.0.0.0:8000", server.url)
+    answer = httpx.get(url, headers={"authorization": "Bearer token-abc123"})
+    assert answer.status_code == 200
+    for line in (
+        "# TYPE vllm:iteration_tokens_total histogram",
+        "vllm:iteration_tokens_total_sum{",
+        "vllm:iteration_tokens_total_bucket{",
+    ):
+        assert line in answer.text
+    for bound in ("1.0", "8.0", "16.0", "32.0", "64.0", "128.0", "256.0", "512.0"):
+        assert f'le="{bound}"' in answer.text
+
+
+def post(server: servers.Server, chat: bool, **fields: Any) -> httpx.Response:
+    what: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello!"}]} if chat else {"prompt": "Hello!"}
+    path = "chat/completions" if chat else "completions"
+    headers = {"authorization": "Bearer token-abc123"}
+    body = {"model": OTHER, "max_tokens": 3, **what, **fields}
+    return httpx.post(f"{server.url}/v1/{path}", json=body, headers=headers, timeout=60)
+
+
+@pytest.mark.parametrize(("chat", "table"), [(True, CHAT), (False, COMPLETIONS)])
+def test_documented_defaults_are_taken(server: servers.Server, chat: bool, table: list[tuple[str, Any, Any]]) -> None:
+    answer = post(server, chat, **{name: default for name, default, _ in table})
+    assert answer.status_code == 200, answer.text
+    assert "ferrule" not in answer.json()
+    assert answer.json()["model"] == MODEL
+
+
+@pytest.mark.parametrize(("chat", "table"), [(True, CHAT), (False, COMPLETIONS)])
+def test_documented_parameters(server: servers.Server, chat: bool, table: list[tuple[str, Any, Any]]) -> None:
+    """Each does what it says, is named in a warning, or is refused with the name of what is missing."""
+    for name, _, value in table:
+        answer = post(server, chat, **{name: value})
+        if name in REFUSED:
+            status, words = REFUSED[name]
+            assert answer.status_code == status, (name, answer.text)
+            assert answer.json()["error"]["param"] == name
+            assert words in answer.json()["error"]["message"]
+            continue
+        assert answer.status_code == 200, (name, answer.text)
+        warnings = answer.json().get("ferrule", {"warnings": []})["warnings"]
+        assert [text.partition(":")[0] for text in warnings] == ([name] if name in WARNED else []), name
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "https://example.com/cat.jpg"}}
+TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}
+NAMED = {"type": "function", "function": {"name": "get_weather"}}
+LATER: list[tuple[dict[str, Any], str, str]] = [  # what the documents tell of that later builds bring
+    (
+        {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "get_weather"}}},
+        "tool_choice",
+        "guided",
+    ),
+    ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice", "guided decoding"),
+    ({"tools": [TOOL]}, "tool_choice", "--enable-auto-tool-choice"),
+    ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format", "guided decoding"),
+    ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages", "image_url"),
+    ({"structured_outputs": {"choice": ["a"]}}, "structured_outputs", "guided decoding"),
+    ({"thinking_token_budget": 10}, "thinking_token_budget", "budget for thinking"),
+    ({"modalities": ["text", "audio"]}, "modalities", "output other than text"),
+]
+
+
+@pytest.mark.parametrize(("body", "param", "words"), LATER)
+def test_features_of_later_builds_are_named(
+    server: servers.Server, body: dict[str, Any], param: str, words: str
+) -> None:
+    answer = post(server, True, **body)
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == param
+    assert words in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(("path", "words"), [("embeddings", "embed"), ("audio/transcriptions", "transcription")])
+def test_routes_of_other_tasks_are_named(server: servers.Server, path: str, words: str) -> None:
+    answer = httpx.post(f"{server.url}/v1/{path}", json={}, headers={"authorization": "Bearer token-abc123"})
+    assert answer.status_code == 404, answer.text
+    assert f"needs task {words}" in answer.json()["error"]["message"] or words in answer.json()["error"]["message"]
+
+
+def test_streams_and_the_key(server: servers.Server, tmp_path: Path) -> None:
+    """The first example as a stream, and with a wrong key."""
+    streamed = HELLO.replace("  ]\n)", "  ],\n  stream=True,\n)").replace(
+        "print(completion.choices[0].message)",
+        "print(''.join(chunk.choices[0].delta.content or '' for chunk in completion), end='.')",
+    )
+    done = run(CLIENT + streamed, server)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith(".")
+    wrong = run((CLIENT + HELLO).replace("token-abc123", "token-other"), server)
+    assert "AuthenticationError" in wrong.stderr

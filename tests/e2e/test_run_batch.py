@@ -1,0 +1,351 @@
+"""`ferrule run-batch` as a process: killed, stopped, out of disk, with URLs, and compared with a run in peace."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from ferrule_testkit.server import free_port
+
+ROWS = 200
+QUIET = ("--disable-log-requests", "--disable-log-stats", "--dtype", "float32", "--max-model-len", "512")
+
+
+def request(number: int) -> bytes:
+    """Mixed rows: chats, completions with a seed, and every eighth one bad in its own way."""
+    custom_id, url, method = f"row-{number}", "/v1/chat/completions", "POST"
+    body: dict[str, Any] = {
+        "messages": [{"role": "user", "content": f"What is {10 + number % 80} plus 12?"}],
+        "temperature": 0,
+        "max_tokens": 40,
+    }
+    if number % 3 == 0:
+        url = "/v1/completions"
+        body = {"prompt": f"Count to {number}:", "max_tokens": 12, "temperature": 1.0, "seed": number}
+    match number % 40:
+        case 7:
+            return b'{"custom_id": "torn'
+        case 15:
+            body["max_tokens"] = -1
+        case 23:
+            custom_id = "row-1"
+        case 31:
+            url = "/v1/nothing"
+        case 39:
+            body["stream"] = True
+    return json.dumps({"custom_id": custom_id, "method": method, "url": url, "body": body}).encode()
+
+
+def write_rows(path: Path, count: int = ROWS) -> Path:
+    path.write_bytes(b"\n".join(request(number) for number in range(count)) + b"\n")
+    return path
+
+
+def command(source: object, target: object, *more: str) -> list[str]:
+    return [sys.executable, "-m", "ferrule", "run-batch", "-i", str(source), "-o", str(target), *QUIET, *more]
+
+
+def run(*argv: object, timeout: float = 120, **options: Any) -> subprocess.CompletedProcess[str]:
+    line = command(*argv)  # type: ignore[arg-type]
+    options.setdefault("env", {**os.environ, "OMP_NUM_THREADS": "1"})
+    return subprocess.run(line, capture_output=True, text=True, timeout=timeout, check=False, **options)
+
+
+@contextmanager
+def started(*argv: object) -> Iterator[subprocess.Popen[str]]:
+    line = command(*argv)  # type: ignore[arg-type]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def wait_for(process: subprocess.Popen[str], condition: Callable[[], bool], seconds: float = 90) -> bool:
+    """True when the condition came to hold; False when the process ended first."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if process.poll() is not None:
+            return condition()
+        if time.monotonic() > deadline:
+            raise TimeoutError
+        time.sleep(0.01)
+    return True
+
+
+def num_journalled(journal: Path) -> int:
+    return max(journal.read_bytes().count(b"\n") - 1, 0) if journal.exists() else 0
+
+
+def results(path: Path) -> list[dict[str, Any]]:
+    data = path.read_bytes()
+    assert data.endswith(b"\n")
+    return [json.loads(line) for line in data.splitlines()]
+
+
+def gist(row: dict[str, Any]) -> tuple[Any, ...]:
+    """What two runs have in common: not the ids and times."""
+    body = row["response"]["body"]
+    texts = [choice["text"] if "text" in choice else choice["message"]["content"] for choice in body.get("choices", ())]
+    return row["custom_id"], row["response"]["status_code"], json.dumps(row["error"]), *texts, str(body.get("usage"))
+
+
+def gists(rows: Iterable[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    return [gist(row) for row in rows]
+
+
+@pytest.fixture(scope="module")
+def peaceful(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Any, ...]]:
+    """The results of a run that nothing disturbed."""
+    folder = tmp_path_factory.mktemp("peaceful")
+    done = run(write_rows(folder / "in.jsonl"), folder / "out.jsonl")
+    assert done.returncode == 0, done.stderr
+    assert f"{ROWS} rows: 175 answered, 25 with errors." in done.stdout
+    assert sorted(path.name for path in folder.iterdir()) == ["in.jsonl", "out.jsonl"]
+    return gists(results(folder / "out.jsonl"))
+
+
+def test_each_line_has_its_result_in_the_order_of_the_input(peaceful: list[tuple[Any, ...]]) -> None:
+    codes = {15: "BadRequestError", 23: "duplicate_custom_id", 31: "invalid_url", 39: "stream_unsupported"}
+    assert len(peaceful) == ROWS
+    for number, (custom_id, status, error, *_) in enumerate(peaceful):
+        kind = number % 40
+        if kind == 7:
+            assert (custom_id, status) == (None, 400)
+            assert json.loads(error) | {"message": ""} == {
+                "code": "invalid_json_line",
+                "message": "",
+                "param": None,
+                "line": number + 1,
+            }
+        elif kind in codes:
+            assert custom_id == ("row-1" if kind == 23 else f"row-{number}")
+            assert (status, json.loads(error)["code"], json.loads(error)["line"]) == (400, codes[kind], number + 1)
+        else:
+            assert (custom_id, status, error) == (f"row-{number}", 200, "null")
+
+
+def test_killed_again_and_again_it_loses_and_doubles_nothing(tmp_path: Path, peaceful: list[tuple[Any, ...]]) -> None:
+    source, target = write_rows(tmp_path / "in.jsonl"), tmp_path / "out.jsonl"
+    journal = tmp_path / "out.jsonl.journal"
+    rng = random.Random(5)
+    moments = sorted(rng.sample(range(5, ROWS - 20), 3))
+    for moment in moments:
+        with started(source, target, "--max-inflight", "8") as process:
+            assert wait_for(process, lambda moment=moment: num_journalled(journal) >= moment)  # type: ignore[misc]
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait(10)
+        assert not target.exists()
+        with journal.open("ab") as torn:  # what a power cut may leave behind the last fsync
+            torn.write(b'9999 200 {"id":"batch_req_')
+    before = num_journalled(journal)
+    assert moments[-1] <= before < ROWS
+    done = run(source, target)
+    assert done.returncode == 0, done.stderr
+    assert f"going on: {before} of {ROWS} rows are done" in done.stderr
+    assert gists(results(target)) == peaceful
+    assert not journal.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_what_runs_finish(tmp_path: Path, number: int, peaceful: list[tuple[Any, ...]]) -> None:
+    source, target = write_rows(tmp_path / "in.jsonl"), tmp_path / "out.jsonl"
+    journal = tmp_path / "out.jsonl.journal"
+    with started(source, target, "--max-inflight", "8") as process:
+        assert wait_for(process, lambda: num_journalled(journal) >= 10)
+        process.send_signal(number)
+        out, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    kept = num_journalled(journal)
+    assert f"{kept} of {ROWS} rows are done; the same command goes on from there." in out
+    assert not target.exists()
+    assert run(source, target).returncode == 0
+    assert gists(results(target)) == peaceful
+
+
+def test_a_full_disk_is_said_and_survived(tmp_path: Path, peaceful: list[tuple[Any, ...]]) -> None:
+    """The limit on a file's size stands for the disk: both make a write fail in the middle."""
+    source, target = write_rows(tmp_path / "in.jsonl"), tmp_path / "out.jsonl"
+    limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (40_000, 40_000))
+    # The process could not write its coverage either.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
+    done = run(source, target, preexec_fn=limit, env=environment)
+    assert done.returncode == 1
+    assert "Cannot write" in done.stderr
+    assert "file too large" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not target.exists()
+    kept = num_journalled(tmp_path / "out.jsonl.journal")
+    assert 0 < kept < ROWS
+    done = run(source, target)
+    assert done.returncode == 0, done.stderr
+    assert f"going on: {kept} of {ROWS}" in done.stderr
+    assert gists(results(target)) == peaceful
+
+
+_DYING = """
+import time
+
+from ferrule_plugins.policy.fcfs import FcfsPolicy
+
+class Dying(FcfsPolicy):
+    steps = 0
+
+    def budget(self, running, waiting, limit):
+        Dying.steps += 1
+        if Dying.steps > 100:
+            FAULT
+        return super().budget(running, waiting, limit)
+"""
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [('raise RuntimeError("planted")', "The engine has stopped"), ("time.sleep(600)", "no progress for 1 s")],
+)
+def test_an_engine_that_dies_or_stalls_ends_it_and_the_next_run_goes_on(
+    fault: str, said: str, tmp_path: Path, peaceful: list[tuple[Any, ...]]
+) -> None:
+    source, target = write_rows(tmp_path / "in.jsonl"), tmp_path / "out.jsonl"
+    (tmp_path / "dying.py").write_text(_DYING.replace("FAULT", fault))
+    plugin = ("--plugin", f"policy={tmp_path / 'dying.py'}", "--scheduling-policy", "dying", "--max-inflight", "8")
+    done = run(source, target, *plugin, "--watchdog-timeout", "1")
+    assert done.returncode == 1, done.stderr
+    assert said in done.stderr
+    assert 0 < num_journalled(tmp_path / "out.jsonl.journal") < ROWS
+    assert run(source, target).returncode == 0
+    assert gists(results(target)) == peaceful
+
+
+def test_another_input_or_another_model_does_not_go_on(tmp_path: Path) -> None:
+    source, target = write_rows(tmp_path / "in.jsonl", 40), tmp_path / "out.jsonl"
+    journal = tmp_path / "out.jsonl.journal"
+    with started(source, target, "--max-inflight", "2") as process:
+        assert wait_for(process, lambda: num_journalled(journal) >= 3)
+        process.kill()
+        process.wait(10)
+    before = journal.read_bytes()
+    done = run(source, target, "--seed", "3")
+    assert done.returncode == 1
+    assert "seed was None, is 3" in done.stderr
+    write_rows(source, 41)
+    done = run(source, target)
+    assert done.returncode == 1
+    assert "input_sha256 was" in done.stderr
+    assert journal.read_bytes() == before
+    assert not target.exists()
+
+
+def test_metrics_while_it_runs_and_nothing_else(tmp_path: Path) -> None:
+    source, target = write_rows(tmp_path / "in.jsonl"), tmp_path / "out.jsonl"
+    port = free_port()
+    base = f"http://127.0.0.1:{port}"
+    with started(source, target, "--max-inflight", "4", "--enable-metrics", "--port", str(port)) as process:
+        assert wait_for(process, lambda: num_journalled(tmp_path / "out.jsonl.journal") >= 5)
+        with urllib.request.urlopen(f"{base}/metrics", timeout=20) as response:
+            text = response.read().decode()
+        with urllib.request.urlopen(f"{base}/health", timeout=20) as response:
+            assert response.status == 200
+        ask = urllib.request.Request(f"{base}/v1/completions", b"{}", {"Content-Type": "application/json"})
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(ask, timeout=20)
+        assert refused.value.code == 404
+        assert process.wait(90) == 0
+    assert "http_requests_total" in text
+    assert '/v1/chat/completions"' in text
+
+
+class Store(BaseHTTPRequestHandler):
+    """One object to GET, and what was PUT. `failures` answers 503 that often first."""
+
+    source = b""
+    failures = 0
+    puts: list[tuple[str, str | None, bytes]] = []  # set anew by the fixture
+
+    def do_GET(self) -> None:
+        if type(self).failures > 0:
+            type(self).failures -= 1
+            self.send_error(503)
+            return
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(self.source)))
+        self.end_headers()
+        self.wfile.write(self.source)
+
+    def do_PUT(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        status = 403 if self.path.startswith("/forbidden") else 201
+        type(self).puts.append((self.path, self.headers["Content-Type"], body))
+        self.send_response(status)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        return
+
+
+@pytest.fixture
+def store() -> Iterator[tuple[str, type[Store]]]:
+    handler = type("Mine", (Store,), {"puts": []})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}", handler
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_urls_are_fetched_and_put(tmp_path: Path, store: tuple[str, type[Store]]) -> None:
+    base, handler = store
+    handler.source, handler.failures = write_rows(tmp_path / "in.jsonl", 20).read_bytes(), 1
+    folder = tmp_path / "work"
+    folder.mkdir()
+    done = run(f"{base}/in.jsonl?sig=secret", f"{base}/out.jsonl?sig=secret", "--output-tmp-dir", str(folder))
+    assert done.returncode == 0, done.stderr
+    assert "secret" not in done.stdout + done.stderr
+    [(path, kind, body)] = handler.puts
+    assert (path, kind) == ("/out.jsonl?sig=secret", "application/jsonl")
+    assert len(body.splitlines()) == 20
+    assert list(folder.iterdir()) == []
+
+
+def test_a_refused_upload_keeps_the_results_and_the_next_try_needs_no_model(
+    tmp_path: Path, store: tuple[str, type[Store]]
+) -> None:
+    base, handler = store
+    source = write_rows(tmp_path / "in.jsonl", 12)
+    folder = tmp_path / "work"
+    folder.mkdir()
+    done = run(source, f"{base}/forbidden", "--output-tmp-dir", str(folder))
+    assert done.returncode == 1
+    assert f"PUT {base}/forbidden was answered 403." in done.stderr
+    [journal] = folder.iterdir()
+    assert num_journalled(journal) == 12
+    handler.puts.clear()
+    done = run(source, f"{base}/forbidden", "--output-tmp-dir", str(folder))
+    assert done.returncode == 1
+    assert "model loaded" not in done.stderr
+    assert len(handler.puts[0][2].splitlines()) == 12

@@ -1,0 +1,101 @@
+"""Every architecture on the GPU says what it says on the CPU."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ferrule import LLM, SamplingParams
+from ferrule_testkit.checkpoints import NATIVE
+
+Open = Callable[..., LLM]
+Checkpoint = Callable[[str], Path]
+# Of bfloat16, whose numbers have 8 bits, through two layers: how far logprobs of a prompt may be from float32's.
+MEAN, MOST = 0.06, 0.6
+THROUGH_TRANSFORMERS = ("qwen3", "gemma2")
+
+
+def _prompts(lengths: tuple[int, ...] = (1, 3, 16, 17, 40, 90, 5, 33)) -> list[list[int]]:
+    draw = random.Random(7)
+    return [[draw.randrange(5, 300) for _ in range(length)] for length in lengths]
+
+
+def _greedy(llm: LLM, prompts: list[list[int]], tokens: int = 20) -> list[list[int]]:
+    params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+    return [list(output.outputs[0].token_ids) for output in llm.generate(prompts, params, use_tqdm=False)]
+
+
+def _logprobs(llm: LLM, prompts: list[list[int]]) -> torch.Tensor:
+    """Of the prompts' own tokens, the first of each aside."""
+    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+    found = []
+    for prompt, output in zip(prompts, llm.generate(prompts, params, use_tqdm=False), strict=True):
+        entries: Any = output.prompt_logprobs
+        found += [entry[token].logprob for token, entry in zip(prompt[1:], entries[1:], strict=True)]
+    return torch.tensor(found)
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_greedy_tokens_are_the_references(name: str, device: str, checkpoint: Checkpoint, opened: Open) -> None:
+    """In float32, prompts in pieces beside answers, with preemption: the CPU's tokens."""
+    folder, prompts = checkpoint(name), _prompts()
+    expected = _greedy(opened(folder, device="cpu", dtype="float32"), prompts)
+    llm = opened(folder, device=device, dtype="float32", max_num_batched_tokens=24, num_gpu_blocks_override=40)
+    assert _greedy(llm, prompts) == expected
+    assert _greedy(llm, prompts[:1]) == expected[:1]  # alone, and from the prefix cache
+    assert _greedy(llm, prompts) == expected
+
+
+@pytest.mark.parametrize("name", THROUGH_TRANSFORMERS)
+def test_models_of_transformers_are_the_same_there(
+    name: str, device: str, checkpoint: Checkpoint, opened: Open
+) -> None:
+    folder, prompts = checkpoint(name), _prompts()
+    options = {"dtype": "float32", "model_impl": "transformers"}
+    expected = _greedy(opened(folder, device="cpu", **options), prompts)
+    assert _greedy(opened(folder, device=device, **options), prompts) == expected
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_bfloat16_is_near_the_reference(name: str, device: str, checkpoint: Checkpoint, opened: Open) -> None:
+    folder, prompts = checkpoint(name), _prompts((40, 90, 33))
+    expected = _logprobs(opened(folder, device="cpu", dtype="float32"), prompts)
+    difference = (_logprobs(opened(folder, device=device, dtype="bfloat16"), prompts) - expected).abs()
+    assert float(difference.mean()) < MEAN
+    assert float(difference.max()) < MOST
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "gpt2"])
+def test_graphs_change_nothing(name: str, device: str, checkpoint: Checkpoint, opened: Open) -> None:
+    folder = checkpoint(name)
+    options = {"device": device, "dtype": "float32", "enable_prefix_caching": False}
+    eager = opened(folder, enforce_eager=True, **options)
+    recorded = opened(folder, enforce_eager=False, cuda_graph_sizes=(1, 4, 8), **options)
+    for count in (1, 2, 3, 8):
+        prompts = _prompts()[-count:]
+        assert _greedy(recorded, prompts) == _greedy(eager, prompts)
+
+
+def test_a_seed_gives_the_same_tokens_again(device: str, checkpoint: Checkpoint, opened: Open) -> None:
+    llm = opened(checkpoint("llama"), device=device, dtype="bfloat16")
+    params = [SamplingParams(temperature=0.9, top_p=0.9, top_k=40, seed=n, max_tokens=16) for n in range(8)]
+    prompts = [[5, 6, 7]] * 8
+    first = [output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)]
+    assert [output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)] == first
+    assert len(set(map(tuple, first))) > 1
+
+
+@pytest.mark.parametrize("backend", ["triton", "torch_sdpa"])
+def test_attention_backends_agree(backend: str, device: str, checkpoint: Checkpoint, opened: Open) -> None:
+    if device != "cuda" and backend == "triton":
+        pytest.skip("Triton's kernels need a GPU here")
+    folder, prompts = checkpoint("llama"), _prompts()
+    expected = _greedy(opened(folder, device="cpu", dtype="float32"), prompts)
+    llm = opened(folder, device=device, dtype="float32", attention_backend=backend)
+    assert llm.model.attention == backend
+    assert _greedy(llm, prompts) == expected

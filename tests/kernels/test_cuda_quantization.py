@@ -1,0 +1,110 @@
+"""Schemes of quantized layers with the kernels for GPUs: what a layer holds then, and its products."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from ferrule.interfaces.quantization import LinearLayer, QuantizationMethod
+from ferrule_nn import Linear, MergedLinear
+from ferrule_plugins.quantization import integers
+from ferrule_plugins.quantization.compressed import CompressedTensors
+from ferrule_plugins.quantization.fp8 import Fp8Method
+from ferrule_plugins.quantization.groupwise import Awq, Gptq
+from ferrule_plugins.quantization.products import Quantized, Shared
+from ferrule_testkit.quantized import FORMATS
+
+READERS: dict[str, type[QuantizationMethod]] = {
+    "compressed-tensors": CompressedTensors,
+    "fp8": Fp8Method,
+    "fbgemm_fp8": Fp8Method,
+    "gptq": Gptq,
+    "awq": Awq,
+}
+PARTS = {"a_proj": 64, "b_proj": 32}
+
+
+@pytest.fixture(autouse=True, params=[(9, 0), (8, 0)], ids=["sm90", "sm80"])
+def capability(request: Any, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, int]]:
+    """Without a GPU tensors of the CPU go to the kernels, under the interpreter."""
+    if device.type == "cuda":
+        if request.param == (8, 0):
+            pytest.skip("a GPU is what it is")
+        yield torch.cuda.get_device_capability(device)
+        return
+    monkeypatch.setattr(Quantized, "_cpu", Quantized._cuda)
+    monkeypatch.setattr(Quantized, "_fp8_cpu", Quantized._fp8_cuda)
+    monkeypatch.setattr(Shared, "compiled", lambda self: False)  # else the CPU's kernel quantizes float weights
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: request.param)
+    yield request.param
+
+
+def _checked(layer: Linear, meant: torch.Tensor, error: float, bits: float) -> None:
+    device = meant.device
+    emptied = [tensor for name, tensor in layer.named_parameters() if name != "bias"]
+    assert not sum(tensor.numel() for tensor in emptied)
+    assert {tensor.device for tensor in emptied} == {device}  # by which other layers choose their kernels
+    assert layer.nbytes == sum(tensor.nbytes for tensor in layer.buffers())
+    assert layer.nbytes <= meant.numel() * bits / 8
+    x = torch.randn(5, layer.in_features, generator=torch.Generator().manual_seed(1)).to(device)
+    expected = x @ meant.t()
+    if layer.bias is not None:
+        expected += layer.bias
+    assert (layer(x) - expected).norm() <= error * expected.norm()
+    layer.to(torch.device("cpu"))  # what moves a model moves the buffers
+    assert all(tensor.device.type == "cpu" for tensor in layer.buffers())
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_layers_of_checkpoints(name: str, device: torch.device) -> None:
+    method = READERS[FORMATS[name].config["quant_method"]](FORMATS[name].config)
+    with device:
+        layer = MergedLinear(256, PARTS)
+    layer.quantize("layers.0.mlp.ab_proj", method)
+    meant, start = [], 0
+    for index, rows in enumerate(PARTS.values()):
+        weight = torch.randn(rows, 256, generator=torch.Generator().manual_seed(index)) * 0.05
+        tensors, means = FORMATS[name].encode(weight)
+        meant.append(means)
+        for key, parameter in layer.named_parameters():
+            part = parameter.cut(start, start + rows)
+            part.copy_(parameter.fit(tensors[key].to(device), part))
+        start += rows
+    layer.pack()
+    wide = FORMATS[name].wide
+    _checked(layer, torch.cat(meant).to(device), 2e-3 if wide else 0.04, 8.6 if "8" in name else 5.6)
+
+
+@pytest.mark.parametrize(
+    ("method", "error", "bits"),
+    [
+        (integers.Int8, 0.02, 8.3),
+        (integers.Int8WeightOnly, 0.01, 8.3),
+        (integers.Int4, 0.15, 5.1),
+        (integers.Int4WeightOnly, 0.15, 5.1),
+        (Fp8Method, 0.06, 8.3),
+    ],
+)
+def test_float_weights(method: type[QuantizationMethod], error: float, bits: float, device: torch.device) -> None:
+    with device:
+        layer = Linear(256, 96, bias=True)
+    layer.quantize("layers.0.mlp.up_proj", method({}))
+    weight = torch.randn(96, 256, generator=torch.Generator().manual_seed(0)) * 0.05
+    layer.weight.copy_(weight)
+    layer.bias.copy_(torch.randn(96, generator=torch.Generator().manual_seed(1)))
+    layer.pack()
+    _checked(layer, weight.to(device), error, bits)
+
+
+def test_a_head_gives_float32(device: torch.device) -> None:
+    scheme = integers.Int8({}).scheme(LinearLayer("lm_head", 64, 32, head=True))
+    with device:
+        layer = Linear(64, 32, scheme=scheme)
+    layer.weight.data = torch.randn(32, 64, device=device, dtype=torch.float16)
+    layer.pack()
+    assert layer(torch.randn(2, 64, device=device, dtype=torch.float16)).dtype == torch.float32

@@ -1,0 +1,206 @@
+"""Products with bfloat16 weights: the kernel beside float64, by this processor and by emulated tile registers."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from ferrule_kernels.cpu import dense, library
+from ferrule_kernels.cpu.dense import DenseMatrix
+
+SHAPES = [(1, 1), (16, 32), (17, 7), (64, 64), (48, 96), (70, 100), (130, 333), (200, 2100)]
+BATCHES = (1, 2, 5, 6, 7, 12, 13, 16, 17, 32, 33, 47, 70)
+SOURCE = Path(library.__file__).parent / "dense.cpp"
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no compiler")
+
+
+def _compiled(target: Path, *flags: str) -> ctypes.CDLL:
+    subprocess.run(["g++", *library.FLAGS, *flags, "-shared", str(SOURCE), "-o", str(target)], check=True)
+    return ctypes.CDLL(str(target))
+
+
+def _use(loaded: ctypes.CDLL, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(library, "load", lambda: loaded)
+    dense._kernels.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    return _compiled(tmp_path_factory.mktemp("tiles") / "tiles.so", "-march=native", "-DFERRULE_EMULATE_TILES")
+
+
+@pytest.fixture(params=["installed", "emulated tiles"])
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The library that is installed, then one whose tile registers are emulated."""
+    if request.param != "installed":
+        _use(request.getfixturevalue("emulated"), monkeypatch)
+    elif dense.unit() is None:
+        pytest.skip("there are no compiled kernels here")
+    yield
+    monkeypatch.undo()
+    dense._kernels.cache_clear()
+
+
+def _random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+def _close(y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    """Within the rounding of float32 sums: each addition loses at most 2^-24 of the magnitudes summed up so far."""
+    expected = x.double() @ weight.double().t() + (0 if bias is None else bias.double())
+    most = x.double().abs() @ weight.double().abs().t() + (0 if bias is None else bias.double().abs())
+    assert ((y.double() - expected).abs() <= most * (weight.shape[1] + 2) * 2**-24 + 1e-30).all()
+
+
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+@pytest.mark.usefixtures("kernels")
+def test_products_equal_float64_but_for_the_rounding_of_sums(n: int, k: int) -> None:
+    weight, bias = _random(n, k, seed=1), _random(n, seed=2)
+    for given in (None, bias):
+        matrix = DenseMatrix(weight, given)
+        for m in BATCHES:
+            x = _random(m, k, seed=m)
+            y = matrix.multiply(x, torch.float32)
+            _close(y, x, weight, given)
+            assert torch.equal(matrix.multiply(x), y.bfloat16())
+
+
+@pytest.mark.usefixtures("kernels")
+def test_a_row_has_the_same_bits_alone_and_in_any_batch() -> None:
+    matrix, x = DenseMatrix(_random(150, 2100)), _random(300, 2100, seed=3)
+    whole = matrix.multiply(x, torch.float32)
+    for first, last in ((0, 1), (1, 3), (3, 9), (9, 22), (22, 40), (238, 243), (100, 300)):
+        assert torch.equal(matrix.multiply(x[first:last], torch.float32), whole[first:last])
+
+
+@pytest.mark.usefixtures("kernels")
+def test_threads_change_nothing() -> None:
+    matrix, x, threads = DenseMatrix(_random(700, 512)), _random(20, 512, seed=4), torch.get_num_threads()
+    try:
+        made = []
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            made.append(matrix.multiply(x, torch.float32))
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(made[0], made[1])
+    assert torch.equal(made[0], made[2])
+
+
+@pytest.mark.usefixtures("kernels")
+def test_nan_and_infinity_stay_in_their_rows() -> None:
+    matrix, x = DenseMatrix(_random(40, 70)), _random(5, 70)
+    clean = matrix.multiply(x)
+    x[1, 3], x[3, 69] = torch.nan, torch.inf
+    y = matrix.multiply(x)
+    assert y[1].isnan().all()
+    assert not y[3].isfinite().any()
+    assert torch.equal(y[[0, 2, 4]], clean[[0, 2, 4]])
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+@pytest.mark.parametrize("takes", [False, True])
+def test_rows_come_back_as_they_were(n: int, k: int, takes: bool) -> None:
+    weight = _random(n, k)
+    matrix = DenseMatrix(weight.clone(), takes=takes)
+    ids = torch.tensor([0, n - 1, n // 2, n // 3, 0])
+    assert torch.equal(matrix.rows(ids), weight[ids])
+    assert torch.equal(matrix.rows(ids[:0]), weight[:0])
+    assert torch.equal(matrix.rows(torch.arange(n).int()), weight)
+    for wrong in (n, -1):
+        with pytest.raises(IndexError, match=str(wrong)):
+            matrix.rows(torch.tensor([0, wrong]))
+
+
+@pytest.mark.usefixtures("kernels")
+def test_packing_takes_the_memory_of_the_weight_where_it_fits() -> None:
+    for n, k, fits in ((48, 64, True), (64, 33, False), (65, 32, False)):
+        weight = _random(n, k)
+        kept = weight.clone()
+        matrix = DenseMatrix(weight, takes=True)
+        assert torch.equal(weight, kept) is not fits
+        assert torch.equal(matrix.rows(torch.arange(n)), kept)
+        x = _random(3, k)
+        assert torch.equal(matrix.multiply(x), DenseMatrix(kept).multiply(x))
+
+
+@pytest.mark.usefixtures("kernels")
+def test_other_types() -> None:
+    matrix, x = DenseMatrix(_random(33, 40)), torch.randn(40, 6).t()
+    assert torch.equal(matrix.multiply(x), matrix.multiply(x.bfloat16()))
+    with pytest.raises(ValueError, match="float32"):
+        DenseMatrix(torch.randn(3, 3))
+
+
+def test_emulated_tiles_pass_the_check_that_real_ones_must(emulated: ctypes.CDLL) -> None:
+    assert emulated.ferrule_dense_unit() == 3
+    assert emulated.ferrule_check_tiles() == 0
+
+
+def test_tiles_that_multiply_wrong_fail_it(tmp_path: Path) -> None:
+    """Wrong by a configuration of which only a part was read, as a compiler may leave it."""
+    header = SOURCE.with_name("tiles.h").read_text()
+    broken = header.replace("first, next, 16, 16}", "first, next, 16, 8}")
+    assert broken != header
+    for name in ("dense.cpp", "panels.h", "vectors.h"):
+        shutil.copy(SOURCE.with_name(name), tmp_path)
+    (tmp_path / "tiles.h").write_text(broken)
+    command = ["g++", *library.FLAGS, "-DFERRULE_EMULATE_TILES", "-shared", str(tmp_path / "dense.cpp")]
+    subprocess.run([*command, "-o", str(tmp_path / "broken.so")], check=True)
+    assert ctypes.CDLL(str(tmp_path / "broken.so")).ferrule_check_tiles() == 1
+
+
+def test_the_variant_with_tiles_compiles(tmp_path: Path) -> None:
+    flags = "-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni", "-mamx-tile", "-mamx-bf16", "-mamx-int8"
+    if "amx_tile" in library.features():
+        assert _compiled(tmp_path / "amx.so", *flags).ferrule_dense_unit() == 3
+    else:  # it cannot run: nothing of it is called
+        subprocess.run(["g++", *library.FLAGS, *flags, "-c", str(SOURCE), "-o", str(tmp_path / "amx.o")], check=True)
+
+
+class _Tiles:
+    """A library whose tile registers answer as they are told."""
+
+    def __init__(self, use: int, check: int) -> None:
+        self.ferrule_use_tiles = lambda: use
+        self.ferrule_check_tiles = lambda: check
+
+
+@pytest.mark.parametrize(("use", "check", "taken"), [(0, 0, True), (-1, 0, False), (0, 1, False)])
+def test_tiles_that_are_refused_or_wrong_are_not_used(
+    use: int, check: int, taken: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    here = frozenset({"avx2", "amx_tile", "amx_bf16", "amx_int8"})
+    monkeypatch.setattr(library, "features", lambda: here)
+    monkeypatch.setattr(library, "_open", lambda found: _Tiles(use, check) if "amx_tile" in found else "vectors")
+    loaded = library.load.__wrapped__()
+    assert (loaded != "vectors") is taken
+    assert ("AMX" in caplog.text) is not taken
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("march", "unit"), [("x86-64", 0), ("x86-64-v3", 1), ("x86-64-v4", 1)])
+def test_each_generation_of_processors(march: str, unit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not {"avx512f", "avx2"} <= library.features():
+        pytest.skip("this processor does not run them all")
+    loaded = _compiled(tmp_path / "kernels.so", f"-march={march}")
+    assert loaded.ferrule_dense_unit() == unit
+    _use(loaded, monkeypatch)
+    try:
+        for (n, k), m in itertools.product(SHAPES, BATCHES):
+            weight, x = _random(n, k, seed=1), _random(m, k, seed=m)
+            y = DenseMatrix(weight).multiply(x, torch.float32)
+            _close(y, x, weight, None)
+            assert torch.equal(DenseMatrix(weight).multiply(x[-1:], torch.float32), y[-1:])
+    finally:
+        monkeypatch.undo()
+        dense._kernels.cache_clear()

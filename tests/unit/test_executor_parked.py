@@ -1,0 +1,131 @@
+"""Weights that wait in the host's memory. A CPU's storages empty and fill as a GPU's do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ferrule.config import Config, LoadConfig, ModelConfig, SchedulerConfig
+from ferrule.env import Environment
+from ferrule.plugin import discover
+from ferrule_plugins.executor import device as device_module
+from ferrule_plugins.executor.device import Worker
+from ferrule_plugins.executor.parked import Parked, stored_by
+from ferrule_testkit.checkpoints import tiny_checkpoint
+
+CPU = torch.device("cpu")
+
+
+class Scheme:
+    """Keeps what a layer multiplies by, outside of torch's registers."""
+
+    __slots__ = ("packed", "scales")
+
+    def __init__(self) -> None:
+        self.packed = [torch.arange(6.0).reshape(2, 3)]
+        self.scales = {"out": torch.ones(2)}
+
+
+class Tiny(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Parameter(torch.randn(8, 4))
+        self.head = torch.nn.Linear(4, 8, bias=False)
+        self.head.weight = self.embedding  # tied
+        self.first_rows = self.embedding.detach()[:2]  # a view
+        self.register_buffer("table", torch.randn(5))
+        self.scheme: Any = Scheme()
+
+
+def test_everything_is_found() -> None:
+    model = Tiny()
+    found = {tensor.data_ptr() for tensor in stored_by(model, CPU)}
+    scheme = model.scheme
+    expected = (model.embedding, model.table, scheme.packed[0], scheme.scales["out"])
+    assert found == {tensor.data_ptr() for tensor in expected}
+    assert stored_by(model, torch.device("meta")) == []
+
+
+@torch.inference_mode()
+def test_weights_come_back_to_whoever_holds_them() -> None:
+    model = Tiny()
+    x = torch.randn(3, 4)
+    before, scheme = model.head(x), model.scheme.packed[0].clone()
+    parked = Parked(stored_by(model, CPU))
+    assert parked.nbytes == 4 * (32 + 5 + 6 + 2)  # the tied table once
+    assert all(tensor.untyped_storage().nbytes() == 0 for tensor in stored_by(model, CPU))
+    parked.wake()
+    assert torch.equal(model.head(x), before)
+    assert torch.equal(model.scheme.packed[0], scheme)
+    assert torch.equal(model.first_rows, model.embedding[:2])
+    assert model.head.weight is model.embedding
+    assert parked.nbytes == 0
+
+
+def test_waking_can_be_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device whose memory somebody else took meanwhile loses nothing."""
+    tensors = [torch.full((4,), float(n)) for n in range(3)]
+    parked = Parked(tensors)
+    resize, calls = torch.UntypedStorage.resize_, []
+
+    def full(storage: torch.UntypedStorage, size: int) -> object:
+        calls.append(size)
+        if len(calls) == 2:
+            raise torch.OutOfMemoryError("full")
+        return resize(storage, size)
+
+    monkeypatch.setattr(torch.UntypedStorage, "resize_", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        parked.wake()
+    parked.wake()
+    assert [tensor.tolist() for tensor in tensors] == [[float(n)] * 4 for n in range(3)]
+
+
+@pytest.fixture
+def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Worker:
+    """A worker whose device is said to have memory of its own. It computes nothing: a CPU's kernels keep addresses."""
+    monkeypatch.setattr(device_module, "stored_by", lambda model, device: stored_by(model, CPU))
+    config = Config(
+        model=ModelConfig(model=str(tiny_checkpoint("qwen3", tmp_path / "model")), dtype="float32"),
+        load=LoadConfig(use_tqdm_on_load=False),
+        scheduler=SchedulerConfig(max_num_seqs=2),
+        env=Environment(cpu_kvcache_space=0.01),
+    )
+    worker = Worker(config, discover())
+    worker.start()
+    monkeypatch.setattr(worker.platform, "device", lambda: torch.device("cuda"))
+    monkeypatch.setattr(worker, "_warm_up", lambda runner: None)
+    worker.init_cache(8)
+    return worker
+
+
+def _numbers(worker: Worker) -> list[torch.Tensor]:
+    return [parameter.detach() for parameter in worker.model_runner.model.parameters()]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_a_device_with_its_own_memory_keeps_weights_with_the_host(level: int, worker: Worker) -> None:
+    """At level 1 the same model wakes, and nothing is read; at level 2 it is another one with the same weights."""
+    model, before = worker.model_runner.model, [tensor.clone() for tensor in _numbers(worker)]
+    worker.release(("weights", "kv_cache"), level)
+    left = sum(tensor.untyped_storage().nbytes() for tensor in stored_by(model, CPU))
+    assert (left == 0) == (level == 1)
+    with pytest.raises(RuntimeError, match="given back"):
+        worker.model_runner.model  # noqa: B018
+    worker.restore("weights")
+    worker.restore("kv_cache")
+    assert (worker.model_runner.model is model) == (level == 1)
+    assert all(torch.equal(a, b) for a, b in zip(_numbers(worker), before, strict=True))
+
+
+def test_deeper_sleep_forgets_the_copy(worker: Worker) -> None:
+    model = worker.model_runner.model
+    worker.release(("weights",), 1)
+    worker.release(("weights",), 1)  # nothing is left to move
+    worker.release(("weights",), 2)
+    worker.restore("weights")
+    assert worker.model_runner.model is not model
+    assert all(tensor.untyped_storage().nbytes() for tensor in _numbers(worker) if tensor.numel())

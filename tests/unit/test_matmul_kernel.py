@@ -1,0 +1,249 @@
+"""Products with quantized weights: the compiled kernel and torch's definition beside float64."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ferrule_kernels import matmul as reference
+from ferrule_kernels.cpu import library, matmul
+from ferrule_kernels.cpu.matmul import PackedMatrix, Workspace
+from ferrule_kernels.matmul import Form
+
+FORMS = [Form(8), Form(8, digits=2), Form(8, 64), Form(4, 32), Form(4, 32, digits=2), Form(4, 64), Form(4, 128)]
+SHAPES = [(1, 1), (16, 8), (17, 7), (64, 32), (48, 96), (70, 100), (130, 333), (200, 257)]
+BATCHES = (1, 2, 3, 4, 5, 6, 7, 12, 13, 33, 70)
+SOURCES = [str(Path(library.__file__).parent / name) for name in ("matmul.cpp", "matmul_pack.cpp")]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+def _kernels() -> bool:
+    try:
+        library.load()
+    except library.KernelsUnavailableError:
+        return False
+    return True
+
+
+compiled = pytest.mark.skipif(not _kernels(), reason="there are no compiled kernels here")
+
+
+CASES = [(form, *shape) for form, shape in itertools.product(FORMS, SHAPES)]
+
+
+def _made(form: Form, n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A weight that the form holds exactly, and a bias. Each group's largest number is the one that sets its scale."""
+    draw = torch.Generator().manual_seed(n * 1000 + k)
+    group, padded = form.widths(k)
+    top = 127 if form.bits == 8 else 7
+    numbers = torch.randint(-top, top + 1, (n, padded // group, group), generator=draw).float()
+    numbers[:, :, 0] = 127 if form.bits == 8 else -8
+    scales = torch.randint(64, 128, (n, padded // group, 1), generator=draw) / 2**11
+    weight = (numbers * scales).flatten(1)[:, :k]
+    return weight, torch.randn(n, generator=draw)
+
+
+def _multiplied(x: torch.Tensor, weight: torch.Tensor, form: Form, bias: torch.Tensor) -> list[torch.Tensor]:
+    made = [reference.multiply(x, reference.quantize(weight, form), form, bias)]
+    if _kernels():
+        made.append(PackedMatrix(weight, form, bias, Workspace()).multiply(x, torch.float32))
+    return made
+
+
+@pytest.mark.parametrize(("form", "n", "k"), CASES)
+def test_products_equal_float64_but_for_the_rounding_of_activations(form: Form, n: int, k: int) -> None:
+    """Half a step of the activations' scale in each input at most, against the weights' magnitudes."""
+    weight, bias = _made(form, n, k)
+    group, padded = form.widths(k)
+    reach = 127 if form.digits == 1 else 127 * 256
+    for m in BATCHES:
+        x = torch.randn(m, k, generator=torch.Generator().manual_seed(m))
+        expected = x.double() @ weight.double().t() + bias.double()
+        steps = torch.nn.functional.pad(x, (0, padded - k)).view(m, -1, group).abs().amax(2) / reach  # [m, groups]
+        sums = torch.nn.functional.pad(weight, (0, padded - k)).view(n, -1, group).abs().sum(2)  # [n, groups]
+        bound = 0.5001 * steps.double() @ sums.double().t() + 1e-4
+        for y in _multiplied(x, weight, form, bias):
+            assert y.shape == (m, n)
+            assert ((y.double() - expected).abs() <= bound).all()
+
+
+@compiled
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("form", FORMS)
+def test_the_kernel_equals_the_definition(form: Form, dtype: torch.dtype) -> None:
+    for n, k in ((70, 100), (64, 256)):
+        draw = torch.Generator().manual_seed(n)
+        weight = (torch.randn(n, k, generator=draw) * 0.05).to(dtype)
+        quantized = reference.quantize(weight, form)
+        packed = PackedMatrix(weight, form, None, Workspace())
+        for m in (1, 9):
+            x = torch.randn(m, k, generator=draw).to(dtype)
+            expected = reference.multiply(x, quantized, form)
+            apart = (packed.multiply(x, torch.float32) - expected).abs() / expected.abs().max()
+            assert (apart > 2e-3).float().mean() < 0.001
+            assert packed.multiply(x).dtype == dtype
+            torch.testing.assert_close(
+                packed.multiply(x).float(), packed.multiply(x, torch.float32), rtol=8e-3, atol=1e-3
+            )
+
+
+@compiled
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_has_the_same_bits_alone_and_in_any_batch(form: Form, dtype: torch.dtype) -> None:
+    weight = (torch.randn(150, 130) * 0.05).to(dtype)
+    packed = PackedMatrix(weight, form, torch.randn(150), Workspace())
+    x = torch.randn(250, 130).to(dtype)
+    whole = packed.multiply(x)
+    for first, last in ((0, 1), (1, 3), (3, 9), (9, 22), (238, 243), (100, 250)):
+        assert torch.equal(packed.multiply(x[first:last]), whole[first:last])
+
+
+@compiled
+def test_threads_change_nothing() -> None:
+    packed = PackedMatrix(torch.randn(300, 512), Form(4, 32), None, Workspace())
+    x, threads = torch.randn(20, 512), torch.get_num_threads()
+    try:
+        made = []
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            made.append(packed.multiply(x))
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(made[0], made[1])
+    assert torch.equal(made[0], made[2])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_zeros_nan_and_infinity(form: Form) -> None:
+    weight = torch.randn(20, 96)
+    weight[3] = 0
+    x = torch.randn(6, 96)
+    x[1], x[2, 5], x[3, 5], x[4] = 0, torch.nan, torch.inf, 1e-35
+    for y in _multiplied(x, weight, form, torch.zeros(20)):
+        assert y[2].isnan().all()
+        assert not y[3].isfinite().any()
+        assert not y[[1, 4]].any()
+        assert y[[0, 5]].isfinite().all()
+        assert not y[0, 3]
+
+
+@compiled
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("exact", [True, False])
+def test_numbers_and_scales_that_are_given_are_kept(form: Form, exact: bool) -> None:
+    """Also of channels whose numbers do not fill the range; scales that bfloat16 cannot hold are rounded."""
+    draw = torch.Generator().manual_seed(5)
+    group, padded = form.widths(100)
+    top = 90 if form.bits == 8 else 5
+    numbers = torch.randint(-top, top + 1, (70, 100), generator=draw)
+    scales = torch.rand(70, padded // group, generator=draw) * 0.01 + 0.001
+    scales = scales.bfloat16().float() if exact else scales
+    bias, x = torch.randn(70, generator=draw), torch.randn(5, 100, generator=draw)
+    packed = PackedMatrix(numbers.to(torch.int8), form, bias, Workspace(), scales)
+    kept = scales if exact or scales.shape[1] == 1 else scales.bfloat16().float()
+    cells = torch.nn.functional.pad(numbers, (0, padded - 100)).view(70, -1, group).to(torch.int8)
+    expected = reference.multiply(x, reference.Quantized(cells, kept), form, bias)
+    torch.testing.assert_close(packed.multiply(x), expected, rtol=1e-3, atol=2e-3)
+
+
+@compiled
+def test_a_result_is_its_own() -> None:
+    packed = PackedMatrix(torch.randn(40, 64), Form(8), None, Workspace())
+    x = torch.randn(64, 5).t()  # not contiguous
+    y = packed.multiply(x)
+    kept = y.clone()
+    packed.multiply(torch.randn(90, 64))
+    assert torch.equal(y, kept)
+    assert torch.equal(packed.multiply(x.contiguous()), kept)
+
+
+@compiled
+def test_memory_is_that_of_the_form() -> None:
+    for form, bits in ((Form(8), 8.01), (Form(4, 32), 4.51), (Form(4, 128), 4.13)):
+        packed = PackedMatrix(torch.randn(256, 4096), form, None, Workspace())
+        assert packed.nbytes <= 256 * 4096 * bits / 8 + 4096
+
+
+@compiled
+def test_a_group_whose_sums_do_not_fit_is_refused() -> None:
+    with pytest.raises(ValueError, match="65536"):
+        PackedMatrix(torch.zeros(1, 70000), Form(8), None, Workspace())
+    packed = PackedMatrix(torch.full((16, 65536), 1.0), Form(8), None, Workspace())
+    assert packed.multiply(torch.full((1, 65536), -1.0))[0, 0].item() == pytest.approx(-65536, rel=0.01)
+
+
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """The kernel with tile registers in plain C++, and the vectors of processors that have both."""
+    march = "native" if "avx512_vnni" in library.features() else "x86-64"
+    target = tmp_path_factory.mktemp("tiles") / "tiles.so"
+    flags = (*library.FLAGS, f"-march={march}", "-DFERRULE_EMULATE_TILES")
+    subprocess.run(["g++", *flags, "-shared", *SOURCES, "-o", str(target)], check=True)
+    return ctypes.CDLL(str(target))
+
+
+@compiled
+@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no compiler")
+@pytest.mark.parametrize(
+    "form", [Form(8), Form(8, digits=2), Form(8, 64), Form(8, 128, digits=2), Form(8, 40), Form(4, 32)]
+)
+def test_tile_registers_compute_the_same(form: Form, emulated: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the bit where products and sums of floats are rounded together (FMA): sums of a group are of integers."""
+    allowed = 0.0 if "avx512_vnni" in library.features() else 1e-5
+    for n, k in ((1, 1), (16, 64), (33, 72), (130, 200), (64, 256)):
+        weight, bias = _made(form, n, k)
+        vectors = PackedMatrix(weight, form, bias, Workspace())
+        with monkeypatch.context() as patch:
+            patch.setattr(matmul, "_kernels", _functions(emulated))
+            tiles = PackedMatrix(weight, form, bias, Workspace())
+        for m in (1, 4, 5, 8, 9, 16, 17, 25, 32, 33, 70, 250):
+            x = torch.randn(m, k, generator=torch.Generator().manual_seed(m))
+            torch.testing.assert_close(tiles.multiply(x), vectors.multiply(x), rtol=allowed, atol=allowed)
+
+
+def _functions(loaded: ctypes.CDLL) -> Callable[[], Any]:
+    """What ``matmul._kernels`` would answer with this library."""
+    uncached = matmul._kernels.__wrapped__
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(library, "load", lambda: loaded)
+        found = uncached()
+    return lambda: found
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no compiler")
+@pytest.mark.parametrize("march", ["x86-64", "x86-64-v3", "x86-64-v4"])
+def test_each_generation_of_processors_computes_the_same(march: str, tmp_path: Path) -> None:
+    """To the bit where products and sums of floats are rounded together (FMA); sums of a group are exact in any."""
+    target = tmp_path / "kernels.so"
+    subprocess.run(["g++", *library.FLAGS, f"-march={march}", "-shared", *SOURCES, "-o", str(target)], check=True)
+    script = """
+import ctypes, sys, torch
+from ferrule_kernels.cpu import library, matmul
+if sys.argv[1]:
+    library.load = lambda: ctypes.CDLL(sys.argv[1])
+from ferrule_kernels.cpu.matmul import PackedMatrix, Workspace
+from ferrule_kernels.matmul import Form
+torch.manual_seed(0)
+made = []
+for form in (Form(8), Form(8, digits=2), Form(4, 32)):
+    packed = PackedMatrix(torch.randn(70, 100), form, None, Workspace())
+    made += [packed.multiply(torch.randn(m, 100)) for m in (1, 2, 3, 5, 17)]
+torch.save(torch.cat(made), sys.argv[2])
+"""
+    made = []
+    for path in ("", str(target)):
+        subprocess.run([sys.executable, "-c", script, path, str(tmp_path / "out")], check=True)
+        made.append(torch.load(tmp_path / "out", weights_only=True))
+    allowed = 1e-5 if march == "x86-64" else 0.0
+    torch.testing.assert_close(made[0], made[1], rtol=allowed, atol=allowed)

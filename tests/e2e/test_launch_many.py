@@ -37,6 +37,7 @@ def many(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 @pytest.fixture
 def fresh(tiny_llama: Path, tmp_path: Path) -> Iterator[servers.Server]:
     args = [str(tiny_llama), *ARGS, "--api-server-count", str(COUNT), "--max-num-seqs", "4", "--watchdog-timeout", "4"]
+    args.append("--enable-server-load-tracking")
     with servers.running(args, tmp_path / "log", {"OMP_NUM_THREADS": "1"}) as running:
         yield running
 
@@ -50,6 +51,12 @@ def session() -> aiohttp.ClientSession:
 async def post(http: aiohttp.ClientSession, url: str, **body: Any) -> tuple[int, dict[str, Any]]:
     async with http.post(url, json={**BODY, **body}) as response:
         return response.status, await response.json()
+
+
+async def load(http: aiohttp.ClientSession, server: servers.Server) -> int:
+    """Requests in flight, of all processes."""
+    async with http.get(f"{server.url}/load") as response:
+        return int((await response.json())["server_load"])
 
 
 async def scrape(http: aiohttp.ClientSession, server: servers.Server) -> Figures:
@@ -167,10 +174,8 @@ def test_load_is_that_of_all_processes(many: servers.Server) -> None:
             streams = [asyncio.create_task(post(http, f"{many.url}/v1/completions", max_tokens=200)) for _ in range(24)]
             seen = []
             while not all(stream.done() for stream in streams):
-                async with http.get(f"{many.url}/load") as response:
-                    seen.append((await response.json())["server_load"])
-            async with http.get(f"{many.url}/load") as response:
-                return [*seen, (await response.json())["server_load"]]
+                seen.append(await load(http, many))
+            return [*seen, await load(http, many)]
 
     loads = asyncio.run(ask())
     assert max(loads) > 24 / COUNT * 1.5
@@ -222,12 +227,13 @@ def test_sigterm_drains_all(fresh: servers.Server) -> None:
     async def ask() -> list[tuple[int, list[dict[str, Any]], bool]]:
         async with session() as http:
             streams = [asyncio.create_task(stream(http)) for _ in range(12)]
-            await asyncio.sleep(0.4)
+            while (await load(http, fresh)) < 12:
+                await asyncio.sleep(0.01)
             fresh.process.send_signal(signal.SIGTERM)
             return await asyncio.gather(*streams)
 
     async def stream(http: aiohttp.ClientSession) -> tuple[int, list[dict[str, Any]], bool]:
-        body = {**BODY, "stream": True, "max_tokens": 100}
+        body = {**BODY, "stream": True, "max_tokens": 240}
         async with http.post(f"{fresh.url}/v1/completions", json=body) as response:
             lines = [line async for line in response.content if line.startswith(b"data:")]
             done = lines[-1].startswith(b"data: [DONE]")

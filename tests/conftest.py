@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from ferrule.config import PluginConfig
 from ferrule.env import Environment
@@ -19,6 +20,15 @@ from ferrule_testkit.wheels import Distribution, install
 
 if not (list(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/dxg").exists()):  # no GPU
     os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton, which reads it then, once
+
+# The same examples every time, however long they take; FERRULE_TEST_SEED draws others.
+settings.register_profile(
+    "same",
+    derandomize="FERRULE_TEST_SEED" not in os.environ,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("same")
 
 
 class Site:
@@ -46,7 +56,7 @@ class Site:
             env={**os.environ, "PYTHONPATH": path, **variables},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=240,
             check=False,
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -87,11 +87,11 @@ def model_folder(folder: Path) -> Path:
 async def serving(
     folder: Path, engine: FakeEngine, plugins: FakePlugins | None = None, **sections: dict[str, Any]
 ) -> AsyncIterator[FrontendService]:
-    """A service on `engine`; `sections` are options of the configuration's sections."""
+    """A service on `engine`; `sections` are options of the configuration's sections. Templates may take long."""
     config = Config(
         model=ModelConfig(**{"model": str(folder), "served_model_name": ("m", "alias"), **sections.get("model", {})}),
         frontend=FrontendConfig(**{"chat_template": CHATML, **sections.get("frontend", {})}),
-        limits=LimitsConfig(**sections.get("limits", {})),
+        limits=LimitsConfig(**{"template_timeout": 120.0, **sections.get("limits", {})}),
         observability=ObservabilityConfig(**sections.get("observability", {})),
     )
     service = build_service(config, plugins or FakePlugins(), engine)
@@ -106,11 +106,16 @@ async def outputs(service: FrontendService, request: Generate) -> list[Output]:
     return [output async for output in await service.generate(request)]
 
 
+async def until(holds: Callable[[], object]) -> None:
+    """Let the event loop turn until a condition holds. The limit is for what never will."""
+    async with asyncio.timeout(120.0):
+        while not holds():
+            await asyncio.sleep(0.001)
+
+
 async def drained(service: FrontendService) -> None:
     """Wait until nothing is open."""
-    async with asyncio.timeout(5.0):
-        while service.ledger.open:
-            await asyncio.sleep(0.001)
+    await until(lambda: not service.ledger.open)
 
 
 async def answers(service: FrontendService, request: Generate) -> list[Answer]:

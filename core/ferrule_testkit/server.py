@@ -1,4 +1,8 @@
-"""Start the real server for a test, on a free port of the loopback interface, and end it by its pid."""
+"""Start the real server for a test, on a port of the loopback interface that is its own, and end it by its pid.
+
+Nothing here takes for granted how fast the machine is: conditions are waited for, and a `Gate` holds the engine where a
+test needs work to last. The limits are for what never comes.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +15,78 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+PATIENCE = 240.0  # seconds that a test waits for what must come
+
+# The server's limits for clients that are slow, as variables: on a busy machine every client is.
+LIMITS = {
+    "FERRULE_TEMPLATE_TIMEOUT": "120",
+    "FERRULE_HEADER_TIMEOUT": "120",
+    "FERRULE_BODY_TIMEOUT": "120",
+    "FERRULE_KEEP_ALIVE_TIMEOUT": "120",
+    "FERRULE_SHUTDOWN_TIMEOUT": "200",
+}
+
+_GATED = """
+import time
+from pathlib import Path
+
+from ferrule_plugins.policy.fcfs import FcfsPolicy
+
+FILE = Path(__file__).with_suffix(".steps")
+
+
+class Gated(FcfsPolicy):
+    steps = 0
+
+    def budget(self, running, waiting, limit):
+        while (most := self.most(running + waiting)) is not None and self.steps >= most:
+            time.sleep(0.002)
+        self.steps = 0 if most is None else self.steps + 1
+        return limit
+
+    def most(self, requests):
+        try:
+            return int(FILE.read_text()) if requests else None
+        except FileNotFoundError:
+            return None
+"""
+
+
+class Gate:
+    """Holds a server's engine between two steps, for tests that need something to last. `args` are for the server."""
+
+    def __init__(self, folder: Path) -> None:
+        policy = folder / "gated.py"
+        policy.write_text(_GATED, encoding="utf-8")
+        self._file = policy.with_suffix(".steps")
+        self.args = ("--plugin", f"policy={policy}", "--scheduling-policy", policy.stem, "--watchdog-timeout", "900")
+
+    @contextmanager
+    def shut(self, after: int = 0) -> Iterator[None]:
+        """For the length of a block, or until `open`: work gets `after` steps, and then none."""
+        new = self._file.with_suffix(".new")
+        new.write_text(str(after), encoding="ascii")
+        new.replace(self._file)
+        try:
+            yield
+        finally:
+            self.open()
+
+    def open(self) -> None:
+        self._file.unlink(missing_ok=True)
+
+
+def until(holds: Callable[[], object], seconds: float = PATIENCE) -> bool:
+    """Whether a condition comes to hold."""
+    deadline = time.monotonic() + seconds
+    while not (found := holds()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return bool(found)
 
 
 @dataclass
@@ -31,14 +104,14 @@ class Server:
     def health(self) -> int:
         """Status of GET /health; 0 when nobody answers."""
         try:
-            with urllib.request.urlopen(f"{self.url}/health", timeout=5) as response:
+            with urllib.request.urlopen(f"{self.url}/health", timeout=60) as response:
                 return int(response.status)
         except urllib.error.HTTPError as error:
             return error.code
         except OSError:
             return 0
 
-    def wait_healthy(self, timeout: float = 90.0) -> None:
+    def wait_healthy(self, timeout: float = PATIENCE) -> None:
         deadline = time.monotonic() + timeout
         while self.health() != 200:
             if self.process.poll() is not None:
@@ -50,12 +123,9 @@ class Server:
     def text(self) -> str:
         return self.log.read_text(encoding="utf-8", errors="replace")
 
-    def says(self, text: str, timeout: float = 20.0) -> bool:
+    def says(self, text: str, timeout: float = PATIENCE) -> bool:
         """True once the log has `text`: it never blocks an answer, so it may come later."""
-        deadline = time.monotonic() + timeout
-        while text not in self.text() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        return text in self.text()
+        return until(lambda: text in self.text(), timeout)
 
     def children(self) -> dict[str, int]:
         """Pids of the server's processes by role, "engine" and "api"."""
@@ -67,7 +137,7 @@ class Server:
                     found[words[words.index(b"ferrule.launch.child") + 1].decode()] = pid
         return found
 
-    def stop(self, timeout: float = 40.0) -> int:
+    def stop(self, timeout: float = PATIENCE) -> int:
         """SIGTERM, then the exit status."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
@@ -84,35 +154,38 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
+@contextmanager
+def own_port() -> Iterator[int]:
+    """A port that nobody else is given for the length of a block: whoever is told of it may listen there."""
+    with socket.socket() as place:  # bound, so that it is taken, and not listening, so that it may be shared
+        place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        place.bind(("127.0.0.1", 0))
+        yield int(place.getsockname()[1])
 
 
-def start(args: Sequence[str], log: Path, env: Mapping[str, str] | None = None) -> Server:
-    """Start `ferrule serve ARGS`; the caller waits for it and ends it."""
-    port = free_port()
-    command = [sys.executable, "-m", "ferrule", "serve", *args, "--host", "127.0.0.1", "--port", str(port)]
-    with log.open("wb") as sink:
-        process = subprocess.Popen(
-            command, stdout=sink, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env={**os.environ, **(env or {})}
-        )
-    return Server(process, port, log)
+@contextmanager
+def started(args: Sequence[str], log: Path, env: Mapping[str, str] | None = None) -> Iterator[Server]:
+    """`ferrule serve ARGS` for the length of a block, from its first moment on."""
+    with own_port() as port:
+        command = [sys.executable, "-m", "ferrule", "serve", *args, "--host", "127.0.0.1", "--port", str(port)]
+        around = {**LIMITS, **os.environ, **(env or {})}
+        with log.open("wb") as sink:
+            process = subprocess.Popen(
+                command, stdout=sink, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=around
+            )
+        server = Server(process, port, log)
+        try:
+            yield server
+        finally:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                server.stop(60)
+            process.kill()
+            process.wait()
 
 
-@contextlib.contextmanager
+@contextmanager
 def running(args: Sequence[str], log: Path, env: Mapping[str, str] | None = None) -> Iterator[Server]:
     """A healthy server for the length of a block."""
-    server = start(args, log, env)
-    try:
+    with started(args, log, env) as server:
         server.wait_healthy()
         yield server
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            if server.process.poll() is None:
-                server.process.send_signal(signal.SIGTERM)
-                try:
-                    server.process.wait(15)
-                except subprocess.TimeoutExpired:
-                    server.process.kill()
-        server.process.wait()

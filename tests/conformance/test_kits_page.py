@@ -47,7 +47,7 @@ def test_the_example_runs_under_pytest_and_a_broken_plugin_fails_there(tmp_path:
     for source, status, said in ((plugin[1], 0, "7 passed"), (plugin[1].replace(".id", ".id + 'x'"), 1, "FAILED")):
         (tmp_path / "ferrule_shortest.py").write_text(source)
         command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-c", "/dev/null", str(tmp_path)]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
         assert done.returncode == status, done.stdout
         assert said in done.stdout
 
@@ -59,7 +59,7 @@ def test_what_does_not_apply_is_skipped_under_pytest(tmp_path: Path) -> None:
         "class TestConsole(StatLoggerKit):\n    plugin = Console\n"
     )
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-c", "/dev/null", "-rs", str(tmp_path)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stdout
     assert "2 passed, 6 skipped" in done.stdout
     assert "it has no exposition" in done.stdout

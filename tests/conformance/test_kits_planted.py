@@ -174,7 +174,7 @@ class _Shares(_Tokenizer):
 
     def before(self, text: str) -> str:
         self.last = text
-        time.sleep(1e-5)
+        time.sleep(1e-3)
         return self.last
 
 
@@ -443,6 +443,8 @@ class _Lazy:
 
 class WithAWorker(UniExecutor):
     """One with a process beside it, which it watches."""
+
+    conformance: ClassVar[dict[str, Any]] = {"patience": 120.0}
 
     def start(self, config, plugins):
         info = super().start(config, plugins)

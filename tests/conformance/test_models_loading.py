@@ -70,7 +70,7 @@ def test_a_native_model_does_without_transformers(tmp_path: Path) -> None:
         "with Harness(sys.argv[1]) as harness: harness.engine().run([[5, 6]])\n"
         "print('transformers' in sys.modules)\n"
     )
-    done = subprocess.run([sys.executable, "-c", script, str(folder)], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", script, str(folder)], capture_output=True, text=True, timeout=240)
     assert done.stdout.split()[-1:] == ["False"], done.stderr
 
 

@@ -267,8 +267,9 @@ def test_it_is_served(
             asked = urllib.request.Request(
                 f"{server.url}/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"}
             )
-            with urllib.request.urlopen(asked, timeout=60) as response:
+            with urllib.request.urlopen(asked, timeout=240) as response:
                 (choice,) = json.load(response)["choices"]
             assert choice["token_ids"] == tokens
-        assert "acme-memory 0.3.0" in server.text()
+        assert server.says("acme-memory 0.3.0")
+        assert server.says("ready at")
         assert ("no KV cache: the model keeps a state" in server.text()) == (kind == "pure")

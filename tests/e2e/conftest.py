@@ -12,6 +12,15 @@ from ferrule_testkit import server as servers
 from ferrule_testkit.checkpoints import tiny_checkpoint
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _patience() -> Iterator[None]:
+    """Commands and models of these tests have time, as the servers do."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in servers.LIMITS.items():
+            patch.setenv(name, value)
+        yield
+
+
 @pytest.fixture(scope="session")
 def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random Llama checkpoint with a tokenizer and a chat template; 256 positions."""
@@ -29,5 +38,5 @@ def server(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.fixture
 def client(server: servers.Server) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60) as found:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=240) as found:
         yield found

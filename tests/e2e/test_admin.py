@@ -5,8 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,11 @@ class Extension:
     def fail(self):
         raise RuntimeError("on purpose")
 
-    def wait(self, seconds):
+    def wait(self, path):
+        import pathlib
         import time
-        time.sleep(seconds)
+        while not pathlib.Path(path).exists():
+            time.sleep(0.01)
 """
 PROMPT = {"prompt": [5, 6, 7, 8], "max_tokens": 24, "temperature": 0, "ignore_eos": True, "logprobs": 2}
 
@@ -54,13 +56,13 @@ def dev(request: pytest.FixtureRequest, tiny_llama: Path, tmp_path_factory: pyte
 @pytest.fixture
 def admin(dev: Any) -> Iterator[httpx.Client]:
     headers = {"Authorization": "Bearer a-secret-2"}
-    with httpx.Client(base_url=dev.url, headers=headers, timeout=60) as client:
+    with httpx.Client(base_url=dev.url, headers=headers, timeout=240) as client:
         yield client
 
 
 @pytest.fixture
 def user(dev: Any) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=dev.url, headers={"Authorization": "Bearer k-secret-1"}, timeout=60) as client:
+    with httpx.Client(base_url=dev.url, headers={"Authorization": "Bearer k-secret-1"}, timeout=240) as client:
         yield client
 
 
@@ -92,7 +94,7 @@ ROUTES = [
 @pytest.mark.parametrize(("method", "path"), ROUTES)
 def test_only_the_admin_key_opens_them(dev: Any, user: httpx.Client, method: str, path: str) -> None:
     assert _error(user.request(method, path), 401)["type"] == "AuthenticationError"
-    assert _error(httpx.request(method, dev.url + path, timeout=60), 401)
+    assert _error(httpx.request(method, dev.url + path, timeout=240), 401)
 
 
 @pytest.mark.parametrize(("method", "path"), ROUTES)
@@ -123,18 +125,11 @@ def test_requests_wait_until_it_wakes_up(admin: httpx.Client, user: httpx.Client
     thread = threading.Thread(target=lambda: answers.append(_says(user)))
     thread.start()
     try:
-        for _ in range(100):
-            if "vllm:num_requests_waiting" in (text := user.get("/metrics").text) and any(
-                line.startswith("vllm:num_requests_waiting{") and line.endswith(" 1.0") for line in text.splitlines()
-            ):
-                break
-            time.sleep(0.1)
-        else:
-            pytest.fail("the request does not wait")
+        assert servers.until(lambda: re.search(r"^vllm:num_requests_waiting{.*} 1.0$", user.get("/metrics").text, re.M))
         assert answers == []
     finally:
         admin.post("/wake_up")
-        thread.join(60)
+        thread.join()
     assert answers == [before]
 
 
@@ -160,7 +155,7 @@ def test_a_profile(dev: Any, admin: httpx.Client, user: httpx.Client) -> None:
     file.unlink()
 
 
-def test_calls_on_the_workers(admin: httpx.Client, user: httpx.Client) -> None:
+def test_calls_on_the_workers(dev: Any, admin: httpx.Client, user: httpx.Client) -> None:
     def call(status: int, **body: Any) -> Any:
         response = admin.post("/collective_rpc", json=body)
         assert response.status_code == status, response.text
@@ -174,8 +169,11 @@ def test_calls_on_the_workers(admin: httpx.Client, user: httpx.Client) -> None:
     assert call(400, method=5)["error"]["param"] == "method"
     assert call(400, args=[])["error"]["param"] == "method"
     assert call(400, method="double", timeout=-1)["error"]["param"] == "timeout"
-    assert "goes on" in call(408, method="wait", args=[0.5], timeout=0.05)["error"]["message"]
+    end = dev.folder / "end"
+    assert "goes on" in call(408, method="wait", args=[str(end)], timeout=0.05)["error"]["message"]
+    end.touch()
     assert _says(user)
+    end.unlink()
 
 
 def test_the_prefix_cache_is_reset(admin: httpx.Client, user: httpx.Client) -> None:
@@ -217,7 +215,7 @@ def plain(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 def test_what_was_not_switched_on_says_how(plain: Any) -> None:
-    with httpx.Client(base_url=plain.url, timeout=60) as client:
+    with httpx.Client(base_url=plain.url, timeout=240) as client:
         for path in ("/sleep", "/wake_up"):
             error = _error(client.post(path), 403)
             assert "--enable-sleep-mode" in error["message"]
@@ -229,5 +227,5 @@ def test_what_was_not_switched_on_says_how(plain: Any) -> None:
 
 @pytest.mark.parametrize(("method", "path"), ROUTES)
 def test_without_development_mode_they_are_not_there(server: servers.Server, method: str, path: str) -> None:
-    response = httpx.request(method, server.url + path, timeout=60)
+    response = httpx.request(method, server.url + path, timeout=240)
     assert "FERRULE_SERVER_DEV_MODE=1" in _error(response, 404)["message"]

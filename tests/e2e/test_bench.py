@@ -18,7 +18,7 @@ from ferrule_testkit import server as servers
 def bench(out: Path, *args: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "ferrule", "bench", args[0], "--output-json", str(out), *args[1:]]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "FERRULE_CPU_KVCACHE_SPACE": "0.1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=env)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, env=env)
     assert done.returncode == 0, done.stderr[-2000:]
     figures: dict[str, Any] = json.loads(out.read_text())
     return figures
@@ -43,7 +43,7 @@ def test_serve_as_scripts_for_the_documented_one_call_it(server: servers.Server,
         --header X-Request-Id=load --extra-body.top_k 5 --save-result --result-dir {tmp_path / "results"}"""
     command = [sys.executable, "-m", "ferrule", "bench", "serve", *flags.split()]
     done = subprocess.run(
-        [*command, "--result-filename", "mine.json"], capture_output=True, text=True, timeout=120, check=False
+        [*command, "--result-filename", "mine.json"], capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "--disable-tqdm is accepted without effect" in done.stderr
@@ -79,7 +79,7 @@ def test_serve_reports_failures(server: servers.Server, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "ferrule", "bench", "serve", "--port", str(server.port), "--num-prompts", "2"]
     done = subprocess.run(
         [*command, "--max-token-id", "300", "--random-input-len", "5000"],
-        capture_output=True, text=True, timeout=120, check=False,
+        capture_output=True, text=True, timeout=240, check=False,
     )  # fmt: skip
     assert done.returncode == 1
     assert "HTTP 400" in done.stdout

@@ -18,14 +18,20 @@ import pytest
 from ferrule_testkit import server as servers
 
 KEY = "sesame"
-LONG = ["--extra-body", '{"ignore_eos": true, "max_tokens": 1900}']  # some seconds
+LONG = ["--extra-body", '{"ignore_eos": true, "max_tokens": 1900}']
+STEPS = 40  # in which an answer has begun
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
+def gate(tmp_path_factory: pytest.TempPathFactory) -> servers.Gate:
+    return servers.Gate(tmp_path_factory.mktemp("gate"))
+
+
+@pytest.fixture(scope="module")
+def tiny(gate: servers.Gate, tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
     """The embedded model behind a key."""
     log = tmp_path_factory.mktemp("server") / "log"
-    args = ["--api-key", KEY, "--served-model-name", "tiny"]
+    args = ["--api-key", KEY, "--served-model-name", "tiny", *gate.args]
     with servers.running(args, log, {"OMP_NUM_THREADS": "1"}) as running:
         yield running
 
@@ -45,7 +51,7 @@ class Terminal:
     def __init__(self, argv: Sequence[str], variables: dict[str, str]) -> None:
         environment = {**os.environ, "TERM": "xterm-256color", **variables}
         self.child = pexpect.spawn(
-            sys.executable, ["-m", "ferrule", *argv], env=environment, dimensions=(30, 100), timeout=30
+            sys.executable, ["-m", "ferrule", *argv], env=environment, dimensions=(30, 100), timeout=240
         )
         self.child.delaybeforesend = None
         self.raw = b""
@@ -59,7 +65,7 @@ class Terminal:
 
     def wait(self, found: Callable[[str], object], what: str = "") -> str:
         """Read until the screen is as wanted."""
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + servers.PATIENCE
         while not found(self.text):
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{what} does not come:\n{self.text}")
@@ -113,25 +119,18 @@ def piped(
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
 
 
 def aborted(server: servers.Server) -> float:
     request = urllib.request.Request(f"{server.url}/metrics", headers={"Authorization": f"Bearer {KEY}"})
-    with urllib.request.urlopen(request, timeout=5) as response:
+    with urllib.request.urlopen(request, timeout=240) as response:
         text = response.read().decode()
     found = re.search(r'^vllm:request_success_total\{.*finished_reason="abort".*\} (\S+)$', text, re.M)
     assert found is not None
     return float(found[1])
-
-
-def until(found: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 20
-    while not found():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 # ------------------------------------------------------------------------------------------------ on a terminal
@@ -158,6 +157,7 @@ def test_a_conversation_on_a_terminal(terminal: Callable[..., Terminal], tmp_pat
     chat.send("\x1b[A\x1b[A\x1b[A")
     chat.wait(lambda text: re.search(r"^> two\n… lines\n… three$", text, re.M | re.S), "the earlier message")
     chat.send("\x03")
+    chat.prompt(5)
     chat.send("\x04")
     assert chat.left() == 0
     history = tmp_path / "state" / "ferrule" / "chat_history"
@@ -167,19 +167,24 @@ def test_a_conversation_on_a_terminal(terminal: Callable[..., Terminal], tmp_pat
     again.prompt(1)
     again.send("\x1b[A")
     again.wait(lambda text: text.endswith("> /help"), "yesterday's line")
-    again.send("\x03\x03")
+    again.send("\x03")
+    again.prompt(1)
+    again.send("\x03")
     assert again.left() == 0
 
 
-def test_ctrl_c_stops_the_answer_and_not_the_program(tiny: servers.Server, terminal: Callable[..., Terminal]) -> None:
+def test_ctrl_c_stops_the_answer_and_not_the_program(
+    tiny: servers.Server, gate: servers.Gate, terminal: Callable[..., Terminal]
+) -> None:
     before = aborted(tiny)
     chat = terminal("chat", *LONG, "--no-history")
     chat.prompt(1)
-    chat.send("Hello\r")
-    chat.wait(lambda text: "I am Tiny" in text)
-    chat.send("typed too early\x03")
-    chat.wait(lambda text: "(stopped)" in text)
-    until(lambda: aborted(tiny) == before + 1)
+    with gate.shut(after=STEPS):
+        chat.send("Hello\r")
+        chat.wait(lambda text: "I am Tiny" in text)
+        chat.send("typed too early\x03")
+        chat.wait(lambda text: "(stopped)" in text)
+    assert servers.until(lambda: aborted(tiny) == before + 1)
     chat.prompt(2)
     assert "typed" not in chat.text
     chat.send("/stats\r")
@@ -280,18 +285,22 @@ def test_errors_of_a_pipe_show_in_the_status(tiny: servers.Server) -> None:
 
 
 def test_no_server() -> None:
-    url = f"http://127.0.0.1:{servers.free_port()}"
-    done = piped(url, "chat", "-q", "Hello")
+    with servers.own_port() as port:
+        url = f"http://127.0.0.1:{port}"
+        done = piped(url, "chat", "-q", "Hello")
     assert done.returncode == 1
     assert f"Nothing answers at {url}/v1" in done.stderr
     assert "ferrule serve" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_an_interrupted_pipe_ends(tiny: servers.Server) -> None:
+def test_an_interrupted_pipe_ends(tiny: servers.Server, gate: servers.Gate) -> None:
     before = aborted(tiny)
     argv = [sys.executable, "-m", "ferrule", "complete", "--url", tiny.url, "--api-key", KEY, *LONG]
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    with (
+        gate.shut(after=STEPS),
+        subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process,
+    ):
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.write(b"Once\n")
@@ -299,8 +308,8 @@ def test_an_interrupted_pipe_ends(tiny: servers.Server) -> None:
         assert process.stdout.read(1)  # streaming: a part is there before the whole
         process.send_signal(2)
         process.stdout.read()
-        assert process.wait(30) == 130
-    until(lambda: aborted(tiny) == before + 1)
+        assert process.wait(240) == 130
+    assert servers.until(lambda: aborted(tiny) == before + 1)
 
 
 def test_nothing_heavy_is_imported() -> None:

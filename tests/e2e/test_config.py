@@ -21,9 +21,10 @@ def test_a_command_line_for_vllm_serves(tmp_path: Path, monkeypatch: pytest.Monk
     argv = ["--config", str(file), "-tp", "1", "-O3", "--no-enable-lora", "--max-model-len", "auto"]
     argv += ["--rope-theta", "10000", "--kv-cache-dtype", "auto", "--guided-decoding-backend", "auto"]
     with running(argv, tmp_path / "log") as server:
-        with urllib.request.urlopen(f"{server.url}/v1/models", timeout=30) as response:
+        with urllib.request.urlopen(f"{server.url}/v1/models", timeout=240) as response:
             models = json.load(response)
-        log = server.text()
+        assert server.says("ready at")
+    log = server.text()
     assert models["data"][0]["id"] == "documented"
     for said in (
         f"{file}:3: swap-space is accepted without effect",

@@ -35,7 +35,7 @@ def blocks(language: str) -> list[tuple[str, str]]:
 def run(words: list[str], variables: dict[str, str] | None = None) -> str:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1", **(variables or {})}
     done = subprocess.run(
-        words, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=False
+        words, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

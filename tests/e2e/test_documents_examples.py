@@ -119,7 +119,7 @@ def run(script: str, server: servers.Server) -> subprocess.CompletedProcess[str]
     """Run an example as a program; only its address is another."""
     text = script.replace("http://localhost:8000", server.url)
     assert text != script
-    return subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=240, check=False)
 
 
 def test_the_first_example(server: servers.Server) -> None:
@@ -138,7 +138,7 @@ def test_guided_choice_names_the_feature(server: servers.Server) -> None:
 
 def test_the_metrics_example(server: servers.Server) -> None:
     url = shlex.split(METRICS)[1].replace("http://0.0.0.0:8000", server.url)
-    answer = httpx.get(url, headers={"authorization": "Bearer token-abc123"})
+    answer = httpx.get(url, headers={"authorization": "Bearer token-abc123"}, timeout=240)
     assert answer.status_code == 200
     for line in (
         "# TYPE vllm:iteration_tokens_total histogram",
@@ -155,7 +155,7 @@ def post(server: servers.Server, chat: bool, **fields: Any) -> httpx.Response:
     path = "chat/completions" if chat else "completions"
     headers = {"authorization": "Bearer token-abc123"}
     body = {"model": OTHER, "max_tokens": 3, **what, **fields}
-    return httpx.post(f"{server.url}/v1/{path}", json=body, headers=headers, timeout=60)
+    return httpx.post(f"{server.url}/v1/{path}", json=body, headers=headers, timeout=240)
 
 
 @pytest.mark.parametrize(("chat", "table"), [(True, CHAT), (False, COMPLETIONS)])
@@ -213,7 +213,8 @@ def test_features_of_later_builds_are_named(
 
 @pytest.mark.parametrize(("path", "words"), [("embeddings", "embed"), ("audio/transcriptions", "transcription")])
 def test_routes_of_other_tasks_are_named(server: servers.Server, path: str, words: str) -> None:
-    answer = httpx.post(f"{server.url}/v1/{path}", json={}, headers={"authorization": "Bearer token-abc123"})
+    headers = {"authorization": "Bearer token-abc123"}
+    answer = httpx.post(f"{server.url}/v1/{path}", json={}, headers=headers, timeout=240)
     assert answer.status_code == 404, answer.text
     assert f"needs task {words}" in answer.json()["error"]["message"] or words in answer.json()["error"]["message"]
 

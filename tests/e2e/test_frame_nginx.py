@@ -10,8 +10,7 @@ import re
 import shutil
 import socket
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import httpx
 import openai
@@ -52,8 +51,14 @@ LONG = {"prompt": "Hello", "max_tokens": 1900, "ignore_eos": True, "stream": Tru
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
+def gate(tmp_path_factory: pytest.TempPathFactory) -> servers.Gate:
+    return servers.Gate(tmp_path_factory.mktemp("gate"))
+
+
+@pytest.fixture(scope="module")
+def server(gate: servers.Gate, tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
     args = ["--root-path", "/llm", "--enable-server-load-tracking", "--max-num-seqs", "1", "--sse-keepalive", "0.2"]
+    args += gate.args
     with servers.running(args, tmp_path_factory.mktemp("server") / "log", {"OMP_NUM_THREADS": "1"}) as running:
         yield running
 
@@ -61,38 +66,32 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]
 @pytest.fixture(scope="module")
 def proxy(server: servers.Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of nginx."""
-    folder, port = tmp_path_factory.mktemp("nginx"), servers.free_port()
+    folder = tmp_path_factory.mktemp("nginx")
     config = folder / "nginx.conf"
-    config.write_text(CONFIG.format(folder=folder, port=port, url=server.url))
     command = [str(NGINX), "-p", str(folder), "-c", str(config), "-e", str(folder / "error.log")]
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-    try:
-        wait_until(lambda: process.poll() is not None or answers(port))
-        assert process.poll() is None, (folder / "error.log").read_text()
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.wait(10)
+    with servers.own_port() as port:
+        config.write_text(CONFIG.format(folder=folder, port=port, url=server.url))
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+        try:
+            assert servers.until(lambda: process.poll() is not None or answers(port))
+            assert process.poll() is None, (folder / "error.log").read_text()
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.terminate()
+            process.wait(240)
 
 
 def answers(port: int) -> bool:
     try:
-        socket.create_connection(("127.0.0.1", port), 1).close()
+        socket.create_connection(("127.0.0.1", port), 60).close()
     except OSError:
         return False
     return True
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 @pytest.mark.parametrize("prefix", ["strip", "llm", "modern"])
 def test_the_official_client_below_a_prefix(proxy: str, prefix: str) -> None:
-    with openai.OpenAI(base_url=f"{proxy}/{prefix}/v1", api_key="none", max_retries=0, timeout=60) as client:
+    with openai.OpenAI(base_url=f"{proxy}/{prefix}/v1", api_key="none", max_retries=0, timeout=240) as client:
         assert client.models.list().data[0].id == "ferrule-tiny"
         messages = [{"role": "user", "content": "Hello!"}]
         whole = client.chat.completions.create(
@@ -113,40 +112,46 @@ def test_the_official_client_below_a_prefix(proxy: str, prefix: str) -> None:
 
 
 def test_docs_and_description_know_the_prefix(proxy: str) -> None:
-    page = httpx.get(f"{proxy}/llm/docs").text
+    page = httpx.get(f"{proxy}/llm/docs", timeout=240).text
     link = re.search(r"<a href=([^/ >]*openapi\.json)>", page)
     assert link is not None  # relative, so right below any prefix
-    spec = httpx.get(f"{proxy}/llm/{link.group(1)}").json()
+    spec = httpx.get(f"{proxy}/llm/{link.group(1)}", timeout=240).json()
     assert spec["servers"] == [{"url": "/llm"}]
     for path in ("/v1/models", "/health"):
         assert path in spec["paths"]
-        assert httpx.get(f"{proxy}{spec['servers'][0]['url']}{path}").status_code == 200
-    assert httpx.get(f"{proxy}/llm//v1/models").json()["error"]["code"] == 404
+        assert httpx.get(f"{proxy}{spec['servers'][0]['url']}{path}", timeout=240).status_code == 200
+    assert httpx.get(f"{proxy}/llm//v1/models", timeout=240).json()["error"]["code"] == 404
 
 
 @pytest.mark.parametrize("prefix", ["strip", "llm", "modern"])
 def test_streams_are_not_buffered_and_leaving_reaches_the_engine(
-    proxy: str, server: servers.Server, prefix: str
+    proxy: str, server: servers.Server, gate: servers.Gate, prefix: str
 ) -> None:
     """While another request runs, the comments of a queued stream come through one by one; then both clients go."""
 
     def load() -> int:
-        return int(httpx.get(f"{server.url}/load").json()["server_load"])
+        return int(httpx.get(f"{server.url}/load", timeout=240).json()["server_load"])
 
+    left = gone(server)
     url = f"{proxy}/{prefix}/v1/completions"
-    with httpx.stream("POST", url, json=LONG, timeout=30) as running:
-        events = running.iter_lines()
+    with gate.shut(after=4), httpx.stream("POST", url, json=LONG, timeout=240) as running:
+        events = (line for line in running.iter_lines() if line and line != ": ping")
         assert json.loads(next(events).removeprefix("data: "))["choices"][0]["finish_reason"] is None
-        with httpx.stream("POST", url, json=LONG, timeout=30) as queued:
+        with httpx.stream("POST", url, json=LONG, timeout=240) as queued:
             assert queued.headers["cache-control"] == "no-cache"
             assert queued.headers["content-type"].startswith("text/event-stream")
             lines = queued.iter_lines()
             assert [next(lines), next(lines), next(lines)] == [": ping", "", ": ping"]
             assert load() == 2
-        wait_until(lambda: load() == 1)
-    wait_until(lambda: load() == 0)
-    assert len(re.findall(r'"POST \S*/v1/completions HTTP/1.[01]" 499', server.text())) >= 2
-    wait_until(lambda: idle(httpx.get(f"{server.url}/metrics").text))
+        assert servers.until(lambda: load() == 1)
+    assert servers.until(lambda: load() == 0)
+    assert servers.until(lambda: gone(server) == left + 2)
+    assert servers.until(lambda: idle(httpx.get(f"{server.url}/metrics", timeout=240).text))
+
+
+def gone(server: servers.Server) -> int:
+    """How many clients have left, by the log."""
+    return len(re.findall(r'"POST \S*/v1/completions HTTP/1.[01]" 499', server.text()))
 
 
 def idle(metrics: str) -> bool:

@@ -89,7 +89,7 @@ def trusting(authority: Authority, client: Pair | None = None) -> ssl.SSLContext
 
 def health(port: int, context: ssl.SSLContext) -> int:
     """Status of GET /health over TLS; 0 when there is no answer."""
-    connection = http.client.HTTPSConnection("127.0.0.1", port, context=context, timeout=5)
+    connection = http.client.HTTPSConnection("127.0.0.1", port, context=context, timeout=240)
     try:
         connection.request("GET", "/health")
         return connection.getresponse().status
@@ -136,7 +136,7 @@ def test_https_with_renewal(authority: Authority, tmp_path: Path) -> None:
     args = ["--ssl-certfile", str(cert), "--ssl-keyfile", str(key), "--enable-ssl-refresh"]
     with running(args, tmp_path / "log", context) as server:
         assert server.says(f"ready at https://127.0.0.1:{server.port}/v1")
-        with httpx.Client(base_url=f"https://127.0.0.1:{server.port}", verify=context, timeout=30) as http:
+        with httpx.Client(base_url=f"https://127.0.0.1:{server.port}", verify=context, timeout=240) as http:
             body = {"prompt": "Hello", "max_tokens": 8, "stream": True}
             assert http.post("/v1/completions", json=body).text.endswith("data: [DONE]\n\n")
             too_large = http.post("/v1/completions", content=b" " * (33 << 20))
@@ -187,7 +187,7 @@ def test_client_certificates(authority: Authority, tmp_path: Path) -> None:
         assert health(server.port, old) == 0
         with socket.create_connection(("127.0.0.1", server.port), 30) as silent:  # no handshake
             assert silent.recv(1) == b""
-        connection = http.client.HTTPSConnection("127.0.0.1", server.port, context=known, timeout=30)
+        connection = http.client.HTTPSConnection("127.0.0.1", server.port, context=known, timeout=240)
         connection.connect()
         late = http.client.HTTPResponse(connection.sock)  # no headers
         late.begin()
@@ -224,7 +224,7 @@ def test_wrong_files_are_one_block(authority: Authority, tmp_path: Path) -> None
     pair, other = authority.issue("pair"), authority.issue("other")
     args = ["--host", "127.0.0.1", "--port", "0", "--ssl-certfile", str(pair.cert), "--ssl-keyfile", str(other.key)]
     command = [sys.executable, "-m", "ferrule", "serve", *args]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    found = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert found.returncode == 1
     assert "KEY_VALUES_MISMATCH" in found.stderr
     assert "Traceback" not in found.stderr

@@ -35,7 +35,7 @@ def server(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.fixture
 def http(server: servers.Server) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=60) as found:
+    with httpx.Client(base_url=server.url, timeout=240) as found:
         yield found
 
 

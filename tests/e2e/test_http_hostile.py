@@ -89,7 +89,7 @@ async def victim(http: httpx.AsyncClient) -> AsyncIterator[None]:
 
 @pytest.fixture
 async def http(server: servers.Server) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=server.url, timeout=30) as found:
+    async with httpx.AsyncClient(base_url=server.url, timeout=240) as found:
         yield found
 
 

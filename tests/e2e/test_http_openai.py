@@ -60,8 +60,9 @@ def test_choices_are_seeded_and_repeatable(client: openai.OpenAI) -> None:
 
 
 def test_prompt_as_ids_equals_prompt_as_text(client: openai.OpenAI, server: servers.Server) -> None:
-    ids = httpx.post(f"{server.url}/tokenize", json={"prompt": "hello"}).json()["tokens"]
-    assert httpx.post(f"{server.url}/detokenize", json={"tokens": ids}).json()["prompt"] == "hello"
+    with httpx.Client(base_url=server.url, timeout=240) as http:
+        ids = http.post("/tokenize", json={"prompt": "hello"}).json()["tokens"]
+        assert http.post("/detokenize", json={"tokens": ids}).json()["prompt"] == "hello"
     by_text = client.completions.create(prompt="hello", **GREEDY).choices[0].text
     assert client.completions.create(prompt=ids, **GREEDY).choices[0].text == by_text
 
@@ -121,7 +122,7 @@ def test_warnings_do_not_trouble_the_client(client: openai.OpenAI) -> None:
 
 def test_metrics_count_what_was_done(client: openai.OpenAI, server: servers.Server) -> None:
     def figure(name: str) -> float:
-        lines = httpx.get(f"{server.url}/metrics").text.splitlines()
+        lines = httpx.get(f"{server.url}/metrics", timeout=240).text.splitlines()
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name + "{"))
 
     names = ("vllm:e2e_request_latency_seconds_count", "vllm:request_generation_tokens_sum")

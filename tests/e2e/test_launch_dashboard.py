@@ -28,7 +28,7 @@ def shown(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     """Name → labels of every sample, of a server with two API processes."""
     args = [str(tiny_llama), "--dtype", "float32", "-asc", "2"]
     with servers.running(args, tmp_path_factory.mktemp("dashboard") / "log", {"OMP_NUM_THREADS": "1"}) as server:
-        text = httpx.get(f"{server.url}/metrics", timeout=60).text
+        text = httpx.get(f"{server.url}/metrics", timeout=240).text
     found: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:

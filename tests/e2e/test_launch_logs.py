@@ -27,7 +27,7 @@ IDS = [201, 202, 203]
 def ask(server: servers.Server, key: str | None = None, **body: object) -> httpx.Response:
     headers = {"authorization": f"Bearer {key}"} if key else {}
     given = {"model": "tiny", "max_tokens": 3, "ignore_eos": True, **body}
-    return httpx.post(f"{server.url}/v1/completions", json=given, headers=headers, timeout=60)
+    return httpx.post(f"{server.url}/v1/completions", json=given, headers=headers, timeout=240)
 
 
 def run(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -35,7 +35,7 @@ def run(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "ferrule", "serve", *args],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
         env={**os.environ, **env},
     )
@@ -154,8 +154,8 @@ def test_quiet_and_secret(tiny_llama: Path, tmp_path: Path) -> None:
         refused = ask(server, keys[1], prompt=PROMPT)
         assert refused.status_code == 401
         assert ask(server, keys[0], prompt=PROMPT, user=keys[1], api_key=keys[1]).status_code == 200
-        assert httpx.get(f"{server.url}/v1/models?api_key={keys[1]}", timeout=60).status_code == 401
-        text = httpx.get(f"{server.url}/metrics", headers={"authorization": f"Bearer {keys[0]}"}).text
+        assert httpx.get(f"{server.url}/v1/models?api_key={keys[1]}", timeout=240).status_code == 401
+        text = httpx.get(f"{server.url}/metrics", headers={"authorization": f"Bearer {keys[0]}"}, timeout=240).text
         assert "vllm:" not in text
         assert 'http_requests_total{handler="/v1/completions",method="POST",status="2xx"} 2.0' in text
         assert "process_cpu_seconds_total" in text
@@ -187,7 +187,7 @@ def scraped(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     with servers.running(args, tmp_path_factory.mktemp("scraped") / "log", {"OMP_NUM_THREADS": "1"}) as server:
         for _ in range(2):
             assert ask(server, prompt=PROMPT * 3, n=2).status_code == 200
-        text = httpx.get(f"{server.url}/metrics", timeout=60).text
+        text = httpx.get(f"{server.url}/metrics", timeout=240).text
         yield {family.name: family for family in text_string_to_metric_families(text)}
 
 

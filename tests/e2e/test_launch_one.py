@@ -51,7 +51,7 @@ class UnixServer:
                 umask=umask,
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
             )
-        self.http = httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://localhost", timeout=60)
+        self.http = httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://localhost", timeout=240)
 
     def healthy(self) -> bool:
         with contextlib.suppress(httpx.TransportError):
@@ -94,7 +94,7 @@ def test_unix_socket(tiny_llama: Path, tmp_path: Path, processes: list[str]) -> 
                 [sys.executable, "-m", "ferrule", "complete", "--url", url, "-q", "hello", "--max-tokens", "4"],
                 capture_output=True,
                 text=True,
-                timeout=60,
+                timeout=240,
                 check=False,
             )
             assert (asked.returncode, bool(asked.stdout)) == (0, True), asked.stderr
@@ -102,7 +102,7 @@ def test_unix_socket(tiny_llama: Path, tmp_path: Path, processes: list[str]) -> 
             [sys.executable, "-m", "ferrule", "serve", str(tiny_llama), "--uds", str(path)],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=240,
             check=False,
         )
         assert second.returncode == 1
@@ -139,7 +139,7 @@ def test_one_process_has_everything(tiny_llama: Path, tmp_path: Path, certificat
     )
     try:
         with httpx.Client(
-            base_url=f"https://127.0.0.1:{server.port}", verify=ssl.create_default_context(cafile=crt), timeout=60
+            base_url=f"https://127.0.0.1:{server.port}", verify=ssl.create_default_context(cafile=crt), timeout=240
         ) as http:
 
             def healthy() -> bool:
@@ -173,7 +173,7 @@ def test_one_process_has_everything(tiny_llama: Path, tmp_path: Path, certificat
 
 def test_one_process_is_not_several(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "ferrule", "serve", "--disable-frontend-multiprocessing", "-asc", "2"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 2
     assert "--api-server-count" in done.stderr
 
@@ -185,7 +185,7 @@ def test_an_engine_that_is_stopped_is_noticed_and_comes_back(tiny_llama: Path, t
     args = [str(tiny_llama), *ARGS, "--watchdog-timeout", "6"]
     with servers.running(args, tmp_path / "log", {"OMP_NUM_THREADS": "1"}) as server:
         engine = server.children()["engine"]
-        with httpx.Client(base_url=server.url, timeout=60) as http:
+        with httpx.Client(base_url=server.url, timeout=240) as http:
             answers: list[httpx.Response] = []
             asking = threading.Thread(
                 target=lambda: answers.append(http.post("/v1/completions", json={**BODY, "max_tokens": 240}))

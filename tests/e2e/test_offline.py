@@ -349,7 +349,7 @@ def test_running_requests_sleep_too(tiny_llama: Path, impl: str) -> None:
             opened.sleep()
             assert not work.done()
             opened.wake_up()
-            assert _tokens(work.result(timeout=60)) == wanted
+            assert _tokens(work.result(timeout=240)) == wanted
 
 
 def test_without_sleep_mode_it_says_how_to_get_it(llm: LLM) -> None:
@@ -460,7 +460,7 @@ def test_the_code_of_the_page_runs(tiny_llama: Path, tmp_path: Path) -> None:
     script.write_text("".join(blocks).replace("path/to/model", str(tiny_llama)), encoding="utf-8")
     env = {**os.environ, "OMP_NUM_THREADS": "1", "FERRULE_CPU_KVCACHE_SPACE": "0.05"}
     done = subprocess.run(
-        [sys.executable, script], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, script], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 0, done.stderr
     assert "The capital of France is →" in done.stdout

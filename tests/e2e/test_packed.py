@@ -20,17 +20,17 @@ ASK = {"messages": [{"role": "user", "content": "What is the capital of France?"
 def test_the_embedded_model_from_a_packed_folder(tmp_path: Path) -> None:
     out = tmp_path / "a folder"
     command = [sys.executable, "-m", "ferrule", "pack", str(tiny.path()), str(out), "--dtype", "bfloat16"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
     assert f"Serve it: ferrule serve '{out}' --dtype bfloat16" in done.stdout
-    again = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    again = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert again.returncode == 2
     assert "--force replaces it" in again.stderr
     args = [str(out), "--dtype", "bfloat16", "--enable-sleep-mode", "--num-gpu-blocks-override", "64"]
     env = {"OMP_NUM_THREADS": "1", "FERRULE_SERVER_DEV_MODE": "1"}
     with (
         servers.running(args, tmp_path / "log", env) as server,
-        httpx.Client(base_url=server.url, timeout=60) as client,
+        httpx.Client(base_url=server.url, timeout=240) as client,
     ):
         told = client.get("/server_info").json()["model"]
         before = client.post("/v1/chat/completions", json=ASK).json()["choices"][0]["message"]["content"]

@@ -68,7 +68,7 @@ class Newest(SchedulingPolicy):
 
 def status_of(url: str, **headers: str) -> int:
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=10) as response:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=240) as response:
             return int(response.status)
     except urllib.error.HTTPError as error:
         return error.code
@@ -81,13 +81,13 @@ def test_plugins_from_files_work_in_every_process(tiny_llama: Path, tmp_path: Pa
     args += ["--plugin", f"hooks={tmp_path / 'tell.py'}", f"policy={tmp_path / 'newest.py'}"]
     args += ["--scheduling-policy", "newest", "--api-key", "secret"]
     with servers.running(args, tmp_path / "log", {"OMP_NUM_THREADS": "1"}) as server:
-        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="secret", max_retries=0, timeout=60) as client:
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="secret", max_retries=0, timeout=240) as client:
             answer = client.completions.create(model="tiny", prompt="hello", max_tokens=5, n=2)
         models = f"{server.url}/v1/models"
         doors = {door: status_of(models, **{"x-door": door}) for door in ("front", "back", "none")}
         with_key = status_of(models, **{"x-door": "back", "authorization": "Bearer secret"})
         with urllib.request.urlopen(
-            urllib.request.Request(f"{server.url}/metrics", headers={"x-door": "front"}), timeout=10
+            urllib.request.Request(f"{server.url}/metrics", headers={"x-door": "front"}), timeout=240
         ) as response:
             metrics = response.read().decode()
         pids = server.children()
@@ -119,7 +119,7 @@ def test_a_broken_plugin_that_was_named_stops_the_start_in_one_block(tiny_llama:
     (tmp_path / "newest.py").write_text("import sys\nsys.exit(0)\n" + POLICY)
     args = [sys.executable, "-m", "ferrule", "serve", str(tiny_llama), "--host", "127.0.0.1", "--port", "0"]
     args += ["--plugin", f"policy={tmp_path / 'newest.py'}", "--scheduling-policy", "newest"]
-    done = subprocess.run(args, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(args, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 1
     assert "it called sys.exit(0) while it was imported" in done.stderr
     assert "newest.py" in done.stderr

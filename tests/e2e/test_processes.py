@@ -161,7 +161,7 @@ def test_second_signal_stops_now(fresh: servers.Server) -> None:
 def test_port_taken_is_said_before_loading(server: servers.Server, tiny_llama: Path) -> None:
     command = [sys.executable, "-m", "ferrule", "serve", str(tiny_llama), "--host", "127.0.0.1"]
     second = subprocess.run(
-        [*command, "--port", str(server.port)], capture_output=True, text=True, timeout=60, check=False
+        [*command, "--port", str(server.port)], capture_output=True, text=True, timeout=240, check=False
     )
     assert second.returncode == 1
     assert f"port {server.port}" in second.stderr

@@ -23,7 +23,7 @@ def test_the_embedded_model_in_fewer_bits(method: str, tmp_path: Path) -> None:
     env = {"OMP_NUM_THREADS": "1", "FERRULE_SERVER_DEV_MODE": "1"}
     with (
         servers.running(args, tmp_path / "log", env) as server,
-        httpx.Client(base_url=server.url, timeout=60) as client,
+        httpx.Client(base_url=server.url, timeout=240) as client,
     ):
         told = client.get("/server_info").json()["model"]
         before = client.post("/v1/chat/completions", json=ASK).json()["choices"][0]["message"]["content"]
@@ -57,8 +57,8 @@ def test_a_quantized_checkpoint_says_what_its_weights_mean(name: str, tmp_path: 
 
 
 def test_a_method_that_is_not_there(tmp_path: Path) -> None:
-    server = servers.start(["-q", "bitsandbytes"], tmp_path / "log", {})
-    assert server.process.wait(60) != 0
+    with servers.started(["-q", "bitsandbytes"], tmp_path / "log") as server:
+        assert server.process.wait(240) != 0
     log = (tmp_path / "log").read_text()
     assert "bitsandbytes" in log
     assert "int8_per_channel_weight_only" in log

@@ -27,7 +27,7 @@ def url(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 def complete(url: str, **body: Any) -> Any:
-    answer = httpx.post(f"{url}/v1/completions", json={"model": "tiny", "return_token_ids": True, **body}, timeout=60)
+    answer = httpx.post(f"{url}/v1/completions", json={"model": "tiny", "return_token_ids": True, **body}, timeout=240)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
@@ -72,7 +72,8 @@ def test_beams_over_http_are_those_of_transformers(url: str, width: int, n: int,
     assert [choice["token_ids"] for choice in answer["choices"]] == expected
     assert answer["usage"]["completion_tokens"] == sum(map(len, expected))
     assert answer["usage"]["prompt_tokens"] == len(PROMPT)
-    with httpx.stream("POST", f"{url}/v1/completions", json={"model": "tiny", "stream": True, **body}) as streamed:
+    body |= {"model": "tiny", "stream": True}
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=240) as streamed:
         lines = [line for line in streamed.iter_lines() if line]
     assert lines[-1] == "data: [DONE]"
     assert len(lines) == n + 1
@@ -124,5 +125,5 @@ def test_embeddings_mean_what_their_ids_mean(url: str, dtype: torch.dtype) -> No
 )
 def test_what_cannot_be_done_names_its_field(url: str, field: str, value: Any, status: int) -> None:
     body = {"model": "tiny", "prompt": "x", "use_beam_search": field != "prompt_embeds", "temperature": 0, field: value}
-    answer = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
+    answer = httpx.post(f"{url}/v1/completions", json=body, timeout=240)
     assert (answer.status_code, answer.json()["error"]["param"]) == (status, field)

@@ -76,7 +76,7 @@ async def soak(url: str, streams: int, seconds: float, seed: int) -> tuple[int, 
 
 
 def gauge(url: str, name: str) -> float:
-    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as response:
+    with urllib.request.urlopen(f"{url}/metrics", timeout=240) as response:
         text = response.read().decode()
     return sum(float(value) for value in re.findall(rf"^{re.escape(name)}{{[^}}]*}} (\S+)$", text, re.MULTILINE))
 

@@ -55,7 +55,7 @@ class Installed:
             cwd=self.site.parent,
             capture_output=True,
             text=True,
-            timeout=200,
+            timeout=240,
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
@@ -148,7 +148,7 @@ def served(
     log = tmp_path_factory.mktemp("served") / "log"
     with (
         servers.running(args, log, installed.environment) as running,
-        httpx.Client(base_url=running.url, timeout=60) as client,
+        httpx.Client(base_url=running.url, timeout=240) as client,
     ):
         yield running, client
 
@@ -299,7 +299,7 @@ def test_a_model_its_weights_and_its_tokenizer_are_of_packages(
     args += ["--num-gpu-blocks-override", "64"]
     with (
         servers.running(args, tmp_path / "log", installed.environment) as running,
-        httpx.Client(base_url=running.url, timeout=60) as client,
+        httpx.Client(base_url=running.url, timeout=240) as client,
     ):
         tokens = client.post("/tokenize", json={"prompt": "é!<|end|>"}).json()["tokens"]
         text = client.post("/detokenize", json={"tokens": [195, 169, 33]}).json()["prompt"]

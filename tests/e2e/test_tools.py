@@ -72,7 +72,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
     log = tmp_path_factory.mktemp("server") / "log"
     with (
         servers.running([*FLAGS, *SMALL], log, {"OMP_NUM_THREADS": "1"}) as running,
-        openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0, timeout=60) as found,
+        openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0, timeout=240) as found,
     ):
         yield found
 
@@ -214,7 +214,7 @@ def test_the_example_of_the_documentation(client: openai.OpenAI, tmp_path: Path)
     assert "http://127.0.0.1:8000/v1" in source
     script = tmp_path / "tools.py"
     script.write_text(source.replace("http://127.0.0.1:8000/v1", str(client.base_url)))
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=240, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.strip()
 
@@ -227,7 +227,7 @@ def test_a_file_written_for_vllm(tmp_path: Path, asked: tuple[list[Any], Any]) -
     args += ["--enable-auto-tool-choice", "--tool-call-parser", "plain_hermes", *SMALL]
     with (
         servers.running(args, tmp_path / "log", {"OMP_NUM_THREADS": "1"}) as running,
-        openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0, timeout=60) as client,
+        openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0, timeout=240) as client,
     ):
         whole = client.chat.completions.create(messages=messages, **BASE).choices[0]
         message, finish = streamed(client, messages=messages, **BASE)
@@ -250,7 +250,7 @@ def test_a_file_written_for_vllm(tmp_path: Path, asked: tuple[list[Any], Any]) -
 )
 def test_a_wrong_start_is_refused_at_once(args: list[str], message: str) -> None:
     command = [sys.executable, "-m", "ferrule", "serve", *args]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode in (1, 2)
     assert message in done.stderr
     assert "Traceback" not in done.stderr

@@ -424,7 +424,7 @@ async def test_a_silent_body_is_a_408() -> None:
         "headers": [(b"content-length", b"5")],
     }
     site.config = replace(site.config)
-    await asyncio.wait_for(site.app(scope, receive, send), 10)
+    await asyncio.wait_for(site.app(scope, receive, send), 120)
     assert sent[0]["status"] == 408
     assert (b"connection", b"close") in sent[0]["headers"]
     assert sent[-1]["more_body"] is False
@@ -680,7 +680,7 @@ STREAM = {"prompt": "hello", "stream": True}
 
 async def test_stream_headers_and_end() -> None:
     wire = Wire(Site().app, "/v1/completions", STREAM)
-    await asyncio.wait_for(wire.task, 10)
+    await asyncio.wait_for(wire.task, 120)
     headers = dict(wire.sent[0]["headers"])
     assert headers[b"content-type"].startswith(b"text/event-stream")
     assert headers[b"cache-control"] == b"no-cache"
@@ -700,10 +700,10 @@ async def test_leaving_closes_the_request_though_nothing_comes(body: dict[str, A
 
     site.service.pace = never
     wire = Wire(site.app, "/v1/completions", body)
-    await asyncio.wait_for(asked.wait(), 10)
+    await asyncio.wait_for(asked.wait(), 120)
     assert site.service.open == 1
     wire.left.set()
-    await asyncio.wait_for(wire.task, 10)
+    await asyncio.wait_for(wire.task, 120)
     assert site.service.open == 0
     assert site.lifecycle.num_open == 0
     assert "[DONE]" not in wire.text
@@ -721,7 +721,7 @@ async def test_leaving_between_admission_and_stream_closes_the_request() -> None
         return outputs
 
     site.service.generate = leave  # type: ignore[method-assign]
-    await asyncio.wait_for(wire.task, 10)
+    await asyncio.wait_for(wire.task, 120)
     assert site.service.open == 0
 
 
@@ -729,7 +729,7 @@ async def test_failure_in_a_stream_is_an_event_without_done() -> None:
     site = Site()
     site.service.failure = EngineDead("gone")
     wire = Wire(site.app, "/v1/completions", STREAM)
-    await asyncio.wait_for(wire.task, 10)
+    await asyncio.wait_for(wire.task, 120)
     events = [line for line in wire.text.split("\n\n") if line]
     assert json.loads(events[-1].removeprefix("data: "))["error"]["code"] == 503
     assert "[DONE]" not in wire.text
@@ -747,9 +747,9 @@ async def test_death_ends_every_open_request(stream: bool) -> None:
 
     site.service.pace = never
     wire = Wire(site.app, "/v1/completions", STREAM | {"stream": stream})
-    await asyncio.wait_for(asked.wait(), 10)
+    await asyncio.wait_for(asked.wait(), 120)
     site.lifecycle.die("The engine has stopped.")
-    await asyncio.wait_for(wire.task, 10)
+    await asyncio.wait_for(wire.task, 120)
     assert wire.sent[0]["status"] == (200 if stream else 503)
     assert '"code":503' in wire.text
     assert "[DONE]" not in wire.text
@@ -763,9 +763,9 @@ async def test_silent_stream_is_kept_alive_by_comments() -> None:
     wire = Wire(site.app, "/v1/completions", STREAM)
     while wire.text.count(": ping\n\n") < 3:
         wire.arrived.clear()
-        await asyncio.wait_for(wire.arrived.wait(), 10)
+        await asyncio.wait_for(wire.arrived.wait(), 120)
     release.set()
-    await asyncio.wait_for(wire.task, 10)
+    await asyncio.wait_for(wire.task, 120)
     assert wire.text.endswith("data: [DONE]\n\n")
 
 
@@ -900,15 +900,15 @@ async def test_a_handler_can_wait_for_the_client_to_leave() -> None:
                 try:
                     await asyncio.Event().wait()
                 finally:
-                    await asyncio.wait_for(task, 10)
+                    await asyncio.wait_for(task, 120)
                 return Reply({})
 
             return [Route(method="POST", path="/wait", handler=handler, body_type=Body)]
 
     wire = Wire(Site(plugins=FakePlugins(waits=Waits)).app, "/wait", {"prompt": "a"})
-    await asyncio.wait_for(waiting.wait(), 10)
+    await asyncio.wait_for(waiting.wait(), 120)
     wire.left.set()
-    await asyncio.wait_for(wire.task, 10)
+    await asyncio.wait_for(wire.task, 120)
     assert left.is_set()
     assert not wire.sent
 

@@ -35,7 +35,7 @@ def complete(commands: dict[str, Any], tmp_path: Path) -> Callable[..., list[str
         code = f"source {script}; COMP_WORDS=({given}); COMP_CWORD={len(words) - 1}; _ferrule"
         code += "; printf '%s\\n' \"${COMPREPLY[@]}\""
         done = subprocess.run(
-            ["bash", "--norc", "-c", code], capture_output=True, text=True, check=True, timeout=30, cwd=tmp_path
+            ["bash", "--norc", "-c", code], capture_output=True, text=True, check=True, timeout=240, cwd=tmp_path
         )
         assert done.stderr == ""
         return done.stdout.split()
@@ -81,7 +81,7 @@ def test_a_real_shell_accepts_the_script(
         pytest.skip(f"{shell} is not installed")
     script = tmp_path / f"ferrule.{shell}"
     script.write_text(maker(commands))
-    done = subprocess.run([shell, "-n", str(script)], capture_output=True, text=True, timeout=30)
+    done = subprocess.run([shell, "-n", str(script)], capture_output=True, text=True, timeout=240)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -91,7 +91,7 @@ def test_fish_completes(commands: dict[str, Any], tmp_path: Path) -> None:
     script = tmp_path / "ferrule.fish"
     script.write_text(fish(commands))
     code = f"source {script}; complete -C 'ferrule serve --dtype b'; complete -C 'ferrule serve --max-num-s'"
-    done = subprocess.run(["fish", "--no-config", "-c", code], capture_output=True, text=True, timeout=30)
+    done = subprocess.run(["fish", "--no-config", "-c", code], capture_output=True, text=True, timeout=240)
     words = [line.split("\t")[0] for line in done.stdout.splitlines()]
     assert words == ["bfloat16", "--max-num-seqs"]
 

@@ -30,7 +30,7 @@ def test_version(capsys: pytest.CaptureFixture[str], flag: str) -> None:
 
 
 def test_the_module_is_the_program() -> None:
-    done = subprocess.run([sys.executable, "-m", "ferrule", "nope"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-m", "ferrule", "nope"], capture_output=True, text=True, timeout=240)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("ferrule nope: error:\n  Unknown command 'nope'.")
 
@@ -93,7 +93,7 @@ def test_other_failures_to_start_are_status_1(tmp_path: Path) -> None:
         [sys.executable, "-m", "ferrule", "serve", str(tmp_path / "missing"), "--host", "127.0.0.1", "--port", "0"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
     )
     assert done.returncode == 1
     assert "ferrule serve: error:\n  " in done.stderr
@@ -123,14 +123,17 @@ def test_a_reader_that_leaves_early_is_no_traceback() -> None:
         [
             sys.executable,
             "-c",
-            "import time, sys; from ferrule.launch.cli import main; time.sleep(0.2); sys.exit(main(['--help=all']))",
+            "import sys; from ferrule.launch.cli import main; sys.stdin.read(); sys.exit(main(['--help=all']))",
         ],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
+    assert child.stdin is not None
     assert child.stdout is not None
-    child.stdout.close()
     assert child.stderr is not None
+    child.stdout.close()
+    child.stdin.close()  # now it may speak
     assert child.stderr.read() == b""
     child.stderr.close()
     assert child.wait(60) == 1
@@ -148,7 +151,7 @@ def imported(*argv: str) -> list[str]:
         f"    status = main({list(argv)!r})\n"
         "print(json.dumps([status, sorted(sys.modules)]))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=240)
     status, modules = json.loads(done.stdout)
     assert status == (2 if done.stderr else 0)
     return [str(name) for name in modules]
@@ -205,7 +208,7 @@ def test_a_bad_model_path_is_found_without_torch(tmp_path: Path) -> None:
         f"status = main(['serve', {str(tmp_path / 'missing')!r}, '--host', '127.0.0.1', '--port', '0'])\n"
         "print(status, [name for name in ('torch', 'transformers', 'huggingface_hub') if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
     assert done.stdout == "1 []\n"
     assert "is not a folder on this machine" in done.stderr
 

@@ -156,7 +156,11 @@ def test_problems_of_file_and_command_line_come_together(tmp_path: Path) -> None
     assert len(str(caught.value).splitlines()) == 2
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=200,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(
     st.one_of(
         st.text(max_size=40),

@@ -16,7 +16,7 @@ from ferrule.interfaces.service import Beam, Generate, Prompt
 from ferrule.types import EngineRequest, FinishReason, RequestDelta, SamplingParams, TokenLogprobs
 from ferrule_testkit.checkpoints import tiny_model
 from ferrule_testkit.fake_engine import FakeEngine, echo, fake_info
-from ferrule_testkit.frontend import Answer, FakePlugins, answers, drained, model_folder, serving
+from ferrule_testkit.frontend import Answer, FakePlugins, answers, drained, model_folder, serving, until
 
 VOCAB = 300
 STOPS = list(range(40, 75))
@@ -238,18 +238,16 @@ async def test_leaving_cancels_what_runs(folder: Path, n: int) -> None:
         before = asyncio.all_tasks()
         runs.running.clear()
         unread = await service.generate(ask(Beam(width=2), count=2, n=n))
-        await asyncio.sleep(0.01)
-        assert len(runs.requests) == 2
+        await until(lambda: len(runs.requests) == 2)
         await unread.aclose()  # type: ignore[attr-defined]
         reader = asyncio.create_task(answers(service, ask(Beam(width=2), n=n)))
-        await asyncio.sleep(0.01)
+        await until(lambda: len(runs.requests) == 3)
         reader.cancel()
         with pytest.raises(asyncio.CancelledError):
             await reader
-        await asyncio.sleep(0.01)
+        await until(lambda: asyncio.all_tasks() == before)
         assert {id for id, _ in runs.cancels} == {request.id for request in runs.requests}
         assert (service.ledger.open, service.ledger.waiting, service.ledger.waiting_tokens) == (0, 0, 0)
-        assert asyncio.all_tasks() == before
 
 
 @pytest.mark.parametrize("n", [1, 2])
@@ -258,7 +256,7 @@ async def test_a_dead_engine_is_told(folder: Path, n: int) -> None:
     async with serving(folder, runs) as service:
         runs.running.clear()
         stream = await service.generate(ask(Beam(width=2), n=n))
-        await asyncio.sleep(0.01)
+        await until(lambda: runs.requests)
         runs.die()
         with pytest.raises(EngineDead):
             await anext(stream)
@@ -383,7 +381,7 @@ async def test_leaving_a_ranked_request_cancels_its_samples(folder: Path) -> Non
     async with serving(folder, runs) as service:
         runs.running.clear()
         stream = await service.generate(Generate(prompts=(Prompt(ids=(1,)),), params=SamplingParams(n=1, best_of=3)))
-        await asyncio.sleep(0.01)
+        await until(lambda: len(runs.requests) == 3)
         await stream.aclose()  # type: ignore[attr-defined]
         assert len(runs.cancels) == 3
         assert service.ledger.open == 0

@@ -54,6 +54,7 @@ from ferrule_testkit.frontend import (
     model_folder,
     outputs,
     serving,
+    until,
 )
 from ferrule_testkit.tokenizers import ByteTokenizer, ByteTokenizers
 
@@ -541,9 +542,7 @@ async def test_cancelling_the_reader_cancels_what_runs(folder: Path, count: int)
     async with serving(folder, engine) as service:
         engine.running.clear()
         reader = asyncio.create_task(outputs(service, ask("abc", n=count)))
-        while len(engine.requests) < count:
-            await asyncio.sleep(0)
-        await asyncio.sleep(0.01)
+        await until(lambda: len(engine.requests) == count)
         reader.cancel()
         with suppress(asyncio.CancelledError):
             await reader
@@ -576,8 +575,7 @@ async def test_tasks_and_streams_are_not_left_behind(folder: Path) -> None:
         before = asyncio.all_tasks()
         await asyncio.gather(*(answers(service, ask("x", n=2, stop="!")) for _ in range(20)))
         await drained(service)
-        await asyncio.sleep(0)
-        assert asyncio.all_tasks() == before
+        await until(lambda: asyncio.all_tasks() == before)
         gc.collect()
         assert not [o for o in gc.get_objects() if type(o).__name__ == "OutputStream"]
 
@@ -836,7 +834,7 @@ async def test_a_stat_logger_that_raises_is_left_out_after_three_times(folder: P
     assert len(Raises.seen) == 3
 
 
-async def test_the_background_work_reports_and_warms_up(folder: Path) -> None:
+async def test_the_background_work_reports_and_warms_up(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     recorder = type("R", (Recorder,), {"seen": []})
     async with serving(folder, FakeEngine(), FakePlugins(stat_logger={"r": recorder})) as service:
         service.start()
@@ -844,7 +842,7 @@ async def test_the_background_work_reports_and_warms_up(folder: Path) -> None:
             await asyncio.sleep(0.01)
     async with serving(folder, FakeEngine(), frontend={"chat_template": "{% for %}"}) as service:
         service.start()
-        await asyncio.sleep(0.3)
+        await until(lambda: "the chat template cannot be used" in caplog.text)
         with pytest.raises(RequestError, match="syntax error"):
             await service.tokenize(ChatPrompt(messages=({"role": "user", "content": "Hi"},)))
 

@@ -77,7 +77,7 @@ def fetch(tmp_path: Path, hub: FakeHub) -> Fetch:
             cwd=at,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=240,
             check=False,
         )
         if done.returncode:

@@ -36,7 +36,7 @@ def imported(code: str) -> set[str]:
     code = f"{code}\nimport json, sys\nprint(json.dumps(sorted(sys.modules)))"
     env = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}  # has modules, too
     done = subprocess.run(
-        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=240, check=True
     )
     return set(json.loads(done.stdout.splitlines()[-1]))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +17,7 @@ import zmq
 from ferrule.config import Config, FrontendConfig
 from ferrule.errors import ConfigError, EngineDead, RequestFailed, StartupError
 from ferrule.execution.wire import EngineSocket
+from ferrule.frontend import client_demux
 from ferrule.frontend.board import BEAT, ENGINE, READY, STALLED, WAITING, Board
 from ferrule.frontend.client_demux import DemuxClient
 from ferrule.frontend.client_process import ProcessClient
@@ -47,6 +47,7 @@ from ferrule_plugins.command.bench.figures import percentile, random_prompts
 from ferrule_plugins.command.bench.load import Record, figures_of
 from ferrule_plugins.command.listen import bind, listening
 from ferrule_testkit.fakes import VirtualClock
+from ferrule_testkit.server import own_port
 
 INFO = ModelInfo(
     architecture="A",
@@ -168,30 +169,33 @@ async def test_client_and_engine_socket_talk_over_a_private_socket(tmp_path: Pat
     assert client.health().state == "starting"
     engine.ready = Ready(INFO, 9)
     serving = asyncio.create_task(asyncio.to_thread(_serve_one, engine))
-    await asyncio.wait_for(client.wait_ready(), 10)
+    await asyncio.wait_for(client.wait_ready(), 120)
     assert client.info == INFO
     deltas = [d async for d in client.generate(request("a"))]
     assert [token for d in deltas for token in d.token_ids] == [7, 8]
     await serving
     os.close(write)  # the engine's end
-    for _ in range(100):
-        if client.health().state == "dead":
-            break
-        await asyncio.sleep(0.02)
-    assert client.health().state == "dead"
+    async with asyncio.timeout(120):
+        while client.health().state != "dead":
+            await asyncio.sleep(0.02)
     await client.close()
     engine.close()
     assert not path.exists()
 
 
-def _serve_one(engine: EngineSocket) -> None:
-    for _ in range(200):
+def _received(engine: EngineSocket, kind: type) -> tuple[bytes, Any]:
+    """The first message of a kind, and who sent it. Those who greet are answered meanwhile."""
+    for _ in range(1200):
         for peer, message in engine.receive(0.1):
-            assert isinstance(message, Submit)
-            engine.send(peer, Deltas((RequestDelta(message.request.id, (7,)),)))
-            engine.send(peer, Deltas((RequestDelta(message.request.id, (8,), finish=FinishReason.LENGTH),)))
-            return
+            if isinstance(message, kind):
+                return peer, message
     raise TimeoutError
+
+
+def _serve_one(engine: EngineSocket) -> None:
+    peer, message = _received(engine, Submit)
+    engine.send(peer, Deltas((RequestDelta(message.request.id, (7,)),)))
+    engine.send(peer, Deltas((RequestDelta(message.request.id, (8,), finish=FinishReason.LENGTH),)))
 
 
 def test_foreign_frames_are_dropped(tmp_path: Path) -> None:
@@ -204,7 +208,7 @@ def test_foreign_frames_are_dropped(tmp_path: Path) -> None:
         peer.send(frame)
     peer.send(msgspec.msgpack.encode(Cancel(("a",))))
     messages: list[ToEngine] = []
-    for _ in range(50):
+    for _ in range(1200):
         messages += [message for _, message in engine.receive(0.1)]
         if messages:
             break
@@ -220,16 +224,16 @@ def test_boot_message_survives_the_pipe() -> None:
 
 
 def test_bind_says_that_a_port_is_taken() -> None:
-    with bind("127.0.0.1", 0) as taken:
-        port = taken.getsockname()[1]
-        assert base_url(taken, Config()) == f"http://127.0.0.1:{port}"
-        with pytest.raises(StartupError, match=f"port {port}"):
-            bind("127.0.0.1", port)
+    with own_port() as port:
+        with bind("127.0.0.1", port) as taken:
+            assert base_url(taken, Config()) == f"http://127.0.0.1:{port}"
+            with pytest.raises(StartupError, match=f"port {port}"):
+                bind("127.0.0.1", port)
+        socket.create_server(("127.0.0.1", port)).close()  # it is given back
     with bind(None, 0) as everywhere:
         assert base_url(everywhere, Config()).startswith("http://127.0.0.1:")
     with pytest.raises(StartupError, match="the name is not known"):
         bind("no.such.host.invalid", 0)
-    socket.create_server(("127.0.0.1", port)).close()  # and gives it back
 
 
 def test_private_dir_removes_what_the_dead_left(tmp_path: Path) -> None:
@@ -269,9 +273,9 @@ def test_a_unix_socket_replaces_what_the_dead_left_and_nothing_else(tmp_path: Pa
 
 
 def test_each_api_process_has_a_socket_and_a_second_server_has_none() -> None:
-    with listening(FrontendConfig(host="127.0.0.1", port=0, api_server_count=3)) as sockets:
-        (port,) = {one.getsockname()[1] for one in sockets}
-        assert len(sockets) == 3
+    three = {"host": "127.0.0.1", "api_server_count": 3}
+    with own_port() as port, listening(FrontendConfig(**three, port=port)) as sockets:
+        assert [one.getsockname()[1] for one in sockets] == [port] * 3
         for count in (1, 2):
             front = FrontendConfig(host="127.0.0.1", port=port, api_server_count=count)
             with pytest.raises(StartupError, match=f"port {port}"), listening(front):
@@ -303,16 +307,19 @@ def test_one_process_has_a_board_of_its_own() -> None:
     assert (one.ready, one.leads, one.shared) == (True, True, None)
 
 
-async def test_an_engine_without_a_heartbeat_or_progress_is_stalled(tmp_path: Path) -> None:
+async def test_an_engine_without_a_heartbeat_or_progress_is_stalled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = EngineSocket(tmp_path / "engine.sock")
     engine.ready = Ready(INFO, 9)
     Board.create(tmp_path / "board", 1)
     beats, board = Board(tmp_path / "board", ENGINE), Board(tmp_path / "board", 1)
     read, write = os.pipe()
     client = ProcessClient(tmp_path / "engine.sock", read, board, 30.0)
-    serving = asyncio.create_task(asyncio.to_thread(engine.receive, 5.0))
-    await asyncio.wait_for(client.wait_ready(), 10)
-    now = time.monotonic()
+    serving = asyncio.create_task(asyncio.to_thread(_received, engine, Call))
+    await asyncio.wait_for(client.wait_ready(), 120)
+    now = 1000.0
+    monkeypatch.setattr(client_demux, "time", SimpleNamespace(monotonic=lambda: now))
     beats.put(BEAT, now)
     assert client.health().state == "starting"  # this process has not said that it could serve
     board.put(READY, 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,7 @@ from ferrule.errors import ConfigError, PluginError
 from ferrule.plugin import discover
 from ferrule_plugins.command.plugins import PluginsCommand
 from ferrule_testkit.bad_wheels import HANGS, POLICY, PRINTS, policy
+from ferrule_testkit.server import until
 
 WRONG = POLICY.replace("running[-1].id", "'nobody'")
 LATE = """
@@ -106,14 +108,19 @@ def test_whatever_a_plugin_does_is_told(check, source, options, told):
 
 def test_what_it_started_ends_with_it(check, tmp_path):
     """A process that a plugin leaves behind is ended with its check."""
-    mark = tmp_path / "alive"
-    child = f"import time, pathlib; time.sleep(1); pathlib.Path({str(mark)!r}).touch()"
-    source = f"import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', {child!r}])\n" + POLICY
-    assert check(source)[0] == 0
-    import time
+    told = tmp_path / "pid"
+    start = "left = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(900)'])"
+    source = f"import pathlib, subprocess, sys\n{start}\npathlib.Path({str(told)!r}).write_text(str(left.pid))\n"
+    assert check(source + POLICY)[0] == 0
+    assert until(lambda: _has_ended(int(told.read_text())))
 
-    time.sleep(1.5)
-    assert not mark.exists()
+
+def _has_ended(pid: int) -> bool:
+    """Gone, or there for nobody but whoever adopted it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
 
 
 def test_a_plugin_from_a_file(check, tmp_path):

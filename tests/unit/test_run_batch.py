@@ -384,7 +384,7 @@ async def test_a_full_queue_is_waited_for(path: Path) -> None:
 async def test_all_being_refused_ends(path: Path) -> None:
     clerk = Clerk({f"r{n}": [429] for n in range(1, 9)})
     drive, journal = drive_of(clerk, path, window=8)
-    await asyncio.wait_for(drive.run(rows_of(8), 1), 20)
+    await asyncio.wait_for(drive.run(rows_of(8), 1), 120)
     assert set(statuses(journal).values()) == {429}
     journal.close()
 
@@ -402,8 +402,8 @@ async def test_a_dead_engine_ends_it_and_answers_that_came_are_kept(path: Path) 
 async def test_stopping_lets_what_runs_finish_and_begins_nothing(path: Path) -> None:
     clerk = Clerk(held=("r3", "r4"))
     drive, journal = drive_of(clerk, path, window=2)
-    running = asyncio.create_task(drive.run(rows_of(50), 20))
-    while clerk.open < 2:
+    running = asyncio.create_task(drive.run(rows_of(50), 1000))
+    while not set(clerk.held) <= set(clerk.asked):
         await asyncio.sleep(0.001)
     drive.stopping.set()
     await asyncio.sleep(0.01)

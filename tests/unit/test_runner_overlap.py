@@ -207,7 +207,7 @@ class SlowDevice:
         self.begun[plan.step].set()
 
         def result() -> StepResult:
-            assert self.computed[plan.step].wait(10)
+            assert self.computed[plan.step].wait(120)
             if plan.step == self.fault:
                 raise RuntimeError("an illegal memory access")
             self.log.append(f"end {plan.step}")
@@ -236,13 +236,13 @@ def test_a_step_begins_before_the_one_before_it_ends(started: Any) -> None:
     """As the loop drives depth 2: it submits n + 1, then asks for n."""
     executor, device = started(2)
     handles = [executor.submit(StepPlan(n, ())) for n in range(2)]
-    assert device.begun[1].wait(10)
+    assert device.begun[1].wait(120)
     assert device.log == ["begin 0", "begin 1"]
     for n in range(2, 5):
         device.computed[n - 2].set()
         assert handles[n - 2].result().step == n - 2
         handles.append(executor.submit(StepPlan(n, ())))
-        assert device.begun[n].wait(10)
+        assert device.begun[n].wait(120)
     for n in (3, 4):
         device.computed[n].set()
         assert handles[n].result().rows[0].token_ids == (n,)
@@ -254,7 +254,7 @@ def test_at_depth_1_a_step_ends_by_itself(started: Any) -> None:
     executor, device = started(1)
     device.computed[0].set()
     first, second = executor.submit(StepPlan(0, ())), executor.submit(StepPlan(1, ()))
-    assert device.begun[1].wait(10)
+    assert device.begun[1].wait(120)
     assert device.log == ["begin 0", "end 0", "begin 1"]
     assert first.done()
     device.computed[1].set()
@@ -278,7 +278,7 @@ def test_a_fault_of_the_device_ends_all_that_is_in_flight(started: Any) -> None:
 def test_a_result_that_is_asked_for_after_the_end(started: Any) -> None:
     executor, device = started(2)
     handle = executor.submit(StepPlan(0, ()))
-    assert device.begun[0].wait(10)
+    assert device.begun[0].wait(120)
     executor.shutdown()
     with pytest.raises(EngineDead, match="stopped"):
         handle.result()

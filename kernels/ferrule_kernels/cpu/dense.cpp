@@ -7,7 +7,6 @@
 // Sums go over the inputs in their order, whatever other rows there are, so a row has the same bits alone and in any batch.
 #include <vector>
 #include "panels.h"
-#include "tiles.h"
 #if defined(__AVX2__)
 #include <immintrin.h>
 #endif
@@ -25,8 +24,10 @@ constexpr int ROWS = 5, COLUMNS = 4, ALONE = 4;
 constexpr int ROWS = 4, COLUMNS = 2, ALONE = 4;
 #endif
 constexpr int STEP = 32;                  // inputs are rounded up to it: those of a tile register
-constexpr int64_t BLOCK = 1024;           // inputs of a panel that all rows take before the next: 128 KiB, which L2 holds
-constexpr int64_t CHUNK = 240 / ROWS * ROWS;  // rows of one task
+// Inputs of a panel that all rows take before the next: so many that L2 holds them, 128 KiB, and of one strip, by tile
+// registers, so few that they come just before they are used.
+constexpr int64_t BLOCK = 1024, SHORT = TILES ? 256 : 1 << 30;
+constexpr int64_t CHUNK = 256 / ROWS * ROWS;  // rows of one task
 constexpr int64_t SMALL = 1 << 17;        // multiplications that one thread does sooner than two
 
 }  // namespace
@@ -180,7 +181,7 @@ template <class Y> void finish(const Matrix& w, const float* sums, int64_t panel
 template <class Y>
 void multiply_panel(const Matrix& w, const uint16_t* x, Y* y, int64_t panel, int64_t row, int64_t count, Tiles& tiles) {
     alignas(64) float sums[CHUNK * PANEL];
-    const int64_t channels = channels_of(w.n, panel), block = count <= ROWS ? w.k : BLOCK;
+    const int64_t channels = channels_of(w.n, panel), block = count <= ROWS ? SHORT : BLOCK;
     const int64_t strips = (count + ROWS - 1) / ROWS;
     const int64_t rows = TILES ? ROWS : (count + strips - 1) / strips;  // of a strip
     const uint32_t* from = panel_at(w, panel);

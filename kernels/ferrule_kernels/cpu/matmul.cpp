@@ -12,7 +12,6 @@
 //     4 bits   [group / 8][C][4] bytes, low half: inputs 0-3 of eight, high half: inputs 4-7
 #include <thread>
 #include "matmul.h"
-#include "tiles.h"
 #if defined(__AVX2__)
 #include <immintrin.h>
 #endif
@@ -29,7 +28,7 @@ constexpr int ROWS = 4, FEWER = 4, COLUMNS = 2, ALONE = 8;
 typedef uint8_t Bytes __attribute__((vector_size(4 * WIDTH)));
 typedef int8_t Chars __attribute__((vector_size(WIDTH)));
 
-constexpr int64_t CHUNK = 240;   // rows of one task: a multiple of ROWS and FEWER, which are even
+constexpr int64_t CHUNK = TILES ? 256 : 240;  // rows of one task: strips are even
 constexpr float TINY = 1e-30f;   // activations below it are zero
 constexpr int64_t SMALL = 1 << 17; // multiplications that one thread does sooner than two
 constexpr int64_t FEW = 1 << 12;   // activations that one thread quantizes before the others start
@@ -248,13 +247,14 @@ struct Rest {
 
 // part [count][PANEL] = `count` quantized rows times a group of a panel, without the weights' offset.
 void sums_by_tiles(const int8_t* q, int64_t stride, int count, const uint8_t* weights, int64_t channels, int64_t inputs,
-                   Tiles& tiles, int32_t* part) {
+                   const Ahead& ask, Tiles& tiles, int32_t* part) {
     const int first = std::min(count, 16), next = count - first;
     const int64_t wide = channels * 4, whole = inputs / TILE_INPUTS * TILE_INPUTS, part_bytes = PANEL * 4;
     const Rest rest(q + whole, stride, count, weights + whole / 4 * wide, wide, inputs - whole);
     tiles.hold(first, next);
     for (int64_t column = 0; column < channels; column += 2 * LANES) {
         const bool two = column + 2 * LANES <= channels;
+        const char* ahead = ask.from(column, inputs / 4);
         const auto add = [&](const int8_t* x, int64_t x_stride, const uint8_t* from, int64_t from_stride) {
             TILE_LOAD(4, x, x_stride);
             TILE_LOAD(6, from, from_stride);
@@ -270,7 +270,10 @@ void sums_by_tiles(const int8_t* q, int64_t stride, int count, const uint8_t* we
         TILE_ZERO(1);
         if (next) TILE_ZERO(2);
         if (next) TILE_ZERO(3);
-        for (int64_t i = 0; i < whole; i += TILE_INPUTS) add(q + i, stride, weights + i / 4 * wide + column * 4, wide);
+        for (int64_t i = 0; i < whole; i += TILE_INPUTS) {
+            if (ask.due(i / TILE_INPUTS)) fetch<2 * LANES * TILE_INPUTS>(ahead);
+            add(q + i, stride, weights + i / 4 * wide + column * 4, wide);
+        }
         if (whole < inputs) add(rest.rows[0], TILE_INPUTS, rest.weights[0] + column * 4, PANEL * 4);
         TILE_STORE(0, part + column, part_bytes);
         if (two) TILE_STORE(1, part + column + LANES, part_bytes);
@@ -284,9 +287,10 @@ void strip_by_tiles(const Matrix& w, const Panel& panel, const Rows& x, int64_t 
     alignas(64) int32_t part[TILE_ROWS * PANEL];
     const int64_t groups = w.k / w.group, channels = panel.channels;
     std::memset(out, 0, count * PANEL * sizeof(float));
-    for (int64_t g = 0; g < groups; g++) {
+    Ahead ahead = panel.ahead;
+    for (int64_t g = 0; g < groups; g++, ahead = ahead.next(channels, w.group / 4)) {
         const uint8_t* from = panel.at + g * channels * (2 + w.group);
-        sums_by_tiles(x.q + row * w.k + g * w.group, w.k, count, from + channels * 2, channels, w.group, tiles, part);
+        sums_by_tiles(x.q + row * w.k + g * w.group, w.k, count, from + channels * 2, channels, w.group, ahead, tiles, part);
         for (int r = 0; r < count; r++) {
             const int64_t at = (row + r) * groups + g;
             for (int64_t c = 0; c < channels; c += WIDTH) {

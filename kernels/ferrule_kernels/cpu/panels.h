@@ -2,6 +2,7 @@
 #pragma once
 #include <algorithm>
 #include <atomic>
+#include "tiles.h"
 #include "vectors.h"
 #if defined(__linux__)
 #include <sys/mman.h>
@@ -42,10 +43,12 @@ struct Ahead {
     Ahead next(int64_t channels, int64_t steps) const { return {from(channels, steps), every}; }
 };
 
-// What follows `end`: the next block. Each of several strips asks for its part, so that memory is read while they compute;
-// with one strip the processor's own prefetching is faster, and is only shown where it goes on.
+// What follows `end`: the next block. Each of several strips asks for its part, so that memory is read while they compute.
+// One strip asks for all of it where there are tile registers: those processors' own prefetching ends with each page. That
+// of others is faster than asking, and is only shown where it goes on.
 inline Ahead ahead_of(int64_t strips, const void* end) {
-    return {(const char*)end, strips < 2 ? int64_t(1) << 40 : strips < 4 ? 2 : 4};
+    constexpr int64_t alone = TILES ? 1 : int64_t(1) << 40;
+    return {(const char*)end, strips < 2 ? alone : strips < 4 ? 2 : 4};
 }
 
 template <int64_t BYTES> inline void fetch(const char*& at) {

@@ -201,7 +201,7 @@ def _changed(name: str, **changes: Any) -> dict[str, Any]:
         group, _, part = key.partition("__")
         if part:
             config["config_groups"]["group_0"][group][part] = value
-        elif key in ("weights", "input_activations"):
+        elif key in ("weights", "input_activations", "targets"):
             config["config_groups"]["group_0"][key] = value
         else:
             config[key] = value
@@ -219,7 +219,11 @@ def _changed(name: str, **changes: Any) -> dict[str, Any]:
         (Awq, _changed("awq", version="gemv"), "'gemv'"),
         (Fp8Method, _changed("fp8-blocks", weight_block_size=[64, 128]), "128 x 128"),
         (Fp8Method, _changed("fp8-blocks", fmt="e5m2"), "e5m2"),
+        (Fp8Method, _changed("fp8-blocks", weight_block_size=7), "128 x 128"),
         (CompressedTensors, _changed("packed", weights__actorder="group"), "actorder"),
+        (CompressedTensors, _changed("packed", weights__actorder="dynamic"), "'dynamic'"),
+        (CompressedTensors, _changed("packed", weights__symmetric="false"), "another type"),
+        (CompressedTensors, _changed("int8", input_activations="int8"), "another type"),
         (CompressedTensors, _changed("packed", weights__num_bits=2), "2 bits"),
         (CompressedTensors, _changed("packed", weights__group_size=16), "multiple of 32"),
         (CompressedTensors, _changed("int8", weights__symmetric=False), "does not read"),
@@ -227,6 +231,9 @@ def _changed(name: str, **changes: Any) -> dict[str, Any]:
         (CompressedTensors, _changed("fp8-compressed-blocks", weights__block_structure=[64, 64]), "128 x 128"),
         (CompressedTensors, _changed("int8", kv_cache_scheme={"num_bits": 8}), "kv_cache_scheme"),
         (CompressedTensors, _changed("int8", sparsity_config={"format": "sparse-24-bitmask"}), "sparse"),
+        (CompressedTensors, _changed("fp8-compressed-blocks", weights__block_structure=7), "128 x 128"),
+        (CompressedTensors, _changed("int8", sparsity_config="dense"), "sparse"),
+        (CompressedTensors, _changed("int8", targets=7), "'targets' is no list"),
         (CompressedTensors, _changed("int8", config_groups={}), "config_groups"),
         (CompressedTensors, _changed("int8", weights=None), "weights"),
     ],
@@ -261,20 +268,110 @@ def _spoiled(source: Path, target: Path, name: str, key: str, tensor: Any) -> Pa
     return target
 
 
-def test_damaged_checkpoints_are_named(folder: Path, plugins: Plugins, tmp_path: Path) -> None:
-    key = "model.layers.0.mlp.down_proj.weight"
+DOWN = "model.layers.0.mlp.down_proj"
 
-    def with_nan(weight: torch.Tensor) -> torch.Tensor:
-        weight.view(torch.uint8)[3, 5] = 0x7F
-        return weight
 
-    with pytest.raises(CheckpointError, match="NaN"):
-        _load(_spoiled(folder, tmp_path / "nan", "fp8-matrix", key, with_nan), plugins)
-    with pytest.raises(CheckpointError, match="float32, but the format has torch.int8"):
-        _load(_spoiled(folder, tmp_path / "type", "int8", key, lambda weight: weight.float()), plugins)
-    key = "model.layers.0.mlp.down_proj.qzeros"
-    with pytest.raises(CheckpointError, match="qzeros.*shape"):
-        _load(_spoiled(folder, tmp_path / "shape", "awq", key, lambda zeros: zeros[:1].clone()), plugins)
+def _first(value: float) -> Any:
+    """A change of a tensor's first number."""
+
+    def changed(tensor: torch.Tensor) -> torch.Tensor:
+        tensor.view(-1)[0] = value
+        return tensor
+
+    return changed
+
+
+def _with_nan(weight: torch.Tensor) -> torch.Tensor:
+    weight.view(torch.uint8)[3, 5] = 0x7F
+    return weight
+
+
+@pytest.mark.parametrize(
+    ("name", "end", "change", "said"),
+    [
+        ("fp8-matrix", "weight", _with_nan, "NaN"),
+        ("int8", "weight", torch.Tensor.float, "float32, but the format has torch.int8"),
+        ("awq", "qzeros", lambda zeros: zeros[:1].clone(), "qzeros.*shape"),
+        ("packed", "weight_packed", lambda words: words.t().contiguous(), "weight_packed.*shape"),
+        ("gptq", "scales", _first(float("nan")), "no finite number"),
+        ("awq", "scales", _first(float("inf")), "no finite number"),
+        ("packed-zeros", "weight_scale", _first(float("-inf")), "no finite number"),
+        ("int8", "weight_scale", _first(3.4e38), "no finite number"),  # bfloat16 does not hold it
+        ("fp8-blocks", "weight_scale_inv", _first(float("nan")), "no finite number"),
+        ("fp8-fbgemm", "weight_scale", _first(float("inf")), "no finite number"),
+    ],
+)
+def test_damaged_checkpoints_are_named(
+    folder: Path, plugins: Plugins, tmp_path: Path, name: str, end: str, change: Any, said: str
+) -> None:
+    spoiled = _spoiled(folder, tmp_path / "made", name, f"{DOWN}.{end}", change)
+    with pytest.raises(CheckpointError, match=said) as told:
+        _load(spoiled, plugins)
+    assert "model.safetensors" in told.value.message
+
+
+def test_scales_must_be_finite_in_the_type_of_the_activations(folder: Path, plugins: Plugins, tmp_path: Path) -> None:
+    spoiled = _spoiled(folder, tmp_path / "made", "gptq", f"{DOWN}.scales", lambda scales: scales.float() + 7e4)
+    assert _load(spoiled, plugins, dtype="bfloat16").info.quantization == "gptq"
+    with pytest.raises(CheckpointError, match="no finite number"):
+        _load(spoiled, plugins, dtype="float16")
+
+
+def test_weights_whose_scale_is_zero_are_zero(folder: Path, plugins: Plugins, tmp_path: Path) -> None:
+    spoiled = _spoiled(folder, tmp_path / "made", "int8", f"{DOWN}.weight_scale", _first(0.0))
+    layer = _layers(_load(spoiled, plugins))["layers.0.mlp.down_proj"]
+    y = layer(torch.randn(3, layer.in_features))
+    assert bool((y[:, 0] == 0).all())
+    assert bool((y[:, 1:] != 0).all())
+
+
+@pytest.mark.parametrize(("name", "key"), [("gptq", "modules_to_not_convert"), ("fp8-blocks", "ignored_layers")])
+@pytest.mark.parametrize("value", [7, "lm_head", {"lm_head": 1}, [7], [["lm_head"]], float("nan"), True])
+def test_what_is_no_list_of_layers_is_told(
+    folder: Path, plugins: Plugins, tmp_path: Path, name: str, key: str, value: Any
+) -> None:
+    quantized_checkpoint(folder, tmp_path / "made", name)
+    with pytest.raises(CheckpointError, match=f"{key}.*no list of names"):
+        _load(tmp_path / "made", plugins, hf_overrides={"quantization_config": _changed(name, **{key: value})})
+    with pytest.raises(CheckpointError, match="'ignore' is no list of names"):
+        CompressedTensors(_changed("int8", ignore=value))
+
+
+@pytest.mark.parametrize(
+    ("expression", "said"),
+    [
+        ("(", "no expression"),
+        ("(?:a|" * 150, "no expression"),
+        ("(?:a|" * 3000, "too long"),
+        ("((a{100}){100}){100}", "too long"),
+        ("a{99999999999999999999}", "too long"),
+        ("(?R)", "takes too long"),
+        ("(?:.|..)*(?!.)(?=x)", "takes too long"),
+    ],
+)
+def test_an_expression_that_is_none_or_does_not_end_is_told(expression: str, said: str) -> None:
+    layer = LinearLayer("layers.10.self_attn.a_projection_with_a_long_name_0", 8, 8)
+    with pytest.raises(CheckpointError, match=said):
+        chosen(layer, [f"re:{expression}"])
+
+
+@pytest.mark.parametrize("parts", [{}, {"a": 64, "b": 60}])
+def test_layers_that_do_not_fill_words_are_told(parts: dict[str, int]) -> None:
+    """Their numbers would stand beside those of others."""
+    layer = MergedLinear(64, parts) if parts else Linear(60, 64)
+    given = LinearLayer("layers.0.mlp.x", layer.in_features, layer.out_features, tuple(parts))
+    for scheme in (Gptq(FORMATS["gptq"].config).scheme(given), Awq(FORMATS["awq"].config).scheme(given)):
+        assert scheme is not None
+        with pytest.raises(CheckpointError, match="60 inputs or outputs"):
+            scheme.allocate(layer)
+
+
+def test_zero_points_are_cut_where_projections_meet() -> None:
+    scheme = CompressedTensors(FORMATS["packed-zeros"].config).scheme(LinearLayer("x", 64, 124, ("a", "b")))
+    assert scheme is not None
+    with pytest.raises(CheckpointError, match="60 inputs or outputs"):
+        scheme.allocate(MergedLinear(64, {"a": 60, "b": 64}))
+    scheme.allocate(MergedLinear(64, {"a": 64, "b": 60}))
 
 
 # ---------------------------------------------------------------------------------------- which layers

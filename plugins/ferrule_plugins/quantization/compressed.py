@@ -23,11 +23,12 @@ from ferrule.interfaces.platform import DeviceCaps
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme, QuantizationMethod
 from ferrule_nn import stored
 from ferrule_plugins.quantization.fp8 import BLOCK, Fp8Stored
-from ferrule_plugins.quantization.groupwise import group_problem, unpacked
-from ferrule_plugins.quantization.names import chosen
+from ferrule_plugins.quantization.groupwise import check_words, group_problem, outputs, unpacked
+from ferrule_plugins.quantization.names import chosen, listed
 from ferrule_plugins.quantization.products import Integers, Quantized, Shared, cannot_run
 
 _ALL = "Linear"  # as a target: the class that all such layers have
+_IN_ORDER = (None, False, "weight", "static")  # of "actorder": inputs stand where they stood
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,8 @@ def read(config: Mapping[str, Any]) -> list[Group]:
     for key in ("kv_cache_scheme", "transform_config"):
         if config.get(key):
             raise ValueError(f"does not read {key!r}")
-    if (config.get("sparsity_config") or {}).get("format", "dense") != "dense":
+    sparsity = config.get("sparsity_config") or {}
+    if not isinstance(sparsity, Mapping) or sparsity.get("format", "dense") != "dense":
         raise ValueError("does not read sparse weights")
     groups = config.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:
@@ -61,19 +63,21 @@ def _group(name: str, values: Any, form: str) -> Group:
     if not isinstance(weights, Mapping):
         raise ValueError(f"finds no 'weights' in {name}")
     form, bits, strategy = str(values.get("format") or form), weights.get("num_bits"), str(weights.get("strategy"))
-    activations, symmetric = values.get("input_activations"), bool(weights.get("symmetric", True))
+    activations, symmetric = values.get("input_activations"), weights.get("symmetric", True)
+    if not isinstance(symmetric, bool) or not isinstance(activations, Mapping | None):
+        raise ValueError(f"finds in {name} a 'symmetric' or 'input_activations' of another type")
     said = f"{name} has weights of {bits} bits, type {weights.get('type')!r}, strategy {strategy!r}, format {form!r}"
     if form == "pack-quantized" and weights.get("type") == "int" and strategy in ("group", "channel"):
         kind, problem = "packed", group_problem(weights.get("group_size"))
         if bits not in (4, 8) or bits == 8 and (strategy == "group" or not symmetric):
             problem = f"takes 4 bits, or 8 with a scale for each channel: {said}"
-        if weights.get("actorder") in ("group", True):
-            problem = f"does not read inputs out of order: actorder of {name} is 'group'"
+        if weights.get("actorder") not in _IN_ORDER:
+            problem = f"does not read inputs out of order: actorder of {name} is {weights['actorder']!r}"
     elif weights.get("type") == "int" and bits == 8 and symmetric and strategy in ("tensor", "channel"):
         kind, problem = "int8", None
     elif weights.get("type") == "float" and bits == 8 and strategy in ("tensor", "channel", "block"):
         block = weights.get("block_structure")
-        odd = strategy == "block" and list(block or ()) != [BLOCK, BLOCK]
+        odd = strategy == "block" and block != [BLOCK, BLOCK]
         kind, problem = "fp8", f"reads blocks of {BLOCK} x {BLOCK}, and those of {name} are {block}" if odd else None
     else:
         kind, problem = "", f"does not read what {said}"
@@ -82,9 +86,8 @@ def _group(name: str, values: Any, form: str) -> Group:
     if problem is not None:
         raise ValueError(problem)
     group = int(weights.get("group_size") or 0) if strategy == "group" else 0
-    return Group(
-        tuple(values.get("targets") or ()), kind, strategy, int(bits or 0), not activations, max(group, 0), symmetric
-    )
+    targets = listed(values, "targets")
+    return Group(targets, kind, strategy, int(bits or 0), not activations, max(group, 0), symmetric)
 
 
 class CompressedTensors(QuantizationMethod):
@@ -94,6 +97,7 @@ class CompressedTensors(QuantizationMethod):
         super().__init__(config)
         self._shared = Shared()
         self._groups = read(config)
+        self._left = listed(config, "ignore")
 
     @classmethod
     def refuses(cls, config: Mapping[str, Any], caps: DeviceCaps, dtype: torch.dtype) -> str | None:
@@ -101,12 +105,12 @@ class CompressedTensors(QuantizationMethod):
             return "the weights are not quantized"
         try:
             read(config)
-        except ValueError as error:
+        except (CheckpointError, ValueError) as error:
             return str(error)
         return cannot_run(caps.platform, dtype)
 
     def scheme(self, layer: LinearLayer) -> LinearScheme | None:
-        if chosen(layer, self.config.get("ignore") or ()):
+        if chosen(layer, self._left):
             return None
         for group in self._groups:
             if _ALL in group.targets or chosen(layer, group.targets):
@@ -159,6 +163,7 @@ class PackStored(Int8Stored):
             "weight_scale": stored(layer, (-1, groups), torch.float32),
         }
         if not self.group.symmetric:
+            check_words(outputs(layer)[:-1], per)
             made["weight_zero_point"] = stored(layer, (-1, groups), torch.int32, count=lambda rows: -(-rows // per))
         return {**made, "weight": None}
 

@@ -16,7 +16,8 @@ import torch
 from ferrule.interfaces.platform import DeviceCaps
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme, QuantizationMethod
 from ferrule_nn import stored
-from ferrule_plugins.quantization.names import chosen
+from ferrule_plugins.quantization.groupwise import outputs
+from ferrule_plugins.quantization.names import chosen, listed
 from ferrule_plugins.quantization.products import Fp8, Quantized, Shared, cannot_run, checked
 
 BLOCK = 128
@@ -28,13 +29,14 @@ class Fp8Method(QuantizationMethod):
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__(config)
         self._shared = Shared()
+        self._left = listed(config, "modules_to_not_convert", "ignored_layers")
 
     @classmethod
     def refuses(cls, config: Mapping[str, Any], caps: DeviceCaps, dtype: torch.dtype) -> str | None:
         if not config and caps.platform == "cpu":
             return "CPUs do not multiply fp8, and the weights are not in it: int8 is as small and faster"
         block = config.get("weight_block_size")
-        if block is not None and list(block) != [BLOCK, BLOCK]:
+        if block is not None and block != [BLOCK, BLOCK]:
             return f"reads blocks of {BLOCK} x {BLOCK}, and weight_block_size is {block}"
         if config.get("fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"):
             return f"reads e4m3, and fmt is {config['fmt']!r}"
@@ -46,8 +48,7 @@ class Fp8Method(QuantizationMethod):
             return None  # heads stay as they are in these formats
         if not self.config:
             return Fp8FromFloats(self._shared, dtype)
-        left = [*(self.config.get("modules_to_not_convert") or ()), *(self.config.get("ignored_layers") or ())]
-        if chosen(layer, left):
+        if chosen(layer, self._left):
             return None
         if self.config.get("weight_block_size"):
             return Fp8Stored(self._shared, dtype, scales="weight_scale_inv", tall=BLOCK)
@@ -96,7 +97,7 @@ class Fp8Stored(Quantized):
         numbers, scales = checked(layer.weight.detach()), getattr(layer, self._scales).detach()
         if not self._tall:
             return Fp8(numbers, scales[:, 0])
-        parts = tuple(dict(getattr(layer, "parts", {})).values()) or (layer.out_features,)
+        parts = outputs(layer)
         if any(rows % self._tall for rows in parts[:-1]):  # blocks begin anew in each projection: a scale for each row
             split = zip(scales.split([-(-rows // self._tall) for rows in parts]), parts, strict=True)
             spread = [part.repeat_interleave(self._tall, 0)[:rows] for part, rows in split]

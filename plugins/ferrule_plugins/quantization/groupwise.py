@@ -7,15 +7,16 @@ packs outputs, in the order 0 2 4 6 1 3 5 7. A weight is (number - zero) * scale
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 
+from ferrule.errors import CheckpointError
 from ferrule.interfaces.platform import DeviceCaps
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme, QuantizationMethod
 from ferrule_nn import stored
-from ferrule_plugins.quantization.names import chosen
+from ferrule_plugins.quantization.names import chosen, listed
 from ferrule_plugins.quantization.products import Integers, Quantized, Shared, cannot_run
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -40,12 +41,25 @@ def group_problem(group: Any) -> str | None:
     return None if whole else f"takes groups of a multiple of 32 inputs, and the group size is {group!r}"
 
 
+def outputs(layer: Any) -> tuple[int, ...]:
+    """Of each of the projections that the layer merges."""
+    return tuple(dict(getattr(layer, "parts", {})).values()) or (layer.out_features,)
+
+
+def check_words(counts: Iterable[int], per: int = 8) -> None:
+    """Raises CheckpointError for numbers that do not fill their words, of `per` each."""
+    for count in counts:
+        if count % per:
+            raise CheckpointError(f"A layer has {count} inputs or outputs, which fill no words of {per} numbers.")
+
+
 class Groupwise(QuantizationMethod):
     """What AWQ and GPTQ share. The head stays as it is unless the checkpoint says otherwise."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__(config)
         self._shared = Shared()
+        self._left = listed(config, "modules_to_not_convert")
 
     @classmethod
     def refuses(cls, config: Mapping[str, Any], caps: DeviceCaps, dtype: torch.dtype) -> str | None:
@@ -62,11 +76,7 @@ class Groupwise(QuantizationMethod):
         raise NotImplementedError
 
     def scheme(self, layer: LinearLayer) -> LinearScheme | None:
-        if (
-            layer.head
-            and not self.config.get("lm_head")
-            or chosen(layer, self.config.get("modules_to_not_convert") or ())
-        ):
+        if layer.head and not self.config.get("lm_head") or chosen(layer, self._left):
             return None
         return self.made(self._group(), torch.float32 if layer.head else None)
 
@@ -118,6 +128,7 @@ class Grouped(Quantized):
         return -(-layer.in_features // self.group) if self.group else 1
 
     def allocate(self, layer: Any) -> None:
+        check_words((layer.in_features, *outputs(layer)))
         self.given, groups = layer.weight.dtype, self.groups(layer)
         made = {
             "qweight": self.words(layer),

@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import regex
 
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.quantization import LinearLayer
+
+_SECONDS = 1.0  # for one name: expressions by which checkpoints mean layers take microseconds
+_LONGEST = 1000  # characters of an expression, with what its counts repeat: it is compiled to as much memory
+
+
+def listed(config: Mapping[str, Any], *keys: str) -> tuple[str, ...]:
+    """The patterns that a configuration has under `keys`. Raises CheckpointError for what are none."""
+    found: list[str] = []
+    for key in keys:
+        values = config.get(key)
+        if not isinstance(values, list | tuple | None) or not all(isinstance(value, str) for value in values or ()):
+            raise CheckpointError(f"quantization_config: {key!r} is no list of names of layers: {values!r:.200}.")
+        found.extend(values or ())
+    return tuple(found)
 
 
 def chosen(layer: LinearLayer, patterns: Iterable[str]) -> bool:
     """Whether one of `patterns` means the layer: its name, whole parts of that, or an expression after ``re:``.
 
-    Raises CheckpointError where it means some of the projections that the layer merges, and not the others.
+    Raises CheckpointError where it means some of the projections that the layer merges, and not the others, and for an
+    expression that is none or does not come to an end.
     """
     found = [any(_means(pattern, name) for pattern in patterns) for name in _names(layer)]
     if any(found) and not all(found):
@@ -32,5 +51,17 @@ def _means(pattern: str, name: str) -> bool:
     """Checkpoints say ``model.layers`` where the model's parts are called ``layers``."""
     names = (name, f"model.{name}")
     if pattern.startswith("re:"):
-        return any(re.match(pattern[3:], name) for name in names)
+        return any(_matches(pattern[3:], name) for name in names)
     return any(f".{pattern}." in f".{name}." for name in names)
+
+
+def _matches(expression: str, name: str) -> bool:
+    counts = re.findall(r"\d+", " ".join(re.findall(r"\{[^{}]*\}", expression[:_LONGEST])))
+    try:
+        if len(expression) > _LONGEST or math.prod(int(count) or 1 for count in counts) > _LONGEST:
+            raise ValueError("it is too long")
+        return regex.match(expression, name, timeout=_SECONDS) is not None
+    except TimeoutError:
+        raise CheckpointError(f"quantization_config: the expression {expression!r:.200} takes too long.") from None
+    except (regex.error, ValueError, RecursionError) as error:
+        raise CheckpointError(f"quantization_config: no expression: {expression!r:.200}: {error}.") from None

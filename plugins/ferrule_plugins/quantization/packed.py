@@ -32,6 +32,7 @@ from ferrule_kernels.cpu.matmul import LANES, LONGEST, PackedMatrix, Workspace
 from ferrule_kernels.cpu.packed import LAYOUT, room
 from ferrule_kernels.matmul import Form
 from ferrule_nn import Dense, Stored
+from ferrule_plugins.quantization.products import check_scales
 
 METHOD = "ferrule_packed"
 WEIGHT, FACTORS = "packed_weight", "packed_factors"  # what a layer's tensors are called
@@ -183,6 +184,8 @@ class PackedScheme(LinearScheme):
     def pack(self, layer: Any) -> None:
         shape = layer.out_features, layer.in_features
         weight, factors = taken(layer, WEIGHT), taken(layer, FACTORS) if self.kept.factors else None
+        if factors is not None:
+            check_scales(factors)
         if self.kept.form is None:
             self.matrix = DenseMatrix.of_packed(weight, shape, layer.bias)
         else:

@@ -25,6 +25,7 @@ from ferrule_kernels.matmul import Form
 from ferrule_nn import Dense
 
 _log = log.get("quantization")
+_DAMAGED = "The file may be damaged."
 _FP8_UNITS = (8, 9)  # the first compute capability that has them
 Product = Callable[[Any, torch.Tensor], torch.Tensor]  # of a layer and activations [tokens, in]
 
@@ -114,6 +115,7 @@ class Quantized(LinearScheme):
     def pack(self, layer: Any) -> None:
         device = next(layer.parameters()).device.type
         weights = self.weights(layer)
+        check_scales(weights.scales, self.given)
         for name, held in list(layer.named_parameters(recurse=False)):
             if name != "bias":  # what is empty still says on which device the layer is
                 setattr(layer, name, torch.nn.Parameter(held.data.new_empty(0), requires_grad=False))
@@ -217,8 +219,14 @@ def _factored(scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def checked(numbers: torch.Tensor) -> torch.Tensor:
     """fp8 numbers of a checkpoint. Raises CheckpointError for one that is NaN."""
     if bool(((numbers.view(torch.uint8) & 0x7F) == 0x7F).any()):
-        raise CheckpointError("A quantized weight of the checkpoint is NaN.", "The file may be damaged.")
+        raise CheckpointError("A quantized weight of the checkpoint is NaN.", _DAMAGED)
     return numbers
+
+
+def check_scales(scales: torch.Tensor, dtype: torch.dtype = torch.float32) -> None:
+    """Raises CheckpointError for a scale that is not finite as it is kept: as bfloat16, float32 or `dtype`."""
+    if not bool(scales.bfloat16().to(dtype).isfinite().all()):
+        raise CheckpointError("A scale of the checkpoint's quantized weights is no finite number.", _DAMAGED)
 
 
 def cannot_run(platform: str, dtype: torch.dtype) -> str | None:

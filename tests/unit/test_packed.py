@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -18,24 +17,19 @@ from ferrule.config import CacheConfig, Config, LoadConfig, ModelConfig, PluginC
 from ferrule.env import Environment
 from ferrule.errors import CheckpointError, ConfigError, PluginError, StartupError
 from ferrule.execution.load import Loaded, load
-from ferrule.interfaces.platform import DeviceCaps
-from ferrule.interfaces.quantization import LinearLayer
 from ferrule.plugin import PluginSet, discover
-from ferrule_kernels.cpu import dense, library
-from ferrule_kernels.cpu.dense import DenseMatrix
-from ferrule_kernels.cpu.matmul import PackedMatrix, Workspace
-from ferrule_kernels.cpu.packed import LAYOUT, room
-from ferrule_kernels.matmul import Form
+from ferrule_kernels.cpu import dense
+from ferrule_kernels.cpu.matmul import PackedMatrix
+from ferrule_kernels.cpu.packed import LAYOUT
 from ferrule_nn import Dense, Linear
 from ferrule_plugins.command.pack import PackCommand
 from ferrule_plugins.command.pack.write import write
 from ferrule_plugins.load_format.safetensors import read_header
-from ferrule_plugins.quantization.packed import METHOD, FerrulePacked, Kept, read, stated
+from ferrule_plugins.quantization.packed import METHOD
 from ferrule_testkit.checkpoints import tiny_checkpoint
 from ferrule_testkit.quantized import quantized_checkpoint
 
 ENV = Environment(cpu_kvcache_space=0.01, cpu_omp_threads_bind="auto")
-CPU = DeviceCaps("cpu", "a processor", 1 << 30)
 ONLINE = ("int8", "int4", "int8_per_channel_weight_only", "int4_weight_only")
 pytestmark = pytest.mark.skipif(dense.unit() is None, reason="there are no kernels for bfloat16 weights here")
 
@@ -228,6 +222,29 @@ def test_the_folder_stands_for_itself(
     assert not [file for file in folder.iterdir() if file.name.startswith(".")]
 
 
+def test_what_a_link_leads_out_to_is_not_copied(
+    source: Callable[[str], Path], plugins: PluginSet, tmp_path: Path
+) -> None:
+    """A folder that a hub's cache made has links to blobs of the same repository."""
+    folder, secret = tmp_path / "models--x" / "snapshots" / "0", tmp_path / "secret"
+    shutil.copytree(source("llama"), folder)
+    blob = tmp_path / "models--x" / "blobs" / "1"
+    blob.parent.mkdir()
+    blob.write_text("of the model")
+    (folder / "notes.md").symlink_to("../../blobs/1")
+    argv = folder, tmp_path / "out", "-q", "int8", "--dtype", "bfloat16"
+    assert pack(plugins, *argv) == 0
+    assert (tmp_path / "out" / "notes.md").read_text() == "of the model"
+    secret.write_text("of someone")
+    (folder / "additional_chat_templates").mkdir()
+    for link in (folder / "LICENSE", folder / "additional_chat_templates" / "rag.jinja"):
+        link.symlink_to(secret)
+        with pytest.raises(CheckpointError, match=f"{link.name} is a link to .*secret"):
+            pack(plugins, *argv, "--force")
+        link.unlink()
+    assert not [file for file in tmp_path.iterdir() if file.name.startswith(".")]
+
+
 def test_it_replaces_only_what_it_wrote(source: Callable[[str], Path], plugins: PluginSet, tmp_path: Path) -> None:
     out, other = tmp_path / "out", tmp_path / "other"
     assert pack(plugins, source("llama"), out, "-q", "int8") == 0
@@ -282,64 +299,7 @@ def test_what_is_packed_is_not_packed_again(source: Callable[[str], Path], plugi
         PackCommand().run([], plugins)
 
 
-# ---------------------------------------------------------------------------------------- refusals and damage
-
-KEPT = {"lm_head": Kept(None), "layers.0.mlp.up_proj": Kept(Form(4, 32), factors=False)}
-CONFIG = stated(KEPT, torch.bfloat16, "int4")
-
-
-def test_the_configuration_says_what_was_packed() -> None:
-    assert read(json.loads(json.dumps(CONFIG))) == KEPT
-
-
-@pytest.mark.parametrize(
-    ("caps", "dtype", "config", "text"),
-    [
-        (DeviceCaps("cuda", "a GPU", 1 << 34), torch.bfloat16, CONFIG, "packed for CPUs"),
-        (CPU, torch.float32, CONFIG, "--dtype bfloat16"),
-        (CPU, torch.bfloat16, {}, "ferrule pack"),
-    ],
-)
-def test_it_refuses(caps: DeviceCaps, dtype: torch.dtype, config: dict[str, Any], text: str) -> None:
-    assert text in (FerrulePacked.refuses(config, caps, dtype) or "")
-    assert FerrulePacked.refuses(CONFIG, CPU, torch.bfloat16) is None
-
-
-def test_it_refuses_a_processor_without_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dense, "unit", lambda: None)
-    assert "none of AMX, AVX-512 and AVX2" in (FerrulePacked.refuses(CONFIG, CPU, torch.bfloat16) or "")
-    integers = stated({"a": Kept(Form(8))}, torch.bfloat16, "int8")
-    assert FerrulePacked.refuses(integers, CPU, torch.bfloat16) is None
-
-    def none() -> None:
-        raise library.KernelsUnavailableError("there is no C++ compiler")
-
-    monkeypatch.setattr(library, "load", none)
-    assert "no C++ compiler" in (FerrulePacked.refuses(integers, CPU, torch.bfloat16) or "")
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"layout": LAYOUT + 1},
-        {"layout": None},
-        {"layout": True},
-        {"dtype": "int8"},
-        {"forms": []},
-        {"forms": {}},
-        {"forms": [7]},
-        {"forms": [{"kind": "runes", "layers": ["lm_head"]}]},
-        {"forms": [{"kind": "bfloat16", "table": 1, "layers": ["lm_head"]}]},
-        {"forms": [{"kind": "bfloat16", "table": False, "layers": "lm_head"}]},
-        {"forms": [{"kind": "integers", "bits": 4, "group": 3, "digits": 1, "factors": False, "layers": ["a"]}]},
-        {"forms": [{"kind": "integers", "bits": 2, "group": 0, "digits": 1, "factors": False, "layers": ["a"]}]},
-        {"forms": [{"kind": "integers", "bits": 8, "group": 0, "digits": 1, "layers": ["a"]}]},
-        {"dtype": "float32", "forms": [{"kind": "bfloat16", "table": False, "layers": ["lm_head"]}]},
-    ],
-)
-def test_a_configuration_that_is_none(change: dict[str, Any]) -> None:
-    with pytest.raises(CheckpointError, match="ferrule pack"):
-        FerrulePacked({**CONFIG, **change})
+# ---------------------------------------------------------------------------------------- damage
 
 
 @pytest.fixture(scope="module")
@@ -428,56 +388,17 @@ def test_a_table_without_a_tied_model(source: Callable[[str], Path], plugins: Pl
         loaded_from(out, plugins, quantization="int8")
 
 
-# ---------------------------------------------------------------------------------------- the bytes
+def test_factors_that_are_no_numbers_are_told(
+    source: Callable[[str], Path], plugins: PluginSet, tmp_path: Path
+) -> None:
+    """Weights that were quantized before have factors: what the rounding of their scales took."""
+    made, out = tmp_path / "made", tmp_path / "out"
+    quantized_checkpoint(source("llama"), made, "int8")
+    assert pack(plugins, made, out, "--dtype", "bfloat16") == 0
 
+    def spoil(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["layers.1.mlp.down_proj.packed_factors"][0] = torch.nan
 
-def test_the_order_of_bytes_is_that_of_the_layout() -> None:
-    """When this fails the order has changed: count `LAYOUT` up, and take the new sums."""
-    weight = (torch.arange(83 * 70) * 37 % 241 - 120).view(83, 70)
-    scales = (torch.arange(83 * 3) % 8 + 1).view(83, 3) / 64
-    four = PackedMatrix((weight % 16 - 8).to(torch.int8), Form(4, 32), None, Workspace(), scales)
-    eight = PackedMatrix(weight.to(torch.int8), Form(8), None, Workspace(), scales[:, :1] / 3)
-    floats = DenseMatrix(weight.bfloat16())
-    assert four.factors is None
-    assert eight.factors is not None
-    packed = [matrix.packed.view(torch.uint8).numpy().tobytes() for matrix in (four, eight, floats)]
-    sums = [hashlib.sha256(text).hexdigest()[:16] for text in packed]
-    assert (LAYOUT, sums) == (1, ["d310ac53839f19a6", "9ebe8d2f832b75bc", "79884c3b6eeb7dd5"])
-
-
-@pytest.mark.parametrize("bias", [False, True])
-def test_a_matrix_is_made_of_what_was_packed(bias: bool) -> None:
-    torch.manual_seed(3)
-    weight, x = torch.randn(100, 72).bfloat16(), torch.randn(5, 72).bfloat16()
-    added = torch.randn(100) if bias else None
-    floats = DenseMatrix(weight, added)
-    again = DenseMatrix.of_packed(floats.packed, (100, 72), added)
-    assert torch.equal(again.multiply(x, torch.float32), floats.multiply(x, torch.float32))
-    assert torch.equal(again.rows(torch.arange(100)), weight)
-    assert again.nbytes == floats.nbytes
-    scales = torch.rand(100, 1) / 50
-    eight = PackedMatrix(
-        torch.randint(-127, 128, (100, 72)).to(torch.int8), Form(8, digits=2), added, Workspace(), scales
-    )
-    same = PackedMatrix.of_packed(eight.packed, eight.factors, (100, 72), eight.form, added, Workspace())
-    assert torch.equal(same.multiply(x), eight.multiply(x))
-    for wrong in (eight.packed[:-1], eight.packed.to(torch.int16)):
-        with pytest.raises(ValueError, match="a packed weight"):
-            PackedMatrix.of_packed(wrong, eight.factors, (100, 72), eight.form, added, Workspace())
-    with pytest.raises(ValueError, match="a packed weight"):
-        DenseMatrix.of_packed(floats.packed, (120, 72))
-
-
-def test_large_memory_is_like_any() -> None:
-    for shape in ((3, 5), (1 << 21,), (0,)):
-        memory = room(shape, torch.bfloat16)
-        assert (tuple(memory.shape), memory.dtype) == (shape, torch.bfloat16)
-        memory.fill_(3)
-        assert bool((memory == 3).all())
-
-
-def test_layers_that_no_form_names_are_left() -> None:
-    method = FerrulePacked(CONFIG)
-    assert method.scheme(LinearLayer("layers.9.mlp.up_proj", 64, 64)) is None
-    with pytest.raises(CheckpointError, match="is no head"):
-        FerrulePacked(stated({"a": Kept(None, table=True)}, torch.bfloat16, None)).scheme(LinearLayer("a", 64, 64))
+    _tensors(spoil)(out)
+    with pytest.raises(CheckpointError, match="no finite number"):
+        loaded_from(out, plugins)

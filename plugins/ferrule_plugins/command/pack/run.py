@@ -121,11 +121,31 @@ def _write(folder: Path, source: Path, loaded: Loaded) -> tuple[int, int]:
 
 
 def _copy_others(source: Path, folder: Path) -> None:
-    """What the folder has beside weights: tokenizer, chat templates, defaults of generation, code, licenses."""
-    for file in sorted(source.iterdir()):
-        wanted = file.suffix in _COPIED or file.name.upper().startswith(_LICENSES)
-        if not file.is_file() or not wanted or file.name == _CONFIG or file.name.endswith(".index.json"):
-            continue
-        shutil.copyfile(file, folder / file.name)
-    if (source / _TEMPLATES).is_dir():
-        shutil.copytree(source / _TEMPLATES, folder / _TEMPLATES)
+    """What the folder has beside weights: tokenizer, chat templates, defaults of generation, code, licenses.
+
+    Raises CheckpointError for a link to what is not the model's: a folder may come from anyone, and this one be shared.
+    """
+    files = [file for file in sorted(source.iterdir()) if file.name != _CONFIG and _is_wanted(file)]
+    templates = source / _TEMPLATES
+    files += [file for file in sorted(templates.glob("*.jinja")) if file.is_file()]
+    for file in files:
+        if not _is_own(file, source):
+            raise CheckpointError(
+                f"{file} is a link to {file.resolve()}, which is not the model's.",
+                "Put the file in the place of the link.",
+            )
+        place = folder / file.relative_to(source)
+        place.parent.mkdir(exist_ok=True)
+        shutil.copyfile(file, place)
+
+
+def _is_wanted(file: Path) -> bool:
+    named = file.suffix in _COPIED or file.name.upper().startswith(_LICENSES)
+    return named and file.is_file() and not file.name.endswith(".index.json")
+
+
+def _is_own(file: Path, source: Path) -> bool:
+    """Whether a file is in the folder, or, of a snapshot, among the blobs of the same repository of a hub's cache."""
+    at, root = file.resolve(), source.resolve()
+    snapshot = root.parent.name == "snapshots"
+    return at.is_relative_to(root) or snapshot and at.is_relative_to(root.parent.parent / "blobs")

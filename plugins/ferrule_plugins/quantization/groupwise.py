@@ -7,6 +7,7 @@ packs outputs, in the order 0 2 4 6 1 3 5 7. A weight is (number - zero) * scale
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -71,18 +72,18 @@ class Groupwise(QuantizationMethod):
         return cls.problem(config) or group_problem(config.get("group_size")) or cannot_run(caps.platform, dtype)
 
     @classmethod
+    @abstractmethod
     def problem(cls, config: Mapping[str, Any]) -> str | None:
         """Why the variant of the format is not read, or None."""
-        raise NotImplementedError
 
     def scheme(self, layer: LinearLayer) -> LinearScheme | None:
         if layer.head and not self.config.get("lm_head") or chosen(layer, self._left):
             return None
         return self.made(self._group(), torch.float32 if layer.head else None)
 
+    @abstractmethod
     def made(self, group: int, dtype: torch.dtype | None) -> LinearScheme:
         """The format's scheme, with groups of `group` inputs, 0 for all."""
-        raise NotImplementedError
 
     def _group(self) -> int:
         return max(int(self.config.get("group_size") or 0), 0)
@@ -141,9 +142,9 @@ class Grouped(Quantized):
         for name, parameter in made.items():
             setattr(layer, name, parameter)
 
+    @abstractmethod
     def words(self, layer: Any) -> torch.nn.Parameter:
         """The parameter of the packed weights."""
-        raise NotImplementedError
 
     def integers(self, layer: Any, numbers: torch.Tensor, zeros: torch.Tensor) -> Integers:
         """Of numbers [n, k] and zero points [groups, n]. Points that are all in the middle are none."""

@@ -8,7 +8,8 @@ import os
 import signal
 import subprocess
 import sys
-import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,18 +22,26 @@ from ferrule_testkit import server as servers
 BODY = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 200, "ignore_eos": True, "temperature": 0}
 
 
+ARGS = ["--dtype", "float32", "--served-model-name", "tiny"]
+
+
 @pytest.fixture
-def fresh(tiny_llama: Path, tmp_path: Path) -> Iterator[servers.Server]:
-    """A server of a test's own, which the test may break. Slow enough that its streams are still open when it acts."""
-    args = [str(tiny_llama), "--dtype", "float32", "--served-model-name", "tiny", "--max-num-seqs", "4"]
+def gate(tmp_path: Path) -> servers.Gate:
+    return servers.Gate(tmp_path)
+
+
+@pytest.fixture
+def fresh(tiny_llama: Path, gate: servers.Gate, tmp_path: Path) -> Iterator[servers.Server]:
+    """A server of a test's own, which the test may break."""
+    args = [str(tiny_llama), *ARGS, "--max-num-seqs", "4", "--enable-server-load-tracking", *gate.args]
     with servers.running(args, tmp_path / "log", {"OMP_NUM_THREADS": "1"}) as running:
         yield running
 
 
 async def stream(
-    session: aiohttp.ClientSession, url: str, body: dict[str, Any]
+    session: aiohttp.ClientSession, url: str, body: dict[str, Any], begun: asyncio.Event
 ) -> tuple[int, list[dict[str, Any]], bool]:
-    """(status, events, whether [DONE] came)."""
+    """(status, events, whether [DONE] came). `begun` is set with the first event."""
     async with session.post(f"{url}/v1/completions", json={**body, "stream": True}) as response:
         events: list[dict[str, Any]] = []
         if response.status != 200:
@@ -42,23 +51,34 @@ async def stream(
                 return 200, events, True
             if line.startswith(b"data:"):
                 events.append(json.loads(line[5:]))
+                begun.set()
         return 200, events, False
 
 
-async def under_load(server: servers.Server, act: Callable[[], None], count: int = 48) -> list[Any]:
-    """Open `count` streams and as many whole requests, act when tokens flow, and gather what each client saw."""
-    timeout = aiohttp.ClientTimeout(total=60)
-    async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
+async def under_load(server: servers.Server, gate: servers.Gate, act: Callable[[], None], count: int = 48) -> list[Any]:
+    """Open `count` streams and as many whole requests, act when some have tokens and none has all, and gather what each
+    client saw. The gate is shut when `act` is called."""
+    timeout, begun = aiohttp.ClientTimeout(total=240), asyncio.Event()
+    connector = aiohttp.TCPConnector(limit=0)
+    with gate.shut(after=20):
+        async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
+            clients = [asyncio.create_task(stream(session, server.url, BODY, begun)) for _ in range(count)]
+            clients += [asyncio.create_task(whole(session, server.url)) for _ in range(count)]
+            await begun.wait()
+            while await load(session, server.url) < 2 * count:
+                await asyncio.sleep(0.01)
+            act()
+            return await asyncio.gather(*clients, return_exceptions=True)
 
-        async def whole() -> Any:
-            async with session.post(f"{server.url}/v1/completions", json=BODY) as response:
-                return response.status, await response.json()
 
-        streams = [asyncio.create_task(stream(session, server.url, BODY)) for _ in range(count)]
-        wholes = [asyncio.create_task(whole()) for _ in range(count)]
-        await asyncio.sleep(0.3)
-        act()
-        return await asyncio.gather(*streams, *wholes, return_exceptions=True)
+async def whole(session: aiohttp.ClientSession, url: str) -> tuple[int, Any]:
+    async with session.post(f"{url}/v1/completions", json=BODY) as response:
+        return response.status, await response.json()
+
+
+async def load(session: aiohttp.ClientSession, url: str) -> int:
+    async with session.get(f"{url}/load") as response:
+        return int((await response.json())["server_load"])
 
 
 def gone(pid: int) -> bool:
@@ -69,93 +89,88 @@ def gone(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
 
 
-def wait_until(condition: Callable[[], bool], timeout: float) -> bool:
-    deadline = time.monotonic() + timeout
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.05)
-    return condition()
-
-
-def test_engine_killed_under_load(fresh: servers.Server) -> None:
-    """Every client is told, the server says that it is dead, and all processes end non-zero."""
+def test_engine_killed_under_load(fresh: servers.Server, gate: servers.Gate) -> None:
+    """Every client is told, and all processes end non-zero."""
     pids = fresh.children()
     assert set(pids) == {"engine", "api"}
-    codes: list[int] = []
-
-    def kill() -> None:
-        os.kill(pids["engine"], signal.SIGKILL)
-        time.sleep(0.5)
-        codes.append(fresh.health())
-
-    outcomes = asyncio.run(under_load(fresh, kill))
-    assert codes == [503]
-    told = 0
+    outcomes = asyncio.run(under_load(fresh, gate, lambda: os.kill(pids["engine"], signal.SIGKILL)))
     for outcome in outcomes:
         assert not isinstance(outcome, BaseException), outcome
-        if len(outcome) == 2:  # a whole request: an answer that was complete before, or an error object
+        if len(outcome) == 2:
             status, body = outcome
-            assert status == 200 or body["error"]["code"] == status >= 500
-            told += status != 200
+            assert body["error"]["code"] == status >= 500
         else:
-            status, events, done = outcome
-            if not done:
-                assert events[-1]["error"]["message"]
-                told += 1
-    assert told > 48
-    assert fresh.process.wait(15) != 0
-    assert wait_until(lambda: all(gone(pid) for pid in pids.values()), 5)
+            _, events, done = outcome
+            assert events[-1]["error"]["message"]
+            assert not done
+    assert fresh.process.wait(240) != 0
+    assert servers.until(lambda: all(gone(pid) for pid in pids.values()))
 
 
-def test_engine_death_then_sigterm_is_a_failure(fresh: servers.Server) -> None:
-    os.kill(fresh.children()["engine"], signal.SIGKILL)
-    assert wait_until(lambda: fresh.health() != 200, 5)
-    assert fresh.stop() != 0
+def test_engine_death_then_sigterm_is_a_failure(tiny_llama: Path, tmp_path: Path) -> None:
+    """A server that is to outlive its engine says that it is dead."""
+    env = {"OMP_NUM_THREADS": "1", "FERRULE_KEEP_ALIVE_ON_ENGINE_DEATH": "1"}
+    with servers.running([str(tiny_llama), *ARGS], tmp_path / "log", env) as server:
+        os.kill(server.children()["engine"], signal.SIGKILL)
+        assert servers.until(lambda: server.health() == 503)
+        assert server.stop() != 0
 
 
 def test_api_killed_takes_everything_down(fresh: servers.Server) -> None:
     pids = fresh.children()
     os.kill(pids["api"], signal.SIGKILL)
-    assert fresh.process.wait(15) != 0
-    assert wait_until(lambda: all(gone(pid) for pid in pids.values()), 5)
+    assert fresh.process.wait(240) != 0
+    assert servers.until(lambda: all(gone(pid) for pid in pids.values()))
 
 
 def test_launcher_killed_leaves_no_survivor(fresh: servers.Server) -> None:
     below = servers.descendants(fresh.process.pid)
     assert len(below) >= 2
     fresh.process.kill()
-    assert wait_until(lambda: all(gone(pid) for pid in below), 5)
+    assert servers.until(lambda: all(gone(pid) for pid in below))
 
 
-def test_sigterm_drains(fresh: servers.Server) -> None:
+def test_sigterm_drains(fresh: servers.Server, gate: servers.Gate) -> None:
     """Streams end intact, new work is refused, and the status is 0."""
     refused: list[int] = []
 
     def stop() -> None:
         fresh.process.send_signal(signal.SIGTERM)
-        wait_until(lambda: fresh.health() == 503, 5)
-        refused.append(fresh.health())
+        assert servers.until(lambda: fresh.health() == 503)
+        refused.append(status_of(fresh.url))
+        gate.open()
 
-    outcomes = asyncio.run(under_load(fresh, stop, count=4))
+    outcomes = asyncio.run(under_load(fresh, gate, stop, count=4))
     assert refused == [503]
     for status, events, done in outcomes[:4]:
         assert status == 200
         assert done
         assert events[-1]["choices"][0]["finish_reason"] == "length"
     assert all(status == 200 for status, _ in outcomes[4:])
-    assert fresh.process.wait(40) == 0
+    assert fresh.process.wait(240) == 0
 
 
-def test_second_signal_stops_now(fresh: servers.Server) -> None:
+def status_of(url: str) -> int:
+    """Of an answer to work."""
+    request = urllib.request.Request(
+        f"{url}/v1/completions", json.dumps(BODY).encode(), {"content-type": "application/json"}
+    )
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(request, timeout=240)
+    return int(refused.value.code)
+
+
+def test_second_signal_stops_now(fresh: servers.Server, gate: servers.Gate) -> None:
+    """Though the requests cannot end: the gate stays shut."""
+
     def stop() -> None:
         fresh.process.send_signal(signal.SIGTERM)
-        time.sleep(0.2)
+        assert servers.until(lambda: fresh.health() == 503)
         fresh.process.send_signal(signal.SIGTERM)
+        assert isinstance(fresh.process.wait(120), int)
 
-    asyncio.run(under_load(fresh, stop, count=16))
-    fresh.process.wait(10)
-    assert fresh.process.returncode is not None
+    asyncio.run(under_load(fresh, gate, stop, count=16))
+    assert "second signal, stopping now" in fresh.text()
 
 
 def test_port_taken_is_said_before_loading(server: servers.Server, tiny_llama: Path) -> None:
@@ -170,7 +185,7 @@ def test_port_taken_is_said_before_loading(server: servers.Server, tiny_llama: P
 
 
 def test_one_process_with_disabled_multiprocessing(tiny_llama: Path, tmp_path: Path) -> None:
-    args = [str(tiny_llama), "--dtype", "float32", "--disable-frontend-multiprocessing", "--served-model-name", "tiny"]
+    args = [str(tiny_llama), *ARGS, "--disable-frontend-multiprocessing"]
     with servers.running(args, tmp_path / "log", {"OMP_NUM_THREADS": "1"}) as running:
         assert running.children() == {}
         outcome = asyncio.run(_one(running.url))
@@ -181,4 +196,4 @@ def test_one_process_with_disabled_multiprocessing(tiny_llama: Path, tmp_path: P
 
 async def _one(url: str) -> tuple[int, list[dict[str, Any]], bool]:
     async with aiohttp.ClientSession() as session:
-        return await stream(session, url, {**BODY, "max_tokens": 5})
+        return await stream(session, url, {**BODY, "max_tokens": 5}, asyncio.Event())

@@ -57,13 +57,17 @@ def modules() -> list[str]:
 
 
 def run(names: Sequence[str], device: torch.device, limits: Limits) -> Iterator[Result]:
-    """Measure the cases that `names` select, all without any. A case that fails is a result with its error."""
+    """Measure the cases that `names` select, all without any. A case that fails is a result with its error.
+
+    Any Exception is caught: a broken kernel raises what Triton's compiler or the driver does, and the other modules'
+    figures are wanted all the same. What failed is printed, and the command ends with 1.
+    """
     for module in modules():
         try:
             for case in _cases(module, device):
                 if not names or module in names or any(case.name.startswith(name) for name in names):
                     yield _measured(module, case, device, limits)
-        except Exception as error:  # other modules' figures are wanted all the same
+        except Exception as error:
             yield Result(module, "cases", error=f"{type(error).__name__}: {error}")
 
 
@@ -73,6 +77,7 @@ def _cases(module: str, device: torch.device) -> Iterator[Case]:
 
 
 def _measured(module: str, case: Case, device: torch.device, limits: Limits) -> Result:
+    """The case as `run` gives it. Any Exception is its result, as there."""
     try:
         took = seconds(case.run, device)
     except Exception as error:

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch.nn import functional as F
 
-from ferrule_kernels.cuda.products import SWATHE, Tile, add, finished, fitting, place, splits
+from ferrule_kernels.cuda.products import SWATHE, Tile, add, cut, finished, fitting, place
 
 STEP = 128  # inputs of a group that has a scale, in either factor
 MANY = 512  # rows from which weights are widened into memory
@@ -115,12 +115,9 @@ def native(
     if not m:
         return out
     tile, whole = native_tile(m, numbers.device), numbers.dtype == torch.int8
-    tiles, steps = triton.cdiv(m, tile.rows) * triton.cdiv(n, tile.columns), triton.cdiv(k, tile.depth)
-    per = triton.cdiv(steps, num_splits or splits(m, tiles, steps, numbers.device))
-    parts = triton.cdiv(steps, per)
-    sums = torch.int32 if whole else torch.float32
-    to = out if parts == 1 else torch.empty((parts, m, n), dtype=sums, device=out.device)
-    _native[(tiles, parts)](
+    made = cut(tile, m, n, k, numbers.device, num_splits)
+    to = made.sums(out, torch.int32 if whole else torch.float32)
+    _native[(made.tiles, made.parts)](
         numbers,
         weight,
         row_scales,
@@ -130,11 +127,11 @@ def native(
         m,
         n,
         k,
-        per,
+        made.per,
         GROUPED=tall > 0,
         TALL=max(tall, 1),
         WHOLE=whole,
-        SPLIT=parts > 1,
+        SPLIT=made.parts > 1,
         EVEN=k % tile.depth == 0,
         ROWS=tile.rows,
         COLUMNS=tile.columns,
@@ -143,7 +140,7 @@ def native(
         num_warps=tile.warps,
         num_stages=tile.stages,
     )
-    if parts > 1:
+    if made.parts > 1:
         add(to, out, None if tall else row_scales, None if tall else column_scales, bias)
     return out
 
@@ -300,11 +297,9 @@ def widened(
     if not m:
         return out
     fp8, tile = weight.dtype == torch.float8_e4m3fn, widened_tile(m, x)
-    tiles, steps = triton.cdiv(m, tile.rows) * triton.cdiv(n, tile.columns), triton.cdiv(k, tile.depth)
-    per = triton.cdiv(steps, num_splits or splits(m, tiles, steps, x.device))
-    parts = triton.cdiv(steps, per)
-    to = out if parts == 1 else torch.empty((parts, m, n), dtype=torch.float32, device=x.device)
-    _widened[(tiles, parts)](
+    made = cut(tile, m, n, k, x.device, num_splits)
+    to = made.sums(out)
+    _widened[(made.tiles, made.parts)](
         x,
         weight.view(torch.uint8) if fp8 else weight,
         scales,
@@ -313,12 +308,12 @@ def widened(
         m,
         n,
         k,
-        per,
+        made.per,
         FACTOR=_factor(fp8, x.dtype),
         FP8=fp8,
         GROUPED=tall > 0,
         TALL=max(tall, 1),
-        SPLIT=parts > 1,
+        SPLIT=made.parts > 1,
         EVEN=k % tile.depth == 0,
         ROWS=tile.rows,
         COLUMNS=tile.columns,
@@ -327,6 +322,6 @@ def widened(
         num_warps=tile.warps,
         num_stages=tile.stages,
     )
-    if parts > 1:
+    if made.parts > 1:
         add(to, out, None, None if tall else scales, bias)
     return out

@@ -8,7 +8,6 @@ the same bits every time. Blocks that no expert has are left at once; how many t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache, partial
 
 import torch
@@ -18,21 +17,11 @@ import triton.language as tl
 from ferrule_kernels.cuda.bench import Case
 from ferrule_kernels.cuda.gates import GATES, activate
 from ferrule_kernels.cuda.moe import align
+from ferrule_kernels.cuda.products import Tile
 from ferrule_kernels.cuda.tiles import power_of_2, warps
 from ferrule_kernels.moe import Blocks
 
 _SWATHE = 8  # blocks that share a tile of weights one after the other, while the cache has it
-
-
-@dataclass(frozen=True)
-class Tile:
-    """What a program computes: `rows` x `columns`, `depth` inputs at a time, up to `stages` of them on their way."""
-
-    rows: int
-    columns: int
-    depth: int
-    warps: int
-    stages: int
 
 
 def tile(rows_per_expert: int, dtype: torch.dtype) -> Tile:

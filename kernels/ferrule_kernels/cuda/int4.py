@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from ferrule_kernels.cuda.bench import Case
 from ferrule_kernels.cuda.int8 import shapes
-from ferrule_kernels.cuda.products import SWATHE, Tile, add, finished, fitting, place, splits
+from ferrule_kernels.cuda.products import SWATHE, Tile, add, cut, finished, fitting, place
 
 SPAN = 128  # inputs that are packed together
 QUARTER = 32
@@ -167,18 +167,16 @@ def multiply(
     num_splits: int = 0,
 ) -> torch.Tensor:
     """x [m, k], of the type of the weight's scales, to [m, n] of `dtype`, or of x's."""
-    (m, k), (spans, n, _), dtype = x.shape, weight.words.shape, dtype or x.dtype
+    (m, k), n, dtype = x.shape, weight.words.shape[1], dtype or x.dtype
     if m > MANY:
         return F.linear(x, unpack(weight), None if bias is None else bias.to(x.dtype)).to(dtype)
     x, out = x.contiguous(), torch.empty((m, n), dtype=dtype, device=x.device)
     if not m:
         return out
     tile = tile_of(m, x)
-    tiles = triton.cdiv(m, tile.rows) * triton.cdiv(n, tile.columns)
-    per = triton.cdiv(spans, num_splits or splits(m, tiles, spans, x.device))
-    parts = triton.cdiv(spans, per)
-    to = out if parts == 1 else torch.empty((parts, m, n), dtype=torch.float32, device=x.device)
-    _multiply[(tiles, parts)](
+    made = cut(tile, m, n, k, x.device, num_splits)
+    to = made.sums(out)
+    _multiply[(made.tiles, made.parts)](
         x,
         weight.words,
         weight.scales,
@@ -189,9 +187,9 @@ def multiply(
         n,
         k,
         weight.scales.shape[0],
-        per,
+        made.per,
         GROUP=weight.group,
-        SPLIT=parts > 1,
+        SPLIT=made.parts > 1,
         EVEN=k % SPAN == 0,
         ROWS=tile.rows,
         COLUMNS=tile.columns,
@@ -199,7 +197,7 @@ def multiply(
         num_warps=tile.warps,
         num_stages=tile.stages,
     )
-    if parts > 1:
+    if made.parts > 1:
         add(to, out, None, None, bias)
     return out
 

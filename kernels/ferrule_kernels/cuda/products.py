@@ -48,6 +48,26 @@ def splits(rows: int, tiles: int, steps: int, device: torch.device) -> int:
     return max(1, min(_PER_UNIT * units // tiles, steps // _FEWEST_STEPS, _MOST_SPLITS))
 
 
+@dataclass(frozen=True)
+class Cut:
+    """How a product is cut: into `tiles` of the result, and its steps into `parts` of `per` each."""
+
+    tiles: int
+    parts: int
+    per: int
+
+    def sums(self, out: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """Where the programs write: the result itself, or sums [parts, m, n] for `add`."""
+        return out if self.parts == 1 else torch.empty((self.parts, *out.shape), dtype=dtype, device=out.device)
+
+
+def cut(tile: Tile, m: int, n: int, k: int, device: torch.device, num_splits: int = 0) -> Cut:
+    """For a result [m, n] of k inputs. `num_splits` is chosen where it is not given."""
+    tiles, steps = triton.cdiv(m, tile.rows) * triton.cdiv(n, tile.columns), triton.cdiv(k, tile.depth)
+    per = triton.cdiv(steps, num_splits or splits(m, tiles, steps, device))
+    return Cut(tiles, triton.cdiv(steps, per), per)
+
+
 @triton.jit
 def place(index, m, n, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SWATHE: tl.constexpr):
     """(tile of rows, tile of columns) of a program: neighbours share weights within a swathe of rows."""

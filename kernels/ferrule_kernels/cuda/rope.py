@@ -14,51 +14,10 @@ import triton.language as tl
 
 from ferrule_kernels.cuda.bench import Case
 from ferrule_kernels.cuda.norms import RMSNorm
+from ferrule_kernels.cuda.pairs import load_pairs, product, store_pairs, weighted
 from ferrule_kernels.cuda.tiles import power_of_2, warps
 
 _ELEMENTS = 1024  # of a program's heads
-
-
-@triton.jit
-def _weighted(x, weight, offset, column, inside, dtype: tl.constexpr):
-    """x [heads, columns], normalised, times a norm's factor; what `norms` rounds is rounded."""
-    factor = tl.load(weight + column, inside, 0.0).to(tl.float32)[None, :]
-    rounded = x.to(dtype).to(tl.float32) * factor
-    return tl.where(offset != 0.0, x * (factor + offset), rounded).to(dtype).to(tl.float32)
-
-
-@triton.jit
-def _product(x, factor, dtype: tl.constexpr):
-    return (x * factor).to(dtype).to(tl.float32)
-
-
-@triton.jit
-def _load_pairs(at, heads_inside, HALF: tl.constexpr, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr):
-    """The two features of each pair, float32 [heads, PAIRS] each; neighbours are read together, and then parted."""
-    if INTERLEAVED:
-        column = tl.arange(0, 2 * PAIRS)[None, :]
-        both = tl.load(at + column, heads_inside & (column < 2 * HALF), 0.0).to(tl.float32)
-        a, b = tl.split(tl.reshape(both, [both.shape[0], PAIRS, 2]))
-    else:
-        pair = tl.arange(0, PAIRS)[None, :]
-        inside = heads_inside & (pair < HALF)
-        a = tl.load(at + pair, inside, 0.0).to(tl.float32)
-        b = tl.load(at + HALF + pair, inside, 0.0).to(tl.float32)
-    return a, b
-
-
-@triton.jit
-def _store_pairs(at, a, b, heads_inside, HALF: tl.constexpr, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr):
-    dtype: tl.constexpr = at.dtype.element_ty
-    if INTERLEAVED:
-        column = tl.arange(0, 2 * PAIRS)[None, :]
-        both = tl.reshape(tl.join(a.to(dtype), b.to(dtype)), [a.shape[0], 2 * PAIRS])
-        tl.store(at + column, both, heads_inside & (column < 2 * HALF))
-    else:
-        pair = tl.arange(0, PAIRS)[None, :]
-        inside = heads_inside & (pair < HALF)
-        tl.store(at + pair, a.to(dtype), inside)
-        tl.store(at + HALF + pair, b.to(dtype), inside)
 
 
 @triton.jit
@@ -93,7 +52,7 @@ def _heads_kernel(
     pair = tl.arange(0, PAIRS)
     rest = 2 * HALF + tl.arange(0, REST if REST else 1)
     if HALF:
-        a, b = _load_pairs(at, inside, HALF, PAIRS, INTERLEAVED)
+        a, b = load_pairs(at, inside, HALF, PAIRS, INTERLEAVED)
     if REST:
         staying = inside & (rest < DIM)[None, :]
         c = tl.load(at + rest[None, :], staying, 0.0).to(tl.float32)
@@ -110,20 +69,20 @@ def _heads_kernel(
         if HALF:
             first = 2 * pair if INTERLEAVED else pair
             second = 2 * pair + 1 if INTERLEAVED else HALF + pair
-            a = _weighted(a * scale, weight, offset, first, pair < HALF, dtype)
-            b = _weighted(b * scale, weight, offset, second, pair < HALF, dtype)
+            a = weighted(a * scale, weight, offset, first, pair < HALF, dtype)
+            b = weighted(b * scale, weight, offset, second, pair < HALF, dtype)
         if REST:
-            c = _weighted(c * scale, weight, offset, rest, rest < DIM, dtype)
+            c = weighted(c * scale, weight, offset, rest, rest < DIM, dtype)
             tl.store(at + rest[None, :], c.to(dtype), staying)
     if HALF:
         if cos is not None:
             turn = token * turn_stride + pair
             cosine = tl.load(cos + turn, pair < HALF, 0.0).to(tl.float32)[None, :]
             sine = tl.load(sin + turn, pair < HALF, 0.0).to(tl.float32)[None, :]
-            turned = _product(a, cosine, dtype) - _product(b, sine, dtype)
-            b = _product(b, cosine, dtype) + _product(a, sine, dtype)
+            turned = product(a, cosine, dtype) - product(b, sine, dtype)
+            b = product(b, cosine, dtype) + product(a, sine, dtype)
             a = turned
-        _store_pairs(at, a, b, inside, HALF, PAIRS, INTERLEAVED)
+        store_pairs(at, a, b, inside, HALF, PAIRS, INTERLEAVED)
 
 
 class Heads:

@@ -16,7 +16,8 @@ import triton.language as tl
 
 from ferrule_kernels.cuda.bench import Case
 from ferrule_kernels.cuda.norms import RMSNorm
-from ferrule_kernels.cuda.rope import Heads, _load_pairs, _product, _store_pairs, _weighted
+from ferrule_kernels.cuda.pairs import load_pairs, product, store_pairs, weighted
+from ferrule_kernels.cuda.rope import Heads
 from ferrule_kernels.cuda.tiles import power_of_2, warps
 
 _ELEMENTS = 1024  # of a program's heads
@@ -122,7 +123,7 @@ def _turn_and_write_kernel(
         rest = 2 * HALF + tl.arange(0, REST if REST else 1)
         staying = inside & (rest < DIM)[None, :]
         if HALF:
-            a, b = _load_pairs(at, inside, HALF, PAIRS, INTERLEAVED)
+            a, b = load_pairs(at, inside, HALF, PAIRS, INTERLEAVED)
         if REST:
             c = tl.load(at + rest[None, :], staying, 0.0).to(tl.float32)
         if q_weight is not None:
@@ -138,27 +139,27 @@ def _turn_and_write_kernel(
             if HALF:
                 first = 2 * pair if INTERLEAVED else pair
                 second = 2 * pair + 1 if INTERLEAVED else HALF + pair
-                a = _weighted(a * scale, weight, offset, first, pair < HALF, dtype)
-                b = _weighted(b * scale, weight, offset, second, pair < HALF, dtype)
+                a = weighted(a * scale, weight, offset, first, pair < HALF, dtype)
+                b = weighted(b * scale, weight, offset, second, pair < HALF, dtype)
             if REST:
-                c = _weighted(c * scale, weight, offset, rest, rest < DIM, dtype)
+                c = weighted(c * scale, weight, offset, rest, rest < DIM, dtype)
         if HALF:
             turn = token * turn_stride + pair
             cosine = tl.load(cos + turn, pair < HALF, 0.0).to(tl.float32)[None, :]
             sine = tl.load(sin + turn, pair < HALF, 0.0).to(tl.float32)[None, :]
-            turned = _product(a, cosine, dtype) - _product(b, sine, dtype)
-            b = (_product(b, cosine, dtype) + _product(a, sine, dtype)).to(dtype)
+            turned = product(a, cosine, dtype) - product(b, sine, dtype)
+            b = (product(b, cosine, dtype) + product(a, sine, dtype)).to(dtype)
             a = turned.to(dtype)
         if is_query:
             if HALF:
-                _store_pairs(at, a, b, inside, HALF, PAIRS, INTERLEAVED)
+                store_pairs(at, a, b, inside, HALF, PAIRS, INTERLEAVED)
             if REST:
                 tl.store(at + rest[None, :], c.to(dtype), staying)
         else:  # names of their own: a branch cannot change the type of what was there before
             kept, staying = to + head * (BLOCK_SIZE * DIM), staying & (head < written)
             if HALF:
                 first_kept, second_kept = _narrowed(a, k_factor, LIMIT), _narrowed(b, k_factor, LIMIT)
-                _store_pairs(kept, first_kept, second_kept, inside & (head < written), HALF, PAIRS, INTERLEAVED)
+                store_pairs(kept, first_kept, second_kept, inside & (head < written), HALF, PAIRS, INTERLEAVED)
             if REST:
                 rest_kept = _narrowed(c.to(dtype), k_factor, LIMIT)
                 tl.store(kept + rest[None, :], rest_kept.to(cache.dtype.element_ty), staying)

@@ -311,7 +311,14 @@ def test_no_graphs(given: dict[str, Any]) -> None:
     assert _limits(**given) is None
 
 
-@pytest.mark.parametrize("given", [{"level": 4}, {"level": True}, {"mode": "fast"}, {"cudagraph_capture_sizes": ["a"]}])
+@pytest.mark.parametrize(
+    "given",
+    [
+        *({"level": level} for level in (4, True, [1])),
+        {"mode": "fast"},
+        *({"cudagraph_capture_sizes": sizes} for sizes in (["a"], 7, [2**70])),
+    ],
+)
 def test_what_cannot_be_meant(given: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         _limits(**given)

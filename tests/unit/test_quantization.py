@@ -104,6 +104,12 @@ def test_quantized_weights_that_nothing_reads_are_named(folder: Path, plugins: P
         _load(folder, plugins, hf_overrides=stored, quantization="int8")
 
 
+@pytest.mark.parametrize("stored", ["gptq", 7, [1]])
+def test_a_quantization_that_is_no_object_is_told(folder: Path, plugins: Plugins, stored: object) -> None:
+    with pytest.raises(CheckpointError, match="quantization_config is an object"):
+        _load(folder, plugins, hf_overrides={"quantization_config": stored})
+
+
 def test_a_model_without_such_layers_refuses(folder: Path, plugins: Plugins) -> None:
     with pytest.raises(ConfigError, match="implementation transformers"):
         _load(folder, plugins, quantization="int8", model_impl="transformers")

@@ -145,7 +145,10 @@ def _quantization(
     config: Config, plugins: Plugins, context: BuildContext, caps: DeviceCaps, notes: list[str]
 ) -> tuple[str | None, QuantizationMethod | None]:
     """The method that is asked for, or that reads the checkpoint; none for float weights as they are."""
-    wanted, stored = config.model.quantization, dict(context.config.get("quantization_config") or {})
+    given = context.config.get("quantization_config") or {}
+    if not isinstance(given, Mapping):
+        raise CheckpointError(f"config.json: quantization_config is an object, not {given!r:.80}.")
+    wanted, stored = config.model.quantization, dict(given)
     form = str(stored.get("quant_method", "an unnamed method"))
 
     def refuses(cls: type[QuantizationMethod]) -> str | None:

@@ -26,6 +26,7 @@ from ferrule_plugins.platform.cuda_stage import Layout, PinnedTransfers
 GRAPH_BYTES = 8 << 20  # on the device, of a graph of some hundred launches
 POOL_BYTES = 64 << 20  # what lies between the inputs and the output of the largest
 WARM_SECONDS = 3.0  # of start-up
+MOST_ROWS = 1 << 16  # of a graph
 LEVELS = {0: "eager", 1: "graphs", 2: "graphs", 3: "compiled parts and graphs"}
 _READ = frozenset({"level", "mode", "use_cudagraph", "cudagraph_capture_sizes", "max_capture_size"})
 
@@ -65,22 +66,24 @@ def optimization_level(config: Config) -> int:
     """0 to 3, see LEVELS; 2 where nothing is said. Raises ConfigError."""
     given = config.device.compilation_config
     level = given.get("level", given.get("mode", 2))
-    if isinstance(level, bool) or level not in LEVELS:
+    if type(level) is not int or level not in LEVELS:
         meant = ", ".join(f"{number} {name}" for number, name in LEVELS.items())
         raise ConfigError(f"--compilation-config: there is no level {level!r}.", f"Levels: {meant}.")
-    return 0 if config.model.enforce_eager else int(level)
+    return 0 if config.model.enforce_eager else level
 
 
 def _sizes(given: Sequence[int], compilation: Mapping[str, Any]) -> tuple[int, ...]:
     """Ascending. One number n means 1, 2, 4, and the multiples of 8 up to n. Raises ConfigError."""
     exact = compilation.get("cudagraph_capture_sizes")
-    sizes = list(given if exact is None else exact)
+    sizes = list(given) if exact is None else exact
     if exact is None and len(sizes) == 1 and sizes[0]:
         sizes = [1, 2, 4, *range(8, sizes[0] + 1, 8)]
     limit = compilation.get("max_capture_size")
-    numbers = [*sizes, *([] if limit is None else [limit])]
-    if any(isinstance(size, bool) or not isinstance(size, int) or size < 0 for size in numbers):
-        raise ConfigError("The sizes of graphs are numbers of rows.", "For example --cuda-graph-sizes 1 2 4 8.")
+    numbers = [*sizes, *([] if limit is None else [limit])] if isinstance(sizes, list) else [None]
+    if any(type(size) is not int or not 0 <= size <= MOST_ROWS for size in numbers):
+        raise ConfigError(
+            f"The sizes of graphs are numbers of rows, at most {MOST_ROWS}.", "For example --cuda-graph-sizes 1 2 4 8."
+        )
     return tuple(sorted({size for size in sizes if size and (limit is None or size <= limit)}))
 
 

@@ -127,6 +127,10 @@ class Server:
         """True once the log has `text`: it never blocks an answer, so it may come later."""
         return until(lambda: text in self.text(), timeout)
 
+    def taken(self) -> int:
+        """How many requests have come as far as the engine's queue, by the log."""
+        return self.text().count("frontend] request id=")
+
     def children(self) -> dict[str, int]:
         """Pids of the server's processes by role, "engine" and "api"."""
         found = {}

@@ -245,7 +245,7 @@ def test_sigterm_drains_all(tiny_llama: Path, tmp_path: Path) -> None:
         async with session() as http:
             with gate.shut(after=20):
                 streams = [asyncio.create_task(stream(http, server)) for _ in range(12)]
-                while (await load(http, server)) < 12:
+                while server.taken() < 12:
                     await asyncio.sleep(0.01)
                 server.process.send_signal(signal.SIGTERM)
                 assert servers.until(lambda: draining(server) == COUNT)
@@ -261,8 +261,7 @@ def test_sigterm_drains_all(tiny_llama: Path, tmp_path: Path) -> None:
     def draining(server: servers.Server) -> int:
         return len(re.findall(r"\] draining", server.text()))
 
-    args = ("--max-num-seqs", "4", "--enable-server-load-tracking", *gate.args)
-    with several(tiny_llama, tmp_path, *args) as fresh:
+    with several(tiny_llama, tmp_path, "--max-num-seqs", "4", *gate.args) as fresh:
         for status, events, done in asyncio.run(ask(fresh)):
             assert (status, done) == (200, True)
             assert events[-1]["choices"][0]["finish_reason"] == "length"

@@ -11,10 +11,9 @@ import stat
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -23,13 +22,6 @@ from ferrule_testkit import server as servers
 
 ARGS = ["--dtype", "float32", "--served-model-name", "tiny"]
 BODY = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 4, "ignore_eos": True, "temperature": 0}
-
-
-def eventually(condition: Callable[[], bool], timeout: float = 20) -> bool:
-    deadline = time.monotonic() + timeout
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return condition()
 
 
 # ------------------------------------------------------------------------------------------------ Unix socket
@@ -60,14 +52,14 @@ class UnixServer:
 
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(40)
+        return self.process.wait(240)
 
 
 @contextlib.contextmanager
 def unix(path: Path, *args: str, umask: int = 0o077) -> Iterator[UnixServer]:
     server = UnixServer(path, args, path.with_suffix(".log"), umask)
     try:
-        assert eventually(server.healthy, 60), server.log.read_text()
+        assert servers.until(server.healthy), server.log.read_text()
         assert server.process.poll() is None, server.log.read_text()
         yield server
     finally:
@@ -86,9 +78,11 @@ def test_unix_socket(tiny_llama: Path, tmp_path: Path, processes: list[str]) -> 
         for _ in range(4):
             assert server.http.post("/v1/completions", json=BODY).status_code == 200
         assert "vllm:request_success_total" in server.http.get("/metrics").text
-        text = server.log.read_text()
-        assert f"ready at http+unix://{str(path).replace('/', '%2F')}/v1" in text
-        assert '- - "POST /v1/completions' in text  # no client's address
+        for said in (
+            f"ready at http+unix://{str(path).replace('/', '%2F')}/v1",
+            '- - "POST /v1/completions',  # no client's address
+        ):
+            assert servers.until(lambda said=said: said in server.log.read_text()), said
         for url in (f"unix:{path}", f"http+unix://{str(path).replace('/', '%2F')}/v1"):
             asked = subprocess.run(
                 [sys.executable, "-m", "ferrule", "complete", "--url", url, "-q", "hello", "--max-tokens", "4"],
@@ -133,42 +127,36 @@ def certificate(tmp_path: Path) -> tuple[Path, Path]:
 def test_one_process_has_everything(tiny_llama: Path, tmp_path: Path, certificate: tuple[Path, Path]) -> None:
     """TLS, figures and a drain, in one process."""
     key, crt = certificate
-    args = [str(tiny_llama), *ARGS, "--disable-frontend-multiprocessing", "--max-num-seqs", "2"]
-    server = servers.start(
-        [*args, "--ssl-keyfile", str(key), "--ssl-certfile", str(crt)], tmp_path / "log", {"OMP_NUM_THREADS": "1"}
-    )
-    try:
-        with httpx.Client(
-            base_url=f"https://127.0.0.1:{server.port}", verify=ssl.create_default_context(cafile=crt), timeout=240
-        ) as http:
+    gate = servers.Gate(tmp_path)
+    args = [str(tiny_llama), *ARGS, "--disable-frontend-multiprocessing", *gate.args]
+    args += ["--ssl-keyfile", str(key), "--ssl-certfile", str(crt)]
+    context = ssl.create_default_context(cafile=crt)
+    with (
+        servers.started(args, tmp_path / "log", {"OMP_NUM_THREADS": "1"}) as server,
+        httpx.Client(base_url=f"https://127.0.0.1:{server.port}", verify=context, timeout=30) as http,
+        ThreadPoolExecutor() as pool,
+    ):
 
-            def healthy() -> bool:
-                with contextlib.suppress(httpx.TransportError):
-                    return http.get("/health").status_code == 200
-                return False
+        def health() -> int:
+            with contextlib.suppress(httpx.TransportError):
+                return http.get("/health").status_code
+            return 0
 
-            assert eventually(healthy, 60), server.text()
-            assert server.children() == {}
-            assert server.says(f"ready at https://127.0.0.1:{server.port}/v1")
-            assert http.post("/v1/completions", json=BODY).status_code == 200
-            text = http.get("/metrics").text
-            assert 'vllm:request_success_total{engine="0",finished_reason="length",model_name="tiny"} 1.0' in text
-            assert "\nprocess_resident_memory_bytes " in text
-            answers: list[Any] = []
-
-            def ask() -> None:
-                answers.append(http.post("/v1/completions", json={**BODY, "max_tokens": 200}).json())
-
-            thread = threading.Thread(target=ask)
-            thread.start()
-            time.sleep(0.2)
-            assert server.stop() == 0
-            thread.join()
-            assert answers[0]["usage"]["completion_tokens"] == 200
-    finally:
-        if server.process.poll() is None:
-            server.process.kill()
-            server.process.wait()
+        assert servers.until(lambda: server.process.poll() is not None or health() == 200), server.text()
+        assert server.children() == {}
+        assert server.says(f"ready at https://127.0.0.1:{server.port}/v1")
+        assert http.post("/v1/completions", json=BODY).status_code == 200
+        text = http.get("/metrics").text
+        assert 'vllm:request_success_total{engine="0",finished_reason="length",model_name="tiny"} 1.0' in text
+        assert "\nprocess_resident_memory_bytes " in text
+        with gate.shut(after=20):
+            body = {**BODY, "max_tokens": 200}
+            answer = pool.submit(http.post, "/v1/completions", json=body, timeout=240)
+            assert servers.until(lambda: server.taken() == 2)
+            server.process.send_signal(signal.SIGTERM)
+            assert servers.until(lambda: health() == 503)
+        assert server.process.wait(240) == 0
+        assert answer.result().json()["usage"]["completion_tokens"] == 200
 
 
 def test_one_process_is_not_several(tmp_path: Path) -> None:
@@ -182,8 +170,7 @@ def test_one_process_is_not_several(tmp_path: Path) -> None:
 
 
 def test_an_engine_that_is_stopped_is_noticed_and_comes_back(tiny_llama: Path, tmp_path: Path) -> None:
-    args = [str(tiny_llama), *ARGS, "--watchdog-timeout", "6"]
-    with servers.running(args, tmp_path / "log", {"OMP_NUM_THREADS": "1"}) as server:
+    with servers.running([str(tiny_llama), *ARGS], tmp_path / "log", {"OMP_NUM_THREADS": "1"}) as server:
         engine = server.children()["engine"]
         with httpx.Client(base_url=server.url, timeout=240) as http:
             answers: list[httpx.Response] = []
@@ -192,13 +179,12 @@ def test_an_engine_that_is_stopped_is_noticed_and_comes_back(tiny_llama: Path, t
             )
             os.kill(engine, signal.SIGSTOP)
             asking.start()
-            assert eventually(lambda: server.health() == 503, 15)
-            told = httpx.get(f"{server.url}/health").json()["error"]
-            assert "stalled" in told["message"]
-            refused = httpx.post(f"{server.url}/v1/completions", json=BODY)
+            assert servers.until(lambda: server.health() == 503)
+            assert "stalled" in http.get("/health").json()["error"]["message"]
+            refused = http.post("/v1/completions", json=BODY)
             assert (refused.status_code, "retry-after" in refused.headers) == (503, True)
             os.kill(engine, signal.SIGCONT)
-            assert eventually(lambda: server.health() == 200, 15), server.text()
+            assert servers.until(lambda: server.health() == 200), server.text()
             asking.join()
             assert answers[0].json()["usage"]["completion_tokens"] == 240
         assert server.children()["engine"] == engine
@@ -206,10 +192,11 @@ def test_an_engine_that_is_stopped_is_noticed_and_comes_back(tiny_llama: Path, t
 
 
 def test_an_engine_that_stays_stopped_ends_the_server(tiny_llama: Path, tmp_path: Path) -> None:
-    args = [str(tiny_llama), *ARGS, "--watchdog-timeout", "3"]
+    """The watchdog has time enough for what is slow only because the machine is busy."""
+    args = [str(tiny_llama), *ARGS, "--watchdog-timeout", "12"]
     with servers.running(args, tmp_path / "log", {"OMP_NUM_THREADS": "1"}) as server:
         pids = servers.descendants(server.process.pid)
         os.kill(server.children()["engine"], signal.SIGSTOP)
-        assert server.process.wait(40) != 0
+        assert server.process.wait(240) != 0
         assert server.says("does not react")
-        assert eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 5)
+        assert servers.until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))

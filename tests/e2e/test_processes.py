@@ -33,7 +33,7 @@ def gate(tmp_path: Path) -> servers.Gate:
 @pytest.fixture
 def fresh(tiny_llama: Path, gate: servers.Gate, tmp_path: Path) -> Iterator[servers.Server]:
     """A server of a test's own, which the test may break."""
-    args = [str(tiny_llama), *ARGS, "--max-num-seqs", "4", "--enable-server-load-tracking", *gate.args]
+    args = [str(tiny_llama), *ARGS, "--max-num-seqs", "4", *gate.args]
     with servers.running(args, tmp_path / "log", {"OMP_NUM_THREADS": "1"}) as running:
         yield running
 
@@ -65,7 +65,7 @@ async def under_load(server: servers.Server, gate: servers.Gate, act: Callable[[
             clients = [asyncio.create_task(stream(session, server.url, BODY, begun)) for _ in range(count)]
             clients += [asyncio.create_task(whole(session, server.url)) for _ in range(count)]
             await begun.wait()
-            while await load(session, server.url) < 2 * count:
+            while server.taken() < 2 * count:
                 await asyncio.sleep(0.01)
             act()
             return await asyncio.gather(*clients, return_exceptions=True)
@@ -74,11 +74,6 @@ async def under_load(server: servers.Server, gate: servers.Gate, act: Callable[[
 async def whole(session: aiohttp.ClientSession, url: str) -> tuple[int, Any]:
     async with session.post(f"{url}/v1/completions", json=BODY) as response:
         return response.status, await response.json()
-
-
-async def load(session: aiohttp.ClientSession, url: str) -> int:
-    async with session.get(f"{url}/load") as response:
-        return int((await response.json())["server_load"])
 
 
 def gone(pid: int) -> bool:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import os
 import re
 import subprocess
 import sys
-import time
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,10 +23,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from ferrule import LLM, BeamSearchParams, SamplingParams
 from ferrule.errors import CheckpointError, ConfigError, RequestError
+from ferrule.frontend.client_inline import InlineClient
 from ferrule.interfaces.hooks import Hooks
 from ferrule.launch.outputs import RequestOutput
 from ferrule.log import flush
 from ferrule.plugin.hooks import HookRunner
+from ferrule.types import Call, ToEngine
+from ferrule_plugins.policy.fcfs import FcfsPolicy
 from ferrule_testkit.checkpoints import SIZES, write_tokenizer
 
 
@@ -336,16 +340,36 @@ def test_sleep_gives_memory_back_and_waking_restores_every_bit(tmp_path: Path) -
             opened.wake_up(["everything"])
 
 
+def hold_until_told_to_sleep(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Hold an engine after some more steps until its next message tells it to sleep. The event: it is held."""
+    held, told, steps, post = threading.Event(), threading.Event(), itertools.count(), InlineClient._post
+
+    def budget(self: FcfsPolicy, running: int, waiting: int, limit: int) -> int:
+        if running and next(steps) == 20:
+            held.set()
+            assert told.wait(240)
+        return limit
+
+    def tell(self: InlineClient, message: ToEngine) -> None:
+        post(self, message)
+        if isinstance(message, Call) and message.name == "sleep":
+            told.set()
+
+    monkeypatch.setattr(FcfsPolicy, "budget", budget)
+    monkeypatch.setattr(InlineClient, "_post", tell)
+    return held
+
+
 @pytest.mark.parametrize("impl", ["native", "transformers"])
-def test_running_requests_sleep_too(tiny_llama: Path, impl: str) -> None:
+def test_running_requests_sleep_too(tiny_llama: Path, impl: str, monkeypatch: pytest.MonkeyPatch) -> None:
     options: dict[str, Any] = {"dtype": "float32", "num_gpu_blocks_override": 128, "model_impl": impl}
     params = SamplingParams(temperature=1.0, seed=3, max_tokens=200, ignore_eos=True)
     with LLM(str(tiny_llama), enable_sleep_mode=True, **options) as opened:
         wanted = _tokens(opened.generate([[5, 6, 7], [8, 9]], params, use_tqdm=False))
+        held = hold_until_told_to_sleep(monkeypatch)
         with ThreadPoolExecutor() as pool:
             work = pool.submit(opened.generate, [[5, 6, 7], [8, 9]], params, use_tqdm=False)
-            while not opened._call("stats").get("running"):
-                assert not work.done()
+            assert held.wait(240)
             opened.sleep()
             assert not work.done()
             opened.wake_up()
@@ -391,8 +415,10 @@ def test_calls_on_the_workers(tiny_llama: Path) -> None:
             opened.collective_rpc("fail")
         with pytest.raises(RequestError, match="tensor"):
             opened.collective_rpc("tensor")
+        end = threading.Event()
         with pytest.raises(TimeoutError):
-            opened.collective_rpc(lambda worker: time.sleep(0.3), timeout=0.01)
+            opened.collective_rpc(lambda worker: end.wait(240), timeout=0.01)
+        end.set()
         assert len(opened.generate("a", GREEDY, use_tqdm=False)[0].outputs[0].token_ids) == 8
 
 

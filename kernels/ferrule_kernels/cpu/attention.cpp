@@ -1,7 +1,8 @@
 // Paged attention on CPUs, for float32 and bfloat16, one kernel for prefill, decode and any mixture.
 //
 // Everything is counted in cells of 32 bits: one float, or two neighbouring bfloat16. A product of two cells adds one
-// or two terms to a float lane, which is what AVX512-BF16 does in one instruction; all other arithmetic is float32.
+// or two terms to a float lane, which is what AVX512-BF16 does in one instruction, and AMX for a register of them; all
+// other arithmetic is float32. Scores are in units of log 2: their scale contains log2(e).
 //
 // The cache of one block and kv head is cut into tiles of 16 keys, laid out so that nothing is transposed when read:
 //     keys    [dim / PAIR][16] cells      a cell has PAIR neighbouring dims of one key
@@ -9,10 +10,15 @@
 //
 // A cache of 8 bits has bytes in the place of a cell's numbers; a block of it is widened to cells before it is used.
 //
-// A query's numbers are summed over blocks of 64 keys that begin at multiples of 64, each in one order. Keys that it does
-// not see add nothing, not even a rounding: so its result has the same bits alone, in a batch, and however a prompt is
-// cut, as long as its keys lie in one partition.
+// Two tiles of keys, or of values that follow each other in memory, are a tile register of weights each, 16 keys or 16
+// dims wide. What tile registers read lies so, or is copied: values whose tiles are apart, and keys whose dims are no
+// multiple of 32, which get rows of zeros.
+//
+// A query's numbers are summed over blocks of 64 keys (128 with tile registers) that begin at multiples of it, each in one
+// order. Keys that it does not see add nothing, not even a rounding: so its result has the same bits alone, in a batch,
+// and however a prompt is cut, as long as its keys lie in one partition.
 #include "float8.h"
+#include "tiles.h"
 
 #include <algorithm>
 #include <atomic>
@@ -23,12 +29,58 @@ namespace {
 
 constexpr int COLUMNS = WIDTH / 4;     // vectors that a row of sums has: four rows fill the registers
 constexpr int LANES = 16;              // keys of a tile
-constexpr int TILES = 4;               // tiles of a block
-constexpr int BLOCK = TILES * LANES;   // keys whose scores are computed together
-constexpr int VECTORS = BLOCK / WIDTH; // of scores
-constexpr int ROWS = 32;               // queries x heads of a group that are computed together
+constexpr int STRIP = 32;              // queries x heads of a group that are computed together
+constexpr int PIECES = 4;              // that a product is cut into, so that it runs while other rows are softened
 constexpr int64_t PARTITION = 2048;    // keys of one task where a row has a single query
 constexpr float LOWEST = -INFINITY;
+constexpr float LOG2_E = 1.44269504088896341f;
+
+inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }  // `b` where there is a NaN
+
+inline float peak(Floats v) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_ps((__m512)v);
+#else
+    return largest(v);
+#endif
+}
+
+// 2**x for x <= 1, within 3 units in the last place; below -126 it is zero. Of 0 it is 1.
+inline Floats power_of_two(Floats x) {
+#if defined(__AVX512F__)
+    const Floats n = (Floats)_mm512_roundscale_ps((__m512)x, 8);
+#else
+    const Floats n = (x + 0x1.8p23f) - 0x1.8p23f;
+#endif
+    const Floats r = x - n;
+    Floats y = splat(1.326472725e-3f);
+    y = y * r + 9.671512786e-3f;
+    y = y * r + 5.550733744e-2f;
+    y = y * r + 2.402224208e-1f;
+    y = y * r + 6.931469776e-1f;
+    y = y * r + 1.0f;
+#if defined(__AVX512F__)
+    const __mmask16 near = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
+    return (Floats)_mm512_maskz_scalef_ps(near, (__m512)y, (__m512)n);
+#else
+    y = (Floats)((Ints)y + (__builtin_convertvector(n, Ints) << 23));
+    return x < -126.0f ? Floats{} : y;
+#endif
+}
+
+inline void write_floats(float* to, Floats x) { std::memcpy(to, &x, sizeof x); }
+
+// Memory for numbers that begins where a line of the cache does; zeros at first.
+template <class E> class Scratch {
+    struct alignas(64) Line {
+        char bytes[64];
+    };
+    std::vector<Line> lines_;
+
+  public:
+    explicit Scratch(size_t count) : lines_((count * sizeof(E) + sizeof(Line) - 1) / sizeof(Line)) {}
+    E* at(size_t i) { return (E*)lines_.data() + i; }
+};
 
 struct F32 {
     using Element = float;
@@ -58,7 +110,14 @@ struct BF16 {
 #endif
     }
     static inline Floats read(const Element* from) { return widen(from); }
-    static inline void store(Element* to, Floats x) { narrow(to, x); }
+    static inline void store(Element* to, Floats x) {
+#if defined(__AVX512BF16__)
+        const __m256bh halves = _mm512_cvtneps_pbh((__m512)x);
+        std::memcpy(to, &halves, sizeof halves);
+#else
+        narrow(to, x);
+#endif
+    }
 };
 
 }  // namespace
@@ -97,22 +156,36 @@ template <class T, class S> struct Attention {
     using Element = typename T::Element;
     using Stored = typename S::Element;
     static constexpr bool SMALL = !std::is_same<T, S>::value;
+    static constexpr bool TILED = TILES && std::is_same<T, BF16>::value;
+    static constexpr int PARTS = TILED ? 8 : 4;     // tiles of a block
+    static constexpr int BLOCK = PARTS * LANES;     // keys whose scores are computed together
+    static constexpr int VECTORS = BLOCK / WIDTH;   // of scores
+    static constexpr int ROWS = TILED ? 64 : STRIP; // of a task
+    static constexpr int STEP = TILED ? 32 : 1;     // dims of keys are rounded up to it
     const Batch& b;
-    const int group;    // heads that share a kv head
-    const int64_t tile; // cells of a tile
-    const int64_t head; // elements of one block's keys, or values, of one head
+    const int group;        // heads that share a kv head
+    const int64_t depth;    // dims of q and of keys as the products take them
+    const int64_t tile;     // cells of a tile
+    const int64_t key_tile; // of keys that were copied
+    const int64_t head;     // elements of one block's keys, or values, of one head
+    const bool bent;        // scores are more than products times a positive scale
 
     explicit Attention(const Batch& batch)
-        : b(batch), group(int(b.heads / b.kv_heads)), tile(LANES * b.dim / T::PAIR), head(b.block_size * b.dim) {}
+        : b(batch), group(int(b.heads / b.kv_heads)), depth((b.dim + STEP - 1) / STEP * STEP),
+          tile(LANES * b.dim / T::PAIR), key_tile(LANES * depth / T::PAIR), head(b.block_size * b.dim),
+          bent(b.soft_cap || b.slopes || b.scale <= 0.0f) {}
 
-    // What a thread computes a task with. `m` and `l` are the running maximum and sum of the softmax.
+    // What a thread computes a task with. `m` and `l` are the running maximum and sum of the softmax. Of what a strip needs
+    // for a block there are two: one is multiplied while the other is softened.
     struct Space {
-        std::vector<uint32_t> q, p, wide;
-        std::vector<float> out, m, l, shrink;
-        std::vector<Floats> s;
-        Space(const Batch& b, int rows)
-            : q(rows * b.dim), p(rows * BLOCK), wide(SMALL ? BLOCK * b.dim / T::PAIR : 0), out(rows * b.dim), m(rows),
-              l(rows), shrink(rows), s(rows * VECTORS) {}
+        Tiles tiles;
+        Scratch<uint32_t> q, p, keys, values;
+        Scratch<float> s, out, m, shrink, base;
+        Scratch<Floats> l;
+        Space(const Attention& of, int rows)
+            : q(rows * of.depth / T::PAIR), p(2 * STRIP * BLOCK / T::PAIR),
+              keys(SMALL || of.depth != of.b.dim ? PARTS * of.key_tile : 0), values(SMALL || TILED ? PARTS * of.tile : 0),
+              s(2 * STRIP * BLOCK), out(rows * of.b.dim), m(rows), shrink(2 * STRIP), base(STRIP), l(rows) {}
     };
 
     // A block of keys, and for whom.
@@ -121,45 +194,72 @@ template <class T, class S> struct Attention {
         int64_t key;
     };
 
-    // A tile. Keys behind the window of every query may lie in blocks that others own by now: for them, and for tiles past
-    // the end, stands the null block, whose zeros cannot come back as 0 * NaN.
-    const Stored* tile_at(const Place& place, int t, bool values) const {
-        const Task& task = place.task;
-        const int64_t key = place.key + t * LANES;
-        const bool real = key + LANES > task.oldest && key < task.until;
-        const int64_t block = real ? b.table[task.row * b.table_stride + key / b.block_size] : 0;
-        const int64_t part = (values ? b.kv_heads : 0) + task.kv_head;
-        return (const Stored*)b.cache + block * b.cache_stride + part * head + key % b.block_size / LANES * tile * T::PAIR;
-    }
-
-    // A block: its tiles' cells, and where the block that comes after it lies, which is asked for while this one is used.
-    struct Tiles {
-        const uint32_t* cells[TILES];
-        const char* ahead[TILES];
+    // Where the keys of a block's tiles lie, here and in the block that comes next, and which of them are seen: [from, until).
+    // Keys behind the window of every query may lie in blocks that others own by now: for them, and for tiles past the end,
+    // stands the null block, whose zeros cannot come back as 0 * NaN.
+    struct Found {
+        const Stored *at[PARTS], *ahead[PARTS];
+        int64_t key;
+        int from, until;
     };
 
-    Tiles tiles_at(const Place& here, const Place& next, bool values, Space& w) const {
-        Tiles tiles;
-        for (int t = 0; t < TILES; t++) {
-            const Stored* at = tile_at(here, t, values);
-            tiles.ahead[t] = (const char*)tile_at(next, t, values);
-            if constexpr (SMALL) {
-                uint32_t* wide = w.wide.data() + t * tile;
-                widen_all<S>(at, (Element*)wide, tile * T::PAIR, tiles.ahead[t]);
-                tiles.cells[t] = wide;
-            } else {
-                tiles.cells[t] = (const uint32_t*)at;
-            }
+    void find(const Place& place, const Stored** at) const {
+        const Task& task = place.task;
+        int64_t index = place.key / b.block_size, offset = place.key % b.block_size;
+        for (int t = 0; t < PARTS; t++) {
+            const int64_t key = place.key + t * LANES;
+            const bool real = key + LANES > task.oldest && key < task.until;
+            const int64_t block = real ? b.table[task.row * b.table_stride + index] : 0;
+            at[t] = (const Stored*)b.cache + block * b.cache_stride + task.kv_head * head + offset * b.dim;
+            offset += LANES;
+            if (offset == b.block_size) offset = 0, index++;
         }
-        return tiles;
     }
 
+    // The tiles of a block that lie in keys [oldest, until).
+    static void limit(int64_t key, int64_t oldest, int64_t until, int& from, int& to) {
+        from = TILED ? int(std::max<int64_t>(oldest - key, 0) / (2 * LANES) * 2) : 0;
+        to = TILED ? int((std::min<int64_t>(until - key, BLOCK) + 2 * LANES - 1) / (2 * LANES) * 2) : PARTS;
+    }
+
+    // The cells of a block's tiles, and where those of the next block lie, which are asked for while these are used.
+    struct Cells {
+        const uint32_t* at[PARTS];
+        const char* ahead[PARTS];
+    };
+
+    void read(const Found& found, bool values, Space& w, Cells& cells) const {
+        const int64_t part = values ? b.kv_heads * head : 0, size = values ? tile : key_tile;
+        uint32_t* copy = values ? w.values.at(0) : w.keys.at(0);
+        for (int t = found.from; t < found.until; t++) {
+            const Stored *at = found.at[t] + part, *beside = found.at[t ^ 1] + part;
+            cells.at[t] = (const uint32_t*)at;
+            cells.ahead[t] = (const char*)(found.ahead[t] + part);
+            const bool apart = values ? (t % 2 ? at - beside : beside - at) != tile * T::PAIR : depth != b.dim;
+            if (!SMALL && !(TILED && apart)) continue;
+            if constexpr (SMALL) widen_all<S>(at, (Element*)(copy + t * size), tile * T::PAIR, cells.ahead[t]);
+            else std::memcpy(copy + t * size, at, tile * 4);
+            cells.at[t] = copy + t * size;
+        }
+    }
+
+    // Some rows of a task and what they see of a block: its tiles [from, until), all of their keys where `whole`. `fresh`: they
+    // have no sums yet.
+    struct Strip {
+        int first, rows;
+        int64_t position; // of the first query
+        int from, until;
+        bool whole, fresh, asks;
+        float *s, *shrink;
+        uint32_t* p;
+    };
+
     // out[r] = a[r] . the keys of a block, for R rows
-    template <int R, bool FIRST> void scores(const uint32_t* a, const Tiles& keys, Floats* out) const {
+    template <int R, bool FIRST> void scores(const uint32_t* a, const Cells& keys, float* out) const {
         const int n = int(b.dim / T::PAIR);
         for (int v = 0; v < VECTORS; v += COLUMNS) {
             const uint32_t* k[COLUMNS];
-            for (int c = 0; c < COLUMNS; c++) k[c] = keys.cells[(v + c) * WIDTH / LANES] + (v + c) * WIDTH % LANES;
+            for (int c = 0; c < COLUMNS; c++) k[c] = keys.at[(v + c) * WIDTH / LANES] + (v + c) * WIDTH % LANES;
             Floats sum[R][COLUMNS] = {};
             for (int i = 0; i < n; i++)
                 for (int c = 0; c < COLUMNS; c++) {
@@ -168,130 +268,370 @@ template <class T, class S> struct Attention {
                     for (int r = 0; r < R; r++) sum[r][c] = T::multiply_add(sum[r][c], a[r * n + i], k[c] + i * LANES);
                 }
             for (int r = 0; r < R; r++)
-                for (int c = 0; c < COLUMNS; c++) out[r * VECTORS + v + c] = sum[r][c];
+                for (int c = 0; c < COLUMNS; c++) std::memcpy(out + r * BLOCK + (v + c) * WIDTH, &sum[r][c], sizeof(Floats));
         }
     }
 
     // out[r] = out[r] * shrink[r] + p[r] . values, for R rows and C vectors of dims
     template <int R, int C, bool FIRST>
-    void weigh(const uint32_t* p, const Tiles& values, int column, const float* shrink, float* out) const {
+    void weigh(const uint32_t* p, const Cells& values, int column, const float* shrink, float* out) const {
         constexpr int inner = LANES / T::PAIR, width = BLOCK / T::PAIR;
         Floats sum[R][C];
         for (int r = 0; r < R; r++)
             for (int c = 0; c < C; c++) sum[r][c] = load<Floats>(out + r * b.dim + column + c * WIDTH) * shrink[r];
-        for (int t = 0; t < TILES; t++)
+        for (int t = 0; t < PARTS; t++)
             for (int i = 0; i < inner; i++)
                 for (int c = 0; c < C; c++) {
                     const int64_t at = i * b.dim + column + c * WIDTH;
                     if (FIRST && !SMALL && (WIDTH == LANES || c % 2 == 0)) __builtin_prefetch(values.ahead[t] + at * 4);
                     for (int r = 0; r < R; r++)
-                        sum[r][c] = T::multiply_add(sum[r][c], p[r * width + t * inner + i], values.cells[t] + at);
+                        sum[r][c] = T::multiply_add(sum[r][c], p[r * width + t * inner + i], values.at[t] + at);
                 }
         for (int r = 0; r < R; r++)
             for (int c = 0; c < C; c++) std::memcpy(out + r * b.dim + column + c * WIDTH, &sum[r][c], sizeof(Floats));
     }
 
-    template <int R, bool FIRST> void weigh_all(const uint32_t* p, const Tiles& values, const float* shrink, float* out) const {
+    template <int R, bool FIRST> void weigh_all(const uint32_t* p, const Cells& values, const float* shrink, float* out) const {
         int column = 0;
         for (; column + COLUMNS * WIDTH <= b.dim; column += COLUMNS * WIDTH)
             weigh<R, COLUMNS, FIRST>(p, values, column, shrink, out);
         for (; column < b.dim; column += WIDTH) weigh<R, 1, FIRST>(p, values, column, shrink, out);
     }
 
-    // Both products of a block, for R rows from row i on; `FIRST` are those that ask for the next block.
-    template <int R, bool FIRST> void score_rows(Space& w, int i, const Tiles& keys) const {
-        scores<R, FIRST>(w.q.data() + i * (b.dim / T::PAIR), keys, w.s.data() + i * VECTORS);
+    // Both products of a strip with a block, for R rows from row i of the strip on; `FIRST` are those that ask for the next
+    // block.
+    template <int R, bool FIRST> void score_rows(Space& w, const Strip& strip, int i, const Cells& keys) const {
+        scores<R, FIRST>(w.q.at((strip.first + i) * depth / T::PAIR), keys, strip.s + i * BLOCK);
     }
-    template <int R, bool FIRST> void weigh_rows(Space& w, int i, const Tiles& values) const {
-        weigh_all<R, FIRST>(w.p.data() + i * (BLOCK / T::PAIR), values, &w.shrink[i], &w.out[i * b.dim]);
+    template <int R, bool FIRST> void weigh_rows(Space& w, const Strip& strip, int i, const Cells& values) const {
+        weigh_all<R, FIRST>(strip.p + i * BLOCK / T::PAIR, values, strip.shrink + i, w.out.at((strip.first + i) * b.dim));
     }
 
-    void run(const Task& task, const Task& then, Space& w) const {
+    void score_strip(Space& w, const Strip& strip, const Cells& keys) const {
+        const int rows = strip.rows;
+        int i = 0;
+        if (rows >= 4) score_rows<4, true>(w, strip, 0, keys), i = 4;
+        else if (rows >= 2) score_rows<2, true>(w, strip, 0, keys), i = 2;
+        else score_rows<1, true>(w, strip, 0, keys), i = 1;
+        for (; i + 4 <= rows; i += 4) score_rows<4, false>(w, strip, i, keys);
+        for (; i + 2 <= rows; i += 2) score_rows<2, false>(w, strip, i, keys);
+        for (; i < rows; i++) score_rows<1, false>(w, strip, i, keys);
+    }
+
+    void weigh_strip(Space& w, const Strip& strip, const Cells& values) const {
+        const int rows = strip.rows;
+        int i = 0;
+        if (rows >= 4) weigh_rows<4, true>(w, strip, 0, values), i = 4;
+        else if (rows >= 2) weigh_rows<2, true>(w, strip, 0, values), i = 2;
+        else weigh_rows<1, true>(w, strip, 0, values), i = 1;
+        for (; i + 4 <= rows; i += 4) weigh_rows<4, false>(w, strip, i, values);
+        for (; i + 2 <= rows; i += 2) weigh_rows<2, false>(w, strip, i, values);
+        for (; i < rows; i++) weigh_rows<1, false>(w, strip, i, values);
+    }
+
+#if TILES
+    // A tile has `first` rows, or two have 16 each; whose rows do not matter is computed with what lies there.
+    static void hold(Space& w, int rows) { rows > 16 ? w.tiles.hold(16, 16) : w.tiles.hold(rows, 0); }
+
+    static void ask(const char* at) {
+        for (int i = 0; i < 1024; i += 64) __builtin_prefetch(at + i, 0, 2);
+    }
+
+    // Two tiles of keys. `MORE` than 16 rows; `ASKS` for the next block.
+    template <bool MORE, bool ASKS> void score_tiles(Space& w, const Strip& strip, const Cells& keys, int t) const {
+        const uint32_t *q = w.q.at(strip.first * depth / 2), *next = q + 8 * depth;
+        const uint32_t *even = keys.at[t], *odd = keys.at[t + 1];
+        float *s = strip.s + t * LANES, *below = s + 16 * BLOCK;
+        TILE_ZERO(0);
+        TILE_ZERO(1);
+        if (MORE) TILE_ZERO(2);
+        if (MORE) TILE_ZERO(3);
+        for (int64_t i = 0; i < depth / 2; i += 16) {
+            TILE_LOAD(4, q + i, depth * 2);
+            TILE_LOAD(6, even + i * LANES, 64);
+            if (ASKS) ask(keys.ahead[t] + i * 64);
+            TILE_DOT_BF16(0, 4, 6);
+            TILE_LOAD(7, odd + i * LANES, 64);
+            if (ASKS) ask(keys.ahead[t + 1] + i * 64);
+            TILE_DOT_BF16(1, 4, 7);
+            if (!MORE) continue;
+            TILE_LOAD(5, next + i, depth * 2);
+            TILE_DOT_BF16(2, 5, 6);
+            TILE_DOT_BF16(3, 5, 7);
+        }
+        TILE_STORE(0, s, BLOCK * 4);
+        TILE_STORE(1, s + LANES, BLOCK * 4);
+        if (MORE) TILE_STORE(2, below, BLOCK * 4);
+        if (MORE) TILE_STORE(3, below + LANES, BLOCK * 4);
+    }
+
+    // Two registers of dims, or the one that is left, of a strip's sums.
+    template <bool MORE, bool TWO, bool ASKS>
+    void weigh_tiles(Space& w, const Strip& strip, const Cells& values, int64_t column) const {
+        const int64_t stride = b.dim * 4;
+        float *out = w.out.at(strip.first * b.dim + column), *below = out + 16 * b.dim;
+        if (strip.fresh) {
+            TILE_ZERO(0);
+            if (TWO) TILE_ZERO(1);
+            if (MORE) TILE_ZERO(2);
+            if (MORE && TWO) TILE_ZERO(3);
+        } else {
+            for (int i = 0; i < strip.rows; i++) {
+                if (strip.shrink[i] == 1.0f) continue;
+                for (int d = 0; d < (TWO ? 2 : 1) * LANES; d += WIDTH)
+                    write_floats(out + i * b.dim + d, load<Floats>(out + i * b.dim + d) * strip.shrink[i]);
+            }
+            TILE_LOAD(0, out, stride);
+            if (TWO) TILE_LOAD(1, out + LANES, stride);
+            if (MORE) TILE_LOAD(2, below, stride);
+            if (MORE && TWO) TILE_LOAD(3, below + LANES, stride);
+        }
+        for (int t = strip.from; t < strip.until; t += 2) {
+            const uint32_t *p = strip.p + t * LANES / 2, *next = p + 16 * BLOCK / 2;
+            TILE_LOAD(4, p, BLOCK * 2);
+            TILE_LOAD(6, values.at[t] + column, stride);
+            TILE_DOT_BF16(0, 4, 6);
+            if (MORE) TILE_LOAD(5, next, BLOCK * 2);
+            if (MORE) TILE_DOT_BF16(2, 5, 6);
+            if (ASKS) ask(values.ahead[t] + column * 32);
+            if (!TWO) continue;
+            TILE_LOAD(7, values.at[t] + column + LANES, stride);
+            TILE_DOT_BF16(1, 4, 7);
+            if (ASKS) ask(values.ahead[t + 1] + column * 32);
+            if (MORE) TILE_DOT_BF16(3, 5, 7);
+        }
+        TILE_STORE(0, out, stride);
+        if (TWO) TILE_STORE(1, out + LANES, stride);
+        if (MORE) TILE_STORE(2, below, stride);
+        if (MORE && TWO) TILE_STORE(3, below + LANES, stride);
+    }
+
+    // One of PIECES pieces of a product.
+    template <bool MORE, bool ASKS> void score_piece(Space& w, const Strip& strip, const Cells& keys, int piece) const {
+        for (int t = strip.from + 2 * piece; t < strip.until; t += 2 * PIECES) score_tiles<MORE, ASKS>(w, strip, keys, t);
+    }
+    template <bool MORE, bool ASKS> void weigh_piece(Space& w, const Strip& strip, const Cells& values, int piece) const {
+        for (int64_t column = 2 * LANES * piece; column < b.dim; column += 2 * LANES * PIECES)
+            if (column + 2 * LANES <= b.dim) weigh_tiles<MORE, true, ASKS>(w, strip, values, column);
+            else weigh_tiles<MORE, false, ASKS>(w, strip, values, column);
+    }
+#endif
+
+    void score(Space& w, const Strip& strip, const Cells& keys, int piece) const {
+#if TILES
+        if constexpr (TILED) {
+            const bool more = strip.rows > 16;
+            if (!SMALL && strip.asks)
+                return more ? score_piece<true, true>(w, strip, keys, piece) : score_piece<false, true>(w, strip, keys, piece);
+            return more ? score_piece<true, false>(w, strip, keys, piece) : score_piece<false, false>(w, strip, keys, piece);
+        }
+#endif
+        if (piece == 0) score_strip(w, strip, keys);
+    }
+
+    void weigh(Space& w, const Strip& strip, const Cells& values, int piece) const {
+#if TILES
+        if constexpr (TILED) {
+            const bool more = strip.rows > 16;
+            if (!SMALL && strip.asks)
+                return more ? weigh_piece<true, true>(w, strip, values, piece) : weigh_piece<false, true>(w, strip, values, piece);
+            return more ? weigh_piece<true, false>(w, strip, values, piece) : weigh_piece<false, false>(w, strip, values, piece);
+        }
+#endif
+        if (piece == 0) weigh_strip(w, strip, values);
+    }
+
+    // A strip and a block, and what is left to do of them.
+    struct Step {
+        Place here;
+        Found found;
+        Strip strip;
+    };
+
+    void run(const Task& task, const Task& then, Space& w, bool asks) const {
         const int rows = task.count * group;
         const int64_t length = b.context_lens[task.row];
         const int64_t start = length - (b.query_start[task.row + 1] - b.query_start[task.row]) + task.first;
-        const size_t row_bytes = b.dim * sizeof(Element);
         for (int i = 0; i < rows; i++) {
             const int64_t token = b.query_start[task.row] + task.first + i / group;
             const auto* q = (const Element*)b.q + token * b.q_stride + (task.kv_head * group + i % group) * b.dim;
-            std::memcpy((char*)w.q.data() + i * row_bytes, q, row_bytes);
+            std::memcpy(w.q.at(i * depth / T::PAIR), q, b.dim * sizeof(Element));
         }
-        std::fill_n(w.out.data(), rows * b.dim, 0.0f);
-        std::fill_n(w.m.data(), rows, LOWEST);
-        std::fill_n(w.l.data(), rows, 0.0f);
+        std::fill_n(w.m.at(0), rows, LOWEST);
+        std::fill_n(w.l.at(0), rows, Floats{});
+#if TILES
+        if constexpr (TILED) hold(w, rows);
+#endif
+        if (!TILED) std::fill_n(w.out.at(0), rows * b.dim, 0.0f);
+        Found found[4];
+        Strip strips[4];
+        Cells keys, values;
+        int n = 0, f = 0;
+        int64_t have = -1;
+        int of[4];
         for (int64_t key = task.from; key < task.until; key += BLOCK) {
             const bool more = key + BLOCK < task.until;
-            visit({task, key}, more ? Place{task, key + BLOCK} : Place{then, then.from}, start, w);
-        }
-    }
-
-    // `next` is the block that comes after this one. `start` is the position of the task's first query.
-    void visit(const Place& here, const Place& next, int64_t start, Space& w) const {
-        const int rows = here.task.count * group;
-        const Tiles keys = tiles_at(here, next, false, w);
-        int i = 0;
-        if (rows >= 4) score_rows<4, true>(w, 0, keys), i = 4;
-        else if (rows >= 2) score_rows<2, true>(w, 0, keys), i = 2;
-        else score_rows<1, true>(w, 0, keys), i = 1;
-        for (; i + 4 <= rows; i += 4) score_rows<4, false>(w, i, keys);
-        for (; i + 2 <= rows; i += 2) score_rows<2, false>(w, i, keys);
-        for (; i < rows; i++) score_rows<1, false>(w, i, keys);
-        for (i = 0; i < rows; i++) soften(here.task, w, i, start + i / group, here.key);
-        const Tiles values = tiles_at(here, next, true, w);  // in the place of the keys, where they are widened
-        if (rows >= 4) weigh_rows<4, true>(w, 0, values), i = 4;
-        else if (rows >= 2) weigh_rows<2, true>(w, 0, values), i = 2;
-        else weigh_rows<1, true>(w, 0, values), i = 1;
-        for (; i + 4 <= rows; i += 4) weigh_rows<4, false>(w, i, values);
-        for (; i + 2 <= rows; i += 2) weigh_rows<2, false>(w, i, values);
-        for (; i < rows; i++) weigh_rows<1, false>(w, i, values);
-    }
-
-    // One row's scores of a block become weights; `position` is the query's.
-    void soften(const Task& task, Space& w, int i, int64_t position, int64_t key) const {
-        Floats* s = w.s.data() + i * VECTORS;
-        const int64_t oldest = b.window ? std::max<int64_t>(position - b.window + 1, 0) : 0;
-        const int64_t newest = std::min(position, task.until - 1);
-        const bool whole = oldest <= key && newest >= key + BLOCK - 1;
-        Ints lanes;
-        for (int j = 0; j < WIDTH; j++) lanes[j] = j;
-        Floats most = splat(LOWEST);
-        for (int t = 0; t < VECTORS; t++) {
-            s[t] *= b.scale;
-            if (b.soft_cap)
-                for (int j = 0; j < WIDTH; j++) s[t][j] = std::tanh(s[t][j] / b.soft_cap) * b.soft_cap;
-            const Ints at = lanes + int32_t(key + t * WIDTH - position);  // relative to the query: 0 is itself
-            if (b.slopes) s[t] += __builtin_convertvector(at, Floats) * b.slopes[task.kv_head * group + i % group];
-            if (!whole) {
-                const Ints seen = (at <= int32_t(newest - position)) & (at >= int32_t(oldest - position));
-                s[t] = seen ? s[t] : splat(LOWEST);
+            Found& now = found[f++ % 4];
+            now.key = key;
+            find({task, key}, now.at);
+            find(more ? Place{task, key + BLOCK} : Place{then, then.from}, now.ahead);
+            limit(key, task.oldest, task.until, now.from, now.until);
+            read(now, false, w, keys);
+            bool first = asks;
+            for (int i = 0; i < rows; i += STRIP) {
+                Strip& strip = strips[n % 4];
+                strip = strip_at({task, key}, i, std::min(STRIP, rows - i), start);
+                if (!strip.rows) continue;
+                strip.asks = first;
+                first = false;
+                of[n % 4] = (f - 1) % 4;
+                strip.s = w.s.at(n % 2 * STRIP * BLOCK);
+                strip.p = w.p.at(n % 2 * STRIP * BLOCK / T::PAIR);
+                strip.shrink = w.shrink.at(n % 2 * STRIP);
+                advance(task, w, strips, found, of, keys, values, have, n);
+                n++;
             }
-            most = s[t] > most ? s[t] : most;
         }
-        const float m = std::max(w.m[i], largest(most));
-        auto* p = (Element*)(w.p.data() + i * (BLOCK / T::PAIR));
-        if (m == LOWEST) {  // nothing seen so far
-            w.shrink[i] = 1.0f;
-            std::memset(p, 0, BLOCK * sizeof(Element));
+        finish_steps(task, w, strips, found, of, keys, values, have, n);
+    }
+
+    void values_of(const Found& found, Space& w, Cells& values, int64_t& have) const {
+        if (have == found.key) return;
+        have = found.key;
+        read(found, true, w, values);
+    }
+
+    // Score strip n while the one before it is softened and the one before that is weighed.
+    void advance(const Task& task, Space& w, Strip* strips, Found* found, int* of, const Cells& keys, Cells& values,
+                 int64_t& have, int n) const {
+        const Strip& now = strips[n % 4];
+        if (!TILED) {
+            score(w, now, keys, 0);
+            soften({task, found[of[n % 4]].key}, w, now, [](int) {});
+            values_of(found[of[n % 4]], w, values, have);
+            weigh(w, now, values, 0);
             return;
         }
-        w.shrink[i] = w.m[i] == m ? 1.0f : std::exp(w.m[i] - m);
-        Floats sum = {};
-        for (int t = 0; t < VECTORS; t++) {
-            const Floats e = exponential(s[t] - m);
-            sum += e;
-            T::store(p + t * WIDTH, e);
+        if (n == 0) {
+            for (int piece = 0; piece < PIECES; piece++) score(w, now, keys, piece);
+            return;
         }
-        w.l[i] = w.l[i] * w.shrink[i] + total(sum);
-        w.m[i] = m;
+        const Strip &before = strips[(n - 1) % 4], &old = strips[(n + 2) % 4];
+        if (n > 1) values_of(found[of[(n + 2) % 4]], w, values, have);
+        soften({task, found[of[(n - 1) % 4]].key}, w, before, [&](int piece) {
+            if (n > 1) weigh(w, old, values, piece);
+            score(w, now, keys, piece);
+        });
+    }
+
+    void finish_steps(const Task& task, Space& w, Strip* strips, Found* found, int* of, const Cells& keys, Cells& values,
+                      int64_t& have, int n) const {
+        if (!TILED || n == 0) return;
+        const Strip &before = strips[(n - 1) % 4], &old = strips[(n + 2) % 4];
+        if (n > 1) values_of(found[of[(n + 2) % 4]], w, values, have);
+        soften({task, found[of[(n - 1) % 4]].key}, w, before, [&](int piece) {
+            if (n > 1) weigh(w, old, values, piece);
+        });
+        values_of(found[of[(n - 1) % 4]], w, values, have);
+        for (int piece = 0; piece < PIECES; piece++) weigh(w, before, values, piece);
+    }
+
+    // The rows of a task from `first` on, and what they see of a block; `start` is the position of the task's first query.
+    Strip strip_at(const Place& here, int first, int rows, int64_t start) const {
+        const int64_t key = here.key, position = start + first / group, last = start + (first + rows - 1) / group;
+        const int64_t oldest = oldest_of(position), until = std::min(last + 1, here.task.until);
+        Strip strip = {};
+        strip.first = first, strip.position = position;
+        strip.rows = until <= key || oldest >= key + BLOCK ? 0 : rows;
+        limit(key, oldest, until, strip.from, strip.until);
+        const int64_t end = key + strip.until * LANES;
+        strip.whole = std::min(position + 1, here.task.until) >= end && oldest_of(last) <= key + strip.from * LANES;
+        strip.fresh = key <= std::max(oldest, here.task.from);
+        return strip;
+    }
+
+    int64_t oldest_of(int64_t position) const { return b.window ? std::max<int64_t>(position - b.window + 1, 0) : 0; }
+
+    // A row's scores with a cap and a slope, in units of log 2.
+    void bend(Floats* s, const Place& here, int head, int64_t position) const {
+        for (int t = 0; t < VECTORS; t++) {
+            Floats x = s[t] * b.scale;
+            if (b.soft_cap) x = capped(x);
+            const Ints at = lanes() + int32_t(here.key + t * WIDTH - position);
+            if (b.slopes) x += __builtin_convertvector(at, Floats) * b.slopes[head];
+            s[t] = x * LOG2_E;
+        }
+    }
+
+    Floats capped(Floats x) const {  // tanh(x / cap) * cap
+        const Words sign = (Words)x & 0x80000000u;
+        const Floats a = (Floats)((Words)x ^ sign) / b.soft_cap;
+        const Floats e = power_of_two(a * (-2.0f * LOG2_E));
+        return (Floats)((Words)((1.0f - e) / (1.0f + e) * b.soft_cap) | sign);
+    }
+
+    static Ints lanes() {
+        Ints lanes;
+        for (int j = 0; j < WIDTH; j++) lanes[j] = j;
+        return lanes;
+    }
+
+    void hide(Floats* s, const Place& here, int64_t position) const {
+        const int32_t newest = int32_t(std::min(position, here.task.until - 1) - here.key);
+        const int32_t oldest = int32_t(oldest_of(position) - here.key);
+        for (int t = 0; t < VECTORS; t++) {
+            const Ints at = lanes() + t * WIDTH;
+            s[t] = ((at <= newest) & (at >= oldest)) ? s[t] : splat(LOWEST);
+        }
+    }
+
+    // The scores of a strip become weights.
+    template <class Beside> void soften(const Place& here, Space& w, const Strip& strip, Beside beside) const {
+        const int from = strip.from * LANES / WIDTH, until = strip.until * LANES / WIDTH;
+        const float factor = bent ? 1.0f : b.scale * LOG2_E;
+        for (int i = 0; i < strip.rows; i++) {
+            auto* s = (Floats*)(strip.s + i * BLOCK);
+            const int64_t position = strip.position + (strip.first % group + i) / group;
+            if (bent) bend(s, here, here.task.kv_head * group + (strip.first + i) % group, position);
+            if (!strip.whole) hide(s, here, position);
+            Floats even = splat(LOWEST), odd = even;
+            for (int t = from; t < until; t += 2) even = larger(s[t], even), odd = larger(s[t + 1], odd);
+            *w.base.at(i) = peak(larger(even, odd)) * factor;
+        }
+        for (int i = 0; i < strip.rows; i += WIDTH) {
+            const Floats old = load<Floats>(w.m.at(strip.first + i)), m = larger(load<Floats>(w.base.at(i)), old);
+            const Floats base = m == LOWEST ? Floats{} : m;  // nothing seen so far
+            write_floats(w.m.at(strip.first + i), m);
+            write_floats(w.base.at(i), base);
+            write_floats(strip.shrink + i, power_of_two(old - base));
+        }
+        for (int piece = 0; piece < PIECES; piece++) {
+            for (int i = strip.rows * piece / PIECES; i < strip.rows * (piece + 1) / PIECES; i++) {
+                const auto* s = (const Floats*)(strip.s + i * BLOCK);
+                auto* p = (Element*)(strip.p + i * BLOCK / T::PAIR);
+                const float base = *w.base.at(i);
+                Floats even = {}, odd = {};
+                for (int t = from; t < until; t += 2) {
+                    const Floats x = power_of_two(s[t] * factor - base), y = power_of_two(s[t + 1] * factor - base);
+                    even += x, odd += y;
+                    T::store(p + t * WIDTH, x);
+                    T::store(p + (t + 1) * WIDTH, y);
+                }
+                Floats& l = *w.l.at(strip.first + i);
+                l = l * strip.shrink[i] + (even + odd);
+            }
+            beside(piece);
+        }
     }
 
     // Divide by the softmax's sum and write. A sink is one more key, with a score and no value.
     void finish(const Task& task, int i, const float* out, float m, float l) const {
         const int head = task.kv_head * group + i % group;
-        if (b.sinks) l += std::exp(b.sinks[head] - m);
+        if (b.sinks) l += std::exp2(b.sinks[head] * LOG2_E - m);
+        const float part = 1.0f / l;
         const int64_t token = b.query_start[task.row] + task.first + i / group;
         auto* to = (Element*)b.out + (token * b.heads + head) * b.dim;
-        for (int d = 0; d < b.dim; d += WIDTH) T::store(to + d, load<Floats>(out + d) / l);
+        for (int d = 0; d < b.dim; d += WIDTH) T::store(to + d, load<Floats>(out + d) * part);
     }
 
     void plan(std::vector<Task>& tasks, int32_t& partials) const {
@@ -299,20 +639,17 @@ template <class T, class S> struct Attention {
         for (int row = 0; row < b.rows; row++) {
             const int count = b.query_start[row + 1] - b.query_start[row];
             const int64_t length = b.context_lens[row];
-            for (int first = 0; first < count; first += most) {
-                const int n = std::min(most, count - first);
-                const int64_t position = length - count + first, until = position + n;
-                const int64_t oldest = b.window ? std::max<int64_t>(position - b.window + 1, 0) : 0;
-                const int64_t from = oldest / BLOCK * BLOCK;
-                const bool split = count == 1 && (until - 1) / PARTITION > from / PARTITION;
-                for (int head = 0; head < b.kv_heads; head++)
-                    if (!split)
-                        tasks.push_back({row, head, first, n, oldest, from, until, -1, n == count});
-                    else
-                        for (int64_t part = from; part < until; part = (part / PARTITION + 1) * PARTITION)
-                            tasks.push_back({row, head, first, n, oldest, part,
-                                             std::min(until, (part / PARTITION + 1) * PARTITION), partials++, false});
-            }
+            for (int head = 0; head < b.kv_heads; head++)  // whose keys stay in a cache; the longest first
+                for (int first = (count - 1) / most * most; first >= 0; first -= most) {
+                    const int n = std::min(most, count - first);
+                    const int64_t position = length - count + first, until = position + n;
+                    const int64_t oldest = oldest_of(position), from = oldest / BLOCK * BLOCK;
+                    const bool split = count == 1 && (until - 1) / PARTITION > from / PARTITION;
+                    if (!split) tasks.push_back({row, head, first, n, oldest, from, until, -1, n == count});
+                    for (int64_t part = from; split && part < until; part = (part / PARTITION + 1) * PARTITION)
+                        tasks.push_back({row, head, first, n, oldest, part,
+                                         std::min(until, (part / PARTITION + 1) * PARTITION), partials++, false});
+                }
         }
     }
 
@@ -326,7 +663,7 @@ template <class T, class S> struct Attention {
             for (int part = 0; part < count; part++) {
                 const float* from = kept + (task[part].partial * group + i) * size;
                 if (from[0] == LOWEST) continue;
-                const float weight = std::exp(from[0] - m);
+                const float weight = std::exp2(from[0] - m);
                 l += from[1] * weight;
                 for (int d = 0; d < b.dim; d++) sum[d] += from[2 + d] * weight;
             }
@@ -334,18 +671,18 @@ template <class T, class S> struct Attention {
         }
     }
 
-    void work(const Task& task, const Task& then, Space& space, float* kept, int64_t size) const {
+    void work(const Task& task, const Task& then, Space& space, float* kept, int64_t size, bool asks) const {
         if (task.alone) write(task.row, task.kv_head);
-        run(task, then, space);
+        run(task, then, space, asks);
         for (int i = 0; i < task.count * group; i++) {
             if (task.partial < 0) {
-                finish(task, i, &space.out[i * b.dim], space.m[i], space.l[i]);
+                finish(task, i, space.out.at(i * b.dim), *space.m.at(i), total(*space.l.at(i)));
                 continue;
             }
             float* to = kept + (task.partial * group + i) * size;
-            to[0] = space.m[i];
-            to[1] = space.l[i];
-            std::memcpy(to + 2, &space.out[i * b.dim], b.dim * sizeof(float));
+            to[0] = *space.m.at(i);
+            to[1] = total(*space.l.at(i));
+            std::memcpy(to + 2, space.out.at(i * b.dim), b.dim * sizeof(float));
         }
     }
 
@@ -367,10 +704,13 @@ template <class T, class S> struct Attention {
 #pragma omp for schedule(static)
                 for (size_t i = 0; i < shared.size(); i++) write(shared[i]->row, shared[i]->kv_head);
             }  // where all wait for each other
-            Space space(b, most);
+            Space space(*this, most <= 16 ? 16 : (most + STRIP - 1) / STRIP * STRIP);
+            const Task* before = nullptr;
             for (size_t at = taken++; at < tasks.size();) {  // a thread knows its next task, and asks for its memory early
                 const size_t then = taken++;
-                work(tasks[at], tasks[std::min(then, tasks.size() - 1)], space, kept.data(), size);
+                const bool known = before && before->row == tasks[at].row && before->kv_head == tasks[at].kv_head;
+                work(tasks[at], tasks[std::min(then, tasks.size() - 1)], space, kept.data(), size, !known);
+                before = &tasks[at];
                 at = then;
             }
         }
@@ -384,37 +724,63 @@ template <class T, class S> struct Attention {
         }
     }
 
-    static void keep(Stored* to, const Element* from) {  // a vector, as the cache has it
-        if constexpr (SMALL) {
-            const Words bytes = to_eight<S>(T::read(from));
-            for (int j = 0; j < WIDTH; j++) to[j] = Stored(bytes[j]);
-        } else {
-            std::memcpy(to, from, WIDTH * sizeof(Element));
+    static Words stored(const Element* from) {  // a vector's numbers as the cache has them
+        if constexpr (SMALL) return to_eight<S>(T::read(from));
+        else if constexpr (T::PAIR == 2) return __builtin_convertvector(load<Halves>(from), Words);
+        else return load<Words>(from);
+    }
+    static void keep(uint32_t* to, Words x) { std::memcpy(to, &x, sizeof x); }
+    static void keep(uint16_t* to, Words x) {
+        const Halves halves = __builtin_convertvector(x, Halves);
+        std::memcpy(to, &halves, sizeof halves);
+    }
+    static void keep(uint8_t* to, Words x) {
+        for (int j = 0; j < WIDTH; j++) to[j] = uint8_t(x[j]);
+    }
+    static void keep(float* to, Words x) { keep((uint32_t*)to, x); }
+    static void keep_pairs(uint16_t* to, Words x) { std::memcpy(to, &x, sizeof x); }
+    static void keep_pairs(uint8_t* to, Words x) { keep((uint16_t*)to, x); }
+    static void keep_pairs(float*, Words) {}
+
+    // The new keys and values of a row. A tile's values are zeroed when its first key is written: what an earlier owner left
+    // there, NaN included, must not come back as 0 * NaN.
+    void write(int row, int kv) const {
+        const int64_t until = b.query_start[row + 1];
+        for (int64_t token = b.query_start[row]; token < until;) {
+            const int64_t slot = b.slots[token], block = slot / b.block_size, offset = slot % b.block_size;
+            auto* base = (Stored*)b.cache + block * b.cache_stride + kv * head + offset / LANES * LANES * b.dim;
+            auto* values = base + b.kv_heads * head;
+            const int at = offset % LANES;
+            const bool two = T::PAIR == 2 && at % 2 == 0 && token + 1 < until && b.slots[token + 1] == slot + 1;
+            if (at == 0) std::memset(values, 0, LANES * b.dim * sizeof(Stored));
+            write_key(base, at, token, kv);
+            if (two) write_key(base, at + 1, token + 1, kv);
+            two ? write_values<2>(values, at, token, kv) : write_values<1>(values, at, token, kv);
+            token += 1 + two;
         }
     }
 
-    // The new keys and values of a row. A tile's values are zeroed when its first key is written: what an earlier owner left there, NaN included, must not
-    // come back as 0 * NaN.
-    void write(int row, int kv) const {
-        constexpr int PAIR = T::PAIR;
-        for (int64_t token = b.query_start[row]; token < b.query_start[row + 1]; token++) {
-            const int64_t block = b.slots[token] / b.block_size, offset = b.slots[token] % b.block_size;
-            auto* base = (Stored*)b.cache + block * b.cache_stride + offset / LANES * LANES * b.dim;
-            auto* keys = base + kv * head;
-            auto* values = base + (b.kv_heads + kv) * head;
-            const int at = offset % LANES;
-            const auto* k = (const Element*)b.k + token * b.k_stride + kv * b.dim;
-            const auto* v = (const Element*)b.v + token * b.v_stride + kv * b.dim;
-            if (at == 0) std::memset(values, 0, LANES * b.dim * sizeof(Stored));
-            for (int d = 0; d < b.dim; d += WIDTH) {
-                Stored key[WIDTH], value[WIDTH];
-                keep(key, k + d);
-                keep(value, v + d);
-                for (int j = 0; j < WIDTH; j++) {
-                    keys[((d + j) / PAIR * LANES + at) * PAIR + j % PAIR] = key[j];
-                    values[(at / PAIR * b.dim + d + j) * PAIR + at % PAIR] = value[j];
-                }
-            }
+    void write_key(Stored* keys, int at, int64_t token, int kv) const {
+        const auto* from = (const Element*)b.k + token * b.k_stride + kv * b.dim;
+        for (int d = 0; d < b.dim; d += WIDTH) {
+            Stored key[WIDTH];
+            keep(key, stored(from + d));
+            for (int j = 0; j < WIDTH; j += T::PAIR)
+                std::memcpy(keys + (d + j) * LANES + at * T::PAIR, key + j, T::PAIR * sizeof(Stored));
+        }
+    }
+
+    // Values of a token, or of a pair.
+    template <int N> void write_values(Stored* values, int at, int64_t token, int kv) const {
+        const auto* from = (const Element*)b.v + token * b.v_stride + kv * b.dim;
+        Stored* to = values + at / T::PAIR * b.dim * T::PAIR + at % T::PAIR;
+        for (int d = 0; d < b.dim; d += WIDTH) {
+            const Words value = stored(from + d);
+            if (N == 1)
+                for (int j = 0; j < WIDTH; j++)
+                    std::memcpy(to + (d + j) * T::PAIR, (const char*)&value + 4 * j, sizeof(Stored));
+            else
+                keep_pairs(to + d * 2, value | stored(from + b.v_stride + d) << (8 * sizeof(Stored)));
         }
     }
 };

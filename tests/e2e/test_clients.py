@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -85,7 +86,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]
         yield found
 
 
-def run(*command: Any, folder: Path, clients: Path, timeout: float = 100) -> str:
+def run(*command: Any, folder: Path, clients: Path, timeout: float = 500) -> str:
     """Standard output of a command that must end well, in the clients' environment, without a hub."""
     environment = {
         "PATH": f"{clients}{os.pathsep}{os.environ['PATH']}",
@@ -109,8 +110,8 @@ def run(*command: Any, folder: Path, clients: Path, timeout: float = 100) -> str
     return done.stdout
 
 
-def script(name: str, url: str, clients: Path, folder: Path) -> str:
-    return run(clients / "python", HERE / name, f"{url}/v1", folder=folder, clients=clients)
+def script(name: str, url: str, clients: Path, folder: Path, *more: str) -> str:
+    return run(clients / "python", HERE / name, f"{url}/v1", *more, folder=folder, clients=clients)
 
 
 @pytest.mark.parametrize(("program", "printed"), [pytest.param(p, out, id=name) for name, p, out in programs()])
@@ -142,17 +143,19 @@ def test_errors_are_the_clients_own(server: servers.Server, clients: Path, tmp_p
 
 
 def test_a_full_queue_is_waited_for_by_the_client(clients: Path, tmp_path: Path) -> None:
-    queue = ("--max-waiting-requests", "1", "--max-num-seqs", "1")
-    with servers.running([*SERVE, *queue], tmp_path / "log", ONE_THREAD) as server:
-        assert script("openai_retries.py", server.url, clients, tmp_path) == "12 True\n"
+    gate = servers.Gate(tmp_path)
+    queue = ("--max-waiting-requests", "1", "--max-num-seqs", "1", *gate.args)
+    with servers.running([*SERVE, *queue], tmp_path / "log", ONE_THREAD) as server, ThreadPoolExecutor() as pool:
+        with gate.shut():
+            hurried = pool.submit(script, "openai_retries.py", server.url, clients, tmp_path, "0")
+            assert servers.until(lambda: server.text().count('" 429 ') == 11)
+        assert hurried.result() == "1\n"
+        assert script("openai_retries.py", server.url, clients, tmp_path, "40") == "12\n"
 
 
 def test_a_server_that_starts_is_waited_for_by_the_client(clients: Path, tmp_path: Path) -> None:
-    server = servers.start(SERVE, tmp_path / "log", ONE_THREAD)
-    try:
+    with servers.started(SERVE, tmp_path / "log", ONE_THREAD) as server:
         assert script("openai_starting.py", server.url, clients, tmp_path) == "The capital of France is Paris.\n"
-    finally:
-        server.stop()
 
 
 @pytest.fixture(scope="module")

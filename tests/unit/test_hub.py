@@ -70,6 +70,7 @@ def fetch(tmp_path: Path, hub: FakeHub) -> Fetch:
     ) -> Any:
         settings = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home")}
         settings |= {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+        settings |= {"HF_HUB_ETAG_TIMEOUT": "240", "HF_HUB_DOWNLOAD_TIMEOUT": "240"}
         clean = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING"))}
         done = subprocess.run(
             [sys.executable, "-c", script, json.dumps([model, load or {}])],

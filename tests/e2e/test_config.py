@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ferrule import LLM, SamplingParams
+from ferrule.log import flush
 from ferrule_testkit.server import running
 
 
@@ -46,4 +47,5 @@ def test_a_configuration_from_another_folder(tmp_path: Path, capfd: pytest.Captu
         assert llm.model.max_model_len == 64
         (output,) = llm.generate(["Hello"], SamplingParams(max_tokens=2), use_tqdm=False)
     assert len(output.outputs[0].token_ids) <= 2
+    flush(240)
     assert "swap_space is accepted without effect" in capfd.readouterr().err

@@ -474,7 +474,7 @@ def test_hooks_are_told_and_notices_are_logged(
     with LLM(str(tiny_llama), dtype="float32", num_gpu_blocks_override=64):
         assert told == [("llm", str(tiny_llama))]
     assert told[1:] == [("llm", 0)]
-    flush()
+    flush(240)
     assert "FERRULE_NO_SUCH_VARIABLE" in capfd.readouterr().err
 
 

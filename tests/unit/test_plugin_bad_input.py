@@ -22,7 +22,7 @@ def without_strangers(plugins: PluginSet) -> list[str]:
 
 @pytest.mark.parametrize("bad", BAD, ids=[repr(bad.name[:20]) for bad in BAD])
 def test_each_is_one_line_and_a_refusal(site, capsys, monkeypatch, bad: Bad):
-    monkeypatch.setattr(plugin_probe, "_TIMEOUT", 1.0 if bad.name == "hangs" else 60.0)
+    monkeypatch.setattr(plugin_probe, "_TIMEOUT", 1.0 if bad.name == "hangs" else 240.0)
     bad.install(site.folder)
     plugins = site.discover()
     PluginsCommand().run(["list", "policy"], plugins)

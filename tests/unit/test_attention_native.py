@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
+import shutil
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -18,9 +20,34 @@ from ferrule_kernels.attention import narrowed
 from ferrule_kernels.cpu import library
 from ferrule_plugins.attention.cpu_native import CpuNativeAttention
 from ferrule_testkit.kits.attention import attention as definition
+from ferrule_testkit.kits.attention import layout_of
 
 CPU = DeviceCaps("cpu", "test", 1 << 30)
 PARTITION = 2048  # keys, of the kernel
+SOURCE = Path(library.__file__).parent / "attention.cpp"
+COMPUTED = pytest.mark.parametrize(
+    ("kernels", "dtype"),
+    [("installed", torch.float32), ("installed", torch.bfloat16), ("emulated tiles", torch.bfloat16)],
+    indirect=["kernels"],
+)
+
+
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    if shutil.which("g++") is None:
+        pytest.skip("there is no compiler")
+    target = tmp_path_factory.mktemp("tiles") / "tiles.so"
+    flags = (*library.FLAGS, "-march=native", "-DFERRULE_EMULATE_TILES", "-shared")
+    subprocess.run(["g++", *flags, str(SOURCE), "-o", str(target)], check=True)
+    return ctypes.CDLL(str(target))
+
+
+@pytest.fixture
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library that is installed, or one whose tile registers are emulated."""
+    if request.param != "installed":
+        loaded = request.getfixturevalue("emulated")
+        monkeypatch.setattr(library, "load", lambda: loaded)
 
 
 @dataclass
@@ -77,30 +104,69 @@ def options(dim: int, **more: object) -> AttentionOptions:
     return AttentionOptions(scale=dim**-0.5, **more)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@COMPUTED
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("more", [{}, {"window": 37}])
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "dim", "block_size"),
     [(16, 8, 128, 16), (4, 2, 64, 16), (6, 1, 80, 32), (8, 8, 32, 128), (2, 2, 256, 64), (40, 1, 16, 16)],
 )
-def test_shapes_equal_the_definition(heads: int, kv_heads: int, dim: int, block_size: int, dtype: torch.dtype) -> None:
-    world = World(heads, kv_heads, dim, 203, dtype, options(dim), block_size)
+def test_shapes_equal_the_definition(
+    heads: int, kv_heads: int, dim: int, block_size: int, more: dict[str, int], dtype: torch.dtype
+) -> None:
+    world = World(heads, kv_heads, dim, 203, dtype, options(dim, **more), block_size)
     exact = {"rtol": 0, "atol": 1e-5 if dtype is torch.float32 else 2e-2}
     for start, stop in ((0, 70), (70, 201), (201, 202), (202, 203)):
         torch.testing.assert_close(world.run(start, stop).double(), world.expected(start, stop), **exact)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@COMPUTED
+@pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("more", [{}, {"window": 37}, {"soft_cap": 5.0}])
-def test_a_prompt_has_the_same_bits_however_it_is_cut(more: dict[str, object], dtype: torch.dtype) -> None:
-    whole = World(8, 2, 64, 150, dtype, options(64, **more))
+@pytest.mark.parametrize(("heads", "kv_heads", "dim", "block_size"), [(8, 2, 64, 16), (6, 1, 80, 32), (3, 1, 128, 128)])
+def test_a_prompt_has_the_same_bits_however_it_is_cut(
+    heads: int, kv_heads: int, dim: int, block_size: int, more: dict[str, object], dtype: torch.dtype
+) -> None:
+    whole = World(heads, kv_heads, dim, 150, dtype, options(dim, **more), block_size)
     wanted = whole.run(0, 150)
     for size in (1, 7, 64):
-        cut = World(8, 2, 64, 150, dtype, options(64, **more))
+        cut = World(heads, kv_heads, dim, 150, dtype, options(dim, **more), block_size)
         pieces = [cut.run(start, min(start + size, 150)) for start in range(0, 150, size)]
         assert torch.equal(torch.cat(pieces), wanted), size
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@COMPUTED
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("more", [{}, {"window": 40}, {"alibi_slopes": (0.5, 0.25, 0.125, 0.0625)}])
+def test_a_row_has_the_same_bits_in_any_batch(more: dict[str, object], dtype: torch.dtype) -> None:
+    rows = [(1, 1), (1, 129), (20, 20), (1, 300), (33, 190), (3, 64), (1, 40), (140, 140)]
+    scoring = options(32, **more)
+    layout = layout_of(rows, 16, scoring.window)
+    attention = CpuNativeAttention()
+    torch.manual_seed(2)
+    spec = LayerCache(CacheGroup("full", 16), 2, 32)
+    cache = torch.randn(attention.cache_shape(spec, int(layout.block_table.max()) + 1)).to(dtype)
+    cache[0] = 0
+    total = sum(count for count, _ in rows)
+    q, k, v = (torch.randn(total, heads, 32).to(dtype) for heads in (4, 2, 2))
+    together = attention.run(q, k, v, cache, attention.plan(layout), scoring)
+    start = 0
+    for row, (count, length) in enumerate(rows):
+        part = slice(start, start + count)
+        alone = replace(
+            layout,
+            block_table=layout.block_table[row : row + 1],
+            slot_mapping=layout.slot_mapping[part],
+            query_lens_host=(count,),
+            context_lens_host=(length,),
+        )
+        out = attention.run(q[part], k[part], v[part], cache, attention.plan(alone), scoring)
+        assert torch.equal(out, together[part]), (count, length)
+        start += count
+
+
+@COMPUTED
+@pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("cache_type", ["fp8", "fp8_e5m2"])
 def test_a_cache_of_eight_bits_is_what_it_was_rounded_to(cache_type: str, dtype: torch.dtype) -> None:
     """The definition over rounded keys and values, and the same bits however the prompt is cut."""
@@ -147,21 +213,35 @@ def test_each_number_is_rounded_as_torch_does(cache_type: str, dtype: torch.dtyp
     assert float(out.nan_to_num().max()) == torch.finfo(stored).max
 
 
-def test_a_long_context_is_summed_over_partitions() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_long_context_is_summed_over_partitions(dtype: torch.dtype) -> None:
     length = 2 * PARTITION + 300
+    exact = {"rtol": 0, "atol": 1e-5 if dtype is torch.float32 else 1e-2}
     for more in ({}, {"sinks": torch.tensor([0.5, -1.0])}, {"window": PARTITION + 100}):
-        world = World(2, 1, 16, length, torch.float32, options(16, **more))
+        world = World(2, 1, 16, length, dtype, options(16, **more))
         world.run(0, length - 1)
         expected = world.expected(length - 1, length)
-        torch.testing.assert_close(world.run(length - 1, length).double(), expected, rtol=0, atol=1e-5)
+        torch.testing.assert_close(world.run(length - 1, length).double(), expected, **exact)
 
 
-def test_an_infinite_score_stays_in_its_row() -> None:
-    world = World(2, 2, 16, 40, torch.float32, options(16))
+@COMPUTED
+@pytest.mark.usefixtures("kernels")
+def test_an_infinite_score_stays_in_its_row(dtype: torch.dtype) -> None:
+    world = World(2, 2, 16, 40, dtype, options(16))
     world.k[3] = float("inf")
     out = world.run(0, 40)
     assert bool(out[:3].isfinite().all())
     assert not bool(out[5].isfinite().all())
+
+
+@COMPUTED
+@pytest.mark.usefixtures("kernels")
+def test_a_score_that_is_far_below_the_largest_has_no_weight(dtype: torch.dtype) -> None:
+    """Weights are exactly zero: they do not become the smallest numbers of their type."""
+    world = World(2, 2, 16, 40, dtype, options(16))
+    world.q[:], world.k[:], world.k[3] = 1.0, -20.0, 20.0
+    expected = world.v[3].expand(37, 2, 16)
+    assert torch.equal(world.run(0, 40)[3:], expected)
 
 
 @pytest.mark.parametrize(

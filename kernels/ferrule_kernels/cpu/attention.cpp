@@ -10,18 +10,19 @@
 //
 // A cache of 8 bits has bytes in the place of a cell's numbers; a block of it is widened to cells before it is used.
 //
-// Two tiles of keys, or of values that follow each other in memory, are a tile register of weights each, 16 keys or 16
-// dims wide. What tile registers read lies so, or is copied: values whose tiles are apart, and keys whose dims are no
-// multiple of 32, which get rows of zeros.
+// That is what tile registers read, too: 32 dims of 16 keys, or, where two tiles of values follow each other in memory,
+// 16 dims of 32 keys. What does not lie so is copied: values whose tiles are apart, and keys whose dims are no multiple
+// of 32, which get rows of zeros.
 //
-// A query's numbers are summed over blocks of 64 keys (128 with tile registers) that begin at multiples of it, each in one
-// order. Keys that it does not see add nothing, not even a rounding: so its result has the same bits alone, in a batch,
-// and however a prompt is cut, as long as its keys lie in one partition.
+// A query's numbers are summed over blocks of 64 keys (128 with tile registers) that begin at multiples of as many,
+// each in one order. Keys that it does not see add nothing, not even a rounding: so its result has the same bits alone,
+// in a batch, and however a prompt is cut, as long as its keys lie in one partition.
 #include "float8.h"
 #include "tiles.h"
 
 #include <algorithm>
 #include <atomic>
+#include <memory>
 #include <type_traits>
 #include <vector>
 
@@ -30,7 +31,8 @@ namespace {
 constexpr int COLUMNS = WIDTH / 4;     // vectors that a row of sums has: four rows fill the registers
 constexpr int LANES = 16;              // keys of a tile
 constexpr int STRIP = 32;              // queries x heads of a group that are computed together
-constexpr int PIECES = 4;              // that a product is cut into, so that it runs while other rows are softened
+constexpr int PIECES = 4;              // that the products of a strip are cut into, to run while another is softened
+constexpr int NEAR = 4;                // tiles that few rows read at a time: the nearest cache holds the next, too
 constexpr int64_t PARTITION = 2048;    // keys of one task where a row has a single query
 constexpr float LOWEST = -INFINITY;
 constexpr float LOG2_E = 1.44269504088896341f;
@@ -70,16 +72,20 @@ inline Floats power_of_two(Floats x) {
 
 inline void write_floats(float* to, Floats x) { std::memcpy(to, &x, sizeof x); }
 
-// Memory for numbers that begins where a line of the cache does; zeros at first.
+inline void copy_lines(void* to, const void* from, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += 64) std::memcpy((char*)to + i, (const char*)from + i, 64);
+}
+
+// Memory for numbers that begins where a line of the cache does; what it holds at first is not said.
 template <class E> class Scratch {
     struct alignas(64) Line {
         char bytes[64];
     };
-    std::vector<Line> lines_;
+    std::unique_ptr<Line[]> lines_;
 
   public:
-    explicit Scratch(size_t count) : lines_((count * sizeof(E) + sizeof(Line) - 1) / sizeof(Line)) {}
-    E* at(size_t i) { return (E*)lines_.data() + i; }
+    explicit Scratch(size_t count) : lines_(new Line[(count * sizeof(E) + sizeof(Line) - 1) / sizeof(Line)]) {}
+    E* at(size_t i) { return (E*)lines_.get() + i; }
 };
 
 struct F32 {
@@ -175,17 +181,19 @@ template <class T, class S> struct Attention {
           tile(LANES * b.dim / T::PAIR), key_tile(LANES * depth / T::PAIR), head(b.block_size * b.dim),
           bent(b.soft_cap || b.slopes || b.scale <= 0.0f) {}
 
-    // What a thread computes a task with. `m` and `l` are the running maximum and sum of the softmax. Of what a strip needs
-    // for a block there are two: one is multiplied while the other is softened.
+    // What a thread computes a task with. `m` and `l` are the running maximum and sum of the softmax. Of what a strip
+    // needs for a block there are two: one is multiplied while the other is softened.
     struct Space {
         Tiles tiles;
         Scratch<uint32_t> q, p, keys, values;
         Scratch<float> s, out, m, shrink, base;
         Scratch<Floats> l;
         Space(const Attention& of, int rows)
-            : q(rows * of.depth / T::PAIR), p(2 * STRIP * BLOCK / T::PAIR),
-              keys(SMALL || of.depth != of.b.dim ? PARTS * of.key_tile : 0), values(SMALL || TILED ? PARTS * of.tile : 0),
-              s(2 * STRIP * BLOCK), out(rows * of.b.dim), m(rows), shrink(2 * STRIP), base(STRIP), l(rows) {}
+            : q(rows * of.depth / T::PAIR), p(2 * STRIP * BLOCK / T::PAIR), keys(PARTS * of.key_tile),
+              values(PARTS * of.tile), s(2 * STRIP * BLOCK), out(rows * of.b.dim), m(rows), shrink(2 * STRIP),
+              base(STRIP), l(rows) {
+            std::fill_n(q.at(0), rows * of.depth / T::PAIR, 0u);  // dims that are rounded up stay zero
+        }
     };
 
     // A block of keys, and for whom.
@@ -194,65 +202,90 @@ template <class T, class S> struct Attention {
         int64_t key;
     };
 
-    // Where the keys of a block's tiles lie, here and in the block that comes next, and which of them are seen: [from, until).
-    // Keys behind the window of every query may lie in blocks that others own by now: for them, and for tiles past the end,
-    // stands the null block, whose zeros cannot come back as 0 * NaN.
+    // Where the keys of a block's tiles lie, and which tiles are seen: [from, until). Keys behind the window of every
+    // query may lie in blocks that others own by now: for them, and for tiles past the end, stands the null block. Its
+    // zeros cannot come back as 0 * NaN.
     struct Found {
-        const Stored *at[PARTS], *ahead[PARTS];
+        const Stored* at[PARTS];
         int64_t key;
         int from, until;
     };
 
-    void find(const Place& place, const Stored** at) const {
+    Found find(const Place& place) const {
         const Task& task = place.task;
+        Found found;
         int64_t index = place.key / b.block_size, offset = place.key % b.block_size;
         for (int t = 0; t < PARTS; t++) {
             const int64_t key = place.key + t * LANES;
             const bool real = key + LANES > task.oldest && key < task.until;
             const int64_t block = real ? b.table[task.row * b.table_stride + index] : 0;
-            at[t] = (const Stored*)b.cache + block * b.cache_stride + task.kv_head * head + offset * b.dim;
+            found.at[t] = (const Stored*)b.cache + block * b.cache_stride + task.kv_head * head + offset * b.dim;
             offset += LANES;
             if (offset == b.block_size) offset = 0, index++;
         }
+        found.key = place.key;
+        limit(place.key, task.oldest, task.until, found.from, found.until);
+        return found;
     }
 
-    // The tiles of a block that lie in keys [oldest, until).
+    // The tiles of a block that lie in keys [oldest, until), by twos.
     static void limit(int64_t key, int64_t oldest, int64_t until, int& from, int& to) {
         from = TILED ? int(std::max<int64_t>(oldest - key, 0) / (2 * LANES) * 2) : 0;
         to = TILED ? int((std::min<int64_t>(until - key, BLOCK) + 2 * LANES - 1) / (2 * LANES) * 2) : PARTS;
     }
 
-    // The cells of a block's tiles, and where those of the next block lie, which are asked for while these are used.
+    // The cells of a block's tiles, and for each a tile that is read later, which is asked for while this one is used.
     struct Cells {
         const uint32_t* at[PARTS];
         const char* ahead[PARTS];
     };
 
-    void read(const Found& found, bool values, Space& w, Cells& cells) const {
+    // Tiles [from, until) of a block; `copy` takes those that do not stay where they are. What is asked for lies `far`
+    // tiles later, or in the next block.
+    void read(uint32_t* copy, const Found& found, const Found& next, bool values, int from, int until, int far,
+              Cells& to) const {
         const int64_t part = values ? b.kv_heads * head : 0, size = values ? tile : key_tile;
-        uint32_t* copy = values ? w.values.at(0) : w.keys.at(0);
-        for (int t = found.from; t < found.until; t++) {
+        far = std::min(far, found.until - found.from);
+        for (int t = from; t < until; t++, copy += size) {
             const Stored *at = found.at[t] + part, *beside = found.at[t ^ 1] + part;
-            cells.at[t] = (const uint32_t*)at;
-            cells.ahead[t] = (const char*)(found.ahead[t] + part);
+            const int over = t + far - found.until;  // the tiles of a block are all asked for by the one before
+            to.ahead[t] = (const char*)((over < 0 ? found.at[t + far] : next.at[(next.from + over) % PARTS]) + part);
+            to.at[t] = copy;
             const bool apart = values ? (t % 2 ? at - beside : beside - at) != tile * T::PAIR : depth != b.dim;
-            if (!SMALL && !(TILED && apart)) continue;
-            if constexpr (SMALL) widen_all<S>(at, (Element*)(copy + t * size), tile * T::PAIR, cells.ahead[t]);
-            else std::memcpy(copy + t * size, at, tile * 4);
-            cells.at[t] = copy + t * size;
+            if constexpr (SMALL) widen_all<S>(at, (Element*)copy, tile * T::PAIR, to.ahead[t]);
+            else if (TILED && apart) copy_lines(copy, at, tile * 4);
+            else to.at[t] = (const uint32_t*)at;
+            if (size > tile) std::fill_n(copy + tile, size - tile, 0u);
         }
     }
 
-    // Some rows of a task and what they see of a block: its tiles [from, until), all of their keys where `whole`. `fresh`: they
-    // have no sums yet.
+    // Some rows of a task and what they see of a block: its tiles [from, until), all of their keys where `whole`.
+    // `fresh`: they have no sums yet. `asks`: their products ask for what comes next.
     struct Strip {
-        int first, rows;
-        int64_t position; // of the first query
-        int from, until;
+        int first, rows, from, until;
         bool whole, fresh, asks;
+        int64_t position;  // of the first query
         float *s, *shrink;
         uint32_t* p;
     };
+
+    // Rows of a task from `first` on; `start` is the position of the task's first query.
+    Strip strip_at(Space& w, const Place& here, int first, int rows, int64_t start, int turn) const {
+        const int64_t key = here.key, position = start + first / group, last = start + (first + rows - 1) / group;
+        const int64_t oldest = oldest_of(position), until = std::min(last + 1, here.task.until);
+        Strip strip = {};
+        strip.asks = true;
+        strip.first = first, strip.position = position;
+        strip.rows = until <= key || oldest >= key + BLOCK ? 0 : rows;
+        limit(key, oldest, until, strip.from, strip.until);
+        const int64_t end = key + strip.until * LANES;
+        strip.whole = std::min(position + 1, here.task.until) >= end && oldest_of(last) <= key + strip.from * LANES;
+        strip.fresh = key <= std::max(oldest, here.task.from);
+        strip.s = w.s.at(turn * STRIP * BLOCK);
+        strip.p = w.p.at(turn * STRIP * BLOCK / T::PAIR);
+        strip.shrink = w.shrink.at(turn * STRIP);
+        return strip;
+    }
 
     // out[r] = a[r] . the keys of a block, for R rows
     template <int R, bool FIRST> void scores(const uint32_t* a, const Cells& keys, float* out) const {
@@ -268,7 +301,7 @@ template <class T, class S> struct Attention {
                     for (int r = 0; r < R; r++) sum[r][c] = T::multiply_add(sum[r][c], a[r * n + i], k[c] + i * LANES);
                 }
             for (int r = 0; r < R; r++)
-                for (int c = 0; c < COLUMNS; c++) std::memcpy(out + r * BLOCK + (v + c) * WIDTH, &sum[r][c], sizeof(Floats));
+                for (int c = 0; c < COLUMNS; c++) write_floats(out + r * BLOCK + (v + c) * WIDTH, sum[r][c]);
         }
     }
 
@@ -288,23 +321,24 @@ template <class T, class S> struct Attention {
                         sum[r][c] = T::multiply_add(sum[r][c], p[r * width + t * inner + i], values.at[t] + at);
                 }
         for (int r = 0; r < R; r++)
-            for (int c = 0; c < C; c++) std::memcpy(out + r * b.dim + column + c * WIDTH, &sum[r][c], sizeof(Floats));
+            for (int c = 0; c < C; c++) write_floats(out + r * b.dim + column + c * WIDTH, sum[r][c]);
     }
 
-    template <int R, bool FIRST> void weigh_all(const uint32_t* p, const Cells& values, const float* shrink, float* out) const {
+    template <int R, bool FIRST>
+    void weigh_all(const uint32_t* p, const Cells& values, const float* shrink, float* out) const {
         int column = 0;
         for (; column + COLUMNS * WIDTH <= b.dim; column += COLUMNS * WIDTH)
             weigh<R, COLUMNS, FIRST>(p, values, column, shrink, out);
         for (; column < b.dim; column += WIDTH) weigh<R, 1, FIRST>(p, values, column, shrink, out);
     }
 
-    // Both products of a strip with a block, for R rows from row i of the strip on; `FIRST` are those that ask for the next
-    // block.
+    // Both products of a strip with a block, for R rows from row i of the strip on; `FIRST` ask for the next block.
     template <int R, bool FIRST> void score_rows(Space& w, const Strip& strip, int i, const Cells& keys) const {
         scores<R, FIRST>(w.q.at((strip.first + i) * depth / T::PAIR), keys, strip.s + i * BLOCK);
     }
     template <int R, bool FIRST> void weigh_rows(Space& w, const Strip& strip, int i, const Cells& values) const {
-        weigh_all<R, FIRST>(strip.p + i * BLOCK / T::PAIR, values, strip.shrink + i, w.out.at((strip.first + i) * b.dim));
+        float* out = w.out.at((strip.first + i) * b.dim);
+        weigh_all<R, FIRST>(strip.p + i * BLOCK / T::PAIR, values, strip.shrink + i, out);
     }
 
     void score_strip(Space& w, const Strip& strip, const Cells& keys) const {
@@ -330,17 +364,15 @@ template <class T, class S> struct Attention {
     }
 
 #if TILES
-    // A tile has `first` rows, or two have 16 each; whose rows do not matter is computed with what lies there.
-    static void hold(Space& w, int rows) { rows > 16 ? w.tiles.hold(16, 16) : w.tiles.hold(rows, 0); }
-
     static void ask(const char* at) {
-        for (int i = 0; i < 1024; i += 64) __builtin_prefetch(at + i, 0, 2);
+        for (int i = 0; i < 1024; i += 64) __builtin_prefetch(at + i);
     }
 
-    // Two tiles of keys. `MORE` than 16 rows; `ASKS` for the next block.
-    template <bool MORE, bool ASKS> void score_tiles(Space& w, const Strip& strip, const Cells& keys, int t) const {
+    // Two tiles of keys, for up to 16 rows or `MORE`.
+    template <bool MORE> void score_tiles(Space& w, const Strip& strip, const Cells& keys, int t) const {
         const uint32_t *q = w.q.at(strip.first * depth / 2), *next = q + 8 * depth;
         const uint32_t *even = keys.at[t], *odd = keys.at[t + 1];
+        const bool asks = strip.asks && !SMALL;
         float *s = strip.s + t * LANES, *below = s + 16 * BLOCK;
         TILE_ZERO(0);
         TILE_ZERO(1);
@@ -349,10 +381,10 @@ template <class T, class S> struct Attention {
         for (int64_t i = 0; i < depth / 2; i += 16) {
             TILE_LOAD(4, q + i, depth * 2);
             TILE_LOAD(6, even + i * LANES, 64);
-            if (ASKS) ask(keys.ahead[t] + i * 64);
+            if (asks) ask(keys.ahead[t] + i * 64);
             TILE_DOT_BF16(0, 4, 6);
             TILE_LOAD(7, odd + i * LANES, 64);
-            if (ASKS) ask(keys.ahead[t + 1] + i * 64);
+            if (asks) ask(keys.ahead[t + 1] + i * 64);
             TILE_DOT_BF16(1, 4, 7);
             if (!MORE) continue;
             TILE_LOAD(5, next + i, depth * 2);
@@ -365,39 +397,42 @@ template <class T, class S> struct Attention {
         if (MORE) TILE_STORE(3, below + LANES, BLOCK * 4);
     }
 
-    // Two registers of dims, or the one that is left, of a strip's sums.
-    template <bool MORE, bool TWO, bool ASKS>
-    void weigh_tiles(Space& w, const Strip& strip, const Cells& values, int64_t column) const {
+    void shrink(const Strip& strip, float* out, int dims) const {
+        for (int i = 0; i < strip.rows; i++)
+            for (int d = 0; d < dims && strip.shrink[i] != 1.0f; d += WIDTH)
+                write_floats(out + i * b.dim + d, load<Floats>(out + i * b.dim + d) * strip.shrink[i]);
+    }
+
+    // `TWO` registers of dims, or the one that is left, of a strip's sums over tiles [from, until).
+    template <bool MORE, bool TWO>
+    void weigh_tiles(Space& w, const Strip& strip, const Cells& values, int64_t column, int from, int until) const {
         const int64_t stride = b.dim * 4;
+        const bool asks = strip.asks && !SMALL;
         float *out = w.out.at(strip.first * b.dim + column), *below = out + 16 * b.dim;
-        if (strip.fresh) {
+        if (strip.fresh && from == strip.from) {
             TILE_ZERO(0);
             if (TWO) TILE_ZERO(1);
             if (MORE) TILE_ZERO(2);
             if (MORE && TWO) TILE_ZERO(3);
         } else {
-            for (int i = 0; i < strip.rows; i++) {
-                if (strip.shrink[i] == 1.0f) continue;
-                for (int d = 0; d < (TWO ? 2 : 1) * LANES; d += WIDTH)
-                    write_floats(out + i * b.dim + d, load<Floats>(out + i * b.dim + d) * strip.shrink[i]);
-            }
+            if (from == strip.from) shrink(strip, out, TWO ? 2 * LANES : LANES);
             TILE_LOAD(0, out, stride);
             if (TWO) TILE_LOAD(1, out + LANES, stride);
             if (MORE) TILE_LOAD(2, below, stride);
             if (MORE && TWO) TILE_LOAD(3, below + LANES, stride);
         }
-        for (int t = strip.from; t < strip.until; t += 2) {
+        for (int t = from; t < until; t += 2) {
             const uint32_t *p = strip.p + t * LANES / 2, *next = p + 16 * BLOCK / 2;
             TILE_LOAD(4, p, BLOCK * 2);
             TILE_LOAD(6, values.at[t] + column, stride);
             TILE_DOT_BF16(0, 4, 6);
             if (MORE) TILE_LOAD(5, next, BLOCK * 2);
             if (MORE) TILE_DOT_BF16(2, 5, 6);
-            if (ASKS) ask(values.ahead[t] + column * 32);
+            if (asks) ask(values.ahead[t] + column * 32);
             if (!TWO) continue;
             TILE_LOAD(7, values.at[t] + column + LANES, stride);
+            if (asks) ask(values.ahead[t + 1] + column * 32);
             TILE_DOT_BF16(1, 4, 7);
-            if (ASKS) ask(values.ahead[t + 1] + column * 32);
             if (MORE) TILE_DOT_BF16(3, 5, 7);
         }
         TILE_STORE(0, out, stride);
@@ -406,47 +441,109 @@ template <class T, class S> struct Attention {
         if (MORE && TWO) TILE_STORE(3, below + LANES, stride);
     }
 
-    // One of PIECES pieces of a product.
-    template <bool MORE, bool ASKS> void score_piece(Space& w, const Strip& strip, const Cells& keys, int piece) const {
-        for (int t = strip.from + 2 * piece; t < strip.until; t += 2 * PIECES) score_tiles<MORE, ASKS>(w, strip, keys, t);
+    // Each `step`th pair of the tiles [from, until), or of the registers of dims from `column` on.
+    void score_some(Space& w, const Strip& strip, const Cells& keys, int from, int until, int step) const {
+        for (int t = from; t < until; t += 2 * step)
+            strip.rows > 16 ? score_tiles<true>(w, strip, keys, t) : score_tiles<false>(w, strip, keys, t);
     }
-    template <bool MORE, bool ASKS> void weigh_piece(Space& w, const Strip& strip, const Cells& values, int piece) const {
-        for (int64_t column = 2 * LANES * piece; column < b.dim; column += 2 * LANES * PIECES)
-            if (column + 2 * LANES <= b.dim) weigh_tiles<MORE, true, ASKS>(w, strip, values, column);
-            else weigh_tiles<MORE, false, ASKS>(w, strip, values, column);
-    }
-#endif
-
-    void score(Space& w, const Strip& strip, const Cells& keys, int piece) const {
-#if TILES
-        if constexpr (TILED) {
-            const bool more = strip.rows > 16;
-            if (!SMALL && strip.asks)
-                return more ? score_piece<true, true>(w, strip, keys, piece) : score_piece<false, true>(w, strip, keys, piece);
-            return more ? score_piece<true, false>(w, strip, keys, piece) : score_piece<false, false>(w, strip, keys, piece);
-        }
-#endif
-        if (piece == 0) score_strip(w, strip, keys);
+    void weigh_some(Space& w, const Strip& strip, const Cells& values, int from, int until, int column,
+                    int step) const {
+        for (; column < b.dim; column += 2 * LANES * step)
+            if (column + 2 * LANES > b.dim)
+                strip.rows > 16 ? weigh_tiles<true, false>(w, strip, values, column, from, until)
+                                : weigh_tiles<false, false>(w, strip, values, column, from, until);
+            else
+                strip.rows > 16 ? weigh_tiles<true, true>(w, strip, values, column, from, until)
+                                : weigh_tiles<false, true>(w, strip, values, column, from, until);
     }
 
-    void weigh(Space& w, const Strip& strip, const Cells& values, int piece) const {
-#if TILES
-        if constexpr (TILED) {
-            const bool more = strip.rows > 16;
-            if (!SMALL && strip.asks)
-                return more ? weigh_piece<true, true>(w, strip, values, piece) : weigh_piece<false, true>(w, strip, values, piece);
-            return more ? weigh_piece<true, false>(w, strip, values, piece) : weigh_piece<false, false>(w, strip, values, piece);
-        }
-#endif
-        if (piece == 0) weigh_strip(w, strip, values);
-    }
-
-    // A strip and a block, and what is left to do of them.
+    // A strip and a block.
     struct Step {
-        Place here;
-        Found found;
+        Found here, next;
         Strip strip;
     };
+
+    // Many rows: while a strip is softened by vectors, tile registers score the next one and weigh the one before.
+    void run_many(const Task& task, const Task& then, int64_t start, Space& w, bool asks) const {
+        const int rows = task.count * group;
+        Step steps[3];
+        Cells keys, values;
+        int64_t have = -1;  // the block whose values are there
+        int count = 0;
+        const auto step = [&](int i) { return i >= 0 && i < count ? &steps[i % 3] : nullptr; };
+        const auto advance = [&](int i) {
+            const Step *now = step(i), *before = step(i - 1), *old = step(i - 2);
+            if (old && old->here.key != have) {
+                have = old->here.key;
+                read(w.values.at(0), old->here, old->next, true, old->here.from, old->here.until, PARTS, values);
+            }
+            const auto piece = [&](int n) {
+                if (old) weigh_some(w, old->strip, values, old->strip.from, old->strip.until, 2 * LANES * n, PIECES);
+                if (now) score_some(w, now->strip, keys, now->strip.from + 2 * n, now->strip.until, PIECES);
+            };
+            if (before) soften({task, before->here.key}, w, before->strip, piece);
+            else for (int n = 0; n < PIECES; n++) piece(n);
+        };
+        w.tiles.hold(16, 16);
+        Found here = find({task, task.from});
+        for (int64_t key = task.from; key < task.until; key += BLOCK) {
+            const Found next = find(key + BLOCK < task.until ? Place{task, key + BLOCK} : Place{then, then.from});
+            read(w.keys.at(0), here, next, false, here.from, here.until, PARTS, keys);
+            bool first = asks;
+            for (int i = 0; i < rows; i += STRIP) {
+                Strip strip = strip_at(w, {task, key}, i, std::min(STRIP, rows - i), start, count % 2);
+                if (!strip.rows) continue;
+                strip.asks = first;
+                first = false;
+                steps[count % 3] = {here, next, strip};
+                advance(count++);
+            }
+            here = next;
+        }
+        advance(count);
+        advance(count + 1);
+    }
+#endif
+
+    // Products of a strip with tiles [from, until) of a block.
+    void score(Space& w, const Strip& strip, const Cells& keys, int from, int until) const {
+#if TILES
+        if constexpr (TILED) return score_some(w, strip, keys, from, until, 1);
+#endif
+        score_strip(w, strip, keys);
+    }
+    void weigh(Space& w, const Strip& strip, const Cells& values, int from, int until) const {
+#if TILES
+        if constexpr (TILED) return weigh_some(w, strip, values, from, until, 0, 1);
+#endif
+        weigh_strip(w, strip, values);
+    }
+
+    // Few rows, or vectors: one after the other, near in memory.
+    void run_few(const Task& task, const Task& then, int64_t start, Space& w) const {
+        const int rows = task.count * group;
+        Cells cells;
+        Found here = find({task, task.from});
+        for (int64_t key = task.from; key < task.until; key += BLOCK) {
+            const Found next = find(key + BLOCK < task.until ? Place{task, key + BLOCK} : Place{then, then.from});
+            for (int i = 0; i < rows; i += STRIP) {
+                const Strip strip = strip_at(w, {task, key}, i, std::min(STRIP, rows - i), start, 0);
+                if (!strip.rows) continue;
+                for (int t = strip.from; t < strip.until; t += NEAR) {
+                    const int until = std::min(t + NEAR, strip.until);
+                    read(w.keys.at(0), here, next, false, t, until, NEAR, cells);
+                    score(w, strip, cells, t, until);
+                }
+                soften({task, key}, w, strip, [](int) {});
+                for (int t = strip.from; t < strip.until; t += NEAR) {
+                    const int until = std::min(t + NEAR, strip.until);
+                    read(w.keys.at(0), here, next, true, t, until, NEAR, cells);
+                    weigh(w, strip, cells, t, until);
+                }
+            }
+            here = next;
+        }
+    }
 
     void run(const Task& task, const Task& then, Space& w, bool asks) const {
         const int rows = task.count * group;
@@ -459,102 +556,21 @@ template <class T, class S> struct Attention {
         }
         std::fill_n(w.m.at(0), rows, LOWEST);
         std::fill_n(w.l.at(0), rows, Floats{});
-#if TILES
-        if constexpr (TILED) hold(w, rows);
-#endif
         if (!TILED) std::fill_n(w.out.at(0), rows * b.dim, 0.0f);
-        Found found[4];
-        Strip strips[4];
-        Cells keys, values;
-        int n = 0, f = 0;
-        int64_t have = -1;
-        int of[4];
-        for (int64_t key = task.from; key < task.until; key += BLOCK) {
-            const bool more = key + BLOCK < task.until;
-            Found& now = found[f++ % 4];
-            now.key = key;
-            find({task, key}, now.at);
-            find(more ? Place{task, key + BLOCK} : Place{then, then.from}, now.ahead);
-            limit(key, task.oldest, task.until, now.from, now.until);
-            read(now, false, w, keys);
-            bool first = asks;
-            for (int i = 0; i < rows; i += STRIP) {
-                Strip& strip = strips[n % 4];
-                strip = strip_at({task, key}, i, std::min(STRIP, rows - i), start);
-                if (!strip.rows) continue;
-                strip.asks = first;
-                first = false;
-                of[n % 4] = (f - 1) % 4;
-                strip.s = w.s.at(n % 2 * STRIP * BLOCK);
-                strip.p = w.p.at(n % 2 * STRIP * BLOCK / T::PAIR);
-                strip.shrink = w.shrink.at(n % 2 * STRIP);
-                advance(task, w, strips, found, of, keys, values, have, n);
-                n++;
-            }
+#if TILES
+        if constexpr (TILED) {
+            if (rows > 16) return run_many(task, then, start, w, asks);
+            w.tiles.hold(rows, 0);
         }
-        finish_steps(task, w, strips, found, of, keys, values, have, n);
-    }
-
-    void values_of(const Found& found, Space& w, Cells& values, int64_t& have) const {
-        if (have == found.key) return;
-        have = found.key;
-        read(found, true, w, values);
-    }
-
-    // Score strip n while the one before it is softened and the one before that is weighed.
-    void advance(const Task& task, Space& w, Strip* strips, Found* found, int* of, const Cells& keys, Cells& values,
-                 int64_t& have, int n) const {
-        const Strip& now = strips[n % 4];
-        if (!TILED) {
-            score(w, now, keys, 0);
-            soften({task, found[of[n % 4]].key}, w, now, [](int) {});
-            values_of(found[of[n % 4]], w, values, have);
-            weigh(w, now, values, 0);
-            return;
-        }
-        if (n == 0) {
-            for (int piece = 0; piece < PIECES; piece++) score(w, now, keys, piece);
-            return;
-        }
-        const Strip &before = strips[(n - 1) % 4], &old = strips[(n + 2) % 4];
-        if (n > 1) values_of(found[of[(n + 2) % 4]], w, values, have);
-        soften({task, found[of[(n - 1) % 4]].key}, w, before, [&](int piece) {
-            if (n > 1) weigh(w, old, values, piece);
-            score(w, now, keys, piece);
-        });
-    }
-
-    void finish_steps(const Task& task, Space& w, Strip* strips, Found* found, int* of, const Cells& keys, Cells& values,
-                      int64_t& have, int n) const {
-        if (!TILED || n == 0) return;
-        const Strip &before = strips[(n - 1) % 4], &old = strips[(n + 2) % 4];
-        if (n > 1) values_of(found[of[(n + 2) % 4]], w, values, have);
-        soften({task, found[of[(n - 1) % 4]].key}, w, before, [&](int piece) {
-            if (n > 1) weigh(w, old, values, piece);
-        });
-        values_of(found[of[(n - 1) % 4]], w, values, have);
-        for (int piece = 0; piece < PIECES; piece++) weigh(w, before, values, piece);
-    }
-
-    // The rows of a task from `first` on, and what they see of a block; `start` is the position of the task's first query.
-    Strip strip_at(const Place& here, int first, int rows, int64_t start) const {
-        const int64_t key = here.key, position = start + first / group, last = start + (first + rows - 1) / group;
-        const int64_t oldest = oldest_of(position), until = std::min(last + 1, here.task.until);
-        Strip strip = {};
-        strip.first = first, strip.position = position;
-        strip.rows = until <= key || oldest >= key + BLOCK ? 0 : rows;
-        limit(key, oldest, until, strip.from, strip.until);
-        const int64_t end = key + strip.until * LANES;
-        strip.whole = std::min(position + 1, here.task.until) >= end && oldest_of(last) <= key + strip.from * LANES;
-        strip.fresh = key <= std::max(oldest, here.task.from);
-        return strip;
+#endif
+        run_few(task, then, start, w);
     }
 
     int64_t oldest_of(int64_t position) const { return b.window ? std::max<int64_t>(position - b.window + 1, 0) : 0; }
 
     // A row's scores with a cap and a slope, in units of log 2.
-    void bend(Floats* s, const Place& here, int head, int64_t position) const {
-        for (int t = 0; t < VECTORS; t++) {
+    void bend(Floats* s, int from, int until, const Place& here, int head, int64_t position) const {
+        for (int t = from; t < until; t++) {
             Floats x = s[t] * b.scale;
             if (b.soft_cap) x = capped(x);
             const Ints at = lanes() + int32_t(here.key + t * WIDTH - position);
@@ -576,10 +592,10 @@ template <class T, class S> struct Attention {
         return lanes;
     }
 
-    void hide(Floats* s, const Place& here, int64_t position) const {
+    void hide(Floats* s, int from, int until, const Place& here, int64_t position) const {
         const int32_t newest = int32_t(std::min(position, here.task.until - 1) - here.key);
         const int32_t oldest = int32_t(oldest_of(position) - here.key);
-        for (int t = 0; t < VECTORS; t++) {
+        for (int t = from; t < until; t++) {
             const Ints at = lanes() + t * WIDTH;
             s[t] = ((at <= newest) & (at >= oldest)) ? s[t] : splat(LOWEST);
         }
@@ -592,8 +608,8 @@ template <class T, class S> struct Attention {
         for (int i = 0; i < strip.rows; i++) {
             auto* s = (Floats*)(strip.s + i * BLOCK);
             const int64_t position = strip.position + (strip.first % group + i) / group;
-            if (bent) bend(s, here, here.task.kv_head * group + (strip.first + i) % group, position);
-            if (!strip.whole) hide(s, here, position);
+            if (bent) bend(s, from, until, here, here.task.kv_head * group + (strip.first + i) % group, position);
+            if (!strip.whole) hide(s, from, until, here, position);
             Floats even = splat(LOWEST), odd = even;
             for (int t = from; t < until; t += 2) even = larger(s[t], even), odd = larger(s[t + 1], odd);
             *w.base.at(i) = peak(larger(even, odd)) * factor;
@@ -706,7 +722,7 @@ template <class T, class S> struct Attention {
             }  // where all wait for each other
             Space space(*this, most <= 16 ? 16 : (most + STRIP - 1) / STRIP * STRIP);
             const Task* before = nullptr;
-            for (size_t at = taken++; at < tasks.size();) {  // a thread knows its next task, and asks for its memory early
+            for (size_t at = taken++; at < tasks.size();) {  // a thread knows its next task: it asks for its memory
                 const size_t then = taken++;
                 const bool known = before && before->row == tasks[at].row && before->kv_head == tasks[at].kv_head;
                 work(tasks[at], tasks[std::min(then, tasks.size() - 1)], space, kept.data(), size, !known);
@@ -740,23 +756,25 @@ template <class T, class S> struct Attention {
     static void keep(float* to, Words x) { keep((uint32_t*)to, x); }
     static void keep_pairs(uint16_t* to, Words x) { std::memcpy(to, &x, sizeof x); }
     static void keep_pairs(uint8_t* to, Words x) { keep((uint16_t*)to, x); }
-    static void keep_pairs(float*, Words) {}
 
-    // The new keys and values of a row. A tile's values are zeroed when its first key is written: what an earlier owner left
-    // there, NaN included, must not come back as 0 * NaN.
+    // The new keys and values of a row. A tile's values are zeroed when its first key is written: what an earlier owner
+    // left there, NaN included, must not come back as 0 * NaN.
     void write(int row, int kv) const {
         const int64_t until = b.query_start[row + 1];
-        for (int64_t token = b.query_start[row]; token < until;) {
+        for (int64_t token = b.query_start[row]; token < until; token++) {
             const int64_t slot = b.slots[token], block = slot / b.block_size, offset = slot % b.block_size;
-            auto* base = (Stored*)b.cache + block * b.cache_stride + kv * head + offset / LANES * LANES * b.dim;
-            auto* values = base + b.kv_heads * head;
+            auto* keys = (Stored*)b.cache + block * b.cache_stride + kv * head + offset / LANES * LANES * b.dim;
+            auto* values = keys + b.kv_heads * head;
             const int at = offset % LANES;
-            const bool two = T::PAIR == 2 && at % 2 == 0 && token + 1 < until && b.slots[token + 1] == slot + 1;
             if (at == 0) std::memset(values, 0, LANES * b.dim * sizeof(Stored));
-            write_key(base, at, token, kv);
-            if (two) write_key(base, at + 1, token + 1, kv);
-            two ? write_values<2>(values, at, token, kv) : write_values<1>(values, at, token, kv);
-            token += 1 + two;
+            write_key(keys, at, token, kv);
+            if constexpr (T::PAIR == 2)
+                if (at % 2 == 0 && token + 1 < until && b.slots[token + 1] == slot + 1) {
+                    write_pair(values, at, token++, kv);
+                    write_key(keys, at + 1, token, kv);
+                    continue;
+                }
+            write_value(values, at, token, kv);
         }
     }
 
@@ -770,17 +788,22 @@ template <class T, class S> struct Attention {
         }
     }
 
-    // Values of a token, or of a pair.
-    template <int N> void write_values(Stored* values, int at, int64_t token, int kv) const {
+    void write_value(Stored* values, int at, int64_t token, int kv) const {
         const auto* from = (const Element*)b.v + token * b.v_stride + kv * b.dim;
         Stored* to = values + at / T::PAIR * b.dim * T::PAIR + at % T::PAIR;
         for (int d = 0; d < b.dim; d += WIDTH) {
-            const Words value = stored(from + d);
-            if (N == 1)
-                for (int j = 0; j < WIDTH; j++)
-                    std::memcpy(to + (d + j) * T::PAIR, (const char*)&value + 4 * j, sizeof(Stored));
-            else
-                keep_pairs(to + d * 2, value | stored(from + b.v_stride + d) << (8 * sizeof(Stored)));
+            Stored value[WIDTH];
+            keep(value, stored(from + d));
+            for (int j = 0; j < WIDTH; j++) to[(d + j) * T::PAIR] = value[j];
+        }
+    }
+
+    // Values of two tokens whose places are a pair.
+    void write_pair(Stored* values, int at, int64_t token, int kv) const {
+        const auto* from = (const Element*)b.v + token * b.v_stride + kv * b.dim;
+        for (int d = 0; d < b.dim; d += WIDTH) {
+            const Words first = stored(from + d), second = stored(from + b.v_stride + d);
+            keep_pairs(values + at * b.dim + d * 2, first | second << (8 * sizeof(Stored)));
         }
     }
 };

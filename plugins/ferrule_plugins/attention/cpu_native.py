@@ -1,8 +1,8 @@
 """`cpu_native`: a kernel of our own that reads the paged cache where it lies; prefill and decode are one call.
 
-It uses the processor's bfloat16 products where there are any (AVX512-BF16). A row's result has the same bits alone, in
-a batch and however its prompt is cut, up to 2048 keys; beyond that, tokens that are computed one at a time are summed
-over partitions of the context.
+It uses the processor's bfloat16 products where there are any (AMX, AVX512-BF16). A row's result has the same bits
+alone, in a batch and however its prompt is cut, up to 2048 keys; beyond that, tokens that are computed one at a time
+are summed over partitions of the context.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Prints one line per batch size, for a decode step of rows that have `context` tokens each, and one for a prefill. With
 ``--beside 64`` also for steps in which so many tokens of a prompt are computed beside the rows that decode. With
-``--profile`` also where the time of these steps goes; the clocks themselves add about 2 % to a step of one row.
+``--profile`` also where the time of both goes; the clocks themselves add about 2 % to a step of one row.
 """
 
 from __future__ import annotations
@@ -199,6 +199,8 @@ def main() -> None:
     kind = info.quantization or info.dtype
     print(f"{info.architecture} {kind} {info.num_parameters / 1e6:.1f}M parameters, attention {info.attention}")
     for rows in batches:
+        bench.start(rows, options.context, options.steps)
+        bench.release(range(rows))
         prefill = bench.start(rows, options.context, options.steps)
         decode = bench.decode(rows, options.context, options.steps)
         print(
@@ -212,6 +214,10 @@ def main() -> None:
             with clocks(methods(info, config, plugins)) as found:
                 bench.decode(rows, options.context, options.steps)
             print(table(found, options.steps))
+            bench.release(range(rows))
+            with clocks(methods(info, config, plugins)) as found:
+                bench.start(rows, options.context, options.steps)
+            print(" prefill\n" + table(found, rows))
         bench.release(range(rows))
     executor.shutdown()
 

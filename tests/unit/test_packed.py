@@ -20,7 +20,7 @@ from ferrule.execution.load import Loaded, load
 from ferrule.plugin import PluginSet, discover
 from ferrule_kernels.cpu import dense
 from ferrule_kernels.cpu.matmul import PackedMatrix
-from ferrule_kernels.cpu.packed import LAYOUT
+from ferrule_kernels.cpu.packed import layout
 from ferrule_nn import Dense, Linear
 from ferrule_plugins.command.pack import PackCommand
 from ferrule_plugins.command.pack.write import write
@@ -134,7 +134,7 @@ def test_a_quantized_checkpoint_is_packed_too(
     expected = loaded_from(made, plugins)
     assert same(expected, loaded_from(out, plugins)) > 4
     config = json.loads((out / "config.json").read_text())["quantization_config"]
-    assert (config["quant_method"], config["layout"]) == (METHOD, LAYOUT)
+    assert (config["quant_method"], config["layout"]) == (METHOD, layout())
     assert config["method"] == expected.info.quantization
 
 
@@ -362,7 +362,7 @@ def _configured(change: Callable[[dict[str, Any]], None]) -> Callable[[Path], No
         (_tensors(_other_type), "int16"),
         (_tensors(_lost), "lack.*layers.1.self_attn.qkv_proj.packed_weight"),
         (_tensors(_a_part), "q_proj.packed_weight.*shape"),
-        (_configured(lambda config: config["quantization_config"].update(layout=LAYOUT + 1)), "layout 2, and 1"),
+        (_configured(lambda config: config["quantization_config"].update(layout=3)), "layout 3, and 1 and 2"),
         (_configured(lambda config: config.update(hidden_size=96)), "shape"),
         (_configured(lambda config: config["quantization_config"]["forms"][0]["layers"].pop()), "does not have"),
     ],

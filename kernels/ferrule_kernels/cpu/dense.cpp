@@ -2,9 +2,12 @@
 //
 // Packed weights are read once, front to back. They are cut into panels of 64 channels (the last one may have 16, 32 or
 // 48); a panel of C channels is [inputs / 2][C][2]: neighbouring inputs of a channel lie together, as both AVX512-BF16 and
-// the tile registers read them. Inputs are rounded up to 32 with zeros.
+// the tile registers read them; for these it is [inputs / 32][C / 16][16][16][2], so that what one holds lies together.
+// Inputs are rounded up to 32 with zeros.
 //
 // Sums go over the inputs in their order, whatever other rows there are, so a row has the same bits alone and in any batch.
+#include <memory>
+#include <thread>
 #include <vector>
 #include "panels.h"
 #if defined(__AVX2__)
@@ -24,10 +27,12 @@ constexpr int ROWS = 5, COLUMNS = 4, ALONE = 4;
 constexpr int ROWS = 4, COLUMNS = 2, ALONE = 4;
 #endif
 constexpr int STEP = 32;                  // inputs are rounded up to it: those of a tile register
+constexpr int SQUARE = STEP / 2 * LANES;  // pairs of weights in one
 // Inputs of a panel that all rows take before the next: so many that L2 holds them, 128 KiB, and of one strip, by tile
 // registers, so few that they come just before they are used.
 constexpr int64_t BLOCK = 1024, SHORT = TILES ? 256 : 1 << 30;
 constexpr int64_t CHUNK = 256 / ROWS * ROWS;  // rows of one task
+constexpr int64_t ORDERED = 64;           // rows from which on they are put in the order of tile registers first
 constexpr int64_t SMALL = 1 << 17;        // multiplications that one thread does sooner than two
 
 }  // namespace
@@ -48,66 +53,88 @@ typedef DenseMatrix Matrix;
 
 inline const uint32_t* panel_at(const Matrix& w, int64_t panel) { return w.weights + panel * PANEL * (w.k / 2); }
 
-// A part of a product: `rows` of x, beginning with `x` [.., stride], times `inputs` of a panel; `sums` [rows][PANEL] are
-// added to, or begun where `fresh`.
+// Where in a panel of so many channels a pair of inputs of one of them is, in the order for tile registers or the other.
+inline int64_t place(int64_t channels, int64_t pair, int64_t channel, bool tiles = TILES) {
+    if (!tiles) return pair * channels + channel;
+    return pair / 16 * 16 * channels + channel / LANES * SQUARE + pair % 16 * LANES + channel % LANES;
+}
+
+// Where rows of x are: `stride` from one to the next of 16, and `hop` from 32 inputs to the next. 16 rows are 16 * k.
+struct Rows {
+    const uint16_t* x;
+    int64_t k, stride, hop;
+
+    const uint16_t* at(int64_t row, int64_t input) const {
+        return x + row / 16 * 16 * k + row % 16 * stride + input / STEP * hop;
+    }
+};
+
+// A part of a product: rows of x, from `x` on, times `inputs` of a panel; `sums` [rows][PANEL] are added to, or begun
+// where `fresh`. `soon` are the rows that come next, in the order of tile registers, or null.
 struct Part {
     const uint32_t* weights;
     int64_t channels, inputs;
+    const Rows& rows;
     const uint16_t* x;
-    int64_t stride;
     float* sums;
     bool fresh;
     Ahead ahead;
+    const uint16_t* soon;
 };
 
 #if TILES
 
-// Up to 32 rows times 32 channels, or the 16 that are left.
-void multiply_part(const Part& part, int rows, Tiles& tiles) {
-    const int first = std::min(rows, 16), next = rows - first;
-    const int64_t wide = part.channels * 4, row_bytes = part.stride * 2, sum_bytes = PANEL * 4;
-    tiles.hold(first, next);
-    for (int64_t column = 0; column < part.channels; column += 2 * LANES) {
-        const bool two = column + 2 * LANES <= part.channels;
-        float *sums = part.sums + column, *more = sums + 16 * PANEL;
-        const uint32_t* from = part.weights + column;
-        const uint16_t *x = part.x, *y = x + 16 * part.stride;
-        const char* ahead = part.ahead.from(column, part.inputs / 2);
-        if (part.fresh) {
-            TILE_ZERO(0);
-            if (two) TILE_ZERO(1);
-            if (next) TILE_ZERO(2);
-            if (next && two) TILE_ZERO(3);
-        } else {
-            TILE_LOAD(0, sums, sum_bytes);
-            if (two) TILE_LOAD(1, sums + LANES, sum_bytes);
-            if (next) TILE_LOAD(2, more, sum_bytes);
-            if (next && two) TILE_LOAD(3, more + LANES, sum_bytes);
-        }
-        for (int64_t i = 0; i < part.inputs; i += STEP, from += STEP / 2 * part.channels, x += STEP, y += STEP) {
-            TILE_LOAD(4, x, row_bytes);
-            TILE_LOAD(6, from, wide);
-            if (part.ahead.due(i / STEP)) fetch<2 * LANES * STEP * 2>(ahead);
-            TILE_DOT_BF16(0, 4, 6);
-            if (next) TILE_LOAD(5, y, row_bytes);
-            if (next) TILE_DOT_BF16(2, 5, 6);
-            if (!two) continue;
-            TILE_LOAD(7, from + LANES, wide);
-            TILE_DOT_BF16(1, 4, 7);
-            if (next) TILE_DOT_BF16(3, 5, 7);
-        }
-        TILE_STORE(0, sums, sum_bytes);
-        if (two) TILE_STORE(1, sums + LANES, sum_bytes);
-        if (next) TILE_STORE(2, more, sum_bytes);
-        if (next && two) TILE_STORE(3, more + LANES, sum_bytes);
+// 16 rows, and with NEXT up to 16 more, times 16 channels, and with TWO 16 more, from `column` on.
+template <bool NEXT, bool TWO> void tile(const Part& part, int64_t column) {
+    const int64_t wide = part.channels / LANES * SQUARE, hop = part.rows.hop, row_bytes = part.rows.stride * 2;
+    float *sums = part.sums + column, *more = sums + 16 * PANEL;
+    const uint32_t* from = part.weights + column / LANES * SQUARE;
+    const uint16_t *x = part.x, *y = x + 16 * part.rows.k;
+    const Ahead ask = part.ahead;
+    const char *ahead = ask.from(column, part.inputs / 2), *soon = (const char*)(part.soon + (column ? 16 * part.rows.k : 0));
+    if (part.fresh) {
+        TILE_ZERO(0);
+        if (TWO) TILE_ZERO(1);
+        if (NEXT) TILE_ZERO(2);
+        if (NEXT && TWO) TILE_ZERO(3);
+    } else {
+        TILE_LOAD(0, sums, PANEL * 4);
+        if (TWO) TILE_LOAD(1, sums + LANES, PANEL * 4);
+        if (NEXT) TILE_LOAD(2, more, PANEL * 4);
+        if (NEXT && TWO) TILE_LOAD(3, more + LANES, PANEL * 4);
     }
+    for (int64_t i = 0, steps = part.inputs / STEP; i < steps; i++, from += wide, x += hop, y += hop) {
+        TILE_LOAD(4, x, row_bytes);
+        if (NEXT) TILE_LOAD(5, y, row_bytes);
+        TILE_LOAD(6, from, LANES * 4);
+        if (TWO) TILE_LOAD(7, from + SQUARE, LANES * 4);
+        TILE_DOT_BF16(0, 4, 6);
+        if (NEXT) TILE_DOT_BF16(2, 5, 6);
+        if (ask.due(i)) fetch<2 * LANES * STEP * 2>(ahead);
+        if (part.soon) fetch<16 * STEP * 2>(soon);
+        if (TWO) TILE_DOT_BF16(1, 4, 7);
+        if (NEXT && TWO) TILE_DOT_BF16(3, 5, 7);
+    }
+    TILE_STORE(0, sums, PANEL * 4);
+    if (TWO) TILE_STORE(1, sums + LANES, PANEL * 4);
+    if (NEXT) TILE_STORE(2, more, PANEL * 4);
+    if (NEXT && TWO) TILE_STORE(3, more + LANES, PANEL * 4);
+}
+
+void multiply_part(const Part& part, int rows, Tiles& tiles) {
+    tiles.hold(std::min(rows, 16), std::max(rows - 16, 0));
+    for (int64_t column = 0; column < part.channels; column += 2 * LANES)
+        if (column + 2 * LANES <= part.channels)
+            rows > 16 ? tile<true, true>(part, column) : tile<false, true>(part, column);
+        else
+            rows > 16 ? tile<true, false>(part, column) : tile<false, false>(part, column);
 }
 
 #else
 
 // R rows times C vectors of channels, beginning with `column`.
 template <int R, int C> inline void tile(const Part& part, int64_t column) {
-    const int64_t wide = part.channels, stride = part.stride;
+    const int64_t wide = part.channels, stride = part.rows.stride;
     const uint32_t* from = part.weights + column;
     const uint16_t* x = part.x;
     float* sums = part.sums + column;
@@ -179,7 +206,7 @@ template <class Y> void finish(const Matrix& w, const float* sums, int64_t panel
 
 // Rows [row, row + count) times a panel: a block of its inputs comes once from memory, for all of them.
 template <class Y>
-void multiply_panel(const Matrix& w, const uint16_t* x, Y* y, int64_t panel, int64_t row, int64_t count, Tiles& tiles) {
+void multiply_panel(const Matrix& w, const Rows& x, Y* y, int64_t panel, int64_t row, int64_t count, Tiles& tiles) {
     alignas(64) float sums[CHUNK * PANEL];
     const int64_t channels = channels_of(w.n, panel), block = count <= ROWS ? SHORT : BLOCK;
     const int64_t strips = (count + ROWS - 1) / ROWS;
@@ -190,22 +217,48 @@ void multiply_panel(const Matrix& w, const uint16_t* x, Y* y, int64_t panel, int
         const uint32_t *begin = from + k / 2 * channels, *end = begin + inputs / 2 * channels;
         Ahead ahead = ahead_of(strips, end);
         for (int64_t i = 0; i < count; i += rows, ahead = ahead.next(channels, inputs / 2)) {
-            const Part part = {begin, channels, inputs, x + (row + i) * w.k + k, w.k, sums + i * PANEL, k == 0, ahead};
+            const Part part = {begin, channels, inputs, x, x.at(row + i, k), sums + i * PANEL, k == 0, ahead, x.hop > STEP && i + rows < count ? x.at(row + i + rows, k) : nullptr};
             multiply_part(part, int(std::min(rows, count - i)), tiles);
         }
     }
     finish(w, sums, panel, row, count, y);
 }
 
+// This much memory of the calling thread, until its next call: it grows to the largest product.
+inline void* scratch(size_t bytes) {
+    static thread_local std::unique_ptr<char[]> memory;
+    static thread_local size_t size = 0;
+    if (bytes > size) {
+        memory.reset();
+        memory.reset(new char[(size = bytes) + 63]);
+        huge_pages(memory.get(), bytes);
+    }
+    return (void*)(((uintptr_t)memory.get() + 63) & ~uintptr_t(63));
+}
+
+// Rows [row, end) in the order of tile registers: 16 of them, 32 inputs of each, lie together.
+void order_rows(const Rows& from, const Rows& to, int64_t row, int64_t end) {
+    for (int64_t k = 0; k < from.k; k += STEP)
+        for (int64_t i = row; i < end; i++) std::memcpy((uint16_t*)to.at(i, k), from.at(i, k), STEP * 2);
+}
+
 template <class Y> void multiply(const Matrix& w, const uint16_t* x, Y* y, int64_t m) {
     const int64_t panels = panels_of(w.n), chunks = (m + CHUNK - 1) / CHUNK;
-    Shares shares(panels * chunks, thread_count());
+    const Rows plain = {x, w.k, w.k, STEP};
+    const int64_t order = TILES && m >= ORDERED ? (m + 15) / 16 : 0;
+    const Rows rows = order ? Rows{(uint16_t*)scratch(order * 16 * w.k * 2), w.k, STEP, 16 * STEP} : plain;
+    Shares shares(panels * chunks, thread_count()), ordering(order, thread_count());
+    std::atomic<int64_t> ready(0);
 #pragma omp parallel if (m * w.n * w.k > SMALL)
     {
+        const int thread = thread_number();
+        for (int64_t task; (task = ordering.next(thread)) >= 0; ready++)
+            order_rows(plain, rows, task * 16, std::min(m, task * 16 + 16));
+        while (ready.load(std::memory_order_acquire) < order) std::this_thread::yield();
         Tiles tiles;
-        for (int64_t task; (task = shares.next(thread_number())) >= 0;) {
+        for (int64_t task; (task = shares.next(thread)) >= 0;) {
             const int64_t row = task / panels * CHUNK;
-            multiply_panel(w, x, y, task % panels, row, std::min(CHUNK, m - row), tiles);
+            multiply_panel(w, rows, y, task % panels, row, std::min(CHUNK, m - row), tiles);
         }
     }
 }
@@ -245,10 +298,24 @@ void ferrule_dense_pack(const DenseMatrix* matrix, const uint16_t* weights, int6
             uint32_t* to = w.weights + panel * PANEL * (w.k / 2);
             for (int64_t k = 0; k < w.k / 2; k += 16)  // squares of 16, which stay in the nearest cache
                 for (int64_t c = 0; c < channels; c += LANES)
-                    for (int64_t i = 0; i < 16; i++)
+                    for (int64_t i = k; i < k + 16; i++)
                         for (int64_t j = 0; j < LANES; j++)
-                            to[(k + i) * channels + c + j] = rows[(c + j) * (w.k / 2) + k + i];
+                            to[place(channels, i, c) + j] = rows[(c + j) * (w.k / 2) + i];
         }
+    }
+}
+
+// Put weights that were packed where there are tile registers into the order of where there are none, or the reverse: into
+// that of here.
+void ferrule_dense_turn(const DenseMatrix* matrix) {
+    const DenseMatrix& w = *matrix;
+#pragma omp parallel for schedule(static)
+    for (int64_t panel = 0; panel < panels_of(w.n); panel++) {
+        const int64_t channels = channels_of(w.n, panel);
+        uint32_t* to = w.weights + panel * PANEL * (w.k / 2);
+        const std::vector<uint32_t> from(to, to + channels * (w.k / 2));
+        for (int64_t i = 0; i < w.k / 2; i++)
+            for (int64_t c = 0; c < channels; c++) to[place(channels, i, c)] = from[place(channels, i, c, !TILES)];
     }
 }
 
@@ -305,9 +372,11 @@ int64_t ferrule_dense_rows(const DenseMatrix* matrix, const int64_t* ids, int64_
 #pragma omp parallel for schedule(static) if (count * w.k > SMALL)
     for (int64_t i = 0; i < count; i++) {
         const int64_t panel = ids[i] / PANEL, channels = channels_of(w.n, panel);
-        const uint32_t* from = panel_at(w, panel) + ids[i] % PANEL;
-        for (int64_t k = 0; k + 2 <= inputs; k += 2) std::memcpy(to + i * inputs + k, from + k / 2 * channels, 4);
-        if (inputs % 2) std::memcpy(to + i * inputs + inputs - 1, from + inputs / 2 * channels, 2);
+        const uint32_t* from = panel_at(w, panel);
+        for (int64_t k = 0; k < inputs; k += 2) {
+            const int64_t left = std::min<int64_t>(2, inputs - k);
+            std::memcpy(to + i * inputs + k, from + place(channels, k / 2, ids[i] % PANEL), left * sizeof *to);
+        }
     }
     return count;
 }

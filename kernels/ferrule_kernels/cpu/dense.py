@@ -28,21 +28,23 @@ class _Matrix(ctypes.Structure):
 
 
 @functools.cache
-def _kernels() -> tuple[Any, Any, Any, int]:
-    """(pack, multiply, rows, unit). Raises KernelsUnavailableError."""
+def _kernels() -> tuple[Any, Any, Any, Any, int]:
+    """(pack, turn, multiply, rows, unit). Raises KernelsUnavailableError."""
     loaded, at, count = library.load(), ctypes.c_void_p, ctypes.c_int64
     loaded.ferrule_dense_pack.argtypes = (at, at, count)
     loaded.ferrule_dense.argtypes = (at, at, at, count, ctypes.c_int32)
     loaded.ferrule_dense_rows.argtypes = (at, at, count, at, count)
-    loaded.ferrule_dense_pack.restype = loaded.ferrule_dense.restype = None
-    loaded.ferrule_dense_rows.restype = count
-    return loaded.ferrule_dense_pack, loaded.ferrule_dense, loaded.ferrule_dense_rows, loaded.ferrule_dense_unit()
+    loaded.ferrule_dense_turn.argtypes = (at,)
+    pack, turn, multiply, rows = (getattr(loaded, f"ferrule_dense{name}") for name in ("_pack", "_turn", "", "_rows"))
+    pack.restype = turn.restype = multiply.restype = None
+    rows.restype = count
+    return pack, turn, multiply, rows, loaded.ferrule_dense_unit()
 
 
 def unit() -> str | None:
     """What multiplies here: "tiles" (AMX), "pairs" (AVX512-BF16), "floats" (AVX2 or AVX-512), or None: nothing fast."""
     try:
-        return (None, "floats", "pairs", "tiles")[_kernels()[3]]
+        return (None, "floats", "pairs", "tiles")[_kernels()[4]]
     except library.KernelsUnavailableError:
         return None
 
@@ -68,17 +70,24 @@ class DenseMatrix:
         _kernels()[0](self._address, source.data_ptr(), self.inputs)
 
     @classmethod
-    def of_packed(cls, packed: torch.Tensor, shape: tuple[int, int], bias: torch.Tensor | None = None) -> DenseMatrix:
-        """A weight of `shape` whose bytes are in the kernel's order: what `packed` of such a matrix was."""
+    def of_packed(
+        cls, packed: torch.Tensor, shape: tuple[int, int], bias: torch.Tensor | None = None, turn: bool = False
+    ) -> DenseMatrix:
+        """A weight of `shape` whose bytes are in the kernel's order: what `packed` of such a matrix was.
+
+        With `turn` that was on a processor of the other of `ferrule_kernels.cpu.packed.LAYOUTS`: `packed` is changed.
+        """
         wanted = cls.packed_count(*shape)
         if packed.dtype != torch.bfloat16 or tuple(packed.shape) != (wanted,):
             raise ValueError(f"a packed weight {shape} is bfloat16 [{wanted}], not {packed.dtype} {list(packed.shape)}")
         made = cls.__new__(cls)
         made._hold(packed.contiguous(), shape, bias)
+        if turn:
+            _kernels()[1](made._address)
         return made
 
     def _hold(self, packed: torch.Tensor, shape: tuple[int, int], bias: torch.Tensor | None) -> None:
-        _, self._multiply, self._rows, _ = _kernels()
+        _, _, self._multiply, self._rows, _ = _kernels()
         self.outputs, self.inputs = shape
         self._padding = -self.inputs % STEP
         self.packed = packed

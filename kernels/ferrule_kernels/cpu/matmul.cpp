@@ -8,7 +8,8 @@
 // Packed weights are read once, front to back. They are cut into panels of 64 channels (the last one may have 16, 32 or
 // 48); a panel of C channels holds, for each group:
 //     scales   [C] bfloat16
-//     8 bits   [group / 4][C][4] bytes                 four neighbouring inputs of each channel
+//     8 bits   [group / 4][C][4] bytes                 four neighbouring inputs of each channel; for tile registers, if
+//              [group / 64][C / 16][16][16][4]         64 divides the group, what one holds lies together
 //     4 bits   [group / 8][C][4] bytes, low half: inputs 0-3 of eight, high half: inputs 4-7
 #include <thread>
 #include "matmul.h"
@@ -76,17 +77,27 @@ constexpr int TAKEN = 0;
 #endif
 static_assert(TAKEN == 0 || !TILES, "tile registers take nothing off");
 
+constexpr int64_t MANY = 9;              // quantized rows from which on tile registers are used: the sums are the same
+constexpr int TILE_ROWS = TILES ? 32 : 0;  // of a strip by them
+
 // The quantized rows, in the caller's memory: `q` [rows * digits, k], `scale` and `start` [rows * digits, groups].
-// `start` is what a sum begins with: less the weights' offset times the sum of the activations.
+// `start` is what a sum begins with: less the weights' offset times the sum of the activations. Where rows are `tiled`,
+// q is [rows * digits / 16][k / 64][16][64].
 struct Rows {
     int8_t* q;
     float* scale;
     int32_t* start;
-    Rows(const Matrix& w, int64_t rows, void* memory) {
+    int64_t k;
+    bool tiled;
+
+    Rows(const Matrix& w, int64_t rows, void* memory) : k(w.k), tiled(::tiled(w) && rows * w.digits >= MANY) {
         const int64_t count = rows * w.digits, groups = w.k / w.group;
-        scale = (float*)memory;
+        q = (int8_t*)(((uintptr_t)memory + 63) & ~uintptr_t(63));
+        scale = (float*)(q + (count + 15) / 16 * 16 * w.k);
         start = (int32_t*)(scale + count * groups);
-        q = (int8_t*)(start + count * groups);
+    }
+    int8_t* at(int64_t row, int64_t input) const {
+        return tiled ? q + row / 16 * 16 * k + input / 64 * 1024 + row % 16 * 64 + input % 64 : q + row * k + input;
     }
 };
 
@@ -126,8 +137,8 @@ template <int DIGITS, class T> void quantize(const Matrix& w, const T* x, int64_
         std::memcpy(&most, &bits, 4);
         const bool finite = bits < 0x7f800000u, zero = !finite || most <= TINY;
         const float inverse = zero ? 0.0f : reach / most, scale = !finite ? NAN : zero ? 0.0f : most / reach;
-        int8_t* q = to.q + row * DIGITS * w.k + first;
-        for (int d = 0; d < DIGITS; d++) std::memset(q + d * w.k + count, 0, w.group - count);
+        for (int d = 0; d < DIGITS; d++)
+            for (int64_t i = count; i < w.group; i++) *to.at(row * DIGITS + d, first + i) = 0;
         Ints sums[2] = {};
         visit(x + first, count, [&](Floats number, int64_t i) {
             const Ints v = zero ? Ints{} : nearest(number * inverse);
@@ -135,11 +146,11 @@ template <int DIGITS, class T> void quantize(const Matrix& w, const T* x, int64_
             const int64_t n = std::min<int64_t>(WIDTH, count - i);
             sums[0] += upper;
             const Chars cells = __builtin_convertvector(upper, Chars);
-            std::memcpy(q + i, &cells, n);
+            std::memcpy(to.at(row * DIGITS, first + i), &cells, n);
             if (DIGITS == 1) return;
             sums[1] += lower;
             const Chars others = __builtin_convertvector(lower, Chars);
-            std::memcpy(q + w.k + i, &others, n);
+            std::memcpy(to.at(row * DIGITS + 1, first + i), &others, n);
         });
         for (int d = 0; d < DIGITS; d++) {
             const int64_t at = (row * DIGITS + d) * groups + g;
@@ -157,9 +168,13 @@ struct Panel {
 };
 
 // out [R][PANEL] = R quantized rows, beginning with `row`, times C vectors of channels, beginning with `column`.
-template <int BITS, int R, int C>
+template <int BITS, bool SQUARES, int R, int C>
 void tile(const Matrix& w, const Panel& of, int column, const Rows& x, int64_t row, float* out) {
-    const int64_t groups = w.k / w.group, channels = of.channels, step = channels * 4;
+    const int64_t groups = w.k / w.group, channels = of.channels;
+    const int64_t square = SQUARES ? TILE_INPUTS : w.group, step = SQUARES ? LANES * 4 : channels * 4;
+    const auto place = [&](int64_t channel) {  // of a channel's first weights
+        return SQUARES ? channel / LANES * LANES * square + channel % LANES * 4 : channel * 4;
+    };
     const uint8_t* panel = of.at;
     const char* ahead = of.ahead.from(column, w.k * BITS / 32);
     int64_t steps = 0;
@@ -167,21 +182,24 @@ void tile(const Matrix& w, const Panel& of, int column, const Rows& x, int64_t r
     Floats sum[R][C] = {};
     for (int64_t g = 0; g < groups; g++) {
         const auto* scales = (const uint16_t*)panel + column;
-        const uint8_t* from = panel + channels * 2 + column * 4;
+        const uint8_t* from = panel + channels * 2 + place(column);
         Ints part[R][C];
         for (int r = 0; r < R; r++)
             for (int c = 0; c < C; c++) part[r][c] = Ints{} + x.start[(row + r) * groups + g];
-        for (int64_t i = 0; i < w.group; i += 32 / BITS, from += step) {
-            if (of.ahead.due(steps++)) fetch<C * WIDTH * 4>(ahead);
-            if (BITS == 8) {
+        for (int64_t begin = 0; BITS == 8 && begin < w.group; begin += square) {
+            const uint8_t* here = from + begin * channels;
+            for (int64_t i = begin; i < begin + square; i += 4, here += step) {
+                if (of.ahead.due(steps++)) fetch<C * WIDTH * 4>(ahead);
                 for (int c = 0; c < C; c++) {
-                    const Bytes b = load<Bytes>(from + c * sizeof(Bytes));
+                    const Bytes b = load<Bytes>(here + place(c * WIDTH));
                     for (int r = 0; r < R; r++) part[r][c] = dot<8>(part[r][c], b, load<int32_t>(q + r * w.k + i));
                 }
-                continue;
             }
+        }
+        for (int64_t i = 0; BITS == 4 && i < w.group; i += 8, from += step) {
+            if (of.ahead.due(steps++)) fetch<C * WIDTH * 4>(ahead);
             for (int c = 0; c < C; c++) {
-                const Ints both = load<Ints>(from + c * sizeof(Bytes));
+                const Ints both = load<Ints>(from + place(c * WIDTH));
                 const Bytes low = (Bytes)(both & 0x0f0f0f0f), high = (Bytes)((both >> 4) & 0x0f0f0f0f);
                 for (int r = 0; r < R; r++) {
                     part[r][c] = dot<4>(part[r][c], low, load<int32_t>(q + r * w.k + i));
@@ -201,96 +219,73 @@ void tile(const Matrix& w, const Panel& of, int column, const Rows& x, int64_t r
         for (int c = 0; c < C; c++) std::memcpy(out + r * PANEL + column + c * WIDTH, &sum[r][c], sizeof(Floats));
 }
 
-template <int BITS, int R>
+template <int BITS, bool SQUARES, int R>
 void strip(const Matrix& w, const Panel& panel, const Rows& x, int64_t row, float* out) {
     constexpr int many = R == 1 ? ALONE : COLUMNS;
     int column = 0;
     for (; column + many * WIDTH <= panel.channels; column += many * WIDTH)
-        tile<BITS, R, many>(w, panel, column, x, row, out);
-    for (; column < panel.channels; column += WIDTH) tile<BITS, R, 1>(w, panel, column, x, row, out);
+        tile<BITS, SQUARES, R, many>(w, panel, column, x, row, out);
+    for (; column < panel.channels; column += WIDTH) tile<BITS, SQUARES, R, 1>(w, panel, column, x, row, out);
 }
 
 // `count` quantized rows, at most ROWS
-template <int BITS>
+template <int BITS, bool SQUARES>
 void strips(const Matrix& w, const Panel& panel, const Rows& x, int64_t row, int count, float* out) {
     switch (count) {
-        case 1: return strip<BITS, 1>(w, panel, x, row, out);
-        case 2: return strip<BITS, 2>(w, panel, x, row, out);
-        case 3: return strip<BITS, 3>(w, panel, x, row, out);
-        case 4: return strip<BITS, 4>(w, panel, x, row, out);
+        case 1: return strip<BITS, SQUARES, 1>(w, panel, x, row, out);
+        case 2: return strip<BITS, SQUARES, 2>(w, panel, x, row, out);
+        case 3: return strip<BITS, SQUARES, 3>(w, panel, x, row, out);
+        case 4: return strip<BITS, SQUARES, 4>(w, panel, x, row, out);
 #if defined(__AVX512F__)
-        case 5: return strip<BITS, 5>(w, panel, x, row, out);
-        case 6: return strip<BITS, 6>(w, panel, x, row, out);
+        case 5: return strip<BITS, SQUARES, 5>(w, panel, x, row, out);
+        case 6: return strip<BITS, SQUARES, 6>(w, panel, x, row, out);
 #endif
     }
 }
 
 #if TILES
-constexpr int TILE_ROWS = 32;      // of a strip by tile registers
-constexpr int64_t TILE_INPUTS = 64;
-constexpr int64_t MANY = 9;        // quantized rows from which on tile registers are used: the sums are the same
-
-inline bool by_tiles(const Matrix& w, int64_t count) {
-    return w.bits == 8 && count >= MANY && (w.group == w.k || w.group % TILE_INPUTS == 0);
-}
-
-// The inputs of a group that do not fill tile registers, filled up with zeros.
-struct Rest {
-    int8_t rows[TILE_ROWS][TILE_INPUTS] = {};
-    uint8_t weights[TILE_INPUTS / 4][PANEL * 4] = {};
-
-    Rest(const int8_t* q, int64_t stride, int count, const uint8_t* from, int64_t wide, int64_t inputs) {
-        for (int r = 0; r < count; r++) std::memcpy(rows[r], q + r * stride, inputs);
-        for (int64_t i = 0; i < inputs / 4; i++) std::memcpy(weights[i], from + i * wide, wide);
+// 16 rows, and with NEXT up to 16 more, times 16 channels of a group, and with TWO 16 more, without the weights' offset:
+// to `part` [rows][PANEL]. Both are in the order of tile registers, `next` bytes from 16 rows to the next 16.
+template <bool NEXT, bool TWO>
+void tile(const int8_t* x, int64_t next, const uint8_t* from, int64_t channels, int64_t inputs, const Ahead& ahead, const char* asked, int32_t* part) {
+    constexpr int64_t square = LANES * TILE_INPUTS;
+    const Ahead ask = ahead;
+    TILE_ZERO(0);
+    if (TWO) TILE_ZERO(1);
+    if (NEXT) TILE_ZERO(2);
+    if (NEXT && TWO) TILE_ZERO(3);
+    for (int64_t i = 0; i < inputs / TILE_INPUTS; i++, x += 16 * TILE_INPUTS, from += channels * TILE_INPUTS) {
+        TILE_LOAD(4, x, TILE_INPUTS);
+        if (NEXT) TILE_LOAD(5, x + next, TILE_INPUTS);
+        TILE_LOAD(6, from, LANES * 4);
+        if (TWO) TILE_LOAD(7, from + square, LANES * 4);
+        TILE_DOT_INT8(0, 4, 6);
+        if (NEXT) TILE_DOT_INT8(2, 5, 6);
+        if (ask.due(i)) fetch<2 * square>(asked);
+        if (TWO) TILE_DOT_INT8(1, 4, 7);
+        if (NEXT && TWO) TILE_DOT_INT8(3, 5, 7);
     }
-};
-
-// part [count][PANEL] = `count` quantized rows times a group of a panel, without the weights' offset.
-void sums_by_tiles(const int8_t* q, int64_t stride, int count, const uint8_t* weights, int64_t channels, int64_t inputs,
-                   const Ahead& ask, Tiles& tiles, int32_t* part) {
-    const int first = std::min(count, 16), next = count - first;
-    const int64_t wide = channels * 4, whole = inputs / TILE_INPUTS * TILE_INPUTS, part_bytes = PANEL * 4;
-    const Rest rest(q + whole, stride, count, weights + whole / 4 * wide, wide, inputs - whole);
-    tiles.hold(first, next);
-    for (int64_t column = 0; column < channels; column += 2 * LANES) {
-        const bool two = column + 2 * LANES <= channels;
-        const char* ahead = ask.from(column, inputs / 4);
-        const auto add = [&](const int8_t* x, int64_t x_stride, const uint8_t* from, int64_t from_stride) {
-            TILE_LOAD(4, x, x_stride);
-            TILE_LOAD(6, from, from_stride);
-            TILE_DOT_INT8(0, 4, 6);
-            if (next) TILE_LOAD(5, x + 16 * x_stride, x_stride);
-            if (next) TILE_DOT_INT8(2, 5, 6);
-            if (!two) return;
-            TILE_LOAD(7, from + LANES * 4, from_stride);
-            TILE_DOT_INT8(1, 4, 7);
-            if (next) TILE_DOT_INT8(3, 5, 7);
-        };
-        TILE_ZERO(0);
-        TILE_ZERO(1);
-        if (next) TILE_ZERO(2);
-        if (next) TILE_ZERO(3);
-        for (int64_t i = 0; i < whole; i += TILE_INPUTS) {
-            if (ask.due(i / TILE_INPUTS)) fetch<2 * LANES * TILE_INPUTS>(ahead);
-            add(q + i, stride, weights + i / 4 * wide + column * 4, wide);
-        }
-        if (whole < inputs) add(rest.rows[0], TILE_INPUTS, rest.weights[0] + column * 4, PANEL * 4);
-        TILE_STORE(0, part + column, part_bytes);
-        if (two) TILE_STORE(1, part + column + LANES, part_bytes);
-        if (next) TILE_STORE(2, part + 16 * PANEL + column, part_bytes);
-        if (next && two) TILE_STORE(3, part + 16 * PANEL + column + LANES, part_bytes);
-    }
+    TILE_STORE(0, part, PANEL * 4);
+    if (TWO) TILE_STORE(1, part + LANES, PANEL * 4);
+    if (NEXT) TILE_STORE(2, part + 16 * PANEL, PANEL * 4);
+    if (NEXT && TWO) TILE_STORE(3, part + 16 * PANEL + LANES, PANEL * 4);
 }
 
 // As `strips`, by tile registers: sums of a group are of integers, so that they are the same.
 void strip_by_tiles(const Matrix& w, const Panel& panel, const Rows& x, int64_t row, int count, Tiles& tiles, float* out) {
     alignas(64) int32_t part[TILE_ROWS * PANEL];
-    const int64_t groups = w.k / w.group, channels = panel.channels;
+    const int64_t groups = w.k / w.group, channels = panel.channels, next = 16 * w.k;
     std::memset(out, 0, count * PANEL * sizeof(float));
+    tiles.hold(std::min(count, 16), std::max(count - 16, 0));
     Ahead ahead = panel.ahead;
     for (int64_t g = 0; g < groups; g++, ahead = ahead.next(channels, w.group / 4)) {
         const uint8_t* from = panel.at + g * channels * (2 + w.group);
-        sums_by_tiles(x.q + row * w.k + g * w.group, w.k, count, from + channels * 2, channels, w.group, ahead, tiles, part);
+        for (int64_t column = 0; column < channels; column += 2 * LANES) {
+            const bool two = column + 2 * LANES <= channels;
+            const auto one = count > 16 ? two ? tile<true, true> : tile<true, false> : two ? tile<false, true> : tile<false, false>;
+            one(x.at(row, g * w.group), next, from + channels * 2 + column * TILE_INPUTS, channels, w.group, ahead,
+                ahead.from(column, w.group / 4), part + column);
+        }
         for (int r = 0; r < count; r++) {
             const int64_t at = (row + r) * groups + g;
             for (int64_t c = 0; c < channels; c += WIDTH) {
@@ -322,31 +317,26 @@ template <class Y> void finish(const Matrix& w, const float* sums, int64_t panel
 // Quantized rows [row, end) times a panel.
 template <class Y>
 void multiply_panel(const Matrix& w, int64_t panel, const Rows& x, int64_t row, int64_t end, Tiles& tiles, Y* y) {
-    const int64_t channels = channels_of(w.n, panel);
-#if TILES
-    const bool tiled = by_tiles(w, end - row);
-    const int64_t most = tiled ? TILE_ROWS : w.group == w.k ? ROWS : FEWER;
-    constexpr int largest = TILE_ROWS;
-#else
-    const int64_t most = w.group == w.k ? ROWS : FEWER;
-    constexpr int largest = ROWS;
-#endif
+    const int64_t channels = channels_of(w.n, panel), most = x.tiled ? TILE_ROWS : w.group == w.k ? ROWS : FEWER;
     const int64_t count = (end - row + most - 1) / most, each = (end - row + count - 1) / count;
-    const int64_t step = (each + w.digits - 1) / w.digits * w.digits;  // rows of a strip, alike; digits stay together
+    // Rows of a strip, alike, or whole tiles; digits stay together.
+    const int64_t step = x.tiled ? most : (each + w.digits - 1) / w.digits * w.digits;
     const uint8_t* from = w.weights + panel * panel_bytes(w, PANEL);
     Panel part = {from, channels, ahead_of(count, from + panel_bytes(w, channels))};
-    alignas(64) float sums[largest * PANEL];
+    alignas(64) float sums[std::max(ROWS, TILE_ROWS) * PANEL];
     for (; row < end; row += step, part.ahead = part.ahead.next(channels, w.k * w.bits / 32)) {
         const int here = int(std::min<int64_t>(step, end - row));
 #if TILES
-        if (tiled)
+        if (x.tiled)
             strip_by_tiles(w, part, x, row, here, tiles, sums);
         else
 #endif
-        if (w.bits == 8)
-            strips<8>(w, part, x, row, here, sums);
+        if (tiled(w))
+            strips<8, TILES>(w, part, x, row, here, sums);
+        else if (w.bits == 8)
+            strips<8, false>(w, part, x, row, here, sums);
         else
-            strips<4>(w, part, x, row, here, sums);
+            strips<4, false>(w, part, x, row, here, sums);
         finish(w, sums, panel, row, here, y);
     }
 }
@@ -383,7 +373,8 @@ extern "C" {
 
 // Bytes that `ferrule_multiply` needs to quantize m rows in.
 int64_t ferrule_multiply_memory(const Matrix* matrix, int64_t m) {
-    return m * matrix->digits * (matrix->k + 8 * (matrix->k / matrix->group));
+    const int64_t count = m * matrix->digits;
+    return 63 + (count + 15) / 16 * 16 * matrix->k + 8 * count * (matrix->k / matrix->group);
 }
 
 // x [m, inputs] to y [m, n], both contiguous; types as above.

@@ -16,6 +16,12 @@ struct Matrix {
 
 namespace {
 
+constexpr int64_t TILE_INPUTS = 64;  // of 8 bits, in a tile register
+
+// Whether weights can be in the order for tile registers, and whether they are.
+inline bool tileable(const Matrix& w) { return w.bits == 8 && w.group % TILE_INPUTS == 0; }
+inline bool tiled(const Matrix& w) { return TILES && tileable(w); }
+
 inline int64_t panel_bytes(const Matrix& w, int64_t channels) {
     return channels * (w.k / w.group) * (2 + w.group * w.bits / 8);
 }

@@ -31,13 +31,17 @@ class _Matrix(ctypes.Structure):
 
 
 @functools.cache
-def _kernels() -> tuple[Any, Any]:
-    """(pack, multiply). Raises KernelsUnavailableError."""
+def _kernels() -> tuple[Any, Any, Any, Any]:
+    """(pack, turn, multiply, the memory that it needs). Raises KernelsUnavailableError."""
     loaded, at = library.load(), ctypes.c_void_p
     loaded.ferrule_pack.argtypes = (at, at, ctypes.c_int32, at)
     loaded.ferrule_multiply.argtypes = (at, at, at, ctypes.c_int64, ctypes.c_int32, ctypes.c_int32, at)
-    loaded.ferrule_pack.restype = loaded.ferrule_multiply.restype = None
-    return loaded.ferrule_pack, loaded.ferrule_multiply
+    loaded.ferrule_multiply_memory.argtypes = (at, ctypes.c_int64)
+    loaded.ferrule_multiply_memory.restype = ctypes.c_int64
+    loaded.ferrule_turn.argtypes = (at,)
+    pack, turn, multiply = loaded.ferrule_pack, loaded.ferrule_turn, loaded.ferrule_multiply
+    pack.restype = turn.restype = multiply.restype = None
+    return pack, turn, multiply, loaded.ferrule_multiply_memory
 
 
 class Workspace:
@@ -91,8 +95,12 @@ class PackedMatrix:
         form: Form,
         bias: torch.Tensor | None,
         workspace: Workspace,
+        turn: bool = False,
     ) -> PackedMatrix:
-        """A weight of `shape` of which `packed` and `factors` are what those of such a matrix were."""
+        """A weight of `shape` of which `packed` and `factors` are what those of such a matrix were.
+
+        With `turn` that was on a processor of the other of `ferrule_kernels.cpu.packed.LAYOUTS`: `packed` is changed.
+        """
         for held, dtype, count in (
             (packed, torch.uint8, form.packed_bytes(*shape)),
             (factors, torch.float32, shape[0] + -shape[0] % LANES),
@@ -101,6 +109,8 @@ class PackedMatrix:
                 raise ValueError(f"a packed weight {shape} has {dtype} [{count}], not {held.dtype} {list(held.shape)}")
         made = cls.__new__(cls)
         made._hold(packed.contiguous(), factors, shape, form, bias, workspace)
+        if turn:
+            _kernels()[1](made._address)
         return made
 
     def _hold(
@@ -112,7 +122,7 @@ class PackedMatrix:
         bias: torch.Tensor | None,
         workspace: Workspace,
     ) -> None:
-        _, self._multiply = _kernels()
+        _, _, self._multiply, self._memory = _kernels()
         self.outputs, self.inputs = shape
         group, padded = form.widths(self.inputs)
         if group > LONGEST:
@@ -120,7 +130,6 @@ class PackedMatrix:
         self.form, self.packed, self.factors = form, packed, factors
         self._bias = None if bias is None else _channels(bias)
         self._workspace = workspace
-        self._row_bytes = form.digits * (padded + 8 * (padded // group))
         sizes = self.outputs, padded, self.inputs, group, form.bits, form.digits
         self._matrix = _Matrix(packed.data_ptr(), _at(self._bias), *sizes, _at(factors))
         self._address = ctypes.addressof(self._matrix)
@@ -138,7 +147,7 @@ class PackedMatrix:
         x = x.contiguous()
         m = x.shape[0]
         y = torch.empty((m, self.outputs), dtype=made)
-        memory = self._workspace.at(m * self._row_bytes)
+        memory = self._workspace.at(self._memory(self._address, m))
         self._multiply(self._address, x.data_ptr(), y.data_ptr(), m, _TYPES[x.dtype], _TYPES[made], memory)
         return y if made == wanted else y.to(wanted)
 

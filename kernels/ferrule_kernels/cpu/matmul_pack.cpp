@@ -43,6 +43,13 @@ inline float scale_of(const Matrix& w, const float* x, int64_t count) {  // zero
     return best;
 }
 
+// Where in a group of a panel of so many channels a weight of 8 bits is, in the order for tile registers or the other.
+inline int64_t place(int64_t channels, int64_t channel, int64_t input, bool tiles) {
+    if (!tiles) return input / 4 * channels * 4 + channel * 4 + input % 4;
+    const int64_t square = input / TILE_INPUTS * channels + channel / LANES * LANES;
+    return square * TILE_INPUTS + input % TILE_INPUTS / 4 * LANES * 4 + channel % LANES * 4 + input % 4;
+}
+
 // Channels past the last have scales of zero. With `given` scales [n, groups] the weights are the numbers themselves.
 template <class T> void pack_panel(const Matrix& w, const T* weights, const float* given, int64_t panel) {
     const int64_t channels = channels_of(w.n, panel), real = std::min<int64_t>(PANEL, w.n - panel * PANEL);
@@ -65,13 +72,13 @@ template <class T> void pack_panel(const Matrix& w, const T* weights, const floa
             std::memcpy(to + c * 2, &kept, 2);
             for (int64_t i = 0; i < count; i++)
                 x[i] = std::min(std::max(std::nearbyint(x[i] * inverse), low), high) + float(offset);
-            uint8_t* cell = to + channels * 2 + c * 4;
+            uint8_t* cells = to + channels * 2;
             for (int64_t i = 0; i < w.group; i++) {
                 const auto byte = uint8_t(i < count ? int(x[i]) : offset);
                 if (w.bits == 8)
-                    cell[i / 4 * channels * 4 + i % 4] = byte;
+                    cells[place(channels, c, i, tiled(w))] = byte;
                 else
-                    cell[i / 8 * channels * 4 + i % 4] |= i % 8 < 4 ? byte : uint8_t(byte << 4);
+                    cells[i / 8 * channels * 4 + c * 4 + i % 4] |= i % 8 < 4 ? byte : uint8_t(byte << 4);
             }
         }
         to += channels * (2 + w.group * w.bits / 8);
@@ -93,5 +100,23 @@ extern "C" {
 // which bfloat16 can hold, are those of weights that were quantized before and are numbers now; else null.
 void ferrule_pack(const Matrix* matrix, const void* weights, int32_t type, const float* scales) {
     type ? pack(*matrix, (const uint16_t*)weights, scales) : pack(*matrix, (const float*)weights, scales);
+}
+
+// As `ferrule_dense_turn`.
+void ferrule_turn(const Matrix* matrix) {
+    const Matrix& w = *matrix;
+    if (!tileable(w)) return;
+#pragma omp parallel for schedule(static)
+    for (int64_t panel = 0; panel < panels_of(w.n); panel++) {
+        const int64_t channels = channels_of(w.n, panel);
+        uint8_t* to = w.weights + panel * panel_bytes(w, PANEL);
+        for (int64_t g = 0; g < w.k / w.group; g++, to += channels * w.group) {
+            to += channels * 2;
+            const std::vector<uint8_t> from(to, to + channels * w.group);
+            for (int64_t i = 0; i < w.group; i += 4)
+                for (int64_t c = 0; c < channels; c++)
+                    std::memcpy(to + place(channels, c, i, TILES), &from[place(channels, c, i, !TILES)], 4);
+        }
+    }
 }
 }

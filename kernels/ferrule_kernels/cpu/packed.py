@@ -8,11 +8,19 @@ from math import prod
 
 import torch
 
-# Of the bytes of `DenseMatrix.packed` and `PackedMatrix.packed`, the same on every processor. It counts up when either
-# changes: files of another number are not read.
-LAYOUT = 1
+from ferrule_kernels.cpu import dense
 
 _LARGE = 4 << 20  # bytes
+
+
+# Of the bytes of `DenseMatrix.packed` and `PackedMatrix.packed`, by their number in files: that of processors without
+# tile registers, and with them. Both are read everywhere. An order that changes takes a new number.
+LAYOUTS = (1, 2)
+
+
+def layout() -> int:
+    """What is packed in here."""
+    return LAYOUTS[dense.unit() == "tiles"]
 
 
 def room(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

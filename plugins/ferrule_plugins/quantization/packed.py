@@ -3,7 +3,7 @@
 The ``quantization_config`` of such a folder:
 
     quant_method   ferrule_packed
-    layout         the order of the bytes: the number `LAYOUT`
+    layout         the order of the bytes: one of `LAYOUTS`
     dtype          of activations, and of all weights that are not packed
     method         the quantization that made them, or null
     forms          objects that say how the layers which they name are kept:
@@ -29,7 +29,7 @@ from ferrule.interfaces.quantization import LinearLayer, LinearScheme, Quantizat
 from ferrule_kernels.cpu import dense, library
 from ferrule_kernels.cpu.dense import DenseMatrix
 from ferrule_kernels.cpu.matmul import LANES, LONGEST, PackedMatrix, Workspace
-from ferrule_kernels.cpu.packed import LAYOUT, room
+from ferrule_kernels.cpu.packed import LAYOUTS, layout, room
 from ferrule_kernels.matmul import Form
 from ferrule_nn import Dense, Stored
 from ferrule_plugins.quantization.products import check_scales
@@ -71,7 +71,7 @@ def stated(kept: Mapping[str, Kept], dtype: torch.dtype, method: str | None) -> 
         layers.setdefault(how, []).append(name)
     return {
         "quant_method": METHOD,
-        "layout": LAYOUT,
+        "layout": layout(),
         "dtype": str(dtype).removeprefix("torch."),
         "method": method,
         "forms": [how.stated(names) for how, names in layers.items()],
@@ -80,9 +80,10 @@ def stated(kept: Mapping[str, Kept], dtype: torch.dtype, method: str | None) -> 
 
 def read(config: Mapping[str, Any]) -> dict[str, Kept]:
     """How each layer is kept. Raises CheckpointError for another layout, and for what `stated` does not say."""
-    layout = config.get("layout")
-    if layout != LAYOUT or isinstance(layout, bool):
-        raise CheckpointError(f"The weights are packed in layout {layout!r}, and {LAYOUT} is read here.", _AGAIN)
+    order = config.get("layout")
+    if order not in LAYOUTS or isinstance(order, bool):
+        known = " and ".join(map(str, LAYOUTS))
+        raise CheckpointError(f"The weights are packed in layout {order!r}, and {known} are read here.", _AGAIN)
     if config.get("dtype") not in _TYPES:
         raise CheckpointError(f"The weights are packed for the type {config.get('dtype')!r}, which is none.", _AGAIN)
     found: dict[str, Kept] = {}
@@ -128,6 +129,7 @@ class FerrulePacked(QuantizationMethod):
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__(config)
         self._kept = read(config)
+        self._turn = config["layout"] != layout()
         self._workspace = Workspace()
 
     @classmethod
@@ -137,7 +139,7 @@ class FerrulePacked(QuantizationMethod):
             return "the weights are not packed: `ferrule pack` writes a folder of such"
         if caps.platform != "cpu":
             return "the weights are packed for CPUs: other devices take the checkpoint that they were made from"
-        if config.get("layout") != LAYOUT or config.get("dtype") not in _TYPES:
+        if config.get("layout") not in LAYOUTS or config.get("dtype") not in _TYPES:
             return None
         packed, wanted = config["dtype"], str(dtype).removeprefix("torch.")
         if packed != wanted:
@@ -149,10 +151,10 @@ class FerrulePacked(QuantizationMethod):
         if kept is None:
             return None
         if not kept.table:
-            return PackedScheme(kept, self._workspace)
+            return PackedScheme(kept, self._workspace, self._turn)
         if not layer.head:
             raise CheckpointError(f"quantization_config says that the embedding is in {layer.name}, which is no head.")
-        return PackedTable()
+        return PackedTable(self._turn)
 
 
 def _lacks(config: Mapping[str, Any]) -> str | None:
@@ -170,8 +172,9 @@ def _lacks(config: Mapping[str, Any]) -> str | None:
 class PackedScheme(LinearScheme):
     """One layer whose matrix comes as the kernel reads it."""
 
-    def __init__(self, kept: Kept, workspace: Workspace) -> None:
+    def __init__(self, kept: Kept, workspace: Workspace, turn: bool) -> None:
         self.kept = kept
+        self._turn = turn
         self.matrix: DenseMatrix | PackedMatrix | None = None
         self._workspace = workspace
 
@@ -187,9 +190,10 @@ class PackedScheme(LinearScheme):
         if factors is not None:
             check_scales(factors)
         if self.kept.form is None:
-            self.matrix = DenseMatrix.of_packed(weight, shape, layer.bias)
+            self.matrix = DenseMatrix.of_packed(weight, shape, layer.bias, self._turn)
         else:
-            self.matrix = PackedMatrix.of_packed(weight, factors, shape, self.kept.form, layer.bias, self._workspace)
+            form, workspace = self.kept.form, self._workspace
+            self.matrix = PackedMatrix.of_packed(weight, factors, shape, form, layer.bias, workspace, self._turn)
         self.nbytes = self.matrix.nbytes
 
     def matmul(self, layer: Any, x: torch.Tensor) -> torch.Tensor:
@@ -201,6 +205,10 @@ class PackedScheme(LinearScheme):
 class PackedTable(Dense):
     """The head of a tied model, where the embedding's table is, too."""
 
+    def __init__(self, turn: bool) -> None:
+        super().__init__()
+        self._turn = turn
+
     def allocate(self, layer: Any) -> None:
         if layer.tied is None:
             raise CheckpointError("The head was packed as a tied model's, and config.json says that it is not tied.")
@@ -208,7 +216,8 @@ class PackedTable(Dense):
         layer.tied.leave()
 
     def pack(self, layer: Any) -> None:
-        self.matrix = DenseMatrix.of_packed(taken(layer, WEIGHT), (layer.out_features, layer.in_features), layer.bias)
+        shape = layer.out_features, layer.in_features
+        self.matrix = DenseMatrix.of_packed(taken(layer, WEIGHT), shape, layer.bias, self._turn)
         self.nbytes = self.matrix.nbytes
 
 

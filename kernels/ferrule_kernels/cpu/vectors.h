@@ -27,8 +27,11 @@ template <class V> inline V load(const void* from) {
 
 inline Floats splat(float x) { return Floats{} + x; }
 
-// Bits of bfloat16 in the upper half of each lane: to nearest, ties to even; NaN stays NaN.
+// Bits of bfloat16 in the upper half of each lane: to nearest, ties to even; NaN stays NaN. AVX512-BF16 makes denormals zero.
 inline Words rounded_bits(Floats x) {
+#if defined(__AVX512BF16__)
+    return (Words)_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)x)) << 16;
+#endif
     const Words bits = (Words)x;
     const Words rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
     const Ints cells = x == x ? (Ints)rounded : (Ints)(bits | 0x400000u);
@@ -40,11 +43,13 @@ inline Floats widen(const uint16_t* from) {
 }
 
 inline void narrow(uint16_t* to, Floats x) {
+#if defined(__AVX512BF16__)
+    const __m256i halves = (__m256i)_mm512_cvtneps_pbh((__m512)x);
+#elif defined(__AVX512F__)
     const Words cells = rounded_bits(x) >> 16;
-#if defined(__AVX512F__)
     const __m256i halves = _mm512_maskz_cvtepi32_epi16(0xffff, (__m512i)cells);  // GCC 12 does not find it by itself
 #else
-    const Halves halves = __builtin_convertvector(cells, Halves);
+    const Halves halves = __builtin_convertvector(rounded_bits(x) >> 16, Halves);
 #endif
     std::memcpy(to, &halves, sizeof halves);
 }

@@ -79,7 +79,9 @@ class World:
         (self.cwd / path).write_text(text, encoding="utf-8")
 
     def _environment(self) -> dict[str, str]:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("FERRULE_", "VLLM_"))}
+        kept = {
+            name: value for name, value in os.environ.items() if not name.startswith(("FERRULE_", "VLLM_", "PYTEST_"))
+        }
         return {
             **kept,
             "PATH": f"{self._bin}{os.pathsep}{kept.get('PATH', '')}",

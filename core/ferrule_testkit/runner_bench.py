@@ -199,7 +199,7 @@ def main() -> None:
     kind = info.quantization or info.dtype
     print(f"{info.architecture} {kind} {info.num_parameters / 1e6:.1f}M parameters, attention {info.attention}")
     for rows in batches:
-        bench.start(rows, options.context, options.steps)
+        bench.start(rows, options.context, options.steps)  # the first one gets its memory from the system
         bench.release(range(rows))
         prefill = bench.start(rows, options.context, options.steps)
         decode = bench.decode(rows, options.context, options.steps)

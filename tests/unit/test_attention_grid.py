@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,8 +14,8 @@ from ferrule.interfaces.platform import DeviceCaps
 from ferrule.types import CacheGroup
 from ferrule_plugins.attention.cpu import CpuAttention
 from ferrule_plugins.attention.torch_sdpa import TorchSDPA
+from ferrule_testkit.kits.attention import alone, layout_of
 from ferrule_testkit.kits.attention import attention as definition
-from ferrule_testkit.kits.attention import layout_of
 
 BACKENDS = [TorchSDPA, CpuAttention]
 DIM = 8
@@ -59,22 +58,13 @@ def test_a_row_has_the_same_bits_in_any_batch(dtype: torch.dtype, options: dict[
     total = sum(count for count, _ in rows)
     q, k, v = (torch.randn(total, h, dim).to(dtype) for h in (heads, kv_heads, kv_heads))
     together = attention.run(q, k, v, cache, attention.plan(layout), scoring)
-    start = 0
     for row, (count, length) in enumerate(rows):
-        part = slice(start, start + count)
-        alone = replace(
-            layout,
-            block_table=layout.block_table[row : row + 1],
-            slot_mapping=layout.slot_mapping[part],
-            query_lens_host=(count,),
-            context_lens_host=(length,),
-        )
-        out = attention.run(q[part], k[part], v[part], cache, attention.plan(alone), scoring)
+        part, step = alone(layout, row)
+        out = attention.run(q[part], k[part], v[part], cache, attention.plan(step), scoring)
         if dtype == torch.bfloat16 and not options.get("soft_cap"):
             assert torch.equal(out, together[part]), (count, length)
         else:
             torch.testing.assert_close(out, together[part], rtol=1e-2, atol=1e-5)
-        start += count
 
 
 def test_pieces_get_smaller_as_the_context_grows(monkeypatch: pytest.MonkeyPatch) -> None:

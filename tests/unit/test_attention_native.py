@@ -6,7 +6,7 @@ import ctypes
 import shutil
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -19,8 +19,8 @@ from ferrule.types import CacheGroup
 from ferrule_kernels.attention import narrowed
 from ferrule_kernels.cpu import library
 from ferrule_plugins.attention.cpu_native import CpuNativeAttention
+from ferrule_testkit.kits.attention import alone, layout_of
 from ferrule_testkit.kits.attention import attention as definition
-from ferrule_testkit.kits.attention import layout_of
 
 CPU = DeviceCaps("cpu", "test", 1 << 30)
 PARTITION = 2048  # keys, of the kernel
@@ -150,19 +150,10 @@ def test_a_row_has_the_same_bits_in_any_batch(more: dict[str, object], dtype: to
     total = sum(count for count, _ in rows)
     q, k, v = (torch.randn(total, heads, 32).to(dtype) for heads in (4, 2, 2))
     together = attention.run(q, k, v, cache, attention.plan(layout), scoring)
-    start = 0
     for row, (count, length) in enumerate(rows):
-        part = slice(start, start + count)
-        alone = replace(
-            layout,
-            block_table=layout.block_table[row : row + 1],
-            slot_mapping=layout.slot_mapping[part],
-            query_lens_host=(count,),
-            context_lens_host=(length,),
-        )
-        out = attention.run(q[part], k[part], v[part], cache, attention.plan(alone), scoring)
+        part, step = alone(layout, row)
+        out = attention.run(q[part], k[part], v[part], cache, attention.plan(step), scoring)
         assert torch.equal(out, together[part]), (count, length)
-        start += count
 
 
 @COMPUTED

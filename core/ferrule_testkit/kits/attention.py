@@ -262,6 +262,19 @@ def layout_of(step: Step, block_size: int, window: int = 0) -> AttentionLayout:
     return _layout(step, _tables(step, block_size), block_size, window, torch.device("cpu"))
 
 
+def alone(layout: AttentionLayout, row: int) -> tuple[slice, AttentionLayout]:
+    """Where a row's tokens are among those of a step on the CPU, and the step of this row and no other."""
+    counts = layout.query_lens_host
+    part = slice(sum(counts[:row]), sum(counts[: row + 1]))
+    return part, replace(
+        layout,
+        block_table=layout.block_table[row : row + 1],
+        slot_mapping=layout.slot_mapping[part],
+        query_lens_host=counts[row : row + 1],
+        context_lens_host=layout.context_lens_host[row : row + 1],
+    )
+
+
 def _same(shape: Shape) -> float:
     """How far apart two results may be that are the same but for the order of sums."""
     return {"float32": 1e-5, "float16": 2e-3}.get(shape.dtype, 1e-2)

@@ -53,7 +53,8 @@ typedef DenseMatrix Matrix;
 
 inline const uint32_t* panel_at(const Matrix& w, int64_t panel) { return w.weights + panel * PANEL * (w.k / 2); }
 
-// Where in a panel of so many channels a pair of inputs of one of them is, in the order for tile registers or the other.
+// Where in a panel of so many channels a pair of inputs of one of them is, in the order for tile registers or the
+// other.
 inline int64_t place(int64_t channels, int64_t pair, int64_t channel, bool tiles = TILES) {
     if (!tiles) return pair * channels + channel;
     return pair / 16 * 16 * channels + channel / LANES * SQUARE + pair % 16 * LANES + channel % LANES;
@@ -91,7 +92,8 @@ template <bool NEXT, bool TWO> void tile(const Part& part, int64_t column) {
     const uint32_t* from = part.weights + column / LANES * SQUARE;
     const uint16_t *x = part.x, *y = x + 16 * part.rows.k;
     const Ahead ask = part.ahead;
-    const char *ahead = ask.from(column, part.inputs / 2), *soon = (const char*)(part.soon + (column ? 16 * part.rows.k : 0));
+    const char* ahead = ask.from(column, part.inputs / 2);
+    const char* soon = part.soon && column ? (const char*)(part.soon + 16 * part.rows.k) : (const char*)part.soon;
     if (part.fresh) {
         TILE_ZERO(0);
         if (TWO) TILE_ZERO(1);
@@ -217,7 +219,9 @@ void multiply_panel(const Matrix& w, const Rows& x, Y* y, int64_t panel, int64_t
         const uint32_t *begin = from + k / 2 * channels, *end = begin + inputs / 2 * channels;
         Ahead ahead = ahead_of(strips, end);
         for (int64_t i = 0; i < count; i += rows, ahead = ahead.next(channels, inputs / 2)) {
-            const Part part = {begin, channels, inputs, x, x.at(row + i, k), sums + i * PANEL, k == 0, ahead, x.hop > STEP && i + rows < count ? x.at(row + i + rows, k) : nullptr};
+            const bool last = i + rows >= count, ordered = x.hop > STEP;
+            const uint16_t *here = x.at(row + i, k), *soon = ordered && !last ? x.at(row + i + rows, k) : nullptr;
+            const Part part = {begin, channels, inputs, x, here, sums + i * PANEL, k == 0, ahead, soon};
             multiply_part(part, int(std::min(rows, count - i)), tiles);
         }
     }
@@ -305,8 +309,8 @@ void ferrule_dense_pack(const DenseMatrix* matrix, const uint16_t* weights, int6
     }
 }
 
-// Put weights that were packed where there are tile registers into the order of where there are none, or the reverse: into
-// that of here.
+// Put weights that were packed where there are tile registers into the order of where there are none, or the reverse:
+// into that of here.
 void ferrule_dense_turn(const DenseMatrix* matrix) {
     const DenseMatrix& w = *matrix;
 #pragma omp parallel for schedule(static)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional as F
@@ -27,9 +27,17 @@ class _Matrix(ctypes.Structure):
     ]
 
 
+class _Kernels(NamedTuple):
+    pack: Any
+    turn: Any
+    multiply: Any
+    rows: Any
+    unit: int
+
+
 @functools.cache
-def _kernels() -> tuple[Any, Any, Any, Any, int]:
-    """(pack, turn, multiply, rows, unit). Raises KernelsUnavailableError."""
+def _kernels() -> _Kernels:
+    """Raises KernelsUnavailableError."""
     loaded, at, count = library.load(), ctypes.c_void_p, ctypes.c_int64
     loaded.ferrule_dense_pack.argtypes = (at, at, count)
     loaded.ferrule_dense.argtypes = (at, at, at, count, ctypes.c_int32)
@@ -38,13 +46,13 @@ def _kernels() -> tuple[Any, Any, Any, Any, int]:
     pack, turn, multiply, rows = (getattr(loaded, f"ferrule_dense{name}") for name in ("_pack", "_turn", "", "_rows"))
     pack.restype = turn.restype = multiply.restype = None
     rows.restype = count
-    return pack, turn, multiply, rows, loaded.ferrule_dense_unit()
+    return _Kernels(pack, turn, multiply, rows, loaded.ferrule_dense_unit())
 
 
 def unit() -> str | None:
     """What multiplies here: "tiles" (AMX), "pairs" (AVX512-BF16), "floats" (AVX2 or AVX-512), or None: nothing fast."""
     try:
-        return (None, "floats", "pairs", "tiles")[_kernels()[4]]
+        return (None, "floats", "pairs", "tiles")[_kernels().unit]
     except library.KernelsUnavailableError:
         return None
 
@@ -67,7 +75,7 @@ class DenseMatrix:
         count = self.packed_count(outputs, inputs)
         fits = takes and source.numel() == count
         self._hold(source.view(-1) if fits else torch.empty(count, dtype=torch.bfloat16), (outputs, inputs), bias)
-        _kernels()[0](self._address, source.data_ptr(), self.inputs)
+        _kernels().pack(self._address, source.data_ptr(), self.inputs)
 
     @classmethod
     def of_packed(
@@ -83,11 +91,11 @@ class DenseMatrix:
         made = cls.__new__(cls)
         made._hold(packed.contiguous(), shape, bias)
         if turn:
-            _kernels()[1](made._address)
+            _kernels().turn(made._address)
         return made
 
     def _hold(self, packed: torch.Tensor, shape: tuple[int, int], bias: torch.Tensor | None) -> None:
-        _, _, self._multiply, self._rows, _ = _kernels()
+        self._multiply, self._rows = _kernels().multiply, _kernels().rows
         self.outputs, self.inputs = shape
         self._padding = -self.inputs % STEP
         self.packed = packed

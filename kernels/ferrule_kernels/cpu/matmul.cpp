@@ -247,9 +247,9 @@ void strips(const Matrix& w, const Panel& panel, const Rows& x, int64_t row, int
 // 16 rows, and with NEXT up to 16 more, times 16 channels of a group, and with TWO 16 more, without the weights' offset:
 // to `part` [rows][PANEL]. Both are in the order of tile registers, `next` bytes from 16 rows to the next 16.
 template <bool NEXT, bool TWO>
-void tile(const int8_t* x, int64_t next, const uint8_t* from, int64_t channels, int64_t inputs, const Ahead& ahead, const char* asked, int32_t* part) {
+void tile(const int8_t* x, int64_t next, const uint8_t* from, int64_t channels, int64_t inputs, Ahead ask,
+          const char* ahead, int32_t* part) {
     constexpr int64_t square = LANES * TILE_INPUTS;
-    const Ahead ask = ahead;
     TILE_ZERO(0);
     if (TWO) TILE_ZERO(1);
     if (NEXT) TILE_ZERO(2);
@@ -261,7 +261,7 @@ void tile(const int8_t* x, int64_t next, const uint8_t* from, int64_t channels, 
         if (TWO) TILE_LOAD(7, from + square, LANES * 4);
         TILE_DOT_INT8(0, 4, 6);
         if (NEXT) TILE_DOT_INT8(2, 5, 6);
-        if (ask.due(i)) fetch<2 * square>(asked);
+        if (ask.due(i)) fetch<2 * square>(ahead);
         if (TWO) TILE_DOT_INT8(1, 4, 7);
         if (NEXT && TWO) TILE_DOT_INT8(3, 5, 7);
     }
@@ -282,9 +282,10 @@ void strip_by_tiles(const Matrix& w, const Panel& panel, const Rows& x, int64_t 
         const uint8_t* from = panel.at + g * channels * (2 + w.group);
         for (int64_t column = 0; column < channels; column += 2 * LANES) {
             const bool two = column + 2 * LANES <= channels;
-            const auto one = count > 16 ? two ? tile<true, true> : tile<true, false> : two ? tile<false, true> : tile<false, false>;
-            one(x.at(row, g * w.group), next, from + channels * 2 + column * TILE_INPUTS, channels, w.group, ahead,
-                ahead.from(column, w.group / 4), part + column);
+            const auto some = two ? tile<false, true> : tile<false, false>, all = two ? tile<true, true> : tile<true, false>;
+            const auto product = count > 16 ? all : some;
+            product(x.at(row, g * w.group), next, from + channels * 2 + column * TILE_INPUTS, channels, w.group, ahead,
+                    ahead.from(column, w.group / 4), part + column);
         }
         for (int r = 0; r < count; r++) {
             const int64_t at = (row + r) * groups + g;

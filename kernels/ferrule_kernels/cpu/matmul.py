@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional as F
@@ -30,9 +30,16 @@ class _Matrix(ctypes.Structure):
     ]
 
 
+class _Kernels(NamedTuple):
+    pack: Any
+    turn: Any
+    multiply: Any
+    memory: Any  # bytes that `multiply` needs
+
+
 @functools.cache
-def _kernels() -> tuple[Any, Any, Any, Any]:
-    """(pack, turn, multiply, the memory that it needs). Raises KernelsUnavailableError."""
+def _kernels() -> _Kernels:
+    """Raises KernelsUnavailableError."""
     loaded, at = library.load(), ctypes.c_void_p
     loaded.ferrule_pack.argtypes = (at, at, ctypes.c_int32, at)
     loaded.ferrule_multiply.argtypes = (at, at, at, ctypes.c_int64, ctypes.c_int32, ctypes.c_int32, at)
@@ -41,7 +48,7 @@ def _kernels() -> tuple[Any, Any, Any, Any]:
     loaded.ferrule_turn.argtypes = (at,)
     pack, turn, multiply = loaded.ferrule_pack, loaded.ferrule_turn, loaded.ferrule_multiply
     pack.restype = turn.restype = multiply.restype = None
-    return pack, turn, multiply, loaded.ferrule_multiply_memory
+    return _Kernels(pack, turn, multiply, loaded.ferrule_multiply_memory)
 
 
 class Workspace:
@@ -84,7 +91,7 @@ class PackedMatrix:
         self._hold(packed, factors, tuple(weight.shape), form, bias, workspace)
         source = weight.detach() if weight.dtype in _TYPES else weight.detach().float()
         source = source.contiguous()
-        _kernels()[0](self._address, source.data_ptr(), _TYPES[source.dtype], _at(held))
+        _kernels().pack(self._address, source.data_ptr(), _TYPES[source.dtype], _at(held))
 
     @classmethod
     def of_packed(
@@ -110,7 +117,7 @@ class PackedMatrix:
         made = cls.__new__(cls)
         made._hold(packed.contiguous(), factors, shape, form, bias, workspace)
         if turn:
-            _kernels()[1](made._address)
+            _kernels().turn(made._address)
         return made
 
     def _hold(
@@ -122,7 +129,7 @@ class PackedMatrix:
         bias: torch.Tensor | None,
         workspace: Workspace,
     ) -> None:
-        _, _, self._multiply, self._memory = _kernels()
+        self._multiply, self._memory = _kernels().multiply, _kernels().memory
         self.outputs, self.inputs = shape
         group, padded = form.widths(self.inputs)
         if group > LONGEST:

@@ -27,15 +27,17 @@ template <class V> inline V load(const void* from) {
 
 inline Floats splat(float x) { return Floats{} + x; }
 
-// Bits of bfloat16 in the upper half of each lane: to nearest, ties to even; NaN stays NaN. AVX512-BF16 makes denormals zero.
+// Bits of bfloat16 in the upper half of each lane: to nearest, ties to even; NaN stays NaN. AVX512-BF16 makes denormals
+// zero.
 inline Words rounded_bits(Floats x) {
 #if defined(__AVX512BF16__)
     return (Words)_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)x)) << 16;
-#endif
+#else
     const Words bits = (Words)x;
     const Words rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
     const Ints cells = x == x ? (Ints)rounded : (Ints)(bits | 0x400000u);
     return (Words)cells & 0xffff0000u;
+#endif
 }
 
 inline Floats widen(const uint16_t* from) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import json
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from ferrule import LLM, SamplingParams
 from ferrule.config import Config, ModelConfig
 from ferrule.errors import ConfigError
 from ferrule_plugins.platform.cuda import CudaPlatform
+from ferrule_plugins.platform.cuda_memory import TorchDevice
 from ferrule_testkit.gpu_bench_models import Shape
 
 Open = Callable[..., LLM]
@@ -89,6 +91,36 @@ def test_the_cache_stays_within_the_share(folder: Path, opened: Open) -> None:
     used = before - _free()
     assert llm.model.max_blocks * llm.model.page_bytes > 0.2 * total
     assert used < 0.32 * total
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_weights_with_the_host(quantization: str | None, folder: Path, opened: Open) -> None:
+    """The same tokens, with graphs too, awake and after sleep; what they took of the device is free."""
+    held, tokens = [], []
+    for size in (0.0, 0.125):
+        options = {**OPTIONS, "quantization": quantization, "cpu_offload_gb": size}
+        llm = opened(folder, device="cuda", num_gpu_blocks_override=64, **options)
+        tokens.append(_tokens(llm))
+        held.append(torch.cuda.memory_allocated())
+        llm.sleep(level=1)
+        llm.wake_up()
+        tokens.append(_tokens(llm))
+        llm.close()
+        gc.collect()
+    assert tokens == [tokens[0]] * 4
+    assert held[0] - held[1] > 0.1 * 2**30
+
+
+@pytest.mark.usefixtures("gpu")
+def test_what_the_host_keeps_takes_nothing_of_the_device() -> None:
+    device = TorchDevice()
+    free = _free()
+    held = device.map_host(256 * 2**20)
+    assert free - _free() < 32 * 2**20
+    held.fill_(7)
+    assert int(held[:: 2**20].sum()) == 7 * 256
+    assert not held.untyped_storage().resizable()
 
 
 @pytest.mark.usefixtures("gpu")

@@ -11,9 +11,10 @@ import torch
 from ferrule.config import Config, LoadConfig, ModelConfig, SchedulerConfig
 from ferrule.env import Environment
 from ferrule.plugin import discover
+from ferrule_nn.held import stored_by
 from ferrule_plugins.executor import device as device_module
 from ferrule_plugins.executor.device import Worker
-from ferrule_plugins.executor.parked import Parked, stored_by
+from ferrule_plugins.executor.parked import Parked
 from ferrule_testkit.checkpoints import tiny_checkpoint
 
 CPU = torch.device("cpu")

@@ -103,6 +103,7 @@ class CacheConfig:
     gpu_memory_utilization: float = opt(
         0.9, "Share of device memory that this instance may use.", gt=0, le=1, aliases=("--device-memory-utilization",)
     )
+    cpu_offload_gb: float = opt(0.0, "GiB of weights that stay with the host, from where the GPU reads them.", ge=0)
     num_gpu_blocks_override: int | None = opt(None, "Exact number of cache blocks.", ge=2)
     enable_prefix_caching: bool = opt(True, "Reuse the cache of equal prompt beginnings.")
     prefix_caching_hash_algo: str = opt("sha256", "Hash of cache blocks.", choices=("builtin", "sha256"))

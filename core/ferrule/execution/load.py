@@ -64,11 +64,12 @@ def _load(config: Config, plugins: Plugins, platform: Platform, caps: DeviceCaps
     model = build()
     attention_name, attention = _attention(config, plugins, model, (platform, caps, context.dtype), notes)
     cache_type = attention.cache_type(config.cache.kv_cache_dtype, context.dtype) or context.dtype
-    num_parameters, weight_bytes = _fill(config, plugins, model, folder)
+    fill = partial(_fill, config, plugins, platform, folder)
+    num_parameters, weight_bytes = fill(model)
 
     def reload() -> Model:
         fresh = build()
-        _fill(config, plugins, fresh, folder)
+        fill(fresh)
         return fresh
 
     info = ModelInfo(
@@ -223,7 +224,7 @@ def attention_layers(model: Model) -> list[tuple[LayerCache, AttentionOptions]]:
     ]
 
 
-def _fill(config: Config, plugins: Plugins, model: Model, folder: Path) -> tuple[int, int]:
+def _fill(config: Config, plugins: Plugins, platform: Platform, folder: Path, model: Model) -> tuple[int, int]:
     """Load the weights and lay them out. Returns how many numbers they are, a shared one counted once, and the bytes.
 
     Raises CheckpointError, also when a parameter was left out.
@@ -234,7 +235,7 @@ def _fill(config: Config, plugins: Plugins, model: Model, folder: Path) -> tuple
     options = {**config.load.model_loader_extra_config, **given}
     try:
         with torch.no_grad():
-            filled = model.load(source.tensors(folder, model, options))
+            filled = model.load(platform.loading(model, source.tensors(folder, model, options)))
     except CheckpointError as error:
         if source.place and source.place not in error.message:
             raise CheckpointError(f"{source.place}: {error.message}", error.hint) from None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -112,6 +112,10 @@ class Platform(ABC):
     def prompt_share(self) -> int:
         """Tokens of prompts, for each request that decodes, in a step; 0: any number, as where they cost little."""
         return 0
+
+    def loading(self, model: Model, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterable[tuple[str, torch.Tensor]]:
+        """The weights on their way into `model`, by name; a look at what is there already, between any two of them."""
+        return weights
 
     def optimise(self, model: Model, config: Config) -> None:
         """Change how parts of a model compute, in place, once its weights are there."""

@@ -104,7 +104,6 @@ _SPREAD: dict[str, _Row] = {
 _CACHE: dict[str, _Row] = {
     "swap_space": (4.0, "GiB of host memory for preempted requests.", _RECOMPUTE),
     "calculate_kv_scales": (False, "Find the scales of an fp8 cache while running.", _SMALL_CACHE),
-    "cpu_offload_gb": (0.0, "GiB of weights in host memory.", Lacks("offloading of weights", "executor")),
 }
 _MULTIMODAL: dict[str, _Row] = {
     "allowed_local_media_path": ("", "Folder below which file:// media may lie.", _MEDIA),

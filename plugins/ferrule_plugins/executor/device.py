@@ -20,7 +20,8 @@ from ferrule.log import Log
 from ferrule.runner.model_runner import ModelRunner
 from ferrule.runner.state import RunnerLimits
 from ferrule.types import Admit, Chunk, ModelInfo, StepPlan, StepResult, TokenSampling
-from ferrule_plugins.executor.parked import Parked, stored_by
+from ferrule_nn.held import stored_by
+from ferrule_plugins.executor.parked import Parked
 
 _log = Log("worker")
 
@@ -106,7 +107,13 @@ class Worker:
     def begin(self, plan: StepPlan) -> Callable[[], StepResult]:
         """Queue a step; the answer, on this thread too, waits for its result."""
         with self.platform.guard("step"):
-            return self.model_runner.begin(plan)
+            wait = self.model_runner.begin(plan)
+
+        def result() -> StepResult:
+            with self.platform.guard("step"):
+                return wait()
+
+        return result
 
     def call(self, name: str, args: tuple[Any, ...]) -> Any:
         """Run an administrative method. Raises ValueError for an unknown one."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterable
 
 import torch
@@ -12,7 +11,8 @@ class Parked:
     """Copies of storages in the host's memory; the storages themselves hold nothing until `wake`.
 
     Tensors keep their identity: whoever holds a weight, a view of it or a tied one, holds it again afterwards. What
-    is not found stays on the device, and is right there too.
+    is not found stays on the device, and is right there too; so does what is not the allocator's, as weights that are
+    the host's in any case.
     """
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
@@ -21,7 +21,7 @@ class Parked:
         seen = set()
         for tensor in tensors:
             storage = tensor.untyped_storage()
-            if storage.nbytes() and storage.data_ptr() not in seen:
+            if storage.nbytes() and storage.resizable() and storage.data_ptr() not in seen:
                 seen.add(storage.data_ptr())
                 self._copies.append((storage, _bytes(storage).to("cpu", copy=True).untyped_storage()))
         for storage, _ in self._copies:
@@ -38,37 +38,6 @@ class Parked:
             storage.resize_(copy.nbytes())
             _bytes(storage).copy_(_bytes(copy))
             self._copies.pop()
-
-
-def stored_by(model: object, device: torch.device) -> list[torch.Tensor]:
-    """Every tensor on the kind of `device` that a model's parts hold, whatever they keep it in: schemes, lists."""
-    parts = model.modules() if isinstance(model, torch.nn.Module) else (model,)
-    found: list[torch.Tensor] = []
-    seen: set[int] = set()
-    waiting: list[object] = [part.__dict__ for part in parts]
-    while waiting:
-        holder = waiting.pop()
-        if id(holder) in seen:
-            continue
-        seen.add(id(holder))
-        if isinstance(holder, torch.Tensor):
-            if holder.device.type == device.type and holder.layout == torch.strided:
-                found.append(holder)
-        elif isinstance(holder, dict):
-            waiting += holder.values()
-        elif isinstance(holder, (list, tuple, set, frozenset)):
-            waiting += holder
-        elif _may_hold(holder):
-            waiting += (item for item in gc.get_referents(holder) if not isinstance(item, type))
-    return found
-
-
-def _may_hold(holder: object) -> bool:
-    """Instances of plugins' and of our own classes; not modules of Python, functions, or torch's machinery."""
-    home = type(holder).__module__.partition(".")[0]
-    return home not in ("builtins", "torch", "types", "functools", "collections") and not isinstance(
-        holder, (type, torch.nn.Module)
-    )
 
 
 def _bytes(storage: torch.UntypedStorage) -> torch.Tensor:

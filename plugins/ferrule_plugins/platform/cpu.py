@@ -55,6 +55,8 @@ class CpuPlatform(Platform):
         torch.set_num_threads(cores)
         if config.cache.gpu_memory_utilization != CacheConfig().gpu_memory_utilization:
             _log.warning("--gpu-memory-utilization has no effect on CPU: FERRULE_CPU_KVCACHE_SPACE sizes the KV cache")
+        if config.cache.cpu_offload_gb:
+            _log.warning("--cpu-offload-gb has no effect on CPU: all weights are in its memory")
         for flag in eager_only(config):
             _log.warning(f"{flag} has no effect on CPU: models run eagerly, nothing is captured or compiled")
         _log.info("cpu ready", device=self._caps.name, threads=cores, features=",".join(sorted(self._caps.features)))

@@ -6,7 +6,8 @@ on, and float16 below, which cannot compute in bfloat16. A type that is named is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from ferrule.log import Log
 from ferrule_plugins.platform.cuda_compile import compile_parts
 from ferrule_plugins.platform.cuda_graphs import GraphLimits, graph_recorder, optimization_level
 from ferrule_plugins.platform.cuda_memory import Budget, Device, TorchDevice, gib
+from ferrule_plugins.platform.cuda_offload import HostWeights
 from ferrule_plugins.platform.cuda_stage import PinnedTransfers
 
 _log = Log("platform")
@@ -52,6 +54,7 @@ class CudaPlatform(Platform):
         self._budget = Budget(self._device)
         self._transfers = PinnedTransfers()
         self._capability = (0, 0)
+        self._offloaded = 0  # bytes of weights that the host keeps
 
     def prepare(self, config: Config) -> DeviceCaps:
         """Start CUDA in this process. Raises ConfigError for a GPU that is too old."""
@@ -60,6 +63,7 @@ class CudaPlatform(Platform):
         if self._capability < _OLDEST:
             raise ConfigError(f"{name} has compute capability {version}; 7.0 is the least.", "Use --device cpu.")
         now = self._budget.begin(config)
+        self._kept_by_host(config)
         features = frozenset({"sm{}{}".format(*self._capability)})
         _log.info("cuda ready", device=name, capability=version, memory=gib(now.total), free=gib(now.free))
         return DeviceCaps("cuda", name, now.total, features)
@@ -83,6 +87,20 @@ class CudaPlatform(Platform):
                 "Set --dtype float16 or --dtype float32.",
             )
         return _TYPES[requested]
+
+    def _kept_by_host(self, config: Config) -> None:
+        """How much of the weights. Raises ConfigError for more than the host has."""
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        self._offloaded = int(config.cache.cpu_offload_gb * 2**30)
+        if self._offloaded > memory:
+            raise ConfigError(
+                f"--cpu-offload-gb {config.cache.cpu_offload_gb:g}: the host has {gib(memory)} of memory."
+            )
+
+    def loading(self, model: Model, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterable[tuple[str, torch.Tensor]]:
+        if not self._offloaded:
+            return weights
+        return HostWeights(self._offloaded, self._device.map_host, self.device()).loading(model, weights)
 
     def optimise(self, model: Model, config: Config) -> None:
         if optimization_level(config) == 3:

@@ -9,6 +9,7 @@ twice: where less is free than the share has left, the cache gets what is free.
 from __future__ import annotations
 
 import math
+import weakref
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -57,6 +58,13 @@ class Device(Protocol):
 
     def synchronize(self) -> None: ...
 
+    def map_host(self, size: int) -> torch.Tensor:
+        """`size` bytes of the host's memory, uint8 on the device, which works on them over the bus.
+
+        Raises ConfigError where the host has no such memory.
+        """
+        ...
+
     def give_back(self) -> None:
         """Return what the allocator keeps for use."""
         ...
@@ -84,10 +92,41 @@ class TorchDevice:
     def synchronize(self) -> None:
         torch.cuda.synchronize()
 
+    def map_host(self, size: int) -> torch.Tensor:
+        return torch.as_tensor(_Mapped(size), device="cuda")
+
     def give_back(self) -> None:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]
+
+
+class _Mapped:
+    """Page-locked memory of the host that the device has in its address space, for as long as somebody holds this.
+
+    Registered rather than pinned by torch, whose allocator takes the next power of two.
+    """
+
+    def __init__(self, size: int) -> None:
+        host = torch.empty(size, dtype=torch.uint8)
+        status = int(torch.cuda.cudart().cudaHostRegister(host.data_ptr(), size, 0))  # type: ignore[no-untyped-call]
+        if status:
+            raise ConfigError(
+                f"--cpu-offload-gb: the host has no {gib(size)} of memory to lock (CUDA's error {status}).",
+                "Set it to less.",
+            )
+        self.__cuda_array_interface__ = {
+            "data": (host.data_ptr(), False),
+            "shape": (size,),
+            "typestr": "|u1",
+            "version": 3,
+        }
+        weakref.finalize(self, _unmap, host).atexit = False
+
+
+def _unmap(host: torch.Tensor) -> None:
+    torch.cuda.synchronize()  # kernels that are queued may still read it
+    torch.cuda.cudart().cudaHostUnregister(host.data_ptr())  # type: ignore[no-untyped-call]
 
 
 @dataclass
@@ -161,7 +200,10 @@ class Budget:
             return "End the other processes on this GPU, or choose another one with CUDA_VISIBLE_DEVICES."
         if self.config.model.dtype in ("float", "float32"):
             return "Set --dtype bfloat16, which halves the weights."
-        return "Serve quantized weights (--quantization), a smaller model, or use a GPU with more memory."
+        return (
+            "Serve quantized weights (--quantization), leave some GiB of them with the host (--cpu-offload-gb), or use "
+            "a GPU with more memory."
+        )
 
     def _smaller_step(self, *, lower: bool = False) -> str:
         """Half of what decides how large a step is; rows decide where they are all that a step has."""

@@ -1,0 +1,68 @@
+"""Weights that stay in the host's memory, from where the GPU reads them in each step (`--cpu-offload-gb`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+import torch
+
+from ferrule.interfaces.model import Model
+from ferrule.log import Log
+from ferrule_nn.held import stored_by
+from ferrule_plugins.platform.cuda_memory import gib
+
+_log = Log("platform")
+
+_LEAST = 2**20  # bytes: what is smaller stays on the device
+_EVERY = 256 * 2**20  # bytes of weights that come between two looks at the model
+
+
+class HostWeights:
+    """Moves what a model stores to the host while weights still come, so that at no time all are on the device.
+
+    At most `limit` bytes are there. A tensor that was moved keeps its identity, its shape and its device; only its
+    memory is elsewhere, and kernels read it over the bus. Nothing is copied in a step, so that steps are recorded as
+    any others. What a layer packs anew is on the device again, and is moved in its turn.
+    """
+
+    def __init__(self, limit: int, map_host: Callable[[int], torch.Tensor], device: torch.device) -> None:
+        """`map_host` makes so many bytes of the host's memory, as a uint8 tensor of `device` that works on them."""
+        self._limit = limit
+        self._map_host = map_host
+        self._device = device
+
+    def loading(self, model: Model, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Pass `weights` on, and move what came of them."""
+        came = 0
+        for name, tensor in weights:
+            yield name, tensor
+            came += tensor.nbytes
+            if came >= _EVERY:
+                self.move(model)
+                came = 0
+        _log.info("weights that the host keeps", size=gib(self.move(model)), limit=gib(self._limit))
+
+    @torch.no_grad()
+    def move(self, model: Model) -> int:
+        """Move what the model stores until the limit is reached. Returns the bytes that are with the host then."""
+        found: dict[int, list[torch.Tensor]] = {}
+        for tensor in stored_by(model, self._device):
+            found.setdefault(tensor.untyped_storage().data_ptr(), []).append(tensor)
+        moved = sum(_storage(tensors).nbytes() for tensors in found.values() if not _storage(tensors).resizable())
+        for tensors in found.values():
+            size = _storage(tensors).nbytes()
+            if _storage(tensors).resizable() and size >= _LEAST and moved + size <= self._limit:
+                self._replace(tensors)
+                moved += size
+        return moved
+
+    def _replace(self, tensors: list[torch.Tensor]) -> None:
+        """Give tensors that share a storage another one with the same bytes, which no allocator can resize."""
+        before = torch.empty(0, dtype=torch.uint8, device=tensors[0].device).set_(_storage(tensors))
+        after = self._map_host(before.numel()).copy_(before).untyped_storage()
+        for tensor in tensors:
+            tensor.set_(after, tensor.storage_offset(), tensor.size(), tensor.stride())
+
+
+def _storage(tensors: list[torch.Tensor]) -> torch.UntypedStorage:
+    return tensors[0].untyped_storage()

@@ -297,7 +297,7 @@ template <class T, class S> struct Attention {
             for (int i = 0; i < n; i++)
                 for (int c = 0; c < COLUMNS; c++) {
                     if (FIRST && !SMALL && (v + c) * WIDTH % LANES == 0)
-                        __builtin_prefetch(keys.ahead[(v + c) * WIDTH / LANES] + i * 64);
+                        ask_far(keys.ahead[(v + c) * WIDTH / LANES] + i * 64);
                     for (int r = 0; r < R; r++) sum[r][c] = T::multiply_add(sum[r][c], a[r * n + i], k[c] + i * LANES);
                 }
             for (int r = 0; r < R; r++)
@@ -316,7 +316,7 @@ template <class T, class S> struct Attention {
             for (int i = 0; i < inner; i++)
                 for (int c = 0; c < C; c++) {
                     const int64_t at = i * b.dim + column + c * WIDTH;
-                    if (FIRST && !SMALL && (WIDTH == LANES || c % 2 == 0)) __builtin_prefetch(values.ahead[t] + at * 4);
+                    if (FIRST && !SMALL && (WIDTH == LANES || c % 2 == 0)) ask_far(values.ahead[t] + at * 4);
                     for (int r = 0; r < R; r++)
                         sum[r][c] = T::multiply_add(sum[r][c], p[r * width + t * inner + i], values.at[t] + at);
                 }

@@ -135,7 +135,7 @@ void multiply_part(const Part& part, int rows, Tiles& tiles) {
 #else
 
 // R rows times C vectors of channels, beginning with `column`.
-template <int R, int C> inline void tile(const Part& part, int64_t column) {
+template <bool FAR, int R, int C> inline void tile(const Part& part, int64_t column) {
     const int64_t wide = part.channels, stride = part.rows.stride;
     const uint32_t* from = part.weights + column;
     const uint16_t* x = part.x;
@@ -146,7 +146,7 @@ template <int R, int C> inline void tile(const Part& part, int64_t column) {
         for (int r = 0; r < R; r++)
             for (int c = 0; c < C; c++) sum[r][c] = load<Floats>(sums + r * PANEL + c * WIDTH);
     for (int64_t i = 0; i < part.inputs; i += 2, from += wide, x += 2) {
-        if (part.ahead.due(i / 2)) fetch<C * WIDTH * 4>(ahead);
+        if (part.ahead.due(i / 2)) fetch<C * WIDTH * 4, FAR>(ahead);
 #if defined(__AVX512BF16__)
         __m512bh b[C];
         for (int c = 0; c < C; c++) b[c] = (__m512bh)_mm512_loadu_si512(from + c * WIDTH);
@@ -173,26 +173,30 @@ template <int R, int C> inline void tile(const Part& part, int64_t column) {
         for (int c = 0; c < C; c++) store(sums + r * PANEL + c * WIDTH, sum[r][c]);
 }
 
-template <int R> void strip(const Part& part) {
+template <bool FAR, int R> void strip(const Part& part) {
     constexpr int many = R == 1 ? ALONE : COLUMNS;
     int64_t column = 0;
-    for (; column + many * WIDTH <= part.channels; column += many * WIDTH) tile<R, many>(part, column);
-    for (; column < part.channels; column += WIDTH) tile<R, 1>(part, column);
+    for (; column + many * WIDTH <= part.channels; column += many * WIDTH) tile<FAR, R, many>(part, column);
+    for (; column < part.channels; column += WIDTH) tile<FAR, R, 1>(part, column);
+}
+
+template <bool FAR> void multiply_part(const Part& part, int rows) {
+    switch (rows) {
+        case 1: return strip<FAR, 1>(part);
+        case 2: return strip<FAR, 2>(part);
+        case 3: return strip<FAR, 3>(part);
+        case 4: return strip<FAR, 4>(part);
+#if defined(__AVX512F__)
+        case 5: return strip<FAR, 5>(part);
+#endif
+#if defined(__AVX512BF16__)
+        case 6: return strip<FAR, 6>(part);
+#endif
+    }
 }
 
 void multiply_part(const Part& part, int rows, Tiles&) {
-    switch (rows) {
-        case 1: return strip<1>(part);
-        case 2: return strip<2>(part);
-        case 3: return strip<3>(part);
-        case 4: return strip<4>(part);
-#if defined(__AVX512F__)
-        case 5: return strip<5>(part);
-#endif
-#if defined(__AVX512BF16__)
-        case 6: return strip<6>(part);
-#endif
-    }
+    part.ahead.far ? multiply_part<true>(part, rows) : multiply_part<false>(part, rows);
 }
 #endif
 

@@ -62,7 +62,7 @@ template <class F> inline void from_eight(const uint8_t* from, uint16_t* to) {
 // `count` bytes, a multiple of 64; line by line `ahead` is asked for, which is what comes next.
 template <class F, class Wide> inline void widen_each(const uint8_t* from, Wide* to, int64_t count, const char* ahead) {
     for (int64_t at = 0; at < count; at += 64) {
-        __builtin_prefetch(ahead + at);
+        ask_far(ahead + at);
         for (int i = 0; i < 64; i += WIDTH) from_eight<F>(from + at + i, to + at + i);
     }
 }
@@ -96,7 +96,7 @@ __attribute__((target("avx512vbmi"))) void widen_by_table(const uint8_t* from, u
     const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);  // unpacking goes by quarters
     const __m512i sign = _mm512_set1_epi8(int8_t(0x80));
     for (int64_t at = 0; at < count; at += 64) {
-        __builtin_prefetch(ahead + at);
+        ask_far(ahead + at);
         const __m512i x = _mm512_permutexvar_epi64(order, _mm512_loadu_si512(from + at));
         const __m512i low = _mm512_permutex2var_epi8(low0, x, low1);
         const __m512i magnitude = _mm512_permutex2var_epi8(high0, x, high1);

@@ -168,7 +168,7 @@ struct Panel {
 };
 
 // out [R][PANEL] = R quantized rows, beginning with `row`, times C vectors of channels, beginning with `column`.
-template <int BITS, bool SQUARES, int R, int C>
+template <int BITS, bool SQUARES, bool FAR, int R, int C>
 void tile(const Matrix& w, const Panel& of, int column, const Rows& x, int64_t row, float* out) {
     const int64_t groups = w.k / w.group, channels = of.channels;
     const int64_t square = SQUARES ? TILE_INPUTS : w.group, step = SQUARES ? LANES * 4 : channels * 4;
@@ -189,7 +189,7 @@ void tile(const Matrix& w, const Panel& of, int column, const Rows& x, int64_t r
         for (int64_t begin = 0; BITS == 8 && begin < w.group; begin += square) {
             const uint8_t* here = from + begin * channels;
             for (int64_t i = begin; i < begin + square; i += 4, here += step) {
-                if (of.ahead.due(steps++)) fetch<C * WIDTH * 4>(ahead);
+                if (of.ahead.due(steps++)) fetch<C * WIDTH * 4, FAR>(ahead);
                 for (int c = 0; c < C; c++) {
                     const Bytes b = load<Bytes>(here + place(c * WIDTH));
                     for (int r = 0; r < R; r++) part[r][c] = dot<8>(part[r][c], b, load<int32_t>(q + r * w.k + i));
@@ -197,7 +197,7 @@ void tile(const Matrix& w, const Panel& of, int column, const Rows& x, int64_t r
             }
         }
         for (int64_t i = 0; BITS == 4 && i < w.group; i += 8, from += step) {
-            if (of.ahead.due(steps++)) fetch<C * WIDTH * 4>(ahead);
+            if (of.ahead.due(steps++)) fetch<C * WIDTH * 4, FAR>(ahead);
             for (int c = 0; c < C; c++) {
                 const Ints both = load<Ints>(from + place(c * WIDTH));
                 const Bytes low = (Bytes)(both & 0x0f0f0f0f), high = (Bytes)((both >> 4) & 0x0f0f0f0f);
@@ -219,28 +219,34 @@ void tile(const Matrix& w, const Panel& of, int column, const Rows& x, int64_t r
         for (int c = 0; c < C; c++) std::memcpy(out + r * PANEL + column + c * WIDTH, &sum[r][c], sizeof(Floats));
 }
 
-template <int BITS, bool SQUARES, int R>
+template <int BITS, bool SQUARES, bool FAR, int R>
 void strip(const Matrix& w, const Panel& panel, const Rows& x, int64_t row, float* out) {
     constexpr int many = R == 1 ? ALONE : COLUMNS;
     int column = 0;
     for (; column + many * WIDTH <= panel.channels; column += many * WIDTH)
-        tile<BITS, SQUARES, R, many>(w, panel, column, x, row, out);
-    for (; column < panel.channels; column += WIDTH) tile<BITS, SQUARES, R, 1>(w, panel, column, x, row, out);
+        tile<BITS, SQUARES, FAR, R, many>(w, panel, column, x, row, out);
+    for (; column < panel.channels; column += WIDTH) tile<BITS, SQUARES, FAR, R, 1>(w, panel, column, x, row, out);
 }
 
 // `count` quantized rows, at most ROWS
-template <int BITS, bool SQUARES>
+template <int BITS, bool SQUARES, bool FAR>
 void strips(const Matrix& w, const Panel& panel, const Rows& x, int64_t row, int count, float* out) {
     switch (count) {
-        case 1: return strip<BITS, SQUARES, 1>(w, panel, x, row, out);
-        case 2: return strip<BITS, SQUARES, 2>(w, panel, x, row, out);
-        case 3: return strip<BITS, SQUARES, 3>(w, panel, x, row, out);
-        case 4: return strip<BITS, SQUARES, 4>(w, panel, x, row, out);
+        case 1: return strip<BITS, SQUARES, FAR, 1>(w, panel, x, row, out);
+        case 2: return strip<BITS, SQUARES, FAR, 2>(w, panel, x, row, out);
+        case 3: return strip<BITS, SQUARES, FAR, 3>(w, panel, x, row, out);
+        case 4: return strip<BITS, SQUARES, FAR, 4>(w, panel, x, row, out);
 #if defined(__AVX512F__)
-        case 5: return strip<BITS, SQUARES, 5>(w, panel, x, row, out);
-        case 6: return strip<BITS, SQUARES, 6>(w, panel, x, row, out);
+        case 5: return strip<BITS, SQUARES, FAR, 5>(w, panel, x, row, out);
+        case 6: return strip<BITS, SQUARES, FAR, 6>(w, panel, x, row, out);
 #endif
     }
+}
+
+template <bool FAR>
+void strips(const Matrix& w, const Panel& panel, const Rows& x, int64_t row, int count, float* out) {
+    const auto some = tiled(w) ? strips<8, TILES, FAR> : w.bits == 8 ? strips<8, false, FAR> : strips<4, false, FAR>;
+    some(w, panel, x, row, count, out);
 }
 
 #if TILES
@@ -332,12 +338,7 @@ void multiply_panel(const Matrix& w, int64_t panel, const Rows& x, int64_t row, 
             strip_by_tiles(w, part, x, row, here, tiles, sums);
         else
 #endif
-        if (tiled(w))
-            strips<8, TILES>(w, part, x, row, here, sums);
-        else if (w.bits == 8)
-            strips<8, false>(w, part, x, row, here, sums);
-        else
-            strips<4, false>(w, part, x, row, here, sums);
+        part.ahead.far ? strips<true>(w, part, x, row, here, sums) : strips<false>(w, part, x, row, here, sums);
         finish(w, sums, panel, row, here, y);
     }
 }

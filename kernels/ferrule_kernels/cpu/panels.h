@@ -32,28 +32,35 @@ template <class Y> inline void store(Y* to, Floats x, int64_t count) {
     std::memcpy(to, all, count * sizeof(Y));
 }
 
-// What is read later, asked for now: a strip of rows asks for LINE bytes for each `every` (a power of two) of its steps.
+// Ask for BYTES, with FAR only into the second cache.
+template <int64_t BYTES, bool FAR = false> inline void fetch(const char*& at) {
+    if (FAR)
+        for (int64_t i = 0; i < BYTES; i += 64) ask_far(at + i);
+    else
+        for (int64_t i = 0; i < BYTES; i += 64) __builtin_prefetch(at + i);
+    at += BYTES;
+}
+
+// What is read later, asked for now, by a strip of rows in one of `every` of its steps.
 struct Ahead {
     const char* at;
     int64_t every;
+    bool far;
+    uint64_t part = ~uint64_t(0) / every + 1;  // of 2**64
 
-    bool due(int64_t step) const { return (step & (every - 1)) == 0; }
+    // Whether `every` divides it: whether a product that wraps is below one part (Lemire, Kaser, Kurz 2019).
+    bool due(int64_t step) const { return uint64_t(step) * part <= part - 1; }
     // Where a strip's columns from `column` on begin to ask, of `steps`.
     const char* from(int64_t column, int64_t steps) const { return at + column * 4 * (steps / every); }
-    Ahead next(int64_t channels, int64_t steps) const { return {from(channels, steps), every}; }
+    Ahead next(int64_t channels, int64_t steps) const { return {from(channels, steps), every, far}; }
 };
 
 // What follows `end`: the next block. Each of several strips asks for its part, so that memory is read while they compute.
-// One strip asks for all of it where there are tile registers: those processors' own prefetching ends with each page. That
-// of others is faster than asking, and is only shown where it goes on.
+// Few of them wait for memory, many for their units. One strip asks for all of it where there are tile registers: those
+// processors' own prefetching ends with each page. That of others is faster than asking, and is only shown where it goes on.
 inline Ahead ahead_of(int64_t strips, const void* end) {
-    constexpr int64_t alone = TILES ? 1 : int64_t(1) << 40;
-    return {(const char*)end, strips < 2 ? alone : strips < 4 ? 2 : 4};
-}
-
-template <int64_t BYTES> inline void fetch(const char*& at) {
-    for (int64_t i = 0; i < BYTES; i += 64) __builtin_prefetch(at + i);
-    at += BYTES;
+    if (TILES) return {(const char*)end, strips < 2 ? 1 : strips < 4 ? 2 : 4, false};
+    return {(const char*)end, strips < 2 ? int64_t(1) << 40 : std::min<int64_t>(strips, 4), strips < 4};
 }
 
 // Ask for fewer and larger pages, where the system has them to give.

@@ -25,6 +25,10 @@ template <class V> inline V load(const void* from) {
     return v;
 }
 
+// Ask for a line that is read later, into the second cache: the nearest waits for few lines at a time, and those are the
+// ones that are computed with now.
+inline void ask_far(const void* at) { __builtin_prefetch(at, 0, 2); }
+
 inline Floats splat(float x) { return Floats{} + x; }
 
 // Bits of bfloat16 in the upper half of each lane: to nearest, ties to even; NaN stays NaN. AVX512-BF16 makes denormals

@@ -284,7 +284,6 @@ class EngineStats(Struct, frozen=True, kw_only=True, omit_defaults=True):
     prompt_cached: int = 0  # those of them that came from the prefix cache
     generation_tokens: int = 0
     steps: int = 0
-    last_step_tokens: int = 0
     corrupted_requests: int = 0  # ended by non-finite logits or an id out of range
     stalled_seconds: float = 0.0  # work exists, but no step has ended for this long
     sleep_level: int = 0  # 0: awake

@@ -110,6 +110,33 @@ def test_prompts_share_a_step_with_those_that_decode():
     assert advance(scheduler)[0][-1] == ("long", 0, 72)
 
 
+@pytest.mark.parametrize(
+    ("decoding", "waiting", "length", "first"),
+    [
+        (8, 8, 60, 480),  # all of them
+        (8, 8, 126, 512),  # two steps
+        (8, 8, 129, 64),  # more than two
+        (8, 7, 20, 64),  # fewer than decode
+        (2, 7, 20, 64),  # few
+        (2, 8, 20, 160),
+        (20, 21, 20, 64),  # for some there is no slot
+    ],
+)
+def test_those_that_decode_wait_for_a_burst_that_is_soon_over(
+    decoding: int, waiting: int, length: int, first: int
+) -> None:
+    sizes = {"num_blocks": 800, "max_num_seqs": 40, "max_num_batched_tokens": 512, "max_model_len": 600}
+    scheduler = make(prompt_share=2, **sizes)
+    for number in range(decoding):
+        scheduler.add(request(f"decodes {number}", 4), 0.0)
+    advance(scheduler)
+    for number in range(waiting):
+        scheduler.add(request(f"waits {number}", length), 0.0)
+    steps = advance(scheduler)[0]
+    expected = min(first, 512 - decoding)
+    assert sum(count for id, _, count in steps if id.startswith("waits")) == expected
+
+
 def test_without_chunked_prefill_prompts_go_whole_and_policy_budgets_are_not_asked():
     scheduler = make(ChaosPolicy(), chunked_prefill=False, max_num_batched_tokens=16, max_model_len=17)
     for id in ("a", "b"):

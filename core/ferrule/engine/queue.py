@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Iterator
 
 from ferrule.engine.request import Request
 from ferrule.interfaces.scheduler import SchedulingPolicy
@@ -21,6 +22,9 @@ class WaitingQueue:
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    def __iter__(self) -> Iterator[Request]:
+        return (request for _, _, request in self._entries)
 
     def __contains__(self, id: str) -> bool:
         return id in self._keys

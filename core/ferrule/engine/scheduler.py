@@ -30,6 +30,9 @@ from ferrule.types import (
 )
 
 
+_BURST = 8  # requests: fewer are no burst
+
+
 @dataclass(slots=True)
 class Draft:
     """The plan that is being made. `owed` are blocks that running prompts will still need."""
@@ -39,6 +42,10 @@ class Draft:
     admits: list[Admit] = field(default_factory=list)
     owed: int = 0
     preempted: bool = False
+
+    def burst(self, waiting: Sequence[Request]) -> bool:
+        """Whether as many lack a first token as decode, and two steps give it to all of them: they come first then."""
+        return len(waiting) >= max(_BURST, len(self.chunks)) and sum(r.todo for r in waiting) <= 2 * self.budget
 
     def drop(self, id: str) -> None:
         """Take back what a victim was given in this step."""
@@ -126,7 +133,9 @@ class DefaultScheduler(Scheduler):
             elif todo and draft.budget and request.running:
                 self._give(request, 1, draft, now)
         if (share := self.limits.prompt_share) and draft.chunks and self.limits.chunked_prefill:
-            draft.budget = min(draft.budget, share * max(32, len(draft.chunks)))  # those that decode wait for prompts
+            all_fit = len(self.waiting) <= len(self._slots)
+            if not (all_fit and draft.burst([*prefills, *self.waiting])):  # those that decode wait for prompts
+                draft.budget = min(draft.budget, share * max(32, len(draft.chunks)))
         for request in prefills:
             if request.running:
                 count = self._piece(request.todo, draft.budget)
@@ -228,7 +237,6 @@ class DefaultScheduler(Scheduler):
             if delta is not None:
                 deltas.append(delta)
         self.counters.steps += 1
-        self.counters.last_step_tokens = plan.num_tokens
         return deltas
 
     def _credit(self, request: Request, chunk: Chunk, row: RowResult, now: float) -> RequestDelta | None:

@@ -11,7 +11,6 @@ class Counters:
 
     corrupted_requests: int = 0
     generation_tokens: int = 0
-    last_step_tokens: int = 0
     preemptions: int = 0
     prefix_hits: int = 0
     prefix_queries: int = 0

@@ -76,7 +76,6 @@ class Generate(Struct, frozen=True, kw_only=True):
     beam: Beam | None = None  # the params.n best of `width` beams, best first
     raw: bool = False  # True: all text is content as the model wrote it; no parser runs
     streamed: bool = True  # False: the outputs are folded before anybody sees one
-    max_tokens_default: str = "context"  # when params.max_tokens is None: what is left of the context
 
 
 class Usage(Struct, frozen=True, kw_only=True, gc=False):

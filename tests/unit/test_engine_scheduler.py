@@ -113,13 +113,13 @@ def test_prompts_share_a_step_with_those_that_decode():
 @pytest.mark.parametrize(
     ("decoding", "waiting", "length", "first"),
     [
-        (8, 8, 60, 480),  # all of them
-        (8, 8, 126, 512),  # two steps
-        (8, 8, 129, 64),  # more than two
-        (8, 7, 20, 64),  # fewer than decode
-        (2, 7, 20, 64),  # few
-        (2, 8, 20, 160),
-        (20, 21, 20, 64),  # for some there is no slot
+        (2, 8, 60, 480),  # all of them
+        (2, 8, 127, 512),  # two steps
+        (2, 8, 128, 64),  # more than two
+        (3, 11, 20, 64),  # fewer than four for each that decodes
+        (3, 12, 20, 240),
+        (1, 7, 20, 64),  # few
+        (8, 33, 20, 64),  # for one there is no slot
     ],
 )
 def test_those_that_decode_wait_for_a_burst_that_is_soon_over(

@@ -44,8 +44,8 @@ class Draft:
     preempted: bool = False
 
     def burst(self, waiting: Sequence[Request]) -> bool:
-        """Whether as many lack a first token as decode, and two steps give it to all of them: they come first then."""
-        return len(waiting) >= max(_BURST, len(self.chunks)) and sum(r.todo for r in waiting) <= 2 * self.budget
+        """Whether far more lack a first token than decode, and two steps give it to all: they come first then."""
+        return len(waiting) >= max(_BURST, 4 * len(self.chunks)) and sum(r.todo for r in waiting) <= 2 * self.budget
 
     def drop(self, id: str) -> None:
         """Take back what a victim was given in this step."""

@@ -28,7 +28,7 @@
 
 namespace {
 
-constexpr int COLUMNS = WIDTH / 4;     // vectors that a row of sums has: four rows fill the registers
+constexpr int COLUMNS = WIDTH / 4;     // vectors that a row of sums has
 constexpr int LANES = 16;              // keys of a tile
 constexpr int STRIP = 32;              // queries x heads of a group that are computed together
 constexpr int PIECES = 4;              // that the products of a strip are cut into, to run while another is softened
@@ -91,6 +91,7 @@ template <class E> class Scratch {
 struct F32 {
     using Element = float;
     static constexpr int PAIR = 1;
+    static constexpr int ROWS = WIDTH == 16 ? 6 : 4;  // whose sums fit the registers
     static inline Floats multiply_add(Floats sum, uint32_t a, const uint32_t* b) {
         float x;
         std::memcpy(&x, &a, 4);
@@ -103,6 +104,11 @@ struct F32 {
 struct BF16 {
     using Element = uint16_t;
     static constexpr int PAIR = 2;
+#if defined(__AVX512BF16__)
+    static constexpr int ROWS = 6;
+#else
+    static constexpr int ROWS = 4;  // widened numbers need some, too
+#endif
     static inline Floats multiply_add(Floats sum, uint32_t a, const uint32_t* b) {
 #if defined(__AVX512BF16__)
         return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32((int)a), (__m512bh)load<Words>(b));
@@ -341,26 +347,30 @@ template <class T, class S> struct Attention {
         weigh_all<R, FIRST>(strip.p + i * BLOCK / T::PAIR, values, strip.shrink + i, out);
     }
 
-    void score_strip(Space& w, const Strip& strip, const Cells& keys) const {
-        const int rows = strip.rows;
+    // All rows of a strip, as many at a time as there are registers for; the first of them ask for the next block. `some`
+    // is given how many as a constant, whether they are the first, and where they begin.
+    template <int R, class F> static void by_rows(int rows, F some) {
         int i = 0;
-        if (rows >= 4) score_rows<4, true>(w, strip, 0, keys), i = 4;
-        else if (rows >= 2) score_rows<2, true>(w, strip, 0, keys), i = 2;
-        else score_rows<1, true>(w, strip, 0, keys), i = 1;
-        for (; i + 4 <= rows; i += 4) score_rows<4, false>(w, strip, i, keys);
-        for (; i + 2 <= rows; i += 2) score_rows<2, false>(w, strip, i, keys);
-        for (; i < rows; i++) score_rows<1, false>(w, strip, i, keys);
+        const auto take = [&](auto count) {
+            for (; i + count <= rows; i += count)
+                i ? some(count, std::false_type(), i) : some(count, std::true_type(), i);
+        };
+        take(std::integral_constant<int, R>());
+        if (R > 4) take(std::integral_constant<int, 4>());
+        take(std::integral_constant<int, 2>());
+        take(std::integral_constant<int, 1>());
+    }
+
+    void score_strip(Space& w, const Strip& strip, const Cells& keys) const {
+        by_rows<T::ROWS>(strip.rows, [&](auto count, auto first, int i) {
+            score_rows<decltype(count)::value, decltype(first)::value>(w, strip, i, keys);
+        });
     }
 
     void weigh_strip(Space& w, const Strip& strip, const Cells& values) const {
-        const int rows = strip.rows;
-        int i = 0;
-        if (rows >= 4) weigh_rows<4, true>(w, strip, 0, values), i = 4;
-        else if (rows >= 2) weigh_rows<2, true>(w, strip, 0, values), i = 2;
-        else weigh_rows<1, true>(w, strip, 0, values), i = 1;
-        for (; i + 4 <= rows; i += 4) weigh_rows<4, false>(w, strip, i, values);
-        for (; i + 2 <= rows; i += 2) weigh_rows<2, false>(w, strip, i, values);
-        for (; i < rows; i++) weigh_rows<1, false>(w, strip, i, values);
+        by_rows<T::ROWS>(strip.rows, [&](auto count, auto first, int i) {
+            weigh_rows<decltype(count)::value, decltype(first)::value>(w, strip, i, values);
+        });
     }
 
 #if TILES

@@ -18,12 +18,13 @@ inline float rounded(float x) {  // to bfloat16, to nearest, ties to even
 // The scale, a bfloat16, with which one group of a channel loses least; `most` is its largest magnitude. 8 bits reach
 // to 127 on both sides; 4 bits from -8 to 7, so the side that the largest number is on takes the longer half.
 inline float scale_of(const Matrix& w, const float* x, int64_t count) {  // zeros follow x
-    float highest = 0.0f, lowest = 0.0f;
-    for (int64_t i = 0; i < count; i++) {
-        highest = std::max(highest, x[i]);
-        lowest = std::min(lowest, x[i]);
+    Floats above = {}, below = {};
+    for (int64_t i = 0; i < count; i += WIDTH) {
+        const Floats v = load<Floats>(x + i);
+        above = v > above ? v : above;
+        below = -v > below ? -v : below;
     }
-    const float most = highest >= -lowest ? highest : lowest;
+    const float highest = largest(above), lowest = -largest(below), most = highest >= -lowest ? highest : lowest;
     if (most == 0.0f) return 0.0f;
     if (w.bits == 8) return rounded(std::fabs(most) / 127.0f);
     float best = 0.0f, least = INFINITY;
@@ -56,6 +57,7 @@ template <class T> void pack_panel(const Matrix& w, const T* weights, const floa
     const float low = w.bits == 8 ? -127.0f : -8.0f, high = w.bits == 8 ? 127.0f : 7.0f;
     const int offset = 1 << (w.bits - 1);
     std::vector<float> x(w.group + WIDTH);
+    std::vector<uint8_t> bytes(w.group, uint8_t(offset));
     uint8_t* to = w.weights + panel * panel_bytes(w, PANEL);
     std::memset(to, 0, panel_bytes(w, channels));
     for (int64_t g = 0; g < w.k / w.group; g++) {
@@ -71,14 +73,14 @@ template <class T> void pack_panel(const Matrix& w, const T* weights, const floa
             const auto kept = uint16_t(bits >> 16);
             std::memcpy(to + c * 2, &kept, 2);
             for (int64_t i = 0; i < count; i++)
-                x[i] = std::min(std::max(std::nearbyint(x[i] * inverse), low), high) + float(offset);
+                bytes[i] = uint8_t(int(std::min(std::max(std::nearbyint(x[i] * inverse), low), high)) + offset);
+            std::fill(bytes.begin() + count, bytes.end(), uint8_t(offset));
             uint8_t* cells = to + channels * 2;
-            for (int64_t i = 0; i < w.group; i++) {
-                const auto byte = uint8_t(i < count ? int(x[i]) : offset);
-                if (w.bits == 8)
-                    cells[place(channels, c, i, tiled(w))] = byte;
-                else
-                    cells[i / 8 * channels * 4 + c * 4 + i % 4] |= i % 8 < 4 ? byte : uint8_t(byte << 4);
+            for (int64_t i = 0; w.bits == 8 && i < w.group; i += 4)
+                std::memcpy(cells + place(channels, c, i, tiled(w)), &bytes[i], 4);
+            for (int64_t i = 0; w.bits == 4 && i < w.group; i += 8) {
+                const uint32_t both = load<uint32_t>(&bytes[i]) | load<uint32_t>(&bytes[i + 4]) << 4;
+                std::memcpy(cells + i / 8 * channels * 4 + c * 4, &both, 4);
             }
         }
         to += channels * (2 + w.group * w.bits / 8);

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,9 @@ import torch
 
 from ferrule.config import Config, LoadConfig, ModelConfig, SchedulerConfig
 from ferrule.env import Environment
+from ferrule.errors import EngineDead
 from ferrule.plugin import discover
+from ferrule.types import StepPlan, StepResult
 from ferrule_nn.held import stored_by
 from ferrule_plugins.executor import device as device_module
 from ferrule_plugins.executor.device import Worker
@@ -130,3 +134,25 @@ def test_deeper_sleep_forgets_the_copy(worker: Worker) -> None:
     worker.restore("weights")
     assert worker.model_runner.model is not model
     assert all(tensor.untyped_storage().nbytes() for tensor in _numbers(worker) if tensor.numel())
+
+
+def test_what_fails_while_a_result_is_waited_for_is_advised_on_too(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a device was told to do may fail only when somebody asks for the result."""
+
+    def late() -> StepResult:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    @contextmanager
+    def guard(stage: str) -> Iterator[None]:
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            raise EngineDead(f"a {stage} does not fit") from error
+
+    monkeypatch.setattr(worker.platform, "guard", guard)
+    monkeypatch.setattr(worker.model_runner, "begin", lambda plan: late)
+    wait = worker.begin(StepPlan(1, ()))
+    with pytest.raises(EngineDead, match="a step does not fit"):
+        wait()

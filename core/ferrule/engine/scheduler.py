@@ -29,7 +29,6 @@ from ferrule.types import (
     StepResult,
 )
 
-
 _BURST = 8  # requests: fewer are no burst
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import regex
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -345,7 +346,8 @@ def test_what_is_no_list_of_layers_is_told(
         ("(?:a|" * 3000, "too long"),
         ("((a{100}){100}){100}", "too long"),
         ("a{99999999999999999999}", "too long"),
-        ("(?R)", "takes too long"),
+        ("(?R)", "no expression"),
+        ("(?:a|(?1))(b)", "no expression"),
         ("(?:.|..)*(?!.)(?=x)", "takes too long"),
     ],
 )
@@ -353,6 +355,17 @@ def test_an_expression_that_is_none_or_does_not_end_is_told(expression: str, sai
     layer = LinearLayer("layers.10.self_attn.a_projection_with_a_long_name_0", 8, 8)
     with pytest.raises(CheckpointError, match=said):
         chosen(layer, [f"re:{expression}"])
+
+
+def test_an_expression_that_takes_all_memory_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a quick machine it is used up before the time is."""
+
+    def match(*args: Any, **options: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(regex, "match", match)
+    with pytest.raises(CheckpointError, match="takes too long"):
+        chosen(LinearLayer("layers.0.up_proj", 8, 8), ["re:a"])
 
 
 @pytest.mark.parametrize("parts", [{}, {"a": 64, "b": 60}])

@@ -60,8 +60,9 @@ def _matches(expression: str, name: str) -> bool:
     try:
         if len(expression) > _LONGEST or math.prod(int(count) or 1 for count in counts) > _LONGEST:
             raise ValueError("it is too long")
+        re.compile(expression)  # what is meant: recursion, which the other package knows, has no place here
         return regex.match(expression, name, timeout=_SECONDS) is not None
-    except TimeoutError:
+    except (TimeoutError, MemoryError):
         raise CheckpointError(f"quantization_config: the expression {expression!r:.200} takes too long.") from None
-    except (regex.error, ValueError, RecursionError) as error:
+    except (re.error, regex.error, ValueError, RecursionError) as error:
         raise CheckpointError(f"quantization_config: no expression: {expression!r:.200}: {error}.") from None

@@ -6,7 +6,6 @@ on, and float16 below, which cannot compute in bfloat16. A type that is named is
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +18,7 @@ from ferrule.errors import ConfigError
 from ferrule.interfaces.model import Model
 from ferrule.interfaces.platform import DeviceCaps, Platform, Recorder, Transfers
 from ferrule.log import Log
+from ferrule_plugins.platform.cpu import describe
 from ferrule_plugins.platform.cuda_compile import compile_parts
 from ferrule_plugins.platform.cuda_graphs import GraphLimits, graph_recorder, optimization_level
 from ferrule_plugins.platform.cuda_memory import Budget, Device, TorchDevice, gib
@@ -89,8 +89,8 @@ class CudaPlatform(Platform):
         return _TYPES[requested]
 
     def _kept_by_host(self, config: Config) -> None:
-        """How much of the weights. Raises ConfigError for more than the host has."""
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        """How much of the weights. Raises ConfigError for more than this process may have of the host's memory."""
+        memory = describe().memory_bytes
         self._offloaded = int(config.cache.cpu_offload_gb * 2**30)
         if self._offloaded > memory:
             raise ConfigError(

@@ -53,7 +53,7 @@ docs: $(INSTALLED_DOCS)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 reference: $(INSTALLED_TEST)
-	$(BIN)/python -m ferrule_testkit.pages
+	$(BIN)/python -m tools.pages
 
 # A machine with a GPU has Python 3.12, torch's build for CUDA with Triton, transformers, and a C compiler, which Triton
 # needs. What else Ferrule and its tests need is carried there in GPU_WHEELS, and installed beside what is there.
@@ -88,11 +88,11 @@ $(GPU_VENV)/.installed: pyproject.toml
 
 gpu-check: export HF_HUB_OFFLINE = 1
 gpu-check: $(GPU_VENV)/.installed
-	$(GPU_BIN)/python -m pytest tests/kernels tests/gpu tests/unit/test_platform_cuda.py $(ARGS)
+	$(GPU_BIN)/python -m pytest tests/kernels tests/gpu tests/unit/plugins/platform/test_platform_cuda.py $(ARGS)
 
 gpu-bench: export HF_HUB_OFFLINE = 1
 gpu-bench: $(GPU_VENV)/.installed
-	$(GPU_BIN)/python -m ferrule_testkit.gpu_bench --name $(NAME) --out $(OUT) $(ARGS)
+	$(GPU_BIN)/python -m tools.benchmarks.gpu --name $(NAME) --out $(OUT) $(ARGS)
 
 clean:
 	rm -rf $(VENV) $(GPU_VENV) $(GPU_WHEELS) site htmlcov .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis

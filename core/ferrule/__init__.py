@@ -4,15 +4,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ferrule.launch.offline import LLM
-    from ferrule.launch.outputs import BeamSearchParams
+    from ferrule.llm.offline import LLM
+    from ferrule.llm.outputs import BeamSearchParams
     from ferrule.types import SamplingParams
 
 __version__ = "0.1.0"
 __all__ = ["LLM", "BeamSearchParams", "SamplingParams", "__version__"]
 _HOMES = {
-    "BeamSearchParams": "ferrule.launch.outputs",
-    "LLM": "ferrule.launch.offline",
+    "BeamSearchParams": "ferrule.llm.outputs",
+    "LLM": "ferrule.llm.offline",
     "SamplingParams": "ferrule.types",
 }
 

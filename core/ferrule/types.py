@@ -29,7 +29,7 @@ class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True, forb
     """How one request samples. Public: ``from ferrule import SamplingParams``.
 
     Field names, meanings and defaults are those of the documented API. Values are validated in one place,
-    `ferrule.frontend.validate`, for HTTP and offline use alike.
+    `ferrule.frontend.admission.validate`, for HTTP and offline use alike.
     """
 
     n: int = 1
@@ -140,13 +140,6 @@ class EngineRequest(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
     cache_salt: str | None = None
     grammar: GrammarSpec | None = None
     transfer: dict[str, Any] | None = None
-
-
-class Cancel(Struct, frozen=True, tag=True):
-    """The one message that flows backwards. `reason` is ABORT (client gone, deadline) or STOP (stop string found)."""
-
-    ids: tuple[str, ...]
-    reason: FinishReason = FinishReason.ABORT
 
 
 # ------------------------------------------------------------------------------------------- the step
@@ -358,53 +351,3 @@ class ModelInfo(Struct, frozen=True, kw_only=True):
     prompt_share: int = 0  # tokens of prompts, for each request that decodes, that a step may have; 0: any
     prompt_border: PromptBorder | None = None
     hidden_size: int = 0  # width of the embeddings that a prompt may be given as; 0: the model takes none
-
-
-# ------------------------------------------------------------------------------------- process messages
-
-
-class Submit(Struct, frozen=True, tag=True):
-    request: EngineRequest
-
-
-class Call(Struct, frozen=True, tag=True):
-    """An administrative call, answered by one `CallReply` with the same number."""
-
-    number: int
-    name: str
-    args: tuple[Any, ...] = ()
-
-
-ToEngine = Submit | Cancel | Call
-
-
-class Ready(Struct, frozen=True, tag=True):
-    """Answer to a client's greeting, once the model is loaded. `num_blocks` includes the null block."""
-
-    info: ModelInfo
-    num_blocks: int
-
-
-class Deltas(Struct, frozen=True, tag=True):
-    """What a step, a cancellation or a second of idleness brought for one client."""
-
-    deltas: tuple[RequestDelta, ...]
-    stats: EngineStats | None = None
-
-
-class CallReply(Struct, frozen=True, tag=True):
-    """`error` is a message fit for the caller; `status` is that of HTTP where the caller is at fault, else 500."""
-
-    number: int
-    result: Any = None
-    error: str | None = None
-    status: int = 500
-
-
-class Fatal(Struct, frozen=True, tag=True):
-    """The engine's last words; the process exits non-zero after them."""
-
-    message: str
-
-
-FromEngine = Ready | Deltas | CallReply | Fatal

@@ -13,9 +13,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from ferrule.client.base import EngineClient
 from ferrule.errors import EngineDead, RequestFailed
-from ferrule.frontend.board import Board
-from ferrule.frontend.client import EngineClient
 from ferrule.interfaces.service import Health
 from ferrule.types import (
     CacheGroup,
@@ -27,6 +26,7 @@ from ferrule.types import (
     RequestTimes,
     TokenLogprobs,
 )
+from ferrule.wire.board import Board
 
 Script = Callable[[EngineRequest], Iterable[RequestDelta]]
 

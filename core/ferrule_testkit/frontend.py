@@ -12,7 +12,7 @@ from typing import Any
 from msgspec import Struct
 
 from ferrule.config import Config, FrontendConfig, LimitsConfig, ModelConfig, ObservabilityConfig
-from ferrule.frontend import output as frontend_output
+from ferrule.frontend.output import choice as frontend_output
 from ferrule.frontend.service import FrontendService, build_service
 from ferrule.interfaces.parsers import CallArguments, CallStart, Reasoning
 from ferrule.interfaces.service import Generate, Output

@@ -21,18 +21,15 @@ from ferrule.interfaces.executor import Executor
 from ferrule.interfaces.scheduler import Scheduler, SchedulerLimits
 from ferrule.plugin import PluginSet, discover
 from ferrule.types import (
-    Deltas,
     EngineRequest,
     EngineStats,
     FinishReason,
-    FromEngine,
     ModelInfo,
     RequestDelta,
-    Submit,
-    ToEngine,
     TokenLogprobs,
     TokenSampling,
 )
+from ferrule.wire.messages import Deltas, FromEngine, Submit, ToEngine
 
 _CLIENT = b"harness"
 

@@ -21,6 +21,7 @@ from typing import Any
 from ferrule.engine.cache import footprint
 from ferrule.engine.scheduler import DefaultScheduler
 from ferrule.interfaces.scheduler import Scheduler, SchedulerLimits, SchedulingPolicy
+from ferrule.plugin.kinds import load_object
 from ferrule.types import CacheGroup, EngineRequest, FinishReason, StepPlan, StepResult, TokenSampling
 from ferrule_testkit.fakes import BullyPolicy, FakeDevice, FakeModel, VirtualClock, scope_of, solo
 from ferrule_testkit.simulate_ledger import Ledger, Violation
@@ -305,17 +306,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=1, help="how many seeds to run, from --seed on")
     parser.add_argument("--policy", help="policy plugin; default: all of the built-in ones")
     parser.add_argument("--depth", type=int, help="steps in flight; default: 1 to 3")
-    parser.add_argument("--scheduler", default="default", help="scheduler plugin")
-    parser.add_argument("--bug", help="run with this planted bug; 'list' names them")
+    parser.add_argument("--scheduler", default="default", help="scheduler plugin, or module:Class")
     args = parser.parse_args(argv)
-    scheduler = load("scheduler", args.scheduler)
-    if args.bug:
-        from ferrule_testkit.simulate_bugs import BUGS
-
-        if args.bug == "list":
-            print("\n".join(BUGS))
-            return 0
-        scheduler = BUGS[args.bug]
+    scheduler = load_object(args.scheduler) if ":" in args.scheduler else load("scheduler", args.scheduler)
     for seed in range(args.seed, args.seed + args.seeds):
         try:
             print(f"seed {seed}: {simulate(seed, args.steps, scheduler, args.policy, args.depth)}")

@@ -1,19 +1,19 @@
-"""The repository keeps the rules of `ferrule_testkit.architecture`; a fault is planted for each of them."""
+"""The repository keeps the rules of `tools.architecture`; a fault is planted for each of them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 
 import pytest
 
 from ferrule.plugin import KINDS
-from ferrule_testkit.architecture import RULES, Module, read_modules
-from ferrule_testkit.architecture.imports import LAYERS
-from ferrule_testkit.architecture.shape import MAX_CLASS, MAX_CORE, MAX_FILE, MAX_FUNCTION, TABLES, code_lines
+from tools import ROOT
+from tools.architecture import RULES, Module, read_modules
+from tools.architecture.imports import LAYERS
+from tools.architecture.shape import BUDGETS, MAX_CLASS, MAX_FILE, MAX_FUNCTION, MAX_SERVING, TABLES, code_lines
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = ROOT
 
 
 @cache
@@ -71,7 +71,9 @@ def planted() -> Iterator[tuple[str, str, str, int]]:
     yield "class-length", engine, "class A:\n" + "    x = 1\n" * MAX_CLASS, 1
     yield "file-length", engine, "x = 1\n" * (MAX_FILE + 1), MAX_FILE + 1
     yield "parameters", engine, "class A:\n    def f(self, a, b, c, d, /, e, f, *, g, h): ...\n", 2
-    yield "core-size", engine, "x = 1\n" * (MAX_CORE + 1), 1
+    yield "budgets", engine, "x = 1\n" * (MAX_SERVING + 1), 1
+    yield "budgets", "core/ferrule/config/x.py", "x = 1\n" * (BUDGETS["ferrule.config"] + 1), 1
+    yield "budgets", "core/ferrule_nn/x.py", "x = 1\n" * (BUDGETS["ferrule_nn"] + 1), 1
     yield "module-docstring", engine, "x = 1\n", 1
     yield "no-global", "plugins/ferrule_plugins/x.py", "def f():\n    global x\n", 2
     for value in ("[]", "{}", "{1}", "dict(a=1)", "collections.defaultdict(list)", "[x for x in y]"):
@@ -140,15 +142,15 @@ def test_a_planted_cycle_is_found(a: str, b: str) -> None:
 
 def test_torch_through_another_module_is_found() -> None:
     modules = [
-        Module("core/ferrule/launch/a.py", "import ferrule.execution.b\ndef f():\n    import ferrule.execution.c"),
-        Module("core/ferrule/execution/b.py", "from ferrule.runner import d"),
-        Module("core/ferrule/execution/c.py", "import torch"),
+        Module("core/ferrule/launch/a.py", "import ferrule.assembly.b\ndef f():\n    import ferrule.assembly.c"),
+        Module("core/ferrule/assembly/b.py", "from ferrule.runner import d"),
+        Module("core/ferrule/assembly/c.py", "import torch"),
         Module("core/ferrule/runner/__init__.py", ""),
         Module("core/ferrule/runner/d.py", "import torch"),
     ]
     (violation,) = RULES["no-torch-on-import"](modules)
     assert (violation.path, violation.line) == ("core/ferrule/launch/a.py", 1)
-    assert "ferrule.execution.b → ferrule.runner.d" in violation.what
+    assert "ferrule.assembly.b → ferrule.runner.d" in violation.what
 
 
 GOOD = '''"""A module that keeps every rule."""

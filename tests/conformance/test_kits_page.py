@@ -12,15 +12,15 @@ import pytest
 from ferrule.plugin import KINDS
 from ferrule_testkit.kits import KVCacheKit, kit_of
 from ferrule_testkit.kits.base import promises
-from ferrule_testkit.kits.page import main, page
+from tools import ROOT
+from tools.pages.kits import main, page
 
-ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "conformance.md"
 
 
 def test_the_page_is_current() -> None:
     if PAGE.read_text(encoding="utf-8") != page():
-        pytest.fail("renew it: python -m ferrule_testkit.kits.page --write docs/conformance.md", pytrace=False)
+        pytest.fail("renew it: python -m tools.pages.kits --write docs/conformance.md", pytrace=False)
 
 
 def test_the_site_has_it() -> None:

@@ -42,7 +42,7 @@ from ferrule_plugins.stat_logger.prometheus import Prometheus
 from ferrule_plugins.tokenizer.auto import AutoTokenizers, FastTokenizer
 from ferrule_testkit.kits import KVCacheKit, kit_of
 from ferrule_testkit.kits.run import FAILED, OK, SKIPPED, run_kit
-from ferrule_testkit.simulate_bugs import BUGS
+from tests.simulate.bugs import BUGS
 
 # ------------------------------------------------------------------------------------------ attention
 

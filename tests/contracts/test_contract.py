@@ -10,8 +10,8 @@ import pytest
 import ferrule
 from ferrule.plugin import CONTRACT
 from ferrule.plugin.kinds import KINDS, READABLE
-from ferrule_testkit.contract import breaking, contract, describe, main, recorded, refusal, snapshot
 from ferrule_testkit.public import PUBLIC
+from tools.contract import breaking, contract, describe, main, recorded, refusal, snapshot
 
 HERE = Path(__file__).parent
 SNAPSHOT = HERE / f"v{CONTRACT}.txt"
@@ -20,7 +20,7 @@ PAGE = HERE.parents[1] / "docs" / "plugin-api-changes.md"
 ADVICE = f"""\
 The plugin contract differs from its snapshot. Plugins of others are written against it. If the change is meant:
 1. say what changes for whom in docs/plugin-api-changes.md, in an entry under version {CONTRACT};
-2. python -m ferrule_testkit.contract --write tests/contracts/{SNAPSHOT.name} docs/plugin-api-changes.md
+2. python -m tools.contract --write tests/contracts/{SNAPSHOT.name} docs/plugin-api-changes.md
    It says when that may not be, and the page says what to do then.
 """
 

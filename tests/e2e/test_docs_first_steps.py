@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from ferrule_testkit import server as servers
+from tools import ROOT
 
-ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", ROOT / "docs" / "quickstart.md")
 BASE = "http://127.0.0.1:8000"
 

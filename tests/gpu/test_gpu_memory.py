@@ -16,7 +16,7 @@ from ferrule.config import Config, ModelConfig
 from ferrule.errors import ConfigError
 from ferrule_plugins.platform.cuda import CudaPlatform
 from ferrule_plugins.platform.cuda_memory import TorchDevice
-from ferrule_testkit.gpu_bench_models import Shape
+from tools.benchmarks.gpu_models import Shape
 
 Open = Callable[..., LLM]
 WEIGHTS = Shape(  # about 400 MiB in bfloat16

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 import ferrule_kernels.cuda
-from ferrule_kernels.cuda import bench, machine
-from ferrule_kernels.cuda.bench import Case
+from ferrule_kernels.cuda import machine
+from ferrule_kernels.cuda.cases import Case
+from tools.benchmarks import cuda_kernels as bench
 
 LIMITS = machine.Limits("device", copy_bytes=100.0, half="bfloat16", half_flops=1000.0, fp8_flops=2000.0)
 

@@ -23,7 +23,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile as build
 from triton.runtime.jit import JITFunction
 
-from ferrule_kernels.cuda import bench
+from tools.benchmarks import cuda_kernels as bench
 
 NAMES = {
     torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float8_e4m3fn: "fp8e4nv",

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("triton")
-from ferrule.execution.load import pack
+from ferrule.assembly.model import pack
 from ferrule.interfaces.model import BuildContext
 from ferrule_kernels import moe as reference
 from ferrule_kernels.cuda import gates, grouped, moe, norms, rope

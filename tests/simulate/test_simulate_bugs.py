@@ -3,7 +3,7 @@
 import pytest
 
 from ferrule_testkit.simulate import simulate
-from ferrule_testkit.simulate_bugs import BUGS
+from tests.simulate.bugs import BUGS
 
 
 def test_there_are_enough_bugs():

@@ -7,7 +7,8 @@ import pytest
 from ferrule.engine.loop import EngineLoop
 from ferrule.engine.scheduler import DefaultScheduler
 from ferrule.interfaces.scheduler import SchedulerLimits
-from ferrule.types import CacheGroup, Cancel, EngineRequest, FinishReason, Submit, TokenSampling
+from ferrule.types import CacheGroup, EngineRequest, FinishReason, TokenSampling
+from ferrule.wire.messages import Cancel, Submit
 from ferrule_testkit.fakes import FakeExecutor, VirtualClock, solo
 from ferrule_testkit.simulate import load
 

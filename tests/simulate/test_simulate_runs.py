@@ -36,5 +36,5 @@ def test_the_command_reports_a_run(capsys):
 
 
 def test_the_command_prints_a_line_that_replays_a_failure(capsys):
-    assert main(["--seed", "1", "--steps", "10000", "--bug", "skip-decref"]) == 1
+    assert main(["--seed", "1", "--steps", "10000", "--scheduler", "tests.simulate.bugs.cache:SkipDecref"]) == 1
     assert "replay: python -m ferrule_testkit.simulate --seed 1 --steps 10000" in capsys.readouterr().err

@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
 from ferrule.errors import EngineDead, FerruleError, UnavailableError
-from ferrule.frontend.board import LOAD, Board
 from ferrule.interfaces.service import Health, Service
 from ferrule.interfaces.stats import HttpStats
+from ferrule.wire.board import LOAD, Board
 
 T = TypeVar("T")
 

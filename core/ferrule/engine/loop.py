@@ -15,20 +15,14 @@ from ferrule.errors import FerruleError, RequestError
 from ferrule.interfaces.executor import Executor, StepHandle
 from ferrule.interfaces.scheduler import Scheduler
 from ferrule.types import (
-    Call,
-    CallReply,
-    Cancel,
-    Deltas,
     EngineRequest,
     EngineStats,
     FinishReason,
-    FromEngine,
     RequestDelta,
     RequestTimes,
     StepPlan,
-    Submit,
-    ToEngine,
 )
+from ferrule.wire.messages import Call, CallReply, Cancel, Deltas, FromEngine, Submit, ToEngine
 
 Receive = Callable[[float], list[tuple[bytes, ToEngine]]]
 Send = Callable[[bytes, FromEngine], None]

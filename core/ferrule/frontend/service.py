@@ -12,19 +12,12 @@ from typing import Any
 from msgspec.structs import replace
 
 from ferrule import log
+from ferrule.client.base import EngineClient
 from ferrule.config import Config
 from ferrule.errors import EngineDead, FerruleError, NotFoundError, PluginError, RequestError, UnavailableError
-from ferrule.frontend.admit import Prepared, PromptReader, read_rules
-from ferrule.frontend.beam import BestOf, search_beams
-from ferrule.frontend.client import EngineClient
-from ferrule.frontend.detokenize import open_detokenizer
-from ferrule.frontend.ledger import Account, Ledger, Loggers, Reservation
-from ferrule.frontend.output import Choice, OutputStream
-from ferrule.frontend.parse import Parsers, open_chain
-from ferrule.frontend.render import Renderer, choose_templates
-from ferrule.frontend.stops import StopMatcher
-from ferrule.frontend.tokenize import Encoder, open_tokenizer
-from ferrule.frontend.validate import (
+from ferrule.frontend.admission.admit import Prepared, PromptReader, read_rules
+from ferrule.frontend.admission.ledger import Account, Ledger, Loggers, Reservation
+from ferrule.frontend.admission.validate import (
     Checked,
     Seeds,
     check_beam,
@@ -34,6 +27,13 @@ from ferrule.frontend.validate import (
     check_salt,
     wrap_seed,
 )
+from ferrule.frontend.output.beam import BestOf, search_beams
+from ferrule.frontend.output.choice import Choice, OutputStream
+from ferrule.frontend.output.parse import Parsers, open_chain
+from ferrule.frontend.output.stops import StopMatcher
+from ferrule.frontend.text.detokenize import open_detokenizer
+from ferrule.frontend.text.render import Renderer, choose_templates
+from ferrule.frontend.text.tokenize import Encoder, open_tokenizer
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.service import ChatPrompt, Generate, Health, Output, Prompt, Service
 from ferrule.interfaces.stats import HttpStats, StatLogger

@@ -14,11 +14,10 @@ from typing import Any
 
 from ferrule import __version__, log
 from ferrule.api.server import loop_factory, serve
+from ferrule.client.base import EngineClient
+from ferrule.client.inline import InlineClient
+from ferrule.client.process import ProcessClient
 from ferrule.config import Config
-from ferrule.frontend.board import BEAT, READY, Board
-from ferrule.frontend.client import EngineClient
-from ferrule.frontend.client_inline import InlineClient
-from ferrule.frontend.client_process import ProcessClient
 from ferrule.frontend.service import build_service
 from ferrule.interfaces.service import Service
 from ferrule.launch.engine_main import watch_progress
@@ -26,6 +25,7 @@ from ferrule.launch.listen import base_url
 from ferrule.launch.process import Boot
 from ferrule.plugin import PluginSet
 from ferrule.plugin.hooks import HookRunner, open_hooks
+from ferrule.wire.board import BEAT, READY, Board
 
 _POLL = 0.02  # seconds between two looks at what the other API processes say
 

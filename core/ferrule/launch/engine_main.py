@@ -13,12 +13,12 @@ from pathlib import Path
 from types import FrameType
 
 from ferrule import log
+from ferrule.assembly.engine import build_engine
 from ferrule.engine.loop import EngineLoop
-from ferrule.execution.assemble import build_engine
-from ferrule.execution.wire import EngineSocket
-from ferrule.frontend.board import BEAT, STALLED, Board
 from ferrule.launch.process import Boot
-from ferrule.types import Ready
+from ferrule.wire.board import BEAT, STALLED, Board
+from ferrule.wire.engine_socket import EngineSocket
+from ferrule.wire.messages import Ready
 
 _logger = log.get("engine")
 

@@ -17,8 +17,8 @@ import msgspec
 from ferrule import log
 from ferrule.config import Config
 from ferrule.errors import StartupError
-from ferrule.frontend.board import ENGINE, Board
 from ferrule.plugin import PluginSet
+from ferrule.wire.board import ENGINE, Board
 
 LENGTH_BYTES = 4  # of the number before a boot message, big-endian
 

@@ -24,9 +24,9 @@ from msgspec.structs import replace
 from ferrule import log
 from ferrule.config import Config
 from ferrule.errors import ConfigError
-from ferrule.frontend.board import BEAT, Board
 from ferrule.launch.process import Boot, Child
 from ferrule.plugin import PluginSet
+from ferrule.wire.board import BEAT, Board
 
 _GRACE = 8.0  # seconds that children get to end by themselves
 _TICK = 1.0  # seconds between two looks at the pulses

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ferrule.config import checkpoint
+from ferrule import checkpoint
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.model import BuildContext, Model
 from ferrule.interfaces.sampler import SampleBatch, Sampled, Sampler

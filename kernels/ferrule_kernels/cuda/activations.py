@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ferrule_kernels.cuda.bench import Case
+from ferrule_kernels.cuda.cases import Case
 from ferrule_kernels.cuda.tiles import power_of_2, warps
 
 REACH = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}  # the largest number of each type

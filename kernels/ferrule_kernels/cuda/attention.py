@@ -29,7 +29,7 @@ import triton
 
 from ferrule_kernels.attention import ScoreOptions
 from ferrule_kernels.cuda.attention_kernels import LOG2E, attend_kernel, combine_kernel
-from ferrule_kernels.cuda.bench import Case
+from ferrule_kernels.cuda.cases import Case
 from ferrule_kernels.cuda.tiles import power_of_2
 
 SHORT = 16  # queries of a short row, at most

@@ -14,7 +14,7 @@ from functools import partial
 import torch
 
 from ferrule_kernels.cuda.activations import REACH, quantize
-from ferrule_kernels.cuda.bench import Case
+from ferrule_kernels.cuda.cases import Case
 from ferrule_kernels.cuda.eight import STEP, native, widened
 from ferrule_kernels.cuda.int8 import shapes
 

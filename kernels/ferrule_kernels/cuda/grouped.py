@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ferrule_kernels.cuda.bench import Case
+from ferrule_kernels.cuda.cases import Case
 from ferrule_kernels.cuda.gates import GATES, activate
 from ferrule_kernels.cuda.moe import align
 from ferrule_kernels.cuda.products import Tile

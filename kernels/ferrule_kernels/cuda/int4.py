@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch.nn import functional as F
 
-from ferrule_kernels.cuda.bench import Case
+from ferrule_kernels.cuda.cases import Case
 from ferrule_kernels.cuda.int8 import shapes
 from ferrule_kernels.cuda.products import SWATHE, Tile, add, cut, finished, fitting, place
 

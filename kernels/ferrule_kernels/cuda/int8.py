@@ -11,7 +11,7 @@ from functools import partial
 import torch
 
 from ferrule_kernels.cuda.activations import quantize
-from ferrule_kernels.cuda.bench import Case
+from ferrule_kernels.cuda.cases import Case
 from ferrule_kernels.cuda.eight import native, widened
 
 LONGEST = 131072  # inputs: the sum of a row must fit 32 bits

@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ferrule_kernels.cuda.bench import Case
+from ferrule_kernels.cuda.cases import Case
 
 CHUNK = 4096  # logits of one program
 IDS = 1024  # ids of a history that one program looks at

@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ferrule_kernels.cuda.bench import Case
+from ferrule_kernels.cuda.cases import Case
 from ferrule_kernels.cuda.tiles import power_of_2
 from ferrule_kernels.moe import Blocks, Routing, max_blocks
 

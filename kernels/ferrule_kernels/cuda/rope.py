@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ferrule_kernels.cuda.bench import Case
+from ferrule_kernels.cuda.cases import Case
 from ferrule_kernels.cuda.norms import RMSNorm
 from ferrule_kernels.cuda.pairs import load_pairs, product, store_pairs, weighted
 from ferrule_kernels.cuda.tiles import power_of_2, warps

@@ -23,7 +23,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ferrule_kernels.cuda.bench import Case
+from ferrule_kernels.cuda.cases import Case
 
 CHUNK = 4096  # logits of one program
 BINS = 256  # half octaves: a float in (0, 1] without its sign and its 22 lowest bits

@@ -9,10 +9,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from ferrule.assembly.model import Loaded, load
 from ferrule.config import Config
 from ferrule.config.resolve import MAX_NUM_SEQS, resolve
 from ferrule.errors import ConfigError, EngineDead
-from ferrule.execution.load import Loaded, load
 from ferrule.interfaces.model import Model
 from ferrule.interfaces.platform import Platform
 from ferrule.interfaces.plugins import Plugins

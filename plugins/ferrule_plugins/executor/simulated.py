@@ -11,7 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ferrule.config import Config, checkpoint
+from ferrule import checkpoint
+from ferrule.config import Config
 from ferrule.errors import ConfigError, EngineDead
 from ferrule.interfaces.executor import Executor
 from ferrule.interfaces.plugins import Plugins

@@ -10,7 +10,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from ferrule.config.checkpoint import read_json
+from ferrule.checkpoint import read_json
 from ferrule.errors import CheckpointError, ConfigError
 
 # Files beside the weights that have the same endings: other layouts of the same weights, and a trainer's state.

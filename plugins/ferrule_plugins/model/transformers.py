@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ferrule.config.checkpoint import remote_code
+from ferrule.checkpoint import remote_code
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.model import AttentionOptions, BuildContext, ForwardContext, InputEmbeds, LayerCache, Model
 from ferrule.types import CacheGroup

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from msgspec import UNSET, Struct, UnsetType
 
 from ferrule.errors import RequestError
-from ferrule.frontend.render import choose_templates
+from ferrule.frontend.text.render import choose_templates
 from ferrule.interfaces.router import Call, Reply, Route, Router, RouterContext
 from ferrule.interfaces.service import ChatPrompt, Prompt
 from ferrule.interfaces.tokenizer import Tokenizer

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from ferrule.errors import CheckpointError
-from ferrule.frontend.detokenize import decode
+from ferrule.frontend.text.detokenize import decode
 from ferrule.interfaces.tokenizer import Tokenizer, TokenizerSource
 from ferrule_plugins.tokenizer.files import (
     chat_templates,

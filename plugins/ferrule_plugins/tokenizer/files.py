@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ferrule.config.checkpoint import read_json
+from ferrule.checkpoint import read_json
 from ferrule.errors import CheckpointError
 
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")

@@ -15,7 +15,7 @@ from math import prod
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from ferrule.config import checkpoint
+from ferrule import checkpoint
 from ferrule.errors import CheckpointError
 from ferrule.types import ModelInfo
 from ferrule_plugins.load_format.safetensors import shapes

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from ferrule import __version__
-from ferrule.config.checkpoint import Values
+from ferrule.assembly.model import Loaded
+from ferrule.checkpoint import Values
 from ferrule.errors import ConfigError
-from ferrule.execution.load import Loaded
 from ferrule_kernels.cpu.dense import DenseMatrix
 from ferrule_kernels.cpu.matmul import PackedMatrix
 from ferrule_nn import Dense, Linear

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ferrule.assembly.model import Loaded, load
+from ferrule.checkpoint import read_json
 from ferrule.config import Config
-from ferrule.config.checkpoint import read_json
 from ferrule.env import before_libraries
 from ferrule.errors import CheckpointError, ConfigError
-from ferrule.execution.load import Loaded, load
 from ferrule.interfaces.plugins import Plugins
 from ferrule.launch.localise import localise
 from ferrule_plugins.command.pack.contents import configuration, contents

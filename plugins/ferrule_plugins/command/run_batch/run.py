@@ -16,9 +16,9 @@ from ferrule import log
 from ferrule.api.app import build_app
 from ferrule.api.lifecycle import DEAD, Lifecycle
 from ferrule.api.server import loop_factory
+from ferrule.client.inline import InlineClient
 from ferrule.config import Config
 from ferrule.errors import EngineDead, StartupError
-from ferrule.frontend.client_inline import InlineClient
 from ferrule.frontend.service import build_service
 from ferrule.launch.engine_main import watch_progress
 from ferrule.launch.listen import base_url

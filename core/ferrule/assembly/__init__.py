@@ -1,0 +1,1 @@
+"""Assembles an engine from plugins: the model with its weights, then executor, scheduler and loop."""

@@ -1,0 +1,46 @@
+"""`EngineClient`: the frontend's end of the engine, the same for HTTP and offline use."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from ferrule.interfaces.service import Health
+from ferrule.types import EngineRequest, EngineStats, FinishReason, ModelInfo, RequestDelta
+from ferrule.wire.board import Board
+
+
+class EngineClient(ABC):
+    """One event loop owns a client; its methods are called there only."""
+
+    info: ModelInfo
+    num_blocks: int
+    board: Board  # what this process shares with the server's other ones
+
+    @abstractmethod
+    def generate(self, request: EngineRequest) -> AsyncIterator[RequestDelta]:
+        """Submit at once (not at the first `anext`) and iterate over the request's deltas until the terminal one.
+
+        Closing the iterator before its end cancels the request. Raises EngineDead when the engine is gone.
+        """
+
+    @abstractmethod
+    def cancel(self, ids: Sequence[str], reason: FinishReason = FinishReason.ABORT) -> None:
+        """End requests; each still gets its terminal delta. Unknown ids are ignored."""
+
+    @abstractmethod
+    async def call(self, name: str, *args: Any) -> Any:
+        """An administrative call on the engine. Raises RequestFailed with the engine's message."""
+
+    @abstractmethod
+    def health(self) -> Health:
+        """State now, without a wait."""
+
+    @abstractmethod
+    def stats(self) -> EngineStats:
+        """The last figures that the engine sent."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Let go of the engine; open requests end with EngineDead."""

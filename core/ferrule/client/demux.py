@@ -1,0 +1,189 @@
+"""What every engine client shares: it hands the engine's messages to the streams that wait for them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Sequence
+from itertools import chain
+from typing import Any
+
+from msgspec.structs import replace
+
+from ferrule.client.base import EngineClient
+from ferrule.errors import EngineDead, ForbiddenError, RequestError, RequestFailed
+from ferrule.interfaces.service import Health
+from ferrule.types import EngineRequest, EngineStats, FinishReason, RequestDelta
+from ferrule.wire.board import BEAT, STALLED, Board
+from ferrule.wire.messages import Call, CallReply, Cancel, Deltas, Fatal, FromEngine, Ready, Submit, ToEngine
+
+_SILENCE = 10.0  # seconds without a heartbeat until the engine counts as stalled
+
+
+class DeltaStream(AsyncIterator[RequestDelta]):
+    """One request's deltas; those that have come since the last was read are one. So a process that lags behind the
+    engine does less for each token. `aclose` before the terminal one cancels the request.
+    """
+
+    __slots__ = ("_client", "_done", "_error", "_id", "_items", "_waiter")
+
+    def __init__(self, client: DemuxClient, request_id: str) -> None:
+        self._client = client
+        self._id = request_id
+        self._items: list[RequestDelta] = []
+        self._waiter: asyncio.Future[None] | None = None
+        self._error: EngineDead | None = None
+        self._done = False
+
+    async def __anext__(self) -> RequestDelta:
+        while not self._items:
+            if self._error is not None:
+                raise self._error
+            if self._done:
+                raise StopAsyncIteration
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        items, self._items = self._items, []
+        return items[0] if len(items) == 1 else _joined(items)
+
+    def push(self, delta: RequestDelta) -> None:
+        self._items.append(delta)
+        self._done = delta.finish is not None
+        self._wake()
+
+    def fail(self, error: EngineDead) -> None:
+        self._error = error
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def aclose(self) -> None:
+        """Idempotent."""
+        if not self._done and self._error is None:
+            self._done = True
+            self._client.forget(self._id)
+
+
+def _joined(deltas: Sequence[RequestDelta]) -> RequestDelta:
+    """One delta that says what these say: the last one's word, with the tokens of all."""
+    lists = ("token_ids", "logprobs", "prompt_logprobs")
+    whole = {name: tuple(chain.from_iterable(getattr(delta, name) for delta in deltas)) for name in lists}
+    return replace(deltas[-1], **whole)
+
+
+class DemuxClient(EngineClient):
+    """Subclasses carry messages: `_post` sends one, and they call `_dispatch` with what comes back.
+
+    `watchdog` is the time in seconds after which an engine that makes no progress is ended.
+    """
+
+    def __init__(self, board: Board | None = None, watchdog: float = 120.0) -> None:
+        self.board = board or Board()
+        self._watchdog = watchdog
+        self._streams: dict[str, DeltaStream] = {}
+        self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._numbers = itertools.count(1)
+        self._stats = EngineStats()
+        self._dead: EngineDead | None = None
+        self._ready = asyncio.Event()
+
+    @abstractmethod
+    def _post(self, message: ToEngine) -> None:
+        """Send without waiting."""
+
+    def generate(self, request: EngineRequest) -> DeltaStream:
+        if self._dead is not None:
+            raise self._dead
+        stream = DeltaStream(self, request.id)
+        self._streams[request.id] = stream
+        self._post(Submit(request))
+        return stream
+
+    def cancel(self, ids: Sequence[str], reason: FinishReason = FinishReason.ABORT) -> None:
+        if self._dead is None and ids:
+            self._post(Cancel(tuple(ids), reason))
+
+    def forget(self, request_id: str) -> None:
+        """Cancel, and drop what still comes."""
+        if self._streams.pop(request_id, None) is not None:
+            self.cancel([request_id])
+
+    async def call(self, name: str, *args: Any) -> Any:
+        if self._dead is not None:
+            raise self._dead
+        number = next(self._numbers)
+        reply = self._calls[number] = asyncio.get_running_loop().create_future()
+        self._post(Call(number, name, args))
+        try:
+            return await reply
+        finally:
+            self._calls.pop(number, None)
+
+    def health(self) -> Health:
+        if self._dead is not None:
+            return Health(state="dead", detail=str(self._dead))
+        if not self._ready.is_set():
+            return Health(state="starting")
+        if waits := self._stalled():
+            return Health(state="stalled", detail=f"The engine has made no progress for {waits:.0f} s.")
+        return Health(state="ready" if self.board.ready else "starting")
+
+    def _stalled(self) -> float:
+        """Seconds without a sign of progress from the engine; 0 while they are no reason to worry.
+
+        A process that was stopped, or that holds the interpreter, is silent. A step that takes long is only slow.
+        """
+        beat, waits = self.board.get(BEAT), self.board.get(STALLED)
+        silent = time.monotonic() - beat if beat else 0.0
+        return max(silent if silent > min(_SILENCE, self._watchdog) else 0, waits if waits > self._watchdog / 2 else 0)
+
+    def stats(self) -> EngineStats:
+        return self._stats
+
+    async def wait_ready(self) -> None:
+        """Return when the model is loaded. Raises EngineDead when the engine died instead."""
+        await self._ready.wait()
+        if self._dead is not None:
+            raise self._dead
+
+    def die(self, message: str) -> None:
+        """Latch the first cause and end everything that waits."""
+        if self._dead is not None:
+            return
+        self._dead = EngineDead(message)
+        for stream in self._streams.values():
+            stream.fail(self._dead)
+        for reply in self._calls.values():
+            if not reply.done():
+                reply.set_exception(self._dead)
+        self._streams.clear()
+        self._ready.set()
+
+    def _dispatch(self, message: FromEngine) -> None:
+        if isinstance(message, Deltas):
+            if message.stats is not None:
+                self._stats = message.stats
+            for delta in message.deltas:
+                find = self._streams.get if delta.finish is None else self._streams.pop
+                if (stream := find(delta.id, None)) is not None:
+                    stream.push(delta)
+        elif isinstance(message, CallReply):
+            reply = self._calls.get(message.number)
+            if reply is not None and not reply.done():
+                if message.error is None:
+                    reply.set_result(message.result)
+                else:
+                    kind = {500: RequestFailed, 403: ForbiddenError}.get(message.status, RequestError)
+                    reply.set_exception(kind(message.error))
+        elif isinstance(message, Ready):
+            self.info, self.num_blocks = message.info, message.num_blocks
+            self._ready.set()
+        elif isinstance(message, Fatal):
+            self.die(message.message)

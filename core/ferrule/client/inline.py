@@ -1,0 +1,81 @@
+"""The engine in this process: its loop runs on a thread, and queues take the place of the socket."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable
+
+from ferrule import log
+from ferrule.assembly.engine import build_engine
+from ferrule.client.demux import DemuxClient
+from ferrule.config import Config
+from ferrule.engine.loop import EngineLoop
+from ferrule.interfaces.plugins import Plugins
+from ferrule.wire.messages import Fatal, FromEngine, Ready, ToEngine
+
+_CLIENT = b"inline"
+_logger = log.get("engine")
+
+
+class InlineClient(DemuxClient):
+    """Loads the model on the engine's thread; `wait_ready` tells when it is there, or raises what stopped it."""
+
+    def __init__(self, config: Config, plugins: Plugins) -> None:
+        super().__init__(watchdog=config.parallel.watchdog_timeout)
+        self._inbox: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
+        self._events = asyncio.get_running_loop()
+        self._stop = threading.Event()
+        self.loop: EngineLoop | None = None  # once the model is loaded
+        self.startup_error: Exception | None = None
+        self._thread = threading.Thread(target=self._run, args=(config, plugins), name="engine", daemon=True)
+        self._thread.start()
+
+    async def wait_ready(self) -> None:
+        await self._ready.wait()
+        if self.startup_error is not None:
+            raise self.startup_error
+        await super().wait_ready()
+
+    def _post(self, message: ToEngine) -> None:
+        self._inbox.put(message)
+
+    def _run(self, config: Config, plugins: Plugins) -> None:
+        try:
+            engine = build_engine(config, plugins, self._receive, self._send)
+        except Exception as error:  # handed to whoever waits for the engine: wait_ready raises it
+            self.startup_error = error
+            self._hand_over(lambda: self.die("The engine did not start."))
+            return
+        try:
+            self.loop = engine.loop
+            self._send(_CLIENT, Ready(engine.info, engine.num_blocks))
+            engine.loop.run(self._stop.is_set)
+        except Exception:
+            _logger.exception("the engine loop failed")
+            self._send(_CLIENT, Fatal("The engine failed."))
+        finally:
+            engine.executor.shutdown()
+
+    def _receive(self, timeout: float) -> list[tuple[bytes, ToEngine]]:
+        messages: list[tuple[bytes, ToEngine]] = []
+        try:
+            if timeout > 0:
+                messages.append((_CLIENT, self._inbox.get(timeout=timeout)))
+            while True:
+                messages.append((_CLIENT, self._inbox.get_nowait()))
+        except queue.Empty:
+            return messages
+
+    def _send(self, client: bytes, message: FromEngine) -> None:
+        self._hand_over(lambda: self._dispatch(message))
+
+    def _hand_over(self, callback: Callable[[], None]) -> None:
+        if not self._events.is_closed():
+            self._events.call_soon_threadsafe(callback)
+
+    async def close(self) -> None:
+        self._stop.set()
+        await asyncio.to_thread(self._thread.join, 10.0)
+        self.die("The engine client was closed.")

@@ -1,1 +1,0 @@
-"""Put an engine together: what every executor loads, and the socket that clients talk to."""

@@ -1,0 +1,208 @@
+"""From what a client sent to what the engine takes: prompts become ids, and the rules of this model apply."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from ferrule import checkpoint, log
+from ferrule.client.base import EngineClient
+from ferrule.config import Config
+from ferrule.engine.cache import capacity
+from ferrule.errors import CheckpointError, ConfigError, ForbiddenError, PluginError, RequestError, nearest
+from ferrule.frontend.admission.tensors import read_embeds
+from ferrule.frontend.admission.validate import Checked, Rules, check_ids, check_params, check_text, fit
+from ferrule.frontend.text.detokenize import decode
+from ferrule.frontend.text.infill import infill
+from ferrule.frontend.text.render import Renderer
+from ferrule.frontend.text.tokenize import Encoder
+from ferrule.interfaces.plugins import Plugins
+from ferrule.interfaces.scheduler import SchedulerLimits
+from ferrule.interfaces.service import ChatPrompt, Prompt
+from ferrule.interfaces.tokenizer import Tokenizer
+from ferrule.types import Embeds, SamplingParams, TokenSampling
+
+_CHARACTERS = 16  # of a prompt, per token of the context (L16)
+_TOKEN_BYTES = 32  # of the queue's memory that a token stands for
+_DECODERS = 2  # tensors that are decoded at once, on threads
+_SHORT = 2048  # ids that are decoded on the event loop
+
+_logger = log.get("frontend")
+
+
+class Prepared(Struct, frozen=True):
+    """One prompt, ready for the engine. `text` is None when ids were given; `digest` is one of the embeddings."""
+
+    ids: tuple[int, ...]
+    text: str | None
+    sampling: TokenSampling
+    embeds: Embeds | None = None
+    digest: str | None = None
+
+    @property
+    def weight(self) -> int:
+        """What the prompt counts in the queue, in tokens: embeddings by their bytes."""
+        return max(len(self.ids), len(self.embeds.data) // _TOKEN_BYTES if self.embeds else 0)
+
+
+class PromptReader:
+    """Texts, ids and conversations to ids, off the event loop, under the limits. `encoder` None: ids only."""
+
+    def __init__(self, rules: Rules, encoder: Encoder | None, renderer: Renderer) -> None:
+        self.rules = rules
+        self.renderer = renderer
+        self.max_characters = _CHARACTERS * rules.max_model_len
+        self._encoder = encoder
+        self._decoding = asyncio.Semaphore(_DECODERS)
+
+    async def prepare(self, prompt: Prompt | ChatPrompt, checked: Checked) -> Prepared:
+        """Raises RequestError."""
+        if isinstance(prompt, Prompt) and prompt.embeds is not None:
+            return await self._embed(prompt.embeds, checked)
+        ids, text = await self.read(prompt)
+        ids, sampling = fit(checked, ids, self.rules, "messages" if isinstance(prompt, ChatPrompt) else "prompt")
+        return Prepared(ids, text, sampling)
+
+    async def _embed(self, encoded: str, checked: Checked) -> Prepared:
+        rules = self.rules
+        if not rules.prompt_embeds:
+            raise ForbiddenError("prompt_embeds is off on this server (--enable-prompt-embeds).", "prompt_embeds")
+        if not rules.hidden_size:
+            raise RequestError("This model takes no prompt_embeds.", "prompt_embeds")
+        if checked.base.prompt_logprobs is not None:
+            raise RequestError("prompt_logprobs needs a prompt of tokens, not prompt_embeds.", "prompt_logprobs")
+        async with self._decoding:
+            embeds, digest = await asyncio.to_thread(read_embeds, encoded, rules.hidden_size, rules.max_model_len)
+        ids, sampling = fit(checked, (0,) * embeds.tokens, rules, "prompt_embeds")
+        if len(ids) < embeds.tokens:
+            data = embeds.data[checked.kept(len(ids) * len(embeds.data) // embeds.tokens)]
+            digest = f"{digest}:{len(ids)}:{checked.truncate_right}"
+            embeds = replace(embeds, tokens=len(ids), data=data)
+        return Prepared(ids, None, sampling, embeds, digest)
+
+    async def read(self, prompt: Prompt | ChatPrompt) -> tuple[tuple[int, ...], str | None]:
+        """A prompt's ids, and its text if it had one. Raises RequestError."""
+        if isinstance(prompt, ChatPrompt):
+            encoder, param = self._need_encoder(), "messages"
+            text = await self.renderer.render(prompt)
+        elif prompt.ids is not None:
+            if prompt.text is not None or prompt.suffix:
+                raise RequestError("A prompt is a text, with or without a suffix, or token ids.", "prompt")
+            return check_ids(prompt.ids, self.rules, "prompt"), None
+        else:
+            encoder, param = self._need_encoder(), "prompt"
+            text = check_text(prompt.text, self.max_characters, param)
+            if prompt.suffix:
+                text = infill(encoder.tokenizer, text, check_text(prompt.suffix, self.max_characters, "suffix"))
+        ids = await encoder.encode(text, add_special_tokens=prompt.add_special_tokens)
+        if ids and max(ids) >= self.rules.vocab_size:
+            raise RequestError(f"{param} holds a token of the tokenizer that the model does not have.", param)
+        return tuple(ids), text
+
+    async def bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """Id sequences that must not be generated."""
+        if not words:
+            return ()
+        found = await self._need_encoder().bad_words(words)
+        return tuple(ids for ids in found if max(ids) < self.rules.vocab_size)
+
+    async def detokenize(self, ids: Sequence[int]) -> str:
+        """Raises RequestError."""
+        encoder = self._need_encoder()
+        if len(ids) > self.max_characters:
+            raise RequestError(f"There are {len(ids)} tokens; at most {self.max_characters} are taken.", "tokens")
+        checked = check_ids(ids, self.rules, "tokens")
+        if len(checked) <= _SHORT:
+            return decode(encoder.tokenizer, checked, skip_special_tokens=False)
+        return await encoder.offload(lambda: decode(encoder.tokenizer, checked, skip_special_tokens=False))
+
+    async def close(self) -> None:
+        await self.renderer.close()
+        if self._encoder is not None:
+            self._encoder.close()
+
+    def _need_encoder(self) -> Encoder:
+        if self._encoder is None:
+            raise RequestError("This server runs without a tokenizer: it takes and gives token ids only.", "prompt")
+        return self._encoder
+
+
+def read_rules(
+    config: Config, plugins: Plugins, client: EngineClient, tokenizer: Tokenizer | None, folder: Path
+) -> Rules:
+    """What requests are checked against, from the configuration, the loaded model and its folder."""
+    info = client.info
+    limits = SchedulerLimits(
+        groups=info.groups,
+        num_blocks=client.num_blocks,
+        max_num_seqs=config.scheduler.max_num_seqs or 1,
+        max_num_batched_tokens=config.scheduler.max_num_batched_tokens or info.max_model_len,
+        max_model_len=info.max_model_len,
+    )
+    defaults = _sampling_defaults(config, folder)
+    rules = Rules(
+        limits=config.limits,
+        vocab_size=info.vocab_size,
+        max_model_len=info.max_model_len,
+        context=capacity(limits),
+        max_logprobs=config.model.max_logprobs,
+        eos_ids=tuple(token for token in _eos_ids(config, tokenizer, folder) if token < info.vocab_size),
+        has_tokenizer=tokenizer is not None,
+        processor_pattern=config.model.logits_processor_pattern,
+        processors=_processors(config, plugins),
+        defaults=defaults,
+        max_new_tokens=defaults.get("max_tokens"),
+        prompt_embeds=config.model.enable_prompt_embeds,
+        hidden_size=info.hidden_size,
+    )
+    try:
+        check_params(SamplingParams(**defaults), rules)
+    except RequestError as error:
+        raise ConfigError(f"The generation config cannot be used: {error.message}") from None
+    return rules
+
+
+def _processors(config: Config, plugins: Plugins) -> dict[str, Callable[..., Any]]:
+    """The logits processors that requests may name: only those are imported. A broken one is left out and reported."""
+    found: dict[str, Callable[..., Any]] = {}
+    pattern = config.model.logits_processor_pattern
+    for name in plugins.names("logits_processor"):
+        if pattern is not None and re.fullmatch(pattern, name):
+            try:
+                found[name] = plugins.load("logits_processor", name)
+            except PluginError as error:
+                _logger.warning("a logits processor was left out: %s", error.message, processor=name)
+    return found
+
+
+def _generation_folder(config: Config, folder: Path) -> Path:
+    """Where ``generation_config.json`` is read from."""
+    origin = config.model.generation_config
+    if origin in {"auto", "vllm"}:
+        return folder
+    if not (Path(origin) / "generation_config.json").is_file():
+        raise CheckpointError(f"--generation-config: {origin} has no generation_config.json.")
+    return Path(origin)
+
+
+def _sampling_defaults(config: Config, folder: Path) -> dict[str, Any]:
+    overrides = config.model.override_generation_config
+    for name in overrides.keys() - checkpoint.SAMPLING:
+        hint = f"There are {', '.join(checkpoint.SAMPLING)}."
+        raise ConfigError(f"--override-generation-config has no {name!r}.{nearest(name, checkpoint.SAMPLING)}", hint)
+    source = None if config.model.generation_config == "vllm" else _generation_folder(config, folder)
+    return checkpoint.sampling_defaults(source, overrides)
+
+
+def _eos_ids(config: Config, tokenizer: Tokenizer | None, folder: Path) -> tuple[int, ...]:
+    """Ids that end a text: the tokenizer's, those of ``config.json``, and those of ``generation_config.json``."""
+    own = tokenizer.eos_token_id if tokenizer is not None else None
+    settings = checkpoint.read(folder, config.model.hf_overrides)
+    stated = checkpoint.eos_ids(settings, _generation_folder(config, folder))
+    return tuple(dict.fromkeys((() if own is None else (own,)) + stated))

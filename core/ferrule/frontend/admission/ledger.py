@@ -1,0 +1,217 @@
+"""`Ledger`: what is open now, and the figures of it. Budgets are reserved here before any work is done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from ferrule import log
+from ferrule.config import LimitsConfig
+from ferrule.errors import OverloadedError, RequestError
+from ferrule.interfaces.stats import RequestStats, StatLogger
+from ferrule.plugin.hooks import HookRunner
+from ferrule.types import EngineStats, FinishReason, RequestTimes
+from ferrule.wire.board import WAITING, WAITING_TOKENS, Board
+
+_MAX_FAILURES = 3
+_logger = log.get("stats")
+
+
+class Loggers:
+    """Stat loggers, guarded: one that raises is logged, and left out after three times.
+
+    With `silent` they are told of HTTP alone.
+    """
+
+    def __init__(self, loggers: Sequence[StatLogger], hooks: HookRunner | None = None, silent: bool = False) -> None:
+        self.hooks = hooks or HookRunner()
+        self._silent = silent
+        self._loggers = list(loggers)
+        self._failures: dict[StatLogger, int] = {}
+
+    def tell(self, say: Callable[[StatLogger], None], always: bool = False) -> None:
+        for logger in tuple(self._loggers) if always or not self._silent else ():
+            try:
+                say(logger)
+            except Exception:
+                name = type(logger).__name__
+                count = self._failures[logger] = self._failures.get(logger, 0) + 1
+                _logger.exception("a stat logger failed", logger=name, times=count)
+                if count >= _MAX_FAILURES:
+                    self._loggers.remove(logger)
+
+    def exposition(self) -> tuple[str, str]:
+        """The metrics of all loggers that speak the first one's media type, and those of hooks."""
+        found: list[tuple[str, str]] = []
+
+        def ask(logger: StatLogger) -> None:
+            text = logger.exposition()
+            if text is not None:
+                found.append(text)
+
+        self.tell(ask, always=True)
+        media_type = found[0][0] if found else "text/plain; charset=utf-8"
+        kind = media_type.partition(";")[0]
+        texts = [text for other, text in found if other.partition(";")[0] == kind]
+        return media_type, "".join(texts) + self.hooks.metrics()
+
+
+@dataclass(slots=True, eq=False)
+class Account:
+    """One choice in the books: reserved, then (with its first token) no longer waiting, then settled, once."""
+
+    arrival: float
+    prompt: int  # tokens
+    max_tokens: int
+    n: int
+    weight: int  # what it holds of the queue's token budget
+    id: str = ""  # of the engine's request, once there is one
+    waits: bool = True
+    settled: bool = False
+    cached: int = 0
+    generated: int = 0
+    first_token: float = 0.0
+    streamed: bool = True
+    called_tools: bool | None = None  # None: no tool parser reads it
+    group: Sequence[Account] = ()  # all choices of the prompt
+    last_token: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.last_token = self.arrival
+
+
+class Reservation:
+    """Places in the queue that are not yet accounts."""
+
+    def __init__(self, ledger: Ledger, count: int) -> None:
+        self._ledger = ledger
+        self.count = count
+        self.tokens = 0
+
+    def add_tokens(self, tokens: int) -> None:
+        """Raises OverloadedError when the queue's token budget is full, RequestError when it can never hold these."""
+        limit = self._ledger.limits.max_waiting_tokens
+        if tokens > limit:
+            raise RequestError(f"The prompts have {tokens} tokens in all; the queue takes {limit}.", "prompt")
+        if self._ledger.waiting_tokens + tokens > limit:
+            raise self._ledger.full("prompt tokens", "max_num_queued_tokens")
+        self._ledger.board.add(WAITING_TOKENS, tokens)
+        self.tokens += tokens
+
+    def turn(self, account: Account) -> None:
+        """One of the places is an account's now."""
+        self.count -= 1
+        self.tokens -= account.weight
+
+
+class Ledger:
+    """`waiting` counts choices that were admitted and have no token yet, from before their prompt is rendered.
+
+    The queue is one for all API processes: its limits hold for the sum.
+    """
+
+    def __init__(
+        self, limits: LimitsConfig, loggers: Loggers, clock: Callable[[], float], board: Board | None = None
+    ) -> None:
+        self.limits = limits
+        self.loggers = loggers
+        self.board = board or Board()
+        self.open = 0
+        self.retry_after = 1
+        self._clock = clock
+
+    @property
+    def waiting(self) -> int:
+        return self.board.total(WAITING)
+
+    @property
+    def waiting_tokens(self) -> int:
+        return self.board.total(WAITING_TOKENS)
+
+    def full(self, what: str, reason: str) -> OverloadedError:
+        """The refusal, counted."""
+        self.loggers.tell(lambda logger: logger.on_rejected(reason))
+        return OverloadedError(f"The queue is full: too many {what} wait.", self.retry_after)
+
+    @contextmanager
+    def reserve(self, count: int) -> Iterator[Reservation]:
+        """Hold places for `count` choices; those that did not become accounts are given back at the end."""
+        limit = self.limits.max_waiting_requests
+        if count > limit:
+            raise RequestError(f"The request asks for {count} answers in all; the queue takes {limit}.", "n")
+        if self.waiting + count > limit:
+            raise self.full("requests", "max_num_queued_reqs")
+        held = Reservation(self, count)
+        self.board.add(WAITING, count)
+        self.open += count
+        try:
+            yield held
+        finally:
+            self.board.add(WAITING_TOKENS, -held.tokens)
+            self.board.add(WAITING, -held.count)
+            self.open -= held.count
+
+    def tokens(self, account: Account, count: int, cached: int) -> None:
+        """A delta with tokens arrived."""
+        now = self._clock()
+        first, gap = account.waits, now - account.last_token
+        self._stop_waiting(account)
+        if first:
+            account.first_token = now
+        account.last_token = now
+        account.generated += count
+        account.cached = max(account.cached, cached)
+        self.loggers.tell(lambda logger: logger.on_tokens(first, count, gap))
+
+    def settle(self, account: Account, finish: FinishReason, times: RequestTimes | None, preemptions: int = 0) -> None:
+        """The choice is over for client and engine; later calls for it do nothing."""
+        if account.settled:
+            return
+        self.drop(account)
+        stats = _stats(account, finish, times or RequestTimes(), preemptions, self._clock())
+        self.loggers.tell(lambda logger: logger.on_finish(stats))
+        if account.id:
+            self.loggers.hooks.request_finished(account.id, stats)
+
+    def drop(self, account: Account) -> None:
+        """Take an open account off the books, and count it nowhere."""
+        account.settled = True
+        self._stop_waiting(account)
+        self.open -= 1
+
+    def engine(self, stats: EngineStats) -> None:
+        """The first API process tells the engine's figures, for all: they are there once, and never go back."""
+        if self.board.leads:
+            self.loggers.tell(lambda logger: logger.on_engine(stats, 0))
+
+    def _stop_waiting(self, account: Account) -> None:
+        if account.waits:
+            account.waits = False
+            self.board.add(WAITING, -1)
+            self.board.add(WAITING_TOKENS, -account.weight)
+
+
+def _stats(account: Account, finish: FinishReason, times: RequestTimes, preemptions: int, now: float) -> RequestStats:
+    def between(start: float, end: float) -> float:
+        return max(0.0, end - start) if start and end else 0.0
+
+    group = account.group or (account,)
+    return RequestStats(
+        finish=finish,
+        prompt_tokens=account.prompt,
+        generation_tokens=account.generated,
+        cached_tokens=account.cached,
+        max_tokens=account.max_tokens,
+        n=account.n,
+        time_to_first_token=between(account.arrival, account.first_token),
+        end_to_end=between(account.arrival, now),
+        queue_time=between(times.arrival, times.scheduled),
+        inference_time=between(times.scheduled, times.finished),
+        prefill_time=between(times.scheduled, times.first_token),
+        decode_time=between(times.first_token, times.finished),
+        num_preemptions=preemptions,
+        longest=max(one.generated for one in group) if all(one.settled for one in group) else None,
+        called_tools=account.called_tools,
+        streamed=account.streamed,
+    )

@@ -1,0 +1,391 @@
+"""The semantic half of the admission gate: what a request may ask of this model. HTTP and offline use both pass here.
+
+Nothing is trusted about types: offline callers build `SamplingParams` by hand. Each refusal names the field and says
+what would be valid. Limits are those of `LimitsConfig`; ids are checked against the width of the logits.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from ferrule.config import LimitsConfig
+from ferrule.errors import RequestError
+from ferrule.frontend.output.stops import StopStrings
+from ferrule.interfaces.service import Beam, Generate
+from ferrule.types import SamplingParams, TokenSampling
+
+MAX_STOP_TOKEN_IDS = 256
+_INT64 = 1 << 63
+_BIAS = 100.0
+_MAX_PROCESSORS = 16
+_MAX_PENALTY = 10.0  # of lengths, in beam search
+_LARGE = 1e6  # what float32 multiplies and divides logits by without running out of range
+_NEUTRAL: dict[str, tuple[float, ...]] = {  # values, 0 and none apart, that leave probabilities as they are
+    "temperature": (0, 1),
+    "top_p": (1,),
+    "top_k": (-1,),
+    "min_p": (0,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "logit_bias": (),
+    "allowed_token_ids": (),
+    "bad_words": (),
+}
+
+
+class Rules(Struct, frozen=True, kw_only=True):
+    """What requests are checked against. `context`: most tokens, prompt and output, that model and cache hold."""
+
+    limits: LimitsConfig
+    vocab_size: int  # width of the logits
+    max_model_len: int
+    context: int
+    max_logprobs: int  # -1: no cap
+    eos_ids: tuple[int, ...]
+    has_tokenizer: bool
+    max_new_tokens: int | None = None  # of the generation config: a cap on every request
+    defaults: dict[str, Any] = {}  # sampling values of the generation config
+    processor_pattern: str | None = None
+    processors: dict[str, Callable[..., Any]] = {}  # classes of logits processors, by name
+    prompt_embeds: bool = False  # whether prompts may be embeddings
+    hidden_size: int = 0  # width of an embedding; 0: the model takes none
+
+
+class Checked(Struct, frozen=True, kw_only=True):
+    """Sampling parameters that are valid for this model, before the prompt is known.
+
+    `base` lacks max_tokens, seed, bad words and processors. Its logprobs are on when answers are ranked by them;
+    `logprobs` is what the client sees.
+    """
+
+    base: TokenSampling
+    n: int
+    best_of: int  # choices to generate for each prompt
+    logprobs: int | None
+    seed: int | None
+    max_tokens: int | None
+    truncate: int | None
+    truncate_right: bool
+    stops: StopStrings | None
+    named_stop_ids: frozenset[int]  # the request's own, as opposed to end-of-sequence ids
+    include_stop: bool
+    detokenize: bool
+    skip_special_tokens: bool
+    spaces_between_special_tokens: bool
+    bad_words: tuple[str, ...]
+
+    def kept(self, length: int) -> slice:
+        """What truncation to `length` leaves of a prompt: the first items, or the last ones."""
+        return slice(length) if self.truncate_right else slice(-length, None)
+
+
+def wrap_seed(seed: int, number: int) -> int:
+    """The seed of choice `number`: seed + number, within int64."""
+    return (seed + number + _INT64) % (2 * _INT64) - _INT64
+
+
+class Seeds:
+    """Seeds for requests that bring none: a repeatable sequence with `seed`, unpredictable ones without."""
+
+    def __init__(self, seed: int | None) -> None:
+        self._source = random.SystemRandom() if seed is None else random.Random(seed)
+
+    def draw(self) -> int:
+        return self._source.getrandbits(63)
+
+
+# ------------------------------------------------------------------------------------------- parameters
+
+
+def check_params(params: SamplingParams, rules: Rules) -> Checked:
+    """All checks that need no prompt. Raises RequestError."""
+    if not isinstance(params, SamplingParams):
+        raise RequestError("sampling_params must be SamplingParams.", "sampling_params")
+    stop = _stop_strings(params, rules)
+    named = _ids(params.stop_token_ids or (), "stop_token_ids", rules, MAX_STOP_TOKEN_IDS)
+    eos = () if _flag(params.ignore_eos, "ignore_eos") else rules.eos_ids
+    n = _integer(params.n, "n", 1, rules.limits.max_n)
+    best_of = n if params.best_of is None else _integer(params.best_of, "best_of", n, rules.limits.max_n)
+    logprobs = _logprobs(params.logprobs, "logprobs", rules)
+    seed = None if params.seed is None else _integer(params.seed, "seed", -_INT64, _INT64 - 1)
+    base = TokenSampling(
+        seed=0,
+        max_tokens=1,
+        temperature=_number(params.temperature, "temperature", 0.0, _LARGE),
+        top_p=_number(params.top_p, "top_p", 0.0, 1.0, above=True),
+        top_k=max(0, _integer(params.top_k, "top_k", -1, rules.vocab_size)),
+        min_p=_number(params.min_p, "min_p", 0.0, 1.0),
+        presence_penalty=_number(params.presence_penalty, "presence_penalty", -2.0, 2.0),
+        frequency_penalty=_number(params.frequency_penalty, "frequency_penalty", -2.0, 2.0),
+        repetition_penalty=_number(params.repetition_penalty, "repetition_penalty", 1 / _LARGE, _LARGE),
+        min_tokens=_integer(params.min_tokens, "min_tokens", 0, _INT64 - 1),
+        stop_token_ids=tuple(dict.fromkeys((*named, *eos))),
+        logprobs=0 if logprobs is None and best_of > n else logprobs,
+        prompt_logprobs=_logprobs(params.prompt_logprobs, "prompt_logprobs", rules),
+        logit_bias=_bias(params.logit_bias, rules),
+        allowed_token_ids=_allowed(params.allowed_token_ids, rules),
+    )
+    return Checked(
+        base=base,
+        n=n,
+        best_of=best_of,
+        logprobs=logprobs,
+        seed=None if seed == -1 else seed,
+        max_tokens=None if params.max_tokens is None else _integer(params.max_tokens, "max_tokens", 1, _INT64 - 1),
+        truncate=_truncation(params.truncate_prompt_tokens, rules),
+        truncate_right=_right(params.truncation_side),
+        stops=StopStrings(stop) if stop else None,
+        named_stop_ids=frozenset(named),
+        include_stop=_flag(params.include_stop_str_in_output, "include_stop_str_in_output"),
+        detokenize=_flag(params.detokenize, "detokenize") and rules.has_tokenizer,
+        skip_special_tokens=_flag(params.skip_special_tokens, "skip_special_tokens"),
+        spaces_between_special_tokens=_flag(params.spaces_between_special_tokens, "spaces_between_special_tokens"),
+        bad_words=_texts(params.bad_words or (), "bad_words", rules.limits.max_bad_words, rules),
+    )
+
+
+def check_beam(beam: Beam, request: Generate, checked: Checked, rules: Rules) -> Checked:
+    """`checked` for a beam search, which has one choice for each of the n answers. Raises RequestError.
+
+    What shapes probabilities has no place in one, unless it is the server's default.
+    """
+    width = beam.width
+    if type(width) is not int or not checked.n <= width <= rules.limits.max_n:
+        raise RequestError(f"The beams (n, best_of) must be {checked.n} to {rules.limits.max_n}.", "n")
+    if width > rules.vocab_size - len(checked.base.stop_token_ids):
+        raise RequestError("There are more beams than tokens to go on with.", "n")
+    _number(beam.length_penalty, "length_penalty", -_MAX_PENALTY, _MAX_PENALTY)
+    _flag(beam.early_stopping, "early_stopping")
+    if request.logits_processors:
+        raise RequestError("logits_processors have no place in a beam search.", "logits_processors")
+    for name, neutral in _NEUTRAL.items():
+        value = getattr(request.params, name)
+        if value and value not in (*neutral, rules.defaults.get(name)):
+            allowed = "left out" if neutral == () else f"{neutral[0]:g}"
+            raise RequestError(f"{name} must be {allowed}: beam search takes the model's own probabilities.", name)
+    return replace(checked, best_of=checked.n, base=replace(checked.base, logprobs=checked.logprobs))
+
+
+def check_processors(processors: Sequence[Any], rules: Rules) -> tuple[tuple[str, dict[str, Any]], ...]:
+    """Logits processors of a request: names, or {"qualname", "kwargs"}, that the server's pattern allows."""
+    if not processors:
+        return ()
+    if rules.processor_pattern is None:
+        raise RequestError("This server takes no logits_processors (--logits-processor-pattern).", "logits_processors")
+    if len(processors) > _MAX_PROCESSORS:
+        raise RequestError(f"logits_processors may have at most {_MAX_PROCESSORS} entries.", "logits_processors")
+    found = []
+    for entry in processors:
+        values = {"qualname": entry} if isinstance(entry, str) else entry
+        name = values.get("qualname") if isinstance(values, Mapping) else None
+        if name not in rules.processors or re.fullmatch(rules.processor_pattern, name) is None:
+            raise RequestError("logits_processors names one that this server does not have.", "logits_processors")
+        kwargs = values.get("kwargs") or {}
+        if values.get("args") or not isinstance(kwargs, dict):
+            raise RequestError("logits_processors take their arguments by name, in kwargs.", "logits_processors")
+        try:
+            rules.processors[name](**kwargs)
+        except ValueError as error:  # the interface says that its message is for the client
+            raise RequestError(f"logits_processors: {name}: {error}", "logits_processors") from None
+        found.append((name, kwargs))
+    return tuple(found)
+
+
+def check_salt(salt: Any) -> str | None:
+    if salt is None or (isinstance(salt, str) and 0 < len(salt) <= 256 and salt.isascii() and salt.isprintable()):
+        return salt
+    raise RequestError("cache_salt must be 1 to 256 printable ASCII characters.", "cache_salt")
+
+
+def check_priority(priority: Any) -> int:
+    return _integer(priority, "priority", -(1 << 31), (1 << 31) - 1)
+
+
+def check_ids(ids: Any, rules: Rules, param: str) -> tuple[int, ...]:
+    """Token ids from a client, each within the model's vocabulary."""
+    if isinstance(ids, (str, bytes)) or not isinstance(ids, Sequence):
+        raise RequestError(f"{param} must be a list of token ids.", param)
+    if not set(map(type, ids)) <= {int}:
+        raise RequestError(f"{param} must hold integers only.", param)
+    if ids and (min(ids) < 0 or max(ids) >= rules.vocab_size):
+        raise RequestError(f"{param} holds a token id that is not in [0, {rules.vocab_size}).", param)
+    return tuple(ids)
+
+
+def check_text(text: Any, max_characters: int, param: str) -> str:
+    """A text from a client: valid Unicode, and short enough to be tokenized."""
+    if not isinstance(text, str):
+        raise RequestError(f"{param} must be a text.", param)
+    if len(text) > max_characters:
+        raise RequestError(f"{param} has {len(text)} characters; at most {max_characters} can fit the context.", param)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise RequestError(f"{param} holds a surrogate without its partner: that is no Unicode.", param) from None
+    return text
+
+
+# ------------------------------------------------------------------------------------------- with the prompt
+
+
+def fit(checked: Checked, ids: tuple[int, ...], rules: Rules, param: str) -> tuple[tuple[int, ...], TokenSampling]:
+    """The prompt, truncated as asked, and the sampling with max_tokens resolved. Raises RequestError."""
+    if not ids:
+        raise RequestError("The prompt has no tokens; at least one is needed.", param)
+    wanted, cap = checked.max_tokens, rules.max_new_tokens or rules.context
+    if wanted is not None and rules.max_new_tokens is not None and wanted >= cap:
+        wanted = None  # as many as the server gives
+    if checked.truncate is not None:
+        keep = checked.truncate if checked.truncate > 0 else rules.context - (wanted or 1)
+        ids = ids[checked.kept(max(1, keep))]
+    length = len(ids)
+    if length >= rules.max_model_len:
+        raise RequestError(
+            f"The prompt has {length} tokens; the context of {rules.max_model_len} tokens must hold it and at least "
+            "one token of output.",
+            param,
+        )
+    if wanted is not None and length + wanted > rules.max_model_len:
+        raise RequestError(
+            f"The prompt has {length} tokens and max_tokens is {wanted}, together {length + wanted}: more than the "
+            f"context of {rules.max_model_len} tokens.",
+            "max_tokens",
+        )
+    total = length + (1 if wanted is None else wanted)
+    if total > rules.context:
+        raise RequestError(
+            f"The request needs a cache for {total} tokens; the server's whole cache holds {rules.context}.",
+            param if wanted is None else "max_tokens",
+        )
+    max_tokens = min(cap, rules.context - length) if wanted is None else wanted
+    if checked.base.min_tokens > max_tokens:
+        raise RequestError(
+            f"min_tokens is {checked.base.min_tokens}, but at most {max_tokens} tokens can be generated.", "min_tokens"
+        )
+    cells = length * max(1, checked.base.prompt_logprobs or 0)
+    if checked.base.prompt_logprobs is not None and cells > rules.limits.max_prompt_logprob_cells:
+        raise RequestError(
+            f"prompt_logprobs for {length} tokens would be {cells} values; at most "
+            f"{rules.limits.max_prompt_logprob_cells} are given.",
+            "prompt_logprobs",
+        )
+    return ids, replace(checked.base, max_tokens=max_tokens)
+
+
+# ------------------------------------------------------------------------------------------- single values
+
+
+def _number(value: Any, name: str, low: float, high: float, *, above: bool = False) -> float:
+    """A finite number in [low, high]; `above`: greater than `low`."""
+    fine = isinstance(value, (int, float)) and not isinstance(value, bool)
+    number = _float(value) if fine else math.nan
+    if not math.isfinite(number) or number < low or number > high or (above and number == low):
+        rule = f"greater than {low:g}" if above else f"at least {low:g}"
+        if math.isfinite(high):
+            rule += f" and at most {high:g}"
+        raise RequestError(f"{name} must be a finite number, {rule}.", name)
+    return number
+
+
+def _float(value: int | float) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
+def _integer(value: Any, name: str, low: int, high: int) -> int:
+    if type(value) is not int or not low <= value <= high:
+        rule = f"of at least {low}" if high == _INT64 - 1 and low > -_INT64 else f"from {low} to {high}"
+        raise RequestError(f"{name} must be an integer {rule}.", name)
+    return value
+
+
+def _flag(value: Any, name: str) -> bool:
+    if type(value) is not bool:
+        raise RequestError(f"{name} must be true or false.", name)
+    return value
+
+
+def _ids(values: Any, name: str, rules: Rules, most: int) -> tuple[int, ...]:
+    found = check_ids(values, rules, name)
+    if len(found) > most:
+        raise RequestError(f"{name} may have at most {most} entries.", name)
+    return found
+
+
+def _texts(values: Any, name: str, most: int, rules: Rules) -> tuple[str, ...]:
+    if isinstance(values, str) or not isinstance(values, Sequence):
+        raise RequestError(f"{name} must be a list of texts.", name)
+    if len(values) > most:
+        raise RequestError(f"{name} may have at most {most} entries.", name)
+    for value in values:
+        if not isinstance(value, str) or not value:
+            raise RequestError(f"{name} must hold texts that are not empty.", name)
+        if len(value) > rules.limits.max_stop_length:
+            raise RequestError(f"{name}: a text may have at most {rules.limits.max_stop_length} characters.", name)
+        check_text(value, rules.limits.max_stop_length, name)
+    if values and not rules.has_tokenizer:
+        raise RequestError(f"{name} cannot be used: this server runs without a tokenizer.", name)
+    return tuple(values)
+
+
+def _stop_strings(params: SamplingParams, rules: Rules) -> tuple[str, ...]:
+    values = [params.stop] if isinstance(params.stop, str) else params.stop or ()
+    strings = _texts(values, "stop", rules.limits.max_stop_strings, rules)
+    if strings and params.detokenize is False:
+        raise RequestError("stop needs text, so detokenize must be true.", "stop")
+    return strings
+
+
+def _logprobs(value: Any, name: str, rules: Rules) -> int | None:
+    if value is None:
+        return None
+    if rules.max_logprobs >= 0:
+        return _integer(value, name, 0, min(rules.max_logprobs, rules.vocab_size))
+    count = _integer(value, name, -1, rules.vocab_size)
+    return rules.vocab_size if count == -1 else count
+
+
+def _bias(values: Any, rules: Rules) -> tuple[tuple[int, float], ...]:
+    if not values:
+        return ()
+    if not isinstance(values, Mapping):
+        raise RequestError("logit_bias must map token ids to numbers.", "logit_bias")
+    ids = _ids(list(values), "logit_bias", rules, rules.vocab_size)
+    biases = list(values.values())
+    if not (set(map(type, biases)) <= {int, float} and all(map(math.isfinite, map(_float, biases)))):
+        raise RequestError("logit_bias must hold finite numbers only.", "logit_bias")
+    return tuple((token, min(_BIAS, max(-_BIAS, _float(bias)))) for token, bias in zip(ids, biases, strict=True))
+
+
+def _allowed(values: Any, rules: Rules) -> tuple[int, ...]:
+    if values is None:
+        return ()
+    ids = _ids(values, "allowed_token_ids", rules, rules.vocab_size)
+    if not ids:
+        raise RequestError("allowed_token_ids must name at least one token.", "allowed_token_ids")
+    return tuple(dict.fromkeys(ids))
+
+
+def _right(value: Any) -> bool:
+    if value not in ("left", "right"):
+        raise RequestError('truncation_side must be "left" or "right".', "truncation_side")
+    return bool(value == "right")
+
+
+def _truncation(value: Any, rules: Rules) -> int | None:
+    if value is None:
+        return None
+    keep = _integer(value, "truncate_prompt_tokens", -1, rules.max_model_len)
+    if keep == 0:
+        raise RequestError("truncate_prompt_tokens must be -1 (what fits) or at least 1.", "truncate_prompt_tokens")
+    return keep

@@ -1,0 +1,1 @@
+"""Work over client data in child processes that can be killed."""

@@ -1,0 +1,298 @@
+"""From the engine's deltas to outputs: one `Choice` per sequence, one `OutputStream` per request, and their `fold`.
+
+Deltas are the only path: a non-streamed answer is `fold` of the same outputs that a streamed one sends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from copy import copy
+from itertools import chain
+from typing import Any
+
+from msgspec.structs import replace
+
+from ferrule import log
+from ferrule.errors import EngineDead
+from ferrule.frontend.admission.ledger import Account, Ledger
+from ferrule.frontend.output.parse import ParseChain, join_events
+from ferrule.frontend.output.stops import StopMatcher
+from ferrule.frontend.text.detokenize import Detokenizer
+from ferrule.interfaces.parsers import Content
+from ferrule.interfaces.service import Output, Usage
+from ferrule.types import EngineRequest, FinishReason, RequestDelta, TokenLogprobs
+
+_logger = log.get("frontend")
+_FAILED = "This request failed on the server."
+
+
+class Choice:
+    """One sequence: takes its deltas in order and makes outputs of them. `detokenizer` None: ids only."""
+
+    def __init__(
+        self,
+        index: int,
+        request: EngineRequest,
+        account: Account,
+        parse: ParseChain,
+        detokenizer: Detokenizer | None,
+        stops: StopMatcher | None,
+    ) -> None:
+        self.index = index
+        self.id = request.id
+        self.account = account
+        self.finish: FinishReason | None = None  # as the client was told
+        self.last: RequestDelta | None = None  # the engine's last word
+        self.prompt_text: str | None = None
+        self.named_stop_ids: frozenset[int] = frozenset()
+        self.show_stop_token = False
+        self.request = request
+        self.parse = parse
+        self._detokenizer = detokenizer
+        self._stops = stops
+        self._prompt_logprobs: list[TokenLogprobs | None] = [None]
+        self._num_tokens = 0
+        self._num_characters = 0
+        self._cached = 0
+        self._begun = False
+
+    def watch(self) -> tuple[Detokenizer | None, StopMatcher | None]:
+        """What sees the end of this choice before it is taken; None where there are no stop strings."""
+        return (None, None) if self._stops is None else (copy(self._detokenizer), copy(self._stops))
+
+    @property
+    def done(self) -> bool:
+        """Over for the client; the engine may not know yet."""
+        return self.finish is not None
+
+    def take(self, delta: RequestDelta) -> Output | None:
+        """What a delta brings, or None for one without tokens and without an end."""
+        self._prompt_logprobs += delta.prompt_logprobs
+        if not delta.token_ids and delta.finish is None:
+            return None
+        self._cached = max(self._cached, delta.cached)
+        text, count, offsets = self._read(delta)
+        finish = delta.finish
+        reason: int | str | None = self._reason(delta)
+        matched = self._stops.matched if self._stops is not None else None
+        if matched is not None:
+            finish, reason = FinishReason.STOP, matched
+        ids = delta.token_ids[:count]
+        self._num_tokens += count
+        self.finish = finish
+        events = self.parse.feed(text, ids)
+        if self.done:
+            events += self.parse.finish()
+        return self._begin(
+            Output(
+                index=self.index,
+                events=events,
+                token_ids=ids,
+                logprobs=delta.logprobs[:count],
+                token_offsets=offsets,
+                finish=finish,
+                stop_reason=reason,
+                error=(delta.error or _FAILED) if finish is FinishReason.ERROR else None,
+                usage=self._usage(),
+            )
+        )
+
+    def fail(self) -> Output:
+        """The last output of a choice whose delta could not be read."""
+        self.finish = FinishReason.ERROR
+        return self._begin(Output(index=self.index, finish=FinishReason.ERROR, error=_FAILED, usage=self._usage()))
+
+    def _usage(self) -> Usage:
+        return Usage(prompt_tokens=self.account.prompt, completion_tokens=self._num_tokens, cached_tokens=self._cached)
+
+    def _begin(self, output: Output) -> Output:
+        if self._begun:
+            return output
+        self._begun = True
+        wanted = self.request.sampling.prompt_logprobs is not None
+        return replace(
+            output,
+            prompt_ids=self.request.prompt_ids,
+            prompt_text=self.prompt_text,
+            prompt_logprobs=tuple(self._prompt_logprobs) if wanted else None,
+        )
+
+    def _reason(self, delta: RequestDelta) -> int | None:
+        """The stop token's id when the request named it; an end-of-sequence token is no reason to tell."""
+        return delta.stop_reason if delta.stop_reason in self.named_stop_ids else None
+
+    def _read(self, delta: RequestDelta) -> tuple[str, int, tuple[int, ...]]:
+        """(text to show, number of tokens up to a stop string's end, offset of each of them)."""
+        ids = delta.token_ids
+        if self._detokenizer is None:
+            return "", len(ids), ()
+        shown = ids
+        if delta.finish is FinishReason.STOP and delta.stop_reason is not None and not self.show_stop_token:
+            shown = ids[:-1]
+        text, offsets = "", []
+        for number, token in enumerate(shown, 1):
+            offsets.append(self._num_characters)
+            piece = self._detokenizer.feed(token)
+            self._num_characters += len(piece)
+            if self._stops is None or self._num_tokens + number <= self.request.sampling.min_tokens:
+                text += piece
+                continue
+            text += self._stops.feed(piece)
+            if self._stops.matched is not None:
+                return text, number, tuple(offsets)
+        offsets += [self._num_characters] * (len(ids) - len(shown))
+        if delta.finish is not None:
+            rest = self._detokenizer.finish()
+            if self._stops is not None:
+                rest = self._stops.feed(rest)
+                if self._stops.matched is None:
+                    rest += self._stops.finish()
+            text += rest
+        return text, len(ids), tuple(offsets)
+
+
+class OutputStream(AsyncIterator[Output]):
+    """The outputs of one request, choices interleaved. Everything is submitted already; `aclose` cancels what is left.
+
+    With one choice, deltas are read where they are asked for; with several, one task per choice reads them.
+    """
+
+    def __init__(
+        self,
+        cancel: Callable[[Sequence[str], FinishReason], None],
+        ledger: Ledger,
+        choices: Sequence[Choice],
+        streams: Sequence[AsyncIterator[RequestDelta]],
+        tasks: set[asyncio.Task[Any]],
+    ) -> None:
+        self._cancel = cancel
+        self._ledger = ledger
+        self._choices = choices
+        self._left = len(choices)
+        self._tasks = tasks  # the service's: they may outlive this stream by a step
+        self._arrived: asyncio.Queue[tuple[Choice, RequestDelta] | EngineDead] = asyncio.Queue()
+        self._closed = False
+        self._single = streams[0] if len(streams) == 1 else None
+        if self._single is None:
+            for choice, stream in zip(choices, streams, strict=True):
+                self._start(choice, stream)
+
+    async def __anext__(self) -> Output:
+        try:
+            while self._left and not self._closed:
+                choice, delta = await self._next()
+                output = self._take(choice, delta)
+                if output is not None:
+                    return output
+        except BaseException:
+            self._abort()
+            raise
+        raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        """Cancel what still runs. Idempotent."""
+        self._abort()
+
+    async def _next(self) -> tuple[Choice, RequestDelta]:
+        if self._single is not None:
+            try:
+                return self._choices[0], await anext(self._single)
+            except StopAsyncIteration:
+                raise EngineDead("The engine ended a request without a last word.") from None
+        arrived = await self._arrived.get()
+        if isinstance(arrived, EngineDead):
+            raise arrived
+        return arrived
+
+    def _take(self, choice: Choice, delta: RequestDelta) -> Output | None:
+        """Read a delta; whatever that raises ends this choice and no other."""
+        if choice.done:
+            return None
+        try:
+            output = choice.take(delta)
+        except Exception:
+            _logger.exception("the output of a request could not be read", id=choice.id)
+            output = choice.fail()
+        if output is None:
+            return None
+        if output.token_ids:
+            self._ledger.tokens(choice.account, len(output.token_ids), output.usage.cached_tokens)
+        if choice.done:
+            self._finish(choice, delta)
+        return output
+
+    def _finish(self, choice: Choice, delta: RequestDelta) -> None:
+        self._left -= 1
+        if delta.finish is not None:
+            choice.last = delta
+        if choice.last is not None:
+            self._settle(choice)
+            return
+        reason = FinishReason.STOP if choice.finish is FinishReason.STOP else FinishReason.ABORT
+        self._cancel([choice.id], reason)
+        if self._single is not None:
+            self._start(choice, self._single)
+
+    def _start(self, choice: Choice, stream: AsyncIterator[RequestDelta]) -> None:
+        task = asyncio.get_running_loop().create_task(self._pump(choice, stream))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _pump(self, choice: Choice, stream: AsyncIterator[RequestDelta]) -> None:
+        """Read a choice's deltas to the last one. After its end for the client, only the engine's times matter."""
+        try:
+            async for delta in stream:
+                if delta.finish is not None:
+                    choice.last = delta
+                if not choice.done:
+                    self._arrived.put_nowait((choice, delta))
+        except EngineDead as error:
+            self._arrived.put_nowait(error)
+        if choice.done:
+            self._settle(choice)
+
+    def _settle(self, choice: Choice) -> None:
+        last = choice.last or RequestDelta(id=choice.id)
+        choice.account.called_tools = choice.parse.called
+        self._ledger.settle(choice.account, choice.finish or FinishReason.ABORT, last.times, last.num_preemptions)
+
+    def _abort(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        running = [choice for choice in self._choices if not choice.done]
+        if running:
+            self._cancel([choice.id for choice in running], FinishReason.ABORT)
+        for choice in running:
+            choice.finish = FinishReason.ABORT
+            self._settle(choice)
+
+
+# ------------------------------------------------------------------------------------------------ fold
+
+
+class Answer(Output, frozen=True, kw_only=True):
+    """One choice, whole: as one output."""
+
+    @property
+    def text(self) -> str:
+        """The content, without reasoning and calls."""
+        return "".join(event.text for event in self.events if isinstance(event, Content))
+
+
+def fold(outputs: Iterable[Output]) -> list[Answer]:
+    """The answers that the outputs of one request add up to, in the order of their index."""
+    grouped: dict[int, list[Output]] = {}
+    for output in outputs:
+        grouped.setdefault(output.index, []).append(output)
+    return [_fold_one(grouped[index]) for index in sorted(grouped)]
+
+
+def _fold_one(outputs: Sequence[Output]) -> Answer:
+    fields = {name: getattr(outputs[-1], name) for name in Output.__struct_fields__}
+    fields |= {name: getattr(outputs[0], name) for name in ("prompt_ids", "prompt_text", "prompt_logprobs")}
+    for name in ("events", "token_ids", "logprobs", "token_offsets"):
+        fields[name] = tuple(chain.from_iterable(getattr(output, name) for output in outputs))
+    fields["events"] = join_events(fields["events"])
+    return Answer(**fields)

@@ -1,0 +1,125 @@
+"""The parse chain of one choice: text → reasoning parser → tool parser → events.
+
+Both parsers are plugins and optional; without them text is content. Events of equal kind that follow each other are
+joined, so a delta is as few events as possible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from ferrule.frontend.admission.admit import Prepared
+from ferrule.frontend.text.detokenize import decode
+from ferrule.interfaces.parsers import (
+    CallStart,
+    ChoiceContext,
+    Content,
+    Event,
+    Reasoning,
+    ReasoningParser,
+    TextDelta,
+    ToolParser,
+)
+from ferrule.interfaces.service import ChatPrompt, Generate, Prompt
+from ferrule.interfaces.tokenizer import Tokenizer
+
+_TAIL = 32  # ids of a prompt without text whose text parsers are shown
+
+
+@dataclass(frozen=True)
+class Parsers:
+    """How to make the parsers of a choice; None: none."""
+
+    reasoning: Callable[[], ReasoningParser] | None = None
+    tools: Callable[[Sequence[dict[str, Any]]], ToolParser] | None = None
+
+
+class ParseChain:
+    """`tools` are the request's; without tools the tool parser does not run."""
+
+    __slots__ = ("_reasoning", "_tools", "called", "wants_special_tokens")
+
+    def __init__(
+        self, parsers: Parsers, tools: Sequence[dict[str, Any]] | None, context: ChoiceContext | None = None
+    ) -> None:
+        self._reasoning = parsers.reasoning() if parsers.reasoning else None
+        self._tools = parsers.tools(tools) if parsers.tools and tools else None
+        self.called = None if self._tools is None else False  # whether the text held a call
+        used = [parser for parser in (self._reasoning, self._tools) if parser is not None]
+        for parser in used:
+            parser.begin(context or ChoiceContext())
+        self.wants_special_tokens = any(parser.wants_special_tokens for parser in used)
+
+    def feed(self, text: str, token_ids: tuple[int, ...] = ()) -> tuple[Event, ...]:
+        """Events of new text and the ids that it came from."""
+        if self._reasoning is None and self._tools is None:
+            return (Content(text),) if text else ()
+        events: Iterable[Event] = (Content(text),)
+        if self._reasoning is not None:
+            events = self._reasoning.feed(TextDelta(text, token_ids))
+        return join_events(self._read_calls(list(events), token_ids))
+
+    def finish(self) -> tuple[Event, ...]:
+        """Events of what the parsers held back."""
+        if self._reasoning is None and self._tools is None:
+            return ()
+        events = self._read_calls(list(self._reasoning.finish()) if self._reasoning else [], ())
+        if self._tools is not None:
+            events += self._note(self._tools.finish())
+        return join_events(events)
+
+    def _read_calls(self, events: list[Event], token_ids: tuple[int, ...]) -> list[Event]:
+        """Give content to the tool parser; the ids go with the last piece of content."""
+        if self._tools is None:
+            return events
+        last = max((i for i, event in enumerate(events) if isinstance(event, Content)), default=-1)
+        read: list[Event] = []
+        for i, event in enumerate(events):
+            if isinstance(event, Content):
+                read += self._note(self._tools.feed(TextDelta(event.text, token_ids if i == last else ())))
+            else:
+                read.append(event)
+        return read
+
+    def _note(self, events: Iterable[Event]) -> Iterable[Event]:
+        found = list(events)
+        self.called = self.called or any(isinstance(event, CallStart) for event in found)
+        return found
+
+
+def open_chain(
+    parsers: Parsers, request: Generate, prompt: Prompt | ChatPrompt, prepared: Prepared, tokenizer: Tokenizer | None
+) -> ParseChain:
+    """The chain of one choice: of one of the request's prompts, as it was read."""
+    if request.raw or parsers == Parsers():
+        return ParseChain(Parsers(), None)
+    text, chat = prepared.text, prompt if isinstance(prompt, ChatPrompt) else None
+    if text is None and tokenizer is not None:
+        text = decode(tokenizer, prepared.ids[-_TAIL:], skip_special_tokens=False)
+    continued = chat.messages[-1].get("content") if chat and chat.continue_final_message else None
+    context = ChoiceContext(
+        prompt=text or "",
+        prompt_ids=prepared.ids,
+        continued=continued if isinstance(continued, str) else "",
+        tools=request.tools or (),
+        tool_choice=request.tool_choice,
+        template_kwargs=(chat and chat.chat_template_kwargs) or {},
+        streamed=request.streamed,
+        tokenizer=tokenizer,
+    )
+    return ParseChain(parsers, None if request.tool_choice == "none" else request.tools, context)
+
+
+def join_events(events: Iterable[Event]) -> tuple[Event, ...]:
+    """As few events as say the same: texts of one kind that follow each other are one."""
+    joined: list[Event] = []
+    kept = (event for event in events if not isinstance(event, Content | Reasoning) or event.text)
+    for kind, group in groupby(kept, type):
+        if kind is Content or kind is Reasoning:
+            joined.append(kind("".join(event.text for event in group)))  # type: ignore[union-attr]
+        else:
+            joined += group
+    return tuple(joined)

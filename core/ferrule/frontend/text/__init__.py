@@ -1,0 +1,1 @@
+"""Between conversations, text and token ids: templates, tokenizers, detokenizers."""

@@ -1,0 +1,166 @@
+"""`Renderer`: the one place where a conversation becomes text, for every protocol and offline use."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ferrule.config import FrontendConfig, LimitsConfig
+from ferrule.errors import ConfigError, ForbiddenError, RequestError, nearest
+from ferrule.frontend.children.pool import ChildPool
+from ferrule.frontend.text.messages import RESERVED, read_messages
+from ferrule.interfaces.service import ChatPrompt
+
+_FOLDER = Path(__file__).with_name("chat_templates")  # templates/chat of the repository, as package data
+_TASK = "ferrule.frontend.text.template:work"
+_MEMORY_BYTES = 512 << 20  # address space of a child, interpreter included
+_CHARACTERS_IN = 16  # per token of the context: conversation (L16)
+_CHARACTERS_OUT = 8  # per token of the context: rendered text (L10)
+_MAX_TEMPLATE = 256 << 10  # characters of a template in a request
+
+Templates = dict[str, str]
+"""Name → template text; "default" is the usual one, "tool_use" the one for requests with tools."""
+
+
+def builtin_templates() -> dict[str, Path]:
+    """The templates that come with Ferrule, by name."""
+    return {file.stem: file for file in sorted(_FOLDER.glob("*.jinja"))}
+
+
+def choose_templates(option: str | None, own: str | dict[str, str] | None) -> Templates:
+    """What ``--chat-template`` means: a name among the tokenizer's `own`, a file, a built-in name, or a text.
+
+    Without the option the tokenizer's own are taken; there may be none. Raises ConfigError.
+    """
+    named = {"default": own} if isinstance(own, str) else dict(own or {})
+    if option is None:
+        return named
+    if option in named:
+        return {"default": named[option]}
+    builtin = builtin_templates()
+    inline = any(mark in option for mark in ("{{", "{%", "{#"))
+    file = builtin.get(option) if inline or not _is_file(option) else Path(option)
+    if file is not None:
+        try:
+            return {"default": file.read_text("utf-8")}
+        except (OSError, UnicodeDecodeError):
+            raise ConfigError(f"--chat-template: {option} cannot be read as UTF-8 text.") from None
+    if inline:  # on one line, a line break is written \n
+        return {"default": option.replace("\\n", "\n")}
+    names = [*named, *builtin]
+    raise ConfigError(
+        f"--chat-template: {option!r} is neither a file nor a known template.{nearest(option, names)}",
+        f"Known names: {', '.join(names)}. A template's text must hold {{{{ or {{%.",
+    )
+
+
+def _is_file(option: str) -> bool:
+    try:
+        return Path(option).is_file()
+    except OSError:  # too long for a file name
+        return False
+
+
+class Renderer:
+    """Renders in children: the server's templates in one pool, templates of requests in another that may be blocked.
+
+    A request that is trusted may name one of the server's instead.
+    """
+
+    def __init__(
+        self,
+        frontend: FrontendConfig,
+        limits: LimitsConfig,
+        templates: Templates,
+        special_tokens: dict[str, str],
+        max_model_len: int,
+    ) -> None:
+        self.templates = templates
+        self._format = frontend.chat_template_content_format
+        self._limits = limits
+        self._special_tokens = special_tokens
+        self._max_in = _CHARACTERS_IN * max_model_len
+        self._max_out = _CHARACTERS_OUT * max_model_len
+        self._house = ChildPool(_TASK, size=2, memory_bytes=_MEMORY_BYTES)
+        self._guests = ChildPool(_TASK, size=2, memory_bytes=_MEMORY_BYTES, niceness=10)
+
+    @property
+    def pids(self) -> frozenset[int]:
+        """Child processes that can still run."""
+        return self._house.pids | self._guests.pids
+
+    async def render(self, chat: ChatPrompt) -> str:
+        """The text of a conversation. Raises RequestError, ForbiddenError for a template of the request's own."""
+        template = self._template(chat)
+        if chat.continue_final_message and chat.add_generation_prompt:
+            raise RequestError(
+                "continue_final_message and add_generation_prompt exclude each other: set one of them to false.",
+                "continue_final_message",
+            )
+        messages = read_messages(chat.messages, self._max_in)
+        job = {
+            "template": template,
+            "messages": messages,
+            "variables": {
+                **self._special_tokens,
+                "tools": list(chat.tools) if chat.tools else None,
+                "documents": list(chat.documents) if chat.documents else None,
+                "add_generation_prompt": chat.add_generation_prompt,
+            },
+            "extra": self._extra(chat.chat_template_kwargs),
+            "content_format": chat.content_format or self._format,
+            "max_characters": self._max_out,
+            "marker": secrets.token_hex(16) if chat.continue_final_message else "",
+        }
+        pool = self._house if chat.chat_template is None else self._guests
+        param = "messages" if chat.chat_template is None else "chat_template"
+        text = await pool.run(job, self._limits.template_timeout, "The chat template", param)
+        return str(text)
+
+    async def inspect(self) -> dict[str, Any]:
+        """Start a child and describe the default template: `content` (its form) and `reads` (names of variables)."""
+        template = self.templates.get("default")
+        if template is None:
+            return {}
+        report = await self._house.run({"inspect": template}, 10.0, "The chat template", "chat_template")
+        return msgspec.convert(report, dict[str, Any])
+
+    async def close(self) -> None:
+        await self._house.close()
+        await self._guests.close()
+
+    def _template(self, chat: ChatPrompt) -> str:
+        if chat.chat_template is not None:
+            if not self._limits.trust_request_chat_template:
+                raise ForbiddenError(
+                    "This server does not accept chat_template in requests (--trust-request-chat-template).",
+                    "chat_template",
+                )
+            if not isinstance(chat.chat_template, str) or len(chat.chat_template) > _MAX_TEMPLATE:
+                raise RequestError(
+                    f"chat_template must be a text of up to {_MAX_TEMPLATE} characters.", "chat_template"
+                )
+            return self.templates.get(chat.chat_template, chat.chat_template)
+        name = "tool_use" if chat.tools and "tool_use" in self.templates else "default"
+        if name in self.templates:
+            return self.templates[name]
+        if self.templates:
+            raise RequestError(
+                f"This model has chat templates named {', '.join(sorted(self.templates))}, and none is the default: "
+                "the server must be started with --chat-template NAME.",
+                "messages",
+            )
+        raise RequestError(
+            "This model has no chat template, so it takes completions only. The server can be given one with "
+            "--chat-template.",
+            "messages",
+        )
+
+    def _extra(self, extra: dict[str, Any] | None) -> dict[str, Any]:
+        for name in extra or ():
+            if name in RESERVED or name in self._special_tokens or name.endswith("_token"):
+                raise RequestError(f"chat_template_kwargs: {name!r:.80} is set by the server.", "chat_template_kwargs")
+        return dict(extra or {})

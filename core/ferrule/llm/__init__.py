@@ -1,0 +1,1 @@
+"""The public offline API: `LLM`, and what it takes and returns."""

@@ -1,0 +1,1 @@
+"""What processes share: the board, the messages between engine and clients, and the socket that carries them."""

@@ -1,0 +1,63 @@
+"""What the engine and its clients say to each other: a closed set of types, msgpack on the wire."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct
+
+from ferrule.types import EngineRequest, EngineStats, FinishReason, ModelInfo, RequestDelta
+
+
+class Submit(Struct, frozen=True, tag=True):
+    request: EngineRequest
+
+
+class Cancel(Struct, frozen=True, tag=True):
+    """The one message that flows backwards. `reason` is ABORT (client gone, deadline) or STOP (stop string found)."""
+
+    ids: tuple[str, ...]
+    reason: FinishReason = FinishReason.ABORT
+
+
+class Call(Struct, frozen=True, tag=True):
+    """An administrative call, answered by one `CallReply` with the same number."""
+
+    number: int
+    name: str
+    args: tuple[Any, ...] = ()
+
+
+ToEngine = Submit | Cancel | Call
+
+
+class Ready(Struct, frozen=True, tag=True):
+    """Answer to a client's greeting, once the model is loaded. `num_blocks` includes the null block."""
+
+    info: ModelInfo
+    num_blocks: int
+
+
+class Deltas(Struct, frozen=True, tag=True):
+    """What a step, a cancellation or a second of idleness brought for one client."""
+
+    deltas: tuple[RequestDelta, ...]
+    stats: EngineStats | None = None
+
+
+class CallReply(Struct, frozen=True, tag=True):
+    """`error` is a message fit for the caller; `status` is that of HTTP where the caller is at fault, else 500."""
+
+    number: int
+    result: Any = None
+    error: str | None = None
+    status: int = 500
+
+
+class Fatal(Struct, frozen=True, tag=True):
+    """The engine's last words; the process exits non-zero after them."""
+
+    message: str
+
+
+FromEngine = Ready | Deltas | CallReply | Fatal

@@ -1,0 +1,19 @@
+"""`Case`: one kernel at one shape, as a module's `cases(device)` lists them for benchmarks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kernel at one shape. `run` launches it once, on tensors that are there already.
+
+    `bytes` are those that have to be read and written, each once; `flops` the operations of its products.
+    """
+
+    name: str
+    run: Callable[[], object]
+    bytes: int
+    flops: int = 0

@@ -1,0 +1,119 @@
+"""Every route of docs/http.md, asked with curl: the documented status, and the documented answer."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from ferrule_testkit import server as servers
+from tools import ROOT
+
+pytestmark = pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
+
+PAGE = ROOT / "docs" / "http.md"
+TALK = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
+PROMPT = {"prompt": "hello", "max_tokens": 2}
+# route → path as it is asked, body, where in the answer to look (a name, or a text of a page), the documented value
+CASES: dict[str, list[tuple[str, Any, str, Any]]] = {
+    "GET /v1/models": [("/v1/models", None, "object", "list")],
+    "GET /v1/models/{model}": [("/v1/models/tiny", None, "id", "tiny")],
+    "POST /v1/completions": [("/v1/completions", PROMPT, "object", "text_completion")],
+    "POST /v1/chat/completions": [("/v1/chat/completions", TALK, "object", "chat.completion")],
+    "POST /invocations": [
+        ("/invocations", PROMPT, "object", "text_completion"),
+        ("/invocations", TALK, "object", "chat.completion"),
+    ],
+    "POST /tokenize": [("/tokenize", {"prompt": "hello"}, "count", int)],
+    "POST /detokenize": [("/detokenize", {"tokens": [40]}, "prompt", str)],
+    "GET /tokenizer_info": [("/tokenizer_info", None, "chat_template", str)],
+    "GET /health": [("/health", None, "status", "ready")],
+    "GET /ping": [("/ping", None, "status", "ready")],
+    "POST /ping": [("/ping", None, "status", "ready")],
+    "GET /version": [("/version", None, "version", str)],
+    "GET /load": [("/load", None, "server_load", 0)],
+    "GET /metrics": [("/metrics", None, "# TYPE vllm:num_requests_running gauge", None)],
+    "GET /openapi.json": [("/openapi.json", None, "openapi", "3.1.0")],
+    "GET /docs": [("/docs", None, "<!doctype html>", None)],
+    "GET /redoc": [("/redoc", None, "<!doctype html>", None)],
+    "POST /reset_prefix_cache": [("/reset_prefix_cache", None, "reset", bool)],
+    "POST /sleep": [("/sleep?level=1", None, "is_sleeping", True)],
+    "GET /is_sleeping": [("/is_sleeping", None, "is_sleeping", True)],
+    "POST /wake_up": [("/wake_up", None, "is_sleeping", False)],
+    "POST /start_profile": [("/start_profile", None, "recording", True)],
+    "POST /stop_profile": [("/stop_profile", None, "recording", False)],
+    "POST /collective_rpc": [("/collective_rpc", {"method": "answer"}, "results", [42])],
+    "GET /server_info": [("/server_info?config_format=json", None, "vllm_config", dict)],
+    "GET /v1/plugins": [("/v1/plugins", None, "data", list)],
+}
+ADMIN = list(CASES)[list(CASES).index("POST /reset_prefix_cache") :]
+
+
+def documented() -> set[str]:
+    """The routes in the page's tables."""
+    found = set()
+    for line in PAGE.read_text(encoding="utf-8").splitlines():
+        first = line.split("|")[1] if line.startswith("| `") else ""
+        if not re.match(r" `(GET|POST) ", first):
+            continue
+        methods: list[str] = []
+        for method, path in re.findall(r"(GET|POST)|(/[\w./{}]+)", first):
+            if path:
+                found |= {f"{each} {path}" for each in methods[-2:] or ["GET"]}
+                methods = methods[-1:]
+            else:
+                methods.append(method)
+    return found
+
+
+def test_the_list_is_that_of_the_page() -> None:
+    assert documented() == set(CASES)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
+    folder = tmp_path_factory.mktemp("curl")
+    (folder / "curled.py").write_text("class Extension:\n    def answer(self) -> int:\n        return 42\n")
+    flags = "--api-key sesame --admin-key open --served-model-name tiny --enable-tokenizer-info-endpoint"
+    more = "--enable-sleep-mode --worker-extension-cls curled.Extension"
+    around = {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(folder),
+        "FERRULE_SERVER_DEV_MODE": "1",
+        "FERRULE_TORCH_PROFILER_DIR": str(folder),
+    }
+    with servers.running([*flags.split(), *more.split()], folder / "log", around) as running:
+        yield running
+
+
+def curl(url: str, method: str, body: Any, key: str | None) -> tuple[int, str]:
+    command = ["curl", "-sS", "--max-time", "60", "-X", method, "-w", "\n%{http_code}", url]
+    command += ["-H", f"Authorization: Bearer {key}"] if key else []
+    command += ["-H", "Content-Type: application/json", "-d", json.dumps(body)] if body is not None else []
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+    assert done.returncode == 0, done.stderr
+    text, _, status = done.stdout.rpartition("\n")
+    return int(status), text
+
+
+def test_every_route(server: servers.Server) -> None:
+    """In this order: what sleeps is woken up."""
+    for route, cases in CASES.items():
+        method, key = route.split(" ")[0], "open" if route in ADMIN else "sesame"
+        for path, body, name, value in cases:
+            status, text = curl(server.url + path, method, body, key)
+            assert status == 200, (route, text)
+            if value is None:
+                assert name in text, route
+            else:
+                found = json.loads(text)[name]
+                assert isinstance(found, value) if isinstance(value, type) else found == value, (route, found)
+            public = path in {"/health", "/ping", "/version"}
+            status, text = curl(server.url + path, method, body, None)
+            assert status == (200 if public else 401), route
+            assert public or json.loads(text)["error"]["code"] == 401

@@ -1,0 +1,24 @@
+"""Planted bugs: the simulator is trusted because it catches each of them.
+
+Every bug is `DefaultScheduler` with one mistake of a kind that real schedulers have had. To watch one being caught:
+``python -m ferrule_testkit.simulate --scheduler tests.simulate.bugs.cache:SkipDecref``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from ferrule.engine.scheduler import DefaultScheduler
+from tests.simulate.bugs.cache import CACHE_BUGS
+from tests.simulate.bugs.flow import FLOW_BUGS
+
+
+def _dashed(name: str) -> str:
+    return re.sub("(?<!^)(?=[A-Z])", "-", name).lower()
+
+
+BUGS: Mapping[str, type[DefaultScheduler]] = MappingProxyType(
+    {_dashed(cls.__name__): cls for cls in (*CACHE_BUGS, *FLOW_BUGS)}
+)

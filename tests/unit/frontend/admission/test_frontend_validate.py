@@ -1,0 +1,317 @@
+"""The semantic gate: every sampling field at its borders and beyond, of every type, offline and over HTTP alike."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ferrule.config import LimitsConfig
+from ferrule.engine.cache import capacity, footprint
+from ferrule.errors import RequestError
+from ferrule.frontend.admission.validate import (
+    Rules,
+    Seeds,
+    check_ids,
+    check_params,
+    check_priority,
+    check_processors,
+    check_salt,
+    check_text,
+    fit,
+    wrap_seed,
+)
+from ferrule.interfaces.scheduler import SchedulerLimits
+from ferrule.types import CacheGroup, SamplingParams
+
+VOCAB = 1000
+RULES = Rules(
+    limits=LimitsConfig(max_n=8, max_stop_strings=4, max_stop_length=16, max_bad_words=3, max_prompt_logprob_cells=100),
+    vocab_size=VOCAB,
+    max_model_len=100,
+    context=90,
+    max_logprobs=20,
+    eos_ids=(2, 7),
+    has_tokenizer=True,
+)
+INF, NAN = math.inf, math.nan
+FLOATS = [NAN, INF, -INF, "1", None, True, [], 10**400, -(10**400)]
+INTEGERS = [0.5, 1.0, NAN, "1", True, [], 1 << 63, -(1 << 63) - 1, 10**30]
+
+WRONG: dict[str, list[Any]] = {
+    "temperature": [-0.1, -1e-300, 1e7, *FLOATS],
+    "top_p": [0, 0.0, -0.1, 1.0001, *FLOATS],
+    "min_p": [-0.1, 1.1, *FLOATS],
+    "presence_penalty": [-2.01, 2.01, *FLOATS],
+    "frequency_penalty": [-2.01, 2.01, *FLOATS],
+    "repetition_penalty": [0, 0.0, -1.0, 5e-324, 1e300, *FLOATS],
+    "top_k": [-2, VOCAB + 1, None, *INTEGERS],
+    "n": [0, -1, 9, None, *INTEGERS],
+    "best_of": [0, -1, 9, *INTEGERS],
+    "max_tokens": [0, -1, *INTEGERS],
+    "min_tokens": [-1, None, *INTEGERS],
+    "logprobs": [-1, 21, *INTEGERS],
+    "prompt_logprobs": [-1, 21, *INTEGERS],
+    "seed": INTEGERS,
+    "truncate_prompt_tokens": [0, -2, 101, *INTEGERS],
+    "truncation_side": [None, "", "Left", "middle", 1, ["left"]],
+    "stop": [5, [""], "x" * 17, ["a"] * 5, [5], [None], ["\ud800"], {"a": 1}],
+    "stop_token_ids": [5, "12", [-1], [VOCAB], [1 << 63], ["1"], [1.0], [True], [1] * 257],
+    "bad_words": [5, "abc", [""], [5], ["a"] * 4, ["x" * 17]],
+    "logit_bias": [5, [1], {-1: 1.0}, {VOCAB: 1.0}, {"1": 1.0}, {1: NAN}, {1: INF}, {1: "1"}, {1: None}, {True: 1.0}],
+    "allowed_token_ids": [5, [], [-1], [VOCAB], ["1"], [1.5]],
+    "ignore_eos": [None, 1, "true"],
+    "detokenize": [None, 1],
+    "skip_special_tokens": [None, 0],
+    "spaces_between_special_tokens": [None, 0],
+    "include_stop_str_in_output": [None, 0],
+}
+
+RIGHT: dict[str, list[Any]] = {
+    "temperature": [0, 0.0, 1e-9, 1, 2.0, 1e6],
+    "top_p": [1e-9, 1, 1.0],
+    "min_p": [0, 1.0],
+    "presence_penalty": [-2, 2.0],
+    "frequency_penalty": [-2.0, 2],
+    "repetition_penalty": [1e-6, 5],
+    "top_k": [-1, 0, 1, VOCAB],
+    "n": [1, 8],
+    "best_of": [None, 1, 8],
+    "max_tokens": [None, 1, (1 << 63) - 1],
+    "min_tokens": [0, 5],
+    "logprobs": [None, 0, 20],
+    "prompt_logprobs": [None, 0, 20],
+    "seed": [None, 0, -1, (1 << 63) - 1, -(1 << 63)],
+    "truncate_prompt_tokens": [None, -1, 1, 100],
+    "truncation_side": ["left", "right"],
+    "stop": [None, [], "x", ["a", "b"], ("x" * 16,), ["\0"]],
+    "stop_token_ids": [None, [], [0, VOCAB - 1], (5,)],
+    "bad_words": [None, [], ["a", "b", "c"]],
+    "logit_bias": [None, {}, {0: -1000, VOCAB - 1: 1e6, 5: 0.5}],
+    "allowed_token_ids": [None, [0], [VOCAB - 1, 1, 1]],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in WRONG.items() for value in values])
+def test_a_wrong_value_is_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(RequestError) as caught:
+        check_params(SamplingParams(**{name: value}), RULES)
+    assert caught.value.status == 400
+    assert caught.value.param == name
+    assert name in caught.value.message
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in RIGHT.items() for value in values])
+def test_a_right_value_passes(name: str, value: Any) -> None:
+    check_params(SamplingParams(**{name: value}), RULES)
+
+
+def test_every_field_is_in_both_tables() -> None:
+    flags = {name for name in WRONG if name not in RIGHT}
+    assert WRONG.keys() == set(SamplingParams.__struct_fields__)
+    assert all(isinstance(getattr(SamplingParams(), name), bool) for name in flags)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            name: st.one_of(
+                st.none(), st.integers(), st.floats(), st.text(max_size=3), st.lists(st.integers(), max_size=3)
+            )
+            for name in SamplingParams.__struct_fields__
+        },
+    )
+)
+def test_anything_is_either_valid_or_refused(fields: dict[str, Any]) -> None:
+    try:
+        checked = check_params(SamplingParams(**fields), RULES)
+        ids, sampling = fit(checked, (1, 2, 3), RULES, "prompt")
+    except RequestError as error:
+        refused = error.param
+    else:
+        refused = None
+    assert refused is None or refused in {*fields, "prompt"}
+    if refused is not None:
+        return
+    assert len(ids) + sampling.max_tokens <= RULES.context
+    assert sampling.min_tokens <= sampling.max_tokens
+    assert all(0 <= token < VOCAB for token in (*sampling.stop_token_ids, *sampling.allowed_token_ids))
+    numbers = (sampling.temperature, sampling.top_p, sampling.min_p, sampling.repetition_penalty)
+    assert all(math.isfinite(number) for number in numbers)
+
+
+def test_values_are_resolved() -> None:
+    checked = check_params(
+        SamplingParams(
+            top_k=-1,
+            logit_bias={3: 250.0, 4: -250},
+            stop_token_ids=[9, 2, 9],
+            allowed_token_ids=[5, 5, 6],
+            seed=-1,
+            stop="x",
+            max_tokens=None,
+            temperature=1,
+        ),
+        RULES,
+    )
+    assert checked.base.top_k == 0
+    assert checked.base.logit_bias == ((3, 100.0), (4, -100.0))
+    assert checked.base.stop_token_ids == (9, 2, 7)
+    assert checked.named_stop_ids == {9, 2}
+    assert checked.base.allowed_token_ids == (5, 6)
+    assert checked.seed is None
+    assert checked.stops is not None
+    assert checked.stops.strings == ("x",)
+    assert type(checked.base.temperature) is float
+    assert check_params(SamplingParams(ignore_eos=True, stop_token_ids=[9]), RULES).base.stop_token_ids == (9,)
+
+
+def test_logprobs_without_a_cap() -> None:
+    free = Rules(**{name: getattr(RULES, name) for name in RULES.__struct_fields__} | {"max_logprobs": -1})
+    assert check_params(SamplingParams(logprobs=-1), free).base.logprobs == VOCAB
+    assert check_params(SamplingParams(logprobs=500), free).base.logprobs == 500
+    with pytest.raises(RequestError):
+        check_params(SamplingParams(logprobs=VOCAB + 1), free)
+
+
+def test_without_a_tokenizer_text_options_are_refused() -> None:
+    blind = Rules(**{name: getattr(RULES, name) for name in RULES.__struct_fields__} | {"has_tokenizer": False})
+    for name, value in (("stop", "x"), ("bad_words", ["x"])):
+        with pytest.raises(RequestError, match="without a tokenizer"):
+            check_params(SamplingParams(**{name: value}), blind)
+    assert not check_params(SamplingParams(), blind).detokenize
+    with pytest.raises(RequestError, match="detokenize"):
+        check_params(SamplingParams(stop="x", detokenize=False), RULES)
+
+
+# ------------------------------------------------------------------------------------------- with the prompt
+
+
+def fitted(length: int, **fields: Any) -> tuple[int, int]:
+    ids, sampling = fit(check_params(SamplingParams(**fields), RULES), tuple(range(length)), RULES, "prompt")
+    return len(ids), sampling.max_tokens
+
+
+def test_the_context_holds_prompt_and_output() -> None:
+    assert fitted(10, max_tokens=None) == (10, 80)
+    assert fitted(89, max_tokens=None) == (89, 1)
+    assert fitted(10, max_tokens=80) == (10, 80)
+    assert fitted(95, truncate_prompt_tokens=20, max_tokens=70) == (20, 70)
+    assert fitted(150, truncate_prompt_tokens=-1, max_tokens=30) == (60, 30)
+    assert fitted(150, truncate_prompt_tokens=-1, max_tokens=None) == (89, 1)
+    ids, _ = fit(check_params(SamplingParams(truncate_prompt_tokens=2), RULES), (1, 2, 3), RULES, "prompt")
+    assert ids == (2, 3)
+    right = SamplingParams(truncate_prompt_tokens=2, truncation_side="right")
+    assert fit(check_params(right, RULES), (1, 2, 3), RULES, "prompt")[0] == (1, 2)
+    assert fit(check_params(right, RULES), (1,), RULES, "prompt")[0] == (1,)
+
+
+@pytest.mark.parametrize(
+    ("length", "fields", "param", "numbers"),
+    [
+        (0, {}, "prompt", []),
+        (100, {}, "prompt", [100]),
+        (99, {"max_tokens": 2}, "max_tokens", [99, 2, 101, 100]),
+        (10, {"max_tokens": 1 << 62}, "max_tokens", [10, 100]),
+        (50, {"max_tokens": 45}, "max_tokens", [95, 90]),  # the model could, its cache could not
+        (95, {"max_tokens": None}, "prompt", [96, 90]),
+        (10, {"min_tokens": 17}, "min_tokens", [17, 16]),
+        (10, {"min_tokens": 81, "max_tokens": None}, "min_tokens", [81, 80]),
+        (30, {"prompt_logprobs": 5}, "prompt_logprobs", [30, 150, 100]),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_its_numbers(
+    length: int, fields: dict[str, Any], param: str, numbers: list[int]
+) -> None:
+    with pytest.raises(RequestError) as caught:
+        fitted(length, **fields)
+    assert caught.value.param == param
+    assert {str(number) for number in numbers} <= set(re.findall(r"\d+", caught.value.message))
+
+
+@pytest.mark.parametrize("window", [0, 24])
+@pytest.mark.parametrize("num_blocks", [2, 5, 9, 1000])
+def test_capacity_is_the_longest_request_that_the_pool_holds(window: int, num_blocks: int) -> None:
+    limits = SchedulerLimits(
+        groups=(CacheGroup("full", 4), CacheGroup("sliding", 4, window)) if window else (CacheGroup("full", 4),),
+        num_blocks=num_blocks,
+        max_num_seqs=4,
+        max_num_batched_tokens=8,
+        max_model_len=100,
+    )
+    longest = capacity(limits)
+    assert longest == 0 or footprint(limits, longest - 1) <= num_blocks - 1
+    assert longest == 100 or footprint(limits, longest) > num_blocks - 1
+
+
+# ------------------------------------------------------------------------------------------- the rest
+
+
+def test_ids_texts_and_labels() -> None:
+    assert check_ids([0, VOCAB - 1], RULES, "prompt") == (0, VOCAB - 1)
+    for wrong in ([-1], [VOCAB], [1.0], [True], ["1"], "12", b"12", 5, None, [1 << 64]):
+        with pytest.raises(RequestError) as caught:
+            check_ids(wrong, RULES, "prompt")
+        assert caught.value.param == "prompt"
+    assert check_text("a\0é", 10, "prompt") == "a\0é"
+    for text in ("x" * 11, "\ud800", "a\udfff", 5, None):
+        with pytest.raises(RequestError):
+            check_text(text, 10, "prompt")
+    assert check_salt(None) is None
+    assert check_salt("a b~") == "a b~"
+    for salt in ("", "x" * 257, "é", "a\n", 5):
+        with pytest.raises(RequestError, match="cache_salt"):
+            check_salt(salt)
+    assert check_priority(-5) == -5
+    for priority in (1 << 31, 1.5, "1", True, None):
+        with pytest.raises(RequestError, match="priority"):
+            check_priority(priority)
+
+
+def test_processors_need_the_server_s_pattern() -> None:
+    assert check_processors((), RULES) == ()
+    with pytest.raises(RequestError, match="takes no"):
+        check_processors(("a.b",), RULES)
+
+    def picky(**kwargs: object) -> None:
+        if "y" in kwargs:
+            raise ValueError("it knows no 'y'")
+
+    known = {
+        "processor_pattern": r"mine\.\w+",
+        "processors": dict.fromkeys(("mine.a", "mine.b", "mine.a.b", "os.system"), picky),
+    }
+    open_rules = Rules(**{n: getattr(RULES, n) for n in RULES.__struct_fields__} | known)
+    assert check_processors(("mine.a", {"qualname": "mine.b", "kwargs": {"x": 1}}), open_rules) == (
+        ("mine.a", {}),
+        ("mine.b", {"x": 1}),
+    )
+    for wrong in (
+        "mine.a.b",
+        "os.system",
+        "mine.c",
+        ["mine.a"],
+        5,
+        {"name": "mine.a"},
+        {"qualname": "mine.a", "args": [1]},
+        {"qualname": "mine.a", "kwargs": 5},
+    ):
+        with pytest.raises(RequestError):
+            check_processors((wrong,), open_rules)  # fmt: skip
+    with pytest.raises(RequestError, match="mine.b: it knows no 'y'"):
+        check_processors(({"qualname": "mine.b", "kwargs": {"y": 1}},), open_rules)
+
+
+def test_seeds() -> None:
+    assert [Seeds(5).draw() for _ in range(2)][0] == Seeds(5).draw()
+    seeds = Seeds(5)
+    assert seeds.draw() != seeds.draw()
+    assert Seeds(None).draw() != Seeds(None).draw()
+    assert wrap_seed((1 << 63) - 1, 1) == -(1 << 63)
+    assert [wrap_seed(3, number) for number in range(3)] == [3, 4, 5]

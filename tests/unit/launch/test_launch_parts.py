@@ -1,0 +1,407 @@
+"""The pieces of launching that need no process: streams of deltas, the socket's codec, folders, figures."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+
+from ferrule.client import demux as client_demux
+from ferrule.client.demux import DemuxClient
+from ferrule.client.process import ProcessClient
+from ferrule.config import Config, FrontendConfig
+from ferrule.errors import ConfigError, EngineDead, RequestFailed, StartupError
+from ferrule.launch import engine_main
+from ferrule.launch.listen import base_url
+from ferrule.launch.process import Boot
+from ferrule.launch.supervisor import private_dir
+from ferrule.plugin import PluginSet
+from ferrule.types import (
+    CacheGroup,
+    EngineRequest,
+    EngineStats,
+    FinishReason,
+    ModelInfo,
+    RequestDelta,
+    TokenLogprobs,
+    TokenSampling,
+)
+from ferrule.wire.board import BEAT, ENGINE, READY, STALLED, WAITING, Board
+from ferrule.wire.engine_socket import EngineSocket
+from ferrule.wire.messages import Call, CallReply, Cancel, Deltas, Ready, Submit, ToEngine
+from ferrule_plugins.command.bench.figures import percentile, random_prompts
+from ferrule_plugins.command.bench.load import Record, figures_of
+from ferrule_plugins.command.listen import bind, listening
+from ferrule_testkit.fakes import VirtualClock
+from ferrule_testkit.server import own_port
+
+INFO = ModelInfo(
+    architecture="A",
+    implementation="test",
+    vocab_size=8,
+    max_model_len=16,
+    dtype="float32",
+    device="cpu",
+    attention="none",
+    groups=(CacheGroup("full", 4),),
+    page_bytes=1,
+    max_blocks=9,
+)
+
+
+class Recorder(DemuxClient):
+    """A client whose messages go to a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent: list[ToEngine] = []
+
+    def _post(self, message: ToEngine) -> None:
+        self.sent.append(message)
+
+    def deliver(self, *deltas: RequestDelta) -> None:
+        self._dispatch(Deltas(deltas, EngineStats(steps=1)))
+
+    def answer(self, reply: CallReply) -> None:
+        self._dispatch(reply)
+
+    async def close(self) -> None:
+        self.die("closed")
+
+
+def request(name: str) -> EngineRequest:
+    return EngineRequest(id=name, prompt_ids=(1, 2), sampling=TokenSampling(seed=0, max_tokens=4))
+
+
+async def test_stream_is_submitted_at_once_and_ends_with_its_terminal_delta() -> None:
+    client = Recorder()
+    stream = client.generate(request("a"))
+    assert client.sent == [Submit(request("a"))]
+    client.deliver(RequestDelta("a", (1,)), RequestDelta("b", (9,)))
+    assert await anext(stream) == RequestDelta("a", (1,))
+    client.deliver(RequestDelta("a", (2,), finish=FinishReason.STOP))
+    client.deliver(RequestDelta("a", (3,)))
+    assert [d.token_ids async for d in stream] == [(2,)]
+    assert client.stats().steps == 1
+    await stream.aclose()
+    assert len(client.sent) == 1
+
+
+async def test_what_came_since_the_last_look_is_one_delta() -> None:
+    """A reader that lags behind the engine takes one step, whatever the number of tokens."""
+    client = Recorder()
+    stream = client.generate(request("a"))
+    entries = [TokenLogprobs(token, -0.5, 1) for token in range(5)]
+    client.deliver(
+        RequestDelta("a", (), (), (entries[0],)), RequestDelta("a", (1,), (entries[1],), (entries[2],), cached=8)
+    )
+    client.deliver(RequestDelta("a", (3, 4), tuple(entries[3:]), (), FinishReason.STOP, 4, 8, 2))
+    logprobs = (entries[1], *entries[3:])
+    assert await anext(stream) == RequestDelta(
+        "a", (1, 3, 4), logprobs, (entries[0], entries[2]), FinishReason.STOP, 4, 8, 2
+    )
+    with pytest.raises(StopAsyncIteration):
+        await anext(stream)
+
+
+async def test_closing_early_cancels_once_and_drops_what_comes() -> None:
+    client = Recorder()
+    stream = client.generate(request("a"))
+    client.deliver(RequestDelta("a", (1,)))
+    await anext(stream)
+    await stream.aclose()
+    await stream.aclose()
+    assert client.sent[1:] == [Cancel(("a",))]
+    client.deliver(RequestDelta("a", (2,)))
+    with pytest.raises(StopAsyncIteration):
+        await anext(stream)
+
+
+async def test_death_ends_streams_and_calls_and_keeps_the_first_cause() -> None:
+    client = Recorder()
+    stream = client.generate(request("a"))
+    call = asyncio.create_task(client.call("x"))
+    reader = asyncio.create_task(anext(stream))
+    await asyncio.sleep(0)
+    client.die("first")
+    client.die("second")
+    for waiting in (call, reader):
+        with pytest.raises(EngineDead, match="first"):
+            await waiting
+    with pytest.raises(EngineDead):
+        client.generate(request("b"))
+    assert client.health().state == "dead"
+
+
+async def test_calls_are_answered_by_number() -> None:
+    client = Recorder()
+    good, bad = asyncio.create_task(client.call("x", 1)), asyncio.create_task(client.call("y"))
+    await asyncio.sleep(0)
+    numbers = {m.name: m.number for m in client.sent if isinstance(m, Call)}
+    client.answer(CallReply(numbers["y"], error="no"))
+    client.answer(CallReply(numbers["x"], result=[1]))
+    assert await good == [1]
+    with pytest.raises(RequestFailed, match="no"):
+        await bad
+
+
+async def test_client_and_engine_socket_talk_over_a_private_socket(tmp_path: Path) -> None:
+    path = tmp_path / "engine.sock"
+    engine = EngineSocket(path)
+    read, write = os.pipe()
+    client = ProcessClient(path, read)
+    assert path.stat().st_mode & 0o077 == 0
+    await asyncio.to_thread(engine.receive, 0.3)  # hello comes before the model is there, and is not answered
+    assert client.health().state == "starting"
+    engine.ready = Ready(INFO, 9)
+    serving = asyncio.create_task(asyncio.to_thread(_serve_one, engine))
+    await asyncio.wait_for(client.wait_ready(), 120)
+    assert client.info == INFO
+    deltas = [d async for d in client.generate(request("a"))]
+    assert [token for d in deltas for token in d.token_ids] == [7, 8]
+    await serving
+    os.close(write)  # the engine's end
+    async with asyncio.timeout(120):
+        while client.health().state != "dead":
+            await asyncio.sleep(0.02)
+    await client.close()
+    engine.close()
+    assert not path.exists()
+
+
+def _received(engine: EngineSocket, kind: type) -> tuple[bytes, Any]:
+    """The first message of a kind, and who sent it. Those who greet are answered meanwhile."""
+    for _ in range(1200):
+        for peer, message in engine.receive(0.1):
+            if isinstance(message, kind):
+                return peer, message
+    raise TimeoutError
+
+
+def _serve_one(engine: EngineSocket) -> None:
+    peer, message = _received(engine, Submit)
+    engine.send(peer, Deltas((RequestDelta(message.request.id, (7,)),)))
+    engine.send(peer, Deltas((RequestDelta(message.request.id, (8,), finish=FinishReason.LENGTH),)))
+
+
+def test_foreign_frames_are_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "engine.sock"
+    engine = EngineSocket(path)
+    context = zmq.Context()
+    peer = context.socket(zmq.DEALER)
+    peer.connect(f"ipc://{path}")
+    for frame in (b"", b"\x80\x04\x95.", b"{}", os.urandom(64), msgspec.msgpack.encode({"type": "Exec", "code": "1"})):
+        peer.send(frame)
+    peer.send(msgspec.msgpack.encode(Cancel(("a",))))
+    messages: list[ToEngine] = []
+    for _ in range(1200):
+        messages += [message for _, message in engine.receive(0.1)]
+        if messages:
+            break
+    assert messages == [Cancel(("a",))]
+    peer.close(0)
+    context.term()
+    engine.close()
+
+
+def test_boot_message_survives_the_pipe() -> None:
+    boot = Boot(name="x-0", role="api", config=Config(), plugins=PluginSet(), socket_path="/x", listen_fd=3, alive_fd=4)
+    assert msgspec.json.decode(msgspec.json.encode(boot), type=Boot) == boot
+
+
+def test_bind_says_that_a_port_is_taken() -> None:
+    with own_port() as port:
+        with bind("127.0.0.1", port) as taken:
+            assert base_url(taken, Config()) == f"http://127.0.0.1:{port}"
+            with pytest.raises(StartupError, match=f"port {port}"):
+                bind("127.0.0.1", port)
+        socket.create_server(("127.0.0.1", port)).close()  # it is given back
+    with bind(None, 0) as everywhere:
+        assert base_url(everywhere, Config()).startswith("http://127.0.0.1:")
+    with pytest.raises(StartupError, match="the name is not known"):
+        bind("no.such.host.invalid", 0)
+
+
+def test_private_dir_removes_what_the_dead_left(tmp_path: Path) -> None:
+    stale = tmp_path / "ferrule-999999999-abc"
+    mine = tmp_path / f"ferrule-{os.getpid()}-abc"
+    foreign = tmp_path / "ferrule-notes-x"
+    for folder in (stale, mine, foreign):
+        folder.mkdir()
+    made = private_dir(str(tmp_path))
+    assert made.stat().st_mode & 0o777 == 0o700
+    assert not stale.exists()
+    assert mine.exists()
+    assert foreign.exists()
+    with pytest.raises(ConfigError, match="FERRULE_RPC_BASE_PATH"):
+        private_dir(str(tmp_path / "missing"))
+
+
+def test_a_unix_socket_replaces_what_the_dead_left_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    front = FrontendConfig(uds=str(path))
+    with listening(front) as (first,):
+        assert base_url(first, Config(frontend=front)) == f"http+unix://{str(path).replace('/', '%2F')}"
+        with pytest.raises(StartupError, match="a server is listening there"), listening(front):
+            pass
+        first.close()  # as when its process is killed: the file stays
+        assert path.is_socket()
+        with listening(front):
+            assert path.is_socket()
+        assert not path.exists()
+    path.write_text("mine")
+    with pytest.raises(StartupError, match="is no socket"), listening(front):
+        pass
+    assert path.read_text() == "mine"
+    for bad, reason in ((tmp_path / "no" / "s", "no such file"), (tmp_path / ("x" * 200), "too long")):
+        with pytest.raises(StartupError, match=reason), listening(FrontendConfig(uds=str(bad))):
+            pass
+
+
+def test_each_api_process_has_a_socket_and_a_second_server_has_none() -> None:
+    three = {"host": "127.0.0.1", "api_server_count": 3}
+    with own_port() as port, listening(FrontendConfig(**three, port=port)) as sockets:
+        assert [one.getsockname()[1] for one in sockets] == [port] * 3
+        for count in (1, 2):
+            front = FrontendConfig(host="127.0.0.1", port=port, api_server_count=count)
+            with pytest.raises(StartupError, match=f"port {port}"), listening(front):
+                pass
+        for one in sockets:
+            one.close()
+
+
+def test_processes_read_each_others_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "board"
+    launcher = Board.create(path, 3)
+    engine, *apis = (Board(path, row) for row in range(4))
+    assert (engine.rows, engine.ready, apis[0].leads, apis[1].leads) == (4, False, True, False)
+    assert apis[2].shared == (tmp_path, 2)
+    for number, board in enumerate(apis):
+        board.add(WAITING, number + 1)
+        board.put(READY, 1)
+        assert board.ready is (number == 2)
+    apis[1].add(WAITING, -1)
+    assert {board.total(WAITING) for board in (launcher, *apis)} == {5}
+    engine.put(BEAT, 12.5)
+    assert apis[2].get(BEAT) == launcher.get(BEAT, ENGINE) == 12.5
+
+
+def test_one_process_has_a_board_of_its_own() -> None:
+    one, other = Board(), Board()
+    one.add(WAITING, 2)
+    assert (one.total(WAITING), other.total(WAITING)) == (2, 0)
+    assert (one.ready, one.leads, one.shared) == (True, True, None)
+
+
+async def test_an_engine_without_a_heartbeat_or_progress_is_stalled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = EngineSocket(tmp_path / "engine.sock")
+    engine.ready = Ready(INFO, 9)
+    Board.create(tmp_path / "board", 1)
+    beats, board = Board(tmp_path / "board", ENGINE), Board(tmp_path / "board", 1)
+    read, write = os.pipe()
+    client = ProcessClient(tmp_path / "engine.sock", read, board, 30.0)
+    serving = asyncio.create_task(asyncio.to_thread(_received, engine, Call))
+    await asyncio.wait_for(client.wait_ready(), 120)
+    now = 1000.0
+    monkeypatch.setattr(client_demux, "time", SimpleNamespace(monotonic=lambda: now))
+    beats.put(BEAT, now)
+    assert client.health().state == "starting"  # this process has not said that it could serve
+    board.put(READY, 1)
+    assert client.health().state == "ready"
+    beats.put(BEAT, now - 11)
+    assert client.health().state == "stalled"
+    assert "11 s" in client.health().detail
+    beats.put(BEAT, now)
+    beats.put(STALLED, 14)  # a long step
+    assert client.health().state == "ready"
+    beats.put(STALLED, 16)
+    assert client.health().state == "stalled"
+    beats.put(STALLED, 0)
+    assert client.health().state == "ready"
+    await serving
+    await client.close()
+    os.close(write)
+    engine.close()
+
+
+@pytest.mark.parametrize(("pauses", "waits"), [((0.0, 0.0, 0.0), 3.0), ((0.0, 0.0, 60.0), 0.0)])
+def test_time_in_which_all_of_the_process_was_stopped_is_no_stall(
+    monkeypatch: pytest.MonkeyPatch, pauses: tuple[float, ...], waits: float
+) -> None:
+    """The watchdog looks, sleeps a second plus a pause, and looks again."""
+
+    class Loop:
+        began = 97.0
+
+        def stalled_for(self, now: float) -> float:
+            return now - self.began
+
+    class Stop(BaseException):
+        pass
+
+    clock, left = VirtualClock(100.0), list(pauses)
+    board = Board()
+
+    def sleep(seconds: float) -> None:
+        if not left:
+            raise Stop
+        clock.advance(seconds + left.pop(0))
+
+    started: list[Callable[[], None]] = []
+    monkeypatch.setattr(engine_main, "time", SimpleNamespace(monotonic=clock, sleep=sleep))
+
+    def thread(target: Callable[[], None], **_: object) -> SimpleNamespace:
+        return SimpleNamespace(start=lambda: started.append(target))
+
+    monkeypatch.setattr(engine_main, "threading", SimpleNamespace(Thread=thread))
+    engine_main.watch_progress(Loop(), 30.0, board)  # type: ignore[arg-type]
+    with pytest.raises(Stop):
+        started[0]()
+    assert board.get(STALLED) == waits
+    assert board.get(BEAT) == clock()
+
+
+def test_percentiles_and_prompts() -> None:
+    assert percentile([4.0, 1.0, 3.0, 2.0], 50) == 2.5
+    assert percentile([], 99) == 0.0
+    prompts = random_prompts(3, 8, 5, (10, 20), 1)
+    assert prompts == random_prompts(3, 8, 5, (10, 20), 1)
+    assert {tuple(p[:5]) for p in prompts} == {tuple(prompts[0][:5])}
+    assert len({tuple(p) for p in prompts}) == 3
+    lengths = {len(p) for p in random_prompts(200, 25, 5, (10, 20), 1, spread=0.5)}
+    assert (min(lengths), max(lengths)) == (5 + 10, 5 + 30)
+    assert {len(p) for p in random_prompts(50, 1, 0, (10, 20), 1, spread=1.0)} == {1, 2}
+
+
+def test_bench_figures_count_only_what_completed() -> None:
+    good = Record(start=0.0, chunks=[1.0, 1.5, 2.5], prompt_tokens=4, output_tokens=3, end=2.6)
+    bad = Record(start=0.0, error="HTTP 500: x", end=0.1)
+    figures = figures_of([good, bad], 2.0)
+    assert (figures["completed"], figures["failed"]) == (1, 1)
+    assert figures["output_throughput"] == 1.5
+    assert figures["p50_ttft_ms"] == 1000.0
+    assert figures["p50_itl_ms"] == 750.0
+    assert figures["p50_tpot_ms"] == 750.0
+    assert figures["errors"] == ["HTTP 500: x"]
+
+
+def test_a_distribution_that_cannot_be_read_does_not_keep_torch_away(site: Any) -> None:
+    """Torch would look for back ends among all distributions; `before_libraries` asks it not to, as a default."""
+    broken = site.folder / "broken-1.0.dist-info"
+    broken.mkdir()
+    (broken / "METADATA").write_text("Name: broken\nVersion: 1.0\n")
+    (broken / "entry_points.txt").write_bytes(b"[torch.backends]\nx = \xff\xfe:y\n")
+    code = "from ferrule.env import before_libraries as b\nb()\nimport torch\nprint(torch.ones(2).sum().item())"
+    done = site.python("-c", code)
+    assert (done.returncode, done.stdout) == (0, "2.0\n"), done.stderr
+    assert site.python("-c", code, TORCH_DEVICE_BACKEND_AUTOLOAD="1").returncode != 0

@@ -1,0 +1,430 @@
+"""Checkpoints of every format that is read, from the files to the layers: products beside those of what they mean."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import regex
+import torch
+from safetensors.torch import load_file, save_file
+
+from ferrule.assembly.model import Loaded, load
+from ferrule.config import CacheConfig, Config, LoadConfig, ModelConfig, PluginConfig, SchedulerConfig
+from ferrule.env import Environment
+from ferrule.errors import CheckpointError, ConfigError, PluginError
+from ferrule.interfaces.platform import DeviceCaps
+from ferrule.interfaces.plugins import Plugins
+from ferrule.interfaces.quantization import LinearLayer
+from ferrule.plugin import discover
+from ferrule_kernels.cpu import library
+from ferrule_nn import Decoder, Dense, Linear, MergedLinear, stored
+from ferrule_plugins.quantization.compressed import CompressedTensors
+from ferrule_plugins.quantization.fp8 import Fp8Method
+from ferrule_plugins.quantization.groupwise import Awq, Gptq
+from ferrule_plugins.quantization.names import chosen
+from ferrule_testkit.checkpoints import tiny_checkpoint
+from ferrule_testkit.quantized import FORMATS, quantized_checkpoint
+
+ENV = Environment(cpu_kvcache_space=0.01, cpu_omp_threads_bind="auto")
+CPU = DeviceCaps("cpu", "a processor", 1 << 30)
+GPU = DeviceCaps("cuda", "a GPU", 1 << 34, frozenset({"sm90"}))
+BF16 = torch.bfloat16
+
+
+@pytest.fixture(scope="module")
+def plugins() -> Plugins:
+    return discover(PluginConfig(), ENV)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint("llama", tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def _load(folder: Path, plugins: Plugins, **model: Any) -> Loaded:
+    config = Config(
+        model=ModelConfig(**{"model": str(folder), "dtype": "float32", **model}),
+        load=LoadConfig(use_tqdm_on_load=False),
+        scheduler=SchedulerConfig(max_num_seqs=2),
+        cache=CacheConfig(),
+        env=ENV,
+    )
+    return load(config, plugins)
+
+
+def _layers(loaded: Loaded) -> dict[str, Linear]:
+    assert isinstance(loaded.model, torch.nn.Module)
+    return {name: part for name, part in loaded.model.named_modules() if isinstance(part, Linear)}
+
+
+def _meant(name: str, layer: Linear, weights: dict[str, torch.Tensor]) -> torch.Tensor:
+    before = name.rpartition(".")[0]
+    names = [f"{before}.{part}" for part in layer.parts] or [name]
+    return torch.cat([weights[f"model.{part}.weight"] for part in names])
+
+
+# ---------------------------------------------------------------------------------------- what is read
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_layers_multiply_by_what_the_checkpoint_means(
+    folder: Path, plugins: Plugins, tmp_path: Path, name: str
+) -> None:
+    """Merged projections, each with scales of its own. Where activations are quantized, to one part in 127 of a row."""
+    weights = quantized_checkpoint(folder, tmp_path / "made", name)
+    loaded = _load(tmp_path / "made", plugins)
+    assert loaded.info.quantization is not None
+    layers = _layers(loaded)
+    assert isinstance(layers["lm_head"].scheme, Dense)
+    del layers["lm_head"]
+    assert any(isinstance(layer, MergedLinear) for layer in layers.values())
+    for path, layer in layers.items():
+        x = torch.randn(5, layer.in_features, generator=torch.Generator().manual_seed(1))
+        y, expected = layer(x), x @ _meant(path, layer, weights).t()
+        assert y.dtype == torch.float32
+        off = (y - expected).norm() / expected.norm()
+        assert off < (0.02 if name == "int8" else 5e-3), path
+    hidden = torch.randn(5, loaded.info.hidden_size, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(loaded.reload().logits(hidden), loaded.model.logits(hidden))
+
+
+@pytest.mark.parametrize("quantized", [None, "int8", "awq"])
+def test_weights_may_get_their_memory_when_they_come(
+    folder: Path, plugins: Plugins, tmp_path: Path, quantized: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU: the model is the same, and before the weights come its linear layers hold nothing."""
+    if quantized == "awq":
+        quantized_checkpoint(folder, tmp_path / "made", "awq")
+        folder = tmp_path / "made"
+    chosen = {"quantization": "int8"} if quantized == "int8" else {}
+    expected = _load(folder, plugins, **chosen)
+    monkeypatch.setattr("ferrule_nn.linear.waits", lambda device: True)
+    held: list[int] = []
+    load = Decoder.load
+
+    def watched(model: Decoder, weights: Any) -> set[str]:
+        layers = [part for part in model.modules() if isinstance(part, Linear)]
+        held.append(sum(tensor.nbytes for part in layers for tensor in part.parameters() if not tensor.is_meta))
+        return load(model, weights)
+
+    monkeypatch.setattr(Decoder, "load", watched)
+    made = _load(folder, plugins, **chosen)
+    assert held == [0]
+    assert made.info == expected.info
+    for name, layer in _layers(made).items():
+        x = torch.randn(3, layer.in_features, generator=torch.Generator().manual_seed(1))
+        assert torch.equal(layer(x), _layers(expected)[name](x)), name
+
+
+def test_weights_that_never_got_memory_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ferrule_nn.linear.waits", lambda device: True)
+    layer = Linear(8, 4)
+    assert layer.weight.is_meta
+    with pytest.raises(RuntimeError, match="load_into"):
+        layer.pack()
+
+
+@pytest.mark.parametrize("name", ["int8", "gptq", "awq"])
+def test_weights_stay_small(folder: Path, plugins: Plugins, tmp_path: Path, name: str) -> None:
+    """In bytes of a layer; those with zero points take 8 bits for each weight on a CPU."""
+    quantized_checkpoint(folder, tmp_path / "made", name)
+    for path, layer in _layers(_load(tmp_path / "made", plugins, dtype="bfloat16")).items():
+        if path != "lm_head":
+            bits = {"int8": 8, "gptq": 4, "awq": 8}[name] + 1.5
+            assert layer.nbytes <= layer.in_features * layer.out_features * bits / 8
+            assert not sum(parameter.numel() for parameter in layer.parameters())
+
+
+@pytest.mark.parametrize("name", ["int8", "packed", "awq"])
+def test_without_a_compiler_torch_computes_the_same(
+    folder: Path, plugins: Plugins, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = quantized_checkpoint(folder, tmp_path / "made", name)
+
+    def missing() -> None:
+        raise library.KernelsUnavailableError("there is no compiler")
+
+    monkeypatch.setattr(library, "load", missing)
+    layer = _layers(_load(tmp_path / "made", plugins))["layers.0.mlp.down_proj"]
+    x = torch.randn(3, layer.in_features, generator=torch.Generator().manual_seed(1))
+    expected = x @ weights["model.layers.0.mlp.down_proj.weight"].t()
+    assert (layer(x) - expected).norm() < 0.02 * expected.norm()
+
+
+def test_fp8_on_a_cpu_is_widened_and_said_once(
+    folder: Path, plugins: Plugins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quantized_checkpoint(folder, tmp_path / "made", "fp8-blocks")
+    said: list[str] = []
+    monkeypatch.setattr("ferrule_plugins.quantization.products._log.warning", lambda text, *args: said.append(args[0]))
+    _load(tmp_path / "made", plugins, dtype="bfloat16")
+    assert len(said) == 1
+    assert "fp8" in said[0]
+
+
+def test_other_names_of_a_method_read_it_too(folder: Path, plugins: Plugins, tmp_path: Path) -> None:
+    quantized_checkpoint(folder, tmp_path / "made", "awq")
+    assert _load(tmp_path / "made", plugins).info.quantization == "awq"
+    assert _load(tmp_path / "made", plugins, quantization="awq_marlin").info.quantization == "awq_marlin"
+    with pytest.raises(ConfigError, match="--quantization gptq: the weights are quantized .awq."):
+        _load(tmp_path / "made", plugins, quantization="gptq")
+
+
+# ---------------------------------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize("method", ["awq", "gptq", "compressed-tensors"])
+def test_methods_of_checkpoints_do_not_take_float_weights(folder: Path, plugins: Plugins, method: str) -> None:
+    with pytest.raises(ConfigError, match=f"--quantization {method}: the weights are not quantized"):
+        _load(folder, plugins, quantization=method)
+
+
+def test_fp8_from_floats_is_for_gpus(folder: Path, plugins: Plugins) -> None:
+    with pytest.raises(ConfigError, match="--quantization fp8: CPUs do not multiply fp8"):
+        _load(folder, plugins, quantization="fp8")
+
+
+def _changed(name: str, **changes: Any) -> dict[str, Any]:
+    """The configuration with changes, those of the weights' group under ``weights__`` names."""
+    config = copy.deepcopy(dict(FORMATS[name].config))
+    for key, value in changes.items():
+        group, _, part = key.partition("__")
+        if part:
+            config["config_groups"]["group_0"][group][part] = value
+        elif key in ("weights", "input_activations", "targets"):
+            config["config_groups"]["group_0"][key] = value
+        else:
+            config[key] = value
+    return config
+
+
+@pytest.mark.parametrize(
+    ("method", "config", "said"),
+    [
+        (Gptq, _changed("gptq", desc_act=True), "desc_act"),
+        (Gptq, _changed("gptq", bits=3), "4 bits, and the checkpoint has 3"),
+        (Gptq, _changed("gptq", group_size=48), "multiple of 32"),
+        (Gptq, _changed("gptq", checkpoint_format="marlin"), "'marlin'"),
+        (Gptq, _changed("gptq", dynamic={"-:x": {}}), "dynamic"),
+        (Awq, _changed("awq", version="gemv"), "'gemv'"),
+        (Fp8Method, _changed("fp8-blocks", weight_block_size=[64, 128]), "128 x 128"),
+        (Fp8Method, _changed("fp8-blocks", fmt="e5m2"), "e5m2"),
+        (Fp8Method, _changed("fp8-blocks", weight_block_size=7), "128 x 128"),
+        (CompressedTensors, _changed("packed", weights__actorder="group"), "actorder"),
+        (CompressedTensors, _changed("packed", weights__actorder="dynamic"), "'dynamic'"),
+        (CompressedTensors, _changed("packed", weights__symmetric="false"), "another type"),
+        (CompressedTensors, _changed("int8", input_activations="int8"), "another type"),
+        (CompressedTensors, _changed("packed", weights__num_bits=2), "2 bits"),
+        (CompressedTensors, _changed("packed", weights__group_size=16), "multiple of 32"),
+        (CompressedTensors, _changed("int8", weights__symmetric=False), "does not read"),
+        (CompressedTensors, _changed("int8", input_activations__num_bits=4), "to 4 bits"),
+        (CompressedTensors, _changed("fp8-compressed-blocks", weights__block_structure=[64, 64]), "128 x 128"),
+        (CompressedTensors, _changed("int8", kv_cache_scheme={"num_bits": 8}), "kv_cache_scheme"),
+        (CompressedTensors, _changed("int8", sparsity_config={"format": "sparse-24-bitmask"}), "sparse"),
+        (CompressedTensors, _changed("fp8-compressed-blocks", weights__block_structure=7), "128 x 128"),
+        (CompressedTensors, _changed("int8", sparsity_config="dense"), "sparse"),
+        (CompressedTensors, _changed("int8", targets=7), "'targets' is no list"),
+        (CompressedTensors, _changed("int8", config_groups={}), "config_groups"),
+        (CompressedTensors, _changed("int8", weights=None), "weights"),
+    ],
+)
+def test_variants_that_are_not_read_are_named(method: Any, config: dict[str, Any], said: str) -> None:
+    for caps in (CPU, GPU):
+        assert said in (method.refuses(config, caps, BF16) or "")
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_devices_and_types(name: str, plugins: Plugins) -> None:
+    config = FORMATS[name].config
+    method = plugins.load("quantization", config["quant_method"])
+    assert method.refuses(config, CPU, BF16) is None
+    assert "abacus" in (method.refuses(config, DeviceCaps("abacus", "", 1), BF16) or "")
+    assert "float64" in (method.refuses(config, CPU, torch.float64) or "")
+
+
+def test_a_variant_that_nothing_reads_stops_the_start(folder: Path, plugins: Plugins, tmp_path: Path) -> None:
+    stored_as = {"quantization_config": {**FORMATS["gptq"].config, "desc_act": True}}
+    with pytest.raises(PluginError, match="quantization") as told:
+        _load(folder, plugins, hf_overrides=stored_as)
+    assert "desc_act" in str(told.value) + str(told.value.hint)
+
+
+def _spoiled(source: Path, target: Path, name: str, key: str, tensor: Any) -> Path:
+    quantized_checkpoint(source, target, name)
+    file = target / "model.safetensors"
+    tensors = load_file(file)
+    tensors[key] = tensor(tensors[key])
+    save_file(tensors, file, metadata={"format": "pt"})
+    return target
+
+
+DOWN = "model.layers.0.mlp.down_proj"
+
+
+def _first(value: float) -> Any:
+    """A change of a tensor's first number."""
+
+    def changed(tensor: torch.Tensor) -> torch.Tensor:
+        tensor.view(-1)[0] = value
+        return tensor
+
+    return changed
+
+
+def _with_nan(weight: torch.Tensor) -> torch.Tensor:
+    weight.view(torch.uint8)[3, 5] = 0x7F
+    return weight
+
+
+@pytest.mark.parametrize(
+    ("name", "end", "change", "said"),
+    [
+        ("fp8-matrix", "weight", _with_nan, "NaN"),
+        ("int8", "weight", torch.Tensor.float, "float32, but the format has torch.int8"),
+        ("awq", "qzeros", lambda zeros: zeros[:1].clone(), "qzeros.*shape"),
+        ("packed", "weight_packed", lambda words: words.t().contiguous(), "weight_packed.*shape"),
+        ("gptq", "scales", _first(float("nan")), "no finite number"),
+        ("awq", "scales", _first(float("inf")), "no finite number"),
+        ("packed-zeros", "weight_scale", _first(float("-inf")), "no finite number"),
+        ("int8", "weight_scale", _first(3.4e38), "no finite number"),  # bfloat16 does not hold it
+        ("fp8-blocks", "weight_scale_inv", _first(float("nan")), "no finite number"),
+        ("fp8-fbgemm", "weight_scale", _first(float("inf")), "no finite number"),
+    ],
+)
+def test_damaged_checkpoints_are_named(
+    folder: Path, plugins: Plugins, tmp_path: Path, name: str, end: str, change: Any, said: str
+) -> None:
+    spoiled = _spoiled(folder, tmp_path / "made", name, f"{DOWN}.{end}", change)
+    with pytest.raises(CheckpointError, match=said) as told:
+        _load(spoiled, plugins)
+    assert "model.safetensors" in told.value.message
+
+
+def test_scales_must_be_finite_in_the_type_of_the_activations(folder: Path, plugins: Plugins, tmp_path: Path) -> None:
+    spoiled = _spoiled(folder, tmp_path / "made", "gptq", f"{DOWN}.scales", lambda scales: scales.float() + 7e4)
+    assert _load(spoiled, plugins, dtype="bfloat16").info.quantization == "gptq"
+    with pytest.raises(CheckpointError, match="no finite number"):
+        _load(spoiled, plugins, dtype="float16")
+
+
+def test_weights_whose_scale_is_zero_are_zero(folder: Path, plugins: Plugins, tmp_path: Path) -> None:
+    spoiled = _spoiled(folder, tmp_path / "made", "int8", f"{DOWN}.weight_scale", _first(0.0))
+    layer = _layers(_load(spoiled, plugins))["layers.0.mlp.down_proj"]
+    y = layer(torch.randn(3, layer.in_features))
+    assert bool((y[:, 0] == 0).all())
+    assert bool((y[:, 1:] != 0).all())
+
+
+@pytest.mark.parametrize(("name", "key"), [("gptq", "modules_to_not_convert"), ("fp8-blocks", "ignored_layers")])
+@pytest.mark.parametrize("value", [7, "lm_head", {"lm_head": 1}, [7], [["lm_head"]], float("nan"), True])
+def test_what_is_no_list_of_layers_is_told(
+    folder: Path, plugins: Plugins, tmp_path: Path, name: str, key: str, value: Any
+) -> None:
+    quantized_checkpoint(folder, tmp_path / "made", name)
+    with pytest.raises(CheckpointError, match=f"{key}.*no list of names"):
+        _load(tmp_path / "made", plugins, hf_overrides={"quantization_config": _changed(name, **{key: value})})
+    with pytest.raises(CheckpointError, match="'ignore' is no list of names"):
+        CompressedTensors(_changed("int8", ignore=value))
+
+
+@pytest.mark.parametrize(
+    ("expression", "said"),
+    [
+        ("(", "no expression"),
+        ("(?:a|" * 150, "no expression"),
+        ("(?:a|" * 3000, "too long"),
+        ("((a{100}){100}){100}", "too long"),
+        ("a{99999999999999999999}", "too long"),
+        ("(?R)", "no expression"),
+        ("(?:a|(?1))(b)", "no expression"),
+        ("(?:.|..)*(?!.)(?=x)", "takes too long"),
+    ],
+)
+def test_an_expression_that_is_none_or_does_not_end_is_told(expression: str, said: str) -> None:
+    layer = LinearLayer("layers.10.self_attn.a_projection_with_a_long_name_0", 8, 8)
+    with pytest.raises(CheckpointError, match=said):
+        chosen(layer, [f"re:{expression}"])
+
+
+def test_an_expression_that_takes_all_memory_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a quick machine it is used up before the time is."""
+
+    def match(*args: Any, **options: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(regex, "match", match)
+    with pytest.raises(CheckpointError, match="takes too long"):
+        chosen(LinearLayer("layers.0.up_proj", 8, 8), ["re:a"])
+
+
+@pytest.mark.parametrize("parts", [{}, {"a": 64, "b": 60}])
+def test_layers_that_do_not_fill_words_are_told(parts: dict[str, int]) -> None:
+    """Their numbers would stand beside those of others."""
+    layer = MergedLinear(64, parts) if parts else Linear(60, 64)
+    given = LinearLayer("layers.0.mlp.x", layer.in_features, layer.out_features, tuple(parts))
+    for scheme in (Gptq(FORMATS["gptq"].config).scheme(given), Awq(FORMATS["awq"].config).scheme(given)):
+        assert scheme is not None
+        with pytest.raises(CheckpointError, match="60 inputs or outputs"):
+            scheme.allocate(layer)
+
+
+def test_zero_points_are_cut_where_projections_meet() -> None:
+    scheme = CompressedTensors(FORMATS["packed-zeros"].config).scheme(LinearLayer("x", 64, 124, ("a", "b")))
+    assert scheme is not None
+    with pytest.raises(CheckpointError, match="60 inputs or outputs"):
+        scheme.allocate(MergedLinear(64, {"a": 60, "b": 64}))
+    scheme.allocate(MergedLinear(64, {"a": 64, "b": 60}))
+
+
+# ---------------------------------------------------------------------------------------- which layers
+
+
+def test_layers_are_chosen_by_their_own_names() -> None:
+    qkv = LinearLayer("layers.0.self_attn.qkv_proj", 8, 8, ("q_proj", "k_proj", "v_proj"))
+    down, head = LinearLayer("layers.11.mlp.down_proj", 8, 8), LinearLayer("lm_head", 8, 8, head=True)
+    for pattern in ("lm_head", "re:.*lm_head"):
+        assert [chosen(layer, [pattern]) for layer in (qkv, down, head)] == [False, False, True]
+    for pattern in ("model.layers.11.mlp.down_proj", "re:model.layers.1[0-9].*", "layers.11", "down_proj", "mlp"):
+        assert [chosen(layer, [pattern]) for layer in (qkv, down, head)] == [False, True, False]
+    assert not chosen(down, ["layers.1", "model.layers.1.mlp.down_proj", "proj"])
+    assert chosen(qkv, ["q_proj", "k_proj", "v_proj"])
+    with pytest.raises(CheckpointError, match="some of q_proj, k_proj, v_proj"):
+        chosen(qkv, ["model.layers.0.self_attn.q_proj"])
+
+
+def test_ignored_layers_stay_as_they_are(folder: Path, plugins: Plugins, tmp_path: Path) -> None:
+    quantized_checkpoint(folder, tmp_path / "made", "int8")
+    original = load_file(folder / "model.safetensors")
+    tensors = load_file(tmp_path / "made" / "model.safetensors")
+    name = "model.layers.1.mlp.down_proj"
+    tensors[f"{name}.weight"] = original[f"{name}.weight"]
+    del tensors[f"{name}.weight_scale"]
+    save_file(tensors, tmp_path / "made" / "model.safetensors", metadata={"format": "pt"})
+    config = {**FORMATS["int8"].config, "ignore": ["lm_head", name]}
+    layers = _layers(_load(tmp_path / "made", plugins, hf_overrides={"quantization_config": config}))
+    assert isinstance(layers["layers.1.mlp.down_proj"].scheme, Dense)
+    assert not isinstance(layers["layers.0.mlp.down_proj"].scheme, Dense)
+
+
+def test_parameters_are_cut_where_projections_meet() -> None:
+    layer = MergedLinear(32, {"a": 64, "b": 192})
+    words = stored(layer, (32, -1), torch.int32, count=lambda rows: rows // 8)
+    assert words.shape == (32, 32)
+    assert words.cut(64, 256).shape == (32, 24)
+    assert words.cut(0, 0).shape == (32, 32)
+    blocks = stored(layer, (-1, 1), torch.float32, count=lambda rows: -(-rows // 128))
+    assert blocks.shape == (3, 1)
+    assert blocks.cut(64, 256).shape == (2, 1)
+    assert [words.takes(dtype) for dtype in (torch.int32, torch.int8, torch.float32)] == [True, False, False]
+    assert [blocks.takes(dtype) for dtype in (BF16, torch.float8_e4m3fn)] == [True, False]

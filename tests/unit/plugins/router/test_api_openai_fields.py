@@ -1,0 +1,388 @@
+"""Fields that do nothing are refused or named, never passed over; answers fit the types of the official client."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import msgspec
+import pytest
+from openai import BaseModel
+from openai.types import Completion
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from pydantic import TypeAdapter
+
+from ferrule.interfaces.parsers import CallArguments, CallEnd, CallStart, Content, Reasoning
+from ferrule.interfaces.service import Beam, ChatPrompt, Generate, Output, Prompt, Usage
+from ferrule.types import FinishReason
+from ferrule_plugins.router.openai_fields import ABSENT
+from ferrule_plugins.router.openai_schema import ChatBody, CompletionBody
+from ferrule_testkit.http import Site, chunks, error_of
+from tools import ROOT
+
+IGNORED = "x-ferrule-ignored-fields"
+TOOL = {"type": "function", "function": {"name": "f"}}
+
+
+def warnings_of(response: Any) -> list[str]:
+    assert response.status_code == 200, response.text
+    return list(response.json().get("ferrule", {"warnings": []})["warnings"])
+
+
+# ---------------------------------------------------------------------------------------- nothing is silent
+
+
+def test_the_table_and_the_types_agree() -> None:
+    """Each field of the table is one of a body, each untyped field is in the table, and the schema says what passes."""
+    fields = {field.name: field for kind in (ChatBody, CompletionBody) for field in msgspec.structs.fields(kind)}
+    untyped = {name for name, field in fields.items() if field.type is Any or get_args(field.type)[:1] == (Any,)}
+    assert untyped == set(ABSENT)
+    for name, absent in ABSENT.items():
+        schema = msgspec.json.schema(fields[name].type)
+        assert schema.pop("description"), name
+        if absent.refused and absent.harmless:
+            assert schema == {"enum": [None, *absent.harmless]}, name
+        else:
+            assert schema == ({"type": "null"} if absent.refused else {}), name
+
+
+def test_the_documentation_names_every_field() -> None:
+    page = (ROOT / "docs" / "http.md").read_text(encoding="utf-8")
+    fields = {*ChatBody.__struct_fields__, *CompletionBody.__struct_fields__}
+    assert [name for name in sorted(fields) if f"`{name}`" not in page] == []
+
+
+@pytest.mark.parametrize("name", sorted(ABSENT))
+async def test_absent_features_are_refused_or_named(name: str) -> None:
+    absent = ABSENT[name]
+    for call, kind in ((Site().complete, CompletionBody), (Site().chat, ChatBody)):
+        if name not in kind.__struct_fields__:
+            continue
+        response = await call(**{name: "something"})
+        if absent.refused:
+            assert error_of(response)["param"] == name
+        else:
+            assert [text for text in warnings_of(response) if text.startswith(f"{name}: ")]
+            assert response.headers[IGNORED] == name
+        for value in absent.harmless:
+            assert warnings_of(await call(**{name: value})) == []
+
+
+async def test_false_is_not_zero() -> None:
+    """A harmless value is compared with its type."""
+    assert warnings_of(await Site().complete(store=0)) != []
+    assert error_of(await Site().complete(watermarking=0))["param"] == "watermarking"
+
+
+async def test_unknown_fields_are_named_with_the_nearest() -> None:
+    response = await Site().complete(temperatur=0, zzz=1)
+    assert warnings_of(response) == [
+        "temperatur: unknown, ignored. Did you mean 'temperature'?",
+        "zzz: unknown, ignored.",
+    ]
+    assert response.headers[IGNORED] == "temperatur, zzz"
+    assert len(warnings_of(await Site().chat(**{f"zzz{number}": 1 for number in range(100)}))) == 16
+    long = warnings_of(await Site().chat(**{"z" * 10_000: 1}))
+    assert len(long[0]) < 200
+    tokens = await Site().http.post("/tokenize", json={"prompt": "a", "zzz": 1})
+    assert warnings_of(tokens) == ["zzz: unknown, ignored."]
+    assert "ferrule" not in (await Site().http.post("/detokenize", json={"tokens": [97]})).json()
+
+
+async def test_nothing_to_say_is_an_absent_field() -> None:
+    for call in (Site().complete, Site().chat):
+        response = await call(temperature=0)
+        assert "ferrule" not in response.json()
+        assert IGNORED not in response.headers
+
+
+@pytest.mark.parametrize(
+    ("body", "name"),
+    [
+        ({"length_penalty": 2.0}, "length_penalty"),
+        ({"early_stopping": True}, "early_stopping"),
+        ({"return_tokens_as_token_ids": True}, "return_tokens_as_token_ids"),
+        ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, "stream_options"),
+        ({"service_tier": "flex", "store": True}, "service_tier"),
+        ({"use_beam_search": True, "seed": 3}, "seed"),
+    ],
+)
+async def test_fields_without_effect_in_this_request(body: dict[str, Any], name: str) -> None:
+    for call in (Site().complete, Site().chat):
+        response = await call(**body)
+        first = chunks(response)[0] if body.get("stream") else response.json()
+        assert first["ferrule"]["warnings"][0].startswith(f"{name}: ")
+        assert name in response.headers[IGNORED]
+    strict = Site(strict_requests=True)
+    for call in (strict.complete, strict.chat):
+        assert error_of(await call(**body))["param"] == name
+
+
+@pytest.mark.parametrize(
+    ("body", "name"),
+    [
+        ({"parallel_tool_calls": True}, "parallel_tool_calls"),
+        ({"include_reasoning": False}, "include_reasoning"),
+        ({"echo": True}, "echo"),
+    ],
+)
+async def test_fields_without_effect_in_this_chat(body: dict[str, Any], name: str) -> None:
+    assert warnings_of(await Site().chat(**body))[0].startswith(f"{name}: ")
+
+
+async def test_variables_that_the_template_does_not_read() -> None:
+    site = Site(enable_auto_tool_choice=True)
+    given: dict[str, Any] = {
+        "tools": [TOOL],
+        "documents": [{"title": "a", "text": "b"}],
+        "reasoning_effort": "low",
+        "chat_template_kwargs": {"mark": 1, "other": 2},
+    }
+    assert warnings_of(await site.chat(**given)) == []  # not known yet
+    site.service.template_reads = frozenset({"messages", "mark"})
+    assert warnings_of(await site.chat(**given)) == [
+        "tools: the chat template does not show them to the model.",
+        "documents: the chat template does not show them to the model.",
+        "reasoning_effort: the chat template does not read it.",
+        "chat_template_kwargs: the chat template does not read 'other'.",
+    ]
+    assert warnings_of(await site.chat(**given, chat_template="of the request")) == []
+    assert warnings_of(await site.chat(tools=[TOOL], tool_choice="none")) == []
+    site.service.template_reads = frozenset({"tools", "documents", "enable_thinking", "mark", "other"})
+    assert warnings_of(await site.chat(**given)) == []
+
+
+async def test_nothing_is_added_to_ids() -> None:
+    assert warnings_of(await Site().complete(prompt=[97], add_special_tokens=True))[0].startswith("add_special_tokens")
+    assert warnings_of(await Site().complete(prompt=["a"], add_special_tokens=True)) == []
+
+
+async def test_a_stream_warns_once() -> None:
+    for call in (Site().complete, Site().chat):
+        parts = chunks(await call(zzz=1, n=2, stream=True))
+        assert parts[0]["ferrule"] == {"warnings": ["zzz: unknown, ignored."]}
+        assert all("ferrule" not in part for part in parts[1:])
+
+
+async def test_what_has_an_effect_is_not_named() -> None:
+    site = Site(model={"enable_prompt_embeds": True}, enable_auto_tool_choice=True, reasoning_parser="qwen3")
+    busy: dict[str, Any] = {"use_beam_search": True, "n": 2, "length_penalty": 2.0, "early_stopping": True}
+    assert warnings_of(await site.complete(**busy, prompt_logprobs=0, return_tokens_as_token_ids=True)) == []
+    last = [{"role": "assistant", "content": [{"type": "text", "text": "so"}]}]
+    response = await site.chat(
+        messages=last, echo=True, tools=[TOOL], parallel_tool_calls=False, include_reasoning=False, top_logprobs=0
+    )
+    assert warnings_of(response) == []
+    assert response.json()["choices"][0]["message"]["content"].startswith("so")
+
+
+async def test_notes_reach_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    notes = {"user": "me\nyou", "metadata": {"a": "b"}, "session_id": "s"}
+    with caplog.at_level("INFO", logger="ferrule"):
+        assert warnings_of(await Site().chat(**notes, safety_identifier="i")) == []
+        assert warnings_of(await Site(disable_log_requests=True).chat(user="hidden")) == []
+    lines = [record for record in caplog.records if record.getMessage().startswith("request notes")]
+    assert len(lines) == 1
+    for name in ("metadata", "session_id"):
+        assert error_of(await Site().chat(**{name: {"a": "b" * 20_000} if name == "metadata" else "b" * 20_000}))
+
+
+# ---------------------------------------------------------------------------------------- fields that do something
+
+
+async def test_beam_search_is_asked_for() -> None:
+    site = Site()
+    await site.complete(use_beam_search=True, n=3, length_penalty=0.5, early_stopping=True)
+    assert site.last.beam == Beam(width=3, length_penalty=0.5, early_stopping=True)
+    await site.chat(use_beam_search=True, best_of=4, n=2)
+    assert site.last.beam == Beam(width=4)
+    assert site.last.params.n == 2
+    await site.chat(use_beam_search=False, n=2)
+    assert site.last.beam is None
+
+
+async def test_prompts_as_embeddings() -> None:
+    site = Site(model={"enable_prompt_embeds": True})
+    site.service._ids = lambda prompt: (97,)  # type: ignore[method-assign,assignment]
+    for prompt in (None, "", []):
+        assert (await site.complete(prompt=prompt, prompt_embeds="AAAA")).status_code == 200
+        assert site.last.prompts == (Prompt(embeds="AAAA"),)
+    await site.complete(prompt=["a", "b"], prompt_embeds=["AA", "BB"])
+    assert site.last.prompts == (Prompt(embeds="AA"), Prompt(embeds="BB"), Prompt(text="a"), Prompt(text="b"))
+    for field, value in {"echo": True, "suffix": "a"}.items():
+        assert error_of(await site.complete(prompt_embeds="AAAA", **{field: value}))["param"] == field
+    answer = (await site.complete(prompt="a", prompt_embeds="AAAA", n=2, return_token_ids=True)).json()
+    assert ["prompt_token_ids" in choice for choice in answer["choices"]] == [False, False, True, True]
+    assert error_of(await site.complete(prompt_embeds=3))["param"] == "prompt_embeds"
+
+
+async def test_reasoning_effort_is_for_the_template() -> None:
+    site = Site()
+    await site.chat(reasoning_effort="none")
+    assert prompt_of(site).chat_template_kwargs == {"reasoning_effort": "none", "enable_thinking": False}
+    await site.chat(reasoning_effort="high", chat_template_kwargs={"enable_thinking": False, "a": 1})
+    expected = {"reasoning_effort": "high", "enable_thinking": False, "a": 1}
+    assert prompt_of(site).chat_template_kwargs == expected
+    assert error_of(await site.chat(reasoning_effort="much"))["param"] == "reasoning_effort"
+
+
+def prompt_of(site: Site) -> ChatPrompt:
+    prompt = site.last.prompts[0]
+    assert isinstance(prompt, ChatPrompt)
+    return prompt
+
+
+async def test_a_message_that_is_continued_gets_no_generation_prompt() -> None:
+    site = Site()
+    await site.chat(continue_final_message=True)
+    assert (prompt_of(site).continue_final_message, prompt_of(site).add_generation_prompt) == (True, False)
+    await site.chat(continue_final_message=True, add_generation_prompt=True)  # the renderer refuses it
+    assert prompt_of(site).add_generation_prompt
+
+
+async def test_all_logprobs() -> None:
+    site = Site(model={"max_logprobs": -1})
+    site.service.rules = type(site.service.rules)(
+        **{name: getattr(site.service.rules, name) for name in site.service.rules.__struct_fields__}
+        | {"max_logprobs": -1}
+    )
+    site.service.script = three_ranks
+    top = (await site.complete(logprobs=-1)).json()["choices"][0]["logprobs"]["top_logprobs"][0]
+    assert sorted(top) == ["A", "B", "a"]
+    chat = (await site.chat(logprobs=True, top_logprobs=-1)).json()["choices"][0]["logprobs"]["content"][0]
+    assert [entry["token"] for entry in chat["top_logprobs"]] == ["A", "B"]
+    assert error_of(await Site().chat(logprobs=True, top_logprobs=-1))["param"] == "top_logprobs"
+    assert error_of(await site.chat(logprobs=True, top_logprobs=-2))["param"] == "top_logprobs"
+
+
+def three_ranks(request: Generate, index: int, ids: tuple[int, ...]) -> list[Output]:
+    from ferrule.types import TokenLogprobs
+
+    entry = TokenLogprobs(97, -3.0, 3, ((65, -1.0), (66, -2.0)))
+    event = (Content("a"),)
+    end = FinishReason.STOP
+    return [Output(index=index, events=event, token_ids=(97,), logprobs=(entry,), token_offsets=(0,), finish=end)]
+
+
+async def test_the_prompt_can_be_read_back() -> None:
+    choice = (await Site().complete(prompt="ab", return_prompt_text=True)).json()["choices"][0]
+    assert choice["prompt_text"] == "ab"
+    assert (await Site().chat(return_prompt_text=True)).json()["prompt_text"] == "hello"
+    parts = chunks(await Site().chat(return_prompt_text=True, stream=True))
+    assert [part.get("prompt_text") for part in parts] == ["hello"] + [None] * (len(parts) - 1)
+
+
+async def test_the_old_permission_object() -> None:
+    card = (await Site().http.get("/v1/models")).json()["data"][1]
+    assert (card["id"], card["root"], card["parent"]) == ("alias", "fake", None)
+    assert card["permission"][0]["object"] == "model_permission"
+
+
+# ---------------------------------------------------------------------------------------- usage
+
+
+def thinking(request: Generate, index: int, ids: tuple[int, ...]) -> list[Output]:
+    """A mark, three thoughts, another mark, and two words; 8 tokens."""
+    texts = [(), (Reasoning("a"),), (Reasoning("b"),), (Reasoning("c"),), (), (Content("d"),), (Content("e"),), ()]
+    last = len(texts) - 1
+    return [
+        Output(
+            index=index,
+            events=events,
+            token_ids=(place,),
+            usage=Usage(prompt_tokens=5, completion_tokens=place + 1),
+            finish=FinishReason.STOP if place == last else None,
+        )
+        for place, events in enumerate(texts)
+    ]
+
+
+def at_once(request: Generate, index: int, ids: tuple[int, ...]) -> list[Output]:
+    usage = Usage(prompt_tokens=5, completion_tokens=8)
+    events = (Reasoning("aaa"), Content("b"))
+    return [Output(index=index, events=events, token_ids=tuple(range(8)), usage=usage, finish=FinishReason.STOP)]
+
+
+async def test_reasoning_tokens_are_counted() -> None:
+    site = Site(reasoning_parser="qwen3")
+    site.service.script = thinking
+    assert (await site.chat(n=2)).json()["usage"]["completion_tokens_details"] == {"reasoning_tokens": 8}
+    last = chunks(await site.chat(stream=True, stream_options={"include_usage": True}))[-1]
+    assert last["usage"]["completion_tokens_details"] == {"reasoning_tokens": 4}
+    site.service.script = at_once
+    assert (await site.chat()).json()["usage"]["completion_tokens_details"] == {"reasoning_tokens": 6}
+    assert "completion_tokens_details" not in (await site.complete()).json()["usage"]
+    assert "completion_tokens_details" not in (await Site().chat()).json()["usage"]
+
+
+# ---------------------------------------------------------------------------------------- the official client's types
+
+
+def strict(kind: type[BaseModel], value: dict[str, Any]) -> Any:
+    """Validate as pydantic would by itself: the client's own construction checks nothing."""
+    return TypeAdapter(kind).validate_python(value, strict=False)
+
+
+def calling(request: Generate, index: int, ids: tuple[int, ...]) -> list[Output]:
+    return [
+        Output(index=index, events=(Reasoning("think"), Content("x")), token_ids=(1,)),
+        Output(index=index, events=(CallStart(0, "call-1", "f"), CallArguments(0, "{}"), CallEnd(0)), token_ids=(2,)),
+        Output(index=index, token_ids=(3,), finish=FinishReason.STOP, usage=Usage(prompt_tokens=5)),
+    ]
+
+
+def empty(request: Generate, index: int, ids: tuple[int, ...]) -> list[Output]:
+    return [Output(index=index, token_ids=(1,), finish=FinishReason.STOP)]
+
+
+BODIES: list[dict[str, Any]] = [
+    {},
+    {"n": 3},
+    {"echo": True, "zzz": 1},
+    {"return_token_ids": True, "return_prompt_text": True},
+    {"use_beam_search": True, "n": 2},
+]
+
+
+@pytest.mark.parametrize("body", [*BODIES, {"logprobs": True, "top_logprobs": 2, "n": 2}])
+@pytest.mark.parametrize("script", [None, calling, empty])
+async def test_chat_answers_have_the_official_types(body: dict[str, Any], script: Any) -> None:
+    site = Site(enable_prompt_tokens_details=True, reasoning_parser="qwen3")
+    if script is not None:
+        site.service.script = script
+    answer = (await site.chat(**body)).json()
+    whole = strict(ChatCompletion, answer)
+    assert whole.usage is not None
+    assert [choice.index for choice in whole.choices] == list(range(body.get("n", 1)))
+    assert "content" in answer["choices"][0]["message"]
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    parts = chunks(await site.chat(**body, stream=True, stream_options=options))
+    typed = [strict(ChatCompletionChunk, part) for part in parts]
+    assert typed[-1].usage == whole.usage
+    assert typed[-1].choices == []
+    for index in range(body.get("n", 1)):
+        mine = [choice for part in typed for choice in part.choices if choice.index == index]
+        assert mine[0].delta.role == "assistant"
+        assert [choice.delta.role for choice in mine[1:]] == [None] * (len(mine) - 1)
+        assert [choice.finish_reason for choice in mine[:-1]] == [None] * (len(mine) - 1)
+        assert mine[-1].finish_reason == whole.choices[index].finish_reason
+        content = "".join(choice.delta.content or "" for choice in mine)
+        assert content == (whole.choices[index].message.content or "")
+
+
+@pytest.mark.parametrize("body", [*BODIES, {"logprobs": 2, "n": 2}, {"prompt": ["a", "b"], "logprobs": 0}])
+@pytest.mark.parametrize("script", [None, empty])
+async def test_completions_have_the_official_types(body: dict[str, Any], script: Any) -> None:
+    site = Site(enable_prompt_tokens_details=True)
+    if script is not None:
+        site.service.script = script
+    whole = strict(Completion, (await site.complete(**body)).json())
+    parts = chunks(await site.complete(**body, stream=True, stream_options={"include_usage": True}))
+    for part in parts:
+        for choice in part["choices"]:
+            # The type is that of whole answers; OpenAI's own chunks have null here until the last one.
+            choice["finish_reason"] = choice["finish_reason"] or "stop"
+    typed = [strict(Completion, part) for part in parts]
+    assert typed[-1].usage == whole.usage
+    for choice in whole.choices:
+        mine = [one for part in typed for one in part.choices if one.index == choice.index]
+        assert "".join(one.text for one in mine) == choice.text

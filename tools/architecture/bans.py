@@ -1,0 +1,229 @@
+"""What the source does not do."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterator, Sequence
+
+from tools.architecture.source import Module, Rule, Violation, calls, dotted, functions
+
+ENVIRONMENT = "core/ferrule/env.py"
+LISTENER = "plugins/ferrule_plugins/command/listen.py"  # the HTTP listener: the one place that may name all interfaces
+PICKLERS = frozenset({"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "shelve", "marshal", "joblib"})
+NO_PICKLE_INSIDE = frozenset({"multiprocessing.shared_memory", "multiprocessing.resource_tracker"})
+MUTABLE_CALLS = frozenset({"list", "dict", "set", "defaultdict", "deque", "OrderedDict", "Counter", "bytearray"})
+MUTATORS = frozenset(
+    {"append", "extend", "insert", "add", "update", "setdefault", "pop", "popitem", "remove", "discard", "clear"}
+)
+_CONSTANT = re.compile(r"_{0,2}[A-Z][A-Z0-9_]*|__all__|__path__")
+_ALL_INTERFACES = re.compile(r"0\.0\.0\.0|://\*|^::$|\[::\]")
+
+Check = Callable[[Module], Iterator[Violation]]
+
+
+def no_global(module: Module) -> Iterator[Violation]:
+    """State is passed, not found."""
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Global):
+            yield module.violation(node, f"global {', '.join(node.names)}")
+
+
+def no_module_state(module: Module) -> Iterator[Violation]:
+    """Lists, dicts and sets at module level are constants: named so, and never changed."""
+    if not module.core:
+        return
+    constants: set[str] = set()
+    for statement in _module_level(module.tree.body):
+        for name, value in _assigned(statement):
+            if not _mutable(value):
+                continue
+            if _CONSTANT.fullmatch(name):
+                constants.add(name)
+            else:
+                yield module.violation(statement, f"{name} is mutable state of the module")
+    for node, name in _changes(module.tree):
+        if name in constants:
+            yield module.violation(node, f"{name} is a constant of the module and is changed here")
+
+
+def no_pickle_or_eval(module: Module) -> Iterator[Violation]:
+    """Nothing that runs code from data."""
+    for imported in module.imports:
+        top = imported.target.partition(".")[0]
+        if top in PICKLERS:
+            yield Violation(module.path, imported.line, f"imports {imported.target}")
+        reached = {imported.target, *(f"{imported.target}.{name}" for name in imported.names)}
+        if module.product and top == "multiprocessing" and not reached & NO_PICKLE_INSIDE:
+            yield Violation(module.path, imported.line, "multiprocessing pickles what it sends")
+    for call, name in calls(module):
+        if name in {"eval", "exec", "builtins.eval", "builtins.exec"}:
+            yield module.violation(call, f"calls {name}")
+        if name == "torch.load" and not _keyword_is(call, "weights_only", True):
+            yield module.violation(call, "torch.load without weights_only=True")
+
+
+def no_assert(module: Module) -> Iterator[Violation]:
+    """An assert disappears under -O; a check must not."""
+    for node in ast.walk(module.tree):
+        if module.product and isinstance(node, ast.Assert):
+            yield module.violation(node, "assert in product code")
+
+
+def environment_in_one_file(module: Module) -> Iterator[Violation]:
+    """Only one file reads or writes environment variables."""
+    if module.path == ENVIRONMENT or not module.product:
+        return
+    banned = {"environ", "environb", "getenv", "putenv", "unsetenv"}
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Attribute) and node.attr in banned and dotted(node.value) in {"os", "posix"}:
+            yield module.violation(node, f"os.{node.attr} outside {ENVIRONMENT}")
+    for imported in module.imports:
+        if imported.target == "os" and banned & set(imported.names):
+            yield Violation(module.path, imported.line, f"os.environ outside {ENVIRONMENT}")
+
+
+def no_remote_code(module: Module) -> Iterator[Violation]:
+    """Whether a checkpoint's code may run is the user's to say."""
+    for call, _ in calls(module):
+        if module.product and _keyword_is(call, "trust_remote_code", True):
+            yield module.violation(call, "trust_remote_code=True")
+
+
+def no_wide_bind(module: Module) -> Iterator[Violation]:
+    """Only the HTTP listener may listen on all interfaces."""
+    if module.path == LISTENER or not module.product:
+        return
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in module.docstrings:
+            match = _ALL_INTERFACES.search(node.value)
+            if match:
+                yield module.violation(node, f"'{match[0]}' outside {LISTENER}")
+
+
+def tasks_have_owners(module: Module) -> Iterator[Violation]:
+    """A task that nobody holds may be collected while it runs, and nobody sees its exception."""
+    for statement in ast.walk(module.tree):
+        match statement:
+            case ast.Expr(value=ast.Call() as call) | ast.Assign(targets=[ast.Name(id="_")], value=ast.Call() as call):
+                owner, _, method = dotted(call.func).rpartition(".")
+                if method == "ensure_future" or (method == "create_task" and "group" not in owner.lower()):
+                    yield module.violation(call, f"{method} whose task nobody holds")
+
+
+def bounded_caches(module: Module) -> Iterator[Violation]:
+    """A cache keyed by arguments has a bound. One of a function without parameters holds one value."""
+    if not module.core:
+        return
+    for function in functions(module):
+        arguments = function.args
+        has_key = any((arguments.posonlyargs, arguments.args, arguments.kwonlyargs, arguments.vararg, arguments.kwarg))
+        for decorator in function.decorator_list:
+            if has_key and _unbounded(decorator):
+                yield module.violation(decorator, f"{function.name} has a cache without a bound")
+
+
+def exceptions_are_told(module: Module) -> Iterator[Violation]:
+    """No handler takes everything, and none of Exception does nothing."""
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.ExceptHandler):
+            if node.type is None:
+                yield module.violation(node, "bare except")
+            elif _broad(node.type) and all(_does_nothing(statement) for statement in node.body):
+                yield module.violation(node, "a broad except that does nothing")
+        if (
+            isinstance(node, ast.Call)
+            and dotted(node.func).rpartition(".")[2] == "suppress"
+            and any(_broad(arg) for arg in node.args)
+        ):
+            yield module.violation(node, "suppress of every exception")
+
+
+def _rule(check: Check) -> Rule:
+    def rule(modules: Sequence[Module]) -> list[Violation]:
+        return [violation for module in modules for violation in check(module)]
+
+    rule.__doc__ = check.__doc__
+    return rule
+
+
+BANS: dict[str, Rule] = {
+    "no-global": _rule(no_global),
+    "no-module-state": _rule(no_module_state),
+    "no-pickle-or-eval": _rule(no_pickle_or_eval),
+    "no-assert": _rule(no_assert),
+    "environment-in-one-file": _rule(environment_in_one_file),
+    "no-remote-code": _rule(no_remote_code),
+    "no-wide-bind": _rule(no_wide_bind),
+    "tasks-have-owners": _rule(tasks_have_owners),
+    "bounded-caches": _rule(bounded_caches),
+    "exceptions-are-told": _rule(exceptions_are_told),
+}
+
+
+# ---------------------------------------------------------------------------------------------- parts
+
+
+def _module_level(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+    """Statements that run on import, outside functions and classes."""
+    for statement in body:
+        yield statement
+        if isinstance(statement, ast.If | ast.Try | ast.With | ast.For | ast.While):
+            inner = [child for child in ast.iter_child_nodes(statement) if isinstance(child, ast.stmt)]
+            inner += [s for child in ast.iter_child_nodes(statement) for s in getattr(child, "body", ())]
+            yield from _module_level([s for s in inner if isinstance(s, ast.stmt)])
+
+
+def _assigned(statement: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
+    if isinstance(statement, ast.Assign):
+        for target in statement.targets:
+            if isinstance(target, ast.Name):
+                yield target.id, statement.value
+    elif isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name) and statement.value:
+        yield statement.target.id, statement.value
+
+
+def _mutable(value: ast.expr) -> bool:
+    if isinstance(value, ast.Call):
+        return dotted(value.func).rpartition(".")[2] in MUTABLE_CALLS
+    return isinstance(value, ast.List | ast.Dict | ast.Set | ast.ListComp | ast.DictComp | ast.SetComp)
+
+
+def _changes(tree: ast.Module) -> Iterator[tuple[ast.AST, str]]:
+    """(node, name) of every change of the value behind a plain name."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr=attr)) if attr in MUTATORS:
+                yield node, name
+            case ast.Subscript(value=ast.Name(id=name), ctx=ast.Store() | ast.Del()):
+                yield node, name
+            case ast.AugAssign(target=ast.Name(id=name)):
+                yield node, name
+
+
+def _keyword_is(call: ast.Call, name: str, value: object) -> bool:
+    return any(
+        keyword.arg == name and isinstance(keyword.value, ast.Constant) and keyword.value.value is value
+        for keyword in call.keywords
+    )
+
+
+def _unbounded(decorator: ast.expr) -> bool:
+    name = dotted(decorator.func if isinstance(decorator, ast.Call) else decorator).rpartition(".")[2]
+    if name == "cache":
+        return True
+    if name != "lru_cache" or not isinstance(decorator, ast.Call):
+        return False
+    sizes = [*decorator.args[:1], *(k.value for k in decorator.keywords if k.arg == "maxsize")]
+    return any(isinstance(size, ast.Constant) and size.value is None for size in sizes)
+
+
+def _broad(node: ast.expr) -> bool:
+    types = node.elts if isinstance(node, ast.Tuple) else [node]
+    return any(dotted(kind).rpartition(".")[2] in {"Exception", "BaseException"} for kind in types)
+
+
+def _does_nothing(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Pass | ast.Continue) or (
+        isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+    )

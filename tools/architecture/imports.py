@@ -1,0 +1,247 @@
+"""Who may import whom."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from tools.architecture.source import Import, Module, Rule, Violation
+
+# Bottom first: a module of core imports from its own layer and the ones before it.
+LAYERS = (
+    ("types", "errors", "env", "log"),
+    ("config", "checkpoint"),
+    ("interfaces",),
+    ("plugin",),
+    ("wire",),
+    ("engine",),
+    ("runner",),
+    ("assembly",),
+    ("client",),
+    ("frontend",),
+    ("api",),
+    ("launch",),
+    ("llm",),
+    ("", "__main__"),  # the package itself, which lends its public names lazily
+)
+NO_TORCH = frozenset(
+    {"types", "errors", "env", "log", "config", "checkpoint", "plugin", "wire", "engine", "client", "frontend", "api"}
+    | {"launch", "llm"}
+)
+TORCH = ("torch", "torchvision", "torchaudio", "triton", "safetensors.torch")
+# The engine is a function of what it is given.
+NOT_IN_ENGINE = ("time", "datetime", "random", "secrets", "socket", "zmq", "asyncio", "subprocess", "numpy")
+ONLY_IN: Mapping[str, str] = {"pluggy": "core/ferrule/plugin/hooks.py"}
+# Import packages that stand on the core.
+_BESIDE = ("ferrule_plugins", "ferrule_nn", "ferrule_parsing", "ferrule_contrib", "ferrule_testkit", "tools")
+HTTP_CLIENTS = ("requests", "httpx", "aiohttp", "urllib.request", "urllib3")
+
+
+def layer_order(modules: Sequence[Module]) -> list[Violation]:
+    """A module of core imports no later layer, not for type hints and not inside functions either."""
+    known = {module.name for module in modules}
+    found = []
+    for module in modules:
+        if not module.core:
+            continue
+        own = _layer(module.name)
+        for target, imported in _targets(module, known):
+            if target.partition(".")[0] != "ferrule" or _only_version(target, imported, known):
+                continue
+            other = _layer(target)
+            if other is None or own is None:
+                found.append(Violation(module.path, imported.line, f"{target} is in no layer"))
+            elif other > own:
+                found.append(Violation(module.path, imported.line, f"imports {target}, a later layer"))
+    return found
+
+
+def core_stands_alone(modules: Sequence[Module]) -> list[Violation]:
+    """Core imports no package beside it, kernels import nothing of Ferrule, and no package imports the tools."""
+    found = []
+    for module in modules:
+        if module.core:
+            banned: tuple[str, ...] = (*_BESIDE, "ferrule_kernels")
+        elif module.package == "ferrule_kernels":
+            banned = (*_BESIDE, "ferrule")
+        elif module.package != "tools":
+            banned = ("tools",)
+        else:
+            continue
+        found += _banned(module, banned, f"{module.package} must not import")
+    return found
+
+
+def no_cycles(modules: Sequence[Module]) -> list[Violation]:
+    """There is no cycle among imports of any sort. One violation per group of modules that reach each other."""
+    known = {module.name for module in modules}
+    graph = {m.name: {t for t, _ in _targets(m, known) if t in known and t != m.name} for m in modules}
+    paths = {module.name: module.path for module in modules}
+    return [
+        Violation(paths[group[0]], 1, f"import cycle: {' → '.join([*_round_trip(graph, group), ''])}…")
+        for group in _components(graph)
+        if len(group) > 1
+    ]
+
+
+def no_torch(modules: Sequence[Module]) -> list[Violation]:
+    """Layers without torch do not name it at all; interfaces name it for type hints only."""
+    found = []
+    for module in modules:
+        if not module.core:
+            continue
+        part = module.name.partition(".")[2].partition(".")[0]
+        for imported in module.imports:
+            banned = part in NO_TORCH or (part == "interfaces" and imported.when != "typing")
+            if banned and _is(imported, TORCH):
+                found.append(Violation(module.path, imported.line, f"imports {imported.target} in {part}"))
+    return found
+
+
+def no_torch_on_import(modules: Sequence[Module]) -> list[Violation]:
+    """Importing a module of those layers does not import torch through others."""
+    known = {module.name: module for module in modules}
+    edges = {m.name: [(t, i) for t, i in _targets(m, set(known)) if i.when == "import"] for m in modules}
+    heavy = {m.name for m in modules if any(i.when == "import" and _is(i, TORCH) for i in m.imports)}
+    found = []
+    for module in modules:
+        part = module.name.partition(".")[2].partition(".")[0]
+        if not module.core or part not in NO_TORCH | {"interfaces"}:
+            continue
+        for target, imported in edges[module.name]:
+            chain = _path_to(target, heavy, edges)
+            if chain:
+                found.append(Violation(module.path, imported.line, f"imports torch through {' → '.join(chain)}"))
+    return found
+
+
+def engine_is_pure(modules: Sequence[Module]) -> list[Violation]:
+    """The engine takes clock, randomness and sockets as arguments."""
+    return [
+        violation
+        for module in modules
+        if module.name.startswith("ferrule.engine")
+        for violation in _banned(module, NOT_IN_ENGINE, "the engine must not import")
+    ]
+
+
+def one_place_each(modules: Sequence[Module]) -> list[Violation]:
+    """Some libraries have one user."""
+    return [
+        violation
+        for module in modules
+        for library, path in ONLY_IN.items()
+        if module.path != path
+        for violation in _banned(module, (library,), f"only {path} imports")
+    ]
+
+
+def no_http_client_in_core(modules: Sequence[Module]) -> list[Violation]:
+    """Core fetches nothing by itself; downloads go through huggingface_hub."""
+    return [v for m in modules if m.core for v in _banned(m, HTTP_CLIENTS, "core must not import")]
+
+
+IMPORT_RULES: dict[str, Rule] = {
+    "layer-order": layer_order,
+    "core-stands-alone": core_stands_alone,
+    "no-cycles": no_cycles,
+    "no-torch": no_torch,
+    "no-torch-on-import": no_torch_on_import,
+    "engine-is-pure": engine_is_pure,
+    "one-place-each": one_place_each,
+    "no-http-client-in-core": no_http_client_in_core,
+}
+
+
+# ---------------------------------------------------------------------------------------------- parts
+
+
+def _layer(name: str) -> int | None:
+    part = name.partition(".")[2].partition(".")[0]
+    return next((index for index, layer in enumerate(LAYERS) if part in layer), None)
+
+
+def _only_version(target: str, imported: Import, known: set[str]) -> bool:
+    """``from ferrule import __version__, log``: of the package itself it takes its version alone."""
+    return target == "ferrule" and all(n == "__version__" or f"ferrule.{n}" in known for n in imported.names or ("",))
+
+
+def _targets(module: Module, known: set[str]) -> Iterator[tuple[str, Import]]:
+    """Modules that an import reaches: of ``from a import b``, a.b where that is a module, else a."""
+    for imported in module.imports:
+        inner = [f"{imported.target}.{name}" for name in imported.names if f"{imported.target}.{name}" in known]
+        for target in inner:
+            yield target, imported
+        if not imported.names or len(inner) < len(imported.names):
+            yield imported.target, imported
+
+
+def _is(imported: Import, libraries: Sequence[str]) -> bool:
+    reached = [imported.target, *(f"{imported.target}.{name}" for name in imported.names)]
+    return any(name == lib or name.startswith(lib + ".") for name in reached for lib in libraries)
+
+
+def _banned(module: Module, libraries: Sequence[str], sentence: str) -> list[Violation]:
+    return [
+        Violation(module.path, imported.line, f"{sentence} {imported.target}")
+        for imported in module.imports
+        if _is(imported, libraries)
+    ]
+
+
+def _path_to(start: str, goals: set[str], edges: Mapping[str, list[tuple[str, Import]]]) -> list[str]:
+    """A chain of import-time imports from `start` to one of `goals`, or an empty list."""
+    chains, seen = [[start]], {start}
+    for chain in chains:
+        if chain[-1] in goals:
+            return chain
+        for target, _ in edges.get(chain[-1], ()):
+            if target not in seen:
+                seen.add(target)
+                chains.append([*chain, target])
+    return []
+
+
+def _components(graph: Mapping[str, set[str]]) -> list[list[str]]:
+    """Strongly connected components (Tarjan 1972), written with a stack of its own."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    groups: list[list[str]] = []
+    for root in graph:
+        work = [(root, iter(sorted(graph[root])))] if root not in index else []
+        if work:
+            index[root] = low[root] = len(index)
+            stack.append(root)
+        while work:
+            node, targets = work[-1]
+            target = next(targets, None)
+            if target is None:
+                work.pop()
+                if work:
+                    low[work[-1][0]] = min(low[work[-1][0]], low[node])
+                if low[node] == index[node]:
+                    at = stack.index(node)
+                    groups.append(sorted(stack[at:]))
+                    del stack[at:]
+            elif target not in index:
+                index[target] = low[target] = len(index)
+                stack.append(target)
+                work.append((target, iter(sorted(graph[target]))))
+            elif target in stack:
+                low[node] = min(low[node], index[target])
+    return groups
+
+
+def _round_trip(graph: Mapping[str, set[str]], group: list[str]) -> list[str]:
+    """A shortest cycle through the first module of the group."""
+    first = group[0]
+    chains = [[first]]
+    seen: set[str] = set()
+    for chain in chains:
+        for target in sorted(graph[chain[-1]] & set(group)):
+            if target == first:
+                return [*chain, first]
+            if target not in seen:
+                seen.add(target)
+                chains.append([*chain, target])
+    return [first]

@@ -1,0 +1,155 @@
+"""How long things may be. Kernels are exempt as a whole, tables by name."""
+
+from __future__ import annotations
+
+import ast
+import io
+import tokenize
+from collections.abc import Sequence
+from types import MappingProxyType
+
+from tools.architecture.source import Module, Rule, Violation, functions
+
+MAX_FUNCTION = 60  # lines, from `def` to the end
+MAX_FILE = 450
+MAX_CLASS = 250
+MAX_PARAMETERS = 7  # without self and cls
+
+# Lines of code without blank lines, comments and docstrings. What must be read to understand serving stays small
+# together; every other layer has room for today's content and a third. A budget shows a good shape: when one is met,
+# look for the room that is missing, and raise it with a reason rather than bend code to fit.
+SERVING = ("types", "interfaces", "plugin", "engine", "runner", "assembly")
+MAX_SERVING = 6_500
+BUDGETS = MappingProxyType(
+    {
+        "ferrule.errors": 120,
+        "ferrule.env": 250,
+        "ferrule.log": 220,
+        "ferrule.config": 1_800,
+        "ferrule.checkpoint": 270,
+        "ferrule.wire": 300,
+        "ferrule.client": 400,
+        "ferrule.frontend": 3_100,
+        "ferrule.api": 1_800,
+        "ferrule.launch": 800,
+        "ferrule.llm": 450,
+        "ferrule_nn": 1_400,
+        "ferrule_parsing": 620,
+    }
+)
+
+# Files that are tables, not code.
+TABLES = frozenset({"core/ferrule/config/sections.py"})
+
+
+def function_length(modules: Sequence[Module]) -> list[Violation]:
+    return [
+        module.violation(function, f"{function.name} has {_lines(function)} lines, more than {MAX_FUNCTION}")
+        for module in _measured(modules)
+        for function in functions(module)
+        if _lines(function) > MAX_FUNCTION
+    ]
+
+
+def class_length(modules: Sequence[Module]) -> list[Violation]:
+    return [
+        module.violation(node, f"{node.name} has {_lines(node)} lines, more than {MAX_CLASS}")
+        for module in _measured(modules)
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.ClassDef) and _lines(node) > MAX_CLASS
+    ]
+
+
+def file_length(modules: Sequence[Module]) -> list[Violation]:
+    return [
+        Violation(module.path, count, f"the file has {count} lines, more than {MAX_FILE}")
+        for module in _measured(modules)
+        if (count := len(module.text.splitlines())) > MAX_FILE
+    ]
+
+
+def parameters(modules: Sequence[Module]) -> list[Violation]:
+    return [
+        module.violation(function, f"{function.name} has {count} parameters, more than {MAX_PARAMETERS}")
+        for module in _measured(modules)
+        for function in functions(module)
+        if (count := _parameters(function)) > MAX_PARAMETERS
+    ]
+
+
+def budgets(modules: Sequence[Module]) -> list[Violation]:
+    """Each layer of core, and each package beside it, keeps its budget."""
+    sizes = sizes_of_parts(modules)
+    found = [
+        Violation(f"core/{name.replace('.', '/')}", 1, f"{size} lines of code, more than its budget of {BUDGETS[name]}")
+        for name, size in sizes.items()
+        if size > BUDGETS.get(name, size)
+    ]
+    serving = sum(sizes.get(f"ferrule.{layer}", 0) for layer in SERVING)
+    if serving > MAX_SERVING:
+        layers = ", ".join(SERVING)
+        found.append(Violation("core/ferrule", 1, f"{layers} have {serving} lines together, more than {MAX_SERVING}"))
+    return found
+
+
+def sizes_of_parts(modules: Sequence[Module]) -> dict[str, int]:
+    """Lines of code by layer of core ("ferrule.engine") and by package beside it ("ferrule_nn")."""
+    sizes: dict[str, int] = {}
+    for module in modules:
+        part = ".".join(module.name.split(".")[: 2 if module.core else 1])
+        sizes[part] = sizes.get(part, 0) + code_lines(module)
+    return sizes
+
+
+def has_docstring(modules: Sequence[Module]) -> list[Violation]:
+    return [
+        Violation(module.path, 1, "the module has no docstring")
+        for module in modules
+        if not ast.get_docstring(module.tree)
+    ]
+
+
+SHAPE_RULES: dict[str, Rule] = {
+    "function-length": function_length,
+    "class-length": class_length,
+    "file-length": file_length,
+    "parameters": parameters,
+    "budgets": budgets,
+    "module-docstring": has_docstring,
+}
+
+
+def code_lines(module: Module) -> int:
+    """Lines that hold code: no blank lines, comments and docstrings."""
+    silent = {
+        tokenize.COMMENT,
+        tokenize.NL,
+        tokenize.NEWLINE,
+        tokenize.INDENT,
+        tokenize.DEDENT,
+        tokenize.ENDMARKER,
+        tokenize.ENCODING,
+    }
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(module.text).readline):
+        if token.type not in silent:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Constant) and id(node) in module.docstrings:
+            lines.difference_update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return len(lines)
+
+
+def _measured(modules: Sequence[Module]) -> list[Module]:
+    return [m for m in modules if m.package != "ferrule_kernels" and m.path not in TABLES]
+
+
+def _lines(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> int:
+    return (node.end_lineno or node.lineno) - node.lineno + 1
+
+
+def _parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    args = function.args
+    names = [arg.arg for arg in (*args.posonlyargs, *args.args)]
+    implicit = 1 if names[:1] in (["self"], ["cls"]) else 0
+    return len(names) - implicit + len(args.kwonlyargs)

@@ -1,0 +1,1 @@
+"""Benchmarks of single parts: the runner, products, kernels, the engine's host work, a GPU."""

@@ -1,0 +1,192 @@
+"""The plugin contract as text: every name, signature and promise that a plugin's author sees.
+
+``python -m tools.contract`` prints it. ``--write SNAPSHOT CHANGES`` renews the snapshot that tests/contracts
+compares, if the page CHANGES has a new entry about it, and, once the version is released, if no plugin breaks by it.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import importlib
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+
+import ferrule
+from ferrule.plugin import CONTRACT, KINDS
+
+# Whole modules: what crosses between core and plugins. Of the others, the public names.
+_WHOLE = ("ferrule.types", "ferrule.errors")
+_PARTS = ("ferrule_nn", "ferrule_parsing")  # classes to derive from: with signatures and promises
+_NAMES = ("ferrule", "ferrule.config", "ferrule.log", "ferrule_testkit.kits")
+_PROMISE = "| "
+
+
+def contract() -> str:
+    """One line per thing that a change could break. Lines of promises begin with a bar: docstrings, and the comments
+    behind fields and parameters, which say units and shapes."""
+    folder = Path(ferrule.__file__).parent / "interfaces"
+    interfaces = [f"ferrule.interfaces.{file.stem}" for file in sorted(folder.glob("[a-z]*.py"))]
+    lines = [f"contract {CONTRACT}", ""]
+    lines += [f"{kind.group} = {kind.base}" for kind in KINDS.values()]
+    for name in (*_WHOLE, "ferrule.interfaces", *interfaces):
+        lines += ["", f"module {name}", *describe(_source(importlib.import_module(name)))]
+    for name in _PARTS:
+        lines += ["", f"names of {name}", *_parts(importlib.import_module(name))]
+    for name in _NAMES:
+        module = importlib.import_module(name)
+        names = getattr(module, "__all__", None) or [n for n in vars(module) if n in ("Log",)]
+        lines += ["", f"names of {name}", *sorted(names)]
+    return "\n".join(lines) + "\n"
+
+
+def describe(source: str) -> Iterator[str]:
+    """Public classes, functions and names of one module's source, and what is promised of them."""
+    lines = source.splitlines()
+    tree = ast.parse(source)
+    yield from _promise(tree, "")
+    for node in tree.body:
+        yield from _described(node, "", lines)
+
+
+def breaking(old: str, new: str) -> list[str]:
+    """What of a change from `old` to `new` breaks plugins: any line that is gone or has changed, a new thing that a
+    plugin must define. Promises may get other words; whether they still promise the same is for people to say."""
+    found = []
+    for line in difflib.ndiff(_signatures(old), _signatures(new)):
+        if line.startswith("- ") or (line.startswith("+ ") and "@abstractmethod" in line):
+            found.append(line)
+    return found
+
+
+def recorded(page: str, version: int) -> tuple[bool, int]:
+    """(released, entries) that the page of changes has for a version. Raises ValueError when it has no such heading."""
+    heading = re.search(rf"^## Version {version}\b(.*)$", page, re.MULTILINE)
+    if heading is None:
+        raise ValueError(f"there is no heading '## Version {version}' in the page of changes")
+    section = page[heading.end() :].partition("\n## ")[0]
+    return "not released" not in heading[1], len(re.findall(r"^- ", section, re.MULTILINE))
+
+
+def snapshot(page: str) -> str:
+    """What the file of the snapshot holds: how many entries the page of changes has, and the contract."""
+    return f"entries in plugin-api-changes.md: {recorded(page, CONTRACT)[1]}\n{contract()}"
+
+
+def refusal(old: str, new: str, page: str) -> str | None:
+    """Why a snapshot may not be renewed, or None."""
+    released, _ = recorded(page, CONTRACT)
+    broken = breaking(old, new)
+    if released and broken:
+        return "Version {} is released, and plugins that were written for it would break:\n{}".format(
+            CONTRACT, "\n".join(broken)
+        )
+    if _entries(new) <= _entries(old):
+        return f"Say first, in an entry of plugin-api-changes.md under version {CONTRACT}, what changes for whom."
+    return None
+
+
+# ---------------------------------------------------------------------------------------------- parts
+
+
+def _described(node: ast.stmt, indent: str, lines: Sequence[str]) -> Iterator[str]:
+    deeper = indent + "    "
+    match node:
+        case ast.ClassDef() if _public(node.name):
+            head = [ast.unparse(base) for base in node.bases] + [ast.unparse(word) for word in node.keywords]
+            yield from (f"{indent}@{ast.unparse(decorator)}" for decorator in node.decorator_list)
+            yield f"{indent}class {node.name}({', '.join(head)})"
+            yield from _promise(node, deeper)
+            for child in node.body:
+                yield from _described(child, deeper, lines)
+        case ast.FunctionDef() | ast.AsyncFunctionDef() if _public(node.name) or node.name == "__init__":
+            yield from (f"{indent}@{ast.unparse(decorator)}" for decorator in node.decorator_list)
+            word = "async def" if isinstance(node, ast.AsyncFunctionDef) else "def"
+            returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
+            yield f"{indent}{word} {node.name}({ast.unparse(node.args)}){returns}"
+            for argument in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs):
+                yield from _comment(argument, deeper, lines, f"{argument.arg}: ")
+            yield from _promise(node, deeper)
+        case ast.AnnAssign(target=ast.Name(id=name)) | ast.Assign(targets=[ast.Name(id=name)]) if _public(name):
+            yield f"{indent}{ast.unparse(node)}"
+            yield from _comment(node, deeper, lines)
+
+
+def _promise(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef, indent: str) -> Iterator[str]:
+    for line in (ast.get_docstring(node) or "").splitlines():
+        yield f"{indent}{_PROMISE}{line}".rstrip()
+
+
+def _comment(node: ast.stmt | ast.arg, indent: str, lines: Sequence[str], prefix: str = "") -> Iterator[str]:
+    """The comment behind a field or a parameter."""
+    rest = lines[(node.end_lineno or 1) - 1].encode()[node.end_col_offset or 0 :].decode()
+    before, hash_sign, text = rest.partition("#")
+    if hash_sign and before.strip() in {"", ",", ")", "):"}:
+        yield f"{indent}{_PROMISE}{prefix}{text.strip()}"
+
+
+def _parts(module: ModuleType) -> Iterator[str]:
+    """What a package names in `__all__`, as the package's modules define it."""
+    wanted = set(module.__all__)
+    for file in sorted(Path(module.__file__ or "").parent.glob("*.py")):
+        source = file.read_text(encoding="utf-8")
+        for node in ast.parse(source).body:
+            target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+            if getattr(node, "name", getattr(target, "id", None)) in wanted:
+                yield from _described(node, "", source.splitlines())
+
+
+def _source(module: ModuleType) -> str:
+    return Path(module.__file__ or "").read_text(encoding="utf-8")
+
+
+def _signatures(text: str) -> list[str]:
+    """Lines without promises, each with the names that it stands under, so that equal lines are told apart."""
+    found: list[str] = []
+    scope: list[str] = []
+    for line in text.splitlines():
+        plain = line.strip()
+        if not plain or plain.startswith((_PROMISE.strip(), "entries in ")):
+            continue
+        if header := re.match(r"(?:module|names of) ([\w.]+)", line):
+            scope = [header[1]]
+        else:
+            del scope[1 + (len(line) - len(plain)) // 4 :]
+        found.append(f"{'.'.join(scope)}: {plain}")
+        if named := re.match(r"(?:class|def|async def) (\w+)", plain):
+            scope.append(named[1])
+    return found
+
+
+def _entries(text: str) -> int:
+    number = re.match(r"entries in [\w.-]+: (\d+)$", text.partition("\n")[0])
+    return int(number[1]) if number else -1
+
+
+def _public(name: str) -> bool:
+    return not name.startswith("_")
+
+
+def main(argv: Sequence[str]) -> int:
+    match list(argv):
+        case []:
+            print(contract(), end="")
+        case ["--write", file, changes]:
+            page, target = Path(changes).read_text(encoding="utf-8"), Path(file)
+            new = snapshot(page)
+            why = refusal(target.read_text(encoding="utf-8"), new, page) if target.exists() else None
+            if why is not None:
+                print(why, file=sys.stderr)
+                return 1
+            target.write_text(new, encoding="utf-8")
+        case _:
+            print("usage: python -m tools.contract [--write SNAPSHOT CHANGES]", file=sys.stderr)
+            return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,131 @@
+"""The reference page of options and variables: `python -m tools.pages.cli > docs/reference/cli.md`."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator
+
+from ferrule.config.schema import Schema, Spec
+from ferrule.env import INERT, LACKING, OPTIONS, VARIABLES, variable
+from ferrule_plugins.command.help import default_text, fate, groups, metavar, spelling, summaries
+from ferrule_plugins.command.serve import sections
+
+_HEAD = """# Options
+
+Generated from `ferrule.config` by `python -m tools.pages.cli`; change the option there.
+
+These are the options of `ferrule serve`. Each can stand in a `--config` file under its name without the leading
+dashes, in the environment as `FERRULE_` and its name in capitals, and those without the mark *server* are keyword
+arguments of `LLM` under their name with underscores. How values are written, and which of several wins, is told in
+[Configuration](../configuration.md)."""
+
+
+_BUILDS = (
+    *("CMAKE_BUILD_TYPE", "MAX_JOBS", "NVCC_THREADS", "VERBOSE", "VLLM_USE_PRECOMPILED"),
+    "VLLM_TEST_USE_PRECOMPILED_NIGHTLY_WHEEL",
+)
+_SYSTEM = (
+    *("CUDA_HOME", "CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH", "LOCAL_RANK", "S3_ACCESS_KEY_ID", "S3_ENDPOINT_URL"),
+    *("S3_SECRET_ACCESS_KEY", "Q_SCALE_CONSTANT", "K_SCALE_CONSTANT", "V_SCALE_CONSTANT"),
+)
+
+
+def page() -> str:
+    """The page as Markdown."""
+    return "\n".join(_lines()) + "\n"
+
+
+def _lines() -> Iterator[str]:
+    schema = Schema(sections())
+    about = summaries(schema)
+    yield _HEAD
+    yield from _classes(schema)
+    for name, specs in groups(schema).items():
+        yield f"\n## {name}\n\n{about[name]}"
+        for spec in specs:
+            yield from _option(spec)
+    yield from _environment()
+
+
+def _classes(schema: Schema) -> Iterator[str]:
+    counts = Counter(spec.option.standing for spec in schema.specs)
+    yield f"""
+## Classes
+
+| class | options | what it means |
+|---|--:|---|
+| works | {counts["works"]} | it does what its entry says |
+| without effect | {counts["without effect"]} | it is understood; a notice at the start says why it changes nothing |
+| replaced | {counts["replaced"]} | its value goes to its successor, and a notice names that |
+| lacking | {counts["lacking"]} | the build lacks the feature: any value but the accepted ones stops the start |
+
+| option | group | class | what it means |
+|---|---|---|---|"""
+    for spec in schema.specs:
+        link = f"[`{spec.flag}`](#{spec.flag[1:]})"  # the anchor that Python-Markdown makes of the heading
+        yield f"| {link} | {spec.group} | {spec.option.standing} | {_escaped(fate(spec) or spec.option.doc)} |"
+
+
+def _environment() -> Iterator[str]:
+    yield """
+## Environment
+
+Each option has a variable: `FERRULE_MAX_NUM_SEQS=8` is `--max-num-seqs 8`; the values of a list are parted by spaces.
+The variables below are no options, or have a name of their own; each is also read under its `VLLM_` name, when the one
+of Ferrule is not set."""
+    for entry in VARIABLES:
+        yield f"\n### {variable(entry.field)}\n\n{entry.doc} Expected: {entry.expects}."
+    yield "\n### Variables of vLLM\n\n| variable | class | what it means |\n|---|---|---|"
+    for name, option in OPTIONS.items():
+        yield f"| `{name}` | replaced | the same as `FERRULE_{option.upper()}`, `--{option.replace('_', '-')}` |"
+    for names, (feature, kind) in LACKING.items():
+        for name, default in _rows(names):
+            yield f"| `{name}` | lacking | this build has no {feature} (plugin kind {kind}); accepted: `{default}` |"
+    for why, names in INERT.items():
+        for name, default in _rows(names):
+            said = "never a notice" if default == "*" else f"default `{default}`" if default else "not set by default"
+            yield f"| `{name}` | without effect | {why}; {said} |"
+    yield f"""
+Not read at all: `VLLM_HOST_IP` and `VLLM_PORT`, which are addresses between nodes there and set by accident in
+orchestrators; {", ".join(map(_code, _BUILDS))}, which are for building; {", ".join(map(_code, _SYSTEM))},
+which drivers and libraries read themselves."""
+
+
+def _rows(names: str) -> Iterator[tuple[str, str]]:
+    for row in names.split():
+        name, _, default = row.partition("=")
+        yield f"VLLM_{name}", default
+
+
+def _code(text: str) -> str:
+    return f"`{text}`"
+
+
+def _option(spec: Spec) -> Iterator[str]:
+    option = spec.option
+    yield f"\n### {spec.flag}\n\n{_escaped(' '.join(filter(None, (option.doc, fate(spec)))))}\n"
+    yield f"    {spelling(spec)}{metavar(spec)}"
+    facts = {
+        "Default": default_text(spec),
+        "One of": ", ".join(map(str, option.choices)),
+        "Must be": spec.limits,
+        "Names a plugin of kind": option.kind,
+        "Environment": variable(option.env) if option.env else "",
+        "Also key by key": f"{spec.flag}.KEY VALUE" if spec.base is dict else "",
+    }
+    marks = {"May be given more than once.": option.append, "*server*": option.server}
+    rows = [f"- {name}: `{value}`" for name, value in facts.items() if value]
+    rows += [f"- {mark}" for mark, holds in marks.items() if holds]
+    if rows:
+        yield ""
+        yield from rows
+
+
+def _escaped(text: str) -> str:
+    """Text whose stars, bars and angle brackets are not markup."""
+    return "".join("\\" + c if c in "*_<>|" else c for c in text)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())

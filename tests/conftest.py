@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import os
 import random
+import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -16,7 +19,10 @@ from hypothesis import HealthCheck, settings
 from ferrule.config import PluginConfig
 from ferrule.env import Environment
 from ferrule.plugin import PluginSet, discover
+from ferrule_kernels.cpu import library
+from ferrule_testkit.checkpoints import tiny_checkpoint
 from ferrule_testkit.wheels import Distribution, install
+from tests.shared import once
 
 if not (list(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/dxg").exists()):  # no GPU
     os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton, which reads it then, once
@@ -29,6 +35,31 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("same")
+
+
+class FileTimes:
+    """Adds up what each test file takes, fixtures included, and prints the longest ones at the end of a run."""
+
+    SHOWN = 25
+
+    def __init__(self) -> None:
+        self._seconds: Counter[str] = Counter()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._seconds[report.nodeid.partition("::")[0]] += report.duration
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if terminalreporter.config.get_verbosity() < 0 and len(self._seconds) < 2:
+            return
+        total = sum(self._seconds.values())
+        terminalreporter.section(f"the {self.SHOWN} longest of {len(self._seconds)} test files, {total:.0f} s in all")
+        for file, seconds in self._seconds.most_common(self.SHOWN):
+            terminalreporter.write_line(f"{seconds:7.1f} s  {file}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # the process that gathers what the others report
+        config.pluginmanager.register(FileTimes(), "file-times")
 
 
 class Site:
@@ -80,3 +111,20 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     for name in set(sys.modules) - before:
         if str(folder) in (getattr(sys.modules[name], "__file__", None) or ""):
             del sys.modules[name]
+
+
+@pytest.fixture(scope="session")
+def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Llama checkpoint with a tokenizer and a chat template; 256 positions. Nobody writes to it."""
+    return once(tmp_path_factory, "llama", lambda folder: tiny_checkpoint("llama", folder))
+
+
+@pytest.fixture(scope="session")
+def emulated_kernels(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """The CPU kernels for this processor, with tile registers emulated in plain C++."""
+    if shutil.which("g++") is None:
+        pytest.skip("there is no compiler")
+    sources = sorted(str(source) for source in Path(library.__file__).parent.glob("*.cpp"))
+    command = ["g++", *library.FLAGS, "-march=native", "-DFERRULE_EMULATE_TILES", "-shared", *sources, "-o"]
+    built = once(tmp_path_factory, "kernels.so", lambda path: subprocess.run([*command, str(path)], check=True))
+    return ctypes.CDLL(str(built))

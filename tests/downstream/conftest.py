@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from ferrule_testkit.checkpoints import tiny_checkpoint
 from ferrule_testkit.wheels import install_project
 
 HERE = Path(__file__).parent
@@ -52,9 +51,3 @@ def on_path(installed: Installed, monkeypatch: pytest.MonkeyPatch) -> Iterator[C
     for module in set(sys.modules) - before:
         if module.partition(".")[0] in names:
             del sys.modules[module]
-
-
-@pytest.fixture(scope="session")
-def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random Llama checkpoint with a tokenizer and a chat template; 256 positions."""
-    return tiny_checkpoint("llama", tmp_path_factory.mktemp("checkpoints") / "llama")

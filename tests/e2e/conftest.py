@@ -9,7 +9,6 @@ import openai
 import pytest
 
 from ferrule_testkit import server as servers
-from ferrule_testkit.checkpoints import tiny_checkpoint
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -19,12 +18,6 @@ def _patience() -> Iterator[None]:
         for name, value in servers.LIMITS.items():
             patch.setenv(name, value)
         yield
-
-
-@pytest.fixture(scope="session")
-def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random Llama checkpoint with a tokenizer and a chat template; 256 positions."""
-    return tiny_checkpoint("llama", tmp_path_factory.mktemp("checkpoints") / "llama")
 
 
 @pytest.fixture(scope="module")

@@ -32,16 +32,11 @@ def _use(loaded: ctypes.CDLL, patch: pytest.MonkeyPatch) -> None:
     dense._kernels.cache_clear()
 
 
-@pytest.fixture(scope="module")
-def emulated(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    return _compiled(tmp_path_factory.mktemp("tiles") / "tiles.so", "-march=native", "-DFERRULE_EMULATE_TILES")
-
-
 @pytest.fixture(params=["installed", "emulated tiles"])
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The library that is installed, then one whose tile registers are emulated."""
     if request.param != "installed":
-        _use(request.getfixturevalue("emulated"), monkeypatch)
+        _use(request.getfixturevalue("emulated_kernels"), monkeypatch)
     elif dense.unit() is None:
         pytest.skip("there are no compiled kernels here")
     yield
@@ -141,9 +136,9 @@ def test_other_types() -> None:
         DenseMatrix(torch.randn(3, 3))
 
 
-def test_emulated_tiles_pass_the_check_that_real_ones_must(emulated: ctypes.CDLL) -> None:
-    assert emulated.ferrule_dense_unit() == 3
-    assert emulated.ferrule_check_tiles() == 0
+def test_emulated_tiles_pass_the_check_that_real_ones_must(emulated_kernels: ctypes.CDLL) -> None:
+    assert emulated_kernels.ferrule_dense_unit() == 3
+    assert emulated_kernels.ferrule_check_tiles() == 0
 
 
 def test_tiles_that_multiply_wrong_fail_it(tmp_path: Path) -> None:

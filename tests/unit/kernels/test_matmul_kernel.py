@@ -182,29 +182,21 @@ def test_a_group_whose_sums_do_not_fit_is_refused() -> None:
     assert packed.multiply(torch.full((1, 65536), -1.0))[0, 0].item() == pytest.approx(-65536, rel=0.01)
 
 
-@pytest.fixture(scope="module")
-def emulated(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """The kernel with tile registers in plain C++, and the vectors of processors that have both."""
-    march = "native" if "avx512_vnni" in library.features() else "x86-64"
-    target = tmp_path_factory.mktemp("tiles") / "tiles.so"
-    flags = (*library.FLAGS, f"-march={march}", "-DFERRULE_EMULATE_TILES")
-    subprocess.run(["g++", *flags, "-shared", *SOURCES, "-o", str(target)], check=True)
-    return ctypes.CDLL(str(target))
-
-
 @compiled
 @pytest.mark.skipif(shutil.which("g++") is None, reason="there is no compiler")
 @pytest.mark.parametrize(
     "form", [Form(8), Form(8, digits=2), Form(8, 64), Form(8, 128, digits=2), Form(8, 40), Form(4, 32)]
 )
-def test_tile_registers_compute_the_same(form: Form, emulated: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tile_registers_compute_the_same(
+    form: Form, emulated_kernels: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """To the bit where products and sums of floats are rounded together (FMA): sums of a group are of integers."""
     allowed = 0.0 if "avx512_vnni" in library.features() else 1e-5
     for n, k in ((1, 1), (16, 64), (33, 72), (130, 200), (64, 256)):
         weight, bias = _made(form, n, k)
         vectors = PackedMatrix(weight, form, bias, Workspace())
         with monkeypatch.context() as patch:
-            patch.setattr(matmul, "_kernels", _functions(emulated))
+            patch.setattr(matmul, "_kernels", _functions(emulated_kernels))
             tiles = PackedMatrix(weight, form, bias, Workspace())
         for m in (1, 4, 5, 8, 9, 16, 17, 25, 32, 33, 70, 250):
             x = torch.randn(m, k, generator=torch.Generator().manual_seed(m))

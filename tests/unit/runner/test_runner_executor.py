@@ -19,7 +19,7 @@ from ferrule.interfaces.plugins import Plugins
 from ferrule.plugin import discover
 from ferrule.types import Admit, Chunk, Embeds, ModelInfo, StepPlan, TokenSampling
 from ferrule_plugins.executor.uni import UniExecutor
-from ferrule_testkit.checkpoints import tiny_checkpoint, tiny_config, tiny_model
+from ferrule_testkit.checkpoints import tiny_config, tiny_model
 
 ENV = Environment(cpu_kvcache_space=0.01, cpu_omp_threads_bind="auto")
 GREEDY = TokenSampling(seed=0, max_tokens=8, temperature=0.0)
@@ -30,9 +30,9 @@ def plugins() -> Plugins:
     return discover(PluginConfig(), ENV)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_checkpoint("llama", tmp_path_factory.mktemp("llama"))
+@pytest.fixture
+def folder(tiny_llama: Path) -> Path:
+    return tiny_llama
 
 
 @pytest.fixture(autouse=True)

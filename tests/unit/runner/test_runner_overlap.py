@@ -37,7 +37,7 @@ from ferrule_plugins.executor import uni
 from ferrule_plugins.model.llama import Llama
 from ferrule_plugins.platform.cpu import CpuPlatform
 from ferrule_plugins.platform.cuda_stage import ALIGNMENT, PinnedTransfers
-from ferrule_testkit.checkpoints import tiny_checkpoint, tiny_model
+from ferrule_testkit.checkpoints import tiny_model
 from ferrule_testkit.lazy_device import NoWaiting, PagedAttention, Unread, WaitedError
 
 VOCAB, BLOCK, MAX_LEN = 64, 4, 32
@@ -284,9 +284,9 @@ def test_a_result_that_is_asked_for_after_the_end(started: Any) -> None:
         handle.result()
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_checkpoint("llama", tmp_path_factory.mktemp("llama"))
+@pytest.fixture
+def folder(tiny_llama: Path) -> Path:
+    return tiny_llama
 
 
 @pytest.mark.parametrize("depth", [1, 2])

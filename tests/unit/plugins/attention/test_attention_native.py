@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -32,21 +30,11 @@ COMPUTED = pytest.mark.parametrize(
 )
 
 
-@pytest.fixture(scope="module")
-def emulated(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    if shutil.which("g++") is None:
-        pytest.skip("there is no compiler")
-    target = tmp_path_factory.mktemp("tiles") / "tiles.so"
-    flags = (*library.FLAGS, "-march=native", "-DFERRULE_EMULATE_TILES", "-shared")
-    subprocess.run(["g++", *flags, str(SOURCE), "-o", str(target)], check=True)
-    return ctypes.CDLL(str(target))
-
-
 @pytest.fixture
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The library that is installed, or one whose tile registers are emulated."""
     if request.param != "installed":
-        loaded = request.getfixturevalue("emulated")
+        loaded = request.getfixturevalue("emulated_kernels")
         monkeypatch.setattr(library, "load", lambda: loaded)
 
 

@@ -21,7 +21,6 @@ from ferrule.plugin import discover
 from ferrule_kernels.cpu import library
 from ferrule_nn import Decoder, Head, Linear, MergedLinear, load_into, parameter
 from ferrule_plugins.quantization.integers import Int4, Int8
-from ferrule_testkit.checkpoints import tiny_checkpoint
 
 ENV = Environment(cpu_kvcache_space=0.01, cpu_omp_threads_bind="auto")
 CPU = DeviceCaps("cpu", "a processor", 1 << 30)
@@ -33,9 +32,9 @@ def plugins() -> Plugins:
     return discover(PluginConfig(), ENV)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_checkpoint("llama", tmp_path_factory.mktemp("llama"))
+@pytest.fixture
+def folder(tiny_llama: Path) -> Path:
+    return tiny_llama
 
 
 @pytest.fixture(autouse=True)

@@ -26,7 +26,6 @@ from ferrule_plugins.quantization.compressed import CompressedTensors
 from ferrule_plugins.quantization.fp8 import Fp8Method
 from ferrule_plugins.quantization.groupwise import Awq, Gptq
 from ferrule_plugins.quantization.names import chosen
-from ferrule_testkit.checkpoints import tiny_checkpoint
 from ferrule_testkit.quantized import FORMATS, quantized_checkpoint
 
 ENV = Environment(cpu_kvcache_space=0.01, cpu_omp_threads_bind="auto")
@@ -40,9 +39,9 @@ def plugins() -> Plugins:
     return discover(PluginConfig(), ENV)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_checkpoint("llama", tmp_path_factory.mktemp("llama"))
+@pytest.fixture
+def folder(tiny_llama: Path) -> Path:
+    return tiny_llama
 
 
 @pytest.fixture(autouse=True)

@@ -34,7 +34,7 @@ test: lint unit
 lint: $(INSTALLED_TEST)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy --strict core
+	$(BIN)/mypy --strict core plugins kernels contrib_models tools
 
 format: $(INSTALLED_TEST)
 	$(BIN)/ruff check --fix .

@@ -47,7 +47,7 @@ unit: $(INSTALLED_TEST)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --cov --cov-report=term:skip-covered --cov-fail-under=90
 
 test-slow: $(INSTALLED_TEST)
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow $(ARGS)
 
 docs: $(INSTALLED_DOCS)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

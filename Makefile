@@ -62,8 +62,8 @@ GPU_PYTHON_VERSION ?= 3.12
 GPU_WHEELS ?= gpu-wheels
 GPU_VENV := .venv-gpu
 GPU_BIN := $(GPU_VENV)/bin
-GPU_PACKAGES := msgspec pyzmq pluggy starlette uvicorn httptools uvloop prometheus-client jinja2 pyyaml tqdm aiohttp \
-	prompt_toolkit pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis openai httpx psutil setuptools
+GPU_PACKAGES := msgspec pyzmq pluggy fastapi pydantic starlette uvicorn httptools uvloop prometheus-client jinja2 pyyaml \
+	tqdm aiohttp prompt_toolkit pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis openai httpx psutil setuptools
 NAME ?= gpu
 OUT ?= docs/benchmarks
 

@@ -9,6 +9,9 @@
 #   make gpu-wheels                         what these two need where there is no network, as files
 #
 # PYTHON is the interpreter that .venv is made with (3.11 to 3.13). JOBS is how many tests run at once.
+# TORCH_INDEX is the package index that PyTorch comes from when .venv is made: for its CPU build
+# https://download.pytorch.org/whl/cpu, which is used where there is no NVIDIA GPU; for CUDA https://pypi.org/simple; with
+# nothing (make TORCH_INDEX= serve), where pip is configured to look.
 
 PYTHON ?= python3
 JOBS ?= 2
@@ -102,11 +105,19 @@ $(BIN)/python:
 		{ echo "Ferrule needs Python 3.11 to 3.13; say make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
+# Only torch comes from its index: everything else, and what torch requires, from where pip is configured to look.
+define install_torch
+@index=$$($(BIN)/python tools/torch_index.py) && \
+	{ test -z "$$index" || $(PIP) --no-deps --index-url "$$index" torch; }
+endef
+
 $(INSTALLED): $(MANIFEST) | $(BIN)/python
+	$(install_torch)
 	$(PIP) -e .
 	@touch $@
 
 $(INSTALLED_TEST): $(MANIFEST) | $(BIN)/python
+	$(install_torch)
 	$(PIP) -e '.[test]'
 	@touch $@ $(INSTALLED)
 

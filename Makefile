@@ -9,6 +9,9 @@
 #   make gpu-wheels                         what these two need where there is no network, as files
 #
 # PYTHON is the interpreter that .venv is made with (3.11 to 3.13). JOBS is how many tests run at once.
+# TORCH_INDEX is the package index that PyTorch comes from when .venv is made: for its CPU build
+# https://download.pytorch.org/whl/cpu, which is used where there is no NVIDIA GPU; for CUDA https://pypi.org/simple; with
+# nothing (make TORCH_INDEX= serve), where pip is configured to look.
 
 PYTHON ?= python3
 JOBS ?= 2
@@ -47,7 +50,7 @@ unit: $(INSTALLED_TEST)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --cov --cov-report=term:skip-covered --cov-fail-under=90
 
 test-slow: $(INSTALLED_TEST)
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow $(ARGS)
 
 docs: $(INSTALLED_DOCS)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
@@ -62,8 +65,8 @@ GPU_PYTHON_VERSION ?= 3.12
 GPU_WHEELS ?= gpu-wheels
 GPU_VENV := .venv-gpu
 GPU_BIN := $(GPU_VENV)/bin
-GPU_PACKAGES := msgspec pyzmq pluggy starlette uvicorn httptools uvloop prometheus-client jinja2 pyyaml tqdm aiohttp \
-	prompt_toolkit pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis openai httpx psutil setuptools
+GPU_PACKAGES := msgspec pyzmq pluggy fastapi pydantic starlette uvicorn httptools uvloop prometheus-client jinja2 pyyaml \
+	tqdm aiohttp prompt_toolkit pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis openai httpx psutil setuptools
 NAME ?= gpu
 OUT ?= docs/benchmarks
 
@@ -102,11 +105,19 @@ $(BIN)/python:
 		{ echo "Ferrule needs Python 3.11 to 3.13; say make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
+# Only torch comes from its index: everything else, and what torch requires, from where pip is configured to look.
+define install_torch
+@index=$$($(BIN)/python tools/torch_index.py) && \
+	{ test -z "$$index" || $(PIP) --no-deps --index-url "$$index" torch; }
+endef
+
 $(INSTALLED): $(MANIFEST) | $(BIN)/python
+	$(install_torch)
 	$(PIP) -e .
 	@touch $@
 
 $(INSTALLED_TEST): $(MANIFEST) | $(BIN)/python
+	$(install_torch)
 	$(PIP) -e '.[test]'
 	@touch $@ $(INSTALLED)
 

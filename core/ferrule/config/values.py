@@ -23,6 +23,7 @@ SCALES: dict[str, int] = {"": 1} | {
 }
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 _SHOWN = 80  # characters of a wrong value that an error repeats
+_MAX_DEPTH = 64  # levels of objects and lists in a JSON value
 
 Notice = Callable[[str], None]
 
@@ -162,14 +163,24 @@ def _number(raw: str | int | float) -> float:
 
 def _crosses(value: Any) -> None:
     """Refuse what no message between processes can carry. Raises ValueError."""
+    _limit_depth(value)
     try:
         msgspec.msgpack.encode(value)
     except UnicodeEncodeError:
         raise ValueError("not Unicode text") from None
     except OverflowError:
         raise ValueError("a number is too large") from None
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
+
+
+def _limit_depth(value: Any) -> None:
+    """Refuse more than `_MAX_DEPTH` levels: how deep recursion goes depends on Python's release. Raises ValueError."""
+    level = [value]
+    for _ in range(_MAX_DEPTH + 1):
+        level = [outer for outer in level if isinstance(outer, (dict, list))]
+        if not level:
+            return
+        level = [inner for outer in level for inner in (outer.values() if isinstance(outer, dict) else outer)]
+    raise ValueError("nested too deeply")
 
 
 def _checked(spec: Spec, value: Any) -> Any:

@@ -27,6 +27,18 @@ from ferrule.config import FrontendConfig
 from ferrule.errors import ConfigError
 from ferrule_testkit import server as servers
 
+KEY_USES = [
+    "digital_signature",
+    "content_commitment",
+    "key_encipherment",
+    "data_encipherment",
+    "key_agreement",
+    "key_cert_sign",
+    "crl_sign",
+    "encipher_only",
+    "decipher_only",
+]
+
 
 class Pair(NamedTuple):
     """A certificate and its key, as files."""
@@ -37,14 +49,17 @@ class Pair(NamedTuple):
 
 
 class Authority:
-    """Issues certificates for 127.0.0.1."""
+    """Issues certificates for 127.0.0.1, with the extensions of RFC 5280 that clients demand from Python 3.13 on."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.key = ec.generate_private_key(ec.SECP256R1())
         self.name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test authority")])
-        certificate = self._builder(self.name, self.key).add_extension(
-            x509.BasicConstraints(ca=True, path_length=0), critical=True
+        usage = dict.fromkeys(KEY_USES, False) | {"key_cert_sign": True, "crl_sign": True}
+        certificate = (
+            self._builder(self.name, self.key)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(x509.KeyUsage(**usage), critical=True)
         )
         self.cert = folder / "ca.pem"
         self.cert.write_bytes(certificate.sign(self.key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
@@ -59,6 +74,8 @@ class Authority:
             .serial_number(x509.random_serial_number())
             .not_valid_before(now - datetime.timedelta(days=1))
             .not_valid_after(now + datetime.timedelta(days=2))
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key()), critical=False)
         )
 
     def issue(self, name: str, passphrase: bytes | None = None) -> Pair:

@@ -308,6 +308,31 @@ def test_what_no_message_can_carry_is_refused_at_once(argv: list[str]) -> None:
     assert "is not valid" in refusal(*argv)
 
 
+def nested(levels: int) -> str:
+    return '{"a":' * levels + "1" + "}" * levels
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--hf-overrides", nested(64)],
+        ["--hf-overrides", nested(64), "--hf-overrides.b", "1", "--hf-overrides", nested(64)],
+        ["--hf-overrides", '{"a":' + "[" * 63 + "]" * 63 + "}"],
+        ["--hf-overrides." + "a." * 63 + "a", "1"],
+    ],
+)
+def test_the_deepest_nesting_that_is_allowed(argv: list[str]) -> None:
+    assert parse(["m", *argv]).config.model.hf_overrides
+
+
+@pytest.mark.parametrize("levels", [65, 1200, 5000, 100_000])  # Python's own limit is another in each release
+def test_what_is_nested_too_deeply_is_refused(levels: int) -> None:
+    deep, path = nested(levels), "--hf-overrides." + "a." * (levels - 1) + "a"
+    many = '{"a":' + "[" * (levels - 1) + "]" * (levels - 1) + "}"
+    for argv in (["--hf-overrides", deep], ["--hf-overrides", deep] * 2, ["--hf-overrides", many], [path, "1"]):
+        assert "nested too deeply" in refusal(*argv)
+
+
 _WORDS = st.one_of(
     st.sampled_from([flag for spec in Schema(config_sections()).specs for flag in spec.flags]),
     st.sampled_from(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import socket
@@ -15,14 +14,9 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-TOOL = ROOT / "tools" / "torch_index.py"
+from tools import ROOT, torch_index
 
-spec = importlib.util.spec_from_file_location("torch_index", TOOL)
-assert spec is not None
-assert spec.loader is not None
-torch_index = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(torch_index)
+TOOL = ROOT / "tools" / "torch_index.py"
 
 
 @pytest.fixture(autouse=True)

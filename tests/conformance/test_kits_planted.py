@@ -22,7 +22,7 @@ from ferrule.errors import CheckpointError, ConfigError, EngineDead
 from ferrule.interfaces.command import Command
 from ferrule.interfaces.hooks import AccessRequest, Hooks
 from ferrule.interfaces.hub import Choose, Repository
-from ferrule.interfaces.platform import Transfers
+from ferrule.interfaces.platform import Copies, Transfers
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme
 from ferrule.interfaces.router import Access, Call, Reply, Route, Router, RouterContext
 from ferrule.interfaces.sampler import LogitsProcessor, SampleBatch, Sampled
@@ -400,7 +400,7 @@ class Backwards(CpuPlatform):
     def transfers(self) -> Transfers:
         class Shuffled(Transfers):
             def fetch(self, tensors: Any) -> Any:
-                return lambda: [tensor.cpu() for tensor in reversed(tensors)]
+                return Copies([tensor.cpu() for tensor in reversed(tensors)])
 
         return Shuffled()
 

@@ -43,22 +43,22 @@ class InlineClient(DemuxClient):
 
     def _run(self, config: Config, plugins: Plugins) -> None:
         try:
-            engine = build_engine(config, plugins, self._receive, self._send)
+            engine = build_engine(config, plugins, self)
         except Exception as error:  # handed to whoever waits for the engine: wait_ready raises it
             self.startup_error = error
             self._hand_over(lambda: self.die("The engine did not start."))
             return
         try:
             self.loop = engine.loop
-            self._send(_CLIENT, Ready(engine.info, engine.num_blocks))
+            self.send(_CLIENT, Ready(engine.info, engine.num_blocks))
             engine.loop.run(self._stop.is_set)
         except Exception:
             _logger.exception("the engine loop failed")
-            self._send(_CLIENT, Fatal("The engine failed."))
+            self.send(_CLIENT, Fatal("The engine failed."))
         finally:
             engine.executor.shutdown()
 
-    def _receive(self, timeout: float) -> list[tuple[bytes, ToEngine]]:
+    def receive(self, timeout: float) -> list[tuple[bytes, ToEngine]]:
         messages: list[tuple[bytes, ToEngine]] = []
         try:
             if timeout > 0:
@@ -68,7 +68,7 @@ class InlineClient(DemuxClient):
         except queue.Empty:
             return messages
 
-    def _send(self, client: bytes, message: FromEngine) -> None:
+    def send(self, client: bytes, message: FromEngine) -> None:
         self._hand_over(lambda: self._dispatch(message))
 
     def _hand_over(self, callback: Callable[[], None]) -> None:

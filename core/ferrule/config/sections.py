@@ -281,7 +281,7 @@ class ObservabilityConfig:
         lower=True,
         env="logging_level",
     )
-    debug: bool = opt(False, "Show tracebacks of start-up errors.")
+    debug: bool = opt(False, "Show tracebacks of start-up errors; check the engine's invariants when all work is done.")
 
 
 @dataclass(frozen=True, kw_only=True)

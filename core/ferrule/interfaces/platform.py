@@ -29,6 +29,21 @@ class DeviceCaps:
     features: frozenset[str] = frozenset()
 
 
+class Copies:
+    """Tensors on their way to the host. These have arrived. Any thread may ask, more than once."""
+
+    def __init__(self, tensors: list[torch.Tensor]) -> None:
+        self._tensors = tensors
+
+    def done(self) -> bool:
+        """True when `wait` would not block."""
+        return True
+
+    def wait(self) -> list[torch.Tensor]:
+        """The tensors on the host, once they are there."""
+        return self._tensors
+
+
 class Transfers:
     """What goes between the host and a device. This one waits for each copy, as is right where they share memory."""
 
@@ -39,10 +54,9 @@ class Transfers:
         """
         return [tensor.to(device) for tensor in tensors]
 
-    def fetch(self, tensors: Sequence[torch.Tensor]) -> Callable[[], list[torch.Tensor]]:
-        """Begin to copy tensors to the host. The answer, for any thread, waits for the copies and returns them."""
-        copies = [tensor.cpu() for tensor in tensors]
-        return lambda: copies
+    def fetch(self, tensors: Sequence[torch.Tensor]) -> Copies:
+        """Begin to copy tensors to the host."""
+        return Copies([tensor.cpu() for tensor in tensors])
 
 
 class StepInput(NamedTuple):

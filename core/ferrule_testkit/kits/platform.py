@@ -152,14 +152,15 @@ class PlatformKit(Kit):
         staged = [transfers.stage(host, platform.device()) for _ in range(2)]
         there = all(tensor.device.type == platform.device().type for each in staged for tensor in each)
         promise(there, "stage leaves tensors elsewhere than on the device")
-        waits = [transfers.fetch([*each, each[0] + 1]) for each in staged]
-        for back in (wait() for wait in reversed(waits)):
+        copies = [transfers.fetch([*each, each[0] + 1]) for each in staged]
+        for back in (copy.wait() for copy in reversed(copies)):
             promise(all(tensor.device.type == "cpu" for tensor in back), "fetch leaves tensors on the device")
             alike = len(back) == 5 and all(
                 mine.dtype == theirs.dtype and torch.equal(mine, theirs)
                 for mine, theirs in zip(back, [*host, host[0] + 1], strict=False)
             )
             promise(alike, f"tensors come back as {shown(back)}")
+        promise(all(copy.done() for copy in copies), "copies that were waited for are not done")
 
     def test_nothing_is_printed(self) -> None:
         """A platform logs; it does not write to standard output, where commands answer."""

@@ -13,6 +13,7 @@ from ferrule.assembly.model import Loaded, load
 from ferrule.config import Config
 from ferrule.config.resolve import MAX_NUM_SEQS, resolve
 from ferrule.errors import ConfigError, EngineDead
+from ferrule.interfaces.executor import Step
 from ferrule.interfaces.model import Model
 from ferrule.interfaces.platform import Platform
 from ferrule.interfaces.plugins import Plugins
@@ -101,19 +102,18 @@ class Worker:
             self.restore("kv_cache")
 
     def execute(self, plan: StepPlan) -> StepResult:
+        """Run a step from its beginning to its end."""
+        return self.end(self.begin(plan))
+
+    def begin(self, plan: StepPlan) -> Step:
+        """Queue a step on the device; give what it returns to `end`."""
         with self.platform.guard("step"):
-            return self.model_runner.execute(plan)
+            return self.model_runner.begin(plan)
 
-    def begin(self, plan: StepPlan) -> Callable[[], StepResult]:
-        """Queue a step; the answer, on this thread too, waits for its result."""
+    def end(self, step: Step) -> StepResult:
+        """Wait for a step's result. What a device was told to do may fail only here."""
         with self.platform.guard("step"):
-            wait = self.model_runner.begin(plan)
-
-        def result() -> StepResult:
-            with self.platform.guard("step"):
-                return wait()
-
-        return result
+            return step.result()
 
     def call(self, name: str, args: tuple[Any, ...]) -> Any:
         """Run an administrative method. Raises ValueError for an unknown one."""

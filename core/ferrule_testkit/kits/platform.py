@@ -110,11 +110,11 @@ class PlatformKit(Kit):
     def test_the_cache_fits(self) -> None:
         """`cache_bytes` is positive and not more than there is; a wish for more is a ConfigError."""
         platform = self.here()
-        given = platform.cache_bytes(self._config())
+        given = platform.memory().cache_bytes(self._config())
         whole = isinstance(given, int) and 0 < given <= self.caps.memory_bytes
         promise(whole, f"{shown(given)} bytes for the cache, of {self.caps.memory_bytes}")
         try:
-            more = platform.cache_bytes(self._config(cpu_kvcache_space=1e7))
+            more = platform.memory().cache_bytes(self._config(cpu_kvcache_space=1e7))
         except ConfigError:
             return
         promise(0 < more <= self.caps.memory_bytes, f"{more} bytes for the cache are promised")
@@ -136,13 +136,13 @@ class PlatformKit(Kit):
 
     def test_steps_in_flight(self) -> None:
         """`depth` is a small whole number."""
-        depth = self.here().depth()
+        depth = self.here().execution().depth()
         promise(isinstance(depth, int) and 1 <= depth <= 8, f"depth is {shown(depth)}")
 
     def test_tensors_cross_whole(self) -> None:
         """`transfers` carry tensors of any type and shape to the device and back, in order, several at a time."""
         platform = self.here()
-        transfers = platform.transfers()
+        transfers = platform.execution().transfers()
         host = [
             torch.arange(5, dtype=torch.int32),
             torch.zeros(0, 3),

@@ -100,7 +100,7 @@ class UniExecutor(Executor):
 
     def submit(self, plan: StepPlan) -> Step:
         worker = self._ready()
-        if worker.platform.depth() == 1:  # the step is computed when it begins
+        if worker.depth == 1:  # the step is computed when it begins
             return WholeStep(self._submit(self._guarded, worker.execute, plan))
         return BegunStep(self, self._submit(self._guarded, worker.begin, plan))
 

@@ -36,7 +36,7 @@ from ferrule.types import (
 from ferrule.wire.messages import Submit
 from ferrule_plugins.executor import uni
 from ferrule_plugins.model.llama import Llama
-from ferrule_plugins.platform.cpu import CpuPlatform
+from ferrule_plugins.platform.cpu import CpuExecution, CpuMemory
 from ferrule_plugins.platform.cuda_stage import ALIGNMENT, PinnedTransfers
 from ferrule_testkit.checkpoints import tiny_checkpoint, tiny_model
 from ferrule_testkit.lazy_device import NoWaiting, PagedAttention, Unread, WaitedError
@@ -196,11 +196,7 @@ class SlowDevice:
         self.computed = [threading.Event() for _ in range(8)]
         self.begun = [threading.Event() for _ in range(8)]
         self.fault: int | None = None
-        self.platform = self
-        self._depth = depth
-
-    def depth(self) -> int:
-        return self._depth
+        self.depth = depth
 
     def start(self) -> ModelInfo:
         return None  # type: ignore[return-value]
@@ -313,8 +309,8 @@ def test_a_whole_engine_computes_the_same_at_any_depth(
     """The scheduler, the loop, the executor and the runner, with blocks for few requests: some are preempted."""
     threads = torch.get_num_threads()
     marks = Marks()
-    monkeypatch.setattr(CpuPlatform, "depth", lambda self: depth)
-    monkeypatch.setattr(CpuPlatform, "transfers", lambda self: PinnedTransfers(pinned=False, event=lambda: marks))
+    monkeypatch.setattr(CpuExecution, "depth", lambda self: depth)
+    monkeypatch.setattr(CpuExecution, "transfers", lambda self: PinnedTransfers(pinned=False, event=lambda: marks))
     env = Environment(cpu_kvcache_space=0.01)
     config = Config(
         model=ModelConfig(model=str(folder), dtype="float32"),
@@ -363,7 +359,7 @@ def test_the_step_that_is_rehearsed_is_the_largest(
     threads, env = torch.get_num_threads(), Environment(cpu_kvcache_space=0.01)
     plans: list[StepPlan] = []
     execute = ModelRunner.execute
-    monkeypatch.setattr(CpuPlatform, "rehearse", lambda self, step: step())
+    monkeypatch.setattr(CpuMemory, "rehearse", lambda self, step: step())
     monkeypatch.setattr(ModelRunner, "execute", lambda self, plan: plans.append(plan) or execute(self, plan))
     config = Config(
         model=ModelConfig(model=str(folder), dtype="float32"),

@@ -156,7 +156,7 @@ def test_what_fails_while_a_result_is_waited_for_is_advised_on_too(
         except torch.OutOfMemoryError as error:
             raise EngineDead(f"a {stage} does not fit") from error
 
-    monkeypatch.setattr(worker.platform, "guard", guard)
+    monkeypatch.setattr(worker.platform.memory(), "guard", guard)
     monkeypatch.setattr(worker.model_runner, "begin", lambda plan: Late())
     step = worker.begin(StepPlan(1, ()))
     with pytest.raises(EngineDead, match="a step does not fit"):

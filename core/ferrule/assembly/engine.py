@@ -94,6 +94,8 @@ def _limits(config: Config, info: ModelInfo, num_blocks: int) -> SchedulerLimits
         prefix_caching=config.cache.enable_prefix_caching,
         hash_algo=config.cache.prefix_caching_hash_algo,
         long_prefill_token_threshold=section.long_prefill_token_threshold,
+        max_num_partial_prefills=section.max_num_partial_prefills,
+        max_long_partial_prefills=section.max_long_partial_prefills,
         prompt_share=0 if section.long_prefill_token_threshold else info.prompt_share,
         prompt_border=info.prompt_border,
         cache_root=os.urandom(32),

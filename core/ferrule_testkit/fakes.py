@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from ferrule.errors import EngineDead
-from ferrule.interfaces.executor import Executor
+from ferrule.interfaces.executor import Executor, Step
 from ferrule.interfaces.scheduler import RequestView, SchedulingPolicy
 from ferrule.types import (
     Admit,
@@ -316,23 +316,19 @@ class FakeDevice:
 # ------------------------------------------------------------------------------------------- the executor
 
 
-class FakeHandle:
-    def __init__(self, result: StepResult) -> None:
+class EndedStep(Step):
+    """A step that has ended: with a result, or with the fault that it raises."""
+
+    def __init__(self, result: StepResult | EngineDead) -> None:
         self._result = result
 
     def done(self) -> bool:
         return True
 
     def result(self) -> StepResult:
+        if isinstance(self._result, EngineDead):
+            raise self._result
         return self._result
-
-
-class BrokenHandle(FakeHandle):
-    def __init__(self) -> None:
-        super().__init__(StepResult(0, ()))
-
-    def result(self) -> StepResult:
-        raise EngineDead("the fake device broke")
 
 
 class FakeExecutor(Executor):
@@ -363,14 +359,14 @@ class FakeExecutor(Executor):
     def init_cache(self, num_blocks: int) -> None:
         self.device = FakeDevice(self.model, num_blocks)
 
-    def submit(self, plan: StepPlan) -> FakeHandle:
+    def submit(self, plan: StepPlan) -> Step:
         if self.device is None:
             raise Fault("a step before init_cache")
         self.plans.append(plan)
         if 0 < self._break_at <= len(self.plans):
             self.alive = False
-            return BrokenHandle()
-        return FakeHandle(self.device.run(plan))
+            return EndedStep(EngineDead("the fake device broke"))
+        return EndedStep(self.device.run(plan))
 
     def call(self, name: str, args: tuple[Any, ...] = ()) -> Any:
         self.calls.append((name, args))

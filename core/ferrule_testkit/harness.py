@@ -105,7 +105,7 @@ class Engine:
         self._inbox: list[tuple[bytes, ToEngine]] = []
         self._outputs: dict[str, Output] = {}
         self._numbers = itertools.count()
-        self._loop = EngineLoop(scheduler, executor, self._receive, self._send, time.monotonic)
+        self._loop = EngineLoop(scheduler, executor, self, time.monotonic, debug=True)
 
     def run(self, prompts: Sequence[Sequence[int]], *, max_tokens: int = 12, **sampling: Any) -> list[Output]:
         """Submit all prompts at once and step until all have ended. Greedy unless `sampling` (TokenSampling) differs.
@@ -130,11 +130,11 @@ class Engine:
     def stats(self) -> EngineStats:
         return self.scheduler.stats()
 
-    def _receive(self, timeout: float) -> list[tuple[bytes, ToEngine]]:
+    def receive(self, timeout: float) -> list[tuple[bytes, ToEngine]]:
         arrived, self._inbox = self._inbox, []
         return arrived
 
-    def _send(self, client: bytes, message: FromEngine) -> None:
+    def send(self, client: bytes, message: FromEngine) -> None:
         if isinstance(message, Deltas):
             for delta in message.deltas:
                 self._outputs[delta.id].add(delta)

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_flatten
 
 from ferrule.interfaces.attention import AttentionBackend, AttentionLayout
 from ferrule.interfaces.model import AttentionOptions, LayerCache
-from ferrule.interfaces.platform import DeviceCaps, Transfers
+from ferrule.interfaces.platform import Copies, DeviceCaps, Transfers
 
 
 class WaitedError(AssertionError):
@@ -64,10 +64,9 @@ class Unread(Transfers):
         with self._watch.allowed():
             return [tensor.to(device) for tensor in tensors]
 
-    def fetch(self, tensors: Sequence[torch.Tensor]) -> Callable[[], list[torch.Tensor]]:
+    def fetch(self, tensors: Sequence[torch.Tensor]) -> Copies:
         self.fetched += 1
-        copies = [torch.ones(tensor.shape, dtype=tensor.dtype) for tensor in tensors]
-        return lambda: copies
+        return Copies([torch.ones(tensor.shape, dtype=tensor.dtype) for tensor in tensors])
 
 
 class NoEvent:
@@ -75,6 +74,9 @@ class NoEvent:
 
     def record(self) -> None:
         """All that was launched has run."""
+
+    def query(self) -> bool:
+        return True
 
     def synchronize(self) -> None:
         """There is nothing to wait for."""

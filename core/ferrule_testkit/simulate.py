@@ -101,7 +101,15 @@ def draw_setup(rng: random.Random, policy: str | None, depth: int | None) -> Set
     vocab = rng.randint(3, 24)
     bases = tuple(tuple(rng.randrange(vocab) for _ in range(longest)) for _ in range(rng.randint(1, 3)))
     groups = maybe_recurrent(groups, random.Random(repr(bases)))  # takes no room, so that nothing above changes
-    limits = replace(limits, max_model_len=longest, groups=groups)
+    prompts = random.Random(repr((bases, groups)))  # another generator, so that nothing above changes
+    num_partial = 8 if storm else prompts.choice((1, 1, 2, 3))  # in a storm nothing keeps prompts apart
+    limits = replace(
+        limits,
+        max_model_len=longest,
+        groups=groups,
+        max_num_partial_prefills=num_partial,
+        max_long_partial_prefills=prompts.randint(1, num_partial),
+    )
     policy = policy or rng.choice(("bully", "bully", *POLICIES) if storm else POLICIES)
     return Setup(limits, policy, vocab, bases, rng.choice((0.05, 0.3, 0.9)), storm)
 

@@ -21,7 +21,7 @@ from ferrule.types import (
 from ferrule_testkit.fakes import Solo
 
 MAX_PREEMPTIONS = 8
-SECONDS_PER_LEVEL = 60.0  # documented ageing bound of the priority policy
+SECONDS_PER_LEVEL = 60.0  # documented bound of the policy `priority_ageing`
 COUNTERS = (
     "prefix_queries",
     "prefix_hits",
@@ -52,6 +52,7 @@ class Track:
         self.limit = limit
         self.slot = -1
         self.epoch = 0
+        self.prefilling = False  # what was known when this life began is not all computed
         self.next_start = -1  # where its next chunk must begin; -1: wherever the cache ends
         self.cached = -1  # where its first life began
         self.num_tokens = 0
@@ -75,6 +76,7 @@ class Ledger:
         self.preemptions = 0
         self.quiet_steps = 0  # since the last delta
         self._policy = policy
+        self._long = limits.long_prefill_token_threshold or limits.max_model_len // 25  # longer prompts are long
         self._sequence = 0
         self._epoch = 0
         self._slots: dict[int, Track] = {}
@@ -115,7 +117,20 @@ class Ledger:
         require(all(a.id in ids for a in plan.admits), "I10: a request was admitted and given nothing")
         for chunk in plan.chunks:
             self._chunk(chunk)
+        self._count_prefills()
         self._may_be_late = False
+
+    def _count_prefills(self) -> None:
+        """I8: no more prompts are in progress than may be."""
+        found = [track for track in self._slots.values() if track.prefilling]
+        most = self.limits.max_num_partial_prefills
+        require(len(found) <= most, f"I8: {len(found)} prompts are in progress, at most {most} may be")
+        most = self.limits.max_long_partial_prefills
+        long = self._num_long(found)
+        require(long <= most, f"I8: {long} long prompts are in progress, at most {most} may be")
+
+    def _num_long(self, tracks: Sequence[Track]) -> int:
+        return sum(len(track.request.prompt_ids) > self._long for track in tracks)
 
     def _released(self, slot: int, plan: StepPlan) -> None:
         require(slot in self._slots, f"I9: slot {slot} is released, but nobody has it")
@@ -145,23 +160,29 @@ class Ledger:
             f"I9: {admit.id} is admitted as somebody else",
         )
         self._overtakes(track)
+        track.prefilling = True
         self._epoch = track.epoch = admit.epoch
         track.slot = admit.slot
         track.next_start = -1
         self._slots[admit.slot] = track
 
     def _overtakes(self, track: Track) -> None:
-        """I11: nobody who waits should have come first."""
-        if self._policy not in ("fcfs", "priority"):
+        """I11: nobody who waits should have come first, except a long prompt that waits for another one."""
+        if self._policy not in ("fcfs", "priority", "priority_ageing"):
             return
+        most = self.limits.max_long_partial_prefills
+        passed = most < self.limits.max_num_partial_prefills and self._num_long(list(self._slots.values())) >= most
         for other in self.live.values():
-            if other.slot < 0:
+            if other.slot < 0 and not (passed and self._num_long([other])):
                 require(self._rank(track) <= self._rank(other), f"I11: {track.request.id} overtook {other.request.id}")
 
-    def _rank(self, track: Track) -> tuple[float, int]:
+    def _rank(self, track: Track) -> tuple[float, ...]:
+        request = track.request
         if self._policy == "fcfs":
-            return (0.0, track.sequence)
-        return (track.request.arrival + SECONDS_PER_LEVEL * track.request.priority, track.sequence)
+            return (track.sequence,)
+        if self._policy == "priority":
+            return (request.priority, request.arrival, track.sequence)
+        return (request.arrival + SECONDS_PER_LEVEL * request.priority, track.sequence)
 
     def _chunk(self, chunk: Chunk) -> None:
         track = self.live.get(chunk.id)
@@ -188,6 +209,7 @@ class Ledger:
         elif threshold:
             require(chunk.count <= threshold, f"I8: {chunk.id} got {chunk.count} tokens, over the threshold")
         track.next_start = end
+        track.prefilling = track.prefilling and not chunk.samples
 
     # ------------------------------------------------------------------------------------ deltas
 

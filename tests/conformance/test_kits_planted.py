@@ -22,7 +22,7 @@ from ferrule.errors import CheckpointError, ConfigError, EngineDead
 from ferrule.interfaces.command import Command
 from ferrule.interfaces.hooks import AccessRequest, Hooks
 from ferrule.interfaces.hub import Choose, Repository
-from ferrule.interfaces.platform import Transfers
+from ferrule.interfaces.platform import Copies, DeviceMemory, Execution, Transfers
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme
 from ferrule.interfaces.router import Access, Call, Reply, Route, Router, RouterContext
 from ferrule.interfaces.sampler import LogitsProcessor, SampleBatch, Sampled
@@ -397,17 +397,25 @@ class KeyErrorForTypes(CpuPlatform):
 class Backwards(CpuPlatform):
     """What is fetched comes in another order."""
 
-    def transfers(self) -> Transfers:
+    def execution(self) -> Execution:
         class Shuffled(Transfers):
             def fetch(self, tensors: Any) -> Any:
-                return lambda: [tensor.cpu() for tensor in reversed(tensors)]
+                return Copies([tensor.cpu() for tensor in reversed(tensors)])
 
-        return Shuffled()
+        class Shuffling(Execution):
+            def transfers(self) -> Transfers:
+                return Shuffled()
+
+        return Shuffling()
 
 
 class NoMemory(CpuPlatform):
-    def cache_bytes(self, config):
-        return 0
+    def memory(self):
+        class Full(DeviceMemory):
+            def cache_bytes(self, config):
+                return 0
+
+        return Full()
 
 
 # ------------------------------------------------------------------------------------------ executor

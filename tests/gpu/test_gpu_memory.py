@@ -141,7 +141,7 @@ def test_too_many_blocks_are_told(folder: Path, opened: Open) -> None:
 def test_a_profile_has_what_ran_on_the_device(tmp_path: Path) -> None:
     platform = CudaPlatform()
     platform.prepare(Config(model=ModelConfig(model="none")))
-    end = platform.profile(tmp_path / "traces" / "trace.json.gz")
+    end = platform.execution().profile(tmp_path / "traces" / "trace.json.gz")
     torch.ones(1024, 1024, device="cuda").sum()
     end()
     with gzip.open(tmp_path / "traces" / "trace.json.gz") as stream:

@@ -45,18 +45,19 @@ def test_random_clients(policy, depth):
     scheduler = DefaultScheduler(limits, load("policy", policy)())
     inbox, requests, owners, cancelled, heard = [], {}, {}, {}, {}
 
-    def receive(timeout):
-        messages = inbox[:]
-        inbox.clear()
-        return messages
+    class Clients:
+        def receive(self, timeout):
+            messages = inbox[:]
+            inbox.clear()
+            return messages
 
-    def send(client, message):
-        for delta in message.deltas:
-            assert owners[delta.id] == client
-            heard.setdefault(delta.id, []).append(delta)
+        def send(self, client, message):
+            for delta in message.deltas:
+                assert owners[delta.id] == client
+                heard.setdefault(delta.id, []).append(delta)
 
     clock = VirtualClock()
-    loop = EngineLoop(scheduler, executor, receive, send, clock)
+    loop = EngineLoop(scheduler, executor, Clients(), clock, debug=True)
     for step in range(4000):
         clock.advance(rng.random() / 50)
         if step < 1200 and rng.random() < 0.25:

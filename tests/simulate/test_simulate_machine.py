@@ -14,7 +14,9 @@ from ferrule_testkit.simulate import World, draw_setup
 class SchedulerMachine(RuleBasedStateMachine):
     world: World
 
-    @initialize(seed=st.integers(0, 2**16), policy=st.sampled_from(["fcfs", "priority", "chaos", "bully"]))
+    @initialize(
+        seed=st.integers(0, 2**16), policy=st.sampled_from(["fcfs", "priority", "priority_ageing", "chaos", "bully"])
+    )
     def start(self, seed, policy):
         rng = random.Random(seed)
         self.world = World(draw_setup(rng, policy, None), DefaultScheduler, rng)

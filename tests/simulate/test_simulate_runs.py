@@ -14,7 +14,7 @@ def test_mixed_work_keeps_every_invariant(seed):
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
-@pytest.mark.parametrize("policy", ["fcfs", "priority", "chaos"])
+@pytest.mark.parametrize("policy", ["fcfs", "priority", "priority_ageing", "chaos"])
 def test_each_policy_at_each_depth(policy, depth):
     assert simulate(100 + depth, 3000, policy=policy, depth=depth).requests > 50
 

@@ -34,7 +34,7 @@ from ferrule.client.demux import DemuxClient
 from ferrule.config import CacheConfig, Config, FrontendConfig, LoadConfig, ModelConfig, SchedulerConfig
 from ferrule.config.resolve import resolve
 from ferrule.frontend.service import FrontendService, build_service
-from ferrule.interfaces.executor import StepHandle
+from ferrule.interfaces.executor import Step
 from ferrule.plugin import PluginSet, discover
 from ferrule.types import (
     EngineRequest,
@@ -104,7 +104,7 @@ def crowded(running: int, waiting: int, policy: str, plugins: PluginSet) -> tupl
     config = configured(running)
     wire = Wire()
     config = replace(config, scheduler=replace(config.scheduler, scheduling_policy=policy))
-    engine = build_engine(config, plugins, wire.receive, wire.send)
+    engine = build_engine(config, plugins, wire)
     for number in range(running + waiting):
         wire.post(Submit(request(number, PROMPT, 20_000)))
     while engine.loop.scheduler.stats().generation_tokens < running:
@@ -135,7 +135,7 @@ def timed(engine: Engine, count: int) -> list[float]:
     seconds, devices = [], []
     submit = engine.executor.submit
 
-    def submitted(plan: StepPlan) -> StepHandle:
+    def submitted(plan: StepPlan) -> Step:
         first = time.thread_time()
         try:
             return submit(plan)
@@ -197,7 +197,7 @@ async def bench_frontend(streams: int, tokens: int, path: str, plugins: PluginSe
     """Stream `tokens` to each of `streams` ASGI calls, and divide the processor's time by all tokens."""
     config = configured(streams)
     wire = Wire()
-    engine = build_engine(config, plugins, wire.receive, wire.send)
+    engine = build_engine(config, plugins, wire)
     client = Tap(Ready(engine.info, engine.num_blocks))
     service = build_service(config, plugins, client, Path(config.model.model))
     lifecycle = Lifecycle()

@@ -150,7 +150,7 @@ def _definitions() -> Iterator[tuple[str, Definition]]:
 
 
 def _used(base: Definition, known: Mapping[str, Definition]) -> list[str]:
-    """What the base class mentions in its types, and what that mentions, but no base class of another kind."""
+    """What the base class derives from and mentions in its types, and so on; not the base classes of other kinds."""
     bases = {kind.base.partition(":")[2] for kind in KINDS.values()}
     found: dict[str, None] = {}
     todo = [base]
@@ -169,6 +169,9 @@ def _mentioned(definition: Definition) -> Iterator[str]:
         match node:
             case ast.AnnAssign(annotation=part) | ast.arg(annotation=ast.expr() as part) | ast.Assign(value=part):
                 yield from _names(part)
+            case ast.ClassDef(bases=parts):
+                for part in parts:
+                    yield from _names(part)
             case ast.FunctionDef(returns=ast.expr() as part) | ast.AsyncFunctionDef(returns=ast.expr() as part):
                 yield from _names(part)
 

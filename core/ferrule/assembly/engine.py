@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -19,10 +18,7 @@ from ferrule.interfaces.executor import Executor
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.scheduler import Scheduler, SchedulerLimits
 from ferrule.types import ModelInfo
-from ferrule.wire.messages import FromEngine, ToEngine
-
-Receive = Callable[[float], list[tuple[bytes, ToEngine]]]
-Send = Callable[[bytes, FromEngine], None]
+from ferrule.wire.messages import Channel
 
 
 @dataclass(frozen=True)
@@ -35,8 +31,8 @@ class Engine:
     num_blocks: int  # the null block included
 
 
-def build_engine(config: Config, plugins: Plugins, receive: Receive, send: Send) -> Engine:
-    """Load the model, size the cache, and connect the loop to its client. Raises StartupError."""
+def build_engine(config: Config, plugins: Plugins, channel: Channel) -> Engine:
+    """Load the model, size the cache, and connect the loop to its clients. Raises StartupError."""
     before_libraries()
     executor: Executor = plugins.load("executor", config.parallel.distributed_executor_backend or "uni")()
     info = executor.start(config, plugins)
@@ -45,7 +41,14 @@ def build_engine(config: Config, plugins: Plugins, receive: Receive, send: Send)
         info, num_blocks = _sized(config, info)
         executor.init_cache(num_blocks)
         scheduler = _scheduler(config, plugins, info, num_blocks)
-        loop = EngineLoop(scheduler, executor, receive, send, time.monotonic, sleep_mode=config.model.enable_sleep_mode)
+        loop = EngineLoop(
+            scheduler,
+            executor,
+            channel,
+            time.monotonic,
+            sleep_mode=config.model.enable_sleep_mode,
+            debug=config.observability.debug,
+        )
     except BaseException:
         executor.shutdown()
         raise
@@ -91,6 +94,8 @@ def _limits(config: Config, info: ModelInfo, num_blocks: int) -> SchedulerLimits
         prefix_caching=config.cache.enable_prefix_caching,
         hash_algo=config.cache.prefix_caching_hash_algo,
         long_prefill_token_threshold=section.long_prefill_token_threshold,
+        max_num_partial_prefills=section.max_num_partial_prefills,
+        max_long_partial_prefills=section.max_long_partial_prefills,
         prompt_share=0 if section.long_prefill_token_threshold else info.prompt_share,
         prompt_border=info.prompt_border,
         cache_root=os.urandom(32),

@@ -41,7 +41,7 @@ def load(config: Config, plugins: Plugins) -> Loaded:
     """Build the model that the configuration names. Raises StartupError."""
     notes: list[str] = []
     platform, caps = _platform(config, plugins, notes)
-    with platform.guard("load"):
+    with platform.memory().guard("load"):
         return _load(config, plugins, platform, caps, notes)
 
 
@@ -84,8 +84,8 @@ def _load(config: Config, plugins: Plugins, platform: Platform, caps: DeviceCaps
         weight_bytes=weight_bytes,
         quantization=method_name,
         notes=tuple(notes),
-        depth=platform.depth(),
-        prompt_share=platform.prompt_share(),
+        depth=platform.execution().depth(),
+        prompt_share=platform.execution().prompt_share(),
         prompt_border=model.prompt_border(),
         hidden_size=model.embed_size(),
         groups=(),
@@ -235,7 +235,7 @@ def _fill(config: Config, plugins: Plugins, platform: Platform, folder: Path, mo
     options = {**config.load.model_loader_extra_config, **given}
     try:
         with torch.no_grad():
-            filled = model.load(platform.loading(model, source.tensors(folder, model, options)))
+            filled = model.load(platform.memory().loading(model, source.tensors(folder, model, options)))
     except CheckpointError as error:
         if source.place and source.place not in error.message:
             raise CheckpointError(f"{source.place}: {error.message}", error.hint) from None

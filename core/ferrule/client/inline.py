@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import queue
 import threading
 from collections.abc import Callable
 
@@ -14,8 +13,8 @@ from ferrule.config import Config
 from ferrule.engine.loop import EngineLoop
 from ferrule.interfaces.plugins import Plugins
 from ferrule.wire.messages import Fatal, FromEngine, Ready, ToEngine
+from ferrule.wire.queues import QueueChannel
 
-_CLIENT = b"inline"
 _logger = log.get("engine")
 
 
@@ -24,7 +23,7 @@ class InlineClient(DemuxClient):
 
     def __init__(self, config: Config, plugins: Plugins) -> None:
         super().__init__(watchdog=config.parallel.watchdog_timeout)
-        self._inbox: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
+        self._channel = QueueChannel(self._deliver)
         self._events = asyncio.get_running_loop()
         self._stop = threading.Event()
         self.loop: EngineLoop | None = None  # once the model is loaded
@@ -39,36 +38,26 @@ class InlineClient(DemuxClient):
         await super().wait_ready()
 
     def _post(self, message: ToEngine) -> None:
-        self._inbox.put(message)
+        self._channel.post(message)
 
     def _run(self, config: Config, plugins: Plugins) -> None:
         try:
-            engine = build_engine(config, plugins, self._receive, self._send)
+            engine = build_engine(config, plugins, self._channel)
         except Exception as error:  # handed to whoever waits for the engine: wait_ready raises it
             self.startup_error = error
             self._hand_over(lambda: self.die("The engine did not start."))
             return
         try:
             self.loop = engine.loop
-            self._send(_CLIENT, Ready(engine.info, engine.num_blocks))
+            self._deliver(Ready(engine.info, engine.num_blocks))
             engine.loop.run(self._stop.is_set)
         except Exception:
             _logger.exception("the engine loop failed")
-            self._send(_CLIENT, Fatal("The engine failed."))
+            self._deliver(Fatal("The engine failed."))
         finally:
             engine.executor.shutdown()
 
-    def _receive(self, timeout: float) -> list[tuple[bytes, ToEngine]]:
-        messages: list[tuple[bytes, ToEngine]] = []
-        try:
-            if timeout > 0:
-                messages.append((_CLIENT, self._inbox.get(timeout=timeout)))
-            while True:
-                messages.append((_CLIENT, self._inbox.get_nowait()))
-        except queue.Empty:
-            return messages
-
-    def _send(self, client: bytes, message: FromEngine) -> None:
+    def _deliver(self, message: FromEngine) -> None:
         self._hand_over(lambda: self._dispatch(message))
 
     def _hand_over(self, callback: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""The engine in another process: a ZeroMQ DEALER to its socket, and a pipe that ends when it dies."""
+"""The engine in another process: a client of its socket, and a pipe that ends when it dies."""
 
 from __future__ import annotations
 
@@ -6,13 +6,10 @@ import asyncio
 import os
 from pathlib import Path
 
-import msgspec
-import zmq
-
 from ferrule.client.demux import DemuxClient
 from ferrule.wire.board import Board
-from ferrule.wire.engine_socket import HELLO
-from ferrule.wire.messages import Call, FromEngine, ToEngine
+from ferrule.wire.engine_socket import ClientSocket
+from ferrule.wire.messages import Call, ToEngine
 
 
 class ProcessClient(DemuxClient):
@@ -20,43 +17,29 @@ class ProcessClient(DemuxClient):
 
     def __init__(self, path: Path, alive_fd: int, board: Board | None = None, watchdog: float = 120.0) -> None:
         super().__init__(board, watchdog)
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.IDENTITY, b"api-%d" % self.board.row)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.SNDHWM, 0)
-        self._socket.setsockopt(zmq.RCVHWM, 0)
-        self._socket.connect(f"ipc://{path}")
+        self._socket: ClientSocket | None = ClientSocket(path, b"api-%d" % self.board.row)
         self._alive_fd = alive_fd
-        self._encoder = msgspec.msgpack.Encoder()
-        self._decoder = msgspec.msgpack.Decoder(FromEngine)
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(alive_fd, self._on_engine_end)
-        self._socket_fd = int(self._socket.getsockopt(zmq.FD))
-        self._loop.add_reader(self._socket_fd, self._on_readable)
-        self._greeter = self._loop.create_task(self._greet(), name="engine-greeter")
+        self._loop.add_reader(self._socket.fd, self._on_readable)
+        self._greeter = self._loop.create_task(self._greet(self._socket), name="engine-greeter")
 
-    async def _greet(self) -> None:
-        """Say hello until the answer is there: the engine answers only once its model is loaded."""
+    async def _greet(self, socket: ClientSocket) -> None:
+        """Greet until the engine answers, which it does once its model is loaded."""
         while not self._ready.is_set():
-            self._post(Call(0, HELLO))
+            socket.greet()
             self._on_readable()
             await asyncio.sleep(0.05)
-        self._post(Call(0, "stats"))  # an engine sends its figures to those whom it has heard
+        self._post(Call(0, "stats"))  # an engine sends its figures to those that it has heard from
 
     def _post(self, message: ToEngine) -> None:
-        self._socket.send(self._encoder.encode(message), zmq.NOBLOCK)
-        # ZeroMQ's descriptor is edge-triggered: sending may consume the edge of a message that has just arrived.
-        if int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+        if self._socket is not None and self._socket.send(message):
             self._loop.call_soon(self._on_readable)
 
     def _on_readable(self) -> None:
-        while not self._socket.closed:
-            try:
-                frame = self._socket.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            self._dispatch(self._decoder.decode(frame))
+        if self._socket is not None:
+            for message in self._socket.receive():
+                self._dispatch(message)
 
     def _on_engine_end(self) -> None:
         if not os.read(self._alive_fd, 1):
@@ -66,9 +49,9 @@ class ProcessClient(DemuxClient):
 
     async def close(self) -> None:
         self._greeter.cancel()
-        if not self._socket.closed:
+        if self._socket is not None:
             self._loop.remove_reader(self._alive_fd)
-            self._loop.remove_reader(self._socket_fd)
+            self._loop.remove_reader(self._socket.fd)
             self._socket.close()
-            self._context.term()
+            self._socket = None
         self.die("The engine client was closed.")

@@ -129,6 +129,15 @@ class SchedulerConfig:
     long_prefill_token_threshold: int = opt(
         0, "Longest piece of a prompt in one step; 0: what the platform gives it beside requests that decode.", ge=0
     )
+    max_num_partial_prefills: int = opt(
+        1, "Most prompts in progress at once, that is computed in pieces. They share a step's tokens evenly.", ge=1
+    )
+    max_long_partial_prefills: int = opt(
+        1,
+        "Most of them that are long: longer than --long-prefill-token-threshold, or than 4 % of the context if that is "
+        "0. With fewer than --max-num-partial-prefills, shorter prompts pass long ones that wait for another.",
+        ge=1,
+    )
     scheduling_policy: str = opt("fcfs", "Policy plugin: who runs first.", kind="policy")
     scheduler_cls: str | None = opt(
         None, "Scheduler plugin. Default: default.", kind="scheduler", opens=("vllm.core.scheduler.Scheduler",)
@@ -281,7 +290,7 @@ class ObservabilityConfig:
         lower=True,
         env="logging_level",
     )
-    debug: bool = opt(False, "Show tracebacks of start-up errors.")
+    debug: bool = opt(False, "Show tracebacks of start-up errors; check the engine's invariants when all work is done.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ import msgspec
 from ferrule import log
 from ferrule.engine.sleep import Sleep
 from ferrule.errors import FerruleError, RequestError
-from ferrule.interfaces.executor import Executor, StepHandle
+from ferrule.interfaces.executor import Executor, Step
 from ferrule.interfaces.scheduler import Scheduler
 from ferrule.types import (
     EngineRequest,
@@ -22,10 +22,7 @@ from ferrule.types import (
     RequestTimes,
     StepPlan,
 )
-from ferrule.wire.messages import Call, CallReply, Cancel, Deltas, FromEngine, Submit, ToEngine
-
-Receive = Callable[[float], list[tuple[bytes, ToEngine]]]
-Send = Callable[[bytes, FromEngine], None]
+from ferrule.wire.messages import Call, CallReply, Cancel, Channel, Deltas, Submit
 
 IDLE_SECONDS = 0.25  # longest wait for a message; bounds how late a stop is noticed
 STALL_POLL_SECONDS = 0.01
@@ -37,34 +34,34 @@ _logger = log.get("engine")
 class EngineLoop:
     """Everything it touches is passed in. One thread calls its methods; `stalled_for` may be called from any.
 
-    `receive(timeout_s)` returns what has arrived, waiting at most that long for the first message. Each request's
-    deltas go to the client that submitted it. `stall_seconds` bounds how long work may wait while nothing runs and
-    nothing can be planned; then one request is failed. `sleep_mode` allows to sleep; requests
-    that come then wait.
+    Each request's deltas go to the client that submitted it. `stall_seconds` bounds how long work may wait while
+    nothing runs and nothing can be planned; then one request is failed. With `sleep_mode` the engine may sleep;
+    requests that come then wait. With `debug` the scheduler checks its invariants each time that all work is done.
     """
 
     def __init__(
         self,
         scheduler: Scheduler,
         executor: Executor,
-        receive: Receive,
-        send: Send,
+        channel: Channel,
         clock: Callable[[], float],
         stall_seconds: float = 5.0,
         sleep_mode: bool = False,
+        debug: bool = False,
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
         self.last_progress = clock()  # when a step last ended or there was nothing to do
-        self._receive = receive
-        self._send = send
+        self._channel = channel
         self._clock = clock
         self._depth = scheduler.limits.depth
         self._stall_seconds = stall_seconds
         self._sleep = Sleep(scheduler, executor, clock, sleep_mode)
         self._calls = self._administration()
+        self._debug = debug
+        self._unchecked = False  # requests came since the last check
         self._calling = False  # an executor's call may take long: that is no stall
-        self._in_flight: deque[tuple[StepPlan, StepHandle]] = deque()
+        self._in_flight: deque[tuple[StepPlan, Step]] = deque()
         self._owners: dict[str, bytes] = {}  # request id -> client, oldest first
         self._outbox: dict[bytes, list[RequestDelta]] = {}  # a key for each client that was heard
         self._stuck = False  # work waits, nothing runs, nothing could be planned
@@ -72,7 +69,10 @@ class EngineLoop:
         self._stats_sent = clock()
 
     def run(self, stop: Callable[[], bool]) -> None:
-        """Step until `stop()`. Raises what a step of the executor raised: a device fault, fatal."""
+        """Step until `stop()`. Raises what a step of the executor raised: a device fault, fatal.
+
+        With `debug`, also AssertionError for an invariant that does not hold: the scheduler is broken, as fatal.
+        """
         while not stop():
             self.step()
 
@@ -86,6 +86,7 @@ class EngineLoop:
             self._end_oldest_step()
         self._mark_progress(plan)
         self._flush()
+        self._check_when_idle()
 
     def stalled_for(self, now: float) -> float:
         """Seconds since a step last ended, or since there was last nothing to do; none in an administrative call."""
@@ -94,8 +95,8 @@ class EngineLoop:
     # ------------------------------------------------------------------------------------ steps
 
     def _end_oldest_step(self) -> None:
-        plan, handle = self._in_flight.popleft()
-        result = handle.result()
+        plan, step = self._in_flight.popleft()
+        result = step.result()
         now = self._clock()
         self.last_progress = now
         self._deliver(self.scheduler.commit(plan, result, now))
@@ -118,6 +119,11 @@ class EngineLoop:
         self._deliver([msgspec.structs.replace(delta, error=error) for delta in deltas])
         self._owners.pop(id, None)
 
+    def _check_when_idle(self) -> None:
+        if self._debug and self._unchecked and not (self._owners or self._in_flight):
+            self._unchecked = False
+            self.scheduler.check()
+
     # ------------------------------------------------------------------------------------ messages
 
     def _take_messages(self) -> None:
@@ -126,7 +132,7 @@ class EngineLoop:
         else:
             busy = self._in_flight or (self._owners and not self._sleep.level)
             patience = 0.0 if busy else IDLE_SECONDS
-        for client, message in self._receive(patience):
+        for client, message in self._channel.receive(patience):
             self._outbox.setdefault(client, [])
             if isinstance(message, Submit):
                 self._submit(client, message.request)
@@ -134,7 +140,7 @@ class EngineLoop:
                 ids = [id for id in message.ids if self._owners.get(id) == client]
                 self._deliver(self.scheduler.cancel(ids, message.reason, self._clock()))
             else:
-                self._send(client, self._answer(message))
+                self._channel.send(client, self._answer(message))
 
     def _submit(self, client: bytes, request: EngineRequest) -> None:
         """Queue a request. Whatever goes wrong ends this request and no other."""
@@ -153,6 +159,7 @@ class EngineLoop:
             self._outbox[client].append(delta)
         else:
             self._owners[request.id] = client
+            self._unchecked = True
 
     def _deliver(self, deltas: list[RequestDelta]) -> None:
         for delta in deltas:
@@ -170,7 +177,7 @@ class EngineLoop:
             self._stats_sent = now
         for client, deltas in self._outbox.items():
             if deltas or stats is not None:
-                self._send(client, Deltas(tuple(deltas), stats))
+                self._channel.send(client, Deltas(tuple(deltas), stats))
                 self._outbox[client] = []
 
     def _stats(self, now: float) -> EngineStats:

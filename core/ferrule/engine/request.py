@@ -39,6 +39,7 @@ class Request:
     stops: frozenset[int] = field(init=False)
     known: int = field(init=False)
     sent: int = 0
+    prefill: int = 0  # tokens that were known when this life began
     confirmed: int = 0
     epoch: int = 0  # 0: not alive; lives count from 1 over all requests
     slot: int = -1
@@ -66,6 +67,11 @@ class Request:
         return self.known - self.sent if self.known < self.limit else 0
 
     @property
+    def prefilling(self) -> bool:
+        """True while it runs and what was known when this life began was not all sent."""
+        return self.slot >= 0 and self.sent < self.prefill
+
+    @property
     def exclusive(self) -> bool:
         return self.num_preemptions >= MAX_PREEMPTIONS
 
@@ -79,6 +85,7 @@ class Request:
         self.slot = slot
         self.epoch = epoch
         self.sent = self.confirmed = cached
+        self.prefill = self.known
         if self.cached < 0:
             self.cached = cached
             self.scheduled = now

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
 from ferrule.engine.cache import BlockDelta, KVCacheManager, footprint
+from ferrule.engine.prefills import Prefills
 from ferrule.engine.queue import WaitingQueue
 from ferrule.engine.request import Request
 from ferrule.engine.stats import Counters
@@ -29,22 +30,17 @@ from ferrule.types import (
     StepResult,
 )
 
-_BURST = 8  # requests: fewer are no burst
-
 
 @dataclass(slots=True)
 class Draft:
     """The plan that is being made. `owed` are blocks that running prompts will still need."""
 
     budget: int
+    share: int = 0  # of the budget, for each prompt
     chunks: dict[str, Chunk] = field(default_factory=dict)
     admits: list[Admit] = field(default_factory=list)
     owed: int = 0
     preempted: bool = False
-
-    def burst(self, waiting: Sequence[Request]) -> bool:
-        """Whether far more lack a first token than decode, and two steps give it to all: they come first then."""
-        return len(waiting) >= max(_BURST, 4 * len(self.chunks)) and sum(r.todo for r in waiting) <= 2 * self.budget
 
     def drop(self, id: str) -> None:
         """Take back what a victim was given in this step."""
@@ -68,6 +64,7 @@ class DefaultScheduler(Scheduler):
         self.waiting = WaitingQueue(policy)
         self.running: dict[str, Request] = {}  # in order of admission
         self.counters = Counters()
+        self._prefills = Prefills(limits)
         self._requests: dict[str, Request] = {}
         self._slots = list(range(limits.max_num_seqs - 1, -1, -1))  # free
         self._releases: list[int] = []  # slots that the next plan gives back
@@ -131,13 +128,12 @@ class DefaultScheduler(Scheduler):
                 prefills.append(request)
             elif todo and draft.budget and request.running:
                 self._give(request, 1, draft, now)
-        if (share := self.limits.prompt_share) and draft.chunks and self.limits.chunked_prefill:
-            all_fit = len(self.waiting) <= len(self._slots)
-            if not (all_fit and draft.burst([*prefills, *self.waiting])):  # those that decode wait for prompts
-                draft.budget = min(draft.budget, share * max(32, len(draft.chunks)))
+        rules, decoding = self._prefills, len(draft.chunks)
+        draft.budget = rules.budget(prefills, self.waiting, decoding, len(self._slots), draft.budget)
+        draft.share = rules.share(prefills, self.waiting, draft.budget)
         for request in prefills:
             if request.running:
-                count = self._piece(request.todo, draft.budget)
+                count = rules.piece(request.todo, min(draft.budget, draft.share))
                 if count:
                     self._give(request, count, draft, now)
             if request.running:
@@ -163,21 +159,20 @@ class DefaultScheduler(Scheduler):
         draft.chunks[request.id] = Chunk(request.slot, request.id, request.epoch, start, count, samples, (), blocks)
         draft.budget -= count
 
-    def _piece(self, todo: int, budget: int) -> int:
-        """How many of a prompt's `todo` tokens to compute now; 0 when it must wait."""
-        if not self.limits.chunked_prefill:
-            return todo if todo <= budget else 0
-        return min(todo, budget, self.limits.long_prefill_token_threshold or todo)
-
     def _admit_head(self, draft: Draft, now: float) -> bool:
-        """Let the head of the queue run; False when there is none or it must wait."""
+        """Let the request run whose turn it is; False when there is none or it must wait."""
         if not (self.waiting and draft.budget and self._slots):
             return False
-        request = self.waiting.head()
+        request = self._prefills.next(self.running.values(), self.waiting)
+        if request is None:
+            return False
         if self.running and (request.exclusive or next(iter(self.running.values())).exclusive):
             return False
         hit = self.cache.match(request.chain if request.reads_cache else None, request.ids)
-        count = self._piece(request.known - hit.tokens, draft.budget)
+        todo = request.known - hit.tokens
+        count = self._prefills.piece(todo, min(draft.budget, draft.share))
+        if 0 < count < todo and self._prefills.full(self.running.values()):
+            return False
         if not count or not self.cache.room_for(request.known, hit, draft.owed):
             return False
         blocks = self.cache.reserve(request.id, hit.tokens + count, hit, request.chain)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ferrule.types import ModelInfo, StepPlan, StepResult
 
@@ -12,10 +12,14 @@ if TYPE_CHECKING:
     from ferrule.interfaces.plugins import Plugins
 
 
-class StepHandle(Protocol):
+class Step(ABC):
+    """A step that was submitted. Whoever needs its result waits for it here, and may ask again."""
+
+    @abstractmethod
     def done(self) -> bool:
         """True when `result` would not block."""
 
+    @abstractmethod
     def result(self) -> StepResult:
         """Block until the step has ended. Raises what the step raised: a device fault, fatal."""
 
@@ -32,8 +36,8 @@ class Executor(ABC):
         """Allocate the KV cache and warm up."""
 
     @abstractmethod
-    def submit(self, plan: StepPlan) -> StepHandle:
-        """Begin a step."""
+    def submit(self, plan: StepPlan) -> Step:
+        """Begin a step, without waiting for its end."""
 
     @abstractmethod
     def call(self, name: str, args: tuple[Any, ...] = ()) -> Any:

@@ -30,7 +30,7 @@ class AccessRequest:
 
 
 class Hooks:
-    """All hooks, each doing nothing."""
+    """All hooks, each doing nothing. None has to be overridden: a plugin has the methods that it wants to be called."""
 
     def process_started(self, process: str, config: Config) -> None:
         """A process has started; no model is loaded yet. `process` is its name: launcher, api-0, engine-0 …"""

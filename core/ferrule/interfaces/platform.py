@@ -1,4 +1,7 @@
-"""`platform`: a kind of device. Entry point name = what `--device` takes."""
+"""`platform`: a kind of device. Entry point name = what `--device` takes.
+
+Its contract has three roles: `Platform` is the device, `DeviceMemory` its memory, `Execution` how steps run there.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +32,21 @@ class DeviceCaps:
     features: frozenset[str] = frozenset()
 
 
+class Copies:
+    """Tensors on their way to the host. These have arrived. Any thread may ask, more than once."""
+
+    def __init__(self, tensors: list[torch.Tensor]) -> None:
+        self._tensors = tensors
+
+    def done(self) -> bool:
+        """True when `wait` would not block."""
+        return True
+
+    def wait(self) -> list[torch.Tensor]:
+        """The tensors on the host, once they are there."""
+        return self._tensors
+
+
 class Transfers:
     """What goes between the host and a device. This one waits for each copy, as is right where they share memory."""
 
@@ -39,10 +57,9 @@ class Transfers:
         """
         return [tensor.to(device) for tensor in tensors]
 
-    def fetch(self, tensors: Sequence[torch.Tensor]) -> Callable[[], list[torch.Tensor]]:
-        """Begin to copy tensors to the host. The answer, for any thread, waits for the copies and returns them."""
-        copies = [tensor.cpu() for tensor in tensors]
-        return lambda: copies
+    def fetch(self, tensors: Sequence[torch.Tensor]) -> Copies:
+        """Begin to copy tensors to the host."""
+        return Copies([tensor.cpu() for tensor in tensors])
 
 
 class StepInput(NamedTuple):
@@ -79,7 +96,64 @@ class Recorder(ABC):
         """Drop all recordings: the weights or the cache are about to move."""
 
 
+class DeviceMemory(ABC):
+    """The memory of a device: what of it the cache gets, and what to do where it does not suffice."""
+
+    @abstractmethod
+    def cache_bytes(self, config: Config) -> int:
+        """Bytes for the KV cache, called after the weights are loaded. Raises ConfigError where none are left."""
+
+    def loading(self, model: Model, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterable[tuple[str, torch.Tensor]]:
+        """The weights on their way into `model`, by name. Between two of them it may move what is already there."""
+        return weights
+
+    def rehearse(self, step: Callable[[], None]) -> None:
+        """Measure what a step needs beside weights and cache: `step` computes the largest one, without a cache.
+
+        Called once, after the weights are loaded and before `cache_bytes`. The default does not run it.
+        """
+
+    def guard(self, stage: str) -> AbstractContextManager[None]:
+        """Around `stage` ("load", "cache", "step"): turns the device's errors into errors that say what to change."""
+        return nullcontext()
+
+    def trim(self) -> None:
+        """Give memory that was freed back to the system or the device."""
+
+
+class Execution:
+    """How steps run on a device. The defaults are right where it shares the host's memory and the host waits for it."""
+
+    def depth(self) -> int:
+        """Steps in flight that pay off here: 2 where the device computes while the host plans."""
+        return 1
+
+    def prompt_share(self) -> int:
+        """Tokens of prompts, for each request that decodes, in a step; 0: any number, as where they cost little."""
+        return 0
+
+    def optimise(self, model: Model, config: Config) -> None:
+        """Change how parts of a model compute, in place, once its weights are there."""
+
+    def transfers(self) -> Transfers:
+        """How a step's inputs come to the device, and its results from there."""
+        return Transfers()
+
+    def recorder(self, config: Config) -> Recorder | None:
+        """What can launch recorded steps; None where steps are launched as they are.
+
+        Called before `DeviceMemory.cache_bytes`, which leaves recordings their memory.
+        """
+        return None
+
+    def profile(self, file: Path) -> Callable[[], None]:
+        """Record what this thread computes until the returned function is called, which writes the trace to `file`."""
+        raise RequestError("There is no profiler for this device.")
+
+
 class Platform(ABC):
+    """A device. `prepare` is called first, and what `memory` and `execution` return stays in use: it may keep state."""
+
     @classmethod
     @abstractmethod
     def refuses(cls) -> str | None:
@@ -98,49 +172,13 @@ class Platform(ABC):
         """Resolve `--dtype`. Raises ConfigError for a type that the device cannot compute in."""
 
     @abstractmethod
-    def cache_bytes(self, config: Config) -> int:
-        """Bytes for the KV cache, called after the weights are loaded."""
-
-    @abstractmethod
     def attention_order(self) -> tuple[str, ...]:
         """Names of attention backends, first choice first."""
 
-    def depth(self) -> int:
-        """Steps in flight that pay off here: 2 where the device computes while the host plans."""
-        return 1
+    @abstractmethod
+    def memory(self) -> DeviceMemory:
+        """The device's memory."""
 
-    def prompt_share(self) -> int:
-        """Tokens of prompts, for each request that decodes, in a step; 0: any number, as where they cost little."""
-        return 0
-
-    def loading(self, model: Model, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterable[tuple[str, torch.Tensor]]:
-        """The weights on their way into `model`, by name; a look at what is there already, between any two of them."""
-        return weights
-
-    def optimise(self, model: Model, config: Config) -> None:
-        """Change how parts of a model compute, in place, once its weights are there."""
-
-    def rehearse(self, step: Callable[[], None]) -> None:
-        """Learn what a step needs beside weights and cache: `step` computes the largest one, without a cache.
-
-        Called once, after the weights are loaded and before `cache_bytes`. Where that is not asked for, nothing runs.
-        """
-
-    def transfers(self) -> Transfers:
-        """How a step's inputs come to the device, and its results from there."""
-        return Transfers()
-
-    def recorder(self, config: Config) -> Recorder | None:
-        """What can launch recorded steps; None where steps are launched as they are. Called before `cache_bytes`."""
-        return None
-
-    def guard(self, stage: str) -> AbstractContextManager[None]:
-        """Around `stage` ("load", "cache", "step"): errors of the device leave it as errors that say what to change."""
-        return nullcontext()
-
-    def trim(self) -> None:
-        """Give memory that was freed back to the system or the device."""
-
-    def profile(self, file: Path) -> Callable[[], None]:
-        """Record what this thread computes until the answer is called, which writes the trace to `file`."""
-        raise RequestError("There is no profiler for this device.")
+    def execution(self) -> Execution:
+        """How steps run on the device."""
+        return Execution()

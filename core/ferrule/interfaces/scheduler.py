@@ -31,7 +31,9 @@ class SchedulerLimits:
     chunked_prefill: bool = True
     prefix_caching: bool = True
     hash_algo: str = "sha256"
-    long_prefill_token_threshold: int = 0
+    long_prefill_token_threshold: int = 0  # longest piece of a prompt; longer prompts are long; 0: max_model_len / 25
+    max_num_partial_prefills: int = 1  # prompts in progress: computed in part, and not yet to their end
+    max_long_partial_prefills: int = 1  # of them, long ones
     prompt_share: int = 0  # prompts' tokens in a step, for each request that decodes in it, 32 at least; 0: the budget
     prompt_border: PromptBorder | None = None
     cache_root: bytes = b""  # random per start: digests of cached prefixes cannot be computed outside
@@ -74,7 +76,11 @@ class SchedulingPolicy(ABC):
 
 
 class Scheduler(ABC):
-    """Plans steps and credits their results. Up to `limits.depth` plans may be in flight; commits come in order."""
+    """Plans steps and credits their results. Up to `limits.depth` plans may be in flight; commits come in order.
+
+    Seven methods must be written. The two others, which concern what is cached, have a default that is safe for any
+    scheduler.
+    """
 
     def __init__(self, limits: SchedulerLimits, policy: SchedulingPolicy) -> None:
         self.limits = limits

@@ -111,19 +111,10 @@ class Health(Struct, frozen=True, kw_only=True):
     detail: str = ""
 
 
-class Service(ABC):
-    model: ModelInfo
+class Tokens(ABC):
+    """Text to ids and back, as the served model's tokenizer does it."""
+
     tokenizer: Tokenizer | None  # None with --skip-tokenizer-init
-    names: tuple[str, ...]  # served model names; responses carry the first
-    template_reads: frozenset[str] | None = None  # variables that the server's chat template uses; None: not known
-
-    @abstractmethod
-    def resolve(self, model: str | None) -> str:
-        """The served name for what a request calls `model`. Raises NotFoundError that lists the valid names."""
-
-    @abstractmethod
-    def sampling_defaults(self) -> dict[str, Any]:
-        """Default sampling values of the model's generation config, by field name of `SamplingParams`."""
 
     @abstractmethod
     async def tokenize(self, prompt: Prompt | ChatPrompt) -> list[int]:
@@ -141,13 +132,9 @@ class Service(ABC):
         """The bytes that a token stands for; part of a character where its text is U+FFFD."""
         return self.token_text(token_id).encode()
 
-    @abstractmethod
-    async def generate(self, request: Generate) -> AsyncIterator[Output]:
-        """Admit a request and return its outputs, every choice's in order, choices interleaved.
 
-        Raises RequestError or UnavailableError here, before anything was generated. Closing the iterator
-        (`aclose`) cancels what still runs. Engine death raises EngineDead from the iterator.
-        """
+class Administration(ABC):
+    """What operators ask."""
 
     @abstractmethod
     def health(self) -> Health:
@@ -158,8 +145,32 @@ class Service(ABC):
         """An administrative call on the engine, such as ``reset_prefix_cache``."""
 
     def answered(self, stats: HttpStats) -> None:
-        """An HTTP call was answered: for the figures."""
+        """Count an HTTP call that was answered."""
 
     @abstractmethod
     def exposition(self) -> tuple[str, str]:
         """(media type, text) of the metrics."""
+
+
+class Service(Tokens, Administration):
+    """Generation, and with it the two other roles: whoever needs only one of them can say so in a type hint."""
+
+    model: ModelInfo
+    names: tuple[str, ...]  # served model names; responses carry the first
+    template_reads: frozenset[str] | None = None  # variables that the server's chat template uses; None: not known
+
+    @abstractmethod
+    def resolve(self, model: str | None) -> str:
+        """The served name for what a request calls `model`. Raises NotFoundError that lists the valid names."""
+
+    @abstractmethod
+    def sampling_defaults(self) -> dict[str, Any]:
+        """Default sampling values of the model's generation config, by field name of `SamplingParams`."""
+
+    @abstractmethod
+    async def generate(self, request: Generate) -> AsyncIterator[Output]:
+        """Admit a request and return its outputs, every choice's in order, choices interleaved.
+
+        Raises RequestError or UnavailableError here, before anything was generated. Closing the iterator
+        (`aclose`) cancels what still runs. Engine death raises EngineDead from the iterator.
+        """

@@ -41,7 +41,7 @@ def run_api(boot: Boot, hooks: HookRunner) -> int:
     async def main() -> int:
         watchdog = boot.config.parallel.watchdog_timeout
         client = ProcessClient(Path(boot.socket_path), boot.alive_fd, boot.board(), watchdog)
-        return await _serve((boot.config, boot.plugins, hooks), listener, client)
+        return await _serve(boot.config, boot.plugins, hooks, listener, client)
 
     return _run(main())
 
@@ -52,7 +52,7 @@ def run_one_process(config: Config, plugins: PluginSet, listener: socket.socket)
     hooks.process_started("api-0", config)
 
     async def main() -> int:
-        return await _serve((config, plugins, hooks), listener, InlineClient(config, plugins))
+        return await _serve(config, plugins, hooks, listener, InlineClient(config, plugins))
 
     status = 1
     try:
@@ -68,9 +68,12 @@ def _run(main: Coroutine[Any, Any, int]) -> int:
 
 
 async def _serve(
-    house: tuple[Config, PluginSet, HookRunner], listener: socket.socket, client: ProcessClient | InlineClient
+    config: Config,
+    plugins: PluginSet,
+    hooks: HookRunner,
+    listener: socket.socket,
+    client: ProcessClient | InlineClient,
 ) -> int:
-    config, plugins, hooks = house
     board = client.board
 
     async with AsyncExitStack() as stack:

@@ -36,7 +36,7 @@ def run_engine(boot: Boot) -> int:
 
     signal.signal(signal.SIGTERM, on_sigterm)
     socket = EngineSocket(Path(boot.socket_path))
-    engine = build_engine(boot.config, boot.plugins, socket.receive, socket.send)
+    engine = build_engine(boot.config, boot.plugins, socket)
     socket.ready = Ready(engine.info, engine.num_blocks)
     gc.freeze()  # what is here now stays: to look through it again and again would stall steps
     watch_progress(engine.loop, boot.config.parallel.watchdog_timeout, boot.board())

@@ -22,7 +22,7 @@ from ferrule import env
 from ferrule.client.inline import InlineClient
 from ferrule.config import Config
 from ferrule.config.parse import parse_kwargs
-from ferrule.errors import FerruleError, RequestError, RequestFailed
+from ferrule.errors import EngineDead, FerruleError, RequestError, RequestFailed
 from ferrule.frontend.output.choice import fold
 from ferrule.frontend.service import build_service
 from ferrule.interfaces.plugins import Plugins
@@ -222,11 +222,13 @@ class LLM:
         """Stop the engine and give its memory back; idempotent."""
         if self._closed:
             return
-        self._closed = True
-        self._wait(self._opened.aclose())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        try:
+            self._wait(self._opened.aclose())
+        finally:
+            self._closed = True
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -237,6 +239,10 @@ class LLM:
     # ------------------------------------------------------------------------------------ parts
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        """Raises EngineDead after `close`."""
+        if self._closed:
+            work.close()
+            raise EngineDead("This LLM was closed. Make another one to go on.")
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def _call(self, name: str, *args: Any) -> Any:

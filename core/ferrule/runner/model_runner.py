@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
 
 from ferrule.interfaces.attention import AttentionBackend
+from ferrule.interfaces.executor import Step
 from ferrule.interfaces.model import InputEmbeds, Model
 from ferrule.interfaces.platform import Recorder, Transfers
 from ferrule.interfaces.sampler import SampleBatch, Sampler, SampleRow
@@ -32,7 +33,7 @@ class ModelRunner:
     """Runs plans in order. State of a request is keyed by its slot, never by its row in a batch.
 
     `begin` is apply, forward, finish: it queues the launches of a step, and waits for nothing that the device computes.
-    What it answers waits, and describes the step. Not thread-safe: one thread runs all steps.
+    Not thread-safe: one thread runs all steps.
     """
 
     def __init__(
@@ -110,17 +111,17 @@ class ModelRunner:
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step. An exception is a fault of the device or of the planner, and is fatal."""
-        return self.begin(plan)()
+        return self.begin(plan).result()
 
     @torch.inference_mode()
-    def begin(self, plan: StepPlan) -> Callable[[], StepResult]:
-        """Queue one step; the answer waits for its result. Steps end in the order in which they began."""
+    def begin(self, plan: StepPlan) -> Step:
+        """Queue one step. Steps end in the order in which they began."""
         self.apply(plan)
         if not plan.chunks:
-            return lambda: StepResult(plan.step, ())
+            return Outcome(plan, {})
         outcome = self.finish(self.forward(plan))
-        fetched = self._transfers.fetch(outcome.tensors)
-        return lambda: outcome.describe(fetched())
+        outcome.fetch(self._transfers)
+        return outcome
 
     def apply(self, plan: StepPlan) -> None:
         """Follow the plan's differences: releases, admissions, copies, appended blocks."""

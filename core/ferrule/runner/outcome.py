@@ -1,4 +1,4 @@
-"""What comes home of a step: small tensors, and how they read."""
+"""What a step brings back from the device: small tensors, and what they say."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from itertools import islice
 
 import torch
 
+from ferrule.interfaces.executor import Step
+from ferrule.interfaces.platform import Copies, Transfers
 from ferrule.runner import logprobs
 from ferrule.types import RowResult, StepPlan, StepResult, TokenLogprobs
 
@@ -15,15 +17,16 @@ _RANKED = 5  # tensors of `logprobs.rank`
 
 
 @dataclass
-class Outcome:
-    """A step whose launches are queued. `tensors` are what `describe` wants to see on the host, in the order added.
+class Outcome(Step):
+    """A step whose launches are queued. Its result is read from `tensors`, in the order in which they were added.
 
-    All else is known when the step begins: by the time that it is described, its slots may be others'.
+    Everything else is known when the step begins: when the result is read, its slots may belong to other requests.
     """
 
     plan: StepPlan
     faults: dict[int, str]  # by row
     tensors: list[torch.Tensor] = field(default_factory=list)
+    _copies: Copies | None = None  # of `tensors`, on their way to the host; None: nothing was computed
     _prompts: list[tuple[int, list[int]]] = field(default_factory=list)  # row, and what `tops` its entries have
     _places: dict[int, int] = field(default_factory=dict)  # by row: its place among the sampled ones
     _errors: dict[int, str] = field(default_factory=dict)  # by place
@@ -44,9 +47,15 @@ class Outcome:
         self._asking = asking
         self.tensors += ranked
 
-    def describe(self, tensors: list[torch.Tensor]) -> StepResult:
-        """`tensors` are on the host now."""
-        took = iter(tensors)
+    def fetch(self, transfers: Transfers) -> None:
+        """All tensors were added: begin to copy them to the host."""
+        self._copies = transfers.fetch(self.tensors)
+
+    def done(self) -> bool:
+        return self._copies is None or self._copies.done()
+
+    def result(self) -> StepResult:
+        took = iter([] if self._copies is None else self._copies.wait())
         prompts: dict[int, list[TokenLogprobs] | None] = {}  # None: not finite
         for row, tops in self._prompts:
             finite, entries = bool(next(took)), logprobs.describe(list(islice(took, _RANKED)), tops)

@@ -1,4 +1,4 @@
-"""The engine's socket: msgpack frames over a ZeroMQ ROUTER on a private Unix socket, a closed set of types.
+"""Both ends of the engine's socket: msgpack frames over ZeroMQ on a private Unix socket, a closed set of types.
 
 The engine binds before it loads anything, so that clients may connect and greet at any time; a client greets by
 calling ``hello`` and is answered with `Ready` once the model is loaded.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -71,3 +72,47 @@ class EngineSocket:
         self._socket.close()
         self._context.term()
         self._path.unlink(missing_ok=True)
+
+
+class ClientSocket:
+    """A client's end. Owned by the thread of the client's event loop, which waits for `fd` to become readable.
+
+    `identity` names the client to the engine, and is unique among its clients.
+    """
+
+    def __init__(self, path: Path, identity: bytes) -> None:
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.IDENTITY, identity)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.connect(f"ipc://{path}")
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(FromEngine)
+        self.fd = int(self._socket.getsockopt(zmq.FD))
+
+    def greet(self) -> None:
+        """Ask for `Ready`, which is sent once the model is loaded; a greeting before that is not answered."""
+        self.send(Call(0, HELLO))
+
+    def send(self, message: ToEngine) -> bool:
+        """Send without waiting. True when messages have arrived, for which `fd` may not become readable any more.
+
+        ZeroMQ's descriptor is edge-triggered: sending may consume the edge of a message that has just arrived.
+        """
+        self._socket.send(self._encoder.encode(message), zmq.NOBLOCK)
+        return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+
+    def receive(self) -> Iterator[FromEngine]:
+        """The messages that have arrived."""
+        while not self._socket.closed:
+            try:
+                frame = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            yield self._decoder.decode(frame)
+
+    def close(self) -> None:
+        self._socket.close()
+        self._context.term()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec import Struct
 
@@ -61,3 +61,18 @@ class Fatal(Struct, frozen=True, tag=True):
 
 
 FromEngine = Ready | Deltas | CallReply | Fatal
+
+
+class Channel(Protocol):
+    """The engine's end of what connects it with its clients: a socket, or queues where they share a process.
+
+    A client is named by the bytes that its messages came with.
+    """
+
+    def receive(self, timeout: float) -> list[tuple[bytes, ToEngine]]:
+        """The messages that have arrived; waits up to `timeout` seconds for the first one."""
+        ...
+
+    def send(self, client: bytes, message: FromEngine) -> None:
+        """Send without waiting. A message for a client that has gone is dropped."""
+        ...

@@ -110,11 +110,11 @@ class PlatformKit(Kit):
     def test_the_cache_fits(self) -> None:
         """`cache_bytes` is positive and not more than there is; a wish for more is a ConfigError."""
         platform = self.here()
-        given = platform.cache_bytes(self._config())
+        given = platform.memory().cache_bytes(self._config())
         whole = isinstance(given, int) and 0 < given <= self.caps.memory_bytes
         promise(whole, f"{shown(given)} bytes for the cache, of {self.caps.memory_bytes}")
         try:
-            more = platform.cache_bytes(self._config(cpu_kvcache_space=1e7))
+            more = platform.memory().cache_bytes(self._config(cpu_kvcache_space=1e7))
         except ConfigError:
             return
         promise(0 < more <= self.caps.memory_bytes, f"{more} bytes for the cache are promised")
@@ -136,13 +136,13 @@ class PlatformKit(Kit):
 
     def test_steps_in_flight(self) -> None:
         """`depth` is a small whole number."""
-        depth = self.here().depth()
+        depth = self.here().execution().depth()
         promise(isinstance(depth, int) and 1 <= depth <= 8, f"depth is {shown(depth)}")
 
     def test_tensors_cross_whole(self) -> None:
         """`transfers` carry tensors of any type and shape to the device and back, in order, several at a time."""
         platform = self.here()
-        transfers = platform.transfers()
+        transfers = platform.execution().transfers()
         host = [
             torch.arange(5, dtype=torch.int32),
             torch.zeros(0, 3),
@@ -152,14 +152,15 @@ class PlatformKit(Kit):
         staged = [transfers.stage(host, platform.device()) for _ in range(2)]
         there = all(tensor.device.type == platform.device().type for each in staged for tensor in each)
         promise(there, "stage leaves tensors elsewhere than on the device")
-        waits = [transfers.fetch([*each, each[0] + 1]) for each in staged]
-        for back in (wait() for wait in reversed(waits)):
+        copies = [transfers.fetch([*each, each[0] + 1]) for each in staged]
+        for back in (copy.wait() for copy in reversed(copies)):
             promise(all(tensor.device.type == "cpu" for tensor in back), "fetch leaves tensors on the device")
             alike = len(back) == 5 and all(
                 mine.dtype == theirs.dtype and torch.equal(mine, theirs)
                 for mine, theirs in zip(back, [*host, host[0] + 1], strict=False)
             )
             promise(alike, f"tensors come back as {shown(back)}")
+        promise(all(copy.done() for copy in copies), "copies that were waited for are not done")
 
     def test_nothing_is_printed(self) -> None:
         """A platform logs; it does not write to standard output, where commands answer."""

@@ -36,8 +36,8 @@ class SchedulerKit(Kit):
         self._simulate(3)
 
     def test_the_order_of_the_policy(self) -> None:
-        """Requests are admitted in the order of fcfs and of priority, and nobody starves under either."""
-        for policy in ("fcfs", "priority"):
+        """Requests are admitted in the order of fcfs, of priority and of priority_ageing."""
+        for policy in ("fcfs", "priority", "priority_ageing"):
             simulate(11, self.steps, self.plugin, policy)
 
     def test_chaos_and_preemption(self) -> None:

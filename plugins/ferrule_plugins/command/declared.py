@@ -161,8 +161,6 @@ _OBSERVABILITY: dict[str, _Row] = {
 }
 _SCHEDULER: dict[str, _Row] = {
     "async_scheduling": (bool, "Overlap steps.", "--pipeline-depth", {"renamed": {"True": "2", "False": "1"}}),
-    "max_num_partial_prefills": (1, "Most prompts computed in pieces at once.", "as many as a step's tokens hold"),
-    "max_long_partial_prefills": (1, "Most long ones.", "--long-prefill-token-threshold limits the piece of each"),
     "num_lookahead_slots": (0, "Extra cache slots per request.", "slots are made when they are needed"),
     "scheduler_delay_factor": (0.0, "Delay before a prompt.", "a prompt starts in the next step"),
     "preemption_mode": (str, "What becomes of the preempted.", _RECOMPUTE, {"passes": ("recompute",)}),

@@ -13,6 +13,7 @@ from ferrule.assembly.model import Loaded, load
 from ferrule.config import Config
 from ferrule.config.resolve import MAX_NUM_SEQS, resolve
 from ferrule.errors import ConfigError, EngineDead
+from ferrule.interfaces.executor import Step
 from ferrule.interfaces.model import Model
 from ferrule.interfaces.platform import Platform
 from ferrule.interfaces.plugins import Plugins
@@ -36,6 +37,7 @@ class Worker:
         self._plugins = plugins
         self._runner: ModelRunner | None = None
         self.platform: Platform
+        self.depth = 1  # steps in flight that pay off
         self._reload: Callable[[], Model]
         self._num_blocks = 0
         self._asleep: tuple[Model, Parked] | None = None  # a model whose weights the host keeps
@@ -61,11 +63,13 @@ class Worker:
             device=context.device,
             cache_type=loaded.cache_type,
         )
-        self.platform.optimise(loaded.model, self.config)
+        execution = self.platform.execution()
+        self.depth = execution.depth()
+        execution.optimise(loaded.model, self.config)
         sampler = self._plugins.load("sampler", self.config.model.sampler)(self._plugins)
-        transfers, recorder = self.platform.transfers(), self.platform.recorder(self.config)
+        transfers, recorder = execution.transfers(), execution.recorder(self.config)
         self._runner = runner = ModelRunner(loaded.model, loaded.attention, sampler, limits, transfers, recorder)
-        self.platform.rehearse(self._rehearsal(runner, limits))
+        self.platform.memory().rehearse(self._rehearsal(runner, limits))
         info = self._describe(loaded, runner)
         shown = "architecture", "implementation", "dtype", "quantization", "attention", "num_parameters", "weight_bytes"
         seconds = round(time.monotonic() - began, 2)
@@ -78,7 +82,7 @@ class Worker:
         """Add what is cached. Raises ConfigError for what does not fit, or what the model does not do."""
         info = loaded.info
         page_bytes = runner.cache.page_size * loaded.cache_type.itemsize
-        room, kept = loaded.platform.cache_bytes(self.config), runner.recurrent.num_bytes
+        room, kept = loaded.platform.memory().cache_bytes(self.config), runner.recurrent.num_bytes
         if kept > room:
             raise ConfigError(
                 f"The states of --max-num-seqs requests need {kept / 2**30:.2f} GiB, and the cache has "
@@ -97,23 +101,22 @@ class Worker:
     def init_cache(self, num_blocks: int) -> None:
         """Allocate `num_blocks`, the null block included. Raises EngineDead when then not one token can be computed."""
         self._num_blocks = num_blocks
-        with self.platform.guard("cache"):
+        with self.platform.memory().guard("cache"):
             self.restore("kv_cache")
 
     def execute(self, plan: StepPlan) -> StepResult:
-        with self.platform.guard("step"):
-            return self.model_runner.execute(plan)
+        """Run a step from its beginning to its end."""
+        return self.end(self.begin(plan))
 
-    def begin(self, plan: StepPlan) -> Callable[[], StepResult]:
-        """Queue a step; the answer, on this thread too, waits for its result."""
-        with self.platform.guard("step"):
-            wait = self.model_runner.begin(plan)
+    def begin(self, plan: StepPlan) -> Step:
+        """Queue a step on the device; give what it returns to `end`."""
+        with self.platform.memory().guard("step"):
+            return self.model_runner.begin(plan)
 
-        def result() -> StepResult:
-            with self.platform.guard("step"):
-                return wait()
-
-        return result
+    def end(self, step: Step) -> StepResult:
+        """Wait for a step's result. What a device was told to do may fail only here."""
+        with self.platform.memory().guard("step"):
+            return step.result()
 
     def call(self, name: str, args: tuple[Any, ...]) -> Any:
         """Run an administrative method. Raises ValueError for an unknown one."""
@@ -144,14 +147,14 @@ class Worker:
         if "kv_cache" in parts:
             self.model_runner.release_cache()
         gc.collect()
-        self.platform.trim()
+        self.platform.memory().trim()
 
     def restore(self, part: str) -> None:
         """Weights are the host's copy, else those of the checkpoint as it is now; the cache is empty.
 
         Raises CheckpointError, EngineDead.
         """
-        with self.platform.guard("load" if part == "weights" else "cache"):
+        with self.platform.memory().guard("load" if part == "weights" else "cache"):
             if part == "weights":
                 self.model_runner.use(self._weights())
             else:
@@ -164,7 +167,7 @@ class Worker:
         """The model that sleeps, awake; else one that is loaded again."""
         if self._asleep is None:
             model = self._reload()
-            self.platform.optimise(model, self.config)
+            self.platform.execution().optimise(model, self.config)
             return model
         model, parked = self._asleep
         parked.wake()
@@ -199,4 +202,4 @@ class Worker:
             admit = Admit(0, "warm-up", 0, (0,), 1, greedy)
             runner.execute(StepPlan(0, (Chunk(0, "warm-up", 0, 0, 1, True, (), blocks),), (admit,)))
             runner.execute(StepPlan(0, (), releases=(0,)))
-        self.platform.trim()
+        self.platform.memory().trim()

@@ -14,7 +14,7 @@ from typing import Any
 from ferrule import checkpoint
 from ferrule.config import Config
 from ferrule.errors import ConfigError, EngineDead
-from ferrule.interfaces.executor import Executor
+from ferrule.interfaces.executor import Executor, Step
 from ferrule.interfaces.plugins import Plugins
 from ferrule.log import Log
 from ferrule.types import (
@@ -36,7 +36,7 @@ _CALLS = frozenset({"check", "release", "restore"})  # nothing is held, so there
 _log = Log("worker")
 
 
-class SimulatedStep:
+class SimulatedStep(Step):
     """Done when its time has come."""
 
     def __init__(self, result: StepResult, due: float) -> None:
@@ -51,7 +51,9 @@ class SimulatedStep:
         return self._result
 
 
-class FailedStep:
+class FailedStep(Step):
+    """A step that the device did not survive."""
+
     def __init__(self, error: EngineDead) -> None:
         self._error = error
 
@@ -99,7 +101,7 @@ class SimulatedExecutor(Executor):
     def init_cache(self, num_blocks: int) -> None:
         self.check_health()
 
-    def submit(self, plan: StepPlan) -> SimulatedStep | FailedStep:
+    def submit(self, plan: StepPlan) -> Step:
         self.check_health()
         for slot in plan.releases:
             del self._live[slot], self._room[slot]

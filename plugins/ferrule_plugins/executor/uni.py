@@ -11,24 +11,39 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, ParamSpec, TypeVar
 
 from ferrule.config import Config
 from ferrule.errors import EngineDead
-from ferrule.interfaces.executor import Executor, StepHandle
+from ferrule.interfaces.executor import Executor, Step
 from ferrule.interfaces.plugins import Plugins
 from ferrule.types import ModelInfo, StepPlan, StepResult
 from ferrule_plugins.executor.device import Worker
 from ferrule_plugins.executor.worker import open_worker
 
+P = ParamSpec("P")
 T = TypeVar("T")
 _STOP_SECONDS = 5.0
 
 
-class PendingStep:
-    """A step that was submitted. Whoever asks for its result, or whether it is there, has the thread wait for it."""
+class WholeStep(Step):
+    """A step that the thread runs from its beginning to its end when its turn comes."""
 
-    def __init__(self, executor: UniExecutor, begun: Future[Callable[[], StepResult]]) -> None:
+    def __init__(self, ended: Future[StepResult]) -> None:
+        self._ended = ended
+
+    def done(self) -> bool:
+        return self._ended.done()
+
+    def result(self) -> StepResult:
+        return self._ended.result()
+
+
+class BegunStep(Step):
+    """A step that the thread begins when its turn comes, and ends once somebody asks whether or how it ended."""
+
+    def __init__(self, executor: UniExecutor, begun: Future[Step]) -> None:
         self._executor = executor
         self._begun = begun
         self._ended: Future[StepResult] | None = None
@@ -45,11 +60,26 @@ class PendingStep:
         return self._ended
 
 
+@dataclass(frozen=True)
+class Job:
+    """A call for the thread, and where its outcome goes."""
+
+    future: Future[Any]
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+
+    def run(self) -> None:
+        try:
+            self.future.set_result(self.function(*self.args))
+        except BaseException as error:
+            self.future.set_exception(error)
+
+
 class UniExecutor(Executor):
     """After a step has failed, nothing else runs: every later call raises EngineDead."""
 
     def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="ferrule-worker", daemon=True)
         self._worker: Worker | None = None
         self._fault: BaseException | None = None
@@ -66,23 +96,23 @@ class UniExecutor(Executor):
 
     def init_cache(self, num_blocks: int) -> None:
         worker = self._ready()
-        self._submit(lambda: worker.init_cache(num_blocks)).result()
+        self._submit(worker.init_cache, num_blocks).result()
 
-    def submit(self, plan: StepPlan) -> StepHandle:
+    def submit(self, plan: StepPlan) -> Step:
         worker = self._ready()
-        if worker.platform.depth() == 1:  # the step is computed when it begins
-            return self._submit(lambda: self._guarded(lambda: worker.execute(plan)))
-        return PendingStep(self, self._submit(lambda: self._guarded(lambda: worker.begin(plan))))
+        if worker.depth == 1:  # the step is computed when it begins
+            return WholeStep(self._submit(self._guarded, worker.execute, plan))
+        return BegunStep(self, self._submit(self._guarded, worker.begin, plan))
 
-    def end(self, begun: Future[Callable[[], StepResult]]) -> Future[StepResult]:
-        """Wait for a step's result behind all that was submitted so far. What `begun` raised is raised again."""
-        if self._stopped:
+    def end(self, begun: Future[Step]) -> Future[StepResult]:
+        """Wait on the thread for a step's result, behind everything that was submitted so far."""
+        if self._stopped or self._worker is None:
             raise EngineDead("the worker has stopped")
-        return self._submit(lambda: self._guarded(begun.result()))
+        return self._submit(self._ended, self._worker, begun)
 
     def call(self, name: str, args: tuple[Any, ...] = ()) -> Any:
         worker = self._ready()
-        answer = self._submit(lambda: worker.call(name, args)).result()
+        answer = self._submit(worker.call, name, args).result()
         return [answer] if name == "collective_rpc" else answer
 
     def check_health(self) -> None:
@@ -99,11 +129,15 @@ class UniExecutor(Executor):
             self._thread.join(_STOP_SECONDS)
         self._worker = None
 
-    def _guarded(self, function: Callable[[], T]) -> T:
+    def _ended(self, worker: Worker, begun: Future[Step]) -> StepResult:
+        """What the beginning raised is raised again."""
+        return self._guarded(worker.end, begun.result())
+
+    def _guarded(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a part of a step; what it raises is the end of this executor."""
         self.check_health()
         try:
-            return function()
+            return function(*args, **kwargs)
         except BaseException as error:
             self._fault = error
             raise
@@ -114,18 +148,11 @@ class UniExecutor(Executor):
         self.check_health()
         return self._worker
 
-    def _submit(self, function: Callable[[], T]) -> Future[T]:
+    def _submit(self, function: Callable[..., T], *args: Any) -> Future[T]:
         future: Future[T] = Future()
-
-        def job() -> None:
-            try:
-                future.set_result(function())
-            except BaseException as error:
-                future.set_exception(error)
-
-        self._jobs.put(job)
+        self._jobs.put(Job(future, function, args))
         return future
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
-            job()
+            job.run()

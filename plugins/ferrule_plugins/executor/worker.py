@@ -45,7 +45,7 @@ class DeviceWorker(Worker):
         if self._profile is not None:
             raise RequestError("A profile is being recorded already: stop it first.")
         file = Path(folder, f"ferrule-{os.getpid()}-{time.time_ns()}.pt.trace.json.gz")
-        self._profile = file.name, self.platform.profile(file)
+        self._profile = file.name, self.platform.execution().profile(file)
 
     def stop_profile(self) -> str:
         """Write the trace; its name in the folder for traces. Raises RequestError."""

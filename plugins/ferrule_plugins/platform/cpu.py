@@ -18,7 +18,7 @@ import torch
 
 from ferrule.config import CacheConfig, Config, ModelConfig, SchedulerConfig
 from ferrule.errors import ConfigError
-from ferrule.interfaces.platform import DeviceCaps, Platform
+from ferrule.interfaces.platform import DeviceCaps, DeviceMemory, Execution, Platform
 from ferrule.log import Log
 
 _log = Log("platform")
@@ -36,6 +36,46 @@ _TYPES = {
 }
 
 
+class CpuMemory(DeviceMemory):
+    """`total` is what this process may use, in bytes."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+
+    def cache_bytes(self, config: Config) -> int:
+        wanted = int(config.env.cpu_kvcache_space * 2**30)
+        if wanted > self._total:
+            there = self._total / 2**30
+            raise ConfigError(
+                f"The KV cache is to have {wanted / 2**30:.1f} GiB, but there are {there:.1f} GiB of memory.",
+                "Set FERRULE_CPU_KVCACHE_SPACE (GiB) to less.",
+            )
+        return wanted
+
+    def trim(self) -> None:
+        """glibc keeps what is freed, unless it is asked; others give it back by themselves, or have no way to ask."""
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)
+
+
+class CpuExecution(Execution):
+    def prompt_share(self) -> int:
+        """A prompt's token costs about what a decoded one does: few of them keep a step short."""
+        return 2
+
+    def profile(self, file: Path) -> Callable[[], None]:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        recorder = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True)
+        recorder.start()
+
+        def end() -> None:
+            recorder.stop()
+            recorder.export_chrome_trace(str(file))
+
+        return end
+
+
 class CpuPlatform(Platform):
     """Threads, types and cache size on a CPU."""
 
@@ -45,6 +85,8 @@ class CpuPlatform(Platform):
 
     def __init__(self) -> None:
         self._caps = describe()
+        self._memory = CpuMemory(self._caps.memory_bytes)
+        self._execution = CpuExecution()
 
     def prepare(self, config: Config) -> DeviceCaps:
         """Bind this thread and size torch's pool: one thread for each physical core that this process may use.
@@ -72,39 +114,14 @@ class CpuPlatform(Platform):
             return _TYPES[requested]
         return torch.bfloat16 if self._caps.features & _FAST_BF16 else torch.float32
 
-    def cache_bytes(self, config: Config) -> int:
-        wanted = int(config.env.cpu_kvcache_space * 2**30)
-        if wanted > self._caps.memory_bytes:
-            there = self._caps.memory_bytes / 2**30
-            raise ConfigError(
-                f"The KV cache is to have {wanted / 2**30:.1f} GiB, but there are {there:.1f} GiB of memory.",
-                "Set FERRULE_CPU_KVCACHE_SPACE (GiB) to less.",
-            )
-        return wanted
-
     def attention_order(self) -> tuple[str, ...]:
         return ("cpu_native", "cpu", "torch_sdpa")
 
-    def prompt_share(self) -> int:
-        """A prompt's token costs about what a decoded one does: few of them keep a step short."""
-        return 2
+    def memory(self) -> CpuMemory:
+        return self._memory
 
-    def trim(self) -> None:
-        """glibc keeps what is freed, unless it is asked; others give it back by themselves, or have no way to ask."""
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-        if trim is not None:
-            trim(0)
-
-    def profile(self, file: Path) -> Callable[[], None]:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        recorder = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True)
-        recorder.start()
-
-        def end() -> None:
-            recorder.stop()
-            recorder.export_chrome_trace(str(file))
-
-        return end
+    def execution(self) -> CpuExecution:
+        return self._execution
 
 
 def eager_only(config: Config) -> list[str]:

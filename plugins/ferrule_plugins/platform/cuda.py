@@ -16,16 +16,17 @@ import torch
 from ferrule.config import Config
 from ferrule.errors import ConfigError
 from ferrule.interfaces.model import Model
-from ferrule.interfaces.platform import DeviceCaps, Platform, Recorder, Transfers
+from ferrule.interfaces.platform import DeviceCaps, DeviceMemory, Execution, Platform, Recorder, Transfers
 from ferrule.log import Log
 from ferrule_plugins.platform.cpu import describe
 from ferrule_plugins.platform.cuda_compile import compile_parts
 from ferrule_plugins.platform.cuda_graphs import GraphLimits, graph_recorder, optimization_level
-from ferrule_plugins.platform.cuda_memory import Budget, Device, TorchDevice, gib
+from ferrule_plugins.platform.cuda_memory import Budget, Device, Reading, TorchDevice, gib
 from ferrule_plugins.platform.cuda_offload import HostWeights
 from ferrule_plugins.platform.cuda_stage import PinnedTransfers
 
 _log = Log("platform")
+_DEVICE = torch.device("cuda")
 _OLDEST = (7, 0)  # compute capability that Triton generates code for
 _BF16_SINCE = (8, 0)
 _TYPES = {
@@ -37,74 +38,29 @@ _TYPES = {
 }
 
 
-class CudaPlatform(Platform):
-    """Types, memory and measurements on a GPU. `device` stands in for the GPU in tests."""
+class CudaMemory(DeviceMemory):
+    """Shares the memory out, by what was measured. `begin` is called when nothing is loaded."""
 
-    @classmethod
-    def refuses(cls) -> str | None:
-        """Asks the driver's management library, which starts nothing on the GPU."""
-        if torch.version.cuda is None:
-            return f"torch {torch.__version__} is built without CUDA"
-        if torch.cuda.device_count() == 0:
-            return "there is no NVIDIA GPU (or CUDA_VISIBLE_DEVICES hides it, or the driver is missing)"
-        return None
-
-    def __init__(self, device: Device | None = None) -> None:
-        self._device: Device = TorchDevice() if device is None else device
-        self._budget = Budget(self._device)
-        self._transfers = PinnedTransfers()
-        self._capability = (0, 0)
+    def __init__(self, device: Device, budget: Budget) -> None:
+        self._device = device
+        self._budget = budget
         self._offloaded = 0  # bytes of weights that the host keeps
 
-    def prepare(self, config: Config) -> DeviceCaps:
-        """Start CUDA in this process. Raises ConfigError for a GPU that is too old."""
-        name, self._capability = self._device.name(), self._device.capability()
-        version = ".".join(map(str, self._capability))
-        if self._capability < _OLDEST:
-            raise ConfigError(f"{name} has compute capability {version}; 7.0 is the least.", "Use --device cpu.")
+    def begin(self, config: Config) -> Reading:
+        """Nothing is loaded yet. Raises ConfigError where the host is to keep more weights than it has memory for."""
         now = self._budget.begin(config)
-        self._kept_by_host(config)
-        features = frozenset({"sm{}{}".format(*self._capability)})
-        _log.info("cuda ready", device=name, capability=version, memory=gib(now.total), free=gib(now.free))
-        return DeviceCaps("cuda", name, now.total, features)
-
-    def device(self) -> torch.device:
-        return torch.device("cuda")
-
-    def dtype(self, requested: str, checkpoint: Mapping[str, Any]) -> torch.dtype:
-        bf16 = self._capability >= _BF16_SINCE
-        if requested == "auto":
-            stored = str(checkpoint.get("dtype") or checkpoint.get("torch_dtype"))
-            if bf16 or stored == "float16":
-                return torch.float16 if stored == "float16" else torch.bfloat16
-            _log.warning("this GPU does not compute in bfloat16: float16 is used, whose range is smaller")
-            return torch.float16
-        if requested not in _TYPES:
-            raise ConfigError(f"--dtype {requested!r}: the GPU computes in {', '.join(_TYPES)}.")
-        if requested == "bfloat16" and not bf16:
-            raise ConfigError(
-                "--dtype bfloat16: this GPU does not compute in it (compute capability 8.0 does).",
-                "Set --dtype float16 or --dtype float32.",
-            )
-        return _TYPES[requested]
-
-    def _kept_by_host(self, config: Config) -> None:
-        """How much of the weights. Raises ConfigError for more than this process may have of the host's memory."""
         memory = describe().memory_bytes
         self._offloaded = int(config.cache.cpu_offload_gb * 2**30)
         if self._offloaded > memory:
             raise ConfigError(
                 f"--cpu-offload-gb {config.cache.cpu_offload_gb:g}: the host has {gib(memory)} of memory."
             )
+        return now
 
     def loading(self, model: Model, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterable[tuple[str, torch.Tensor]]:
         if not self._offloaded:
             return weights
-        return HostWeights(self._offloaded, self._device.map_host, self.device()).loading(model, weights)
-
-    def optimise(self, model: Model, config: Config) -> None:
-        if optimization_level(config) == 3:
-            compile_parts(model)
+        return HostWeights(self._offloaded, self._device.map_host, _DEVICE).loading(model, weights)
 
     def rehearse(self, step: Callable[[], None]) -> None:
         """Run the largest step and keep what it needs in mind. Raises ConfigError where it does not fit."""
@@ -116,15 +72,6 @@ class CudaPlatform(Platform):
             self._device.synchronize()
         self._budget.learn(weights)
         self._device.give_back()
-
-    def transfers(self) -> Transfers:
-        return self._transfers
-
-    def recorder(self, config: Config) -> Recorder | None:
-        """Graphs, where the options do not forbid them; the cache leaves them their memory."""
-        limits = GraphLimits.of(config)
-        self._budget.graphs = 0 if limits is None else limits.budget_bytes
-        return graph_recorder(limits, self._transfers, self.device())
 
     def cache_bytes(self, config: Config) -> int:
         given = self._budget.cache()
@@ -147,15 +94,33 @@ class CudaPlatform(Platform):
         except torch.OutOfMemoryError as error:
             raise self._budget.too_little(stage) from error
 
-    def attention_order(self) -> tuple[str, ...]:
-        """Our kernels first, which need no other package; those of other packages are used when they are named."""
-        return ("triton", "torch_sdpa")
+    def trim(self) -> None:
+        self._device.give_back()
+
+
+class CudaExecution(Execution):
+    """Two steps in flight, pinned buffers, graphs."""
+
+    def __init__(self, device: Device, budget: Budget) -> None:
+        self._device = device
+        self._budget = budget
+        self._transfers = PinnedTransfers()
 
     def depth(self) -> int:
         return 2
 
-    def trim(self) -> None:
-        self._device.give_back()
+    def optimise(self, model: Model, config: Config) -> None:
+        if optimization_level(config) == 3:
+            compile_parts(model)
+
+    def transfers(self) -> Transfers:
+        return self._transfers
+
+    def recorder(self, config: Config) -> Recorder | None:
+        """Graphs, where the options do not forbid them; the cache leaves them their memory."""
+        limits = GraphLimits.of(config)
+        self._budget.graphs = 0 if limits is None else limits.budget_bytes
+        return graph_recorder(limits, self._transfers, _DEVICE)
 
     def profile(self, file: Path) -> Callable[[], None]:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -169,3 +134,64 @@ class CudaPlatform(Platform):
             recorder.export_chrome_trace(str(file))
 
         return end
+
+
+class CudaPlatform(Platform):
+    """A GPU. `device` stands in for it in tests."""
+
+    @classmethod
+    def refuses(cls) -> str | None:
+        """Asks the driver's management library, which starts nothing on the GPU."""
+        if torch.version.cuda is None:
+            return f"torch {torch.__version__} is built without CUDA"
+        if torch.cuda.device_count() == 0:
+            return "there is no NVIDIA GPU (or CUDA_VISIBLE_DEVICES hides it, or the driver is missing)"
+        return None
+
+    def __init__(self, device: Device | None = None) -> None:
+        self._device: Device = TorchDevice() if device is None else device
+        budget = Budget(self._device)
+        self._memory = CudaMemory(self._device, budget)
+        self._execution = CudaExecution(self._device, budget)
+        self._capability = (0, 0)
+
+    def prepare(self, config: Config) -> DeviceCaps:
+        """Start CUDA in this process. Raises ConfigError for a GPU that is too old."""
+        name, self._capability = self._device.name(), self._device.capability()
+        version = ".".join(map(str, self._capability))
+        if self._capability < _OLDEST:
+            raise ConfigError(f"{name} has compute capability {version}; 7.0 is the least.", "Use --device cpu.")
+        now = self._memory.begin(config)
+        features = frozenset({"sm{}{}".format(*self._capability)})
+        _log.info("cuda ready", device=name, capability=version, memory=gib(now.total), free=gib(now.free))
+        return DeviceCaps("cuda", name, now.total, features)
+
+    def device(self) -> torch.device:
+        return _DEVICE
+
+    def dtype(self, requested: str, checkpoint: Mapping[str, Any]) -> torch.dtype:
+        bf16 = self._capability >= _BF16_SINCE
+        if requested == "auto":
+            stored = str(checkpoint.get("dtype") or checkpoint.get("torch_dtype"))
+            if bf16 or stored == "float16":
+                return torch.float16 if stored == "float16" else torch.bfloat16
+            _log.warning("this GPU does not compute in bfloat16: float16 is used, whose range is smaller")
+            return torch.float16
+        if requested not in _TYPES:
+            raise ConfigError(f"--dtype {requested!r}: the GPU computes in {', '.join(_TYPES)}.")
+        if requested == "bfloat16" and not bf16:
+            raise ConfigError(
+                "--dtype bfloat16: this GPU does not compute in it (compute capability 8.0 does).",
+                "Set --dtype float16 or --dtype float32.",
+            )
+        return _TYPES[requested]
+
+    def attention_order(self) -> tuple[str, ...]:
+        """Our kernels first, which need no other package; those of other packages are used when they are named."""
+        return ("triton", "torch_sdpa")
+
+    def memory(self) -> CudaMemory:
+        return self._memory
+
+    def execution(self) -> CudaExecution:
+        return self._execution

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import torch
 
-from ferrule.interfaces.platform import Transfers
+from ferrule.interfaces.platform import Copies, Transfers
 
 ALIGNMENT = 64  # bytes between which tensors begin: whole vectors for every kernel, whole sectors for the device
 
@@ -22,6 +22,8 @@ class Event(Protocol):
     """A mark in the stream of launches, as `torch.cuda.Event` is one."""
 
     def record(self) -> None: ...
+
+    def query(self) -> bool: ...
 
     def synchronize(self) -> None: ...
 
@@ -55,6 +57,21 @@ class Layout:
         ]
 
 
+class PinnedCopies(Copies):
+    """Copies that are there when the device has passed `event`."""
+
+    def __init__(self, tensors: list[torch.Tensor], event: Event) -> None:
+        super().__init__(tensors)
+        self._event = event
+
+    def done(self) -> bool:
+        return self._event.query()
+
+    def wait(self) -> list[torch.Tensor]:
+        self._event.synchronize()
+        return super().wait()
+
+
 class PinnedTransfers(Transfers):
     """Transfers of a CUDA device. `pinned` and `event` are replaced where there is none."""
 
@@ -73,16 +90,11 @@ class PinnedTransfers(Transfers):
             view.copy_(tensor)
         return layout.views(host.to(device, non_blocking=True))
 
-    def fetch(self, tensors: Sequence[torch.Tensor]) -> Callable[[], list[torch.Tensor]]:
+    def fetch(self, tensors: Sequence[torch.Tensor]) -> Copies:
         layout = Layout.of([(tensor.dtype, tensor.shape) for tensor in tensors])
         copies = layout.views(self.buffer(layout.size))
         for copy, tensor in zip(copies, tensors, strict=True):
             copy.copy_(tensor, non_blocking=True)
         event = self._event()
         event.record()
-
-        def wait() -> list[torch.Tensor]:
-            event.synchronize()
-            return copies
-
-        return wait
+        return PinnedCopies(copies, event)

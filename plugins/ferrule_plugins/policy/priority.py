@@ -1,4 +1,4 @@
-"""`priority`: the lowest value first; among equals, first come, first served. Waiting makes up for priority."""
+"""`priority`: the lowest value always first; among equals, the one that arrived first."""
 
 from __future__ import annotations
 
@@ -6,18 +6,12 @@ from collections.abc import Sequence
 
 from ferrule.interfaces.scheduler import RequestView, SchedulingPolicy
 
-AGE_SECONDS = 60.0  # a request that came this much earlier beats one of the next better priority
-
 
 class PriorityPolicy(SchedulingPolicy):
-    """Orders by arrival + AGE_SECONDS x priority.
-
-    Two requests grow older at the same rate, so this is the order in which a wait of AGE_SECONDS is worth one level,
-    and it never changes. A request waits behind later ones only for AGE_SECONDS for each level between them.
-    """
+    """Requests of a higher value wait for as long as lower ones keep coming; `priority_ageing` bounds that wait."""
 
     def key(self, view: RequestView, now: float) -> tuple[float, ...]:
-        return (view.arrival + AGE_SECONDS * view.priority, view.sequence)
+        return (view.priority, view.arrival, view.sequence)
 
     def victim(self, running: Sequence[RequestView]) -> str:
         return max(running, key=lambda view: self.key(view, 0.0)).id

@@ -25,6 +25,9 @@ _LATENCY = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0),
     *(1920.0, 7680.0),
 )
+_MILLISECONDS = (
+    *(1.0, 2.0, 3.0, 5.0, 8.0, 10.0, 20.0, 30.0, 50.0, 80.0, 100.0, 200.0, 300.0, 500.0, 800.0, 1000.0, 2000.0, 3000.0),
+)
 _STEP_TOKENS = (1.0, *(float(1 << power) for power in range(3, 15)))  # 1, 8, 16 … 16384
 _CHOICES = (1.0, 2.0, 5.0, 10.0, 20.0)
 _HTTP = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -87,6 +90,17 @@ def _alias(name: str, doc: str, metric: Metric, deprecated: str = "") -> Metric:
         buckets=metric.buckets,
         same_as=metric.name,
         deprecated=deprecated,
+    )
+
+
+def _milliseconds(name: str, doc: str) -> Metric:
+    return Metric(
+        name=f"vllm:{name}",
+        kind="histogram",
+        doc=doc,
+        buckets=_MILLISECONDS,
+        choice=lambda stats: 1e3 * stats.inference_time,
+        deprecated=HIDDEN_BUT_HERE,
     )
 
 
@@ -242,6 +256,18 @@ DEPRECATED = (
         engine=_hit_rate,
         deprecated=HIDDEN_BUT_HERE,
     ),
+    Metric(
+        name="vllm:cpu_prefix_cache_hit_rate",
+        kind="gauge",
+        doc="Share of lookups that a cache in host memory answered: there is no such cache.",
+        engine=_nothing,
+        deprecated=HIDDEN_BUT_HERE,
+    ),
+    _milliseconds(
+        "model_execute_time_milliseconds",
+        "Milliseconds from a choice's first step to its end; the time between its steps is not taken off.",
+    ),
+    _milliseconds("model_forward_time_milliseconds", "The same: the forward pass is not timed apart from the step."),
     _alias("time_in_queue_requests", "request_queue_time_seconds under a former name.", _QUEUED, HIDDEN_BUT_HERE),
 )
 
@@ -308,9 +334,6 @@ ABSENT = (
     ("vllm:spec_decode_num_emitted_tokens_total", "counter", "speculative decoding; gone in newer documents"),
     ("vllm:spec_decode_draft_acceptance_rate", "gauge", "speculative decoding; to be had from the counters"),
     ("vllm:spec_decode_efficiency", "gauge", "speculative decoding; to be had from the counters"),
-    ("vllm:cpu_prefix_cache_hit_rate", "gauge", "deprecated; there is no cache in host memory to be hit"),
-    ("vllm:model_forward_time_milliseconds", "histogram", "deprecated; nothing measures it: request_*_time_seconds"),
-    ("vllm:model_execute_time_milliseconds", "histogram", "deprecated; nothing measures it: request_*_time_seconds"),
     ("vllm:external_prefix_cache_queries_total", "counter", "transfer of caches between servers"),
     ("vllm:external_prefix_cache_hits_total", "counter", "transfer of caches between servers"),
     ("vllm:mm_cache_queries_total", "counter", "media in prompts"),

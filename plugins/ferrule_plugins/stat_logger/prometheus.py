@@ -102,7 +102,7 @@ class Prometheus(StatLogger):
         if stats.called_tools is not None:
             mode = "streaming" if stats.streamed else "non_streaming"
             self._count(catalog.TOOLS, mode, "tool_call" if stats.called_tools else "no_tool_call", "chat_completions")
-        for metric in catalog.REQUESTS:
+        for metric in catalog.SERVED:
             if metric.choice is not None and (value := metric.choice(stats)) is not None:
                 self._by_name[metric.name].observe(value)
 

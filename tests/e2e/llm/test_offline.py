@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import itertools
 import json
@@ -23,7 +24,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from ferrule import LLM, BeamSearchParams, SamplingParams
 from ferrule.client.inline import InlineClient
-from ferrule.errors import CheckpointError, ConfigError, RequestError
+from ferrule.errors import CheckpointError, ConfigError, EngineDead, RequestError
 from ferrule.interfaces.hooks import Hooks
 from ferrule.llm.outputs import RequestOutput
 from ferrule.log import flush
@@ -238,6 +239,18 @@ def test_priority_under_its_policy(tiny_llama: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ embeddings
+
+
+@pytest.mark.filterwarnings("error")  # also a coroutine that is never awaited
+def test_after_close_every_call_says_so(tiny_llama: Path) -> None:
+    llm = LLM(str(tiny_llama), dtype="float32", num_gpu_blocks_override=64)
+    llm.close()
+    llm.close()
+    chat = [{"role": "user", "content": "hi"}]
+    for call in (lambda: llm.generate([[5, 6]], GREEDY), lambda: llm.chat(chat), llm.sleep):
+        with pytest.raises(EngineDead, match="This LLM was closed"):
+            call()
+    gc.collect()
 
 
 @pytest.fixture(scope="module")

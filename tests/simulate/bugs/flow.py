@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
 from ferrule.engine.cache import Holding, footprint
+from ferrule.engine.prefills import Prefills
 from ferrule.engine.queue import WaitingQueue
 from ferrule.engine.request import Request
 from ferrule.engine.scheduler import DefaultScheduler, Draft
+from ferrule.interfaces.scheduler import SchedulerLimits, SchedulingPolicy
 from ferrule.types import Chunk, EngineRequest, FinishReason, RequestDelta, RowResult, StepPlan, StepResult
 from tests.simulate.bugs.cache import Patched
 
@@ -136,8 +139,21 @@ class HeadSkippedWhenItDoesNotFit(DefaultScheduler):
 
 
 class PromptSplitWithoutChunking(DefaultScheduler):
-    def _piece(self, todo: int, budget: int) -> int:
-        return min(todo, budget)
+    def __init__(self, limits: SchedulerLimits, policy: SchedulingPolicy) -> None:
+        super().__init__(limits, policy)
+        self._prefills = Prefills(replace(limits, chunked_prefill=True))
+
+
+class PromptsInProgressNotCounted(DefaultScheduler):
+    def __init__(self, limits: SchedulerLimits, policy: SchedulingPolicy) -> None:
+        super().__init__(limits, policy)
+        self._prefills = Prefills(replace(limits, max_num_partial_prefills=8, max_long_partial_prefills=8))
+
+
+class LongPromptsNotCounted(DefaultScheduler):
+    def __init__(self, limits: SchedulerLimits, policy: SchedulingPolicy) -> None:
+        super().__init__(limits, policy)
+        self._prefills = Prefills(replace(limits, max_long_partial_prefills=limits.max_num_partial_prefills))
 
 
 # ------------------------------------------------------------------------------------------- deltas
@@ -226,6 +242,8 @@ FLOW_BUGS: tuple[type[DefaultScheduler], ...] = (
     PriorityInverted,
     HeadSkippedWhenItDoesNotFit,
     PromptSplitWithoutChunking,
+    PromptsInProgressNotCounted,
+    LongPromptsNotCounted,
     TerminalDeltaTwice,
     StopIgnoredAtDepth2,
     MinTokensIgnored,

@@ -32,7 +32,7 @@ class House:
         self.sent = {A: [], B: []}
         self.waits = []
         self.loop = EngineLoop(
-            self.scheduler, self.executor, self.receive, self.send, self.clock, stall_seconds=2.0, **more
+            self.scheduler, self.executor, self, self.clock, **{"stall_seconds": 2.0, "debug": True} | more
         )
 
     def receive(self, timeout):
@@ -403,6 +403,39 @@ def test_a_broken_invariant_is_reported_by_the_check_call():
     house.inbox.append((A, Call(1, "check")))
     house.steps(1)
     assert house.sent[A][0].error.startswith("I9")
+
+
+class Loses(DefaultScheduler):
+    """Forgets the slots of requests that have ended."""
+
+    def _vacate(self, request):
+        super()._vacate(request)
+        self._slots.pop()
+
+
+@pytest.mark.parametrize("debug", [True, False])
+def test_with_debug_an_idle_engine_checks_itself(debug):
+    house = House(scheduler_cls=Loses, debug=debug)
+    house.submit(A, "one", max_tokens=2)
+    house.steps(1)
+    if debug:
+        with pytest.raises(AssertionError, match="I9: slots are lost"):
+            house.drain()
+    else:
+        house.drain()
+        house.steps(3)
+    assert len(house.said(A, "one")) == 2
+
+
+def test_an_engine_that_stays_idle_checks_itself_once():
+    house = House()
+    checks = []
+    house.scheduler.check = lambda: checks.append(len(house.deltas(A)))
+    house.submit(A, "one", max_tokens=2)
+    house.submit(A, "two", max_tokens=3)
+    house.drain()
+    house.steps(3)
+    assert checks == [5]
 
 
 class Lazy(DefaultScheduler):

@@ -18,7 +18,8 @@ from ferrule.types import (
 )
 from ferrule_plugins.policy.chaos import ChaosPolicy
 from ferrule_plugins.policy.fcfs import FcfsPolicy
-from ferrule_plugins.policy.priority import AGE_SECONDS, PriorityPolicy
+from ferrule_plugins.policy.priority import PriorityPolicy
+from ferrule_plugins.policy.priority_ageing import AGE_SECONDS, PriorityAgeingPolicy
 
 STOP_TOKEN = 99
 
@@ -89,6 +90,45 @@ def test_long_prefill_threshold_leaves_room_for_others():
     scheduler.add(request("a", 8), 0.0)
     scheduler.add(request("b", 2), 0.0)
     assert advance(scheduler)[0] == [("a", 0, 3), ("b", 0, 2)]
+
+
+def test_one_prompt_is_in_progress_unless_more_may_be():
+    """The second long prompt waits for the first one, and what comes behind it waits too; whole ones join."""
+    scheduler = make(long_prefill_token_threshold=3)
+    for id, size in (("a", 8), ("b", 5), ("c", 2)):
+        scheduler.add(request(id, size), 0.0)
+    assert advance(scheduler)[0] == [("a", 0, 3)]
+    assert advance(scheduler)[0] == [("a", 3, 3)]
+    assert advance(scheduler)[0] == [("a", 6, 2), ("b", 0, 3), ("c", 0, 2)]
+
+
+def test_prompts_in_progress_share_a_step_evenly():
+    scheduler = make(max_num_partial_prefills=2, max_long_partial_prefills=2, max_num_batched_tokens=10)
+    for id in "abc":
+        scheduler.add(request(id, 12), 0.0)
+    assert advance(scheduler)[0] == [("a", 0, 5), ("b", 0, 5)]
+    assert advance(scheduler)[0] == [("a", 5, 5), ("b", 5, 5)]
+    assert advance(scheduler)[0] == [("a", 10, 2), ("b", 10, 2), ("c", 0, 5)]
+
+
+def test_shorter_prompts_pass_long_ones_that_wait_for_another():
+    limits = {"max_num_partial_prefills": 2, "max_num_batched_tokens": 12, "long_prefill_token_threshold": 6}
+    scheduler = make(max_long_partial_prefills=1, **limits)
+    for id, size in (("a", 16), ("b", 9), ("c", 3)):
+        scheduler.add(request(id, size), 0.0)
+    assert advance(scheduler)[0] == [("a", 0, 6), ("c", 0, 3)]
+    scheduler = make(max_long_partial_prefills=2, **limits)
+    for id, size in (("a", 16), ("b", 9), ("c", 3)):
+        scheduler.add(request(id, size), 0.0)
+    assert advance(scheduler)[0] == [("a", 0, 6), ("b", 0, 6)]
+
+
+def test_a_prompt_is_long_beyond_a_twenty_fifth_of_the_context_where_no_threshold_is_set():
+    for size, passed in ((9, True), (8, False)):
+        scheduler = make(max_num_partial_prefills=2, max_model_len=200, num_blocks=200, max_num_batched_tokens=8)
+        for id, length in (("a", 30), ("b", size), ("c", 2)):
+            scheduler.add(request(id, length), 0.0)
+        assert [id for id, _, _ in advance(scheduler)[0]] == (["a", "c"] if passed else ["a", "b"])
 
 
 def test_prompts_share_a_step_with_those_that_decode():
@@ -439,8 +479,15 @@ def view(id="x", **more):
     return RequestView(id=id, num_preemptions=0, **{**fields, **more})
 
 
-def test_priority_is_made_up_for_by_waiting():
+def test_no_wait_makes_up_for_priority():
     policy = PriorityPolicy()
+    later = policy.key(view(arrival=1e6, sequence=9), 2e6)
+    assert later < policy.key(view(priority=1, arrival=0.0), 2e6)
+    assert policy.key(view(arrival=1e6 - 1, sequence=10), 2e6) < later
+
+
+def test_with_ageing_priority_is_made_up_for_by_waiting():
+    policy = PriorityAgeingPolicy()
     old = view(priority=1, arrival=0.0)
     assert policy.key(view(arrival=AGE_SECONDS - 1, sequence=9), 0.0) < policy.key(old, 0.0)
     assert policy.key(view(arrival=AGE_SECONDS + 1, sequence=9), 0.0) > policy.key(old, 0.0)

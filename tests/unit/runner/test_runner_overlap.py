@@ -15,6 +15,7 @@ from ferrule.assembly.engine import build_engine
 from ferrule.config import CacheConfig, Config, LoadConfig, ModelConfig, PluginConfig, SchedulerConfig
 from ferrule.env import Environment
 from ferrule.errors import EngineDead
+from ferrule.interfaces.executor import Step
 from ferrule.interfaces.model import BuildContext
 from ferrule.interfaces.platform import Transfers
 from ferrule.interfaces.sampler import SampleBatch, Sampled, Sampler
@@ -35,7 +36,7 @@ from ferrule.types import (
 from ferrule.wire.messages import Submit
 from ferrule_plugins.executor import uni
 from ferrule_plugins.model.llama import Llama
-from ferrule_plugins.platform.cpu import CpuPlatform
+from ferrule_plugins.platform.cpu import CpuExecution, CpuMemory
 from ferrule_plugins.platform.cuda_stage import ALIGNMENT, PinnedTransfers
 from ferrule_testkit.checkpoints import tiny_model
 from ferrule_testkit.lazy_device import NoWaiting, PagedAttention, Unread, WaitedError
@@ -109,7 +110,9 @@ def test_nothing_is_asked_of_the_device_while_a_step_begins() -> None:
         for plan in _story():
             pending.append(runner.begin(plan))
     assert transfers.fetched == 4
-    shapes = [[(row.id, len(row.token_ids), len(row.prompt_logprobs)) for row in each().rows] for each in pending]
+    shapes = [
+        [(row.id, len(row.token_ids), len(row.prompt_logprobs)) for row in each.result().rows] for each in pending
+    ]
     assert shapes == [
         [("a", 0, 3), ("b", 1, 0), ("c", 1, 0)],
         [("a", 1, 1), ("b", 1, 0), ("c", 1, 0)],
@@ -133,7 +136,7 @@ def test_results_may_be_read_when_later_steps_have_begun() -> None:
     runner, other = _runner(), _runner()
     results = [runner.execute(plan) for plan in _story()]
     pending = [other.begin(plan) for plan in _story()]
-    assert [each() for each in pending] == results
+    assert [each.result() for each in pending] == results
     assert all(row.error is None for result in results for row in result.rows)
     assert len(results[0].rows[0].prompt_logprobs) == 3
     other.check()
@@ -148,6 +151,9 @@ class Marks:
     def record(self) -> None:
         self.recorded += 1
 
+    def query(self) -> bool:
+        return self.waited > 0
+
     def synchronize(self) -> None:
         self.waited += 1
 
@@ -158,7 +164,7 @@ def test_pinned_buffers_carry_what_torch_would() -> None:
     plain = _runner()
     pending = [packed.begin(plan) for plan in _story()]
     assert (marks.recorded, marks.waited) == (4, 0)
-    assert [each() for each in pending] == [plain.execute(plan) for plan in _story()]
+    assert [each.result() for each in pending] == [plain.execute(plan) for plan in _story()]
     assert marks.waited == 4
 
 
@@ -171,7 +177,7 @@ def test_one_buffer_for_tensors_of_any_type_and_shape() -> None:
         torch.tensor(7),
     ]
     transfers = PinnedTransfers(pinned=False, event=Marks)
-    for carried in (transfers.stage(given, torch.device("cpu")), transfers.fetch(given)()):
+    for carried in (transfers.stage(given, torch.device("cpu")), transfers.fetch(given).wait()):
         assert [each.tolist() for each in carried] == [each.tolist() for each in given]
         assert [each.dtype for each in carried] == [each.dtype for each in given]
         offsets = [each.storage_offset() * each.element_size() for each in carried if each.numel()]
@@ -190,30 +196,37 @@ class SlowDevice:
         self.computed = [threading.Event() for _ in range(8)]
         self.begun = [threading.Event() for _ in range(8)]
         self.fault: int | None = None
-        self.platform = self
-        self._depth = depth
-
-    def depth(self) -> int:
-        return self._depth
+        self.depth = depth
 
     def start(self) -> ModelInfo:
         return None  # type: ignore[return-value]
 
     def execute(self, plan: StepPlan) -> StepResult:
-        return self.begin(plan)()
+        return self.end(self.begin(plan))
 
-    def begin(self, plan: StepPlan) -> Callable[[], StepResult]:
+    def begin(self, plan: StepPlan) -> SlowStep:
         self.log.append(f"begin {plan.step}")
         self.begun[plan.step].set()
+        return SlowStep(self, plan.step)
 
-        def result() -> StepResult:
-            assert self.computed[plan.step].wait(120)
-            if plan.step == self.fault:
-                raise RuntimeError("an illegal memory access")
-            self.log.append(f"end {plan.step}")
-            return StepResult(plan.step, (RowResult("a", 0, (plan.step,)),))
+    def end(self, step: SlowStep) -> StepResult:
+        return step.result()
 
-        return result
+
+class SlowStep(Step):
+    def __init__(self, device: SlowDevice, number: int) -> None:
+        self._device = device
+        self._number = number
+
+    def done(self) -> bool:
+        return self._device.computed[self._number].is_set()
+
+    def result(self) -> StepResult:
+        assert self._device.computed[self._number].wait(120)
+        if self._number == self._device.fault:
+            raise RuntimeError("an illegal memory access")
+        self._device.log.append(f"end {self._number}")
+        return StepResult(self._number, (RowResult("a", 0, (self._number,)),))
 
 
 @pytest.fixture
@@ -296,8 +309,8 @@ def test_a_whole_engine_computes_the_same_at_any_depth(
     """The scheduler, the loop, the executor and the runner, with blocks for few requests: some are preempted."""
     threads = torch.get_num_threads()
     marks = Marks()
-    monkeypatch.setattr(CpuPlatform, "depth", lambda self: depth)
-    monkeypatch.setattr(CpuPlatform, "transfers", lambda self: PinnedTransfers(pinned=False, event=lambda: marks))
+    monkeypatch.setattr(CpuExecution, "depth", lambda self: depth)
+    monkeypatch.setattr(CpuExecution, "transfers", lambda self: PinnedTransfers(pinned=False, event=lambda: marks))
     env = Environment(cpu_kvcache_space=0.01)
     config = Config(
         model=ModelConfig(model=str(folder), dtype="float32"),
@@ -314,15 +327,16 @@ def test_a_whole_engine_computes_the_same_at_any_depth(
     tokens: dict[str, list[int]] = {str(n): [] for n in range(len(prompts))}
     ended: list[str] = []
 
-    def receive(timeout: float) -> list[Any]:
-        return [inbox.pop(0)] if inbox else []
+    class Client:
+        def receive(self, timeout: float) -> list[Any]:
+            return [inbox.pop(0)] if inbox else []
 
-    def send(client: bytes, message: Any) -> None:
-        for delta in message.deltas:
-            tokens[delta.id] += delta.token_ids
-            ended.extend([delta.id] if delta.finish is not None else [])
+        def send(self, client: bytes, message: Any) -> None:
+            for delta in message.deltas:
+                tokens[delta.id] += delta.token_ids
+                ended.extend([delta.id] if delta.finish is not None else [])
 
-    engine = build_engine(config, discover(PluginConfig(), env), receive, send)
+    engine = build_engine(config, discover(PluginConfig(), env), Client())
     try:
         assert engine.loop.scheduler.limits.depth == depth
         engine.loop.run(lambda: len(ended) == len(prompts))
@@ -345,7 +359,7 @@ def test_the_step_that_is_rehearsed_is_the_largest(
     threads, env = torch.get_num_threads(), Environment(cpu_kvcache_space=0.01)
     plans: list[StepPlan] = []
     execute = ModelRunner.execute
-    monkeypatch.setattr(CpuPlatform, "rehearse", lambda self, step: step())
+    monkeypatch.setattr(CpuMemory, "rehearse", lambda self, step: step())
     monkeypatch.setattr(ModelRunner, "execute", lambda self, plan: plans.append(plan) or execute(self, plan))
     config = Config(
         model=ModelConfig(model=str(folder), dtype="float32"),

@@ -13,6 +13,7 @@ import torch
 from ferrule.config import Config, LoadConfig, ModelConfig, SchedulerConfig
 from ferrule.env import Environment
 from ferrule.errors import EngineDead
+from ferrule.interfaces.executor import Step
 from ferrule.plugin import discover
 from ferrule.types import StepPlan, StepResult
 from ferrule_nn.held import stored_by
@@ -141,8 +142,12 @@ def test_what_fails_while_a_result_is_waited_for_is_advised_on_too(
 ) -> None:
     """What a device was told to do may fail only when somebody asks for the result."""
 
-    def late() -> StepResult:
-        raise torch.OutOfMemoryError("CUDA out of memory")
+    class Late(Step):
+        def done(self) -> bool:
+            return True
+
+        def result(self) -> StepResult:
+            raise torch.OutOfMemoryError("CUDA out of memory")
 
     @contextmanager
     def guard(stage: str) -> Iterator[None]:
@@ -151,8 +156,8 @@ def test_what_fails_while_a_result_is_waited_for_is_advised_on_too(
         except torch.OutOfMemoryError as error:
             raise EngineDead(f"a {stage} does not fit") from error
 
-    monkeypatch.setattr(worker.platform, "guard", guard)
-    monkeypatch.setattr(worker.model_runner, "begin", lambda plan: late)
-    wait = worker.begin(StepPlan(1, ()))
+    monkeypatch.setattr(worker.platform.memory(), "guard", guard)
+    monkeypatch.setattr(worker.model_runner, "begin", lambda plan: Late())
+    step = worker.begin(StepPlan(1, ()))
     with pytest.raises(EngineDead, match="a step does not fit"):
-        wait()
+        worker.end(step)

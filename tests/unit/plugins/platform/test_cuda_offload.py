@@ -18,7 +18,7 @@ from ferrule.plugin import discover
 from ferrule_nn.held import stored_by
 from ferrule_plugins.executor.parked import Parked
 from ferrule_plugins.platform import cuda_offload
-from ferrule_plugins.platform.cpu import CpuPlatform
+from ferrule_plugins.platform.cpu import CpuMemory
 from ferrule_plugins.platform.cuda import CudaPlatform
 from ferrule_plugins.platform.cuda_memory import Reading, TorchDevice
 from ferrule_plugins.platform.cuda_offload import HostWeights
@@ -150,7 +150,7 @@ def test_a_model_that_is_loaded_through_it_is_the_same(
     weights = HostWeights(2**40, host.map, CPU)
     monkeypatch.setattr(cuda_offload, "_EVERY", 1)
     monkeypatch.setattr(cuda_offload, "_LEAST", 1)
-    monkeypatch.setattr(CpuPlatform, "loading", lambda self, model, source: weights.loading(model, source))
+    monkeypatch.setattr(CpuMemory, "loading", lambda self, model, source: weights.loading(model, source))
     loaded = _open(folder, quantization=quantization)
     assert host.made
     for model in (loaded.model, loaded.reload()):
@@ -164,8 +164,8 @@ def test_the_option_decides_and_more_than_the_host_has_is_refused() -> None:
     platform, weights = CudaPlatform(Abacus()), iter(())
     config = Config()
     platform.prepare(config)
-    assert platform.loading(object(), weights) is weights  # type: ignore[arg-type]
+    assert platform.memory().loading(object(), weights) is weights  # type: ignore[arg-type]
     platform.prepare(replace(config, cache=CacheConfig(cpu_offload_gb=0.5)))
-    assert platform.loading(object(), weights) is not weights  # type: ignore[arg-type]
+    assert platform.memory().loading(object(), weights) is not weights  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"--cpu-offload-gb 1e\+06: the host has"):
         platform.prepare(replace(config, cache=CacheConfig(cpu_offload_gb=1e6)))

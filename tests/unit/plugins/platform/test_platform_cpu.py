@@ -67,12 +67,12 @@ def test_an_unknown_dtype_is_named() -> None:
 
 
 def test_cache_bytes_come_from_the_environment() -> None:
-    assert CpuPlatform().cache_bytes(Config(env=Environment(cpu_kvcache_space=0.5))) == 1 << 29
+    assert CpuPlatform().memory().cache_bytes(Config(env=Environment(cpu_kvcache_space=0.5))) == 1 << 29
 
 
 def test_a_cache_larger_than_memory_is_refused() -> None:
     with pytest.raises(ConfigError, match="GiB of memory"):
-        CpuPlatform().cache_bytes(Config(env=Environment(cpu_kvcache_space=1e6)))
+        CpuPlatform().memory().cache_bytes(Config(env=Environment(cpu_kvcache_space=1e6)))
 
 
 @pytest.mark.parametrize(("spec", "cores"), [("0", {0}), ("0-3,8", {0, 1, 2, 3, 8}), ("5,5", {5})])

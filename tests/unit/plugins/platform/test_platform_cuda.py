@@ -75,8 +75,8 @@ def _loaded(
     platform.prepare(config)
     numbers.take(weights)
     if step is not None:
-        platform.rehearse(lambda: numbers.take(step, keep=step))
-    return platform, lambda: platform.cache_bytes(config)
+        platform.memory().rehearse(lambda: numbers.take(step, keep=step))
+    return platform, lambda: platform.memory().cache_bytes(config)
 
 
 def test_it_says_what_there_is() -> None:
@@ -226,7 +226,10 @@ def test_a_rehearsal_that_does_not_fit(changes: dict[str, Any], advice: str) -> 
 def test_weights_that_do_not_fit(numbers: Numbers, changes: dict[str, Any], advice: str) -> None:
     platform = CudaPlatform(numbers)
     platform.prepare(_config(**changes))
-    with pytest.raises(ConfigError, match=r"weights do not fit.* 24\.00 GiB") as caught, platform.guard("load"):
+    with (
+        pytest.raises(ConfigError, match=r"weights do not fit.* 24\.00 GiB") as caught,
+        platform.memory().guard("load"),
+    ):
         numbers.take(28)
     assert advice in caught.value.hint
 
@@ -234,11 +237,11 @@ def test_weights_that_do_not_fit(numbers: Numbers, changes: dict[str, Any], advi
 def test_a_cache_that_does_not_fit() -> None:
     numbers = Numbers(80)
     platform, _ = _loaded(numbers, weights=16)
-    with pytest.raises(ConfigError) as caught, platform.guard("cache"):
+    with pytest.raises(ConfigError) as caught, platform.memory().guard("cache"):
         numbers.take(70)
     assert caught.value.hint == "Set --gpu-memory-utilization 0.85."
     platform, _ = _loaded(Numbers(80), weights=16, num_gpu_blocks_override=99)
-    with pytest.raises(ConfigError) as caught, platform.guard("cache"):
+    with pytest.raises(ConfigError) as caught, platform.memory().guard("cache"):
         raise torch.OutOfMemoryError
     assert "--num-gpu-blocks-override" in caught.value.hint
 
@@ -247,17 +250,17 @@ def test_a_step_that_does_not_fit_says_what_to_lower() -> None:
     numbers = Numbers(80)
     platform, _ = _loaded(numbers, weights=78.9)
     advice = r"--gpu-memory-utilization 0\.85, or --max-num-batched-tokens 1024"
-    with pytest.raises(EngineDead, match=advice), platform.guard("step"):
+    with pytest.raises(EngineDead, match=advice), platform.memory().guard("step"):
         numbers.take(2)
 
 
 def test_other_errors_pass_the_guard() -> None:
-    with pytest.raises(KeyError), CudaPlatform(Numbers()).guard("step"):
+    with pytest.raises(KeyError), CudaPlatform(Numbers()).memory().guard("step"):
         raise KeyError("x")
 
 
 def test_two_steps_are_in_flight() -> None:
-    assert CudaPlatform(Numbers()).depth() == 2
+    assert CudaPlatform(Numbers()).execution().depth() == 2
     assert CudaPlatform(Numbers()).attention_order()[0] == "triton"
 
 
@@ -269,10 +272,10 @@ def test_the_cache_leaves_room_for_graphs() -> None:
         platform = CudaPlatform(device)
         config = Config(model=ModelConfig(model="none", enforce_eager=eager), scheduler=SchedulerConfig(max_num_seqs=8))
         platform.prepare(config)
-        recorder = platform.recorder(config)
+        recorder = platform.execution().recorder(config)
         assert (recorder is None) is eager
-        platform.rehearse(lambda: None)
-        sizes.append(platform.cache_bytes(config))
+        platform.memory().rehearse(lambda: None)
+        sizes.append(platform.memory().cache_bytes(config))
     limits = GraphLimits.of(config)
     assert limits is not None
     assert limits.sizes == (1, 2, 4, 8)

@@ -90,8 +90,8 @@ def test_every_name_is_there_from_the_first_scrape_with_its_type_labels_and_buck
 
 
 GAUGES = """num_requests_running num_requests_waiting kv_cache_usage_perc gpu_cache_usage_perc num_requests_swapped
-    cpu_cache_usage_perc gpu_prefix_cache_hit_rate num_requests_waiting_by_reason engine_sleep_state
-    cache_config_info"""
+    cpu_cache_usage_perc cpu_prefix_cache_hit_rate gpu_prefix_cache_hit_rate num_requests_waiting_by_reason
+    engine_sleep_state cache_config_info"""
 COUNTERS = """num_preemptions_total prompt_tokens_total generation_tokens_total request_success_total
     gpu_prefix_cache_queries_total gpu_prefix_cache_hits_total prefix_cache_queries_total prefix_cache_hits_total
     corrupted_requests_total prompt_tokens_cached_total prompt_tokens_by_source_total admission_rejections_total
@@ -100,7 +100,8 @@ HISTOGRAMS = """iteration_tokens_total time_to_first_token_seconds time_per_outp
     e2e_request_latency_seconds request_queue_time_seconds request_inference_time_seconds request_prefill_time_seconds
     request_decode_time_seconds request_prompt_tokens request_generation_tokens request_max_num_generation_tokens
     request_params_n request_params_max_tokens inter_token_latency_seconds request_time_per_output_token_seconds
-    request_num_preemptions request_prefill_kv_computed_tokens time_in_queue_requests"""
+    request_num_preemptions request_prefill_kv_computed_tokens time_in_queue_requests
+    model_forward_time_milliseconds model_execute_time_milliseconds"""
 
 
 def test_the_table_has_every_documented_name() -> None:
@@ -119,11 +120,20 @@ def test_hidden_names_come_back_when_they_are_asked_for(version: str | None, sho
     logger.on_engine(EngineStats(prefix_queries=8, prefix_hits=2), 0)
     logger.on_finish(request_stats())
     found = samples(logger)
-    for name in ("num_requests_swapped", "cpu_cache_usage_perc", "gpu_prefix_cache_hit_rate"):
+    for name in (
+        "num_requests_swapped",
+        "cpu_cache_usage_perc",
+        "gpu_prefix_cache_hit_rate",
+        "cpu_prefix_cache_hit_rate",
+    ):
         assert ((name, frozenset()) in found) is shows
     if shows:
         assert found["gpu_prefix_cache_hit_rate", frozenset()] == 0.25
         assert found["time_in_queue_requests_sum", frozenset()] == pytest.approx(0.01)
+        executed = 1e3 * found["request_inference_time_seconds_sum", frozenset()]
+        for name in ("model_forward_time_milliseconds_sum", "model_execute_time_milliseconds_sum"):
+            assert found[name, frozenset()] == pytest.approx(executed)
+            assert executed > 0
 
 
 def test_nothing_outlives_its_deprecation() -> None:

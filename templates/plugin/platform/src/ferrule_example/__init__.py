@@ -10,17 +10,25 @@ import torch
 
 from ferrule.config import Config
 from ferrule.errors import ConfigError
-from ferrule.interfaces.platform import DeviceCaps, Platform
+from ferrule.interfaces.platform import DeviceCaps, DeviceMemory, Platform
+
+
+class ExampleMemory(DeviceMemory):
+    def cache_bytes(self, config: Config) -> int:
+        return min(int(config.env.cpu_kvcache_space * 2**30), memory_bytes())
 
 
 class ExamplePlatform(Platform):
+    def __init__(self) -> None:
+        self._memory = ExampleMemory()
+
     @classmethod
     def refuses(cls) -> str | None:
         return None
 
     def prepare(self, config: Config) -> DeviceCaps:
         torch.set_num_threads(1)
-        return DeviceCaps("cpu", "one thread in float32", memory())
+        return DeviceCaps("cpu", "one thread in float32", memory_bytes())
 
     def device(self) -> torch.device:
         return torch.device("cpu")
@@ -30,12 +38,12 @@ class ExamplePlatform(Platform):
             raise ConfigError(f"--dtype {requested!r}: this platform computes in float32.")
         return torch.float32
 
-    def cache_bytes(self, config: Config) -> int:
-        return min(int(config.env.cpu_kvcache_space * 2**30), memory())
-
     def attention_order(self) -> tuple[str, ...]:
         return ("torch_sdpa",)
 
+    def memory(self) -> DeviceMemory:
+        return self._memory
 
-def memory() -> int:
+
+def memory_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

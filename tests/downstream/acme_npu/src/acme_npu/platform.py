@@ -10,14 +10,28 @@ import torch
 
 from ferrule.config import Config
 from ferrule.errors import ConfigError
-from ferrule.interfaces.platform import DeviceCaps, Platform
+from ferrule.interfaces.platform import DeviceCaps, DeviceMemory, Execution, Platform
 from ferrule.log import Log
 
 _log = Log("acme_npu")
 _MEMORY = 64 << 20
 
 
+class AcmeMemory(DeviceMemory):
+    def cache_bytes(self, config: Config) -> int:
+        return int(_MEMORY * config.cache.gpu_memory_utilization)
+
+
+class AcmeExecution(Execution):
+    def depth(self) -> int:
+        return 2
+
+
 class AcmeNpu(Platform):
+    def __init__(self) -> None:
+        self._memory = AcmeMemory()
+        self._execution = AcmeExecution()
+
     @classmethod
     def refuses(cls) -> str | None:
         return "no NPU is plugged in" if os.environ.get("ACME_NPU_COUNT") == "0" else None
@@ -34,11 +48,11 @@ class AcmeNpu(Platform):
             raise ConfigError(f"--dtype {requested!r}: Acme's NPU computes in float32.")
         return torch.float32
 
-    def cache_bytes(self, config: Config) -> int:
-        return int(_MEMORY * config.cache.gpu_memory_utilization)
-
     def attention_order(self) -> tuple[str, ...]:
         return ("acme_paged", "torch_sdpa")
 
-    def depth(self) -> int:
-        return 2
+    def memory(self) -> DeviceMemory:
+        return self._memory
+
+    def execution(self) -> Execution:
+        return self._execution

@@ -1,0 +1,43 @@
+"""A server whose policy is random in order, victims and budgets answers what a server with the default one does."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from ferrule_testkit import server as servers
+
+# A cache of 39 blocks of 16 tokens: the eight requests need more at their ends, so that some are preempted.
+ARGS = ["--dtype", "float32", "--served-model-name", "tiny", "--num-gpu-blocks-override", "40", "--debug"]
+ASK = {"model": "tiny", "max_tokens": 90, "ignore_eos": True, "temperature": 0, "logprobs": 1, "return_token_ids": True}
+PROMPTS = [[5 + number, *range(20, 30 + 3 * number)] for number in range(8)]
+
+
+def _answers(model: Path, log: Path, *args: str) -> list[Any]:
+    """What the requests are told that a server gets all at once; the server has checked itself, and is well."""
+    with servers.running([str(model), *ARGS, *args], log, {"OMP_NUM_THREADS": "1"}) as server:
+        with httpx.Client(base_url=server.url, timeout=servers.PATIENCE) as http:
+
+            def ask(number: int) -> Any:
+                body = ASK | {"prompt": PROMPTS[number], "temperature": float(number % 2), "seed": number}
+                answer = http.post("/v1/completions", json=body)
+                assert answer.status_code == 200, answer.text
+                return answer.json()["choices"]
+
+            with ThreadPoolExecutor(len(PROMPTS)) as threads:
+                answers = list(threads.map(ask, range(len(PROMPTS))))
+            metrics = http.get("/metrics").text
+        assert server.health() == 200
+        assert server.stop() == 0
+    if args:
+        (line,) = [line for line in metrics.splitlines() if line.startswith("vllm:num_preemptions_total{")]
+        assert float(line.split()[-1]) > 0
+    return answers
+
+
+def test_chaos_changes_no_answer(tiny_llama: Path, tmp_path: Path) -> None:
+    expected = _answers(tiny_llama, tmp_path / "default.log")
+    assert _answers(tiny_llama, tmp_path / "chaos.log", "--scheduling-policy", "chaos") == expected

@@ -6,7 +6,6 @@ variable is wrong; 130 interrupted.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ from ferrule import __version__, env
 from ferrule.errors import ConfigError, FerruleError, nearest
 
 if TYPE_CHECKING:
-    from ferrule.plugin import PluginSet
+    from ferrule.plugin import Plugins
 
 _USAGE_ERROR = 2
 _INTERRUPTED = 130
@@ -43,20 +42,29 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(words: list[str]) -> int:
     # what `--version` and errors do not need is imported here
     from ferrule.config import PluginConfig
-    from ferrule.config.help import load_help, topic
+    from ferrule.config.declared import engine_sections
+    from ferrule.config.help import Usage, topic
+    from ferrule.config.parse import parse_command
+    from ferrule.config.plugins import configured
+    from ferrule.launch.program import program_page
     from ferrule.plugin import discover
 
     first = words[0] if words else ""
     if first in {"-v", "--version"}:
         print(f"ferrule {__version__}")
         return 0
-    plugins = discover(PluginConfig(), env.read())
+    plugins = configured(discover(), PluginConfig(), env.read())
     wanted = topic(words[:1])
-    if wanted:  # `ferrule --help=TOPIC` is about the options of `serve`
-        return _command("serve", [f"--help={wanted}"], plugins)
+    if wanted:  # the options of the engine and the server, which several commands take
+        parse_command(
+            [first],
+            Usage("ferrule COMMAND", "Options of commands that run a model."),
+            plugins,
+            sections=engine_sections(),
+        )
+        return 0
     if wanted is not None or not first:
-        with contextlib.redirect_stdout(sys.stdout if first else sys.stderr):
-            load_help(plugins).run([], plugins)
+        print(program_page(plugins), file=sys.stdout if first else sys.stderr)
         return 0 if first else _USAGE_ERROR
     if first.startswith("-"):
         raise ConfigError(
@@ -65,11 +73,11 @@ def _run(words: list[str]) -> int:
     return _command(first, words[1:], plugins)
 
 
-def _command(name: str, argv: list[str], plugins: PluginSet) -> int:
+def _command(name: str, argv: list[str], plugins: Plugins) -> int:
     names = plugins.names("command")
     if name not in names and not plugins.offers("command", name):
         raise ConfigError(f"Unknown command {name!r}.{nearest(name, names)}", f"Commands: {', '.join(names)}.")
-    return int(plugins.load("command", name)().run(argv, plugins))
+    return int(plugins.make("command", name).run(argv, plugins))
 
 
 def _report(error: FerruleError, words: Sequence[str]) -> None:

@@ -8,17 +8,30 @@ import importlib
 import importlib.util
 import inspect
 import sys
+from collections.abc import Sequence
 from importlib.abc import ExecutionLoader
 from pathlib import Path
 from types import ModuleType
-from typing import cast
+from typing import Protocol, cast
 
 from ferrule.errors import ConfigError, PluginError, nearest
-from ferrule.interfaces.plugins import FileAdapter
 from ferrule.plugin.kinds import CONTRACT, KINDS
 from ferrule.plugin.refs import Origin, PluginRef
 
 _HASH_SHOWN = 12  # hexadecimal digits
+
+
+class FileAdapter(Protocol):
+    """What a module has that makes plugins of files written for something else (--plugin-adapter)."""
+
+    def names(self, kind: str, tree: ast.Module) -> Sequence[str]:
+        """Names of the plugins that a file offers, from its syntax; none when the file is not for this adapter."""
+
+    def prepare(self, module: ModuleType) -> None:
+        """Called with the empty module before the file runs in it."""
+
+    def adapt(self, kind: str, name: str, module: ModuleType) -> type:
+        """The class of a plugin, from the module that has run. Raises PluginError."""
 
 
 def file_refs(option: str, adapter: str = "") -> list[PluginRef]:

@@ -11,9 +11,6 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from ferrule.config import PluginConfig
-from ferrule.env import Environment
-from ferrule.errors import ConfigError
 from ferrule.plugin.kinds import CONTRACT, READABLE
 from ferrule.plugin.refs import Origin, PluginRef, normalise
 
@@ -104,19 +101,3 @@ def matches(item: str, ref: PluginRef) -> bool:
     if kind in {"*", ref.kind} and name in {"*", ref.name}:
         return True
     return kind == "*" and normalise(name) == normalise(ref.distribution)
-
-
-def parse(options: PluginConfig, environment: Environment) -> Selection:
-    """Read the options; --plugins-allow replaces the environment's list. Raises ConfigError for a malformed value."""
-    prefer = []
-    for wish in options.plugins_prefer:
-        name, equals, distribution = wish.partition("=")
-        if not equals or ":" not in name or not distribution.strip():
-            raise ConfigError(f"--plugins-prefer takes kind:name=distribution, not '{wish}'.")
-        prefer.append(Preference(name.strip(), distribution.strip()))
-    allow, source = environment.plugins, "FERRULE_PLUGINS"
-    if allow is not None:
-        allow = tuple(item if ":" in item else f"*:{item}" for item in allow)
-    if options.plugins_allow:
-        allow, source = options.plugins_allow, "--plugins-allow"
-    return Selection(allow, options.plugins_deny, tuple(prefer), source)

@@ -62,7 +62,7 @@ class Worker:
             cache_type=loaded.cache_type,
         )
         self.platform.optimise(loaded.model, self.config)
-        sampler = self._plugins.load("sampler", self.config.model.sampler)(self._plugins)
+        sampler = self._plugins.make("sampler", self.config.model.sampler, self._plugins)
         transfers, recorder = self.platform.transfers(), self.platform.recorder(self.config)
         self._runner = runner = ModelRunner(loaded.model, loaded.attention, sampler, limits, transfers, recorder)
         self.platform.rehearse(self._rehearsal(runner, limits))

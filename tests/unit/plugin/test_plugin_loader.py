@@ -10,9 +10,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from ferrule.config.plugins import configured
 from ferrule.errors import ConfigError, PluginError
 from ferrule.interfaces.scheduler import SchedulingPolicy
-from ferrule.plugin import KINDS, PluginRef, PluginSet, State, discover, load_first
+from ferrule.plugin import KINDS, PluginRef, Plugins, State, discover, load_first
 from ferrule_testkit.wheels import Distribution, build_wheel
 
 POLICY = """
@@ -45,7 +46,7 @@ def policy_dist(
     )
 
 
-def only(plugins: PluginSet, kind: str, name: str) -> PluginRef:
+def only(plugins: Plugins, kind: str, name: str) -> PluginRef:
     (ref,) = plugins.offers(kind, name)
     return ref
 
@@ -85,7 +86,7 @@ def test_the_set_crosses_processes(site, tmp_path):
         plugins_prefer=("policy:newest=good-dist",),
     )
     for codec in (msgspec.json, msgspec.msgpack):
-        copy = codec.decode(codec.encode(plugins), type=PluginSet)
+        copy = codec.decode(codec.encode(plugins), type=Plugins)
         assert copy == plugins
         assert copy.load("policy", "newest") is plugins.load("policy", "newest")
 
@@ -254,7 +255,7 @@ def test_other_options_need_no_second_walk(site):
     from ferrule.config import PluginConfig
     from ferrule.env import Environment
 
-    again = first.configured(PluginConfig(plugins_deny=("policy:newest",)), Environment())
+    again = configured(first, PluginConfig(plugins_deny=("policy:newest",)), Environment())
     assert "newest" not in again.names("policy")
     assert again.problems == ()
     assert again.refs == first.refs
@@ -475,10 +476,11 @@ def test_a_relative_path_is_kept_absolute(site, tmp_path, monkeypatch):
     assert Path(ref.target) == tmp_path / "mine.py"
 
 
-def discover_file(path: str) -> PluginSet:
+def discover_file(path: str) -> Plugins:
     from ferrule.config import PluginConfig
+    from ferrule.env import Environment
 
-    return discover(PluginConfig(plugin=(f"policy={path}",)))
+    return configured(discover(), PluginConfig(plugin=(f"policy={path}",)), Environment())
 
 
 def test_a_file_knows_where_it_is(site, tmp_path):

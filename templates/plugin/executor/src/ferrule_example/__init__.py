@@ -1,38 +1,78 @@
-"""The built-in executor for one device, which measures its steps."""
+"""An executor around another one, which measures steps from their submission until their results are there."""
 
 from __future__ import annotations
 
 import time
-from concurrent.futures import Future
+from typing import Any
 
-from ferrule.interfaces.executor import StepHandle
+from ferrule.config import Config
+from ferrule.errors import EngineDead
+from ferrule.interfaces.executor import Executor, StepHandle
+from ferrule.interfaces.plugins import Plugins
 from ferrule.log import Log
-from ferrule.types import StepPlan
-from ferrule_plugins.executor.uni import UniExecutor
+from ferrule.types import ModelInfo, StepPlan, StepResult
 
 _log = Log("example")
 
 
-class ExampleExecutor(UniExecutor):
+class MeasuredStep:
+    """A step that was submitted. Several are in flight where the device works while the host plans."""
+
+    def __init__(self, step: StepHandle, executor: ExampleExecutor) -> None:
+        self._step = step
+        self._executor = executor
+        self._began = time.monotonic()
+        self._measured = False
+
+    def done(self) -> bool:
+        return self._step.done()
+
+    def result(self) -> StepResult:
+        result = self._step.result()
+        if not self._measured:
+            self._measured = True
+            self._executor.ended(time.monotonic() - self._began)
+        return result
+
+
+class ExampleExecutor(Executor):
+    """Everything is done by `uni`, the executor for one device."""
+
     def __init__(self) -> None:
-        super().__init__()
+        self._inner: Executor | None = None
         self._steps = 0
-        self._slowest = 0.0  # seconds from a step's submission to its end
+        self._slowest = 0.0  # seconds
+
+    def start(self, config: Config, plugins: Plugins) -> ModelInfo:
+        inner: Executor = plugins.make("executor", "uni")
+        info = inner.start(config, plugins)
+        self._inner = inner
+        return info
+
+    def init_cache(self, num_blocks: int) -> None:
+        self._started().init_cache(num_blocks)
 
     def submit(self, plan: StepPlan) -> StepHandle:
-        began = time.monotonic()
+        return MeasuredStep(self._started().submit(plan), self)
 
-        def ended(step: Future[object]) -> None:
-            self._steps += 1
-            self._slowest = max(self._slowest, time.monotonic() - began)
+    def ended(self, seconds: float) -> None:
+        self._steps += 1
+        self._slowest = max(self._slowest, seconds)
 
-        handle = super().submit(plan)
-        if isinstance(handle, Future):
-            handle.add_done_callback(ended)
-        return handle
+    def call(self, name: str, args: tuple[Any, ...] = ()) -> Any:
+        return self._started().call(name, args)
+
+    def check_health(self) -> None:
+        self._started().check_health()
 
     def shutdown(self) -> None:
-        super().shutdown()
+        if self._inner is not None:
+            self._inner.shutdown()
         if self._steps:
             _log.info("steps were run", steps=self._steps, slowest=round(self._slowest, 4))
             self._steps = 0
+
+    def _started(self) -> Executor:
+        if self._inner is None:
+            raise EngineDead("the executor is not started")
+        return self._inner

@@ -44,7 +44,7 @@ def build_app(
     config: Config, plugins: Plugins, lifecycle: Lifecycle, hooks: HookRunner | None = None
 ) -> Callable[..., Any]:
     """The application with the routes of the chosen router plugins. Raises StartupError, PluginError."""
-    names = config.frontend.routers or plugins.defaults("router")
+    names = plugins.chosen("router", config.frontend.routers)
     routes: list[Route] = []
     absent: dict[str, str] = {}
     context = RouterContext(config, plugins, lifecycle.service, lambda: tuple(routes), lambda: lifecycle.load)

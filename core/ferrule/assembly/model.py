@@ -20,8 +20,11 @@ from ferrule.interfaces.model import AttentionOptions, BuildContext, LayerCache,
 from ferrule.interfaces.platform import DeviceCaps, Platform
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.quantization import QuantizationMethod
+from ferrule.log import Log
 from ferrule.plugin import load_first
 from ferrule.types import ModelInfo
+
+_log = Log("worker")
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,10 @@ def _platform(config: Config, plugins: Plugins, notes: list[str]) -> tuple[Platf
     order = sorted(plugins.defaults("platform"), key=lambda name: name == "cpu")  # every machine has one: it is last
     name = _choose(plugins, "platform", ("--device", wanted), order, lambda cls: cls.refuses(), notes)
     platform: Platform = plugins.make("platform", name)
-    return platform, platform.prepare(config)
+    if not plugins.is_builtin("platform", name):
+        _log.warning("the platform is a plugin of another distribution", plugin=plugins.title("platform", name))
+    with plugins.blamed("platform", name):
+        return platform, platform.prepare(config)
 
 
 def _choose(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from ferrule.config.parse import parse
+from ferrule.config.schema import Schema
 from ferrule.config.sections import PluginConfig
 from ferrule.env import Environment
 from ferrule.errors import ConfigError
@@ -12,6 +14,8 @@ from ferrule.plugin.plugin_set import Plugins
 from ferrule.plugin.refs import PluginRef
 from ferrule.plugin.select import Preference, Selection
 
+_CHOOSING = frozenset({"plugins_allow", "plugins_deny", "plugins_prefer"})
+
 
 def configured(plugins: Plugins, options: PluginConfig, environment: Environment) -> Plugins:
     """The same discovery under the user's options, without a second walk.
@@ -19,6 +23,25 @@ def configured(plugins: Plugins, options: PluginConfig, environment: Environment
     Raises ConfigError for a malformed option, PluginError for a file that cannot be read.
     """
     return plugins.under(_selection(options, environment), tuple(dict.fromkeys(_files(options))))
+
+
+def selection_options(argv: Sequence[str], environment: Environment) -> PluginConfig:
+    """What command line and environment say about the choice of plugins, read before the command itself is chosen.
+
+    Raises ConfigError.
+    """
+    schema = Schema({"plugins": PluginConfig})
+    taken: list[str] = []
+    takes = False
+    for word in argv:
+        if word == "--":
+            break
+        if word.startswith("-"):
+            match = schema.find(word.partition("=")[0])
+            takes = match is not None and match.spec.name in _CHOOSING
+        if takes:
+            taken.append(word)
+    return parse(taken, schema, env=environment, positional=None).config.plugins
 
 
 def _files(options: PluginConfig) -> Iterator[PluginRef]:

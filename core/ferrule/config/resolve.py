@@ -42,7 +42,8 @@ def check_names(config: Config, plugins: Plugins) -> None:
         if (kind := spec.option.kind) is None:
             continue
         value, known = getattr(getattr(config, spec.section), spec.name), plugins.names(kind)
-        for name in value if isinstance(value, tuple) else (value,):
+        names = [name.removeprefix("+") for name in value] if isinstance(value, tuple) else [value]
+        for name in names:
             if name not in (None, "", "auto", *known) and not plugins.origin(kind, name):
                 listed = ", ".join(known) or "none is installed"
                 problems.append(f"{spec.flag}: no {kind} plugin {name!r}; available: {listed}.{nearest(name, known)}")

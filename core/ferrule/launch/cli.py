@@ -41,11 +41,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(words: list[str]) -> int:
     # what `--version` and errors do not need is imported here
-    from ferrule.config import PluginConfig
     from ferrule.config.declared import engine_sections
     from ferrule.config.help import Usage, topic
     from ferrule.config.parse import parse_command
-    from ferrule.config.plugins import configured
+    from ferrule.config.plugins import configured, selection_options
     from ferrule.launch.program import program_page
     from ferrule.plugin import discover
 
@@ -53,7 +52,8 @@ def _run(words: list[str]) -> int:
     if first in {"-v", "--version"}:
         print(f"ferrule {__version__}")
         return 0
-    plugins = configured(discover(), PluginConfig(), env.read())
+    environment = env.read()
+    plugins = configured(discover(), selection_options((), environment), environment)
     wanted = topic(words[:1])
     if wanted:  # the options of the engine and the server, which several commands take
         parse_command(
@@ -70,13 +70,19 @@ def _run(words: list[str]) -> int:
         raise ConfigError(
             f"Unknown option {first}.{nearest(first, ('--help', '--version'))} Options follow the command."
         )
-    return _command(first, words[1:], plugins)
+    return _command(first, words[1:], configured(plugins, selection_options(words[1:], environment), environment))
 
 
 def _command(name: str, argv: list[str], plugins: Plugins) -> int:
+    from ferrule.plugin import State
+
     names = plugins.names("command")
     if name not in names and not plugins.offers("command", name):
         raise ConfigError(f"Unknown command {name!r}.{nearest(name, names)}", f"Commands: {', '.join(names)}.")
+    for ref in plugins.offers("command", name):
+        verdict = plugins.verdict(ref)
+        if verdict.state is State.PASSED_OVER and not ref.builtin:
+            print(f"ferrule: warning: {ref.id} of {ref.source} is not used: {verdict.reason}.", file=sys.stderr)
     return int(plugins.make("command", name).run(argv, plugins))
 
 

@@ -165,12 +165,14 @@ def _pick(ref: PluginRef, base: type, module: ModuleType) -> object:
         and value.__module__ == module.__name__
         and not inspect.isabstract(value)
     ]
+    candidates = [value.__name__ for value in found]
     if len(found) > 1:
         found = [value for value in found if getattr(value, "name", None) == ref.name]
     if len(found) == 1:
         return found[0]
-    problem = "more than one" if found else "no"
+    listed = f": {', '.join(candidates)}" if candidates else ""
+    problem = "more than one" if candidates else "no"
     raise PluginError(
-        f"Plugin file {ref.target} holds {problem} complete class for {ref.id}.",
+        f"Plugin file {ref.target} holds {problem} complete class for {ref.id}{listed}.",
         f"It must derive from {base.__module__}.{base.__qualname__}; of several, each sets name = '…'.",
     )

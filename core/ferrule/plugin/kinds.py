@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Callable
+from enum import StrEnum
 from functools import reduce
 from types import MappingProxyType
 from typing import Any
@@ -28,13 +29,22 @@ class Earlier(Struct, frozen=True):
     adapt: str
 
 
+class Automatic(StrEnum):
+    """Which plugins are used, or tried by `auto`, where no option names one."""
+
+    ALL = "every plugin"
+    ALLOWED = "built-in plugins, and those that an allow-list or --plugin names"
+    BUILTIN = "built-in plugins"
+
+
 class Kind(Struct, frozen=True):
     """`base` is the class that a plugin derives from, as module:Class, imported when a plugin is loaded.
 
     `made_with` says what the constructor is given, in order; None: keyword arguments that a client names, whose faults
-    are the client's. `on_device`: the constructor allocates on a device. `builtin_by_default`: where no option names
-    one, only built-in plugins are used. `earlier` has an entry for each contract in READABLE in which the kind was
-    another; without one, nothing changed.
+    are the client's. `on_device`: the constructor allocates on a device. `off_until_named`: an item of an allow-list
+    that is about such kinds only switches on, and leaves plugins of other kinds alone. `builtin_wins`: where others
+    offer the name of a built-in plugin, it stays the built-in one. `earlier` has an entry for each contract in READABLE in
+    which the kind was another; without one, nothing changed.
     """
 
     name: str
@@ -43,7 +53,9 @@ class Kind(Struct, frozen=True):
     chosen_by: str  # the whole rule, one line
     made_with: tuple[str, ...] | None = ()
     on_device: bool = False
-    builtin_by_default: bool = False
+    automatic: Automatic = Automatic.ALL
+    off_until_named: bool = False
+    builtin_wins: bool = False
     earlier: dict[int, Earlier] = {}
 
     @property
@@ -121,7 +133,9 @@ KINDS = _table(
         "platform",
         _I + "platform:Platform",
         ("--device",),
-        "--device; auto takes the first that does not refuse, cpu last",
+        "--device; auto takes the first that does not refuse, cpu last; those of others only when allowed",
+        automatic=Automatic.ALLOWED,
+        off_until_named=True,
     ),
     Kind(
         "executor",
@@ -150,11 +164,17 @@ KINDS = _table(
         _I + "router:Router",
         ("--routers",),
         "--routers; the built-in ones are on",
-        builtin_by_default=True,
+        automatic=Automatic.BUILTIN,
     ),
     Kind("stat_logger", _I + "stats:StatLogger", (), "on when discovered", made_with=("config", "info")),
-    Kind("command", _I + "command:Command", (), "`ferrule NAME`"),
-    Kind("hooks", _I + "hooks:Hooks", (), "off until named by --plugins-allow or FERRULE_PLUGINS; then all are told"),
+    Kind("command", _I + "command:Command", (), "`ferrule NAME`", builtin_wins=True),
+    Kind(
+        "hooks",
+        _I + "hooks:Hooks",
+        (),
+        "off until named by --plugins-allow or FERRULE_PLUGINS; then all are told",
+        off_until_named=True,
+    ),
 )
 
 

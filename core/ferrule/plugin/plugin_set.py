@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from ferrule.errors import FerruleError, PluginError, nearest
-from ferrule.plugin.kinds import KINDS, Kind
+from ferrule.errors import FerruleError, PluginError, StartupError, nearest
+from ferrule.plugin.kinds import KINDS, Automatic, Kind
 from ferrule.plugin.load import load_ref
-from ferrule.plugin.refs import Origin, PluginRef, Shadow, normalise
+from ferrule.plugin.refs import Origin, PluginRef, Shadow
 from ferrule.plugin.scan import scan
 from ferrule.plugin.select import Selection, State, Verdict
 
@@ -57,9 +58,34 @@ class Plugins:
         return any(ref.builtin and self.verdict(ref).state in _USABLE for ref in self.offers(kind, name))
 
     def defaults(self, kind: str) -> tuple[str, ...]:
-        """Names that are used, or that `auto` tries, where no option names one."""
-        names = self.names(kind)
-        return tuple(n for n in names if self.is_builtin(kind, n)) if KINDS[kind].builtin_by_default else names
+        """Names that are used, or that `auto` tries, where no option names one: see `Automatic`."""
+        return tuple(name for name in self.names(kind) if self._automatic(kind, name))
+
+    def chosen(self, kind: str, names: Sequence[str]) -> tuple[str, ...]:
+        """What an option of several names stands for: none are the defaults, and ``+name`` is added to those."""
+        added = [name.removeprefix("+") for name in names if name.startswith("+")]
+        plain = [name for name in names if not name.startswith("+")] or self.defaults(kind)
+        return tuple(dict.fromkeys([*plain, *added]))
+
+    def _automatic(self, kind: str, name: str) -> bool:
+        rule = KINDS[kind].automatic
+        if rule is Automatic.ALL or self.is_builtin(kind, name):
+            return True
+        return rule is Automatic.ALLOWED and any(self.selection.names(ref) for ref in self.offers(kind, name))
+
+    @contextmanager
+    def blamed(self, kind: str, name: str) -> Iterator[None]:
+        """What goes wrong here is told with the plugin's name. Raises PluginError, or a FerruleError of its own."""
+        try:
+            yield
+        except StartupError as error:
+            if not self.is_builtin(kind, name) and self.title(kind, name) not in error.message:
+                error.message = f"{self.title(kind, name)}: {error.message}"
+            raise
+        except FerruleError:
+            raise
+        except Exception as error:
+            raise PluginError(f"Plugin {self.title(kind, name)} failed: {type(error).__name__}: {error}") from error
 
     def title(self, kind: str, name: str) -> str:
         """How logs and errors name a plugin: kind:name of distribution and version."""
@@ -103,12 +129,16 @@ class Plugins:
             return Verdict(State.PASSED_OVER, f"{ref.distribution} offers it for a newer contract too")
         if not rivals:
             return alone
-        preferred = self.selection.preferred(ref)
-        if preferred == normalise(ref.distribution):
+        if self.selection.prefers(ref):
             return Verdict(State.AVAILABLE, "preferred by --plugins-prefer")
         for rival in rivals:
-            if preferred == normalise(rival.distribution):
+            if self.selection.prefers(rival):
                 return Verdict(State.PASSED_OVER, f"--plugins-prefer takes the one of {rival.source}")
+        if KINDS[ref.kind].builtin_wins and any(each.builtin for each in (ref, *rivals)):
+            if ref.builtin:
+                return alone
+            told = f"the built-in one has its name: to use this one, say --plugins-prefer {ref.id}={ref.distribution}"
+            return Verdict(State.PASSED_OVER, told)
         sources = ", ".join(rival.source for rival in rivals)
         return Verdict(
             State.CONFLICT,
@@ -121,7 +151,7 @@ class Plugins:
         refs = (*installed, *files)
         stale = self.selection.unmatched(self.refs)
         problems = (*(p for p in self.problems if p not in stale), *selection.unmatched(refs))
-        return replace(self, refs=refs, problems=problems, selection=selection)
+        return replace(self, refs=refs, problems=problems, selection=selection.among(refs))
 
     def _menu(self, kind: str) -> str:
         names = [f"{name} ({self.origin(kind, name)})" for name in self.names(kind)]

@@ -86,7 +86,15 @@ class PluginsCommand(Command):
 
 
 def _summary(action: str) -> str:
-    return next(line.split("  ")[-1].strip() for line in _USAGE.splitlines() if line.strip().startswith(action))
+    """The sentences about an action, which may go over several lines."""
+    words: list[str] = []
+    for line in _USAGE.splitlines()[2:]:
+        begins = line[:2] == "  " and line[2:3] != " "
+        if words and (begins or not line.strip()):
+            break
+        if words or (begins and line.split()[0] == action):
+            words.append(line.strip())
+    return " ".join(words).split("  ", 1)[-1].strip()
 
 
 # -------------------------------------------------------------------------------------------- actions
@@ -161,7 +169,7 @@ def _check(plugins: Plugins, options: CheckOptions) -> int:
     subjects = []
     for ref in refs:
         verdict = plugins.verdict(ref)
-        if verdict.state in _TRIED:
+        if verdict.state in _TRIED or (verdict.state is State.OFF and options.name in (ref.id, ref.name)):
             subjects.append(Subject(ref))
         elif not options.all:
             subjects.append(Subject(ref, f"{verdict.state}: {verdict.reason}"))
@@ -202,6 +210,7 @@ def _row(plugins: Plugins, ref: PluginRef, *, tried: bool) -> dict[str, Any]:
         "builtin": ref.builtin,
         "state": str(verdict.state),
         "reason": verdict.reason,
+        "automatic": ref.kind in KINDS and ref.name in plugins.defaults(ref.kind),
         "error": trial and trial.error,
         "seconds": trial and trial.seconds,
     }
@@ -218,7 +227,8 @@ def _fate(row: dict[str, Any]) -> str:
     if row["error"] is not None:
         return f"broken: {row['error']}"
     if row["state"] == State.AVAILABLE:
-        return f"chosen{told}; its import works and takes {row['seconds']:.2f} s"
+        automatic = "" if row["automatic"] else "; only when it is named, not by default"
+        return f"chosen{told}{automatic}; its import works and takes {row['seconds']:.2f} s"
     return f"{row['state']}{told}"
 
 

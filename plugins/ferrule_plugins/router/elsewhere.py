@@ -67,8 +67,8 @@ def elsewhere(ctx: RouterContext) -> dict[str, str]:
 
 def _left_out(ctx: RouterContext) -> dict[str, str]:
     """Routes of built-in routers that `--routers` does not name."""
-    chosen, found = ctx.config.frontend.routers, {}
-    for name in ctx.plugins.defaults("router") if chosen else ():
+    chosen, found = ctx.plugins.chosen("router", ctx.config.frontend.routers), {}
+    for name in ctx.plugins.defaults("router"):
         if name not in chosen:
             for route in ctx.plugins.make("router", name).routes(ctx):
                 if route.access is not Access.ADMIN:

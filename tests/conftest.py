@@ -17,8 +17,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from ferrule.config import PluginConfig
+from ferrule.config.plugins import configured
 from ferrule.env import Environment
-from ferrule.plugin import PluginSet, discover
+from ferrule.plugin import Plugins, discover
 from ferrule_kernels.cpu import library
 from ferrule_testkit.checkpoints import tiny_checkpoint
 from ferrule_testkit.wheels import Distribution, install
@@ -74,10 +75,10 @@ class Site:
             install(dist, self.folder)
         importlib.invalidate_caches()
 
-    def discover(self, allowed: Sequence[str] | None = None, **options: tuple[str, ...]) -> PluginSet:
+    def discover(self, allowed: Sequence[str] | None = None, **options: tuple[str, ...]) -> Plugins:
         """`allowed` is what FERRULE_PLUGINS would say."""
         environment = Environment(plugins=None if allowed is None else tuple(allowed))
-        return discover(PluginConfig(**options), environment)
+        return configured(discover(), PluginConfig(**options), environment)
 
     def python(self, *argv: str, **variables: str) -> subprocess.CompletedProcess[str]:
         """Run another interpreter with this folder on its path."""

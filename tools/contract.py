@@ -33,7 +33,8 @@ def contract() -> str:
     lines = [f"contract {CONTRACT}", ""]
     lines += [f"{kind.group} = {kind.base}" for kind in KINDS.values()]
     for name in (*_WHOLE, "ferrule.interfaces", *interfaces):
-        lines += ["", f"module {name}", *describe(_source(importlib.import_module(name)))]
+        module = importlib.import_module(name)
+        lines += ["", f"module {name}", *describe(_source(module)), *_lent(module)]
     for name in _PARTS:
         lines += ["", f"names of {name}", *_parts(importlib.import_module(name))]
     for name in _NAMES:
@@ -137,6 +138,16 @@ def _parts(module: ModuleType) -> Iterator[str]:
             target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
             if getattr(node, "name", getattr(target, "id", None)) in wanted:
                 yield from _described(node, "", source.splitlines())
+
+
+def _lent(module: ModuleType) -> Iterator[str]:
+    """Classes that a module names in `__all__` and another one defines."""
+    for name in getattr(module, "__all__", ()):
+        home = importlib.import_module(getattr(module, name).__module__)
+        if home is not module:
+            source = _source(home)
+            node = next(node for node in ast.parse(source).body if getattr(node, "name", None) == name)
+            yield from _described(node, "", source.splitlines())
 
 
 def _source(module: ModuleType) -> str:

@@ -30,9 +30,9 @@ PIP_SECTIONS = ("global", "install", ":env:")  # later ones win
 
 
 class Choice(NamedTuple):
-    """`index` is empty if pip's own configuration decides."""
+    """`url` is the index, empty if pip's own configuration decides."""
 
-    index: str
+    url: str
     message: str
 
 

@@ -16,6 +16,7 @@ from ferrule.frontend.output import choice as frontend_output
 from ferrule.frontend.service import FrontendService, build_service
 from ferrule.interfaces.parsers import CallArguments, CallStart, Reasoning
 from ferrule.interfaces.service import Generate, Output
+from ferrule.plugin import Plugins
 from ferrule_testkit.fake_engine import FakeEngine
 from ferrule_testkit.tokenizers import ByteTokenizers
 
@@ -55,10 +56,11 @@ CHATML = (
 )
 
 
-class FakePlugins:
+class FakePlugins(Plugins):
     """Answers `load` from a table: kind → name → what it loads, or raises."""
 
     def __init__(self, **kinds: dict[str, Any]) -> None:
+        super().__init__()
         self.kinds: dict[str, dict[str, Any]] = {"tokenizer": {"auto": ByteTokenizers}, **kinds}
 
     def names(self, kind: str) -> tuple[str, ...]:

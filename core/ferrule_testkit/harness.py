@@ -19,7 +19,7 @@ from ferrule.config import CacheConfig, Config, LoadConfig, ModelConfig
 from ferrule.engine.loop import EngineLoop
 from ferrule.interfaces.executor import Executor
 from ferrule.interfaces.scheduler import Scheduler, SchedulerLimits
-from ferrule.plugin import PluginSet, discover
+from ferrule.plugin import Plugins, discover
 from ferrule.types import (
     EngineRequest,
     EngineStats,
@@ -67,8 +67,8 @@ class Harness:
             load=load or LoadConfig(use_tqdm_on_load=False),
             cache=CacheConfig(block_size=block_size),
         )
-        self.plugins: PluginSet = discover()
-        self.executor: Executor = self.plugins.load("executor", "uni")()
+        self.plugins: Plugins = discover()
+        self.executor: Executor = self.plugins.make("executor", "uni")
         self.info: ModelInfo = self.executor.start(self.config, self.plugins)
 
     def engine(self, *, num_blocks: int = 256, depth: int = 1, policy: str = "fcfs", **limits: Any) -> Engine:
@@ -84,7 +84,9 @@ class Harness:
             prompt_border=self.info.prompt_border,
             **limits,
         )
-        scheduler = self.plugins.load("scheduler", "default")(settings, self.plugins.load("policy", policy)())
+        scheduler = self.plugins.make(
+            "scheduler", "default", settings, self.plugins.make("policy", policy), self.plugins
+        )
         return Engine(scheduler, self.executor)
 
     def close(self) -> None:

@@ -9,8 +9,7 @@ import httpx
 
 from ferrule.api.app import build_app
 from ferrule.api.lifecycle import Lifecycle
-from ferrule.config import Config, FrontendConfig, ModelConfig, PluginConfig, SchedulerConfig
-from ferrule.env import Environment
+from ferrule.config import Config, FrontendConfig, ModelConfig, SchedulerConfig
 from ferrule.interfaces.service import Generate
 from ferrule.plugin import discover
 from ferrule_testkit.service import ScriptedService
@@ -27,7 +26,7 @@ class Site:
             frontend=FrontendConfig(**frontend),
             scheduler=SchedulerConfig(scheduling_policy=policy),
         )
-        self.app = build_app(self.config, discover(PluginConfig(), Environment()), lifecycle)
+        self.app = build_app(self.config, discover(), lifecycle)
         lifecycle.ready(self.service)
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app=self.app), base_url="http://test")
 

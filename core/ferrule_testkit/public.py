@@ -18,9 +18,6 @@ PUBLIC: tuple[str, ...] = (
     "ferrule.interfaces.*",
     "ferrule_nn.*",
     "ferrule_parsing",
-    "ferrule_plugins.executor.uni",
-    "ferrule_plugins.sampler.default",
-    "ferrule_plugins.scheduler.default",
     "ferrule_testkit.*",
 )
 _PACKAGES = (

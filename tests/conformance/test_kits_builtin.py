@@ -8,16 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from ferrule.config import PluginConfig
 from ferrule.engine.cache import KVCacheManager
-from ferrule.env import Environment
 from ferrule.interfaces.quantization import LinearLayer
 from ferrule.plugin import KINDS, discover
 from ferrule_testkit.kits import KVCacheKit, kit_of
 from ferrule_testkit.kits.base import Kit, promises
 from ferrule_testkit.quantized import FORMATS
 
-PLUGINS = discover(PluginConfig(), Environment())
+PLUGINS = discover()
 
 CHAT = {"messages": [{"role": "user", "content": "hello"}]}
 WHOLE_GROUPS = ((64, 48), (224, 104), (512, 256))

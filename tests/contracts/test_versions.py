@@ -9,10 +9,11 @@ from types import MappingProxyType, ModuleType
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from ferrule.errors import PluginError
 from ferrule.interfaces.scheduler import RequestView, SchedulingPolicy
-from ferrule.plugin import KINDS, PluginSet, State, load
+from ferrule.plugin import KINDS, Plugins, State, load
 from ferrule.plugin.kinds import Earlier
 from ferrule_testkit.wheels import Distribution
 
@@ -87,7 +88,7 @@ def two(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setitem(sys.modules, "contract_two", module)
     earlier = Earlier("ferrule.interfaces.scheduler:SchedulingPolicy", "contract_two:rank_by_key")
     policy = KINDS["policy"]
-    changed = type(policy)(policy.name, "contract_two:Ranking", policy.options, policy.chosen_by, {1: earlier})
+    changed = replace(policy, base="contract_two:Ranking", earlier={1: earlier})
     kinds = MappingProxyType({**KINDS, "policy": changed})
     for name in [name for name in sys.modules if name.startswith("ferrule.plugin")]:
         for constant, value in {"CONTRACT": 2, "READABLE": frozenset({1, 2}), "KINDS": kinds}.items():
@@ -110,7 +111,7 @@ def view(sequence: int) -> RequestView:
     return RequestView(f"r{sequence}", 0.0, sequence, 0, 5, 5, 0, 0)
 
 
-def ranked(plugins: PluginSet, name: str) -> list[int]:
+def ranked(plugins: Plugins, name: str) -> list[int]:
     policy = plugins.load("policy", name)()
     assert isinstance(policy, Ranking)
     return [v.sequence for v in sorted([view(1), view(2), view(3)], key=policy.rank, reverse=True)]
@@ -199,5 +200,5 @@ def test_versions_before_the_previous_and_after_the_current_one_are_refused(two,
 
 def test_a_set_with_old_plugins_crosses_processes(two, site):
     site.install(dist("old-dist", 1, OLD, "newest"))
-    plugins = msgspec.msgpack.decode(msgspec.msgpack.encode(site.discover()), type=PluginSet)
+    plugins = msgspec.msgpack.decode(msgspec.msgpack.encode(site.discover()), type=Plugins)
     assert ranked(plugins, "newest") == [3, 2, 1]

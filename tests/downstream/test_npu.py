@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from ferrule.config import Config, DeviceConfig, ModelConfig
+from ferrule.config.plugins import configured
 from ferrule.env import Environment
 from ferrule.errors import ConfigError, PluginError
 from ferrule.plugin import discover
@@ -100,7 +101,7 @@ def test_a_device_that_was_named_and_is_not_there_is_an_error(
 
 
 def start(config: Config) -> None:
-    plugins = discover(config.plugins, Environment())
+    plugins = configured(discover(), config.plugins, Environment())
     executor = plugins.load("executor", "uni")()
     try:
         executor.start(config, plugins)

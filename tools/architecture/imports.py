@@ -9,9 +9,10 @@ from tools.architecture.source import Import, Module, Rule, Violation
 # Bottom first: a module of core imports from its own layer and the ones before it.
 LAYERS = (
     ("types", "errors", "env", "log"),
+    ("plugin",),
     ("config", "checkpoint"),
     ("interfaces",),
-    ("plugin",),
+    ("hooks",),
     ("wire",),
     ("engine",),
     ("runner",),
@@ -24,13 +25,27 @@ LAYERS = (
     ("", "__main__"),  # the package itself, which lends its public names lazily
 )
 NO_TORCH = frozenset(
-    {"types", "errors", "env", "log", "config", "checkpoint", "plugin", "wire", "engine", "client", "frontend", "api"}
+    {
+        "types",
+        "errors",
+        "env",
+        "log",
+        "config",
+        "checkpoint",
+        "plugin",
+        "hooks",
+        "wire",
+        "engine",
+        "client",
+        "frontend",
+        "api",
+    }
     | {"launch", "llm"}
 )
 TORCH = ("torch", "torchvision", "torchaudio", "triton", "safetensors.torch")
 # The engine is a function of what it is given.
 NOT_IN_ENGINE = ("time", "datetime", "random", "secrets", "socket", "zmq", "asyncio", "subprocess", "numpy")
-ONLY_IN: Mapping[str, str] = {"pluggy": "core/ferrule/plugin/hooks.py"}
+ONLY_IN: Mapping[str, str] = {"pluggy": "core/ferrule/hooks.py"}
 # Import packages that stand on the core.
 _BESIDE = ("ferrule_plugins", "ferrule_nn", "ferrule_parsing", "ferrule_contrib", "ferrule_testkit", "tools")
 HTTP_CLIENTS = ("requests", "httpx", "aiohttp", "urllib.request", "urllib3")

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from ferrule.config import CacheConfig, Config, LoadConfig, ModelConfig, PluginConfig, SchedulerConfig
+from ferrule.config import CacheConfig, Config, LoadConfig, ModelConfig, SchedulerConfig
 from ferrule.env import before_libraries, read
 from ferrule.interfaces.executor import Executor
 from ferrule.interfaces.plugins import Plugins
@@ -190,7 +190,7 @@ def main() -> None:
         env=env,
     )
     before_libraries()
-    plugins = discover(PluginConfig(), env)
+    plugins = discover()
     executor = plugins.load("executor", "uni")()
     info = executor.start(config, plugins)
     executor.init_cache(info.max_blocks)

@@ -35,7 +35,7 @@ from ferrule.config import CacheConfig, Config, FrontendConfig, LoadConfig, Mode
 from ferrule.config.resolve import resolve
 from ferrule.frontend.service import FrontendService, build_service
 from ferrule.interfaces.executor import Step
-from ferrule.plugin import PluginSet, discover
+from ferrule.plugin import Plugins, discover
 from ferrule.types import (
     EngineRequest,
     FinishReason,
@@ -99,7 +99,7 @@ def request(number: int, prompt: int, max_tokens: int) -> EngineRequest:
     return EngineRequest(id=f"{number:032x}", prompt_ids=ids, sampling=sampling, arrival=number * 1e-3)
 
 
-def crowded(running: int, waiting: int, policy: str, plugins: PluginSet) -> tuple[Engine, Wire]:
+def crowded(running: int, waiting: int, policy: str, plugins: Plugins) -> tuple[Engine, Wire]:
     """An engine with that many requests, the running ones past their prompts."""
     config = configured(running)
     wire = Wire()
@@ -112,7 +112,7 @@ def crowded(running: int, waiting: int, policy: str, plugins: PluginSet) -> tupl
     return engine, wire
 
 
-def bench_engine(running: int, waiting: int, policy: str, plugins: PluginSet, steps: int = STEPS) -> str:
+def bench_engine(running: int, waiting: int, policy: str, plugins: Plugins, steps: int = STEPS) -> str:
     """Time steps of the loop: messages, schedule, commit, deltas encoded; not what the executor does in them."""
     engine, _ = crowded(running, waiting, policy, plugins)
     seconds = timed(engine, steps)
@@ -120,7 +120,7 @@ def bench_engine(running: int, waiting: int, policy: str, plugins: PluginSet, st
     return f"{policy:8} {figures.running:5} running {figures.waiting:6} waiting  {spread(seconds)}"
 
 
-def bench_long(tokens: int, plugins: PluginSet, steps: int = STEPS) -> str:
+def bench_long(tokens: int, plugins: Plugins, steps: int = STEPS) -> str:
     """Steps of 256 running requests while one long prompt arrives and is computed in pieces."""
     engine, wire = crowded(256, 0, "fcfs", plugins)
     before = timed(engine, steps)
@@ -193,7 +193,7 @@ class Tap(DemuxClient):
         self.die("closed")
 
 
-async def bench_frontend(streams: int, tokens: int, path: str, plugins: PluginSet) -> str:
+async def bench_frontend(streams: int, tokens: int, path: str, plugins: Plugins) -> str:
     """Stream `tokens` to each of `streams` ASGI calls, and divide the processor's time by all tokens."""
     config = configured(streams)
     wire = Wire()
@@ -221,7 +221,7 @@ async def bench_frontend(streams: int, tokens: int, path: str, plugins: PluginSe
     return f"{path:16} {streams:5} streams  {spent / count * 1e6:6.1f} µs a token, {len(sent)} writes, {turns} turns"
 
 
-def _run_frontend(streams: int, path: str, plugins: PluginSet) -> str:
+def _run_frontend(streams: int, path: str, plugins: Plugins) -> str:
     return asyncio.run(bench_frontend(streams, 100, path, plugins))
 
 

@@ -6,9 +6,9 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 
+from ferrule.config.help import default_text, fate, groups, metavar, spelling, summaries
 from ferrule.config.schema import Schema, Spec
 from ferrule.env import INERT, LACKING, OPTIONS, VARIABLES, variable
-from ferrule_plugins.command.help import default_text, fate, groups, metavar, spelling, summaries
 from ferrule_plugins.command.serve import sections
 
 _HEAD = """# Options

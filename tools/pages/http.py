@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ferrule.api.lifecycle import Lifecycle
-from ferrule.config import Config, FrontendConfig, PluginConfig
+from ferrule.config import Config, FrontendConfig
 from ferrule.env import Environment
 from ferrule.interfaces.router import Call, Reply, Route, RouterContext
 from ferrule.plugin import discover
@@ -32,7 +32,7 @@ _NEEDS = {"key": "key", "adminKey": "admin key, dev mode"}
 
 def spec() -> Mapping[str, Any]:
     """The document of a server with all built-in routers, with the routes for administration and of flags."""
-    plugins = discover(PluginConfig(), Environment())
+    plugins = discover()
     routes: list[Route] = []
     frontend = FrontendConfig(enable_tokenizer_info_endpoint=True)
     config = Config(env=Environment(server_dev_mode=True), frontend=frontend)

@@ -20,11 +20,11 @@ from ferrule.api.respond import Answer, Send
 from ferrule.api.routes import Entry, RouteTable, access_of
 from ferrule.config import Config
 from ferrule.errors import PluginError, RequestError, StartupError, UnauthorisedError, nearest
+from ferrule.hooks import HookRunner
 from ferrule.interfaces.hooks import AccessRequest
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.router import Access, Call, EventStream, Reply, Route, RouterContext
 from ferrule.interfaces.stats import HttpStats
-from ferrule.plugin.hooks import HookRunner
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}\Z")
 _MAX_QUERY_FIELDS = 64
@@ -44,7 +44,7 @@ def build_app(
     config: Config, plugins: Plugins, lifecycle: Lifecycle, hooks: HookRunner | None = None
 ) -> Callable[..., Any]:
     """The application with the routes of the chosen router plugins. Raises StartupError, PluginError."""
-    names = config.frontend.routers or _built_in(plugins)
+    names = plugins.chosen("router", config.frontend.routers)
     routes: list[Route] = []
     absent: dict[str, str] = {}
     context = RouterContext(config, plugins, lifecycle.service, lambda: tuple(routes), lambda: lifecycle.load)
@@ -60,20 +60,14 @@ def build_app(
 
 
 def _routes_of(plugins: Plugins, name: str, context: RouterContext) -> tuple[Sequence[Route], Mapping[str, str]]:
-    cls = plugins.load("router", name)
+    router = plugins.make("router", name)
     try:
-        router = cls()
         return tuple(router.routes(context)), router.absent(context)
     except StartupError:
         raise
     except Exception as error:
         origin = plugins.origin("router", name)
         raise PluginError(f"Router {name} of {origin} has no routes: {type(error).__name__}: {error}") from error
-
-
-def _built_in(plugins: Plugins) -> list[str]:
-    """Routers of this distribution: a stranger's are served only when they are named."""
-    return [name for name in plugins.names("router") if plugins.origin("router", name).split(" ")[0] == "ferrule"]
 
 
 class App:

@@ -21,9 +21,9 @@ from ferrule.api.lifecycle import DEAD, Lifecycle
 from ferrule.api.protocol import protocol_class
 from ferrule.config import Config
 from ferrule.errors import FerruleError, StartupError, UnavailableError
+from ferrule.hooks import HookRunner
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.service import Service
-from ferrule.plugin.hooks import HookRunner
 from ferrule.wire.board import Board
 
 Connect = Callable[[], Awaitable[Service]]

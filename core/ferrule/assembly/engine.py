@@ -34,7 +34,7 @@ class Engine:
 def build_engine(config: Config, plugins: Plugins, channel: Channel) -> Engine:
     """Load the model, size the cache, and connect the loop to its clients. Raises StartupError."""
     before_libraries()
-    executor: Executor = plugins.load("executor", config.parallel.distributed_executor_backend or "uni")()
+    executor: Executor = plugins.make("executor", config.parallel.distributed_executor_backend or "uni")
     info = executor.start(config, plugins)
     try:
         config = resolve(config, info.max_model_len)
@@ -103,7 +103,7 @@ def _limits(config: Config, info: ModelInfo, num_blocks: int) -> SchedulerLimits
 
 
 def _scheduler(config: Config, plugins: Plugins, info: ModelInfo, num_blocks: int) -> Scheduler:
-    policy = plugins.load("policy", config.scheduler.scheduling_policy)()
-    build = plugins.load("scheduler", config.scheduler.scheduler_cls or "default")
-    scheduler: Scheduler = build(_limits(config, info, num_blocks), policy)
+    policy = plugins.make("policy", config.scheduler.scheduling_policy)
+    name, limits = config.scheduler.scheduler_cls or "default", _limits(config, info, num_blocks)
+    scheduler: Scheduler = plugins.make("scheduler", name, limits, policy, plugins)
     return scheduler

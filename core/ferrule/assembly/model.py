@@ -20,8 +20,11 @@ from ferrule.interfaces.model import AttentionOptions, BuildContext, LayerCache,
 from ferrule.interfaces.platform import DeviceCaps, Platform
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.quantization import QuantizationMethod
+from ferrule.log import Log
 from ferrule.plugin import load_first
 from ferrule.types import ModelInfo
+
+_log = Log("worker")
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ def _load(config: Config, plugins: Plugins, platform: Platform, caps: DeviceCaps
         sliding_window=not config.model.disable_sliding_window,
     )
     method_name, method = _quantization(config, plugins, context, caps, notes)
-    build: Callable[[], Model] = partial(_build, partial(plugins.load("model", name), context), name, method)
+    build: Callable[[], Model] = partial(_build, partial(plugins.factory("model", name), context), name, method)
     model = build()
     attention_name, attention = _attention(config, plugins, model, (platform, caps, context.dtype), notes)
     cache_type = attention.cache_type(config.cache.kv_cache_dtype, context.dtype) or context.dtype
@@ -97,10 +100,13 @@ def _load(config: Config, plugins: Plugins, platform: Platform, caps: DeviceCaps
 
 def _platform(config: Config, plugins: Plugins, notes: list[str]) -> tuple[Platform, DeviceCaps]:
     wanted = None if config.device.device == "auto" else config.device.device
-    order = sorted(plugins.names("platform"), key=lambda name: name == "cpu")  # every machine has one: it is last
-    _, cls = _choose(plugins, "platform", ("--device", wanted), order, lambda cls: cls.refuses(), notes)
-    platform: Platform = cls()
-    return platform, platform.prepare(config)
+    order = sorted(plugins.defaults("platform"), key=lambda name: name == "cpu")  # every machine has one: it is last
+    name = _choose(plugins, "platform", ("--device", wanted), order, lambda cls: cls.refuses(), notes)
+    platform: Platform = plugins.make("platform", name)
+    if not plugins.is_builtin("platform", name):
+        _log.warning("the platform is a plugin of another distribution", plugin=plugins.title("platform", name))
+    with plugins.blamed("platform", name):
+        return platform, platform.prepare(config)
 
 
 def _choose(
@@ -110,18 +116,17 @@ def _choose(
     order: Sequence[str],
     refuses: Callable[[Any], str | None],
     notes: list[str],
-) -> tuple[str, Any]:
-    """Name and class of the plugin that the option names, or of the first in `order` that does not refuse."""
+) -> str:
+    """Name of the plugin that the option names, or of the first in `order` that does not refuse."""
     flag, wanted = option
     if wanted is None:
         chosen = load_first(plugins, kind, order, refuses)
         notes += [f"{kind} {name} refused: {reason}" for name, reason in chosen.refusals]
-        return chosen.name, chosen.plugin
-    cls = plugins.load(kind, wanted)
-    reason = refuses(cls)
+        return chosen.name
+    reason = refuses(plugins.load(kind, wanted))
     if reason is not None:
         raise ConfigError(f"{flag} {wanted}: {reason}")
-    return wanted, cls
+    return wanted
 
 
 def _implementation(
@@ -159,9 +164,9 @@ def _quantization(
 
     if wanted is None and not stored:
         return None, None
-    order, option = plugins.names("quantization"), ("--quantization", wanted)
-    name, cls = _choose(plugins, "quantization", option, order, refuses, notes)
-    return name, cls(stored)
+    order, option = plugins.defaults("quantization"), ("--quantization", wanted)
+    name = _choose(plugins, "quantization", option, order, refuses, notes)
+    return name, plugins.make("quantization", name, stored)
 
 
 def _build(make: Callable[[], Model], name: str, method: QuantizationMethod | None) -> Model:
@@ -207,8 +212,8 @@ def _attention(
     if wanted is not None and wanted not in plugins.names("attention"):
         wanted = wanted.lower()
     option = ("--attention-backend", wanted)
-    name, cls = _choose(plugins, "attention", option, platform.attention_order(), refuses, notes)
-    return name, cls()
+    name = _choose(plugins, "attention", option, platform.attention_order(), refuses, notes)
+    return name, plugins.make("attention", name)
 
 
 def attention_layers(model: Model) -> list[tuple[LayerCache, AttentionOptions]]:
@@ -258,9 +263,9 @@ def pack(model: Model) -> None:
 def _weights(config: Config, plugins: Plugins, folder: Path) -> WeightSource:
     wanted = config.load.load_format
     if wanted == "auto":
-        names = plugins.names("load_format")
+        names = plugins.defaults("load_format")
         wanted = load_first(plugins, "load_format", names, lambda cls: cls.refuses(folder)).name
-    source: WeightSource = plugins.load("load_format", wanted)()
+    source: WeightSource = plugins.make("load_format", wanted)
     return source
 
 

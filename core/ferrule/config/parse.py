@@ -21,6 +21,7 @@ from ferrule.config.sections import Config
 from ferrule.config.values import convert, is_boolean, merge, problem
 from ferrule.env import Environment
 from ferrule.errors import ConfigError, nearest
+from ferrule.plugin import Plugins
 
 _ATTACHED = re.compile(r"(-[A-Za-z][A-Za-z-]*)([0-9]+)")  # -O3
 COMMAND_LINE = "command line"
@@ -90,7 +91,7 @@ def parse_kwargs(
 def parse_command(
     argv: Sequence[str],
     usage: helptext.Usage,
-    plugins: helptext.PluginNames,
+    plugins: Plugins,
     *,
     sections: Mapping[str, type] | None = None,
     server: bool = True,
@@ -103,7 +104,7 @@ def parse_command(
     schema = Schema(config_sections() if sections is None else sections, server=server)
     topic = helptext.topic(argv)
     if topic is not None:
-        print(helptext.page(schema, usage, topic, plugins))
+        print(helptext.render(schema, usage, topic, plugins))
         return None
     return parse(argv, schema, positional=usage.positional)
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import dataclasses
 import re
 
-from ferrule.config.help import PluginNames
 from ferrule.config.parse import config_sections
 from ferrule.config.schema import Schema
 from ferrule.config.sections import CacheConfig, Config, ModelConfig, SchedulerConfig
 from ferrule.errors import ConfigError, nearest
+from ferrule.plugin import Plugins
 
 BLOCK_SIZE = 16
 MAX_NUM_SEQS = 256
@@ -32,7 +32,7 @@ def resolve(config: Config, max_model_len: int | None = None) -> Config:
     return dataclasses.replace(config, model=_model(config.model), cache=_cache(config.cache), scheduler=scheduler)
 
 
-def check_names(config: Config, plugins: PluginNames) -> None:
+def check_names(config: Config, plugins: Plugins) -> None:
     """Check that the plugins which options name exist, without importing them. Raises ConfigError naming the option.
 
     Names that exist and cannot be used (denied, offered twice) are left to `load`, which says why.
@@ -42,7 +42,8 @@ def check_names(config: Config, plugins: PluginNames) -> None:
         if (kind := spec.option.kind) is None:
             continue
         value, known = getattr(getattr(config, spec.section), spec.name), plugins.names(kind)
-        for name in value if isinstance(value, tuple) else (value,):
+        names = [name.removeprefix("+") for name in value] if isinstance(value, tuple) else [value]
+        for name in names:
             if name not in (None, "", "auto", *known) and not plugins.origin(kind, name):
                 listed = ", ".join(known) or "none is installed"
                 problems.append(f"{spec.flag}: no {kind} plugin {name!r}; available: {listed}.{nearest(name, known)}")

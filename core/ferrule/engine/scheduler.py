@@ -17,6 +17,7 @@ from ferrule.engine.prefills import Prefills
 from ferrule.engine.queue import WaitingQueue
 from ferrule.engine.request import Request
 from ferrule.engine.stats import Counters
+from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.scheduler import Scheduler, SchedulerLimits, SchedulingPolicy
 from ferrule.types import (
     Admit,
@@ -58,8 +59,8 @@ class DefaultScheduler(Scheduler):
     that one always gets on, and never one whose last token is already on its way.
     """
 
-    def __init__(self, limits: SchedulerLimits, policy: SchedulingPolicy) -> None:
-        super().__init__(limits, policy)
+    def __init__(self, limits: SchedulerLimits, policy: SchedulingPolicy, plugins: Plugins | None = None) -> None:
+        super().__init__(limits, policy, plugins)
         self.cache = KVCacheManager(limits)
         self.waiting = WaitingQueue(policy)
         self.running: dict[str, Request] = {}  # in order of admission

@@ -34,11 +34,11 @@ from ferrule.frontend.output.stops import StopMatcher
 from ferrule.frontend.text.detokenize import open_detokenizer
 from ferrule.frontend.text.render import Renderer, choose_templates
 from ferrule.frontend.text.tokenize import Encoder, open_tokenizer
+from ferrule.hooks import HookRunner, open_hooks
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.service import ChatPrompt, Generate, Health, Output, Prompt, Service
 from ferrule.interfaces.stats import HttpStats, StatLogger
 from ferrule.interfaces.tokenizer import Tokenizer
-from ferrule.plugin.hooks import HookRunner, open_hooks
 from ferrule.types import EngineRequest
 
 _TURN = 16  # prompts that may be prepared before others get a turn of the event loop
@@ -316,9 +316,9 @@ def build_service(
 def _stat_loggers(config: Config, plugins: Plugins, client: EngineClient) -> list[StatLogger]:
     """All that can be loaded: none of them was asked for by name, so a broken one is left out and reported."""
     loggers: list[StatLogger] = []
-    for name in plugins.names("stat_logger"):
+    for name in plugins.defaults("stat_logger"):
         try:
-            loggers.append(plugins.load("stat_logger", name)(config, client.info))
+            loggers.append(plugins.make("stat_logger", name, config, client.info))
             if client.board.shared is not None:
                 loggers[-1].share(*client.board.shared)
         except PluginError as error:
@@ -329,6 +329,6 @@ def _stat_loggers(config: Config, plugins: Plugins, client: EngineClient) -> lis
 def _parsers(config: Config, plugins: Plugins) -> Parsers:
     reasoning, tools = config.frontend.reasoning_parser, config.frontend.tool_call_parser
     return Parsers(
-        reasoning=plugins.load("reasoning_parser", reasoning) if reasoning else None,
-        tools=plugins.load("tool_parser", tools) if tools else None,
+        reasoning=plugins.factory("reasoning_parser", reasoning) if reasoning else None,
+        tools=plugins.factory("tool_parser", tools) if tools else None,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ferrule.types import (
     CacheGroup,
@@ -16,6 +17,9 @@ from ferrule.types import (
     StepPlan,
     StepResult,
 )
+
+if TYPE_CHECKING:
+    from ferrule.interfaces.plugins import Plugins
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +86,8 @@ class Scheduler(ABC):
     scheduler.
     """
 
-    def __init__(self, limits: SchedulerLimits, policy: SchedulingPolicy) -> None:
+    def __init__(self, limits: SchedulerLimits, policy: SchedulingPolicy, plugins: Plugins | None = None) -> None:
+        """`plugins` is for a scheduler that leaves part of its work to another one; the engine always gives it."""
         self.limits = limits
         self.policy = policy
 

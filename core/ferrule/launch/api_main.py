@@ -19,12 +19,12 @@ from ferrule.client.inline import InlineClient
 from ferrule.client.process import ProcessClient
 from ferrule.config import Config
 from ferrule.frontend.service import build_service
+from ferrule.hooks import HookRunner, open_hooks
 from ferrule.interfaces.service import Service
 from ferrule.launch.engine_main import watch_progress
 from ferrule.launch.listen import base_url
 from ferrule.launch.process import Boot
-from ferrule.plugin import PluginSet
-from ferrule.plugin.hooks import HookRunner, open_hooks
+from ferrule.plugin import Plugins
 from ferrule.wire.board import BEAT, READY, Board
 
 _POLL = 0.02  # seconds between two looks at what the other API processes say
@@ -46,7 +46,7 @@ def run_api(boot: Boot, hooks: HookRunner) -> int:
     return _run(main())
 
 
-def run_one_process(config: Config, plugins: PluginSet, listener: socket.socket) -> int:
+def run_one_process(config: Config, plugins: Plugins, listener: socket.socket) -> int:
     """`--disable-frontend-multiprocessing`: HTTP, engine and model in this process. Raises StartupError."""
     hooks = open_hooks(plugins)
     hooks.process_started("api-0", config)
@@ -69,7 +69,7 @@ def _run(main: Coroutine[Any, Any, int]) -> int:
 
 async def _serve(
     config: Config,
-    plugins: PluginSet,
+    plugins: Plugins,
     hooks: HookRunner,
     listener: socket.socket,
     client: ProcessClient | InlineClient,

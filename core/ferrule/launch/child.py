@@ -13,9 +13,9 @@ import msgspec
 
 from ferrule import log
 from ferrule.errors import FerruleError
+from ferrule.hooks import HookRunner, open_hooks
 from ferrule.launch.prepare import open_log
 from ferrule.launch.process import LENGTH_BYTES, Boot
-from ferrule.plugin.hooks import HookRunner, open_hooks
 
 _PR_SET_PDEATHSIG = 1
 

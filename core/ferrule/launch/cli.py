@@ -6,7 +6,6 @@ variable is wrong; 130 interrupted.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ from ferrule import __version__, env
 from ferrule.errors import ConfigError, FerruleError, nearest
 
 if TYPE_CHECKING:
-    from ferrule.plugin import PluginSet
+    from ferrule.plugin import Plugins
 
 _USAGE_ERROR = 2
 _INTERRUPTED = 130
@@ -42,34 +41,49 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(words: list[str]) -> int:
     # what `--version` and errors do not need is imported here
-    from ferrule.config import PluginConfig
-    from ferrule.config.help import load_help, topic
+    from ferrule.config.declared import engine_sections
+    from ferrule.config.help import Usage, topic
+    from ferrule.config.parse import parse_command
+    from ferrule.config.plugins import configured, selection_options
+    from ferrule.launch.program import program_page
     from ferrule.plugin import discover
 
     first = words[0] if words else ""
     if first in {"-v", "--version"}:
         print(f"ferrule {__version__}")
         return 0
-    plugins = discover(PluginConfig(), env.read())
+    environment = env.read()
+    plugins = configured(discover(), selection_options((), environment), environment)
     wanted = topic(words[:1])
-    if wanted:  # `ferrule --help=TOPIC` is about the options of `serve`
-        return _command("serve", [f"--help={wanted}"], plugins)
+    if wanted:  # the options of the engine and the server, which several commands take
+        parse_command(
+            [first],
+            Usage("ferrule COMMAND", "Options of commands that run a model."),
+            plugins,
+            sections=engine_sections(),
+        )
+        return 0
     if wanted is not None or not first:
-        with contextlib.redirect_stdout(sys.stdout if first else sys.stderr):
-            load_help(plugins).run([], plugins)
+        print(program_page(plugins), file=sys.stdout if first else sys.stderr)
         return 0 if first else _USAGE_ERROR
     if first.startswith("-"):
         raise ConfigError(
             f"Unknown option {first}.{nearest(first, ('--help', '--version'))} Options follow the command."
         )
-    return _command(first, words[1:], plugins)
+    return _command(first, words[1:], configured(plugins, selection_options(words[1:], environment), environment))
 
 
-def _command(name: str, argv: list[str], plugins: PluginSet) -> int:
+def _command(name: str, argv: list[str], plugins: Plugins) -> int:
+    from ferrule.plugin import State
+
     names = plugins.names("command")
     if name not in names and not plugins.offers("command", name):
         raise ConfigError(f"Unknown command {name!r}.{nearest(name, names)}", f"Commands: {', '.join(names)}.")
-    return int(plugins.load("command", name)().run(argv, plugins))
+    for ref in plugins.offers("command", name):
+        verdict = plugins.verdict(ref)
+        if verdict.state is State.PASSED_OVER and not ref.builtin:
+            print(f"ferrule: warning: {ref.id} of {ref.source} is not used: {verdict.reason}.", file=sys.stderr)
+    return int(plugins.make("command", name).run(argv, plugins))
 
 
 def _report(error: FerruleError, words: Sequence[str]) -> None:

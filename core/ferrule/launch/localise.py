@@ -65,7 +65,7 @@ def _find(config: Config, plugins: Plugins, what: str, name: str, revision: str 
     missing = f"The {what} {name!r} is not a folder on this machine"
     if name.startswith(("/", "./", "../", "~")):
         raise CheckpointError(f"{missing}.", _meant(path) or _beside(path))
-    hub: ModelHub = plugins.load("hub", config.model.hub)()
+    hub: ModelHub = plugins.make("hub", config.model.hub)
     reason = hub.refuses(name)
     if reason is not None:
         raise CheckpointError(f"{missing}, and the hub {config.model.hub} {reason}.", _meant(path))

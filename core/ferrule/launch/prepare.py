@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from ferrule import log
 from ferrule.config import Config
+from ferrule.config.plugins import configured
 from ferrule.config.resolve import check_names, resolve
-from ferrule.interfaces.plugins import Plugins
-from ferrule.plugin import PluginSet
+from ferrule.plugin import Plugins
 
 _logger = log.get("launch")
 
@@ -24,15 +24,13 @@ def open_log(config: Config, process: str) -> None:
         log.setup(observability.log_level, process, prefix=config.env.logging_prefix)
 
 
-def prepare(config: Config, notices: Sequence[str], plugins: Plugins, area: str) -> tuple[Config, PluginSet]:
+def prepare(config: Config, notices: Sequence[str], plugins: Plugins, area: str) -> tuple[Config, Plugins]:
     """Set up the log, apply the plugin options, fill what is open, and check names.
 
     Raises ConfigError, PluginError. Nothing is fetched or loaded.
     """
     open_log(config, area)
-    if not isinstance(plugins, PluginSet):
-        raise TypeError("a command that runs an engine is given the set that discover() returned")
-    chosen = plugins.configured(config.plugins, config.env)
+    chosen = configured(plugins, config.plugins, config.env)
     for notice in (*notices, *chosen.problems):
         _logger.warning("%s", notice)
     config = resolve(config)

@@ -17,7 +17,7 @@ import msgspec
 from ferrule import log
 from ferrule.config import Config
 from ferrule.errors import StartupError
-from ferrule.plugin import PluginSet
+from ferrule.plugin import Plugins
 from ferrule.wire.board import ENGINE, Board
 
 LENGTH_BYTES = 4  # of the number before a boot message, big-endian
@@ -31,7 +31,7 @@ class Boot(msgspec.Struct, frozen=True, kw_only=True):
     name: str  # "engine-0", "api-0", "api-1", …
     role: str  # what `ferrule.launch.child` is called with
     config: Config
-    plugins: PluginSet
+    plugins: Plugins
     socket_path: str  # the engine's; the board is beside it
     row: int = ENGINE  # on the board
     listen_fd: int = -1  # the HTTP socket, already bound

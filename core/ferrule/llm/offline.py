@@ -21,18 +21,18 @@ from tqdm import tqdm
 from ferrule import env
 from ferrule.client.inline import InlineClient
 from ferrule.config import Config
+from ferrule.config.declared import engine_sections
 from ferrule.config.parse import parse_kwargs
 from ferrule.errors import EngineDead, FerruleError, RequestError, RequestFailed
 from ferrule.frontend.output.choice import fold
 from ferrule.frontend.service import build_service
-from ferrule.interfaces.plugins import Plugins
+from ferrule.hooks import open_hooks
 from ferrule.interfaces.service import Beam, ChatPrompt, Generate, Output, Prompt, Service
 from ferrule.interfaces.tokenizer import Tokenizer
 from ferrule.launch.localise import localise
 from ferrule.launch.prepare import prepare
 from ferrule.llm.outputs import BeamSearchOutput, BeamSearchParams, RequestOutput, beam_output, request_output
-from ferrule.plugin import PluginSet, discover
-from ferrule.plugin.hooks import open_hooks
+from ferrule.plugin import Plugins, discover
 from ferrule.types import FinishReason, ModelInfo, SamplingParams
 
 T = TypeVar("T")
@@ -62,10 +62,8 @@ class LLM:
     """
 
     def __init__(self, model: str, *, tokenizer: str | None = None, **options: Any) -> None:
-        plugins = discover()
-        sections = plugins.load("command", "serve").sections()  # it knows what was documented and is not here, too
-        parsed = parse_kwargs(env.read(), sections, model=model, tokenizer=tokenizer, **options)
-        self._open(parsed.config, plugins, parsed.notices)
+        parsed = parse_kwargs(env.read(), engine_sections(), model=model, tokenizer=tokenizer, **options)
+        self._open(parsed.config, discover(), parsed.notices)
 
     @classmethod
     def from_config(cls, config: Config, plugins: Plugins) -> LLM:
@@ -94,7 +92,7 @@ class LLM:
             self.close()
             raise
 
-    async def _start(self, config: Config, plugins: PluginSet) -> Service:
+    async def _start(self, config: Config, plugins: Plugins) -> Service:
         hooks = open_hooks(plugins)
         hooks.process_started(_NAME, config)
         self._opened.callback(hooks.process_stopping, _NAME, 0)

@@ -1,14 +1,16 @@
-"""Plugins: which kinds there are, how they are found, chosen and loaded.
+"""Plugins: which kinds there are, how they are found, chosen, loaded and made.
 
-discover(options, environment) -> PluginSet     once, in the launcher; imports no plugin
-PluginSet.load(kind, name) -> class             in each process, when the plugin is needed
+discover() -> Plugins                           once, in the launcher; imports no plugin
+Plugins.load(kind, name) -> class               in each process, when the plugin is needed
+Plugins.make(kind, name, …) -> instance         the same, made with what the kind's row in `KINDS` says
 load_first(plugins, kind, candidates, refuses)  for options whose value is `auto`
-ferrule.plugin.hooks.open_hooks(plugins)        what tells every hooks plugin (imports pluggy)
+ferrule.config.plugins.configured(plugins, …)   the same discovery under the user's options
+ferrule.hooks.open_hooks(plugins)               what tells every hooks plugin
 """
 
 from ferrule.plugin.auto import Chosen, load_first
 from ferrule.plugin.kinds import CONTRACT, KINDS, Kind
-from ferrule.plugin.plugin_set import PluginSet, discover
+from ferrule.plugin.plugin_set import Plugins, discover
 from ferrule.plugin.refs import PluginRef, Shadow
 from ferrule.plugin.select import State, Verdict
 
@@ -18,7 +20,7 @@ __all__ = [
     "Chosen",
     "Kind",
     "PluginRef",
-    "PluginSet",
+    "Plugins",
     "Shadow",
     "State",
     "Verdict",

@@ -8,7 +8,7 @@ from typing import Any
 from msgspec import Struct
 
 from ferrule.errors import PluginError
-from ferrule.interfaces.plugins import Plugins
+from ferrule.plugin.plugin_set import Plugins
 
 
 class Chosen(Struct, frozen=True):

@@ -8,17 +8,30 @@ import importlib
 import importlib.util
 import inspect
 import sys
+from collections.abc import Sequence
 from importlib.abc import ExecutionLoader
 from pathlib import Path
 from types import ModuleType
-from typing import cast
+from typing import Protocol, cast
 
 from ferrule.errors import ConfigError, PluginError, nearest
-from ferrule.interfaces.plugins import FileAdapter
 from ferrule.plugin.kinds import CONTRACT, KINDS
 from ferrule.plugin.refs import Origin, PluginRef
 
 _HASH_SHOWN = 12  # hexadecimal digits
+
+
+class FileAdapter(Protocol):
+    """What a module has that makes plugins of files written for something else (--plugin-adapter)."""
+
+    def names(self, kind: str, tree: ast.Module) -> Sequence[str]:
+        """Names of the plugins that a file offers, from its syntax; none when the file is not for this adapter."""
+
+    def prepare(self, module: ModuleType) -> None:
+        """Called with the empty module before the file runs in it."""
+
+    def adapt(self, kind: str, name: str, module: ModuleType) -> type:
+        """The class of a plugin, from the module that has run. Raises PluginError."""
 
 
 def file_refs(option: str, adapter: str = "") -> list[PluginRef]:
@@ -152,12 +165,14 @@ def _pick(ref: PluginRef, base: type, module: ModuleType) -> object:
         and value.__module__ == module.__name__
         and not inspect.isabstract(value)
     ]
+    candidates = [value.__name__ for value in found]
     if len(found) > 1:
         found = [value for value in found if getattr(value, "name", None) == ref.name]
     if len(found) == 1:
         return found[0]
-    problem = "more than one" if found else "no"
+    listed = f": {', '.join(candidates)}" if candidates else ""
+    problem = "more than one" if candidates else "no"
     raise PluginError(
-        f"Plugin file {ref.target} holds {problem} complete class for {ref.id}.",
+        f"Plugin file {ref.target} holds {problem} complete class for {ref.id}{listed}.",
         f"It must derive from {base.__module__}.{base.__qualname__}; of several, each sets name = '…'.",
     )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import re
+from collections.abc import Callable
+from enum import StrEnum
 from functools import reduce
 from types import MappingProxyType
 from typing import Any
@@ -27,22 +29,51 @@ class Earlier(Struct, frozen=True):
     adapt: str
 
 
+class Automatic(StrEnum):
+    """Which plugins are used, or tried by `auto`, where no option names one."""
+
+    ALL = "every plugin"
+    ALLOWED = "built-in plugins, and those that an allow-list or --plugin names"
+    BUILTIN = "built-in plugins"
+
+
 class Kind(Struct, frozen=True):
     """`base` is the class that a plugin derives from, as module:Class, imported when a plugin is loaded.
 
-    `earlier` has an entry for each contract in READABLE in which the kind was another; without one, nothing changed.
+    `made_with` says what the constructor is given, in order; None: keyword arguments that a client names, whose faults
+    are the client's. `on_device`: the constructor allocates on a device. `off_until_named`: an item of an allow-list
+    that is about such kinds only switches on, and leaves plugins of other kinds alone. `builtin_wins`: where
+    others offer the name of a built-in plugin, it stays the built-in one. `earlier` has an entry for each contract in
+    READABLE in which the kind was another; without one, nothing changed.
     """
 
     name: str
     base: str
     options: tuple[str, ...]  # flags that choose one by name
     chosen_by: str  # the whole rule, one line
+    made_with: tuple[str, ...] | None = ()
+    on_device: bool = False
+    automatic: Automatic = Automatic.ALL
+    off_until_named: bool = False
+    builtin_wins: bool = False
     earlier: dict[int, Earlier] = {}
 
     @property
     def group(self) -> str:
         """The entry-point group in this contract's version."""
         return f"ferrule.v{CONTRACT}.{self.name}"
+
+    @property
+    def kit(self) -> str:
+        """The conformance kit, as module:Class. Servers never import it."""
+        return f"ferrule_testkit.kits:{''.join(part.capitalize() for part in self.name.split('_'))}Kit"
+
+    def make(self, plugin: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """An instance of a plugin's class. Raises TypeError for arguments that are not those of the kind."""
+        expected = ("**kwargs",) if self.made_with is None else self.made_with
+        if len(args) != len(self.made_with or ()) or (kwargs and self.made_with is not None):
+            raise TypeError(f"a {self.name} plugin is made with ({', '.join(expected)})")
+        return plugin(*args, **kwargs)
 
     def load_base(self, contract: int | None = None) -> type:
         """Import the base class that plugins of a contract derive from; by default, of this one."""
@@ -66,17 +97,31 @@ def _table(*kinds: Kind) -> MappingProxyType[str, Kind]:
 _I = "ferrule.interfaces."
 
 KINDS = _table(
-    Kind("model", _I + "model:Model", ("--model-impl",), "the checkpoint's `architectures`, --model-impl"),
+    Kind(
+        "model",
+        _I + "model:Model",
+        ("--model-impl",),
+        "the checkpoint's `architectures`, --model-impl",
+        made_with=("context",),
+        on_device=True,
+    ),
     Kind(
         "quantization",
         _I + "quantization:QuantizationMethod",
         ("--quantization",),
         "--quantization; else the checkpoint's `quantization_config`",
+        made_with=("stored",),
     ),
     Kind("hub", _I + "hub:ModelHub", ("--hub",), "--hub, for a model that is no folder"),
     Kind("load_format", _I + "load_format:WeightSource", ("--load-format",), "--load-format"),
     Kind("tokenizer", _I + "tokenizer:TokenizerSource", ("--tokenizer-mode",), "--tokenizer-mode"),
-    Kind("tool_parser", _I + "parsers:ToolParser", ("--tool-call-parser",), "--tool-call-parser"),
+    Kind(
+        "tool_parser",
+        _I + "parsers:ToolParser",
+        ("--tool-call-parser",),
+        "--tool-call-parser",
+        made_with=("tools",),
+    ),
     Kind("reasoning_parser", _I + "parsers:ReasoningParser", ("--reasoning-parser",), "--reasoning-parser"),
     Kind(
         "attention",
@@ -88,7 +133,9 @@ KINDS = _table(
         "platform",
         _I + "platform:Platform",
         ("--device",),
-        "--device; auto takes the first that does not refuse, cpu last",
+        "--device; auto takes the first that does not refuse, cpu last; those of others only when allowed",
+        automatic=Automatic.ALLOWED,
+        off_until_named=True,
     ),
     Kind(
         "executor",
@@ -96,19 +143,38 @@ KINDS = _table(
         ("--distributed-executor-backend",),
         "--distributed-executor-backend",
     ),
-    Kind("scheduler", _I + "scheduler:Scheduler", ("--scheduler-cls",), "--scheduler-cls"),
+    Kind(
+        "scheduler",
+        _I + "scheduler:Scheduler",
+        ("--scheduler-cls",),
+        "--scheduler-cls",
+        made_with=("limits", "policy", "plugins"),
+    ),
     Kind("policy", _I + "scheduler:SchedulingPolicy", ("--scheduling-policy",), "--scheduling-policy"),
-    Kind("sampler", _I + "sampler:Sampler", ("--sampler",), "--sampler"),
+    Kind("sampler", _I + "sampler:Sampler", ("--sampler",), "--sampler", made_with=("plugins",)),
     Kind(
         "logits_processor",
         _I + "sampler:LogitsProcessor",
         ("--logits-processor-pattern",),
         "a request, within --logits-processor-pattern",
+        made_with=None,
     ),
-    Kind("router", _I + "router:Router", ("--routers",), "--routers; the built-in ones are on"),
-    Kind("stat_logger", _I + "stats:StatLogger", (), "on when discovered"),
-    Kind("command", _I + "command:Command", (), "`ferrule NAME`"),
-    Kind("hooks", _I + "hooks:Hooks", (), "off until named by --plugins-allow or FERRULE_PLUGINS; then all are told"),
+    Kind(
+        "router",
+        _I + "router:Router",
+        ("--routers",),
+        "--routers; the built-in ones are on",
+        automatic=Automatic.BUILTIN,
+    ),
+    Kind("stat_logger", _I + "stats:StatLogger", (), "on when discovered", made_with=("config", "info")),
+    Kind("command", _I + "command:Command", (), "`ferrule NAME`", builtin_wins=True),
+    Kind(
+        "hooks",
+        _I + "hooks:Hooks",
+        (),
+        "off until named by --plugins-allow or FERRULE_PLUGINS; then all are told",
+        off_until_named=True,
+    ),
 )
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Sequence
 
 from ferrule.errors import PluginError
 from ferrule.plugin.files import load_file
 from ferrule.plugin.kinds import KINDS, load_object
 from ferrule.plugin.refs import Origin, PluginRef
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 def load_ref(ref: PluginRef) -> type:
@@ -38,7 +41,51 @@ def _checked(ref: PluginRef, found: object, base: type) -> type:
     if inspect.isabstract(found):
         missing = ", ".join(sorted(getattr(found, "__abstractmethods__", ())))
         raise PluginError(f"{_title(ref)}: {found.__qualname__} lacks {missing} of {wanted}.", _hint(ref))
+    if (misfit := _misfit(ref, found, base)) is not None:
+        raise PluginError(f"{_title(ref)}: {found.__qualname__}{misfit}.", _hint(ref))
     return found
+
+
+def _misfit(ref: PluginRef, found: type, base: type) -> str | None:
+    """What cannot be called as the server calls it: the constructor, or a method of the base class. None: all fits.
+
+    Hooks may leave out parameters; what tells them checks that.
+    """
+    made_with = KINDS[ref.kind].made_with
+    if made_with is not None and not _takes(found, made_with):
+        return f" is made with ({', '.join(made_with)}), and its constructor takes {_signature(found)}"
+    if ref.kind == "hooks":
+        return None
+    for name, method in inspect.getmembers(base, inspect.isroutine):
+        own = inspect.getattr_static(found, name)
+        if name.startswith("_") or own is inspect.getattr_static(base, name):
+            continue
+        called = inspect.signature(method).parameters.values()
+        given = [each.name for each in called if each.kind in _POSITIONAL and each.name not in ("self", "cls")]
+        named = [each.name for each in called if each.kind is inspect.Parameter.KEYWORD_ONLY]
+        bound = isinstance(own, (staticmethod, classmethod)) or not inspect.isroutine(own)
+        if not callable(getattr(found, name)):
+            return f".{name} is not a method"
+        if not _takes(getattr(found, name), given if bound else ["self", *given], named):
+            return f".{name}{_signature(getattr(found, name))} cannot be called with ({', '.join([*given, *named])})"
+    return None
+
+
+def _takes(function: Callable[..., object], given: Sequence[str], named: Sequence[str] = ()) -> bool:
+    try:
+        inspect.signature(function).bind(*given, **dict.fromkeys(named))
+    except TypeError:
+        return False
+    except ValueError:  # written in C: it has no signature to look at
+        return True
+    return True
+
+
+def _signature(function: Callable[..., object]) -> str:
+    try:
+        return str(inspect.signature(function))
+    except (TypeError, ValueError):
+        return "other arguments"
 
 
 def _title(ref: PluginRef) -> str:

@@ -1,24 +1,26 @@
-"""`PluginSet`: what was found and what was wished, frozen, the same in every process."""
+"""`Plugins`: what was found and what the user wished, frozen, the same in every process."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-from msgspec import Struct
-
-from ferrule.config import PluginConfig
-from ferrule.env import Environment
-from ferrule.errors import PluginError, nearest
-from ferrule.plugin.files import file_refs
-from ferrule.plugin.kinds import KINDS
+from ferrule.errors import FerruleError, PluginError, StartupError, nearest
+from ferrule.plugin.kinds import KINDS, Automatic, Kind
 from ferrule.plugin.load import load_ref
-from ferrule.plugin.refs import Origin, PluginRef, Shadow, normalise
+from ferrule.plugin.refs import Origin, PluginRef, Shadow
 from ferrule.plugin.scan import scan
-from ferrule.plugin.select import Selection, State, Verdict, parse
+from ferrule.plugin.select import Selection, State, Verdict
+
+_USABLE = frozenset({State.AVAILABLE, State.CONFLICT})  # a name in conflict can be chosen: that says what to do
 
 
-class PluginSet(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Implements `ferrule.interfaces.plugins.Plugins`. Crosses processes as msgpack or JSON.
+@dataclass(frozen=True, kw_only=True)
+class Plugins:
+    """Every plugin that was found, and which of them may be used. Crosses processes as msgpack or JSON.
 
     `refs` has the built-in plugins first, then the others by distribution, then files. `problems` are sentences about
     metadata or options that could not be used; `shadowed` are installs that Python does not see.
@@ -31,14 +33,63 @@ class PluginSet(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def names(self, kind: str) -> tuple[str, ...]:
         """Names that can be chosen, built-ins first, broken ones included; so are names that two offer."""
-        usable = {State.AVAILABLE, State.CONFLICT}
         return tuple(
-            dict.fromkeys(ref.name for ref in self.refs if ref.kind == kind and self.verdict(ref).state in usable)
+            dict.fromkeys(ref.name for ref in self.refs if ref.kind == kind and self.verdict(ref).state in _USABLE)
         )
 
     def load(self, kind: str, name: str) -> Any:
         """Import one plugin and return its class. Raises PluginError: see `find`, and whatever the import did."""
         return load_ref(self.find(kind, name))
+
+    def make(self, kind: str, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Import one plugin and make it with what its kind is made with. Raises PluginError: see `load`, `factory`."""
+        return self.factory(kind, name)(*args, **kwargs)
+
+    def factory(self, kind: str, name: str) -> Callable[..., Any]:
+        """Import one plugin now; what is returned makes an instance at each call, as `make` does.
+
+        What a constructor raises becomes a PluginError, except a FerruleError of its own, what a client's arguments
+        cause, and what a device raises while a model is put on it.
+        """
+        return partial(_made, KINDS[kind], self.title(kind, name), self.load(kind, name))
+
+    def is_builtin(self, kind: str, name: str) -> bool:
+        """Whether the name can stand for a plugin that comes with the server."""
+        return any(ref.builtin and self.verdict(ref).state in _USABLE for ref in self.offers(kind, name))
+
+    def defaults(self, kind: str) -> tuple[str, ...]:
+        """Names that are used, or that `auto` tries, where no option names one: see `Automatic`."""
+        return tuple(name for name in self.names(kind) if self._automatic(kind, name))
+
+    def chosen(self, kind: str, names: Sequence[str]) -> tuple[str, ...]:
+        """What an option of several names stands for: none are the defaults, and ``+name`` is added to those."""
+        added = [name.removeprefix("+") for name in names if name.startswith("+")]
+        plain = [name for name in names if not name.startswith("+")] or self.defaults(kind)
+        return tuple(dict.fromkeys([*plain, *added]))
+
+    def _automatic(self, kind: str, name: str) -> bool:
+        rule = KINDS[kind].automatic
+        if rule is Automatic.ALL or self.is_builtin(kind, name):
+            return True
+        return rule is Automatic.ALLOWED and any(self.selection.names(ref) for ref in self.offers(kind, name))
+
+    @contextmanager
+    def blamed(self, kind: str, name: str) -> Iterator[None]:
+        """What goes wrong here is told with the plugin's name. Raises PluginError, or a FerruleError of its own."""
+        try:
+            yield
+        except StartupError as error:
+            if not self.is_builtin(kind, name) and self.title(kind, name) not in error.message:
+                error.message = f"{self.title(kind, name)}: {error.message}"
+            raise
+        except FerruleError:
+            raise
+        except Exception as error:
+            raise PluginError(f"Plugin {self.title(kind, name)} failed: {type(error).__name__}: {error}") from error
+
+    def title(self, kind: str, name: str) -> str:
+        """How logs and errors name a plugin: kind:name of distribution and version."""
+        return f"{kind}:{name} of {self.origin(kind, name)}"
 
     def origin(self, kind: str, name: str) -> str:
         """Distribution and version, for logs and errors. Where two offer one name, both. Empty when there is none."""
@@ -78,45 +129,50 @@ class PluginSet(Struct, frozen=True, kw_only=True, omit_defaults=True):
             return Verdict(State.PASSED_OVER, f"{ref.distribution} offers it for a newer contract too")
         if not rivals:
             return alone
-        preferred = self.selection.preferred(ref)
-        if preferred == normalise(ref.distribution):
+        if self.selection.prefers(ref):
             return Verdict(State.AVAILABLE, "preferred by --plugins-prefer")
         for rival in rivals:
-            if preferred == normalise(rival.distribution):
+            if self.selection.prefers(rival):
                 return Verdict(State.PASSED_OVER, f"--plugins-prefer takes the one of {rival.source}")
+        if KINDS[ref.kind].builtin_wins and any(each.builtin for each in (ref, *rivals)):
+            if ref.builtin:
+                return alone
+            told = f"the built-in one has its name: to use this one, say --plugins-prefer {ref.id}={ref.distribution}"
+            return Verdict(State.PASSED_OVER, told)
         sources = ", ".join(rival.source for rival in rivals)
         return Verdict(
             State.CONFLICT,
             f"also offered by {sources}: say --plugins-prefer {ref.id}=DISTRIBUTION",
         )
 
-    def configured(self, options: PluginConfig, environment: Environment) -> PluginSet:
-        """The same discovery under other options: no second walk. Raises ConfigError, PluginError for wrong options."""
+    def under(self, selection: Selection, files: tuple[PluginRef, ...] = ()) -> Plugins:
+        """The same discovery under other wishes, with plugins from files."""
         installed = tuple(ref for ref in self.refs if ref.origin is Origin.DISTRIBUTION)
-        parsers = {"tool_parser": options.tool_parser_plugin, "reasoning_parser": options.reasoning_parser_plugin}
-        named = [*options.plugin, *(f"{kind}={file}" for kind, file in parsers.items() if file)]
-        files = dict.fromkeys(ref for option in named for ref in file_refs(option, options.plugin_adapter))
         refs = (*installed, *files)
-        selection = parse(options, environment)
         stale = self.selection.unmatched(self.refs)
-        return PluginSet(
-            refs=refs,
-            shadowed=self.shadowed,
-            problems=(*(p for p in self.problems if p not in stale), *selection.unmatched(refs)),
-            selection=selection,
-        )
+        problems = (*(p for p in self.problems if p not in stale), *selection.unmatched(refs))
+        return replace(self, refs=refs, problems=problems, selection=selection.among(refs))
 
     def _menu(self, kind: str) -> str:
         names = [f"{name} ({self.origin(kind, name)})" for name in self.names(kind)]
         return f"{kind} plugins here: {', '.join(names) or 'none'}."
 
 
-def discover(options: PluginConfig | None = None, environment: Environment | None = None) -> PluginSet:
-    """Find every plugin that is installed, plus the files that the options name. Imports none of them.
+def _made(kind: Kind, title: str, plugin: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    try:
+        return kind.make(plugin, *args, **kwargs)
+    except FerruleError:
+        raise
+    except Exception as error:
+        if kind.made_with is None or (kind.on_device and isinstance(error, (MemoryError, RuntimeError))):
+            raise
+        raise PluginError(f"Plugin {title} cannot be made: {type(error).__name__}: {error}") from error
 
-    Call it once, in the launcher, and send the set to the other processes. Raises ConfigError or PluginError when an
-    option is malformed or names a file that cannot be read; what is merely installed and broken never raises.
+
+def discover() -> Plugins:
+    """Find every plugin that is installed. Imports none of them.
+
+    Call it once, in the launcher, and send the set to the other processes. What is installed and broken never raises.
     """
     found = scan()
-    unconfigured = PluginSet(refs=found.refs, shadowed=found.shadowed, problems=found.problems)
-    return unconfigured.configured(options or PluginConfig(), environment or Environment())
+    return Plugins(refs=found.refs, shadowed=found.shadowed, problems=found.problems)

@@ -10,11 +10,9 @@ from __future__ import annotations
 from enum import StrEnum
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from ferrule.config import PluginConfig
-from ferrule.env import Environment
-from ferrule.errors import ConfigError
-from ferrule.plugin.kinds import CONTRACT, READABLE
+from ferrule.plugin.kinds import CONTRACT, KINDS, READABLE
 from ferrule.plugin.refs import Origin, PluginRef, normalise
 
 
@@ -50,6 +48,7 @@ class Selection(Struct, frozen=True, omit_defaults=True):
     deny: tuple[str, ...] = ()
     prefer: tuple[Preference, ...] = ()
     allow_source: str = ""  # flag or variable that the allow-list came from
+    restricts: bool = True  # False: the allow-list only switches on what is off until it is named
 
     def verdict(self, ref: PluginRef) -> Verdict:
         """Judge one plugin by itself; rivals of the same name are not looked at."""
@@ -62,20 +61,30 @@ class Selection(Struct, frozen=True, omit_defaults=True):
                 return Verdict(State.DENIED, f"denied by --plugins-deny {item}")
         if ref.builtin or ref.origin is Origin.FILE:
             return Verdict(State.AVAILABLE)
-        named = self.allow is not None and any(matches(item, ref) for item in self.allow)
+        named = self.names(ref)
         if ref.kind == "hooks" and not named:
             return Verdict(
                 State.OFF,
                 f"hooks are off until --plugins-allow or FERRULE_PLUGINS names {ref.id} or {ref.distribution}",
             )
-        if self.allow is not None and not named:
+        if self.allow is not None and self.restricts and not named:
             return Verdict(State.NOT_ALLOWED, f"not on the allow-list of {self.allow_source}")
         return Verdict(State.AVAILABLE)
 
-    def preferred(self, ref: PluginRef) -> str | None:
-        """The distribution that is to win this kind and name, normalised; the last wish counts."""
+    def names(self, ref: PluginRef) -> bool:
+        """Whether the user has named this plugin: by an item of the allow-list, or by its file."""
+        return ref.origin is Origin.FILE or any(matches(item, ref) for item in self.allow or ())
+
+    def among(self, refs: tuple[PluginRef, ...]) -> Selection:
+        """The same wishes, knowing what they are about: see `restricts`."""
+        if not self.allow:
+            return self
+        return replace(self, restricts=not all(_switches_on(item, refs) for item in self.allow))
+
+    def prefers(self, ref: PluginRef) -> bool | None:
+        """Whether this plugin is to win its kind and name; None without a wish. The last wish counts."""
         wishes = [wish.distribution for wish in self.prefer if wish.id == ref.id]
-        return normalise(wishes[-1]) if wishes else None
+        return _offers(wishes[-1], ref) if wishes else None
 
     def unmatched(self, refs: tuple[PluginRef, ...]) -> list[str]:
         """Sentences about wishes that concern no plugin: most likely misspelt."""
@@ -89,11 +98,20 @@ class Selection(Struct, frozen=True, omit_defaults=True):
         problems += [
             f"--plugins-prefer: {wish.distribution} offers no {wish.id}"
             for wish in self.prefer
-            if not any(
-                ref.id == wish.id and normalise(ref.distribution) == normalise(wish.distribution) for ref in refs
-            )
+            if not any(ref.id == wish.id and _offers(wish.distribution, ref) for ref in refs)
         ]
         return problems
+
+
+def _offers(source: str, ref: PluginRef) -> bool:
+    """Whether a plugin is from this distribution, or this file: its name or its whole path."""
+    return normalise(source) == normalise(ref.distribution) or (ref.origin is Origin.FILE and source == ref.target)
+
+
+def _switches_on(item: str, refs: tuple[PluginRef, ...]) -> bool:
+    """Whether an item of an allow-list is about kinds only that are off until they are named."""
+    about = [ref.kind for ref in refs if matches(item, ref)]
+    return bool(about) and all(kind in KINDS and KINDS[kind].off_until_named for kind in about)
 
 
 def matches(item: str, ref: PluginRef) -> bool:
@@ -104,19 +122,3 @@ def matches(item: str, ref: PluginRef) -> bool:
     if kind in {"*", ref.kind} and name in {"*", ref.name}:
         return True
     return kind == "*" and normalise(name) == normalise(ref.distribution)
-
-
-def parse(options: PluginConfig, environment: Environment) -> Selection:
-    """Read the options; --plugins-allow replaces the environment's list. Raises ConfigError for a malformed value."""
-    prefer = []
-    for wish in options.plugins_prefer:
-        name, equals, distribution = wish.partition("=")
-        if not equals or ":" not in name or not distribution.strip():
-            raise ConfigError(f"--plugins-prefer takes kind:name=distribution, not '{wish}'.")
-        prefer.append(Preference(name.strip(), distribution.strip()))
-    allow, source = environment.plugins, "FERRULE_PLUGINS"
-    if allow is not None:
-        allow = tuple(item if ":" in item else f"*:{item}" for item in allow)
-    if options.plugins_allow:
-        allow, source = options.plugins_allow, "--plugins-allow"
-    return Selection(allow, options.plugins_deny, tuple(prefer), source)

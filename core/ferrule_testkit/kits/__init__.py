@@ -14,6 +14,7 @@ import importlib
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from ferrule.plugin.kinds import KINDS, load_object
 from ferrule_testkit.kits.base import Broken, Kit, promise
 
 if TYPE_CHECKING:
@@ -93,10 +94,9 @@ __all__ = [
 
 def kit_of(kind: str) -> type[Kit]:
     """The kit of a kind of plugin. Raises LookupError where there is none."""
-    name = "".join(part.capitalize() for part in kind.split("_")) + "Kit"
-    if name not in _HOMES:
+    if kind not in KINDS:
         raise LookupError(f"there is no kit for the kind {kind!r}")
-    kit: type[Kit] = __getattr__(name)
+    kit: type[Kit] = load_object(KINDS[kind].kit)
     return kit
 
 

@@ -16,7 +16,7 @@ from ferrule.config import Config, LoadConfig, ModelConfig, SchedulerConfig
 from ferrule.env import Environment
 from ferrule.errors import EngineDead, StartupError
 from ferrule.interfaces.executor import Executor
-from ferrule.plugin import PluginSet, discover
+from ferrule.plugin import Plugins, discover
 from ferrule.types import Admit, Chunk, ModelInfo, StepPlan, TokenSampling
 from ferrule_testkit.kits.base import Kit, does_not_apply, promise, shown
 
@@ -141,7 +141,7 @@ class ExecutorKit(Kit):
             env=Environment(cpu_kvcache_space=0.01),
         )
 
-    def plugins(self) -> PluginSet:
+    def plugins(self) -> Plugins:
         return discover()
 
     @contextmanager

@@ -11,9 +11,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ferrule.config import Config
 from ferrule.errors import nearest
+from ferrule.hooks import HookRunner
 from ferrule.interfaces.hooks import AccessRequest, Hooks
 from ferrule.interfaces.stats import RequestStats
-from ferrule.plugin.hooks import HookRunner
 from ferrule.types import EngineStats, FinishReason, SamplingParams
 from ferrule_testkit.kits.base import Kit, does_not_apply, promise, shown
 from ferrule_testkit.kits.count import work

@@ -17,7 +17,7 @@ from ferrule.env import Environment
 from ferrule.errors import EngineDead, OverloadedError, RequestError, RequestFailed, UnavailableError
 from ferrule.interfaces.router import Access, Route, RouterContext
 from ferrule.interfaces.service import Generate, Output
-from ferrule.plugin import discover
+from ferrule.plugin import Plugins, discover
 from ferrule_testkit.kits.base import Kit, does_not_apply, promise, shown
 from ferrule_testkit.service import ScriptedService
 
@@ -325,10 +325,11 @@ class Site:
         return answer
 
 
-class _Plugins:
+class _Plugins(Plugins):
     """The installed plugins, and the router under test, which tells the site its routes."""
 
     def __init__(self, router: Any, site: Site) -> None:
+        super().__init__()
         self._installed = discover()
         self._router, self._site = router, site
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ferrule.interfaces.sampler import LogitsProcessor, SampleBatch, Sampled, Sampler, SampleRow
+from ferrule.plugin import Plugins, discover
 from ferrule.runner.logprobs import rank
 from ferrule.types import TokenSampling
 from ferrule_testkit.kits.base import Kit, does_not_apply, promise, shown
@@ -32,22 +33,27 @@ MANNERS: Sequence[Mapping[str, Any]] = (
 )
 
 
-class OnePlugin:
-    """A set of plugins that holds one logits processor, under the name "it"."""
+class OnePlugin(Plugins):
+    """The installed plugins, with one logits processor more, under the name "it", and no other."""
 
     def __init__(self, processor: type | None = None) -> None:
+        super().__init__(refs=discover().refs)
         self._processor = processor
 
     def names(self, kind: str) -> tuple[str, ...]:
-        return ("it",) if self._processor and kind == "logits_processor" else ()
+        if kind != "logits_processor":
+            return super().names(kind)
+        return ("it",) if self._processor else ()
 
     def load(self, kind: str, name: str) -> Any:
+        if kind != "logits_processor":
+            return super().load(kind, name)
         if name not in self.names(kind):
             raise LookupError(f"there is no {kind} named {name!r}")
         return self._processor
 
     def origin(self, kind: str, name: str) -> str:
-        return "the kit"
+        return super().origin(kind, name) if kind != "logits_processor" else "the kit"
 
 
 def sampling(**changes: Any) -> TokenSampling:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from ferrule.engine.scheduler import DefaultScheduler
 from ferrule.interfaces.scheduler import RequestView, Scheduler, SchedulerLimits, SchedulingPolicy
+from ferrule.plugin import discover
 from ferrule_testkit.kits.base import Kit, promise, shown
 from ferrule_testkit.simulate import SchedulerFactory, simulate
 
@@ -38,21 +39,25 @@ class SchedulerKit(Kit):
     def test_the_order_of_the_policy(self) -> None:
         """Requests are admitted in the order of fcfs, of priority and of priority_ageing."""
         for policy in ("fcfs", "priority", "priority_ageing"):
-            simulate(11, self.steps, self.plugin, policy)
+            simulate(11, self.steps, self._make, policy)
 
     def test_chaos_and_preemption(self) -> None:
         """No order, victim or budget that a policy may choose changes what a request says."""
         for policy in ("chaos", "bully"):
-            simulate(12, self.steps, self.plugin, policy)
+            simulate(12, self.steps, self._make, policy)
 
     def test_the_same_work_gives_the_same_steps(self) -> None:
         """Neither time nor chance nor an address in memory decides: a run can be repeated."""
-        first, second = (simulate(13, self.steps // 2, self.plugin) for _ in range(2))
+        first, second = (simulate(13, self.steps // 2, self._make) for _ in range(2))
         promise(first == second, f"two runs of the same work differ: {first} and {second}")
+
+    def _make(self, limits: SchedulerLimits, policy: SchedulingPolicy) -> Scheduler:
+        scheduler: Scheduler = self.plugin(limits, policy, discover())
+        return scheduler
 
     def _simulate(self, depth: int) -> None:
         for seed in self.seeds:
-            simulate(seed, self.steps, self.plugin, depth=depth)
+            simulate(seed, self.steps, self._make, depth=depth)
 
 
 class PolicyKit(Kit):

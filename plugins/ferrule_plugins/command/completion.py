@@ -1,7 +1,7 @@
 """`ferrule completion SHELL`: a script that completes commands, options, choices and the names of plugins.
 
-The script is made once and holds everything: no key press starts Python. What a command offers is asked as `--help`
-asks for it: the command is run with ``--help`` and a plugin set whose help plugin writes down the options it is given.
+The script is made once and holds everything: no key press starts Python. What a command offers is what it answers to
+``--help=json``.
 """
 
 from __future__ import annotations
@@ -10,16 +10,15 @@ import contextlib
 import io
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+
+import msgspec
 
 from ferrule.config.help import Usage
 from ferrule.config.option import opt
 from ferrule.config.parse import parse_command
-from ferrule.config.schema import Schema, Spec
 from ferrule.interfaces.command import Command
 from ferrule.interfaces.plugins import Plugins
-from ferrule_plugins.command.help import fate
 
 _FILES = frozenset(
     {"config", "log_config_file", "chat_template", "uds", "tool_parser_plugin", "reasoning_parser_plugin"}
@@ -57,58 +56,52 @@ class Completed:
     takes: bool  # a value
 
 
-@dataclass
-class _Recorder:
-    """Stands for the plugin set while a command is asked for its help; keeps the schema that the page would show."""
+class _Option(msgspec.Struct):
+    """An option as `--help=json` tells it."""
 
-    plugins: Plugins
-    schemas: list[Schema] = field(default_factory=list)
+    flags: tuple[str, ...]
+    name: str
+    takes_value: bool
+    values: tuple[str, ...]
+    doc: str
 
-    def names(self, kind: str) -> tuple[str, ...]:
-        return self.plugins.names(kind)
 
-    def origin(self, kind: str, name: str) -> str:
-        return self.plugins.origin(kind, name)
-
-    def load(self, kind: str, name: str) -> Any:
-        return (lambda: self) if (kind, name) == ("command", "help") else self.plugins.load(kind, name)
-
-    def page(self, schema: Schema, usage: Usage, topic: str, plugins: Any) -> str:
-        self.schemas.append(schema)
-        return ""
+class _Page(msgspec.Struct):
+    options: tuple[_Option, ...]
 
 
 def offered(plugins: Plugins) -> Mapping[str, tuple[Completed, ...]]:
     """Command → its options. One that cannot be imported, or does not use `parse_command`, is there without options."""
     found: dict[str, tuple[Completed, ...]] = {}
     for name in plugins.names("command"):
-        recorder = _Recorder(plugins)
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        page, why = io.StringIO(), ""
+        with contextlib.redirect_stdout(page), contextlib.redirect_stderr(io.StringIO()):
             try:
-                plugins.load("command", name)().run(["--help"], recorder)
+                plugins.make("command", name).run(["--help=json"], plugins)
             except (Exception, SystemExit) as error:  # a command of others may do anything; its name is still completed
                 why = f"{type(error).__name__}: {error}"
-            else:
-                why = ""
         if why:
             print(f"# ferrule completion: no options of {name}: {why}", file=sys.stderr)
-        specs = [spec for schema in recorder.schemas for spec in schema.specs]
-        found[name] = (*_HELP, *(_completed(spec, plugins) for spec in specs))
+        found[name] = (*_HELP, *map(_completed, _options(page.getvalue())))
     return found
+
+
+def _options(page: str) -> tuple[_Option, ...]:
+    """The options that a page tells; none where it is text, as that of a command which has further commands."""
+    try:
+        return msgspec.json.decode(page, type=_Page).options
+    except msgspec.DecodeError:
+        return ()
 
 
 _HELP = (Completed(("-h", "--help"), (), "Tell about this command.", False),)
 
 
-def _completed(spec: Spec, plugins: Plugins) -> Completed:
-    option = spec.option
-    names = plugins.names(option.kind) if option.kind else ()
-    values: tuple[str, ...] | None = tuple(dict.fromkeys(str(value) for value in (*option.choices, *names)))
-    takes = spec.base is not bool and not option.bare
-    if takes and (spec.name in _FILES or spec.name.endswith(_FILE_ENDS)):
+def _completed(option: _Option) -> Completed:
+    values: tuple[str, ...] | None = option.values if option.takes_value else ()
+    if option.takes_value and (option.name in _FILES or option.name.endswith(_FILE_ENDS)):
         values = None
-    doc = fate(spec) or option.doc
-    return Completed(spec.flags, values if takes else (), doc, takes)
+    return Completed(option.flags, values, option.doc, option.takes_value)
 
 
 # ----------------------------------------------------------------------------------------- the scripts

@@ -12,7 +12,7 @@ from ferrule.config import Config
 from ferrule.config.parse import Parsed
 from ferrule.config.schema import Schema, Spec
 from ferrule.env import Environment, variable
-from ferrule.plugin import PluginSet
+from ferrule.plugin import Plugins
 
 _HIDDEN = "(hidden)"
 _DEFAULT = "default"
@@ -36,7 +36,7 @@ class Process(NamedTuple):
     runs: str
 
 
-def report(parsed: Parsed, config: Config, plugins: PluginSet, sections: Mapping[str, type], form: str) -> str:
+def report(parsed: Parsed, config: Config, plugins: Plugins, sections: Mapping[str, type], form: str) -> str:
     """The text of a dry run. `form`: "" for what is not at its default, "all", or "json" (all of it, for machines)."""
     rows = list(_rows(parsed, config, Schema(sections)))
     table = list(processes(config, plugins))
@@ -67,7 +67,7 @@ def _value(spec: Spec, parsed: Parsed, config: Config) -> Any:
     return getattr(section, spec.name)
 
 
-def processes(config: Config, plugins: PluginSet) -> Iterator[Process]:
+def processes(config: Config, plugins: Plugins) -> Iterator[Process]:
     """What would run. The launcher is this very process."""
     from ferrule.launch.supervisor import process_table
 

@@ -11,13 +11,13 @@ import msgspec
 
 from ferrule import env
 from ferrule.config import PluginConfig
-from ferrule.config.help import Usage
+from ferrule.config.help import Usage, topic
 from ferrule.config.option import opt
 from ferrule.config.parse import parse_command
+from ferrule.config.plugins import configured
 from ferrule.errors import ConfigError, PluginError, nearest
 from ferrule.interfaces.command import Command
-from ferrule.interfaces.plugins import Plugins
-from ferrule.plugin import CONTRACT, KINDS, PluginRef, PluginSet, State, discover
+from ferrule.plugin import CONTRACT, KINDS, PluginRef, Plugins, State
 from ferrule_plugins.command import plugin_new
 from ferrule_plugins.command.plugin_check import CheckOptions, Subject, run_checks
 from ferrule_plugins.command.plugin_probe import probe
@@ -61,14 +61,14 @@ class PluginsCommand(Command):
 
     def run(self, argv: Sequence[str], plugins: Plugins) -> int:
         """Exit status 0; `why` gives 1 for a name that cannot be used. Raises ConfigError, PluginError."""
-        actions: dict[str, tuple[Callable[[PluginSet, Any], int], type, str]] = {
+        actions: dict[str, tuple[Callable[[Plugins, Any], int], type, str]] = {
             "list": (_list, ListOptions, "kind"),
             "info": (_info, NameOptions, "name"),
             "why": (_why, NameOptions, "name"),
             "check": (_check, CheckOptions, "name"),
             "new": (plugin_new.new, plugin_new.NewOptions, "name"),
         }
-        if not argv or argv[0] in {"-h", "--help"}:
+        if not argv or topic(argv[:1]) is not None:
             print(_USAGE)
             return 0
         action = argv[0]
@@ -81,19 +81,26 @@ class PluginsCommand(Command):
         parsed = parse_command(words, usage, plugins, sections=sections)
         if parsed is None:
             return 0
-        found = plugins if isinstance(plugins, PluginSet) else discover()
-        found = found.configured(parsed.config.plugins, env.read())
+        found = configured(plugins, parsed.config.plugins, env.read())
         return run(found, parsed.extra["action"])
 
 
 def _summary(action: str) -> str:
-    return next(line.split("  ")[-1].strip() for line in _USAGE.splitlines() if line.strip().startswith(action))
+    """The sentences about an action, which may go over several lines."""
+    words: list[str] = []
+    for line in _USAGE.splitlines()[2:]:
+        begins = line[:2] == "  " and line[2:3] != " "
+        if words and (begins or not line.strip()):
+            break
+        if words or (begins and line.split()[0] == action):
+            words.append(line.strip())
+    return " ".join(words).split("  ", 1)[-1].strip()
 
 
 # -------------------------------------------------------------------------------------------- actions
 
 
-def _list(plugins: PluginSet, options: ListOptions) -> int:
+def _list(plugins: Plugins, options: ListOptions) -> int:
     if options.kind is not None and options.kind not in KINDS:
         raise ConfigError(f"{options.kind!r} is no kind of plugin.{nearest(options.kind, KINDS)}", _kinds_hint())
     rows = [
@@ -116,7 +123,7 @@ def _list(plugins: PluginSet, options: ListOptions) -> int:
     return 0
 
 
-def _info(plugins: PluginSet, options: NameOptions) -> int:
+def _info(plugins: Plugins, options: NameOptions) -> int:
     refs = _matching(plugins, options.name)
     ids = list(dict.fromkeys(ref.id for ref in refs))
     if len(ids) != 1:
@@ -135,7 +142,7 @@ def _info(plugins: PluginSet, options: NameOptions) -> int:
     return 0
 
 
-def _why(plugins: PluginSet, options: NameOptions) -> int:
+def _why(plugins: Plugins, options: NameOptions) -> int:
     refs = _matching(plugins, options.name)
     rows = [_row(plugins, ref, tried=True) for ref in refs]
     lost = [str(shadow) for shadow in plugins.shadowed if _concerns(shadow.lost, shadow.distribution, options.name)]
@@ -155,14 +162,14 @@ def _why(plugins: PluginSet, options: NameOptions) -> int:
     return 0 if usable else 1
 
 
-def _check(plugins: PluginSet, options: CheckOptions) -> int:
+def _check(plugins: Plugins, options: CheckOptions) -> int:
     if bool(options.name) == options.all:
         raise ConfigError("Say which plugin to check, or --all.", _USAGE)
     refs = list(plugins.refs) if options.all else _matching(plugins, options.name)
     subjects = []
     for ref in refs:
         verdict = plugins.verdict(ref)
-        if verdict.state in _TRIED:
+        if verdict.state in _TRIED or (verdict.state is State.OFF and options.name in (ref.id, ref.name)):
             subjects.append(Subject(ref))
         elif not options.all:
             subjects.append(Subject(ref, f"{verdict.state}: {verdict.reason}"))
@@ -175,7 +182,7 @@ def _check(plugins: PluginSet, options: CheckOptions) -> int:
 # ---------------------------------------------------------------------------------------------- parts
 
 
-def _matching(plugins: PluginSet, name: str) -> list[PluginRef]:
+def _matching(plugins: Plugins, name: str) -> list[PluginRef]:
     if not name:
         raise ConfigError("A plugin's name is missing.", _USAGE)
     return [ref for ref in plugins.refs if _concerns((ref.id,), ref.distribution, name)]
@@ -185,7 +192,7 @@ def _concerns(ids: Sequence[str], distribution: str, name: str) -> bool:
     return name == distribution or any(name in (entry, entry.partition(":")[2]) for entry in ids)
 
 
-def _row(plugins: PluginSet, ref: PluginRef, *, tried: bool) -> dict[str, Any]:
+def _row(plugins: Plugins, ref: PluginRef, *, tried: bool) -> dict[str, Any]:
     """`error` is None when the import was not tried, or succeeded; `seconds` is None when it was not tried."""
     verdict = plugins.verdict(ref)
     trial = probe(ref) if tried and verdict.state in _TRIED else None
@@ -203,6 +210,7 @@ def _row(plugins: PluginSet, ref: PluginRef, *, tried: bool) -> dict[str, Any]:
         "builtin": ref.builtin,
         "state": str(verdict.state),
         "reason": verdict.reason,
+        "automatic": ref.kind in KINDS and ref.name in plugins.defaults(ref.kind),
         "error": trial and trial.error,
         "seconds": trial and trial.seconds,
     }
@@ -219,15 +227,16 @@ def _fate(row: dict[str, Any]) -> str:
     if row["error"] is not None:
         return f"broken: {row['error']}"
     if row["state"] == State.AVAILABLE:
-        return f"chosen{told}; its import works and takes {row['seconds']:.2f} s"
+        automatic = "" if row["automatic"] else "; only when it is named, not by default"
+        return f"chosen{told}{automatic}; its import works and takes {row['seconds']:.2f} s"
     return f"{row['state']}{told}"
 
 
-def _reports(plugins: PluginSet) -> dict[str, Any]:
+def _reports(plugins: Plugins) -> dict[str, Any]:
     return {"shadowed": msgspec.to_builtins(plugins.shadowed), "problems": plugins.problems}
 
 
-def _print_reports(plugins: PluginSet) -> None:
+def _print_reports(plugins: Plugins) -> None:
     for line in [*map(str, plugins.shadowed), *plugins.problems]:
         print(f"warning: {line}", file=sys.stderr)
 

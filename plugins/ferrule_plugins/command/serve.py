@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ferrule.config import Config
+from ferrule.config.declared import engine_sections
 from ferrule.config.help import Usage
 from ferrule.config.option import opt
 from ferrule.config.parse import Parsed, parse_command
 from ferrule.interfaces.command import Command
 from ferrule.interfaces.plugins import Plugins
-from ferrule_plugins.command.declared import engine_sections
 
 USAGE = Usage("ferrule serve", "Serve a model over HTTP.", "model")
 EMBEDDED_NAME = "ferrule-tiny"
@@ -41,7 +41,6 @@ def sections() -> Mapping[str, type]:
 
 class ServeCommand(Command):
     summary = "Serve a model over HTTP."
-    sections = staticmethod(sections)  # those without an HTTP server are what `LLM` takes
 
     def run(self, argv: Sequence[str], plugins: Plugins) -> int:
         """Serve until SIGTERM. Returns 0 after a drain, non-zero when something failed."""
@@ -50,10 +49,10 @@ class ServeCommand(Command):
             return 0
         if parsed.extra["serve"].dry_run is not None:
             return _dry_run(parsed, plugins)
+        from ferrule.hooks import open_hooks
         from ferrule.launch.localise import localise
         from ferrule.launch.prepare import prepare
         from ferrule.launch.supervisor import Supervisor
-        from ferrule.plugin.hooks import open_hooks
         from ferrule_plugins.command.listen import listening
 
         config, chosen = prepare(with_model(parsed.config), parsed.notices, plugins, "launch")

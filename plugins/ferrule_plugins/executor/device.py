@@ -66,7 +66,7 @@ class Worker:
         execution = self.platform.execution()
         self.depth = execution.depth()
         execution.optimise(loaded.model, self.config)
-        sampler = self._plugins.load("sampler", self.config.model.sampler)(self._plugins)
+        sampler = self._plugins.make("sampler", self.config.model.sampler, self._plugins)
         transfers, recorder = execution.transfers(), execution.recorder(self.config)
         self._runner = runner = ModelRunner(loaded.model, loaded.attention, sampler, limits, transfers, recorder)
         self.platform.memory().rehearse(self._rehearsal(runner, limits))

@@ -12,10 +12,9 @@ from ferrule import __version__, env
 from ferrule.config import Config
 from ferrule.config.parse import config_sections
 from ferrule.config.schema import Schema
-from ferrule.errors import RequestError, RequestFailed, TooSlowError, nearest
+from ferrule.errors import RequestError, TooSlowError, nearest
 from ferrule.interfaces.router import Access, Call, Reply, Route, Router, RouterContext
 from ferrule.interfaces.service import Service
-from ferrule.plugin import PluginSet
 
 Answers = Callable[[Service, Call], Awaitable[Any]]  # what a handler makes of a call: the JSON content of a 200
 _HIDDEN = "(hidden)"
@@ -154,7 +153,7 @@ class _Info:
             raise RequestError("config_format must be text or json.", "config_format")
         options = shown(self._ctx.config)
         plugins = self._ctx.plugins
-        kinds = sorted({ref.kind for ref in plugins.refs}) if isinstance(plugins, PluginSet) else []
+        kinds = sorted({ref.kind for ref in plugins.refs})
         return {
             "version": __version__,
             "model": msgspec.to_builtins(service.model),
@@ -171,8 +170,6 @@ class _Plugins:
 
     async def __call__(self, service: Service, call: Call) -> Any:
         plugins = self._ctx.plugins
-        if not isinstance(plugins, PluginSet):
-            raise RequestFailed("This server's plugins were not discovered: nothing is known of their origin.")
         rows = []
         for ref in plugins.refs:
             verdict = plugins.verdict(ref)

@@ -51,7 +51,7 @@ def prepare(sampling: TokenSampling, plugins: Plugins, vocab_size: int) -> Prepa
         bits[ids(sampling.allowed_token_ids)] = 1
         allowed = np.packbits(bits, bitorder="little")
     bias = [(token, value) for token, value in sampling.logit_bias if 0 <= token < vocab_size]
-    made = tuple((name, plugins.load("logits_processor", name)(**kwargs)) for name, kwargs in sampling.processors)
+    made = tuple((name, plugins.make("logits_processor", name, **kwargs)) for name, kwargs in sampling.processors)
     return Prepared(
         sampling=sampling,
         allowed=allowed,

@@ -25,10 +25,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from ferrule import LLM, BeamSearchParams, SamplingParams
 from ferrule.client.inline import InlineClient
 from ferrule.errors import CheckpointError, ConfigError, EngineDead, RequestError
+from ferrule.hooks import HookRunner
 from ferrule.interfaces.hooks import Hooks
 from ferrule.llm.outputs import RequestOutput
 from ferrule.log import flush
-from ferrule.plugin.hooks import HookRunner
 from ferrule.wire.messages import Call, ToEngine
 from ferrule_plugins.policy.fcfs import FcfsPolicy
 from ferrule_testkit.checkpoints import SIZES, write_tokenizer

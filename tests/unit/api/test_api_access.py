@@ -9,14 +9,14 @@ import pytest
 
 from ferrule.api.app import build_app
 from ferrule.api.lifecycle import Lifecycle
-from ferrule.config import Config, FrontendConfig, PluginConfig
+from ferrule.config import Config, FrontendConfig
 from ferrule.env import Environment
 from ferrule.interfaces.router import Access, Route, RouterContext
 from ferrule.plugin import discover
 from ferrule_testkit.service import ScriptedService
 from tools import ROOT
 
-PLUGINS = discover(PluginConfig(), Environment())
+PLUGINS = discover()
 GOLDEN = ROOT / "tests" / "contracts" / "routes.txt"
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
 

@@ -18,16 +18,16 @@ import pytest
 from ferrule.api.app import build_app
 from ferrule.api.decode import JsonScan
 from ferrule.api.lifecycle import Lifecycle
-from ferrule.config import Config, FrontendConfig, LimitsConfig, PluginConfig
+from ferrule.config import Config, FrontendConfig, LimitsConfig
 from ferrule.env import Environment
 from ferrule.errors import ConfigError, EngineDead, OverloadedError, PluginError, RequestError, StartupError
+from ferrule.hooks import HookRunner
 from ferrule.interfaces.hooks import AccessRequest, Hooks
 from ferrule.interfaces.router import Access, Call, EventStream, Reply, Route, Router, RouterContext
-from ferrule.plugin import discover
-from ferrule.plugin.hooks import HookRunner
+from ferrule.plugin import Plugins, discover
 from ferrule_testkit.service import ScriptedService
 
-PLUGINS = discover(PluginConfig(), Environment())
+PLUGINS = discover()
 CHAT = {"messages": [{"role": "user", "content": "hello"}]}
 
 
@@ -229,10 +229,11 @@ async def test_a_router_that_fails_stops_the_start_and_is_named() -> None:
         Site(plugins=FakePlugins(broken=Broken))
 
 
-class FakePlugins:
+class FakePlugins(Plugins):
     """The real set, with more routers."""
 
     def __init__(self, **more: type) -> None:
+        super().__init__()
         self.more = more
 
     def names(self, kind: str) -> tuple[str, ...]:
@@ -240,6 +241,9 @@ class FakePlugins:
 
     def load(self, kind: str, name: str) -> Any:
         return self.more.get(name) or PLUGINS.load(kind, name)
+
+    def is_builtin(self, kind: str, name: str) -> bool:
+        return True
 
     def origin(self, kind: str, name: str) -> str:
         return "ferrule 1" if name in self.more else PLUGINS.origin(kind, name)

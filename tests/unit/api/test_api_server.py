@@ -15,14 +15,14 @@ import httpx
 import pytest
 
 from ferrule.api.server import serve
-from ferrule.config import Config, FrontendConfig, LimitsConfig, PluginConfig
+from ferrule.config import Config, FrontendConfig, LimitsConfig
 from ferrule.env import Environment
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.service import Service
 from ferrule.plugin import discover
 from ferrule_testkit.service import ScriptedService
 
-PLUGINS = discover(PluginConfig(), Environment())
+PLUGINS = discover()
 BODY = json.dumps({"prompt": "hello"}).encode()
 STREAM = {"prompt": "hello", "stream": True}
 

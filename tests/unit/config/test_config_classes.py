@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ferrule import LLM
+from ferrule.config.declared import engine_sections
 from ferrule.config.parse import Parsed, parse, parse_kwargs
 from ferrule.config.schema import Schema, Spec
 from ferrule.env import INERT, LACKING, OPTIONS, VARIABLES, Environment
 from ferrule.env import read as read_environment
 from ferrule.errors import ConfigError
 from ferrule.plugin import KINDS
-from ferrule_plugins.command.declared import engine_sections
 
 _HERE = Path(__file__).parent
 _REPOSITORY = _HERE.parents[2]
@@ -148,7 +148,7 @@ def test_nothing_that_works_is_without_a_reader() -> None:
         for path in (_REPOSITORY / folder).rglob("*.py")
         if path.parent.name != "config" or "plugins" in path.parts
     ]
-    files += [_REPOSITORY / "core/ferrule/config" / name for name in ("hub.py", "resolve.py", "checkpoint.py")]
+    files += [_REPOSITORY / "core/ferrule/config" / name for name in ("plugins.py", "resolve.py")]
     read_names = set(re.findall(r"\.([a-z_0-9]+)\b", "\n".join(file.read_text() for file in files if file.is_file())))
     works = {spec.name for spec in _SCHEMA.specs if spec.option.standing == "works"}
     assert works - read_names - _READ_OTHERWISE == set()
@@ -318,7 +318,7 @@ def test_every_documented_variable_has_a_class() -> None:
 
 
 def test_llm_takes_what_serve_takes() -> None:
-    """The constructor asks the plugin `command:serve` for the options, and refuses what is not here before it loads."""
+    """The constructor knows all options of the engine, and refuses what is not here before it loads."""
     with pytest.raises(ConfigError, match="tensor_parallel_size: this build has no parallel workers"):
         LLM("org/name", tensor_parallel_size=2)
     with pytest.raises(ConfigError, match="Unexpected keyword argument 'tensor_paralel_size'. Did you mean"):

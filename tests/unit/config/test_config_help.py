@@ -6,27 +6,23 @@ from dataclasses import dataclass
 
 import pytest
 
-from ferrule.config.help import Usage, topic
+from ferrule.config.declared import engine_sections
+from ferrule.config.help import Usage, groups, render, topic
 from ferrule.config.option import opt
 from ferrule.config.parse import parse_command
 from ferrule.config.schema import Schema, Spec
-from ferrule_plugins.command.declared import engine_sections
-from ferrule_plugins.command.help import HelpCommand, groups, render
+from ferrule.plugin import Plugins
 
 _SCHEMA = Schema(engine_sections())
 _USAGE = Usage("ferrule serve", "Serve a model over HTTP.", "model")
 
 
-class _Plugins:
+class _Plugins(Plugins):
     def names(self, kind: str) -> tuple[str, ...]:
         return ("cpu", "strange") if kind == "platform" else ()
 
     def origin(self, kind: str, name: str) -> str:
         return {"cpu": "ferrule 1.0", "strange": "other 2.0"}[name]
-
-    def load(self, kind: str, name: str) -> type:
-        assert (kind, name) == ("command", "help")
-        return HelpCommand
 
 
 def page(topic: str, width: int = 100) -> str:

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ferrule.config import Config
+from ferrule.config.help import size_text
 from ferrule.config.option import opt
 from ferrule.config.parse import Parsed, config_sections, parse, parse_kwargs
 from ferrule.config.schema import Schema
 from ferrule.config.values import human_size
 from ferrule.env import Environment
 from ferrule.errors import ConfigError
-from ferrule_plugins.command.help import size_text
 
 _ENV = Environment()
 

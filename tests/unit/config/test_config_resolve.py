@@ -11,6 +11,7 @@ from ferrule.config.resolve import check_names, resolve
 from ferrule.config.sections import Config
 from ferrule.env import Environment
 from ferrule.errors import ConfigError
+from ferrule.plugin import Plugins
 
 
 def config(*argv: str) -> Config:
@@ -74,7 +75,7 @@ def test_contradictions(argv: list[str], part: str) -> None:
     assert part in refusal(*argv)
 
 
-class _Plugins:
+class _Plugins(Plugins):
     def names(self, kind: str) -> Sequence[str]:
         return {"policy": ("fcfs", "priority"), "platform": ("cpu",), "hub": ("huggingface",)}.get(kind, ("default",))
 

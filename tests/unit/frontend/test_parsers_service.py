@@ -13,14 +13,13 @@ import pytest
 
 from ferrule.api.app import build_app
 from ferrule.api.lifecycle import Lifecycle
-from ferrule.config import Config, FrontendConfig, ModelConfig, PluginConfig
+from ferrule.config import Config, FrontendConfig, ModelConfig
 from ferrule.config.resolve import resolve
-from ferrule.env import Environment
 from ferrule.errors import ConfigError
 from ferrule.frontend.service import FrontendService, build_service
 from ferrule.interfaces.parsers import ChoiceContext, Content, Reasoning, ReasoningParser, TextDelta
 from ferrule.interfaces.service import ChatPrompt, Generate, Prompt
-from ferrule.plugin import discover
+from ferrule.plugin import Plugins, discover
 from ferrule.types import SamplingParams
 from ferrule_plugins.reasoning_parser.deepseek_r1 import DeepSeekR1
 from ferrule_plugins.reasoning_parser.qwen3 import Qwen3
@@ -56,8 +55,9 @@ class Seeing(ReasoningParser):
         return []
 
 
-class Plugins:
+class ParserPlugins(Plugins):
     def __init__(self, seeing: type[Seeing]) -> None:
+        super().__init__()
         self._kinds: dict[str, dict[str, Any]] = {
             "tokenizer": {"auto": ByteTokenizers},
             "tool_parser": {"hermes": Hermes},
@@ -95,7 +95,7 @@ async def house(folder: Path, says_text: str = SAYS, **frontend: Any) -> AsyncIt
     parsers = {"chat_template": TEMPLATE, "tool_call_parser": "hermes", "reasoning_parser": "deepseek_r1"}
     config = Config(model=ModelConfig(model=str(folder)), frontend=FrontendConfig(**{**parsers, **frontend}))
     engine = FakeEngine(says(list(says_text.encode())))
-    service = build_service(config, Plugins(seeing), engine)
+    service = build_service(config, ParserPlugins(seeing), engine)
     try:
         yield House(service, engine, seeing.told)
     finally:
@@ -187,7 +187,7 @@ async def test_calls_and_results_of_the_history_reach_the_template(tmp_path: Pat
 async def post(body: dict[str, Any], route: str = "chat/completions", **frontend: Any) -> tuple[httpx.Response, Any]:
     lifecycle, service = Lifecycle(), ScriptedService()
     config = Config(frontend=FrontendConfig(**frontend))
-    app = build_app(config, discover(PluginConfig(), Environment()), lifecycle)
+    app = build_app(config, discover(), lifecycle)
     lifecycle.ready(service)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://test") as http:
         response = await http.post(f"/v1/{route}", json=body)

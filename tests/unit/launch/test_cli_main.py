@@ -12,10 +12,11 @@ import pytest
 
 from ferrule import __version__
 from ferrule.config import PluginConfig
+from ferrule.config.plugins import configured
 from ferrule.env import Environment
 from ferrule.launch import cli
+from ferrule.launch.program import summary
 from ferrule.plugin import discover
-from ferrule_plugins.command.help import summary
 
 
 def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
@@ -176,18 +177,18 @@ _MOST_MODULES = 300  # what the standard library brings included; a start takes 
 @pytest.mark.parametrize(
     ("argv", "commands"),
     [
-        (["--help"], {"help"}),
+        (["--help"], set()),
         (["help"], {"help"}),
-        (["--help=all"], {"serve", "declared", "help"}),
+        (["--help=all"], set()),
         (["--version"], set()),
         (["version"], {"version"}),
-        (["serve", "--help"], {"serve", "declared", "help"}),
-        (["serve", "--help=all"], {"serve", "declared", "help"}),
+        (["serve", "--help"], {"serve"}),
+        (["serve", "--help=all"], {"serve"}),
         (["help", "version"], {"version", "help"}),
         (["collect-env"], {"collect_env"}),
         (["serv"], set()),
-        (["serve", "--max-num-seq", "1"], {"serve", "declared"}),
-        (["serve", "--port", "x"], {"serve", "declared"}),
+        (["serve", "--max-num-seq", "1"], {"serve"}),
+        (["serve", "--port", "x"], {"serve"}),
     ],
 )
 def test_nothing_heavy_is_imported(argv: list[str], commands: set[str]) -> None:
@@ -213,7 +214,7 @@ def test_a_bad_model_path_is_found_without_torch(tmp_path: Path) -> None:
     assert "is not a folder on this machine" in done.stderr
 
 
-# ----------------------------------------------------------------------------- help is a plugin
+# ----------------------------------------------------------------------------- help
 
 
 def test_help_of_a_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -224,17 +225,16 @@ def test_help_of_a_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert (status, err.splitlines()[1]) == (2, "  There is no command 'serv'. Did you mean 'serve'?")
 
 
-def test_without_the_help_plugin_one_line_says_so(
+def test_help_is_there_without_the_command_help(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plugins = discover(PluginConfig(plugins_deny=("command:help",)), Environment())
+    """Help is not asked of a plugin: `ferrule help` is a command like any other."""
+    shown = [run(capsys, *argv) for argv in (["--help"], ["serve", "--help"], ["--help=max-num-seqs"])]
+    plugins = configured(discover(), PluginConfig(plugins_deny=("command:help",)), Environment())
     monkeypatch.setattr("ferrule.plugin.discover", lambda *args: plugins)
-    for argv in (["--help"], ["serve", "--help"], ["serve", "--help=port"]):
-        status, out, err = run(capsys, *argv)
-        assert (status, out) == (1, "")
-        (line,) = err.splitlines()[1:]
-        assert line.startswith("  Help comes from the plugin command:help. Plugin command:help cannot be used.")
-        assert "denied by --plugins-deny command:help" in line
+    assert run(capsys, "serve", "--help") == shown[1]
+    assert run(capsys, "--help=max-num-seqs") == shown[2]
+    assert shown[0][0] == 0
 
 
 # ----------------------------------------------------------------------------- summaries without import

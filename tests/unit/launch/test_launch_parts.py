@@ -23,7 +23,7 @@ from ferrule.launch import engine_main
 from ferrule.launch.listen import base_url
 from ferrule.launch.process import Boot
 from ferrule.launch.supervisor import private_dir
-from ferrule.plugin import PluginSet
+from ferrule.plugin import Plugins
 from ferrule.types import (
     CacheGroup,
     EngineRequest,
@@ -213,7 +213,7 @@ def test_foreign_frames_are_dropped(tmp_path: Path) -> None:
 
 
 def test_boot_message_survives_the_pipe() -> None:
-    boot = Boot(name="x-0", role="api", config=Config(), plugins=PluginSet(), socket_path="/x", listen_fd=3, alive_fd=4)
+    boot = Boot(name="x-0", role="api", config=Config(), plugins=Plugins(), socket_path="/x", listen_fd=3, alive_fd=4)
     assert msgspec.json.decode(msgspec.json.encode(boot), type=Boot) == boot
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ferrule.config import PluginConfig
+from ferrule.config.plugins import configured
 from ferrule.env import Environment
 from ferrule.interfaces.parsers import TextDelta, ToolParser
 from ferrule.interfaces.service import Output
@@ -24,7 +25,7 @@ EXAMPLES = dict(re.findall(r'^```\w+ title="([^"]+)"\n(.*?)^```$', PAGE, re.MULT
 def load(folder: Path, name: str) -> type[ToolParser]:
     file = folder / f"{name}.py"
     file.write_text(EXAMPLES[file.name])
-    found: type[ToolParser] = discover(PluginConfig(tool_parser_plugin=str(file)), Environment()).load(
+    found: type[ToolParser] = configured(discover(), PluginConfig(tool_parser_plugin=str(file)), Environment()).load(
         "tool_parser", name
     )
     return found

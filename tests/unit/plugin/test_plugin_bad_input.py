@@ -7,7 +7,7 @@ import time
 import pytest
 
 from ferrule.errors import PluginError
-from ferrule.plugin import PluginSet
+from ferrule.plugin import Plugins
 from ferrule_plugins.command import plugin_probe
 from ferrule_plugins.command.plugins import PluginsCommand
 from ferrule_testkit.bad_wheels import Bad, bad_distributions, install_bad
@@ -16,7 +16,7 @@ from ferrule_testkit.wheels import Distribution
 BAD = list(bad_distributions())
 
 
-def without_strangers(plugins: PluginSet) -> list[str]:
+def without_strangers(plugins: Plugins) -> list[str]:
     return [ref.id for ref in plugins.refs if ref.builtin]
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from ferrule.hooks import open_hooks
 from ferrule.interfaces.hooks import AccessRequest, Hooks
 from ferrule.interfaces.scheduler import RequestView
 from ferrule.plugin import KINDS
-from ferrule.plugin.hooks import open_hooks
 from ferrule.types import SamplingParams
 from tools import ROOT
 

@@ -8,8 +8,8 @@ import pytest
 
 from ferrule.config import Config
 from ferrule.errors import PluginError
+from ferrule.hooks import MAX_FAILURES, HookRunner, open_hooks
 from ferrule.interfaces.hooks import AccessRequest
-from ferrule.plugin.hooks import MAX_FAILURES, HookRunner, open_hooks
 from ferrule.types import EngineStats, SamplingParams
 from ferrule_testkit.wheels import Distribution
 

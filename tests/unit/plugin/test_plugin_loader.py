@@ -10,9 +10,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from ferrule.config.plugins import configured
 from ferrule.errors import ConfigError, PluginError
 from ferrule.interfaces.scheduler import SchedulingPolicy
-from ferrule.plugin import KINDS, PluginRef, PluginSet, State, discover, load_first
+from ferrule.plugin import KINDS, PluginRef, Plugins, State, discover, load_first
 from ferrule_testkit.wheels import Distribution, build_wheel
 
 POLICY = """
@@ -45,7 +46,7 @@ def policy_dist(
     )
 
 
-def only(plugins: PluginSet, kind: str, name: str) -> PluginRef:
+def only(plugins: Plugins, kind: str, name: str) -> PluginRef:
     (ref,) = plugins.offers(kind, name)
     return ref
 
@@ -85,7 +86,7 @@ def test_the_set_crosses_processes(site, tmp_path):
         plugins_prefer=("policy:newest=good-dist",),
     )
     for codec in (msgspec.json, msgspec.msgpack):
-        copy = codec.decode(codec.encode(plugins), type=PluginSet)
+        copy = codec.decode(codec.encode(plugins), type=Plugins)
         assert copy == plugins
         assert copy.load("policy", "newest") is plugins.load("policy", "newest")
 
@@ -254,7 +255,7 @@ def test_other_options_need_no_second_walk(site):
     from ferrule.config import PluginConfig
     from ferrule.env import Environment
 
-    again = first.configured(PluginConfig(plugins_deny=("policy:newest",)), Environment())
+    again = configured(first, PluginConfig(plugins_deny=("policy:newest",)), Environment())
     assert "newest" not in again.names("policy")
     assert again.problems == ()
     assert again.refs == first.refs
@@ -408,7 +409,9 @@ def test_classes_of_a_file_are_told_by_their_names(site, tmp_path):
     assert plugins.load("policy", "last-in").__name__ == "Newest"
 
 
-@pytest.mark.parametrize(("source", "count"), [("x = 1\n", "no"), (POLICY + "\nclass Two(Newest): pass\n", "no")])
+@pytest.mark.parametrize(
+    ("source", "count"), [("x = 1\n", "no"), (POLICY + "\nclass Two(Newest): pass\n", "more than one")]
+)
 def test_a_file_without_one_clear_class_is_refused(site, tmp_path, source, count):
     file = tmp_path / "vague.py"
     file.write_text(source)
@@ -475,13 +478,129 @@ def test_a_relative_path_is_kept_absolute(site, tmp_path, monkeypatch):
     assert Path(ref.target) == tmp_path / "mine.py"
 
 
-def discover_file(path: str) -> PluginSet:
+def discover_file(path: str) -> Plugins:
     from ferrule.config import PluginConfig
+    from ferrule.env import Environment
 
-    return discover(PluginConfig(plugin=(f"policy={path}",)))
+    return configured(discover(), PluginConfig(plugin=(f"policy={path}",)), Environment())
 
 
 def test_a_file_knows_where_it_is(site, tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(POLICY + "    where = __file__\n")
     assert site.discover(plugin=(f"policy={file}",)).load("policy", "mine").where == str(file)
+
+
+# ------------------------------------------------------------------------------------------ which one wins
+
+COMMAND = """
+from ferrule.interfaces.command import Command
+
+class Serve(Command):
+    summary = "not the server"
+
+    def run(self, argv, plugins):
+        print("the other serve")
+        return 0
+"""
+
+
+def command_dist(name: str, entry: str) -> Distribution:
+    return policy_dist(name, entry, source=COMMAND, attribute="Serve", group="ferrule.v1.command")
+
+
+def test_a_built_in_command_keeps_its_name_and_the_other_is_told(site, capsys):
+    from ferrule.launch import cli
+
+    site.install(command_dist("greedy-dist", "version"))
+    assert cli.main(["version"]) == 0
+    out, err = capsys.readouterr()
+    assert "the other" not in out
+    assert "command:version of greedy-dist 1.0 is not used" in err
+    assert "--plugins-prefer command:version=greedy-dist" in err
+
+
+@pytest.mark.parametrize("by", ["option", "variable"])
+def test_selection_options_work_for_commands(site, capsys, monkeypatch, by):
+    from ferrule.launch import cli
+
+    site.install(command_dist("greedy-dist", "version"))
+    argv = ["version"]
+    if by == "option":
+        argv += ["--plugins-prefer", "command:version=greedy-dist"]
+    else:
+        monkeypatch.setenv("FERRULE_PLUGINS_PREFER", "command:version=greedy-dist")
+    assert cli.main(argv) == 0
+    assert capsys.readouterr().out == "the other serve\n"
+
+
+def test_a_denied_command_is_not_run(site, capsys):
+    from ferrule.launch import cli
+
+    site.install(command_dist("one-dist", "mine"))
+    assert cli.main(["mine", "--plugins-deny", "one-dist"]) == 1
+    assert "denied by --plugins-deny one-dist" in capsys.readouterr().err
+    assert cli.main(["mine"]) == 0
+
+
+PLATFORM = "from ferrule_plugins.platform.cpu import CpuPlatform as Newest\n"
+
+
+def platform_dist(name: str) -> Distribution:
+    return policy_dist(name, "npu", source=PLATFORM, group="ferrule.v1.platform")
+
+
+def test_a_platform_of_others_is_not_taken_by_auto_until_it_is_allowed(site):
+    site.install(platform_dist("npu-dist"))
+    plugins = site.discover()
+    assert "npu" not in plugins.defaults("platform")
+    assert plugins.load("platform", "npu")  # named by --device
+    for item in ("platform:npu", "npu-dist"):
+        assert "npu" in site.discover(plugins_allow=(item,)).defaults("platform")
+
+
+def test_naming_what_is_off_does_not_switch_off_others(site):
+    site.install(platform_dist("npu-dist"), policy_dist("one-dist", "one"))
+    for item in ("platform:npu", "npu-dist"):
+        assert "one" in site.discover(plugins_allow=(item,)).names("policy")
+    assert "one" not in site.discover(plugins_allow=("platform:npu", "policy:two")).names("policy")
+
+
+def test_several_names_add_to_the_defaults_or_replace_them(site):
+    plugins = site.discover()
+    defaults = plugins.defaults("router")
+    assert plugins.chosen("router", ()) == defaults
+    assert plugins.chosen("router", ("mine",)) == ("mine",)
+    assert plugins.chosen("router", ("+mine",)) == (*defaults, "mine")
+    assert plugins.chosen("router", ("mine", "+more")) == ("mine", "more")
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (("def key(self, view, now)", "def key(self, view)"), r"Newest.key\(self, view\) cannot be called with"),
+        (("def victim(self, running)", "def victim(self)"), r"Newest.victim\(self\) cannot be called with"),
+        (("    def key", "    def __init__(self, x): pass\n\n    def key"), r"is made with \(\), and its constructor"),
+        (("    def victim", "    budget = 3\n\n    def victim"), "Newest.budget is not a method"),
+    ],
+)
+def test_signatures_are_checked_when_a_plugin_is_chosen(site, change, told):
+    site.install(policy_dist("odd-dist", source=POLICY.replace(*change)))
+    with pytest.raises(PluginError, match=f"policy:newest of odd-dist 1.0: .*{told}"):
+        site.discover().load("policy", "newest")
+
+
+def test_two_classes_without_names_are_listed(site, tmp_path):
+    file = tmp_path / "two.py"
+    file.write_text(POLICY + POLICY.replace("Newest", "Oldest"))
+    with pytest.raises(PluginError, match="holds more than one complete class for policy:two: Newest, Oldest"):
+        site.discover(plugin=(f"policy={file}",)).load("policy", "two")
+
+
+def test_a_file_is_preferred_by_the_path_that_is_shown(site, tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(POLICY)
+    site.install(policy_dist("one-dist", "mine"))
+    chosen = site.discover(plugin=(f"policy={file}",), plugins_prefer=(f"policy:mine={file}",))
+    assert chosen.find("policy", "mine").target == str(file)
+    assert chosen.problems == ()

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ferrule.config import CacheConfig, Config, DeviceConfig, LoadConfig, ModelConfig, PluginConfig, SchedulerConfig
+from ferrule.config import CacheConfig, Config, DeviceConfig, LoadConfig, ModelConfig, SchedulerConfig
 from ferrule.env import Environment
 from ferrule.errors import CheckpointError, ConfigError, EngineDead, PluginError, StartupError
 from ferrule.interfaces.plugins import Plugins
@@ -27,7 +27,7 @@ GREEDY = TokenSampling(seed=0, max_tokens=8, temperature=0.0)
 
 @pytest.fixture(scope="module")
 def plugins() -> Plugins:
-    return discover(PluginConfig(), ENV)
+    return discover()
 
 
 @pytest.fixture

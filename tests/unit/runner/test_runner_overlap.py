@@ -12,7 +12,7 @@ import torch
 from msgspec.structs import replace
 
 from ferrule.assembly.engine import build_engine
-from ferrule.config import CacheConfig, Config, LoadConfig, ModelConfig, PluginConfig, SchedulerConfig
+from ferrule.config import CacheConfig, Config, LoadConfig, ModelConfig, SchedulerConfig
 from ferrule.env import Environment
 from ferrule.errors import EngineDead
 from ferrule.interfaces.executor import Step
@@ -336,7 +336,7 @@ def test_a_whole_engine_computes_the_same_at_any_depth(
                 tokens[delta.id] += delta.token_ids
                 ended.extend([delta.id] if delta.finish is not None else [])
 
-    engine = build_engine(config, discover(PluginConfig(), env), Client())
+    engine = build_engine(config, discover(), Client())
     try:
         assert engine.loop.scheduler.limits.depth == depth
         engine.loop.run(lambda: len(ended) == len(prompts))
@@ -369,7 +369,7 @@ def test_the_step_that_is_rehearsed_is_the_largest(
     )
     executor = uni.UniExecutor()
     try:
-        executor.start(config, discover(PluginConfig(), env))
+        executor.start(config, discover())
         (plan,) = plans
         assert [chunk.count for chunk in plan.chunks] == counts
         assert all(chunk.samples for chunk in plan.chunks)

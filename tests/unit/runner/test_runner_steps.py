@@ -14,6 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from ferrule.assembly.model import pack
 from ferrule.interfaces.model import BuildContext
 from ferrule.interfaces.sampler import SampleBatch, Sampled
+from ferrule.plugin import Plugins
 from ferrule.runner.model_runner import ModelRunner
 from ferrule.runner.state import RunnerLimits
 from ferrule.types import Admit, Chunk, RowResult, StepPlan, TokenSampling
@@ -33,7 +34,7 @@ CONFIG: dict[str, Any] = {
 }
 
 
-class NoPlugins:
+class NoPlugins(Plugins):
     def names(self, kind: str) -> tuple[str, ...]:
         return ()
 

@@ -25,9 +25,9 @@ from ferrule.config.schema import Schema
 from ferrule.errors import FerruleError
 from ferrule.interfaces.router import RouterContext
 from ferrule.launch import cli
+from ferrule.launch.program import summary
 from ferrule.plugin import discover
 from ferrule_plugins.command import serve
-from ferrule_plugins.command.help import summary
 from ferrule_plugins.router.elsewhere import elsewhere
 from tools import ROOT
 from tools.pages import cli as cli_page

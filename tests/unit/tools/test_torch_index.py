@@ -70,7 +70,7 @@ def test_the_choice(
     words: str,
 ) -> None:
     choice = torch_index.choose(wanted, pip, has_gpu, answers)
-    assert choice.index == index
+    assert choice.url == index
     assert words in choice.message
     assert "\n" not in choice.message
 

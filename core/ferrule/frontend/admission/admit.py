@@ -175,7 +175,7 @@ def _processors(config: Config, plugins: Plugins) -> dict[str, Callable[..., Any
     for name in plugins.names("logits_processor"):
         if pattern is not None and re.fullmatch(pattern, name):
             try:
-                found[name] = plugins.load("logits_processor", name)
+                found[name] = plugins.factory("logits_processor", name)
             except PluginError as error:
                 _logger.warning("a logits processor was left out: %s", error.message, processor=name)
     return found

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from ferrule import log
 from ferrule.config import LimitsConfig
 from ferrule.errors import OverloadedError, RequestError
+from ferrule.hooks import HookRunner
 from ferrule.interfaces.stats import RequestStats, StatLogger
-from ferrule.plugin.hooks import HookRunner
 from ferrule.types import EngineStats, FinishReason, RequestTimes
 from ferrule.wire.board import WAITING, WAITING_TOKENS, Board
 

@@ -25,7 +25,7 @@ def open_tokenizer(config: Config, plugins: Plugins, folder: Path) -> Tokenizer 
     if config.model.skip_tokenizer_init:
         return None
     before_libraries()
-    source: TokenizerSource = plugins.load("tokenizer", config.model.tokenizer_mode)()
+    source: TokenizerSource = plugins.make("tokenizer", config.model.tokenizer_mode)
     if not folder.is_dir():
         raise CheckpointError(f"The tokenizer's folder {folder} does not exist.")
     return source.open(folder, {"trust_remote_code": config.model.trust_remote_code})

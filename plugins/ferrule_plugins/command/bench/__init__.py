@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 
-from ferrule.config.help import Usage
+from ferrule.config.declared import engine_sections
+from ferrule.config.help import Usage, topic
 from ferrule.config.parse import Parsed, parse_command
 from ferrule.errors import ConfigError, nearest
 from ferrule.interfaces.command import Command
 from ferrule.interfaces.plugins import Plugins
-from ferrule_plugins.command.declared import engine_sections
 from ferrule_plugins.command.serve import with_model
 
 _SUMMARIES = {
@@ -27,7 +27,7 @@ class BenchCommand(Command):
     def run(self, argv: Sequence[str], plugins: Plugins) -> int:
         """Run one benchmark. Returns 1 when a request failed."""
         name = argv[0] if argv else "--help"
-        if name in {"-h", "--help"}:
+        if topic([name]) is not None:
             print("usage: ferrule bench NAME [options]\n")
             for each, summary in _SUMMARIES.items():
                 print(f"  {each:<12}{summary}")

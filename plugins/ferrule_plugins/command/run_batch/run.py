@@ -20,11 +20,11 @@ from ferrule.client.inline import InlineClient
 from ferrule.config import Config
 from ferrule.errors import EngineDead, StartupError
 from ferrule.frontend.service import build_service
+from ferrule.hooks import HookRunner, open_hooks
 from ferrule.launch.engine_main import watch_progress
 from ferrule.launch.listen import base_url
 from ferrule.launch.localise import localise
-from ferrule.plugin import PluginSet
-from ferrule.plugin.hooks import HookRunner, open_hooks
+from ferrule.plugin import Plugins
 from ferrule_plugins.command.listen import bind
 from ferrule_plugins.command.run_batch.drive import Asker, Drive
 from ferrule_plugins.command.run_batch.figures import figures
@@ -49,7 +49,7 @@ class Batch:
 
     options: BatchConfig
     config: Config
-    plugins: PluginSet
+    plugins: Plugins
     run: dict[str, Any]
 
 
@@ -108,7 +108,7 @@ def _work(batch: Batch, file: BinaryIO, seen: Survey, journal: Journal) -> int:
 class _Run:
     """The part that needs an event loop."""
 
-    def __init__(self, config: Config, plugins: PluginSet, hooks: HookRunner, journal: Journal) -> None:
+    def __init__(self, config: Config, plugins: Plugins, hooks: HookRunner, journal: Journal) -> None:
         self._config = config
         self._plugins = plugins
         self._hooks = hooks

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ferrule.config import Config, DeviceConfig, LoadConfig, ModelConfig, PluginConfig, SchedulerConfig
+from ferrule.config import Config, DeviceConfig, LoadConfig, ModelConfig, SchedulerConfig
 from ferrule.env import Environment
 from ferrule.interfaces.model import AttentionOptions, LayerCache
 from ferrule.interfaces.platform import DeviceCaps
@@ -51,7 +51,7 @@ def tokens(folder: Path, backend: str) -> list[int]:
     executor, greedy = UniExecutor(), TokenSampling(seed=0, max_tokens=8, temperature=0.0)
     made: list[int] = []
     try:
-        executor.start(config, discover(PluginConfig(), env))
+        executor.start(config, discover())
         executor.init_cache(20)
         prompts = tuple(range(5, 30)), tuple(range(40, 44))
         admits = tuple(Admit(slot, "ab"[slot], 0, ids, len(ids), greedy) for slot, ids in enumerate(prompts))

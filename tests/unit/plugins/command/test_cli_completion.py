@@ -10,13 +10,11 @@ from typing import Any
 
 import pytest
 
-from ferrule.config import PluginConfig
-from ferrule.env import Environment
 from ferrule.launch import cli
-from ferrule.plugin import discover
+from ferrule.plugin import Plugins, discover
 from ferrule_plugins.command.completion import bash, fish, offered, zsh
 
-_PLUGINS = discover(PluginConfig(), Environment())
+_PLUGINS = discover()
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +110,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_command_that_fails_is_named_and_left_out(capsys: pytest.CaptureFixture[str]) -> None:
-    class Broken:
+    class Broken(Plugins):
         def names(self, kind: str) -> tuple[str, ...]:
             return ("good", "broken") if kind == "command" else ()
 

@@ -14,10 +14,10 @@ from safetensors.torch import load_file, save_file
 
 from ferrule import LLM, SamplingParams
 from ferrule.assembly.model import Loaded, load
-from ferrule.config import CacheConfig, Config, LoadConfig, ModelConfig, PluginConfig, SchedulerConfig
+from ferrule.config import CacheConfig, Config, LoadConfig, ModelConfig, SchedulerConfig
 from ferrule.env import Environment
 from ferrule.errors import CheckpointError, ConfigError, PluginError, StartupError
-from ferrule.plugin import PluginSet, discover
+from ferrule.plugin import Plugins, discover
 from ferrule_kernels.cpu import dense
 from ferrule_kernels.cpu.matmul import PackedMatrix
 from ferrule_kernels.cpu.packed import layout
@@ -35,8 +35,8 @@ pytestmark = pytest.mark.skipif(dense.unit() is None, reason="there are no kerne
 
 
 @pytest.fixture(scope="module")
-def plugins() -> PluginSet:
-    return discover(PluginConfig(), ENV)
+def plugins() -> Plugins:
+    return discover()
 
 
 @pytest.fixture(scope="module")
@@ -59,11 +59,11 @@ def threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def pack(plugins: PluginSet, *argv: object) -> int:
+def pack(plugins: Plugins, *argv: object) -> int:
     return PackCommand().run([*map(str, argv), "--no-use-tqdm-on-load"], plugins)
 
 
-def loaded_from(folder: Path, plugins: PluginSet, **model: Any) -> Loaded:
+def loaded_from(folder: Path, plugins: Plugins, **model: Any) -> Loaded:
     config = Config(
         model=ModelConfig(**{"model": str(folder), "dtype": "bfloat16", **model}),
         load=LoadConfig(use_tqdm_on_load=False),
@@ -113,7 +113,7 @@ def answers(folder: Path, **options: Any) -> list[Any]:
 @pytest.mark.parametrize("name", ["llama-tied", "gpt2", "qwen3", "opt-postnorm", "gemma2", "phi3"])
 @pytest.mark.parametrize("method", [None, *ONLINE])
 def test_every_form_is_read_back_as_it_was_packed(
-    name: str, method: str | None, source: Callable[[str], Path], plugins: PluginSet, tmp_path: Path
+    name: str, method: str | None, source: Callable[[str], Path], plugins: Plugins, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
     assert pack(plugins, source(name), out, "--dtype", "bfloat16", *(["-q", method] if method else [])) == 0
@@ -126,7 +126,7 @@ def test_every_form_is_read_back_as_it_was_packed(
 
 @pytest.mark.parametrize("form", ["int8", "int8-weights", "gptq", "awq", "packed", "fp8-blocks", "fp8-channels"])
 def test_a_quantized_checkpoint_is_packed_too(
-    form: str, source: Callable[[str], Path], plugins: PluginSet, tmp_path: Path
+    form: str, source: Callable[[str], Path], plugins: Plugins, tmp_path: Path
 ) -> None:
     made, out = tmp_path / "made", tmp_path / "out"
     quantized_checkpoint(source("llama"), made, form)
@@ -147,7 +147,7 @@ def test_a_quantized_checkpoint_is_packed_too(
     ],
 )
 def test_tokens_and_their_logprobs_have_the_same_bits(
-    name: str, options: dict[str, str], source: Callable[[str], Path], plugins: PluginSet, tmp_path: Path
+    name: str, options: dict[str, str], source: Callable[[str], Path], plugins: Plugins, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
     words = [word for key, value in options.items() for word in (f"--{key}", value)]
@@ -156,7 +156,7 @@ def test_tokens_and_their_logprobs_have_the_same_bits(
 
 
 def test_layers_that_are_not_packed_are_kept_beside(
-    source: Callable[[str], Path], plugins: PluginSet, tmp_path: Path
+    source: Callable[[str], Path], plugins: Plugins, tmp_path: Path
 ) -> None:
     """The head of this checkpoint is float32, in an order of oneDNN's: it is written as it came."""
     made, out = tmp_path / "made", tmp_path / "out"
@@ -170,9 +170,7 @@ def _head(folder: Path) -> torch.Tensor:
     return load_file(folder / "model.safetensors")["lm_head.weight"]
 
 
-def test_a_tied_table_is_written_and_kept_once(
-    source: Callable[[str], Path], plugins: PluginSet, tmp_path: Path
-) -> None:
+def test_a_tied_table_is_written_and_kept_once(source: Callable[[str], Path], plugins: Plugins, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert pack(plugins, source("llama-tied"), out, "--dtype", "bfloat16") == 0
     tensors = load_file(out / "model.safetensors")
@@ -189,7 +187,7 @@ def test_a_tied_table_is_written_and_kept_once(
 
 
 def test_a_folder_of_shards(
-    source: Callable[[str], Path], plugins: PluginSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: Callable[[str], Path], plugins: Plugins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
     monkeypatch.setattr(write, "__defaults__", (40_000,))
@@ -205,7 +203,7 @@ def test_a_folder_of_shards(
 
 
 def test_the_folder_stands_for_itself(
-    source: Callable[[str], Path], plugins: PluginSet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    source: Callable[[str], Path], plugins: Plugins, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "model"
     shutil.copytree(source("llama"), folder)
@@ -223,7 +221,7 @@ def test_the_folder_stands_for_itself(
 
 
 def test_what_a_link_leads_out_to_is_not_copied(
-    source: Callable[[str], Path], plugins: PluginSet, tmp_path: Path
+    source: Callable[[str], Path], plugins: Plugins, tmp_path: Path
 ) -> None:
     """A folder that a hub's cache made has links to blobs of the same repository."""
     folder, secret = tmp_path / "models--x" / "snapshots" / "0", tmp_path / "secret"
@@ -245,7 +243,7 @@ def test_what_a_link_leads_out_to_is_not_copied(
     assert not [file for file in tmp_path.iterdir() if file.name.startswith(".")]
 
 
-def test_it_replaces_only_what_it_wrote(source: Callable[[str], Path], plugins: PluginSet, tmp_path: Path) -> None:
+def test_it_replaces_only_what_it_wrote(source: Callable[[str], Path], plugins: Plugins, tmp_path: Path) -> None:
     out, other = tmp_path / "out", tmp_path / "other"
     assert pack(plugins, source("llama"), out, "-q", "int8") == 0
     with pytest.raises(ConfigError, match="--force replaces it"):
@@ -260,7 +258,7 @@ def test_it_replaces_only_what_it_wrote(source: Callable[[str], Path], plugins: 
 
 
 def test_a_run_that_fails_leaves_what_was_there(
-    source: Callable[[str], Path], plugins: PluginSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: Callable[[str], Path], plugins: Plugins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
     assert pack(plugins, source("llama"), out, "-q", "int8") == 0
@@ -284,14 +282,14 @@ def test_a_run_that_fails_leaves_what_was_there(
     ],
 )
 def test_what_has_no_packed_form(
-    argv: list[str], text: str, source: Callable[[str], Path], plugins: PluginSet, tmp_path: Path
+    argv: list[str], text: str, source: Callable[[str], Path], plugins: Plugins, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=text):
         pack(plugins, source("llama"), tmp_path / "out", *argv)
     assert not list(tmp_path.iterdir())
 
 
-def test_what_is_packed_is_not_packed_again(source: Callable[[str], Path], plugins: PluginSet, tmp_path: Path) -> None:
+def test_what_is_packed_is_not_packed_again(source: Callable[[str], Path], plugins: Plugins, tmp_path: Path) -> None:
     assert pack(plugins, source("llama"), tmp_path / "out", "-q", "int8", "--dtype", "bfloat16") == 0
     with pytest.raises(ConfigError, match="packed already"):
         pack(plugins, tmp_path / "out", tmp_path / "again", "--dtype", "bfloat16")
@@ -303,7 +301,7 @@ def test_what_is_packed_is_not_packed_again(source: Callable[[str], Path], plugi
 
 
 @pytest.fixture(scope="module")
-def packed(source: Callable[[str], Path], plugins: PluginSet, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def packed(source: Callable[[str], Path], plugins: Plugins, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("packed") / "out"
     assert pack(plugins, source("llama-tied"), out, "-q", "int8", "--dtype", "bfloat16") == 0
     return out
@@ -368,7 +366,7 @@ def _configured(change: Callable[[dict[str, Any]], None]) -> Callable[[Path], No
     ],
 )
 def test_damage_is_told(
-    damage: Callable[[Path], None], text: str, packed: Path, plugins: PluginSet, tmp_path: Path
+    damage: Callable[[Path], None], text: str, packed: Path, plugins: Plugins, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
     shutil.copytree(packed, out)
@@ -377,7 +375,7 @@ def test_damage_is_told(
         loaded_from(out, plugins)
 
 
-def test_a_table_without_a_tied_model(source: Callable[[str], Path], plugins: PluginSet, tmp_path: Path) -> None:
+def test_a_table_without_a_tied_model(source: Callable[[str], Path], plugins: Plugins, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert pack(plugins, source("llama-tied"), out, "--dtype", "bfloat16") == 0
     with pytest.raises(CheckpointError, match="not tied"):
@@ -388,9 +386,7 @@ def test_a_table_without_a_tied_model(source: Callable[[str], Path], plugins: Pl
         loaded_from(out, plugins, quantization="int8")
 
 
-def test_factors_that_are_no_numbers_are_told(
-    source: Callable[[str], Path], plugins: PluginSet, tmp_path: Path
-) -> None:
+def test_factors_that_are_no_numbers_are_told(source: Callable[[str], Path], plugins: Plugins, tmp_path: Path) -> None:
     """Weights that were quantized before have factors: what the rounding of their scales took."""
     made, out = tmp_path / "made", tmp_path / "out"
     quantized_checkpoint(source("llama"), made, "int8")

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from ferrule.config import PluginConfig
-from ferrule.env import Environment
 from ferrule.errors import ConfigError, PluginError
 from ferrule.plugin import discover
 from ferrule_plugins.command.plugins import PluginsCommand
@@ -37,7 +35,7 @@ def check(site, capsys, monkeypatch):
 
     def run(source: str, *argv: str, name: str = "mine") -> tuple[int, str]:
         site.install(policy("mine-dist", source))
-        status = PluginsCommand().run(["check", name, *argv], discover(PluginConfig(), Environment()))
+        status = PluginsCommand().run(["check", name, *argv], discover())
         return status, capsys.readouterr().out
 
     return run

@@ -7,8 +7,6 @@ import sys
 
 import pytest
 
-from ferrule.config import PluginConfig
-from ferrule.env import Environment
 from ferrule.errors import ConfigError, PluginError
 from ferrule.plugin import KINDS, discover
 from ferrule_plugins.command.plugins import PluginsCommand
@@ -37,7 +35,7 @@ def plugins(site, capsys, monkeypatch):
     monkeypatch.delenv("VLLM_PLUGINS", raising=False)
 
     def run(*argv: str):
-        status = PluginsCommand().run(argv, discover(PluginConfig(), Environment()))
+        status = PluginsCommand().run(argv, discover())
         return status, capsys.readouterr().out
 
     return run

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ferrule.errors import ConfigError, PluginError
-from ferrule.plugin import KINDS, PluginSet, discover
+from ferrule.plugin import KINDS, Plugins, discover
 from ferrule_plugins.command.plugin_new import Names
 from ferrule_plugins.command.plugins import PluginsCommand
 from tools import ROOT
@@ -27,11 +27,11 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(scope="module")
-def plugins() -> PluginSet:
+def plugins() -> Plugins:
     return discover()
 
 
-def new(plugins: PluginSet, *argv: str) -> int:
+def new(plugins: Plugins, *argv: str) -> int:
     return PluginsCommand().run(["new", *argv], plugins)
 
 
@@ -54,9 +54,7 @@ def test_one_name_in_four_spellings(name: str, distribution: str, module: str, c
 @pytest.mark.parametrize(
     "name", ["a b", "1st", "-x", "x-", "x--y", "a.b", "../up", "a/b", "é", "x;y", "a=b", "x" * 65, "a\nb", " "]
 )
-def test_a_name_that_cannot_be_typed_imported_and_published_is_refused(
-    plugins: PluginSet, here: Path, name: str
-) -> None:
+def test_a_name_that_cannot_be_typed_imported_and_published_is_refused(plugins: Plugins, here: Path, name: str) -> None:
     with pytest.raises(ConfigError):
         new(plugins, "policy", f"--name={name}")
     assert not list(here.iterdir())
@@ -74,14 +72,14 @@ def test_a_name_that_cannot_be_typed_imported_and_published_is_refused(
     ],
 )
 def test_what_cannot_be_written_is_told(
-    plugins: PluginSet, here: Path, argv: list[str], error: type[Exception], told: str
+    plugins: Plugins, here: Path, argv: list[str], error: type[Exception], told: str
 ) -> None:
     with pytest.raises(error, match=told):
         new(plugins, *argv)
     assert not list(here.iterdir())
 
 
-def test_nothing_is_overwritten(plugins: PluginSet, here: Path) -> None:
+def test_nothing_is_overwritten(plugins: Plugins, here: Path) -> None:
     (here / "full").mkdir()
     (here / "full" / "mine.txt").write_text("mine")
     (here / "file").write_text("mine")
@@ -96,7 +94,7 @@ def test_nothing_is_overwritten(plugins: PluginSet, here: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_is_written_under_any_name(plugins: PluginSet, here: Path, kind: str) -> None:
+def test_every_kind_is_written_under_any_name(plugins: Plugins, here: Path, kind: str) -> None:
     """Also under names that the template's own words are made of."""
     for name in ("my-example", "none", kind.replace("_", "-"), "default", "ExampleThing"):
         if name in plugins.names(kind):
@@ -119,7 +117,7 @@ def test_every_kind_is_written_under_any_name(plugins: PluginSet, here: Path, ki
         assert cls not in imported
 
 
-def test_help(plugins: PluginSet, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help(plugins: Plugins, capsys: pytest.CaptureFixture[str]) -> None:
     assert new(plugins, "--help") == 0
     assert "--dir" in capsys.readouterr().out
 

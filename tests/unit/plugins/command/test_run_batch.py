@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ferrule.config import Config, PluginConfig
+from ferrule.config import Config
 from ferrule.config.parse import parse_command
 from ferrule.env import Environment
 from ferrule.errors import ConfigError, EngineDead, StartupError
@@ -556,7 +556,7 @@ def test_secrets_of_a_url_are_not_shown() -> None:
 
 
 def parsed(*argv: str) -> Any:
-    plugins = discover(PluginConfig(), Environment())
+    plugins = discover()
     found = parse_command(argv, options_usage(), plugins, sections=options.sections(), server=False)
     assert found is not None
     return found
@@ -602,7 +602,7 @@ def test_a_key_in_the_environment_does_not_shut_the_batch_out() -> None:
 @pytest.mark.parametrize("argv", [["-i", "a"], ["-o", "a"], []])
 def test_input_and_output_are_asked_for(argv: list[str]) -> None:
     with pytest.raises(ConfigError, match="missing"):
-        RunBatch().run(argv, discover(PluginConfig(), Environment()))
+        RunBatch().run(argv, discover())
 
 
 @pytest.mark.parametrize("flag", ["--api-key", "--ssl-keyfile", "--root-path", "--uds"])

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from ferrule.config import PluginConfig
+from ferrule.config.plugins import configured
 from ferrule.env import Environment
 from ferrule.errors import PluginError
 from ferrule.frontend.output.parse import ParseChain, Parsers
 from ferrule.interfaces.parsers import CallEnd, ChoiceContext
 from ferrule.interfaces.service import Output
-from ferrule.plugin import PluginSet, discover
+from ferrule.plugin import Plugins, discover
 from ferrule_testkit.frontend import Answer, fold
 from ferrule_testkit.tokenizers import ByteTokenizer
 
@@ -185,10 +186,10 @@ class Braces(BaseThinkingReasoningParser):
 FILES = {"old_tools": OLD_TOOLS, "new_tools": NEW_TOOLS, "old_reasoning": OLD_REASONING, "new_reasoning": NEW_REASONING}
 
 
-def plugins_of(folder: Path, kind: str, name: str, text: str | None = None, adapter: str = ADAPTER) -> PluginSet:
+def plugins_of(folder: Path, kind: str, name: str, text: str | None = None, adapter: str = ADAPTER) -> Plugins:
     file = folder / f"{name}.py"
     file.write_text(FILES[name] if text is None else text)
-    return discover(PluginConfig(**{f"{kind}_plugin": str(file)}, plugin_adapter=adapter), Environment())
+    return configured(discover(), PluginConfig(**{f"{kind}_plugin": str(file)}, plugin_adapter=adapter), Environment())
 
 
 class Characters(ByteTokenizer):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ferrule.assembly.model import Loaded, load, pack
-from ferrule.config import CacheConfig, Config, LoadConfig, ModelConfig, PluginConfig, SchedulerConfig
+from ferrule.config import CacheConfig, Config, LoadConfig, ModelConfig, SchedulerConfig
 from ferrule.env import Environment
 from ferrule.errors import CheckpointError, ConfigError, PluginError
 from ferrule.interfaces.model import BuildContext
@@ -29,7 +29,7 @@ METHODS = ("int8", "int8_per_channel_weight_only", "int4", "int4_weight_only")
 
 @pytest.fixture(scope="module")
 def plugins() -> Plugins:
-    return discover(PluginConfig(), ENV)
+    return discover()
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ferrule.assembly.model import Loaded, load
-from ferrule.config import CacheConfig, Config, LoadConfig, ModelConfig, PluginConfig, SchedulerConfig
+from ferrule.config import CacheConfig, Config, LoadConfig, ModelConfig, SchedulerConfig
 from ferrule.env import Environment
 from ferrule.errors import CheckpointError, ConfigError, PluginError
 from ferrule.interfaces.platform import DeviceCaps
@@ -36,7 +36,7 @@ BF16 = torch.bfloat16
 
 @pytest.fixture(scope="module")
 def plugins() -> Plugins:
-    return discover(PluginConfig(), ENV)
+    return discover()
 
 
 @pytest.fixture

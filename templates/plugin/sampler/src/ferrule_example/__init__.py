@@ -1,4 +1,4 @@
-"""The built-in sampler, which stops a model that says one token over and over."""
+"""A sampler before another one, which stops a model that says one token over and over."""
 
 from __future__ import annotations
 
@@ -7,16 +7,22 @@ from dataclasses import replace
 import torch
 from msgspec.structs import replace as changed
 
-from ferrule.interfaces.sampler import SampleBatch, Sampled, SampleRow
-from ferrule_plugins.sampler.default import DefaultSampler
+from ferrule.interfaces.plugins import Plugins
+from ferrule.interfaces.sampler import SampleBatch, Sampled, Sampler, SampleRow
 
 LONGEST = 8  # tokens of one kind in a row
 
 
-class ExampleSampler(DefaultSampler):
+class ExampleSampler(Sampler):
+    """Bans what would go on with the loop, and leaves drawing to the default sampler."""
+
+    def __init__(self, plugins: Plugins) -> None:
+        super().__init__(plugins)
+        self._inner: Sampler = plugins.make("sampler", "default", plugins)
+
     def sample(self, logits: torch.Tensor, batch: SampleBatch) -> Sampled:
         rows = [self._without_loop(row, batch.history) for row in batch.rows]
-        return super().sample(logits, SampleBatch(rows, batch.history))
+        return self._inner.sample(logits, replace(batch, rows=rows))
 
     def _without_loop(self, row: SampleRow, history: torch.Tensor) -> SampleRow:
         if row.position - row.num_prompt < LONGEST:

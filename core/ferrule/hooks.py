@@ -99,15 +99,7 @@ class HookRunner:
 
 def open_hooks(plugins: Plugins) -> HookRunner:
     """Load the hooks plugins that are on. All of them were named, so a broken one is a PluginError."""
-    loaded = []
-    for name in plugins.names("hooks"):
-        cls = plugins.load("hooks", name)
-        title = f"hooks:{name} of {plugins.origin('hooks', name)}"
-        try:
-            loaded.append((title, cls()))
-        except Exception as error:
-            raise PluginError(f"Plugin {title} cannot be made: {type(error).__name__}: {error}") from error
-    return HookRunner(loaded)
+    return HookRunner([(plugins.title("hooks", name), plugins.make("hooks", name)) for name in plugins.names("hooks")])
 
 
 class _Guard:

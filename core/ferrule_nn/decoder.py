@@ -176,7 +176,7 @@ class CausalLM(nn.Module, Model):
         logits: torch.Tensor = self.lm_head(hidden)
         return logits
 
-    def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         return load_into(self, weights, self.naming)
 
 

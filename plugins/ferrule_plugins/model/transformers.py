@@ -131,7 +131,7 @@ class TransformersModel(nn.Module, Model):
         logits: torch.Tensor = head(input_ids=ids, use_cache=False, return_dict=True).logits
         return logits[0].float()
 
-    def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         tensors = {name.removeprefix("inner."): tensor for name, tensor in weights}
         cls = type(self.inner)
         del self.inner  # before there is another one

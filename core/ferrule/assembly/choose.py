@@ -80,6 +80,7 @@ class Chooser:
         """Everything that the checkpoint's ``config.json`` and the options decide. Raises StartupError."""
         folder = Path(config.model.model)
         checkpoint = checkpoints.read(config.model.hf_config_path or folder, config.model.hf_overrides)
+        checkpoints.check_sizes(checkpoint)
         architecture, name = self._implementation(config, checkpoint)
         context = BuildContext(
             config=checkpoint,

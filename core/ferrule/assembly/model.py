@@ -92,9 +92,21 @@ def _reload(choice: Choice, weights: type[WeightSource]) -> Model:
 def build(choice: Choice) -> Model:
     """The model without weights; layers that are quantized have their schemes.
 
-    Raises ConfigError where no layer takes a scheme.
+    Raises CheckpointError where ``config.json`` describes what cannot be built, ConfigError where no layer takes a
+    scheme.
     """
-    model = choice.model(choice.context)
+    try:
+        model = choice.model(choice.context)
+    except torch.OutOfMemoryError:  # of the device: the platform says what to change
+        raise
+    except (ArithmeticError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as error:
+        cause = (str(error).strip().splitlines() or [""])[0]
+        sizes = ", ".join(f"{key} {value}" for key, value in checkpoints.sizes(choice.context.config).items())
+        raise CheckpointError(
+            f"The model implementation {choice.implementation} cannot build what config.json describes: "
+            f"{type(error).__name__}: {cause:.200}",
+            f"The sizes in config.json are {sizes}.",
+        ) from error
     method = choice.method
     if method is not None:
         parts = model.named_modules() if isinstance(model, torch.nn.Module) else ()

@@ -192,6 +192,31 @@ def positive(config: Mapping[str, Any], key: str) -> int | None:
     return value
 
 
+_SIZES = {  # the largest that is taken: far beyond any model, and small enough to fail at once
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers"), 1 << 12),
+    **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "n_head", "head_dim"), 1 << 16),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "num_experts_per_tok"), 1 << 16),
+    **dict.fromkeys(("hidden_size", "n_embd", "word_embed_proj_dim", "moe_intermediate_size"), 1 << 20),
+    **dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner"), 1 << 24),
+    "vocab_size": 1 << 26,
+}
+_NEVER_ZERO = ("num_attention_heads", "n_head", "hidden_size", "n_embd", "vocab_size")
+
+
+def sizes(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What the configuration says about the model's sizes."""
+    return {key: config[key] for key in (*_SIZES, *_LENGTHS) if config.get(key) is not None}
+
+
+def check_sizes(config: Mapping[str, Any]) -> None:
+    """Raises CheckpointError, naming the key, for a size that no model has: negative, or absurdly large."""
+    for key, limit in _SIZES.items():
+        value = config.get(key)
+        least = 1 if key in _NEVER_ZERO else 0
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and not least <= value <= limit:
+            raise CheckpointError(f"{_file(config)}: {key!r} must be from {least} to {limit}, not {value!r:.40}.")
+
+
 def max_length(config: Mapping[str, Any], *, sliding_window: bool = True) -> int:
     """The longest context that the checkpoint was made for, in tokens.
 

@@ -11,18 +11,19 @@ from ferrule_nn.decoder import (
     need,
 )
 from ferrule_nn.embedding import Embedding, Head
-from ferrule_nn.linear import Dense, Linear, MergedLinear, Packed, parameter
+from ferrule_nn.linear import Dense, Linear, MergedLinear, Packed, PacksForCpu
 from ferrule_nn.loading import Naming, load_into
 from ferrule_nn.mlp import MLP, GatedMLP, activation
 from ferrule_nn.norm import LayerNorm, RMSNorm
+from ferrule_nn.parameters import CheckpointParameter, checkpoint_parameter, parameter
 from ferrule_nn.rope import Rope, RopeConfig, Rotation
-from ferrule_nn.stored import Stored, stored
 
 __all__ = [
     "MLP",
     "Attention",
     "AttentionSpec",
     "CausalLM",
+    "CheckpointParameter",
     "Decoder",
     "DecoderLayer",
     "DecoderSpec",
@@ -35,16 +36,16 @@ __all__ = [
     "MergedLinear",
     "Naming",
     "Packed",
+    "PacksForCpu",
     "RMSNorm",
     "Rope",
     "RopeConfig",
     "Rotation",
-    "Stored",
     "activation",
     "building",
+    "checkpoint_parameter",
     "layer_windows",
     "load_into",
     "need",
     "parameter",
-    "stored",
 ]

@@ -38,7 +38,7 @@ class AttentionSpec:
 class Attention(nn.Module):
     """Projections q, k, v in one product, rotation, attention, output projection.
 
-    `name` is the layer's name in the cache. Parameters: `qkv_proj` (parts q_proj, k_proj, v_proj), `o_proj`, and
+    `name` is the layer's name in the cache. Parameters: `qkv_proj` (merges q_proj, k_proj, v_proj), `o_proj`, and
     `q_norm`, `k_norm` where the model has them.
     """
 
@@ -46,10 +46,10 @@ class Attention(nn.Module):
         super().__init__()
         self.name = name
         self.spec = spec
-        self._rope = (rope,)  # in a tuple: shared by the layers, a child of none
+        self._rope = (rope,)  # in a tuple, so that torch does not register it as a submodule of every layer
         q_size, kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-        parts = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}
-        self.qkv_proj = MergedLinear(spec.hidden_size, parts, spec.qkv_bias)
+        projections = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}
+        self.qkv_proj = MergedLinear(spec.hidden_size, projections, spec.qkv_bias)
         self.o_proj = Linear(q_size, spec.hidden_size, spec.out_bias)
         self.q_norm = spec.qk_norm(spec.head_dim) if spec.qk_norm else None
         self.k_norm = spec.qk_norm(spec.head_dim) if spec.qk_norm else None
@@ -57,8 +57,8 @@ class Attention(nn.Module):
         self.options = AttentionOptions(
             scale=scale, window=spec.window, soft_cap=spec.soft_cap, alibi_slopes=spec.alibi_slopes
         )
-
         self._heads: ops.Heads | None = None
+        self._cached_heads: ops.CachedHeads | None = None  # `_heads`, where it can write to the cache
 
     def pack(self) -> None:
         """Norms and rotation become one pass in place, where both are of the usual kinds or absent."""
@@ -69,6 +69,7 @@ class Attention(nn.Module):
             turned, interleaved = (0, False) if rope is None else (rope.dim, rope.interleaved)
             counts = spec.num_heads, spec.num_kv_heads
             self._heads = ops.heads(ops.home(self), counts, spec.head_dim, kernels, turned, interleaved)
+            self._cached_heads = self._heads if isinstance(self._heads, ops.CachedHeads) else None
 
     @property
     def cache(self) -> LayerCache:
@@ -82,9 +83,9 @@ class Attention(nn.Module):
         spec, rope = self.spec, self._rope[0]
         heads = self.qkv_proj(x).view(x.shape[0], -1, spec.head_dim)
         if self._heads is not None and self._heads.takes(heads):
-            turn, write = None if rope is None else rotation, getattr(self._heads, "write", None)
-            if write is not None:  # norms, rotation and the cache in one pass, where the cache is of that kind
-                q, finish = heads[:, : spec.num_heads], partial(write, heads, turn)
+            turn = None if rope is None else rotation
+            if self._cached_heads is not None:  # norms, rotation and the cache in one pass, if the backend can
+                q, finish = heads[:, : spec.num_heads], partial(self._cached_heads.write, heads, turn)
                 out = ctx.attend_heads(self.name, q, finish, self.options)
                 if out is not None:
                     return self._projected(out)

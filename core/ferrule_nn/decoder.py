@@ -1,13 +1,4 @@
-"""The decoder-only transformer that most models are, cut where they differ.
-
-A model file subclasses `Decoder` and overrides what is special: `describe` for numbers, `make_*` for parts, `embed`,
-`logits`, or `naming` for a checkpoint with other names. The parts are called as Llama's checkpoints call them:
-
-    embed_tokens
-    layers.N.{input_layernorm, self_attn.{q,k,v,o}_proj, post_attention_layernorm, mlp.{gate,up,down}_proj}
-    norm
-    lm_head
-"""
+"""The decoder-only transformer that most models are, with a method for everything in which they differ."""
 
 from __future__ import annotations
 
@@ -176,12 +167,22 @@ class CausalLM(nn.Module, Model):
         logits: torch.Tensor = self.lm_head(hidden)
         return logits
 
-    def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         return load_into(self, weights, self.naming)
 
 
 class Decoder(CausalLM):
-    """Embedding, layers, norm, head. See the module's docstring for what a model overrides."""
+    """A decoder-only transformer: embedding, layers, norm, head.
+
+    A model file subclasses it and overrides what is special about the model: `describe` for numbers, the `make_…`
+    methods for submodules, `embed` and `logits` for what happens around the layers, `naming` for a checkpoint with
+    other names. The submodules have the names that Llama's checkpoints use:
+
+        embed_tokens
+        layers.N.{input_layernorm, self_attn.{q,k,v,o}_proj, post_attention_layernorm, mlp.{gate,up,down}_proj}
+        norm
+        lm_head
+    """
 
     def __init__(self, ctx: BuildContext) -> None:
         super().__init__()

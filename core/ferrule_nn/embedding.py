@@ -10,31 +10,32 @@ from torch.nn import functional as F
 
 from ferrule.interfaces.model import InputEmbeds
 from ferrule_kernels.cpu.dense import DenseMatrix
-from ferrule_nn.linear import Dense, Linear, parameter
+from ferrule_nn.linear import Dense, Linear
+from ferrule_nn.parameters import parameter
 
 
 class Embedding(nn.Module):
-    """Rows of a table [count, size]; `scale` multiplies them, in the table's type. `given` ones take their place."""
+    """Rows of a table [count, size], times `scale`, in the table's type. Embeddings that are `given` replace them."""
 
     def __init__(self, count: int, size: int, scale: float = 1.0) -> None:
         super().__init__()
         self.scale = scale
         self.weight: torch.Tensor = parameter(count, size)
-        self._packed: DenseMatrix | None = None
+        self._matrix: DenseMatrix | None = None
 
     def read_from(self, matrix: DenseMatrix) -> None:
-        """The table is in `matrix` now, whose memory may be the table's."""
-        self._packed = matrix
-        self.leave()
+        """Read rows from `matrix` from now on: the head's packed form of the same table."""
+        self._matrix = matrix
+        self.remove_table()
 
-    def leave(self) -> None:
-        """The table is elsewhere, or comes there (`read_from`): `weight` keeps its width, but has no rows."""
-        none = self.weight.detach().new_empty(0, self.weight.shape[1])
+    def remove_table(self) -> None:
+        """Have no table of its own: `weight` keeps its width, has no rows, and is not a parameter any more."""
+        empty = self.weight.detach().new_empty(0, self.weight.shape[1])
         del self.weight
-        self.weight = none  # no parameter: no checkpoint fills it
+        self.weight = empty
 
     def forward(self, ids: torch.Tensor, given: InputEmbeds | None = None) -> torch.Tensor:
-        rows = F.embedding(ids, self.weight) if self._packed is None else self._packed.rows(ids)
+        rows = F.embedding(ids, self.weight) if self._matrix is None else self._matrix.rows(ids)
         if self.scale != 1.0:
             rows = rows * rows.new_full((), self.scale)  # made on the device: a copy to it could not be recorded
         return rows if given is None else rows.index_copy(0, given.tokens, given.data.to(rows.dtype))
@@ -50,12 +51,12 @@ class Head(Linear):
 
     def __init__(self, hidden_size: int, vocab_size: int, tied: Embedding | None = None, bias: bool = False) -> None:
         super().__init__(hidden_size, vocab_size, bias)
-        self.absorbs = ("weight",) if tied is not None else ()
+        self.ignored_tensors = ("weight",) if tied is not None else ()  # a copy of the embedding's
         self.scale = 1.0
         self.soft_cap = 0.0
-        self._tied = (tied,)  # in a tuple: it is no child of this
+        self._tied = (tied,)  # in a tuple, so that torch does not register it as a submodule
         if tied is not None:
-            self.weight = cast(nn.Parameter, tied.weight)  # which it is until it is packed
+            self.weight = cast(nn.Parameter, tied.weight)  # a parameter until it is packed
 
     @property
     def tied(self) -> Embedding | None:
@@ -63,7 +64,7 @@ class Head(Linear):
         return self._tied[0]
 
     def pack(self) -> None:
-        """A tied table is kept once where its rows can be read from the head's form of it, else twice."""
+        """Pack the weight. A tied embedding reads rows from the packed form if it can, else the table is kept twice."""
         super().pack()
         tied, scheme = self.tied, self.scheme
         if tied is not None and isinstance(scheme, Dense) and scheme.matrix is not None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -13,15 +13,26 @@ from torch.nn import functional as F
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme, QuantizationMethod
 from ferrule_kernels.cpu import dense
 from ferrule_kernels.cpu.dense import DenseMatrix
-from ferrule_nn.stored import Stored
+from ferrule_kernels.cpu.matmul import PackedMatrix
+from ferrule_nn.parameters import CheckpointParameter, allocates_late, parameter
+
+
+@runtime_checkable
+class PacksForCpu(Protocol):
+    """A scheme that packs weights for the CPU's compiled kernels, in a form that `ferrule pack` can write."""
+
+    @property
+    def matrix(self) -> DenseMatrix | PackedMatrix | None:
+        """The packed weights; None before they are packed, and where another form is used."""
 
 
 class Dense(LinearScheme):
     """Weights [out, in] of the model's type. On a CPU `pack` lays them out anew.
 
-    bfloat16 goes to our own kernel where the processor is one that it was written for, and stays in the same memory.
-    Else the CPU's matrix library has them, where it has a form. `matrix` is there after the first. So a weight belongs
-    to one layer: only a `Head` that is `tied` shares one, with an embedding that it tells.
+    bfloat16 weights are packed for our own kernel (`matrix`), in the memory that they have, where the processor has the
+    instructions that it needs. Other weights are packed by oneDNN, the CPU's matrix library, where it takes their type.
+    Packing changes the weight's memory, so a weight belongs to one layer. The exception is a `Head` that is `tied`: the
+    embedding that shares its weight reads rows from `matrix` afterwards.
     """
 
     def __init__(self) -> None:
@@ -36,16 +47,19 @@ class Dense(LinearScheme):
             and weight.numel()
             and dense.unit() is not None
         ):
-            self.matrix = DenseMatrix(weight, layer.bias, takes=True)
-            self.nbytes = self.matrix.nbytes
+            self.matrix = DenseMatrix(weight, layer.bias, in_place=True)
         else:
             self._packed = Packed.of(weight)
-            self.nbytes = 0 if self._packed is None else weight.nbytes
-        if self.nbytes:
-            layer.weight = parameter(0)  # its memory is the packed form's now
+        if self.matrix is not None or self._packed is not None:
+            layer.weight = parameter(0)  # the packed form has its memory now
+
+    def packed_tensors(self) -> Iterable[torch.Tensor]:
+        if self.matrix is not None:
+            return self.matrix.tensors()
+        return () if self._packed is None else (self._packed.matrix,)
 
     def plain(self, layer: Any) -> torch.Tensor:
-        """The weight [out, in], once more as it came. There is none where `matrix` is."""
+        """The weight [out, in] as the checkpoint has it. Not for a layer with a `matrix`, whose weight is gone."""
         weight: torch.Tensor = layer.weight if self._packed is None else self._packed.plain()
         return weight
 
@@ -61,13 +75,18 @@ class Dense(LinearScheme):
 class Linear(nn.Module):
     """y = x Wᵀ + b. `scheme` keeps the weights and multiplies by them: the one seam that quantization replaces.
 
-    On a device with memory of its own weights get theirs when they come (`own`), so that a model whose weights shrink
-    as they come never needs room for all of them as they were. The host's memory is taken when it is written anyway.
+    On a GPU parameters are allocated when the checkpoint's tensors come (`materialize`), so that a model that is
+    quantized while it is loaded never needs memory for all of its float weights. A CPU's memory is taken when it is
+    written, so there parameters are allocated at once.
+
+    `projections` maps the checkpoint's names of merged projections to their rows, see `MergedLinear`. `ignored_tensors`
+    are names that a checkpoint may have for this layer, or for its projections, and that are dropped.
     """
 
     weight: nn.Parameter
     bias: nn.Parameter | None
-    parts: Mapping[str, int] = {}
+    projections: Mapping[str, int] = {}
+    ignored_tensors: tuple[str, ...] = ()
     head = False
 
     def __init__(
@@ -78,75 +97,73 @@ class Linear(nn.Module):
         self.out_features = out_features
         self.scheme: LinearScheme = scheme or Dense()
         self.device = torch.get_default_device()
-        with torch.device("meta") if waits(self.device) else nullcontext():
+        with torch.device("meta") if allocates_late(self.device) else nullcontext():
             self.weight = parameter(out_features, in_features)
         self.bias = parameter(out_features) if bias else None
-        self._is_quantized = self._is_packed = False
+        self.quantized = self.packed = False
         self.scheme.allocate(self)
 
     def quantize(self, name: str, method: QuantizationMethod) -> bool:
-        """Called when the model is built and its parts have names; whether the method has a scheme for this one."""
-        layer = LinearLayer(name, self.in_features, self.out_features, tuple(self.parts), self.head)
+        layer = LinearLayer(name, self.in_features, self.out_features, tuple(self.projections), self.head)
         scheme = method.scheme(layer)
         if scheme is not None:
             self.scheme = scheme
-            self._is_quantized = True
+            self.quantized = True
             scheme.allocate(self)
         return scheme is not None
 
-    def own(self, name: str) -> nn.Parameter:
-        """The parameter of that name, with memory."""
-        held: nn.Parameter = getattr(self, name)
-        if held.is_meta:
-            data = torch.empty_like(held.data, device=self.device)
-            held = held.over(data) if isinstance(held, Stored) else nn.Parameter(data, requires_grad=False)
-            setattr(self, name, held)
-        return held
-
-    def filled(self) -> bool:
-        """Called when the last of its tensors came; whether it packed them, to hold none longer than it must."""
-        if self._is_quantized:
-            self.pack()
-        return self._is_packed
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that are held beside the parameters."""
-        return self.scheme.nbytes
+    def materialize(self, name: str) -> nn.Parameter:
+        """The parameter of that name, allocated on the layer's device if it was not yet."""
+        own = self.get_parameter(name)
+        if own.is_meta:
+            data = torch.empty_like(own.data, device=self.device)
+            own = (
+                own.with_data(data) if isinstance(own, CheckpointParameter) else nn.Parameter(data, requires_grad=False)
+            )
+            setattr(self, name, own)
+        return own
 
     def pack(self) -> None:
-        """Called when all weights are there; a second time does nothing. Raises RuntimeError where none came."""
-        if any(held.is_meta for held in self.parameters()):
-            raise RuntimeError("a layer's weights did not come through ferrule_nn.load_into, which gives them memory")
-        if not self._is_packed:
+        """Pack the weights, once. Raises RuntimeError where parameters were never allocated."""
+        if any(own.is_meta for own in self.parameters()):
+            raise RuntimeError("a layer's weights were not loaded by ferrule_nn.load_into, which allocates them")
+        if not self.packed:
             self.scheme.pack(self)
-        self._is_packed = True
+        self.packed = True
+
+    def packed_tensors(self) -> Iterable[torch.Tensor]:
+        """What the scheme keeps, and the layer's buffers: schemes that run on GPUs register what they pack as such."""
+        return (*self.scheme.packed_tensors(), *self.buffers(recurse=False))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.scheme.matmul(self, x)
 
 
 class MergedLinear(Linear):
-    """Several projections of one input in one product. `parts` maps a checkpoint's name for each to its rows."""
+    """Several projections of one input in one product. `projections` maps a checkpoint's name for each to its rows.
+
+    The checkpoint may have a tensor for each projection, beside this layer (`q_proj`, `k_proj`, `v_proj` for
+    `qkv_proj`), or one for all of them in this order.
+    """
 
     def __init__(
-        self, in_features: int, parts: Mapping[str, int], bias: bool = False, scheme: LinearScheme | None = None
+        self, in_features: int, projections: Mapping[str, int], bias: bool = False, scheme: LinearScheme | None = None
     ) -> None:
-        super().__init__(in_features, sum(parts.values()), bias, scheme)
-        self.parts = dict(parts)
+        super().__init__(in_features, sum(projections.values()), bias, scheme)
+        self.projections = dict(projections)
 
 
 class Packed:
     """A matrix in the layout of oneDNN, the CPU's matrix library: two to three times as fast as one that is not.
 
-    It takes float32, and bfloat16 on processors that our own kernel was not written for.
+    It takes float32, and bfloat16 on processors that our own kernel does not support.
 
-    Its kernels sum up a row in an order that other rows have no part in; the one exception, a single row of float32, is
-    avoided by doubling it. So a token's hidden state has the same bits alone and in a batch.
+    Its kernels sum up a row in an order that does not depend on the other rows, except for a single row of float32,
+    which is doubled for that reason. So a token's hidden state has the same bits alone and in a batch.
     """
 
     def __init__(self, matrix: torch.Tensor) -> None:
-        self._matrix = matrix
+        self.matrix = matrix  # opaque: of torch's layout `mkldnn`, without a storage
 
     @classmethod
     def of(cls, weight: torch.Tensor) -> Packed | None:
@@ -160,21 +177,11 @@ class Packed:
 
     def plain(self) -> torch.Tensor:
         """The matrix [out, in] in the order of torch."""
-        return self._matrix.to_dense()
+        return self.matrix.to_dense()
 
     def matmul(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """x [tokens, in] → [tokens, out]."""
         alone = x.shape[0] == 1 and x.dtype == torch.float32
         rows = x.expand(2, -1) if alone else x
-        y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._matrix, bias, "none", [], "")
+        y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, self.matrix, bias, "none", [], "")
         return y[:1] if alone else y
-
-
-def waits(device: torch.device) -> bool:
-    """Whether weights on that device have no memory before they come."""
-    return device.type not in ("cpu", "meta")
-
-
-def parameter(*shape: int) -> nn.Parameter:
-    """An uninitialised parameter of the default type on the default device."""
-    return nn.Parameter(torch.empty(shape), requires_grad=False)

@@ -1,8 +1,8 @@
 """From checkpoint tensors to parameters.
 
-A parameter's name in the model *is* its name in the checkpoint, after the model's renames. A module may say two more
-things: `parts` (a `MergedLinear`'s slices go by their own names, `q_proj` beside `qkv_proj`), and `absorbs` (names that
-a checkpoint may hold and that mean nothing, such as the head of a tied model).
+A parameter's name in the model *is* its name in the checkpoint, after the model's renames. A `Linear` adds two rules:
+tensors of its `projections` have names of their own, `q_proj` beside `qkv_proj`, and its `ignored_tensors` are dropped,
+such as the head of a tied model.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 from ferrule.errors import CheckpointError
 from ferrule_nn.linear import Linear
-from ferrule_nn.stored import Stored
+from ferrule_nn.parameters import CheckpointParameter
 
 # Buffers that old checkpoints hold and that are derived from config.json.
 _DERIVED = (r"rotary_emb\.(inv_freq|cos_cached|sin_cached)$",)
@@ -54,18 +54,19 @@ def load_into(
     """Copy `weights` into the parameters of `module`, casting; return the names of the parameters that were filled.
 
     Raises CheckpointError, naming the tensor, for one that the model does not have, for a shape that does not fit, and
-    for a merged parameter of which only some parts came.
+    for a merged parameter of which only some projections came. A quantized layer is packed as soon as its last tensor
+    came.
     """
     naming = naming or Naming()
     parameters: dict[str, torch.nn.Parameter] = dict(module.named_parameters())
-    targets, absorbed = _targets(module, parameters)
+    targets, dropped = _targets(module, parameters)
     ignored = re.compile("|".join((*_DERIVED, *naming.ignored)))
     transposed = re.compile("|".join(naming.transposed)) if naming.transposed else None
     seen: set[str] = set()
-    awaited = _Awaited(module, targets)
+    pending = _Pending(module, targets)
     for source, tensor in weights:
         name = naming.rename(source)
-        if ignored.search(source) or name in absorbed:
+        if ignored.search(source) or name in dropped:
             continue
         target = targets.get(name)
         if target is None:
@@ -76,78 +77,81 @@ def load_into(
             raise CheckpointError(f"The checkpoint holds {source!r} beside other tensors of the same weights.")
         parameter = parameters[target.parameter]
         if parameter.is_meta:
-            parameter = parameters[target.parameter] = _with_memory(module, target.parameter)
+            parameter = parameters[target.parameter] = _materialized(module, target.parameter)
         _copy(parameter, target, tensor, source)
         seen.add(name)
-        layer = awaited.complete(name, target)
-        if layer is not None and layer.filled():  # their memory is free when nothing here holds them any more
-            for own in awaited.names(layer, target):
-                del parameters[own]
+        layer = pending.completed(name, target)
+        if layer is not None and layer.quantized:
+            names = pending.parameter_names(layer, target)
+            layer.pack()
+            for own in names:  # else their memory would stay
+                parameters.pop(own, None)
     return _filled(targets, seen)
 
 
-class _Awaited:
-    """What each linear layer still lacks: a parameter comes whole, or in all its parts."""
+class _Pending:
+    """The tensors that each linear layer still needs: a parameter comes whole, or in all its projections."""
 
     def __init__(self, module: torch.nn.Module, targets: Mapping[str, _Target]) -> None:
         self._module = module
-        self._parts: dict[str, set[str]] = {}
+        self._projections: dict[str, set[str]] = {}  # parameter → names of tensors that did not come
         for name, target in targets.items():
-            self._parts.setdefault(target.parameter, set())
+            self._projections.setdefault(target.parameter, set())
             if target.stop:
-                self._parts[target.parameter].add(name)
+                self._projections[target.parameter].add(name)
 
-    def complete(self, name: str, came: _Target) -> Linear | None:
-        """The layer whose last tensor this was."""
-        layer = self._module.get_submodule(came.parameter.rpartition(".")[0])
+    def completed(self, name: str, target: _Target) -> Linear | None:
+        """Take note of a tensor. Returns the layer if that was the last one it needed."""
+        layer = self._module.get_submodule(target.parameter.rpartition(".")[0])
         if not isinstance(layer, Linear):
             return None
-        lacks = self._parts.get(came.parameter, set())
-        lacks.discard(name)
-        if not came.stop or not lacks:
-            self._parts.pop(came.parameter, None)
-        return None if any(own in self._parts for own in self.names(layer, came)) else layer
+        missing = self._projections.get(target.parameter, set())
+        missing.discard(name)
+        if not target.stop or not missing:
+            self._projections.pop(target.parameter, None)
+        return None if any(own in self._projections for own in self.parameter_names(layer, target)) else layer
 
     @staticmethod
-    def names(layer: Linear, came: _Target) -> list[str]:
-        """Of the layer's parameters, of which one came."""
-        before = came.parameter.removesuffix(came.parameter.rpartition(".")[2])
-        return [before + own for own, _ in layer.named_parameters(recurse=False)]
+    def parameter_names(layer: Linear, target: _Target) -> list[str]:
+        """Full names of the parameters of `layer`, to which `target` belongs."""
+        prefix = target.parameter.removesuffix(target.parameter.rpartition(".")[2])
+        return [prefix + own for own, _ in layer.named_parameters(recurse=False)]
 
 
 def _targets(module: torch.nn.Module, parameters: Mapping[str, torch.Tensor]) -> tuple[dict[str, _Target], set[str]]:
+    """Where each checkpoint name goes, and the names that are dropped."""
     targets = {name: _Target(name) for name in parameters}
-    absorbed: set[str] = set()
+    dropped: set[str] = set()
     for path, child in module.named_modules():
-        parts: Mapping[str, int] = getattr(child, "parts", {})
+        if not isinstance(child, Linear):
+            continue
         parent = path.rpartition(".")[0]
-        paths = (path, *(f"{parent}.{part}" if parent else part for part in parts))
-        absorbed.update(f"{path}.{name}" for path in paths for name in getattr(child, "absorbs", ()))
+        paths = [f"{parent}.{projection}" if parent else projection for projection in child.projections]
+        dropped.update(f"{each}.{name}" for each in (path, *paths) for name in child.ignored_tensors)
         start = 0
-        for part, rows in parts.items():
+        for each, rows in zip(paths, child.projections.values(), strict=True):
             for suffix, _ in child.named_parameters(recurse=False):
-                name = f"{parent}.{part}.{suffix}" if parent else f"{part}.{suffix}"
-                targets[name] = _Target(f"{path}.{suffix}", start, start + rows)
+                targets[f"{each}.{suffix}"] = _Target(f"{path}.{suffix}", start, start + rows)
             start += rows
-    return targets, absorbed
+    return targets, dropped
 
 
-def _with_memory(module: torch.nn.Module, name: str) -> torch.nn.Parameter:
-    before, _, own = name.rpartition(".")
-    layer = module.get_submodule(before)
+def _materialized(module: torch.nn.Module, name: str) -> torch.nn.Parameter:
+    path, _, own = name.rpartition(".")
+    layer = module.get_submodule(path)
     if not isinstance(layer, Linear):
-        raise RuntimeError(f"{name} has no memory, and no layer that could give it some")
-    return layer.own(own)
+        raise RuntimeError(f"parameter {name} is on the meta device, and its layer cannot allocate it")
+    return layer.materialize(own)
 
 
 def _copy(parameter: torch.Tensor, target: _Target, tensor: torch.Tensor, source: str) -> None:
-    if isinstance(parameter, Stored):
-        if not parameter.takes(tensor.dtype):
+    if isinstance(parameter, CheckpointParameter):
+        if not parameter.accepts(tensor.dtype):
             raise CheckpointError(
                 f"Tensor {source!r} is of {tensor.dtype}, but the format has {parameter.dtype} there."
             )
-        view = parameter.cut(target.start, target.stop)
-        tensor = parameter.fit(tensor, view)
+        view = parameter.outputs(target.start, target.stop)
+        tensor = parameter.expanded(tensor, view)
     else:
         view = parameter[target.start : target.stop] if target.stop else parameter
     if view.shape != tensor.shape:
@@ -160,7 +164,7 @@ def _copy(parameter: torch.Tensor, target: _Target, tensor: torch.Tensor, source
 
 
 def _filled(targets: Mapping[str, _Target], seen: set[str]) -> set[str]:
-    """Parameters that came whole. Raises CheckpointError for one that came in part."""
+    """Names of the parameters that were filled. Raises CheckpointError for one of which a projection is missing."""
     filled = {targets[name].parameter for name in seen}
     whole = {name for name in seen if not targets[name].stop}
     for name, target in targets.items():

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from ferrule_nn import ops
-from ferrule_nn.linear import parameter
+from ferrule_nn.parameters import parameter
 
 
 class RMSNorm(nn.Module):

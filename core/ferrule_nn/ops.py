@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -22,6 +22,7 @@ from ferrule_kernels import cuda
 from ferrule_kernels.cpu import elementwise, library
 
 __all__ = [
+    "CachedHeads",
     "Family",
     "Heads",
     "Norm",
@@ -57,6 +58,21 @@ class Heads(Protocol):
 
     def __call__(self, x: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor] | None) -> None:
         """x [tokens, at least query and key heads, dim]; cos and sin [tokens, 1, turned / 2], of the same type."""
+
+
+@runtime_checkable
+class CachedHeads(Heads, Protocol):
+    """`Heads` that can also write keys and values to the cache, in the same pass."""
+
+    def write(
+        self,
+        x: torch.Tensor,
+        rotation: tuple[torch.Tensor, torch.Tensor] | None,
+        cache: torch.Tensor,
+        slots: torch.Tensor,
+        scales: tuple[float, float] = (1.0, 1.0),
+    ) -> None:
+        """Finish the queries of x in place, and put keys and values into `cache` at `slots`."""
 
 
 class Rowwise(Protocol):

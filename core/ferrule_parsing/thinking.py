@@ -1,4 +1,4 @@
-"""Thoughts between tags."""
+"""Reasoning between tags."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ _BREAKS = re.compile(r"\n*")
 
 
 class ThinkingParser(ReasoningParser):
-    """One block ``<open>…<close>``; what stands before and behind it is content.
+    """One block ``<open>…<close>`` of reasoning; the text before and after it is content.
+
+    `open_tag` and `close_tag` may be tuples of spellings, of which any opens and any closes the block. None may begin
+    with another: how the text is cut would then decide which one it is.
 
     `begins_inside`: an answer begins inside the block, and may repeat the opening tag. A prompt that ends with the
     opening tag says the same of its answer; one that ends with the closing tag says that the block is over.
@@ -22,23 +25,25 @@ class ThinkingParser(ReasoningParser):
     beginning. Everything else survives, tags at other places included. Without a closing tag the block does not end.
     """
 
-    open_tag: str = "<think>"
-    close_tag: str = "</think>"
+    open_tag: str | tuple[str, ...] = "<think>"
+    close_tag: str | tuple[str, ...] = "</think>"
     begins_inside: bool = False
 
     def __init__(self) -> None:
+        self._open_tags, self._close_tags = _spellings(self.open_tag), _spellings(self.close_tag)
         self._reader = Reader()
         self._events: list[Reasoning | Content] = []
         self._state: Callable[[], bool] = self._at_start
         self._inside = self.begins_inside
-        self._held: list[str] = []  # white space at the beginning, line breaks at the end of thoughts
+        self._unsaid: list[str] = []  # white space at the beginning, line breaks at the end of the reasoning
 
     def begin(self, context: ChoiceContext) -> None:
         prompt, continued = context.prompt.rstrip(), context.continued
-        opened, closed = continued.rfind(self.open_tag), continued.rfind(self.close_tag)
-        if prompt.endswith(self.open_tag) or opened > closed:
+        opened = max(map(continued.rfind, self._open_tags))
+        closed = max(map(continued.rfind, self._close_tags))
+        if prompt.endswith(self._open_tags) or opened > closed:
             self._inside = True
-        elif prompt.endswith(self.close_tag) or continued.strip():
+        elif prompt.endswith(self._close_tags) or continued.strip():
             self._inside = False
             self._state = self._behind_close
 
@@ -49,29 +54,29 @@ class ThinkingParser(ReasoningParser):
         return self._take()
 
     def finish(self) -> Sequence[Reasoning | Content]:
-        self._say("".join(self._held) + self._reader.rest())
-        self._held = []
+        self._say("".join(self._unsaid) + self._reader.rest())
+        self._unsaid = []
         return self._take()
 
-    # ---- states: each reads what it can, and says whether the next one has something to read
+    # ---- states: each reads what it can, and returns whether the next state has text to read
 
     def _at_start(self) -> bool:
-        self._held.append(self._reader.space())
+        self._unsaid.append(self._reader.space())
         if self._reader.empty:
             return False
-        opened = self._reader.take(self.open_tag)
+        opened = self._read_open_tag()
         if opened is None:
             return False
         if opened:
             self._open()
         else:
             self._state = self._in_thoughts if self._inside else self._before
-            self._say("".join(self._held))
-        self._held = []
+            self._say("".join(self._unsaid))
+        self._unsaid = []
         return True
 
     def _before(self) -> bool:
-        text, tag = self._reader.until(_tags(self.open_tag))
+        text, tag = self._reader.until(_tags(self._open_tags))
         self._say(text)
         if tag:
             self._open()
@@ -85,15 +90,15 @@ class ThinkingParser(ReasoningParser):
         return True
 
     def _in_thoughts(self) -> bool:
-        text, tag = self._reader.until(_tags(self.close_tag))
+        text, tag = self._reader.until(_tags(self._close_tags))
         body = text.rstrip("\n")
         if body:
-            self._say("".join((*self._held, body)))
-            self._held = []
+            self._say("".join((*self._unsaid, body)))
+            self._unsaid = []
         if len(body) < len(text):
-            self._held.append(text[len(body) :])
+            self._unsaid.append(text[len(body) :])
         if tag:
-            self._held = []
+            self._unsaid = []
             self._inside = False
             self._state = self._behind_close
         return bool(tag)
@@ -109,7 +114,17 @@ class ThinkingParser(ReasoningParser):
         self._say(self._reader.rest())
         return False
 
-    # ---- parts
+    # ---- helpers
+
+    def _read_open_tag(self) -> bool | None:
+        """Read an opening tag if there is one here. None: more text is needed to say so."""
+        undecided = False
+        for tag in self._open_tags:
+            found = self._reader.take(tag)
+            if found:
+                return True
+            undecided = undecided or found is None
+        return None if undecided else False
 
     def _open(self) -> None:
         self._inside = True
@@ -125,5 +140,14 @@ class ThinkingParser(ReasoningParser):
 
 
 @lru_cache(maxsize=64)
-def _tags(tag: str) -> Tags:
-    return Tags(tag)
+def _tags(spellings: tuple[str, ...]) -> Tags:
+    return Tags(*spellings)
+
+
+def _spellings(tag: str | tuple[str, ...]) -> tuple[str, ...]:
+    """Raises ValueError for a spelling that is empty, or with which another one begins."""
+    spellings = (tag,) if isinstance(tag, str) else tuple(tag)
+    clash = any(one is not other and other.startswith(one) for one in spellings for other in spellings)
+    if not spellings or clash:
+        raise ValueError(f"the spellings of a tag must not be empty or begin with one another: {spellings}")
+    return spellings

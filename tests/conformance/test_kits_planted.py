@@ -101,13 +101,15 @@ class _Context:
 
 
 class LeavesOutANorm(Llama):
-    def load(self, weights):
-        return super().load((n, torch.ones_like(t) if n.endswith("model.norm.weight") else t) for n, t in weights)
+    def load_weights(self, weights):
+        return super().load_weights(
+            (n, torch.ones_like(t) if n.endswith("model.norm.weight") else t) for n, t in weights
+        )
 
 
 class SkipsUnknownTensors(Llama):
-    def load(self, weights):
-        return super().load((n, t) for n, t in weights if not n.startswith("no."))
+    def load_weights(self, weights):
+        return super().load_weights((n, t) for n, t in weights if not n.startswith("no."))
 
 
 class HalfPrecisionLogits(Llama):

@@ -146,6 +146,47 @@ def config_folder(tmp_path: Path, model_type: str, **changes: Any) -> Path:
     return tmp_path
 
 
+ABSURD = [
+    {"hidden_size": 10**12},
+    {"vocab_size": 10**15},
+    {"vocab_size": -5},
+    {"num_hidden_layers": 10**9},
+    {"num_attention_heads": -4},
+    {"intermediate_size": 1e30},
+    {"head_dim": 10**9},
+]
+
+
+@pytest.mark.parametrize("implementation", ["native", "transformers"])
+@pytest.mark.parametrize("change", ABSURD, ids=lambda change: "-".join(map(str, *change.items())))
+def test_absurd_sizes_are_named(tmp_path: Path, implementation: str, change: dict[str, Any]) -> None:
+    """Before anything is allocated, and not in the words of an allocator."""
+    folder = tiny_checkpoint("llama", tmp_path / "llama")
+    with pytest.raises(CheckpointError, match=next(iter(change))) as caught:
+        Harness(folder, model_impl=implementation, hf_overrides=change)
+    assert "config.json" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("implementation", "change"),
+    [
+        ("native", {"num_attention_heads": 0}),
+        ("transformers", {"num_attention_heads": 0}),
+        ("native", {"hidden_size": "wide"}),
+        ("transformers", {"hidden_size": "wide"}),
+        ("native", {"hidden_size": 1 << 20, "vocab_size": 1 << 26, "num_hidden_layers": 4096}),  # 140 TB and more
+    ],
+)
+def test_sizes_that_cannot_be_built_are_told_with_their_keys(
+    tmp_path: Path, implementation: str, change: dict[str, Any]
+) -> None:
+    folder = tiny_checkpoint("llama", tmp_path / "llama")
+    with pytest.raises(CheckpointError) as caught:
+        Harness(folder, model_impl=implementation, hf_overrides=change)
+    assert "config.json" in str(caught.value)
+    assert next(iter(change)) in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("model_type", "changes", "said"),
     [
@@ -229,3 +270,38 @@ def test_code_of_a_checkpoint_runs_when_trusted(tmp_path: Path, monkeypatch: pyt
     config |= {"model_type": "own_llama", "architectures": ["OwnForCausalLM"]}
     (folder / "config.json").write_text(json.dumps(config))
     assert tokens(folder, trust_remote_code=True) == expected
+
+
+# ------------------------------------------------------------------------------------------------- self-check
+
+
+def test_a_class_that_contradicts_itself_is_refused(tmp_path: Path) -> None:
+    """PhiMoE of transformers builds a mask with a window of which it does not tell its attention function.
+
+    Without the check a text of more tokens than the window has gets other tokens than the library's `generate` gives.
+    """
+    folder = tiny_checkpoint("phimoe", tmp_path / "phimoe")
+    assert len(tokens(folder)) == 12  # without a window it does what it says
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "sliding_window": 8}))
+    with pytest.raises(CheckpointError, match=r"PhimoeAttention computes other attention .* no window, .* position 4"):
+        Harness(folder, dtype="float32")
+
+
+def test_a_window_that_is_never_reached_is_no_contradiction(tmp_path: Path) -> None:
+    folder = tiny_checkpoint("phimoe", tmp_path / "phimoe")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "sliding_window": 32}))
+    assert len(tokens(folder, disable_sliding_window=True)) == 12
+
+
+def test_caps_and_sinks_are_compared_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An eager function that leaves out what the call asks for is what the library's forward pass would obey."""
+    from transformers.models.gpt_oss import modeling_gpt_oss
+    from transformers.models.llama.modeling_llama import eager_attention_forward
+
+    folder = tiny_checkpoint("gpt_oss", tmp_path / "gpt_oss")
+    assert len(tokens(folder)) == 12
+    monkeypatch.setattr(modeling_gpt_oss, "eager_attention_forward", eager_attention_forward)  # without sinks
+    with pytest.raises(CheckpointError, match=r"GptOssAttention computes other attention .* sinks, position 0"):
+        Harness(folder, dtype="float32")

@@ -49,8 +49,8 @@ def _checked(layer: Linear, meant: torch.Tensor, error: float, bits: float) -> N
     emptied = [tensor for name, tensor in layer.named_parameters() if name != "bias"]
     assert not sum(tensor.numel() for tensor in emptied)
     assert {tensor.device for tensor in emptied} == {device}  # by which other layers choose their kernels
-    assert layer.nbytes == sum(tensor.nbytes for tensor in layer.buffers())
-    assert layer.nbytes <= meant.numel() * bits / 8
+    assert list(layer.packed_tensors()) == list(layer.buffers())
+    assert sum(tensor.nbytes for tensor in layer.buffers()) <= meant.numel() * bits / 8
     x = torch.randn(5, layer.in_features, generator=torch.Generator().manual_seed(1)).to(device)
     expected = x @ meant.t()
     if layer.bias is not None:
@@ -72,8 +72,8 @@ def test_layers_of_checkpoints(name: str, device: torch.device) -> None:
         tensors, means = FORMATS[name].encode(weight)
         meant.append(means)
         for key, parameter in layer.named_parameters():
-            part = parameter.cut(start, start + rows)
-            part.copy_(parameter.fit(tensors[key].to(device), part))
+            part = parameter.outputs(start, start + rows)
+            part.copy_(parameter.expanded(tensors[key].to(device), part))
         start += rows
     layer.pack()
     wide = FORMATS[name].wide

@@ -1,38 +1,43 @@
-"""Choose a platform, a model, an attention backend and a weight format, and put the model into memory."""
+"""Put the model that the configuration names into memory, in four steps.
+
+    choose   the plugins that serve it (`ferrule.assembly.choose`); attention backend and format of the weights once the
+             model is built, because they depend on its layers or are not needed for one that cannot be built
+    build    the model without weights, its layers with their quantization schemes
+    fill     the parameters with the checkpoint's tensors
+    pack     the weights for the kernels that read them
+
+A layer whose weights are quantized while they are loaded may pack itself as soon as its last tensor came, so that no
+more than one layer is there in both forms; `pack` then finds it done.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import torch
 
 from ferrule import checkpoint as checkpoints
+from ferrule.assembly.choose import Choice, Chooser
+from ferrule.assembly.memory import weight_tensors
 from ferrule.config import Config
-from ferrule.config.resolve import BLOCK_SIZE
-from ferrule.errors import CheckpointError, ConfigError, nearest
+from ferrule.errors import CheckpointError, ConfigError
 from ferrule.interfaces.attention import AttentionBackend
 from ferrule.interfaces.load_format import WeightSource
-from ferrule.interfaces.model import AttentionOptions, BuildContext, LayerCache, Model
-from ferrule.interfaces.platform import DeviceCaps, Platform
+from ferrule.interfaces.model import BuildContext, Model, Packable
+from ferrule.interfaces.platform import Platform
 from ferrule.interfaces.plugins import Plugins
-from ferrule.interfaces.quantization import QuantizationMethod
-from ferrule.log import Log
-from ferrule.plugin import load_first
+from ferrule.interfaces.quantization import Quantizable
 from ferrule.types import ModelInfo
-
-_log = Log("worker")
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model in memory, and how it came there; `reload` reads the same one once more. `info` lacks what is cached."""
+    """A model with its weights, and what was chosen for it. `info` does not tell yet what is cached."""
 
     model: Model
-    reload: Callable[[], Model]
+    reload: Callable[[], Model]  # the same model once more, from the checkpoint's files as they are then
     context: BuildContext
     platform: Platform
     attention: AttentionBackend
@@ -40,207 +45,89 @@ class Loaded:
     info: ModelInfo
 
 
-def load(config: Config, plugins: Plugins) -> Loaded:
-    """Build the model that the configuration names. Raises StartupError."""
-    notes: list[str] = []
-    platform, caps = _platform(config, plugins, notes)
-    with platform.memory().guard("load"):
-        return _load(config, plugins, platform, caps, notes)
-
-
-def _load(config: Config, plugins: Plugins, platform: Platform, caps: DeviceCaps, notes: list[str]) -> Loaded:
-    folder = Path(config.model.model)
-    checkpoint = checkpoints.read(config.model.hf_config_path or folder, config.model.hf_overrides)
-    architecture, name = _implementation(config, plugins, checkpoint, notes)
-    context = BuildContext(
-        config=checkpoint,
-        dtype=platform.dtype(config.model.dtype, checkpoint),
-        device=platform.device(),
-        block_size=config.cache.block_size or BLOCK_SIZE,
-        max_model_len=_max_model_len(config, checkpoint),
-        folder=folder,
-        trust_remote_code=config.model.trust_remote_code,
-        sliding_window=not config.model.disable_sliding_window,
-    )
-    method_name, method = _quantization(config, plugins, context, caps, notes)
-    build: Callable[[], Model] = partial(_build, partial(plugins.factory("model", name), context), name, method)
-    model = build()
-    attention_name, attention = _attention(config, plugins, model, (platform, caps, context.dtype), notes)
-    cache_type = attention.cache_type(config.cache.kv_cache_dtype, context.dtype) or context.dtype
-    fill = partial(_fill, config, plugins, platform, folder)
-    num_parameters, weight_bytes = fill(model)
-
-    def reload() -> Model:
-        fresh = build()
-        fill(fresh)
-        return fresh
-
+def load_model(config: Config, plugins: Plugins) -> Loaded:
+    """Choose, build, fill and pack the model that the configuration names. Raises StartupError."""
+    chooser = Chooser(plugins)
+    device = chooser.device(config)
+    with device.platform.memory().guard("load"):
+        choice = chooser.before_build(config, device)
+        model = build(choice)
+        attention_name, attention = chooser.attention(config, choice, model)
+        open_weights = chooser.weight_format(config)
+        num_parameters = sum(parameter.numel() for parameter in _parameters(model).values())  # `pack` empties some
+        fill(model, choice, open_weights())
+        pack(model)
+    context = choice.context
     info = ModelInfo(
-        architecture=architecture,
-        implementation=f"{name} ({plugins.origin('model', name)})",
-        vocab_size=checkpoints.positive(checkpoint, "vocab_size") or 0,
+        architecture=choice.architecture,
+        implementation=f"{choice.implementation} ({plugins.origin('model', choice.implementation)})",
+        vocab_size=checkpoints.positive(context.config, "vocab_size") or 0,
         max_model_len=context.max_model_len,
         dtype=str(context.dtype).removeprefix("torch."),
-        device=caps.platform,
+        device=device.caps.platform,
         attention=attention_name,
         num_parameters=num_parameters,
-        weight_bytes=weight_bytes,
-        quantization=method_name,
-        notes=tuple(notes),
-        depth=platform.execution().depth(),
-        prompt_share=platform.execution().prompt_share(),
+        weight_bytes=sum(tensor.nbytes for tensor in weight_tensors(model)),
+        quantization=choice.quantization,
+        notes=tuple(chooser.notes),
+        depth=device.platform.execution().depth(),
+        prompt_share=device.platform.execution().prompt_share(),
         prompt_border=model.prompt_border(),
         hidden_size=model.embed_size(),
         groups=(),
         page_bytes=0,
         max_blocks=0,
     )
-    return Loaded(model, reload, context, platform, attention, cache_type, info)
+    cache_type = attention.cache_type(config.cache.kv_cache_dtype, context.dtype) or context.dtype
+    return Loaded(model, partial(_reload, choice, open_weights), context, device.platform, attention, cache_type, info)
 
 
-def _platform(config: Config, plugins: Plugins, notes: list[str]) -> tuple[Platform, DeviceCaps]:
-    wanted = None if config.device.device == "auto" else config.device.device
-    order = sorted(plugins.defaults("platform"), key=lambda name: name == "cpu")  # every machine has one: it is last
-    name = _choose(plugins, "platform", ("--device", wanted), order, lambda cls: cls.refuses(), notes)
-    platform: Platform = plugins.make("platform", name)
-    if not plugins.is_builtin("platform", name):
-        _log.warning("the platform is a plugin of another distribution", plugin=plugins.title("platform", name))
-    with plugins.blamed("platform", name):
-        return platform, platform.prepare(config)
-
-
-def _choose(
-    plugins: Plugins,
-    kind: str,
-    option: tuple[str, str | None],
-    order: Sequence[str],
-    refuses: Callable[[Any], str | None],
-    notes: list[str],
-) -> str:
-    """Name of the plugin that the option names, or of the first in `order` that does not refuse."""
-    flag, wanted = option
-    if wanted is None:
-        chosen = load_first(plugins, kind, order, refuses)
-        notes += [f"{kind} {name} refused: {reason}" for name, reason in chosen.refusals]
-        return chosen.name
-    reason = refuses(plugins.load(kind, wanted))
-    if reason is not None:
-        raise ConfigError(f"{flag} {wanted}: {reason}")
-    return wanted
-
-
-def _implementation(
-    config: Config, plugins: Plugins, checkpoint: Mapping[str, Any], notes: list[str]
-) -> tuple[str, str]:
-    """The architecture that is served, and the name of the plugin that does it."""
-    named = checkpoints.architectures(checkpoint)
-    known = plugins.names("model")
-    native = next((name for name in named if name in known), None)
-    wanted = config.model.model_impl
-    if native is None and wanted in ("native", "vllm"):
-        hint = nearest(named[0], known)
-        raise ConfigError(f"--model-impl {wanted}: there is no native implementation of {', '.join(named)}.{hint}")
-    if native is not None and wanted != "transformers":
-        return native, native
-    if wanted == "auto":
-        notes.append(f"model {named[0]} has no native implementation: transformers runs it")
-    return named[0], "transformers"
-
-
-def _quantization(
-    config: Config, plugins: Plugins, context: BuildContext, caps: DeviceCaps, notes: list[str]
-) -> tuple[str | None, QuantizationMethod | None]:
-    """The method that is asked for, or that reads the checkpoint; none for float weights as they are."""
-    given = context.config.get("quantization_config") or {}
-    if not isinstance(given, Mapping):
-        raise CheckpointError(f"config.json: quantization_config is an object, not {given!r:.80}.")
-    wanted, stored = config.model.quantization, dict(given)
-    form = str(stored.get("quant_method", "an unnamed method"))
-
-    def refuses(cls: type[QuantizationMethod]) -> str | None:
-        if stored and form not in cls.formats:
-            return f"the weights are quantized ({form}), which it does not read"
-        return cls.refuses(stored, caps, context.dtype)
-
-    if wanted is None and not stored:
-        return None, None
-    order, option = plugins.defaults("quantization"), ("--quantization", wanted)
-    name = _choose(plugins, "quantization", option, order, refuses, notes)
-    return name, plugins.make("quantization", name, stored)
-
-
-def _build(make: Callable[[], Model], name: str, method: QuantizationMethod | None) -> Model:
-    """A model whose layers have their schemes. Raises ConfigError where none takes any."""
-    model = make()
-    if method is not None:
-        named = model.named_modules() if isinstance(model, torch.nn.Module) else ()
-        took = [part.quantize(path, method) for path, part in named if callable(getattr(part, "quantize", None))]
-        if not any(took):
-            raise ConfigError(f"--quantization: there is nothing in the model implementation {name} that takes it.")
+def _reload(choice: Choice, open_weights: Callable[[], WeightSource]) -> Model:
+    model = build(choice)
+    fill(model, choice, open_weights())
+    pack(model)
     return model
 
 
-def _max_model_len(config: Config, checkpoint: Mapping[str, Any]) -> int:
-    """Tokens. Raises ConfigError for more than the checkpoint was made for, unless the environment allows it."""
-    limit = checkpoints.max_length(checkpoint, sliding_window=not config.model.disable_sliding_window)
-    wanted = config.model.max_model_len
-    if wanted is not None and wanted > limit and not config.env.allow_long_max_model_len:
-        raise ConfigError(
-            f"--max-model-len {wanted} is more than the {limit} tokens that the checkpoint was made for.",
-            "Set FERRULE_ALLOW_LONG_MAX_MODEL_LEN=1 to try it; expect nonsense, or NaN, beyond the limit.",
-        )
-    return wanted or limit
+def build(choice: Choice) -> Model:
+    """The model without weights; layers that are quantized have their schemes.
 
-
-def _attention(
-    config: Config,
-    plugins: Plugins,
-    model: Model,
-    where: tuple[Platform, DeviceCaps, torch.dtype],
-    notes: list[str],
-) -> tuple[str, AttentionBackend]:
-    layers = attention_layers(model)
-    platform, caps, dtype = where
-    kind = config.cache.kv_cache_dtype
-
-    def refuses(cls: type[AttentionBackend]) -> str | None:
-        if cls.cache_type(kind, dtype) is None:
-            return f"it has no cache of {kind} for a model in {str(dtype).removeprefix('torch.')} (--kv-cache-dtype)"
-        return next((reason for spec, options in layers if (reason := cls.refuses(spec, options, caps, dtype))), None)
-
-    wanted = config.device.attention_backend or config.env.attention_backend
-    if wanted is not None and wanted not in plugins.names("attention"):
-        wanted = wanted.lower()
-    option = ("--attention-backend", wanted)
-    name = _choose(plugins, "attention", option, platform.attention_order(), refuses, notes)
-    return name, plugins.make("attention", name)
-
-
-def attention_layers(model: Model) -> list[tuple[LayerCache, AttentionOptions]]:
-    """What each layer caches and how it scores. A model whose layers do not say how is taken to score plainly."""
-    stated = {
-        getattr(part, "name", None): options
-        for part in _modules(model)
-        if isinstance(options := getattr(part, "options", None), AttentionOptions)
-    }
-    return [
-        (spec, stated.get(name) or AttentionOptions(scale=1.0, window=spec.group.window))
-        for name, spec in model.cache_specs().items()
-    ]
-
-
-def _fill(config: Config, plugins: Plugins, platform: Platform, folder: Path, model: Model) -> tuple[int, int]:
-    """Load the weights and lay them out. Returns how many numbers they are, a shared one counted once, and the bytes.
-
-    Raises CheckpointError, also when a parameter was left out.
+    Raises CheckpointError where ``config.json`` describes what cannot be built, ConfigError where no layer takes a
+    scheme.
     """
-    source = _weights(config, plugins, folder)
-    count = sum(tensor.numel() for tensor in _parameters(model).values())
-    given = {"use_tqdm_on_load": config.load.use_tqdm_on_load, "ignore_patterns": config.load.ignore_patterns}
-    options = {**config.load.model_loader_extra_config, **given}
+    try:
+        model = choice.model(choice.context)
+    except torch.OutOfMemoryError:  # of the device: the platform says what to change
+        raise
+    except (ArithmeticError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as error:
+        cause = (str(error).strip().splitlines() or [""])[0]
+        sizes = ", ".join(f"{key} {value}" for key, value in checkpoints.sizes(choice.context.config).items())
+        raise CheckpointError(
+            f"The model implementation {choice.implementation} cannot build what config.json describes: "
+            f"{type(error).__name__}: {cause:.200}",
+            f"The sizes in config.json are {sizes}.",
+        ) from error
+    method = choice.method
+    if method is not None:
+        parts = model.named_modules() if isinstance(model, torch.nn.Module) else ()
+        quantized = [part.quantize(name, method) for name, part in parts if isinstance(part, Quantizable)]
+        if not any(quantized):
+            raise ConfigError(
+                f"--quantization: the model implementation {choice.implementation} has no layer that can be quantized."
+            )
+    return model
+
+
+def fill(model: Model, choice: Choice, source: WeightSource) -> None:
+    """Load the checkpoint's weights into the parameters.
+
+    Raises CheckpointError, naming file and tensor, for one that does not fit, and for parameters that were not filled.
+    """
+    folder = choice.context.folder
     try:
         with torch.no_grad():
-            filled = model.load(platform.memory().loading(model, source.tensors(folder, model, options)))
+            tensors = source.tensors(folder, model, choice.load_options)
+            filled = model.load_weights(choice.device.platform.memory().loading(model, tensors))
     except CheckpointError as error:
         if source.place and source.place not in error.message:
             raise CheckpointError(f"{source.place}: {error.message}", error.hint) from None
@@ -249,28 +136,13 @@ def _fill(config: Config, plugins: Plugins, platform: Platform, folder: Path, mo
     if missing:
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise CheckpointError(f"The weights in {folder} lack {', '.join(missing[:3])}{more}.")
-    pack(model)  # which empties parameters
-    return count, sum(getattr(part, "nbytes", 0) for part in (*_parameters(model).values(), *_modules(model)))
 
 
 def pack(model: Model) -> None:
-    """Let every part of a loaded model that has a method `pack` lay its weights out for the kernel that reads them."""
-    for part in _modules(model):
-        if callable(lay_out := getattr(part, "pack", None)):
-            lay_out()
-
-
-def _weights(config: Config, plugins: Plugins, folder: Path) -> WeightSource:
-    wanted = config.load.load_format
-    if wanted == "auto":
-        names = plugins.defaults("load_format")
-        wanted = load_first(plugins, "load_format", names, lambda cls: cls.refuses(folder)).name
-    source: WeightSource = plugins.make("load_format", wanted)
-    return source
-
-
-def _modules(model: Model) -> tuple[torch.nn.Module, ...]:
-    return tuple(model.modules()) if isinstance(model, torch.nn.Module) else ()
+    """Have every part of a filled model lay its weights out for the kernels that read them."""
+    for part in model.modules() if isinstance(model, torch.nn.Module) else ():
+        if isinstance(part, Packable):
+            part.pack()
 
 
 def _parameters(model: Model) -> dict[str, torch.Tensor]:

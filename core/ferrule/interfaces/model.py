@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from ferrule.types import CacheGroup, PromptBorder
 
@@ -113,13 +113,46 @@ class AttentionOptions:
     sinks: torch.Tensor | None = None  # [num_heads], a learned logit per head
 
 
+@runtime_checkable
+class AttentionLayer(Protocol):
+    """A submodule that attends. `name` is its key in `Model.cache_specs`; attention backends are chosen by `options`.
+
+    A layer without such a submodule is taken to attend with the options' defaults.
+    """
+
+    name: str
+    options: AttentionOptions
+
+
+@runtime_checkable
+class Packable(Protocol):
+    """A submodule that lays its weights out for the kernel that reads them."""
+
+    def pack(self) -> None:
+        """Called after all weights of the model were loaded; may be called again, which changes nothing.
+
+        The submodule's parameters may be empty afterwards.
+        """
+
+
+@runtime_checkable
+class HasPackedTensors(Protocol):
+    """A submodule whose weights may be in other tensors than its parameters."""
+
+    def packed_tensors(self) -> Iterable[torch.Tensor]:
+        """Tensors that hold weights and are not parameters: those in which `pack` has left them.
+
+        They are counted as weights, and they go to the host's memory and come back with the parameters. What is not
+        named here stays on the device.
+        """
+
+
 class Model(ABC):
     """A causal language model. Concrete classes are also `torch.nn.Module`.
 
-    Parts that have a method ``pack()`` are called once the weights are there, to lay them out for the kernels that will
-    read them; their parameters may be empty afterwards. Those that have ``quantize(name, method)`` are given their name
-    and the `QuantizationMethod`, where there is one, before the weights come, and say whether they take a scheme from
-    it. ``nbytes`` of a part is what it holds beside its parameters.
+    Submodules may implement `AttentionLayer`, `Packable`, `HasPackedTensors` and
+    `ferrule.interfaces.quantization.Quantizable`. Weights come in four steps: the model is built, `Quantizable`
+    submodules are given the quantization method, `load_weights` fills the parameters, `Packable` submodules pack them.
 
     The constructor takes a `BuildContext` and allocates parameters without initialising them. All tensors hold the
     tokens of many requests, flat: there is no batch dimension and no padding.
@@ -150,7 +183,7 @@ class Model(ABC):
         """Map hidden [rows, hidden] to logits [rows, vocab], float32."""
 
     @abstractmethod
-    def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Copy checkpoint tensors into parameters; return the *parameter* names that were filled.
 
         Raises CheckpointError, naming the tensor, for an unknown name or a wrong shape. The caller checks that every

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import torch
@@ -17,24 +17,25 @@ if TYPE_CHECKING:
 class LinearLayer:
     """A layer that may be quantized. `name` is its path in the model, as a checkpoint has it after the model's renames.
 
-    `parts` are what a checkpoint calls the projections that the layer merges, such as q_proj; `head` maps to logits.
+    `projections` are the names that a checkpoint has for the projections that the layer merges, such as q_proj; none
+    for a layer that merges nothing. `head` is the layer that maps to logits.
     """
 
     name: str
     in_features: int
     out_features: int
-    parts: tuple[str, ...] = ()
+    projections: tuple[str, ...] = ()
     head: bool = False
 
 
 class LinearScheme(ABC):
     """How one linear layer keeps its weights and multiplies by them.
 
-    `layer` is the layer's module: it has `in_features`, `out_features`, and parameters `weight` [out, in] and `bias`
-    [out] or None, as a checkpoint without quantization fills them.
+    `layer` is the layer's module, a `torch.nn.Module`. It has `in_features`, `out_features`; `projections`, a mapping
+    from the name of each merged projection to its rows, empty for a layer that merges nothing; `head`; parameters
+    `weight` [out, in] and `bias` [out] or None, as a checkpoint without quantization fills them; and `ignored_tensors`,
+    a tuple of names that a checkpoint may have for this layer and that are dropped, to which `allocate` may add.
     """
-
-    nbytes: int = 0  # of what is held beside the layer's parameters
 
     def allocate(self, layer: Any) -> None:
         """Replace the parameters of `layer` by those that a quantized checkpoint fills, uninitialised."""
@@ -42,6 +43,10 @@ class LinearScheme(ABC):
     @abstractmethod
     def pack(self, layer: Any) -> None:
         """Called once, when the weights are there: lay them out for the kernel that will read them, and free them."""
+
+    def packed_tensors(self) -> Iterable[torch.Tensor]:
+        """The tensors that `pack` made, buffers of the layer among them. See `HasPackedTensors`."""
+        return ()
 
     @abstractmethod
     def matmul(self, layer: Any, x: torch.Tensor) -> torch.Tensor:
@@ -70,3 +75,14 @@ class QuantizationMethod(ABC):
     @abstractmethod
     def scheme(self, layer: LinearLayer) -> LinearScheme | None:
         """Make the scheme of one layer; None leaves it as it is, as a checkpoint's list of ignored layers may ask."""
+
+
+@runtime_checkable
+class Quantizable(Protocol):
+    """A submodule of a model that can take a quantization scheme."""
+
+    def quantize(self, name: str, method: QuantizationMethod) -> bool:
+        """Called once the model is built, before its weights are loaded, with the submodule's path in the model.
+
+        Returns whether the method has a scheme for it.
+        """

@@ -118,16 +118,19 @@ class ModelKit(Kit):
                 promise(sizes and spec.group.block_size == _BLOCK, f"layer {name} caches {spec}")
 
     def test_every_weight_is_used(self) -> None:
-        """`load` fills every parameter from the checkpoint, whatever the order of the tensors, and says so."""
+        """`load_weights` fills every parameter from the checkpoint, whatever the order of the tensors, and says so."""
         for folder in self.folders():
             tensors = _tensors(folder)
             wanted = self.model(folder)
             random.Random(0).shuffle(tensors)
             model = self._empty(folder)
             with torch.no_grad():
-                filled = model.load(iter(tensors))
+                filled = model.load_weights(iter(tensors))
             names = {name for name, _ in _parameters(model)}
-            promise(filled == names, f"load says {shown(sorted(filled ^ names))} that is no parameter, or left one out")
+            promise(
+                filled == names,
+                f"load_weights says {shown(sorted(filled ^ names))} that is no parameter, or left one out",
+            )
             others = dict(_parameters(wanted))
             for name, value in _parameters(model):
                 promise(torch.equal(value, others[name]), f"{name} depends on the order of the tensors")
@@ -157,7 +160,7 @@ class ModelKit(Kit):
             names = {n for n, _ in _parameters(model)}
             try:
                 with torch.no_grad():
-                    filled = model.load(iter([item for item in tensors if item[0] != name]))
+                    filled = model.load_weights(iter([item for item in tensors if item[0] != name]))
             except CheckpointError as error:
                 _names(str(error), name)
             else:
@@ -214,7 +217,7 @@ class ModelKit(Kit):
     def model(self, folder: Path, tensors: Sequence[tuple[str, torch.Tensor]] | None = None) -> Model:
         model = self._empty(folder)
         with torch.no_grad():
-            model.load(iter(_tensors(folder) if tensors is None else tensors))
+            model.load_weights(iter(_tensors(folder) if tensors is None else tensors))
         return model
 
     def runner(self, folder: Path, tensors: Sequence[tuple[str, torch.Tensor]] | None = None) -> Runner:
@@ -259,7 +262,7 @@ class ModelKit(Kit):
     def _refused(self, folder: Path, tensors: Sequence[tuple[str, torch.Tensor]], name: str) -> None:
         try:
             with torch.no_grad():
-                self._empty(folder).load(iter(tensors))
+                self._empty(folder).load_weights(iter(tensors))
         except CheckpointError as error:
             _names(str(error), name)
         else:

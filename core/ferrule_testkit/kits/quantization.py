@@ -30,6 +30,8 @@ class Layer(nn.Module):
         self.in_features = given.in_features
         self.out_features = given.out_features
         self.head = given.head
+        self.projections = _projections(given)
+        self.ignored_tensors: tuple[str, ...] = ()
         self.weight = nn.Parameter(weight, requires_grad=False)
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
 
@@ -137,12 +139,13 @@ class QuantizationKit(Kit):
             )
 
     def test_memory_is_saved(self) -> None:
-        """A packed layer, its parameters and `nbytes` together, is smaller than the float weights."""
+        """A packed layer, its parameters, buffers and `packed_tensors` together, is smaller than the float weights."""
         for given, layer, scheme, weight in self._packed():
             if weight.numel() < 1 << 16:
                 continue
-            held = scheme.nbytes + sum(parameter.nbytes for parameter in layer.parameters())
-            promise(0 < held < 0.9 * weight.nbytes, f"{given.name}: {held} bytes instead of {weight.nbytes}")
+            tensors = (*scheme.packed_tensors(), *layer.parameters(), *layer.buffers())
+            size = sum(tensor.nbytes for tensor in tensors)
+            promise(0 < size < 0.9 * weight.nbytes, f"{given.name}: {size} bytes instead of {weight.nbytes}")
 
     def test_shared_weights_are_left_alone(self) -> None:
         """Packing does not change the tensor that it is given: an embedding may share it."""
@@ -199,6 +202,15 @@ class QuantizationKit(Kit):
     def _activations(self, rows: int, given: LinearLayer, layer: Layer) -> torch.Tensor:
         draw = torch.Generator().manual_seed(rows)
         return torch.randn(rows, given.in_features, generator=draw).to(self._dtype())
+
+
+def _projections(given: LinearLayer) -> dict[str, int]:
+    """Equal shares of the outputs, the rest in the last one."""
+    count = len(given.projections)
+    rows = dict.fromkeys(given.projections, given.out_features // count)
+    if rows:
+        rows[given.projections[-1]] += given.out_features % count
+    return rows
 
 
 def _double(bias: torch.Tensor | None) -> torch.Tensor | None:

@@ -60,21 +60,21 @@ def unit() -> str | None:
 class DenseMatrix:
     """A bfloat16 weight [n, k] in the kernel's order. Raises KernelsUnavailableError.
 
-    With `takes` it is in the memory of `weight`, which must not be read afterwards, where the packed form has its size:
-    n is a multiple of 16 and k of 32. So packing needs no memory beside the weights. `packed` is that form: what
-    ``ferrule_kernels.cpu.packed`` has the version of, when it goes to a file.
+    With `in_place` the packed form takes the memory of `weight`, which must not be read afterwards, if both have the
+    same size: n is a multiple of 16 and k of 32. So packing needs no memory beside the weights. `packed` is the packed
+    form; ``ferrule_kernels.cpu.packed`` has the version of its layout, for files.
     """
 
     packed: torch.Tensor
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, takes: bool = False) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, in_place: bool = False) -> None:
         if weight.dtype != torch.bfloat16:
             raise ValueError(f"a dense matrix is of bfloat16, not {weight.dtype}")
         source = weight.detach().contiguous()
         outputs, inputs = source.shape
         count = self.packed_count(outputs, inputs)
-        fits = takes and source.numel() == count
-        self._hold(source.view(-1) if fits else torch.empty(count, dtype=torch.bfloat16), (outputs, inputs), bias)
+        reuse = in_place and source.numel() == count
+        self._set_up(source.view(-1) if reuse else torch.empty(count, dtype=torch.bfloat16), (outputs, inputs), bias)
         _kernels().pack(self._address, source.data_ptr(), self.inputs)
 
     @classmethod
@@ -89,12 +89,12 @@ class DenseMatrix:
         if packed.dtype != torch.bfloat16 or tuple(packed.shape) != (wanted,):
             raise ValueError(f"a packed weight {shape} is bfloat16 [{wanted}], not {packed.dtype} {list(packed.shape)}")
         made = cls.__new__(cls)
-        made._hold(packed.contiguous(), shape, bias)
+        made._set_up(packed.contiguous(), shape, bias)
         if turn:
             _kernels().turn(made._address)
         return made
 
-    def _hold(self, packed: torch.Tensor, shape: tuple[int, int], bias: torch.Tensor | None) -> None:
+    def _set_up(self, packed: torch.Tensor, shape: tuple[int, int], bias: torch.Tensor | None) -> None:
         self._multiply, self._rows = _kernels().multiply, _kernels().rows
         self.outputs, self.inputs = shape
         self._padding = -self.inputs % STEP
@@ -109,9 +109,13 @@ class DenseMatrix:
         """How many numbers a packed weight has, those included that pad it."""
         return (outputs + -outputs % LANES) * (inputs + -inputs % STEP)
 
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """Everything that the kernel reads."""
+        return (self.packed,) if self._bias is None else (self.packed, self._bias)
+
     @property
     def nbytes(self) -> int:
-        return self.packed.nbytes + (0 if self._bias is None else self._bias.nbytes)
+        return sum(tensor.nbytes for tensor in self.tensors())
 
     def multiply(self, x: torch.Tensor, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         """x [m, k], rounded to bfloat16 → [m, n] of `dtype`: bfloat16 or float32."""

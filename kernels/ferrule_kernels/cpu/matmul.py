@@ -88,7 +88,7 @@ class PackedMatrix:
         held = None if scales is None else scales.detach().bfloat16().float().contiguous()
         factors = None if scales is None or held is None else _lost(scales.detach().float(), held)
         packed = torch.empty(form.packed_bytes(*weight.shape), dtype=torch.uint8)
-        self._hold(packed, factors, tuple(weight.shape), form, bias, workspace)
+        self._set_up(packed, factors, tuple(weight.shape), form, bias, workspace)
         source = weight.detach() if weight.dtype in _TYPES else weight.detach().float()
         source = source.contiguous()
         _kernels().pack(self._address, source.data_ptr(), _TYPES[source.dtype], _at(held))
@@ -115,12 +115,12 @@ class PackedMatrix:
             if held is not None and (held.dtype != dtype or tuple(held.shape) != (count,)):
                 raise ValueError(f"a packed weight {shape} has {dtype} [{count}], not {held.dtype} {list(held.shape)}")
         made = cls.__new__(cls)
-        made._hold(packed.contiguous(), factors, shape, form, bias, workspace)
+        made._set_up(packed.contiguous(), factors, shape, form, bias, workspace)
         if turn:
             _kernels().turn(made._address)
         return made
 
-    def _hold(
+    def _set_up(
         self,
         packed: torch.Tensor,
         factors: torch.Tensor | None,
@@ -141,9 +141,13 @@ class PackedMatrix:
         self._matrix = _Matrix(packed.data_ptr(), _at(self._bias), *sizes, _at(factors))
         self._address = ctypes.addressof(self._matrix)
 
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """Everything that the kernel reads."""
+        return tuple(tensor for tensor in (self.packed, self._bias, self.factors) if tensor is not None)
+
     @property
     def nbytes(self) -> int:
-        return self.packed.nbytes + sum(t.nbytes for t in (self._bias, self.factors) if t is not None)
+        return sum(tensor.nbytes for tensor in self.tensors())
 
     def multiply(self, x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
         """x [m, k] → [m, n] of `dtype`, by default that of x."""

@@ -23,6 +23,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from typing import Any
 
 import torch
 import triton
@@ -184,7 +185,8 @@ def shared_memory(device: torch.device) -> int:
     """Bytes of shared memory that a program may have."""
     if device.type != "cuda":
         return 99 * 1024
-    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)
+    properties: Any = torch.cuda.get_device_properties(device)  # torch's stub lacks the attribute
+    return int(properties.shared_memory_per_block_optin)
 
 
 def cases(device: torch.device) -> Iterator[Case]:

@@ -9,6 +9,7 @@ on its shape and the device: sums of floats may differ in the last bit between f
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -36,8 +37,9 @@ def fitting(tile: Tile, num_bytes: int, device: torch.device) -> Tile:
     """`tile` with as many stages, of `num_bytes` each, as the shared memory of a block of threads holds."""
     if device.type != "cuda":
         return tile
-    held = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
-    return Tile(tile.rows, tile.columns, tile.depth, tile.warps, max(1, min(tile.stages, held // num_bytes)))
+    properties: Any = torch.cuda.get_device_properties(device)  # torch's stub lacks the attribute
+    stages = int(properties.shared_memory_per_block_optin) // num_bytes
+    return Tile(tile.rows, tile.columns, tile.depth, tile.warps, max(1, min(tile.stages, stages)))
 
 
 def splits(rows: int, tiles: int, steps: int, device: torch.device) -> int:

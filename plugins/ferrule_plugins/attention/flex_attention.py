@@ -80,8 +80,11 @@ class FlexAttention(AttentionBackend):
         blocks = layout.block_table[rows, positions // layout.block_size].long()
         return FlexPlan(
             layout,
-            blocks * layout.block_size + positions % layout.block_size,
-            *(torch.from_numpy(x).int().to(device) for x in (q_rows, q_positions, k_rows, k_positions)),
+            slots=blocks * layout.block_size + positions % layout.block_size,
+            q_rows=torch.from_numpy(q_rows).int().to(device),
+            q_positions=torch.from_numpy(q_positions).int().to(device),
+            k_rows=rows.int(),
+            k_positions=positions.int(),
         )
 
     def run(
@@ -112,7 +115,8 @@ class FlexAttention(AttentionBackend):
         if options.sinks is not None:  # one more key without a value: all weights shrink by the same factor
             sinks = options.sinks.float().view(1, -1, 1)
             out = (out.float() * torch.sigmoid(more.lse - sinks).unsqueeze(-1)).to(q.dtype)
-        return out[0].transpose(0, 1)
+        heads: torch.Tensor = out[0].transpose(0, 1)
+        return heads
 
 
 def _spread(counts: np.ndarray[Any, Any], firsts: np.ndarray[Any, Any]) -> tuple[Any, Any]:

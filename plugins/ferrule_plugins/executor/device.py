@@ -9,7 +9,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from ferrule.assembly.model import Loaded, load
+from ferrule.assembly.memory import device_tensors
+from ferrule.assembly.model import Loaded, load_model
 from ferrule.config import Config
 from ferrule.config.resolve import MAX_NUM_SEQS, resolve
 from ferrule.errors import ConfigError, EngineDead
@@ -21,8 +22,7 @@ from ferrule.log import Log
 from ferrule.runner.model_runner import ModelRunner
 from ferrule.runner.state import RunnerLimits
 from ferrule.types import Admit, Chunk, ModelInfo, StepPlan, StepResult, TokenSampling
-from ferrule_nn.held import stored_by
-from ferrule_plugins.executor.parked import Parked
+from ferrule_plugins.executor.host_copy import HostCopy
 
 _log = Log("worker")
 
@@ -40,7 +40,7 @@ class Worker:
         self.depth = 1  # steps in flight that pay off
         self._reload: Callable[[], Model]
         self._num_blocks = 0
-        self._asleep: tuple[Model, Parked] | None = None  # a model whose weights the host keeps
+        self._asleep: tuple[Model, HostCopy] | None = None  # a model whose weights the host keeps
         self._missing = {"kv_cache"}  # parts that have no memory now
 
     @property
@@ -52,7 +52,7 @@ class Worker:
     def start(self) -> ModelInfo:
         """Load the model. Raises StartupError."""
         began = time.monotonic()
-        loaded = load(self.config, self._plugins)
+        loaded = load_model(self.config, self._plugins)
         self.platform, self._reload = loaded.platform, loaded.reload
         context = loaded.context
         limits = RunnerLimits(
@@ -139,14 +139,14 @@ class Worker:
         if "weights" in parts:
             if level == 1 and "weights" not in self._missing and self.platform.device().type != "cpu":
                 model = self.model_runner.model
-                self._asleep = model, Parked(stored_by(model, self.platform.device()))
+                self._asleep = model, HostCopy(device_tensors(model, self.platform.device()))
             elif level > 1:
                 self._asleep = None
             self.model_runner.use(None)
         self._missing.update(parts)
         if "kv_cache" in parts:
             self.model_runner.release_cache()
-        gc.collect()
+        gc.collect()  # the parts of a plugin's model may refer to each other
         self.platform.memory().trim()
 
     def restore(self, part: str) -> None:
@@ -169,8 +169,8 @@ class Worker:
             model = self._reload()
             self.platform.execution().optimise(model, self.config)
             return model
-        model, parked = self._asleep
-        parked.wake()
+        model, copy = self._asleep
+        copy.restore()
         self._asleep = None
         return model
 

@@ -5,7 +5,8 @@ The library's modules compute everything but attention: an attention function of
 are not used. All requests of a step are one flat row [1, tokens], told apart by their positions alone.
 
 Loading is the library's own conversion from checkpoint names to parameters, fed with tensors that a Ferrule load format
-has read: no file is opened by the library, and a missing, unexpected or mis-shaped tensor is an error.
+has read: no file is opened by the library, and a missing, unexpected or mis-shaped tensor is an error. Models with a
+sliding window, soft caps or sinks are compared with the library's own forward pass then (`transformers_check`).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from ferrule.checkpoint import remote_code
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.model import AttentionOptions, BuildContext, ForwardContext, InputEmbeds, LayerCache, Model
 from ferrule.types import CacheGroup
+from ferrule_plugins.model import transformers_check
 
 _NAME = "ferrule"  # of the attention function in the library's registry
 _SEAT = "ferrule_seat"  # attribute of the library's modules: their `_Seat`
@@ -131,12 +133,14 @@ class TransformersModel(nn.Module, Model):
         logits: torch.Tensor = head(input_ids=ids, use_cache=False, return_dict=True).logits
         return logits[0].float()
 
-    def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         tensors = {name.removeprefix("inner."): tensor for name, tensor in weights}
         cls = type(self.inner)
         del self.inner  # before there is another one
         self.inner = _filled(cls, self._config, tensors, self._ctx)
         self._probe()
+        if self._is_unusual():
+            self._compare_with_library()
         return {name for name, _ in self.named_parameters()}
 
     # ------------------------------------------------------------------------------------------ attention
@@ -185,6 +189,38 @@ class TransformersModel(nn.Module, Model):
         if not probe.layers:
             raise CheckpointError(f"{_name(self.inner)} calls no attention: it keeps another kind of state.")
         self.layers = nn.ModuleList(probe.layers.values())
+
+    # ------------------------------------------------------------------------------------------ self-check
+
+    def _is_unusual(self) -> bool:
+        """Whether attention is more than causal: the class has a window, soft caps or sinks."""
+        options = [layer.options for layer in self.layers if isinstance(layer, _Layer)]
+        unusual = any(each.window or each.soft_cap or each.sinks is not None for each in options)
+        return unusual or bool(getattr(self._config.get_text_config(), "sliding_window", None))
+
+    def _compare_with_library(self) -> None:
+        """Raises CheckpointError where the class computes something else than paged attention does."""
+        full = not self._ctx.sliding_window  # then no request is longer than the window
+        config = self._config if full else transformers_check.short_windows(self._config)
+        twin = _build(config, self._ctx, transformers_check.NAME).eval()
+        probe = _Probe(self._ctx, config)
+
+        def options(
+            path: str, module: nn.Module, k: torch.Tensor, v: torch.Tensor, given: Mapping[str, Any]
+        ) -> AttentionOptions:
+            if path not in probe.layers:
+                probe.record(path, module, k, max(k.shape[-1], v.shape[-1]), given)
+            return probe.layers[path].options
+
+        try:
+            transformers_check.check(self.inner, twin, options, self._ctx.max_model_len)
+        except CheckpointError:
+            raise
+        except Exception as error:
+            raise CheckpointError(
+                f"{_name(self.inner)} cannot be compared with paged attention: {type(error).__name__}: "
+                f"{str(error)[:200]}"
+            ) from error
 
 
 class _Probe:
@@ -313,15 +349,19 @@ def _check_config(config: Any, ctx: BuildContext) -> None:
             )
 
 
-def _build(config: Any, ctx: BuildContext) -> Any:
-    from transformers import AttentionInterface, AutoModelForCausalLM
+def _build(config: Any, ctx: BuildContext, attention: str = _NAME) -> Any:
+    """The library's model without weights, on the meta device; its attention goes to the function of that name."""
+    from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
+    from transformers.masking_utils import eager_mask
 
     AttentionInterface.register(_NAME, attend)
+    AttentionInterface.register(transformers_check.NAME, transformers_check.compare)
+    AttentionMaskInterface.register(transformers_check.NAME, eager_mask)
     trusted = remote_code(getattr(ctx.config, "outer", ctx.config), known=True, trusted=ctx.trust_remote_code)
     try:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(
-                copy.deepcopy(config), attn_implementation=_NAME, dtype=ctx.dtype, trust_remote_code=trusted
+                copy.deepcopy(config), attn_implementation=attention, dtype=ctx.dtype, trust_remote_code=trusted
             )
     except (ValueError, KeyError, AttributeError, TypeError) as error:  # KeyError: attention classes by name, not ours
         raise CheckpointError(

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from ferrule.interfaces.model import AttentionOptions
+from ferrule.interfaces.model import AttentionLayer
 from ferrule.log import Log
 
 _log = Log("platform")
@@ -45,7 +45,7 @@ def parts_beside_attention(model: nn.Module) -> Iterator[nn.Module]:
 
 def _attends(name: str, part: nn.Module) -> bool:
     """By what a part says, or by its name: transformers' attention says nothing."""
-    said = any(isinstance(getattr(inner, "options", None), AttentionOptions) for inner in part.modules())
+    said = any(isinstance(inner, AttentionLayer) for inner in part.modules())
     return said or ("norm" not in name and ("attn" in name or "attention" in name))
 
 

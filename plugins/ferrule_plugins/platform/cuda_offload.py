@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Iterator
 
 import torch
 
+from ferrule.assembly.memory import device_tensors
 from ferrule.interfaces.model import Model
 from ferrule.log import Log
-from ferrule_nn.held import stored_by
 from ferrule_plugins.platform.cuda_memory import gib
 
 _log = Log("platform")
@@ -46,7 +46,7 @@ class HostWeights:
     def move(self, model: Model) -> int:
         """Move what the model stores until the limit is reached. Returns the bytes that are with the host then."""
         found: dict[int, list[torch.Tensor]] = {}
-        for tensor in stored_by(model, self._device):
+        for tensor in device_tensors(model, self._device):
             found.setdefault(tensor.untyped_storage().data_ptr(), []).append(tensor)
         moved = sum(_storage(tensors).nbytes() for tensors in found.values() if not _storage(tensors).resizable())
         for tensors in found.values():

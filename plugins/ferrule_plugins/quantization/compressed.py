@@ -21,8 +21,8 @@ import torch
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.platform import DeviceCaps
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme, QuantizationMethod
-from ferrule_nn import stored
-from ferrule_plugins.quantization.fp8 import BLOCK, Fp8Stored
+from ferrule_nn import checkpoint_parameter
+from ferrule_plugins.quantization.fp8 import BLOCK, Fp8Scheme
 from ferrule_plugins.quantization.groupwise import check_words, group_problem, outputs, unpacked
 from ferrule_plugins.quantization.names import chosen, listed
 from ferrule_plugins.quantization.products import Integers, Quantized, Shared, cannot_run
@@ -120,11 +120,11 @@ class CompressedTensors(QuantizationMethod):
     def _made(self, group: Group, dtype: torch.dtype | None) -> LinearScheme:
         if group.kind == "fp8":
             tall = BLOCK if group.strategy == "block" else 0
-            return Fp8Stored(self._shared, dtype, wide=group.wide, tall=tall)
-        return (Int8Stored if group.kind == "int8" else PackStored)(self._shared, dtype, group)
+            return Fp8Scheme(self._shared, dtype, wide=group.wide, tall=tall)
+        return (Int8Scheme if group.kind == "int8" else PackedIntScheme)(self._shared, dtype, group)
 
 
-class Int8Stored(Quantized):
+class Int8Scheme(Quantized):
     """Parameters `weight` int8 and `weight_scale`."""
 
     def __init__(self, shared: Shared, dtype: torch.dtype | None, group: Group) -> None:
@@ -135,22 +135,22 @@ class Int8Stored(Quantized):
         self.given = layer.weight.dtype
         extra = ("input_scale", "input_zero_point", "weight_zero_point", "weight_shape", "weight_g_idx")
         needed = () if self.group.symmetric else ("weight_zero_point",)
-        layer.absorbs = (*getattr(layer, "absorbs", ()), *(name for name in extra if name not in needed))
+        layer.ignored_tensors = (*layer.ignored_tensors, *(name for name in extra if name not in needed))
         for name, parameter in self.parameters(layer).items():
             setattr(layer, name, parameter)
 
     def parameters(self, layer: Any) -> dict[str, torch.nn.Parameter | None]:
         """Those that the checkpoint fills, and None for those that it does not have."""
         return {
-            "weight_scale": stored(layer, (-1, 1), torch.float32, spread=True),
-            "weight": stored(layer, (-1, layer.in_features), torch.int8),
+            "weight_scale": checkpoint_parameter(layer, (-1, 1), torch.float32, broadcast=True),
+            "weight": checkpoint_parameter(layer, (-1, layer.in_features), torch.int8),
         }
 
     def weights(self, layer: Any) -> Integers:
         return Integers(layer.weight.detach(), layer.weight_scale.detach(), None, 8)
 
 
-class PackStored(Int8Stored):
+class PackedIntScheme(Int8Scheme):
     """Parameters `weight_packed`, `weight_scale`, and `weight_zero_point` where groups are not symmetric."""
 
     def parameters(self, layer: Any) -> dict[str, torch.nn.Parameter | None]:
@@ -159,12 +159,14 @@ class PackStored(Int8Stored):
             raise CheckpointError(f"{k} inputs of a layer are no whole number of groups of {size}.")
         groups = k // size if size else 1
         made: dict[str, torch.nn.Parameter | None] = {
-            "weight_packed": stored(layer, (-1, -(-k // per)), torch.int32),
-            "weight_scale": stored(layer, (-1, groups), torch.float32),
+            "weight_packed": checkpoint_parameter(layer, (-1, -(-k // per)), torch.int32),
+            "weight_scale": checkpoint_parameter(layer, (-1, groups), torch.float32),
         }
         if not self.group.symmetric:
             check_words(outputs(layer)[:-1], per)
-            made["weight_zero_point"] = stored(layer, (-1, groups), torch.int32, count=lambda rows: -(-rows // per))
+            made["weight_zero_point"] = checkpoint_parameter(
+                layer, (-1, groups), torch.int32, count=lambda rows: -(-rows // per)
+            )
         return {**made, "weight": None}
 
     def weights(self, layer: Any) -> Integers:

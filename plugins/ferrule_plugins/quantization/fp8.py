@@ -15,7 +15,7 @@ import torch
 
 from ferrule.interfaces.platform import DeviceCaps
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme, QuantizationMethod
-from ferrule_nn import stored
+from ferrule_nn import checkpoint_parameter
 from ferrule_plugins.quantization.groupwise import outputs
 from ferrule_plugins.quantization.names import chosen, listed
 from ferrule_plugins.quantization.products import Fp8, Quantized, Shared, cannot_run, checked
@@ -51,8 +51,8 @@ class Fp8Method(QuantizationMethod):
         if chosen(layer, self._left):
             return None
         if self.config.get("weight_block_size"):
-            return Fp8Stored(self._shared, dtype, scales="weight_scale_inv", tall=BLOCK)
-        return Fp8Stored(self._shared, dtype)
+            return Fp8Scheme(self._shared, dtype, scales="weight_scale_inv", tall=BLOCK)
+        return Fp8Scheme(self._shared, dtype)
 
 
 class Fp8FromFloats(Quantized):
@@ -64,7 +64,7 @@ class Fp8FromFloats(Quantized):
         return Fp8(*fp8.quantize_weight(layer.weight.detach()))
 
 
-class Fp8Stored(Quantized):
+class Fp8Scheme(Quantized):
     """fp8 weights of a checkpoint. `scales` is what it calls theirs; with `tall` they are of blocks."""
 
     def __init__(
@@ -83,13 +83,13 @@ class Fp8Stored(Quantized):
     def allocate(self, layer: Any) -> None:
         self.given = layer.weight.dtype
         n, k = -1, layer.in_features
-        weight = stored(layer, (n, k), torch.float8_e4m3fn)
+        weight = checkpoint_parameter(layer, (n, k), torch.float8_e4m3fn)
         if self._tall:
             blocks = -(-k // BLOCK)
-            scales = stored(layer, (n, blocks), torch.float32, count=lambda rows: -(-rows // self._tall))
+            scales = checkpoint_parameter(layer, (n, blocks), torch.float32, count=lambda rows: -(-rows // self._tall))
         else:
-            scales = stored(layer, (n, 1), torch.float32, spread=True)
-        layer.absorbs = (*getattr(layer, "absorbs", ()), "input_scale", "input_scale_ub")
+            scales = checkpoint_parameter(layer, (n, 1), torch.float32, broadcast=True)
+        layer.ignored_tensors = (*layer.ignored_tensors, "input_scale", "input_scale_ub")
         layer.weight = weight
         setattr(layer, self._scales, scales)
 
@@ -97,9 +97,9 @@ class Fp8Stored(Quantized):
         numbers, scales = checked(layer.weight.detach()), getattr(layer, self._scales).detach()
         if not self._tall:
             return Fp8(numbers, scales[:, 0])
-        parts = outputs(layer)
-        if any(rows % self._tall for rows in parts[:-1]):  # blocks begin anew in each projection: a scale for each row
-            split = zip(scales.split([-(-rows // self._tall) for rows in parts]), parts, strict=True)
-            spread = [part.repeat_interleave(self._tall, 0)[:rows] for part, rows in split]
-            return Fp8(numbers, torch.cat(spread), 1)
+        counts = outputs(layer)
+        if any(rows % self._tall for rows in counts[:-1]):  # each projection begins a block: a scale for each row
+            split = zip(scales.split([-(-rows // self._tall) for rows in counts]), counts, strict=True)
+            repeated = [each.repeat_interleave(self._tall, 0)[:rows] for each, rows in split]
+            return Fp8(numbers, torch.cat(repeated), 1)
         return Fp8(numbers, scales, self._tall)

@@ -16,7 +16,7 @@ import torch
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.platform import DeviceCaps
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme, QuantizationMethod
-from ferrule_nn import stored
+from ferrule_nn import checkpoint_parameter
 from ferrule_plugins.quantization.names import chosen, listed
 from ferrule_plugins.quantization.products import Integers, Quantized, Shared, cannot_run
 
@@ -44,7 +44,7 @@ def group_problem(group: Any) -> str | None:
 
 def outputs(layer: Any) -> tuple[int, ...]:
     """Of each of the projections that the layer merges."""
-    return tuple(dict(getattr(layer, "parts", {})).values()) or (layer.out_features,)
+    return tuple(layer.projections.values()) or (layer.out_features,)
 
 
 def check_words(counts: Iterable[int], per: int = 8) -> None:
@@ -102,7 +102,7 @@ class Gptq(Groupwise):
         return None if stated in ("gptq", "gptq_v2") else f"does not read the checkpoint_format {stated!r}"
 
     def made(self, group: int, dtype: torch.dtype | None) -> LinearScheme:
-        return GptqStored(self._shared, dtype, group, less=self.config.get("checkpoint_format") != "gptq_v2")
+        return GptqScheme(self._shared, dtype, group, less=self.config.get("checkpoint_format") != "gptq_v2")
 
 
 class Awq(Groupwise):
@@ -114,7 +114,7 @@ class Awq(Groupwise):
         return None if version == "gemm" else f"reads AWQ's layout 'gemm', and version is {version!r}"
 
     def made(self, group: int, dtype: torch.dtype | None) -> LinearScheme:
-        return AwqStored(self._shared, dtype, group)
+        return AwqScheme(self._shared, dtype, group)
 
 
 class Grouped(Quantized):
@@ -133,11 +133,11 @@ class Grouped(Quantized):
         self.given, groups = layer.weight.dtype, self.groups(layer)
         made = {
             "qweight": self.words(layer),
-            "qzeros": stored(layer, (groups, -1), torch.int32, count=lambda rows: rows // 8),
-            "scales": stored(layer, (groups, -1), torch.float32),
+            "qzeros": checkpoint_parameter(layer, (groups, -1), torch.int32, count=lambda rows: rows // 8),
+            "scales": checkpoint_parameter(layer, (groups, -1), torch.float32),
         }
         extra = ("g_idx",) if layer.bias is not None else ("g_idx", "bias")  # old files have biases of zero
-        layer.absorbs = (*getattr(layer, "absorbs", ()), *extra)
+        layer.ignored_tensors = (*layer.ignored_tensors, *extra)
         layer.weight = None
         for name, parameter in made.items():
             setattr(layer, name, parameter)
@@ -152,13 +152,13 @@ class Grouped(Quantized):
         return Integers(numbers, layer.scales.detach().t().contiguous(), points, 4, self.group)
 
 
-class GptqStored(Grouped):
+class GptqScheme(Grouped):
     def __init__(self, shared: Shared, dtype: torch.dtype | None, group: int, less: bool) -> None:
         super().__init__(shared, dtype, group)
         self._less = less  # zero points are stored less one
 
     def words(self, layer: Any) -> torch.nn.Parameter:
-        return stored(layer, (layer.in_features // 8, -1), torch.int32)
+        return checkpoint_parameter(layer, (layer.in_features // 8, -1), torch.int32)
 
     def weights(self, layer: Any) -> Integers:
         numbers = unpacked(layer.qweight.detach().t())
@@ -166,9 +166,9 @@ class GptqStored(Grouped):
         return self.integers(layer, numbers, zeros + 1 if self._less else zeros)
 
 
-class AwqStored(Grouped):
+class AwqScheme(Grouped):
     def words(self, layer: Any) -> torch.nn.Parameter:
-        return stored(layer, (layer.in_features, -1), torch.int32, count=lambda rows: rows // 8)
+        return checkpoint_parameter(layer, (layer.in_features, -1), torch.int32, count=lambda rows: rows // 8)
 
     def weights(self, layer: Any) -> Integers:
         numbers = unpacked(layer.qweight.detach(), order=AWQ_ORDER).t().contiguous()

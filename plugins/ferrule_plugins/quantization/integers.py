@@ -75,15 +75,14 @@ class Online(Quantized):
             super().pack(layer)
             return
         self.matrix = matrix = PackedMatrix(layer.weight, self.form, layer.bias, self.shared.workspace)
-        self.nbytes = matrix.nbytes
         self._product = lambda _, x: matrix.multiply(x, self.dtype)
         layer.weight = parameter(0)
 
     def weights(self, layer: Any) -> Integers:
         self.given = layer.weight.dtype
-        parts = [reference.quantize(rows, self.form) for rows in layer.weight.detach().split(_ROWS)]
-        numbers, scales = (torch.cat([getattr(part, name) for part in parts]) for name in ("numbers", "scales"))
-        numbers = numbers.flatten(1)[:, : layer.in_features]
+        chunks = [reference.quantize(rows, self.form) for rows in layer.weight.detach().split(_ROWS)]
+        numbers = torch.cat([chunk.numbers for chunk in chunks]).flatten(1)[:, : layer.in_features]
+        scales = torch.cat([chunk.scales for chunk in chunks])
         if self.form.bits == 4:
             numbers = (numbers + 8).to(torch.uint8)
         return Integers(numbers, scales, None, self.form.bits, self.form.group)

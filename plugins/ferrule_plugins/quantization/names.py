@@ -36,7 +36,7 @@ def chosen(layer: LinearLayer, patterns: Iterable[str]) -> bool:
     found = [any(_means(pattern, name) for pattern in patterns) for name in _names(layer)]
     if any(found) and not all(found):
         raise CheckpointError(
-            f"The checkpoint quantizes some of {', '.join(layer.parts)} in {layer.name} and not the others,"
+            f"The checkpoint quantizes some of {', '.join(layer.projections)} in {layer.name} and not the others,"
             " which are one matrix here."
         )
     return found[0]
@@ -44,7 +44,7 @@ def chosen(layer: LinearLayer, patterns: Iterable[str]) -> bool:
 
 def _names(layer: LinearLayer) -> list[str]:
     before = layer.name.rpartition(".")[0]
-    return [f"{before}.{part}" if before else part for part in layer.parts] or [layer.name]
+    return [f"{before}.{part}" if before else part for part in layer.projections] or [layer.name]
 
 
 def _means(pattern: str, name: str) -> bool:

@@ -17,7 +17,7 @@ reads its rows there. A layer that no form names is as in any checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +31,7 @@ from ferrule_kernels.cpu.dense import DenseMatrix
 from ferrule_kernels.cpu.matmul import LANES, LONGEST, PackedMatrix, Workspace
 from ferrule_kernels.cpu.packed import LAYOUTS, layout, room
 from ferrule_kernels.matmul import Form
-from ferrule_nn import Dense, Stored
+from ferrule_nn import CheckpointParameter, Dense
 from ferrule_plugins.quantization.products import check_scales
 
 METHOD = "ferrule_packed"
@@ -194,7 +194,9 @@ class PackedScheme(LinearScheme):
         else:
             form, workspace = self.kept.form, self._workspace
             self.matrix = PackedMatrix.of_packed(weight, factors, shape, form, layer.bias, workspace, self._turn)
-        self.nbytes = self.matrix.nbytes
+
+    def packed_tensors(self) -> Iterable[torch.Tensor]:
+        return () if self.matrix is None else self.matrix.tensors()
 
     def matmul(self, layer: Any, x: torch.Tensor) -> torch.Tensor:
         if self.matrix is None:
@@ -213,12 +215,11 @@ class PackedTable(Dense):
         if layer.tied is None:
             raise CheckpointError("The head was packed as a tied model's, and config.json says that it is not tied.")
         hold(layer, Kept(None, table=True))
-        layer.tied.leave()
+        layer.tied.remove_table()
 
     def pack(self, layer: Any) -> None:
         shape = layer.out_features, layer.in_features
         self.matrix = DenseMatrix.of_packed(taken(layer, WEIGHT), shape, layer.bias, self._turn)
-        self.nbytes = self.matrix.nbytes
 
 
 def hold(layer: Any, kept: Kept) -> None:
@@ -234,10 +235,10 @@ def hold(layer: Any, kept: Kept) -> None:
         setattr(layer, FACTORS, _whole(layer, torch.empty(outputs + -outputs % LANES, dtype=torch.float32)))
 
 
-def _whole(layer: Any, data: torch.Tensor) -> Stored:
-    """A parameter that comes at once: the places of its projections have nothing before the last."""
-    borders = list(_borders(dict(getattr(layer, "parts", {})).values()))
-    return Stored(data, 0, {**dict.fromkeys([0, *borders], 0), layer.out_features: data.numel()})
+def _whole(layer: Any, data: torch.Tensor) -> CheckpointParameter:
+    """A parameter that comes in one tensor: those of its projections would be empty."""
+    borders = list(_borders(layer.projections.values()))
+    return CheckpointParameter(data, 0, {**dict.fromkeys([0, *borders], 0), layer.out_features: data.numel()})
 
 
 def _borders(rows: Any) -> Iterator[int]:
@@ -248,7 +249,7 @@ def _borders(rows: Any) -> Iterator[int]:
 
 
 def taken(layer: Any, name: str) -> torch.Tensor:
-    """What came for the parameter, whose memory it is no more."""
-    data: torch.Tensor = getattr(layer, name).detach()
+    """The parameter's data, which leaves the parameter empty."""
+    data: torch.Tensor = layer.get_parameter(name).detach()
     setattr(layer, name, torch.nn.Parameter(data.new_empty(0), requires_grad=False))
     return data

@@ -7,7 +7,7 @@ of the device, and multiplied by. On a GPU they are buffers of the layer, so wha
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -105,7 +105,8 @@ class Quantized(LinearScheme):
         self.dtype = dtype
         self.wide = wide
         self.given = torch.get_default_dtype()  # the activations', where `allocate` does not know better
-        self.matrix: DenseMatrix | PackedMatrix | None = None  # on a CPU, where its kernels are there
+        self.matrix: DenseMatrix | PackedMatrix | None = None  # on a CPU that has compiled kernels
+        self._unpacked: tuple[torch.Tensor, ...] = ()  # on a CPU without them
         self._product: Product | None = None
 
     @abstractmethod
@@ -116,13 +117,16 @@ class Quantized(LinearScheme):
         device = next(layer.parameters()).device.type
         weights = self.weights(layer)
         check_scales(weights.scales, self.given)
-        for name, held in list(layer.named_parameters(recurse=False)):
-            if name != "bias":  # what is empty still says on which device the layer is
-                setattr(layer, name, torch.nn.Parameter(held.data.new_empty(0), requires_grad=False))
+        for name, own in list(layer.named_parameters(recurse=False)):
+            if name != "bias":  # an empty parameter still has the layer's device
+                setattr(layer, name, torch.nn.Parameter(own.data.new_empty(0), requires_grad=False))
         if isinstance(weights, Fp8):
             self._product = self._fp8_cpu(layer, weights) if device == "cpu" else self._fp8_cuda(layer, weights)
         else:
             self._product = self._cpu(layer, weights) if device == "cpu" else self._cuda(layer, weights)
+
+    def packed_tensors(self) -> Iterable[torch.Tensor]:
+        return self._unpacked if self.matrix is None else self.matrix.tensors()
 
     def matmul(self, layer: Any, x: torch.Tensor) -> torch.Tensor:
         if self._product is None:
@@ -147,14 +151,13 @@ class Quantized(LinearScheme):
         if not self.shared.compiled():
             return self._torch(layer, form, numbers, scales)
         self.matrix = matrix = PackedMatrix(numbers, form, layer.bias, self.shared.workspace, scales)
-        self.nbytes = matrix.nbytes
         return lambda _, x: matrix.multiply(x, self.dtype)
 
     def _torch(self, layer: Any, form: Form, numbers: torch.Tensor, scales: torch.Tensor) -> Product:
         group, padded = form.widths(numbers.shape[1])
         cells = torch.nn.functional.pad(numbers, (0, padded - numbers.shape[1])).view(numbers.shape[0], -1, group)
         weight = reference.Quantized(cells, scales)
-        self.nbytes = cells.nbytes + scales.nbytes
+        self._unpacked = cells, scales
         return lambda layer, x: reference.multiply(x, weight, form, layer.bias).to(self.dtype or x.dtype)
 
     def _fp8_cpu(self, layer: Any, weights: Fp8) -> Product:
@@ -162,7 +165,7 @@ class Quantized(LinearScheme):
         layer.weight = torch.nn.Parameter(weights.widened(self.given), requires_grad=False)
         dense = Dense()
         dense.pack(layer)
-        self.nbytes, self.matrix = dense.nbytes, dense.matrix
+        self.matrix, self._unpacked = dense.matrix, tuple(dense.packed_tensors())
         return dense.matmul
 
     # ------------------------------------------------------------------------------------ GPUs
@@ -170,10 +173,8 @@ class Quantized(LinearScheme):
     def _keep(self, layer: Any, **tensors: torch.Tensor | None) -> None:
         for name, tensor in tensors.items():
             layer.register_buffer(f"packed_{name}", tensor, persistent=False)
-            self.nbytes += 0 if tensor is None else tensor.nbytes
 
     def _cuda(self, layer: Any, weights: Integers) -> Product:
-        self.nbytes = 0
         if weights.bits == 8:
             from ferrule_kernels.cuda import int8
 
@@ -196,7 +197,6 @@ class Quantized(LinearScheme):
     def _fp8_cuda(self, layer: Any, weights: Fp8) -> Product:
         from ferrule_kernels.cuda import fp8
 
-        self.nbytes = 0
         self._keep(layer, numbers=weights.numbers.contiguous(), scales=weights.scales.contiguous())
         units = torch.cuda.get_device_capability(weights.numbers.device) >= _FP8_UNITS
         if not units and not self.wide:

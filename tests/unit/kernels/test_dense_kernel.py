@@ -103,10 +103,10 @@ def test_nan_and_infinity_stay_in_their_rows() -> None:
 
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize(("n", "k"), SHAPES)
-@pytest.mark.parametrize("takes", [False, True])
-def test_rows_come_back_as_they_were(n: int, k: int, takes: bool) -> None:
+@pytest.mark.parametrize("in_place", [False, True])
+def test_rows_come_back_as_they_were(n: int, k: int, in_place: bool) -> None:
     weight = _random(n, k)
-    matrix = DenseMatrix(weight.clone(), takes=takes)
+    matrix = DenseMatrix(weight.clone(), in_place=in_place)
     ids = torch.tensor([0, n - 1, n // 2, n // 3, 0])
     assert torch.equal(matrix.rows(ids), weight[ids])
     assert torch.equal(matrix.rows(ids[:0]), weight[:0])
@@ -121,7 +121,7 @@ def test_packing_takes_the_memory_of_the_weight_where_it_fits() -> None:
     for n, k, fits in ((48, 64, True), (64, 33, False), (65, 32, False)):
         weight = _random(n, k)
         kept = weight.clone()
-        matrix = DenseMatrix(weight, takes=True)
+        matrix = DenseMatrix(weight, in_place=True)
         assert torch.equal(weight, kept) is not fits
         assert torch.equal(matrix.rows(torch.arange(n)), kept)
         x = _random(3, k)

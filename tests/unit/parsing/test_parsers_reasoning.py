@@ -7,10 +7,49 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ferrule.interfaces.parsers import ChoiceContext, Content, Reasoning, ReasoningParser, TextDelta
+from ferrule_parsing import ThinkingParser
 from ferrule_plugins.reasoning_parser.deepseek_r1 import DeepSeekR1
 from ferrule_plugins.reasoning_parser.qwen3 import Qwen3
 from ferrule_testkit.kits import ReasoningParserKit
 from ferrule_testkit.kits.count import work
+from ferrule_testkit.kits.reasoning_parser import Thought
+
+
+class Spelled(ThinkingParser):
+    """As models write that were trained on several spellings."""
+
+    open_tag = ("<think>", "<thought>", "[THINK]")
+    close_tag = ("</think>", "</thought>", "[/THINK]")
+
+
+class TestSpelled(ReasoningParserKit):
+    """Several spellings keep every promise."""
+
+    plugin = Spelled
+    samples = (
+        Thought("<think>\na\n</think>\n\nb", "a", "b"),
+        Thought("<thought>a</thought>b", "a", "b"),
+        Thought("[THINK]a[/THINK]b", "a", "b"),
+        Thought("<thought>a</think>b</thought>", "a", "b</thought>"),
+        Thought("[THINK", "", "[THINK"),
+    )
+
+
+@pytest.mark.parametrize("tag", ["<thought>", "[THINK]"])
+def test_a_prompt_may_open_and_close_the_block_in_any_spelling(tag: str) -> None:
+    close = tag.replace("<", "</").replace("[", "[/")
+    assert read(Spelled, f"a{close}b", prompt=f"hello {tag}\n") == ("a", "b")
+    assert read(Spelled, f"Well. {tag}a{close}b") == ("a", "Well. b")
+    assert read(Spelled, "b", prompt=f"hello {tag}\n\n{close}\n") == ("", "b")
+
+
+def test_spellings_that_begin_with_one_another_are_refused() -> None:
+    class Unclear(ThinkingParser):
+        open_tag = ("<think", "<think>")
+
+    with pytest.raises(ValueError, match="begin with one another"):
+        Unclear()
+
 
 Parts = tuple[str, str]  # reasoning, content
 

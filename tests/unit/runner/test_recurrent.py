@@ -115,7 +115,7 @@ class Adder(Model):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.one_hot(hidden[:, 0].long() % VOCAB, VOCAB).float()
 
-    def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         return set()
 
 

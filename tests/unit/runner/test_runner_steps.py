@@ -63,7 +63,7 @@ def _model(weights: dict[str, torch.Tensor], dtype: torch.dtype = torch.float32,
         max_model_len=MAX_LEN,
     )
     model = Llama(context)
-    model.load(weights.items())
+    model.load_weights(weights.items())
     return model
 
 

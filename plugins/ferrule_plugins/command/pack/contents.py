@@ -15,7 +15,7 @@ from ferrule.checkpoint import Values
 from ferrule.errors import ConfigError
 from ferrule_kernels.cpu.dense import DenseMatrix
 from ferrule_kernels.cpu.matmul import PackedMatrix
-from ferrule_nn import Dense, Linear
+from ferrule_nn import Dense, Head, Linear, PacksForCpu
 from ferrule_plugins.quantization.packed import FACTORS, METHOD, WEIGHT, Kept, stated
 
 Matrix = DenseMatrix | PackedMatrix
@@ -45,10 +45,9 @@ def contents(loaded: Loaded) -> Contents:
         if isinstance(part, Linear):
             matrix = _matrix(name, part, info.quantization)
             if matrix is not None:
-                tied = isinstance(part.scheme, Dense) and getattr(part, "tied", None) is not None
-                kept[name] = Kept.of(matrix, table=tied)
+                kept[name] = Kept.of(matrix, table=isinstance(part.scheme, Dense) and _is_tied(part))
                 tensors.update(_packed(name, matrix))
-            elif getattr(part, "tied", None) is None and isinstance(part.scheme, Dense):
+            elif isinstance(part.scheme, Dense) and not _is_tied(part):
                 tensors[f"{name}.weight"] = part.scheme.plain(part)
     if not kept:
         raise ConfigError(
@@ -63,14 +62,18 @@ def contents(loaded: Loaded) -> Contents:
 
 
 def _matrix(name: str, layer: Linear, method: str | None) -> Matrix | None:
-    """How the layer is packed; None for one that is as it came, or in an order of a library's. Raises ConfigError."""
-    matrix: Any = getattr(layer.scheme, "matrix", None)
-    if isinstance(matrix, Matrix) or isinstance(layer.scheme, Dense):
+    """The packed weights; None for a layer that is not packed, or by a library. Raises ConfigError for another form."""
+    matrix = layer.scheme.matrix if isinstance(layer.scheme, PacksForCpu) else None
+    if matrix is not None or isinstance(layer.scheme, Dense):
         return matrix
     raise ConfigError(
         f"{name} has no form that can be written: {method} keeps it in one of its own, or there are no kernels here.",
         "The log says which kernels there are. fp8 weights are packed with --dtype bfloat16.",
     )
+
+
+def _is_tied(layer: Linear) -> bool:
+    return isinstance(layer, Head) and layer.tied is not None
 
 
 def _packed(name: str, matrix: Matrix) -> Iterator[tuple[str, torch.Tensor]]:

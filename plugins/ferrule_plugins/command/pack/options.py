@@ -29,7 +29,7 @@ _TAKEN = {
     "observability": ("log_level", "log_config_file", "debug"),
     "plugins": ("plugins_allow", "plugins_deny", "plugins_prefer", "plugin"),
 }
-_SAID = {  # otherwise than for a server
+_SAID: Mapping[str, Mapping[str, Any]] = {  # otherwise than for a server
     "model": {"doc": "Folder or hub id of the model."},
     "quantization": {"doc": "Quantization plugin. Default: what the checkpoint asks for, else none.", "common": True},
 }
@@ -66,8 +66,8 @@ def _part(cls: type, names: tuple[str, ...]) -> type:
     hints, found = get_type_hints(cls), {field.name: field for field in dataclasses.fields(cls)}
     rows = []
     for name in names:
-        held, option = found[name], dataclasses.replace(option_of(found[name]), **_SAID.get(name, {}))
-        meta = {part.name: getattr(option, part.name) for part in dataclasses.fields(Option)}
-        default = held.default if held.default_factory is dataclasses.MISSING else held.default_factory()
+        field, option = found[name], dataclasses.replace(option_of(found[name]), **_SAID.get(name, {}))
+        meta = {attribute.name: getattr(option, attribute.name) for attribute in dataclasses.fields(Option)}
+        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
         rows.append((name, hints[name], opt(default, **meta)))
     return dataclasses.make_dataclass(cls.__name__, rows, namespace={"__doc__": cls.__doc__}, frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ferrule.assembly.model import Loaded, load
+from ferrule.assembly.model import Loaded, load_model
 from ferrule.checkpoint import read_json
 from ferrule.config import Config
 from ferrule.env import before_libraries
@@ -37,7 +37,7 @@ def pack(options: PackConfig, config: Config, plugins: Plugins) -> int:
     source, method = Path(config.model.model), config.model.quantization
     if options.output is not None or method is not None:  # else it is known when the model is loaded
         _check_place(_place(options, source, method or ""), options.force)
-    loaded = load(config, plugins)
+    loaded = load_model(config, plugins)
     what = loaded.info.quantization or loaded.info.dtype
     out = _place(options, source, what)
     _check_place(out, options.force)

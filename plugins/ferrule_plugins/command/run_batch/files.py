@@ -106,4 +106,4 @@ def _unnamed(folder: Path) -> Iterator[BinaryIO]:
     except OSError as error:
         raise cannot_write(folder, error) from None
     with file:
-        yield file  # type: ignore[misc]
+        yield file

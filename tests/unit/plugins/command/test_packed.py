@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ferrule import LLM, SamplingParams
-from ferrule.assembly.model import Loaded, load
+from ferrule.assembly.model import Loaded, load_model
 from ferrule.config import CacheConfig, Config, LoadConfig, ModelConfig, SchedulerConfig
 from ferrule.env import Environment
 from ferrule.errors import CheckpointError, ConfigError, PluginError, StartupError
@@ -71,7 +71,7 @@ def loaded_from(folder: Path, plugins: Plugins, **model: Any) -> Loaded:
         cache=CacheConfig(),
         env=ENV,
     )
-    return load(config, plugins)
+    return load_model(config, plugins)
 
 
 def same(one: Loaded, other: Loaded) -> int:

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from ferrule.assembly.model import Loaded, load
+from ferrule.assembly.memory import device_tensors
+from ferrule.assembly.model import Loaded, load_model
 from ferrule.config import CacheConfig, Config, LoadConfig, ModelConfig
 from ferrule.errors import ConfigError
 from ferrule.plugin import discover
-from ferrule_nn.held import stored_by
-from ferrule_plugins.executor.parked import Parked
+from ferrule_plugins.executor.host_copy import HostCopy
 from ferrule_plugins.platform import cuda_offload
 from ferrule_plugins.platform.cpu import CpuMemory
 from ferrule_plugins.platform.cuda import CudaPlatform
@@ -63,6 +63,9 @@ class Layers(torch.nn.Module):
         self.norm = torch.nn.Parameter(torch.ones(1024))
         self.layers = torch.nn.ParameterList([torch.randn(1024, 1024) for _ in range(4)])
         self.turned = self.layers[0].detach().t()
+
+    def packed_tensors(self) -> list[torch.Tensor]:
+        return [self.turned]
 
 
 @pytest.fixture
@@ -120,8 +123,8 @@ def test_asleep_they_stay_where_they_are(host: Host) -> None:
     model: Any = Layers()
     HostWeights(8 * MIB, host.map, CPU).move(model)
     before = [tensor.clone() for tensor in model.parameters()]
-    parked = Parked(stored_by(model, CPU))
-    assert parked.nbytes == 8 * MIB + 4096
+    copy = HostCopy(device_tensors(model, CPU))
+    assert copy.nbytes == 8 * MIB + 4096
     assert [bool(tensor.untyped_storage().nbytes()) for tensor in model.parameters()] == [
         False,
         True,
@@ -129,7 +132,7 @@ def test_asleep_they_stay_where_they_are(host: Host) -> None:
         False,
         False,
     ]
-    parked.wake()
+    copy.restore()
     assert all(torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
 
 
@@ -137,7 +140,7 @@ def _open(folder: Path, **options: Any) -> Loaded:
     config = Config(
         model=ModelConfig(model=str(folder), dtype="float32", **options), load=LoadConfig(use_tqdm_on_load=False)
     )
-    return load(config, discover())
+    return load_model(config, discover())
 
 
 @pytest.mark.parametrize("quantization", [None, "int8"])
@@ -154,9 +157,9 @@ def test_a_model_that_is_loaded_through_it_is_the_same(
     loaded = _open(folder, quantization=quantization)
     assert host.made
     for model in (loaded.model, loaded.reload()):
-        theirs = [tensor for tensor in stored_by(model, CPU) if tensor.numel()]
+        theirs = [tensor for tensor in device_tensors(model, CPU) if tensor.numel()]
         assert all(host.has(tensor) for tensor in theirs)
-        ours = [tensor for tensor in stored_by(plain, CPU) if tensor.numel()]
+        ours = [tensor for tensor in device_tensors(plain, CPU) if tensor.numel()]
         assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 

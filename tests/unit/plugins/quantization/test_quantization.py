@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from ferrule.assembly.model import Loaded, load, pack
+from ferrule.assembly.model import Loaded, load_model, pack
 from ferrule.config import CacheConfig, Config, LoadConfig, ModelConfig, SchedulerConfig
 from ferrule.env import Environment
 from ferrule.errors import CheckpointError, ConfigError, PluginError
@@ -52,7 +52,7 @@ def _load(folder: Path, plugins: Plugins, **model: Any) -> Loaded:
         cache=CacheConfig(),
         env=ENV,
     )
-    return load(config, plugins)
+    return load_model(config, plugins)
 
 
 def _logits(loaded: Loaded) -> torch.Tensor:
@@ -73,7 +73,7 @@ def test_the_option_quantizes_all_layers_and_the_head(folder: Path, plugins: Plu
     assert loaded.info.weight_bytes < 0.75 * plain.info.weight_bytes
     assert isinstance(loaded.model, torch.nn.Module)
     layers = [part for part in loaded.model.modules() if isinstance(part, Linear)]
-    assert all(layer.nbytes and not layer.weight.numel() for layer in layers)
+    assert all(any(True for _ in layer.packed_tensors()) and not layer.weight.numel() for layer in layers)
     made, expected = _logits(loaded), _logits(plain)
     assert made.dtype == torch.float32
     assert not torch.equal(made, expected)
@@ -132,7 +132,6 @@ class Halves(LinearScheme):
 
     def pack(self, layer: Any) -> None:
         self.whole = layer.small.detach() * 2
-        self.nbytes = self.whole.nbytes
         layer.small = parameter(0)
 
     def matmul(self, layer: Any, x: torch.Tensor) -> torch.Tensor:
@@ -187,7 +186,7 @@ def test_a_method_decides_by_name_and_brings_its_own_parameters() -> None:
         name: torch.ones(tensor.shape) if "norm" in name else torch.randn(tensor.shape)
         for name, tensor in plain.named_parameters()
     }
-    plain.load(weights.items())
+    plain.load_weights(weights.items())
     method = Halving({"ignore": ["lm_head", "layers.0.mlp.down_proj"]})
     assert _quantize(model, method) == [True, True, True, False, False]
     assert method.seen[0] == LinearLayer("layers.0.self_attn.qkv_proj", 16, 32, ("q_proj", "k_proj", "v_proj"))
@@ -199,7 +198,7 @@ def test_a_method_decides_by_name_and_brings_its_own_parameters() -> None:
         for taken in [{"layers.0.self_attn.qkv_proj", "layers.0.self_attn.o_proj", "layers.0.mlp.gate_up_proj"}]
         for name, tensor in weights.items()
     }
-    assert model.load(halves.items()) == {name for name, _ in model.named_parameters()}
+    assert model.load_weights(halves.items()) == {name for name, _ in model.named_parameters()}
     pack(model)
     x = torch.randn(3, 16)
     torch.testing.assert_close(model.layers[0].mlp(x), plain.layers[0].mlp(x), rtol=1e-4, atol=1e-4)
@@ -213,9 +212,9 @@ def test_a_layer_packs_when_its_last_tensor_came_and_not_before() -> None:
 
     def tensors() -> Iterator[tuple[str, torch.Tensor]]:
         for name in ("q.weight", "k.bias", "k.weight", "q.bias"):
-            packed.append(holder.qkv.nbytes > 0)
+            packed.append(any(True for _ in holder.qkv.packed_tensors()))
             yield name, torch.randn(4, 8) if name.endswith("weight") else torch.randn(4)
-        packed.append(holder.qkv.nbytes > 0)
+        packed.append(any(True for _ in holder.qkv.packed_tensors()))
 
     assert load_into(holder, tensors()) == {"qkv.weight", "qkv.bias"}
     assert packed == [False, False, False, False, True]
@@ -234,7 +233,7 @@ def test_a_quantized_head_leaves_the_embedding_its_table(tied: bool) -> None:
     model = _decoder(tie_word_embeddings=tied)
     _quantize(model, Int8({}))
     weights = {name: torch.randn(tensor.shape) for name, tensor in model.named_parameters()}
-    model.load(weights.items())
+    model.load_weights(weights.items())
     pack(model)
     pack(model)  # the second time does nothing
     table = weights["embed_tokens.weight" if tied else "lm_head.weight"]

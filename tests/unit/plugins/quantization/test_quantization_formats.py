@@ -12,7 +12,7 @@ import regex
 import torch
 from safetensors.torch import load_file, save_file
 
-from ferrule.assembly.model import Loaded, load
+from ferrule.assembly.model import Loaded, load_model
 from ferrule.config import CacheConfig, Config, LoadConfig, ModelConfig, SchedulerConfig
 from ferrule.env import Environment
 from ferrule.errors import CheckpointError, ConfigError, PluginError
@@ -21,7 +21,7 @@ from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.quantization import LinearLayer
 from ferrule.plugin import discover
 from ferrule_kernels.cpu import library
-from ferrule_nn import Decoder, Dense, Linear, MergedLinear, stored
+from ferrule_nn import Decoder, Dense, Linear, MergedLinear, checkpoint_parameter
 from ferrule_plugins.quantization.compressed import CompressedTensors
 from ferrule_plugins.quantization.fp8 import Fp8Method
 from ferrule_plugins.quantization.groupwise import Awq, Gptq
@@ -59,7 +59,7 @@ def _load(folder: Path, plugins: Plugins, **model: Any) -> Loaded:
         cache=CacheConfig(),
         env=ENV,
     )
-    return load(config, plugins)
+    return load_model(config, plugins)
 
 
 def _layers(loaded: Loaded) -> dict[str, Linear]:
@@ -69,7 +69,7 @@ def _layers(loaded: Loaded) -> dict[str, Linear]:
 
 def _meant(name: str, layer: Linear, weights: dict[str, torch.Tensor]) -> torch.Tensor:
     before = name.rpartition(".")[0]
-    names = [f"{before}.{part}" for part in layer.parts] or [name]
+    names = [f"{before}.{part}" for part in layer.projections] or [name]
     return torch.cat([weights[f"model.{part}.weight"] for part in names])
 
 
@@ -108,16 +108,16 @@ def test_weights_may_get_their_memory_when_they_come(
         folder = tmp_path / "made"
     chosen = {"quantization": "int8"} if quantized == "int8" else {}
     expected = _load(folder, plugins, **chosen)
-    monkeypatch.setattr("ferrule_nn.linear.waits", lambda device: True)
+    monkeypatch.setattr("ferrule_nn.linear.allocates_late", lambda device: True)
     held: list[int] = []
-    load = Decoder.load
+    load = Decoder.load_weights
 
     def watched(model: Decoder, weights: Any) -> set[str]:
         layers = [part for part in model.modules() if isinstance(part, Linear)]
         held.append(sum(tensor.nbytes for part in layers for tensor in part.parameters() if not tensor.is_meta))
         return load(model, weights)
 
-    monkeypatch.setattr(Decoder, "load", watched)
+    monkeypatch.setattr(Decoder, "load_weights", watched)
     made = _load(folder, plugins, **chosen)
     assert held == [0]
     assert made.info == expected.info
@@ -127,7 +127,7 @@ def test_weights_may_get_their_memory_when_they_come(
 
 
 def test_weights_that_never_got_memory_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ferrule_nn.linear.waits", lambda device: True)
+    monkeypatch.setattr("ferrule_nn.linear.allocates_late", lambda device: True)
     layer = Linear(8, 4)
     assert layer.weight.is_meta
     with pytest.raises(RuntimeError, match="load_into"):
@@ -141,7 +141,10 @@ def test_weights_stay_small(folder: Path, plugins: Plugins, tmp_path: Path, name
     for path, layer in _layers(_load(tmp_path / "made", plugins, dtype="bfloat16")).items():
         if path != "lm_head":
             bits = {"int8": 8, "gptq": 4, "awq": 8}[name] + 1.5
-            assert layer.nbytes <= layer.in_features * layer.out_features * bits / 8
+            assert (
+                sum(tensor.nbytes for tensor in layer.packed_tensors())
+                <= layer.in_features * layer.out_features * bits / 8
+            )
             assert not sum(parameter.numel() for parameter in layer.parameters())
 
 
@@ -418,12 +421,12 @@ def test_ignored_layers_stay_as_they_are(folder: Path, plugins: Plugins, tmp_pat
 
 def test_parameters_are_cut_where_projections_meet() -> None:
     layer = MergedLinear(32, {"a": 64, "b": 192})
-    words = stored(layer, (32, -1), torch.int32, count=lambda rows: rows // 8)
+    words = checkpoint_parameter(layer, (32, -1), torch.int32, count=lambda rows: rows // 8)
     assert words.shape == (32, 32)
-    assert words.cut(64, 256).shape == (32, 24)
-    assert words.cut(0, 0).shape == (32, 32)
-    blocks = stored(layer, (-1, 1), torch.float32, count=lambda rows: -(-rows // 128))
+    assert words.outputs(64, 256).shape == (32, 24)
+    assert words.outputs(0, 0).shape == (32, 32)
+    blocks = checkpoint_parameter(layer, (-1, 1), torch.float32, count=lambda rows: -(-rows // 128))
     assert blocks.shape == (3, 1)
-    assert blocks.cut(64, 256).shape == (2, 1)
-    assert [words.takes(dtype) for dtype in (torch.int32, torch.int8, torch.float32)] == [True, False, False]
-    assert [blocks.takes(dtype) for dtype in (BF16, torch.float8_e4m3fn)] == [True, False]
+    assert blocks.outputs(64, 256).shape == (2, 1)
+    assert [words.accepts(dtype) for dtype in (torch.int32, torch.int8, torch.float32)] == [True, False, False]
+    assert [blocks.accepts(dtype) for dtype in (BF16, torch.float8_e4m3fn)] == [True, False]

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -26,8 +26,10 @@ class Rounded(LinearScheme):
         weight = layer.weight.detach().float()
         self._scale = weight.abs().amax(dim=1) / 127  # [out]
         self._numbers = (weight / self._scale.clamp(min=1e-30)[:, None]).round().to(torch.int8)  # [out, in]
-        self.nbytes = self._numbers.nbytes + self._scale.nbytes
         layer.weight = torch.nn.Parameter(torch.empty(0), requires_grad=False)  # and its memory is free
+
+    def packed_tensors(self) -> Iterable[torch.Tensor]:
+        return self._numbers, self._scale
 
     def matmul(self, layer: Any, x: torch.Tensor) -> torch.Tensor:
         """Row by row: the sums of many rows at once may be in another order, and then not the same."""

@@ -1,4 +1,4 @@
-"""Weights that wait in the host's memory. A CPU's storages empty and fill as a GPU's do."""
+"""Weights in the host's memory while the device's is free. A CPU's storages empty and fill as a GPU's do."""
 
 from __future__ import annotations
 
@@ -10,29 +10,19 @@ from typing import Any
 import pytest
 import torch
 
+from ferrule.assembly.memory import device_tensors, weight_tensors
 from ferrule.config import Config, LoadConfig, ModelConfig, SchedulerConfig
 from ferrule.env import Environment
 from ferrule.errors import EngineDead
 from ferrule.interfaces.executor import Step
 from ferrule.plugin import discover
 from ferrule.types import StepPlan, StepResult
-from ferrule_nn.held import stored_by
 from ferrule_plugins.executor import device as device_module
 from ferrule_plugins.executor.device import Worker
-from ferrule_plugins.executor.parked import Parked
+from ferrule_plugins.executor.host_copy import HostCopy
 from ferrule_testkit.checkpoints import tiny_checkpoint
 
 CPU = torch.device("cpu")
-
-
-class Scheme:
-    """Keeps what a layer multiplies by, outside of torch's registers."""
-
-    __slots__ = ("packed", "scales")
-
-    def __init__(self) -> None:
-        self.packed = [torch.arange(6.0).reshape(2, 3)]
-        self.scales = {"out": torch.ones(2)}
 
 
 class Tiny(torch.nn.Module):
@@ -43,38 +33,42 @@ class Tiny(torch.nn.Module):
         self.head.weight = self.embedding  # tied
         self.first_rows = self.embedding.detach()[:2]  # a view
         self.register_buffer("table", torch.randn(5))
-        self.scheme: Any = Scheme()
+        self.packed = torch.arange(6.0).reshape(2, 3)
+        self.unnamed = torch.ones(2)
+
+    def packed_tensors(self) -> list[torch.Tensor]:
+        return [self.packed]
 
 
-def test_everything_is_found() -> None:
-    model = Tiny()
-    found = {tensor.data_ptr() for tensor in stored_by(model, CPU)}
-    scheme = model.scheme
-    expected = (model.embedding, model.table, scheme.packed[0], scheme.scales["out"])
-    assert found == {tensor.data_ptr() for tensor in expected}
-    assert stored_by(model, torch.device("meta")) == []
+def test_a_models_tensors_are_its_parameters_buffers_and_what_its_parts_name() -> None:
+    model: Any = Tiny()
+    assert [id(tensor) for tensor in weight_tensors(model)] == [id(model.embedding), id(model.packed)]
+    found = [id(tensor) for tensor in device_tensors(model, CPU)]
+    assert found == [id(model.embedding), id(model.packed), id(model.table)]  # a tied weight once
+    assert device_tensors(model, torch.device("meta")) == []
 
 
 @torch.inference_mode()
-def test_weights_come_back_to_whoever_holds_them() -> None:
-    model = Tiny()
+def test_weights_come_back_into_the_same_tensors() -> None:
+    model: Any = Tiny()
     x = torch.randn(3, 4)
-    before, scheme = model.head(x), model.scheme.packed[0].clone()
-    parked = Parked(stored_by(model, CPU))
-    assert parked.nbytes == 4 * (32 + 5 + 6 + 2)  # the tied table once
-    assert all(tensor.untyped_storage().nbytes() == 0 for tensor in stored_by(model, CPU))
-    parked.wake()
+    before, packed = model.head(x), model.packed.clone()
+    copy = HostCopy(device_tensors(model, CPU))
+    assert copy.nbytes == 4 * (32 + 5 + 6)  # the tied table once
+    assert all(tensor.untyped_storage().nbytes() == 0 for tensor in device_tensors(model, CPU))
+    copy.restore()
     assert torch.equal(model.head(x), before)
-    assert torch.equal(model.scheme.packed[0], scheme)
+    assert torch.equal(model.packed, packed)
+    assert torch.equal(model.unnamed, torch.ones(2))  # it stayed where it was
     assert torch.equal(model.first_rows, model.embedding[:2])
     assert model.head.weight is model.embedding
-    assert parked.nbytes == 0
+    assert copy.nbytes == 0
 
 
-def test_waking_can_be_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_restoring_can_be_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A device whose memory somebody else took meanwhile loses nothing."""
     tensors = [torch.full((4,), float(n)) for n in range(3)]
-    parked = Parked(tensors)
+    copy = HostCopy(tensors)
     resize, calls = torch.UntypedStorage.resize_, []
 
     def full(storage: torch.UntypedStorage, size: int) -> object:
@@ -85,15 +79,15 @@ def test_waking_can_be_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(torch.UntypedStorage, "resize_", full)
     with pytest.raises(torch.OutOfMemoryError):
-        parked.wake()
-    parked.wake()
+        copy.restore()
+    copy.restore()
     assert [tensor.tolist() for tensor in tensors] == [[float(n)] * 4 for n in range(3)]
 
 
 @pytest.fixture
 def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Worker:
     """A worker whose device is said to have memory of its own. It computes nothing: a CPU's kernels keep addresses."""
-    monkeypatch.setattr(device_module, "stored_by", lambda model, device: stored_by(model, CPU))
+    monkeypatch.setattr(device_module, "device_tensors", lambda model, device: device_tensors(model, CPU))
     config = Config(
         model=ModelConfig(model=str(tiny_checkpoint("qwen3", tmp_path / "model")), dtype="float32"),
         load=LoadConfig(use_tqdm_on_load=False),
@@ -117,7 +111,7 @@ def test_a_device_with_its_own_memory_keeps_weights_with_the_host(level: int, wo
     """At level 1 the same model wakes, and nothing is read; at level 2 it is another one with the same weights."""
     model, before = worker.model_runner.model, [tensor.clone() for tensor in _numbers(worker)]
     worker.release(("weights", "kv_cache"), level)
-    left = sum(tensor.untyped_storage().nbytes() for tensor in stored_by(model, CPU))
+    left = sum(tensor.untyped_storage().nbytes() for tensor in device_tensors(model, CPU))
     assert (left == 0) == (level == 1)
     with pytest.raises(RuntimeError, match="given back"):
         worker.model_runner.model  # noqa: B018

@@ -1,4 +1,4 @@
-"""Weights that wait in the host's memory while their device's memory is somebody else's (sleep level 1)."""
+"""A model's weights in the host's memory while the device's memory is free for others (sleep level 1)."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ from collections.abc import Iterable
 import torch
 
 
-class Parked:
-    """Copies of storages in the host's memory; the storages themselves hold nothing until `wake`.
+class HostCopy:
+    """Copies of tensors' storages in the host's memory; the storages themselves are empty until `restore`.
 
-    Tensors keep their identity: whoever holds a weight, a view of it or a tied one, holds it again afterwards. What
-    is not found stays on the device, and is right there too; so does what is not the allocator's, as weights that are
-    the host's in any case.
+    Tensors keep their identity: views and tied weights share the same memory again afterwards. A storage that torch's
+    allocator did not make, such as that of weights which are in the host's memory anyway, is left as it is.
     """
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Move out what `tensors` store; those that share memory are moved once."""
+        """Copy the storages of `tensors`, each once, and free them."""
         self._copies: list[tuple[torch.UntypedStorage, torch.UntypedStorage]] = []
         seen = set()
         for tensor in tensors:
@@ -31,8 +30,8 @@ class Parked:
     def nbytes(self) -> int:
         return sum(copy.nbytes() for _, copy in self._copies)
 
-    def wake(self) -> None:
-        """Move everything back, and forget the copies. After an error for want of memory it can be called again."""
+    def restore(self) -> None:
+        """Copy everything back and drop the copies. After an out-of-memory error it can be called again."""
         while self._copies:
             storage, copy = self._copies[-1]
             storage.resize_(copy.nbytes())

@@ -1,0 +1,204 @@
+"""Which plugins serve a model: platform, implementation, quantization, format of the weights, attention backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ferrule import checkpoint as checkpoints
+from ferrule.config import Config
+from ferrule.config.resolve import BLOCK_SIZE
+from ferrule.errors import CheckpointError, ConfigError, nearest
+from ferrule.interfaces.attention import AttentionBackend
+from ferrule.interfaces.load_format import WeightSource
+from ferrule.interfaces.model import AttentionLayer, AttentionOptions, BuildContext, LayerCache, Model
+from ferrule.interfaces.platform import DeviceCaps, Platform
+from ferrule.interfaces.plugins import Plugins
+from ferrule.interfaces.quantization import QuantizationMethod
+from ferrule.log import Log
+from ferrule.plugin import load_first
+
+_log = Log("worker")
+
+
+@dataclass(frozen=True)
+class Device:
+    """The platform, prepared, and what its device can do."""
+
+    platform: Platform
+    caps: DeviceCaps
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is decided before there is a model. `quantization` and `method` are None for weights that stay floats."""
+
+    device: Device
+    context: BuildContext
+    architecture: str  # of the checkpoint
+    implementation: str  # name of the model plugin
+    model: Callable[[BuildContext], Model]
+    quantization: str | None
+    method: QuantizationMethod | None
+    load_options: Mapping[str, Any]  # of `WeightSource.tensors`
+
+
+class Chooser:
+    """Takes the plugin that the user names, or the first that does not refuse. `notes` says which refused, and why."""
+
+    def __init__(self, plugins: Plugins) -> None:
+        self._plugins = plugins
+        self.notes: list[str] = []
+
+    def choose(
+        self, kind: str, flag: str, wanted: str | None, order: Sequence[str], refuses: Callable[[Any], str | None]
+    ) -> str:
+        """Name of the plugin `wanted`, which `flag` named, or of the first in `order` that does not refuse.
+
+        Raises ConfigError where the plugin that was named refuses, PluginError where all do.
+        """
+        if wanted is None:
+            chosen = load_first(self._plugins, kind, order, refuses)
+            self.notes += [f"{kind} {name} refused: {reason}" for name, reason in chosen.refusals]
+            return chosen.name
+        reason = refuses(self._plugins.load(kind, wanted))
+        if reason is not None:
+            raise ConfigError(f"{flag} {wanted}: {reason}")
+        return wanted
+
+    def device(self, config: Config) -> Device:
+        wanted = None if config.device.device == "auto" else config.device.device
+        names = self._plugins.defaults("platform")
+        order = sorted(names, key=lambda name: name == "cpu")  # every machine has a CPU: it is the last choice
+        name = self.choose("platform", "--device", wanted, order, lambda cls: cls.refuses())
+        platform: Platform = self._plugins.make("platform", name)
+        if not self._plugins.is_builtin("platform", name):
+            title = self._plugins.title("platform", name)
+            _log.warning("the platform is a plugin of another distribution", plugin=title)
+        with self._plugins.blamed("platform", name):
+            return Device(platform, platform.prepare(config))
+
+    def before_build(self, config: Config, device: Device) -> Choice:
+        """Everything that the checkpoint's ``config.json`` and the options decide. Raises StartupError."""
+        folder = Path(config.model.model)
+        checkpoint = checkpoints.read(config.model.hf_config_path or folder, config.model.hf_overrides)
+        checkpoints.check_sizes(checkpoint)
+        architecture, name = self._implementation(config, checkpoint)
+        context = BuildContext(
+            config=checkpoint,
+            dtype=device.platform.dtype(config.model.dtype, checkpoint),
+            device=device.platform.device(),
+            block_size=config.cache.block_size or BLOCK_SIZE,
+            max_model_len=_max_model_len(config, checkpoint),
+            folder=folder,
+            trust_remote_code=config.model.trust_remote_code,
+            sliding_window=not config.model.disable_sliding_window,
+        )
+        quantization, method = self._quantization(config, context, device)
+        return Choice(
+            device=device,
+            context=context,
+            architecture=architecture,
+            implementation=name,
+            model=self._plugins.factory("model", name),
+            quantization=quantization,
+            method=method,
+            load_options={
+                **config.load.model_loader_extra_config,
+                "use_tqdm_on_load": config.load.use_tqdm_on_load,
+                "ignore_patterns": config.load.ignore_patterns,
+            },
+        )
+
+    def attention(self, config: Config, choice: Choice, model: Model) -> tuple[str, AttentionBackend]:
+        """The backend that serves every layer of the model. Raises StartupError."""
+        layers = attention_layers(model)
+        caps, dtype, kind = choice.device.caps, choice.context.dtype, config.cache.kv_cache_dtype
+
+        def refuses(cls: type[AttentionBackend]) -> str | None:
+            if cls.cache_type(kind, dtype) is None:
+                return f"it has no cache of {kind} for a model in {_short(dtype)} (--kv-cache-dtype)"
+            reasons = (cls.refuses(spec, options, caps, dtype) for spec, options in layers)
+            return next((reason for reason in reasons if reason), None)
+
+        wanted = config.device.attention_backend or config.env.attention_backend
+        if wanted is not None and wanted not in self._plugins.names("attention"):
+            wanted = wanted.lower()
+        order = choice.device.platform.attention_order()
+        name = self.choose("attention", "--attention-backend", wanted, order, refuses)
+        return name, self._plugins.make("attention", name)
+
+    def weight_format(self, config: Config) -> Callable[[], WeightSource]:
+        """What opens the weights in the model's folder, in their format. Raises StartupError if no format fits."""
+        folder, wanted = Path(config.model.model), config.load.load_format
+        if wanted == "auto":
+            names = self._plugins.defaults("load_format")
+            wanted = load_first(self._plugins, "load_format", names, lambda cls: cls.refuses(folder)).name
+        return partial(self._plugins.make, "load_format", wanted)
+
+    def _implementation(self, config: Config, checkpoint: Mapping[str, Any]) -> tuple[str, str]:
+        """The architecture that is served, and the name of the plugin that implements it."""
+        named = checkpoints.architectures(checkpoint)
+        known = self._plugins.names("model")
+        native = next((name for name in named if name in known), None)
+        wanted = config.model.model_impl
+        if native is None and wanted in ("native", "vllm"):
+            hint = nearest(named[0], known)
+            raise ConfigError(f"--model-impl {wanted}: there is no native implementation of {', '.join(named)}.{hint}")
+        if native is not None and wanted != "transformers":
+            return native, native
+        if wanted == "auto":
+            self.notes.append(f"model {named[0]} has no native implementation: transformers runs it")
+        return named[0], "transformers"
+
+    def _quantization(
+        self, config: Config, context: BuildContext, device: Device
+    ) -> tuple[str | None, QuantizationMethod | None]:
+        """The method that is asked for, or that reads the checkpoint; none for float weights that stay floats."""
+        given = context.config.get("quantization_config") or {}
+        if not isinstance(given, Mapping):
+            raise CheckpointError(f"config.json: quantization_config is an object, not {given!r:.80}.")
+        wanted, settings = config.model.quantization, dict(given)
+        form = str(settings.get("quant_method", "an unnamed method"))
+
+        def refuses(cls: type[QuantizationMethod]) -> str | None:
+            if settings and form not in cls.formats:
+                return f"the weights are quantized ({form}), which it does not read"
+            return cls.refuses(settings, device.caps, context.dtype)
+
+        if wanted is None and not settings:
+            return None, None
+        order = self._plugins.defaults("quantization")
+        name = self.choose("quantization", "--quantization", wanted, order, refuses)
+        return name, self._plugins.make("quantization", name, settings)
+
+
+def attention_layers(model: Model) -> list[tuple[LayerCache, AttentionOptions]]:
+    """What each layer caches, and its options. A layer without an `AttentionLayer` is taken to have the defaults."""
+    parts = model.modules() if isinstance(model, torch.nn.Module) else ()
+    stated = {part.name: part.options for part in parts if isinstance(part, AttentionLayer)}
+    return [
+        (spec, stated.get(name) or AttentionOptions(scale=1.0, window=spec.group.window))
+        for name, spec in model.cache_specs().items()
+    ]
+
+
+def _max_model_len(config: Config, checkpoint: Mapping[str, Any]) -> int:
+    """Tokens. Raises ConfigError for more than the checkpoint was made for, unless the environment allows it."""
+    limit = checkpoints.max_length(checkpoint, sliding_window=not config.model.disable_sliding_window)
+    wanted = config.model.max_model_len
+    if wanted is not None and wanted > limit and not config.env.allow_long_max_model_len:
+        raise ConfigError(
+            f"--max-model-len {wanted} is more than the {limit} tokens that the checkpoint was made for.",
+            "Set FERRULE_ALLOW_LONG_MAX_MODEL_LEN=1 to try it; expect nonsense, or NaN, beyond the limit.",
+        )
+    return wanted or limit
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

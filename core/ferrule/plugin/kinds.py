@@ -42,9 +42,9 @@ class Kind(Struct, frozen=True):
 
     `made_with` says what the constructor is given, in order; None: keyword arguments that a client names, whose faults
     are the client's. `on_device`: the constructor allocates on a device. `off_until_named`: an item of an allow-list
-    that is about such kinds only switches on, and leaves plugins of other kinds alone. `builtin_wins`: where
-    others offer the name of a built-in plugin, it stays the built-in one. `earlier` has an entry for each contract in
-    READABLE in which the kind was another; without one, nothing changed.
+    that is about such kinds only switches on, and leaves plugins of other kinds alone. `builtin_wins`: where others
+    offer the name of a built-in plugin, it stays the built-in one. `earlier` has an entry for each contract in READABLE
+    in which the kind was another; without one, nothing changed.
     """
 
     name: str

@@ -16,8 +16,17 @@ from ferrule.api.lifecycle import Lifecycle
 from ferrule.config import Config, FrontendConfig, ModelConfig
 from ferrule.config.resolve import resolve
 from ferrule.errors import ConfigError
+from ferrule.frontend.output.parse import join_events
 from ferrule.frontend.service import FrontendService, build_service
-from ferrule.interfaces.parsers import ChoiceContext, Content, Reasoning, ReasoningParser, TextDelta
+from ferrule.interfaces.parsers import (
+    CallArguments,
+    CallStart,
+    ChoiceContext,
+    Content,
+    Reasoning,
+    ReasoningParser,
+    TextDelta,
+)
 from ferrule.interfaces.service import ChatPrompt, Generate, Prompt
 from ferrule.plugin import Plugins, discover
 from ferrule.types import SamplingParams
@@ -115,6 +124,17 @@ async def test_thoughts_text_and_calls_are_parted(tmp_path: Path) -> None:
         assert (answer.reasoning, answer.text) == ("Hm.", "So:")
         assert [(call.name, call.arguments) for call in answer.tool_calls] == [("f", '{"a": 1}')]
         assert here.prompt == "[f]<user>x<assistant>"
+
+
+def test_what_no_answer_can_hold_is_replaced() -> None:
+    """A parser may make lone surrogates of a model's JSON escapes; a pair in two halves is one character."""
+    events = [Content("a\ud83d"), Content("\ude00b"), CallStart(0, "i\udc00", "n\ud800"), CallArguments(0, '"\udfff"')]
+    assert join_events([*events, Reasoning("\ud800")]) == (
+        Content("a\U0001f600b"),
+        CallStart(0, "i\ufffd", "n\ufffd"),
+        CallArguments(0, '"\ufffd"'),
+        Reasoning("\ufffd"),
+    )
 
 
 async def test_tool_choice_none_reads_no_calls(tmp_path: Path) -> None:

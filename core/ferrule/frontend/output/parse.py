@@ -14,6 +14,7 @@ from typing import Any
 from ferrule.frontend.admission.admit import Prepared
 from ferrule.frontend.text.detokenize import decode
 from ferrule.interfaces.parsers import (
+    CallArguments,
     CallStart,
     ChoiceContext,
     Content,
@@ -122,4 +123,29 @@ def join_events(events: Iterable[Event]) -> tuple[Event, ...]:
             joined.append(kind("".join(event.text for event in group)))  # type: ignore[union-attr]
         else:
             joined += group
-    return tuple(joined)
+    return tuple(map(_encodable, joined))
+
+
+def _encodable(event: Event) -> Event:
+    """The event with U+FFFD for surrogates without a partner, which a parser may make of JSON escapes: no answer can
+    hold them."""
+    match event:
+        case Content(text) | Reasoning(text):
+            return event if _sound(text) else type(event)(_mended(text))
+        case CallStart(index, id, name):
+            return event if _sound(id + name) else CallStart(index, _mended(id), _mended(name))
+        case CallArguments(index, fragment):
+            return event if _sound(fragment) else CallArguments(index, _mended(fragment))
+    return event
+
+
+def _sound(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _mended(text: str) -> str:
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

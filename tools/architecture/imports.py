@@ -8,7 +8,7 @@ from tools.architecture.source import Import, Module, Rule, Violation
 
 # Bottom first: a module of core imports from its own layer and the ones before it.
 LAYERS = (
-    ("types", "errors", "env", "log"),
+    ("types", "errors", "env_vllm", "env", "log"),
     ("config", "checkpoint"),
     ("interfaces",),
     ("plugin",),
@@ -24,7 +24,21 @@ LAYERS = (
     ("", "__main__"),  # the package itself, which lends its public names lazily
 )
 NO_TORCH = frozenset(
-    {"types", "errors", "env", "log", "config", "checkpoint", "plugin", "wire", "engine", "client", "frontend", "api"}
+    {
+        "types",
+        "errors",
+        "env_vllm",
+        "env",
+        "log",
+        "config",
+        "checkpoint",
+        "plugin",
+        "wire",
+        "engine",
+        "client",
+        "frontend",
+        "api",
+    }
     | {"launch", "llm"}
 )
 TORCH = ("torch", "torchvision", "torchaudio", "triton", "safetensors.torch")

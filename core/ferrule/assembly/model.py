@@ -11,8 +11,7 @@ from typing import Any
 import torch
 
 from ferrule import checkpoint as checkpoints
-from ferrule.config import Config
-from ferrule.config.resolve import BLOCK_SIZE
+from ferrule.config import Resolved
 from ferrule.errors import CheckpointError, ConfigError, nearest
 from ferrule.interfaces.attention import AttentionBackend
 from ferrule.interfaces.load_format import WeightSource
@@ -37,7 +36,7 @@ class Loaded:
     info: ModelInfo
 
 
-def load(config: Config, plugins: Plugins) -> Loaded:
+def load(config: Resolved, plugins: Plugins) -> Loaded:
     """Build the model that the configuration names. Raises StartupError."""
     notes: list[str] = []
     platform, caps = _platform(config, plugins, notes)
@@ -45,15 +44,15 @@ def load(config: Config, plugins: Plugins) -> Loaded:
         return _load(config, plugins, platform, caps, notes)
 
 
-def _load(config: Config, plugins: Plugins, platform: Platform, caps: DeviceCaps, notes: list[str]) -> Loaded:
+def _load(config: Resolved, plugins: Plugins, platform: Platform, caps: DeviceCaps, notes: list[str]) -> Loaded:
     folder = Path(config.model.model)
-    checkpoint = checkpoints.read(config.model.hf_config_path or folder, config.model.hf_overrides)
+    checkpoint = checkpoints.read(config.model.hf_config_path, config.model.hf_overrides)
     architecture, name = _implementation(config, plugins, checkpoint, notes)
     context = BuildContext(
         config=checkpoint,
         dtype=platform.dtype(config.model.dtype, checkpoint),
         device=platform.device(),
-        block_size=config.cache.block_size or BLOCK_SIZE,
+        block_size=config.cache.block_size,
         max_model_len=_max_model_len(config, checkpoint),
         folder=folder,
         trust_remote_code=config.model.trust_remote_code,
@@ -95,7 +94,7 @@ def _load(config: Config, plugins: Plugins, platform: Platform, caps: DeviceCaps
     return Loaded(model, reload, context, platform, attention, cache_type, info)
 
 
-def _platform(config: Config, plugins: Plugins, notes: list[str]) -> tuple[Platform, DeviceCaps]:
+def _platform(config: Resolved, plugins: Plugins, notes: list[str]) -> tuple[Platform, DeviceCaps]:
     wanted = None if config.device.device == "auto" else config.device.device
     order = sorted(plugins.names("platform"), key=lambda name: name == "cpu")  # every machine has one: it is last
     _, cls = _choose(plugins, "platform", ("--device", wanted), order, lambda cls: cls.refuses(), notes)
@@ -125,7 +124,7 @@ def _choose(
 
 
 def _implementation(
-    config: Config, plugins: Plugins, checkpoint: Mapping[str, Any], notes: list[str]
+    config: Resolved, plugins: Plugins, checkpoint: Mapping[str, Any], notes: list[str]
 ) -> tuple[str, str]:
     """The architecture that is served, and the name of the plugin that does it."""
     named = checkpoints.architectures(checkpoint)
@@ -143,7 +142,7 @@ def _implementation(
 
 
 def _quantization(
-    config: Config, plugins: Plugins, context: BuildContext, caps: DeviceCaps, notes: list[str]
+    config: Resolved, plugins: Plugins, context: BuildContext, caps: DeviceCaps, notes: list[str]
 ) -> tuple[str | None, QuantizationMethod | None]:
     """The method that is asked for, or that reads the checkpoint; none for float weights as they are."""
     given = context.config.get("quantization_config") or {}
@@ -175,7 +174,7 @@ def _build(make: Callable[[], Model], name: str, method: QuantizationMethod | No
     return model
 
 
-def _max_model_len(config: Config, checkpoint: Mapping[str, Any]) -> int:
+def _max_model_len(config: Resolved, checkpoint: Mapping[str, Any]) -> int:
     """Tokens. Raises ConfigError for more than the checkpoint was made for, unless the environment allows it."""
     limit = checkpoints.max_length(checkpoint, sliding_window=not config.model.disable_sliding_window)
     wanted = config.model.max_model_len
@@ -188,7 +187,7 @@ def _max_model_len(config: Config, checkpoint: Mapping[str, Any]) -> int:
 
 
 def _attention(
-    config: Config,
+    config: Resolved,
     plugins: Plugins,
     model: Model,
     where: tuple[Platform, DeviceCaps, torch.dtype],
@@ -203,10 +202,7 @@ def _attention(
             return f"it has no cache of {kind} for a model in {str(dtype).removeprefix('torch.')} (--kv-cache-dtype)"
         return next((reason for spec, options in layers if (reason := cls.refuses(spec, options, caps, dtype))), None)
 
-    wanted = config.device.attention_backend or config.env.attention_backend
-    if wanted is not None and wanted not in plugins.names("attention"):
-        wanted = wanted.lower()
-    option = ("--attention-backend", wanted)
+    option = ("--attention-backend", config.device.attention_backend)
     name, cls = _choose(plugins, "attention", option, platform.attention_order(), refuses, notes)
     return name, cls()
 
@@ -224,7 +220,7 @@ def attention_layers(model: Model) -> list[tuple[LayerCache, AttentionOptions]]:
     ]
 
 
-def _fill(config: Config, plugins: Plugins, platform: Platform, folder: Path, model: Model) -> tuple[int, int]:
+def _fill(config: Resolved, plugins: Plugins, platform: Platform, folder: Path, model: Model) -> tuple[int, int]:
     """Load the weights and lay them out. Returns how many numbers they are, a shared one counted once, and the bytes.
 
     Raises CheckpointError, also when a parameter was left out.
@@ -255,7 +251,7 @@ def pack(model: Model) -> None:
             lay_out()
 
 
-def _weights(config: Config, plugins: Plugins, folder: Path) -> WeightSource:
+def _weights(config: Resolved, plugins: Plugins, folder: Path) -> WeightSource:
     wanted = config.load.load_format
     if wanted == "auto":
         names = plugins.names("load_format")

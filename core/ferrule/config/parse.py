@@ -15,7 +15,6 @@ import msgspec
 from ferrule import env as environment
 from ferrule.config import help as helptext
 from ferrule.config.file import read_file
-from ferrule.config.option import Lacks
 from ferrule.config.schema import Item, Match, Schema, Spec
 from ferrule.config.sections import Config
 from ferrule.config.values import convert, is_boolean, merge, problem
@@ -255,18 +254,17 @@ class _Draft:
 
     def judge(self) -> None:
         """Say what becomes of values that have no effect, or need a feature that is not here."""
-        lacking: dict[Lacks, list[str]] = {}
+        lacking: dict[str, list[str]] = {}
         for name, value in self.values.items():
             spec, label = self._schema.by_name[name], self._labels[name]
             if value == spec.default or value in spec.option.passes:
                 continue
             if spec.option.inert:
                 self.notices.append(f"{label} is accepted without effect: {spec.option.inert}.")
-            if spec.option.lacks is not None:
+            if spec.option.lacks:
                 lacking.setdefault(spec.option.lacks, []).append(label)
-        for (feature, kind), labels in lacking.items():
-            who = ", ".join(dict.fromkeys(labels))
-            self.problems.append(f"{who}: this build has no {feature}; a plugin of kind {kind} would bring it.")
+        for feature, labels in lacking.items():
+            self.problems.append(f"{', '.join(dict.fromkeys(labels))}: not in this build: {feature}.")
 
     def _value(self, item: Item, seen: dict[str, Any]) -> Any:
         spec = item.match.spec

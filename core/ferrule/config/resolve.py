@@ -1,35 +1,46 @@
 """The one place where values that were left open are filled, and where values are checked against each other.
 
 Pure: it looks at no device, no file and no clock. What depends on the checkpoint or the device (the longest context,
-the type of weights, the steps in flight) is settled by the executor, which reports it as `ModelInfo`.
+the type of weights, the steps in flight) is settled by the executor, which reports it as `ModelInfo`; from that and the
+resolved sections come the scheduler's limits (`ferrule.assembly.limits`).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import re
+from typing import Any
 
 from ferrule.config.help import PluginNames
 from ferrule.config.parse import config_sections
+from ferrule.config.resolved import Resolved, ResolvedModel, ResolvedScheduler
 from ferrule.config.schema import Schema
-from ferrule.config.sections import CacheConfig, Config, ModelConfig, SchedulerConfig
+from ferrule.config.sections import Config, ModelConfig, SchedulerConfig
 from ferrule.errors import ConfigError, nearest
 
-BLOCK_SIZE = 16
-MAX_NUM_SEQS = 256
+_MAX_NUM_SEQS = 256
 _MAX_NUM_BATCHED_TOKENS = 2048
 
 
-def resolve(config: Config, max_model_len: int | None = None) -> Config:
-    """Fill what is open. Resolve again with `max_model_len` once the model is loaded; nothing that is set changes.
-
-    Raises ConfigError, one line per contradiction.
-    """
+def resolve(config: Config) -> Resolved:
+    """Fill what is open; nothing that is set changes. Raises ConfigError, one line per contradiction."""
     problems = _contradictions(config)
-    scheduler = _scheduler(config.scheduler, max_model_len or config.model.max_model_len, problems)
+    scheduler = _scheduler(config.scheduler, config.model.max_model_len, problems)
     if problems:
         raise ConfigError("\n".join(problems))
-    return dataclasses.replace(config, model=_model(config.model), cache=_cache(config.cache), scheduler=scheduler)
+    return Resolved(**{**_fields(config), "model": _model(config.model), "scheduler": scheduler})
+
+
+def step_tokens(section: ResolvedScheduler, max_model_len: int) -> int:
+    """Most tokens in a step, for a model whose longest request has `max_model_len` tokens.
+
+    Raises ConfigError where whole prompts cannot fit into the number that was set.
+    """
+    if section.fits_longest_prompt:
+        return max(section.max_num_batched_tokens, max_model_len)
+    if not section.enable_chunked_prefill and section.max_num_batched_tokens < max_model_len:
+        raise ConfigError(_too_few_for_a_prompt(section.max_num_batched_tokens, max_model_len))
+    return section.max_num_batched_tokens
 
 
 def check_names(config: Config, plugins: PluginNames) -> None:
@@ -50,35 +61,46 @@ def check_names(config: Config, plugins: PluginNames) -> None:
         raise ConfigError("\n".join(problems))
 
 
-def _model(section: ModelConfig) -> ModelConfig:
+def _fields(section: Any) -> dict[str, Any]:
+    return {field.name: getattr(section, field.name) for field in dataclasses.fields(section)}
+
+
+def _model(section: ModelConfig) -> ResolvedModel:
     """The model answers under the name that the user gave, also after a hub id has become a folder."""
-    names = section.served_model_name or ((section.model,) if section.model else ())
-    return dataclasses.replace(section, served_model_name=names)
+    same = section.tokenizer in (None, section.model)
+    filled = {
+        "served_model_name": section.served_model_name or ((section.model,) if section.model else ()),
+        "tokenizer": section.tokenizer or section.model,
+        "tokenizer_revision": section.tokenizer_revision or (section.revision if same else None),
+        "hf_config_path": section.hf_config_path or section.model,
+    }
+    return ResolvedModel(**{**_fields(section), **filled})
 
 
-def _cache(section: CacheConfig) -> CacheConfig:
-    return dataclasses.replace(section, block_size=section.block_size or BLOCK_SIZE)
-
-
-def _scheduler(section: SchedulerConfig, max_model_len: int | None, problems: list[str]) -> SchedulerConfig:
-    """Tokens per step stay open when whole prompts must fit into a step and the longest one is not known yet."""
-    seqs, tokens = section.max_num_seqs, section.max_num_batched_tokens
-    whole_prompts = 0 if section.enable_chunked_prefill else max_model_len
-    if tokens is None and whole_prompts is not None:
-        tokens = max(_MAX_NUM_BATCHED_TOKENS, whole_prompts, seqs or 0)
-    if seqs is None:
-        seqs = MAX_NUM_SEQS if tokens is None else min(MAX_NUM_SEQS, tokens)
-    if tokens is not None and tokens < seqs:
+def _scheduler(section: SchedulerConfig, max_model_len: int | None, problems: list[str]) -> ResolvedScheduler:
+    """Where whole prompts must fit into a step, the longest may only be known once the model is loaded."""
+    given = section.max_num_batched_tokens
+    whole_prompts = not section.enable_chunked_prefill
+    longest = (max_model_len or 0) if whole_prompts else 0
+    tokens = max(_MAX_NUM_BATCHED_TOKENS, longest, section.max_num_seqs or 0) if given is None else given
+    seqs = min(_MAX_NUM_SEQS, tokens) if section.max_num_seqs is None else section.max_num_seqs
+    if tokens < seqs:
         problems.append(
             f"--max-num-batched-tokens ({tokens}) must be at least --max-num-seqs ({seqs}): every running request "
             "needs a token per step."
         )
-    if tokens is not None and tokens < (whole_prompts or 0):
-        problems.append(
-            f"--max-num-batched-tokens ({tokens}) must be at least --max-model-len ({whole_prompts}) with "
-            "--no-enable-chunked-prefill: a prompt must fit into one step."
-        )
-    return dataclasses.replace(section, max_num_seqs=seqs, max_num_batched_tokens=tokens)
+    if tokens < longest:
+        problems.append(_too_few_for_a_prompt(tokens, longest))
+    grows = whole_prompts and given is None
+    filled = {"max_num_seqs": seqs, "max_num_batched_tokens": tokens, "fits_longest_prompt": grows}
+    return ResolvedScheduler(**{**_fields(section), **filled})
+
+
+def _too_few_for_a_prompt(tokens: int, longest: int) -> str:
+    return (
+        f"--max-num-batched-tokens ({tokens}) must be at least --max-model-len ({longest}) with "
+        "--no-enable-chunked-prefill: a prompt must fit into one step."
+    )
 
 
 def _contradictions(config: Config) -> list[str]:

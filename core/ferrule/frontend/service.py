@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from ferrule import log
 from ferrule.client.base import EngineClient
-from ferrule.config import Config
+from ferrule.config import Resolved
 from ferrule.errors import EngineDead, FerruleError, NotFoundError, PluginError, RequestError, UnavailableError
 from ferrule.frontend.admission.admit import Prepared, PromptReader, read_rules
 from ferrule.frontend.admission.ledger import Account, Ledger, Loggers, Reservation
@@ -50,7 +50,7 @@ class FrontendService(Service):
 
     def __init__(
         self,
-        config: Config,
+        config: Resolved,
         client: EngineClient,
         tokenizer: Tokenizer | None,
         reader: PromptReader,
@@ -59,7 +59,7 @@ class FrontendService(Service):
     ) -> None:
         self.model = client.info
         self.tokenizer = tokenizer
-        self.names = config.model.served_model_name or (config.model.model,)
+        self.names = config.model.served_model_name
         self._config = config
         self._client = client
         self._reader = reader
@@ -288,7 +288,7 @@ class FrontendService(Service):
 
 
 def build_service(
-    config: Config,
+    config: Resolved,
     plugins: Plugins,
     client: EngineClient,
     folder: Path | None = None,
@@ -301,7 +301,7 @@ def build_service(
     it returns.
     """
     folder = folder or Path(config.model.model)
-    tokenizer = open_tokenizer(config, plugins, Path(config.model.tokenizer or folder))
+    tokenizer = open_tokenizer(config, plugins, Path(config.model.tokenizer))
     rules = read_rules(config, plugins, client, tokenizer, folder)
     templates = choose_templates(config.frontend.chat_template, tokenizer.chat_template if tokenizer else None)
     specials = tokenizer.special_tokens if tokenizer else {}
@@ -313,7 +313,7 @@ def build_service(
     return FrontendService(config, client, tokenizer, reader, _parsers(config, plugins), loggers)
 
 
-def _stat_loggers(config: Config, plugins: Plugins, client: EngineClient) -> list[StatLogger]:
+def _stat_loggers(config: Resolved, plugins: Plugins, client: EngineClient) -> list[StatLogger]:
     """All that can be loaded: none of them was asked for by name, so a broken one is left out and reported."""
     loggers: list[StatLogger] = []
     for name in plugins.names("stat_logger"):
@@ -326,7 +326,7 @@ def _stat_loggers(config: Config, plugins: Plugins, client: EngineClient) -> lis
     return loggers
 
 
-def _parsers(config: Config, plugins: Plugins) -> Parsers:
+def _parsers(config: Resolved, plugins: Plugins) -> Parsers:
     reasoning, tools = config.frontend.reasoning_parser, config.frontend.tool_call_parser
     return Parsers(
         reasoning=plugins.load("reasoning_parser", reasoning) if reasoning else None,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from ferrule.config import Config
+    from ferrule.config import Resolved
     from ferrule.interfaces.model import Model
 
 
@@ -86,7 +86,7 @@ class Platform(ABC):
         """Say why this platform is not usable on this machine, or return None. Must be cheap."""
 
     @abstractmethod
-    def prepare(self, config: Config) -> DeviceCaps:
+    def prepare(self, config: Resolved) -> DeviceCaps:
         """Set up the device for this process (threads, allocator) and describe it."""
 
     @abstractmethod
@@ -98,7 +98,7 @@ class Platform(ABC):
         """Resolve `--dtype`. Raises ConfigError for a type that the device cannot compute in."""
 
     @abstractmethod
-    def cache_bytes(self, config: Config) -> int:
+    def cache_bytes(self, config: Resolved) -> int:
         """Bytes for the KV cache, called after the weights are loaded."""
 
     @abstractmethod
@@ -117,7 +117,7 @@ class Platform(ABC):
         """The weights on their way into `model`, by name; a look at what is there already, between any two of them."""
         return weights
 
-    def optimise(self, model: Model, config: Config) -> None:
+    def optimise(self, model: Model, config: Resolved) -> None:
         """Change how parts of a model compute, in place, once its weights are there."""
 
     def rehearse(self, step: Callable[[], None]) -> None:
@@ -130,7 +130,7 @@ class Platform(ABC):
         """How a step's inputs come to the device, and its results from there."""
         return Transfers()
 
-    def recorder(self, config: Config) -> Recorder | None:
+    def recorder(self, config: Resolved) -> Recorder | None:
         """What can launch recorded steps; None where steps are launched as they are. Called before `cache_bytes`."""
         return None
 

@@ -17,7 +17,7 @@ from ferrule.api.server import loop_factory, serve
 from ferrule.client.base import EngineClient
 from ferrule.client.inline import InlineClient
 from ferrule.client.process import ProcessClient
-from ferrule.config import Config
+from ferrule.config import Resolved
 from ferrule.frontend.service import build_service
 from ferrule.interfaces.service import Service
 from ferrule.launch.engine_main import watch_progress
@@ -46,7 +46,7 @@ def run_api(boot: Boot, hooks: HookRunner) -> int:
     return _run(main())
 
 
-def run_one_process(config: Config, plugins: PluginSet, listener: socket.socket) -> int:
+def run_one_process(config: Resolved, plugins: PluginSet, listener: socket.socket) -> int:
     """`--disable-frontend-multiprocessing`: HTTP, engine and model in this process. Raises StartupError."""
     hooks = open_hooks(plugins)
     hooks.process_started("api-0", config)
@@ -68,7 +68,7 @@ def _run(main: Coroutine[Any, Any, int]) -> int:
 
 
 async def _serve(
-    house: tuple[Config, PluginSet, HookRunner], listener: socket.socket, client: ProcessClient | InlineClient
+    house: tuple[Resolved, PluginSet, HookRunner], listener: socket.socket, client: ProcessClient | InlineClient
 ) -> int:
     config, plugins, hooks = house
     board = client.board
@@ -103,7 +103,7 @@ async def _beat(board: Board) -> None:
         await asyncio.sleep(1.0)
 
 
-def announce(config: Config, client: EngineClient, listener: socket.socket, hooks: HookRunner) -> None:
+def announce(config: Resolved, client: EngineClient, listener: socket.socket, hooks: HookRunner) -> None:
     """The log's first screen: what runs, on what, with how much room, and where it answers."""
     info = client.info
     tokens = (client.num_blocks - 1) * info.groups[0].block_size

@@ -9,7 +9,7 @@ from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
 
-from ferrule.config import Config
+from ferrule.config import Resolved
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.hub import Choose, ModelHub, Repository
 from ferrule.interfaces.plugins import Plugins
@@ -21,8 +21,8 @@ _OTHER_LAYOUTS = ("consolidated*", "onnx/*", "*.onnx", "tf_*", "flax_*")  # of t
 _TRAINING = ("training_args.bin", "optimizer*", "scheduler.pt", "rng_state*")
 
 
-def localise(config: Config, plugins: Plugins) -> Config:
-    """The configuration with `model` and `tokenizer` replaced by folders on this machine; fetches what is missing.
+def localise(config: Resolved, plugins: Plugins) -> Resolved:
+    """The configuration with what the model section names replaced by folders on this machine; fetches what is missing.
 
     Raises CheckpointError, one readable block, when a name is neither a folder nor something that the hub has, and
     PluginError when the hub cannot be used.
@@ -35,14 +35,14 @@ def localise(config: Config, plugins: Plugins) -> Config:
 
     find = partial(_find, config, plugins)
     folder = _checked(find("model", model.model, model.revision, weights))
-    name = model.tokenizer or model.model
-    same = name == model.model
-    revision = model.tokenizer_revision or (model.revision if same else None)
-    if same and (revision == model.revision or Path(name).expanduser().is_dir()):
+    name, revision = model.tokenizer, model.tokenizer_revision
+    if name == model.model and (revision == model.revision or Path(name).expanduser().is_dir()):
         tokenizer = folder
     else:
         tokenizer = find("tokenizer", name, revision, lambda names: (*_COMMON, *code))
-    return replace(config, model=replace(model, model=str(folder), tokenizer=str(tokenizer)))
+    settings = str(folder) if model.hf_config_path == model.model else model.hf_config_path
+    found = replace(model, model=str(folder), tokenizer=str(tokenizer), hf_config_path=settings)
+    return replace(config, model=found)
 
 
 def weight_patterns(names: Iterable[str], load_format: str) -> tuple[str, ...]:
@@ -56,7 +56,7 @@ def weight_patterns(names: Iterable[str], load_format: str) -> tuple[str, ...]:
     return (_SAFETENSORS,) if has_safetensors else _PICKLES
 
 
-def _find(config: Config, plugins: Plugins, what: str, name: str, revision: str | None, choose: Choose) -> Path:
+def _find(config: Resolved, plugins: Plugins, what: str, name: str, revision: str | None, choose: Choose) -> Path:
     path = Path(name).expanduser()
     if path.is_dir():
         return path.resolve()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ferrule import log
-from ferrule.config import Config
+from ferrule.config import Config, Resolved
 from ferrule.config.resolve import check_names, resolve
 from ferrule.interfaces.plugins import Plugins
 from ferrule.plugin import PluginSet
@@ -24,7 +24,7 @@ def open_log(config: Config, process: str) -> None:
         log.setup(observability.log_level, process, prefix=config.env.logging_prefix)
 
 
-def prepare(config: Config, notices: Sequence[str], plugins: Plugins, area: str) -> tuple[Config, PluginSet]:
+def prepare(config: Config, notices: Sequence[str], plugins: Plugins, area: str) -> tuple[Resolved, PluginSet]:
     """Set up the log, apply the plugin options, fill what is open, and check names.
 
     Raises ConfigError, PluginError. Nothing is fetched or loaded.
@@ -35,6 +35,6 @@ def prepare(config: Config, notices: Sequence[str], plugins: Plugins, area: str)
     chosen = plugins.configured(config.plugins, config.env)
     for notice in (*notices, *chosen.problems):
         _logger.warning("%s", notice)
-    config = resolve(config)
-    check_names(config, chosen)
-    return config, chosen
+    resolved = resolve(config)
+    check_names(resolved, chosen)
+    return resolved, chosen

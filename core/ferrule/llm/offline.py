@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from ferrule import env
 from ferrule.client.inline import InlineClient
-from ferrule.config import Config
+from ferrule.config import Config, Resolved
 from ferrule.config.parse import parse_kwargs
 from ferrule.errors import FerruleError, RequestError, RequestFailed
 from ferrule.frontend.output.choice import fold
@@ -75,26 +75,26 @@ class LLM:
         return llm
 
     def _open(self, config: Config, plugins: Plugins, notices: Sequence[str] = ()) -> None:
-        config = replace(
+        given = replace(
             config,
             frontend=replace(config.frontend, disable_log_requests=True),
             observability=replace(config.observability, disable_log_stats=True),
             limits=replace(config.limits, trust_request_chat_template=True),  # there is no other client
         )
-        config, chosen = prepare(config, notices, plugins, _NAME)
-        self._config = config = localise(config, chosen)
+        resolved, chosen = prepare(given, notices, plugins, _NAME)
+        self._config = localise(resolved, chosen)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=_NAME, daemon=True)
         self._thread.start()
         self._closed = False
         self._opened = AsyncExitStack()  # what `close` closes, last first
         try:
-            self._service: Service = self._wait(self._start(config, chosen))
+            self._service: Service = self._wait(self._start(self._config, chosen))
         except BaseException:
             self.close()
             raise
 
-    async def _start(self, config: Config, plugins: PluginSet) -> Service:
+    async def _start(self, config: Resolved, plugins: PluginSet) -> Service:
         hooks = open_hooks(plugins)
         hooks.process_started(_NAME, config)
         self._opened.callback(hooks.process_stopping, _NAME, 0)
@@ -270,7 +270,7 @@ class LLM:
 
     async def _gather(self, requests: Sequence[Generate], bar: Any) -> list[RequestOutput]:
         """Keep the engine's batch full without queueing everything at once; the first error ends all."""
-        gate = asyncio.Semaphore(2 * (self._config.scheduler.max_num_seqs or 1))
+        gate = asyncio.Semaphore(2 * self._config.scheduler.max_num_seqs)
 
         async def one(number: int, request: Generate) -> RequestOutput:
             async with gate:

@@ -11,9 +11,9 @@ from ferrule.config import Config
 from ferrule.config.help import Usage
 from ferrule.config.option import opt
 from ferrule.config.parse import Parsed, parse_command
+from ferrule.config.unsupported import engine_sections
 from ferrule.interfaces.command import Command
 from ferrule.interfaces.plugins import Plugins
-from ferrule_plugins.command.declared import engine_sections
 
 USAGE = Usage("ferrule serve", "Serve a model over HTTP.", "model")
 EMBEDDED_NAME = "ferrule-tiny"

@@ -10,8 +10,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from ferrule.assembly.model import Loaded, load
-from ferrule.config import Config
-from ferrule.config.resolve import MAX_NUM_SEQS, resolve
+from ferrule.config import Resolved
+from ferrule.config.resolve import step_tokens
 from ferrule.errors import ConfigError, EngineDead
 from ferrule.interfaces.model import Model
 from ferrule.interfaces.platform import Platform
@@ -31,7 +31,7 @@ class Worker:
 
     calls = frozenset({"check", "release", "restore"})
 
-    def __init__(self, config: Config, plugins: Plugins) -> None:
+    def __init__(self, config: Resolved, plugins: Plugins) -> None:
         self.config = config
         self._plugins = plugins
         self._runner: ModelRunner | None = None
@@ -54,7 +54,7 @@ class Worker:
         self.platform, self._reload = loaded.platform, loaded.reload
         context = loaded.context
         limits = RunnerLimits(
-            slots=self.config.scheduler.max_num_seqs or MAX_NUM_SEQS,
+            slots=self.config.scheduler.max_num_seqs,
             max_model_len=context.max_model_len,
             vocab_size=loaded.info.vocab_size,
             dtype=context.dtype,
@@ -173,7 +173,7 @@ class Worker:
 
     def _rehearsal(self, runner: ModelRunner, limits: RunnerLimits) -> Callable[[], None]:
         """The largest step: as many tokens and as many rows as there may be, whose contexts lie all in one block."""
-        tokens = resolve(self.config, limits.max_model_len).scheduler.max_num_batched_tokens or limits.slots
+        tokens = step_tokens(self.config.scheduler, limits.max_model_len)
         rows = min(limits.slots, tokens)
         counts = [min(limits.max_model_len, tokens // rows + (row < tokens % rows)) for row in range(rows)]
         greedy = TokenSampling(seed=0, max_tokens=1, temperature=0.0)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from ferrule.config import Config
+from ferrule.config import Resolved
 from ferrule.errors import EngineDead
 from ferrule.interfaces.executor import Executor, StepHandle
 from ferrule.interfaces.plugins import Plugins
@@ -55,7 +55,7 @@ class UniExecutor(Executor):
         self._fault: BaseException | None = None
         self._stopped = False
 
-    def start(self, config: Config, plugins: Plugins) -> ModelInfo:
+    def start(self, config: Resolved, plugins: Plugins) -> ModelInfo:
         self._worker = worker = open_worker(config, plugins)
         self._thread.start()
         try:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ferrule.config import CacheConfig, Config, ModelConfig, SchedulerConfig
+from ferrule.config import CacheConfig, ModelConfig, Resolved, SchedulerConfig
 from ferrule.errors import ConfigError
 from ferrule.interfaces.platform import DeviceCaps, Platform
 from ferrule.log import Log
@@ -46,7 +46,7 @@ class CpuPlatform(Platform):
     def __init__(self) -> None:
         self._caps = describe()
 
-    def prepare(self, config: Config) -> DeviceCaps:
+    def prepare(self, config: Resolved) -> DeviceCaps:
         """Bind this thread and size torch's pool: one thread for each physical core that this process may use.
 
         torch starts with OMP_NUM_THREADS, where that is set, or with all logical cores: more than that is never taken.
@@ -72,7 +72,7 @@ class CpuPlatform(Platform):
             return _TYPES[requested]
         return torch.bfloat16 if self._caps.features & _FAST_BF16 else torch.float32
 
-    def cache_bytes(self, config: Config) -> int:
+    def cache_bytes(self, config: Resolved) -> int:
         wanted = int(config.env.cpu_kvcache_space * 2**30)
         if wanted > self._caps.memory_bytes:
             there = self._caps.memory_bytes / 2**30
@@ -107,7 +107,7 @@ class CpuPlatform(Platform):
         return end
 
 
-def eager_only(config: Config) -> list[str]:
+def eager_only(config: Resolved) -> list[str]:
     """Options that are set and speak of graphs or compilation. To ask for what a CPU does anyway is no such thing."""
     compilation = config.device.compilation_config
     found = {

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ferrule.config import Config
+from ferrule.config import Resolved
 from ferrule.errors import ConfigError
 from ferrule.interfaces.model import Model
 from ferrule.interfaces.platform import DeviceCaps, Platform, Recorder, Transfers
@@ -56,7 +56,7 @@ class CudaPlatform(Platform):
         self._capability = (0, 0)
         self._offloaded = 0  # bytes of weights that the host keeps
 
-    def prepare(self, config: Config) -> DeviceCaps:
+    def prepare(self, config: Resolved) -> DeviceCaps:
         """Start CUDA in this process. Raises ConfigError for a GPU that is too old."""
         name, self._capability = self._device.name(), self._device.capability()
         version = ".".join(map(str, self._capability))
@@ -88,7 +88,7 @@ class CudaPlatform(Platform):
             )
         return _TYPES[requested]
 
-    def _kept_by_host(self, config: Config) -> None:
+    def _kept_by_host(self, config: Resolved) -> None:
         """How much of the weights. Raises ConfigError for more than this process may have of the host's memory."""
         memory = describe().memory_bytes
         self._offloaded = int(config.cache.cpu_offload_gb * 2**30)
@@ -102,7 +102,7 @@ class CudaPlatform(Platform):
             return weights
         return HostWeights(self._offloaded, self._device.map_host, self.device()).loading(model, weights)
 
-    def optimise(self, model: Model, config: Config) -> None:
+    def optimise(self, model: Model, config: Resolved) -> None:
         if optimization_level(config) == 3:
             compile_parts(model)
 
@@ -120,13 +120,13 @@ class CudaPlatform(Platform):
     def transfers(self) -> Transfers:
         return self._transfers
 
-    def recorder(self, config: Config) -> Recorder | None:
+    def recorder(self, config: Resolved) -> Recorder | None:
         """Graphs, where the options do not forbid them; the cache leaves them their memory."""
         limits = GraphLimits.of(config)
         self._budget.graphs = 0 if limits is None else limits.budget_bytes
         return graph_recorder(limits, self._transfers, self.device())
 
-    def cache_bytes(self, config: Config) -> int:
+    def cache_bytes(self, config: Resolved) -> int:
         given = self._budget.cache()
         now = self._device.read()
         _log.info(

@@ -10,7 +10,7 @@ from ferrule.config.help import Usage, topic
 from ferrule.config.option import opt
 from ferrule.config.parse import parse_command
 from ferrule.config.schema import Schema, Spec
-from ferrule_plugins.command.declared import engine_sections
+from ferrule.config.unsupported import engine_sections
 from ferrule_plugins.command.help import HelpCommand, groups, render
 
 _SCHEMA = Schema(engine_sections())

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ferrule.config import Config, ModelConfig
+from ferrule.config.resolve import resolve
 from ferrule.errors import (
     EngineDead,
     ForbiddenError,
@@ -424,7 +425,7 @@ async def test_max_new_tokens_caps_every_request(folder: Path) -> None:
 def test_a_generation_config_that_cannot_be_used_stops_the_start(
     folder: Path, options: dict[str, Any], words: str
 ) -> None:
-    config = Config(model=ModelConfig(model=str(folder), **options))
+    config = resolve(Config(model=ModelConfig(model=str(folder), **options)))
     with pytest.raises(StartupError, match=re.escape(words)):
         build_service(config, FakePlugins(), FakeEngine())
 

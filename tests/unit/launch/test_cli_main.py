@@ -178,16 +178,16 @@ _MOST_MODULES = 300  # what the standard library brings included; a start takes 
     [
         (["--help"], {"help"}),
         (["help"], {"help"}),
-        (["--help=all"], {"serve", "declared", "help"}),
+        (["--help=all"], {"serve", "help"}),
         (["--version"], set()),
         (["version"], {"version"}),
-        (["serve", "--help"], {"serve", "declared", "help"}),
-        (["serve", "--help=all"], {"serve", "declared", "help"}),
+        (["serve", "--help"], {"serve", "help"}),
+        (["serve", "--help=all"], {"serve", "help"}),
         (["help", "version"], {"version", "help"}),
         (["collect-env"], {"collect_env"}),
         (["serv"], set()),
-        (["serve", "--max-num-seq", "1"], {"serve", "declared"}),
-        (["serve", "--port", "x"], {"serve", "declared"}),
+        (["serve", "--max-num-seq", "1"], {"serve"}),
+        (["serve", "--port", "x"], {"serve"}),
     ],
 )
 def test_nothing_heavy_is_imported(argv: list[str], commands: set[str]) -> None:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 
 from ferrule.config.help import Usage
 from ferrule.config.parse import Parsed, parse_command
+from ferrule.config.unsupported import engine_sections
 from ferrule.errors import ConfigError, nearest
 from ferrule.interfaces.command import Command
 from ferrule.interfaces.plugins import Plugins
-from ferrule_plugins.command.declared import engine_sections
 from ferrule_plugins.command.serve import with_model
 
 _SUMMARIES = {

@@ -12,8 +12,8 @@ import msgspec
 from ferrule.config import Config
 from ferrule.config.option import Option, opt, option_of
 from ferrule.config.parse import config_sections
+from ferrule.config.unsupported import engine_sections
 from ferrule.errors import ConfigError
-from ferrule_plugins.command.declared import engine_sections
 
 # Options of `serve` that mean the same here. The others (keys, TLS, CORS …) belong to a server that listens.
 _SERVED = {

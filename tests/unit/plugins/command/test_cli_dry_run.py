@@ -36,7 +36,7 @@ def test_what_is_not_the_default_is_shown_with_its_origin(
     assert found["--port"] == ["9001", "environment"]
     assert found["--model"] == ["org/name", "command", "line"]
     assert found["--served-model-name"] == ["org/name", "resolved"]
-    assert found["--block-size"] == ["16", "resolved"]
+    assert found["--max-num-batched-tokens"] == ["2048", "resolved"]
     assert found["--swap-space"] == ["9.0", "command", "line"]
     assert found["--api-key"] == ["(hidden)", "command", "line"]
     assert found["FERRULE_CPU_KVCACHE_SPACE"] == ["0.5", "environment"]

@@ -13,6 +13,7 @@ import torch
 
 from ferrule.assembly.model import Loaded, load
 from ferrule.config import CacheConfig, Config, LoadConfig, ModelConfig
+from ferrule.config.resolve import resolve
 from ferrule.errors import ConfigError
 from ferrule.plugin import discover
 from ferrule_nn.held import stored_by
@@ -134,8 +135,10 @@ def test_asleep_they_stay_where_they_are(host: Host) -> None:
 
 
 def _open(folder: Path, **options: Any) -> Loaded:
-    config = Config(
-        model=ModelConfig(model=str(folder), dtype="float32", **options), load=LoadConfig(use_tqdm_on_load=False)
+    config = resolve(
+        Config(
+            model=ModelConfig(model=str(folder), dtype="float32", **options), load=LoadConfig(use_tqdm_on_load=False)
+        )
     )
     return load(config, discover())
 
@@ -162,7 +165,7 @@ def test_a_model_that_is_loaded_through_it_is_the_same(
 
 def test_the_option_decides_and_more_than_the_host_has_is_refused() -> None:
     platform, weights = CudaPlatform(Abacus()), iter(())
-    config = Config()
+    config = resolve(Config())
     platform.prepare(config)
     assert platform.loading(object(), weights) is weights  # type: ignore[arg-type]
     platform.prepare(replace(config, cache=CacheConfig(cpu_offload_gb=0.5)))

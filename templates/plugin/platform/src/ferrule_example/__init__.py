@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ferrule.config import Config
+from ferrule.config import Resolved
 from ferrule.errors import ConfigError
 from ferrule.interfaces.platform import DeviceCaps, Platform
 
@@ -18,7 +18,7 @@ class ExamplePlatform(Platform):
     def refuses(cls) -> str | None:
         return None
 
-    def prepare(self, config: Config) -> DeviceCaps:
+    def prepare(self, config: Resolved) -> DeviceCaps:
         torch.set_num_threads(1)
         return DeviceCaps("cpu", "one thread in float32", memory())
 
@@ -30,7 +30,7 @@ class ExamplePlatform(Platform):
             raise ConfigError(f"--dtype {requested!r}: this platform computes in float32.")
         return torch.float32
 
-    def cache_bytes(self, config: Config) -> int:
+    def cache_bytes(self, config: Resolved) -> int:
         return min(int(config.env.cpu_kvcache_space * 2**30), memory())
 
     def attention_order(self) -> tuple[str, ...]:

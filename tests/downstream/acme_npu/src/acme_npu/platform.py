@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ferrule.config import Config
+from ferrule.config import Resolved
 from ferrule.errors import ConfigError
 from ferrule.interfaces.platform import DeviceCaps, Platform
 from ferrule.log import Log
@@ -22,7 +22,7 @@ class AcmeNpu(Platform):
     def refuses(cls) -> str | None:
         return "no NPU is plugged in" if os.environ.get("ACME_NPU_COUNT") == "0" else None
 
-    def prepare(self, config: Config) -> DeviceCaps:
+    def prepare(self, config: Resolved) -> DeviceCaps:
         _log.info("npu ready", memory=_MEMORY)
         return DeviceCaps("acme_npu", "Acme NPU 3", _MEMORY, frozenset({"matrices"}))
 
@@ -34,7 +34,7 @@ class AcmeNpu(Platform):
             raise ConfigError(f"--dtype {requested!r}: Acme's NPU computes in float32.")
         return torch.float32
 
-    def cache_bytes(self, config: Config) -> int:
+    def cache_bytes(self, config: Resolved) -> int:
         return int(_MEMORY * config.cache.gpu_memory_utilization)
 
     def attention_order(self) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from ferrule.env_vllm import FOREIGN
 from ferrule.errors import ConfigError, nearest
 
 _LEVELS = ("debug", "info", "warning", "error")
+_SPEAK_EMPTY = ("plugins", "api_key", "admin_key")  # an empty list is a list; an empty key is refused at start
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|AUTH|CREDENTIAL", re.IGNORECASE)
 _REPORTED = re.compile(
     r"(FERRULE|VLLM|HF|HUGGINGFACE|TRANSFORMERS|SAFETENSORS|TORCH|PYTORCH|CUDA|NVIDIA|NCCL|GLOO|OMP|MKL|KMP|TRITON|RAY)_"
@@ -140,7 +141,7 @@ def read(variables: Mapping[str, str] | None = None) -> Environment:
     problems: list[str] = []
     for known in VARIABLES:
         name = next((n for n in (variable(known.field), f"VLLM_{known.field.upper()}") if n in source), None)
-        if name is None or (not source[name].strip() and known.field != "plugins"):
+        if name is None or (not source[name].strip() and known.field not in _SPEAK_EMPTY):
             continue
         try:
             values[known.field] = known.read(source[name])

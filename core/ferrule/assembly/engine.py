@@ -59,7 +59,7 @@ def _sized(config: Resolved, info: ModelInfo) -> tuple[ModelInfo, int]:
     set is a ConfigError. A number of blocks that was set is taken as it is: what cannot fit is refused at the gate.
     """
     if config.cache.num_gpu_blocks_override is not None:
-        return info, config.cache.num_gpu_blocks_override
+        return info, config.cache.num_gpu_blocks_override + 1
     limits = scheduler_limits(config, info, info.max_blocks)
     room = capacity(limits)
     if room == info.max_model_len:

@@ -16,6 +16,7 @@ from ferrule.config.parse import config_sections
 from ferrule.config.resolved import Resolved, ResolvedModel, ResolvedScheduler
 from ferrule.config.schema import Schema
 from ferrule.config.sections import Config, ModelConfig, SchedulerConfig
+from ferrule.env import variable
 from ferrule.errors import ConfigError, nearest
 
 _MAX_NUM_SEQS = 256
@@ -56,7 +57,10 @@ def check_names(config: Config, plugins: PluginNames) -> None:
         for name in value if isinstance(value, tuple) else (value,):
             if name not in (None, "", "auto", *known) and not plugins.origin(kind, name):
                 listed = ", ".join(known) or "none is installed"
-                problems.append(f"{spec.flag}: no {kind} plugin {name!r}; available: {listed}.{nearest(name, known)}")
+                hint = nearest(name, known)
+                if spec.name == "scheduler_cls" and "." in name:
+                    hint = " An import path is not taken; name the file of the class with --plugin scheduler=FILE.py."
+                problems.append(f"{spec.flag}: no {kind} plugin {name!r}; available: {listed}.{hint}")
     if problems:
         raise ConfigError("\n".join(problems))
 
@@ -103,6 +107,22 @@ def _too_few_for_a_prompt(tokens: int, longest: int) -> str:
     )
 
 
+def one_worker(config: Resolved, plugins: PluginNames) -> Resolved:
+    """`mp`, which is documented, spreads work over processes; with one worker that is what `uni` does.
+
+    A plugin of that name is taken, if there is one.
+    """
+    if config.parallel.distributed_executor_backend != "mp" or plugins.origin("executor", "mp"):
+        return config
+    return dataclasses.replace(
+        config, parallel=dataclasses.replace(config.parallel, distributed_executor_backend="uni")
+    )
+
+
+def _named(field: str) -> str:
+    return f"--{field.replace('_', '-')} (or {variable(field)}, VLLM_{field.upper()})"
+
+
 def _contradictions(config: Config) -> list[str]:
     problems = []
     model = config.model
@@ -110,8 +130,10 @@ def _contradictions(config: Config) -> list[str]:
         problems.append("--served-model-name has the same name twice.")
     if any(not name.strip() for name in model.served_model_name):
         problems.append("--served-model-name has an empty name.")
-    if any(not key for key in config.frontend.api_key):
-        problems.append("--api-key is empty; leave it out to serve without a key.")
+    if any(not key.strip() for key in config.frontend.api_key):
+        problems.append(f"{_named('api_key')} is empty: give a key, or leave it out to serve without one.")
+    if config.frontend.admin_key is not None and not config.frontend.admin_key.strip():
+        problems.append(f"{_named('admin_key')} is empty: give a key, or leave it out.")
     if model.logits_processor_pattern is not None:
         try:
             re.compile(model.logits_processor_pattern)
@@ -121,6 +143,10 @@ def _contradictions(config: Config) -> list[str]:
         problems.append("--enable-auto-tool-choice needs --tool-call-parser NAME: without it no call is understood.")
     if config.frontend.disable_frontend_multiprocessing and config.frontend.api_server_count > 1:
         problems.append("--disable-frontend-multiprocessing is one process: it does not go with --api-server-count.")
+    compilation = config.device.compilation_config
+    level = compilation.get("level", compilation.get("mode", 0))
+    if type(level) is not int or not 0 <= level <= 3:
+        problems.append(f"--compilation-config: there is no level {level!r}; levels are 0 to 3.")
     version = config.observability.show_hidden_metrics_for_version
     if version is not None and not re.fullmatch(r"\d+\.\d+(\.\w+)?", version):
         problems.append(f"--show-hidden-metrics-for-version: {version!r} is not X.Y.")

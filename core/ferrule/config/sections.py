@@ -58,7 +58,11 @@ class ModelConfig:
     disable_sliding_window: bool = opt(False, "Cap the context to the sliding window instead of sliding.")
     skip_tokenizer_init: bool = opt(False, "Load no tokenizer: prompts and outputs are token ids.")
     served_model_name: tuple[str, ...] = opt(
-        (), "Names under which the model answers; responses carry the first.", nargs="+", common=True
+        (),
+        "Names under which the model answers; responses carry the first.",
+        nargs="+",
+        common=True,
+        opens=("None",),
     )
     model_impl: str = opt(
         "auto",
@@ -104,7 +108,7 @@ class CacheConfig:
         0.9, "Share of device memory that this instance may use.", gt=0, le=1, aliases=("--device-memory-utilization",)
     )
     cpu_offload_gb: float = opt(0.0, "GiB of weights that stay with the host, from where the GPU reads them.", ge=0)
-    num_gpu_blocks_override: int | None = opt(None, "Exact number of cache blocks.", ge=2)
+    num_gpu_blocks_override: int | None = opt(None, "Exact number of cache blocks.", ge=1)
     enable_prefix_caching: bool = opt(True, "Reuse the cache of equal prompt beginnings.")
     prefix_caching_hash_algo: str = opt("sha256", "Hash of cache blocks.", choices=("builtin", "sha256"))
     kv_cache_dtype: str = opt(
@@ -125,7 +129,7 @@ class SchedulerConfig:
         ge=1,
         human=True,
     )
-    enable_chunked_prefill: bool = opt(True, "Split long prompts over steps.", optional_value=True)
+    enable_chunked_prefill: bool = opt(True, "Split long prompts over steps.", optional_value=True, opens=("None",))
     long_prefill_token_threshold: int = opt(
         0, "Longest piece of a prompt in one step; 0: what the platform gives it beside requests that decode.", ge=0
     )
@@ -217,6 +221,7 @@ class FrontendConfig:
         (),
         "Keys, one of which every route but the public probes asks for.",
         nargs="+",
+        opens=("None",),
         secret=True,
         env="api_key",
         common=True,
@@ -258,9 +263,9 @@ class FrontendConfig:
         (), "Router plugins to serve. Default: all built-in ones.", nargs="+", kind="router", server=True
     )
     enable_auto_tool_choice: bool = opt(False, "The model may call tools; needs --tool-call-parser.", server=True)
-    tool_call_parser: str = opt("", "Tool parser plugin.", kind="tool_parser", server=True)
+    tool_call_parser: str = opt("", "Tool parser plugin.", kind="tool_parser", opens=("None",), server=True)
     exclude_tools_when_tool_choice_none: bool = opt(False, 'With "none" the model sees no tools.', server=True)
-    reasoning_parser: str = opt("", "Reasoning parser plugin.", kind="reasoning_parser", server=True)
+    reasoning_parser: str = opt("", "Reasoning parser plugin.", kind="reasoning_parser", opens=("None",), server=True)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,6 +32,7 @@ _TRACES = "tracing"
 
 _NO_SWAP = "a preempted request is computed again, nothing is swapped out"
 _NO_POOL = "API processes tokenize, there is no pool"
+_DEFAULT_MEDIA_LIMITS = tuple({name: 1} for name in ("image", "video", "audio"))  # documented before 0.9
 _JSON_BOOLEAN = MappingProxyType({"True": "true", "False": "false"})
 _GUIDED_SUFFIXES = MappingProxyType(
     {
@@ -53,10 +54,10 @@ class FrontendConfig:
         0, "First data-parallel rank of this node.", ge=0, aliases=("-dpr",), lacks=_DATA_PARALLEL
     )
     lora_modules: tuple[str, ...] = opt(
-        (), "Adapters to serve: name=path, or JSON.", nargs="+", objects=True, lacks=_ADAPTERS
+        (), "Adapters to serve: name=path, or JSON.", nargs="+", objects=True, lacks=_ADAPTERS, opens=("None",)
     )
     prompt_adapters: tuple[str, ...] = opt(
-        (), "Prompt adapters to serve: name=path.", nargs="+", lacks=_PROMPT_ADAPTERS
+        (), "Prompt adapters to serve: name=path.", nargs="+", lacks=_PROMPT_ADAPTERS, opens=("None",)
     )
     engine_use_ray: bool = opt(False, "Run the engine in a Ray process.", optional_value=True, lacks=_RAY)
 
@@ -107,11 +108,13 @@ class ModelConfig:
     )
     tokenizer_pool_type: str = opt("ray", "Type of the tokenizer workers.", inert=_NO_POOL)
     tokenizer_pool_extra_config: dict[str, Any] = opt(
-        {}, "Options of the tokenizer workers.", json=True, inert=_NO_POOL
+        {}, "Options of the tokenizer workers.", json=True, inert=_NO_POOL, opens=("None",)
     )
-    pooler_config: dict[str, Any] = opt({}, "Pooling type and normalisation.", json=True, lacks=_POOLING)
+    pooler_config: dict[str, Any] = opt(
+        {}, "Pooling type and normalisation.", json=True, lacks=_POOLING, opens=("None",)
+    )
     override_pooler_config: dict[str, Any] = opt(
-        {}, "The older name of --pooler-config.", json=True, replaced="--pooler-config"
+        {}, "The older name of --pooler-config.", json=True, replaced="--pooler-config", opens=("None",)
     )
     override_neuron_config: dict[str, Any] = opt({}, "Options of Neuron devices.", json=True, lacks=_NEURON)
 
@@ -147,6 +150,7 @@ class DecodingConfig:
         choices=("auto", "guidance", "lm-format-enforcer", "outlines", "xgrammar"),
         suffixes=_GUIDED_SUFFIXES,
         lacks=_GUIDED,
+        passes=("outlines", "xgrammar"),
     )
     guided_decoding_disable_fallback: bool = opt(
         False, "Never fall back to another backend of guided decoding.", optional_value=True, lacks=_GUIDED
@@ -227,9 +231,16 @@ class MultiModalConfig:
 
     allowed_local_media_path: str = opt("", "Folder below which file:// media may lie.", lacks=_MEDIA)
     limit_mm_per_prompt: dict[str, Any] = opt(
-        {}, "Most media items per prompt, by modality.", json=True, pairs=True, lacks=_MEDIA
+        {},
+        "Most media items per prompt, by modality.",
+        json=True,
+        pairs=True,
+        lacks=_MEDIA,
+        passes=_DEFAULT_MEDIA_LIMITS,
     )
-    mm_processor_kwargs: dict[str, Any] = opt({}, "Options of the multimodal processor.", json=True, lacks=_MEDIA)
+    mm_processor_kwargs: dict[str, Any] = opt(
+        {}, "Options of the multimodal processor.", json=True, lacks=_MEDIA, opens=("None",)
+    )
     mm_processor_cache_gb: float = opt(4.0, "GiB of processed media that are cached.", ge=0, lacks=_MEDIA, passes=(0,))
     disable_mm_preprocessor_cache: bool = opt(
         False,
@@ -259,7 +270,7 @@ class MultiModalConfig:
 class LoRAConfig:
     """Adapters."""
 
-    enable_lora: bool = opt(False, "Serve LoRA adapters.", optional_value=True, lacks=_ADAPTERS)
+    enable_lora: bool | None = opt(None, "Serve LoRA adapters.", optional_value=True, lacks=_ADAPTERS, passes=(False,))
     enable_lora_bias: bool = opt(False, "Apply the biases of adapters.", optional_value=True, lacks=_ADAPTERS)
     max_loras: int = opt(1, "Most adapters in a step.", ge=0, lacks=_ADAPTERS)
     max_lora_rank: int = opt(16, "Largest rank of an adapter.", ge=0, lacks=_ADAPTERS)
@@ -268,13 +279,15 @@ class LoRAConfig:
         "auto", "Data type of adapters.", choices=("auto", "float16", "bfloat16", "float32"), lacks=_ADAPTERS
     )
     long_lora_scaling_factors: tuple[float, ...] = opt(
-        (), "Context scaling factors of long LoRA adapters.", nargs="+", lacks=_ADAPTERS
+        (), "Context scaling factors of long LoRA adapters.", nargs="+", lacks=_ADAPTERS, opens=("None",)
     )
     max_cpu_loras: int | None = opt(None, "Most adapters that are kept in host memory.", ge=0, lacks=_ADAPTERS)
     fully_sharded_loras: bool = opt(
         False, "Shard adapters fully over tensor-parallel workers.", optional_value=True, lacks=_ADAPTERS
     )
-    enable_prompt_adapter: bool = opt(False, "Serve prompt adapters.", optional_value=True, lacks=_PROMPT_ADAPTERS)
+    enable_prompt_adapter: bool | None = opt(
+        None, "Serve prompt adapters.", optional_value=True, lacks=_PROMPT_ADAPTERS, passes=(False,)
+    )
     max_prompt_adapters: int = opt(1, "Most prompt adapters in a step.", ge=0, lacks=_PROMPT_ADAPTERS)
     max_prompt_adapter_token: int = opt(0, "Most tokens of prompt adapters.", ge=0, lacks=_PROMPT_ADAPTERS)
 
@@ -289,6 +302,7 @@ class SpeculativeConfig:
         json=True,
         aliases=("-sc",),
         lacks=_SPECULATION,
+        opens=("None",),
     )
     spec_method: str | None = opt(None, "Method of speculative decoding.", replaced="--speculative-config.method")
     speculative_model: str | None = opt(
@@ -344,12 +358,14 @@ class SpeculativeConfig:
         "Typical acceptance: lower bound of the posterior probability.",
         ge=0,
         replaced="--speculative-config.posterior_threshold",
+        passes=(0.09,),
     )
     typical_acceptance_sampler_posterior_alpha: float | None = opt(
         None,
         "Typical acceptance: factor of the entropy-based threshold.",
         ge=0,
         replaced="--speculative-config.posterior_alpha",
+        passes=(0.3,),
     )
     disable_logprobs_during_spec_decoding: bool | None = opt(
         None,
@@ -357,6 +373,7 @@ class SpeculativeConfig:
         optional_value=True,
         replaced="--speculative-config.disable_logprobs",
         renamed=_JSON_BOOLEAN,
+        passes=(True,),
     )
 
 
@@ -433,9 +450,11 @@ class VllmConfig:
     """What concerns more than one part."""
 
     kv_transfer_config: dict[str, Any] = opt(
-        {}, "Options of KV cache transfer.", json=True, lacks="transfer of the KV cache"
+        {}, "Options of KV cache transfer.", json=True, lacks="transfer of the KV cache", opens=("None",)
     )
-    kv_events_config: dict[str, Any] = opt({}, "Options of publishing KV cache events.", json=True, lacks="KV events")
+    kv_events_config: dict[str, Any] = opt(
+        {}, "Options of publishing KV cache events.", json=True, lacks="KV events", opens=("None",)
+    )
     additional_config: dict[str, Any] = opt({}, "Options of a platform.", json=True, lacks=_PLATFORM_OPTIONS)
 
 

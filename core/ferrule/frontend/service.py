@@ -27,13 +27,14 @@ from ferrule.frontend.admission.validate import (
     check_salt,
     wrap_seed,
 )
+from ferrule.frontend.inputs import Inputs, open_inputs
 from ferrule.frontend.output.beam import BestOf, search_beams
 from ferrule.frontend.output.choice import Choice, OutputStream
 from ferrule.frontend.output.parse import Parsers, open_chain
 from ferrule.frontend.output.stops import StopMatcher
 from ferrule.frontend.text.detokenize import open_detokenizer
-from ferrule.frontend.text.render import Renderer, choose_templates
-from ferrule.frontend.text.tokenize import Encoder, open_tokenizer
+from ferrule.frontend.text.render import Renderer
+from ferrule.frontend.text.tokenize import Encoder
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.service import ChatPrompt, Generate, Health, Output, Prompt, Service
 from ferrule.interfaces.stats import HttpStats, StatLogger
@@ -293,24 +294,25 @@ def build_service(
     client: EngineClient,
     folder: Path | None = None,
     hooks: HookRunner | None = None,
+    inputs: Inputs | None = None,
 ) -> FrontendService:
     """The service of a client that is ready. `folder` is the model's; by default what ``config.model.model`` names.
-    `hooks` are those of this process; by default they are opened here.
+    `hooks` and `inputs` are those of this process; by default they are opened here.
 
     Raises StartupError. To be called on the event loop that owns the client; `start` and `close` frame the life of what
     it returns.
     """
     folder = folder or Path(config.model.model)
-    tokenizer = open_tokenizer(config, plugins, Path(config.model.tokenizer))
+    inputs = inputs or open_inputs(config, plugins)
+    tokenizer = inputs.tokenizer
     rules = read_rules(config, plugins, client, tokenizer, folder)
-    templates = choose_templates(config.frontend.chat_template, tokenizer.chat_template if tokenizer else None)
     specials = tokenizer.special_tokens if tokenizer else {}
-    renderer = Renderer(config.frontend, config.limits, templates, specials, rules.max_model_len)
+    renderer = Renderer(config.frontend, config.limits, inputs.templates, specials, rules.max_model_len)
     reader = PromptReader(rules, Encoder(tokenizer) if tokenizer is not None else None, renderer)
     hooks = hooks or open_hooks(plugins)
     hooks.register_metrics()
     loggers = Loggers(_stat_loggers(config, plugins, client), hooks, config.observability.disable_log_stats)
-    return FrontendService(config, client, tokenizer, reader, _parsers(config, plugins), loggers)
+    return FrontendService(config, client, tokenizer, reader, inputs.parsers, loggers)
 
 
 def _stat_loggers(config: Resolved, plugins: Plugins, client: EngineClient) -> list[StatLogger]:
@@ -324,11 +326,3 @@ def _stat_loggers(config: Resolved, plugins: Plugins, client: EngineClient) -> l
         except PluginError as error:
             _logger.warning("a stat logger was left out: %s", error.message, logger=name)
     return loggers
-
-
-def _parsers(config: Resolved, plugins: Plugins) -> Parsers:
-    reasoning, tools = config.frontend.reasoning_parser, config.frontend.tool_call_parser
-    return Parsers(
-        reasoning=plugins.load("reasoning_parser", reasoning) if reasoning else None,
-        tools=plugins.load("tool_parser", tools) if tools else None,
-    )

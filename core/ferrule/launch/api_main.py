@@ -18,6 +18,7 @@ from ferrule.client.base import EngineClient
 from ferrule.client.inline import InlineClient
 from ferrule.client.process import ProcessClient
 from ferrule.config import Resolved
+from ferrule.frontend.inputs import open_inputs
 from ferrule.frontend.service import build_service
 from ferrule.interfaces.service import Service
 from ferrule.launch.engine_main import watch_progress
@@ -77,10 +78,11 @@ async def _serve(
         stack.push_async_callback(client.close)
 
         async def connect() -> Service:
+            inputs = open_inputs(config, plugins)  # while the engine loads: what is wrong here is told at once
             await client.wait_ready()
             if isinstance(client, InlineClient) and client.loop is not None:
                 watch_progress(client.loop, config.parallel.watchdog_timeout, board)
-            service = build_service(config, plugins, client, hooks=hooks)
+            service = build_service(config, plugins, client, hooks=hooks, inputs=inputs)
             stack.push_async_callback(service.close)
             service.start()
             gc.freeze()  # what is here now stays

@@ -14,6 +14,7 @@ from ferrule.errors import CheckpointError
 from ferrule.interfaces.hub import Choose, ModelHub, Repository
 from ferrule.interfaces.plugins import Plugins
 
+_PATHS = ("/", "./", "../", "~")  # how a name begins that is not a hub id
 _COMMON = ("*.json", "*.jinja", "*.model", "*.tiktoken", "*.txt")  # configuration, tokenizer, chat templates
 _SAFETENSORS = "*.safetensors"
 _PICKLES = ("*.bin", "*.pt")
@@ -45,6 +46,11 @@ def localise(config: Resolved, plugins: Plugins) -> Resolved:
     return replace(config, model=found)
 
 
+def is_path(name: str) -> bool:
+    """Whether a name is, or can only be, a folder on this machine: no hub would be asked for it."""
+    return name.startswith(_PATHS) or Path(name).expanduser().exists()
+
+
 def weight_patterns(names: Iterable[str], load_format: str) -> tuple[str, ...]:
     """Which weight files to fetch of those that a repository has. `auto` takes pickles only without safetensors.
 
@@ -63,7 +69,7 @@ def _find(config: Resolved, plugins: Plugins, what: str, name: str, revision: st
     if path.is_file():
         raise CheckpointError(f"{name} is a file; the {what} must be a folder or a hub id.", f"Name {path.parent}?")
     missing = f"The {what} {name!r} is not a folder on this machine"
-    if name.startswith(("/", "./", "../", "~")):
+    if name.startswith(_PATHS):
         raise CheckpointError(f"{missing}.", _meant(path) or _beside(path))
     hub: ModelHub = plugins.load("hub", config.model.hub)()
     reason = hub.refuses(name)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ferrule import log
 from ferrule.config import Config, Resolved
-from ferrule.config.resolve import check_names, resolve
+from ferrule.config.resolve import check_names, one_worker, resolve
 from ferrule.interfaces.plugins import Plugins
 from ferrule.plugin import PluginSet
 
@@ -35,6 +35,6 @@ def prepare(config: Config, notices: Sequence[str], plugins: Plugins, area: str)
     chosen = plugins.configured(config.plugins, config.env)
     for notice in (*notices, *chosen.problems):
         _logger.warning("%s", notice)
-    resolved = resolve(config)
+    resolved = one_worker(resolve(config), chosen)
     check_names(resolved, chosen)
     return resolved, chosen

@@ -23,6 +23,7 @@ from ferrule.client.inline import InlineClient
 from ferrule.config import Config, Resolved
 from ferrule.config.parse import parse_kwargs
 from ferrule.errors import FerruleError, RequestError, RequestFailed
+from ferrule.frontend.inputs import open_inputs
 from ferrule.frontend.output.choice import fold
 from ferrule.frontend.service import build_service
 from ferrule.interfaces.plugins import Plugins
@@ -49,7 +50,10 @@ def _needs(task: str) -> Callable[..., Any]:
     def refuse(self: LLM, *args: Any, **kwargs: Any) -> Any:
         """Raises RequestError: no model that this version serves does this."""
         tasks = ", ".join(self.model.tasks)
-        raise RequestError(f"This model runs task {tasks} (LLM.generate, LLM.chat); this call needs task {task}.")
+        raise RequestError(
+            f"This model runs task {tasks} (LLM.generate, LLM.chat); this call needs task {task}, which is not in this "
+            "build."
+        )
 
     return refuse
 
@@ -98,10 +102,11 @@ class LLM:
         hooks = open_hooks(plugins)
         hooks.process_started(_NAME, config)
         self._opened.callback(hooks.process_stopping, _NAME, 0)
+        inputs = open_inputs(config, plugins)
         client = InlineClient(config, plugins)
         self._opened.push_async_callback(client.close)
         await client.wait_ready()
-        service = build_service(config, plugins, client, hooks=hooks)
+        service = build_service(config, plugins, client, hooks=hooks, inputs=inputs)
         self._opened.push_async_callback(service.close)
         return service
 

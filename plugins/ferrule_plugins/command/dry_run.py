@@ -1,4 +1,4 @@
-"""`ferrule serve --dry-run`: what would run, and where each value comes from. Nothing is bound, fetched or loaded."""
+"""`ferrule serve --dry-run`: what would run, and where each value comes from. Nothing is bound, fetched or started."""
 
 from __future__ import annotations
 

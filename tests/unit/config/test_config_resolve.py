@@ -96,7 +96,7 @@ def test_a_resolved_configuration_survives_a_message() -> None:
         (["--max-num-seqs", "8", "--max-num-batched-tokens", "7"], "(7) must be at least --max-num-seqs (8)"),
         (["m", "--served-model-name", "a", "a"], "same name twice"),
         (["m", "--served-model-name", ""], "empty name"),
-        (["--api-key", ""], "--api-key is empty"),
+        (["--api-key", ""], "--api-key (or FERRULE_API_KEY, VLLM_API_KEY) is empty"),
         (["--logits-processor-pattern", "("], "not a regular expression"),
         (["--root-path", "api"], "must begin with '/'"),
     ],

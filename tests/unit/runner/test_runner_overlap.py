@@ -304,7 +304,7 @@ def test_a_whole_engine_computes_the_same_at_any_depth(
         Config(
             model=ModelConfig(model=str(folder), dtype="float32"),
             load=LoadConfig(use_tqdm_on_load=False),
-            cache=CacheConfig(num_gpu_blocks_override=9),
+            cache=CacheConfig(num_gpu_blocks_override=8),
             scheduler=SchedulerConfig(max_num_seqs=3, max_num_batched_tokens=16),
             env=env,
         )

@@ -138,7 +138,7 @@ def read_rules(
 ) -> Rules:
     """What requests are checked against, from the configuration, the loaded model and its folder."""
     info = client.info
-    defaults = _sampling_defaults(config, folder)
+    defaults = sampling_defaults(config, folder)
     rules = Rules(
         limits=config.limits,
         vocab_size=info.vocab_size,
@@ -184,7 +184,8 @@ def _generation_folder(config: Resolved, folder: Path) -> Path:
     return Path(origin)
 
 
-def _sampling_defaults(config: Resolved, folder: Path) -> dict[str, Any]:
+def sampling_defaults(config: Resolved, folder: Path) -> dict[str, Any]:
+    """The sampling values of the generation config and of options. Raises StartupError."""
     overrides = config.model.override_generation_config
     for name in overrides.keys() - checkpoint.SAMPLING:
         hint = f"There are {', '.join(checkpoint.SAMPLING)}."

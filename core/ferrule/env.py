@@ -12,14 +12,15 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from msgspec import Struct
 
+from ferrule.env_vllm import FOREIGN
 from ferrule.errors import ConfigError, nearest
 
 _LEVELS = ("debug", "info", "warning", "error")
+_SPEAK_EMPTY = ("plugins", "api_key", "admin_key")  # an empty list is a list; an empty key is refused at start
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|AUTH|CREDENTIAL", re.IGNORECASE)
 _REPORTED = re.compile(
     r"(FERRULE|VLLM|HF|HUGGINGFACE|TRANSFORMERS|SAFETENSORS|TORCH|PYTORCH|CUDA|NVIDIA|NCCL|GLOO|OMP|MKL|KMP|TRITON|RAY)_"
@@ -109,46 +110,6 @@ VARIABLES = (
     Variable("no_deprecation_warning", "No notices about options that were replaced.", "0 or 1", _flag),
 )
 
-# Documented variables that give an option its value.
-OPTIONS: Mapping[str, str] = MappingProxyType({"VLLM_ENGINE_ITERATION_TIMEOUT_S": "watchdog_timeout"})
-# Documented variables without effect here: why, and NAME=default of each. A default (with *: anything) needs no notice.
-INERT: Mapping[str, str] = MappingProxyType(
-    {
-        "nothing is sent to anyone": "DO_NOT_TRACK=* NO_USAGE_STATS=* USAGE_SOURCE=* USAGE_STATS_SERVER=*",
-        "there is one engine": "USE_V1=1",
-        "the platform is found, or named by --device": "TARGET_DEVICE=",
-        "it is for tests of vLLM": "TEST_FORCE_LOAD_FORMAT=dummy TEST_DYNAMO_FULLGRAPH_CAPTURE=1 CI_USE_S3=0",
-        "the server's engine has a process, that of LLM has none": "ENABLE_V1_MULTIPROCESSING=1",
-        "processes always start afresh": "WORKER_MULTIPROC_METHOD=spawn",
-        "what waits for the engine is told of its end": "RPC_TIMEOUT= RINGBUFFER_WARNING_INTERVAL=60",
-        "no files are kept there": "CONFIG_ROOT= CACHE_ROOT= ASSETS_CACHE= XLA_CACHE_PATH=",
-        "the figures are in /metrics": "LOG_BATCHSIZE_INTERVAL=-1",
-        "outputs are processed as they come": "V1_OUTPUT_PROC_CHUNK_SIZE=128 LOGITS_PROCESSOR_THREADS=",
-        "no media are read": "IMAGE_FETCH_TIMEOUT=5 VIDEO_FETCH_TIMEOUT=30 AUDIO_FETCH_TIMEOUT=10 MM_INPUT_CACHE_GIB=8",
-        "there is one device": "SKIP_P2P_CHECK=1 NCCL_SO_PATH= CUDART_SO_PATH= DP_MASTER_IP= DP_MASTER_PORT=",
-        "there is no Ray executor": "RAY_PER_WORKER_GPUS=1.0 RAY_BUNDLE_INDICES= USE_RAY_SPMD_WORKER=0"
-        " USE_RAY_COMPILED_DAG=0 USE_RAY_COMPILED_DAG_NCCL_CHANNEL=1 USE_RAY_COMPILED_DAG_OVERLAP_COMM=0",
-        "there is no such kernel or platform": "USE_TRITON_FLASH_ATTN=1 FLASH_ATTN_VERSION= USE_FLASHINFER_SAMPLER=0"
-        " FLASHINFER_FORCE_TENSOR_CORES=0 MLA_DISABLE=0 USE_TRITON_AWQ=0 MARLIN_USE_ATOMIC_ADD=0 ROCM_FP8_PADDING=1"
-        " DISABLED_KERNELS= ENABLE_MOE_ALIGN_BLOCK_SIZE_TRITON=0 FUSED_MOE_CHUNK_SIZE=32768 TEST_FORCE_FP8_MARLIN=0"
-        " USE_HPU_CONTIGUOUS_CACHE_FETCH=1 TPU_DISABLE_TOPK_TOPP_OPTIMIZATION=0 CPU_MOE_PREPACK=1 OPENVINO_DEVICE=CPU"
-        " OPENVINO_KVCACHE_SPACE=0 OPENVINO_CPU_KV_CACHE_PRECISION= OPENVINO_ENABLE_QUANTIZED_WEIGHTS=0"
-        " XLA_CHECK_RECOMPILATION=0 V0_USE_OUTLINES_CACHE=0",
-    }
-)
-# Documented variables of features that are not here: NAME=what passes, the feature, and the kind of plugin.
-LACKING: Mapping[str, tuple[str, str]] = MappingProxyType(
-    {
-        "USE_MODELSCOPE=0": ("other model hub", "hub"),
-        "PP_LAYER_PARTITION=": ("pipeline parallelism", "executor"),
-        "DP_RANK=0": ("data parallelism", "executor"),
-        "DP_SIZE=1": ("data parallelism", "executor"),
-        "ALLOW_RUNTIME_LORA_UPDATING=0": ("LoRA adapters", "model"),
-        "TRACE_FUNCTION=0": ("tracing of calls", "hooks"),
-    }
-)
-_SAME = {"": "0", "false": "0", "true": "1"}  # ways to write a switch
-
 
 def variable(field: str) -> str:
     """The name of a field's variable."""
@@ -180,7 +141,7 @@ def read(variables: Mapping[str, str] | None = None) -> Environment:
     problems: list[str] = []
     for known in VARIABLES:
         name = next((n for n in (variable(known.field), f"VLLM_{known.field.upper()}") if n in source), None)
-        if name is None or (not source[name].strip() and known.field != "plugins"):
+        if name is None or (not source[name].strip() and known.field not in _SPEAK_EMPTY):
             continue
         try:
             values[known.field] = known.read(source[name])
@@ -192,30 +153,23 @@ def read(variables: Mapping[str, str] | None = None) -> Environment:
     own = {variable(known.field) for known in VARIABLES}
     options = {name[8:].lower(): (name, source[name]) for name in source if name.startswith("FERRULE_")}
     options = {key: found for key, found in options.items() if found[0] not in own and found[1].strip()}
-    options |= {key: (name, source[name]) for name, key in OPTIONS.items() if source.get(name) and key not in options}
+    for foreign in FOREIGN:
+        if foreign.option and source.get(foreign.name):
+            options.setdefault(foreign.option, (foreign.name, source[foreign.name]))
     values |= {"options": options, "notices": tuple(_inert(source)), "lacking": tuple(_lacking(source))}
     return Environment(**values)
 
 
 def _inert(source: Mapping[str, str]) -> Iterator[str]:
-    for why, names in INERT.items():
-        for name in _unusual(source, names):
-            yield f"Environment variable {name} has no effect: {why}."
+    for known in FOREIGN:
+        if known.inert and known.differs(source.get(known.name, "")):
+            yield f"Environment variable {known.name} has no effect: {known.inert}."
 
 
 def _lacking(source: Mapping[str, str]) -> Iterator[str]:
-    for names, (feature, kind) in LACKING.items():
-        for name in _unusual(source, names):
-            yield f"Environment variable {name}: this build has no {feature}; a plugin of kind {kind} would bring it."
-
-
-def _unusual(source: Mapping[str, str], rows: str) -> Iterator[str]:
-    """Names of the variables that are set to something else than the default in their row."""
-    for row in rows.split():
-        name, _, default = f"VLLM_{row}".partition("=")
-        text = source.get(name, "").strip().lower()
-        if text and default != "*" and _SAME.get(text, text) != default.lower():
-            yield name
+    for known in FOREIGN:
+        if known.lacks and known.differs(source.get(known.name, "")):
+            yield f"Environment variable {known.name}: not in this build: {known.lacks}."
 
 
 class Terminal(Struct, frozen=True):

@@ -21,7 +21,7 @@ from ferrule.interfaces.plugins import Plugins
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
-    from ferrule.config import Config
+    from ferrule.config import Resolved
     from ferrule.interfaces.stats import RequestStats
     from ferrule.types import EngineStats, SamplingParams
 
@@ -63,7 +63,7 @@ class HookRunner:
         """Exceptions so far, by plugin, of those that raised any."""
         return {guard.title: guard.failures for guard in self._guards if guard.failures}
 
-    def process_started(self, process: str, config: Config) -> None:
+    def process_started(self, process: str, config: Resolved) -> None:
         self._manager.hook.process_started(process=process, config=config)
 
     def process_stopping(self, process: str, status: int) -> None:
@@ -93,7 +93,7 @@ class HookRunner:
         """The plugins' figures in Prometheus' text format, to follow the server's own."""
         return "".join(guard.metrics() for guard in self._guards)
 
-    def report_header(self, config: Config) -> Sequence[str]:
+    def report_header(self, config: Resolved) -> Sequence[str]:
         return [line for lines in self._manager.hook.report_header(config=config) for line in lines]
 
 

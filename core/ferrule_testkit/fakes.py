@@ -29,7 +29,7 @@ from ferrule.types import (
 )
 
 if TYPE_CHECKING:
-    from ferrule.config import Config
+    from ferrule.config import Resolved
     from ferrule.interfaces.plugins import Plugins
 
 
@@ -342,7 +342,7 @@ class FakeExecutor(Executor):
         self.device: FakeDevice | None = None
         self._break_at = break_at
 
-    def start(self, config: Config, plugins: Plugins) -> ModelInfo:
+    def start(self, config: Resolved, plugins: Plugins) -> ModelInfo:
         return ModelInfo(
             architecture="Fake",
             implementation="ferrule_testkit",

@@ -12,6 +12,7 @@ from typing import Any
 from msgspec import Struct
 
 from ferrule.config import Config, FrontendConfig, LimitsConfig, ModelConfig, ObservabilityConfig
+from ferrule.config.resolve import resolve
 from ferrule.frontend.output import choice as frontend_output
 from ferrule.frontend.service import FrontendService, build_service
 from ferrule.interfaces.parsers import CallArguments, CallStart, Reasoning
@@ -90,11 +91,15 @@ async def serving(
     folder: Path, engine: FakeEngine, plugins: FakePlugins | None = None, **sections: dict[str, Any]
 ) -> AsyncIterator[FrontendService]:
     """A service on `engine`; `sections` are options of the configuration's sections. Templates may take long."""
-    config = Config(
-        model=ModelConfig(**{"model": str(folder), "served_model_name": ("m", "alias"), **sections.get("model", {})}),
-        frontend=FrontendConfig(**{"chat_template": CHATML, **sections.get("frontend", {})}),
-        limits=LimitsConfig(**{"template_timeout": 120.0, **sections.get("limits", {})}),
-        observability=ObservabilityConfig(**sections.get("observability", {})),
+    config = resolve(
+        Config(
+            model=ModelConfig(
+                **{"model": str(folder), "served_model_name": ("m", "alias"), **sections.get("model", {})}
+            ),
+            frontend=FrontendConfig(**{"chat_template": CHATML, **sections.get("frontend", {})}),
+            limits=LimitsConfig(**{"template_timeout": 120.0, **sections.get("limits", {})}),
+            observability=ObservabilityConfig(**sections.get("observability", {})),
+        )
     )
     service = build_service(config, plugins or FakePlugins(), engine)
     try:

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from ferrule.config import CacheConfig, Config, LoadConfig, ModelConfig
+from ferrule.config.resolve import resolve
 from ferrule.engine.loop import EngineLoop
 from ferrule.interfaces.executor import Executor
 from ferrule.interfaces.scheduler import Scheduler, SchedulerLimits
@@ -62,10 +63,12 @@ class Harness:
         self, folder: Path | str, *, block_size: int = 4, load: LoadConfig | None = None, **model: Any
     ) -> None:
         """`model` are fields of `ModelConfig`. Raises StartupError."""
-        self.config = Config(
-            model=ModelConfig(model=str(folder), **model),
-            load=load or LoadConfig(use_tqdm_on_load=False),
-            cache=CacheConfig(block_size=block_size),
+        self.config = resolve(
+            Config(
+                model=ModelConfig(model=str(folder), **model),
+                load=load or LoadConfig(use_tqdm_on_load=False),
+                cache=CacheConfig(block_size=block_size),
+            )
         )
         self.plugins: Plugins = discover()
         self.executor: Executor = self.plugins.make("executor", "uni")

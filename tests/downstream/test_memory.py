@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 from torch.nn import functional as F
 
 from ferrule.config import Config, ModelConfig
+from ferrule.config.resolve import resolve
 from ferrule.env import Environment
 from ferrule.errors import CheckpointError, ConfigError
 from ferrule.plugin import discover
@@ -228,7 +229,9 @@ def test_prefixes_are_not_reused(harness: Harness, wanted: dict[str, Any]) -> No
 
 def test_states_that_do_not_fit_are_refused(cases: dict[str, Case], on_path: Any) -> None:
     on_path("acme_memory")
-    config = Config(model=ModelConfig(model=str(cases["pure"].folder)), env=Environment(cpu_kvcache_space=0.001))
+    config = resolve(
+        Config(model=ModelConfig(model=str(cases["pure"].folder)), env=Environment(cpu_kvcache_space=0.001))
+    )
     plugins = discover()
     executor = plugins.load("executor", "uni")()
     with pytest.raises(ConfigError, match="--max-num-seqs"):

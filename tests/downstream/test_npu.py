@@ -13,6 +13,7 @@ import pytest
 
 from ferrule.config import Config, DeviceConfig, ModelConfig
 from ferrule.config.plugins import configured
+from ferrule.config.resolve import resolve
 from ferrule.env import Environment
 from ferrule.errors import ConfigError, PluginError
 from ferrule.plugin import discover
@@ -84,7 +85,7 @@ def test_what_does_not_fit_is_refused(
 ) -> None:
     on_path("acme_npu")
     with pytest.raises((ConfigError, PluginError)) as caught:
-        start(Config(model=ModelConfig(model=str(tiny_llama)), device=DeviceConfig(**options)))
+        start(resolve(Config(model=ModelConfig(model=str(tiny_llama)), device=DeviceConfig(**options))))
     assert problem in str(caught.value)
 
 
@@ -94,10 +95,10 @@ def test_a_device_that_was_named_and_is_not_there_is_an_error(
     on_path("acme_npu")
     monkeypatch.setenv("ACME_NPU_COUNT", "0")
     with pytest.raises(ConfigError, match="--device acme_npu: no NPU is plugged in"):
-        start(Config(model=ModelConfig(model=str(tiny_llama)), device=DeviceConfig(device="acme_npu")))
+        start(resolve(Config(model=ModelConfig(model=str(tiny_llama)), device=DeviceConfig(device="acme_npu"))))
     monkeypatch.delenv("ACME_NPU_COUNT")
     with pytest.raises(ConfigError, match="computes in float32"):
-        start(Config(model=ModelConfig(model=str(tiny_llama), dtype="bfloat16")))
+        start(resolve(Config(model=ModelConfig(model=str(tiny_llama), dtype="bfloat16"))))
 
 
 def start(config: Config) -> None:

@@ -13,6 +13,7 @@ import torch
 
 from ferrule import LLM, SamplingParams
 from ferrule.config import Config, ModelConfig
+from ferrule.config.resolve import resolve
 from ferrule.errors import ConfigError
 from ferrule_plugins.platform.cuda import CudaPlatform
 from ferrule_plugins.platform.cuda_memory import TorchDevice
@@ -140,7 +141,7 @@ def test_too_many_blocks_are_told(folder: Path, opened: Open) -> None:
 @pytest.mark.usefixtures("gpu")
 def test_a_profile_has_what_ran_on_the_device(tmp_path: Path) -> None:
     platform = CudaPlatform()
-    platform.prepare(Config(model=ModelConfig(model="none")))
+    platform.prepare(resolve(Config(model=ModelConfig(model="none"))))
     end = platform.execution().profile(tmp_path / "traces" / "trace.json.gz")
     torch.ones(1024, 1024, device="cuda").sum()
     end()
@@ -150,7 +151,7 @@ def test_a_profile_has_what_ran_on_the_device(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("gpu")
 def test_the_device_is_described() -> None:
-    caps = CudaPlatform().prepare(Config(model=ModelConfig(model="none")))
+    caps = CudaPlatform().prepare(resolve(Config(model=ModelConfig(model="none"))))
     major, minor = torch.cuda.get_device_capability()
     assert caps.features == {f"sm{major}{minor}"}
     assert caps.memory_bytes == torch.cuda.mem_get_info()[1]

@@ -24,6 +24,7 @@ BUDGETS = MappingProxyType(
     {
         "ferrule.errors": 120,
         "ferrule.env": 250,
+        "ferrule.env_vllm": 350,  # a table
         "ferrule.log": 220,
         "ferrule.config": 1_800,
         "ferrule.checkpoint": 270,
@@ -39,7 +40,7 @@ BUDGETS = MappingProxyType(
 )
 
 # Files that are tables, not code.
-TABLES = frozenset({"core/ferrule/config/sections.py"})
+TABLES = frozenset({"core/ferrule/config/sections.py", "core/ferrule/config/unsupported.py"})
 
 
 def function_length(modules: Sequence[Module]) -> list[Violation]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ferrule.config import CacheConfig, Config, LoadConfig, ModelConfig, SchedulerConfig
+from ferrule.config.resolve import resolve
 from ferrule.env import before_libraries, read
 from ferrule.interfaces.executor import Executor
 from ferrule.interfaces.plugins import Plugins
@@ -192,7 +193,7 @@ def main() -> None:
     before_libraries()
     plugins = discover()
     executor = plugins.load("executor", "uni")()
-    info = executor.start(config, plugins)
+    info = executor.start(resolve(config), plugins)
     executor.init_cache(info.max_blocks)
     sampling = TokenSampling(seed=0, max_tokens=1, temperature=options.temperature, top_p=options.top_p)
     bench = Bench(executor, info, sampling)

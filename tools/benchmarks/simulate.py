@@ -31,7 +31,7 @@ from ferrule.api.app import build_app
 from ferrule.api.lifecycle import Lifecycle
 from ferrule.assembly.engine import Engine, build_engine
 from ferrule.client.demux import DemuxClient
-from ferrule.config import CacheConfig, Config, FrontendConfig, LoadConfig, ModelConfig, SchedulerConfig
+from ferrule.config import CacheConfig, Config, FrontendConfig, LoadConfig, ModelConfig, Resolved, SchedulerConfig
 from ferrule.config.resolve import resolve
 from ferrule.frontend.service import FrontendService, build_service
 from ferrule.interfaces.executor import Step
@@ -52,7 +52,7 @@ STEPS = 400
 CLIENT = b"api-1"
 
 
-def configured(running: int, **sections: Any) -> Config:
+def configured(running: int, **sections: Any) -> Resolved:
     """The embedded model's shape and tokenizer, on the simulated executor."""
     config = Config(
         model=ModelConfig(

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 from ferrule.config.help import default_text, fate, groups, metavar, spelling, summaries
 from ferrule.config.schema import Schema, Spec
-from ferrule.env import INERT, LACKING, OPTIONS, VARIABLES, variable
+from ferrule.env import VARIABLES, variable
+from ferrule.env_vllm import FOREIGN, Foreign
 from ferrule_plugins.command.serve import sections
 
 _HEAD = """# Options
@@ -58,7 +59,7 @@ def _classes(schema: Schema) -> Iterator[str]:
 | works | {counts["works"]} | it does what its entry says |
 | without effect | {counts["without effect"]} | it is understood; a notice at the start says why it changes nothing |
 | replaced | {counts["replaced"]} | its value goes to its successor, and a notice names that |
-| lacking | {counts["lacking"]} | the build lacks the feature: any value but the accepted ones stops the start |
+| lacking | {counts["lacking"]} | the feature is not in this build: any value but the accepted ones stops the start |
 
 | option | group | class | what it means |
 |---|---|---|---|"""
@@ -76,26 +77,20 @@ The variables below are no options, or have a name of their own; each is also re
 of Ferrule is not set."""
     for entry in VARIABLES:
         yield f"\n### {variable(entry.field)}\n\n{entry.doc} Expected: {entry.expects}."
-    yield "\n### Variables of vLLM\n\n| variable | class | what it means |\n|---|---|---|"
-    for name, option in OPTIONS.items():
-        yield f"| `{name}` | replaced | the same as `FERRULE_{option.upper()}`, `--{option.replace('_', '-')}` |"
-    for names, (feature, kind) in LACKING.items():
-        for name, default in _rows(names):
-            yield f"| `{name}` | lacking | this build has no {feature} (plugin kind {kind}); accepted: `{default}` |"
-    for why, names in INERT.items():
-        for name, default in _rows(names):
-            said = "never a notice" if default == "*" else f"default `{default}`" if default else "not set by default"
-            yield f"| `{name}` | without effect | {why}; {said} |"
+    yield "\n### Variables of vLLM\n\n| variable | type | default | class | in vLLM | here |\n|---|---|---|---|---|---|"
+    for known in FOREIGN:
+        default = "any value" if known.default is None else f"`{known.default}`" if known.default else "not set"
+        yield f"| `{known.name}` | {known.type} | {default} | {known.standing} | {known.meaning} | {_here(known)} |"
     yield f"""
 Not read at all: `VLLM_HOST_IP` and `VLLM_PORT`, which are addresses between nodes there and set by accident in
 orchestrators; {", ".join(map(_code, _BUILDS))}, which are for building; {", ".join(map(_code, _SYSTEM))},
 which drivers and libraries read themselves."""
 
 
-def _rows(names: str) -> Iterator[tuple[str, str]]:
-    for row in names.split():
-        name, _, default = row.partition("=")
-        yield f"VLLM_{name}", default
+def _here(known: Foreign) -> str:
+    if known.option:
+        return f"the same as `{variable(known.option)}`, `--{known.option.replace('_', '-')}`"
+    return known.inert or f"not in this build: {known.lacks}; any value but the default stops the start"
 
 
 def _code(text: str) -> str:

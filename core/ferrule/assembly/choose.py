@@ -11,8 +11,7 @@ from typing import Any
 import torch
 
 from ferrule import checkpoint as checkpoints
-from ferrule.config import Config
-from ferrule.config.resolve import BLOCK_SIZE
+from ferrule.config import Resolved
 from ferrule.errors import CheckpointError, ConfigError, nearest
 from ferrule.interfaces.attention import AttentionBackend
 from ferrule.interfaces.load_format import WeightSource
@@ -71,7 +70,7 @@ class Chooser:
             raise ConfigError(f"{flag} {wanted}: {reason}")
         return wanted
 
-    def device(self, config: Config) -> Device:
+    def device(self, config: Resolved) -> Device:
         wanted = None if config.device.device == "auto" else config.device.device
         names = self._plugins.defaults("platform")
         order = sorted(names, key=lambda name: name == "cpu")  # every machine has a CPU: it is the last choice
@@ -83,17 +82,17 @@ class Chooser:
         with self._plugins.blamed("platform", name):
             return Device(platform, platform.prepare(config))
 
-    def before_build(self, config: Config, device: Device) -> Choice:
+    def before_build(self, config: Resolved, device: Device) -> Choice:
         """Everything that the checkpoint's ``config.json`` and the options decide. Raises StartupError."""
         folder = Path(config.model.model)
-        checkpoint = checkpoints.read(config.model.hf_config_path or folder, config.model.hf_overrides)
+        checkpoint = checkpoints.read(config.model.hf_config_path, config.model.hf_overrides)
         checkpoints.check_sizes(checkpoint)
         architecture, name = self._implementation(config, checkpoint)
         context = BuildContext(
             config=checkpoint,
             dtype=device.platform.dtype(config.model.dtype, checkpoint),
             device=device.platform.device(),
-            block_size=config.cache.block_size or BLOCK_SIZE,
+            block_size=config.cache.block_size,
             max_model_len=_max_model_len(config, checkpoint),
             folder=folder,
             trust_remote_code=config.model.trust_remote_code,
@@ -115,7 +114,7 @@ class Chooser:
             },
         )
 
-    def attention(self, config: Config, choice: Choice, model: Model) -> tuple[str, AttentionBackend]:
+    def attention(self, config: Resolved, choice: Choice, model: Model) -> tuple[str, AttentionBackend]:
         """The backend that serves every layer of the model. Raises StartupError."""
         layers = attention_layers(model)
         caps, dtype, kind = choice.device.caps, choice.context.dtype, config.cache.kv_cache_dtype
@@ -133,7 +132,7 @@ class Chooser:
         name = self.choose("attention", "--attention-backend", wanted, order, refuses)
         return name, self._plugins.make("attention", name)
 
-    def weight_format(self, config: Config) -> Callable[[], WeightSource]:
+    def weight_format(self, config: Resolved) -> Callable[[], WeightSource]:
         """What opens the weights in the model's folder, in their format. Raises StartupError if no format fits."""
         folder, wanted = Path(config.model.model), config.load.load_format
         if wanted == "auto":
@@ -141,7 +140,7 @@ class Chooser:
             wanted = load_first(self._plugins, "load_format", names, lambda cls: cls.refuses(folder)).name
         return partial(self._plugins.make, "load_format", wanted)
 
-    def _implementation(self, config: Config, checkpoint: Mapping[str, Any]) -> tuple[str, str]:
+    def _implementation(self, config: Resolved, checkpoint: Mapping[str, Any]) -> tuple[str, str]:
         """The architecture that is served, and the name of the plugin that implements it."""
         named = checkpoints.architectures(checkpoint)
         known = self._plugins.names("model")
@@ -157,7 +156,7 @@ class Chooser:
         return named[0], "transformers"
 
     def _quantization(
-        self, config: Config, context: BuildContext, device: Device
+        self, config: Resolved, context: BuildContext, device: Device
     ) -> tuple[str | None, QuantizationMethod | None]:
         """The method that is asked for, or that reads the checkpoint; none for float weights that stay floats."""
         given = context.config.get("quantization_config") or {}
@@ -188,7 +187,7 @@ def attention_layers(model: Model) -> list[tuple[LayerCache, AttentionOptions]]:
     ]
 
 
-def _max_model_len(config: Config, checkpoint: Mapping[str, Any]) -> int:
+def _max_model_len(config: Resolved, checkpoint: Mapping[str, Any]) -> int:
     """Tokens. Raises ConfigError for more than the checkpoint was made for, unless the environment allows it."""
     limit = checkpoints.max_length(checkpoint, sliding_window=not config.model.disable_sliding_window)
     wanted = config.model.max_model_len

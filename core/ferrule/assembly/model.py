@@ -21,7 +21,7 @@ import torch
 from ferrule import checkpoint as checkpoints
 from ferrule.assembly.choose import Choice, Chooser
 from ferrule.assembly.memory import weight_tensors
-from ferrule.config import Config
+from ferrule.config import Resolved
 from ferrule.errors import CheckpointError, ConfigError
 from ferrule.interfaces.attention import AttentionBackend
 from ferrule.interfaces.load_format import WeightSource
@@ -45,7 +45,7 @@ class Loaded:
     info: ModelInfo
 
 
-def load_model(config: Config, plugins: Plugins) -> Loaded:
+def load_model(config: Resolved, plugins: Plugins) -> Loaded:
     """Choose, build, fill and pack the model that the configuration names. Raises StartupError."""
     chooser = Chooser(plugins)
     device = chooser.device(config)

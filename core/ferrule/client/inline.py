@@ -9,7 +9,7 @@ from collections.abc import Callable
 from ferrule import log
 from ferrule.assembly.engine import build_engine
 from ferrule.client.demux import DemuxClient
-from ferrule.config import Config
+from ferrule.config import Resolved
 from ferrule.engine.loop import EngineLoop
 from ferrule.interfaces.plugins import Plugins
 from ferrule.wire.messages import Fatal, FromEngine, Ready, ToEngine
@@ -21,7 +21,7 @@ _logger = log.get("engine")
 class InlineClient(DemuxClient):
     """Loads the model on the engine's thread; `wait_ready` tells when it is there, or raises what stopped it."""
 
-    def __init__(self, config: Config, plugins: Plugins) -> None:
+    def __init__(self, config: Resolved, plugins: Plugins) -> None:
         super().__init__(watchdog=config.parallel.watchdog_timeout)
         self._channel = QueueChannel(self._deliver)
         self._events = asyncio.get_running_loop()
@@ -40,7 +40,7 @@ class InlineClient(DemuxClient):
     def _post(self, message: ToEngine) -> None:
         self._channel.post(message)
 
-    def _run(self, config: Config, plugins: Plugins) -> None:
+    def _run(self, config: Resolved, plugins: Plugins) -> None:
         try:
             engine = build_engine(config, plugins, self._channel)
         except Exception as error:  # handed to whoever waits for the engine: wait_ready raises it

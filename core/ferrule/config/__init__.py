@@ -1,5 +1,6 @@
-"""Configuration: frozen sections, resolved once."""
+"""Configuration: frozen sections as given, and `Resolved`, which is what components get."""
 
+from ferrule.config.resolved import Resolved, ResolvedModel, ResolvedScheduler
 from ferrule.config.sections import (
     CacheConfig,
     Config,
@@ -25,5 +26,8 @@ __all__ = [
     "ObservabilityConfig",
     "ParallelConfig",
     "PluginConfig",
+    "Resolved",
+    "ResolvedModel",
+    "ResolvedScheduler",
     "SchedulerConfig",
 ]

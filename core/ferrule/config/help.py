@@ -135,11 +135,11 @@ def fate(spec: Spec) -> str:
         return f"Accepted without effect: {option.inert}."
     if option.replaced:
         return f"Replaced by {option.replaced}."
-    if option.lacks is None:
+    if not option.lacks:
         return ""
     rest = "".join(f", {value}" for value in option.passes if isinstance(value, (str, int)))
     default = "false" if spec.default is False else default_text(spec) or "the default"
-    return f"This build has no {option.lacks.feature} (plugin kind {option.lacks.kind}); accepted: {default}{rest}."
+    return f"Not in this build: {option.lacks}; accepted: {default}{rest}."
 
 
 class _Page:

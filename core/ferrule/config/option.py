@@ -5,16 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 _KEY = "option"
-
-
-class Lacks(NamedTuple):
-    """A feature that this build does not have, and the kind of plugin that would bring it."""
-
-    feature: str  # stands behind "this build has no"
-    kind: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +32,7 @@ class Option:
     bare: bool = False  # the value may be left out; the bare option is the empty text
     optional_value: bool = False  # a boolean that also takes true or false
     secret: bool = False  # never printed
-    opens: tuple[str, ...] = ()  # values that mean None, "auto"
+    opens: tuple[str, ...] = ()  # texts that mean the default, "auto"
     scalar: str | None = None  # a JSON object that may be written as the number of this key
     pairs: bool = False  # a JSON object that may be written as a=1,b=2
     objects: bool = False  # a text that may be given as an object, of which it is the JSON
@@ -51,7 +44,7 @@ class Option:
     inert: str = ""
     replaced: str = ""
     renamed: Mapping[str, str] = field(default_factory=dict)  # value → value for the option that replaces it
-    lacks: Lacks | None = None
+    lacks: str = ""
     passes: tuple[Any, ...] = ()
 
     @property

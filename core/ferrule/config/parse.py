@@ -15,10 +15,9 @@ import msgspec
 from ferrule import env as environment
 from ferrule.config import help as helptext
 from ferrule.config.file import read_file
-from ferrule.config.option import Lacks
 from ferrule.config.schema import Item, Match, Schema, Spec
 from ferrule.config.sections import Config
-from ferrule.config.values import convert, is_boolean, merge, problem
+from ferrule.config.values import convert, is_boolean, merge, opens, problem
 from ferrule.env import Environment
 from ferrule.errors import ConfigError, nearest
 from ferrule.plugin import Plugins
@@ -176,7 +175,8 @@ class _Scan:
         spec = match.spec
         if spec.base is bool:
             takes = spec.option.optional_value and match.positive and self._value_follows()
-            return self._next() if takes and is_boolean(self._argv[self._at]) else True
+            word = self._argv[self._at] if takes else ""
+            return self._next() if is_boolean(word) or (word and opens(spec, word)) else True
         follows = self._value_follows() and not (spec.option.bare and spec.option.choices)
         if not follows:  # the value of a bare option with choices is attached: the next word may be the model
             return True if spec.option.bare else None
@@ -242,7 +242,7 @@ class _Draft:
             item = replace(item, raw=before)
         if not option.replaced:
             yield item
-        elif (value := self._value(item, {})) != spec.default:
+        elif (value := self._value(item, {})) != spec.default and value not in option.passes:
             target = self._find(option.replaced)
             match = replace(target, path=(*target.path, *item.match.path), append=item.match.append)
             self.replaced.append(f"{item.label} is replaced by {option.replaced}, which has got the value.")
@@ -256,18 +256,19 @@ class _Draft:
 
     def judge(self) -> None:
         """Say what becomes of values that have no effect, or need a feature that is not here."""
-        lacking: dict[Lacks, list[str]] = {}
+        lacking: dict[str, list[str]] = {}
         for name, value in self.values.items():
             spec, label = self._schema.by_name[name], self._labels[name]
+            if name == "api_key" and not value:
+                self.notices.append(f"{label}: no key is set, every client may use the server.")
             if value == spec.default or value in spec.option.passes:
                 continue
             if spec.option.inert:
                 self.notices.append(f"{label} is accepted without effect: {spec.option.inert}.")
-            if spec.option.lacks is not None:
+            if spec.option.lacks:
                 lacking.setdefault(spec.option.lacks, []).append(label)
-        for (feature, kind), labels in lacking.items():
-            who = ", ".join(dict.fromkeys(labels))
-            self.problems.append(f"{who}: this build has no {feature}; a plugin of kind {kind} would bring it.")
+        for feature, labels in lacking.items():
+            self.problems.append(f"{', '.join(dict.fromkeys(labels))}: not in this build: {feature}.")
 
     def _value(self, item: Item, seen: dict[str, Any]) -> Any:
         spec = item.match.spec
@@ -276,6 +277,8 @@ class _Draft:
         def notice(text: str) -> None:
             self.notices.append(f"{item.label}: {text}.")
 
+        if spec.base is dict and not item.match.path and opens(spec, item.raw):
+            return dict(spec.default)
         if spec.base is dict:
             seen[spec.name] = merge(seen.get(spec.name, {}), item.match, item.raw, notice)
             return merge(self.values.get(spec.name, {}), item.match, item.raw, lambda text: None)
@@ -301,8 +304,9 @@ def _finish(schema: Schema, items: list[Item], problems: Iterable[str], env: Env
         draft.notices += (*env.notices, *env.unknown(schema.by_name))
         draft.problems += env.lacking
     variables = _from_environment(schema, env)
-    path = next((item.raw for item in (*items, *variables) if item.match.spec.name == "config"), None)
-    if path is not None:
+    files = [item for item in (*items, *variables) if item.match.spec.name == "config"]
+    path = next((item.raw for item in files), None)
+    if path is not None and not opens(files[0].match.spec, path):
         try:
             draft.apply(read_file(str(path), schema))
         except ConfigError as error:

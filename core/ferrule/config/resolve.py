@@ -1,35 +1,47 @@
 """The one place where values that were left open are filled, and where values are checked against each other.
 
 Pure: it looks at no device, no file and no clock. What depends on the checkpoint or the device (the longest context,
-the type of weights, the steps in flight) is settled by the executor, which reports it as `ModelInfo`.
+the type of weights, the steps in flight) is settled by the executor, which reports it as `ModelInfo`; from that and the
+resolved sections come the scheduler's limits (`ferrule.assembly.limits`).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import re
+from typing import Any
 
 from ferrule.config.parse import config_sections
+from ferrule.config.resolved import Resolved, ResolvedModel, ResolvedScheduler
 from ferrule.config.schema import Schema
-from ferrule.config.sections import CacheConfig, Config, ModelConfig, SchedulerConfig
+from ferrule.config.sections import Config, ModelConfig, SchedulerConfig
+from ferrule.env import variable
 from ferrule.errors import ConfigError, nearest
 from ferrule.plugin import Plugins
 
-BLOCK_SIZE = 16
-MAX_NUM_SEQS = 256
+_MAX_NUM_SEQS = 256
 _MAX_NUM_BATCHED_TOKENS = 2048
 
 
-def resolve(config: Config, max_model_len: int | None = None) -> Config:
-    """Fill what is open. Resolve again with `max_model_len` once the model is loaded; nothing that is set changes.
-
-    Raises ConfigError, one line per contradiction.
-    """
+def resolve(config: Config) -> Resolved:
+    """Fill what is open; nothing that is set changes. Raises ConfigError, one line per contradiction."""
     problems = _contradictions(config)
-    scheduler = _scheduler(config.scheduler, max_model_len or config.model.max_model_len, problems)
+    scheduler = _scheduler(config.scheduler, config.model.max_model_len, problems)
     if problems:
         raise ConfigError("\n".join(problems))
-    return dataclasses.replace(config, model=_model(config.model), cache=_cache(config.cache), scheduler=scheduler)
+    return Resolved(**{**_fields(config), "model": _model(config.model), "scheduler": scheduler})
+
+
+def step_tokens(section: ResolvedScheduler, max_model_len: int) -> int:
+    """Most tokens in a step, for a model whose longest request has `max_model_len` tokens.
+
+    Raises ConfigError where whole prompts cannot fit into the number that was set.
+    """
+    if section.fits_longest_prompt:
+        return max(section.max_num_batched_tokens, max_model_len)
+    if not section.enable_chunked_prefill and section.max_num_batched_tokens < max_model_len:
+        raise ConfigError(_too_few_for_a_prompt(section.max_num_batched_tokens, max_model_len))
+    return section.max_num_batched_tokens
 
 
 def check_names(config: Config, plugins: Plugins) -> None:
@@ -46,40 +58,70 @@ def check_names(config: Config, plugins: Plugins) -> None:
         for name in names:
             if name not in (None, "", "auto", *known) and not plugins.origin(kind, name):
                 listed = ", ".join(known) or "none is installed"
-                problems.append(f"{spec.flag}: no {kind} plugin {name!r}; available: {listed}.{nearest(name, known)}")
+                hint = nearest(name, known)
+                if spec.name == "scheduler_cls" and "." in name:
+                    hint = " An import path is not taken; name the file of the class with --plugin scheduler=FILE.py."
+                problems.append(f"{spec.flag}: no {kind} plugin {name!r}; available: {listed}.{hint}")
     if problems:
         raise ConfigError("\n".join(problems))
 
 
-def _model(section: ModelConfig) -> ModelConfig:
+def _fields(section: Any) -> dict[str, Any]:
+    return {field.name: getattr(section, field.name) for field in dataclasses.fields(section)}
+
+
+def _model(section: ModelConfig) -> ResolvedModel:
     """The model answers under the name that the user gave, also after a hub id has become a folder."""
-    names = section.served_model_name or ((section.model,) if section.model else ())
-    return dataclasses.replace(section, served_model_name=names)
+    same = section.tokenizer in (None, section.model)
+    filled = {
+        "served_model_name": section.served_model_name or ((section.model,) if section.model else ()),
+        "tokenizer": section.tokenizer or section.model,
+        "tokenizer_revision": section.tokenizer_revision or (section.revision if same else None),
+        "hf_config_path": section.hf_config_path or section.model,
+    }
+    return ResolvedModel(**{**_fields(section), **filled})
 
 
-def _cache(section: CacheConfig) -> CacheConfig:
-    return dataclasses.replace(section, block_size=section.block_size or BLOCK_SIZE)
-
-
-def _scheduler(section: SchedulerConfig, max_model_len: int | None, problems: list[str]) -> SchedulerConfig:
-    """Tokens per step stay open when whole prompts must fit into a step and the longest one is not known yet."""
-    seqs, tokens = section.max_num_seqs, section.max_num_batched_tokens
-    whole_prompts = 0 if section.enable_chunked_prefill else max_model_len
-    if tokens is None and whole_prompts is not None:
-        tokens = max(_MAX_NUM_BATCHED_TOKENS, whole_prompts, seqs or 0)
-    if seqs is None:
-        seqs = MAX_NUM_SEQS if tokens is None else min(MAX_NUM_SEQS, tokens)
-    if tokens is not None and tokens < seqs:
+def _scheduler(section: SchedulerConfig, max_model_len: int | None, problems: list[str]) -> ResolvedScheduler:
+    """Where whole prompts must fit into a step, the longest may only be known once the model is loaded."""
+    given = section.max_num_batched_tokens
+    whole_prompts = not section.enable_chunked_prefill
+    longest = (max_model_len or 0) if whole_prompts else 0
+    tokens = max(_MAX_NUM_BATCHED_TOKENS, longest, section.max_num_seqs or 0) if given is None else given
+    seqs = min(_MAX_NUM_SEQS, tokens) if section.max_num_seqs is None else section.max_num_seqs
+    if tokens < seqs:
         problems.append(
             f"--max-num-batched-tokens ({tokens}) must be at least --max-num-seqs ({seqs}): every running request "
             "needs a token per step."
         )
-    if tokens is not None and tokens < (whole_prompts or 0):
-        problems.append(
-            f"--max-num-batched-tokens ({tokens}) must be at least --max-model-len ({whole_prompts}) with "
-            "--no-enable-chunked-prefill: a prompt must fit into one step."
-        )
-    return dataclasses.replace(section, max_num_seqs=seqs, max_num_batched_tokens=tokens)
+    if tokens < longest:
+        problems.append(_too_few_for_a_prompt(tokens, longest))
+    grows = whole_prompts and given is None
+    filled = {"max_num_seqs": seqs, "max_num_batched_tokens": tokens, "fits_longest_prompt": grows}
+    return ResolvedScheduler(**{**_fields(section), **filled})
+
+
+def _too_few_for_a_prompt(tokens: int, longest: int) -> str:
+    return (
+        f"--max-num-batched-tokens ({tokens}) must be at least --max-model-len ({longest}) with "
+        "--no-enable-chunked-prefill: a prompt must fit into one step."
+    )
+
+
+def one_worker(config: Resolved, plugins: Plugins) -> Resolved:
+    """`mp`, which is documented, spreads work over processes; with one worker that is what `uni` does.
+
+    A plugin of that name is taken, if there is one.
+    """
+    if config.parallel.distributed_executor_backend != "mp" or plugins.origin("executor", "mp"):
+        return config
+    return dataclasses.replace(
+        config, parallel=dataclasses.replace(config.parallel, distributed_executor_backend="uni")
+    )
+
+
+def _named(field: str) -> str:
+    return f"--{field.replace('_', '-')} (or {variable(field)}, VLLM_{field.upper()})"
 
 
 def _contradictions(config: Config) -> list[str]:
@@ -89,8 +131,10 @@ def _contradictions(config: Config) -> list[str]:
         problems.append("--served-model-name has the same name twice.")
     if any(not name.strip() for name in model.served_model_name):
         problems.append("--served-model-name has an empty name.")
-    if any(not key for key in config.frontend.api_key):
-        problems.append("--api-key is empty; leave it out to serve without a key.")
+    if any(not key.strip() for key in config.frontend.api_key):
+        problems.append(f"{_named('api_key')} is empty: give a key, or leave it out to serve without one.")
+    if config.frontend.admin_key is not None and not config.frontend.admin_key.strip():
+        problems.append(f"{_named('admin_key')} is empty: give a key, or leave it out.")
     if model.logits_processor_pattern is not None:
         try:
             re.compile(model.logits_processor_pattern)
@@ -100,6 +144,10 @@ def _contradictions(config: Config) -> list[str]:
         problems.append("--enable-auto-tool-choice needs --tool-call-parser NAME: without it no call is understood.")
     if config.frontend.disable_frontend_multiprocessing and config.frontend.api_server_count > 1:
         problems.append("--disable-frontend-multiprocessing is one process: it does not go with --api-server-count.")
+    compilation = config.device.compilation_config
+    level = compilation.get("level", compilation.get("mode", 0))
+    if type(level) is not int or not 0 <= level <= 3:
+        problems.append(f"--compilation-config: there is no level {level!r}; levels are 0 to 3.")
     version = config.observability.show_hidden_metrics_for_version
     if version is not None and not re.fullmatch(r"\d+\.\d+(\.\w+)?", version):
         problems.append(f"--show-hidden-metrics-for-version: {version!r} is not X.Y.")

@@ -1,7 +1,7 @@
 """Every option: one field, one flag. The parser, help, YAML keys, validation and the reference page derive from here.
 
 A field's flag is its name with dashes. `opt` carries the sentence of the reference page, bounds, choices and the
-form in which a value is written. Components receive only the section that is theirs.
+form in which a value is written. A value that is left open here is None; `ferrule.config.resolved` says what is filled.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ferrule.config.option import Lacks, opt
+from ferrule.config.option import opt
 from ferrule.env import Environment
 
 
@@ -23,7 +23,7 @@ class ModelConfig:
         "What the model is for; auto: what its architecture can do.",
         choices=("auto", "generate", "embedding", "embed", "classify", "score", "reward", "transcription", "draft"),
         passes=("generate",),
-        lacks=Lacks("model for other tasks than generate", "model"),
+        lacks="models for other tasks than generate",
     )
     tokenizer: str | None = opt(None, "Folder or hub id of the tokenizer. Default: the model's.")
     tokenizer_mode: str = opt("auto", "Tokenizer plugin.", kind="tokenizer")
@@ -58,7 +58,11 @@ class ModelConfig:
     disable_sliding_window: bool = opt(False, "Cap the context to the sliding window instead of sliding.")
     skip_tokenizer_init: bool = opt(False, "Load no tokenizer: prompts and outputs are token ids.")
     served_model_name: tuple[str, ...] = opt(
-        (), "Names under which the model answers; responses carry the first.", nargs="+", common=True
+        (),
+        "Names under which the model answers; responses carry the first.",
+        nargs="+",
+        common=True,
+        opens=("None",),
     )
     model_impl: str = opt(
         "auto",
@@ -99,12 +103,12 @@ class LoadConfig:
 class CacheConfig:
     """The KV cache."""
 
-    block_size: int | None = opt(None, "Tokens per cache block. Default: 16.", choices=(1, 2, 4, 8, 16, 32, 64, 128))
+    block_size: int = opt(16, "Tokens per cache block.", choices=(1, 2, 4, 8, 16, 32, 64, 128), opens=("None",))
     gpu_memory_utilization: float = opt(
         0.9, "Share of device memory that this instance may use.", gt=0, le=1, aliases=("--device-memory-utilization",)
     )
     cpu_offload_gb: float = opt(0.0, "GiB of weights that stay with the host, from where the GPU reads them.", ge=0)
-    num_gpu_blocks_override: int | None = opt(None, "Exact number of cache blocks.", ge=2)
+    num_gpu_blocks_override: int | None = opt(None, "Exact number of cache blocks.", ge=1)
     enable_prefix_caching: bool = opt(True, "Reuse the cache of equal prompt beginnings.")
     prefix_caching_hash_algo: str = opt("sha256", "Hash of cache blocks.", choices=("builtin", "sha256"))
     kv_cache_dtype: str = opt(
@@ -125,7 +129,7 @@ class SchedulerConfig:
         ge=1,
         human=True,
     )
-    enable_chunked_prefill: bool = opt(True, "Split long prompts over steps.", optional_value=True)
+    enable_chunked_prefill: bool = opt(True, "Split long prompts over steps.", optional_value=True, opens=("None",))
     long_prefill_token_threshold: int = opt(
         0, "Longest piece of a prompt in one step; 0: what the platform gives it beside requests that decode.", ge=0
     )
@@ -139,8 +143,8 @@ class SchedulerConfig:
         ge=1,
     )
     scheduling_policy: str = opt("fcfs", "Policy plugin: who runs first.", kind="policy")
-    scheduler_cls: str | None = opt(
-        None, "Scheduler plugin. Default: default.", kind="scheduler", opens=("vllm.core.scheduler.Scheduler",)
+    scheduler_cls: str = opt(
+        "default", "Scheduler plugin.", kind="scheduler", opens=("None", "vllm.core.scheduler.Scheduler")
     )
     cuda_graph_sizes: tuple[int, ...] = opt(
         (512,),
@@ -161,7 +165,7 @@ class SchedulerConfig:
 class ParallelConfig:
     """How work is spread."""
 
-    distributed_executor_backend: str | None = opt(None, "Executor plugin. Default: uni.", kind="executor")
+    distributed_executor_backend: str = opt("uni", "Executor plugin.", kind="executor", opens=("None",))
     watchdog_timeout: float = opt(120.0, "Seconds without progress, with work waiting, until the engine exits.", gt=0)
     worker_extension_cls: str = opt("", "Class (module.Class) whose methods collective_rpc may call on workers.")
 
@@ -226,6 +230,7 @@ class FrontendConfig:
         (),
         "Keys, one of which every route but the public probes asks for.",
         nargs="+",
+        opens=("None",),
         secret=True,
         env="api_key",
         common=True,
@@ -243,7 +248,7 @@ class FrontendConfig:
         "auto", "What the template sees as message content.", choices=("auto", "string", "openai")
     )
     response_role: str = opt("assistant", "Role of the answer.", server=True)
-    root_path: str | None = opt(None, "Path prefix when a proxy serves the API below one.", server=True)
+    root_path: str = opt("", "Path prefix when a proxy serves the API below one.", opens=("None",), server=True)
     disable_frontend_multiprocessing: bool = opt(False, "Run the engine in the API process.", server=True)
     disable_fastapi_docs: bool = opt(False, "No /docs, /redoc and /openapi.json.", server=True)
     enable_request_id_headers: bool = opt(False, "Answer with X-Request-Id.", server=True)
@@ -267,9 +272,9 @@ class FrontendConfig:
         (), "Router plugins to serve. Default: all built-in ones.", nargs="+", kind="router", server=True
     )
     enable_auto_tool_choice: bool = opt(False, "The model may call tools; needs --tool-call-parser.", server=True)
-    tool_call_parser: str = opt("", "Tool parser plugin.", kind="tool_parser", server=True)
+    tool_call_parser: str = opt("", "Tool parser plugin.", kind="tool_parser", opens=("None",), server=True)
     exclude_tools_when_tool_choice_none: bool = opt(False, 'With "none" the model sees no tools.', server=True)
-    reasoning_parser: str = opt("", "Reasoning parser plugin.", kind="reasoning_parser", server=True)
+    reasoning_parser: str = opt("", "Reasoning parser plugin.", kind="reasoning_parser", opens=("None",), server=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -336,7 +341,7 @@ class LimitsConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """All sections, resolved once. `env` is what the environment said."""
+    """All sections as given. `env` is what the environment said. `resolve` makes a `Resolved` of it."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
     load: LoadConfig = field(default_factory=LoadConfig)

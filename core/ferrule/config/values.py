@@ -52,8 +52,8 @@ def convert(spec: Spec, raw: Any) -> Any:
 
     Raises ValueError; its text, where there is one, says what is valid.
     """
-    if spec.optional and (raw is None or str(raw) in ("None", *spec.option.opens)):
-        return None
+    if opens(spec, raw):
+        return spec.default
     if not spec.many:
         return _checked(spec, _one(spec, raw))
     if spec.option.json and isinstance(raw, str):
@@ -63,6 +63,13 @@ def convert(spec: Spec, raw: Any) -> Any:
     if not isinstance(raw, (list, tuple)):
         raise ValueError
     return tuple(_checked(spec, _one(spec, item)) for item in raw)
+
+
+def opens(spec: Spec, raw: Any) -> bool:
+    """Whether a value says that the option is left at its default."""
+    if isinstance(raw, list) and len(raw) == 1:
+        raw = raw[0]
+    return str(raw) in spec.option.opens or (spec.optional and str(raw) == "None")
 
 
 def problem(spec: Spec, label: str, raw: Any, why: str) -> str:

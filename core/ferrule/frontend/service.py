@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from ferrule import log
 from ferrule.client.base import EngineClient
-from ferrule.config import Config
+from ferrule.config import Resolved
 from ferrule.errors import EngineDead, FerruleError, NotFoundError, PluginError, RequestError, UnavailableError
 from ferrule.frontend.admission.admit import Prepared, PromptReader, read_rules
 from ferrule.frontend.admission.ledger import Account, Ledger, Loggers, Reservation
@@ -27,13 +27,14 @@ from ferrule.frontend.admission.validate import (
     check_salt,
     wrap_seed,
 )
+from ferrule.frontend.inputs import Inputs, open_inputs
 from ferrule.frontend.output.beam import BestOf, search_beams
 from ferrule.frontend.output.choice import Choice, OutputStream
 from ferrule.frontend.output.parse import Parsers, open_chain
 from ferrule.frontend.output.stops import StopMatcher
 from ferrule.frontend.text.detokenize import open_detokenizer
-from ferrule.frontend.text.render import Renderer, choose_templates
-from ferrule.frontend.text.tokenize import Encoder, open_tokenizer
+from ferrule.frontend.text.render import Renderer
+from ferrule.frontend.text.tokenize import Encoder
 from ferrule.hooks import HookRunner, open_hooks
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.service import ChatPrompt, Generate, Health, Output, Prompt, Service
@@ -50,7 +51,7 @@ class FrontendService(Service):
 
     def __init__(
         self,
-        config: Config,
+        config: Resolved,
         client: EngineClient,
         tokenizer: Tokenizer | None,
         reader: PromptReader,
@@ -59,7 +60,7 @@ class FrontendService(Service):
     ) -> None:
         self.model = client.info
         self.tokenizer = tokenizer
-        self.names = config.model.served_model_name or (config.model.model,)
+        self.names = config.model.served_model_name
         self._config = config
         self._client = client
         self._reader = reader
@@ -288,32 +289,33 @@ class FrontendService(Service):
 
 
 def build_service(
-    config: Config,
+    config: Resolved,
     plugins: Plugins,
     client: EngineClient,
     folder: Path | None = None,
     hooks: HookRunner | None = None,
+    inputs: Inputs | None = None,
 ) -> FrontendService:
     """The service of a client that is ready. `folder` is the model's; by default what ``config.model.model`` names.
-    `hooks` are those of this process; by default they are opened here.
+    `hooks` and `inputs` are those of this process; by default they are opened here.
 
     Raises StartupError. To be called on the event loop that owns the client; `start` and `close` frame the life of what
     it returns.
     """
     folder = folder or Path(config.model.model)
-    tokenizer = open_tokenizer(config, plugins, Path(config.model.tokenizer or folder))
+    inputs = inputs or open_inputs(config, plugins)
+    tokenizer = inputs.tokenizer
     rules = read_rules(config, plugins, client, tokenizer, folder)
-    templates = choose_templates(config.frontend.chat_template, tokenizer.chat_template if tokenizer else None)
     specials = tokenizer.special_tokens if tokenizer else {}
-    renderer = Renderer(config.frontend, config.limits, templates, specials, rules.max_model_len)
+    renderer = Renderer(config.frontend, config.limits, inputs.templates, specials, rules.max_model_len)
     reader = PromptReader(rules, Encoder(tokenizer) if tokenizer is not None else None, renderer)
     hooks = hooks or open_hooks(plugins)
     hooks.register_metrics()
     loggers = Loggers(_stat_loggers(config, plugins, client), hooks, config.observability.disable_log_stats)
-    return FrontendService(config, client, tokenizer, reader, _parsers(config, plugins), loggers)
+    return FrontendService(config, client, tokenizer, reader, inputs.parsers, loggers)
 
 
-def _stat_loggers(config: Config, plugins: Plugins, client: EngineClient) -> list[StatLogger]:
+def _stat_loggers(config: Resolved, plugins: Plugins, client: EngineClient) -> list[StatLogger]:
     """All that can be loaded: none of them was asked for by name, so a broken one is left out and reported."""
     loggers: list[StatLogger] = []
     for name in plugins.defaults("stat_logger"):
@@ -326,7 +328,7 @@ def _stat_loggers(config: Config, plugins: Plugins, client: EngineClient) -> lis
     return loggers
 
 
-def _parsers(config: Config, plugins: Plugins) -> Parsers:
+def _parsers(config: Resolved, plugins: Plugins) -> Parsers:
     reasoning, tools = config.frontend.reasoning_parser, config.frontend.tool_call_parser
     return Parsers(
         reasoning=plugins.factory("reasoning_parser", reasoning) if reasoning else None,

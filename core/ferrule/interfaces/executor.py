@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ferrule.types import ModelInfo, StepPlan, StepResult
 
 if TYPE_CHECKING:
-    from ferrule.config import Config
+    from ferrule.config import Resolved
     from ferrule.interfaces.plugins import Plugins
 
 
@@ -28,7 +28,7 @@ class Executor(ABC):
     """Plans are executed in the order of submission."""
 
     @abstractmethod
-    def start(self, config: Config, plugins: Plugins) -> ModelInfo:
+    def start(self, config: Resolved, plugins: Plugins) -> ModelInfo:
         """Load the model. Raises StartupError."""
 
     @abstractmethod

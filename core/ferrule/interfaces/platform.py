@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from ferrule.config import Config
+    from ferrule.config import Resolved
     from ferrule.interfaces.model import Model
 
 
@@ -100,7 +100,7 @@ class DeviceMemory(ABC):
     """The memory of a device: what of it the cache gets, and what to do where it does not suffice."""
 
     @abstractmethod
-    def cache_bytes(self, config: Config) -> int:
+    def cache_bytes(self, config: Resolved) -> int:
         """Bytes for the KV cache, called after the weights are loaded. Raises ConfigError where none are left."""
 
     def loading(self, model: Model, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterable[tuple[str, torch.Tensor]]:
@@ -132,14 +132,14 @@ class Execution:
         """Tokens of prompts, for each request that decodes, in a step; 0: any number, as where they cost little."""
         return 0
 
-    def optimise(self, model: Model, config: Config) -> None:
+    def optimise(self, model: Model, config: Resolved) -> None:
         """Change how parts of a model compute, in place, once its weights are there."""
 
     def transfers(self) -> Transfers:
         """How a step's inputs come to the device, and its results from there."""
         return Transfers()
 
-    def recorder(self, config: Config) -> Recorder | None:
+    def recorder(self, config: Resolved) -> Recorder | None:
         """What can launch recorded steps; None where steps are launched as they are.
 
         Called before `DeviceMemory.cache_bytes`, which leaves recordings their memory.
@@ -160,7 +160,7 @@ class Platform(ABC):
         """Say why this platform is not usable on this machine, or return None. Must be cheap."""
 
     @abstractmethod
-    def prepare(self, config: Config) -> DeviceCaps:
+    def prepare(self, config: Resolved) -> DeviceCaps:
         """Set up the device for this process (threads, allocator) and describe it."""
 
     @abstractmethod

@@ -11,7 +11,7 @@ from msgspec import Struct
 from ferrule.types import EngineStats, FinishReason, ModelInfo
 
 if TYPE_CHECKING:
-    from ferrule.config import Config
+    from ferrule.config import Resolved
 
 
 class RequestStats(Struct, frozen=True, kw_only=True):
@@ -47,7 +47,7 @@ class HttpStats(Struct, frozen=True, kw_only=True):
 
 
 class StatLogger(ABC):
-    def __init__(self, config: Config, model: ModelInfo) -> None:
+    def __init__(self, config: Resolved, model: ModelInfo) -> None:
         self.config = config
         self.model = model
 

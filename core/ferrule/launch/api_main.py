@@ -17,7 +17,8 @@ from ferrule.api.server import loop_factory, serve
 from ferrule.client.base import EngineClient
 from ferrule.client.inline import InlineClient
 from ferrule.client.process import ProcessClient
-from ferrule.config import Config
+from ferrule.config import Resolved
+from ferrule.frontend.inputs import open_inputs
 from ferrule.frontend.service import build_service
 from ferrule.hooks import HookRunner, open_hooks
 from ferrule.interfaces.service import Service
@@ -46,7 +47,7 @@ def run_api(boot: Boot, hooks: HookRunner) -> int:
     return _run(main())
 
 
-def run_one_process(config: Config, plugins: Plugins, listener: socket.socket) -> int:
+def run_one_process(config: Resolved, plugins: Plugins, listener: socket.socket) -> int:
     """`--disable-frontend-multiprocessing`: HTTP, engine and model in this process. Raises StartupError."""
     hooks = open_hooks(plugins)
     hooks.process_started("api-0", config)
@@ -68,7 +69,7 @@ def _run(main: Coroutine[Any, Any, int]) -> int:
 
 
 async def _serve(
-    config: Config,
+    config: Resolved,
     plugins: Plugins,
     hooks: HookRunner,
     listener: socket.socket,
@@ -80,10 +81,11 @@ async def _serve(
         stack.push_async_callback(client.close)
 
         async def connect() -> Service:
+            inputs = open_inputs(config, plugins)  # while the engine loads: what is wrong here is told at once
             await client.wait_ready()
             if isinstance(client, InlineClient) and client.loop is not None:
                 watch_progress(client.loop, config.parallel.watchdog_timeout, board)
-            service = build_service(config, plugins, client, hooks=hooks)
+            service = build_service(config, plugins, client, hooks=hooks, inputs=inputs)
             stack.push_async_callback(service.close)
             service.start()
             gc.freeze()  # what is here now stays
@@ -106,7 +108,7 @@ async def _beat(board: Board) -> None:
         await asyncio.sleep(1.0)
 
 
-def announce(config: Config, client: EngineClient, listener: socket.socket, hooks: HookRunner) -> None:
+def announce(config: Resolved, client: EngineClient, listener: socket.socket, hooks: HookRunner) -> None:
     """The log's first screen: what runs, on what, with how much room, and where it answers."""
     info = client.info
     tokens = (client.num_blocks - 1) * info.groups[0].block_size

@@ -41,10 +41,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(words: list[str]) -> int:
     # what `--version` and errors do not need is imported here
-    from ferrule.config.declared import engine_sections
     from ferrule.config.help import Usage, topic
     from ferrule.config.parse import parse_command
     from ferrule.config.plugins import configured, selection_options
+    from ferrule.config.unsupported import engine_sections
     from ferrule.launch.program import program_page
     from ferrule.plugin import discover
 

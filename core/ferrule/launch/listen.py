@@ -6,12 +6,12 @@ import ipaddress
 import socket
 from urllib.parse import quote
 
-from ferrule.config import Config
+from ferrule.config import Resolved
 
 
-def base_url(listener: socket.socket, config: Config) -> str:
+def base_url(listener: socket.socket, config: Resolved) -> str:
     """The URL to show to a person; a Unix socket's as clients such as Docker's and requests-unixsocket write it."""
-    root = config.frontend.root_path or ""
+    root = config.frontend.root_path
     if listener.family == socket.AF_UNIX:
         return f"http+unix://{quote(listener.getsockname(), safe='')}{root}"
     scheme = "https" if config.frontend.ssl_certfile else "http"

@@ -9,11 +9,12 @@ from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
 
-from ferrule.config import Config
+from ferrule.config import Resolved
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.hub import Choose, ModelHub, Repository
 from ferrule.interfaces.plugins import Plugins
 
+_PATHS = ("/", "./", "../", "~")  # how a name begins that is not a hub id
 _COMMON = ("*.json", "*.jinja", "*.model", "*.tiktoken", "*.txt")  # configuration, tokenizer, chat templates
 _SAFETENSORS = "*.safetensors"
 _PICKLES = ("*.bin", "*.pt")
@@ -21,8 +22,8 @@ _OTHER_LAYOUTS = ("consolidated*", "onnx/*", "*.onnx", "tf_*", "flax_*")  # of t
 _TRAINING = ("training_args.bin", "optimizer*", "scheduler.pt", "rng_state*")
 
 
-def localise(config: Config, plugins: Plugins) -> Config:
-    """The configuration with `model` and `tokenizer` replaced by folders on this machine; fetches what is missing.
+def localise(config: Resolved, plugins: Plugins) -> Resolved:
+    """The configuration with what the model section names replaced by folders on this machine; fetches what is missing.
 
     Raises CheckpointError, one readable block, when a name is neither a folder nor something that the hub has, and
     PluginError when the hub cannot be used.
@@ -35,14 +36,19 @@ def localise(config: Config, plugins: Plugins) -> Config:
 
     find = partial(_find, config, plugins)
     folder = _checked(find("model", model.model, model.revision, weights))
-    name = model.tokenizer or model.model
-    same = name == model.model
-    revision = model.tokenizer_revision or (model.revision if same else None)
-    if same and (revision == model.revision or Path(name).expanduser().is_dir()):
+    name, revision = model.tokenizer, model.tokenizer_revision
+    if name == model.model and (revision == model.revision or Path(name).expanduser().is_dir()):
         tokenizer = folder
     else:
         tokenizer = find("tokenizer", name, revision, lambda names: (*_COMMON, *code))
-    return replace(config, model=replace(model, model=str(folder), tokenizer=str(tokenizer)))
+    settings = str(folder) if model.hf_config_path == model.model else model.hf_config_path
+    found = replace(model, model=str(folder), tokenizer=str(tokenizer), hf_config_path=settings)
+    return replace(config, model=found)
+
+
+def is_path(name: str) -> bool:
+    """Whether a name is, or can only be, a folder on this machine: no hub would be asked for it."""
+    return name.startswith(_PATHS) or Path(name).expanduser().exists()
 
 
 def weight_patterns(names: Iterable[str], load_format: str) -> tuple[str, ...]:
@@ -56,14 +62,14 @@ def weight_patterns(names: Iterable[str], load_format: str) -> tuple[str, ...]:
     return (_SAFETENSORS,) if has_safetensors else _PICKLES
 
 
-def _find(config: Config, plugins: Plugins, what: str, name: str, revision: str | None, choose: Choose) -> Path:
+def _find(config: Resolved, plugins: Plugins, what: str, name: str, revision: str | None, choose: Choose) -> Path:
     path = Path(name).expanduser()
     if path.is_dir():
         return path.resolve()
     if path.is_file():
         raise CheckpointError(f"{name} is a file; the {what} must be a folder or a hub id.", f"Name {path.parent}?")
     missing = f"The {what} {name!r} is not a folder on this machine"
-    if name.startswith(("/", "./", "../", "~")):
+    if name.startswith(_PATHS):
         raise CheckpointError(f"{missing}.", _meant(path) or _beside(path))
     hub: ModelHub = plugins.make("hub", config.model.hub)
     reason = hub.refuses(name)

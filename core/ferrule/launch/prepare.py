@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ferrule import log
-from ferrule.config import Config
+from ferrule.config import Config, Resolved
 from ferrule.config.plugins import configured
-from ferrule.config.resolve import check_names, resolve
+from ferrule.config.resolve import check_names, one_worker, resolve
 from ferrule.plugin import Plugins
 
 _logger = log.get("launch")
@@ -24,7 +24,7 @@ def open_log(config: Config, process: str) -> None:
         log.setup(observability.log_level, process, prefix=config.env.logging_prefix)
 
 
-def prepare(config: Config, notices: Sequence[str], plugins: Plugins, area: str) -> tuple[Config, Plugins]:
+def prepare(config: Config, notices: Sequence[str], plugins: Plugins, area: str) -> tuple[Resolved, Plugins]:
     """Set up the log, apply the plugin options, fill what is open, and check names.
 
     Raises ConfigError, PluginError. Nothing is fetched or loaded.
@@ -33,6 +33,6 @@ def prepare(config: Config, notices: Sequence[str], plugins: Plugins, area: str)
     chosen = configured(plugins, config.plugins, config.env)
     for notice in (*notices, *chosen.problems):
         _logger.warning("%s", notice)
-    config = resolve(config)
-    check_names(config, chosen)
-    return config, chosen
+    resolved = one_worker(resolve(config), chosen)
+    check_names(resolved, chosen)
+    return resolved, chosen

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from ferrule import log
-from ferrule.config import Config
+from ferrule.config import Resolved
 from ferrule.errors import StartupError
 from ferrule.plugin import Plugins
 from ferrule.wire.board import ENGINE, Board
@@ -30,7 +30,7 @@ class Boot(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str  # "engine-0", "api-0", "api-1", …
     role: str  # what `ferrule.launch.child` is called with
-    config: Config
+    config: Resolved
     plugins: Plugins
     socket_path: str  # the engine's; the board is beside it
     row: int = ENGINE  # on the board

@@ -22,7 +22,7 @@ from types import FrameType
 from msgspec.structs import replace
 
 from ferrule import log
-from ferrule.config import Config
+from ferrule.config import Resolved
 from ferrule.errors import ConfigError
 from ferrule.launch.process import Boot, Child
 from ferrule.plugin import Plugins
@@ -36,7 +36,7 @@ _logger = log.get("launch")
 
 
 def process_table(
-    config: Config, plugins: Plugins, run_dir: Path, listen_fds: Sequence[int], pipe: tuple[int, int]
+    config: Resolved, plugins: Plugins, run_dir: Path, listen_fds: Sequence[int], pipe: tuple[int, int]
 ) -> list[Boot]:
     """What will run. API processes share one listening socket or have one each; `pipe` is the engine's, to read and to
     write."""
@@ -55,7 +55,7 @@ def process_table(
 class Supervisor:
     """Starts the process table and sees it to its end. `run` is called on the main thread, once."""
 
-    def __init__(self, config: Config, plugins: Plugins, listeners: Sequence[socket.socket]) -> None:
+    def __init__(self, config: Resolved, plugins: Plugins, listeners: Sequence[socket.socket]) -> None:
         self._config = config
         self._plugins = plugins
         self._listeners = listeners

@@ -20,10 +20,11 @@ from tqdm import tqdm
 
 from ferrule import env
 from ferrule.client.inline import InlineClient
-from ferrule.config import Config
-from ferrule.config.declared import engine_sections
+from ferrule.config import Config, Resolved
 from ferrule.config.parse import parse_kwargs
+from ferrule.config.unsupported import engine_sections
 from ferrule.errors import EngineDead, FerruleError, RequestError, RequestFailed
+from ferrule.frontend.inputs import open_inputs
 from ferrule.frontend.output.choice import fold
 from ferrule.frontend.service import build_service
 from ferrule.hooks import open_hooks
@@ -49,7 +50,10 @@ def _needs(task: str) -> Callable[..., Any]:
     def refuse(self: LLM, *args: Any, **kwargs: Any) -> Any:
         """Raises RequestError: no model that this version serves does this."""
         tasks = ", ".join(self.model.tasks)
-        raise RequestError(f"This model runs task {tasks} (LLM.generate, LLM.chat); this call needs task {task}.")
+        raise RequestError(
+            f"This model runs task {tasks} (LLM.generate, LLM.chat); this call needs task {task}, which is not in this "
+            "build."
+        )
 
     return refuse
 
@@ -73,33 +77,34 @@ class LLM:
         return llm
 
     def _open(self, config: Config, plugins: Plugins, notices: Sequence[str] = ()) -> None:
-        config = replace(
+        given = replace(
             config,
             frontend=replace(config.frontend, disable_log_requests=True),
             observability=replace(config.observability, disable_log_stats=True),
             limits=replace(config.limits, trust_request_chat_template=True),  # there is no other client
         )
-        config, chosen = prepare(config, notices, plugins, _NAME)
-        self._config = config = localise(config, chosen)
+        resolved, chosen = prepare(given, notices, plugins, _NAME)
+        self._config = localise(resolved, chosen)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=_NAME, daemon=True)
         self._thread.start()
         self._closed = False
         self._opened = AsyncExitStack()  # what `close` closes, last first
         try:
-            self._service: Service = self._wait(self._start(config, chosen))
+            self._service: Service = self._wait(self._start(self._config, chosen))
         except BaseException:
             self.close()
             raise
 
-    async def _start(self, config: Config, plugins: Plugins) -> Service:
+    async def _start(self, config: Resolved, plugins: Plugins) -> Service:
         hooks = open_hooks(plugins)
         hooks.process_started(_NAME, config)
         self._opened.callback(hooks.process_stopping, _NAME, 0)
+        inputs = open_inputs(config, plugins)
         client = InlineClient(config, plugins)
         self._opened.push_async_callback(client.close)
         await client.wait_ready()
-        service = build_service(config, plugins, client, hooks=hooks)
+        service = build_service(config, plugins, client, hooks=hooks, inputs=inputs)
         self._opened.push_async_callback(service.close)
         return service
 
@@ -274,7 +279,7 @@ class LLM:
 
     async def _gather(self, requests: Sequence[Generate], bar: Any) -> list[RequestOutput]:
         """Keep the engine's batch full without queueing everything at once; the first error ends all."""
-        gate = asyncio.Semaphore(2 * (self._config.scheduler.max_num_seqs or 1))
+        gate = asyncio.Semaphore(2 * self._config.scheduler.max_num_seqs)
 
         async def one(number: int, request: Generate) -> RequestOutput:
             async with gate:

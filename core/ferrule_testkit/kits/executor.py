@@ -12,7 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ferrule.config import Config, LoadConfig, ModelConfig, SchedulerConfig
+from ferrule.config import Config, LoadConfig, ModelConfig, Resolved, SchedulerConfig
+from ferrule.config.resolve import resolve
 from ferrule.env import Environment
 from ferrule.errors import EngineDead, StartupError
 from ferrule.interfaces.executor import Executor
@@ -131,14 +132,16 @@ class ExecutorKit(Kit):
 
     # ------------------------------------------------------------------------------------ parts
 
-    def config(self) -> Config:
+    def config(self) -> Resolved:
         from ferrule_testkit.kits.model import recipe_folder
 
-        return Config(
-            model=ModelConfig(model=str(recipe_folder(self.recipe)), dtype="float32"),
-            load=LoadConfig(use_tqdm_on_load=False),
-            scheduler=SchedulerConfig(max_num_seqs=2),
-            env=Environment(cpu_kvcache_space=0.01),
+        return resolve(
+            Config(
+                model=ModelConfig(model=str(recipe_folder(self.recipe)), dtype="float32"),
+                load=LoadConfig(use_tqdm_on_load=False),
+                scheduler=SchedulerConfig(max_num_seqs=2),
+                env=Environment(cpu_kvcache_space=0.01),
+            )
         )
 
     def plugins(self) -> Plugins:

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from ferrule.config import Config
+from ferrule.config.resolve import resolve
 from ferrule.errors import nearest
 from ferrule.hooks import HookRunner
 from ferrule.interfaces.hooks import AccessRequest, Hooks
@@ -107,8 +108,8 @@ class HooksKit(Kit):
 
 
 _EVENTS: Mapping[str, Callable[[HookRunner], Any]] = {
-    "process_started": lambda runner: runner.process_started("api-0", Config()),
-    "report_header": lambda runner: runner.report_header(Config()),
+    "process_started": lambda runner: runner.process_started("api-0", resolve(Config())),
+    "report_header": lambda runner: runner.report_header(resolve(Config())),
     "register_metrics": lambda runner: runner.register_metrics(),
     "request_admitted": lambda runner: runner.request_admitted("r1", "m", 3, SamplingParams()),
     "request_finished": lambda runner: runner.request_finished("r1", _STATS),

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from ferrule.config import Config
+from ferrule.config import Config, Resolved
+from ferrule.config.resolve import resolve
 from ferrule.env import Environment
 from ferrule.errors import ConfigError
 from ferrule.interfaces.platform import DeviceCaps, Platform
@@ -184,5 +185,5 @@ class PlatformKit(Kit):
 
     # ------------------------------------------------------------------------------------ parts
 
-    def _config(self, **variables: Any) -> Config:
-        return Config(env=Environment(**{"cpu_kvcache_space": 0.01, **variables}))
+    def _config(self, **variables: Any) -> Resolved:
+        return resolve(Config(env=Environment(**{"cpu_kvcache_space": 0.01, **variables})))

@@ -10,6 +10,7 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from ferrule.config import Config, ModelConfig, ObservabilityConfig
+from ferrule.config.resolve import resolve
 from ferrule.interfaces.stats import RequestStats, StatLogger
 from ferrule.types import EngineStats, FinishReason
 from ferrule_testkit.kits.base import Kit, does_not_apply, promise, shown
@@ -31,9 +32,11 @@ class StatLoggerKit(Kit):
     kind = "stat_logger"
 
     def make(self, name: str = "served", **observability: Any) -> StatLogger:
-        config = Config(
-            model=ModelConfig(model="m", served_model_name=(name,) if name else ()),
-            observability=ObservabilityConfig(**observability),
+        config = resolve(
+            Config(
+                model=ModelConfig(model="m", served_model_name=(name,) if name else ()),
+                observability=ObservabilityConfig(**observability),
+            )
         )
         logger: StatLogger = self.plugin(config, fake_model())
         return logger

@@ -1,4 +1,4 @@
-"""`ferrule serve --dry-run`: what would run, and where each value comes from. Nothing is bound, fetched or loaded."""
+"""`ferrule serve --dry-run`: what would run, and where each value comes from. Nothing is bound, fetched or started."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ferrule.config import Config
+from ferrule.config import Resolved
 from ferrule.config.parse import Parsed
 from ferrule.config.schema import Schema, Spec
 from ferrule.env import Environment, variable
@@ -36,7 +36,7 @@ class Process(NamedTuple):
     runs: str
 
 
-def report(parsed: Parsed, config: Config, plugins: Plugins, sections: Mapping[str, type], form: str) -> str:
+def report(parsed: Parsed, config: Resolved, plugins: Plugins, sections: Mapping[str, type], form: str) -> str:
     """The text of a dry run. `form`: "" for what is not at its default, "all", or "json" (all of it, for machines)."""
     rows = list(_rows(parsed, config, Schema(sections)))
     table = list(processes(config, plugins))
@@ -48,7 +48,7 @@ def report(parsed: Parsed, config: Config, plugins: Plugins, sections: Mapping[s
     return "\n".join(_text(shown, table, everything=form == "all"))
 
 
-def _rows(parsed: Parsed, config: Config, schema: Schema) -> Iterator[Row]:
+def _rows(parsed: Parsed, config: Resolved, schema: Schema) -> Iterator[Row]:
     for spec in schema.specs:
         if spec.name == "dry_run":
             continue
@@ -62,18 +62,18 @@ def _rows(parsed: Parsed, config: Config, schema: Schema) -> Iterator[Row]:
             yield Row(variable(field), _HIDDEN if field.endswith("_key") else value, "environment")
 
 
-def _value(spec: Spec, parsed: Parsed, config: Config) -> Any:
+def _value(spec: Spec, parsed: Parsed, config: Resolved) -> Any:
     section = parsed.extra[spec.section] if spec.section in parsed.extra else getattr(config, spec.section)
     return getattr(section, spec.name)
 
 
-def processes(config: Config, plugins: Plugins) -> Iterator[Process]:
+def processes(config: Resolved, plugins: Plugins) -> Iterator[Process]:
     """What would run. The launcher is this very process."""
     from ferrule.launch.supervisor import process_table
 
     device, front = config.device, config.frontend
     address = front.uds or f"{front.host or 'all interfaces'}, port {front.port}"
-    engine = f"model on {device.device}, executor {config.parallel.distributed_executor_backend or 'uni'}"
+    engine = f"model on {device.device}, executor {config.parallel.distributed_executor_backend}"
     if front.disable_frontend_multiprocessing:
         yield Process("launcher", "all", f"HTTP on {address}; {engine}")
         return

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ferrule.config import Config
-from ferrule.config.declared import engine_sections
 from ferrule.config.help import Usage
 from ferrule.config.option import opt
 from ferrule.config.parse import Parsed, parse_command
+from ferrule.config.unsupported import engine_sections
 from ferrule.interfaces.command import Command
 from ferrule.interfaces.plugins import Plugins
 
@@ -70,10 +70,12 @@ class ServeCommand(Command):
 
 
 def _dry_run(parsed: Parsed, plugins: Plugins) -> int:
+    from ferrule.launch.check import check_start
     from ferrule.launch.prepare import prepare
     from ferrule_plugins.command.dry_run import report
 
     config, chosen = prepare(with_model(parsed.config), parsed.notices, plugins, "launch")
+    check_start(config, chosen)
     print(report(parsed, config, chosen, sections(), parsed.extra["serve"].dry_run))
     return 0
 

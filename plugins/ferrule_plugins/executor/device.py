@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from ferrule.assembly.memory import device_tensors
 from ferrule.assembly.model import Loaded, load_model
-from ferrule.config import Config
-from ferrule.config.resolve import MAX_NUM_SEQS, resolve
+from ferrule.config import Resolved
+from ferrule.config.resolve import step_tokens
 from ferrule.errors import ConfigError, EngineDead
 from ferrule.interfaces.executor import Step
 from ferrule.interfaces.model import Model
@@ -32,7 +32,7 @@ class Worker:
 
     calls = frozenset({"check", "release", "restore"})
 
-    def __init__(self, config: Config, plugins: Plugins) -> None:
+    def __init__(self, config: Resolved, plugins: Plugins) -> None:
         self.config = config
         self._plugins = plugins
         self._runner: ModelRunner | None = None
@@ -56,7 +56,7 @@ class Worker:
         self.platform, self._reload = loaded.platform, loaded.reload
         context = loaded.context
         limits = RunnerLimits(
-            slots=self.config.scheduler.max_num_seqs or MAX_NUM_SEQS,
+            slots=self.config.scheduler.max_num_seqs,
             max_model_len=context.max_model_len,
             vocab_size=loaded.info.vocab_size,
             dtype=context.dtype,
@@ -176,7 +176,7 @@ class Worker:
 
     def _rehearsal(self, runner: ModelRunner, limits: RunnerLimits) -> Callable[[], None]:
         """The largest step: as many tokens and as many rows as there may be, whose contexts lie all in one block."""
-        tokens = resolve(self.config, limits.max_model_len).scheduler.max_num_batched_tokens or limits.slots
+        tokens = step_tokens(self.config.scheduler, limits.max_model_len)
         rows = min(limits.slots, tokens)
         counts = [min(limits.max_model_len, tokens // rows + (row < tokens % rows)) for row in range(rows)]
         greedy = TokenSampling(seed=0, max_tokens=1, temperature=0.0)

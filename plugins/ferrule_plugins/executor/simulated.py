@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ferrule import checkpoint
-from ferrule.config import Config
+from ferrule.config import Resolved
 from ferrule.errors import ConfigError, EngineDead
 from ferrule.interfaces.executor import Executor, Step
 from ferrule.interfaces.plugins import Plugins
@@ -29,7 +29,6 @@ from ferrule.types import (
     TokenSampling,
 )
 
-_BLOCK_SIZE = 16
 _POOL_TOKENS = 1 << 22  # room that the cache is said to have, or one longest request where that is more
 _OPTIONS = ("step_seconds", "token_seconds")
 _CALLS = frozenset({"check", "release", "restore"})  # nothing is held, so there is nothing to do
@@ -75,11 +74,11 @@ class SimulatedExecutor(Executor):
         self._seconds = (0.0, 0.0)  # of a step, and of each token in it
         self._free_at = 0.0  # when the last step submitted is done
 
-    def start(self, config: Config, plugins: Plugins) -> ModelInfo:
+    def start(self, config: Resolved, plugins: Plugins) -> ModelInfo:
         values = checkpoint.read(Path(config.model.model), config.model.hf_overrides)
         self._seconds = _seconds(config.load.model_loader_extra_config)
         length = config.model.max_model_len or checkpoint.max_length(values)
-        size = config.cache.block_size or _BLOCK_SIZE
+        size = config.cache.block_size
         self._info = ModelInfo(
             architecture=checkpoint.architectures(values)[0],
             implementation="simulated: tokens are made up",

@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
-from ferrule.config import Config
+from ferrule.config import Resolved
 from ferrule.errors import EngineDead
 from ferrule.interfaces.executor import Executor, Step
 from ferrule.interfaces.plugins import Plugins
@@ -85,7 +85,7 @@ class UniExecutor(Executor):
         self._fault: BaseException | None = None
         self._stopped = False
 
-    def start(self, config: Config, plugins: Plugins) -> ModelInfo:
+    def start(self, config: Resolved, plugins: Plugins) -> ModelInfo:
         self._worker = worker = open_worker(config, plugins)
         self._thread.start()
         try:

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from ferrule.config import Config
+from ferrule.config import Resolved
 from ferrule.env import variable
 from ferrule.errors import ConfigError, RequestError
 from ferrule.interfaces.plugins import Plugins
@@ -33,7 +33,7 @@ class DeviceWorker(Worker):
     calls = Worker.calls | {"start_profile", "stop_profile", "collective_rpc"}
     extension: type = object
 
-    def __init__(self, config: Config, plugins: Plugins) -> None:
+    def __init__(self, config: Resolved, plugins: Plugins) -> None:
         super().__init__(config, plugins)
         self._profile: tuple[str, Callable[[], None]] | None = None  # the file's name, and what ends it
 
@@ -76,7 +76,7 @@ class DeviceWorker(Worker):
             raise RequestError(f"{name} failed: {type(error).__name__}: {error}") from error
 
 
-def open_worker(config: Config, plugins: Plugins) -> Worker:
+def open_worker(config: Resolved, plugins: Plugins) -> Worker:
     """A worker, with the class of --worker-extension-cls mixed in. Raises ConfigError."""
     target = config.parallel.worker_extension_cls
     if not target:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ferrule.config import CacheConfig, Config, ModelConfig, SchedulerConfig
+from ferrule.config import CacheConfig, ModelConfig, Resolved, SchedulerConfig
 from ferrule.errors import ConfigError
 from ferrule.interfaces.platform import DeviceCaps, DeviceMemory, Execution, Platform
 from ferrule.log import Log
@@ -42,7 +42,7 @@ class CpuMemory(DeviceMemory):
     def __init__(self, total: int) -> None:
         self._total = total
 
-    def cache_bytes(self, config: Config) -> int:
+    def cache_bytes(self, config: Resolved) -> int:
         wanted = int(config.env.cpu_kvcache_space * 2**30)
         if wanted > self._total:
             there = self._total / 2**30
@@ -88,7 +88,7 @@ class CpuPlatform(Platform):
         self._memory = CpuMemory(self._caps.memory_bytes)
         self._execution = CpuExecution()
 
-    def prepare(self, config: Config) -> DeviceCaps:
+    def prepare(self, config: Resolved) -> DeviceCaps:
         """Bind this thread and size torch's pool: one thread for each physical core that this process may use.
 
         torch starts with OMP_NUM_THREADS, where that is set, or with all logical cores: more than that is never taken.
@@ -124,7 +124,7 @@ class CpuPlatform(Platform):
         return self._execution
 
 
-def eager_only(config: Config) -> list[str]:
+def eager_only(config: Resolved) -> list[str]:
     """Options that are set and speak of graphs or compilation. To ask for what a CPU does anyway is no such thing."""
     compilation = config.device.compilation_config
     found = {

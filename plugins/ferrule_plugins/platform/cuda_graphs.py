@@ -16,8 +16,7 @@ from typing import Any
 
 import torch
 
-from ferrule.config import Config
-from ferrule.config.resolve import MAX_NUM_SEQS
+from ferrule.config import Resolved
 from ferrule.errors import ConfigError
 from ferrule.interfaces.platform import Recorder, StepInput
 from ferrule.log import Log
@@ -46,7 +45,7 @@ class GraphLimits:
     warm_seconds: float = WARM_SECONDS
 
     @classmethod
-    def of(cls, config: Config) -> GraphLimits | None:
+    def of(cls, config: Resolved) -> GraphLimits | None:
         """What the options ask for; None where steps are to be launched as they are. Raises ConfigError."""
         given = config.device.compilation_config
         if optimization_level(config) == 0 or not given.get("use_cudagraph", True):
@@ -54,7 +53,7 @@ class GraphLimits:
         unread = ", ".join(sorted(given.keys() - _READ))
         if unread:
             _log.warning(f"--compilation-config: {unread} has no effect here")
-        rows = config.scheduler.max_num_seqs or MAX_NUM_SEQS
+        rows = config.scheduler.max_num_seqs
         sizes = _sizes(config.scheduler.cuda_graph_sizes, given)
         useful = sizes[: bisect_left(sizes, rows) + 1]
         budget = POOL_BYTES + GRAPH_BYTES * len(useful)
@@ -62,7 +61,7 @@ class GraphLimits:
         return cls(useful, max_len, budget) if useful and max_len else None
 
 
-def optimization_level(config: Config) -> int:
+def optimization_level(config: Resolved) -> int:
     """0 to 3, see LEVELS; 2 where nothing is said. Raises ConfigError."""
     given = config.device.compilation_config
     level = given.get("level", given.get("mode", 2))

@@ -15,15 +15,14 @@ from typing import Protocol
 
 import torch
 
-from ferrule.config import Config
+from ferrule.config import Config, Resolved
+from ferrule.config.resolve import resolve
 from ferrule.errors import ConfigError, EngineDead
 
 _GIB = 2**30
 _HEADROOM = 512 * 2**20  # bytes left free for libraries, where the share would take everything
 _LEAST_CACHE = 256 * 2**20  # bytes that a suggestion leaves for the cache
 _FEWEST_TOKENS = 128
-_TOKENS = 2048  # --max-num-batched-tokens, where it is not set
-_SEQS = 256  # --max-num-seqs, where it is not set
 _MOST = 0.98  # of the device, that a suggestion takes
 
 
@@ -134,13 +133,13 @@ class Budget:
     """The bytes of one instance on one device. `begin` when nothing is loaded, `learn` when the weights are."""
 
     device: Device
-    config: Config = field(default_factory=Config)
+    config: Resolved = field(default_factory=lambda: resolve(Config()))
     total: int = 0
     others: int = 0  # held elsewhere when this instance began
     step: int = 0  # that the largest step needs beside the weights
     graphs: int = 0  # that recorded graphs may take
 
-    def begin(self, config: Config) -> Reading:
+    def begin(self, config: Resolved) -> Reading:
         now = self.device.read()
         self.config, self.total, self.others = config, now.total, now.elsewhere
         return now
@@ -208,7 +207,7 @@ class Budget:
     def _smaller_step(self, *, lower: bool = False) -> str:
         """Half of what decides how large a step is; rows decide where they are all that a step has."""
         section = self.config.scheduler
-        tokens, seqs = section.max_num_batched_tokens or _TOKENS, section.max_num_seqs or _SEQS
+        tokens, seqs = section.max_num_batched_tokens, section.max_num_seqs
         if tokens // 2 >= max(_FEWEST_TOKENS, seqs):
             said = f"--max-num-batched-tokens {tokens // 2}."
         else:

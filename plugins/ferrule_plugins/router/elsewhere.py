@@ -61,7 +61,7 @@ def elsewhere(ctx: RouterContext) -> dict[str, str]:
     task = ctx.config.model.task if ctx.config.model.task != "auto" else "generate"
     found = dict(_FEATURES)
     for path, needed in _TASKS.items():
-        found[path] = f"This server runs task {task}; {path} needs task {needed}."
+        found[path] = f"This server runs task {task}; {path} needs task {needed}, which is not in this build."
     return found | _left_out(ctx)
 
 

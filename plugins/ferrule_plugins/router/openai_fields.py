@@ -37,7 +37,7 @@ def _idle(why: str, *harmless: Any) -> Absent:
     return Absent(why, False, harmless)
 
 
-_GUIDED = _lacking("guided decoding (plugin kind guided_decoding)")
+_GUIDED = _lacking("guided decoding")
 _GUIDED_OPTION = _idle("has an effect with guided decoding only.")
 _MEDIA = _idle("has an effect on images, audio and video only, and this model takes text.", {})
 _TRANSFER = _idle("no KV connector runs here; the prompt is computed where it arrives.", {})
@@ -128,8 +128,7 @@ def refuse(body: GenerateBody) -> None:
     kind = (body.response_format or {"type": "text"}).get("type")
     if kind != "text":
         raise RequestError(
-            "response_format can be {'type': 'text'} only: guided decoding (plugin kind guided_decoding) is not "
-            "available in this build.",
+            "response_format can be {'type': 'text'} only: guided decoding is not available in this build.",
             "response_format",
         )
 

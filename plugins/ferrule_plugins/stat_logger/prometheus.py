@@ -12,7 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.utils import floatToGoString
 
-from ferrule.config import Config
+from ferrule.config import Resolved
 from ferrule.interfaces.stats import HttpStats, RequestStats, StatLogger
 from ferrule.types import EngineStats, ModelInfo
 from ferrule_plugins.stat_logger import catalog
@@ -30,7 +30,7 @@ class Prometheus(StatLogger):
     With several API processes each shows the sum over all of them; see `series`.
     """
 
-    def __init__(self, config: Config, model: ModelInfo) -> None:
+    def __init__(self, config: Resolved, model: ModelInfo) -> None:
         super().__init__(config, model)
         self._name = (config.model.served_model_name or (config.model.model,))[0]
         self._tokens = one_two_five(model.max_model_len)
@@ -173,7 +173,7 @@ class Prometheus(StatLogger):
         values = {
             "model_name": self._name,
             "engine": "0",
-            "block_size": str(cache.block_size or self.model.groups[0].block_size),
+            "block_size": str(cache.block_size),
             "cache_dtype": cache.kv_cache_dtype,
             "enable_prefix_caching": str(cache.enable_prefix_caching),
             "gpu_memory_utilization": str(cache.gpu_memory_utilization),

@@ -209,7 +209,7 @@ def test_chat_takes_what_the_template_takes(llm: LLM) -> None:
 )
 def test_calls_of_other_tasks_say_which(llm: LLM, call: str, task: str) -> None:
     with pytest.raises(
-        RequestError, match=rf"runs task generate \(LLM.generate, LLM.chat\); this call needs task {task}\."
+        RequestError, match=rf"runs task generate \(LLM.generate, LLM.chat\); this call needs task {task}, which is not"
     ):
         getattr(llm, call)("text")
 

@@ -13,21 +13,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ferrule import LLM
-from ferrule.config.declared import engine_sections
 from ferrule.config.parse import Parsed, parse, parse_kwargs
 from ferrule.config.schema import Schema, Spec
-from ferrule.env import INERT, LACKING, OPTIONS, VARIABLES, Environment
+from ferrule.config.unsupported import engine_sections
+from ferrule.env import VARIABLES, Environment
 from ferrule.env import read as read_environment
+from ferrule.env_vllm import FOREIGN
 from ferrule.errors import ConfigError
-from ferrule.plugin import KINDS
 
 _HERE = Path(__file__).parent
 _REPOSITORY = _HERE.parents[2]
 _SECTIONS = engine_sections()
 _SCHEMA = Schema(_SECTIONS)
 _ENV = Environment()
-# Kinds that bring a feature which is not here; the first are kinds of plugin that nothing asks for yet.
-_KINDS = {"quantization", "guided_decoding", "speculator", "kv_connector", "kv_events", "hub"} | KINDS.keys()
 # Read by name, not by attribute, or by the parser itself.
 _READ_OTHERWISE = {"config"}
 
@@ -84,14 +82,13 @@ def test_the_list_is_whole() -> None:
 def test_each_option_does_what_its_class_says(entry: Documented, tmp_path: Path) -> None:
     spec, argv = entry.spec, arguments(entry, tmp_path)
     option = spec.option
-    if option.lacks is not None:
+    if option.lacks:
         with pytest.raises(ConfigError) as caught:
             read(*argv)
-        assert f"this build has no {option.lacks.feature}; a plugin of kind {option.lacks.kind}" in str(caught.value)
-        assert option.lacks.kind in _KINDS
+        assert f"{entry.option}: not in this build: {option.lacks}." in str(caught.value)
         return
     if option.replaced.startswith("--speculative-config") or option.replaced in {"--pooler-config"}:
-        with pytest.raises(ConfigError, match="this build has no"):
+        with pytest.raises(ConfigError, match="not in this build: "):
             read(*argv)
         return
     parsed = read(*argv)
@@ -183,7 +180,7 @@ def test_nothing_that_works_is_without_a_reader() -> None:
         (["--convert", "none"], "task", "auto"),
         (["--enable-log-requests"], "disable_log_requests", False),
         (["--max-num-queued-reqs", "7"], "max_waiting_requests", 7),
-        (["--scheduler-cls", "vllm.core.scheduler.Scheduler"], "scheduler_cls", None),
+        (["--scheduler-cls", "vllm.core.scheduler.Scheduler"], "scheduler_cls", "default"),
     ],
 )
 def test_spellings_of_values(argv: list[str], name: str, value: object) -> None:
@@ -206,16 +203,16 @@ def test_spellings_of_values(argv: list[str], name: str, value: object) -> None:
         (["--guided-decoding-backend", "xgrammar:fast"], "'fast' behind the colon is none of no-fallback"),
         (["--guided-decoding-backend", "xgramar:no-fallback"], "'xgramar' is not valid"),
         (["--limit-mm-per-prompt", "image"], "is not valid"),
-        (["--limit-mm-per-prompt", "image=16,video=2"], "no multimodal inputs; a plugin of kind model"),
-        (["--runner", "pooling"], "--runner: this build has no model for other tasks than generate"),
-        (["--task", "embed", "--convert", "embed"], "--convert: this build has no model for other tasks"),
+        (["--limit-mm-per-prompt", "image=16,video=2"], "not in this build: multimodal inputs."),
+        (["--runner", "pooling"], "--runner: not in this build: models for other tasks than generate"),
+        (["--task", "embed", "--convert", "embed"], "--convert: not in this build: models for other tasks"),
         (
             ["-tp", "2", "-pp", "2", "-ep"],
-            "-tp, -pp, -ep: this build has no parallel workers; a plugin of kind executor",
+            "-tp, -pp, -ep: not in this build: parallel workers.",
         ),
         (["--preemption-mode", "drop"], "one of: recompute, swap"),
-        (["--spec-model", "x"], "--spec-model: this build has no speculative decoding; a plugin of kind speculator"),
-        (["--disable-logprobs-during-spec-decoding", "false"], "no speculative decoding"),
+        (["--spec-model", "x"], "--spec-model: not in this build: speculative decoding."),
+        (["--disable-logprobs-during-spec-decoding", "false"], "not in this build: speculative decoding"),
     ],
 )
 def test_refusals(argv: list[str], part: str) -> None:
@@ -240,7 +237,7 @@ def test_keyword_arguments_have_the_same_classes() -> None:
     parsed = parse_kwargs(_ENV, _SECTIONS, swap_space=8, rope_theta=1e4, tensor_parallel_size=1, tokenizer_pool_size=3)
     assert parsed.config.model.hf_overrides == {"rope_theta": 1e4}
     assert len(parsed.notices) == 3
-    with pytest.raises(ConfigError, match="tensor_parallel_size: this build has no parallel workers"):
+    with pytest.raises(ConfigError, match="tensor_parallel_size: not in this build: parallel workers"):
         parse_kwargs(_ENV, _SECTIONS, tensor_parallel_size=2)
 
 
@@ -249,7 +246,7 @@ def test_a_file_has_the_same_classes(tmp_path: Path) -> None:
     file.write_text("port: 1\nlora-modules:\n  - {name: a, path: b}\nswap-space: 8\n")
     with pytest.raises(ConfigError) as caught:
         read("--config", str(file))
-    assert str(caught.value).startswith(f"{file}:2: lora-modules: this build has no LoRA adapters")
+    assert str(caught.value).startswith(f"{file}:2: lora-modules: not in this build: LoRA adapters")
 
 
 # ----------------------------------------------------------------------------------------- variables
@@ -285,7 +282,7 @@ def test_a_bad_variable_of_an_option_is_named() -> None:
         parse([], _SCHEMA, env=read_environment({"FERRULE_PORT": "x", "FERRULE_TENSOR_PARALLEL_SIZE": "2"}))
     bad, lacking = str(caught.value).splitlines()
     assert bad.startswith("Environment variable FERRULE_PORT: 'x' is not valid")
-    assert lacking.startswith("Environment variable FERRULE_TENSOR_PARALLEL_SIZE: this build has no parallel workers")
+    assert lacking.startswith("Environment variable FERRULE_TENSOR_PARALLEL_SIZE: not in this build: parallel workers")
 
 
 def test_what_an_orchestrator_sets_by_accident_does_not_matter() -> None:
@@ -296,7 +293,7 @@ def test_what_an_orchestrator_sets_by_accident_does_not_matter() -> None:
 
 def test_notices_about_variables_are_for_engines() -> None:
     env = read_environment({"VLLM_USE_V1": "0", "VLLM_USE_MODELSCOPE": "1", "VLLM_NO_DEPRECATION_WARNING": "1"})
-    with pytest.raises(ConfigError, match="VLLM_USE_MODELSCOPE: this build has no other model hub"):
+    with pytest.raises(ConfigError, match="VLLM_USE_MODELSCOPE: not in this build: other model hubs"):
         parse([], _SCHEMA, env=env)
     assert parse([], Schema({}), env=env, positional=None).notices == ()
 
@@ -309,17 +306,16 @@ def test_notices_about_replaced_options_can_be_switched_off() -> None:
 def test_every_documented_variable_has_a_class() -> None:
     """The variables of the documents, but for those of builds and of the system, which are not ours."""
     listed = (_HERE / "data" / "documented_variables.txt").read_text().split()
-    rows = [row for rows in (*INERT.values(), *LACKING) for row in rows.split()]
-    known = [f"VLLM_{row.partition('=')[0]}" for row in rows] + [f"VLLM_{entry.field.upper()}" for entry in VARIABLES]
+    known = [row.name for row in FOREIGN] + [f"VLLM_{entry.field.upper()}" for entry in VARIABLES]
     assert len(known) == len(set(known))
-    assert set(listed) - {*known, *OPTIONS} == set()
-    assert {kind for _, kind in LACKING.values()} <= _KINDS
-    assert set(OPTIONS.values()) <= _SCHEMA.by_name.keys()
+    assert set(listed) - set(known) == set()
+    assert all(sum(map(bool, (row.inert, row.lacks, row.option))) == 1 for row in FOREIGN)
+    assert {row.option for row in FOREIGN if row.option} <= _SCHEMA.by_name.keys()
 
 
 def test_llm_takes_what_serve_takes() -> None:
     """The constructor knows all options of the engine, and refuses what is not here before it loads."""
-    with pytest.raises(ConfigError, match="tensor_parallel_size: this build has no parallel workers"):
+    with pytest.raises(ConfigError, match="tensor_parallel_size: not in this build: parallel workers"):
         LLM("org/name", tensor_parallel_size=2)
     with pytest.raises(ConfigError, match="Unexpected keyword argument 'tensor_paralel_size'. Did you mean"):
         LLM("org/name", tensor_paralel_size=2)

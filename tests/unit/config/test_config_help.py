@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import pytest
 
-from ferrule.config.declared import engine_sections
 from ferrule.config.help import Usage, groups, render, topic
 from ferrule.config.option import opt
 from ferrule.config.parse import parse_command
 from ferrule.config.schema import Schema, Spec
+from ferrule.config.unsupported import engine_sections
 from ferrule.plugin import Plugins
 
 _SCHEMA = Schema(engine_sections())

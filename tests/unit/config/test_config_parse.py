@@ -17,6 +17,7 @@ from ferrule.config.parse import Parsed, config_sections, parse, parse_kwargs
 from ferrule.config.schema import Schema
 from ferrule.config.values import human_size
 from ferrule.env import Environment
+from ferrule.env import read as read_environment
 from ferrule.errors import ConfigError
 
 _ENV = Environment()
@@ -356,3 +357,9 @@ def test_any_command_line_is_understood_or_refused(argv: list[str]) -> None:
         return
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(parsed.config), type=Config) == parsed.config
     assert set(parsed.origins.values()) <= {"command line"}
+
+
+def test_the_attention_backend_comes_from_its_variable_and_in_any_case() -> None:
+    env = read_environment({"VLLM_ATTENTION_BACKEND": "TORCH_SDPA"})
+    assert parse([], env=env).config.device.attention_backend == "torch_sdpa"
+    assert parse(["--attention-backend", "CPU"], env=env).config.device.attention_backend == "cpu"

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import NoneType
+from typing import get_args, get_type_hints
 
+import msgspec
 import pytest
 
+from ferrule.config import Resolved, ResolvedModel, ResolvedScheduler
 from ferrule.config.parse import parse
-from ferrule.config.resolve import check_names, resolve
+from ferrule.config.resolve import check_names, resolve, step_tokens
 from ferrule.config.sections import Config
 from ferrule.env import Environment
 from ferrule.errors import ConfigError
@@ -18,23 +22,24 @@ def config(*argv: str) -> Config:
     return parse(argv, env=Environment()).config
 
 
-def refusal(*argv: str, max_model_len: int | None = None) -> str:
+def refusal(*argv: str, max_model_len: int = 1) -> str:
     with pytest.raises(ConfigError) as caught:
-        resolve(config(*argv), max_model_len)
+        limits(*argv, max_model_len=max_model_len)
     return str(caught.value)
 
 
-def limits(*argv: str, max_model_len: int | None = None) -> tuple[int | None, int | None]:
-    section = resolve(config(*argv), max_model_len).scheduler
-    return section.max_num_seqs, section.max_num_batched_tokens
+def limits(*argv: str, max_model_len: int = 1) -> tuple[int, int]:
+    """The limits for a model that has loaded."""
+    section = resolve(config(*argv)).scheduler
+    return section.max_num_seqs, step_tokens(section, max_model_len)
 
 
 def test_defaults() -> None:
     resolved = resolve(config("org/name"))
     assert resolved.cache.block_size == 16
     assert resolved.model.served_model_name == ("org/name",)
+    assert (resolved.model.tokenizer, resolved.model.hf_config_path) == ("org/name", "org/name")
     assert limits() == (256, 2048)
-    assert resolve(resolved) == resolved
 
 
 def test_what_was_said_stays() -> None:
@@ -52,12 +57,38 @@ def test_one_limit_follows_the_other() -> None:
 def test_whole_prompts_must_fit_a_step() -> None:
     assert limits("--no-enable-chunked-prefill", max_model_len=9000) == (256, 9000)
     assert limits("--no-enable-chunked-prefill", "--max-model-len", "9000") == (256, 9000)
-    assert limits("--no-enable-chunked-prefill") == (256, None)
-    early = resolve(config("--no-enable-chunked-prefill"))
-    assert resolve(early, 9000).scheduler.max_num_batched_tokens == 9000
-    assert resolve(early, 100).scheduler.max_num_batched_tokens == 2048
+    assert limits("--no-enable-chunked-prefill", max_model_len=100) == (256, 2048)
+    assert limits(max_model_len=9000) == (256, 2048)
     message = refusal("--no-enable-chunked-prefill", "--max-num-batched-tokens", "100", max_model_len=200)
     assert "--max-num-batched-tokens (100) must be at least --max-model-len (200)" in message
+
+
+def test_the_tokenizer_follows_the_model() -> None:
+    def tokenizer(*argv: str) -> tuple[str, str | None]:
+        section = resolve(config("org/name", *argv)).model
+        return section.tokenizer, section.tokenizer_revision
+
+    assert tokenizer("--revision", "r") == ("org/name", "r")
+    assert tokenizer("--revision", "r", "--tokenizer", "org/name") == ("org/name", "r")
+    assert tokenizer("--revision", "r", "--tokenizer", "other") == ("other", None)
+    assert tokenizer("--revision", "r", "--tokenizer-revision", "t") == ("org/name", "t")
+
+
+def test_nothing_is_open_that_has_a_default() -> None:
+    """Types say it: a field of a resolved section that may be None is one whose None means something."""
+    hints = get_type_hints(ResolvedScheduler) | get_type_hints(ResolvedModel)
+    optional = {name for name, hint in hints.items() if NoneType in get_args(hint)}
+    assert optional == {
+        *("seed", "revision", "tokenizer_revision", "hf_token", "max_model_len", "quantization"),
+        *("logits_processor_pattern", "pipeline_depth"),
+    }
+    with pytest.raises(TypeError):
+        ResolvedScheduler()  # type: ignore[call-arg]
+
+
+def test_a_resolved_configuration_survives_a_message() -> None:
+    resolved = resolve(config("org/name", "--no-enable-chunked-prefill", "--cuda-graph-sizes", "1", "2"))
+    assert msgspec.json.decode(msgspec.json.encode(resolved), type=Resolved) == resolved
 
 
 @pytest.mark.parametrize(
@@ -66,7 +97,7 @@ def test_whole_prompts_must_fit_a_step() -> None:
         (["--max-num-seqs", "8", "--max-num-batched-tokens", "7"], "(7) must be at least --max-num-seqs (8)"),
         (["m", "--served-model-name", "a", "a"], "same name twice"),
         (["m", "--served-model-name", ""], "empty name"),
-        (["--api-key", ""], "--api-key is empty"),
+        (["--api-key", ""], "--api-key (or FERRULE_API_KEY, VLLM_API_KEY) is empty"),
         (["--logits-processor-pattern", "("], "not a regular expression"),
         (["--root-path", "api"], "must begin with '/'"),
     ],
@@ -77,7 +108,9 @@ def test_contradictions(argv: list[str], part: str) -> None:
 
 class _Plugins(Plugins):
     def names(self, kind: str) -> Sequence[str]:
-        return {"policy": ("fcfs", "priority"), "platform": ("cpu",), "hub": ("huggingface",)}.get(kind, ("default",))
+        return {"policy": ("fcfs", "priority"), "platform": ("cpu",), "hub": ("huggingface",)}.get(
+            kind, ("default", "uni")
+        )
 
     def origin(self, kind: str, name: str) -> str:
         return "someone 1.0" if name in ("denied", *self.names(kind)) else ""
@@ -90,5 +123,5 @@ def test_names_of_plugins() -> None:
         check_names(config("--scheduling-policy", "priorty", "--routers", "default", "x"), _Plugins())
     assert str(caught.value) == (
         "--scheduling-policy: no policy plugin 'priorty'; available: fcfs, priority. Did you mean 'priority'?\n"
-        "--routers: no router plugin 'x'; available: default."
+        "--routers: no router plugin 'x'; available: default, uni."
     )

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ferrule.config import Config, ModelConfig
+from ferrule.config.resolve import resolve
 from ferrule.errors import (
     EngineDead,
     ForbiddenError,
@@ -424,7 +425,7 @@ async def test_max_new_tokens_caps_every_request(folder: Path) -> None:
 def test_a_generation_config_that_cannot_be_used_stops_the_start(
     folder: Path, options: dict[str, Any], words: str
 ) -> None:
-    config = Config(model=ModelConfig(model=str(folder), **options))
+    config = resolve(Config(model=ModelConfig(model=str(folder), **options)))
     with pytest.raises(StartupError, match=re.escape(words)):
         build_service(config, FakePlugins(), FakeEngine())
 
@@ -840,7 +841,19 @@ async def test_the_background_work_reports_and_warms_up(folder: Path, caplog: py
         service.start()
         while not (recorder.seen and service.child_pids):
             await asyncio.sleep(0.01)
-    async with serving(folder, FakeEngine(), frontend={"chat_template": "{% for %}"}) as service:
+
+
+async def test_a_broken_template_of_a_checkpoint_fails_conversations_alone(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One of --chat-template stops the start instead."""
+
+    class Broken(ByteTokenizers):
+        def open(self, folder: Path, options: dict[str, Any]) -> ByteTokenizer:
+            return ByteTokenizer("{% for %}")
+
+    plugins = FakePlugins(tokenizer={"auto": Broken})
+    async with serving(folder, FakeEngine(), plugins, frontend={"chat_template": None}) as service:
         service.start()
         await until(lambda: "the chat template cannot be used" in caplog.text)
         with pytest.raises(RequestError, match="syntax error"):

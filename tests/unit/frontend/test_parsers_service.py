@@ -102,7 +102,7 @@ async def house(folder: Path, says_text: str = SAYS, **frontend: Any) -> AsyncIt
     (folder / "config.json").write_text(json.dumps({"architectures": ["FakeForCausalLM"], "eos_token_id": 1}))
     seeing = type("SeeingHere", (Seeing,), {"told": []})
     parsers = {"chat_template": TEMPLATE, "tool_call_parser": "hermes", "reasoning_parser": "deepseek_r1"}
-    config = Config(model=ModelConfig(model=str(folder)), frontend=FrontendConfig(**{**parsers, **frontend}))
+    config = resolve(Config(model=ModelConfig(model=str(folder)), frontend=FrontendConfig(**{**parsers, **frontend})))
     engine = FakeEngine(says(list(says_text.encode())))
     service = build_service(config, ParserPlugins(seeing), engine)
     try:
@@ -206,7 +206,7 @@ async def test_calls_and_results_of_the_history_reach_the_template(tmp_path: Pat
 
 async def post(body: dict[str, Any], route: str = "chat/completions", **frontend: Any) -> tuple[httpx.Response, Any]:
     lifecycle, service = Lifecycle(), ScriptedService()
-    config = Config(frontend=FrontendConfig(**frontend))
+    config = resolve(Config(frontend=FrontendConfig(**frontend)))
     app = build_app(config, discover(), lifecycle)
     lifecycle.ready(service)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://test") as http:

@@ -18,6 +18,7 @@ from ferrule.client import demux as client_demux
 from ferrule.client.demux import DemuxClient
 from ferrule.client.process import ProcessClient
 from ferrule.config import Config, FrontendConfig
+from ferrule.config.resolve import resolve
 from ferrule.errors import ConfigError, EngineDead, RequestFailed, StartupError
 from ferrule.launch import engine_main
 from ferrule.launch.listen import base_url
@@ -213,19 +214,21 @@ def test_foreign_frames_are_dropped(tmp_path: Path) -> None:
 
 
 def test_boot_message_survives_the_pipe() -> None:
-    boot = Boot(name="x-0", role="api", config=Config(), plugins=Plugins(), socket_path="/x", listen_fd=3, alive_fd=4)
+    boot = Boot(
+        name="x-0", role="api", config=resolve(Config()), plugins=Plugins(), socket_path="/x", listen_fd=3, alive_fd=4
+    )
     assert msgspec.json.decode(msgspec.json.encode(boot), type=Boot) == boot
 
 
 def test_bind_says_that_a_port_is_taken() -> None:
     with own_port() as port:
         with bind("127.0.0.1", port) as taken:
-            assert base_url(taken, Config()) == f"http://127.0.0.1:{port}"
+            assert base_url(taken, resolve(Config())) == f"http://127.0.0.1:{port}"
             with pytest.raises(StartupError, match=f"port {port}"):
                 bind("127.0.0.1", port)
         socket.create_server(("127.0.0.1", port)).close()  # it is given back
     with bind(None, 0) as everywhere:
-        assert base_url(everywhere, Config()).startswith("http://127.0.0.1:")
+        assert base_url(everywhere, resolve(Config())).startswith("http://127.0.0.1:")
     with pytest.raises(StartupError, match="the name is not known"):
         bind("no.such.host.invalid", 0)
 
@@ -249,7 +252,7 @@ def test_a_unix_socket_replaces_what_the_dead_left_and_nothing_else(tmp_path: Pa
     path = tmp_path / "s"
     front = FrontendConfig(uds=str(path))
     with listening(front) as (first,):
-        assert base_url(first, Config(frontend=front)) == f"http+unix://{str(path).replace('/', '%2F')}"
+        assert base_url(first, resolve(Config(frontend=front))) == f"http+unix://{str(path).replace('/', '%2F')}"
         with pytest.raises(StartupError, match="a server is listening there"), listening(front):
             pass
         first.close()  # as when its process is killed: the file stays

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from ferrule.assembly.engine import build_engine
 from ferrule.config import CacheConfig, Config, LoadConfig, ModelConfig, SchedulerConfig
+from ferrule.config.resolve import resolve
 from ferrule.env import Environment
 from ferrule.errors import EngineDead
 from ferrule.interfaces.executor import Step
@@ -237,7 +238,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], tuple[u
         device, executor = SlowDevice(depth), uni.UniExecutor()
         monkeypatch.setattr(uni, "open_worker", lambda config, plugins: device)
         executors.append(executor)
-        executor.start(Config(model=ModelConfig(model="none")), None)  # type: ignore[arg-type]
+        executor.start(resolve(Config(model=ModelConfig(model="none"))), None)  # type: ignore[arg-type]
         return executor, device
 
     yield start
@@ -312,12 +313,14 @@ def test_a_whole_engine_computes_the_same_at_any_depth(
     monkeypatch.setattr(CpuExecution, "depth", lambda self: depth)
     monkeypatch.setattr(CpuExecution, "transfers", lambda self: PinnedTransfers(pinned=False, event=lambda: marks))
     env = Environment(cpu_kvcache_space=0.01)
-    config = Config(
-        model=ModelConfig(model=str(folder), dtype="float32"),
-        load=LoadConfig(use_tqdm_on_load=False),
-        cache=CacheConfig(num_gpu_blocks_override=9),
-        scheduler=SchedulerConfig(max_num_seqs=3, max_num_batched_tokens=16),
-        env=env,
+    config = resolve(
+        Config(
+            model=ModelConfig(model=str(folder), dtype="float32"),
+            load=LoadConfig(use_tqdm_on_load=False),
+            cache=CacheConfig(num_gpu_blocks_override=8),
+            scheduler=SchedulerConfig(max_num_seqs=3, max_num_batched_tokens=16),
+            env=env,
+        )
     )
     prompts = [tuple(range(5 + n, 12 + 3 * n)) for n in range(5)]
     inbox = [
@@ -361,11 +364,13 @@ def test_the_step_that_is_rehearsed_is_the_largest(
     execute = ModelRunner.execute
     monkeypatch.setattr(CpuMemory, "rehearse", lambda self, step: step())
     monkeypatch.setattr(ModelRunner, "execute", lambda self, plan: plans.append(plan) or execute(self, plan))
-    config = Config(
-        model=ModelConfig(model=str(folder), dtype="float32"),
-        load=LoadConfig(use_tqdm_on_load=False),
-        scheduler=SchedulerConfig(max_num_seqs=3, max_num_batched_tokens=tokens),
-        env=env,
+    config = resolve(
+        Config(
+            model=ModelConfig(model=str(folder), dtype="float32"),
+            load=LoadConfig(use_tqdm_on_load=False),
+            scheduler=SchedulerConfig(max_num_seqs=3, max_num_batched_tokens=tokens),
+            env=env,
+        )
     )
     executor = uni.UniExecutor()
     try:

@@ -22,6 +22,7 @@ from ferrule.api.lifecycle import Lifecycle
 from ferrule.config import Config
 from ferrule.config.parse import parse_command
 from ferrule.config.schema import Schema
+from ferrule.env_vllm import FOREIGN
 from ferrule.errors import FerruleError
 from ferrule.interfaces.router import RouterContext
 from ferrule.launch import cli
@@ -276,14 +277,13 @@ VLLM = (DOCS / "coming-from-vllm.md").read_text(encoding="utf-8")
 
 
 def test_what_is_not_there_is_what_options_and_variables_lack() -> None:
-    specs = [spec for spec in Schema(serve.sections()).specs if spec.option.lacks is not None]
-    by_flag = {spec.flag: spec.option.lacks for spec in specs if spec.option.lacks is not None}
-    rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in VLLM.splitlines() if row.startswith("| ")]
-    told = {(row[0], row[1]): row[2] for row in rows if len(row) == 3 and re.fullmatch(r"[a-z_]+", row[1])}
-    assert set(told) == {(lack.feature, lack.kind) for lack in by_flag.values()} | set(env.LACKING.values())
-    for (feature, _), asked in told.items():
+    by_flag = {spec.flag: spec.option.lacks for spec in Schema(serve.sections()).specs if spec.option.lacks}
+    table = VLLM.partition("| feature | asked for with |")[2].partition("\n\n")[0]
+    told = dict([cell.strip() for cell in row.strip("|").split("|")] for row in table.splitlines()[2:])
+    assert set(told) == {*by_flag.values(), *(row.lacks for row in FOREIGN if row.lacks)}
+    for feature, asked in told.items():
         for flag in re.findall(r"--[\w-]+", asked):
-            assert by_flag[flag].feature == feature, flag
+            assert by_flag[flag] == feature, flag
 
 
 def test_routes_that_are_not_there_are_answered_with_advice(surface: list[Schema]) -> None:

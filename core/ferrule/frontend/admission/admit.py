@@ -12,8 +12,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ferrule import checkpoint, log
+from ferrule.assembly.limits import scheduler_limits
 from ferrule.client.base import EngineClient
-from ferrule.config import Config
+from ferrule.config import Resolved
 from ferrule.engine.cache import capacity
 from ferrule.errors import CheckpointError, ConfigError, ForbiddenError, PluginError, RequestError, nearest
 from ferrule.frontend.admission.tensors import read_embeds
@@ -23,7 +24,6 @@ from ferrule.frontend.text.infill import infill
 from ferrule.frontend.text.render import Renderer
 from ferrule.frontend.text.tokenize import Encoder
 from ferrule.interfaces.plugins import Plugins
-from ferrule.interfaces.scheduler import SchedulerLimits
 from ferrule.interfaces.service import ChatPrompt, Prompt
 from ferrule.interfaces.tokenizer import Tokenizer
 from ferrule.types import Embeds, SamplingParams, TokenSampling
@@ -134,23 +134,16 @@ class PromptReader:
 
 
 def read_rules(
-    config: Config, plugins: Plugins, client: EngineClient, tokenizer: Tokenizer | None, folder: Path
+    config: Resolved, plugins: Plugins, client: EngineClient, tokenizer: Tokenizer | None, folder: Path
 ) -> Rules:
     """What requests are checked against, from the configuration, the loaded model and its folder."""
     info = client.info
-    limits = SchedulerLimits(
-        groups=info.groups,
-        num_blocks=client.num_blocks,
-        max_num_seqs=config.scheduler.max_num_seqs or 1,
-        max_num_batched_tokens=config.scheduler.max_num_batched_tokens or info.max_model_len,
-        max_model_len=info.max_model_len,
-    )
-    defaults = _sampling_defaults(config, folder)
+    defaults = sampling_defaults(config, folder)
     rules = Rules(
         limits=config.limits,
         vocab_size=info.vocab_size,
         max_model_len=info.max_model_len,
-        context=capacity(limits),
+        context=capacity(scheduler_limits(config, info, client.num_blocks)),
         max_logprobs=config.model.max_logprobs,
         eos_ids=tuple(token for token in _eos_ids(config, tokenizer, folder) if token < info.vocab_size),
         has_tokenizer=tokenizer is not None,
@@ -168,7 +161,7 @@ def read_rules(
     return rules
 
 
-def _processors(config: Config, plugins: Plugins) -> dict[str, Callable[..., Any]]:
+def _processors(config: Resolved, plugins: Plugins) -> dict[str, Callable[..., Any]]:
     """The logits processors that requests may name: only those are imported. A broken one is left out and reported."""
     found: dict[str, Callable[..., Any]] = {}
     pattern = config.model.logits_processor_pattern
@@ -181,7 +174,7 @@ def _processors(config: Config, plugins: Plugins) -> dict[str, Callable[..., Any
     return found
 
 
-def _generation_folder(config: Config, folder: Path) -> Path:
+def _generation_folder(config: Resolved, folder: Path) -> Path:
     """Where ``generation_config.json`` is read from."""
     origin = config.model.generation_config
     if origin in {"auto", "vllm"}:
@@ -191,7 +184,8 @@ def _generation_folder(config: Config, folder: Path) -> Path:
     return Path(origin)
 
 
-def _sampling_defaults(config: Config, folder: Path) -> dict[str, Any]:
+def sampling_defaults(config: Resolved, folder: Path) -> dict[str, Any]:
+    """The sampling values of the generation config and of options. Raises StartupError."""
     overrides = config.model.override_generation_config
     for name in overrides.keys() - checkpoint.SAMPLING:
         hint = f"There are {', '.join(checkpoint.SAMPLING)}."
@@ -200,7 +194,7 @@ def _sampling_defaults(config: Config, folder: Path) -> dict[str, Any]:
     return checkpoint.sampling_defaults(source, overrides)
 
 
-def _eos_ids(config: Config, tokenizer: Tokenizer | None, folder: Path) -> tuple[int, ...]:
+def _eos_ids(config: Resolved, tokenizer: Tokenizer | None, folder: Path) -> tuple[int, ...]:
     """Ids that end a text: the tokenizer's, those of ``config.json``, and those of ``generation_config.json``."""
     own = tokenizer.eos_token_id if tokenizer is not None else None
     settings = checkpoint.read(folder, config.model.hf_overrides)

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from ferrule.config import Config
+from ferrule.config import Resolved
 from ferrule.env import before_libraries
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.plugins import Plugins
@@ -20,7 +20,7 @@ _INLINE = 512  # characters that are encoded sooner than a thread would wake up:
 _THREADS = 2
 
 
-def open_tokenizer(config: Config, plugins: Plugins, folder: Path) -> Tokenizer | None:
+def open_tokenizer(config: Resolved, plugins: Plugins, folder: Path) -> Tokenizer | None:
     """The tokenizer that the configuration names, None with --skip-tokenizer-init. Raises StartupError."""
     if config.model.skip_tokenizer_init:
         return None

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 
-from ferrule.config.declared import engine_sections
 from ferrule.config.help import Usage, topic
 from ferrule.config.parse import Parsed, parse_command
+from ferrule.config.unsupported import engine_sections
 from ferrule.errors import ConfigError, nearest
 from ferrule.interfaces.command import Command
 from ferrule.interfaces.plugins import Plugins

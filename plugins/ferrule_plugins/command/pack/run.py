@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ferrule.assembly.model import Loaded, load_model
 from ferrule.checkpoint import read_json
-from ferrule.config import Config
+from ferrule.config import Resolved
 from ferrule.env import before_libraries
 from ferrule.errors import CheckpointError, ConfigError
 from ferrule.interfaces.plugins import Plugins
@@ -29,7 +29,7 @@ _TEMPLATES = "additional_chat_templates"
 _LICENSES = ("LICENSE", "NOTICE")
 
 
-def pack(options: PackConfig, config: Config, plugins: Plugins) -> int:
+def pack(options: PackConfig, config: Resolved, plugins: Plugins) -> int:
     """Load the model as `ferrule serve` does, and write it. Raises StartupError."""
     before_libraries()
     start = time.monotonic()
@@ -54,7 +54,7 @@ def _place(options: PackConfig, source: Path, what: str) -> Path:
     return source / f"packed-{what}" if options.output is None else Path(options.output).expanduser()
 
 
-def _further(loaded: Loaded, config: Config) -> str:
+def _further(loaded: Loaded, config: Resolved) -> str:
     """Options that a server of the folder needs, because they decided what the weights are."""
     words = "" if config.model.dtype == "auto" else f" --dtype {loaded.info.dtype}"
     words += "" if config.model.model_impl == "auto" else f" --model-impl {config.model.model_impl}"

@@ -10,9 +10,9 @@ from typing import Any, get_type_hints
 import msgspec
 
 from ferrule.config import Config
-from ferrule.config.declared import engine_sections
 from ferrule.config.option import Option, opt, option_of
 from ferrule.config.parse import config_sections
+from ferrule.config.unsupported import engine_sections
 from ferrule.errors import ConfigError
 
 # Options of `serve` that mean the same here. The others (keys, TLS, CORS …) belong to a server that listens.

@@ -17,7 +17,7 @@ from ferrule.api.app import build_app
 from ferrule.api.lifecycle import DEAD, Lifecycle
 from ferrule.api.server import loop_factory
 from ferrule.client.inline import InlineClient
-from ferrule.config import Config
+from ferrule.config import Resolved
 from ferrule.errors import EngineDead, StartupError
 from ferrule.frontend.service import build_service
 from ferrule.hooks import HookRunner, open_hooks
@@ -38,7 +38,6 @@ from ferrule_plugins.command.run_batch.source import Survey, read_rows, survey
 _FAILED = 1
 _INTERRUPTED = 130
 _LOOPBACK = "127.0.0.1"
-_WINDOW = 512  # requests in flight when nothing says how many sequences run
 
 _logger = log.get("batch")
 
@@ -48,7 +47,7 @@ class Batch:
     """What is to be run. `run` is the journal's first line, but for the input's hash."""
 
     options: BatchConfig
-    config: Config
+    config: Resolved
     plugins: Plugins
     run: dict[str, Any]
 
@@ -108,7 +107,7 @@ def _work(batch: Batch, file: BinaryIO, seen: Survey, journal: Journal) -> int:
 class _Run:
     """The part that needs an event loop."""
 
-    def __init__(self, config: Config, plugins: Plugins, hooks: HookRunner, journal: Journal) -> None:
+    def __init__(self, config: Resolved, plugins: Plugins, hooks: HookRunner, journal: Journal) -> None:
         self._config = config
         self._plugins = plugins
         self._hooks = hooks
@@ -117,7 +116,7 @@ class _Run:
 
     async def main(self, rows: Callable[..., Any], progress: Progress, listener: Any, inflight: int | None) -> int:
         app = build_app(self._config, self._plugins, self._lifecycle, self._hooks)
-        window = inflight or 2 * (self._config.scheduler.max_num_seqs or _WINDOW // 2)
+        window = inflight or 2 * self._config.scheduler.max_num_seqs
         drive = Drive(Asker(functools.partial(ask, app), self._alive), self._journal, progress, window)
         async with AsyncExitStack() as stack:
             stack.enter_context(_signals(drive))

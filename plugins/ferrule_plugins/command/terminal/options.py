@@ -25,7 +25,9 @@ class ClientOptions:
 
     url: str = opt("http://localhost:8000/v1", "Base URL of an OpenAI-compatible API; unix:/PATH for a Unix socket.")
     model_name: str | None = opt(None, "Model to ask. Default: the first of /v1/models.")
-    api_key: str | None = opt(None, "API key. Default: OPENAI_API_KEY, else EMPTY.", secret=True)
+    api_key: str | None = opt(
+        None, "API key. Default: FERRULE_API_KEY, else OPENAI_API_KEY, else EMPTY.", secret=True, env="api_key"
+    )
     temperature: float | None = opt(None, "Sampling temperature; 0 takes the likeliest token. Default: the server's.")
     top_p: float | None = opt(None, "Sample from the likeliest tokens with this sum. Default: the server's.")
     max_tokens: int | None = opt(None, "Most tokens of one answer. Default: the server's.", ge=1)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from ferrule.config import Config, DeviceConfig, LoadConfig, ModelConfig, SchedulerConfig
+from ferrule.config.resolve import resolve
 from ferrule.env import Environment
 from ferrule.interfaces.model import AttentionOptions, LayerCache
 from ferrule.interfaces.platform import DeviceCaps
@@ -41,12 +42,14 @@ class TestConformance(AttentionKit):
 def tokens(folder: Path, backend: str) -> list[int]:
     """What greedy decoding makes of two prompts that run together, one of which comes in pieces."""
     env = Environment(cpu_kvcache_space=0.01)
-    config = Config(
-        model=ModelConfig(model=str(folder), dtype="float32"),
-        load=LoadConfig(use_tqdm_on_load=False),
-        scheduler=SchedulerConfig(max_num_seqs=2),
-        device=DeviceConfig(device=PLATFORM, attention_backend=backend),
-        env=env,
+    config = resolve(
+        Config(
+            model=ModelConfig(model=str(folder), dtype="float32"),
+            load=LoadConfig(use_tqdm_on_load=False),
+            scheduler=SchedulerConfig(max_num_seqs=2),
+            device=DeviceConfig(device=PLATFORM, attention_backend=backend),
+            env=env,
+        )
     )
     executor, greedy = UniExecutor(), TokenSampling(seed=0, max_tokens=8, temperature=0.0)
     made: list[int] = []

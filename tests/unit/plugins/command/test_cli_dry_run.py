@@ -36,7 +36,7 @@ def test_what_is_not_the_default_is_shown_with_its_origin(
     assert found["--port"] == ["9001", "environment"]
     assert found["--model"] == ["org/name", "command", "line"]
     assert found["--served-model-name"] == ["org/name", "resolved"]
-    assert found["--block-size"] == ["16", "resolved"]
+    assert found["--max-num-batched-tokens"] == ["2048", "resolved"]
     assert found["--swap-space"] == ["9.0", "command", "line"]
     assert found["--api-key"] == ["(hidden)", "command", "line"]
     assert found["FERRULE_CPU_KVCACHE_SPACE"] == ["0.5", "environment"]
@@ -87,3 +87,45 @@ def test_nothing_is_bound_or_loaded() -> None:
         )
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["./missing"], "The model './missing' is not a folder on this machine"),
+        (["--tokenizer", "./missing"], "The tokenizer './missing' is not a folder on this machine"),
+        (["--ssl-certfile", "./missing.pem"], "The --ssl options do not work"),
+        (["--ssl-keyfile", "./missing.pem"], "The --ssl options need --ssl-certfile"),
+        (["--middleware", "missing.Layer"], "--middleware missing.Layer cannot be loaded"),
+        (["--worker-extension-cls", "missing.Extension"], "there is no module 'missing'"),
+        (["--worker-extension-cls", "json.Extension"], "module json has no Extension"),
+        (["--chat-template", "./missing.jinja"], "'./missing.jinja' is neither a file nor a known template"),
+        (["--chat-template", "{% for %}"], "The chat template has a syntax error in line 1"),
+        (["--generation-config", "./missing"], "./missing has no generation_config.json"),
+        (["--override-generation-config", '{"temprature": 1}'], "has no 'temprature'. Did you mean 'temperature'?"),
+        (["--tool-parser-plugin", "./missing.py", "--tool-call-parser", "mine"], "missing.py"),
+    ],
+)
+def test_what_a_start_refuses_before_weights(capsys: pytest.CaptureFixture[str], argv: list[str], said: str) -> None:
+    assert cli.main(["serve", "--dry-run", *argv]) != 0
+    assert said in capsys.readouterr().err
+
+
+def test_a_parser_plugin_that_is_broken_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from ferrule.interfaces.parsers import ToolParser\n1 / 0\nclass Mine(ToolParser):\n    name = 'mine'\n"
+    )
+    argv = ["serve", "--dry-run", "--tool-parser-plugin", str(file), "--tool-call-parser", "mine"]
+    assert cli.main(argv) != 0
+    assert "division by zero" in capsys.readouterr().err
+
+
+def test_a_broken_configuration_of_the_model_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{")
+    assert cli.main(["serve", "--dry-run", str(tmp_path)]) != 0
+    assert "config.json" in capsys.readouterr().err
+
+
+def test_what_a_hub_has_is_not_fetched(capsys: pytest.CaptureFixture[str]) -> None:
+    assert rows(run(capsys, "--dry-run", "org/name", "--tokenizer", "org/other"))["--tokenizer"][0] == "org/other"

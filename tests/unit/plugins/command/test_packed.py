@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from ferrule import LLM, SamplingParams
 from ferrule.assembly.model import Loaded, load_model
 from ferrule.config import CacheConfig, Config, LoadConfig, ModelConfig, SchedulerConfig
+from ferrule.config.resolve import resolve
 from ferrule.env import Environment
 from ferrule.errors import CheckpointError, ConfigError, PluginError, StartupError
 from ferrule.plugin import Plugins, discover
@@ -64,12 +65,14 @@ def pack(plugins: Plugins, *argv: object) -> int:
 
 
 def loaded_from(folder: Path, plugins: Plugins, **model: Any) -> Loaded:
-    config = Config(
-        model=ModelConfig(**{"model": str(folder), "dtype": "bfloat16", **model}),
-        load=LoadConfig(use_tqdm_on_load=False),
-        scheduler=SchedulerConfig(max_num_seqs=2),
-        cache=CacheConfig(),
-        env=ENV,
+    config = resolve(
+        Config(
+            model=ModelConfig(**{"model": str(folder), "dtype": "bfloat16", **model}),
+            load=LoadConfig(use_tqdm_on_load=False),
+            scheduler=SchedulerConfig(max_num_seqs=2),
+            cache=CacheConfig(),
+            env=ENV,
+        )
     )
     return load_model(config, plugins)
 

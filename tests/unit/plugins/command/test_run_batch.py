@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from ferrule.config import Config
 from ferrule.config.parse import parse_command
+from ferrule.config.resolve import resolve
 from ferrule.env import Environment
 from ferrule.errors import ConfigError, EngineDead, StartupError
 from ferrule.interfaces.service import Generate, Output
@@ -593,7 +594,7 @@ def test_documented_options_and_their_defaults() -> None:
 
 def test_a_key_in_the_environment_does_not_shut_the_batch_out() -> None:
     found = parsed("-i", "a", "-o", "b")
-    config = Config(env=Environment(api_key="secret"))
+    config = resolve(Config(env=Environment(api_key="secret")))
     applied = options.applied(config, found.extra["served"])
     assert applied.env.api_key is None
     assert applied.frontend.api_key == ()

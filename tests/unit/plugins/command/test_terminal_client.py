@@ -14,8 +14,12 @@ from urllib.parse import quote
 
 import pytest
 
+from ferrule.config.parse import parse
+from ferrule.config.schema import Schema
+from ferrule.env import read as read_environment
 from ferrule.env import terminal
 from ferrule.errors import ConfigError
+from ferrule_plugins.command.chat import ChatOptions
 from ferrule_plugins.command.terminal.chunks import Answer, Figures, told
 from ferrule_plugins.command.terminal.client import Server, Unanswered
 from ferrule_plugins.command.terminal.conversation import Completions, Conversation
@@ -457,3 +461,11 @@ def test_variables_of_others() -> None:
     assert (found.openai_api_key, found.state_folder) == ("k", Path("/state/ferrule"))
     assert terminal({"OPENAI_API_KEY": ""}).openai_api_key is None
     assert terminal({}).state_folder.is_absolute()
+
+
+def test_the_key_comes_from_the_variable_of_the_option() -> None:
+    """As documented: FERRULE_API_KEY, and the command line before it."""
+    schema = Schema({"chat": ChatOptions})
+    env = read_environment({"FERRULE_API_KEY": "k", "OPENAI_API_KEY": "other"})
+    assert parse([], schema, env=env, positional=None).extra["chat"].api_key == "k"
+    assert parse(["--api-key", "mine"], schema, env=env, positional=None).extra["chat"].api_key == "mine"

@@ -12,6 +12,7 @@ import torch
 
 from ferrule.assembly.memory import device_tensors, weight_tensors
 from ferrule.config import Config, LoadConfig, ModelConfig, SchedulerConfig
+from ferrule.config.resolve import resolve
 from ferrule.env import Environment
 from ferrule.errors import EngineDead
 from ferrule.interfaces.executor import Step
@@ -88,11 +89,13 @@ def test_restoring_can_be_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
 def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Worker:
     """A worker whose device is said to have memory of its own. It computes nothing: a CPU's kernels keep addresses."""
     monkeypatch.setattr(device_module, "device_tensors", lambda model, device: device_tensors(model, CPU))
-    config = Config(
-        model=ModelConfig(model=str(tiny_checkpoint("qwen3", tmp_path / "model")), dtype="float32"),
-        load=LoadConfig(use_tqdm_on_load=False),
-        scheduler=SchedulerConfig(max_num_seqs=2),
-        env=Environment(cpu_kvcache_space=0.01),
+    config = resolve(
+        Config(
+            model=ModelConfig(model=str(tiny_checkpoint("qwen3", tmp_path / "model")), dtype="float32"),
+            load=LoadConfig(use_tqdm_on_load=False),
+            scheduler=SchedulerConfig(max_num_seqs=2),
+            env=Environment(cpu_kvcache_space=0.01),
+        )
     )
     worker = Worker(config, discover())
     worker.start()

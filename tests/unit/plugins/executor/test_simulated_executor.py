@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ferrule.config import Config, LoadConfig, ModelConfig
+from ferrule.config.resolve import resolve
 from ferrule.errors import ConfigError, EngineDead
 from ferrule.plugin import discover
 from ferrule.types import Admit, Chunk, StepPlan, TokenSampling
@@ -15,7 +16,9 @@ from tools.benchmarks.simulate import main
 
 def started(**options: object) -> SimulatedExecutor:
     executor = SimulatedExecutor()
-    config = Config(model=ModelConfig(model=str(tiny.path())), load=LoadConfig(model_loader_extra_config=options))
+    config = resolve(
+        Config(model=ModelConfig(model=str(tiny.path())), load=LoadConfig(model_loader_extra_config=options))
+    )
     executor.start(config, discover())
     executor.init_cache(8)
     return executor

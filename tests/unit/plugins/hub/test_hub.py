@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from ferrule.config import Config, ModelConfig
+from ferrule.config.resolve import resolve
 from ferrule.errors import CheckpointError, PluginError
 from ferrule.launch.localise import localise, weight_patterns
 from ferrule.plugin import discover
@@ -54,12 +55,13 @@ def fetch(tmp_path: Path, hub: FakeHub) -> Fetch:
     script = (
         "import json, sys\n"
         "from ferrule.config import Config, LoadConfig, ModelConfig\n"
+        "from ferrule.config.resolve import resolve\n"
         "from ferrule.errors import StartupError\n"
         "from ferrule.launch.localise import localise\n"
         "from ferrule.plugin import discover\n"
         "model, load = json.loads(sys.argv[1])\n"
         "try:\n"
-        "    found = localise(Config(model=ModelConfig(**model), load=LoadConfig(**load)), discover())\n"
+        "    found = localise(resolve(Config(model=ModelConfig(**model), load=LoadConfig(**load))), discover())\n"
         "    print(json.dumps([found.model.model, found.model.tokenizer]))\n"
         "except StartupError as error:\n"
         "    print(json.dumps({'error': str(error)}))\n"
@@ -176,7 +178,7 @@ def test_a_folder_passes_through_and_a_mistyped_one_gets_a_suggestion(tmp_path: 
     (tmp_path / "llama-tiny" / "config.json").write_bytes(CONFIG)
 
     def found(name: str) -> str:
-        return localise(Config(model=ModelConfig(model=str(tmp_path / name))), discover()).model.model
+        return localise(resolve(Config(model=ModelConfig(model=str(tmp_path / name)))), discover()).model.model
 
     assert found("llama-tiny") == str((tmp_path / "llama-tiny").resolve())
     with pytest.raises(CheckpointError, match="Did you mean .*llama-tiny"):
@@ -194,7 +196,7 @@ def test_a_folder_passes_through_and_a_mistyped_one_gets_a_suggestion(tmp_path: 
 @pytest.mark.parametrize("name", ["../up", "a/b/c", "org/..", "http://x/y", "org/na me", "C:\\models"])
 def test_what_cannot_be_a_repository_id_never_reaches_the_hub(name: str) -> None:
     with pytest.raises(CheckpointError, match="is not a folder on this machine"):
-        localise(Config(model=ModelConfig(model=name)), discover())
+        localise(resolve(Config(model=ModelConfig(model=name))), discover())
 
 
 # ------------------------------------------------------------------------------------------------ another hub
@@ -236,20 +238,20 @@ def shelf(site: Any, tmp_path: Path) -> Path:
 def test_a_hub_of_another_package_is_asked_for_exactly_what_the_user_pinned(shelf: Path, site: Any) -> None:
     plugins = site.discover()
     model = {"model": f"shelf:{shelf}", "revision": "v2", "hub": "shelf", "hf_token": TOKEN}
-    found = localise(Config(model=ModelConfig(**model)), plugins)
+    found = localise(resolve(Config(model=ModelConfig(**model))), plugins)
     assert found.model.model == found.model.tokenizer == str(shelf / "v2")
     words = {"tokenizer": f"shelf:{shelf}", "tokenizer_revision": "v3", "trust_remote_code": True}
     with pytest.raises(CheckpointError, match="has no revision v3") as caught:
-        localise(Config(model=ModelConfig(**{**model, **words})), plugins)
+        localise(resolve(Config(model=ModelConfig(**{**model, **words}))), plugins)
     assert caught.value.hint == "Look at the shelf."
     asked = [json.loads(line) for line in (site.folder / "asked.jsonl").read_text().splitlines()]
     assert [(each["revision"], each["token"]) for each in asked] == [("v2", TOKEN), ("v2", TOKEN), ("v3", TOKEN)]
     assert ["*.safetensors" in each["patterns"] for each in asked] == [True, True, False]
     assert ["*.py" in each["patterns"] for each in asked] == [False, True, True]
     with pytest.raises(CheckpointError, match="the hub shelf has names that begin with shelf:"):
-        localise(Config(model=ModelConfig(model="org/model", hub="shelf")), plugins)
+        localise(resolve(Config(model=ModelConfig(model="org/model", hub="shelf"))), plugins)
 
 
 def test_a_hub_that_nobody_offers_is_named_by_what_there_is(shelf: Path, site: Any) -> None:
     with pytest.raises(PluginError, match="no hub plugin 'shel'. Did you mean 'shelf'"):
-        localise(Config(model=ModelConfig(model=f"shelf:{shelf}", hub="shel")), site.discover())
+        localise(resolve(Config(model=ModelConfig(model=f"shelf:{shelf}", hub="shel"))), site.discover())

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from ferrule.config import Config, DeviceConfig, ModelConfig, SchedulerConfig
+from ferrule.config.resolve import resolve
 from ferrule.errors import ConfigError
 from ferrule.interfaces.model import BuildContext
 from ferrule.interfaces.platform import StepInput
@@ -265,10 +266,12 @@ def _limits(
     **compilation: Any,
 ) -> GraphLimits | None:
     return GraphLimits.of(
-        Config(
-            model=ModelConfig(model="none", enforce_eager=eager, max_seq_len_to_capture=longest),
-            scheduler=SchedulerConfig(max_num_seqs=rows, cuda_graph_sizes=sizes),
-            device=DeviceConfig(compilation_config=compilation),
+        resolve(
+            Config(
+                model=ModelConfig(model="none", enforce_eager=eager, max_seq_len_to_capture=longest),
+                scheduler=SchedulerConfig(max_num_seqs=rows, cuda_graph_sizes=sizes),
+                device=DeviceConfig(compilation_config=compilation),
+            )
         )
     )
 

@@ -14,6 +14,7 @@ import torch
 from ferrule.assembly.memory import device_tensors
 from ferrule.assembly.model import Loaded, load_model
 from ferrule.config import CacheConfig, Config, LoadConfig, ModelConfig
+from ferrule.config.resolve import resolve
 from ferrule.errors import ConfigError
 from ferrule.plugin import discover
 from ferrule_plugins.executor.host_copy import HostCopy
@@ -137,8 +138,10 @@ def test_asleep_they_stay_where_they_are(host: Host) -> None:
 
 
 def _open(folder: Path, **options: Any) -> Loaded:
-    config = Config(
-        model=ModelConfig(model=str(folder), dtype="float32", **options), load=LoadConfig(use_tqdm_on_load=False)
+    config = resolve(
+        Config(
+            model=ModelConfig(model=str(folder), dtype="float32", **options), load=LoadConfig(use_tqdm_on_load=False)
+        )
     )
     return load_model(config, discover())
 
@@ -165,7 +168,7 @@ def test_a_model_that_is_loaded_through_it_is_the_same(
 
 def test_the_option_decides_and_more_than_the_host_has_is_refused() -> None:
     platform, weights = CudaPlatform(Abacus()), iter(())
-    config = Config()
+    config = resolve(Config())
     platform.prepare(config)
     assert platform.memory().loading(object(), weights) is weights  # type: ignore[arg-type]
     platform.prepare(replace(config, cache=CacheConfig(cpu_offload_gb=0.5)))

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from ferrule.config import Config, DeviceConfig, ModelConfig, SchedulerConfig
+from ferrule.config.resolve import resolve
 from ferrule.env import Environment
 from ferrule.errors import ConfigError
 from ferrule_plugins.platform import cpu
@@ -67,12 +68,12 @@ def test_an_unknown_dtype_is_named() -> None:
 
 
 def test_cache_bytes_come_from_the_environment() -> None:
-    assert CpuPlatform().memory().cache_bytes(Config(env=Environment(cpu_kvcache_space=0.5))) == 1 << 29
+    assert CpuPlatform().memory().cache_bytes(resolve(Config(env=Environment(cpu_kvcache_space=0.5)))) == 1 << 29
 
 
 def test_a_cache_larger_than_memory_is_refused() -> None:
     with pytest.raises(ConfigError, match="GiB of memory"):
-        CpuPlatform().memory().cache_bytes(Config(env=Environment(cpu_kvcache_space=1e6)))
+        CpuPlatform().memory().cache_bytes(resolve(Config(env=Environment(cpu_kvcache_space=1e6))))
 
 
 @pytest.mark.parametrize(("spec", "cores"), [("0", {0}), ("0-3,8", {0, 1, 2, 3, 8}), ("5,5", {5})])
@@ -110,11 +111,13 @@ def test_it_never_refuses() -> None:
 
 
 def test_options_of_graphs_that_are_set_are_said_to_have_no_effect() -> None:
-    graphs = Config(
-        model=ModelConfig(enforce_eager=True, max_seq_len_to_capture=100),
-        scheduler=SchedulerConfig(cuda_graph_sizes=(1, 2)),
-        device=DeviceConfig(compilation_config={"level": 3}),
+    graphs = resolve(
+        Config(
+            model=ModelConfig(enforce_eager=True, max_seq_len_to_capture=100),
+            scheduler=SchedulerConfig(cuda_graph_sizes=(1, 2)),
+            device=DeviceConfig(compilation_config={"level": 3}),
+        )
     )
     assert eager_only(graphs) == ["--cuda-graph-sizes", "--max-seq-len-to-capture", "--compilation-config"]
-    assert eager_only(Config(device=DeviceConfig(compilation_config={"level": 0}))) == []
-    assert eager_only(Config()) == []
+    assert eager_only(resolve(Config(device=DeviceConfig(compilation_config={"level": 0})))) == []
+    assert eager_only(resolve(Config())) == []

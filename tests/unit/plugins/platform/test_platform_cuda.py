@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from ferrule.config import CacheConfig, Config, ModelConfig, SchedulerConfig
+from ferrule.config.resolve import resolve
 from ferrule.errors import ConfigError, EngineDead
 from ferrule_plugins.platform.cuda import CudaPlatform
 from ferrule_plugins.platform.cuda_graphs import GraphLimits
@@ -60,10 +61,12 @@ class Numbers:
 def _config(**changes: Any) -> Config:
     """`changes` are fields of the sections for the cache, the scheduler and the model."""
     cache, scheduler = CacheConfig.__dataclass_fields__, SchedulerConfig.__dataclass_fields__
-    return Config(
-        cache=CacheConfig(**{name: value for name, value in changes.items() if name in cache}),
-        scheduler=SchedulerConfig(**{name: value for name, value in changes.items() if name in scheduler}),
-        model=ModelConfig(**{n: v for n, v in changes.items() if n not in cache and n not in scheduler}),
+    return resolve(
+        Config(
+            cache=CacheConfig(**{name: value for name, value in changes.items() if name in cache}),
+            scheduler=SchedulerConfig(**{name: value for name, value in changes.items() if name in scheduler}),
+            model=ModelConfig(**{n: v for n, v in changes.items() if n not in cache and n not in scheduler}),
+        )
     )
 
 
@@ -270,7 +273,9 @@ def test_the_cache_leaves_room_for_graphs() -> None:
     for eager in (True, False):
         device = Numbers(total=24)
         platform = CudaPlatform(device)
-        config = Config(model=ModelConfig(model="none", enforce_eager=eager), scheduler=SchedulerConfig(max_num_seqs=8))
+        config = resolve(
+            Config(model=ModelConfig(model="none", enforce_eager=eager), scheduler=SchedulerConfig(max_num_seqs=8))
+        )
         platform.prepare(config)
         recorder = platform.execution().recorder(config)
         assert (recorder is None) is eager

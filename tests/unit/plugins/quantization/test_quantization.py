@@ -11,6 +11,7 @@ import torch
 
 from ferrule.assembly.model import Loaded, load_model, pack
 from ferrule.config import CacheConfig, Config, LoadConfig, ModelConfig, SchedulerConfig
+from ferrule.config.resolve import resolve
 from ferrule.env import Environment
 from ferrule.errors import CheckpointError, ConfigError, PluginError
 from ferrule.interfaces.model import BuildContext
@@ -45,12 +46,14 @@ def threads() -> Iterator[None]:
 
 
 def _load(folder: Path, plugins: Plugins, **model: Any) -> Loaded:
-    config = Config(
-        model=ModelConfig(**{"model": str(folder), "dtype": "float32", **model}),
-        load=LoadConfig(use_tqdm_on_load=False),
-        scheduler=SchedulerConfig(max_num_seqs=2),
-        cache=CacheConfig(),
-        env=ENV,
+    config = resolve(
+        Config(
+            model=ModelConfig(**{"model": str(folder), "dtype": "float32", **model}),
+            load=LoadConfig(use_tqdm_on_load=False),
+            scheduler=SchedulerConfig(max_num_seqs=2),
+            cache=CacheConfig(),
+            env=ENV,
+        )
     )
     return load_model(config, plugins)
 

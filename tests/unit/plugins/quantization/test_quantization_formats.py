@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from ferrule.assembly.model import Loaded, load_model
 from ferrule.config import CacheConfig, Config, LoadConfig, ModelConfig, SchedulerConfig
+from ferrule.config.resolve import resolve
 from ferrule.env import Environment
 from ferrule.errors import CheckpointError, ConfigError, PluginError
 from ferrule.interfaces.platform import DeviceCaps
@@ -52,12 +53,14 @@ def threads() -> Iterator[None]:
 
 
 def _load(folder: Path, plugins: Plugins, **model: Any) -> Loaded:
-    config = Config(
-        model=ModelConfig(**{"model": str(folder), "dtype": "float32", **model}),
-        load=LoadConfig(use_tqdm_on_load=False),
-        scheduler=SchedulerConfig(max_num_seqs=2),
-        cache=CacheConfig(),
-        env=ENV,
+    config = resolve(
+        Config(
+            model=ModelConfig(**{"model": str(folder), "dtype": "float32", **model}),
+            load=LoadConfig(use_tqdm_on_load=False),
+            scheduler=SchedulerConfig(max_num_seqs=2),
+            cache=CacheConfig(),
+            env=ENV,
+        )
     )
     return load_model(config, plugins)
 

@@ -13,6 +13,7 @@ from prometheus_client import Metric as Family
 from prometheus_client.parser import text_string_to_metric_families
 
 from ferrule.config import Config, ModelConfig, ObservabilityConfig
+from ferrule.config.resolve import resolve
 from ferrule.frontend.output.parse import ParseChain, Parsers
 from ferrule.interfaces.parsers import CallStart, Content, Event, TextDelta, ToolParser
 from ferrule.interfaces.stats import HttpStats, RequestStats
@@ -24,7 +25,7 @@ from ferrule_plugins.stat_logger.series import Histogram, Store, one_two_five
 from ferrule_testkit.fakes import VirtualClock
 from ferrule_testkit.service import fake_model
 
-CONFIG = Config(model=ModelConfig(model="m", served_model_name=("served", "alias")))
+CONFIG = resolve(Config(model=ModelConfig(model="m", served_model_name=("served", "alias"))))
 
 
 def request_stats(**values: float) -> RequestStats:
@@ -210,7 +211,7 @@ def test_two_loggers_share_nothing() -> None:
 
 
 def test_no_engine_figures_when_switched_off() -> None:
-    logger = Prometheus(Config(observability=ObservabilityConfig(disable_log_stats=True)), fake_model())
+    logger = Prometheus(resolve(Config(observability=ObservabilityConfig(disable_log_stats=True))), fake_model())
     text = logger.exposition()[1]
     assert "vllm:" not in text
     assert "process_resident_memory_bytes" in text
@@ -254,7 +255,7 @@ def test_console_says_rates_every_ten_seconds(caplog: pytest.LogCaptureFixture) 
 
 def test_console_is_silent_when_switched_off(caplog: pytest.LogCaptureFixture) -> None:
     clock = VirtualClock()
-    console = Console(Config(observability=ObservabilityConfig(disable_log_stats=True)), fake_model(), clock)
+    console = Console(resolve(Config(observability=ObservabilityConfig(disable_log_stats=True))), fake_model(), clock)
     with caplog.at_level(logging.INFO, "ferrule.stats"):
         for steps in range(5):
             console.on_engine(EngineStats(steps=steps, running=1), 0)

@@ -1,0 +1,32 @@
+"""What the scheduler keeps to and requests are checked against: known once the model is loaded."""
+
+from __future__ import annotations
+
+from ferrule.config import Resolved
+from ferrule.config.resolve import step_tokens
+from ferrule.interfaces.scheduler import SchedulerLimits
+from ferrule.types import ModelInfo
+
+
+def scheduler_limits(config: Resolved, info: ModelInfo, num_blocks: int) -> SchedulerLimits:
+    """The limits from the options and what the executor said of the model. `num_blocks`: the null block included.
+
+    Raises ConfigError where whole prompts cannot fit into a step.
+    """
+    section = config.scheduler
+    return SchedulerLimits(
+        groups=info.groups,
+        num_blocks=num_blocks,
+        max_num_seqs=section.max_num_seqs,
+        max_num_batched_tokens=step_tokens(section, info.max_model_len),
+        max_model_len=info.max_model_len,
+        depth=info.depth if section.pipeline_depth is None else section.pipeline_depth,
+        chunked_prefill=section.enable_chunked_prefill,
+        prefix_caching=config.cache.enable_prefix_caching,
+        hash_algo=config.cache.prefix_caching_hash_algo,
+        long_prefill_token_threshold=section.long_prefill_token_threshold,
+        max_num_partial_prefills=section.max_num_partial_prefills,
+        max_long_partial_prefills=section.max_long_partial_prefills,
+        prompt_share=0 if section.long_prefill_token_threshold else info.prompt_share,
+        prompt_border=info.prompt_border,
+    )

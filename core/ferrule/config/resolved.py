@@ -1,0 +1,35 @@
+"""What `resolve` makes of the sections as given: nothing is open any more that has a default.
+
+A field that stays None means something by it: no limit, no file, or what the checkpoint, the platform or a plugin says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ferrule.config.sections import Config, ModelConfig, SchedulerConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResolvedModel(ModelConfig):
+    """`model` and what it implies. `localise` then replaces names by folders."""
+
+    tokenizer: str = field()
+    hf_config_path: str = field()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResolvedScheduler(SchedulerConfig):
+    """How much runs in a step."""
+
+    max_num_seqs: int = field()
+    max_num_batched_tokens: int = field()  # see `step_tokens` for the number once the model is loaded
+    fits_longest_prompt: bool = field()  # the number was left open and prompts go whole: it grows to the longest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resolved(Config):
+    """All sections, resolved once, as every process and every component gets them."""
+
+    model: ResolvedModel = field()
+    scheduler: ResolvedScheduler = field()

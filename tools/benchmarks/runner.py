@@ -134,11 +134,11 @@ def clocks(parts: dict[str, list[tuple[type, str]]]) -> Iterator[dict[str, Clock
 def methods(info: ModelInfo, config: Config, plugins: Plugins) -> dict[str, list[tuple[type, str]]]:
     """What is timed as which part; `step` is all of it."""
     import ferrule_nn
-    from ferrule.runner.model_runner import ModelRunner
     from ferrule_kernels.cpu import elementwise
+    from ferrule_plugins.executor.device import Worker
 
     return {
-        "step": [(ModelRunner, "execute")],
+        "step": [(Worker, "execute")],
         "matmul": [(ferrule_nn.Linear, "forward")],  # which a head calls too
         "attention": [(plugins.load("attention", info.attention), "run")],
         "norms, rope, activation": [

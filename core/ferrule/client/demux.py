@@ -136,7 +136,7 @@ class DemuxClient(EngineClient):
         return Health(state="ready" if self.board.ready else "starting")
 
     def _stalled(self) -> float:
-        """Seconds without a sign of progress from the engine; 0 while they are no reason to worry.
+        """Seconds without a sign of progress from the engine; 0 while they are within the limits.
 
         A process that was stopped, or that holds the interpreter, is silent. A step that takes long is only slow.
         """

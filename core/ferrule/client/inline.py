@@ -19,7 +19,7 @@ _logger = log.get("engine")
 
 
 class InlineClient(DemuxClient):
-    """Loads the model on the engine's thread; `wait_ready` tells when it is there, or raises what stopped it."""
+    """Loads the model on the engine's thread; `wait_ready` returns once it is loaded, or raises what stopped it."""
 
     def __init__(self, config: Resolved, plugins: Plugins) -> None:
         super().__init__(watchdog=config.parallel.watchdog_timeout)
@@ -43,7 +43,7 @@ class InlineClient(DemuxClient):
     def _run(self, config: Resolved, plugins: Plugins) -> None:
         try:
             engine = build_engine(config, plugins, self._channel)
-        except Exception as error:  # handed to whoever waits for the engine: wait_ready raises it
+        except Exception as error:  # wait_ready raises it
             self.startup_error = error
             self._hand_over(lambda: self.die("The engine did not start."))
             return

@@ -65,7 +65,7 @@ class BlockPool:
             if not block:
                 continue
             if self._references[block] < 1:
-                raise RuntimeError(f"block {block} is released, but nobody holds it")
+                raise RuntimeError(f"block {block} is released, but has no reference")
             self._references[block] -= 1
             if self._references[block]:
                 continue

@@ -3,7 +3,7 @@
 All groups have the same block size and draw from one pool, so every table of a request has the same length. A block is
 published once it is full *and confirmed*; so a shared block is never written, and no partial block is ever shared.
 
-A windowed group lets go of blocks that nobody will read (`CacheGroup.dead_before`) when a later block fills. The
+A windowed group releases blocks that will not be read again (`CacheGroup.dead_before`) when a later block fills. The
 manager's entry becomes 0; the runner is not told: its table keeps the stale id, which may by then belong to
 another request. So whoever computes positions from `start` on must not read below ``dead_before(start)``.
 
@@ -205,7 +205,7 @@ class KVCacheManager:
     def _shrink_to_windows(self, digests: list[bytes], count: int) -> int:
         """The most blocks, up to `count`, of which every windowed group has what the next token will see.
 
-        A block that lacks at index i rules out every count whose window covers it, up to where it was looked for.
+        A block that is missing at index i leaves only counts whose windows do not cover it: at most i.
         """
         before = -1
         while before != count:

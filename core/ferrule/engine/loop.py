@@ -60,7 +60,7 @@ class EngineLoop:
         self._calls = self._administration()
         self._debug = debug
         self._unchecked = False  # requests came since the last check
-        self._calling = False  # an executor's call may take long: that is no stall
+        self._calling = False  # an executor's call may take long: that does not count as a stall
         self._in_flight: deque[tuple[StepPlan, Step]] = deque()
         self._owners: dict[str, bytes] = {}  # request id -> client, oldest first
         self._outbox: dict[bytes, list[RequestDelta]] = {}  # a key for each client that was heard

@@ -91,7 +91,7 @@ class Request:
             self.scheduled = now
 
     def retreat(self) -> None:
-        """End this life. What is in flight belongs to nobody; samples will be repeated, the same ones."""
+        """End this life. Results in flight will be dropped; the next life draws the same samples again."""
         self.slot = -1
         self.epoch = 0
         self.known = len(self.ids)

@@ -54,7 +54,7 @@ class Draft:
 class DefaultScheduler(Scheduler):
     """Serves running requests first, those that decode before those that prefill, then the waiting queue.
 
-    The head of the queue is admitted when blocks for all of its known tokens are there, else nobody is: no
+    The head of the queue is admitted when blocks for all of its known tokens are there, else nothing is: no
     overtaking. When blocks run out, the policy names a victim among those that run; never the oldest of them, so
     that one always gets on, and never one whose last token is already on its way.
     """
@@ -282,7 +282,7 @@ class DefaultScheduler(Scheduler):
         return self.cache.reset()
 
     def evacuate(self, now: float) -> bool:
-        """Does not count as a preemption: nobody was preferred. The runner forgets its slots unasked."""
+        """Not counted as preemptions: no request was preferred. The runner forgets its slots by itself."""
         for request in list(self.running.values()):
             self._retreat(request, now)
         self._releases.clear()

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Step(ABC):
-    """A step that was submitted. Whoever needs its result waits for it here, and may ask again."""
+    """A step that was submitted, to wait for its result. `result` may be called more than once."""
 
     @abstractmethod
     def done(self) -> bool:

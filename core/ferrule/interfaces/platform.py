@@ -84,7 +84,7 @@ class Recorder(ABC):
         """What `compute` makes [rows, …] of the inputs on the device; None when this step has to be launched as it is.
 
         `compute` may be called with padded inputs, several times, and while it is recorded: it must not wait for the
-        device, and must do the same work for the same inputs. The answer is valid until the next call.
+        device, and must do the same work for the same inputs. The returned tensor is valid until the next call.
         """
 
     @abstractmethod

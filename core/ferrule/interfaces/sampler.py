@@ -69,7 +69,7 @@ class Sampler(ABC):
 class LogitsProcessor(ABC):
     """Named by a request, within `--logits-processor-pattern`. One object serves one choice of one request.
 
-    Another is made, and dropped, when the request is admitted: it tells whether the arguments are right.
+    Another is made, and dropped, when the request is admitted: its constructor shows whether the arguments are right.
     """
 
     @abstractmethod

@@ -153,7 +153,7 @@ class Administration(ABC):
 
 
 class Service(Tokens, Administration):
-    """Generation, and with it the two other roles: whoever needs only one of them can say so in a type hint."""
+    """Generation, and the two other roles with it. Code that needs one role can name that one in its type hints."""
 
     model: ModelInfo
     names: tuple[str, ...]  # served model names; responses carry the first

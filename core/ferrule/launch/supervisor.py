@@ -143,7 +143,7 @@ class Supervisor:
     def _feel_pulses(self, board: Board) -> None:
         """End a process that was alive and has shown no sign of it for the watchdog's time.
 
-        Ticks are counted, not seconds: when all of the machine was asleep, nobody is to blame.
+        Ticks are counted, not seconds: a machine that was suspended is not taken for processes that hang.
         """
         for row, child in enumerate(self._children):
             beat = board.get(BEAT, row)

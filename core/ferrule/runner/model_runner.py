@@ -202,7 +202,7 @@ class ModelRunner:
     def _sampling(self, chunk: Chunk) -> TokenSampling:
         sampling = self._state.sampling[chunk.slot]
         if sampling is None:
-            raise RuntimeError(f"a plan runs slot {chunk.slot}, which nobody was admitted to")
+            raise RuntimeError(f"a plan runs slot {chunk.slot}, to which no request was admitted")
         return sampling
 
     def _sample(self, step: Forwarded, rows: list[int], outcome: Outcome) -> None:

@@ -34,13 +34,13 @@ class RunnerLimits:
 
 
 class SlotState:
-    """Arrays indexed by slot. A slot that is admitted starts from nothing, whoever had it before."""
+    """Arrays indexed by slot. An admission clears its slot."""
 
     def __init__(self, limits: RunnerLimits, groups: tuple[CacheGroup, ...]) -> None:
         slots = limits.slots
         self.limits = limits
         self.max_len = limits.max_model_len
-        self.stride = self.max_len + 1  # of ids: a last token has no next step, and goes to a place that nobody reads
+        self.stride = self.max_len + 1  # of ids: a last token has no next step, and goes to a place that is never read
         self.ids = _zeros((slots, self.stride), limits.device)  # [slots, stride] int32
         self._written: list[tuple[int, IntArray]] = []  # ids that the device has not been told: flat place, values
         self.num_known: IntArray = np.zeros(slots, np.int32)

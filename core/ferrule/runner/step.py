@@ -48,7 +48,7 @@ def step_inputs(
     """All that the device must be told of a step, in the order in which `StepContext` takes it.
 
     Block tables are wide enough for contexts of `longest` tokens, or of as many as there are. What pads the rows of a
-    step with one token each is no context, and a slot that is not written.
+    step with one token each has no context, and a slot that is not written.
     """
     lengths, prompts = rows.starts + rows.counts, state.num_prompt[rows.token_slots]
     given: list[tuple[np.ndarray[Any, Any], int]] = [

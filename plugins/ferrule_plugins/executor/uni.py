@@ -41,7 +41,7 @@ class WholeStep(Step):
 
 
 class BegunStep(Step):
-    """A step that the thread begins when its turn comes, and ends once somebody asks whether or how it ended."""
+    """A step that the thread begins when its turn comes, and ends when `done` or `result` is first called."""
 
     def __init__(self, executor: UniExecutor, begun: Future[Step]) -> None:
         self._executor = executor

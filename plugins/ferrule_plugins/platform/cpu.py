@@ -125,7 +125,7 @@ class CpuPlatform(Platform):
 
 
 def eager_only(config: Resolved) -> list[str]:
-    """Options that are set and speak of graphs or compilation. To ask for what a CPU does anyway is no such thing."""
+    """Options that are set and concern graphs or compilation, except values that ask for what a CPU does anyway."""
     compilation = config.device.compilation_config
     found = {
         "--cuda-graph-sizes": config.scheduler.cuda_graph_sizes != SchedulerConfig().cuda_graph_sizes,

@@ -247,7 +247,7 @@ def test_kernels_of_both_kinds_have_one_form() -> None:
     assert theirs is not None
     for name in ("rms_norm", "heads", "gate"):
         kernel, twin = getattr(ours, name), getattr(theirs, name)
-        for method in ("__init__", "__call__", "takes", *(("after",) if name == "rms_norm" else ())):
+        for method in ("__init__", "__call__", "accepts", *(("after",) if name == "rms_norm" else ())):
             parameters = [inspect.signature(getattr(each, method)).parameters for each in (kernel, twin)]
             assert list(parameters[0]) == list(parameters[1])
     assert set(elementwise.GATES) <= set(ours.acts)

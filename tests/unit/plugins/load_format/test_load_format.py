@@ -136,7 +136,7 @@ def test_dummy_is_seeded_and_never_chosen_automatically():
         (raw_safetensors({}, length=(100 << 20) + 1), "truncated"),
         (raw_safetensors(b"{"), "damaged header"),
         (raw_safetensors(b"[" * 5000), "damaged header"),
-        (raw_safetensors(b"[]"), "no JSON object"),
+        (raw_safetensors(b"[]"), "not a JSON object"),
         (raw_safetensors(b'{"w": 1, "w": 1}'), "twice"),
         (raw_safetensors({"w": 5}), "'w' has no valid shape"),
         (raw_safetensors({"w": entry(0, 2, shape=(-2,))}, b"12"), "'w' has no valid shape"),

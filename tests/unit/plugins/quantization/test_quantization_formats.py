@@ -335,7 +335,7 @@ def test_what_is_no_list_of_layers_is_told(
     folder: Path, plugins: Plugins, tmp_path: Path, name: str, key: str, value: Any
 ) -> None:
     quantized_checkpoint(folder, tmp_path / "made", name)
-    with pytest.raises(CheckpointError, match=f"{key}.*no list of names"):
+    with pytest.raises(CheckpointError, match=f"{key}.*is not a list of names"):
         _load(tmp_path / "made", plugins, hf_overrides={"quantization_config": _changed(name, **{key: value})})
     with pytest.raises(CheckpointError, match="'ignore' is not a list of names"):
         CompressedTensors(_changed("int8", ignore=value))
@@ -344,13 +344,13 @@ def test_what_is_no_list_of_layers_is_told(
 @pytest.mark.parametrize(
     ("expression", "said"),
     [
-        ("(", "no expression"),
-        ("(?:a|" * 150, "no expression"),
+        ("(", "not a regular expression"),
+        ("(?:a|" * 150, "not a regular expression"),
         ("(?:a|" * 3000, "too long"),
         ("((a{100}){100}){100}", "too long"),
         ("a{99999999999999999999}", "too long"),
-        ("(?R)", "no expression"),
-        ("(?:a|(?1))(b)", "no expression"),
+        ("(?R)", "not a regular expression"),
+        ("(?:a|(?1))(b)", "not a regular expression"),
         ("(?:.|..)*(?!.)(?=x)", "takes too long"),
     ],
 )

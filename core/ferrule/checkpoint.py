@@ -1,8 +1,8 @@
-"""A checkpoint's own word about itself: ``config.json`` and ``generation_config.json``, read without transformers.
+"""A checkpoint's ``config.json`` and ``generation_config.json``, read without transformers.
 
 `read` gives the text part of the configuration in one form, whatever version of transformers wrote it: rotary settings
-are in ``rope_parameters`` and nowhere else, the stored type is in ``dtype``, and a key that a model asks for and the
-file does not have is a CheckpointError that names both.
+are in ``rope_parameters`` and nowhere else, the type of the weights is in ``dtype``, and a key that a model asks for
+and the file does not have is a CheckpointError that names both.
 """
 
 from __future__ import annotations
@@ -15,7 +15,12 @@ from typing import Any
 from ferrule.errors import CheckpointError
 
 MAX_BYTES = 64 << 20  # of one JSON file; real ones have kilobytes, an index of shards a few megabytes
-_PARTS = ("text_config", "llm_config", "language_config", "thinker_config")  # where composite models keep the text part
+_TEXT_SECTIONS = (
+    "text_config",
+    "llm_config",
+    "language_config",
+    "thinker_config",
+)  # where composite models keep the text part
 _SHARED = (
     "architectures",
     "auto_map",
@@ -87,7 +92,7 @@ def read(folder: Path | str, overrides: Mapping[str, Any] | None = None) -> Valu
     file = Path(folder) / "config.json"
     outer = read_json(file)
     changes = dict(overrides or {})
-    for part in _PARTS:
+    for part in _TEXT_SECTIONS:
         if isinstance(outer.get(part), dict) and isinstance(changes.get(part), dict):
             outer[part] = {**outer[part], **changes.pop(part)}
     outer.update(changes)
@@ -98,7 +103,7 @@ def read(folder: Path | str, overrides: Mapping[str, Any] | None = None) -> Valu
             **raw,
             "architectures": outer.get("architectures"),
         }
-        raw.update((key, value) for key, value in changes.items() if key not in _PARTS)
+        raw.update((key, value) for key, value in changes.items() if key not in _TEXT_SECTIONS)
     values = Values(raw, file, raw, outer)
     values["architectures"] = list(architectures(values))
     values["dtype"] = _dtype(values)
@@ -108,7 +113,7 @@ def read(folder: Path | str, overrides: Mapping[str, Any] | None = None) -> Valu
 
 
 def _text_part(outer: dict[str, Any]) -> dict[str, Any]:
-    for part in _PARTS:
+    for part in _TEXT_SECTIONS:
         inner = outer.get(part)
         if isinstance(inner, dict):
             return _text_part(inner)
@@ -145,8 +150,8 @@ def _dtype(config: Mapping[str, Any]) -> str | None:
 def _unify_rope(values: Values) -> None:
     """Move ``rope_theta``, ``rope_scaling`` and ``partial_rotary_factor`` into ``rope_parameters``.
 
-    Newer files have ``rope_parameters``: one object, or one per layer type. Nothing is invented: what the file does
-    not say stays unsaid, because defaults differ between architectures.
+    Newer files have ``rope_parameters``: one object, or one per layer type. Nothing is added: what the file does
+    not state stays unset, because defaults differ between architectures.
     """
     stated = values.pop("rope_scaling", None) or values.get("rope_parameters")
     theta = values.pop("rope_theta", None)

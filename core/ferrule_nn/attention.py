@@ -68,7 +68,7 @@ class Attention(nn.Module):
         if type(rope) in (Rope, type(None)):
             turned, interleaved = (0, False) if rope is None else (rope.dim, rope.interleaved)
             counts = spec.num_heads, spec.num_kv_heads
-            self._heads = ops.heads(ops.home(self), counts, spec.head_dim, kernels, turned, interleaved)
+            self._heads = ops.heads(ops.weights_device(self), counts, spec.head_dim, kernels, turned, interleaved)
             self._cached_heads = self._heads if isinstance(self._heads, ops.CachedHeads) else None
 
     @property
@@ -82,7 +82,7 @@ class Attention(nn.Module):
         """[tokens, hidden] → [tokens, hidden]."""
         spec, rope = self.spec, self._rope[0]
         heads = self.qkv_proj(x).view(x.shape[0], -1, spec.head_dim)
-        if self._heads is not None and self._heads.takes(heads):
+        if self._heads is not None and self._heads.accepts(heads):
             turn = None if rope is None else rotation
             if self._cached_heads is not None:  # norms, rotation and the cache in one pass, if the backend can
                 q, finish = heads[:, : spec.num_heads], partial(self._cached_heads.write, heads, turn)

@@ -142,10 +142,10 @@ class DecoderLayer(nn.Module):
         x, y = add_and_norm(self.post_attention_layernorm, x, y, self.residual_scale)
         return self.add(x, self.mlp(y))
 
-    def between(
+    def fused(
         self, x: torch.Tensor, y: torch.Tensor, after: nn.Module, ctx: ForwardContext, rotation: Rotation | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The same from x and its norm y to the sum and its norm `after`: each sum is made where it is normalised."""
+        """The same, where y is norm(x): the result, and `after` of it. Sums and norms are one pass each."""
         y = self.self_attn(y, ctx, rotation)
         x, y = add_and_norm(self.post_attention_layernorm, x, y, self.residual_scale)
         return add_and_norm(after, x, self.mlp(y), self.residual_scale)
@@ -236,10 +236,10 @@ class Decoder(CausalLM):
         x = self.embed(ids, ctx)
         rotation = self.rope.at(ctx, x.dtype) if self.rope is not None else None
         layers: list[Any] = list(self.layers)
-        if layers and all(type(layer) is DecoderLayer for layer in layers):  # none has an order of its own
+        if layers and all(type(layer) is DecoderLayer for layer in layers):  # a subclass may have another order
             y: torch.Tensor = layers[0].input_layernorm(x)
             for layer, after in zip(layers, (*(layer.input_layernorm for layer in layers[1:]), self.norm), strict=True):
-                x, y = layer.between(x, y, after, ctx, rotation)
+                x, y = layer.fused(x, y, after, ctx, rotation)
             return y
         for layer in layers:
             x = layer(x, ctx, rotation)

@@ -167,7 +167,7 @@ class Packed:
 
     @classmethod
     def of(cls, weight: torch.Tensor) -> Packed | None:
-        """None where there is no such form: another device, another type, a torch without the library."""
+        """None for a device or type that the library does not pack, and for a torch without the library."""
         library = torch.ops.mkldnn
         if weight.device.type != "cpu" or not weight.numel() or not torch._C._has_mkldnn:
             return None

@@ -65,11 +65,11 @@ class GatedMLP(nn.Module):
         self._gate: ops.Rowwise | None = None
 
     def pack(self) -> None:
-        self._gate = ops.gate(ops.home(self), self._act_name, self._inner_size)
+        self._gate = ops.gate(ops.weights_device(self), self._act_name, self._inner_size)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         both = self.gate_up_proj(x)
-        if self._gate is not None and self._gate.takes(both):
+        if self._gate is not None and self._gate.accepts(both):
             inner = self._gate(both)
         else:
             gate, up = both.chunk(2, dim=-1)
@@ -90,10 +90,10 @@ class MLP(nn.Module):
         self._activate: ops.Rowwise | None = None
 
     def pack(self) -> None:
-        self._activate = ops.activation(ops.home(self), self._act_name, self._inner_size)
+        self._activate = ops.activation(ops.weights_device(self), self._act_name, self._inner_size)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         inner = self.up_proj(x)
-        act = self._activate if self._activate is not None and self._activate.takes(inner) else self.act
+        act = self._activate if self._activate is not None and self._activate.accepts(inner) else self.act
         y: torch.Tensor = self.down_proj(act(inner))
         return y

@@ -27,7 +27,7 @@ class RMSNorm(nn.Module):
         self.kernel = norm_kernel(self)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.kernel is not None and self.kernel.takes(x):
+        if self.kernel is not None and self.kernel.accepts(x):
             return self.kernel(x)
         wide = x.float()
         scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
@@ -56,7 +56,7 @@ class LayerNorm(nn.Module):
         self.kernel = ops.layer_norm(self.weight, self.bias, self.eps) if type(self) is LayerNorm else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.kernel is not None and self.kernel.takes(x):
+        if self.kernel is not None and self.kernel.accepts(x):
             return self.kernel(x)
         return F.layer_norm(x, self.size, self.weight, self.bias, self.eps)
 
@@ -66,7 +66,7 @@ def add_and_norm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """x + scale * y, and the norm of that: in one pass over both where `norm` has a kernel."""
     kernel = norm.kernel if isinstance(norm, RMSNorm | LayerNorm) else None
-    if kernel is not None and kernel.takes(x) and kernel.takes(y):
+    if kernel is not None and kernel.accepts(x) and kernel.accepts(y):
         return kernel.after(x, y, scale)
     x = x + (y if scale == 1.0 else y * scale)
     return x, norm(x)

@@ -1,9 +1,9 @@
-"""The seam between layers and compiled kernels: each of these answers a kernel for what a layer computes, or None.
+"""The seam between layers and compiled kernels: each function returns the kernel for what a layer computes, or None.
 
-One rule: the device that holds a layer's weights decides. `family` names the kernels of that kind of device, those in
-C++ for a CPU and those in Triton for a GPU, in one form; where a machine has none, or they lack this operation or
-type, the answer is None. It is asked once per layer, when the weights are there. A layer that gets None, or a tensor
-of another type than its weights, computes with torch, which is the definition.
+The device of a layer's weights decides. `family` gives the kernels for that kind of device, those in C++ for a CPU and
+those in Triton for a GPU, with the same interface. The result is None on a machine without such kernels, and where they
+do not support the operation or the type. Layers ask once, when their weights are loaded. A layer that gets None, or a
+tensor of another type than its weights, computes with torch, which is the definition.
 
 No kernel waits for a device, and what it returns is allocated by torch: so a step with them can be recorded as a graph.
 """
@@ -31,9 +31,9 @@ __all__ = [
     "family",
     "gate",
     "heads",
-    "home",
     "layer_norm",
     "rms_norm",
+    "weights_device",
 ]
 
 
@@ -43,7 +43,7 @@ class Norm(Protocol):
     @property
     def size(self) -> int: ...
 
-    def takes(self, x: torch.Tensor) -> bool: ...
+    def accepts(self, x: torch.Tensor) -> bool: ...
 
     def __call__(self, x: torch.Tensor, /) -> torch.Tensor: ...
 
@@ -54,7 +54,7 @@ class Norm(Protocol):
 class Heads(Protocol):
     """Norms and rotation of queries and keys, in place, where the projection has left them."""
 
-    def takes(self, x: torch.Tensor) -> bool: ...
+    def accepts(self, x: torch.Tensor) -> bool: ...
 
     def __call__(self, x: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor] | None) -> None:
         """x [tokens, at least query and key heads, dim]; cos and sin [tokens, 1, turned / 2], of the same type."""
@@ -78,14 +78,14 @@ class CachedHeads(Heads, Protocol):
 class Rowwise(Protocol):
     """A function of each row: [rows, size] to [rows, size], or a gate's [rows, 2 * size] to [rows, size]."""
 
-    def takes(self, x: torch.Tensor) -> bool: ...
+    def accepts(self, x: torch.Tensor) -> bool: ...
 
     def __call__(self, x: torch.Tensor, /) -> torch.Tensor: ...
 
 
 @dataclass(frozen=True)
 class Family:
-    """The kernels of one kind of device. None, or a name that is not in `acts`: there is no such kernel."""
+    """The kernels of one kind of device. A kernel that does not exist is None; activations are those in `acts`."""
 
     dtypes: Collection[torch.dtype]
     acts: Collection[str]  # as config.json calls activations
@@ -131,8 +131,8 @@ def triton_family() -> Family:
     )
 
 
-def home(layer: nn.Module) -> torch.device:
-    """Where a layer's weights are. Packing may have emptied some; the first that is not empty tells."""
+def weights_device(layer: nn.Module) -> torch.device:
+    """The device of a layer's weights: of the first parameter that packing has not emptied."""
     weights = list(layer.parameters())
     return next((weight.device for weight in weights if weight.numel()), weights[0].device)
 

@@ -25,7 +25,7 @@ class ObjectReader:
     """Feed it from the opening brace on; `done` or `failed` tell that it wants no more.
 
     Values are not checked: of nested ones, brackets are counted and strings are skipped, so whatever is balanced passes
-    verbatim. What fails is the object's own frame: a key that is no string, a missing colon or comma.
+    verbatim. What fails is the object's own frame: a key that is not a string, a missing colon or comma.
     """
 
     def __init__(self) -> None:
@@ -154,7 +154,7 @@ class ObjectReader:
 
 
 def unquote(raw: str) -> str | None:
-    """The text of a JSON string; None when it is none. Line breaks in it are tolerated."""
+    """The text of a JSON string; None for anything else. Line breaks in it are accepted."""
     try:
         value = json.loads(raw, strict=False)
     except ValueError:

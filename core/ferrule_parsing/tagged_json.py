@@ -38,7 +38,7 @@ class TaggedJsonParser(ToolParser):
         self._object = ObjectReader()
         self._name: list[str] = []
         self._named = False
-        self._held: list[str] = []  # arguments that wait for the name, or that are no object
+        self._held: list[str] = []  # arguments before the name is known, or that are not an object
         self._began = self._whole = self._streams = False  # arguments: seen, complete, an object
 
     def constraint(self, choice: str | dict[str, Any]) -> GrammarSpec | None:

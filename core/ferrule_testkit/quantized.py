@@ -40,16 +40,16 @@ def quantized_checkpoint(source: Path, target: Path, name: str) -> dict[str, tor
 
     form = FORMATS[name]
     shutil.copytree(source, target)
-    held: Tensors = {}
+    written: Tensors = {}
     meant: dict[str, torch.Tensor] = {}
     for key, tensor in load_file(source / "model.safetensors").items():
         if key.endswith("_proj.weight"):
             tensors, weight = form.encode(tensor)
             meant[key] = weight.contiguous()
-            held.update((key.removesuffix("weight") + end, value.contiguous()) for end, value in tensors.items())
+            written.update((key.removesuffix("weight") + end, value.contiguous()) for end, value in tensors.items())
         else:
-            held[key] = tensor
-    save_file(held, target / "model.safetensors", metadata={"format": "pt"})
+            written[key] = tensor
+    save_file(written, target / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((target / "config.json").read_text())
     config["quantization_config"] = form.config
     (target / "config.json").write_text(json.dumps(config))
@@ -89,7 +89,7 @@ def fp8_blocks(weight: torch.Tensor, scale_name: str = "weight_scale_inv") -> tu
     return {"weight": numbers.view(padded.shape)[:n, :k], scale_name: scales}, meant
 
 
-def _four(weight: torch.Tensor, symmetric: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def _four_bits(weight: torch.Tensor, symmetric: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """numbers [n, k], zeros [n, groups], both from 0 to 15, scales [n, groups] float16, and what they mean."""
     parts = weight.float().view(weight.shape[0], -1, GROUP)
     if symmetric:
@@ -115,7 +115,7 @@ def _words(numbers: torch.Tensor, order: tuple[int, ...] = tuple(range(8))) -> t
 
 
 def gptq(weight: torch.Tensor, symmetric: bool = True, less: int = 1) -> tuple[Tensors, torch.Tensor]:
-    numbers, zeros, scales, meant = _four(weight, symmetric)
+    numbers, zeros, scales, meant = _four_bits(weight, symmetric)
     tensors = {
         "qweight": _words(numbers).t(),
         "qzeros": _words(zeros.t() - less),
@@ -126,13 +126,13 @@ def gptq(weight: torch.Tensor, symmetric: bool = True, less: int = 1) -> tuple[T
 
 
 def awq(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
-    numbers, zeros, scales, meant = _four(weight, symmetric=False)
+    numbers, zeros, scales, meant = _four_bits(weight, symmetric=False)
     packed = _words(numbers.t(), _AWQ_ORDER), _words(zeros.t(), _AWQ_ORDER)
     return {"qweight": packed[0], "qzeros": packed[1], "scales": scales.t()}, meant
 
 
 def packed(weight: torch.Tensor, symmetric: bool = True) -> tuple[Tensors, torch.Tensor]:
-    numbers, zeros, scales, meant = _four(weight, symmetric)
+    numbers, zeros, scales, meant = _four_bits(weight, symmetric)
     tensors = {"weight_packed": _words(numbers), "weight_scale": scales, "weight_shape": torch.tensor(weight.shape)}
     if not symmetric:
         tensors["weight_zero_point"] = _words(zeros.t()).t()
@@ -148,7 +148,7 @@ def _compressed(form: str, weights: Mapping[str, Any], activations: Mapping[str,
     return {"quant_method": "compressed-tensors", **stated, "config_groups": {"group_0": group}}
 
 
-def _eight(kind: str, strategy: str, dynamic: bool = False, **more: Any) -> dict[str, Any]:
+def _eight_bits(kind: str, strategy: str, dynamic: bool = False, **more: Any) -> dict[str, Any]:
     return {"num_bits": 8, "type": kind, "symmetric": True, "strategy": strategy, "dynamic": dynamic, **more}
 
 
@@ -162,19 +162,21 @@ _FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3"}
 
 FORMATS: Mapping[str, Format] = {
     "int8": Format(
-        _compressed("int-quantized", _eight("int", "channel"), _eight("int", "token", True)), int8_channels, wide=False
+        _compressed("int-quantized", _eight_bits("int", "channel"), _eight_bits("int", "token", True)),
+        int8_channels,
+        wide=False,
     ),
-    "int8-weights": Format(_compressed("int-quantized", _eight("int", "channel"), None), int8_channels),
+    "int8-weights": Format(_compressed("int-quantized", _eight_bits("int", "channel"), None), int8_channels),
     "fp8-channels": Format(
-        _compressed("float-quantized", _eight("float", "channel"), _eight("float", "token", True)),
+        _compressed("float-quantized", _eight_bits("float", "channel"), _eight_bits("float", "token", True)),
         fp8_channels,
         wide=False,
     ),
     "fp8-compressed-blocks": Format(
         _compressed(
             "float-quantized",
-            _eight("float", "block", block_structure=[BLOCK, BLOCK]),
-            _eight("float", "group", True, group_size=BLOCK),
+            _eight_bits("float", "block", block_structure=[BLOCK, BLOCK]),
+            _eight_bits("float", "group", True, group_size=BLOCK),
         ),
         lambda weight: fp8_blocks(weight, "weight_scale"),
         wide=False,

@@ -11,7 +11,7 @@ from ferrule_kernels.matmul import quantize as defined_numbers
 
 pytest.importorskip("triton")
 
-from ferrule_kernels.cuda import eight, fp8, int8
+from ferrule_kernels.cuda import eight_bit, fp8, int8
 from ferrule_kernels.cuda.activations import quantize
 
 SHAPES = [(1, 16, 128), (3, 70, 100), (17, 64, 384), (70, 130, 256)]  # m, n, k
@@ -135,7 +135,7 @@ def test_fp8_weights_alone(device: torch.device, m: int, n: int, k: int, dtype: 
     expected = x.double() @ meant.t() + bias
     for num_splits in (0, 3):
         _near(fp8.multiply_wide(x, weight, scales, bias, tall=tall, num_splits=num_splits), expected, TOLERANCE[dtype])
-    _near(eight.widen(weight, scales, dtype, tall), meant, TOLERANCE[dtype])
+    _near(eight_bit.widen(weight, scales, dtype, tall), meant, TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("dtype", HALVES)
@@ -147,7 +147,7 @@ def test_int8_weights_alone(device: torch.device, dtype: torch.dtype, monkeypatc
         expected = x.double() @ quantized.weights(k).double().t() + bias
         _near(int8.multiply_wide(x, numbers, scales, bias), expected, TOLERANCE[dtype])
         with monkeypatch.context() as patched:
-            patched.setattr(eight, "MANY", 0)
+            patched.setattr(eight_bit, "MANY", 0)
             _near(int8.multiply_wide(x, numbers, scales, bias, torch.float32), expected, 2 * TOLERANCE[dtype])
 
 
@@ -156,7 +156,7 @@ def test_every_number_of_fp8_is_read_exactly(device: torch.device, dtype: torch.
     """Subnormal ones too; two bytes are NaN and no weights."""
     every = torch.arange(256, dtype=torch.int16).to(torch.uint8).view(torch.float8_e4m3fn)
     every = every[~every.float().isnan()].to(device)[None]
-    made = eight.widen(every, torch.ones(1, device=device), dtype)
+    made = eight_bit.widen(every, torch.ones(1, device=device), dtype)
     assert torch.equal(made.float(), every.float())
 
 

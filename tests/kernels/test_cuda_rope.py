@@ -50,7 +50,7 @@ def test_heads(
 
     made = [RMSNorm(norm.weight, norm.eps, norm.offset) for norm in (q_norm, k_norm)] if normed else []
     kernel = rope.Heads((Q, K), dim, made, layer.dim, interleaved)
-    assert kernel.takes(x)
+    assert kernel.accepts(x)
     one = x[2:3].clone()
     kernel(x, rotation)
     torch.testing.assert_close(x, expected, rtol=CLOSE[dtype], atol=CLOSE[dtype])
@@ -91,8 +91,8 @@ def test_queries_without_keys_and_nothing_to_do(device: torch.device) -> None:
 def test_types(device: torch.device) -> None:
     norm = RMSNorm(torch.ones(16, device=device), 1e-6)
     kernel = rope.Heads((2, 1), 16, [norm, norm], 16, False)
-    assert not kernel.takes(torch.ones(1, 3, 16, dtype=torch.bfloat16, device=device))
-    assert not rope.Heads((2, 1), 16, [], 16, False).takes(torch.ones(1, 3, 16, dtype=torch.float64, device=device))
+    assert not kernel.accepts(torch.ones(1, 3, 16, dtype=torch.bfloat16, device=device))
+    assert not rope.Heads((2, 1), 16, [], 16, False).accepts(torch.ones(1, 3, 16, dtype=torch.float64, device=device))
 
 
 def test_every_case_runs(device: torch.device) -> None:

@@ -17,7 +17,7 @@ class WeightSource(ABC):
     """`patterns` are the file names that the format needs from a hub repository.
 
     `place` is set by `tensors` before each tensor that it yields, to the file that holds it, and to the folder after
-    the last one. Whoever finds fault with a tensor names both.
+    the last one. Error messages about a tensor name it and this place.
     """
 
     patterns: tuple[str, ...] = ()
@@ -26,7 +26,7 @@ class WeightSource(ABC):
     @classmethod
     @abstractmethod
     def refuses(cls, folder: Path | None) -> str | None:
-        """Say why `auto` should not take this format for the folder, or return None: `auto` takes the first such one.
+        """Say why `auto` should not choose this format for the folder, or return None: `auto` takes the first of those.
 
         Not asked about a format that was chosen by name; that one's `tensors` raises.
         """
@@ -35,7 +35,7 @@ class WeightSource(ABC):
     def tensors(
         self, folder: Path | None, model: Model, options: Mapping[str, Any]
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield each tensor of the checkpoint once, on the CPU, in its stored dtype.
+        """Yield each tensor of the checkpoint once, on the CPU, in the type that the file has.
 
         `options` is `--model-loader-extra-config` plus `use_tqdm_on_load` and `ignore_patterns`; an unknown key is a
         ConfigError.

@@ -62,7 +62,7 @@ class StateRows:
 
 @dataclass(frozen=True)
 class InputEmbeds:
-    """Embeddings that prompts were given as: they stand for what the model's embedding layer makes of ids."""
+    """Embeddings that prompts were given as, in the place of what the model's embedding layer gives for ids."""
 
     tokens: torch.Tensor  # [n] int64, ascending: which of the step's tokens they are
     data: torch.Tensor  # [n, Model.embed_size()], of the type that the client sent, on the device
@@ -81,7 +81,7 @@ class ForwardContext(Protocol):
 
     @property
     def embeds(self) -> InputEmbeds | None:
-        """What takes the place of looked-up ids; None in a step without. Only a model with an `embed_size` gets any."""
+        """Embeddings that replace those of ids; None in a step without any. Only for a model with an `embed_size`."""
 
     def attend(
         self,
@@ -171,7 +171,7 @@ class Model(ABC):
         return None
 
     def embed_size(self) -> int:
-        """Width of the embeddings that `forward` takes in the place of ids; 0 when it takes none."""
+        """Width of the embeddings that `forward` accepts in the place of ids; 0 when it accepts only ids."""
         return 0
 
     @abstractmethod

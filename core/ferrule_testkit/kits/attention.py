@@ -61,13 +61,13 @@ class AttentionKit(Kit):
     # ------------------------------------------------------------------------------------ promises
 
     def test_equals_the_definition(self) -> None:
-        """Decoding rows, whole prompts and pieces of prompts, in one step, equal float64 attention."""
+        """Decoding rows, whole prompts and chunks of prompts, in one step, equal float64 attention."""
         for block_size in self.block_sizes:
             for name, step in STEPS.items():
                 self.check({}, step, self._shape(block_size=block_size), f"{name}, block size {block_size}")
 
     def test_windows_soft_caps_slopes_and_sinks(self) -> None:
-        """Each option equals its definition, for whole prompts, pieces and single tokens."""
+        """Each option equals its definition, for whole prompts, chunks and single tokens."""
         for (name, options), (kind, step) in itertools.product(list(OPTIONS.items())[1:], STEPS.items()):
             for block_size in self.block_sizes[-2:]:
                 self.check(
@@ -81,7 +81,7 @@ class AttentionKit(Kit):
             self.check({}, STEPS["chunks"], shape, f"{heads} heads and {kv_heads} key heads")
 
     def test_sizes_of_heads(self) -> None:
-        """Heads of each size that the backend takes."""
+        """Heads of each size that the backend supports."""
         for dim in self.head_dims:
             self.check({}, STEPS["chunks"], self._shape(dim=dim), f"heads of {dim}")
 
@@ -108,13 +108,13 @@ class AttentionKit(Kit):
             start += row[0]
 
     def test_keys_and_values_go_where_they_belong(self) -> None:
-        """What a step writes is what later steps read: token by token, in pieces and whole give the same."""
+        """What a step writes is what later steps read: token by token, in chunks and whole give the same."""
         shape = self._shape()
         whole = self.compute({}, [(21, 21)], shape)
         for size in (1, 4, 5):
-            pieces = self.compute({}, [(21, 21)], shape, piece=size)
-            error = (whole - pieces).abs().max()
-            promise(bool(error < _same(shape)), f"pieces of {size} differ by {error:.1e} from the whole")
+            chunks = self.compute({}, [(21, 21)], shape, chunk=size)
+            error = (whole - chunks).abs().max()
+            promise(bool(error < _same(shape)), f"chunks of {size} differ by {error:.1e} from the whole")
 
     def test_the_null_block_stays_zero(self) -> None:
         """Block 0 is never written."""
@@ -131,7 +131,7 @@ class AttentionKit(Kit):
             reason = self._refuses(options, replace(Shape(), dtype=dtype), platform)
             promise(reason is None or (isinstance(reason, str) and bool(reason)), f"refuses gives {shown(reason)}")
 
-    # ------------------------------------------------------------------------------------ parts
+    # ------------------------------------------------------------------------------------ helpers
 
     def backend(self) -> AttentionBackend:
         backend: AttentionBackend = self.plugin()
@@ -160,9 +160,9 @@ class AttentionKit(Kit):
         step: Step,
         shape: Shape,
         which: Sequence[int] | None = None,
-        piece: int | None = None,
+        chunk: int | None = None,
     ) -> torch.Tensor:
-        return _World(self.backend(), self, shape, options).compute(step, which, piece)
+        return _World(self.backend(), self, shape, options).compute(step, which, chunk)
 
     def _shape(self, **changes: Any) -> Shape:
         """The smallest heads and largest blocks that the backend takes, then `changes`, which it may decline."""
@@ -210,17 +210,17 @@ class _World:
             _, k, v = self.tokens(row, 0, length)
             yield self.tokens(row, length - count, length)[0], k, v
 
-    def compute(self, step: Step, which: Sequence[int] | None = None, piece: int | None = None) -> torch.Tensor:
-        """[tokens, heads, dim] float64 on the CPU. `which` are the rows' numbers; `piece` cuts the step itself."""
+    def compute(self, step: Step, which: Sequence[int] | None = None, chunk: int | None = None) -> torch.Tensor:
+        """[tokens, heads, dim] float64 on the CPU. `which` are the rows' numbers; `chunk` cuts the step itself."""
         names = list(range(len(step))) if which is None else list(which)
         table = _tables(step, self.shape.block_size)
         past = [length - count for count, length in step]
         if any(past):
             self.run([(n, n) for n in past], names, table)
-        if piece is None:
+        if chunk is None:
             return self.run(step, names, table)
         (count, length) = step[0]
-        ends = [*range(length - count + piece, length, piece), length]
+        ends = [*range(length - count + chunk, length, chunk), length]
         starts = [length - count, *ends[:-1]]
         return torch.cat([self.run([(e - s, e)], names, table) for s, e in zip(starts, ends, strict=True)])
 

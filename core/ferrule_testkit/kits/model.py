@@ -65,16 +65,16 @@ class ModelKit(Kit):
 
     # ------------------------------------------------------------------------------------ promises
 
-    def test_a_prompt_in_pieces_is_the_prompt(self) -> None:
-        """A prompt in one piece, in pieces of several sizes, and token by token gives the same logits."""
+    def test_a_prompt_in_chunks_is_the_prompt(self) -> None:
+        """A prompt at once, in chunks of several sizes, and token by token gives the same logits."""
         for folder in self.folders():
             runner = self.runner(folder)
             whole = runner.run([_prompt(1, 30)], [[30]])
             for cut in ([8, 8, 8, 6], [1, 28, 1], [29, 1], [1] * 30):
-                self._equal(whole[0][-1], runner.run([_prompt(1, 30)], [cut])[0][-1], f"pieces of {shown(cut)}")
+                self._equal(whole[0][-1], runner.run([_prompt(1, 30)], [cut])[0][-1], f"chunks of {shown(cut)}")
 
     def test_a_row_is_as_it_is_alone(self) -> None:
-        """A request in a batch gives the logits that it gives alone, beside whole prompts, pieces and single tokens."""
+        """A request in a batch gives the logits that it gives alone, beside whole prompts, chunks and single tokens."""
         prompts = [_prompt(1, 30), _prompt(2, 9), _prompt(3, 17), _prompt(4, 1)]
         cuts = [[10, 1, 1, 18], [9], [1, 15, 1], [1]]
         for folder in self.folders():
@@ -129,7 +129,7 @@ class ModelKit(Kit):
             names = {name for name, _ in _parameters(model)}
             promise(
                 filled == names,
-                f"load_weights says {shown(sorted(filled ^ names))} that is no parameter, or left one out",
+                f"load_weights says {shown(sorted(filled ^ names))} which is not the names of all parameters",
             )
             others = dict(_parameters(wanted))
             for name, value in _parameters(model):
@@ -181,7 +181,7 @@ class ModelKit(Kit):
             self._equal(wanted, torch.stack(got), f"transformers with the checkpoint {folder.name}")
 
     def test_embeddings_take_the_place_of_ids(self) -> None:
-        """A prompt given as what transformers' embedding layer makes of it is the prompt, also in pieces."""
+        """A prompt given as what transformers' embedding layer makes of it is the prompt, also in chunks."""
         if not self.hugging_face:
             does_not_apply("there is no class of transformers to take embeddings from")
         for folder in self.folders():
@@ -201,7 +201,7 @@ class ModelKit(Kit):
                 for number in range(2):
                     self._equal(wanted[number][-1], got[number][-1], f"request {number} of one with embeddings")
 
-    # ------------------------------------------------------------------------------------ parts
+    # ------------------------------------------------------------------------------------ helpers
 
     def folders(self) -> Iterator[Path]:
         recipes = self.recipes or (() if self.write else _recipes_of(self.name))
@@ -290,7 +290,7 @@ class Runner:
     def run(
         self, prompts: Sequence[list[int]], cuts: Sequence[Sequence[int]], embeds: Mapping[int, Embeds] | None = None
     ) -> list[list[torch.Tensor]]:
-        """Logits [vocab] after each piece of each prompt. The first pieces share a step, then the second ones, …
+        """Logits [vocab] after each chunk of each prompt. The first chunks share a step, then the second ones, …
 
         `embeds` are those of prompts, by their number.
         """
@@ -343,7 +343,7 @@ def _tensors(folder: Path) -> list[tuple[str, torch.Tensor]]:
 
 
 def _parameters(model: Any) -> list[tuple[str, torch.Tensor]]:
-    promise(isinstance(model, torch.nn.Module), "the model is no torch.nn.Module")
+    promise(isinstance(model, torch.nn.Module), "the model is not a torch.nn.Module")
     return list(model.named_parameters())
 
 

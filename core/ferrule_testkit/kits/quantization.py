@@ -156,7 +156,7 @@ class QuantizationKit(Kit):
                 torch.equal(layer.get_buffer("shared"), weight), f"{given.name}: packing changed the weights in place"
             )
 
-    # ------------------------------------------------------------------------------------ parts
+    # ------------------------------------------------------------------------------------ helpers
 
     def _caps(self, platform: str) -> DeviceCaps:
         return DeviceCaps(platform, "a device of the kit", 1 << 33, frozenset(self.features))

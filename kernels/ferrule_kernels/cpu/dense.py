@@ -50,9 +50,9 @@ def _kernels() -> _Kernels:
 
 
 def unit() -> str | None:
-    """What multiplies here: "tiles" (AMX), "pairs" (AVX512-BF16), "floats" (AVX2 or AVX-512), or None: nothing fast."""
+    """The instructions that multiply here: "amx", "avx512_bf16", "fma" (AVX2 or AVX-512 on widened floats), or None."""
     try:
-        return (None, "floats", "pairs", "tiles")[_kernels().unit]
+        return (None, "fma", "avx512_bf16", "amx")[_kernels().unit]
     except library.KernelsUnavailableError:
         return None
 

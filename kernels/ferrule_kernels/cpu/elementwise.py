@@ -59,7 +59,7 @@ class RMSNorm:
         self._at = ctypes.addressof(self.constants)
         self._call = _functions("ferrule_norm", _AT, _AT, _AT, _FLOAT, _AT, _AT, _INT)[weight.dtype]
 
-    def takes(self, x: torch.Tensor) -> bool:
+    def accepts(self, x: torch.Tensor) -> bool:
         return x.is_cpu and x.dtype is self.dtype
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -91,7 +91,7 @@ class Heads:
         calls = _functions("ferrule_heads", _AT, _AT, _INT, _AT, _AT, _INT)
         self._calls = {dtype: calls[dtype] for dtype in calls if all(norm.dtype == dtype for norm in norms)}
 
-    def takes(self, x: torch.Tensor) -> bool:
+    def accepts(self, x: torch.Tensor) -> bool:
         return x.is_cpu and x.dtype in self._calls
 
     def __call__(self, x: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor] | None) -> None:
@@ -110,7 +110,7 @@ class Gate:
         self._size = size
         self._calls = _functions("ferrule_gate", _AT, _AT, _AT, _INT)
 
-    def takes(self, x: torch.Tensor) -> bool:
+    def accepts(self, x: torch.Tensor) -> bool:
         return x.is_cpu and x.dtype in self._calls
 
     def __call__(self, gate_up: torch.Tensor) -> torch.Tensor:

@@ -85,13 +85,13 @@ class PackedMatrix:
         workspace: Workspace,
         scales: torch.Tensor | None = None,
     ) -> None:
-        held = None if scales is None else scales.detach().bfloat16().float().contiguous()
-        factors = None if scales is None or held is None else _lost(scales.detach().float(), held)
+        rounded = None if scales is None else scales.detach().bfloat16().float().contiguous()
+        factors = None if scales is None or rounded is None else _lost(scales.detach().float(), rounded)
         packed = torch.empty(form.packed_bytes(*weight.shape), dtype=torch.uint8)
         self._set_up(packed, factors, tuple(weight.shape), form, bias, workspace)
         source = weight.detach() if weight.dtype in _TYPES else weight.detach().float()
         source = source.contiguous()
-        _kernels().pack(self._address, source.data_ptr(), _TYPES[source.dtype], _at(held))
+        _kernels().pack(self._address, source.data_ptr(), _TYPES[source.dtype], _at(rounded))
 
     @classmethod
     def of_packed(
@@ -108,12 +108,13 @@ class PackedMatrix:
 
         With `turn` that was on a processor of the other of `ferrule_kernels.cpu.packed.LAYOUTS`: `packed` is changed.
         """
-        for held, dtype, count in (
+        for given, dtype, count in (
             (packed, torch.uint8, form.packed_bytes(*shape)),
             (factors, torch.float32, shape[0] + -shape[0] % LANES),
         ):
-            if held is not None and (held.dtype != dtype or tuple(held.shape) != (count,)):
-                raise ValueError(f"a packed weight {shape} has {dtype} [{count}], not {held.dtype} {list(held.shape)}")
+            if given is not None and (given.dtype != dtype or tuple(given.shape) != (count,)):
+                found = f"{given.dtype} {list(given.shape)}"
+                raise ValueError(f"a packed weight {shape} has {dtype} [{count}], not {found}")
         made = cls.__new__(cls)
         made._set_up(packed.contiguous(), factors, shape, form, bias, workspace)
         if turn:
@@ -167,11 +168,11 @@ def _channels(values: torch.Tensor) -> torch.Tensor:
     return F.pad(values.detach().float(), (0, -values.numel() % LANES))
 
 
-def _lost(scales: torch.Tensor, held: torch.Tensor) -> torch.Tensor | None:
+def _lost(scales: torch.Tensor, rounded: torch.Tensor) -> torch.Tensor | None:
     """What rounding took from scales [n, groups], a factor for each channel; None where it is nothing, or not one."""
-    if scales.shape[1] > 1 or torch.equal(scales, held):
+    if scales.shape[1] > 1 or torch.equal(scales, rounded):
         return None
-    return _channels(torch.where(held == 0, 1.0, scales / held)[:, 0])
+    return _channels(torch.where(rounded == 0, 1.0, scales / rounded)[:, 0])
 
 
 def _at(tensor: torch.Tensor | None) -> int | None:

@@ -20,7 +20,7 @@ LAYOUTS = (1, 2)
 
 def layout() -> int:
     """What is packed in here."""
-    return LAYOUTS[dense.unit() == "tiles"]
+    return LAYOUTS[dense.unit() == "amx"]
 
 
 def room(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

@@ -15,7 +15,7 @@ import torch
 
 from ferrule_kernels.cuda.activations import REACH, quantize
 from ferrule_kernels.cuda.cases import Case
-from ferrule_kernels.cuda.eight import STEP, native, widened
+from ferrule_kernels.cuda.eight_bit import STEP, native, widened
 from ferrule_kernels.cuda.int8 import shapes
 
 SINCE = (8, 9)  # the first compute capability with units for fp8

@@ -76,7 +76,7 @@ class Gate:
     def __init__(self, activation: str, size: int) -> None:
         self._act, self._size = GATES[activation], size
 
-    def takes(self, x: torch.Tensor) -> bool:
+    def accepts(self, x: torch.Tensor) -> bool:
         return x.dtype in (torch.float32, torch.float16, torch.bfloat16)
 
     def __call__(self, gate_up: torch.Tensor) -> torch.Tensor:
@@ -90,7 +90,7 @@ class Activation:
     def __init__(self, activation: str, size: int) -> None:
         self._act, self._size = GATES[activation], size
 
-    def takes(self, x: torch.Tensor) -> bool:
+    def accepts(self, x: torch.Tensor) -> bool:
         return x.dtype in (torch.float32, torch.float16, torch.bfloat16)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

@@ -55,8 +55,8 @@ def pack(numbers: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None
     parts = F.pad(numbers, (0, -k % SPAN)).view(n, -1, 4, QUARTER).to(torch.int32)
     words = parts[:, :, 0] | parts[:, :, 1] << 4 | parts[:, :, 2] << 8 | parts[:, :, 3] << 12
     words = torch.where(words > 0x7FFF, words - 0x10000, words).to(torch.int16)
-    held = None if zeros is None else zeros.to(torch.uint8).t().contiguous()
-    return Packed(words.transpose(0, 1).contiguous(), scales.t().contiguous(), held, group, k)
+    points = None if zeros is None else zeros.to(torch.uint8).t().contiguous()
+    return Packed(words.transpose(0, 1).contiguous(), scales.t().contiguous(), points, group, k)
 
 
 @triton.jit

@@ -12,7 +12,7 @@ import torch
 
 from ferrule_kernels.cuda.activations import quantize
 from ferrule_kernels.cuda.cases import Case
-from ferrule_kernels.cuda.eight import native, widened
+from ferrule_kernels.cuda.eight_bit import native, widened
 
 LONGEST = 131072  # inputs: the sum of a row must fit 32 bits
 

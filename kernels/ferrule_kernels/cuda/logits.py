@@ -37,7 +37,7 @@ def penalise(
     `history` [slots, stride] holds ids; `table` [n, COLUMNS] float64 names for each penalised row the positions [start,
     position) of its slot that count, those from num_prompt on as output. `longest` is the most of position - start.
     `counts` [room, vocab] int32 is zero, and is so again afterwards; rows are worked on `room` at a time. Each touched
-    logit is changed once, by whoever takes its count.
+    logit is changed once, by the program that takes its count.
     """
     blocks, vocab, room = triton.cdiv(longest, IDS), logits.shape[1], counts.shape[0]
     if not blocks:

@@ -72,7 +72,7 @@ class _Norm:
         self._centred = centred
         self._tile = row_tile(self.size)
 
-    def takes(self, x: torch.Tensor) -> bool:
+    def accepts(self, x: torch.Tensor) -> bool:
         return x.dtype is self.dtype
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

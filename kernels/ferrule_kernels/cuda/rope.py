@@ -14,7 +14,7 @@ import triton.language as tl
 
 from ferrule_kernels.cuda.cases import Case
 from ferrule_kernels.cuda.norms import RMSNorm
-from ferrule_kernels.cuda.pairs import load_pairs, product, store_pairs, weighted
+from ferrule_kernels.cuda.rotary_pairs import load_pairs, product, store_pairs, weighted
 from ferrule_kernels.cuda.tiles import power_of_2, warps
 
 _ELEMENTS = 1024  # of a program's heads
@@ -96,7 +96,7 @@ class Heads:
         self._dim, self._turned, self._interleaved = dim, turned, interleaved
         self._norms = tuple(norms)
 
-    def takes(self, x: torch.Tensor) -> bool:
+    def accepts(self, x: torch.Tensor) -> bool:
         known = x.dtype in (torch.float32, torch.float16, torch.bfloat16)
         return known and all(norm.dtype == x.dtype for norm in self._norms)
 

@@ -16,8 +16,8 @@ import triton.language as tl
 
 from ferrule_kernels.cuda.cases import Case
 from ferrule_kernels.cuda.norms import RMSNorm
-from ferrule_kernels.cuda.pairs import load_pairs, product, store_pairs, weighted
 from ferrule_kernels.cuda.rope import Heads
+from ferrule_kernels.cuda.rotary_pairs import load_pairs, product, store_pairs, weighted
 from ferrule_kernels.cuda.tiles import power_of_2, warps
 
 _ELEMENTS = 1024  # of a program's heads
@@ -27,7 +27,7 @@ _UNLIMITED = 0.0
 @triton.jit
 def _narrowed(x, factor, LIMIT: tl.constexpr):
     """x as the cache keeps it, before its type is changed."""
-    if LIMIT > 0:  # a bare number that is not whole is no condition for the compiler
+    if LIMIT > 0:  # the compiler does not take a bare float as a condition
         x = x.to(tl.float32) * factor
         x = tl.where(x > LIMIT, LIMIT, tl.where(x < -LIMIT, -LIMIT, x))
     return x

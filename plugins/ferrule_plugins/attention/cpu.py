@@ -1,7 +1,7 @@
 """`cpu`: paged attention with rows of like length computed together.
 
-A step's rows are cut into pieces of at most `PIECE` queries, fewer where the context is long: keys are in the cache
-before anything is read, so the pieces of a row are independent, and the half of the scores that causality hides is
+A step's rows are cut into chunks of at most `CHUNK` queries, fewer where the context is long: keys are in the cache
+before anything is read, so the chunks of a row are independent, and the half of the scores that causality hides is
 mostly not computed. Pieces of like length form a bucket, padded to its longest; a bucket's gathered keys and values
 stay small enough for the CPU's caches.
 
@@ -9,7 +9,7 @@ A row's result has the same bits in any bucket, so that a request's samples do n
 bfloat16 neither. torch's kernel works on tiles of `TILE` queries by `BLOCK` keys and sums over vectors of keys: masked
 keys add zero to a sum whose order stays, as long as queries fill their tiles and the first block ends with a whole
 vector (`LANES`). Rows with more keys share a bucket with rows that have as many. How a prompt is cut changes no bit
-either, but for pieces of one token and contexts beyond one block.
+either, but for chunks of one token and contexts beyond one block.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from ferrule.interfaces.model import AttentionOptions, LayerCache
 from ferrule.interfaces.platform import DeviceCaps
 from ferrule_kernels import attention as kernel
 
-PIECE = 128  # queries; from 192 on torch's tiles have another size
+CHUNK = 128  # queries; from 192 on torch's tiles have another size
 TILE = 32  # queries
 SCORES = 1 << 21  # of one bucket and head
 LANES = 32  # keys
 BLOCK = 512  # keys
-BUCKET = 8192  # gathered tokens, unless one piece alone has more
+BUCKET = 8192  # gathered tokens, unless one chunk alone has more
 
 LongArray = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -42,7 +42,7 @@ class Bucket:
     rows: int
     queries: int
     span: int
-    tokens: torch.Tensor  # [rows * queries] int64, which of the step's tokens; padding repeats the piece's first
+    tokens: torch.Tensor  # [rows * queries] int64, which of the step's tokens; padding repeats the chunk's first
     slots: torch.Tensor  # [rows * span] int64
     q_positions: torch.Tensor  # [rows, queries] int64
     k_positions: torch.Tensor  # [rows, span] int64
@@ -115,10 +115,10 @@ class CpuAttention(AttentionBackend):
 
 
 def _pieces(layout: AttentionLayout) -> LongArray:
-    """[pieces, 5]: row, first token, queries, position of the first query, first key position that any of them sees."""
+    """[chunks, 5]: row, first token, queries, position of the first query, first key position that any of them sees."""
     counts = np.asarray(layout.query_lens_host, dtype=np.int64)
     lengths = np.asarray(layout.context_lens_host, dtype=np.int64)
-    size = np.clip(SCORES // lengths, TILE, PIECE)
+    size = np.clip(SCORES // lengths, TILE, CHUNK)
     cuts = -(-counts // size)
     row = np.repeat(np.arange(len(counts)), cuts)
     offset = (np.arange(cuts.sum()) - np.repeat(np.cumsum(cuts) - cuts, cuts)) * size[row]
@@ -129,14 +129,14 @@ def _pieces(layout: AttentionLayout) -> LongArray:
     return np.stack((row, token, queries, position, first), axis=1)
 
 
-def _group(pieces: LongArray) -> list[tuple[int, LongArray]]:
-    """Buckets as (span, pieces). Cut, longest first, where padding would pass half of the work or a bucket its size."""
-    spans = -(-(pieces[:, 3] + pieces[:, 2] - pieces[:, 4]) // LANES) * LANES
-    order = np.lexsort((-spans, -pieces[:, 2]))
+def _group(chunks: LongArray) -> list[tuple[int, LongArray]]:
+    """Buckets as (span, chunks). Cut, longest first, where padding would pass half of the work or a bucket its size."""
+    spans = -(-(chunks[:, 3] + chunks[:, 2] - chunks[:, 4]) // LANES) * LANES
+    order = np.lexsort((-spans, -chunks[:, 2]))
     groups: list[tuple[int, list[int]]] = []
     queries = 0
     for index in order.tolist():
-        own_queries, own_span = int(pieces[index, 2]), int(spans[index])
+        own_queries, own_span = int(chunks[index, 2]), int(spans[index])
         span, members = groups[-1] if groups else (0, [])
         padded = (len(members) + 1) * max(span, own_span)
         near = max(span, own_span) <= BLOCK and (2 * own_span > span or span <= 2 * LANES)
@@ -151,11 +151,11 @@ def _group(pieces: LongArray) -> list[tuple[int, LongArray]]:
         else:
             groups.append((own_span, [index]))
             queries = own_queries
-    return [(span, pieces[members]) for span, members in groups]
+    return [(span, chunks[members]) for span, members in groups]
 
 
-def _bucket(layout: AttentionLayout, span: int, pieces: LongArray) -> Bucket:
-    row, token, queries, position, first = (torch.from_numpy(np.ascontiguousarray(column)) for column in pieces.T)
+def _bucket(layout: AttentionLayout, span: int, chunks: LongArray) -> Bucket:
+    row, token, queries, position, first = (torch.from_numpy(np.ascontiguousarray(column)) for column in chunks.T)
     stop = position + queries
     most = int(queries.max())
     most = most if most == 1 else -(-most // TILE) * TILE
@@ -166,7 +166,7 @@ def _bucket(layout: AttentionLayout, span: int, pieces: LongArray) -> Bucket:
     tokens = token.unsqueeze(1) + steps.where(real, 0)
     q_positions = position.unsqueeze(1) + steps.where(real, 0)
     return Bucket(
-        rows=len(pieces),
+        rows=len(chunks),
         queries=most,
         span=span,
         tokens=tokens.flatten(),

@@ -70,7 +70,7 @@ def read_file(file: Path) -> dict[str, torch.Tensor]:
     if not file.is_file():
         raise missing_file(file)
     try:
-        # files older than torch 1.6 are no zip archives and cannot be mapped
+        # files older than torch 1.6 are not zip archives and cannot be mapped
         content = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
     except Exception as error:
         raise CheckpointError(

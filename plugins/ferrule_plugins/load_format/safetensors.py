@@ -50,21 +50,21 @@ class Safetensors(WeightSource):
             raise CheckpointError(f"{folder} has no .safetensors file.", "--load-format pt reads .bin files.")
         sizes = {file: read_header(file) for file in files}
         check_index(folder, _SINGLE, sizes)
-        with progress(options, sum(sum(held.values()) for held in sizes.values())) as bar:
-            for file, held in sizes.items():
+        with progress(options, sum(sum(tensors.values()) for tensors in sizes.values())) as bar:
+            for file, tensors in sizes.items():
                 self.place = str(file)
-                for name, tensor in _mapped(file, held):
+                for name, tensor in _mapped(file, tensors):
                     yield name, tensor
-                    bar.update(held[name])
+                    bar.update(tensors[name])
         self.place = str(folder)
 
 
-def _mapped(file: Path, held: Mapping[str, int]) -> Iterator[tuple[str, torch.Tensor]]:
+def _mapped(file: Path, sizes: Mapping[str, int]) -> Iterator[tuple[str, torch.Tensor]]:
     """Map the file anew for every few tensors: pages that were read count as this process's as long as it is mapped."""
     from safetensors import SafetensorError, safe_open
 
     try:
-        for names in _pieces(held):
+        for names in _batches(sizes):
             with safe_open(file, framework="pt", device="cpu") as opened:
                 for name in names:
                     yield name, opened.get_tensor(name)
@@ -72,25 +72,26 @@ def _mapped(file: Path, held: Mapping[str, int]) -> Iterator[tuple[str, torch.Te
         raise CheckpointError(f"{file} cannot be read: {error}.") from error
 
 
-def _pieces(held: Mapping[str, int]) -> Iterator[list[str]]:
-    """Names in order, cut where the bytes of a piece pass a bound."""
-    piece: list[str] = []
+def _batches(sizes: Mapping[str, int]) -> Iterator[list[str]]:
+    """Names in order, in batches that end when their bytes pass a bound."""
+    batch: list[str] = []
     size = 0
-    for name, num_bytes in held.items():
-        piece.append(name)
+    for name, num_bytes in sizes.items():
+        batch.append(name)
         size += num_bytes
         if size >= _MAPPED_BYTES:
-            yield piece
-            piece, size = [], 0
-    if piece:
-        yield piece
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
 def read_header(file: Path) -> dict[str, int]:
     """Tensor name → bytes, in the order of the data.
 
-    Raises CheckpointError that names the file and, where there is one, the tensor: for a header that is too large or no
-    JSON, an unknown type, and ranges that overlap, leave holes, do not fit their shape, or end elsewhere than the file.
+    Raises CheckpointError that names the file and, where there is one, the tensor: for a header that is too large or
+    not JSON, an unknown type, and ranges that overlap, leave holes, do not fit their shape, or end before or after the
+    file does.
     """
     header, data = _read(file)
     return _check_ranges(file, header, data)
@@ -111,15 +112,15 @@ def _read(file: Path) -> tuple[dict[str, Any], int]:
         length = int.from_bytes(stream.read(8), "little")
         if size < 8 or length > min(_MAX_HEADER, size - 8):
             raise CheckpointError(
-                f"{file} is no safetensors file or is truncated: {size} bytes, header length {length}."
+                f"{file} is not a safetensors file, or is truncated: {size} bytes, header length {length}."
             )
         return _parse(file, stream.read(length)), size - 8 - length
 
 
 def _parse(file: Path, text: bytes) -> dict[str, Any]:
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) != len(pairs):
+    def unique(members: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(members)
+        if len(found) != len(members):
             raise ValueError("a name occurs twice")
         return found
 
@@ -128,7 +129,7 @@ def _parse(file: Path, text: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{file} has a damaged header: {error}.") from None
     if not isinstance(header, dict):
-        raise CheckpointError(f"{file} has a damaged header: it is no JSON object.")
+        raise CheckpointError(f"{file} has a damaged header: it is not a JSON object.")
     header.pop("__metadata__", None)
     return header
 

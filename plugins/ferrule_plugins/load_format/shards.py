@@ -49,21 +49,21 @@ def weight_map(index: Path) -> dict[str, str]:
     return content
 
 
-def check_index(folder: Path, single: str, held: Mapping[Path, Iterable[str]]) -> None:
+def check_index(folder: Path, single: str, tensors: Mapping[Path, Iterable[str]]) -> None:
     """Check that each tensor is in one file only, and that what an index says is so. Raises CheckpointError."""
-    counts = Counter(name for names in held.values() for name in names)
+    counts = Counter(name for names in tensors.values() for name in names)
     index = folder / f"{single}.index.json"
     for name, count in counts.items():
         if count > 1:
-            files = " and ".join(str(file) for file, names in held.items() if name in names)
+            files = " and ".join(str(file) for file, names in tensors.items() if name in names)
             raise CheckpointError(f"Tensor {name!r} is in {files}; each may be in one file only.")
-    if folder / single in held or not index.is_file():
+    if folder / single in tensors or not index.is_file():
         return
     said = weight_map(index)
     for name, shard in said.items():
-        if name not in held[folder / shard]:
-            raise CheckpointError(f"{folder / shard} lacks the tensor {name!r} that {index.name} says it has.")
-    for file, names in held.items():
+        if name not in tensors[folder / shard]:
+            raise CheckpointError(f"{folder / shard} has no tensor {name!r}, but {index.name} says it has one.")
+    for file, names in tensors.items():
         for name in names:
             if name not in said:
                 raise CheckpointError(f"{file} holds the tensor {name!r}, which {index.name} does not list.")
@@ -78,8 +78,8 @@ def known_options(options: Mapping[str, Any], *names: str) -> dict[str, Any]:
     own = {key: value for key, value in options.items() if key not in {"use_tqdm_on_load", "ignore_patterns"}}
     for key in own:
         if key not in names:
-            takes = "takes " + ", ".join(names) if names else "takes no options"
-            raise ConfigError(f"--model-loader-extra-config: unknown key {key!r}; this format {takes}.")
+            known = "takes " + ", ".join(names) if names else "takes no options"
+            raise ConfigError(f"--model-loader-extra-config: unknown key {key!r}; this format {known}.")
     return own
 
 

@@ -30,7 +30,7 @@ from ferrule.types import CacheGroup
 from ferrule_plugins.model import transformers_check
 
 _NAME = "ferrule"  # of the attention function in the library's registry
-_SEAT = "ferrule_seat"  # attribute of the library's modules: their `_Seat`
+_REGISTRATION = "ferrule_registration"  # attribute of the library's modules: their `_Registration`
 _PLAIN = {"full_attention", "sliding_attention", "attention"}
 # Arguments of an attention call that change nothing here. Any other one that is set is refused.
 _HARMLESS = frozenset(
@@ -48,7 +48,7 @@ class _Step:
 
 
 class _Layer(nn.Module):
-    """What an attention module was found to need. A module, so that whoever looks for layers finds it."""
+    """What an attention module needs, as its call showed. A submodule, so that it is found as an `AttentionLayer`."""
 
     def __init__(self, name: str, cache: LayerCache, options: AttentionOptions) -> None:
         super().__init__()
@@ -182,7 +182,7 @@ class TransformersModel(nn.Module, Model):
         """Run one token. Raises whatever a forward pass of the library raises."""
         probe = _Probe(self._ctx, self._config)
         for path, module in self.inner.named_modules():
-            module.__dict__[_SEAT] = _Seat(path, self._step, probe)
+            module.__dict__[_REGISTRATION] = _Registration(path, self._step, probe)
         nothing = torch.zeros(1, dtype=torch.int64, device=next(self.inner.parameters()).device)
         with torch.inference_mode():
             self._run(nothing, nothing)
@@ -239,7 +239,9 @@ class _Probe:
             raise CheckpointError(f"{path} attends twice in one pass, which needs a cache of its own kind.")
         strange = sorted(key for key, value in given.items() if value is not None and key not in _HARMLESS)
         if strange:
-            raise CheckpointError(f"{path} needs attention with {', '.join(strange)}, which the paged cache has not.")
+            raise CheckpointError(
+                f"{path} needs attention with {', '.join(strange)}, which the paged cache does not have."
+            )
         if given.get("is_causal") is False or getattr(module, "is_causal", True) is False:
             raise CheckpointError(f"{path} attends in both directions; only causal models can be served.")
         scale = given.get("scaling")
@@ -265,8 +267,8 @@ class _Probe:
 
 
 @dataclass(frozen=True)
-class _Seat:
-    """What a module of the library knows of us."""
+class _Registration:
+    """What `attend` needs to know of a module of the library, which is attached to it."""
 
     path: str
     step: _Step
@@ -282,16 +284,16 @@ def attend(
     **given: Any,
 ) -> tuple[torch.Tensor, None]:
     """The attention function in the library's registry. Returns [1, tokens, heads, value_dim]."""
-    seat: _Seat = getattr(module, _SEAT)
+    registration: _Registration = getattr(module, _REGISTRATION)
     if attention_mask is not None:
-        raise CheckpointError(f"{seat.path} brings a mask of its own; only causal attention can be served.")
+        raise CheckpointError(f"{registration.path} brings a mask of its own; only causal attention can be served.")
     width = max(key.shape[-1], value.shape[-1])
-    ctx = seat.step.ctx
+    ctx = registration.step.ctx
     if ctx is None:
-        seat.probe.record(seat.path, module, key, width, given)
+        registration.probe.record(registration.path, module, key, width, given)
         _, heads, tokens, _ = query.shape
         return value.new_zeros((1, tokens, heads, value.shape[-1])), None
-    layer = seat.probe.layers[seat.path]
+    layer = registration.probe.layers[registration.path]
     # where keys and values differ in width, zeros change neither scores nor sums
     q, k, v = (nn.functional.pad(each[0], (0, width - each.shape[-1])).transpose(0, 1) for each in (query, key, value))
     out = ctx.attend(layer.name, q.contiguous(), k.contiguous(), v.contiguous(), layer.options)
@@ -375,7 +377,7 @@ def _build(config: Any, ctx: BuildContext, attention: str = _NAME) -> Any:
 
 
 def _without_padding(model: Any) -> Any:
-    """Some models look for padding in each step's ids, and warn; there is none."""
+    """Switch off the search for padding in each step's ids that some models do: the ids are never padded."""
     from huggingface_hub.errors import StrictDataclassError
 
     with suppress(StrictDataclassError):  # a class whose field must be a number, and that does not look
@@ -387,9 +389,11 @@ def _check_class(inner: Any) -> None:
     """Refuse what shows in the class."""
     name = _name(inner)
     if getattr(inner, "_is_stateful", False):
-        raise CheckpointError(f"{name} keeps a recurrent state, which the paged cache has not.")
+        raise CheckpointError(f"{name} keeps a recurrent state, which the paged cache does not have.")
     if not getattr(inner, "_supports_attention_backend", False):
-        raise CheckpointError(f"{name} does not use transformers' attention interface, so its attention stays its own.")
+        raise CheckpointError(
+            f"{name} does not use transformers' attention interface, so its attention cannot be replaced."
+        )
     base = getattr(inner, inner.base_model_prefix, None)
     if base is None or "position_ids" not in inspect.signature(base.forward).parameters:
         raise CheckpointError(f"{name} takes no position ids, so requests of a step cannot be told apart.")

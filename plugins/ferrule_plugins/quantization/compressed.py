@@ -156,7 +156,7 @@ class PackedIntScheme(Int8Scheme):
     def parameters(self, layer: Any) -> dict[str, torch.nn.Parameter | None]:
         k, size, per = layer.in_features, self.group.group, 32 // self.group.bits
         if size and k % size:
-            raise CheckpointError(f"{k} inputs of a layer are no whole number of groups of {size}.")
+            raise CheckpointError(f"{k} inputs of a layer are not a whole number of groups of {size}.")
         groups = k // size if size else 1
         made: dict[str, torch.nn.Parameter | None] = {
             "weight_packed": checkpoint_parameter(layer, (-1, -(-k // per)), torch.int32),

@@ -51,7 +51,7 @@ def check_words(counts: Iterable[int], per: int = 8) -> None:
     """Raises CheckpointError for numbers that do not fill their words, of `per` each."""
     for count in counts:
         if count % per:
-            raise CheckpointError(f"A layer has {count} inputs or outputs, which fill no words of {per} numbers.")
+            raise CheckpointError(f"A layer has {count} inputs or outputs, which do not fill words of {per} numbers.")
 
 
 class Groupwise(QuantizationMethod):
@@ -147,7 +147,7 @@ class Grouped(Quantized):
         """The parameter of the packed weights."""
 
     def integers(self, layer: Any, numbers: torch.Tensor, zeros: torch.Tensor) -> Integers:
-        """Of numbers [n, k] and zero points [groups, n]. Points that are all in the middle are none."""
+        """From numbers [n, k] and zero points [groups, n]. Zero points that are all 8 are left out."""
         points = None if bool((zeros == _MIDDLE).all()) else zeros.t().contiguous()
         return Integers(numbers, layer.scales.detach().t().contiguous(), points, 4, self.group)
 
@@ -155,7 +155,7 @@ class Grouped(Quantized):
 class GptqScheme(Grouped):
     def __init__(self, shared: Shared, dtype: torch.dtype | None, group: int, less: bool) -> None:
         super().__init__(shared, dtype, group)
-        self._less = less  # zero points are stored less one
+        self._less = less  # zero points are written less one
 
     def words(self, layer: Any) -> torch.nn.Parameter:
         return checkpoint_parameter(layer, (layer.in_features // 8, -1), torch.int32)

@@ -1,4 +1,4 @@
-"""Which layers a checkpoint's configuration means: it names them as its own model does, before any are merged."""
+"""Which layers the names in a checkpoint's configuration match: they are those of projections before any are merged."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _LONGEST = 1000  # characters of an expression, with what its counts repeat: it 
 
 
 def listed(config: Mapping[str, Any], *keys: str) -> tuple[str, ...]:
-    """The patterns that a configuration has under `keys`. Raises CheckpointError for what are none."""
+    """The patterns that a configuration has under `keys`. Raises CheckpointError for anything but a list of strings."""
     found: list[str] = []
     for key in keys:
         values = config.get(key)
         if not isinstance(values, list | tuple | None) or not all(isinstance(value, str) for value in values or ()):
-            raise CheckpointError(f"quantization_config: {key!r} is no list of names of layers: {values!r:.200}.")
+            raise CheckpointError(f"quantization_config: {key!r} is not a list of names of layers: {values!r:.200}.")
         found.extend(values or ())
     return tuple(found)
 
@@ -31,7 +31,7 @@ def chosen(layer: LinearLayer, patterns: Iterable[str]) -> bool:
     """Whether one of `patterns` means the layer: its name, whole parts of that, or an expression after ``re:``.
 
     Raises CheckpointError where it means some of the projections that the layer merges, and not the others, and for an
-    expression that is none or does not come to an end.
+    expression that is not valid or takes too long.
     """
     found = [any(_means(pattern, name) for pattern in patterns) for name in _names(layer)]
     if any(found) and not all(found):
@@ -60,9 +60,9 @@ def _matches(expression: str, name: str) -> bool:
     try:
         if len(expression) > _LONGEST or math.prod(int(count) or 1 for count in counts) > _LONGEST:
             raise ValueError("it is too long")
-        re.compile(expression)  # what is meant: recursion, which the other package knows, has no place here
+        re.compile(expression)  # stricter than `regex`, which also has recursion
         return regex.match(expression, name, timeout=_SECONDS) is not None
     except (TimeoutError, MemoryError):
         raise CheckpointError(f"quantization_config: the expression {expression!r:.200} takes too long.") from None
     except (re.error, regex.error, ValueError, RecursionError) as error:
-        raise CheckpointError(f"quantization_config: no expression: {expression!r:.200}: {error}.") from None
+        raise CheckpointError(f"quantization_config: not a regular expression: {expression!r:.200}: {error}.") from None

@@ -1,4 +1,4 @@
-"""Weights that `ferrule pack` wrote in the order in which the CPU's kernels read them: they are read, and no more.
+"""Weights that `ferrule pack` wrote in the order in which the CPU's kernels read them, so that loading only reads them.
 
 The ``quantization_config`` of such a folder:
 
@@ -42,7 +42,7 @@ _AGAIN = "`ferrule pack` makes such a folder anew from the checkpoint that it wa
 
 
 @dataclass(frozen=True)
-class Kept:
+class LayerForm:
     """How a layer is kept: as integers in a `form`, or as bfloat16 where that is None."""
 
     form: Form | None
@@ -50,7 +50,7 @@ class Kept:
     table: bool = False
 
     @classmethod
-    def of(cls, matrix: DenseMatrix | PackedMatrix, table: bool = False) -> Kept:
+    def of(cls, matrix: DenseMatrix | PackedMatrix, table: bool = False) -> LayerForm:
         if isinstance(matrix, DenseMatrix):
             return cls(None, table=table)
         return cls(matrix.form, factors=matrix.factors is not None)
@@ -64,9 +64,9 @@ class Kept:
         return {"kind": _INTEGERS, **numbers, "factors": self.factors, "layers": list(layers)}
 
 
-def stated(kept: Mapping[str, Kept], dtype: torch.dtype, method: str | None) -> dict[str, Any]:
+def stated(kept: Mapping[str, LayerForm], dtype: torch.dtype, method: str | None) -> dict[str, Any]:
     """The ``quantization_config`` of a model whose layers are kept so."""
-    layers: dict[Kept, list[str]] = {}
+    layers: dict[LayerForm, list[str]] = {}
     for name, how in kept.items():
         layers.setdefault(how, []).append(name)
     return {
@@ -78,20 +78,23 @@ def stated(kept: Mapping[str, Kept], dtype: torch.dtype, method: str | None) -> 
     }
 
 
-def read(config: Mapping[str, Any]) -> dict[str, Kept]:
+def read(config: Mapping[str, Any]) -> dict[str, LayerForm]:
     """How each layer is kept. Raises CheckpointError for another layout, and for what `stated` does not say."""
     order = config.get("layout")
     if order not in LAYOUTS or isinstance(order, bool):
         known = " and ".join(map(str, LAYOUTS))
         raise CheckpointError(f"The weights are packed in layout {order!r}, and {known} are read here.", _AGAIN)
     if config.get("dtype") not in _TYPES:
-        raise CheckpointError(f"The weights are packed for the type {config.get('dtype')!r}, which is none.", _AGAIN)
-    found: dict[str, Kept] = {}
+        raise CheckpointError(
+            f"The weights are packed for the type {config.get('dtype')!r}, which is not one of {', '.join(_TYPES)}.",
+            _AGAIN,
+        )
+    found: dict[str, LayerForm] = {}
     for form in _forms(config):
         try:
             how, layers = _kept(form, config["dtype"]), form["layers"]
         except (KeyError, TypeError, ValueError):
-            raise CheckpointError(f"quantization_config has a form that is none: {form!r:.200}.", _AGAIN) from None
+            raise CheckpointError(f"quantization_config has a form that is not valid: {form!r:.200}.", _AGAIN) from None
         if not isinstance(layers, list) or not all(isinstance(name, str) for name in layers):
             raise CheckpointError(f"quantization_config has a form without names of layers: {form!r:.200}.", _AGAIN)
         found.update(dict.fromkeys(layers, how))
@@ -105,15 +108,15 @@ def _forms(config: Mapping[str, Any]) -> list[Any]:
     return forms if isinstance(forms, list) else []
 
 
-def _kept(form: Mapping[str, Any], dtype: str) -> Kept:
-    """Raises KeyError, TypeError or ValueError for what is none."""
+def _kept(form: Mapping[str, Any], dtype: str) -> LayerForm:
+    """Raises KeyError, TypeError or ValueError for an entry that is not valid."""
     if form["kind"] == _BFLOAT16 and dtype == _BFLOAT16:
-        return Kept(None, table=_flag(form["table"]))
+        return LayerForm(None, table=_flag(form["table"]))
     bits, group, digits = form["bits"], form["group"], form["digits"]
     whole = all(type(number) is int for number in (bits, group, digits))
     if form["kind"] != _INTEGERS or not whole or bits not in (4, 8) or digits not in (1, 2) or group < 0 or group % 8:
         raise ValueError
-    return Kept(Form(bits, group, digits), factors=_flag(form["factors"]))
+    return LayerForm(Form(bits, group, digits), factors=_flag(form["factors"]))
 
 
 def _flag(value: Any) -> bool:
@@ -144,7 +147,7 @@ class FerrulePacked(QuantizationMethod):
         packed, wanted = config["dtype"], str(dtype).removeprefix("torch.")
         if packed != wanted:
             return f"the weights are packed for {packed}, and {wanted} is computed in here: --dtype {packed}"
-        return _lacks(config)
+        return _missing_kernel(config)
 
     def scheme(self, layer: LinearLayer) -> LinearScheme | None:
         kept = self._kept.get(layer.name)
@@ -153,11 +156,13 @@ class FerrulePacked(QuantizationMethod):
         if not kept.table:
             return PackedScheme(kept, self._workspace, self._turn)
         if not layer.head:
-            raise CheckpointError(f"quantization_config says that the embedding is in {layer.name}, which is no head.")
+            raise CheckpointError(
+                f"quantization_config says that the embedding is in {layer.name}, which is not a head."
+            )
         return PackedTable(self._turn)
 
 
-def _lacks(config: Mapping[str, Any]) -> str | None:
+def _missing_kernel(config: Mapping[str, Any]) -> str | None:
     """Which kernel is not here, and why."""
     try:
         library.load()
@@ -172,7 +177,7 @@ def _lacks(config: Mapping[str, Any]) -> str | None:
 class PackedScheme(LinearScheme):
     """One layer whose matrix comes as the kernel reads it."""
 
-    def __init__(self, kept: Kept, workspace: Workspace, turn: bool) -> None:
+    def __init__(self, kept: LayerForm, workspace: Workspace, turn: bool) -> None:
         self.kept = kept
         self._turn = turn
         self.matrix: DenseMatrix | PackedMatrix | None = None
@@ -182,11 +187,11 @@ class PackedScheme(LinearScheme):
         form = self.kept.form
         if form is not None and form.widths(layer.in_features)[0] > LONGEST:
             raise CheckpointError(f"A packed layer has groups of more than {LONGEST} inputs, which no kernel takes.")
-        hold(layer, self.kept)
+        allocate_packed(layer, self.kept)
 
     def pack(self, layer: Any) -> None:
         shape = layer.out_features, layer.in_features
-        weight, factors = taken(layer, WEIGHT), taken(layer, FACTORS) if self.kept.factors else None
+        weight, factors = take_data(layer, WEIGHT), take_data(layer, FACTORS) if self.kept.factors else None
         if factors is not None:
             check_scales(factors)
         if self.kept.form is None:
@@ -214,15 +219,15 @@ class PackedTable(Dense):
     def allocate(self, layer: Any) -> None:
         if layer.tied is None:
             raise CheckpointError("The head was packed as a tied model's, and config.json says that it is not tied.")
-        hold(layer, Kept(None, table=True))
+        allocate_packed(layer, LayerForm(None, table=True))
         layer.tied.remove_table()
 
     def pack(self, layer: Any) -> None:
         shape = layer.out_features, layer.in_features
-        self.matrix = DenseMatrix.of_packed(taken(layer, WEIGHT), shape, layer.bias, self._turn)
+        self.matrix = DenseMatrix.of_packed(take_data(layer, WEIGHT), shape, layer.bias, self._turn)
 
 
-def hold(layer: Any, kept: Kept) -> None:
+def allocate_packed(layer: Any, kept: LayerForm) -> None:
     """Give a layer the parameters of its packed tensors in the place of its weight, in memory such as packing gives."""
     outputs, inputs = layer.out_features, layer.in_features
     if kept.form is None:
@@ -248,7 +253,7 @@ def _borders(rows: Any) -> Iterator[int]:
         yield border
 
 
-def taken(layer: Any, name: str) -> torch.Tensor:
+def take_data(layer: Any, name: str) -> torch.Tensor:
     """The parameter's data, which leaves the parameter empty."""
     data: torch.Tensor = layer.get_parameter(name).detach()
     setattr(layer, name, torch.nn.Parameter(data.new_empty(0), requires_grad=False))

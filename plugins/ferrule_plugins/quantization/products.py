@@ -1,4 +1,4 @@
-"""What quantized weights become for the device that holds them: one place for all methods and formats.
+"""How quantized weights are laid out and multiplied on each kind of device: one place for all methods and formats.
 
 A scheme says what the weights are, as integers with scales or as fp8 with scales. Here they are laid out for the kernel
 of the device, and multiplied by. On a GPU they are buffers of the layer, so whatever moves a model moves them.
@@ -67,7 +67,7 @@ class Fp8:
 
 
 class Shared:
-    """What the layers of one model share: memory to work in, and what is said once."""
+    """What the layers of one model share: working memory, and log lines that appear once."""
 
     def __init__(self) -> None:
         self.workspace = Workspace()
@@ -81,7 +81,7 @@ class Shared:
             _log.warning("%s", text)
 
     def compiled(self) -> bool:
-        """Whether the CPU's kernels are there. The log says what it means if they are not."""
+        """Whether the CPU's compiled kernels can be loaded. The log says what follows if not."""
         if self._compiled is None:
             try:
                 library.load()
@@ -94,7 +94,7 @@ class Shared:
 
 
 class Quantized(LinearScheme):
-    """A scheme whose weights are known when they have come: `weights` says what they are.
+    """A scheme that packs what `weights` returns for a layer with loaded parameters.
 
     `wide` activations keep their type, or on a CPU 15 bits; else they are quantized as the weights are, where the
     device multiplies such numbers. `dtype` is that of the result, by default the activations'.
@@ -186,11 +186,11 @@ class Quantized(LinearScheme):
         group = weights.group or weights.numbers.shape[1]
         packed = int4.pack(weights.numbers, weights.scales.to(self.given), weights.zeros, group)
         self._keep(layer, words=packed.words, scales=packed.scales, zeros=packed.zeros)
-        held = partial(int4.Packed, group=packed.group, inputs=packed.inputs)
+        packed_weight = partial(int4.Packed, group=packed.group, inputs=packed.inputs)
 
         def product(layer: Any, x: torch.Tensor) -> torch.Tensor:
             words, scales, zeros = layer.packed_words, layer.packed_scales, layer.packed_zeros
-            return int4.multiply(x, held(words=words, scales=scales, zeros=zeros), layer.bias, self.dtype)
+            return int4.multiply(x, packed_weight(words=words, scales=scales, zeros=zeros), layer.bias, self.dtype)
 
         return product
 
@@ -200,7 +200,9 @@ class Quantized(LinearScheme):
         self._keep(layer, numbers=weights.numbers.contiguous(), scales=weights.scales.contiguous())
         units = torch.cuda.get_device_capability(weights.numbers.device) >= _FP8_UNITS
         if not units and not self.wide:
-            self.shared.say("this GPU has no units for fp8: weights are fp8, products are of the activations' type")
+            self.shared.say(
+                "this GPU has no units for fp8: weights stay fp8, and are multiplied in the activations' type"
+            )
         multiply = partial(fp8.multiply if units and not self.wide else fp8.multiply_wide, tall=weights.tall)
         return lambda layer, x: multiply(x, layer.packed_numbers, layer.packed_scales, layer.bias, self.dtype)
 
@@ -211,9 +213,9 @@ def _factored(scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     Numbers from -16 to 15 leave room for seven factors in 8 bits: the one whose scale loses least as bfloat16.
     """
     factors = torch.arange(1, 8, device=scales.device)
-    held = (scales[..., None] / factors).bfloat16().float()
-    best = (held * factors - scales[..., None]).abs().argmin(2, keepdim=True)
-    return factors[best[..., 0]].to(torch.int8), held.gather(2, best)[..., 0]
+    rounded = (scales[..., None] / factors).bfloat16().float()
+    best = (rounded * factors - scales[..., None]).abs().argmin(2, keepdim=True)
+    return factors[best[..., 0]].to(torch.int8), rounded.gather(2, best)[..., 0]
 
 
 def checked(numbers: torch.Tensor) -> torch.Tensor:
@@ -226,7 +228,7 @@ def checked(numbers: torch.Tensor) -> torch.Tensor:
 def check_scales(scales: torch.Tensor, dtype: torch.dtype = torch.float32) -> None:
     """Raises CheckpointError for a scale that is not finite as it is kept: as bfloat16, float32 or `dtype`."""
     if not bool(scales.bfloat16().to(dtype).isfinite().all()):
-        raise CheckpointError("A scale of the checkpoint's quantized weights is no finite number.", _DAMAGED)
+        raise CheckpointError("A scale of the checkpoint's quantized weights is not a finite number.", _DAMAGED)
 
 
 def cannot_run(platform: str, dtype: torch.dtype) -> str | None:

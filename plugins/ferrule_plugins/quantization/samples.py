@@ -12,15 +12,15 @@ from ferrule_kernels.cpu import dense
 from ferrule_kernels.cpu.dense import DenseMatrix
 from ferrule_kernels.cpu.matmul import PackedMatrix, Workspace
 from ferrule_kernels.matmul import Form
-from ferrule_plugins.quantization.packed import FACTORS, WEIGHT, Kept, read, stated
+from ferrule_plugins.quantization.packed import FACTORS, WEIGHT, LayerForm, read, stated
 
 _KEPT = {
-    "layers.0.mlp.up_proj": Kept(Form(8) if dense.unit() is None else None),
-    "layers.1.mlp.up_proj": Kept(Form(8)),
-    "layers.2.mlp.up_proj": Kept(Form(4, 32, 2)),
-    "layers.3.mlp.up_proj": Kept(Form(4, 32)),
-    "layers.0.self_attn.qkv_proj": Kept(Form(8, digits=2), factors=True),
-    "lm_head": Kept(Form(8)),
+    "layers.0.mlp.up_proj": LayerForm(Form(8) if dense.unit() is None else None),
+    "layers.1.mlp.up_proj": LayerForm(Form(8)),
+    "layers.2.mlp.up_proj": LayerForm(Form(4, 32, 2)),
+    "layers.3.mlp.up_proj": LayerForm(Form(4, 32)),
+    "layers.0.self_attn.qkv_proj": LayerForm(Form(8, digits=2), factors=True),
+    "lm_head": LayerForm(Form(8)),
 }
 
 

@@ -22,11 +22,11 @@ def draw(logits: torch.Tensor, samplings: Sequence[TokenSampling], noise: torch.
     Applies temperature, min_p, top_k and top_p, in this order. Each row has a finite maximum.
     """
     size = max(1, ELEMENTS // logits.shape[1])
-    pieces = [
+    chunks = [
         _draw(logits[start : start + size], samplings[start : start + size], noise[start : start + size])
         for start in range(0, logits.shape[0], size)
     ]
-    return torch.cat(pieces)
+    return torch.cat(chunks)
 
 
 def _draw(logits: torch.Tensor, samplings: Sequence[TokenSampling], noise: torch.Tensor) -> torch.Tensor:

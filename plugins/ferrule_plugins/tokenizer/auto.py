@@ -19,7 +19,7 @@ from ferrule_plugins.tokenizer.files import (
     special_tokens,
     token_content,
 )
-from ferrule_plugins.tokenizer.pieces import Piece, make_piece
+from ferrule_plugins.tokenizer.token_bytes import TokenBytes, make_token_bytes
 
 _MAX_BYTES = 256 << 20
 
@@ -42,7 +42,7 @@ class FastTokenizer(Tokenizer):
         chat_template: str | dict[str, str] | None = None,
     ) -> None:
         self._core = core
-        self._piece: Piece | None = make_piece(decoder)
+        self._piece: TokenBytes | None = make_token_bytes(decoder)
         self._byte_level = decoder is not None and decoder.get("type") == "ByteLevel"
         added = core.get_added_tokens_decoder()
         self._added = {token_id: token.content for token_id, token in added.items()}

@@ -211,7 +211,7 @@ def test_types_and_devices_without_a_kernel() -> None:
     assert ops.heads(torch.device("meta"), (2, 1), 8, None, 8, False) is None
     kernel = ops.gate(CPU, "silu", 8)
     assert kernel is not None
-    assert not kernel.takes(torch.ones(1, 16, dtype=torch.float16))
+    assert not kernel.accepts(torch.ones(1, 16, dtype=torch.float16))
 
 
 def test_a_gpu_gets_its_own_kernels_where_they_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,9 +233,9 @@ def test_the_home_of_a_layer_is_where_what_is_left_of_it_is() -> None:
     layer = GatedMLP(8, 24)
     layer.gate_up_proj.weight = nn.Parameter(torch.empty(0), requires_grad=False)
     layer.down_proj.weight = nn.Parameter(torch.empty(8, 24, device="meta"), requires_grad=False)
-    assert ops.home(layer) == torch.device("meta")
+    assert ops.weights_device(layer) == torch.device("meta")
     layer.down_proj.weight = nn.Parameter(torch.empty(0), requires_grad=False)
-    assert ops.home(layer) == CPU
+    assert ops.weights_device(layer) == CPU
 
 
 def test_kernels_of_both_kinds_have_one_form() -> None:
@@ -247,7 +247,7 @@ def test_kernels_of_both_kinds_have_one_form() -> None:
     assert theirs is not None
     for name in ("rms_norm", "heads", "gate"):
         kernel, twin = getattr(ours, name), getattr(theirs, name)
-        for method in ("__init__", "__call__", "takes", *(("after",) if name == "rms_norm" else ())):
+        for method in ("__init__", "__call__", "accepts", *(("after",) if name == "rms_norm" else ())):
             parameters = [inspect.signature(getattr(each, method)).parameters for each in (kernel, twin)]
             assert list(parameters[0]) == list(parameters[1])
     assert set(elementwise.GATES) <= set(ours.acts)

@@ -16,7 +16,7 @@ from ferrule.errors import ConfigError
 from ferrule_kernels.cpu.dense import DenseMatrix
 from ferrule_kernels.cpu.matmul import PackedMatrix
 from ferrule_nn import Dense, Head, Linear, PacksForCpu
-from ferrule_plugins.quantization.packed import FACTORS, METHOD, WEIGHT, Kept, stated
+from ferrule_plugins.quantization.packed import FACTORS, METHOD, WEIGHT, LayerForm, stated
 
 Matrix = DenseMatrix | PackedMatrix
 
@@ -29,29 +29,29 @@ class Contents:
     """
 
     tensors: Mapping[str, torch.Tensor]
-    kept: Mapping[str, Kept]
+    kept: Mapping[str, LayerForm]
 
 
 def contents(loaded: Loaded) -> Contents:
     """What is to be written, without a copy. Raises ConfigError where nothing is packed, or in no form of ours."""
     info, model = loaded.info, loaded.model
     if not isinstance(model, torch.nn.Module):
-        raise ConfigError(f"The model implementation {info.implementation} is no torch.nn.Module.")
+        raise ConfigError(f"The model implementation {info.implementation} is not a torch.nn.Module.")
     if info.quantization == METHOD:
         raise ConfigError("The model's weights are packed already: name the checkpoint that they were made from.")
-    kept: dict[str, Kept] = {}
+    kept: dict[str, LayerForm] = {}
     tensors: dict[str, torch.Tensor] = {}
     for name, part in model.named_modules():
         if isinstance(part, Linear):
             matrix = _matrix(name, part, info.quantization)
             if matrix is not None:
-                kept[name] = Kept.of(matrix, table=isinstance(part.scheme, Dense) and _is_tied(part))
+                kept[name] = LayerForm.of(matrix, table=isinstance(part.scheme, Dense) and _is_tied(part))
                 tensors.update(_packed(name, matrix))
             elif isinstance(part.scheme, Dense) and not _is_tied(part):
                 tensors[f"{name}.weight"] = part.scheme.plain(part)
     if not kept:
         raise ConfigError(
-            f"Nothing can be packed: {info.implementation} has no form of its own for weights of {info.dtype}.",
+            f"Nothing can be packed: {info.implementation} has no packed form for weights of {info.dtype}.",
             "Weights of bfloat16 (--dtype bfloat16) and quantized ones (-q int8) of native models have one.",
         )
     for name, parameter in model.named_parameters():
@@ -67,7 +67,7 @@ def _matrix(name: str, layer: Linear, method: str | None) -> Matrix | None:
     if matrix is not None or isinstance(layer.scheme, Dense):
         return matrix
     raise ConfigError(
-        f"{name} has no form that can be written: {method} keeps it in one of its own, or there are no kernels here.",
+        f"{name} has no form that can be written: {method} has another form, or compiled kernels are missing here.",
         "The log says which kernels there are. fp8 weights are packed with --dtype bfloat16.",
     )
 
@@ -82,7 +82,7 @@ def _packed(name: str, matrix: Matrix) -> Iterator[tuple[str, torch.Tensor]]:
         yield f"{name}.{FACTORS}", matrix.factors
 
 
-def configuration(loaded: Loaded, kept: Mapping[str, Kept]) -> dict[str, Any]:
+def configuration(loaded: Loaded, kept: Mapping[str, LayerForm]) -> dict[str, Any]:
     """The ``config.json`` of the folder: the checkpoint's, with what --hf-overrides said, and what the weights are."""
     checkpoint = loaded.context.config
     outer = copy.deepcopy(dict(checkpoint.outer if isinstance(checkpoint, Values) else checkpoint))

@@ -24,7 +24,9 @@ from ferrule_plugins.command.pack.write import write
 from ferrule_plugins.quantization.packed import METHOD
 
 _CONFIG = "config.json"
-_COPIED = frozenset({".json", ".txt", ".model", ".jinja", ".tiktoken", ".py", ".md"})  # what is no weights
+_COPIED = frozenset(
+    {".json", ".txt", ".model", ".jinja", ".tiktoken", ".py", ".md"}
+)  # files that are copied beside the weights
 _TEMPLATES = "additional_chat_templates"
 _LICENSES = ("LICENSE", "NOTICE")
 
@@ -66,9 +68,9 @@ def _check_place(out: Path, force: bool) -> None:
     if not out.exists() and not out.is_symlink():
         return
     if not _was_packed(out):
-        raise ConfigError(f"{out} is no folder that `ferrule pack` wrote.", "--output FOLDER names another one.")
+        raise ConfigError(f"{out} is not a folder that `ferrule pack` wrote.", "--output FOLDER names another one.")
     if not force:
-        raise ConfigError(f"{out} is there.", "--force replaces it; --output FOLDER names another one.")
+        raise ConfigError(f"{out} exists.", "--force replaces it; --output FOLDER names another one.")
 
 
 def _was_packed(out: Path) -> bool:
@@ -131,8 +133,8 @@ def _copy_others(source: Path, folder: Path) -> None:
     for file in files:
         if not _is_own(file, source):
             raise CheckpointError(
-                f"{file} is a link to {file.resolve()}, which is not the model's.",
-                "Put the file in the place of the link.",
+                f"{file} is a link to {file.resolve()}, which does not belong to the model.",
+                "Replace the link with the file.",
             )
         place = folder / file.relative_to(source)
         place.parent.mkdir(exist_ok=True)

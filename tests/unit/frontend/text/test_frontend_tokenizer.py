@@ -13,8 +13,8 @@ import pytest
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.tokenizer import Tokenizer
 from ferrule_plugins.tokenizer.auto import AutoTokenizers
-from ferrule_plugins.tokenizer.pieces import byte_alphabet, make_piece
 from ferrule_plugins.tokenizer.slow import SlowTokenizers
+from ferrule_plugins.tokenizer.token_bytes import byte_alphabet, make_token_bytes
 from ferrule_testkit.tokenizers import KINDS, byte_fallback, byte_level, write_tokenizer
 from tools import ROOT
 
@@ -195,4 +195,4 @@ def test_code_of_a_checkpoint_does_not_run_unasked(tmp_path: Path) -> None:
     ],
 )
 def test_decoders_that_look_at_neighbours_have_no_pieces(decoder: dict[str, Any]) -> None:
-    assert make_piece(decoder) is None
+    assert make_token_bytes(decoder) is None

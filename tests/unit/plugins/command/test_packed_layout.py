@@ -16,14 +16,14 @@ from ferrule_kernels.cpu.dense import DenseMatrix
 from ferrule_kernels.cpu.matmul import PackedMatrix, Workspace
 from ferrule_kernels.cpu.packed import LAYOUTS, layout, room
 from ferrule_kernels.matmul import Form
-from ferrule_plugins.quantization.packed import FerrulePacked, Kept, read, stated
+from ferrule_plugins.quantization.packed import FerrulePacked, LayerForm, read, stated
 
 CPU = DeviceCaps("cpu", "a processor", 1 << 30)
 pytestmark = pytest.mark.skipif(dense.unit() is None, reason="there are no kernels for bfloat16 weights here")
 
 # ---------------------------------------------------------------------------------------- what is stated
 
-KEPT = {"lm_head": Kept(None), "layers.0.mlp.up_proj": Kept(Form(4, 32), factors=False)}
+KEPT = {"lm_head": LayerForm(None), "layers.0.mlp.up_proj": LayerForm(Form(4, 32), factors=False)}
 CONFIG = stated(KEPT, torch.bfloat16, "int4")
 
 
@@ -47,7 +47,7 @@ def test_it_refuses(caps: DeviceCaps, dtype: torch.dtype, config: dict[str, Any]
 def test_it_refuses_a_processor_without_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dense, "unit", lambda: None)
     assert "none of AMX, AVX-512 and AVX2" in (FerrulePacked.refuses(CONFIG, CPU, torch.bfloat16) or "")
-    integers = stated({"a": Kept(Form(8))}, torch.bfloat16, "int8")
+    integers = stated({"a": LayerForm(Form(8))}, torch.bfloat16, "int8")
     assert FerrulePacked.refuses(integers, CPU, torch.bfloat16) is None
 
     def none() -> None:
@@ -84,8 +84,8 @@ def test_a_configuration_that_is_none(change: dict[str, Any]) -> None:
 def test_layers_that_no_form_names_are_left() -> None:
     method = FerrulePacked(CONFIG)
     assert method.scheme(LinearLayer("layers.9.mlp.up_proj", 64, 64)) is None
-    with pytest.raises(CheckpointError, match="is no head"):
-        FerrulePacked(stated({"a": Kept(None, table=True)}, torch.bfloat16, None)).scheme(LinearLayer("a", 64, 64))
+    with pytest.raises(CheckpointError, match="is not a head"):
+        FerrulePacked(stated({"a": LayerForm(None, table=True)}, torch.bfloat16, None)).scheme(LinearLayer("a", 64, 64))
 
 
 # ---------------------------------------------------------------------------------------- the bytes

@@ -136,7 +136,7 @@ def test_dummy_is_seeded_and_never_chosen_automatically():
         (raw_safetensors({}, length=(100 << 20) + 1), "truncated"),
         (raw_safetensors(b"{"), "damaged header"),
         (raw_safetensors(b"[" * 5000), "damaged header"),
-        (raw_safetensors(b"[]"), "no JSON object"),
+        (raw_safetensors(b"[]"), "not a JSON object"),
         (raw_safetensors(b'{"w": 1, "w": 1}'), "twice"),
         (raw_safetensors({"w": 5}), "'w' has no valid shape"),
         (raw_safetensors({"w": entry(0, 2, shape=(-2,))}, b"12"), "'w' has no valid shape"),
@@ -171,7 +171,7 @@ def test_an_index_that_does_not_fit_its_files(tmp_path, source, save, single, en
         (tmp_path / f"{single}.index.json").write_text(json.dumps({"weight_map": changed}))
 
     with_map(d=f"w-1{ending}")
-    with pytest.raises(CheckpointError, match=rf"w-1\{ending} lacks the tensor 'd'"):
+    with pytest.raises(CheckpointError, match=rf"w-1\{ending} has no tensor 'd'"):
         load(source, tmp_path)
     with_map(c=None)
     with pytest.raises(CheckpointError, match=rf"w-2\{ending} holds the tensor 'c'"):

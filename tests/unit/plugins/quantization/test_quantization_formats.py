@@ -239,7 +239,7 @@ def _changed(name: str, **changes: Any) -> dict[str, Any]:
         (CompressedTensors, _changed("int8", sparsity_config={"format": "sparse-24-bitmask"}), "sparse"),
         (CompressedTensors, _changed("fp8-compressed-blocks", weights__block_structure=7), "128 x 128"),
         (CompressedTensors, _changed("int8", sparsity_config="dense"), "sparse"),
-        (CompressedTensors, _changed("int8", targets=7), "'targets' is no list"),
+        (CompressedTensors, _changed("int8", targets=7), "'targets' is not a list"),
         (CompressedTensors, _changed("int8", config_groups={}), "config_groups"),
         (CompressedTensors, _changed("int8", weights=None), "weights"),
     ],
@@ -299,12 +299,12 @@ def _with_nan(weight: torch.Tensor) -> torch.Tensor:
         ("int8", "weight", torch.Tensor.float, "float32, but the format has torch.int8"),
         ("awq", "qzeros", lambda zeros: zeros[:1].clone(), "qzeros.*shape"),
         ("packed", "weight_packed", lambda words: words.t().contiguous(), "weight_packed.*shape"),
-        ("gptq", "scales", _first(float("nan")), "no finite number"),
-        ("awq", "scales", _first(float("inf")), "no finite number"),
-        ("packed-zeros", "weight_scale", _first(float("-inf")), "no finite number"),
-        ("int8", "weight_scale", _first(3.4e38), "no finite number"),  # bfloat16 does not hold it
-        ("fp8-blocks", "weight_scale_inv", _first(float("nan")), "no finite number"),
-        ("fp8-fbgemm", "weight_scale", _first(float("inf")), "no finite number"),
+        ("gptq", "scales", _first(float("nan")), "not a finite number"),
+        ("awq", "scales", _first(float("inf")), "not a finite number"),
+        ("packed-zeros", "weight_scale", _first(float("-inf")), "not a finite number"),
+        ("int8", "weight_scale", _first(3.4e38), "not a finite number"),  # bfloat16 does not hold it
+        ("fp8-blocks", "weight_scale_inv", _first(float("nan")), "not a finite number"),
+        ("fp8-fbgemm", "weight_scale", _first(float("inf")), "not a finite number"),
     ],
 )
 def test_damaged_checkpoints_are_named(
@@ -319,7 +319,7 @@ def test_damaged_checkpoints_are_named(
 def test_scales_must_be_finite_in_the_type_of_the_activations(folder: Path, plugins: Plugins, tmp_path: Path) -> None:
     spoiled = _spoiled(folder, tmp_path / "made", "gptq", f"{DOWN}.scales", lambda scales: scales.float() + 7e4)
     assert _load(spoiled, plugins, dtype="bfloat16").info.quantization == "gptq"
-    with pytest.raises(CheckpointError, match="no finite number"):
+    with pytest.raises(CheckpointError, match="not a finite number"):
         _load(spoiled, plugins, dtype="float16")
 
 
@@ -337,22 +337,22 @@ def test_what_is_no_list_of_layers_is_told(
     folder: Path, plugins: Plugins, tmp_path: Path, name: str, key: str, value: Any
 ) -> None:
     quantized_checkpoint(folder, tmp_path / "made", name)
-    with pytest.raises(CheckpointError, match=f"{key}.*no list of names"):
+    with pytest.raises(CheckpointError, match=f"{key}.*is not a list of names"):
         _load(tmp_path / "made", plugins, hf_overrides={"quantization_config": _changed(name, **{key: value})})
-    with pytest.raises(CheckpointError, match="'ignore' is no list of names"):
+    with pytest.raises(CheckpointError, match="'ignore' is not a list of names"):
         CompressedTensors(_changed("int8", ignore=value))
 
 
 @pytest.mark.parametrize(
     ("expression", "said"),
     [
-        ("(", "no expression"),
-        ("(?:a|" * 150, "no expression"),
+        ("(", "not a regular expression"),
+        ("(?:a|" * 150, "not a regular expression"),
         ("(?:a|" * 3000, "too long"),
         ("((a{100}){100}){100}", "too long"),
         ("a{99999999999999999999}", "too long"),
-        ("(?R)", "no expression"),
-        ("(?:a|(?1))(b)", "no expression"),
+        ("(?R)", "not a regular expression"),
+        ("(?:a|(?1))(b)", "not a regular expression"),
         ("(?:.|..)*(?!.)(?=x)", "takes too long"),
     ],
 )

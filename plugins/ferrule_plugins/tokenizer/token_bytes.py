@@ -1,7 +1,7 @@
 """Which bytes a token adds to a text, read from the `decoder` part of a ``tokenizer.json``.
 
 Most decoders of the tokenizers library treat each token alone, or differ only for the first one; those are here. A
-decoder that looks at neighbours (BPEDecoder's end of word, CTC) is not, and `make_piece` returns None for it.
+decoder that looks at neighbours (BPEDecoder's end of word, CTC) is not, and `make_token_bytes` returns None for it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-Piece = Callable[[str, bool], bytes]
+TokenBytes = Callable[[str, bool], bytes]
 """(vocabulary entry, nothing stands before it) → bytes."""
 
 _Step = Callable[["str | bytes", bool], "str | bytes"]
@@ -23,7 +23,7 @@ def byte_alphabet() -> dict[str, int]:
     return table | {chr(256 + number): byte for number, byte in enumerate(others)}
 
 
-def make_piece(decoder: Mapping[str, Any] | None) -> Piece | None:
+def make_token_bytes(decoder: Mapping[str, Any] | None) -> TokenBytes | None:
     """The function for a decoder, or None when tokens cannot be decoded one by one."""
     if decoder is None:
         return lambda token, first: (token if first else " " + token).encode()
@@ -38,13 +38,13 @@ def make_piece(decoder: Mapping[str, Any] | None) -> Piece | None:
             return None
         steps.append(step)
 
-    def piece(token: str, first: bool) -> bytes:
+    def token_bytes(token: str, first: bool) -> bytes:
         value: str | bytes = token
         for step in steps:
             value = step(value, first)
         return value if isinstance(value, bytes) else value.encode("utf-8", "replace")
 
-    return piece
+    return token_bytes
 
 
 def _step(part: Mapping[str, Any], fused: bool) -> _Step | None:

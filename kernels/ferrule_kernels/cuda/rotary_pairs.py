@@ -1,4 +1,4 @@
-"""Steps of the kernels that norm and turn heads: pairs of features to registers and back, and products that round."""
+"""Steps of the kernels that normalise and rotate heads: pairs of features are loaded, rotated and stored."""
 
 from __future__ import annotations
 

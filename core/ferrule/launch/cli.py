@@ -35,13 +35,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _INTERRUPTED
     except BrokenPipeError:
-        # the reader of our output has left (`ferrule --help | head`): nothing more can be told to it
+        # the reader of the output has exited (`ferrule --help | head`)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 
 
 def _run(words: list[str]) -> int:
-    # what `--version` and errors do not need is imported here
+    # imported here, because `--version` and errors must not wait for it
     from ferrule.config import PluginConfig
     from ferrule.config.help import load_help, topic
     from ferrule.plugin import discover

@@ -206,7 +206,7 @@ def test_a_signal_lets_what_runs_finish(tmp_path: Path, number: int, peaceful: l
         out, _ = process.communicate(timeout=240)
     assert process.returncode == 130
     kept = num_journalled(journal)
-    assert f"{kept} of {ROWS} rows are done; the same command goes on from there." in out
+    assert f"{kept} of {ROWS} rows are done; run the same command again to continue." in out
     assert not target.exists()
     assert run(source, target).returncode == 0
     assert gists(results(target)) == peaceful

@@ -71,7 +71,7 @@ def measure() -> Limits:
     command = [sys.executable, "-m", "ferrule_kernels.cpu.machine"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
     if done.returncode:
-        print(f"The machine's limits are not known: {(done.stderr.strip().splitlines() or ['?'])[-1]}")
+        print(f"The machine's limits could not be measured: {(done.stderr.strip().splitlines() or ['?'])[-1]}")
         return Limits()
     limits = Limits(**json.loads(done.stdout))
     print(

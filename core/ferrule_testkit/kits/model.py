@@ -127,7 +127,9 @@ class ModelKit(Kit):
             with torch.no_grad():
                 filled = model.load(iter(tensors))
             names = {name for name, _ in _parameters(model)}
-            promise(filled == names, f"load says {shown(sorted(filled ^ names))} that is no parameter, or left one out")
+            promise(
+                filled == names, f"load says {shown(sorted(filled ^ names))} that is not a parameter, or left one out"
+            )
             others = dict(_parameters(wanted))
             for name, value in _parameters(model):
                 promise(torch.equal(value, others[name]), f"{name} depends on the order of the tensors")
@@ -340,7 +342,7 @@ def _tensors(folder: Path) -> list[tuple[str, torch.Tensor]]:
 
 
 def _parameters(model: Any) -> list[tuple[str, torch.Tensor]]:
-    promise(isinstance(model, torch.nn.Module), "the model is no torch.nn.Module")
+    promise(isinstance(model, torch.nn.Module), "the model is not a torch.nn.Module")
     return list(model.named_parameters())
 
 

@@ -84,7 +84,7 @@ def measure() -> Limits:
 def cost_of(folder: str | None, info: ModelInfo | None = None) -> Cost:
     """What a checkpoint's tokens cost; `info` knows better how its weights and its cache are kept.
 
-    Of a model that is no folder here, with safetensors in it, only what `info` says is known.
+    Of a model that is not a local folder with safetensors, only what `info` says is known.
     """
     cost, table = Cost(), 0
     try:

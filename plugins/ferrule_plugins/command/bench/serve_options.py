@@ -89,7 +89,7 @@ class ServeBench:
         if not self.percentiles or not all(0 <= q <= 100 for q in self.percentiles):
             raise ConfigError("--metric-percentiles takes numbers from 0 to 100, with commas between them.")
         if self.endpoint and not self.endpoint.startswith("/"):
-            raise ConfigError(f"--endpoint {self.endpoint!r} is no path.", f"Such as {_ROUTES[self.backend]}.")
+            raise ConfigError(f"--endpoint {self.endpoint!r} is not a path.", f"For example {_ROUTES[self.backend]}.")
         if not self.save_result and (self.result_filename or self.metadata or self.result_dir != "."):
             raise ConfigError("--result-filename, --result-dir and --metadata need --save-result.")
         if self.save_result and self.output_json:
@@ -111,7 +111,7 @@ class ServeBench:
 
     @property
     def percentiles(self) -> tuple[float, ...]:
-        """Empty when one is no number."""
+        """Empty when one is not a number."""
         try:
             return tuple(float(number) for number in self.metric_percentiles.split(","))
         except ValueError:

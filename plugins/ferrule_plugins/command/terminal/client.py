@@ -1,6 +1,6 @@
 """HTTP to any OpenAI-compatible server, on the standard library: a list of models, and streams of chunks.
 
-One connection for each request, which ends with the stream: a server sees at once that nobody listens any more.
+One connection for each request, which ends with the stream, so a server notices at once when the client disconnects.
 """
 
 from __future__ import annotations

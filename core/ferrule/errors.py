@@ -4,7 +4,7 @@
     ├── StartupError            one readable block on stderr, exit status 1
     │   ├── ConfigError         a flag, file key or environment variable is wrong
     │   ├── PluginError         a plugin that was asked for cannot be used
-    │   └── CheckpointError     a model folder or weight file is wrong or cannot be had
+    │   └── CheckpointError     a model folder or weight file is wrong or cannot be obtained
     ├── RequestError            ends one request with a 4xx; the message is fit for the client
     │   ├── NotFoundError       404
     │   ├── ForbiddenError      403
@@ -15,10 +15,10 @@
     │   ├── HeadersTooLargeError 431
     │   └── OverloadedError     429
     ├── UnavailableError        503: starting, draining, engine dead
-    ├── RequestFailed           a request that was admitted ended with an error of ours (500, or an in-stream event)
+    ├── RequestFailed           an admitted request ended with a server error (500, or an in-stream event)
     └── EngineDead              fatal: the process exits, non-zero
 
-Messages of request errors are written by us: they never carry another exception's text, a path, an address, or
+Messages of request errors never contain another exception's text, a path, an address, or
 another tenant's data.
 """
 
@@ -133,7 +133,7 @@ class UnavailableError(FerruleError):
 
 
 class RequestFailed(FerruleError):
-    """An admitted request ended with an error of ours."""
+    """An admitted request ended with a server error."""
 
     status = 500
     kind = "InternalServerError"

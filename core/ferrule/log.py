@@ -2,7 +2,8 @@
 
 One record is one line: control characters, line breaks and other characters that are not printable are written as
 escapes, so that nothing a client sends can forge a line. Lines are formatted by the caller and written by a thread,
-one `write` per line, from a queue with a bound: a pipe that nobody reads costs lines, which are counted, never time.
+one `write` per line, from a bounded queue: when a pipe is not read, lines are dropped and counted, and the caller
+never waits.
 """
 
 from __future__ import annotations
@@ -89,8 +90,8 @@ def setup(level: str, process: str = "", stream: TextIO | None = None, prefix: s
 def setup_from(path: str) -> None:
     """Hand all records to the handlers of a file in JSON, in the form of `logging.config.dictConfig`.
 
-    What such a file says of loggers named ``vllm`` holds for ours where it does not name them. Its handlers write when
-    they are called: a pipe that nobody reads then does block. Raises ConfigError that names the line.
+    Settings for loggers named ``vllm`` apply to those named ``ferrule``, unless the file names these too. Its handlers
+    write when they are called: a pipe that is not read then does block. Raises ConfigError that names the line.
     """
     import json
     import logging.config  # not needed otherwise
@@ -106,7 +107,7 @@ def setup_from(path: str) -> None:
     except json.JSONDecodeError as error:
         raise ConfigError(f"{path}, line {error.lineno}, column {error.colno}: {error.msg}.") from None
     except OSError as error:
-        raise ConfigError(f"The log's configuration cannot be read: {path}: {error.strerror}.") from None
+        raise ConfigError(f"Cannot read the logging configuration: {path}: {error.strerror}.") from None
     except Exception as error:  # of whatever the file names
         reason = (f"{error}: {error.__cause__}" if error.__cause__ else f"{error}").rstrip(".")
         culprit = re.search(r"'([^']+)'", reason)
@@ -143,7 +144,7 @@ def _tail(record: logging.LogRecord) -> str:
 
 
 class _Record(logging.LogRecord):
-    """A record as foreign formatters are to see it: one line, with its fields."""
+    """A record for formatters other than ours: its message is one line, with its fields."""
 
     def getMessage(self) -> str:
         return escape(super().getMessage()) + _tail(self)
@@ -200,7 +201,7 @@ class _Sink(logging.Handler):
             self.drain(_FLUSH_SECONDS)
             try:
                 self._lines.put_nowait(None)
-            except queue.Full:  # nobody reads the stream: the thread ends with the process
+            except queue.Full:  # the stream is not read: the thread ends with the process
                 return
             self._thread.join(_FLUSH_SECONDS)
             if self._descriptor is not None:
@@ -225,7 +226,7 @@ class _Sink(logging.Handler):
             data = line.encode("utf-8")
             while data:
                 data = data[os.write(self._descriptor, data) :]
-        except (OSError, ValueError):  # the reader is gone or the stream was closed: there is nobody to tell
+        except (OSError, ValueError):  # the reader is gone or the stream was closed
             self._dropped += 1
 
 

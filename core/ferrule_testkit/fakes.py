@@ -214,7 +214,7 @@ class FakeDevice:
     def _release(self, slot: int) -> None:
         state = self._slots.pop(slot, None)
         if state is None:
-            raise Fault(f"I9: slot {slot} is released, but nobody has it")
+            raise Fault(f"I9: slot {slot} is released, but no request has it")
         for table, alive in zip(state.tables, state.alive_from, strict=True):
             for block in table[alive:]:
                 self._holders[block] -= 1

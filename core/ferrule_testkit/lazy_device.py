@@ -1,6 +1,6 @@
-"""Devices that are not there: one whose numbers nobody can read, and one that records what is launched.
+"""Simulated devices: one whose values cannot be read, and one that records what is launched.
 
-`Unread` brings inputs to the device "meta": whoever asks a tensor there for a number, or copies one to or from it, gets
+`Unread` brings inputs to the device "meta": reading a value of a tensor there, or copying one to or from it, raises
 an error. So a step that begins on it is proved to wait for nothing. `Tape` records operations as a CUDA graph does, and
 replays them on the same memory: what the host knew when it was recorded is frozen. `PagedAttention` can be recorded.
 """

@@ -102,7 +102,7 @@ class Server:
         return f"http://127.0.0.1:{self.port}"
 
     def health(self) -> int:
-        """Status of GET /health; 0 when nobody answers."""
+        """Status of GET /health; 0 without a response."""
         try:
             with urllib.request.urlopen(f"{self.url}/health", timeout=60) as response:
                 return int(response.status)
@@ -160,7 +160,7 @@ def descendants(pid: int) -> list[int]:
 
 @contextmanager
 def own_port() -> Iterator[int]:
-    """A port that nobody else is given for the length of a block: whoever is told of it may listen there."""
+    """A port that is reserved for the length of a block, for a server to listen on."""
     with socket.socket() as place:  # bound, so that it is taken, and not listening, so that it may be shared
         place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         place.bind(("127.0.0.1", 0))

@@ -133,7 +133,7 @@ class Ledger:
         return sum(len(track.request.prompt_ids) > self._long for track in tracks)
 
     def _released(self, slot: int, plan: StepPlan) -> None:
-        require(slot in self._slots, f"I9: slot {slot} is released, but nobody has it")
+        require(slot in self._slots, f"I9: slot {slot} is released, but no request has it")
         track = self._slots.pop(slot)
         track.slot = -1
         if track.request.id not in self.live:
@@ -143,7 +143,7 @@ class Ledger:
         gone = set(plan.releases)
         others = [t.sequence for t in self._slots.values() if t.request.id in self.live and t.slot not in gone]
         oldest = self._may_be_late or any(sequence < track.sequence for sequence in others)
-        require(oldest, f"I11: {track.request.id} was preempted, and nobody who runs is older")
+        require(oldest, f"I11: {track.request.id} was preempted, and no running request is older")
         require(track.num_preemptions <= MAX_PREEMPTIONS, f"I12: {track.request.id} was preempted too often")
 
     def _admitted(self, admit: Admit) -> None:
@@ -167,7 +167,7 @@ class Ledger:
         self._slots[admit.slot] = track
 
     def _overtakes(self, track: Track) -> None:
-        """I11: nobody who waits should have come first, except a long prompt that waits for another one."""
+        """I11: no waiting request should have come first, except a long prompt that waits for another one."""
         if self._policy not in ("fcfs", "priority", "priority_ageing"):
             return
         most = self.limits.max_long_partial_prefills

@@ -205,7 +205,7 @@ def test_what_a_file_says_of_ferrule_wins_over_what_it_says_of_vllm(tmp_path: Pa
         ('"x"', "a JSON object is expected"),
         ('{"version": 1, "handlers": {\n"h": {"class": "no.Such"}}}', "line 2: Unable to configure handler 'h'"),
         ('{"version": 1, "root": {"handlers": ["q"]}}', "line 1: Unable to"),
-        (None, "cannot be read"),
+        (None, "Cannot read the logging configuration"),
     ],
 )
 def test_a_file_that_is_wrong(tmp_path: Path, text: str | None, told: str) -> None:

@@ -120,7 +120,7 @@ def _spoken(params: list[tuple[str, str, Value]], rng: Random) -> str:
 
 
 def invented_request(rng: Random) -> Request:
-    """A request for a tool that nobody has ever seen."""
+    """A request for an invented tool."""
     action = rng.random() < 0.35
     verb = rng.choice(words.ACTIONS if action else words.VERBS)
     thing = values.noun(rng)

@@ -1,4 +1,4 @@
-"""Draws the values that dialogues talk about: words nobody has seen, names, numbers, mails, dates."""
+"""Draws the values that dialogues talk about: invented words, names, numbers, mails, dates."""
 
 import string
 from collections.abc import Callable

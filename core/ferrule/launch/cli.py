@@ -34,13 +34,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _INTERRUPTED
     except BrokenPipeError:
-        # the reader of our output has left (`ferrule --help | head`): nothing more can be told to it
+        # the reader of the output has exited (`ferrule --help | head`)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 
 
 def _run(words: list[str]) -> int:
-    # what `--version` and errors do not need is imported here
+    # imported here, because `--version` and errors must not wait for it
     from ferrule.config.help import Usage, topic
     from ferrule.config.parse import parse_command
     from ferrule.config.plugins import configured, selection_options

@@ -1,4 +1,4 @@
-"""Where the server answers, for a person to read."""
+"""The server's URL, for messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From what the user named to a folder on this machine. A folder that exists is taken as it is, and no hub is asked."""
+"""Finds the folder of the model that the user named. An existing folder is used; otherwise the hub downloads it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def is_path(name: str) -> bool:
 def weight_patterns(names: Iterable[str], load_format: str) -> tuple[str, ...]:
     """Which weight files to fetch of those that a repository has. `auto` takes pickles only without safetensors.
 
-    A format that is not built in gets everything: what it needs is known to its plugin alone.
+    For a format that is not built in, all files are fetched, because only its plugin knows which it needs.
     """
     if load_format != "auto":
         return {"safetensors": (_SAFETENSORS,), "pt": _PICKLES, "dummy": ()}.get(load_format, ("*",))

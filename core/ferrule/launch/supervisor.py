@@ -1,7 +1,7 @@
-"""The launcher: binds the port, starts the processes, and ends them all when the first one ends.
+"""The launcher: binds the port, starts the processes, and stops all of them when one ends.
 
-It imports no torch and holds no state of a request. The first cause of an end is kept: a server whose engine died
-exits non-zero however it is stopped afterwards.
+It imports no torch and holds no state of a request. The first cause is kept: a server whose engine died
+exits with a non-zero status, however it is stopped afterwards.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from ferrule.launch.process import Boot, Child
 from ferrule.plugin import Plugins
 from ferrule.wire.board import BEAT, Board
 
-_GRACE = 8.0  # seconds that children get to end by themselves
-_TICK = 1.0  # seconds between two looks at the pulses
+_GRACE = 8.0  # seconds that children have to exit before they are killed
+_TICK = 1.0  # seconds between two checks of the heartbeats
 _PREFIX = "ferrule-"
 
 _logger = log.get("launch")
@@ -53,7 +53,7 @@ def process_table(
 
 
 class Supervisor:
-    """Starts the process table and sees it to its end. `run` is called on the main thread, once."""
+    """Starts the processes of the table and waits until all have ended. `run` is called on the main thread, once."""
 
     def __init__(self, config: Resolved, plugins: Plugins, listeners: Sequence[socket.socket]) -> None:
         self._config = config
@@ -61,11 +61,13 @@ class Supervisor:
         self._listeners = listeners
         self._events: queue.SimpleQueue[tuple[Child | None, int]] = queue.SimpleQueue()
         self._children: list[Child] = []  # in the order of the board's rows
-        self._pulses: dict[int, tuple[float, int]] = {}  # row -> its last beat, and for how many ticks it is the last
-        self._status = 0  # the first cause, latched
+        self._pulses: dict[
+            int, tuple[float, int]
+        ] = {}  # row -> its last heartbeat, and the number of ticks since it changed
+        self._status = 0  # of the first failure; later ones do not change it
 
     def run(self) -> int:
-        """Return the exit status: 0 only when nothing failed and all children ended when asked to."""
+        """Return the exit status: 0 only if no child failed and all ended on request."""
         run_dir = private_dir(self._config.env.rpc_base_path)
         board = Board.create(run_dir / "board", self._config.frontend.api_server_count)
         previous = {number: signal.signal(number, self._on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -100,7 +102,7 @@ class Supervisor:
         self._events.put((child, child.wait()))
 
     def _watch(self, board: Board) -> None:
-        """Until all must stop, or a second signal comes. The first signal lets the API processes drain."""
+        """Return when all processes must stop, or after a second signal. The first makes the API processes drain."""
         draining = False
         while True:
             try:
@@ -126,7 +128,7 @@ class Supervisor:
         return [child for child in self._children if child.spec.role == "api" and child.poll() is None]
 
     def _ended(self, child: Child, status: int, draining: bool) -> bool:
-        """Note a child's end; True when everything is to stop."""
+        """Record that a child has ended; True if all others must stop."""
         is_api = child.spec.role == "api"
         expected = draining and is_api and status == 0
         if not expected and self._status == 0:
@@ -135,26 +137,26 @@ class Supervisor:
                 _logger.error("process ended unexpectedly name=%s pid=%d status=%d", child.spec.name, child.pid, status)
         if is_api:
             return not expected or not self._apis()
-        # The engine is gone. The API processes tell their clients and then end by themselves.
+        # The engine is gone. The API processes send errors to their clients and then exit by themselves.
         if not self._config.env.keep_alive_on_engine_death:
             self._await_end(self._apis())
         return False
 
     def _feel_pulses(self, board: Board) -> None:
-        """End a process that was alive and has shown no sign of it for the watchdog's time.
+        """Kill a process whose heartbeat has not changed for longer than the watchdog's timeout.
 
-        Ticks are counted, not seconds: a machine that was suspended is not taken for processes that hang.
+        Ticks are counted, not seconds, so that a machine that was suspended does not look like processes that hang.
         """
         for row, child in enumerate(self._children):
             beat = board.get(BEAT, row)
             last, ticks = self._pulses.get(row, (beat, 0))
             self._pulses[row] = (beat, ticks + 1 if beat and beat == last else 0)
             if ticks * _TICK > self._config.parallel.watchdog_timeout and child.poll() is None:
-                _logger.error("process does not react, killing it name=%s pid=%d", child.spec.name, child.pid)
+                _logger.error("process does not respond, killing it name=%s pid=%d", child.spec.name, child.pid)
                 child.kill()
 
     def _stop(self) -> None:
-        """Cut what still runs: API processes take the second of two signals as "now"."""
+        """Stop all children that still run. API processes exit at once after a second signal, so two are sent."""
         for number in (signal.SIGTERM, signal.SIGINT):
             for child in self._children:
                 child.terminate(number)
@@ -167,7 +169,7 @@ class Supervisor:
 
 
 def private_dir(base: str | None) -> Path:
-    """A folder of this boot only, mode 0700. Folders whose owner is dead are removed."""
+    """A new folder for the sockets of this run, mode 0700. Folders left by runs that were killed are removed."""
     root = Path(base or tempfile.gettempdir())
     for stale in root.glob(f"{_PREFIX}[0-9]*-*"):
         owner = stale.name.split("-")[1]

@@ -294,7 +294,7 @@ def _options(options: Mapping[str, Any], shape: Shape) -> AttentionOptions:
 
 
 def _tables(step: Step, block_size: int) -> torch.Tensor:
-    """Block tables in a shuffled order; block 0 is null, and block 1 belongs to nobody and stays full of NaN."""
+    """Block tables in a shuffled order; block 0 is null, and block 1 belongs to no request and stays full of NaN."""
     counts = [-(-length // block_size) for _, length in step]
     order = iter((np.random.default_rng(0).permutation(sum(counts)) + 2).tolist())
     table = torch.zeros(len(step), max(counts), dtype=torch.int32)

@@ -29,13 +29,13 @@ class Broken(AssertionError):
 
 
 def promise(kept: bool, message: str) -> None:
-    """Raise Broken unless `kept`. Unlike `assert` it holds under ``python -O`` too."""
+    """Raise Broken unless `kept`. Unlike `assert` it also works under ``python -O``."""
     if not kept:
         raise Broken(message)
 
 
 def does_not_apply(reason: str) -> None:
-    """Leave a test: the plugin does not claim what it proves. Shown as skipped."""
+    """Skip a test whose promise the plugin does not claim."""
     raise SkipTest(reason)
 
 
@@ -58,7 +58,7 @@ class Kit:
     def setup_method(self) -> None:
         """Called before each test, by pytest and by the runner alike."""
         self._folders: list[Path] = []
-        promise(isinstance(self.plugin, type), f"{type(self).__name__}.plugin is to be the plugin's class")
+        promise(isinstance(self.plugin, type), f"{type(self).__name__}.plugin must be the plugin's class")
         for name, value in conformance(self.plugin).items():
             promise(name in self.settings(), f"conformance of {self.plugin.__qualname__} has no setting {name!r}")
             if self._owner(name).__module__.startswith(_PACKAGE):
@@ -89,7 +89,7 @@ def conformance(plugin: type) -> Mapping[str, Any]:
     if isinstance(found, str):
         module, _, name = found.partition(":")
         found = getattr(importlib.import_module(module), name)
-    promise(isinstance(found, Mapping), f"conformance of {plugin.__qualname__} is no mapping")
+    promise(isinstance(found, Mapping), f"conformance of {plugin.__qualname__} is not a mapping")
     return found
 
 

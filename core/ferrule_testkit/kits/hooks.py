@@ -46,7 +46,7 @@ _STATS = RequestStats(
 
 
 class HooksKit(Kit):
-    """Hooks hear everything, answer in their types, and hold nobody up."""
+    """Hooks get every event, return the declared types, and do not delay the server."""
 
     kind = "hooks"
 
@@ -69,7 +69,7 @@ class HooksKit(Kit):
         known = [name for name, _ in inspect.getmembers(Hooks, inspect.isfunction) if not name.startswith("_")]
         for name, _ in inspect.getmembers(self.plugin, inspect.isfunction):
             if name not in known and not name.startswith("_"):
-                promise(not nearest(name, known), f"{name} is no hook.{nearest(name, known)}")
+                promise(not nearest(name, known), f"{name} is not a hook.{nearest(name, known)}")
 
     def test_it_hears_everything(self) -> None:
         """Every event, in any order and again and again, raises nothing."""

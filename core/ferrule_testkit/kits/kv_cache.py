@@ -77,8 +77,8 @@ class _Model:
             self.manager.check(frozenset(self.live))
         for id in list(self.live):
             self.end(id)
-        promise(self.manager.reset(), "prefixes are held though nobody is there")
-        promise(not self.manager.pool.num_used, "blocks are held though nobody is there")
+        promise(self.manager.reset(), "prefixes are kept from a reset although no request runs")
+        promise(not self.manager.pool.num_used, "blocks are in use although no request runs")
         return self.hits
 
     def begin(self, id: str) -> None:
@@ -102,7 +102,7 @@ class _Model:
             dead = self.groups[group].dead_before(hit.tokens)
             for position in range(dead - dead % _SIZE, hit.tokens):
                 promise(
-                    bool(table[position // _SIZE]), f"{id} lacks a block for position {position}, which it will see"
+                    bool(table[position // _SIZE]), f"{id} has no block for position {position}, which it will read"
                 )
                 self.expect(id, group, position)
         self.write(id, hit.tokens, upto)

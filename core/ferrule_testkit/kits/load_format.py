@@ -87,7 +87,7 @@ class LoadFormatKit(Kit):
         for folder, _ in self._checkpoints():
             source: WeightSource = self.plugin()
             for name, _ in source.tensors(folder, _model(), {}):
-                promise(Path(source.place).is_file(), f"the place of {name!r} is {source.place!r}, which is no file")
+                promise(Path(source.place).is_file(), f"the place of {name!r} is {source.place!r}, which is not a file")
             promise(Path(source.place) == folder, f"the last place is {source.place!r}, not the folder")
 
     def test_nothing_is_kept_between_loads(self) -> None:
@@ -110,7 +110,7 @@ class LoadFormatKit(Kit):
                 file.write_bytes(whole)
 
     def test_a_missing_file_is_named(self) -> None:
-        """A file that the checkpoint lacks is a CheckpointError, never fewer tensors."""
+        """A missing file of the checkpoint is a CheckpointError, never fewer tensors."""
         for folder, _ in self._checkpoints():
             for file in sorted(folder.iterdir()):
                 if file.suffix == ".json":
@@ -128,7 +128,7 @@ class LoadFormatKit(Kit):
         except ConfigError as error:
             promise("no_such_option" in str(error), f"the refusal does not name the option: {shown(str(error))}")
         else:
-            promise(False, "an option that nobody knows is accepted")
+            promise(False, "an unknown option is accepted")
 
     def test_refusal_is_an_answer(self) -> None:
         """`refuses` gives a reason or None for no folder, a missing, an empty and a foreign one, and never raises."""

@@ -87,7 +87,7 @@ class Fold:
                 case CallEnd(index):
                     self._open(index, "an end").ended = True
                 case _:
-                    promise(False, f"{shown(event)} is no event")
+                    promise(False, f"{shown(event)} is not an event")
 
     def _open(self, index: int, what: str) -> Call:
         promise(0 <= index < len(self.calls), f"{what} of call {index}, which has not started")

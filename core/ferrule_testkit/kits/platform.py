@@ -98,7 +98,7 @@ class PlatformKit(Kit):
                 promise(found is getattr(torch, wanted), f"--dtype {name} gives {found}")
 
     def test_unknown_types_are_refused(self) -> None:
-        """A type that nobody knows is a ConfigError that names it."""
+        """An unknown type is a ConfigError that names it."""
         platform = self.here()
         for name in ("float7", "", "int8", "torch.float32", "__class__"):
             try:

@@ -73,7 +73,7 @@ class RouterKit(Kit):
         routes = self.site().routes
         for route in routes:
             name = f"{route.method} {route.path}"
-            promise(route.method in _METHODS and route.path.startswith("/"), f"{name} is no route")
+            promise(route.method in _METHODS and route.path.startswith("/"), f"{name} is not a route")
             promise(inspect.iscoroutinefunction(_called(route.handler)), f"the handler of {name} is not async")
             promise(bool(route.summary) and "\n" not in route.summary, f"{name} has no summary of one line")
             promise(isinstance(route.access, Access), f"the access of {name} is {shown(route.access)}")

@@ -183,7 +183,9 @@ class SamplerKit(Kit):
                 logits[1] = value
                 sampled = self.sample(logits, rows, [1])
                 promise(sampled.finite.tolist() == [True, False, True], f"{value}: finite is {sampled.finite.tolist()}")
-                promise(0 <= int(sampled.tokens[1]) < _VOCAB, f"{value}: token {int(sampled.tokens[1])} is no id")
+                promise(
+                    0 <= int(sampled.tokens[1]) < _VOCAB, f"{value}: token {int(sampled.tokens[1])} is not a token id"
+                )
                 wanted = self.sample(_STEPS, rows, [1]).tokens
                 promise(torch.equal(sampled.tokens[[0, 2]], wanted[[0, 2]]), f"{value}: a neighbour's token changed")
 
@@ -204,7 +206,7 @@ class SamplerKit(Kit):
         promise(ranks.tolist() == (_VOCAB - tokens).tolist(), f"ranks are {ranks.tolist()}")
         promise(ids[0, :2].tolist() == [_VOCAB - 1, _VOCAB - 2], f"the two likeliest tokens are {ids[0, :2].tolist()}")
         plain = self.sample(_STEPS, [sampling()])
-        promise(plain.logprobs is None and plain.ranked is None, "logprobs are made though nobody asks")
+        promise(plain.logprobs is None and plain.ranked is None, "logprobs are computed although no row asks for them")
 
     # ------------------------------------------------------------------------------------ parts
 

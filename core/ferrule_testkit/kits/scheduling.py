@@ -87,7 +87,7 @@ class PolicyKit(Kit):
         keys = [policy.key(view, 100.0) for view in _views(1)]
         for key in keys:
             numbers = isinstance(key, tuple) and key and all(isinstance(part, int | float) for part in key)
-            promise(bool(numbers) and all(map(math.isfinite, key)), f"{shown(key)} is no tuple of finite numbers")
+            promise(bool(numbers) and all(map(math.isfinite, key)), f"{shown(key)} is not a tuple of finite numbers")
         promise(len({len(key) for key in keys}) == 1, "keys have different lengths")
 
     def test_the_policy_is_pure(self) -> None:

@@ -116,7 +116,7 @@ class TokenizerKit(Kit):
         step = max(1, tokenizer.vocab_size // 500)
         ids = list(range(0, tokenizer.vocab_size, step))
         for part in (ids, ids[::-1], [], [ids[-1]] * 50, *([token] for token in ids)):
-            promise(isinstance(tokenizer.decode(part), str), f"decode({shown(part)}) is no text")
+            promise(isinstance(tokenizer.decode(part), str), f"decode({shown(part)}) is not a string")
 
     def test_threads_do_not_disturb_each_other(self) -> None:
         """Many threads get what one gets."""

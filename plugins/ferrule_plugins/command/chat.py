@@ -21,13 +21,15 @@ class ChatOptions(ClientOptions):
 
     system_prompt: str | None = opt(None, "System prompt of the conversation.")
     quick: str | None = opt(
-        None, "Send one message, print the answer, and leave; - reads it from standard input.", aliases=("-q",)
+        None, "Send one message, print the response, and exit; - reads it from standard input.", aliases=("-q",)
     )
-    history: bool = opt(True, "Keep what is typed for the next time, in ferrule/chat_history of XDG_STATE_HOME.")
+    history: bool = opt(
+        True, "Save what is typed to ferrule/chat_history in XDG_STATE_HOME, as history for the next start."
+    )
 
 
 class ChatCommand(Command):
-    summary = "Talk to a running server."
+    summary = "Chat with a model on a running server."
 
     def run(self, argv: Sequence[str], plugins: Plugins) -> int:
         """Returns 1 when the server does not answer a single message."""

@@ -87,7 +87,7 @@ def _devices() -> Iterator[tuple[str, str]]:
     model = cpu.get("model name") or platform.processor() or "unknown"
     flags = set((cpu.get("flags") or cpu.get("Features") or "").split())
     yield "cpu", f"{model}, {len(os.sched_getaffinity(0))} of {os.cpu_count()} cores usable"
-    yield "cpu features", " ".join(name for name in _CPU_FEATURES if name in flags) or "none of those that matter"
+    yield "cpu features", " ".join(name for name in _CPU_FEATURES if name in flags) or "none that affects Ferrule"
     memory = _proc("/proc/meminfo")
     yield "memory", f"{memory.get('MemTotal', 'unknown')}, {memory.get('MemAvailable', 'unknown')} available"
     for gpu in sorted(_GPU_FOLDER.glob("*/information")):

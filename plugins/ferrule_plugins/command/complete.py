@@ -19,12 +19,12 @@ class CompleteOptions(ClientOptions):
     """Completions by a running server."""
 
     quick: str | None = opt(
-        None, "Send one prompt, print the completion, and leave; - reads it from standard input.", aliases=("-q",)
+        None, "Send one prompt, print the completion, and exit; - reads it from standard input.", aliases=("-q",)
     )
 
 
 class CompleteCommand(Command):
-    summary = "Continue texts with a running server."
+    summary = "Complete texts with a model on a running server."
 
     def run(self, argv: Sequence[str], plugins: Plugins) -> int:
         """Returns 1 when the server did not answer."""

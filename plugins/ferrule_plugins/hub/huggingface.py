@@ -12,19 +12,23 @@ from ferrule.errors import CheckpointError
 from ferrule.interfaces.hub import Choose, ModelHub, Repository
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?")
-# One weight file of each sort: what is chosen beside it tells which weights a complete copy has.
+# One weight file of each kind: `choose` shows by them which kind of weights a complete copy needs.
 _SAMPLES = ("model.safetensors", "pytorch_model.bin")
 
 _logger = log.get("hub")
 
 
 class HuggingFace(ModelHub):
-    """With the hub off or out of reach, a complete copy in the cache is taken."""
+    """If the hub is off or cannot be reached, a complete copy in the cache is used."""
 
     conformance = "ferrule_plugins.hub.samples:HUGGINGFACE"
 
     def refuses(self, name: str) -> str | None:
-        return None if _ID.fullmatch(name) and ".." not in name else "has no such names: expected NAME or OWNER/NAME"
+        return (
+            None
+            if _ID.fullmatch(name) and ".." not in name
+            else "does not accept this name: expected NAME or OWNER/NAME"
+        )
 
     def fetch(self, repository: Repository, choose: Choose) -> Path:
         from huggingface_hub import errors
@@ -32,13 +36,15 @@ class HuggingFace(ModelHub):
         try:
             return _download(repository, choose(_files(repository)))
         except (errors.HTTPError, OSError, ValueError) as error:
-            if isinstance(error, errors.HfHubHTTPError) and error.response.status_code < 500:  # its answer stands
+            if (
+                isinstance(error, errors.HfHubHTTPError) and error.response.status_code < 500
+            ):  # the hub answered: an error that the cache must not hide
                 raise _explain(repository, error) from error
             cached = _cached(repository, choose)
             if cached is None:
                 raise _explain(repository, error) from error
             _logger.warning(
-                "The hub was not asked or not reached; %s (revision %s) comes from the cache: %s",
+                "The hub is off or could not be reached; using the cached copy of %s (revision %s): %s",
                 repository.name,
                 repository.revision or "main",
                 cached,
@@ -95,12 +101,12 @@ def _explain(repository: Repository, error: Exception) -> CheckpointError:
 
     folder_hint = "or name a folder that has the model."
     if isinstance(error, errors.GatedRepoError):
-        reason = "it is gated, and the token (or its absence) does not open it"
+        reason = "it is gated, and access needs the token of an account that accepted its terms"
         hint = f"Accept its terms on its page and pass --hf-token, {folder_hint}"
     elif isinstance(error, errors.RevisionNotFoundError):
-        reason, hint = "it has no such revision", "Check --revision and --tokenizer-revision."
+        reason, hint = "it does not have this revision", "Check --revision and --tokenizer-revision."
     elif isinstance(error, errors.RepositoryNotFoundError):
-        reason = "there is no such repository, or it is private"
+        reason = "the repository does not exist, or it is private"
         hint = f"Check the name, pass --hf-token for a private one, {folder_hint}"
     elif isinstance(error, errors.LocalTokenNotFoundError):
         reason, hint = "no token is stored on this machine", "Pass --hf-token TOKEN, or store one with `hf auth login`."

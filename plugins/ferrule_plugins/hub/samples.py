@@ -1,4 +1,4 @@
-"""A hub with known repositories for each plugin, for `ferrule plugins check` and tests. No server imports this."""
+"""A hub with known repositories for each plugin, for `ferrule plugins check` and tests. Not for servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`qwen3`: thoughts of Qwen 3, which it may leave out.
+"""`qwen3`: reasoning of Qwen 3, which may be absent.
 
 With ``enable_thinking`` false the chat template puts an empty block into the prompt: the answer is content from its
 beginning. https://huggingface.co/Qwen/Qwen3-8B

@@ -1,4 +1,4 @@
-"""Answers of models in each parser's own format, for `ferrule plugins check` and tests. No server imports this."""
+"""Outputs of models in each parser's format, for `ferrule plugins check` and tests. Not for servers."""
 
 from __future__ import annotations
 

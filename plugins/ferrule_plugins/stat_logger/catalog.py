@@ -117,19 +117,23 @@ def _nothing(stats: EngineStats) -> Values:
 
 
 _USAGE = _engine("kv_cache_usage_perc", "gauge", "Share of the KV cache in use, 0 to 1.", "cache_usage")
-_QUERIES = _engine("prefix_cache_queries_total", "counter", "Prompt tokens looked up in the cache.", "prefix_queries")
-_HITS = _engine("prefix_cache_hits_total", "counter", "Prompt tokens found there.", "prefix_hits")
-_GAPS = Metric(name=GAP, kind="histogram", doc="Seconds between a choice's tokens.", buckets=_GAP)
-_QUEUED = _choice("request_queue_time_seconds", "Seconds in WAITING.", _LATENCY, lambda stats: stats.queue_time)
+_QUERIES = _engine(
+    "prefix_cache_queries_total", "counter", "Prompt tokens looked up in the prefix cache.", "prefix_queries"
+)
+_HITS = _engine("prefix_cache_hits_total", "counter", "Prompt tokens found in the prefix cache.", "prefix_hits")
+_GAPS = Metric(name=GAP, kind="histogram", doc="Seconds between two output tokens of a choice.", buckets=_GAP)
+_QUEUED = _choice(
+    "request_queue_time_seconds", "Seconds that a choice waited in the queue.", _LATENCY, lambda stats: stats.queue_time
+)
 _SLEEP = ("awake", "weights_offloaded", "discard_all")
 
 ENGINE = (
-    _engine("num_requests_running", "gauge", "Requests that run.", "running"),
-    _engine("num_requests_waiting", "gauge", "Requests that wait in the engine.", "waiting"),
+    _engine("num_requests_running", "gauge", "Requests that are running.", "running"),
+    _engine("num_requests_waiting", "gauge", "Requests that wait in the engine's queue.", "waiting"),
     Metric(
         name="vllm:num_requests_waiting_by_reason",
         kind="gauge",
-        doc="The same, by what they wait for; nothing is ever deferred here.",
+        doc="Waiting requests by reason. No request is ever deferred.",
         labels=("reason",),
         values=(("capacity",), ("deferred",)),
         engine=lambda stats: {("capacity",): stats.waiting, ("deferred",): 0},
@@ -137,30 +141,35 @@ ENGINE = (
     Metric(
         name="vllm:engine_sleep_state",
         kind="gauge",
-        doc="1 for the state that the engine is in.",
+        doc="1 for the current sleep state of the engine, else 0.",
         labels=("sleep_state",),
         values=tuple((state,) for state in _SLEEP),
         engine=lambda stats: {(state,): float(level == stats.sleep_level) for level, state in enumerate(_SLEEP)},
     ),
     _USAGE,
-    _alias("gpu_cache_usage_perc", "The same under its former name.", _USAGE),
+    _alias("gpu_cache_usage_perc", "Former name of kv_cache_usage_perc.", _USAGE),
     Metric(
         name=CACHE_INFO,
         kind="gauge",
-        doc="Settings of the KV cache, always 1.",
+        doc="Settings of the KV cache as labels; the value is always 1.",
         labels=(
             *("block_size", "cache_dtype", "enable_prefix_caching", "gpu_memory_utilization", "num_gpu_blocks"),
             *("num_gpu_blocks_override", "prefix_caching_hash_algo"),
         ),
         values=(),
     ),
-    _engine("num_preemptions_total", "counter", "Preemptions.", "preemptions"),
+    _engine("num_preemptions_total", "counter", "Preemptions of requests.", "preemptions"),
     _engine("prompt_tokens_total", "counter", "Prompt tokens of requests with a first token.", "prompt_tokens"),
-    _engine("prompt_tokens_cached_total", "counter", "Those of them found in the prefix cache.", "prompt_cached"),
+    _engine(
+        "prompt_tokens_cached_total",
+        "counter",
+        "Prompt tokens of requests with a first token that came from the prefix cache.",
+        "prompt_cached",
+    ),
     Metric(
         name="vllm:prompt_tokens_by_source_total",
         kind="counter",
-        doc="The same prompt tokens, by where their keys and values came from.",
+        doc="Prompt tokens of requests with a first token, by the source of their keys and values.",
         labels=("source",),
         values=(("local_compute",), ("local_cache_hit",), ("external_kv_transfer",)),
         engine=lambda stats: {
@@ -173,53 +182,83 @@ ENGINE = (
     Metric(name=STEP_TOKENS, kind="histogram", doc="Tokens per engine step.", buckets=_STEP_TOKENS),
     _QUERIES,
     _HITS,
-    _alias("gpu_prefix_cache_queries_total", "Queries under their former name.", _QUERIES),
-    _alias("gpu_prefix_cache_hits_total", "Hits under their former name.", _HITS),
+    _alias("gpu_prefix_cache_queries_total", "Former name of prefix_cache_queries_total.", _QUERIES),
+    _alias("gpu_prefix_cache_hits_total", "Former name of prefix_cache_hits_total.", _HITS),
     _engine(
         "corrupted_requests_total", "counter", "Requests ended by logits that were not finite.", "corrupted_requests"
     ),
 )
 
 REQUESTS = (
-    Metric(name=FIRST_TOKEN, kind="histogram", doc="Seconds to the first token.", buckets=_TTFT),
+    Metric(name=FIRST_TOKEN, kind="histogram", doc="Seconds from arrival to the first output token.", buckets=_TTFT),
     _GAPS,
-    _alias("time_per_output_token_seconds", "The same under its former name.", _GAPS),
+    _alias("time_per_output_token_seconds", "Former name of inter_token_latency_seconds.", _GAPS),
     _choice("request_time_per_output_token_seconds", "Mean seconds per output token of a choice.", _GAP, _mean_gap),
-    _choice("e2e_request_latency_seconds", "Seconds from arrival to end.", _LATENCY, lambda stats: stats.end_to_end),
+    _choice(
+        "e2e_request_latency_seconds",
+        "Seconds from arrival to the last output token.",
+        _LATENCY,
+        lambda stats: stats.end_to_end,
+    ),
     _QUEUED,
-    _choice("request_inference_time_seconds", "Seconds in RUNNING.", _LATENCY, lambda stats: stats.inference_time),
-    _choice("request_prefill_time_seconds", "Seconds in PREFILL.", _LATENCY, lambda stats: stats.prefill_time),
-    _choice("request_decode_time_seconds", "Seconds in DECODE.", _LATENCY, lambda stats: stats.decode_time),
+    _choice(
+        "request_inference_time_seconds",
+        "Seconds from admission by the engine to the last output token.",
+        _LATENCY,
+        lambda stats: stats.inference_time,
+    ),
+    _choice(
+        "request_prefill_time_seconds",
+        "Seconds from admission by the engine to the first output token.",
+        _LATENCY,
+        lambda stats: stats.prefill_time,
+    ),
+    _choice(
+        "request_decode_time_seconds",
+        "Seconds from the first to the last output token.",
+        _LATENCY,
+        lambda stats: stats.decode_time,
+    ),
     _choice("request_prompt_tokens", "Prompt tokens per choice.", TOKENS, lambda stats: stats.prompt_tokens),
     _choice("request_generation_tokens", "Generated tokens per choice.", TOKENS, lambda stats: stats.generation_tokens),
     _choice(
         "request_max_num_generation_tokens",
-        "Generated tokens of the longest of a prompt's n choices.",
+        "Generated tokens of the longest choice of a prompt.",
         TOKENS,
         lambda stats: stats.longest,
     ),
     _choice(
         "request_prefill_kv_computed_tokens",
-        "Prompt tokens per choice that were computed: those that the prefix cache did not have.",
+        "Prompt tokens per choice that were not in the prefix cache and had to be computed.",
         TOKENS,
         lambda stats: stats.prompt_tokens - stats.cached_tokens,
     ),
-    _choice("request_params_n", "n, per prompt.", _CHOICES, lambda stats: None if stats.longest is None else stats.n),
-    _choice("request_params_max_tokens", "max_tokens, per choice.", TOKENS, lambda stats: stats.max_tokens),
+    _choice(
+        "request_params_n",
+        "Parameter n of the request, per prompt.",
+        _CHOICES,
+        lambda stats: None if stats.longest is None else stats.n,
+    ),
+    _choice(
+        "request_params_max_tokens",
+        "Parameter max_tokens of the request, per choice.",
+        TOKENS,
+        lambda stats: stats.max_tokens,
+    ),
     _choice(
         "request_num_preemptions", "Preemptions per choice.", (0.0, *_CHOICES), lambda stats: stats.num_preemptions
     ),
     Metric(
         name=SUCCESS,
         kind="counter",
-        doc="Choices that ended, by how.",
+        doc="Finished choices by finish reason.",
         labels=("finished_reason",),
         values=tuple((reason.value,) for reason in FinishReason),
     ),
     Metric(
         name=REJECTED,
         kind="counter",
-        doc="Requests that were answered 429 because the queue was full, by the limit that was met.",
+        doc="Requests refused with 429 because the queue was full, by the limit that was reached.",
         labels=("reason",),
         values=(("max_num_queued_reqs",), ("max_num_queued_tokens",)),
         common=("model_name",),
@@ -227,7 +266,7 @@ REQUESTS = (
     Metric(
         name=TOOLS,
         kind="counter",
-        doc="Choices that a tool parser read, by what it found.",
+        doc="Choices that were parsed for tool calls, by outcome.",
         labels=("mode", "outcome", "request_type"),
         values=tuple(product(("streaming", "non_streaming"), ("tool_call", "no_tool_call"), ("chat_completions",))),
         common=("model_name",),
@@ -238,44 +277,47 @@ DEPRECATED = (
     Metric(
         name="vllm:num_requests_swapped",
         kind="gauge",
-        doc="Requests whose cache is in host memory: none ever is, they are recomputed.",
+        doc="Requests whose KV cache was swapped to host memory: always 0, because preempted requests are recomputed.",
         engine=_nothing,
         deprecated=HIDDEN_BUT_HERE,
     ),
     Metric(
         name="vllm:cpu_cache_usage_perc",
         kind="gauge",
-        doc="Share of a cache in host memory in use: there is no such cache.",
+        doc="Usage of a KV cache in host memory: always 0, because there is no such cache.",
         engine=_nothing,
         deprecated=HIDDEN_BUT_HERE,
     ),
     Metric(
         name="vllm:gpu_prefix_cache_hit_rate",
         kind="gauge",
-        doc="prefix_cache_hits_total / prefix_cache_queries_total since the start.",
+        doc="Ratio of prefix_cache_hits_total to prefix_cache_queries_total since start-up.",
         engine=_hit_rate,
         deprecated=HIDDEN_BUT_HERE,
     ),
     Metric(
         name="vllm:cpu_prefix_cache_hit_rate",
         kind="gauge",
-        doc="Share of lookups that a cache in host memory answered: there is no such cache.",
+        doc="Hit rate of a prefix cache in host memory: always 0, because there is no such cache.",
         engine=_nothing,
         deprecated=HIDDEN_BUT_HERE,
     ),
     _milliseconds(
         "model_execute_time_milliseconds",
-        "Milliseconds from a choice's first step to its end; the time between its steps is not taken off.",
+        "Milliseconds from the first step of a choice to its end, including the time between its steps.",
     ),
-    _milliseconds("model_forward_time_milliseconds", "The same: the forward pass is not timed apart from the step."),
-    _alias("time_in_queue_requests", "request_queue_time_seconds under a former name.", _QUEUED, HIDDEN_BUT_HERE),
+    _milliseconds(
+        "model_forward_time_milliseconds",
+        "Equal to model_execute_time_milliseconds: the forward pass is not timed separately from the step.",
+    ),
+    _alias("time_in_queue_requests", "Former name of request_queue_time_seconds.", _QUEUED, HIDDEN_BUT_HERE),
 )
 
 HTTP = (
     Metric(
         name=CALLS,
         kind="counter",
-        doc="HTTP calls by route template, method and class of status.",
+        doc="HTTP requests by route template, method and class of status.",
         labels=("handler", "method", "status"),
         values=None,
         common=(),
@@ -283,17 +325,23 @@ HTTP = (
     Metric(
         name=DURATION,
         kind="histogram",
-        doc="Seconds per call, a stream's to its end.",
+        doc="Seconds per HTTP request; for a stream, to its end.",
         labels=("handler", "method"),
         values=None,
         common=(),
         buckets=_HTTP,
     ),
-    Metric(name=DURATION_FINE, kind="histogram", doc="The same over all routes.", common=(), buckets=_HTTP_FINE),
+    Metric(
+        name=DURATION_FINE,
+        kind="histogram",
+        doc="Seconds per HTTP request over all routes, with finer buckets.",
+        common=(),
+        buckets=_HTTP_FINE,
+    ),
     Metric(
         name=RECEIVED,
         kind="histogram",
-        doc="Bytes of calls' bodies that were read.",
+        doc="Bytes read from request bodies.",
         labels=("handler",),
         values=None,
         common=(),
@@ -302,7 +350,7 @@ HTTP = (
     Metric(
         name=SENT,
         kind="histogram",
-        doc="Bytes of answers' bodies.",
+        doc="Bytes of response bodies.",
         labels=("handler",),
         values=None,
         common=(),
@@ -316,15 +364,20 @@ PROCESS = (
     ("process_resident_memory_bytes", "gauge", (), "Resident memory."),
     ("process_virtual_memory_bytes", "gauge", (), "Virtual memory."),
     ("process_open_fds", "gauge", (), "Open file descriptors."),
-    ("process_max_fds", "gauge", (), "Most that may be open."),
-    ("process_start_time_seconds", "gauge", (), "When it started, in seconds since 1970."),
+    ("process_max_fds", "gauge", (), "Highest allowed number of open file descriptors."),
+    ("process_start_time_seconds", "gauge", (), "Start time of the process, in seconds since 1970."),
     ("python_info", "gauge", ("implementation", "major", "minor", "patchlevel", "version"), "Always 1."),
-    ("python_gc_objects_collected_total", "counter", ("generation",), "Objects that the collector freed."),
-    ("python_gc_objects_uncollectable_total", "counter", ("generation",), "Objects that it could not free."),
-    ("python_gc_collections_total", "counter", ("generation",), "How often it ran."),
+    ("python_gc_objects_collected_total", "counter", ("generation",), "Objects that the garbage collector freed."),
+    (
+        "python_gc_objects_uncollectable_total",
+        "counter",
+        ("generation",),
+        "Objects that the garbage collector could not free.",
+    ),
+    ("python_gc_collections_total", "counter", ("generation",), "Number of garbage collections."),
 )
 
-# Documented names that nobody exports here: nothing would be true of them. The feature that would bring each.
+# Documented names that are not exported, with the feature that each belongs to.
 ABSENT = (
     ("vllm:lora_requests_info", "gauge", "LoRA adapters"),
     ("vllm:spec_decode_num_drafts_total", "counter", "speculative decoding"),
@@ -332,8 +385,8 @@ ABSENT = (
     ("vllm:spec_decode_num_accepted_tokens_total", "counter", "speculative decoding"),
     ("vllm:spec_decode_num_accepted_tokens_per_pos_total", "counter", "speculative decoding"),
     ("vllm:spec_decode_num_emitted_tokens_total", "counter", "speculative decoding; gone in newer documents"),
-    ("vllm:spec_decode_draft_acceptance_rate", "gauge", "speculative decoding; to be had from the counters"),
-    ("vllm:spec_decode_efficiency", "gauge", "speculative decoding; to be had from the counters"),
+    ("vllm:spec_decode_draft_acceptance_rate", "gauge", "speculative decoding; can be computed from the counters"),
+    ("vllm:spec_decode_efficiency", "gauge", "speculative decoding; can be computed from the counters"),
     ("vllm:external_prefix_cache_queries_total", "counter", "transfer of caches between servers"),
     ("vllm:external_prefix_cache_hits_total", "counter", "transfer of caches between servers"),
     ("vllm:mm_cache_queries_total", "counter", "media in prompts"),

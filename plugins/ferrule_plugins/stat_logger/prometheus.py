@@ -25,7 +25,7 @@ Series = list[tuple[list[str], list[float]]]  # values of labels, and cells
 
 
 class Prometheus(StatLogger):
-    """One registry per instance. Labels are the served model's name and the engine's number, never a client's text.
+    """One registry per instance. Labels are the served model's name and the engine's number, never text from clients.
 
     With several API processes each shows the sum over all of them; see `series`.
     """
@@ -90,7 +90,7 @@ class Prometheus(StatLogger):
             self._stores.own.cells(_BLOCKS, 1)[0] = stats.blocks_total
 
     def on_tokens(self, first: bool, num_tokens: int, gap: float) -> None:
-        """Tokens that were read together share the time that they took; those with the first one took none."""
+        """Tokens that arrive together share the time since the previous ones; with the first token they count as 0."""
         if first:
             self._by_name[catalog.FIRST_TOKEN].observe(gap)
             num_tokens, gap = num_tokens - 1, 0.0
@@ -160,7 +160,7 @@ class Prometheus(StatLogger):
         families: dict[str, Metric] = {}
         for number, store in self._stores.by_process():
             pid = store.records().get(_PID)
-            if pid is None:  # it is just beginning
+            if pid is None:  # the other process is just starting
                 continue
             for family in ProcessCollector(pid=lambda pid=pid: int(pid[0]), registry=None).collect():
                 known = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))

@@ -188,7 +188,7 @@ def test_killed_again_and_again_it_loses_and_doubles_nothing(tmp_path: Path, pea
     assert moment <= before < ROWS
     done = run(source, target)
     assert done.returncode == 0, done.stderr
-    assert f"going on: {before} of {ROWS} rows are done" in done.stderr
+    assert f"resuming: {before} of {ROWS} rows are done" in done.stderr
     assert gists(results(target)) == peaceful
     assert not journal.exists()
 
@@ -206,7 +206,7 @@ def test_a_signal_lets_what_runs_finish(tmp_path: Path, number: int, peaceful: l
         out, _ = process.communicate(timeout=240)
     assert process.returncode == 130
     kept = num_journalled(journal)
-    assert f"{kept} of {ROWS} rows are done; the same command goes on from there." in out
+    assert f"{kept} of {ROWS} rows are done; run the same command again to continue." in out
     assert not target.exists()
     assert run(source, target).returncode == 0
     assert gists(results(target)) == peaceful
@@ -228,7 +228,7 @@ def test_a_full_disk_is_said_and_survived(tmp_path: Path, peaceful: list[tuple[A
     assert 0 < kept < ROWS
     done = run(source, target)
     assert done.returncode == 0, done.stderr
-    assert f"going on: {kept} of {ROWS}" in done.stderr
+    assert f"resuming: {kept} of {ROWS}" in done.stderr
     assert gists(results(target)) == peaceful
 
 

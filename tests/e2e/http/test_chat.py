@@ -206,7 +206,7 @@ def test_nothing_is_kept_without_history(terminal: Callable[..., Terminal], tmp_
 def test_a_folder_that_cannot_be_written(terminal: Callable[..., Terminal], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     chat = terminal("chat", XDG_STATE_HOME=str(tmp_path / "file"))
-    assert "No history is kept: Not a directory" in chat.prompt(1)
+    assert "The history cannot be saved: Not a directory" in chat.prompt(1)
     chat.send("\x03")
     assert chat.left() == 0
 

@@ -234,7 +234,7 @@ def test_one_that_hangs_is_ended_and_all_with_it(tiny_llama: Path, tmp_path: Pat
         pids = servers.descendants(fresh.process.pid)
         os.kill(api_pids(fresh)[2], signal.SIGSTOP)
         assert fresh.process.wait(240) != 0
-        assert fresh.says("does not react")
+        assert fresh.says("does not respond")
         assert servers.until(lambda: all(gone(pid) for pid in pids))
 
 

@@ -198,5 +198,5 @@ def test_an_engine_that_stays_stopped_ends_the_server(tiny_llama: Path, tmp_path
         pids = servers.descendants(server.process.pid)
         os.kill(server.children()["engine"], signal.SIGSTOP)
         assert server.process.wait(240) != 0
-        assert server.says("does not react")
+        assert server.says("does not respond")
         assert servers.until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))

@@ -14,10 +14,10 @@ from ferrule.interfaces.plugins import Plugins
 from ferrule_plugins.command.serve import with_model
 
 _SUMMARIES = {
-    "startup": "Time from the start of the process to the first healthy answer and to the first token.",
+    "startup": "Time from the start of the process until /health is 200, and until the first token.",
     "latency": "One batch, repeated, without a server.",
     "throughput": "Many prompts at once, without a server.",
-    "serve": "Streaming load on a running server.",
+    "serve": "Send streaming requests to a running server.",
 }
 
 
@@ -66,7 +66,7 @@ def _serve(argv: Sequence[str], plugins: Plugins) -> int:
 
 
 def _startup(argv: Sequence[str], plugins: Plugins) -> int:
-    """Own options come first; what follows ``--`` goes to `ferrule serve`."""
+    """Options of the benchmark come first; options after ``--`` are passed to `ferrule serve`."""
     from ferrule_plugins.command.bench.startup import StartupBench, run
 
     words = list(argv)

@@ -71,7 +71,7 @@ def measure() -> Limits:
     command = [sys.executable, "-m", "ferrule_kernels.cpu.machine"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
     if done.returncode:
-        print(f"The machine's limits are not known: {(done.stderr.strip().splitlines() or ['?'])[-1]}")
+        print(f"The machine's limits could not be measured: {(done.stderr.strip().splitlines() or ['?'])[-1]}")
         return Limits()
     limits = Limits(**json.loads(done.stdout))
     print(
@@ -84,7 +84,7 @@ def measure() -> Limits:
 def cost_of(folder: str | None, info: ModelInfo | None = None) -> Cost:
     """What a checkpoint's tokens cost; `info` knows better how its weights and its cache are kept.
 
-    Of a model that is no folder here, with safetensors in it, only what `info` says is known.
+    Of a model that is not a local folder with safetensors, only what `info` says is known.
     """
     cost, table = Cost(), 0
     try:

@@ -17,33 +17,38 @@ from ferrule_plugins.command.bench.figures import percentile, random_prompts, re
 
 @dataclass(frozen=True, kw_only=True)
 class LatencyBench:
-    """One batch, repeated."""
+    """Options of the latency benchmark: one batch, repeated."""
 
-    disable_detokenize: bool = opt(False, "Make no text of the tokens.")
+    disable_detokenize: bool = opt(False, "Do not convert output tokens to text.")
     input_len: int = opt(32, "Prompt tokens.", ge=1)
     output_len: int = opt(128, "Output tokens.", ge=1)
     batch_size: int = opt(8, "Prompts in the batch.", ge=1)
-    n: int = opt(1, "Answers per prompt.", ge=1)
-    num_iters_warmup: int = opt(2, "Batches that are not counted.", ge=0)
-    num_iters: int = opt(5, "Batches that are counted.", ge=1)
-    output_json: str | None = opt(None, "File for the figures.")
+    n: int = opt(1, "Outputs per prompt.", ge=1)
+    num_iters_warmup: int = opt(2, "Warm-up batches, which are not measured.", ge=0)
+    num_iters: int = opt(5, "Batches that are measured.", ge=1)
+    output_json: str | None = opt(None, "File to which the figures are written, as JSON.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ThroughputBench:
-    """Many prompts at once."""
+    """Options of the throughput benchmark: many prompts at once."""
 
-    dataset_name: str = opt("random", "Where prompts come from.", choices=("random",))
-    disable_detokenize: bool = opt(False, "Make no text of the tokens.")
+    dataset_name: str = opt("random", "Source of the prompts.", choices=("random",))
+    disable_detokenize: bool = opt(False, "Do not convert output tokens to text.")
     input_len: int = opt(128, "Prompt tokens.", ge=1, aliases=("--random-input-len",))
     output_len: int = opt(128, "Output tokens.", ge=1, aliases=("--random-output-len",))
     prefix_len: int = opt(
-        0, "Tokens that all prompts share, before the others.", ge=0, aliases=("--random-prefix-len",)
+        0,
+        "Length of a prefix that all prompts share, added to the input length.",
+        ge=0,
+        aliases=("--random-prefix-len",),
     )
-    random_range_ratio: float = opt(0.0, "Prompts' lengths differ by up to this part.", ge=0, le=1)
+    random_range_ratio: float = opt(
+        0.0, "Relative spread of prompt lengths: 0.5 means from half to one and a half times the length.", ge=0, le=1
+    )
     num_prompts: int = opt(100, "Prompts.", ge=1)
-    n: int = opt(1, "Answers per prompt.", ge=1)
-    output_json: str | None = opt(None, "File for the figures.")
+    n: int = opt(1, "Outputs per prompt.", ge=1)
+    output_json: str | None = opt(None, "File to which the figures are written, as JSON.")
 
 
 def latency(options: LatencyBench, config: Config, plugins: Plugins) -> int:

@@ -18,26 +18,26 @@ _IDS = "prompts are token ids, so that no tokenizer is needed"
 
 @dataclass(frozen=True, kw_only=True)
 class ServeBench:
-    """Load on a running server."""
+    """Options of the load on a running server."""
 
     base_url: str = opt("", "URL of the server. Default: http://HOST:PORT.", common=True)
     host: str = opt("127.0.0.1", "Host of the server.")
     port: int = opt(8000, "Port of the server.", ge=1, le=65535)
     backend: str = opt(
         "openai",
-        "Completions of token ids (openai, vllm), or conversations.",
+        "API to call: completions with token ids (openai, vllm), or chat completions.",
         choices=tuple(_ROUTES),
         aliases=("--endpoint-type",),
         common=True,
     )
-    endpoint: str = opt("", "Route. Default: the back end's.")
+    endpoint: str = opt("", "Route of the API. Default: that of --backend.")
     model: str | None = opt(None, "Model name. Default: the first of /v1/models.", common=True)
-    served_model_name: str | None = opt(None, "Model name to send, where it is another one.")
+    served_model_name: str | None = opt(None, "Model name to send in requests, if it differs from --model.")
     api_key: str | None = opt(None, "Key to send.", secret=True)
     header: tuple[str, ...] = opt((), "NAME=VALUE, headers to send.", nargs="+")
-    extra_body: dict[str, Any] = opt({}, "Further fields of each request.", json=True)
+    extra_body: dict[str, Any] = opt({}, "Additional JSON fields of each request.", json=True)
     temperature: float = opt(0.0, "Sampling temperature.", ge=0)
-    ignore_eos: bool = opt(True, "Go on after the end-of-sequence token, so that outputs have the length asked for.")
+    ignore_eos: bool = opt(True, "Continue after the end-of-sequence token, so that outputs have the requested length.")
     num_prompts: int = opt(100, "Requests to send.", ge=1, common=True)
     request_rate: float | None = opt(
         None,
@@ -47,29 +47,40 @@ class ServeBench:
         common=True,
     )
     burstiness: float = opt(1.0, "Shape of the gamma-distributed gaps: 1 Poisson, below 1 in bursts.", gt=0)
-    max_concurrency: int | None = opt(None, "Most requests in flight. Default: no bound.", ge=1, common=True)
-    dataset_name: str = opt("random", "Where prompts come from.", choices=("random",))
+    max_concurrency: int | None = opt(
+        None, "Highest number of requests in flight. Default: no limit.", ge=1, common=True
+    )
+    dataset_name: str = opt("random", "Source of the prompts.", choices=("random",))
     random_input_len: int = opt(128, "Prompt tokens.", ge=1, common=True)
     random_output_len: int = opt(128, "Output tokens.", ge=1, common=True)
-    random_range_ratio: float = opt(0.0, "Lengths differ by up to this part.", ge=0, le=1)
-    random_prefix_len: int = opt(0, "Tokens that all prompts share, before the others.", ge=0)
+    random_range_ratio: float = opt(
+        0.0,
+        "Relative spread of input and output lengths: 0.5 means from half to one and a half times the length.",
+        ge=0,
+        le=1,
+    )
+    random_prefix_len: int = opt(0, "Length of a prefix that all prompts share, added to the input length.", ge=0)
     min_token_id: int = opt(100, "Lowest id in random prompts.", ge=0)
     max_token_id: int = opt(1000, "Ids in random prompts are below this.", ge=1)
-    num_warmups: int = opt(1, "Requests that are sent first and not counted.", ge=0)
+    num_warmups: int = opt(1, "Warm-up requests, which are not measured.", ge=0)
     seed: int = opt(0, "Seed of prompts and arrivals.")
-    percentile_metrics: str = opt(",".join(METRICS), "Times to report, with commas.")
-    metric_percentiles: str = opt("50,90,99", "Percentiles to report, with commas.")
-    checkpoint: str | None = opt(None, "Folder of the served weights, for limits. Default: the model card's root.")
-    output_json: str | None = opt(None, "File for the figures.", common=True)
-    save_result: bool = opt(False, "Write the figures and what was asked for into a file of its own.", common=True)
-    result_dir: str = opt(".", "Folder of that file.")
-    result_filename: str = opt("", "Its name. Default: from model, rate and date.")
-    metadata: tuple[str, ...] = opt((), "NAME=VALUE, to be kept in that file.", nargs="+")
+    percentile_metrics: str = opt(",".join(METRICS), "Times to report, separated by commas: ttft, tpot, itl, e2el.")
+    metric_percentiles: str = opt("50,90,99", "Percentiles to report, separated by commas.")
+    checkpoint: str | None = opt(
+        None, "Folder of the served model, to compute shares of the machine's limits. Default: root in /v1/models."
+    )
+    output_json: str | None = opt(None, "File to which the figures are written, as JSON.", common=True)
+    save_result: bool = opt(False, "Write the figures and the settings to a new file.", common=True)
+    result_dir: str = opt(".", "Folder of the file that --save-result writes.")
+    result_filename: str = opt(
+        "", "Name of the file that --save-result writes. Default: made from model, rate and date."
+    )
+    metadata: tuple[str, ...] = opt((), "NAME=VALUE pairs to add to the file that --save-result writes.", nargs="+")
     tokenizer: str | None = opt(None, "A tokenizer.", inert=_IDS)
     tokenizer_mode: str = opt("auto", "Kind of tokenizer.", inert=_IDS)
     skip_tokenizer_init: bool = opt(False, "Load none.", inert=_IDS)
-    trust_remote_code: bool = opt(False, "Run the tokenizer's own code.", inert=_IDS)
-    disable_tqdm: bool = opt(False, "No progress bar.", inert="there is none")
+    trust_remote_code: bool = opt(False, "Allow Python code of the tokenizer.", inert=_IDS)
+    disable_tqdm: bool = opt(False, "Do not show a progress bar.", inert="there is none")
 
     def check(self) -> None:
         """Raises ConfigError."""
@@ -78,7 +89,7 @@ class ServeBench:
         if not self.percentiles or not all(0 <= q <= 100 for q in self.percentiles):
             raise ConfigError("--metric-percentiles takes numbers from 0 to 100, with commas between them.")
         if self.endpoint and not self.endpoint.startswith("/"):
-            raise ConfigError(f"--endpoint {self.endpoint!r} is no path.", f"Such as {_ROUTES[self.backend]}.")
+            raise ConfigError(f"--endpoint {self.endpoint!r} is not a path.", f"For example {_ROUTES[self.backend]}.")
         if not self.save_result and (self.result_filename or self.metadata or self.result_dir != "."):
             raise ConfigError("--result-filename, --result-dir and --metadata need --save-result.")
         if self.save_result and self.output_json:
@@ -100,7 +111,7 @@ class ServeBench:
 
     @property
     def percentiles(self) -> tuple[float, ...]:
-        """Empty when one is no number."""
+        """Empty when one is not a number."""
         try:
             return tuple(float(number) for number in self.metric_percentiles.split(","))
         except ValueError:

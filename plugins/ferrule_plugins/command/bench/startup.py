@@ -21,11 +21,11 @@ from ferrule_plugins.command.bench.figures import report
 
 @dataclass(frozen=True, kw_only=True)
 class StartupBench:
-    """Start-up. What follows -- goes to `ferrule serve`."""
+    """Options of the start-up benchmark. Options after -- are passed to `ferrule serve`."""
 
-    runs: int = opt(3, "How often to start.", ge=1)
-    timeout: float = opt(600.0, "Seconds to wait for a start.", gt=0)
-    output_json: str | None = opt(None, "File for the figures.")
+    runs: int = opt(3, "Number of starts to measure.", ge=1)
+    timeout: float = opt(600.0, "Seconds to wait until the server is ready.", gt=0)
+    output_json: str | None = opt(None, "File to which the figures are written, as JSON.")
 
 
 def run(options: StartupBench, serve: Sequence[str]) -> int:

@@ -1,4 +1,4 @@
-"""`ferrule run-batch`: a file of requests, answered as the server would, into a file of results."""
+"""`ferrule run-batch`: runs a file of requests as the server would, and writes a file of results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ferrule_plugins.command.serve import with_model
 
 
 class RunBatch(Command):
-    summary = "Answer a file of requests, in OpenAI's batch form."
+    summary = "Run a file of requests in the format of OpenAI's Batch API."
 
     def run(self, argv: Sequence[str], plugins: Plugins) -> int:
         """Returns 0 when every row has its result, 1 when the engine died, 130 when it was stopped."""

@@ -43,7 +43,9 @@ class Target:
         if not os.access(folder, os.W_OK):
             raise StartupError(f"The folder {folder} of the output cannot be written to.")
         if self._path.exists() and not self._path.is_file():
-            raise StartupError(f"{self._where} is not a regular file.", "Results are put in place by a rename.")
+            raise StartupError(
+                f"{self._where} is not a regular file.", "The output is created by renaming a finished file."
+            )
 
     def is_file(self, file: BinaryIO) -> bool:
         """Whether it is the file that is open there."""

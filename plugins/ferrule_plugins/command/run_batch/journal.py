@@ -126,7 +126,7 @@ class Journal:
             found = msgspec.json.decode(head, type=dict[str, Any])
         except msgspec.DecodeError:
             raise StartupError(
-                f"{self.path} stands where the journal belongs and is something else.",
+                f"{self.path} exists where the journal should be written, but is not a journal.",
                 "Move it away, or name another --output-tmp-dir.",
             ) from None
         names = [name for name in {**found, **run} if found.get(name) != run.get(name)]
@@ -134,14 +134,14 @@ class Journal:
             differences = "; ".join(f"{name} was {found.get(name)!r:.100}, is {run.get(name)!r:.100}" for name in names)
             raise StartupError(
                 f"{self.path} is the journal of a run that did not end, with something else: {differences}.",
-                "Run it as before to go on, or delete the journal to begin anew.",
+                "Use the former options to continue, or delete the journal to start again.",
             )
 
 
 def cannot_write(path: Path, error: OSError) -> StartupError:
     return StartupError(
         f"Cannot write {path}: {os.strerror(error.errno or 0).lower()}.",
-        "Results so far are kept in the journal: the same command goes on from there.",
+        "Finished results are in the journal: run the same command again to continue.",
     )
 
 
@@ -155,18 +155,21 @@ def sync_folder(folder: Path) -> None:
 
 
 def _open(path: Path) -> BinaryIO:
-    """The file, ours alone. Raises StartupError."""
+    """The file, opened and locked by this process only. Raises StartupError."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
     except OSError as error:
         raise StartupError(
             f"Cannot write the journal {path}: {os.strerror(error.errno or 0).lower()}.",
-            "--output-tmp-dir names another folder for it.",
+            "Use --output-tmp-dir to choose another folder for it.",
         ) from None
     mine = os.fstat(fd)
     if not stat.S_ISREG(mine.st_mode) or mine.st_uid != os.geteuid():
         os.close(fd)
-        raise StartupError(f"{path} is not a file of ours.", "--output-tmp-dir names another folder for the journal.")
+        raise StartupError(
+            f"{path} is not a regular file of this user.",
+            "Use --output-tmp-dir to choose another folder for the journal.",
+        )
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         # a run that ended just now has removed what we opened
@@ -175,7 +178,9 @@ def _open(path: Path) -> BinaryIO:
         still = False
     if not still:
         os.close(fd)
-        raise StartupError(f"Another run-batch writes {path}.", "Wait for it, or name another output.")
+        raise StartupError(
+            f"Another run-batch is writing {path}.", "Wait until it has finished, or name another output."
+        )
     return os.fdopen(fd, "r+b")
 
 

@@ -11,7 +11,7 @@ from ferrule_plugins.command.run_batch.rows import Answer
 Message = MutableMapping[str, Any]
 App = Callable[[Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]]
 
-# Routes that take one request and give one answer. A route that no router serves is no choice.
+# Routes that take one request and give one answer. Routes that no router serves cannot be chosen.
 BATCH_URLS = (
     "/v1/chat/completions",
     "/v1/completions",

@@ -39,21 +39,25 @@ _SERVED = {
 
 @dataclass(frozen=True, kw_only=True)
 class BatchConfig:
-    """What is read, where results go, and how many requests run."""
+    """Input, output, and number of concurrent requests of a batch."""
 
-    input_file: str = opt("", "JSONL file of requests: a path, or a URL to GET.", aliases=("-i",), common=True)
-    output_file: str = opt("", "JSONL file of results: a path, or a URL to PUT to.", aliases=("-o",), common=True)
+    input_file: str = opt("", "JSONL file of requests: a path, or an http(s) URL.", aliases=("-i",), common=True)
+    output_file: str = opt(
+        "", "JSONL file of results: a path, or an http(s) URL to upload to with PUT.", aliases=("-o",), common=True
+    )
     output_tmp_dir: str | None = opt(
-        None, "Folder of the journal, and of the results of a URL. Default: beside the output file, or the system's."
+        None, "Folder for the journal, and for results before an upload. Default: beside the output, or the system's."
     )
     max_inflight: int | None = opt(
-        None, "Most requests in flight. Default: twice --max-num-seqs.", ge=1, le=2048, common=True
+        None, "Highest number of requests in flight. Default: twice --max-num-seqs.", ge=1, le=2048, common=True
     )
-    max_input_bytes: int = opt(4 << 30, "Largest input that is fetched from a URL.", ge=1, human=True)
-    enable_metrics: bool = opt(False, "Answer GET /metrics and /health while the batch runs.", common=True)
-    host: str | None = opt(None, "Address of the metrics. Default: 127.0.0.1.")
-    port: int = opt(8000, "Port of the metrics; 0 takes a free one.", ge=0, le=65535)
-    url: str | None = opt(None, "Address of the metrics, not of an API.", replaced="--host")
+    max_input_bytes: int = opt(4 << 30, "Largest input, in bytes, that is downloaded from a URL.", ge=1, human=True)
+    enable_metrics: bool = opt(False, "Serve GET /metrics and /health while the batch runs.", common=True)
+    host: str | None = opt(None, "Address on which metrics are served. Default: 127.0.0.1.")
+    port: int = opt(8000, "Port on which metrics are served; 0 chooses a free one.", ge=0, le=65535)
+    url: str | None = opt(
+        None, "Older name of --host: the address on which metrics are served, not that of an API.", replaced="--host"
+    )
 
 
 def sections() -> Mapping[str, type]:
@@ -72,7 +76,7 @@ def _served() -> type:
             meta = {part.name: getattr(option, part.name) for part in dataclasses.fields(Option)} | {"server": False}
             rows.append((field.name, hints[field.name], opt(field.default, **meta)))
     made = dataclasses.make_dataclass("AnswerConfig", rows, frozen=True, kw_only=True)
-    made.__doc__ = "How requests are answered, as by ferrule serve."
+    made.__doc__ = "Options of ferrule serve that also affect the results of a batch."
     return made
 
 
@@ -103,7 +107,7 @@ def check(options: BatchConfig) -> None:
 
 
 def notices(options: BatchConfig, origins: Mapping[str, str]) -> tuple[str, ...]:
-    """Sentences about options that were given and do nothing."""
+    """Notices about options that were given and have no effect."""
     if options.enable_metrics:
         return ()
     given = [f"--{name}" for name in ("host", "port") if origins.get(name, "").startswith("command")]

@@ -71,7 +71,7 @@ def read_row(number: int, line: bytes, urls: Collection[str]) -> Row | Bad:
         return Bad(number, custom_id, code, f"Line {number}: {message}", param)
 
     if custom_id is None:
-        return bad("missing_required_parameter", "custom_id must be a text that is not empty.", "custom_id")
+        return bad("missing_required_parameter", "custom_id must be a non-empty string.", "custom_id")
     method, url = _text(fields, "method"), _text(fields, "url")
     if method != "POST":
         return bad("invalid_method", f'method must be "POST"{_instead(method)}.', "method")
@@ -85,13 +85,13 @@ def read_row(number: int, line: bytes, urls: Collection[str]) -> Row | Bad:
     if body is None or asked is None:
         return bad("missing_required_parameter", "body must be a JSON object.", "body")
     if bytes(asked.get("stream", _NO_VALUE)).strip() not in (b"null", b"false"):
-        return bad("stream_unsupported", "a batch cannot stream: leave body.stream out.", "body.stream")
+        return bad("stream_unsupported", "requests of a batch cannot be streamed: remove body.stream.", "body.stream")
     return Row(number, custom_id, url, bytes(body))
 
 
 def duplicate(row: Row | Bad, first: int) -> Bad:
     """What stands for the second line with an id."""
-    message = f"Line {row.number}: the custom_id is already that of line {first}; it must occur once."
+    message = f"Line {row.number}: the custom_id is already used in line {first}; each must be unique."
     return Bad(row.number, row.custom_id, "duplicate_custom_id", message, "custom_id")
 
 

@@ -65,11 +65,11 @@ def run_batch(batch: Batch) -> int:
         with contextlib.closing(journal):
             before = journal.done
             if before:
-                _logger.info("going on: %d of %d rows are done", before, seen.rows)
+                _logger.info("resuming: %d of %d rows are done", before, seen.rows)
             if before < seen.rows:
                 status = _work(batch, file, seen, journal)
                 if status:
-                    print(f"{journal.done} of {seen.rows} rows are done; the same command goes on from there.")
+                    print(f"{journal.done} of {seen.rows} rows are done; run the same command again to continue.")
                     return status
             target.publish(journal)
             journal.remove()

@@ -91,8 +91,8 @@ def read_rows(
 
 def _changed(number: int) -> StartupError:
     return StartupError(
-        f"Line {number} of the input is not what it was when the run began: the file was changed meanwhile.",
-        "Results so far are kept. With the former input the run goes on; without the journal it begins anew.",
+        f"Line {number} of the input has changed since the run began.",
+        "Finished results are kept. Restore the former input to continue, or delete the journal to start again.",
     )
 
 

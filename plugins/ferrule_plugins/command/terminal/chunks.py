@@ -61,7 +61,7 @@ class Chunk(Struct):
 
 
 def read_chunk(data: str) -> Chunk:
-    """Raises ValueError for what is no chunk."""
+    """Raises ValueError for what is not a chunk."""
     try:
         return msgspec.convert(json.loads(data), Chunk)
     except (msgspec.ValidationError, RecursionError) as error:

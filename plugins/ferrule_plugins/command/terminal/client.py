@@ -1,6 +1,6 @@
 """HTTP to any OpenAI-compatible server, on the standard library: a list of models, and streams of chunks.
 
-One connection for each request, which ends with the stream: a server sees at once that nobody listens any more.
+One connection for each request, which ends with the stream, so a server notices at once when the client disconnects.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Server:
         self._opener = urllib.request.build_opener(*handlers)
 
     def models(self) -> tuple[str, ...]:
-        """Names of what the server serves. Raises Unanswered."""
+        """Names of the models that the server serves. Raises Unanswered."""
         with self._open("/models") as response:
             try:
                 found = json.load(response)["data"]
@@ -63,7 +63,7 @@ class Server:
             except (OSError, http.client.HTTPException) as error:
                 raise Unanswered(f"The connection to {self.url} broke: {_told(error)}.") from error
             except (ValueError, KeyError, TypeError) as error:
-                raise Unanswered(f"{self.url}/models does not answer with a list of models.", _IS_IT) from error
+                raise Unanswered(f"{self.url}/models did not return a list of models.", _IS_IT) from error
 
     def stream(self, route: str, body: dict[str, Any]) -> Generator[Chunk, None, None]:
         """The chunks of one answer. Closing the iterator ends the request. Raises Unanswered, also in the middle."""
@@ -75,15 +75,15 @@ class Server:
                         return
                     chunk = read_chunk(data)
                     if chunk.error is not None:
-                        raise Unanswered(f"The server ended the answer: {_message(chunk.error)}")
+                        raise Unanswered(f"The server ended the response with an error: {_message(chunk.error)}")
                     complete = complete or any(choice.finish_reason for choice in chunk.choices)
                     yield chunk
             except (OSError, http.client.HTTPException) as error:
-                raise Unanswered(f"The connection broke in the middle of the answer: {_told(error)}.") from error
+                raise Unanswered(f"The connection broke in the middle of the response: {_told(error)}.") from error
             except ValueError as error:
-                raise Unanswered("The server sent something that is no chunk of an answer.", _IS_IT) from error
+                raise Unanswered("The server sent something that is not a chunk of a response.", _IS_IT) from error
             if not complete:
-                raise Unanswered("The server closed the connection in the middle of the answer.")
+                raise Unanswered("The server closed the connection in the middle of the response.")
 
     def _open(self, route: str, body: dict[str, Any] | None = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
@@ -106,7 +106,7 @@ class Server:
         if isinstance(reason, socket.gaierror):
             return Unanswered(f"The host of {self.url} is not known.", "Check --url.")
         if isinstance(reason, ssl.SSLError):
-            hint = "Check http and https in --url; SSL_CERT_FILE names a file of further authorities."
+            hint = "Check http and https in --url; SSL_CERT_FILE names a file of additional authorities."
             return Unanswered(f"No TLS connection to {self.url}: {_told(reason)}.", hint)
         return Unanswered(f"No answer from {self.url}: {_told(reason)}.", "Check --url and the network.")
 
@@ -114,7 +114,7 @@ class Server:
         said = _body_message(error)
         if error.code == 401:
             return Unanswered(
-                f"The server wants another API key (401: {said})", "Pass --api-key or set OPENAI_API_KEY."
+                f"The server does not accept the API key (401: {said})", "Pass --api-key or set OPENAI_API_KEY."
             )
         if 300 <= error.code < 400:
             target = one_line(error.headers.get("Location") or "another address")

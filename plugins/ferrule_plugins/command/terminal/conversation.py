@@ -10,7 +10,7 @@ from ferrule_plugins.command.terminal.client import Server
 from ferrule_plugins.command.terminal.dialogue import Action, Dialogue
 from ferrule_plugins.command.terminal.screen import Screen
 
-_NO_TOOLS = "This client runs no tools."
+_NO_TOOLS = "This client cannot run tools."
 
 
 class Conversation(Dialogue):
@@ -53,14 +53,14 @@ class Conversation(Dialogue):
 
     def actions(self) -> dict[str, Action]:
         return {
-            "reset": Action("Forget the conversation; the system prompt stays.", self._reset),
+            "reset": Action("Start a new conversation; the system prompt stays.", self._reset),
             "system": Action("Show the system prompt, or set it; - removes it.", self._set_system, "[TEXT]"),
             **super().actions(),
         }
 
     def _reset(self, argument: str) -> None:
         self._messages.clear()
-        self.screen.note("The conversation is forgotten.")
+        self.screen.note("The conversation was reset.")
 
     def _set_system(self, text: str) -> None:
         if text:

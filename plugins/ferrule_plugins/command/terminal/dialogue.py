@@ -57,9 +57,9 @@ class Dialogue(ABC):
     def actions(self) -> dict[str, Action]:
         return {
             "stats": Action("Figures of the last answer and of the session.", self._show_stats),
-            "model": Action("The models of the server, or change to another one.", self._change_model, "[NAME]"),
+            "model": Action("List the server's models, or change to another one.", self._change_model, "[NAME]"),
             "help": Action("This list.", self._help),
-            "exit": Action("Leave; so do Ctrl-D, and Ctrl-C at an empty prompt.", self._exit),
+            "exit": Action("Exit; so do Ctrl-D, and Ctrl-C at an empty prompt.", self._exit),
         }
 
     def ask(self, text: str) -> None:
@@ -128,7 +128,7 @@ class Dialogue(ABC):
 
     def unknown(self, name: str, meant: str) -> bool:
         """What to do with a word that looks like a command: False sends it."""
-        self.screen.error(f"There is no command /{name}.{meant} To send it as it is, begin with a space.")
+        self.screen.error(f"There is no command /{name}.{meant} To send it as a message, begin it with a space.")
         return True
 
     def _show_stats(self, argument: str) -> None:

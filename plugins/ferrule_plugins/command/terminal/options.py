@@ -21,20 +21,24 @@ _SAMPLING = ("temperature", "top_p", "max_tokens", "seed")
 
 @dataclass(frozen=True, kw_only=True)
 class ClientOptions:
-    """Which server, and how it is to answer."""
+    """The server to use, and how it should generate."""
 
     url: str = opt("http://localhost:8000/v1", "Base URL of an OpenAI-compatible API; unix:/PATH for a Unix socket.")
-    model_name: str | None = opt(None, "Model to ask. Default: the first of /v1/models.")
+    model_name: str | None = opt(None, "Model to use. Default: the first of /v1/models.")
     api_key: str | None = opt(
         None, "API key. Default: FERRULE_API_KEY, else OPENAI_API_KEY, else EMPTY.", secret=True, env="api_key"
     )
-    temperature: float | None = opt(None, "Sampling temperature; 0 takes the likeliest token. Default: the server's.")
-    top_p: float | None = opt(None, "Sample from the likeliest tokens with this sum. Default: the server's.")
-    max_tokens: int | None = opt(None, "Most tokens of one answer. Default: the server's.", ge=1)
-    seed: int | None = opt(None, "Seed of sampling. Default: the server's.")
-    extra_body: dict[str, Any] = opt({}, "Further fields of each request.", json=True)
-    stats: bool = opt(False, "Show time to the first token, tokens and their rate after each answer.")
-    thinking: bool | None = opt(None, "Show the model's thinking. Default: on a terminal only.")
+    temperature: float | None = opt(None, "Sampling temperature; 0 means greedy sampling. Default: the server's.")
+    top_p: float | None = opt(
+        None, "Sample from the likeliest tokens whose probabilities add up to this. Default: the server's."
+    )
+    max_tokens: int | None = opt(None, "Highest number of tokens in one response. Default: the server's.", ge=1)
+    seed: int | None = opt(None, "Seed for sampling. Default: the server's.")
+    extra_body: dict[str, Any] = opt({}, "Additional JSON fields of each request.", json=True)
+    stats: bool = opt(
+        False, "After each response, show its time to the first token, number of tokens and tokens per second."
+    )
+    thinking: bool | None = opt(None, "Show the model's reasoning. Default: on a terminal only.")
 
 
 def fields_of(options: ClientOptions) -> dict[str, Any]:
@@ -75,7 +79,7 @@ def _message(quick: str | None) -> str | None:
     """`-` stands for the standard input, whole."""
     text = sys.stdin.read() if quick == "-" else quick
     if text is not None and not text.strip():
-        raise ConfigError("--quick has no text to send.")
+        raise ConfigError("--quick needs a message to send.")
     return text
 
 
@@ -112,6 +116,6 @@ def _reader(dialogue: Dialogue, around: env.Terminal, screen: Screen, *, history
         try:
             path = history_file(around.state_folder)
         except OSError as error:
-            screen.note(f"No history is kept: {error.strerror} ({error.filename}).")
+            screen.note(f"The history cannot be saved: {error.strerror} ({error.filename}).")
     commands = {f"/{name}": action.doc for name, action in dialogue.actions().items()}
     return Editor(path, commands, styled=not around.plain)

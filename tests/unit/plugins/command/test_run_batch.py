@@ -178,7 +178,7 @@ def test_a_line_over_the_limit_is_an_error_row_and_takes_no_memory() -> None:
 def test_an_input_that_changes_between_the_passes_ends_the_run(change: Callable[[bytes], bytes]) -> None:
     text = line("a") + b"\n" + line("b") + b"\n" + line("c") + b"\n"
     seen = survey(io.BytesIO(text), MOST)
-    with pytest.raises(StartupError, match="was changed meanwhile"):
+    with pytest.raises(StartupError, match="has changed since the run began"):
         list(read_rows(io.BytesIO(change(text)), seen, (), URLS, MOST))
 
 
@@ -294,7 +294,7 @@ def test_another_run_is_refused_with_the_difference(path: Path) -> None:
 
 def test_what_is_no_journal_is_left_alone(path: Path, tmp_path: Path) -> None:
     path.write_text("my notes\n")
-    with pytest.raises(StartupError, match="something else"):
+    with pytest.raises(StartupError, match="is not a journal"):
         Journal(path, {}, 9)
     assert path.read_text() == "my notes\n"
     path.unlink()
@@ -303,7 +303,7 @@ def test_what_is_no_journal_is_left_alone(path: Path, tmp_path: Path) -> None:
         Journal(path, {}, 9)
     path.unlink()
     os.mkfifo(path)
-    with pytest.raises(StartupError, match="not a file of ours"):
+    with pytest.raises(StartupError, match="not a regular file of this user"):
         Journal(path, {}, 9)
 
 

@@ -224,18 +224,21 @@ def test_clean_and_one_line() -> None:
 @pytest.mark.parametrize(
     ("says", "told"),
     [
-        ((401, {}, b'{"error": {"message": "no key"}}'), "another API key (401: no key) Pass --api-key"),
+        ((401, {}, b'{"error": {"message": "no key"}}'), "does not accept the API key (401: no key) Pass --api-key"),
         ((429, {"Retry-After": "7"}, b'{"error": {"message": "full"}}'), "429: full Try again in 7 s."),
         ((404, {}, b"<html>\nnothing</html>"), "404: <html> nothing</html> Is --url the base"),
         ((422, {}, b'{"detail": [{"loc": ["body"]}]}'), '422: [{"loc": ["body"]}]'),
         ((307, {"Location": "http://evil/v1"}, b""), "has moved to http://evil/v1 (307). Name the new one with --url."),
         ((500, {}, b""), "answers 500: Internal Server Error"),
-        ((200, {}, b"data: {\n\n"), "something that is no chunk"),
-        ((200, {}, b"data: [1]\n\n"), "something that is no chunk"),
-        ((200, {}, b'data: {"choices": [{"delta": {"content": 5}}]}\n\n'), "something that is no chunk"),
+        ((200, {}, b"data: {\n\n"), "something that is not a chunk"),
+        ((200, {}, b"data: [1]\n\n"), "something that is not a chunk"),
+        ((200, {}, b'data: {"choices": [{"delta": {"content": 5}}]}\n\n'), "something that is not a chunk"),
         ((200, {}, b": waiting\n\n"), "closed the connection in the middle"),
         ((200, {"Content-Length": "999"}, b'data: {"choices": []}\n\n'), "closed the connection in the middle"),
-        ((200, {"Content-Type": "application/json"}, b'{"error": "broken"}'), "The server ended the answer: broken"),
+        (
+            (200, {"Content-Type": "application/json"}, b'{"error": "broken"}'),
+            "The server ended the response with an error: broken",
+        ),
     ],
 )
 def test_errors_are_one_line_and_the_program_goes_on(
@@ -288,7 +291,7 @@ def test_an_error_in_the_middle_ends_the_line(script: Script, server: Server) ->
     shown = Shown(server)
     assert shown.run("x", interactive=False) == 1
     assert shown.out == "half\n"
-    assert shown.err == "error: The server ended the answer: the engine died\n"
+    assert shown.err == "error: The server ended the response with an error: the engine died\n"
 
 
 def test_nobody_there() -> None:

@@ -146,8 +146,8 @@ def test_a_complete_copy_in_the_cache_serves_without_the_hub(hub: FakeHub, fetch
 @pytest.mark.parametrize(
     ("model", "variables", "said"),
     [
-        ({"model": "org/none"}, {}, ["'org/none'", "no such repository", "--hf-token"]),
-        ({"model": "org/model", "revision": "v9"}, {}, ["revision v9", "no such revision", "--revision"]),
+        ({"model": "org/none"}, {}, ["'org/none'", "the repository does not exist", "--hf-token"]),
+        ({"model": "org/model", "revision": "v9"}, {}, ["revision v9", "does not have this revision", "--revision"]),
         ({"model": "org/gated"}, {}, ["'org/gated'", "gated", "--hf-token"]),
         ({"model": "org/broken"}, {}, ["'org/broken'", "answered 418"]),
         ({"model": "org/model"}, {"HF_HUB_OFFLINE": "1"}, ["HF_HUB_OFFLINE", "folder"]),

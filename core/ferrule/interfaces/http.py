@@ -43,6 +43,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import msgspec
 from fastapi import APIRouter, Depends, Request, Response, params
+from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, TypeAdapter
 from pydantic_core import CoreSchema
 
@@ -83,6 +84,12 @@ def needs(access: Access) -> params.Depends:
     return needed
 
 
+def access_of(route: APIRoute) -> Access:
+    """Who may call a route: the last mark counts, as FastAPI puts those of the router before those of the route."""
+    marks = [needed.dependency for needed in route.dependencies]
+    return next((mark.access for mark in reversed(marks) if isinstance(mark, Needs)), Access.KEY)
+
+
 @dataclass(frozen=True)
 class RequestInfo:
     """What the frame knows of a request beyond what FastAPI gives to handlers. See `CurrentRequest`."""
@@ -98,7 +105,8 @@ class Frame(Protocol):
 
     info: RequestInfo
 
-    async def stream(self, events: EventStream, send: Send) -> None: ...
+    async def stream(self, reply: EventStream) -> None:
+        """Send all of it."""
 
 
 async def request_info(request: Request) -> RequestInfo:
@@ -163,12 +171,16 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(self, events: AsyncIterator[Any], headers: Mapping[str, str] | None = None) -> None:
-        super().__init__(headers=headers, media_type=self.media_type)
         self.events = events
+        self.status_code = 200
+        self.background = None
+        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no", **(headers or {})})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         frame: Frame = scope[SCOPE_KEY]
-        await frame.stream(self, send)
+        await frame.stream(self)
+        if self.background is not None:
+            await self.background()
 
 
 def streams(event: Any) -> dict[int | str, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""From the bytes of a body to a typed value, without trusting a byte of it.
+"""From the bytes of a body to the JSON value in it, without trusting a byte of it.
 
 The scan comes first and bounds what decoding may cost: nesting, number of values, length of integers. It is linear,
 runs at the speed of `bytes` methods and can be fed as the bytes arrive.
@@ -9,8 +9,6 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
-from itertools import islice
 from typing import Any
 
 import msgspec
@@ -24,7 +22,7 @@ _logger = log.get("api")
 # or half a million strings. It bounds the memory that decoding may take to a small multiple of the largest body.
 MAX_COST = 1 << 22
 _COST = 8
-_MAX_UNKNOWN = 16  # unknown or repeated fields that are named
+_MAX_REPEATED = 16  # repeated fields that are named
 _MAX_COMPARED = 1 << 16  # bytes of a body that is searched for repeated fields
 _INT_DIGITS = 19  # digits of the largest 64-bit integer
 _INT_MAX = (1 << 63) - 1
@@ -36,19 +34,6 @@ _LONG_INT = re.compile(rb"(?<![\d.eE+])(-?+)(\d{19,}+)(?![.eE])")
 _NUMBER_TAIL = re.compile(rb"[\d.eE+-]{1,64}\Z")
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _OPENING = frozenset(b"[{")
-
-_PLACE = re.compile(r" - at `(?:key` in `)?\$\.?(.*)`\Z", re.DOTALL)
-_EXPECTED = re.compile(r"Expected `([^`]*)`(?:, got `([^`]*)`| (?:of )?(.+))\Z")
-_REQUIRED = re.compile(r"Object missing required field `([^`]*)`\Z")
-_WORDS = {
-    "int": "an integer",
-    "float": "a number",
-    "str": "a string",
-    "bool": "true or false",
-    "array": "a list",
-    "object": "an object",
-    "null": "null",
-}
 
 
 class JsonScan:
@@ -117,60 +102,37 @@ def scan_whole(body: bytes, max_depth: int) -> JsonScan:
     return scan
 
 
-class BodyDecoder:
-    """Decodes the bodies of one route. `known` are the field names of its type, at any depth."""
-
-    def __init__(self, body_type: type) -> None:
-        self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(body_type)
-        self._keys = msgspec.json.Decoder(dict[str, msgspec.Raw])
-        types = msgspec.json.schema_components([body_type])[1].values()
-        self.known = frozenset(name for part in types for name in part.get("properties", ()))
-
-    def decode(self, body: bytes, scan: JsonScan) -> tuple[Any, tuple[str, ...]]:
-        """The typed value, and the fields that the type does not know, such as ``a.b[2].c``, fit to be shown.
-
-        Raises RequestError whose `param` names the field; the message never repeats a value of the client's.
-        """
-        try:
-            fields = self._keys.decode(body)
-            value = self._decoder.decode(body)
-            unknown = tuple(islice(_unknown(fields, value, ""), _MAX_UNKNOWN))
-            if unknown:
-                body.decode("utf-8")  # the decoder skips the text of fields that the type does not have
-        except msgspec.ValidationError as error:
-            raise explain(str(error)) from None
-        except UnicodeDecodeError:
-            raise RequestError("The body is not valid UTF-8.") from None
-        except msgspec.DecodeError:
-            raise RequestError(_syntax(body)) from None
-        except RecursionError:
-            raise RequestError("The body is nested too deeply.") from None
-        if scan.has_long_int:
-            for name, raw in fields.items():
-                part = JsonScan(max_depth=1 << 16)
-                part.feed(bytes(raw))
-                if part.has_long_int:
-                    raise RequestError(f"{printable(name)}: integers must fit in 64 bits.", printable(name))
-        if len(body) <= _MAX_COMPARED and (names := _repeated(body)):
-            _logger.warning("a body repeats fields, the last of each counts", fields=",".join(names))
-        return value, unknown
+_decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
+_raw_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-def _unknown(given: Any, value: Any, place: str) -> Iterator[str]:
-    """Where a body has fields that the typed value made of it has not."""
-    if isinstance(given, msgspec.Raw):
-        given = msgspec.json.decode(given) if b"{" in bytes(given) else None
-    if isinstance(given, list) and isinstance(value, list):
-        for number, (item, made) in enumerate(zip(given, value, strict=True)):
-            yield from _unknown(item, made, f"{place}[{number}]")
-    elif isinstance(given, dict) and isinstance(value, msgspec.Struct):
-        fields = dict(zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True))
-        for name, item in given.items():
-            path = f"{place}.{name}" if place else name
-            if name in fields:
-                yield from _unknown(item, getattr(value, fields[name]), path)
-            elif name != value.__struct_config__.tag_field:
-                yield printable(path)
+def decode(body: bytes, scan: JsonScan) -> Any:
+    """The value. Raises RequestError; the message never repeats a value of the client's."""
+    try:
+        value = _decoder.decode(body)
+    except UnicodeDecodeError:
+        raise RequestError("The body is not valid UTF-8.") from None
+    except msgspec.DecodeError as error:
+        if "out of range" in str(error):
+            raise RequestError("The body has a number out of range.") from None
+        raise RequestError(_syntax(body)) from None
+    except RecursionError:
+        raise RequestError("The body is nested too deeply.") from None
+    if scan.has_long_int:
+        raise _too_long(body, value)
+    if len(body) <= _MAX_COMPARED and (names := _repeated(body)):
+        _logger.warning("a body repeats fields, the last of each counts", fields=",".join(names))
+    return value
+
+
+def _too_long(body: bytes, value: Any) -> RequestError:
+    """Name the field that has an integer of more than 64 bits."""
+    for name, raw in _raw_fields.decode(body).items() if isinstance(value, dict) else ():
+        part = JsonScan(max_depth=1 << 16)
+        part.feed(bytes(raw))
+        if part.has_long_int:
+            return RequestError(f"{printable(name)}: integers must fit in 64 bits.", printable(name))
+    return RequestError("Integers must fit in 64 bits.")
 
 
 def _repeated(body: bytes) -> list[str]:
@@ -183,7 +145,7 @@ def _repeated(body: bytes) -> list[str]:
             found.update(name for name, count in counts.items() if count > 1)
 
     json.loads(body, object_pairs_hook=note)
-    return [printable(name) for name in sorted(found)[:_MAX_UNKNOWN]]
+    return [printable(name) for name in sorted(found)[:_MAX_REPEATED]]
 
 
 def _syntax(body: bytes) -> str:
@@ -192,26 +154,6 @@ def _syntax(body: bytes) -> str:
     if body.startswith(b"\xef\xbb\xbf"):
         return "The body starts with a byte order mark, which JSON does not allow."
     return "The body is not valid JSON (RFC 8259): NaN, Infinity, lone surrogates and comments are not allowed."
-
-
-def explain(text: str) -> RequestError:
-    """Word msgspec's finding about a value for a client."""
-    place = _PLACE.search(text)
-    param = printable(place.group(1).replace("[...]", "")) if place else ""
-    what = text[: place.start()] if place else text
-    if missing := _REQUIRED.match(what):
-        param = f"{param}.{missing.group(1)}" if param else missing.group(1)
-        return RequestError(f"{param} is required.", param)
-    name = param or "The body"
-    if expected := _EXPECTED.match(what):
-        wanted, got, bound = expected.groups()
-        kinds = " or ".join(_WORDS.get(kind, kind) for kind in wanted.split(" | ") if kind != "null")
-        if bound:
-            return RequestError(f"{name} must be {kinds} {bound}.", param or None)
-        return RequestError(f"{name} must be {kinds}, not {_WORDS.get(got, got)}.", param or None)
-    if "out of range" in what:
-        return RequestError(f"{name} is a number out of range.", param or None)
-    return RequestError(f"{name} has a value that is not allowed.", param or None)
 
 
 def printable(name: str, length: int = 64) -> str:

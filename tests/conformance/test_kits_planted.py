@@ -28,7 +28,8 @@ from ferrule.interfaces.router import Access, Call, Reply, Route, Router, Router
 from ferrule.interfaces.sampler import LogitsProcessor, SampleBatch, Sampled
 from ferrule.interfaces.scheduler import RequestView, SchedulingPolicy
 from ferrule.interfaces.service import Generate, Prompt
-from ferrule.types import SamplingParams, StepPlan
+from ferrule.sampling_params import SamplingParams
+from ferrule.types import StepPlan
 from ferrule_plugins.attention.torch_sdpa import TorchSDPA
 from ferrule_plugins.executor.uni import UniExecutor
 from ferrule_plugins.hub.huggingface import HuggingFace

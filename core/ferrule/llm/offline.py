@@ -26,14 +26,15 @@ from ferrule.errors import FerruleError, RequestError, RequestFailed
 from ferrule.frontend.output.choice import fold
 from ferrule.frontend.service import build_service
 from ferrule.interfaces.plugins import Plugins
-from ferrule.interfaces.service import Beam, ChatPrompt, Generate, Output, Prompt, Service
+from ferrule.interfaces.service import ChatPrompt, Generate, Output, Prompt, Service
 from ferrule.interfaces.tokenizer import Tokenizer
 from ferrule.launch.localise import localise
 from ferrule.launch.prepare import prepare
 from ferrule.llm.outputs import BeamSearchOutput, BeamSearchParams, RequestOutput, beam_output, request_output
 from ferrule.plugin import PluginSet, discover
 from ferrule.plugin.hooks import open_hooks
-from ferrule.types import FinishReason, ModelInfo, SamplingParams
+from ferrule.sampling_params import Beam, SamplingParams
+from ferrule.types import FinishReason, ModelInfo
 
 T = TypeVar("T")
 

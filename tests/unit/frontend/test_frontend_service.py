@@ -42,7 +42,8 @@ from ferrule.interfaces.parsers import (
 )
 from ferrule.interfaces.service import ChatPrompt, Generate, Output, Prompt
 from ferrule.interfaces.stats import HttpStats, RequestStats, StatLogger
-from ferrule.types import EngineRequest, EngineStats, FinishReason, GrammarSpec, RequestDelta, SamplingParams
+from ferrule.sampling_params import SamplingParams
+from ferrule.types import EngineRequest, EngineStats, FinishReason, GrammarSpec, RequestDelta
 from ferrule_testkit.fake_engine import FakeEngine, Script, echo, fake_info, says, tokens
 from ferrule_testkit.frontend import (
     Answer,

@@ -21,7 +21,7 @@ from ferrule.frontend.service import FrontendService, build_service
 from ferrule.interfaces.parsers import ChoiceContext, Content, Reasoning, ReasoningParser, TextDelta
 from ferrule.interfaces.service import ChatPrompt, Generate, Prompt
 from ferrule.plugin import discover
-from ferrule.types import SamplingParams
+from ferrule.sampling_params import SamplingParams
 from ferrule_plugins.reasoning_parser.deepseek_r1 import DeepSeekR1
 from ferrule_plugins.reasoning_parser.qwen3 import Qwen3
 from ferrule_plugins.tool_parser.hermes import Hermes

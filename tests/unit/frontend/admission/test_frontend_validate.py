@@ -26,7 +26,8 @@ from ferrule.frontend.admission.validate import (
     wrap_seed,
 )
 from ferrule.interfaces.scheduler import SchedulerLimits
-from ferrule.types import CacheGroup, SamplingParams
+from ferrule.sampling_params import SamplingParams
+from ferrule.types import CacheGroup
 
 VOCAB = 1000
 RULES = Rules(

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from ferrule.errors import EngineDead, RequestError
-from ferrule.interfaces.service import Beam, Generate, Prompt
-from ferrule.types import EngineRequest, FinishReason, RequestDelta, SamplingParams, TokenLogprobs
+from ferrule.interfaces.service import Generate, Prompt
+from ferrule.sampling_params import Beam, SamplingParams
+from ferrule.types import EngineRequest, FinishReason, RequestDelta, TokenLogprobs
 from ferrule_testkit.checkpoints import tiny_model
 from ferrule_testkit.fake_engine import FakeEngine, echo, fake_info
 from ferrule_testkit.frontend import Answer, FakePlugins, answers, drained, model_folder, serving, until

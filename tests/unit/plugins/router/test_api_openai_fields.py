@@ -12,7 +12,8 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import TypeAdapter
 
 from ferrule.interfaces.parsers import CallArguments, CallEnd, CallStart, Content, Reasoning
-from ferrule.interfaces.service import Beam, ChatPrompt, Generate, Output, Prompt, Usage
+from ferrule.interfaces.service import ChatPrompt, Generate, Output, Prompt, Usage
+from ferrule.sampling_params import Beam
 from ferrule.types import FinishReason
 from ferrule_plugins.router.openai_fields import ABSENT
 from ferrule_plugins.router.openai_schema import ChatBody, CompletionBody

@@ -12,7 +12,7 @@ from ferrule.errors import RequestFailed
 from ferrule.interfaces.parsers import Content
 from ferrule.interfaces.router import Call, Reply, Route, Router, RouterContext
 from ferrule.interfaces.service import Generate, Prompt
-from ferrule.types import SamplingParams
+from ferrule.sampling_params import SamplingParams
 
 
 class Continue(Struct):

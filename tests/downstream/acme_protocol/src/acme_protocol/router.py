@@ -18,7 +18,7 @@ from ferrule.errors import RequestFailed
 from ferrule.interfaces.parsers import CallArguments, CallEnd, CallStart, Content
 from ferrule.interfaces.router import Call, EventStream, Reply, Route, Router, RouterContext
 from ferrule.interfaces.service import ChatPrompt, Generate, Output, Prompt, Service
-from ferrule.types import SamplingParams
+from ferrule.sampling_params import SamplingParams
 
 
 class Ability(Struct):

@@ -1,0 +1,67 @@
+"""What values from outside look like: the one way in which bodies, parameters and prompts are declared and checked.
+
+A field is declared once, as a field of a pydantic model: its type, its bounds, what it does, and whether this build does
+anything with it. Everything else reads that declaration: validation, the OpenAPI document, the search for unknown keys,
+and the wording of refusals. Bounds that depend on the model or on the server's options are not here but in
+`ferrule.frontend.admission.validate`.
+"""
+
+from ferrule.schema.keys import ANY, Keys, known_keys, known_names, printable, unknown_keys
+from ferrule.schema.marks import Mark, check_marks, marks_of, no_effect, not_here
+from ferrule.schema.models import Arguments, Body, Strict
+from ferrule.schema.refusal import checked, refusal_of
+from ferrule.schema.values import (
+    REQUEST_ID,
+    CacheSalt,
+    Count,
+    Int,
+    Number,
+    Priority,
+    RequestId,
+    Size,
+    SizeOrAll,
+    SomeText,
+    Text,
+    TokenId,
+    TokenIds,
+    by_type,
+    problem,
+    rule,
+    shaped,
+)
+
+__all__ = [
+    "ANY",
+    "REQUEST_ID",
+    "Arguments",
+    "Body",
+    "CacheSalt",
+    "Count",
+    "Int",
+    "Keys",
+    "Mark",
+    "Number",
+    "Priority",
+    "RequestId",
+    "Size",
+    "SizeOrAll",
+    "SomeText",
+    "Strict",
+    "Text",
+    "TokenId",
+    "TokenIds",
+    "by_type",
+    "check_marks",
+    "checked",
+    "known_keys",
+    "known_names",
+    "marks_of",
+    "no_effect",
+    "not_here",
+    "printable",
+    "problem",
+    "refusal_of",
+    "rule",
+    "shaped",
+    "unknown_keys",
+]

@@ -1,0 +1,122 @@
+"""What pydantic finds wrong, in our words: the field's path, and what would be right. No value is repeated."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from ferrule.errors import RequestError, nearest
+from ferrule.schema.keys import known_names, printable
+from ferrule.schema.values import RULE
+
+_KINDS = {
+    "int_type": "an integer",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "string_type": "a string",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "model_attributes_type": "an object",
+}
+_GIVEN = {
+    str: "a string",
+    bool: "a boolean",
+    int: "an integer",
+    float: "a number",
+    list: "a list",
+    dict: "an object",
+    type(None): "null",
+}
+_BOUNDS = {
+    "greater_than_equal": ("ge", "must be at least {}"),
+    "greater_than": ("gt", "must be greater than {}"),
+    "less_than_equal": ("le", "must be at most {}"),
+    "less_than": ("lt", "must be less than {}"),
+    "string_too_short": ("min_length", "must have at least {} characters"),
+    "string_too_long": ("max_length", "may have at most {} characters"),
+    "too_short": ("min_length", "must have at least {} entries"),
+    "too_long": ("max_length", "may have at most {} entries"),
+}
+_QUOTED = re.compile("'([^']*)'")
+_TAG = re.compile("<([^>]*)>")
+
+
+def refusal_of(
+    error: ValidationError | Sequence[Mapping[str, Any]], model: Any = None, *, whole: str = "The body"
+) -> RequestError:
+    """The first problem as a RequestError whose `param` is the field's path, such as ``messages[0].content``.
+
+    `error` may also be what FastAPI lists; its first step of each path, "body", is left out. `model` is what was to be
+    made, for suggestions; `whole` is what a problem with no path is about.
+    """
+    if isinstance(error, ValidationError):
+        problems: Sequence[Mapping[str, Any]] = error.errors(include_url=False)
+    else:
+        problems = [{**problem, "loc": problem["loc"][1:]} for problem in error[:1]]
+    problem = problems[0]
+    path = path_of([*problem["loc"], *filter(None, [problem.get("ctx", {}).get("field")])])
+    if problem["type"] == "extra_forbidden":
+        name = printable(str(problem["loc"][-1]))
+        return RequestError(f"There is no {path or name!r}.{nearest(name, known_names(model))}", path)
+    return RequestError(f"{path or whole} {_rule(problem)}", path or None)
+
+
+def path_of(steps: Sequence[int | str]) -> str:
+    """``("a", "<list>", 2, "b")`` → ``a[2].b``."""
+    path = ""
+    for step in steps:
+        if isinstance(step, int):
+            path += f"[{step}]"
+        elif not step.startswith("<"):
+            path += f".{printable(step)}" if path else printable(step)
+    return path
+
+
+def _rule(problem: Mapping[str, Any]) -> str:
+    """What goes on where the path ends: "must be …"."""
+    kind, context = problem["type"], problem.get("ctx", {})
+    if kind == RULE:
+        return f"{context['must']}."
+    if kind == "missing":
+        return "is required."
+    if kind in _KINDS:
+        return f"must be {_KINDS[kind]}{'' if kind == 'finite_number' else _instead(problem)}."
+    if kind in _BOUNDS:
+        return _bound(kind, context)
+    if kind == "union_tag_invalid":
+        return f"must be {' or '.join(_TAG.findall(context.get('expected_tags', '')))}{_instead(problem)}."
+    if kind == "literal_error":
+        valid = _QUOTED.findall(context["expected"])
+        if len(valid) == 1:
+            return f"must be {valid[0]!r}."
+        meant = nearest(problem["input"][:64], valid) if isinstance(problem["input"], str) else ""
+        return f"must be one of {', '.join(map(repr, valid))}.{meant}"
+    return "has a value that is not allowed."
+
+
+def _instead(problem: Mapping[str, Any]) -> str:
+    given = _GIVEN.get(type(problem["input"]))
+    return f", not {given}" if given is not None else ""
+
+
+def _bound(kind: str, context: Mapping[str, Any]) -> str:
+    key, words = _BOUNDS[kind]
+    bound = context[key]
+    if key == "min_length" and bound == 1:
+        return "must not be empty."
+    return f"{words.format(f'{bound:g}' if isinstance(bound, float) else bound)}."
+
+
+def checked(adapter: TypeAdapter[Any], value: Any, name: str) -> Any:
+    """A value that goes by `name`, as `adapter` makes it. Raises RequestError."""
+    try:
+        return adapter.validate_python(value)
+    except ValidationError as error:
+        refusal = refusal_of(error, whole="")
+        path = f"{name}{'' if (refusal.param or '[').startswith('[') else '.'}{refusal.param or ''}"
+        raise RequestError(f"{path}{refusal.message.removeprefix(refusal.param or '')}", path) from None

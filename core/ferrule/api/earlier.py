@@ -11,10 +11,10 @@ from fastapi import APIRouter, Body, Request, Response
 from fastapi.routing import APIRoute
 from pydantic import PlainValidator, WithJsonSchema
 
-from ferrule.api.json_body import printable
 from ferrule.errors import RequestError
 from ferrule.interfaces import http
 from ferrule.interfaces import router as v1
+from ferrule.schema import printable
 
 Endpoint = Callable[..., Awaitable[Response]]
 _PLACE = re.compile(r" - at `(?:key in `)?\$\.?(.*)`\Z", re.DOTALL)
@@ -54,7 +54,7 @@ def _route(route: v1.Route) -> APIRoute:
         methods=[route.method],
         summary=route.summary,
         tags=list(route.tags),
-        dependencies=[http.needs(http.Access(route.access.value))],
+        dependencies=[http.needs(route.access)],
         response_model=None,
         responses=_responses(route),
         openapi_extra={"parameters": [*places, *asked]} if places or asked else None,

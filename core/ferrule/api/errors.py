@@ -10,7 +10,6 @@ from msgspec import Struct
 from starlette.exceptions import HTTPException
 
 from ferrule import errors, log
-from ferrule.api.invalid import explain
 from ferrule.errors import (
     EngineDead,
     FerruleError,
@@ -20,6 +19,7 @@ from ferrule.errors import (
     RequestFailed,
     UnavailableError,
 )
+from ferrule.schema import refusal_of
 
 _logger = log.get("api")
 _KINDS: Mapping[int, str] = {
@@ -48,7 +48,8 @@ def failure_of(exc: BaseException) -> Failure:
         exc = exc.__cause__  # FastAPI words whatever goes wrong while it reads a body as "an error parsing the body"
     match exc:
         case RequestValidationError():
-            return failure_of(explain(exc))
+            problems = exc.errors()
+            return failure_of(refusal_of(problems, given=exc.body if problems[0]["loc"][0] == "body" else None))
         case HTTPException():
             kind = _KINDS.get(exc.status_code, RequestError.kind if exc.status_code < 500 else RequestFailed.kind)
             return Failure(exc.status_code, kind, str(exc.detail), headers=tuple((exc.headers or {}).items()))

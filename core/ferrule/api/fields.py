@@ -7,7 +7,7 @@ from functools import cached_property
 from itertools import islice
 from typing import Any
 
-from ferrule.api.json_body import printable
+from ferrule.schema import printable
 
 _MAX_NAMED = 16  # unknown fields that are named
 _MAX_NESTING = 16  # of lists in lists, when a type refers to itself
@@ -63,6 +63,11 @@ class Shape:
     @cached_property
     def items(self) -> Shape:
         return Shape(self._items, self._definitions)
+
+    @property
+    def declared(self) -> tuple[str, ...]:
+        """Names of an object's own fields."""
+        return tuple(self._fields)
 
     def field(self, name: str) -> Shape | None:
         """Of a field; None when an object may not have it."""

@@ -15,6 +15,7 @@ import msgspec
 
 from ferrule import log
 from ferrule.errors import RequestError
+from ferrule.schema import printable
 
 _logger = log.get("api")
 
@@ -154,8 +155,3 @@ def _syntax(body: bytes) -> str:
     if body.startswith(b"\xef\xbb\xbf"):
         return "The body starts with a byte order mark, which JSON does not allow."
     return "The body is not valid JSON (RFC 8259): NaN, Infinity, lone surrogates and comments are not allowed."
-
-
-def printable(name: str, length: int = 64) -> str:
-    """Text from the wire, fit for an error, a log line or a header."""
-    return "".join(char if char.isascii() and char.isprintable() else "?" for char in name[:length])

@@ -9,9 +9,9 @@ from urllib.parse import unquote_to_bytes
 from fastapi.routing import APIRoute
 
 from ferrule.api.fields import Shape
-from ferrule.api.json_body import printable
 from ferrule.errors import MethodError, NotFoundError, StartupError, nearest
 from ferrule.interfaces.http import Access
+from ferrule.schema import printable
 
 _SHOWN = 128  # characters of a path that an error repeats
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.params import Form
-from fastapi.routing import APIRoute, APIRouter, RouteContext, iter_route_contexts
+from fastapi.routing import APIRoute, APIRouter, iter_route_contexts
 from pydantic import TypeAdapter
 from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Match
@@ -27,7 +27,7 @@ from ferrule.interfaces.http import Access, RouterContext, access_of
 from ferrule.interfaces.plugins import Plugins
 
 _ADMIN_IS_OFF = "Routes for administration are off; FERRULE_SERVER_DEV_MODE=1 switches them on."
-_COPIED = [name for name in inspect.signature(APIRoute).parameters if name not in ("response_model", "form_limits")]
+_COPIED = [name for name in inspect.signature(APIRoute).parameters if name != "form_limits"]
 
 
 def assemble(config: Config, plugins: Plugins, context: RouterContext) -> tuple[FastAPI, PathTable]:
@@ -36,10 +36,12 @@ def assemble(config: Config, plugins: Plugins, context: RouterContext) -> tuple[
     absent: dict[str, str] = {}
     public = PUBLIC | (PUBLIC_METRICS if config.frontend.public_metrics else frozenset())
     for name in config.frontend.routers or built_in(plugins):
-        routes, advice = _routes_of(plugins, name, context)
-        for route in routes:
-            entries += _entries(route, public)
+        found, advice = _asked(plugins, name, context)
+        entries += found
         absent |= advice
+    for entry in entries:
+        if entry.access is Access.PUBLIC and ((entry.method, entry.path) not in public or entry.body is not None):
+            raise StartupError(f"Route {entry.method} {entry.path} may not be public.")
     if not config.env.server_dev_mode:
         absent |= {entry.path: _ADMIN_IS_OFF for entry in entries if entry.access is Access.ADMIN}
         entries = [entry for entry in entries if entry.access is not Access.ADMIN]
@@ -51,11 +53,11 @@ def built_in(plugins: Plugins) -> list[str]:
     return [name for name in plugins.names("router") if plugins.origin("router", name).split(" ")[0] == "ferrule"]
 
 
-def _routes_of(plugins: Plugins, name: str, context: RouterContext) -> tuple[Sequence[APIRoute], Mapping[str, str]]:
+def _asked(plugins: Plugins, name: str, context: RouterContext) -> tuple[Sequence[Entry], Mapping[str, str]]:
     cls = plugins.load("router", name)
     try:
         router = cls()
-        return tuple(flat(router.router(context))), router.absent(context)
+        return list(entries_of(router.router(context))), router.absent(context)
     except StartupError:
         raise
     except Exception as error:
@@ -63,25 +65,18 @@ def _routes_of(plugins: Plugins, name: str, context: RouterContext) -> tuple[Seq
         raise PluginError(f"Router {name} of {origin} has no routes: {type(error).__name__}: {error}") from error
 
 
-def flat(router: APIRouter) -> Iterator[APIRoute]:
-    """The router's routes; those of routers that it includes are made anew with what the inclusion adds."""
+def entries_of(router: APIRouter) -> Iterator[Entry]:
+    """A router's routes by method; those of routers that it includes are made anew with what the inclusion adds."""
     for found in iter_route_contexts(router.routes):
-        if not isinstance(found.original_route, APIRoute):
-            kind = type(found.original_route).__name__
+        route = found.original_route
+        if not isinstance(route, APIRoute):
+            kind = type(route).__name__
             raise StartupError(f"{found.path}: a router may have path operations (`@router.get` …) only, not a {kind}.")
-        yield found.original_route if found.route is found._effective_route else _copy(found)
-
-
-def _copy(found: RouteContext) -> APIRoute:
-    return APIRoute(**{name: getattr(found, name) for name in _COPIED}, response_model=found.response_model)
-
-
-def _entries(route: APIRoute, public: frozenset[tuple[str, str]]) -> Iterator[Entry]:
-    access, body = access_of(route), _body_of(route)
-    for method in sorted(route.methods or ()):
-        if access is Access.PUBLIC and ((method, route.path) not in public or body is not None):
-            raise StartupError(f"Route {method} {route.path} may not be public.")
-        yield Entry(route, method, access, body)
+        if found.path != route.path or found.dependencies != route.dependencies or found.tags != route.tags:
+            route = APIRoute(**{name: getattr(found, name) for name in _COPIED})
+        body = _body_of(route)
+        for method in sorted(route.methods or ()):
+            yield Entry(route, method, access_of(route), body)
 
 
 def _body_of(route: APIRoute) -> Shape | None:

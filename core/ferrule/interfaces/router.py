@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ferrule.interfaces.http import Access
+from ferrule.interfaces.http import Access as Access
 
 if TYPE_CHECKING:
     from ferrule.config import Config

@@ -16,8 +16,9 @@ from ferrule.config import Config
 from ferrule.config.parse import config_sections
 from ferrule.config.schema import Schema
 from ferrule.errors import RequestError, RequestFailed, TooSlowError, nearest
-from ferrule.interfaces.http import Access, RequestModel, Router, RouterContext, needs
+from ferrule.interfaces.http import Access, Router, RouterContext, needs
 from ferrule.plugin import PluginSet
+from ferrule.schema import Body, Number
 
 _HIDDEN = "(hidden)"
 _LEVEL = "1 (default) or 2: with 2 no copy of the weights is kept anywhere."
@@ -25,13 +26,13 @@ _TAGS = "weights or kv_cache, repeatable: only this. Default: all."
 _FORMAT = "How vllm_config is written: text (default) or json."
 
 
-class CollectiveRpc(RequestModel):
+class CollectiveRpc(Body):
     """A call of a method of --worker-extension-cls on every worker."""
 
     method: str
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
-    timeout: float | None = Field(None, gt=0, le=86_400, description="Seconds.")
+    timeout: Number | None = Field(None, gt=0, le=86_400, description="Seconds.")
 
 
 class Admin(Router):
@@ -47,7 +48,9 @@ class Admin(Router):
         async def is_sleeping() -> dict[str, Any]:
             return {"is_sleeping": bool(await service.call("is_sleeping"))}
 
-        @routes.post("/sleep", summary="Give back the memory of weights and cache; requests wait until the server wakes up.")
+        @routes.post(
+            "/sleep", summary="Give back the memory of weights and cache; requests wait until the server wakes up."
+        )
         async def sleep(level: Annotated[str, Query(description=_LEVEL)] = "1") -> dict[str, Any]:
             if level not in ("1", "2"):
                 raise RequestError("level must be 1 or 2.", "level")

@@ -9,15 +9,20 @@ from pydantic import BaseModel, Field
 
 from ferrule.errors import RequestError
 from ferrule.frontend.text.render import choose_templates
-from ferrule.interfaces.http import JSON, CurrentRequest, RequestModel, Router, RouterContext
+from ferrule.interfaces.http import JSON, CurrentRequest, Router, RouterContext
 from ferrule.interfaces.service import ChatPrompt, Prompt
 from ferrule.interfaces.tokenizer import Tokenizer
-from ferrule_plugins.router.warnings import Warnings
+from ferrule.schema import Body, TokenIds
+from ferrule_plugins.router.openai_answers import Extension
+from ferrule_plugins.router.openai_fields import Notes
 
 _MODEL = "One of the served names. Default: the first."
 
 
-class TokenizeBody(RequestModel):
+_EXTENSION = Field(None, exclude_if=lambda extension: extension is None)
+
+
+class TokenizeBody(Body):
     """Either `prompt` or `messages`."""
 
     model: str | None = Field(None, description=_MODEL)
@@ -37,9 +42,9 @@ class TokenizeBody(RequestModel):
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables for the template.")
 
 
-class DetokenizeBody(RequestModel):
+class DetokenizeBody(Body):
     model: str | None = Field(None, description=_MODEL)
-    tokens: list[int] = Field(description="Token ids.")
+    tokens: TokenIds = Field(description="Token ids.")
 
 
 class Tokens(BaseModel):
@@ -47,12 +52,12 @@ class Tokens(BaseModel):
     max_model_len: int
     tokens: list[int]
     token_strs: list[str] | None = None
-    ferrule: Warnings | None = Field(None, exclude_if=lambda value: value is None)
+    ferrule: Extension | None = _EXTENSION
 
 
 class Text(BaseModel):
     prompt: str
-    ferrule: Warnings | None = Field(None, exclude_if=lambda value: value is None)
+    ferrule: Extension | None = _EXTENSION
 
 
 class Tokenize(Router):
@@ -66,13 +71,15 @@ class Tokenize(Router):
             ids = await service.tokenize(_prompt_of(body))
             texts = [service.token_text(token_id) for token_id in ids] if body.return_token_strs else None
             length = service.model.max_model_len
-            warnings = Warnings.of(body, info)
-            return JSON(Tokens(count=len(ids), max_model_len=length, tokens=ids, token_strs=texts, ferrule=warnings))
+            notes = Notes.of(info.unknown_fields, TokenizeBody)
+            found = Tokens(count=len(ids), max_model_len=length, tokens=ids, token_strs=texts, ferrule=notes.extension)
+            return JSON(found)
 
         @routes.post("/detokenize", summary="Text of token ids.", response_model=Text)
         async def detokenize(body: DetokenizeBody, info: CurrentRequest) -> Response:
             service.resolve(body.model)
-            return JSON(Text(prompt=await service.detokenize(body.tokens), ferrule=Warnings.of(body, info)))
+            text = await service.detokenize(body.tokens)
+            return JSON(Text(prompt=text, ferrule=Notes.of(info.unknown_fields, DetokenizeBody).extension))
 
         async def tokenizer_info() -> dict[str, Any]:
             if service.tokenizer is None:

@@ -47,28 +47,29 @@ _TAG = re.compile("<([^>]*)>")
 
 
 def refusal_of(
-    error: ValidationError | Sequence[Mapping[str, Any]], model: Any = None, *, whole: str = "The body"
+    error: ValidationError | Sequence[Mapping[str, Any]], model: Any = None, *, under: str = ""
 ) -> RequestError:
     """The first problem as a RequestError whose `param` is the field's path, such as ``messages[0].content``.
 
     `error` may also be what FastAPI lists; its first step of each path, "body", is left out. `model` is what was to be
-    made, for suggestions; `whole` is what a problem with no path is about.
+    made, for suggestions. Paths begin with `under`, the name of the value that was checked; a body has none.
     """
     if isinstance(error, ValidationError):
-        problems: Sequence[Mapping[str, Any]] = error.errors(include_url=False)
+        problem: Mapping[str, Any] = error.errors(include_url=False)[0]
+        steps = problem["loc"]
     else:
-        problems = [{**problem, "loc": problem["loc"][1:]} for problem in error[:1]]
-    problem = problems[0]
-    path = path_of([*problem["loc"], *filter(None, [problem.get("ctx", {}).get("field")])])
+        problem = error[0]
+        steps = problem["loc"][1:]
+    path = path_of([*steps, *filter(None, [problem.get("ctx", {}).get("field")])], under)
     if problem["type"] == "extra_forbidden":
-        name = printable(str(problem["loc"][-1]))
-        return RequestError(f"There is no {path or name!r}.{nearest(name, known_names(model))}", path)
-    return RequestError(f"{path or whole} {_rule(problem)}", path or None)
+        name = str(steps[-1])
+        return RequestError(f"There is no {path}.{nearest(name[:64], known_names(model))}", path)
+    return RequestError(f"{path or 'The body'} {_rule(problem)}", path or None)
 
 
-def path_of(steps: Sequence[int | str]) -> str:
-    """``("a", "<list>", 2, "b")`` → ``a[2].b``."""
-    path = ""
+def path_of(steps: Sequence[int | str], under: str = "") -> str:
+    """``("a", "<a list>", 2, "b")`` → ``a[2].b``."""
+    path = under
     for step in steps:
         if isinstance(step, int):
             path += f"[{step}]"
@@ -112,11 +113,9 @@ def _bound(kind: str, context: Mapping[str, Any]) -> str:
     return f"{words.format(f'{bound:g}' if isinstance(bound, float) else bound)}."
 
 
-def checked(adapter: TypeAdapter[Any], value: Any, name: str) -> Any:
-    """A value that goes by `name`, as `adapter` makes it. Raises RequestError."""
+def checked(adapter: TypeAdapter[Any], value: Any, name: str, model: Any = None) -> Any:
+    """A value that goes by `name`, as `adapter` makes it; `model` is its type, for suggestions. Raises RequestError."""
     try:
         return adapter.validate_python(value)
     except ValidationError as error:
-        refusal = refusal_of(error, whole="")
-        path = f"{name}{'' if (refusal.param or '[').startswith('[') else '.'}{refusal.param or ''}"
-        raise RequestError(f"{path}{refusal.message.removeprefix(refusal.param or '')}", path) from None
+        raise refusal_of(error, model, under=name) from None

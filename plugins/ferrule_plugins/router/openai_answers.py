@@ -6,10 +6,10 @@ the OpenAPI document tells, and a test holds what is sent against them.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NotRequired
 
 from pydantic import BaseModel
-from typing_extensions import NotRequired, TypedDict
+from typing_extensions import TypedDict  # pydantic cannot read typing's before Python 3.12
 
 
 class Extension(TypedDict):

@@ -96,7 +96,7 @@ def _check_logprobs(body: ChatBody, config: Config) -> None:
     if not body.logprobs:
         raise RequestError("top_logprobs needs logprobs to be true.", "top_logprobs")
     most = config.model.max_logprobs
-    if 0 <= most and not 0 < body.top_logprobs <= most:
+    if most >= 0 and not 0 < body.top_logprobs <= most:
         raise RequestError(f"top_logprobs must be between 0 and {most}.", "top_logprobs")
 
 

@@ -1,4 +1,4 @@
-"""Bodies of the OpenAI routes: each field once, with its type, its bounds, what it does, and whether it does anything."""
+"""Bodies of the OpenAI routes: each field once, with its type, its bounds, and what it does, if anything."""
 
 from __future__ import annotations
 
@@ -127,7 +127,8 @@ class NamedTool(Strict):
 
 Processor = Annotated[Annotated[Text, Tag("<a string>")] | Annotated[ProcessorCall, Tag("<an object>")], by_type]
 ToolChoice = Annotated[
-    Annotated[Literal["auto", "none", "required"], Tag("<a string>")] | Annotated[NamedTool, Tag("<an object>")], by_type
+    Annotated[Literal["auto", "none", "required"], Tag("<a string>")] | Annotated[NamedTool, Tag("<an object>")],
+    by_type,
 ]
 
 
@@ -214,9 +215,9 @@ class GenerateBody(SamplingFields, Body):
     return_weight_versions: Annotated[Any, no_effect("weights have no versions here", False)] = None
     routed_experts_prompt_start: Annotated[Any, no_effect("choices of experts are not returned here", 0)] = None
     stream_interval: Annotated[Any, no_effect("each chunk is sent as soon as it is there", 1)] = None
-    service_tier: Annotated[
-        Any, no_effect("there is one tier here; priority orders requests", "auto", "default")
-    ] = None
+    service_tier: Annotated[Any, no_effect("there is one tier here; priority orders requests", "auto", "default")] = (
+        None
+    )
     store: Annotated[Any, no_effect("answers are not stored here", False)] = None
 
 
@@ -258,9 +259,7 @@ class ChatBody(TemplateFields, GenerateBody):
         SizeOrAll | None, Field(description="With so many likeliest ones each; −1: of all tokens. Needs `logprobs`.")
     ] = None
     tool_choice: Annotated[ToolChoice | None, Field(description="`auto`, or `none`: no calls.")] = None
-    parallel_tool_calls: Annotated[
-        bool | None, Field(description="false: one call at most. Default: true.")
-    ] = None
+    parallel_tool_calls: Annotated[bool | None, Field(description="false: one call at most. Default: true.")] = None
     include_reasoning: Annotated[
         bool, Field(description="false: leave the reasoning out of the answer. Default: true.")
     ] = True

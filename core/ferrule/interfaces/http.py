@@ -2,7 +2,7 @@
 
 A plugin returns an `APIRouter`::
 
-    class Ask(RequestModel):
+    class Ask(Body):
         question: str = Field(min_length=1, description="What to ask.")
 
     class Answer(BaseModel):
@@ -22,8 +22,8 @@ Before FastAPI sees a request, the frame has compared the raw path byte for byte
 (`needs`; a route without it needs `--api-key`), asked whether the server takes work, read the body under the limits of
 size, time and depth, and decoded it once as strict JSON: no NaN, no lone surrogates, integers of 64 bits. Body fields
 that the route's model does not declare are told to the client, or refused with ``--strict-requests``. So bodies are
-declared as pydantic models (`RequestModel` has the settings that fit). A handler that reads a raw body from
-`fastapi.Request` is under the limits too, and checks what it reads itself.
+declared as pydantic models: `ferrule.schema.Body` has the settings that fit, and `ferrule.schema` has types such as `Int`.
+A handler that reads a raw body from `fastapi.Request` is under the limits too, and checks what it reads itself.
 
 A handler returns a model or a dict, which FastAPI checks against the declared answer and encodes; `JSON`, which is
 encoded as it is; an `EventStream`; or any other `Response`. It raises the exceptions of `ferrule.errors`. Every error
@@ -43,8 +43,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import msgspec
 from fastapi import APIRouter, Depends, Request, Response, params
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, TypeAdapter
-from pydantic_core import CoreSchema
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, TypeAdapter
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
@@ -83,6 +83,12 @@ def needs(access: Access) -> params.Depends:
     return needed
 
 
+def access_of(route: APIRoute) -> Access:
+    """Who may call a route: the last mark counts, as FastAPI puts those of the router before those of the route."""
+    marks = [needed.dependency for needed in route.dependencies]
+    return next((mark.access for mark in reversed(marks) if isinstance(mark, Needs)), Access.KEY)
+
+
 @dataclass(frozen=True)
 class RequestInfo:
     """What the frame knows of a request beyond what FastAPI gives to handlers. See `CurrentRequest`."""
@@ -98,7 +104,8 @@ class Frame(Protocol):
 
     info: RequestInfo
 
-    async def stream(self, events: EventStream, send: Send) -> None: ...
+    async def stream(self, reply: EventStream) -> None:
+        """Send all of it."""
 
 
 async def request_info(request: Request) -> RequestInfo:
@@ -108,33 +115,6 @@ async def request_info(request: Request) -> RequestInfo:
 
 
 CurrentRequest = Annotated[RequestInfo, Depends(request_info)]  # a handler's parameter: `info: CurrentRequest`
-
-
-def _fail_fast(part: Any) -> None:
-    """A million wrong items are one error, not a million."""
-    if isinstance(part, dict):
-        if part.get("type") in ("list", "tuple", "set", "frozenset"):
-            part["fail_fast"] = True
-        for value in part.values():
-            _fail_fast(value)
-    elif isinstance(part, list):
-        for value in part:
-            _fail_fast(value)
-
-
-class RequestModel(BaseModel):
-    """A base for bodies: a number is a number and not "12", true or 1.0; a list ends at its first wrong item.
-
-    Undeclared fields are left to the frame. The settings are inherited; models inside need this base too.
-    """
-
-    model_config = ConfigDict(strict=True, extra="ignore")
-
-    @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        schema = handler(source)
-        _fail_fast(schema)
-        return schema
 
 
 def encode(content: Any) -> bytes:
@@ -163,12 +143,16 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(self, events: AsyncIterator[Any], headers: Mapping[str, str] | None = None) -> None:
-        super().__init__(headers=headers, media_type=self.media_type)
         self.events = events
+        self.status_code = 200
+        self.background = None
+        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no", **(headers or {})})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         frame: Frame = scope[SCOPE_KEY]
-        await frame.stream(self, send)
+        await frame.stream(self)
+        if self.background is not None:
+            await self.background()
 
 
 def streams(event: Any) -> dict[int | str, dict[str, Any]]:

@@ -10,8 +10,8 @@ from typing import Any
 
 from msgspec import Struct
 
-CONTRACT = 1  # version of `ferrule.interfaces` that this Ferrule implements
-READABLE = frozenset({1})  # versions whose plugins it can use
+CONTRACT = 2  # version of `ferrule.interfaces` that this Ferrule implements
+READABLE = frozenset({1, 2})  # versions whose plugins it can use
 
 _GROUP = re.compile(r"ferrule\.v([0-9]{1,6})\.([a-z_]{1,64})")
 
@@ -105,7 +105,13 @@ KINDS = _table(
         ("--logits-processor-pattern",),
         "a request, within --logits-processor-pattern",
     ),
-    Kind("router", _I + "router:Router", ("--routers",), "--routers; the built-in ones are on"),
+    Kind(
+        "router",
+        _I + "http:Router",
+        ("--routers",),
+        "--routers; the built-in ones are on",
+        {1: Earlier(_I + "router:Router", "ferrule.api.earlier:adapt")},
+    ),
     Kind("stat_logger", _I + "stats:StatLogger", (), "on when discovered"),
     Kind("command", _I + "command:Command", (), "`ferrule NAME`"),
     Kind("hooks", _I + "hooks:Hooks", (), "off until named by --plugins-allow or FERRULE_PLUGINS; then all are told"),

@@ -19,7 +19,9 @@ _KINDS = {
     "string_type": "a string",
     "bool_type": "true or false",
     "list_type": "a list",
+    "tuple_type": "a list",
     "dict_type": "an object",
+    "none_required": "null",
     "model_type": "an object",
     "model_attributes_type": "an object",
 }
@@ -42,29 +44,59 @@ _BOUNDS = {
     "too_short": ("min_length", "must have at least {} entries"),
     "too_long": ("max_length", "may have at most {} entries"),
 }
+_LONGEST = 512  # characters of a message that is not ours
 _QUOTED = re.compile("'([^']*)'")
 _TAG = re.compile("<([^>]*)>")
 
 
 def refusal_of(
-    error: ValidationError | Sequence[Mapping[str, Any]], model: Any = None, *, under: str = ""
+    error: ValidationError | Sequence[Mapping[str, Any]], model: Any = None, *, under: str = "", given: Any = None
 ) -> RequestError:
     """The first problem as a RequestError whose `param` is the field's path, such as ``messages[0].content``.
 
-    `error` may also be what FastAPI lists; its first step of each path, "body", is left out. `model` is what was to be
-    made, for suggestions. Paths begin with `under`, the name of the value that was checked; a body has none.
+    `error` may also be what FastAPI lists; the first step of each path, "body" or "query", is left out. `model` is what
+    was to be made, for suggestions. Paths begin with `under`, the name of the value that was checked; a body has none.
+    `given` is the value that was checked, where its model may have unions without a discriminator.
     """
     if isinstance(error, ValidationError):
-        problem: Mapping[str, Any] = error.errors(include_url=False)[0]
-        steps = problem["loc"]
+        problems: Sequence[Mapping[str, Any]] = error.errors(include_url=False)
     else:
-        problem = error[0]
-        steps = problem["loc"][1:]
-    path = path_of([*steps, *filter(None, [problem.get("ctx", {}).get("field")])], under)
+        problems = [{**problem, "loc": problem["loc"][1:]} for problem in error]
+    if isinstance(given, dict):
+        problems = _at_one_place(problems, given)
+    problem = problems[0]
+    path = path_of([*problem["loc"], *filter(None, [problem.get("ctx", {}).get("field")])], under)
     if problem["type"] == "extra_forbidden":
-        name = str(steps[-1])
+        name = str(problem["loc"][-1])
         return RequestError(f"There is no {path}.{nearest(name[:64], known_names(model))}", path)
+    kinds = list(dict.fromkeys(_KINDS.get(other["type"], "") for other in problems))
+    if isinstance(given, dict) and len(kinds) > 1 and all(kinds):
+        return RequestError(f"{path or 'The body'} must be {' or '.join(kinds)}{_instead(problem)}.", path or None)
     return RequestError(f"{path or 'The body'} {_rule(problem)}", path or None)
+
+
+def _at_one_place(problems: Sequence[Mapping[str, Any]], given: Any) -> Sequence[Mapping[str, Any]]:
+    """The problems of the first field at fault at their deepest place: each member of a union has complaints of its own.
+
+    Their paths lose the names of union members, which pydantic puts between the fields.
+    """
+    found = [{**problem, "loc": _walked(problem, given)} for problem in problems]
+    first = found[0]["loc"][:1]
+    deepest = max((problem["loc"] for problem in found if problem["loc"][:1] == first), key=len)
+    return [problem for problem in found if problem["loc"] == deepest]
+
+
+def _walked(problem: Mapping[str, Any], value: Any) -> tuple[str | int, ...]:
+    """The steps of a path that lead somewhere in the value; a missing field is the last one."""
+    path: list[str | int] = []
+    *_, last = problem["loc"] or [None]
+    for step in problem["loc"]:
+        if isinstance(value, list) and isinstance(step, int) and step < len(value) or isinstance(value, dict) and step in value:
+            value = value[step]
+        elif not (problem["type"] == "missing" and step is last):
+            continue
+        path.append(step)
+    return tuple(path)
 
 
 def path_of(steps: Sequence[int | str], under: str = "") -> str:
@@ -97,7 +129,10 @@ def _rule(problem: Mapping[str, Any]) -> str:
             return f"must be {valid[0]!r}."
         meant = nearest(problem["input"][:64], valid) if isinstance(problem["input"], str) else ""
         return f"must be one of {', '.join(map(repr, valid))}.{meant}"
-    return "has a value that is not allowed."
+    text = printable(str(problem["msg"]), _LONGEST).removesuffix(".")  # a validator's own, or pydantic's for rarer types
+    if text.startswith("Input should be "):
+        return f"must be {text.removeprefix('Input should be ')}."
+    return f"is not valid: {text.removeprefix('Value error, ').removeprefix('Assertion failed, ')}."
 
 
 def _instead(problem: Mapping[str, Any]) -> str:

@@ -85,9 +85,9 @@ class SamplingFields(Strict):
     seed: Annotated[
         Int | None, Field(description="The same seed and request draw the same tokens. −1 or absent: a random one.")
     ] = None
-    stop: Annotated[
-        OneOrMoreTexts | None, Field(description="Texts that end the answer; they are not part of it.")
-    ] = None
+    stop: Annotated[OneOrMoreTexts | None, Field(description="Texts that end the answer; they are not part of it.")] = (
+        None
+    )
     stop_token_ids: Annotated[TokenIds | None, Field(description="Tokens that end the answer.")] = None
     bad_words: Annotated[Texts | None, Field(description="Words that the answer must not have.")] = None
     include_stop_str_in_output: Annotated[
@@ -102,9 +102,9 @@ class SamplingFields(Strict):
         SizeOrAll | None,
         Field(description="Logprobs of the prompt's tokens, with so many likeliest ones each. Not with `stream`."),
     ] = None
-    skip_special_tokens: Annotated[
-        bool, Field(description="Leave special tokens out of the text. Default: true.")
-    ] = True
+    skip_special_tokens: Annotated[bool, Field(description="Leave special tokens out of the text. Default: true.")] = (
+        True
+    )
     spaces_between_special_tokens: Annotated[
         bool,
         Field(description="Keep spaces between special tokens, with `skip_special_tokens: false`. Default: true."),
@@ -119,7 +119,9 @@ class SamplingFields(Strict):
     logit_bias: Annotated[
         Biases | None, Field(description="Added to logits: token id → −100 to 100, beyond it is cut.")
     ] = None
-    allowed_token_ids: Annotated[TokenIds | None, Field(description="No other tokens may be generated.")] = None
+    allowed_token_ids: Annotated[
+        Annotated[TokenIds, Field(min_length=1)] | None, Field(description="No other tokens may be generated.")
+    ] = None
 
 
 class SamplingParams(SamplingFields, Arguments):

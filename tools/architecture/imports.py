@@ -10,6 +10,8 @@ from tools.architecture.source import Import, Module, Rule, Violation
 LAYERS = (
     ("types", "errors", "env", "log"),
     ("config", "checkpoint"),
+    ("schema",),
+    ("sampling_params",),
     ("interfaces",),
     ("plugin",),
     ("wire",),
@@ -24,7 +26,22 @@ LAYERS = (
     ("", "__main__"),  # the package itself, which lends its public names lazily
 )
 NO_TORCH = frozenset(
-    {"types", "errors", "env", "log", "config", "checkpoint", "plugin", "wire", "engine", "client", "frontend", "api"}
+    {
+        "types",
+        "errors",
+        "env",
+        "log",
+        "config",
+        "checkpoint",
+        "schema",
+        "sampling_params",
+        "plugin",
+        "wire",
+        "engine",
+        "client",
+        "frontend",
+        "api",
+    }
     | {"launch", "llm"}
 )
 TORCH = ("torch", "torchvision", "torchaudio", "triton", "safetensors.torch")

@@ -1,9 +1,8 @@
-"""What values from outside look like: the one way in which bodies, parameters and prompts are declared and checked.
+"""How bodies, parameters and prompts are declared: each field once, as a field of a pydantic model.
 
-A field is declared once, as a field of a pydantic model: its type, its bounds, what it does, and whether this build does
-anything with it. Everything else reads that declaration: validation, the OpenAPI document, the search for unknown keys,
-and the wording of refusals. Bounds that depend on the model or on the server's options are not here but in
-`ferrule.frontend.admission.validate`.
+The declaration has the field's type and bounds, what it does, and whether this build does anything with it. Validation,
+the OpenAPI document, the search for unknown keys and the wording of refusals all read it. Bounds that depend on the
+model or on the server's options are in `ferrule.frontend.admission.validate`.
 """
 
 from ferrule.schema.keys import ANY, Keys, known_keys, known_names, printable, unknown_keys

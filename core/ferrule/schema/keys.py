@@ -54,7 +54,7 @@ def _names(keys: Keys) -> Iterator[str]:
 
 
 def unknown_keys(value: Any, keys: Keys, path: str = "") -> Iterator[str]:
-    """Paths such as ``a.b[2].c`` of keys of `value` that are not in `keys`, fit to be shown. Found as they are asked for."""
+    """Paths such as ``a.b[2].c`` of keys of `value` that are not in `keys`, fit to be shown, one after the other."""
     if not keys:
         return
     if isinstance(value, list):

@@ -59,14 +59,11 @@ def marks_of(model: type[BaseModel]) -> Mapping[str, Mark]:
 
 
 def check_marks(body: BaseModel) -> list[tuple[str, str]]:
-    """(field, reason) for each given field that has no effect. Raises RequestError for one whose feature is not here."""
-    marks = marks_of(type(body))
-    asked = [(name, marks[name]) for name in marks if name in body.model_fields_set and marks[name].asks(_of(body, name))]
+    """(field, reason) of each given field that has no effect. Raises RequestError for one whose feature is not here."""
+    given = body.model_fields_set
+    marks = marks_of(type(body)).items()
+    asked = [(name, mark) for name, mark in marks if name in given and mark.asks(getattr(body, name))]
     for name, mark in asked:
         if mark.refused:
             raise RequestError(f"{name}: not available in this build: {mark.reason}.", name)
     return [(name, f"{mark.reason}.") for name, mark in asked]
-
-
-def _of(body: BaseModel, name: str) -> Any:
-    return getattr(body, name)

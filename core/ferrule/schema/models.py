@@ -32,7 +32,7 @@ def _fail_fast(part: Any) -> None:
 
 
 class Strict(BaseModel):
-    """A model that makes nothing of values of another type, and that never changes. Lists end at their first wrong item."""
+    """A model that takes no value of another type, and that never changes. Lists end at their first wrong item."""
 
     model_config = ConfigDict(strict=True, frozen=True, protected_namespaces=())
 

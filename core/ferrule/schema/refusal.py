@@ -50,13 +50,13 @@ _TAG = re.compile("<([^>]*)>")
 
 
 def refusal_of(
-    error: ValidationError | Sequence[Mapping[str, Any]], model: Any = None, *, whole: str = "The body", given: Any = None
+    error: ValidationError | Sequence[Mapping[str, Any]], model: Any = None, *, under: str = "", given: Any = None
 ) -> RequestError:
     """The first problem as a RequestError whose `param` is the field's path, such as ``messages[0].content``.
 
     `error` may also be what FastAPI lists; the first step of each path, "body" or "query", is left out. `model` is what
-    was to be made, for suggestions; `whole` is what a problem with no path is about; `given` is the value that was
-    checked, where its model may have unions without a discriminator.
+    was to be made, for suggestions. Paths begin with `under`, the name of the value that was checked; a body has none.
+    `given` is the value that was checked, where its model may have unions without a discriminator.
     """
     if isinstance(error, ValidationError):
         problems: Sequence[Mapping[str, Any]] = error.errors(include_url=False)
@@ -65,14 +65,14 @@ def refusal_of(
     if isinstance(given, dict):
         problems = _at_one_place(problems, given)
     problem = problems[0]
-    path = path_of([*problem["loc"], *filter(None, [problem.get("ctx", {}).get("field")])])
+    path = path_of([*problem["loc"], *filter(None, [problem.get("ctx", {}).get("field")])], under)
     if problem["type"] == "extra_forbidden":
-        name = printable(str(problem["loc"][-1]))
-        return RequestError(f"There is no {path or name!r}.{nearest(name, known_names(model))}", path)
+        name = str(problem["loc"][-1])
+        return RequestError(f"There is no {path}.{nearest(name[:64], known_names(model))}", path)
     kinds = list(dict.fromkeys(_KINDS.get(other["type"], "") for other in problems))
     if isinstance(given, dict) and len(kinds) > 1 and all(kinds):
-        return RequestError(f"{path or whole} must be {' or '.join(kinds)}{_instead(problem)}.", path or None)
-    return RequestError(f"{path or whole} {_rule(problem)}", path or None)
+        return RequestError(f"{path or 'The body'} must be {' or '.join(kinds)}{_instead(problem)}.", path or None)
+    return RequestError(f"{path or 'The body'} {_rule(problem)}", path or None)
 
 
 def _at_one_place(problems: Sequence[Mapping[str, Any]], given: Any) -> Sequence[Mapping[str, Any]]:
@@ -99,9 +99,9 @@ def _walked(problem: Mapping[str, Any], value: Any) -> tuple[str | int, ...]:
     return tuple(path)
 
 
-def path_of(steps: Sequence[int | str]) -> str:
-    """``("a", "<list>", 2, "b")`` → ``a[2].b``."""
-    path = ""
+def path_of(steps: Sequence[int | str], under: str = "") -> str:
+    """``("a", "<a list>", 2, "b")`` → ``a[2].b``."""
+    path = under
     for step in steps:
         if isinstance(step, int):
             path += f"[{step}]"
@@ -148,11 +148,9 @@ def _bound(kind: str, context: Mapping[str, Any]) -> str:
     return f"{words.format(f'{bound:g}' if isinstance(bound, float) else bound)}."
 
 
-def checked(adapter: TypeAdapter[Any], value: Any, name: str) -> Any:
-    """A value that goes by `name`, as `adapter` makes it. Raises RequestError."""
+def checked(adapter: TypeAdapter[Any], value: Any, name: str, model: Any = None) -> Any:
+    """A value that goes by `name`, as `adapter` makes it; `model` is its type, for suggestions. Raises RequestError."""
     try:
         return adapter.validate_python(value)
     except ValidationError as error:
-        refusal = refusal_of(error, whole="")
-        path = f"{name}{'' if (refusal.param or '[').startswith('[') else '.'}{refusal.param or ''}"
-        raise RequestError(f"{path}{refusal.message.removeprefix(refusal.param or '')}", path) from None
+        raise refusal_of(error, model, under=name) from None

@@ -17,7 +17,7 @@ RULE = "rule"  # type of the problems that are worded here
 
 
 def problem(must: str, field: str = "") -> PydanticCustomError:
-    """To be raised by a validator. `must` goes on where the path ends: "must be …". `field`: of the object, the one meant."""
+    """To be raised by a validator. `must` continues the path: "must be …". `field`: of an object, the one meant."""
     return PydanticCustomError(RULE, "{must}", {"must": must, "field": field})
 
 
@@ -77,16 +77,23 @@ CacheSalt = Annotated[
 
 # ------------------------------------------------------------------------------------------------ alternatives
 
-_TAGS = {str: "<a string>", list: "<a list>", tuple: "<a list>", dict: "<an object>", int: "<an integer>", bool: "<true or false>"}
+_TAGS = {
+    str: "<a string>",
+    list: "<a list>",
+    tuple: "<a list>",
+    dict: "<an object>",
+    int: "<an integer>",
+    bool: "<true or false>",
+}
 
 
 def _tag(value: Any) -> str:
     return _TAGS.get(type(value), "")  # no member's: the refusal lists theirs
 
 
-# Of a union whose members carry Tag("<a string>"), Tag("<a list>"), …: its type decides which one a value must be, so that
-# a refusal is about that one and not about all. Tags are worded for refusals, and in angle brackets so that paths do not
-# show them.
+# Of a union whose members carry Tag("<a string>"), Tag("<a list>"), …: a value's type decides which of them it must be,
+# so that a refusal is about that one and not about all. Tags are worded for refusals; paths leave out what is in angle
+# brackets.
 by_type = Discriminator(_tag)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Literal, NotRequired
 
 from pydantic import BaseModel
-from typing_extensions import TypedDict
+from typing_extensions import TypedDict  # pydantic cannot read typing's before Python 3.12
 
 
 class Extension(TypedDict):

@@ -61,7 +61,10 @@ def _unknown(paths: Sequence[str], names: Iterable[str]) -> list[tuple[str, str]
 
 
 def review(body: GenerateBody, unknown_fields: Sequence[str], config: Config, service: Service) -> Notes:
-    """All fields of a generate request that do nothing. Raises RequestError for what is not here, or on a strict server."""
+    """All fields of a generate request that do nothing.
+
+    Raises RequestError for a feature that is not here, and on a strict server for any of them.
+    """
     notes = Notes.of(unknown_fields, type(body))
     notes.known += check_marks(body)
     notes.known += _common(body)

@@ -1,4 +1,4 @@
-"""Bodies of the OpenAI routes: each field once, with its type, its bounds, what it does, and whether it does anything."""
+"""Bodies of the OpenAI routes: each field once, with its type, its bounds, and what it does, if anything."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The semantic half of the admission gate: what a request may ask of this model. HTTP and offline use both pass here.
 
-Types and fixed bounds are those that the fields of `SamplingParams` declare, and hold already. Here is what depends on the
+Types and fixed bounds are declared by the fields of `SamplingParams`, and hold already. Here is what depends on the
 model, on the server's options, or on more than one field. Each refusal names the field and says what would be valid.
 Limits are those of `LimitsConfig`; ids are checked against the width of the logits.
 """
@@ -337,10 +337,7 @@ def _bias(values: Mapping[int, float], rules: Rules) -> tuple[tuple[int, float],
 def _allowed(values: Sequence[int] | None, rules: Rules) -> tuple[int, ...]:
     if values is None:
         return ()
-    ids = _ids(values, "allowed_token_ids", rules, rules.vocab_size)
-    if not ids:
-        raise RequestError("allowed_token_ids must name at least one token.", "allowed_token_ids")
-    return tuple(dict.fromkeys(ids))
+    return tuple(dict.fromkeys(_ids(values, "allowed_token_ids", rules, rules.vocab_size)))
 
 
 def _truncation(value: int | None, rules: Rules) -> int | None:

@@ -126,7 +126,9 @@ def _countable(messages: Any) -> Any:
 
 Conversation = Annotated[
     list[dict[str, Any]],
-    shaped(Annotated[list[ChatMessage], Field(strict=False, fail_fast=True, min_length=1), BeforeValidator(_countable)]),
+    shaped(
+        Annotated[list[ChatMessage], Field(strict=False, fail_fast=True, min_length=1), BeforeValidator(_countable)]
+    ),
 ]
 
 
@@ -135,9 +137,9 @@ class Function(Strict):
 
     name: Annotated[SomeText, Field(description="How the model calls it.")]
     description: Annotated[Text | None, Field(description="What it does, for the model.")] = None
-    parameters: Annotated[
-        dict[str, Any] | None, Field(description="JSON Schema of its arguments, for the model.")
-    ] = None
+    parameters: Annotated[dict[str, Any] | None, Field(description="JSON Schema of its arguments, for the model.")] = (
+        None
+    )
     strict: Annotated[
         bool | None, Field(description="true has no effect: arguments cannot be enforced without guided decoding.")
     ] = None

@@ -121,7 +121,7 @@ class Renderer:
         return str(text)
 
     async def inspect(self) -> dict[str, Any]:
-        """Start a child and describe the default template: `content` (its form), `reads` (names of variables), `keys`."""
+        """Start a child and describe the default template: see `template.work`."""
         template = self.templates.get("default")
         if template is None:
             return {}

@@ -50,7 +50,10 @@ class _TemplateRefusal(TemplateError):
 
 
 def work(request: Any) -> Any:
-    """Entry point in the child: render a `RenderJob`, or describe the template of ``{"inspect": template}``."""
+    """Entry point in the child: render a `RenderJob`, or describe the template of ``{"inspect": template}``.
+
+    A description has `content` (its form), `reads` (names of variables) and `keys` (see `Compiled`).
+    """
     if "inspect" in request:
         compiled = compile_template(request["inspect"])
         return {"content": compiled.content, "reads": sorted(compiled.reads), "keys": sorted(compiled.keys)}

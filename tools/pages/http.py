@@ -117,8 +117,8 @@ def type_text(kind: Mapping[str, Any]) -> str:
     """A schema in words, such as ``integer ≥ 0 or list of strings``. null is left out: it means an absent field."""
     if "$ref" in kind:
         return str(kind["$ref"]).rpartition("/")[2]
-    if "anyOf" in kind:
-        parts = [type_text(part) for part in kind["anyOf"] if part.get("type") != "null"]
+    if union := kind.get("anyOf", kind.get("oneOf")):
+        parts = [type_text(part) for part in union if part.get("type") != "null"]
         return " or ".join(dict.fromkeys(parts))
     if "enum" in kind:
         return " or ".join(json.dumps(value) for value in kind["enum"])

@@ -157,7 +157,8 @@ class EventStream(Response):
 
 def streams(event: Any) -> dict[int | str, dict[str, Any]]:
     """For ``responses=``: says that a 200 may also be an `EventStream` whose events are of this type."""
-    schema = TypeAdapter(event).json_schema(mode="serialization", ref_template="#/components/schemas/{model}")
+    described = TypeAdapter(list[event]).json_schema(mode="serialization", ref_template="#/components/schemas/{model}")
+    schema = described["items"] | {"$defs": described.get("$defs", {})}  # in a list a model is a reference
     return {200: {"content": {"text/event-stream": {"x-event": schema}}}}
 
 

@@ -91,7 +91,13 @@ def _walked(problem: Mapping[str, Any], value: Any) -> tuple[str | int, ...]:
     path: list[str | int] = []
     *_, last = problem["loc"] or [None]
     for step in problem["loc"]:
-        if isinstance(value, list) and isinstance(step, int) and step < len(value) or isinstance(value, dict) and step in value:
+        if (
+            isinstance(value, list)
+            and isinstance(step, int)
+            and step < len(value)
+            or isinstance(value, dict)
+            and step in value
+        ):
             value = value[step]
         elif not (problem["type"] == "missing" and step is last):
             continue
@@ -129,7 +135,9 @@ def _rule(problem: Mapping[str, Any]) -> str:
             return f"must be {valid[0]!r}."
         meant = nearest(problem["input"][:64], valid) if isinstance(problem["input"], str) else ""
         return f"must be one of {', '.join(map(repr, valid))}.{meant}"
-    text = printable(str(problem["msg"]), _LONGEST).removesuffix(".")  # a validator's own, or pydantic's for rarer types
+    text = printable(str(problem["msg"]), _LONGEST).removesuffix(
+        "."
+    )  # a validator's own, or pydantic's for rarer types
     if text.startswith("Input should be "):
         return f"must be {text.removeprefix('Input should be ')}."
     return f"is not valid: {text.removeprefix('Value error, ').removeprefix('Assertion failed, ')}."

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any
 
-import msgspec
 import pytest
 from openai import BaseModel
 from openai.types import Completion
@@ -14,8 +13,8 @@ from pydantic import TypeAdapter
 from ferrule.interfaces.parsers import CallArguments, CallEnd, CallStart, Content, Reasoning
 from ferrule.interfaces.service import ChatPrompt, Generate, Output, Prompt, Usage
 from ferrule.sampling_params import Beam
+from ferrule.schema import marks_of
 from ferrule.types import FinishReason
-from ferrule_plugins.router.openai_fields import ABSENT
 from ferrule_plugins.router.openai_schema import ChatBody, CompletionBody
 from ferrule_testkit.http import Site, chunks, error_of
 from tools import ROOT
@@ -32,39 +31,42 @@ def warnings_of(response: Any) -> list[str]:
 # ---------------------------------------------------------------------------------------- nothing is silent
 
 
-def test_the_table_and_the_types_agree() -> None:
-    """Each field of the table is one of a body, each untyped field is in the table, and the schema says what passes."""
-    fields = {field.name: field for kind in (ChatBody, CompletionBody) for field in msgspec.structs.fields(kind)}
-    untyped = {name for name, field in fields.items() if field.type is Any or get_args(field.type)[:1] == (Any,)}
-    assert untyped == set(ABSENT)
-    for name, absent in ABSENT.items():
-        schema = msgspec.json.schema(fields[name].type)
-        assert schema.pop("description"), name
-        if absent.refused and absent.harmless:
-            assert schema == {"enum": [None, *absent.harmless]}, name
+MARKS = {**marks_of(CompletionBody), **marks_of(ChatBody)}
+
+
+def test_marks_and_schemas_agree() -> None:
+    """Each marked field is untyped and the reverse, and the schema says which values pass."""
+    fields = {**CompletionBody.model_fields, **ChatBody.model_fields}
+    assert {name for name, field in fields.items() if field.annotation is Any} == set(MARKS)
+    told = {**CompletionBody.model_json_schema()["properties"], **ChatBody.model_json_schema()["properties"]}
+    for name, mark in MARKS.items():
+        schema = dict(told[name])
+        assert mark.reason in schema.pop("description"), name
+        if mark.refused and mark.harmless:
+            assert schema == {"enum": [None, *mark.harmless]}, name
         else:
-            assert schema == ({"type": "null"} if absent.refused else {}), name
+            assert schema == ({"type": "null"} if mark.refused else {}), name
 
 
 def test_the_documentation_names_every_field() -> None:
     page = (ROOT / "docs" / "http.md").read_text(encoding="utf-8")
-    fields = {*ChatBody.__struct_fields__, *CompletionBody.__struct_fields__}
+    fields = {*ChatBody.model_fields, *CompletionBody.model_fields}
     assert [name for name in sorted(fields) if f"`{name}`" not in page] == []
 
 
-@pytest.mark.parametrize("name", sorted(ABSENT))
+@pytest.mark.parametrize("name", sorted(MARKS))
 async def test_absent_features_are_refused_or_named(name: str) -> None:
-    absent = ABSENT[name]
+    mark = MARKS[name]
     for call, kind in ((Site().complete, CompletionBody), (Site().chat, ChatBody)):
-        if name not in kind.__struct_fields__:
+        if name not in kind.model_fields:
             continue
         response = await call(**{name: "something"})
-        if absent.refused:
+        if mark.refused:
             assert error_of(response)["param"] == name
         else:
             assert [text for text in warnings_of(response) if text.startswith(f"{name}: ")]
             assert response.headers[IGNORED] == name
-        for value in absent.harmless:
+        for value in mark.harmless:
             assert warnings_of(await call(**{name: value})) == []
 
 

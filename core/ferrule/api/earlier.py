@@ -87,7 +87,7 @@ def _body(kind: type) -> Any:
         except msgspec.ValidationError as error:
             raise _refusal(str(error)) from None
 
-    return Annotated[Any, PlainValidator(convert), WithJsonSchema(msgspec.json.schema(kind)), Body()]
+    return Annotated[Any, PlainValidator(convert), WithJsonSchema(_schema(kind)), Body()]
 
 
 def _refusal(text: str) -> RequestError:
@@ -137,8 +137,25 @@ def _responses(route: v1.Route) -> dict[int | str, dict[str, Any]]:
 
 
 def _schema(kind: Any) -> dict[str, Any]:
-    """msgspec describes no union of Structs that it could not decode: each member by itself then."""
+    """msgspec's description of a type, without references: pydantic takes no others' into its own documents.
+
+    msgspec describes no union of Structs that it could not decode: each member by itself then.
+    """
     members: Sequence[Any] = get_args(kind)
     if members and all(hasattr(member, "__struct_fields__") for member in members):
-        return {"anyOf": [msgspec.json.schema(member) for member in members]}
-    return msgspec.json.schema(kind)
+        return {"anyOf": [_schema(member) for member in members]}
+    schema = msgspec.json.schema(kind)
+    found: dict[str, Any] = _whole(schema, schema.pop("$defs", {}), ())
+    return found
+
+
+def _whole(part: Any, definitions: Mapping[str, Any], above: tuple[str, ...]) -> Any:
+    """A schema with what it refers to in place of the references; a type inside itself may be anything there."""
+    if isinstance(part, list):
+        return [_whole(item, definitions, above) for item in part]
+    if not isinstance(part, dict):
+        return part
+    if "$ref" in part:
+        name = part["$ref"].rpartition("/")[2]
+        return {} if name in above else _whole(definitions[name], definitions, (*above, name))
+    return {name: _whole(value, definitions, above) for name, value in part.items()}

@@ -7,8 +7,10 @@ runs at the speed of `bytes` methods and can be fed as the bytes arrive.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -104,6 +106,7 @@ def scan_whole(body: bytes, max_depth: int) -> JsonScan:
 
 
 _decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
+_UNFIT = object()
 _raw_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -115,25 +118,52 @@ def decode(body: bytes, scan: JsonScan) -> Any:
         raise RequestError("The body is not valid UTF-8.") from None
     except msgspec.DecodeError as error:
         if "out of range" in str(error):
-            raise RequestError("The body has a number out of range.") from None
+            raise _unfit(body) from None
         raise RequestError(_syntax(body)) from None
     except RecursionError:
         raise RequestError("The body is nested too deeply.") from None
     if scan.has_long_int:
-        raise _too_long(body, value)
+        raise _unfit(body)
     if len(body) <= _MAX_COMPARED and (names := _repeated(body)):
         _logger.warning("a body repeats fields, the last of each counts", fields=",".join(names))
     return value
 
 
-def _too_long(body: bytes, value: Any) -> RequestError:
-    """Name the field that has an integer of more than 64 bits."""
-    for name, raw in _raw_fields.decode(body).items() if isinstance(value, dict) else ():
-        part = JsonScan(max_depth=1 << 16)
-        part.feed(bytes(raw))
-        if part.has_long_int:
-            return RequestError(f"{printable(name)}: integers must fit in 64 bits.", printable(name))
-    return RequestError("Integers must fit in 64 bits.")
+def _unfit(body: bytes) -> RequestError:
+    """Name the place of a number that does not fit in 64 bits; in a large body only the field."""
+    if len(body) <= _MAX_COMPARED:
+        found = json.loads(body, parse_int=_fit_int, parse_float=_fit_float)
+        place = next(_places(found, ""), "")
+    else:
+        place = next((printable(name) for name, raw in _fields(body) if _exceeds(_STRING.sub(b"", bytes(raw)))), "")
+    what = "integers must fit in 64 bits, and other numbers in a float"
+    return RequestError(f"{place}: {what}." if place else f"{what.capitalize()}.", place or None)
+
+
+def _fields(body: bytes) -> Iterable[tuple[str, msgspec.Raw]]:
+    try:
+        return _raw_fields.decode(body).items()
+    except msgspec.DecodeError:  # not an object
+        return ()
+
+
+def _fit_int(text: str) -> Any:
+    return _UNFIT if _exceeds(text.encode()) else 0
+
+
+def _fit_float(text: str) -> Any:
+    return _UNFIT if math.isinf(float(text)) else 0
+
+
+def _places(value: Any, place: str) -> Iterator[str]:
+    if value is _UNFIT:
+        yield place
+    elif isinstance(value, list):
+        for number, item in enumerate(value):
+            yield from _places(item, f"{place}[{number}]")
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            yield from _places(item, f"{place}.{printable(name)}" if place else printable(name))
 
 
 def _repeated(body: bytes) -> list[str]:

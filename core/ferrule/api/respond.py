@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any
 
@@ -57,7 +56,7 @@ class Answer:
 
     async def failure(self, failure: Failure, more: bool = False) -> None:
         """Send an error. With `more` its last byte goes out, but the exchange stays open."""
-        body = json.dumps(failure.body).encode()
+        body = encode(failure.body)
         headers = [("content-type", "application/json"), ("content-length", str(len(body))), *failure.headers]
         if more:
             headers.append(("connection", "close"))

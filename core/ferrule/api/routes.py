@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -84,7 +84,8 @@ def _body_of(route: APIRoute) -> Shape | None:
     field = route.body_field
     if field is None or isinstance(field.field_info, Form):
         return None
-    return Shape.of(TypeAdapter(cast(Any, field.field_info.annotation)).json_schema(by_alias=True))
+    kind = Annotated[cast(Any, field.field_info.annotation), field.field_info]  # with all that the annotation says
+    return Shape.of(TypeAdapter(kind).json_schema())
 
 
 class _Admitted(BaseRoute):

@@ -22,7 +22,7 @@ Before FastAPI sees a request, the frame has compared the raw path byte for byte
 (`needs`; a route without it needs `--api-key`), asked whether the server takes work, read the body under the limits of
 size, time and depth, and decoded it once as strict JSON: no NaN, no lone surrogates, integers of 64 bits. Body fields
 that the route's model does not declare are told to the client, or refused with ``--strict-requests``. So bodies are
-declared as pydantic models: `ferrule.schema.Body` has the settings that fit, and `ferrule.schema` has types such as `Int`.
+declared as pydantic models: `ferrule.schema.Body` has the settings that fit, and beside it are types such as `Int`.
 A handler that reads a raw body from `fastapi.Request` is under the limits too, and checks what it reads itself.
 
 A handler returns a model or a dict, which FastAPI checks against the declared answer and encodes; `JSON`, which is

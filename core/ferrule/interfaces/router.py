@@ -1,4 +1,4 @@
-"""`router` of contract 1: a table of routes, bodies as Structs. It is read by an adapter; see `ferrule.interfaces.http`."""
+"""`router` of contract 1: a table of routes, bodies as Structs. Read by an adapter; see `ferrule.interfaces.http`."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 @lru_cache(maxsize=256)
 def known_names(model: Any) -> frozenset[str]:
-    """All names of fields of a model or a union of models, at any depth: what a misspelt one may have been meant to be."""
+    """All names of fields of a model or a union of models, at any depth: what a misspelt one may be meant to be."""
     return frozenset(_names(TypeAdapter(model).json_schema()))
 
 

@@ -76,7 +76,7 @@ def refusal_of(
 
 
 def _at_one_place(problems: Sequence[Mapping[str, Any]], given: Any) -> Sequence[Mapping[str, Any]]:
-    """The problems of the first field at fault at their deepest place: each member of a union has complaints of its own.
+    """The problems of the first field at fault at their deepest place: each member of a union has its own.
 
     Their paths lose the names of union members, which pydantic puts between the fields.
     """
@@ -91,13 +91,8 @@ def _walked(problem: Mapping[str, Any], value: Any) -> tuple[str | int, ...]:
     path: list[str | int] = []
     *_, last = problem["loc"] or [None]
     for step in problem["loc"]:
-        if (
-            isinstance(value, list)
-            and isinstance(step, int)
-            and step < len(value)
-            or isinstance(value, dict)
-            and step in value
-        ):
+        here = step in value if isinstance(value, dict) else isinstance(value, list) and step in range(len(value))
+        if here:
             value = value[step]
         elif not (problem["type"] == "missing" and step is last):
             continue
@@ -135,9 +130,7 @@ def _rule(problem: Mapping[str, Any]) -> str:
             return f"must be {valid[0]!r}."
         meant = nearest(problem["input"][:64], valid) if isinstance(problem["input"], str) else ""
         return f"must be one of {', '.join(map(repr, valid))}.{meant}"
-    text = printable(str(problem["msg"]), _LONGEST).removesuffix(
-        "."
-    )  # a validator's own, or pydantic's for rarer types
+    text = printable(str(problem["msg"]), _LONGEST).removesuffix(".")  # a validator's own, or pydantic's
     if text.startswith("Input should be "):
         return f"must be {text.removeprefix('Input should be ')}."
     return f"is not valid: {text.removeprefix('Value error, ').removeprefix('Assertion failed, ')}."

@@ -163,11 +163,11 @@ class RouterKit(Kit):
     def test_null_means_the_default(self) -> None:
         """A field of a valid call that is not required may be null, which means the same as leaving it out."""
         for route in self._routes(body=True):
-            given, site = {**self._valid(route)}, self.site()
-            if not given:
+            given, site = self._valid(route) or json.loads(next(_guesses(route))), self.site()
+            if site.call(route.method, _path(route), _encode(given)).status >= 400:
                 continue
             for name in route.body.declared if route.body else ():
-                if name not in given and site.call(route.method, _path(route), _encode(given)).status < 400:
+                if name not in given:
                     answer = site.call(route.method, _path(route), _encode({**given, name: None}))
                     promise(answer.status < 400, f"{_name(route)} answers {answer.status} to {name} = null")
 

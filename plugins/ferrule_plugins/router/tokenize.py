@@ -8,11 +8,12 @@ from fastapi import APIRouter, Response
 from pydantic import BaseModel, Field
 
 from ferrule.errors import RequestError
+from ferrule.frontend.text.messages import Conversation, TemplateFields, chat_prompt
 from ferrule.frontend.text.render import choose_templates
 from ferrule.interfaces.http import JSON, CurrentRequest, Router, RouterContext
 from ferrule.interfaces.service import ChatPrompt, Prompt
 from ferrule.interfaces.tokenizer import Tokenizer
-from ferrule.schema import Body, TokenIds
+from ferrule.schema import Body, Text, TokenIds
 from ferrule_plugins.router.openai_answers import Extension
 from ferrule_plugins.router.openai_fields import Notes
 
@@ -22,28 +23,20 @@ _MODEL = "One of the served names. Default: the first."
 _EXTENSION = Field(None, exclude_if=lambda extension: extension is None)
 
 
-class TokenizeBody(Body):
+class TokenizeBody(TemplateFields, Body):
     """Either `prompt` or `messages`."""
 
-    model: str | None = Field(None, description=_MODEL)
-    prompt: str | None = Field(None, description="A text.")
-    messages: list[dict[str, Any]] | None = Field(None, description="A conversation, for the chat template.")
+    model: Text | None = Field(None, description=_MODEL)
+    prompt: Text | None = Field(None, description="A text.")
+    messages: Conversation | None = Field(None, description="A conversation, for the chat template.")
     add_special_tokens: bool | None = Field(
         None, description="The tokenizer adds its own tokens. Default: true for a prompt, false for messages."
     )
-    return_token_strs: bool | None = Field(None, description="Add `token_strs`. Default: false.")
-    add_generation_prompt: bool | None = Field(
-        None, description="Begin a new message. Default: true, unless the final one is continued."
-    )
-    continue_final_message: bool | None = Field(None, description="Leave the last message open. Default: false.")
-    tools: list[dict[str, Any]] | None = Field(None, description="For the template.")
-    documents: list[dict[str, Any]] | None = Field(None, description="For the template.")
-    chat_template: str | None = Field(None, description="Another template. Needs `--trust-request-chat-template`.")
-    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables for the template.")
+    return_token_strs: bool = Field(False, description="Add `token_strs`. Default: false.")
 
 
 class DetokenizeBody(Body):
-    model: str | None = Field(None, description=_MODEL)
+    model: Text | None = Field(None, description=_MODEL)
     tokens: TokenIds = Field(description="Token ids.")
 
 
@@ -55,7 +48,7 @@ class Tokens(BaseModel):
     ferrule: Extension | None = _EXTENSION
 
 
-class Text(BaseModel):
+class Detokenized(BaseModel):
     prompt: str
     ferrule: Extension | None = _EXTENSION
 
@@ -75,11 +68,11 @@ class Tokenize(Router):
             found = Tokens(count=len(ids), max_model_len=length, tokens=ids, token_strs=texts, ferrule=notes.extension)
             return JSON(found)
 
-        @routes.post("/detokenize", summary="Text of token ids.", response_model=Text)
+        @routes.post("/detokenize", summary="Text of token ids.", response_model=Detokenized)
         async def detokenize(body: DetokenizeBody, info: CurrentRequest) -> Response:
             service.resolve(body.model)
             text = await service.detokenize(body.tokens)
-            return JSON(Text(prompt=text, ferrule=Notes.of(info.unknown_fields, DetokenizeBody).extension))
+            return JSON(Detokenized(prompt=text, ferrule=Notes.of(info.unknown_fields, DetokenizeBody).extension))
 
         async def tokenizer_info() -> dict[str, Any]:
             if service.tokenizer is None:
@@ -111,15 +104,4 @@ def _prompt_of(body: TokenizeBody) -> Prompt | ChatPrompt:
         raise RequestError("Give either prompt or messages.", "prompt")
     if body.prompt is not None:
         return Prompt(text=body.prompt, add_special_tokens=body.add_special_tokens is not False)
-    return ChatPrompt(
-        messages=tuple(body.messages or ()),
-        tools=None if body.tools is None else tuple(body.tools),
-        documents=None if body.documents is None else tuple(body.documents),
-        chat_template=body.chat_template,
-        chat_template_kwargs=body.chat_template_kwargs,
-        add_generation_prompt=not body.continue_final_message
-        if body.add_generation_prompt is None
-        else body.add_generation_prompt,
-        continue_final_message=bool(body.continue_final_message),
-        add_special_tokens=bool(body.add_special_tokens),
-    )
+    return chat_prompt(body.messages or (), body)

@@ -291,8 +291,8 @@ async def test_what_a_beam_search_cannot_do_is_refused(
 ) -> None:
     runs = FakeEngine(run_model, fake_info(vocab_size=50))
     async with serving(folder, runs) as service:
+        sampling = SamplingParams(**{"temperature": 0, **params})
         with pytest.raises(RequestError) as caught:
-            sampling = SamplingParams(**{"temperature": 0, **params})
             await service.generate(Generate(prompts=(Prompt(ids=(5,)),), params=sampling, beam=Beam(**beam)))
         assert service.ledger.open == 0
     assert (caught.value.status, caught.value.param) == (400, param)

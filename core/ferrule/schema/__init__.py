@@ -5,7 +5,7 @@ the OpenAPI document, the search for unknown keys and the wording of refusals al
 model or on the server's options are in `ferrule.frontend.admission.validate`.
 """
 
-from ferrule.schema.keys import ANY, Keys, known_keys, known_names, printable, unknown_keys
+from ferrule.schema.keys import known_names, printable
 from ferrule.schema.marks import Mark, check_marks, marks_of, no_effect, not_here
 from ferrule.schema.models import Arguments, Body, Strict
 from ferrule.schema.refusal import checked, refusal_of
@@ -30,14 +30,12 @@ from ferrule.schema.values import (
 )
 
 __all__ = [
-    "ANY",
     "REQUEST_ID",
     "Arguments",
     "Body",
     "CacheSalt",
     "Count",
     "Int",
-    "Keys",
     "Mark",
     "Number",
     "Priority",
@@ -52,7 +50,6 @@ __all__ = [
     "by_type",
     "check_marks",
     "checked",
-    "known_keys",
     "known_names",
     "marks_of",
     "no_effect",
@@ -62,5 +59,4 @@ __all__ = [
     "refusal_of",
     "rule",
     "shaped",
-    "unknown_keys",
 ]

@@ -56,7 +56,7 @@ class Strict(BaseModel):
 class Body(Strict):
     """A JSON object from a client. null means the same as an absent field.
 
-    Keys that the model does not have are left out; `unknown_keys` finds them.
+    Keys that the model does not have are left out; the frame around the routes tells them to the client.
     """
 
     @model_validator(mode="before")

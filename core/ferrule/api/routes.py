@@ -84,7 +84,7 @@ def _body_of(route: APIRoute) -> Shape | None:
     field = route.body_field
     if field is None or isinstance(field.field_info, Form):
         return None
-    kind = Annotated[cast(Any, field.field_info.annotation), field.field_info]  # with all that the annotation says
+    kind: Any = Annotated[cast(Any, field.field_info.annotation), field.field_info]  # with all that the annotation says
     return Shape.of(TypeAdapter(kind).json_schema())
 
 

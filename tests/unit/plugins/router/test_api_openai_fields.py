@@ -394,6 +394,8 @@ async def test_completions_have_the_official_types(body: dict[str, Any], script:
 
 # ---------------------------------------------------------------------------------------- inside messages and tools
 
+CALLED = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "argumnets": "{}"}}]}
+
 
 @pytest.mark.parametrize(
     ("body", "path"),
@@ -401,8 +403,8 @@ async def test_completions_have_the_official_types(body: dict[str, Any], script:
         ({"messages": [{"role": "user", "content": "a", "nmae": "b"}]}, "messages[0].nmae"),
         ({"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "txet": 1}]}]}, "content[0].txet"),
         (
-            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "argumnets": "{}"}}]}]},
-            "argumnets",
+            {"messages": [{"role": "user", "content": "a"}, CALLED]},
+            "messages[1].tool_calls[0].function.argumnets",
         ),
         ({"tools": [{"type": "function", "function": {"name": "f", "paramters": {}}}]}, "tools[0].function.paramters"),
         ({"stream": True, "stream_options": {"include_usag": True}}, "stream_options.include_usag"),

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ferrule.llm.offline import LLM
     from ferrule.llm.outputs import BeamSearchParams
-    from ferrule.types import SamplingParams
+    from ferrule.sampling_params import SamplingParams
 
 __version__ = "0.1.0"
 __all__ = ["LLM", "BeamSearchParams", "SamplingParams", "__version__"]
 _HOMES = {
     "BeamSearchParams": "ferrule.llm.outputs",
     "LLM": "ferrule.llm.offline",
-    "SamplingParams": "ferrule.types",
+    "SamplingParams": "ferrule.sampling_params",
 }
 
 

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
     from ferrule.config import Resolved
     from ferrule.interfaces.stats import RequestStats
-    from ferrule.types import EngineStats, SamplingParams
+    from ferrule.sampling_params import SamplingParams
+    from ferrule.types import EngineStats
 
 MAX_FAILURES = 3
 

@@ -25,41 +25,6 @@ class FinishReason(StrEnum):
 # --------------------------------------------------------------------------------------------- requests
 
 
-class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """How one request samples. Public: ``from ferrule import SamplingParams``.
-
-    Field names, meanings and defaults are those of the documented API. Values are validated in one place,
-    `ferrule.frontend.admission.validate`, for HTTP and offline use alike.
-    """
-
-    n: int = 1
-    best_of: int | None = None
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = -1  # -1 and 0: off
-    min_p: float = 0.0
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
-    include_stop_str_in_output: bool = False
-    ignore_eos: bool = False
-    max_tokens: int | None = 16
-    min_tokens: int = 0
-    logprobs: int | None = None  # None: off; k: the sampled token's and the k most likely ones'
-    prompt_logprobs: int | None = None
-    detokenize: bool = True
-    skip_special_tokens: bool = True
-    spaces_between_special_tokens: bool = True
-    truncate_prompt_tokens: int | None = None
-    truncation_side: str = "left"  # where the prompt is cut: left keeps its last tokens, right the first
-    logit_bias: dict[int, float] | None = None
-    allowed_token_ids: list[int] | None = None
-
-
 class TokenSampling(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """The part of the sampling parameters that the engine and the sampler need: everything is resolved.
 

@@ -42,6 +42,7 @@ def test_every_interface_is_a_kind_or_known_not_to_be() -> None:
     shared = {"plugins", "service"}  # what a plugin is handed, not what it is
     modules = {module.name for module in repository() if module.name.startswith("ferrule.interfaces.")}
     bases = {kind.base.partition(":")[0] for kind in KINDS.values()}
+    bases |= {earlier.base.partition(":")[0] for kind in KINDS.values() for earlier in kind.earlier.values()}
     assert modules == bases | {f"ferrule.interfaces.{name}" for name in shared}
 
 

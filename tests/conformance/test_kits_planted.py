@@ -14,21 +14,26 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
+import pydantic
 import pytest
 import torch
+from fastapi import APIRouter
 
+from ferrule import schema
 from ferrule.engine.cache import KVCacheManager, PrefixHit
 from ferrule.errors import CheckpointError, ConfigError, EngineDead
+from ferrule.interfaces import router as earlier
 from ferrule.interfaces.command import Command
 from ferrule.interfaces.hooks import AccessRequest, Hooks
+from ferrule.interfaces.http import JSON, Access, CurrentRequest, Router, RouterContext, needs
 from ferrule.interfaces.hub import Choose, Repository
 from ferrule.interfaces.platform import Copies, DeviceMemory, Execution, Transfers
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme
-from ferrule.interfaces.router import Access, Call, Reply, Route, Router, RouterContext
 from ferrule.interfaces.sampler import LogitsProcessor, SampleBatch, Sampled
 from ferrule.interfaces.scheduler import RequestView, SchedulingPolicy
 from ferrule.interfaces.service import Generate, Prompt
-from ferrule.types import SamplingParams, StepPlan
+from ferrule.sampling_params import SamplingParams
+from ferrule.types import StepPlan
 from ferrule_plugins.attention.torch_sdpa import TorchSDPA
 from ferrule_plugins.executor.uni import UniExecutor
 from ferrule_plugins.hub.huggingface import HuggingFace
@@ -585,9 +590,9 @@ class GivesDoubles(PushChecked):
 # ------------------------------------------------------------------------------------------ router
 
 
-class Body(msgspec.Struct, kw_only=True):
+class Body(schema.Body):
     prompt: str = ""
-    count: int = 1
+    count: schema.Int = 1
 
 
 class Echo(Router):
@@ -596,41 +601,42 @@ class Echo(Router):
     path = "/echo"
     access = Access.KEY
 
-    def routes(self, ctx: RouterContext) -> Sequence[Route]:
-        async def echo(call: Call) -> Reply:
-            return await self.answer(ctx, call)
+    def router(self, ctx: RouterContext) -> APIRouter:
+        routes = APIRouter()
 
-        async def one(call: Call) -> Reply:
-            return Reply({"name": call.path_params["name"]})
+        @routes.post(self.path, summary="Echo.", dependencies=[needs(self.access)])
+        async def echo(body: Body, info: CurrentRequest) -> JSON:
+            return await self.answer(ctx, body)
 
-        return [
-            Route(method="POST", path=self.path, handler=echo, body_type=Body, summary="Echo.", access=self.access),
-            Route(method="GET", path="/echo/{name}", handler=one, summary="One."),
-        ]
+        @routes.get("/echo/{name}", summary="One.")
+        async def one(name: str) -> dict[str, str]:
+            return {"name": name}
 
-    async def answer(self, ctx: RouterContext, call: Call) -> Reply:
+        return routes
+
+    async def answer(self, ctx: RouterContext, body: Body) -> JSON:
         params = SamplingParams(max_tokens=4)
-        outputs = await ctx.service.generate(Generate(prompts=(Prompt(text=call.body.prompt or "x"),), params=params))
+        outputs = await ctx.service.generate(Generate(prompts=(Prompt(text=body.prompt or "x"),), params=params))
         try:
-            return Reply([output.token_ids async for output in outputs])
+            return JSON([output.token_ids async for output in outputs])
         finally:
             await outputs.aclose()
 
 
 class OwnErrorShape(Echo):
-    async def answer(self, ctx, call):
+    async def answer(self, ctx, body):
         try:
-            return await super().answer(ctx, call)
+            return await super().answer(ctx, body)
         except Exception as error:
-            return Reply({"detail": str(error)}, status=500)
+            return JSON({"detail": str(error)}, status_code=500)
 
 
 class LeavesRequestsRunning(Echo):
-    async def answer(self, ctx, call):
+    async def answer(self, ctx, body):
         params = SamplingParams(max_tokens=4)
         outputs = await ctx.service.generate(Generate(prompts=(Prompt(text="hello"),), params=params))
         self.kept = outputs
-        return Reply([await anext(outputs)])
+        return JSON([await anext(outputs)])
 
 
 class OpenToEverybody(Echo):
@@ -642,14 +648,59 @@ class TakesAnothersRoute(Echo):
 
 
 class FailsOnNumbers(Echo):
-    async def answer(self, ctx, call):
-        return Reply({"share": 1 / call.body.count})
+    async def answer(self, ctx, body):
+        return JSON({"share": 1 / body.count})
+
+
+class RefusesNull(Echo):
+    def router(self, ctx):
+        routes = APIRouter()
+
+        @routes.post("/echo", summary="Echo.")
+        async def echo(body: NoNull) -> JSON:
+            return JSON({})
+
+        return routes
+
+
+class NoNull(pydantic.BaseModel):
+    prompt: str
+    count: int = 1
 
 
 class AsksTheEngineTooEarly(Echo):
-    def routes(self, ctx):
+    def router(self, ctx):
         ctx.service.health()
-        return [r for r in super().routes(ctx) if ctx.service.names]
+        return super().router(ctx) if ctx.service.names else APIRouter()
+
+
+class OfContractOne(earlier.Router):
+    """Good: the table of routes that routers were before, with a fault in `FailsOnNumbersThen`."""
+
+    def routes(self, ctx: earlier.RouterContext) -> Sequence[earlier.Route]:
+        async def echo(call: earlier.Call) -> earlier.Reply:
+            return earlier.Reply(self.answer(call.body))
+
+        async def one(call: earlier.Call) -> earlier.Reply:
+            return earlier.Reply({"name": call.path_params["name"]})
+
+        return [
+            earlier.Route(method="POST", path="/echo", handler=echo, body_type=Struct, summary="Echo."),
+            earlier.Route(method="GET", path="/echo/{name}", handler=one, summary="One."),
+        ]
+
+    def answer(self, body: Struct) -> dict[str, float]:
+        return {"share": 1 / (abs(body.count or 0) + 1)}
+
+
+class FailsOnNumbersThen(OfContractOne):
+    def answer(self, body):
+        return {"share": 1 / body.count}
+
+
+class Struct(msgspec.Struct, kw_only=True):
+    prompt: str | None = ""
+    count: int | None = 1
 
 
 # ------------------------------------------------------------------------------------------ stat logger
@@ -834,6 +885,8 @@ def faults() -> Iterator[tuple[str, type, str]]:
     yield "router", OpenToEverybody, "test_only_probes_are_public"
     yield "router", TakesAnothersRoute, "test_no_route_of_another_router_is_taken"
     yield "router", FailsOnNumbers, "test_no_value_of_a_field_is_the_servers_fault"
+    yield "router", RefusesNull, "test_null_means_the_default"
+    yield "router", FailsOnNumbersThen, "test_no_value_of_a_field_is_the_servers_fault"
     yield "router", AsksTheEngineTooEarly, "test_asking_for_routes_needs_no_engine"
     yield "stat_logger", RawLabels, "test_hostile_labels"
     yield "stat_logger", CountsOnlyTheLast, "test_counters_never_fall"
@@ -876,7 +929,13 @@ def test_a_planted_fault_is_caught(kind: str, plugin: type, broken: str) -> None
 
 @pytest.mark.parametrize(
     ("kind", "plugin"),
-    [("logits_processor", PushChecked), ("router", Echo), ("executor", WithAWorker), ("hooks", Hooks)],
+    [
+        ("logits_processor", PushChecked),
+        ("router", Echo),
+        ("router", OfContractOne),
+        ("executor", WithAWorker),
+        ("hooks", Hooks),
+    ],
 )
 def test_the_good_ones_that_faults_were_planted_in_keep_every_promise(kind: str, plugin: type) -> None:
     results = {outcome.name: (outcome.result, outcome.reason) for outcome in run_kit(kit_of(kind), plugin)}

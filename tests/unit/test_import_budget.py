@@ -47,11 +47,11 @@ def imported(code: str) -> set[str]:
         (
             LAUNCHER,
             280,
-            ("torch", "numpy", "transformers", "tokenizers", "zmq", "uvicorn", "starlette", "uvloop", "ssl"),
+            ("torch", "numpy", "transformers", "tokenizers", "zmq", "uvicorn", "starlette", "uvloop", "ssl", "fastapi"),
         ),
         (
             API,
-            560,
+            690,  # FastAPI and pydantic are 110 of them
             ("torch", "numpy", "transformers", "aiohttp", "huggingface_hub", "prompt_toolkit", "ferrule.runner"),
         ),
         (ENGINE, 1350, ("transformers", "tokenizers", "uvicorn", "starlette", "aiohttp", "huggingface_hub", "triton")),

@@ -28,6 +28,8 @@ BUDGETS = MappingProxyType(
         "ferrule.log": 220,
         "ferrule.config": 1_800,
         "ferrule.checkpoint": 270,
+        "ferrule.schema": 500,
+        "ferrule.sampling_params": 200,
         "ferrule.wire": 300,
         "ferrule.client": 400,
         "ferrule.frontend": 3_100,

@@ -158,7 +158,7 @@ def _broken(world: World) -> None:
     install(_policy("acme-fast", "fast", "import acme_core\n" + _POLICY), world.site)
     install(_policy("acme-gpu", "gpu", "import acme_cuda\n" + _POLICY), world.site)
     points = world.site / "acme_gpu-1.0.dist-info" / "entry_points.txt"
-    points.write_text("[ferrule.v1.policy]\ngpu = acme_gpu:Policy [cuda]\n", encoding="utf-8")
+    points.write_text("[ferrule.v2.policy]\ngpu = acme_gpu:Policy [cuda]\n", encoding="utf-8")
     install(_policy("chatty", "chatty", "print('hello')\nraise SystemExit(3)\n"), world.site)
     install(_policy("unfinished", "half", _POLICY.replace("victim", "loser")), world.site)
     install(_policy("left-over", "gone"), world.site)

@@ -5,7 +5,7 @@ python -m tools.pages.http [--write docs/reference/http.md]
 
 from __future__ import annotations
 
-import asyncio
+import json
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from ferrule.api.lifecycle import Lifecycle
-from ferrule.config import Config, FrontendConfig
+from ferrule.api.routes import assemble
+from ferrule.config import Config, FrontendConfig, PluginConfig
 from ferrule.env import Environment
-from ferrule.interfaces.router import Call, Reply, Route, RouterContext
+from ferrule.interfaces.http import RouterContext
 from ferrule.plugin import discover
-from ferrule_plugins.router.docs_page import type_text
 
 _HEAD = """# HTTP reference
 
@@ -32,22 +32,11 @@ _NEEDS = {"key": "key", "adminKey": "admin key, dev mode"}
 
 def spec() -> Mapping[str, Any]:
     """The document of a server with all built-in routers, with the routes for administration and of flags."""
-    plugins = discover()
-    routes: list[Route] = []
     frontend = FrontendConfig(enable_tokenizer_info_endpoint=True)
     config = Config(env=Environment(server_dev_mode=True), frontend=frontend)
-    context = RouterContext(config, plugins, Lifecycle().service, lambda: tuple(routes))
-    for name in plugins.names("router"):
-        if plugins.origin("router", name).split(" ")[0] == "ferrule":
-            routes += plugins.load("router", name)().routes(context)
-    handler = next(route.handler for route in routes if route.path == "/openapi.json")
-
-    async def ask() -> Any:
-        reply = await handler(Call(None, {}, {}, {}, "", asyncio.Event().wait))  # type: ignore[arg-type]
-        return reply.content if isinstance(reply, Reply) else None
-
-    found: Mapping[str, Any] = asyncio.run(ask())
-    return found
+    plugins = discover(PluginConfig(), Environment())
+    application, _ = assemble(config, plugins, RouterContext(config, plugins, Lifecycle().service))
+    return application.openapi()
 
 
 def page(document: Mapping[str, Any]) -> str:
@@ -122,6 +111,30 @@ def main(argv: Sequence[str]) -> int:
             print("usage: python -m tools.pages.http [--write FILE]", file=sys.stderr)
             return 2
     return 0
+
+
+def type_text(kind: Mapping[str, Any]) -> str:
+    """A schema in words, such as ``integer ≥ 0 or list of strings``. null is left out: it means an absent field."""
+    if "$ref" in kind:
+        return str(kind["$ref"]).rpartition("/")[2]
+    if union := kind.get("anyOf", kind.get("oneOf")):
+        parts = [type_text(part) for part in union if part.get("type") != "null"]
+        return " or ".join(dict.fromkeys(parts))
+    if "enum" in kind:
+        return " or ".join(json.dumps(value) for value in kind["enum"])
+    name = kind.get("type", "any value")
+    if name == "array":
+        return f"list of {type_text(kind.get('items', {}))}"
+    if name == "object" and isinstance(kind.get("additionalProperties"), dict):
+        return f"object of {type_text(kind['additionalProperties'])}"
+    return f"{name}{_bounds(kind)}"
+
+
+def _bounds(kind: Mapping[str, Any]) -> str:
+    """Bounds that say more than that integers have 64 bits."""
+    signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+    found = [f" {sign} {kind[name]}" for name, sign in signs.items() if abs(kind.get(name, 1 << 63)) < (1 << 63) - 1]
+    return " and".join(found)
 
 
 if __name__ == "__main__":

@@ -1,81 +1,68 @@
-"""The ASGI application: one path that every call takes, whatever its protocol."""
+"""The frame: one ASGI application around FastAPI's, the path that every call takes, whatever its protocol.
+
+Path and key, admission, the body under its limits, strict JSON, undeclared fields: in this order, and all of it before
+FastAPI is called. See `ferrule.interfaces.http` for what a route may rely on.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import re
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 from urllib.parse import parse_qsl
+
+from starlette.types import ASGIApp
 
 from ferrule import log
 from ferrule.api.auth import Keys
 from ferrule.api.errors import failure_of
-from ferrule.api.gate import Intake, Receive
+from ferrule.api.intake import Intake, Message, Receive
 from ferrule.api.lifecycle import ClientGone, Exchange, Lifecycle
 from ferrule.api.middleware import surround
+from ferrule.api.paths import Entry, PathTable, access_of
 from ferrule.api.respond import Answer, Send
-from ferrule.api.routes import Entry, RouteTable, access_of
+from ferrule.api.routes import assemble
 from ferrule.config import Config
-from ferrule.errors import PluginError, RequestError, StartupError, UnauthorisedError, nearest
+from ferrule.errors import RequestError, UnauthorisedError, nearest
 from ferrule.hooks import HookRunner
 from ferrule.interfaces.hooks import AccessRequest
+from ferrule.interfaces.http import SCOPE_KEY, Access, RequestInfo, RouterContext
 from ferrule.interfaces.plugins import Plugins
-from ferrule.interfaces.router import Access, Call, EventStream, Reply, Route, RouterContext
 from ferrule.interfaces.stats import HttpStats
+from ferrule.schema import REQUEST_ID
 
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}\Z")
 _MAX_QUERY_FIELDS = 64
-_ADMIN_IS_OFF = "Routes for administration are off; FERRULE_SERVER_DEV_MODE=1 switches them on."
 _LINGER = (1.0, 8 << 20)  # seconds and bytes for the rest of a body that was refused
 _METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
 _LOGGED = 512  # characters of a path that the access log repeats
 
-Scope = MutableMapping[str, Any]
+Scope = Message
 CLOSE = "ferrule.close"  # scope["state"] key: a function that makes the connection close after this answer
 
 _logger = log.get("api")
 _access = log.get("access")
 
 
-def build_app(
-    config: Config, plugins: Plugins, lifecycle: Lifecycle, hooks: HookRunner | None = None
-) -> Callable[..., Any]:
+def build_app(config: Config, plugins: Plugins, lifecycle: Lifecycle, hooks: HookRunner | None = None) -> ASGIApp:
     """The application with the routes of the chosen router plugins. Raises StartupError, PluginError."""
-    names = plugins.chosen("router", config.frontend.routers)
-    routes: list[Route] = []
-    absent: dict[str, str] = {}
-    context = RouterContext(config, plugins, lifecycle.service, lambda: tuple(routes), lambda: lifecycle.load)
-    for name in names:
-        served, advice = _routes_of(plugins, name, context)
-        routes += served
-        absent |= advice
-    if not config.env.server_dev_mode:
-        absent |= {route.path: _ADMIN_IS_OFF for route in routes if route.access is Access.ADMIN}
-        routes[:] = [route for route in routes if route.access is not Access.ADMIN]
-    app = App(config, lifecycle, RouteTable(routes, absent), hooks or HookRunner())
-    return surround(app, config.frontend)
+    context = RouterContext(config, plugins, lifecycle.service, lambda: lifecycle.load)
+    inner, table = assemble(config, plugins, context)
+    frame = Frame(config, lifecycle, inner, table, hooks or HookRunner())
+    return surround(frame, config.frontend)
 
 
-def _routes_of(plugins: Plugins, name: str, context: RouterContext) -> tuple[Sequence[Route], Mapping[str, str]]:
-    router = plugins.make("router", name)
-    try:
-        return tuple(router.routes(context)), router.absent(context)
-    except StartupError:
-        raise
-    except Exception as error:
-        origin = plugins.origin("router", name)
-        raise PluginError(f"Router {name} of {origin} has no routes: {type(error).__name__}: {error}") from error
-
-
-class App:
+class Frame:
     """`__call__` is ASGI. One instance serves a process."""
 
-    def __init__(self, config: Config, lifecycle: Lifecycle, table: RouteTable, hooks: HookRunner) -> None:
+    def __init__(
+        self, config: Config, lifecycle: Lifecycle, inner: ASGIApp, table: PathTable, hooks: HookRunner
+    ) -> None:
         self._config = config
         self._lifecycle = lifecycle
+        self._inner = inner
         self._table = table
         self._keys = Keys.of(config)
         self._hooks = hooks
@@ -88,20 +75,20 @@ class App:
                 await send({"type": "websocket.close", "code": 1008})
             return
         start = time.monotonic()
-        close = scope.get("state", {}).get(CLOSE, lambda: None)
-        answer = Answer(send, scope["method"], close, self._front.sse_keepalive)
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         intake = Intake(receive, headers, self._config.limits)
-        request_id = self._request_id(headers, answer)
+        close = scope.get("state", {}).get(CLOSE, lambda: None)
         template, status = "none", 499
         with self._lifecycle.exchange() as exchange:
+            answer = Answer(send, scope["method"], exchange, close, self._front.sse_keepalive)
+            request_id = self._request_id(headers, answer)
             try:
-                entry, params = self._admit(scope)
-                if entry.decoder is not None:
+                entry, params = self._admit(scope, headers)
+                if entry.body is not None:
                     self._lifecycle.work(exchange)
-                template = entry.route.path
-                call = await self._call(scope, entry, params, (headers, intake, request_id, exchange))
-                await self._perform(entry, call, answer, exchange, receive)
+                template = entry.path
+                answer.info = RequestInfo(request_id, headers, exchange.left)
+                await self._serve({**scope, "path_params": params}, entry, intake, answer, exchange)
                 status = answer.status
             except ClientGone:
                 status = 499
@@ -126,27 +113,26 @@ class App:
         request_id = secrets.token_hex(16)
         if self._front.enable_request_id_headers:
             given = headers.get("x-request-id", "")
-            answer.extra.append(("x-request-id", given if _REQUEST_ID.match(given) else request_id))
+            answer.extra.append(("x-request-id", given if REQUEST_ID.fullmatch(given) else request_id))
         return request_id
 
-    def _admit(self, scope: Scope) -> tuple[Entry, dict[str, str]]:
+    def _admit(self, scope: Scope, headers: dict[str, str]) -> tuple[Entry, dict[str, str]]:
         """Auth comes before anything that tells what exists; only the public list is free."""
         path = (scope.get("raw_path") or scope["path"].encode()).partition(b"?")[0].decode("latin-1")
         if self._root != "/" and path.startswith(self._root + "/"):
             path = path[len(self._root) :]
         methods, _ = self._table.methods(path)
         known = methods.get("GET" if scope["method"] == "HEAD" else scope["method"])
-        access = access_of(methods) if known is None else known.route.access
+        access = access_of(methods) if known is None else known.access
         if access is not Access.PUBLIC:
-            self._authorise(scope, path, access)
+            self._authorise(scope, path, headers, access)
         entry, params = self._table.find(scope["method"], path)
         if access is not Access.PUBLIC:
-            self._lifecycle.admit(work=entry.decoder is not None)
+            self._lifecycle.admit(work=entry.body is not None)
         return entry, params
 
-    def _authorise(self, scope: Scope, path: str, access: Access) -> None:
+    def _authorise(self, scope: Scope, path: str, headers: dict[str, str], access: Access) -> None:
         """A hook's word counts; without one, the key decides. Raises UnauthorisedError."""
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         client = (scope.get("client") or ("",))[0]
         verdict = self._hooks.authorise(AccessRequest(scope["method"], path, headers, client))
         if verdict is False:
@@ -154,50 +140,44 @@ class App:
         if verdict is None:
             self._keys.check([value for name, value in scope["headers"] if name == b"authorization"], access)
 
-    async def _call(
-        self,
-        scope: Scope,
-        entry: Entry,
-        params: dict[str, str],
-        parts: tuple[dict[str, str], Intake, str, Exchange],
-    ) -> Call:
-        headers, intake, request_id, exchange = parts
-        body: Any = None
-        unknown: tuple[str, ...] = ()
-        if entry.decoder is not None:
-            body, unknown = await exchange.run(intake.decoded(entry.decoder))
-            if unknown and self._front.strict_requests:
-                raise _strict(unknown, entry.decoder.known)
-            # The body may have taken its time.
-            self._lifecycle.admit(work=True)
+    async def _serve(self, scope: Scope, entry: Entry, intake: Intake, answer: Answer, exchange: Exchange) -> None:
+        """Call the application, while the connection is watched for the client's end."""
         try:
-            pairs = parse_qsl(scope["query_string"].decode("ascii"), True, max_num_fields=_MAX_QUERY_FIELDS)
-            query = {name: ",".join(value for other, value in pairs if other == name) for name, _ in pairs}
+            parse_qsl(scope["query_string"].decode("ascii"), True, max_num_fields=_MAX_QUERY_FIELDS)
         except ValueError:
             raise RequestError("The query string is malformed or has too many fields.") from None
-
-        async def disconnected() -> None:
-            await exchange.gone.wait()
-
-        return Call(body, params, query, headers, request_id, disconnected, unknown)
-
-    async def _perform(self, entry: Entry, call: Call, answer: Answer, exchange: Exchange, receive: Receive) -> None:
-        """Run the handler and send what it returns, while the connection is watched for the client's end."""
-        if call.unknown_fields:
-            # No error, as clients expect, but not passed over in silence either.
-            names = ", ".join(call.unknown_fields)
-            answer.extra.append(("x-ferrule-ignored-fields", names))
-            _logger.warning("ignored unknown fields", route=entry.route.path, fields=names)
-        watch = None if entry.decoder is None else asyncio.create_task(_watch(receive, exchange))
+        receive: Receive = intake.receive
+        if entry.body is not None:
+            body, value = await exchange.run(intake.json())
+            self._check_fields(entry, value, answer)
+            self._lifecycle.admit(work=True)  # the body may have taken its time
+            receive = _given(body, exchange)
+            if "content-type" not in answer.info.headers:
+                scope["headers"] = [*scope["headers"], (b"content-type", b"application/json")]
+        chosen = {"route": entry.route, "endpoint": entry.route.endpoint, "method": entry.method}
+        scope.update(chosen | {SCOPE_KEY: answer})
+        watch = None if entry.access is Access.PUBLIC else asyncio.create_task(intake.watch(exchange))
         try:
-            reply = await exchange.run(_awaited(entry, call))
-            if isinstance(reply, EventStream):
-                await answer.stream(reply, exchange)
-            else:
-                await answer.whole(reply)
+            await exchange.run(self._called(scope, receive, answer.send))
         finally:
             if watch is not None:
                 watch.cancel()
+
+    async def _called(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._inner(scope, receive, send)
+
+    def _check_fields(self, entry: Entry, value: Any, answer: Answer) -> None:
+        """Undeclared fields: no error, as clients expect, but not passed over in silence either."""
+        shape = entry.body
+        unknown = () if shape is None else shape.unknown(value)
+        if not unknown or shape is None:
+            return
+        if self._front.strict_requests:
+            raise _strict(unknown, shape.names)
+        names = ", ".join(unknown)
+        answer.info = replace(answer.info, unknown_fields=unknown)
+        answer.extra.append(("x-ferrule-ignored-fields", names))
+        _logger.warning("ignored unknown fields", route=entry.path, fields=names)
 
     async def _refuse(self, error: Exception, answer: Answer, intake: Intake) -> int:
         """Answer with an error. A body that was not read to its end closes the connection, after a short while."""
@@ -215,21 +195,23 @@ class App:
         return failure.status
 
 
+def _given(body: bytes, exchange: Exchange) -> Receive:
+    """ASGI's `receive` for a body that was read: all of it, then the client's end."""
+    pieces = [body]
+
+    async def receive() -> Message:
+        if pieces:
+            return {"type": "http.request", "body": pieces.pop(), "more_body": False}
+        await exchange.left()
+        return {"type": "http.disconnect"}
+
+    return receive
+
+
 def _strict(unknown: Sequence[str], known: Iterable[str]) -> RequestError:
     what = "Unknown field" if len(unknown) == 1 else "Unknown fields"
     hint = nearest(unknown[0].rpartition(".")[2], known)
     return RequestError(f"{what}: {', '.join(unknown)}.{hint} The server runs with --strict-requests.", unknown[0])
-
-
-async def _awaited(entry: Entry, call: Call) -> Reply | EventStream:
-    return await entry.route.handler(call)
-
-
-async def _watch(receive: Receive, exchange: Exchange) -> None:
-    """Stop the exchange when the client leaves."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    exchange.stop(ClientGone())
 
 
 def _log(scope: Scope, status: int, seconds: float) -> None:

@@ -8,10 +8,11 @@ from collections.abc import Iterable
 
 from ferrule.config import Config
 from ferrule.errors import UnauthorisedError
-from ferrule.interfaces.router import Access
+from ferrule.interfaces.http import Access
 
 # The routes that need no key, ever. A plugin cannot add to them.
 PUBLIC = frozenset({("GET", "/health"), ("GET", "/ping"), ("POST", "/ping"), ("GET", "/version")})
+PUBLIC_METRICS = frozenset({("GET", "/metrics")})  # and this one with --public-metrics
 
 
 class Keys:

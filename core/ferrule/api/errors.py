@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from fastapi.exceptions import RequestValidationError
 from msgspec import Struct
+from starlette.exceptions import HTTPException
 
-from ferrule import log
-from ferrule.errors import EngineDead, MethodError, OverloadedError, RequestError, RequestFailed, UnavailableError
+from ferrule import errors, log
+from ferrule.errors import (
+    EngineDead,
+    FerruleError,
+    MethodError,
+    OverloadedError,
+    RequestError,
+    RequestFailed,
+    UnavailableError,
+)
+from ferrule.schema import refusal_of
 
 _logger = log.get("api")
+_KINDS: Mapping[int, str] = {
+    cls.status: cls.kind for cls in vars(errors).values() if isinstance(cls, type) and issubclass(cls, RequestError)
+}
 _DEAD_RETRY = 5  # seconds after which a client may try a server whose engine has died
 
 
@@ -29,7 +44,15 @@ class Failure(Struct, frozen=True):
 
 def failure_of(exc: BaseException) -> Failure:
     """Describe an exception that is being handled to a client. One that is not ours becomes a 500 without its text."""
+    if isinstance(exc, HTTPException) and isinstance(exc.__cause__, FerruleError):
+        exc = exc.__cause__  # FastAPI words whatever goes wrong while it reads a body as "an error parsing the body"
     match exc:
+        case RequestValidationError():
+            problems = exc.errors()
+            return failure_of(refusal_of(problems, given=exc.body if problems[0]["loc"][0] == "body" else None))
+        case HTTPException():
+            kind = _KINDS.get(exc.status_code, RequestError.kind if exc.status_code < 500 else RequestFailed.kind)
+            return Failure(exc.status_code, kind, str(exc.detail), headers=tuple((exc.headers or {}).items()))
         case MethodError():
             return Failure(exc.status, exc.kind, exc.message, headers=(("allow", ", ".join(exc.allow)),))
         case OverloadedError():

@@ -35,7 +35,10 @@ class ClientGone(FerruleError):
 
 
 class Exchange:
-    """One request and its answer. What runs on its behalf is one task at a time, which `stop` cancels."""
+    """One request and its answer. What runs on its behalf is a task, which `stop` cancels.
+
+    Work may run other work: then it is the inner one that is cancelled, and the outer one sees why.
+    """
 
     def __init__(self) -> None:
         self.gone = asyncio.Event()  # set when the client has left
@@ -52,12 +55,16 @@ class Exchange:
             if self._task is not None:
                 self._task.cancel()
 
+    async def left(self) -> None:
+        """Wait until the client has left."""
+        await self.gone.wait()
+
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Await `work`, or raise what the exchange was stopped for once the work has unwound."""
         if self._cause is not None:
             work.close()
             raise self._cause
-        task = asyncio.create_task(work)
+        task, outer = asyncio.create_task(work), self._task
         self._task = task
         try:
             return await task
@@ -66,7 +73,7 @@ class Exchange:
                 raise
             raise self._cause from None
         finally:
-            self._task = None
+            self._task = outer
 
 
 class Lifecycle:

@@ -1,42 +1,37 @@
-"""The way back: whole answers, and server-sent events."""
+"""The way back: what every answer gets, errors, and server-sent events."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any
 
-import msgspec
-
 from ferrule.api.errors import Failure, failure_of
-from ferrule.api.gate import Message
+from ferrule.api.intake import Message
 from ferrule.api.lifecycle import ClientGone, Exchange
-from ferrule.interfaces.router import EventStream, Reply
+from ferrule.interfaces.http import EventStream, RequestInfo, encode
 
 Send = Callable[[Message], Awaitable[None]]
 
-_STREAM_HEADERS = (
-    ("content-type", "text/event-stream; charset=utf-8"),
-    ("cache-control", "no-cache"),
-    ("x-accel-buffering", "no"),
-)
 _DONE = b"data: [DONE]\n\n"
 _PING = b": ping\n\n"
 
-_encoder = msgspec.json.Encoder()
-
 
 class Answer:
-    """One answer: what was sent of it, and the sending. `close` asks the connection to end after it.
+    """One answer: what was sent of it, and the sending. It is the `Frame` of `ferrule.interfaces.http`.
 
-    A stream that is silent for `keepalive` seconds gets a comment, so that no proxy takes it for dead; 0: never.
+    `close` asks the connection to end after the answer. A stream that is silent for `keepalive` seconds gets a comment,
+    so that no proxy takes it for dead; 0: never.
     """
 
+    info: RequestInfo  # set before a handler is called
+
     def __init__(
-        self, send: Send, method: str, close: Callable[[], None] = lambda: None, keepalive: float = 0.0
+        self, send: Send, method: str, exchange: Exchange, close: Callable[[], None], keepalive: float = 0.0
     ) -> None:
         self._send = send
         self._head = method == "HEAD"
+        self._exchange = exchange
         self._keepalive = keepalive
         self.close = close
         self.extra: list[tuple[str, str]] = []  # headers of every answer, such as X-Request-Id
@@ -44,32 +39,31 @@ class Answer:
         self.sent = 0  # bytes of bodies
         self.last_write = 0.0
 
-    async def start(self, status: int, headers: Iterable[tuple[str, str]]) -> None:
-        self.status = status
-        pairs = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in (*headers, *self.extra)]
-        await self._send({"type": "http.response.start", "status": status, "headers": pairs})
+    async def send(self, message: Message) -> None:
+        """ASGI's `send` for the application."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            headers = [*message["headers"], *_encoded(self.extra)]
+            message = {**message, "headers": headers}
+        elif message["type"] == "http.response.body":
+            body = b"" if self._head else message.get("body", b"")
+            self.sent += len(body)
+            message = {**message, "body": body}
+        await self._send(message)
 
     async def write(self, data: bytes, more: bool = True) -> None:
-        body = b"" if self._head else data
-        self.sent += len(body)
-        await self._send({"type": "http.response.body", "body": body, "more_body": more})
-
-    async def whole(self, reply: Reply, more: bool = False) -> None:
-        """Send a reply. With `more` its last byte goes out, but the exchange stays open."""
-        content = reply.content
-        if isinstance(content, str):
-            content = content.encode()
-        elif not isinstance(content, bytes):
-            content = _encoder.encode(content)
-        headers = [("content-type", reply.media_type), ("content-length", str(len(content))), *reply.headers.items()]
-        await self.start(reply.status, headers)
-        await self.write(content, more)
+        await self.send({"type": "http.response.body", "body": data, "more_body": more})
 
     async def failure(self, failure: Failure, more: bool = False) -> None:
-        headers: Mapping[str, str] = dict(failure.headers) | ({"connection": "close"} if more else {})
-        await self.whole(Reply(failure.body, failure.status, headers=headers), more)
+        """Send an error. With `more` its last byte goes out, but the exchange stays open."""
+        body = encode(failure.body)
+        headers = [("content-type", "application/json"), ("content-length", str(len(body))), *failure.headers]
+        if more:
+            headers.append(("connection", "close"))
+        await self.send({"type": "http.response.start", "status": failure.status, "headers": _encoded(headers)})
+        await self.write(body, more)
 
-    async def stream(self, reply: EventStream, exchange: Exchange) -> None:
+    async def stream(self, reply: EventStream) -> None:
         """Send events until they end, fail, or the client leaves (ClientGone).
 
         A failure becomes one error event, after which the connection closes without `[DONE]`.
@@ -77,8 +71,8 @@ class Answer:
         self.last_write = asyncio.get_running_loop().time()
         ping = asyncio.create_task(self._ping()) if self._keepalive else None
         try:
-            await self.start(200, (*_STREAM_HEADERS, *reply.headers.items()))
-            await exchange.run(self._pump(reply.events))
+            await self.send({"type": "http.response.start", "status": reply.status_code, "headers": reply.raw_headers})
+            await self._exchange.run(self._pump(reply.events))
             last = _DONE
         except ClientGone:
             raise
@@ -114,4 +108,8 @@ async def _close(events: AsyncIterator[Any]) -> None:
 
 
 def _event(event: Any) -> bytes:
-    return b"data: " + _encoder.encode(event) + b"\n\n"
+    return b"data: " + encode(event) + b"\n\n"
+
+
+def _encoded(headers: Iterable[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
+    return [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers]

@@ -1,115 +1,127 @@
-"""The table of routes: exact bytes of the path, nothing is normalised, so nothing can be confused."""
+"""The FastAPI application behind the frame: the chosen routers' routes, each with who may call it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from urllib.parse import unquote_to_bytes
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Annotated, Any, cast
 
-from ferrule.api.auth import PUBLIC
-from ferrule.api.decode import BodyDecoder, printable
-from ferrule.errors import MethodError, NotFoundError, StartupError, nearest
-from ferrule.interfaces.router import Access, Route
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.params import Form
+from fastapi.routing import APIRoute, APIRouter, iter_route_contexts
+from pydantic import TypeAdapter
+from starlette.exceptions import HTTPException
+from starlette.routing import BaseRoute, Match
+from starlette.types import Receive, Scope, Send
 
-_SHOWN = 128  # characters of a path that an error repeats
+from ferrule import __version__
+from ferrule.api.auth import PUBLIC, PUBLIC_METRICS
+from ferrule.api.document import describe
+from ferrule.api.fields import Shape
+from ferrule.api.paths import Entry, PathTable, routes_of
+from ferrule.config import Config
+from ferrule.errors import PluginError, StartupError
+from ferrule.interfaces.http import Access, RouterContext, access_of
+from ferrule.interfaces.plugins import Plugins
 
-
-@dataclass(frozen=True)
-class Entry:
-    route: Route
-    decoder: BodyDecoder | None
-
-
-class RouteTable:
-    """Built once. A template's `{name}` stands for one segment; a last `{name:path}` for the rest of the path.
-
-    `absent` says of paths that are not there, or with a last `/` of all below them, what would be right.
-    """
-
-    def __init__(self, routes: Sequence[Route], absent: Mapping[str, str] | None = None) -> None:
-        self._absent = dict(absent or {})
-        self._exact: dict[str, dict[str, Entry]] = {}
-        self._templates: dict[tuple[str, ...], dict[str, Entry]] = {}
-        for route in routes:
-            self._add(route)
-
-    def _add(self, route: Route) -> None:
-        if route.access is Access.PUBLIC and (route.method, route.path) not in PUBLIC:
-            raise StartupError(f"Route {route.method} {route.path} may not be public.")
-        decoder = None if route.body_type is None else BodyDecoder(route.body_type)
-        if "{" in route.path:
-            methods = self._templates.setdefault(tuple(route.path.split("/")), {})
-        else:
-            methods = self._exact.setdefault(route.path, {})
-        if route.method in methods:
-            raise StartupError(f"Two routers serve {route.method} {route.path}.", "Choose among them with --routers.")
-        methods[route.method] = Entry(route, decoder)
-
-    def methods(self, path: str) -> tuple[dict[str, Entry], dict[str, str]]:
-        """What a raw path offers, by method, and its parameters; empty when there is no such path."""
-        if found := self._exact.get(path):
-            return found, {}
-        segments = path.split("/")
-        for template, found in self._templates.items():
-            params = _match(template, segments)
-            if params is not None:
-                return found, params
-        return {}, {}
-
-    def find(self, method: str, path: str) -> tuple[Entry, dict[str, str]]:
-        """The entry for a call. Raises NotFoundError with the nearest route, MethodError with the right methods."""
-        found, params = self.methods(path)
-        if not found:
-            raise NotFoundError(f"There is no route {printable(path, _SHOWN)}.{self._advice(path[:_SHOWN])}")
-        entry = found.get(method) or (found.get("GET") if method == "HEAD" else None)
-        if entry is None:
-            allowed = allowed_methods(found)
-            raise MethodError(f"This route takes {', '.join(allowed)}.", allowed)
-        return entry, params
-
-    def _advice(self, path: str) -> str:
-        """What a wrong path may have meant. Admin routes are not told: the caller may lack their key."""
-        tidy = "/" + "/".join(filter(None, path.split("/")))
-        if tidy != path and (found := self.methods(tidy)[0]) and access_of(found) is not Access.ADMIN:
-            return f" Did you mean '{printable(tidy, _SHOWN)}'? Paths are compared byte for byte."
-        said, place = self._absent.get(tidy), f"{tidy}/"
-        while said is None and place.strip("/"):
-            said = self._absent.get(place)
-            place = place.rstrip("/").rpartition("/")[0] + "/"
-        if said:
-            return f" {said}"
-        return nearest(path, [name for name, found in self._exact.items() if access_of(found) is not Access.ADMIN])
+_ADMIN_IS_OFF = "Routes for administration are off; FERRULE_SERVER_DEV_MODE=1 switches them on."
+_COPIED = [name for name in inspect.signature(APIRoute).parameters if name != "form_limits"]
 
 
-def access_of(methods: Mapping[str, Entry]) -> Access:
-    """What it takes to be told of a path."""
-    return Access.ADMIN if any(entry.route.access is Access.ADMIN for entry in methods.values()) else Access.KEY
+def assemble(config: Config, plugins: Plugins, context: RouterContext) -> tuple[FastAPI, PathTable]:
+    """The application, and the table of its paths. Raises StartupError, PluginError."""
+    entries: list[Entry] = []
+    absent: dict[str, str] = {}
+    public = PUBLIC | (PUBLIC_METRICS if config.frontend.public_metrics else frozenset())
+    for name in config.frontend.routers or built_in(plugins):
+        found, advice = _asked(plugins, name, context)
+        entries += found
+        absent |= advice
+    for entry in entries:
+        if entry.access is Access.PUBLIC and ((entry.method, entry.path) not in public or entry.body is not None):
+            raise StartupError(f"Route {entry.method} {entry.path} may not be public.")
+    if not config.env.server_dev_mode:
+        absent |= {entry.path: _ADMIN_IS_OFF for entry in entries if entry.access is Access.ADMIN}
+        entries = [entry for entry in entries if entry.access is not Access.ADMIN]
+    return application(config, entries), PathTable(entries, absent)
 
 
-def allowed_methods(methods: Iterable[str]) -> list[str]:
-    """For the Allow header."""
-    names = set(methods)
-    return sorted(names | ({"HEAD"} if "GET" in names else set()))
+def built_in(plugins: Plugins) -> list[str]:
+    """Routers of this distribution: a stranger's are served only when they are named."""
+    return [name for name in plugins.names("router") if plugins.origin("router", name).split(" ")[0] == "ferrule"]
 
 
-def _match(template: tuple[str, ...], segments: list[str]) -> dict[str, str] | None:
-    params: dict[str, str] = {}
-    for place, part in enumerate(template):
-        if place >= len(segments):
-            return None
-        if not part.startswith("{"):
-            if part != segments[place]:
-                return None
-            continue
-        name, _, kind = part[1:-1].partition(":")
-        raw = "/".join(segments[place:]) if kind == "path" else segments[place]
-        try:
-            value = unquote_to_bytes(raw).decode("utf-8")
-        except UnicodeDecodeError:
-            return None
-        if not value or not value.isprintable():
-            return None
-        params[name] = value
-        if kind == "path":
-            return params
-    return params if len(template) == len(segments) else None
+def _asked(plugins: Plugins, name: str, context: RouterContext) -> tuple[Sequence[Entry], Mapping[str, str]]:
+    cls = plugins.load("router", name)
+    try:
+        router = cls()
+        return list(entries_of(router.router(context))), router.absent(context)
+    except StartupError:
+        raise
+    except Exception as error:
+        origin = plugins.origin("router", name)
+        raise PluginError(f"Router {name} of {origin} has no routes: {type(error).__name__}: {error}") from error
+
+
+def entries_of(router: APIRouter) -> Iterator[Entry]:
+    """A router's routes by method; those of routers that it includes are made anew with what the inclusion adds."""
+    for found in iter_route_contexts(router.routes):
+        route = found.original_route
+        if not isinstance(route, APIRoute):
+            kind = type(route).__name__
+            raise StartupError(f"{found.path}: a router may have path operations (`@router.get` …) only, not a {kind}.")
+        if found.path != route.path or found.dependencies != route.dependencies or found.tags != route.tags:
+            route = APIRoute(**{name: getattr(found, name) for name in _COPIED})
+        body = _body_of(route)
+        for method in sorted(route.methods or ()):
+            yield Entry(route, method, access_of(route), body)
+
+
+def _body_of(route: APIRoute) -> Shape | None:
+    """What the route's JSON body may hold."""
+    field = route.body_field
+    if field is None or isinstance(field.field_info, Form):
+        return None
+    kind: Any = Annotated[cast(Any, field.field_info.annotation), field.field_info]  # with all that the annotation says
+    return Shape.of(TypeAdapter(kind).json_schema())
+
+
+class _Admitted(BaseRoute):
+    """Runs the route that the frame has let in, ``scope["route"]``: FastAPI does not look for another one."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        return Match.FULL, {}
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        route: APIRoute = scope["route"]
+        await route.handle(scope, receive, send)
+
+
+def application(config: Config, entries: Sequence[Entry]) -> FastAPI:
+    """FastAPI with these routes and nothing of its own: it answers no errors, and no other path."""
+    app = FastAPI(
+        title="Ferrule",
+        version=__version__,
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+        telemetry={"tracing": False, "metrics": False, "logs": False, "operation_spans": False},
+        exception_handlers={Exception: _raise, HTTPException: _raise, RequestValidationError: _raise},
+    )
+    routes = routes_of(entries)
+    app.router.routes[:] = [_Admitted(), *routes]
+    app.openapi = partial(_described, app, config, entries)  # type: ignore[method-assign]
+    return app
+
+
+def _described(app: FastAPI, config: Config, entries: Sequence[Entry]) -> dict[str, Any]:
+    if app.openapi_schema is None:
+        app.openapi_schema = describe(entries, config)
+    return app.openapi_schema
+
+
+async def _raise(request: Request, error: Exception) -> Any:
+    """Every error is the frame's to answer."""
+    raise error

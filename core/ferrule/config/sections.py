@@ -251,6 +251,7 @@ class FrontendConfig:
     root_path: str = opt("", "Path prefix when a proxy serves the API below one.", opens=("None",), server=True)
     disable_frontend_multiprocessing: bool = opt(False, "Run the engine in the API process.", server=True)
     disable_fastapi_docs: bool = opt(False, "No /docs, /redoc and /openapi.json.", server=True)
+    public_metrics: bool = opt(False, "Answer /metrics without a key, for scrapers that send none.", server=True)
     enable_request_id_headers: bool = opt(False, "Answer with X-Request-Id.", server=True)
     enable_server_load_tracking: bool = opt(False, "Count requests in flight for GET /load.", server=True)
     enable_tokenizer_info_endpoint: bool = opt(False, "Answer GET /tokenizer_info.", server=True)

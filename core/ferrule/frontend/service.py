@@ -189,6 +189,7 @@ class FrontendService(Service):
         if report:
             named = {"tools"} if "tool_use" in self._reader.renderer.templates else set()
             self.template_reads = frozenset(report["reads"]) | named
+            self.template_keys = frozenset(report["keys"])
             asked = self._config.frontend.chat_template_content_format
             _logger.info("chat template", content_format=report["content"] if asked == "auto" else asked)
 

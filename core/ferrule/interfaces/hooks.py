@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ferrule.config import Resolved
     from ferrule.interfaces.stats import RequestStats
-    from ferrule.types import EngineStats, SamplingParams
+    from ferrule.sampling_params import SamplingParams
+    from ferrule.types import EngineStats
 
 
 @dataclass(frozen=True)

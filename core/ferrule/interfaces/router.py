@@ -1,25 +1,18 @@
-"""`router`: HTTP routes. A route says what it takes and who may call it; the frame does the rest."""
+"""`router` of contract 1: a table of routes, bodies as Structs. Read by an adapter; see `ferrule.interfaces.http`."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import TYPE_CHECKING, Any
+
+from ferrule.interfaces.http import Access as Access
 
 if TYPE_CHECKING:
     from ferrule.config import Config
     from ferrule.interfaces.plugins import Plugins
     from ferrule.interfaces.service import Service
-
-
-class Access(Enum):
-    """Who may call a route. PUBLIC is for the short list of probes only."""
-
-    PUBLIC = "public"
-    KEY = "key"  # `--api-key`, when one is set
-    ADMIN = "admin"  # absent unless admin routes are on; needs the admin key
 
 
 @dataclass(frozen=True)

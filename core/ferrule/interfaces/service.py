@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
 from ferrule.interfaces.parsers import Event
 from ferrule.interfaces.stats import HttpStats
 from ferrule.interfaces.tokenizer import Tokenizer
-from ferrule.types import FinishReason, GrammarSpec, ModelInfo, SamplingParams, TokenLogprobs
+from ferrule.types import FinishReason, GrammarSpec, ModelInfo, TokenLogprobs
+
+if TYPE_CHECKING:
+    from ferrule.sampling_params import Beam, SamplingParams
 
 
 class Prompt(Struct, frozen=True, kw_only=True):
@@ -43,19 +46,6 @@ class ChatPrompt(Struct, frozen=True, kw_only=True):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     add_special_tokens: bool = False
-
-
-class Beam(Struct, frozen=True, kw_only=True):
-    """Beam search instead of sampling. A finished beam scores sum of logprobs / generated tokens ** length_penalty.
-
-    Of a step's `width` best beams those that end have finished; the best of the others go on. Once `width` have
-    finished the search ends: at once with `early_stopping`, else when the best running beam, by its present length,
-    does not beat the worst of them. That is what transformers does with ``early_stopping`` True and False.
-    """
-
-    width: int
-    length_penalty: float = 1.0
-    early_stopping: bool = False
 
 
 class Generate(Struct, frozen=True, kw_only=True):
@@ -158,6 +148,7 @@ class Service(Tokens, Administration):
     model: ModelInfo
     names: tuple[str, ...]  # served model names; responses carry the first
     template_reads: frozenset[str] | None = None  # variables that the server's chat template uses; None: not known
+    template_keys: frozenset[str] | None = None  # names that it looks up in messages and other values; None: not known
 
     @abstractmethod
     def resolve(self, model: str | None) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from base64 import b64encode
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
@@ -28,18 +27,18 @@ from ferrule.frontend.inputs import open_inputs
 from ferrule.frontend.output.choice import fold
 from ferrule.frontend.service import build_service
 from ferrule.hooks import open_hooks
-from ferrule.interfaces.service import Beam, ChatPrompt, Generate, Output, Prompt, Service
+from ferrule.interfaces.service import Generate, Output, Service
 from ferrule.interfaces.tokenizer import Tokenizer
 from ferrule.launch.localise import localise
 from ferrule.launch.prepare import prepare
 from ferrule.llm.outputs import BeamSearchOutput, BeamSearchParams, RequestOutput, beam_output, request_output
+from ferrule.llm.prompts import ChatFields, Conversation, Given, TextOrIds, read_conversations, read_prompts
 from ferrule.plugin import Plugins, discover
-from ferrule.types import FinishReason, ModelInfo, SamplingParams
+from ferrule.sampling_params import Beam, SamplingParams
+from ferrule.types import FinishReason, ModelInfo
 
 T = TypeVar("T")
 
-TextOrIds = str | Mapping[str, Any] | Sequence[int]  # a text, ids, or a mapping: see `_prompt`
-Conversation = Sequence[Mapping[str, Any]]
 Params = SamplingParams | Sequence[SamplingParams] | None
 Progress = bool | Callable[..., Any]  # whether to show a bar, or what makes one, called as tqdm is
 
@@ -127,7 +126,7 @@ class LLM:
 
         Raises RequestError, before anything runs, when a prompt or parameter is not valid for this model.
         """
-        return self._sample([_prompt(p) for p in _many(prompts)], sampling_params, use_tqdm, priority)
+        return self._sample(read_prompts(prompts), sampling_params, use_tqdm, priority)
 
     def chat(
         self,
@@ -142,21 +141,14 @@ class LLM:
         """Answer one conversation or several. `chat_template` is a template's text.
 
         `template` takes chat_template, chat_template_kwargs, add_generation_prompt, continue_final_message, documents.
+        Raises RequestError that names what is wrong.
         """
-        many = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        try:
-            chats = [
-                ChatPrompt(
-                    messages=tuple(dict(m) for m in conversation),  # type: ignore[arg-type]
-                    tools=tuple(dict(t) for t in tools) if tools else None,
-                    content_format=chat_template_content_format,
-                    **template,
-                )
-                for conversation in many
-            ]
-        except TypeError as error:
-            raise RequestError(f"LLM.chat: {error}") from None
-        return self._sample(chats, sampling_params, use_tqdm, None)
+        fields = ChatFields(
+            tools=[dict(tool) for tool in tools] if tools else None,
+            chat_template_content_format=chat_template_content_format,  # type: ignore[arg-type]
+            **template,
+        )
+        return self._sample(read_conversations(messages, fields), sampling_params, use_tqdm, None)
 
     def beam_search(
         self, prompts: TextOrIds | Sequence[TextOrIds], params: BeamSearchParams, *, use_tqdm: Progress = False
@@ -171,7 +163,10 @@ class LLM:
             logprobs=0,
         )
         beam = Beam(width=params.beam_width, length_penalty=params.length_penalty)
-        requests = [Generate(prompts=(_prompt(p),), params=sampling, beam=beam, raw=True) for p in _many(prompts)]
+        requests = [
+            Generate(prompts=(given.prompt,), params=sampling, cache_salt=given.cache_salt, beam=beam, raw=True)
+            for given in read_prompts(prompts)
+        ]
         found = self._run(requests, use_tqdm)
         texts = [one.prompt or self._wait(self._service.detokenize(one.prompt_token_ids)) for one in found]
         return [beam_output(one, text) for one, text in zip(found, texts, strict=True)]
@@ -253,7 +248,7 @@ class LLM:
 
     def _sample(
         self,
-        prompts: Sequence[Prompt | ChatPrompt],
+        prompts: Sequence[Given],
         params: Params,
         use_tqdm: Progress,
         priority: Sequence[int] | None,
@@ -265,8 +260,8 @@ class LLM:
         if not len(each) == len(levels) == len(prompts):
             raise RequestError("Each prompt needs one sampling_params (and one priority).", "sampling_params")
         requests = [
-            Generate(prompts=(prompt,), params=one, priority=level, raw=True)
-            for prompt, one, level in zip(prompts, each, levels, strict=True)
+            Generate(prompts=(given.prompt,), params=one, priority=level, cache_salt=given.cache_salt, raw=True)
+            for given, one, level in zip(prompts, each, levels, strict=True)
         ]
         return self._run(requests, use_tqdm)
 
@@ -304,41 +299,3 @@ class LLM:
         if failed is not None:
             raise RequestFailed(failed.error or "The request failed.")
         return request_output(request_id, answers, self._service)
-
-
-def _many(prompts: Any) -> Sequence[TextOrIds]:
-    """One prompt is a list of one: a text, a mapping, or a list whose first element is an id."""
-    one = isinstance(prompts, str | Mapping) or (bool(prompts) and isinstance(prompts[0], int))
-    return [prompts] if one else list(prompts)
-
-
-def _prompt(prompt: TextOrIds) -> Prompt:
-    if isinstance(prompt, str):
-        return Prompt(text=prompt)
-    if not isinstance(prompt, Mapping):
-        return Prompt(ids=tuple(prompt))
-    match {name: value for name, value in prompt.items() if value is not None}:
-        case {"prompt_embeds": embeds}:
-            return Prompt(embeds=_embeds(embeds))
-        case {"prompt_token_ids": ids}:
-            return Prompt(ids=tuple(ids), text=prompt.get("prompt"))
-        case {"prompt": text}:
-            return Prompt(text=text)
-    forms = "{'prompt': text}, {'prompt_token_ids': ids} or {'prompt_embeds': tensor}"
-    raise RequestError(f"A prompt is a text, ids, {forms}.", "prompts")
-
-
-def _embeds(tensor: Any) -> str:
-    """A tensor of torch or an array of numpy, as clients send it. Raises RequestError."""
-    import numpy as np
-    from safetensors.numpy import save
-
-    if hasattr(tensor, "detach"):
-        tensor = tensor.detach().cpu()
-        tensor = tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor  # numpy has no such type
-    try:
-        array = np.asarray(tensor)
-        array = np.ascontiguousarray(array, array.dtype if array.dtype == np.float16 else np.float32)
-    except (TypeError, ValueError):
-        raise RequestError("prompt_embeds must be a tensor of floats [tokens, hidden].", "prompt_embeds") from None
-    return b64encode(save({"prompt_embeds": array})).decode()

@@ -8,20 +8,22 @@ from msgspec import Struct
 
 from ferrule.frontend.output.choice import Answer
 from ferrule.interfaces.service import Service
+from ferrule.sampling_params import LengthPenalty
+from ferrule.schema import Arguments, Count, Number
 from ferrule.types import TokenLogprobs
 
 
-class BeamSearchParams(Struct, frozen=True, kw_only=True):
+class BeamSearchParams(Arguments):
     """How `LLM.beam_search` searches. Public: ``from ferrule import BeamSearchParams``.
 
     A beam's score is its cumulative log-probability divided by its length to the power of `length_penalty`.
     """
 
-    beam_width: int
-    max_tokens: int
+    beam_width: Count
+    max_tokens: Count
     ignore_eos: bool = False
-    temperature: float = 0.0
-    length_penalty: float = 1.0
+    temperature: Number = 0.0
+    length_penalty: LengthPenalty = 1.0
     include_stop_str_in_output: bool = False
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from msgspec import Struct
 
-CONTRACT = 1  # version of `ferrule.interfaces` that this Ferrule implements
-READABLE = frozenset({1})  # versions whose plugins it can use
+CONTRACT = 2  # version of `ferrule.interfaces` that this Ferrule implements
+READABLE = frozenset({1, 2})  # versions whose plugins it can use
 
 _GROUP = re.compile(r"ferrule\.v([0-9]{1,6})\.([a-z_]{1,64})")
 
@@ -161,10 +161,11 @@ KINDS = _table(
     ),
     Kind(
         "router",
-        _I + "router:Router",
+        _I + "http:Router",
         ("--routers",),
         "--routers; the built-in ones are on",
         automatic=Automatic.BUILTIN,
+        earlier={1: Earlier(_I + "router:Router", "ferrule.api.earlier:adapt")},
     ),
     Kind("stat_logger", _I + "stats:StatLogger", (), "on when discovered", made_with=("config", "info")),
     Kind("command", _I + "command:Command", (), "`ferrule NAME`", builtin_wins=True),

@@ -15,7 +15,8 @@ from ferrule.errors import nearest
 from ferrule.hooks import HookRunner
 from ferrule.interfaces.hooks import AccessRequest, Hooks
 from ferrule.interfaces.stats import RequestStats
-from ferrule.types import EngineStats, FinishReason, SamplingParams
+from ferrule.sampling_params import SamplingParams
+from ferrule.types import EngineStats, FinishReason
 from ferrule_testkit.kits.base import Kit, does_not_apply, promise, shown
 from ferrule_testkit.kits.count import work
 

@@ -9,13 +9,19 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from fastapi import APIRouter
+
 from ferrule.api.app import build_app
 from ferrule.api.auth import PUBLIC
+from ferrule.api.earlier import adapt
 from ferrule.api.lifecycle import Lifecycle
+from ferrule.api.paths import Entry
+from ferrule.api.routes import application, entries_of
 from ferrule.config import Config, FrontendConfig
 from ferrule.env import Environment
 from ferrule.errors import EngineDead, OverloadedError, RequestError, RequestFailed, UnavailableError
-from ferrule.interfaces.router import Access, Route, RouterContext
+from ferrule.interfaces.http import Access, RouterContext
+from ferrule.interfaces.router import Router as EarlierRouter
 from ferrule.interfaces.service import Generate, Output
 from ferrule.plugin import Plugins, discover
 from ferrule_testkit.kits.base import Kit, does_not_apply, promise, shown
@@ -69,28 +75,39 @@ class RouterKit(Kit):
     # ------------------------------------------------------------------------------------ promises
 
     def test_routes_are_well_formed(self) -> None:
-        """Every route has a method, a path, a summary, a handler and an access; none is there twice."""
+        """Every route has a method, a path and a summary, and waits for nothing in a thread; none is there twice."""
         routes = self.site().routes
-        for route in routes:
-            name = f"{route.method} {route.path}"
-            promise(route.method in _METHODS and route.path.startswith("/"), f"{name} is not a route")
-            promise(inspect.iscoroutinefunction(_called(route.handler)), f"the handler of {name} is not async")
-            promise(bool(route.summary) and "\n" not in route.summary, f"{name} has no summary of one line")
-            promise(isinstance(route.access, Access), f"the access of {name} is {shown(route.access)}")
-        names = [(route.method, route.path) for route in routes]
+        for entry in routes:
+            name = _name(entry)
+            promise(entry.method in _METHODS and entry.path.startswith("/"), f"{name} is not a route")
+            promise(_is_async(entry.route.endpoint), f"the handler of {name} is not async")
+            summary = entry.route.summary or ""
+            promise(bool(summary) and "\n" not in summary, f"{name} has no summary of one line")
+        names = [(entry.method, entry.path) for entry in routes]
         promise(len(set(names)) == len(names), f"a route is there twice: {shown(sorted(names))}")
 
+    def test_routes_are_described(self) -> None:
+        """The OpenAPI document has every route, with who may call it, and with the errors that this server answers."""
+        document = application(Config(), self.site().routes).openapi()
+        for entry in self.site().routes:
+            if not entry.route.include_in_schema:
+                continue
+            operation = document["paths"][entry.route.path_format][entry.method.lower()]
+            promise("security" in operation, f"{_name(entry)} does not tell what key it needs")
+            promise("422" not in operation["responses"], f"{_name(entry)} documents a 422, which is never answered")
+            promise("400" in operation["responses"], f"{_name(entry)} documents no error")
+
     def test_asking_for_routes_needs_no_engine(self) -> None:
-        """`routes` may be asked for before the engine is ready, twice, with the same result."""
+        """`router` may be asked for before the engine is ready, twice, with the same result."""
         first, second = self.site(ready=False).routes, self.site(ready=False).routes
-        names = [[(route.method, route.path, route.access) for route in routes] for routes in (first, second)]
+        names = [[(entry.method, entry.path, entry.access) for entry in routes] for routes in (first, second)]
         promise(names[0] == names[1], "a second router has other routes")
 
     def test_only_probes_are_public(self) -> None:
         """Routes that need no key are on the short list of probes; a route that takes a body needs one."""
         for route in self.site().routes:
             if route.access is Access.PUBLIC:
-                known = (route.method, route.path) in PUBLIC and route.body_type is None
+                known = (route.method, route.path) in PUBLIC and route.body is None
                 promise(known, f"{route.method} {route.path} is open to everybody")
 
     def test_no_route_of_another_router_is_taken(self) -> None:
@@ -101,7 +118,7 @@ class RouterKit(Kit):
             cls = installed.load("router", name)
             if installed.origin("router", name).split(" ")[0] == "ferrule" and cls is not self.plugin:
                 context = RouterContext(Config(), installed, ScriptedService())
-                taken = mine & {(route.method, route.path) for route in cls().routes(context)}
+                taken = mine & {(entry.method, entry.path) for entry in entries_of(cls().router(context))}
                 promise(not taken, f"{shown(sorted(taken))} belongs to the router {name}")
 
     def test_a_key_is_asked_for(self) -> None:
@@ -136,12 +153,23 @@ class RouterKit(Kit):
         for route in self._routes(body=True):
             site = self.site()
             given = {**self._valid(route)}
-            for name in getattr(route.body_type, "__struct_fields__", ()):
+            for name in route.body.declared if route.body else ():
                 for value in WRONG_VALUES:
                     answer = site.call(route.method, _path(route), _encode({**given, name: value}))
                     self._fine(answer, f"{_name(route)} with {name} = {shown(value)}")
                     promise(answer.status < 500, f"{_name(route)} answers {answer.status} to {name} = {shown(value)}")
             promise(site.service.open == 0, f"{_name(route)} leaves {site.service.open} requests running")
+
+    def test_null_means_the_default(self) -> None:
+        """A field of a valid call that is not required may be null, which means the same as leaving it out."""
+        for route in self._routes(body=True):
+            given, site = self._valid(route) or json.loads(next(_guesses(route))), self.site()
+            if site.call(route.method, _path(route), _encode(given)).status >= 400:
+                continue
+            for name in route.body.declared if route.body else ():
+                if name not in given:
+                    answer = site.call(route.method, _path(route), _encode({**given, name: None}))
+                    promise(answer.status < 400, f"{_name(route)} answers {answer.status} to {name} = null")
 
     def test_what_the_service_raises_is_answered(self) -> None:
         """Refusals, overload, draining, a dead engine and faults of ours are each answered once, in the error shape."""
@@ -203,11 +231,12 @@ class RouterKit(Kit):
     # ------------------------------------------------------------------------------------ parts
 
     def site(self, ready: bool = True, **frontend: Any) -> Site:
-        return Site(self.plugin, ready, {**self.frontend, **frontend})
+        plugin = adapt(self.plugin) if issubclass(self.plugin, EarlierRouter) else self.plugin
+        return Site(plugin, ready, {**self.frontend, **frontend})
 
-    def _routes(self, body: bool = False) -> Sequence[Route]:
+    def _routes(self, body: bool = False) -> Sequence[Entry]:
         routes = self.site().routes
-        chosen = [route for route in routes if not body or route.body_type is not None]
+        chosen = [route for route in routes if not body or route.body is not None]
         if not chosen:
             does_not_apply("no route takes a body" if body else "there is no route")
         return chosen
@@ -217,7 +246,7 @@ class RouterKit(Kit):
             return [(method, path, _encode(body)) for method, path, body in self.calls]
         return [(route.method, _path(route), body) for route in self._routes() for body in _guesses(route)]
 
-    def _valid(self, route: Route) -> Mapping[str, Any]:
+    def _valid(self, route: Entry) -> Mapping[str, Any]:
         found = [body for method, path, body in self.calls if (method, path) == (route.method, route.path)]
         return found[0] if found and isinstance(found[0], Mapping) else {}
 
@@ -252,7 +281,7 @@ class Site:
         self.service = Asked()
         self._lifecycle = Lifecycle()
         self._ready = ready
-        self.routes: Sequence[Route] = ()
+        self.routes: Sequence[Entry] = ()
         config = Config(
             frontend=FrontendConfig(**{"routers": (_NAME,), "disable_uvicorn_access_log": True, **frontend}),
             env=Environment(server_dev_mode=True),
@@ -342,9 +371,10 @@ class _Plugins(Plugins):
         router, site = self._router, self._site
 
         class Told(router):  # type: ignore[misc, valid-type]
-            def routes(self, ctx: RouterContext) -> Sequence[Route]:
-                site.routes = tuple(super().routes(ctx))
-                return site.routes
+            def router(self, ctx: RouterContext) -> APIRouter:
+                made = super().router(ctx)
+                site.routes = tuple(entries_of(made))
+                return made  # type: ignore[no-any-return]
 
         return Told
 
@@ -352,26 +382,26 @@ class _Plugins(Plugins):
         return self._installed.origin(kind, name)
 
 
-def _name(route: Route) -> str:
+def _name(route: Entry) -> str:
     return f"{route.method} {route.path}"
 
 
-def _called(handler: Any) -> Any:
-    """The function behind a handler, which may be an object that can be called."""
-    return handler if hasattr(handler, "__code__") or hasattr(handler, "__func__") else type(handler).__call__
+def _is_async(handler: Any) -> bool:
+    """Also of an object that can be called."""
+    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__)
 
 
-def _path(route: Route, value: str = "x") -> str:
+def _path(route: Entry, value: str = "x") -> str:
     return "/".join(value if part.startswith("{") else part for part in route.path.split("/"))
 
 
-def _body(route: Route) -> bytes:
-    return b"" if route.body_type is None else b"{}"
+def _body(route: Entry) -> bytes:
+    return b"" if route.body is None else b"{}"
 
 
-def _guesses(route: Route) -> Iterator[bytes]:
+def _guesses(route: Entry) -> Iterator[bytes]:
     """Bodies that are likely to be taken: one of the usual fields each, streamed and not."""
-    names = set(getattr(route.body_type, "__struct_fields__", ()))
+    names = set(route.body.declared if route.body else ())
     for name in sorted(names & USUAL.keys()):
         yield _encode({name: USUAL[name]})
         if "stream" in names:

@@ -3,191 +3,148 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import msgspec
+from fastapi import APIRouter, Depends, Query, Request
+from fastapi.routing import APIRoute
+from pydantic import Field
 
 from ferrule import __version__, env
 from ferrule.config import Config
 from ferrule.config.parse import config_sections
 from ferrule.config.schema import Schema
-from ferrule.errors import RequestError, TooSlowError, nearest
-from ferrule.interfaces.router import Access, Call, Reply, Route, Router, RouterContext
-from ferrule.interfaces.service import Service
+from ferrule.errors import RequestError, RequestFailed, TooSlowError, nearest
+from ferrule.interfaces.http import Access, Router, RouterContext, needs
+from ferrule.plugin import Plugins
+from ferrule.schema import Body, Number
 
-Answers = Callable[[Service, Call], Awaitable[Any]]  # what a handler makes of a call: the JSON content of a 200
 _HIDDEN = "(hidden)"
-_TAGS = ("admin",)
+_LEVEL = "1 (default) or 2: with 2 no copy of the weights is kept anywhere."
+_TAGS = "weights or kv_cache, repeatable: only this. Default: all."
+_FORMAT = "How vllm_config is written: text (default) or json."
 
 
-class CollectiveRpc(msgspec.Struct, kw_only=True):
-    """A call of a method of --worker-extension-cls on every worker. `timeout` is in seconds."""
+class CollectiveRpc(Body):
+    """A call of a method of --worker-extension-cls on every worker."""
 
     method: str
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
-    timeout: float | None = None
+    timeout: Number | None = Field(None, gt=0, le=86_400, description="Seconds.")
 
 
 class Admin(Router):
-    def routes(self, ctx: RouterContext) -> Sequence[Route]:
-        return [
-            _route(ctx, "POST", "/reset_prefix_cache", _reset, "Forget cached prefixes; false while some are in use."),
-            _route(
-                ctx,
-                "POST",
-                "/sleep",
-                _sleep,
-                "Give back the memory of weights and cache; requests wait until the server wakes up.",
-                query={"level": "1 (default) or 2: with 2 no copy of the weights is kept anywhere."},
-            ),
-            _route(
-                ctx,
-                "POST",
-                "/wake_up",
-                _wake_up,
-                "Restore what /sleep gave back.",
-                query={"tags": "weights or kv_cache, repeatable: only this. Default: all."},
-            ),
-            _route(ctx, "GET", "/is_sleeping", _is_sleeping, "Whether a part of the model's memory is given back."),
-            _route(ctx, "POST", "/start_profile", _start_profile, "Record what the model computes."),
-            _route(ctx, "POST", "/stop_profile", _stop_profile, "Write the trace; its name in the folder for traces."),
-            _route(
-                ctx,
-                "POST",
-                "/collective_rpc",
-                _collective_rpc,
-                "Call a method of --worker-extension-cls on every worker.",
-                body_type=CollectiveRpc,
-            ),
-            _route(
-                ctx,
-                "GET",
-                "/server_info",
-                _Info(ctx),
-                "What runs here, and how it is configured; secrets are hidden.",
-                query={"config_format": "How vllm_config is written: text (default) or json."},
-            ),
-            _route(ctx, "GET", "/v1/plugins", _Plugins(ctx), "Plugins with their origin, and why some are not used."),
-        ]
+    def router(self, ctx: RouterContext) -> APIRouter:
+        service = ctx.service
+        routes = APIRouter(tags=["admin"], dependencies=[needs(Access.ADMIN), Depends(_only_named)])
+
+        @routes.post("/reset_prefix_cache", summary="Forget cached prefixes; false while some are in use.")
+        async def reset() -> dict[str, Any]:
+            return {"reset": bool(await service.call("reset_prefix_cache"))}
+
+        @routes.get("/is_sleeping", summary="Whether a part of the model's memory is given back.")
+        async def is_sleeping() -> dict[str, Any]:
+            return {"is_sleeping": bool(await service.call("is_sleeping"))}
+
+        @routes.post(
+            "/sleep", summary="Give back the memory of weights and cache; requests wait until the server wakes up."
+        )
+        async def sleep(level: Annotated[str, Query(description=_LEVEL)] = "1") -> dict[str, Any]:
+            if level not in ("1", "2"):
+                raise RequestError("level must be 1 or 2.", "level")
+            await service.call("sleep", int(level))
+            return await is_sleeping()
+
+        @routes.post("/wake_up", summary="Restore what /sleep gave back.")
+        async def wake_up(tags: Annotated[list[str] | None, Query(description=_TAGS)] = None) -> dict[str, Any]:
+            await service.call("wake_up", ",".join(tags).split(",") if tags else None)
+            return await is_sleeping()
+
+        @routes.post("/start_profile", summary="Record what the model computes.")
+        async def start_profile() -> dict[str, Any]:
+            await service.call("start_profile")
+            return {"recording": True}
+
+        @routes.post("/stop_profile", summary="Write the trace; its name in the folder for traces.")
+        async def stop_profile() -> dict[str, Any]:
+            return {"recording": False, "file": await service.call("stop_profile")}
+
+        @routes.post("/collective_rpc", summary="Call a method of --worker-extension-cls on every worker.")
+        async def collective_rpc(body: CollectiveRpc) -> dict[str, Any]:
+            try:
+                async with asyncio.timeout(body.timeout):
+                    return {"results": await service.call("collective_rpc", body.method, body.args, body.kwargs)}
+            except TimeoutError:
+                raise TooSlowError(f"The call has not ended after {body.timeout:g} s; it goes on.", "timeout") from None
+
+        @routes.get("/server_info", summary="What runs here, and how it is configured; secrets are hidden.")
+        async def server_info(config_format: Annotated[str, Query(description=_FORMAT)] = "text") -> dict[str, Any]:
+            if config_format not in ("text", "json"):
+                raise RequestError("config_format must be text or json.", "config_format")
+            return _info(ctx, config_format == "json")
+
+        @routes.get("/v1/plugins", summary="Plugins with their origin, and why some are not used.")
+        async def plugins() -> dict[str, Any]:
+            return _plugins(ctx)
+
+        return routes
 
     def absent(self, ctx: RouterContext) -> Mapping[str, str]:
         if ctx.config.env.server_dev_mode:
             return {}
         hint = f"It is for development: the server must be started with {env.variable('server_dev_mode')}=1."
-        return {route.path: hint for route in self.routes(ctx)}
+        return {route.path: hint for route in self.router(ctx).routes if isinstance(route, APIRoute)}
 
 
-def _route(ctx: RouterContext, method: str, path: str, answers: Answers, summary: str, **more: Any) -> Route:
-    """An admin route. Query parameters that it does not name are refused."""
-    known: Mapping[str, str] = more.get("query", {})
-
-    async def handle(call: Call) -> Reply:
-        for name in call.query:
-            if name not in known:
-                listed = ", ".join(known) or "none"
-                raise RequestError(f"Unknown query parameter; {path} takes {listed}.{nearest(name, known)}", "query")
-        return Reply(await answers(ctx.service, call))
-
-    return Route(
-        method=method,
-        path=path,
-        handler=handle,
-        access=Access.ADMIN,
-        answer=dict[str, Any],
-        summary=summary,
-        tags=_TAGS,
-        **more,
-    )
+async def _only_named(request: Request) -> None:
+    """Refuse query parameters that the route does not have: a misspelt one would change nothing in silence."""
+    route: APIRoute = request.scope["route"]
+    known = [param.alias for param in route.dependant.query_params]
+    for name in request.query_params:
+        if name not in known:
+            listed = ", ".join(known) or "none"
+            text = f"Unknown query parameter; {route.path} takes {listed}.{nearest(name, known)}"
+            raise RequestError(text, "query")
 
 
-async def _reset(service: Service, call: Call) -> Any:
-    return {"reset": bool(await service.call("reset_prefix_cache"))}
+def _info(ctx: RouterContext, as_json: bool) -> dict[str, Any]:
+    options = shown(ctx.config)
+    service, plugins = ctx.service, ctx.plugins
+    kinds = sorted({ref.kind for ref in plugins.refs}) if isinstance(plugins, Plugins) else []
+    return {
+        "version": __version__,
+        "model": msgspec.to_builtins(service.model),
+        "served_names": list(service.names),
+        "environment": env.report(),
+        "plugins": {kind: list(plugins.names(kind)) for kind in kinds},
+        "vllm_config": options if as_json else ", ".join(f"{k}={v!r}" for k, v in options.items()),
+    }
 
 
-async def _sleep(service: Service, call: Call) -> Any:
-    level = call.query.get("level", "1")
-    if level not in ("1", "2"):
-        raise RequestError("level must be 1 or 2.", "level")
-    await service.call("sleep", int(level))
-    return await _is_sleeping(service, call)
-
-
-async def _wake_up(service: Service, call: Call) -> Any:
-    await service.call("wake_up", call.query["tags"].split(",") if "tags" in call.query else None)
-    return await _is_sleeping(service, call)
-
-
-async def _is_sleeping(service: Service, call: Call) -> Any:
-    return {"is_sleeping": bool(await service.call("is_sleeping"))}
-
-
-async def _start_profile(service: Service, call: Call) -> Any:
-    await service.call("start_profile")
-    return {"recording": True}
-
-
-async def _stop_profile(service: Service, call: Call) -> Any:
-    return {"recording": False, "file": await service.call("stop_profile")}
-
-
-async def _collective_rpc(service: Service, call: Call) -> Any:
-    body: CollectiveRpc = call.body
-    if body.timeout is not None and not 0 < body.timeout <= 86_400:
-        raise RequestError("timeout must be a number of seconds above 0, at most a day.", "timeout")
-    try:
-        async with asyncio.timeout(body.timeout):
-            return {"results": await service.call("collective_rpc", body.method, body.args, body.kwargs)}
-    except TimeoutError:
-        raise TooSlowError(f"The call has not ended after {body.timeout:g} s; it goes on.", "timeout") from None
-
-
-class _Info:
-    def __init__(self, ctx: RouterContext) -> None:
-        self._ctx = ctx
-
-    async def __call__(self, service: Service, call: Call) -> Any:
-        form = call.query.get("config_format", "text")
-        if form not in ("text", "json"):
-            raise RequestError("config_format must be text or json.", "config_format")
-        options = shown(self._ctx.config)
-        plugins = self._ctx.plugins
-        kinds = sorted({ref.kind for ref in plugins.refs})
-        return {
-            "version": __version__,
-            "model": msgspec.to_builtins(service.model),
-            "served_names": list(service.names),
-            "environment": env.report(),
-            "plugins": {kind: list(plugins.names(kind)) for kind in kinds},
-            "vllm_config": options if form == "json" else ", ".join(f"{k}={v!r}" for k, v in options.items()),
-        }
-
-
-class _Plugins:
-    def __init__(self, ctx: RouterContext) -> None:
-        self._ctx = ctx
-
-    async def __call__(self, service: Service, call: Call) -> Any:
-        plugins = self._ctx.plugins
-        rows = []
-        for ref in plugins.refs:
-            verdict = plugins.verdict(ref)
-            rows.append(
-                {
-                    "id": ref.id,
-                    "object": "plugin",
-                    "kind": ref.kind,
-                    "name": ref.name,
-                    "origin": ref.source,
-                    "builtin": ref.builtin,
-                    "state": str(verdict.state),
-                    "reason": verdict.reason,
-                }
-            )
-        refusals = [note for note in service.model.notes if " refused: " in note]
-        problems = [*plugins.problems, *map(str, plugins.shadowed)]
-        return {"object": "list", "data": rows, "refusals": refusals, "problems": problems}
+def _plugins(ctx: RouterContext) -> dict[str, Any]:
+    plugins = ctx.plugins
+    if not isinstance(plugins, Plugins):
+        raise RequestFailed("This server's plugins were not discovered: nothing is known of their origin.")
+    rows = []
+    for ref in plugins.refs:
+        verdict = plugins.verdict(ref)
+        rows.append(
+            {
+                "id": ref.id,
+                "object": "plugin",
+                "kind": ref.kind,
+                "name": ref.name,
+                "origin": ref.source,
+                "builtin": ref.builtin,
+                "state": str(verdict.state),
+                "reason": verdict.reason,
+            }
+        )
+    refusals = [note for note in ctx.service.model.notes if " refused: " in note]
+    problems = [*plugins.problems, *map(str, plugins.shadowed)]
+    return {"object": "list", "data": rows, "refusals": refusals, "problems": problems}
 
 
 def shown(config: Config) -> dict[str, Any]:

@@ -1,51 +1,88 @@
-"""`docs`: an OpenAPI description derived from the routes, and pages that need nothing from elsewhere."""
+"""`docs`: the OpenAPI document, and FastAPI's two pages for it with scripts that this server sends itself."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import base64
+import hashlib
+import re
+from functools import cache
+from importlib.resources import files
 
-from ferrule.interfaces.router import Call, Reply, Route, Router, RouterContext
-from ferrule_plugins.router.docs_openapi import describe
-from ferrule_plugins.router.docs_page import render
+from fastapi import APIRouter, Request
+from fastapi.openapi.docs import get_redoc_html, get_swagger_ui_html
+from fastapi.responses import HTMLResponse, JSONResponse, Response
 
-# The pages' own style and script, calls to this server, and nothing else.
-_POLICY = (
-    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
+from ferrule.errors import NotFoundError
+from ferrule.interfaces.http import Router, RouterContext
+
+_ASSETS = {
+    "swagger-ui-bundle.js": "text/javascript",
+    "swagger-ui.css": "text/css",
+    "redoc.standalone.js": "text/javascript",
+}
+_ICON = "data:,"  # none: the browser asks for no /favicon.ico
+_SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
 
 
 class Docs(Router):
-    def routes(self, ctx: RouterContext) -> Sequence[Route]:
+    def router(self, ctx: RouterContext) -> APIRouter:
+        routes = APIRouter(tags=["docs"])
         if ctx.config.frontend.disable_fastapi_docs:
-            return []
+            return routes
 
-        async def openapi(call: Call) -> Reply:
-            return Reply(describe(ctx.all_routes(), ctx.config))
+        @routes.get("/openapi.json", summary="This API, described.", response_class=JSONResponse)
+        async def openapi(request: Request) -> Response:
+            return JSONResponse(request.app.openapi())
 
-        async def console(call: Call) -> Reply:
-            return _page(render(describe(ctx.all_routes(), ctx.config), console=True))
+        @routes.get("/docs", summary="The routes, to try.", response_class=HTMLResponse)
+        async def swagger() -> Response:
+            return _page(
+                get_swagger_ui_html(
+                    openapi_url="openapi.json",
+                    title="Ferrule",
+                    swagger_js_url="docs/swagger-ui-bundle.js",
+                    swagger_css_url="docs/swagger-ui.css",
+                    swagger_favicon_url=_ICON,
+                )
+            )
 
-        async def reading(call: Call) -> Reply:
-            return _page(render(describe(ctx.all_routes(), ctx.config), console=False))
+        @routes.get("/redoc", summary="The routes, to read.", response_class=HTMLResponse)
+        async def redoc() -> Response:
+            return _page(
+                get_redoc_html(
+                    openapi_url="openapi.json",
+                    title="Ferrule",
+                    redoc_js_url="docs/redoc.standalone.js",
+                    redoc_favicon_url=_ICON,
+                    with_google_fonts=False,
+                )
+            )
 
-        tags = ("docs",)
-        return [
-            Route(
-                method="GET",
-                path="/openapi.json",
-                handler=openapi,
-                answer=dict,
-                summary="This API, described.",
-                tags=tags,
-            ),
-            Route(method="GET", path="/docs", handler=console, answer=bytes, summary="The routes, to try.", tags=tags),
-            Route(
-                method="GET", path="/redoc", handler=reading, answer=bytes, summary="The routes, to read.", tags=tags
-            ),
-        ]
+        @routes.get("/docs/{asset}", summary="A script or style of these pages.", include_in_schema=False)
+        async def asset(asset: str) -> Response:
+            if asset not in _ASSETS:
+                raise NotFoundError("There is no such file.")
+            return Response(_read(asset), media_type=_ASSETS[asset], headers={"cache-control": "max-age=86400"})
+
+        return routes
 
 
-def _page(text: str) -> Reply:
-    headers = {"content-security-policy": _POLICY, "referrer-policy": "no-referrer", "cache-control": "no-cache"}
-    return Reply(text, media_type="text/html; charset=utf-8", headers=headers)
+@cache
+def _read(name: str) -> bytes:
+    return (files(__package__) / "static" / name).read_bytes()
+
+
+def _page(page: HTMLResponse) -> Response:
+    """The page with a policy that lets its own script run, files and calls of this server, and nothing else.
+
+    Styles may be inline: both pages make theirs as they go.
+    """
+    scripts = [hashlib.sha256(text).digest() for text in map(str.encode, _SCRIPT.findall(bytes(page.body).decode()))]
+    allowed = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in scripts)
+    page.headers["content-security-policy"] = (
+        f"default-src 'none'; style-src 'self' 'unsafe-inline'; script-src 'self' {allowed}; connect-src 'self'; "
+        "img-src 'self' data:; worker-src blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+    page.headers["referrer-policy"] = "no-referrer"
+    page.headers["cache-control"] = "no-cache"
+    return page

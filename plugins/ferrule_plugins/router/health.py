@@ -2,68 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+
+from fastapi import APIRouter
+from fastapi.responses import PlainTextResponse, Response
+from pydantic import BaseModel
 
 from ferrule import __version__
 from ferrule.errors import UnavailableError
-from ferrule.interfaces.router import Access, Call, Reply, Route, Router, RouterContext
+from ferrule.interfaces.http import Access, Router, RouterContext, needs
 from ferrule_plugins.router.elsewhere import elsewhere
 
 _RETRY = 5  # seconds
 
 
-class Health(Router):
-    def routes(self, ctx: RouterContext) -> Sequence[Route]:
-        service = ctx.service
-        tracked = ctx.config.frontend.enable_server_load_tracking
+class State(BaseModel):
+    status: str
 
-        async def health(call: Call) -> Reply:
+
+class Version(BaseModel):
+    version: str
+
+
+class Load(BaseModel):
+    server_load: int
+
+
+class Health(Router):
+    def router(self, ctx: RouterContext) -> APIRouter:
+        service, front = ctx.service, ctx.config.frontend
+        routes = APIRouter(tags=["health"])
+        public = [needs(Access.PUBLIC)]
+
+        @routes.get("/health", dependencies=public, summary="Ready for work? 503 with the state when not.")
+        @routes.get("/ping", dependencies=public, summary="The same.")
+        @routes.post("/ping", dependencies=public, summary="The same.")
+        async def health() -> State:
             now = service.health()
             if now.state != "ready":
                 raise UnavailableError(f"The server is {now.state}. {now.detail}".strip(), retry_after=_RETRY)
-            return Reply({"status": now.state})
+            return State(status=now.state)
 
-        async def version(call: Call) -> Reply:
-            return Reply({"version": __version__})
+        @routes.get("/version", dependencies=public, summary="The version.")
+        async def version() -> Version:
+            return Version(version=__version__)
 
-        async def load(call: Call) -> Reply:
-            return Reply({"server_load": ctx.load() if tracked else 0})
+        @routes.get("/load", summary="Requests in flight; 0 without --enable-server-load-tracking.")
+        async def load() -> Load:
+            return Load(server_load=ctx.load() if front.enable_server_load_tracking else 0)
 
-        async def metrics(call: Call) -> Reply:
+        @routes.get(
+            "/metrics",
+            dependencies=public if front.public_metrics else [],
+            summary="Figures for Prometheus.",
+            response_class=PlainTextResponse,
+        )
+        async def metrics() -> Response:
             media_type, text = service.exposition()
-            return Reply(text, media_type=media_type)
+            return Response(text, headers={"content-type": media_type})
 
-        public, state = Access.PUBLIC, dict[str, str]
-        tags = ("health",)
-        return [
-            Route(method=method, path=path, handler=health, access=public, answer=state, summary=summary, tags=tags)
-            for method, path, summary in (
-                ("GET", "/health", "Ready for work? 503 with the state when not."),
-                ("GET", "/ping", "The same."),
-                ("POST", "/ping", "The same."),
-            )
-        ] + [
-            Route(
-                method="GET",
-                path="/version",
-                handler=version,
-                access=public,
-                answer=state,
-                summary="The version.",
-                tags=tags,
-            ),
-            Route(
-                method="GET",
-                path="/load",
-                handler=load,
-                answer=dict[str, int],
-                summary="Requests in flight; 0 without --enable-server-load-tracking.",
-                tags=tags,
-            ),
-            Route(
-                method="GET", path="/metrics", handler=metrics, answer=str, summary="Figures for Prometheus.", tags=tags
-            ),
-        ]
+        return routes
 
     def absent(self, ctx: RouterContext) -> Mapping[str, str]:
         return elsewhere(ctx)

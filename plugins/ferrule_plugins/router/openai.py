@@ -3,82 +3,70 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 
-from ferrule.interfaces.router import Call, Reply, Route, Router, RouterContext
-from ferrule_plugins.router.invocations import Invocations
+from fastapi import APIRouter
+
+from ferrule.interfaces.http import JSON, CurrentRequest, EventStream, Router, RouterContext, streams
+from ferrule.interfaces.service import Service
+from ferrule_plugins.router.invocations import Invocation, Invocations
 from ferrule_plugins.router.openai_answers import ChatCompletion, Completion, ModelCard, ModelList, ModelPermission
 from ferrule_plugins.router.openai_chat import Chat
 from ferrule_plugins.router.openai_completions import Completions
-from ferrule_plugins.router.openai_schema import AnyBody, ChatBody, CompletionBody
+from ferrule_plugins.router.openai_schema import ChatBody, CompletionBody
 
 
 class OpenAI(Router):
-    def routes(self, ctx: RouterContext) -> Sequence[Route]:
-        models = _Models(ctx)
-        tags = ("openai",)
-        return [
-            Route(
-                method="GET",
-                path="/v1/models",
-                handler=models.all,
-                answer=ModelList,
-                summary="The served models.",
-                tags=tags,
-            ),
-            Route(
-                method="GET",
-                path="/v1/models/{model:path}",
-                handler=models.one,
-                answer=ModelCard,
-                summary="One model.",
-                tags=tags,
-            ),
-            Route(
-                method="POST",
-                path="/v1/completions",
-                handler=Completions(ctx),
-                body_type=CompletionBody,
-                answer=Completion,
-                event=Completion,
-                summary="Continue one or more prompts.",
-                tags=tags,
-            ),
-            Route(
-                method="POST",
-                path="/v1/chat/completions",
-                handler=Chat(ctx),
-                body_type=ChatBody,
-                answer=ChatCompletion,
-                event=ChatCompletion,
-                summary="Answer a conversation.",
-                tags=tags,
-            ),
-            Route(
-                method="POST",
-                path="/invocations",
-                handler=Invocations(ctx),
-                body_type=AnyBody,
-                answer=Completion | ChatCompletion,
-                event=Completion | ChatCompletion,
-                summary="Either of the two, by the body's shape: for SageMaker.",
-                tags=tags,
-            ),
-        ]
+    def router(self, ctx: RouterContext) -> APIRouter:
+        routes = APIRouter(tags=["openai"])
+        cards = _Cards(ctx.service)
+        completions, chats, invocations = Completions(ctx), Chat(ctx), Invocations(ctx)
+
+        @routes.get("/v1/models", summary="The served models.")
+        async def models() -> ModelList:
+            return ModelList(data=[cards.of(name) for name in ctx.service.names])
+
+        @routes.get("/v1/models/{model:path}", summary="One model.")
+        async def model(model: str) -> ModelCard:
+            return cards.of(ctx.service.resolve(model))
+
+        @routes.post(
+            "/v1/completions",
+            response_model=Completion,
+            responses=streams(Completion),
+            summary="Continue one or more prompts.",
+        )
+        async def complete(body: CompletionBody, info: CurrentRequest) -> JSON | EventStream:
+            return await completions(body, info)
+
+        @routes.post(
+            "/v1/chat/completions",
+            response_model=ChatCompletion,
+            responses=streams(ChatCompletion),
+            summary="Answer a conversation.",
+        )
+        async def chat(body: ChatBody, info: CurrentRequest) -> JSON | EventStream:
+            return await chats(body, info)
+
+        @routes.post(
+            "/invocations",
+            response_model=Completion | ChatCompletion,
+            responses=streams(Completion | ChatCompletion),
+            summary="Either of the two, by the body's shape: for SageMaker.",
+        )
+        async def invoke(body: Invocation, info: CurrentRequest) -> JSON | EventStream:
+            return await invocations(body, info)
+
+        return routes
 
 
-class _Models:
-    def __init__(self, ctx: RouterContext) -> None:
-        self._service = ctx.service
+class _Cards:
+    """The served models as OpenAI lists them."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
         self._created = int(time.time())
 
-    async def all(self, call: Call) -> Reply:
-        return Reply(ModelList(data=[self._card(name) for name in self._service.names]))
-
-    async def one(self, call: Call) -> Reply:
-        return Reply(self._card(self._service.resolve(call.path_params["model"])))
-
-    def _card(self, name: str) -> ModelCard:
+    def of(self, name: str) -> ModelCard:
         return ModelCard(
             id=name,
             created=self._created,

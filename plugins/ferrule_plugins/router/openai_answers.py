@@ -1,33 +1,40 @@
-"""Answers of the OpenAI routes, whole ones and chunks of a stream, with fields beyond OpenAI's."""
+"""Answers of the OpenAI routes, whole ones and chunks of a stream, with fields beyond OpenAI's.
+
+What is sent for each token is a plain dict: nothing is faster to build and to encode. The types of these dicts are what
+the OpenAPI document tells, and a test holds what is sent against them.
+"""
 
 from __future__ import annotations
 
-from msgspec import UNSET, Struct, UnsetType
+from typing import Literal, NotRequired
+
+from pydantic import BaseModel
+from typing_extensions import TypedDict  # pydantic cannot read typing's before Python 3.12
 
 
-class Extension(Struct):
+class Extension(TypedDict):
     """What OpenAI's shapes have no place for. `warnings`: fields of the request that did nothing, and why."""
 
     warnings: list[str]
 
 
-class PromptTokensDetails(Struct):
+class PromptTokensDetails(TypedDict):
     cached_tokens: int
 
 
-class CompletionTokensDetails(Struct):
+class CompletionTokensDetails(TypedDict):
     reasoning_tokens: int
 
 
-class UsageInfo(Struct, kw_only=True):
+class UsageInfo(TypedDict):
     prompt_tokens: int
     total_tokens: int
     completion_tokens: int
-    prompt_tokens_details: PromptTokensDetails | None = None
-    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
+    prompt_tokens_details: PromptTokensDetails | None
+    completion_tokens_details: NotRequired[CompletionTokensDetails]
 
 
-class PromptLogprob(Struct):
+class PromptLogprob(TypedDict):
     logprob: float
     rank: int
     decoded_token: str
@@ -36,7 +43,7 @@ class PromptLogprob(Struct):
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
-class CompletionLogprobs(Struct):
+class CompletionLogprobs(TypedDict):
     """Parallel lists, one entry per token. The first token of a prompt has no log-probability."""
 
     text_offset: list[int]
@@ -45,99 +52,99 @@ class CompletionLogprobs(Struct):
     top_logprobs: list[dict[str, float] | None]
 
 
-class CompletionChoice(Struct, kw_only=True):
+class CompletionChoice(TypedDict):
     index: int
-    text: str = ""
-    logprobs: CompletionLogprobs | None = None
-    finish_reason: str | None = None
-    stop_reason: int | str | None = None
-    token_ids: list[int] | UnsetType = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET
-    prompt_text: str | UnsetType = UNSET
-    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: str | None
+    stop_reason: int | str | None
+    token_ids: NotRequired[list[int]]
+    prompt_token_ids: NotRequired[list[int]]
+    prompt_text: NotRequired[str]
+    prompt_logprobs: NotRequired[PromptLogprobs]
 
 
-class Completion(Struct, kw_only=True):
+class Completion(TypedDict):
     """A whole answer, and also a chunk of a stream."""
 
     id: str
-    object: str = "text_completion"
+    object: Literal["text_completion"]
     created: int
     model: str
     choices: list[CompletionChoice]
-    system_fingerprint: str | None = None
-    usage: UsageInfo | None | UnsetType = UNSET
-    ferrule: Extension | UnsetType = UNSET  # in a stream, on its first chunk
+    system_fingerprint: str | None
+    usage: NotRequired[UsageInfo | None]
+    ferrule: NotRequired[Extension]  # in a stream, on its first chunk
 
 
-class FunctionCall(Struct, kw_only=True):
-    name: str | UnsetType = UNSET
-    arguments: str = ""
+class FunctionCall(TypedDict):
+    name: NotRequired[str]
+    arguments: str
 
 
-class ToolCall(Struct, kw_only=True):
+class ToolCall(TypedDict):
     """`index` is sent in deltas only; `id` and `type` once per call."""
 
-    index: int | UnsetType = UNSET
-    id: str | UnsetType = UNSET
-    type: str | UnsetType = UNSET
+    index: NotRequired[int]
+    id: NotRequired[str]
+    type: NotRequired[str]
     function: FunctionCall
 
 
-class TopLogprob(Struct):
+class TopLogprob(TypedDict):
     token: str
     logprob: float
     bytes: list[int]
 
 
-class ChatLogprob(Struct):
+class ChatLogprob(TypedDict):
     token: str
     logprob: float
     bytes: list[int]
     top_logprobs: list[TopLogprob]
 
 
-class ChatLogprobs(Struct):
+class ChatLogprobs(TypedDict):
     content: list[ChatLogprob]
 
 
-class Message(Struct, kw_only=True):
+class Message(TypedDict):
     """A delta of a stream, or the whole message. Reasoning goes out under its old and its new name."""
 
-    role: str | UnsetType = UNSET
-    content: str | None | UnsetType = UNSET
-    reasoning_content: str | UnsetType = UNSET
-    reasoning: str | UnsetType = UNSET
-    tool_calls: list[ToolCall] | UnsetType = UNSET
+    role: NotRequired[str]
+    content: NotRequired[str | None]
+    reasoning_content: NotRequired[str]
+    reasoning: NotRequired[str]
+    tool_calls: NotRequired[list[ToolCall]]
 
 
-class ChatChoice(Struct, kw_only=True):
+class ChatChoice(TypedDict):
     """`delta` in chunks, `message` in whole answers."""
 
     index: int
-    delta: Message | UnsetType = UNSET
-    message: Message | UnsetType = UNSET
-    logprobs: ChatLogprobs | None = None
-    finish_reason: str | None = None
-    stop_reason: int | str | None = None
-    token_ids: list[int] | UnsetType = UNSET
+    delta: NotRequired[Message]
+    message: NotRequired[Message]
+    logprobs: ChatLogprobs | None
+    finish_reason: str | None
+    stop_reason: int | str | None
+    token_ids: NotRequired[list[int]]
 
 
-class ChatCompletion(Struct, kw_only=True):
+class ChatCompletion(TypedDict):
     id: str
-    object: str
+    object: Literal["chat.completion", "chat.completion.chunk"]
     created: int
     model: str
     choices: list[ChatChoice]
-    system_fingerprint: str | None = None
-    usage: UsageInfo | None | UnsetType = UNSET
-    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET
-    prompt_text: str | UnsetType = UNSET
-    ferrule: Extension | UnsetType = UNSET  # in a stream, on its first chunk
+    system_fingerprint: str | None
+    usage: NotRequired[UsageInfo | None]
+    prompt_logprobs: NotRequired[PromptLogprobs]
+    prompt_token_ids: NotRequired[list[int]]
+    prompt_text: NotRequired[str]
+    ferrule: NotRequired[Extension]  # in a stream, on its first chunk
 
 
-class ModelPermission(Struct, kw_only=True):
+class ModelPermission(BaseModel):
     """What old clients of OpenAI look for. Nothing here is a right that this server gives or checks."""
 
     id: str
@@ -154,7 +161,7 @@ class ModelPermission(Struct, kw_only=True):
     is_blocking: bool = False
 
 
-class ModelCard(Struct, kw_only=True):
+class ModelCard(BaseModel):
     id: str
     object: str = "model"
     created: int
@@ -165,6 +172,6 @@ class ModelCard(Struct, kw_only=True):
     permission: list[ModelPermission]
 
 
-class ModelList(Struct, kw_only=True):
+class ModelList(BaseModel):
     object: str = "list"
     data: list[ModelCard]

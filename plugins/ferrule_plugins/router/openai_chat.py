@@ -4,33 +4,29 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Literal
 
-from msgspec import UNSET
+from msgspec.structs import replace
 
 from ferrule.config import Config
 from ferrule.errors import RequestError
+from ferrule.frontend.text.messages import chat_prompt
+from ferrule.interfaces.http import JSON, EventStream, RequestInfo, RouterContext
 from ferrule.interfaces.parsers import CallArguments, CallStart, Content, Event, Reasoning
-from ferrule.interfaces.router import Call, EventStream, Reply, RouterContext
-from ferrule.interfaces.service import ChatPrompt, Generate, Output
+from ferrule.interfaces.service import Generate, Output
 from ferrule.types import FinishReason, TokenLogprobs
 from ferrule_plugins.router.openai_answers import (
     ChatChoice,
     ChatCompletion,
     ChatLogprob,
-    ChatLogprobs,
-    FunctionCall,
     Message,
     ToolCall,
-    TopLogprob,
+    UsageInfo,
 )
-from ferrule_plugins.router.openai_fields import echo_of, generation_prompt, role_of
+from ferrule_plugins.router.openai_fields import echo_of, role_of
 from ferrule_plugins.router.openai_params import Asked, Meter, beam, check, finish_of, finite, processors, sampling
-from ferrule_plugins.router.openai_schema import ChatBody
+from ferrule_plugins.router.openai_schema import ChatBody, NamedTool
 from ferrule_plugins.router.stream import Closing
-
-_MAX_TOOLS = 1024
-_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
 class Chat:
@@ -39,14 +35,13 @@ class Chat:
     def __init__(self, ctx: RouterContext) -> None:
         self._ctx = ctx
 
-    async def __call__(self, call: Call) -> Reply | EventStream:
-        body: ChatBody = call.body
+    async def __call__(self, body: ChatBody, info: RequestInfo) -> JSON | EventStream:
         config, service = self._ctx.config, self._ctx.service
         check(body, config)
         _check_tools(body, config)
         _check_logprobs(body, config)
         request = self._request(body)
-        asked = Asked.of("chatcmpl", call, request, service, config)
+        asked = Asked.of("chatcmpl", body, info, request, self._ctx)
         try:
             outputs = await service.generate(request)
         except RequestError as error:
@@ -60,36 +55,29 @@ class Chat:
         if body.stream:
             return EventStream(Closing(writer.chunks(outputs), outputs), asked.notes.headers)
         async with aclosing(outputs):  # type: ignore[type-var]
-            return Reply(await writer.whole(outputs), headers=asked.notes.headers)
+            return JSON(await writer.whole(outputs), headers=asked.notes.headers)
 
     def _request(self, body: ChatBody) -> Generate:
         service, frontend = self._ctx.service, self._ctx.config.frontend
-        hidden = body.tool_choice == "none" and frontend.exclude_tools_when_tool_choice_none
         most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         if most is None:
             most = service.sampling_defaults().get("max_tokens")  # else what is left of the context
-        prompt = ChatPrompt(
-            messages=tuple(body.messages),
-            tools=None if body.tools is None or hidden else tuple(body.tools),
-            documents=None if body.documents is None else tuple(body.documents),
-            chat_template=body.chat_template,
-            chat_template_kwargs=_template_kwargs(body),
-            add_generation_prompt=generation_prompt(body),
-            continue_final_message=bool(body.continue_final_message),
-            add_special_tokens=bool(body.add_special_tokens),
-        )
+        prompt = replace(chat_prompt(body.messages, body), chat_template_kwargs=_template_kwargs(body))
+        if body.tool_choice == "none" and frontend.exclude_tools_when_tool_choice_none:
+            prompt = replace(prompt, tools=None)
         given = {"max_tokens": most, "logprobs": (body.top_logprobs or 0) if body.logprobs else None}
+        choice = body.tool_choice
         return Generate(
             prompts=(prompt,),
             params=sampling(body, service, given),
             model=body.model,
-            priority=body.priority or 0,
+            priority=body.priority,
             cache_salt=body.cache_salt,
             logits_processors=processors(body),
             tools=prompt.tools,
-            tool_choice=body.tool_choice,
+            tool_choice=choice.model_dump() if isinstance(choice, NamedTool) else choice,
             beam=beam(body),
-            streamed=bool(body.stream),
+            streamed=body.stream,
         )
 
 
@@ -98,8 +86,6 @@ def _template_kwargs(body: ChatBody) -> dict[str, Any] | None:
     effort = body.reasoning_effort
     if effort is None:
         return body.chat_template_kwargs
-    if effort not in _EFFORTS:
-        raise RequestError(f"reasoning_effort must be one of {', '.join(_EFFORTS)}.", "reasoning_effort")
     derived = {"reasoning_effort": effort, "enable_thinking": effort != "none"}
     return {**derived, **(body.chat_template_kwargs or {})}
 
@@ -110,9 +96,8 @@ def _check_logprobs(body: ChatBody, config: Config) -> None:
     if not body.logprobs:
         raise RequestError("top_logprobs needs logprobs to be true.", "top_logprobs")
     most = config.model.max_logprobs
-    if body.top_logprobs < (0 if most >= 0 else -1) or 0 <= most < body.top_logprobs:
-        bound = f"between 0 and {most}" if most >= 0 else "0 or more, or -1 for all tokens"
-        raise RequestError(f"top_logprobs must be {bound}.", "top_logprobs")
+    if most >= 0 and not 0 < body.top_logprobs <= most:
+        raise RequestError(f"top_logprobs must be between 0 and {most}.", "top_logprobs")
 
 
 def _check_tools(body: ChatBody, config: Config) -> None:
@@ -120,32 +105,19 @@ def _check_tools(body: ChatBody, config: Config) -> None:
     if body.tools is None:
         if choice not in (None, "none"):
             raise RequestError("tool_choice needs tools.", "tool_choice")
-        return
-    if not 0 < len(body.tools) <= _MAX_TOOLS:
-        raise RequestError(f"tools must hold 1 to {_MAX_TOOLS} functions; leave it out instead of empty.", "tools")
-    for place, tool in enumerate(body.tools):
-        function = tool.get("function")
-        if tool.get("type") != "function" or not isinstance(function, dict):
-            raise RequestError(
-                f"tools[{place}] must be {{'type': 'function', 'function': {{...}}}}.", f"tools[{place}]"
-            )
-        if not isinstance(function.get("name"), str) or not function["name"]:
-            raise RequestError(f"tools[{place}].function.name is required.", f"tools[{place}].function.name")
-    if choice in (None, "auto"):
+    elif choice in (None, "auto"):
         if not config.frontend.enable_auto_tool_choice:
             raise RequestError(
                 'tool_choice "auto", the default with tools, needs a server that was started with '
                 '--enable-auto-tool-choice and --tool-call-parser; with "none" the tools are only shown to the model.',
                 "tool_choice",
             )
-    elif choice == "required" or isinstance(choice, dict):
+    elif choice != "none":
         raise RequestError(
             "tool_choice can be 'auto' or 'none' here: a call cannot be enforced, because this build has no guided "
             "decoding.",
             "tool_choice",
         )
-    elif choice != "none":
-        raise RequestError("tool_choice must be 'auto', 'none', 'required' or name a function.", "tool_choice")
 
 
 class _Writer:
@@ -155,12 +127,12 @@ class _Writer:
         options = body.stream_options
         self._role = role_of(body, response_role)
         self._echo = echo_of(body, self._role)
-        self._prompt_text = bool(body.return_prompt_text)
+        self._prompt_text = body.return_prompt_text
         self._asked = asked
         self._count = count
-        self._reasoning = body.include_reasoning is not False
+        self._reasoning = body.include_reasoning
         self._many_calls = body.parallel_tool_calls is not False
-        self._with_logprobs = bool(body.logprobs)
+        self._with_logprobs = body.logprobs
         self._include_usage = options is not None and bool(options.include_usage)
         self._each_usage = self._include_usage and options is not None and bool(options.continuous_usage_stats)
         self._meter = Meter(asked, count)
@@ -172,43 +144,44 @@ class _Writer:
     async def chunks(self, outputs: AsyncIterator[Output]) -> AsyncIterator[ChatCompletion]:
         async for output in outputs:
             for choice in self._choices(output):
-                yield self._answer("chat.completion.chunk", [choice], self._each_usage and self._meter.of(output.index))
+                usage = self._meter.of(output.index) if self._each_usage else None
+                yield self._answer("chat.completion.chunk", [choice], usage)
         if self._include_usage:
             yield self._answer("chat.completion.chunk", [], self._meter.total())
 
     async def whole(self, outputs: AsyncIterator[Output]) -> ChatCompletion:
-        choices = [
-            ChatChoice(index=index, message=Message(role=self._role, content=None)) for index in range(self._count)
-        ]
+        choices = [_whole_choice(index, self._role) for index in range(self._count)]
         async for output in outputs:
             for piece in self._choices(output):
-                _fold(choices[piece.index], piece)
+                _fold(choices[piece["index"]], piece)
         answer = self._answer("chat.completion", choices, None)
-        answer.usage = self._meter.total()
-        self._tell_prompt(answer)
+        answer["usage"] = self._meter.total()
         return answer
 
-    def _answer(self, kind: str, choices: list[ChatChoice], usage: Any) -> ChatCompletion:
+    def _answer(
+        self,
+        kind: Literal["chat.completion", "chat.completion.chunk"],
+        choices: list[ChatChoice],
+        usage: UsageInfo | None,
+    ) -> ChatCompletion:
         asked = self._asked
-        answer = ChatCompletion(
-            id=asked.id,
-            object=kind,
-            created=asked.created,
-            model=asked.model,
-            choices=choices,
-            system_fingerprint=asked.fingerprint,
-            usage=(usage or None) if self._include_usage else UNSET,
-            ferrule=self._extension,
-        )
-        self._extension = UNSET
-        if kind == "chat.completion.chunk":
-            self._tell_prompt(answer)
+        answer: ChatCompletion = {
+            "id": asked.id,
+            "object": kind,
+            "created": asked.created,
+            "model": asked.model,
+            "choices": choices,
+            "system_fingerprint": asked.fingerprint,
+        }
+        if self._include_usage:
+            answer["usage"] = usage
+        if self._extension is not None:
+            answer["ferrule"] = self._extension
+            self._extension = None
+        if self._prompt:
+            answer.update(self._prompt)  # type: ignore[typeddict-item]
+            self._prompt.clear()
         return answer
-
-    def _tell_prompt(self, answer: ChatCompletion) -> None:
-        for name, value in self._prompt.items():
-            setattr(answer, name, value)
-        self._prompt.clear()
 
     def _choices(self, output: Output) -> list[ChatChoice]:
         """What one output adds to its choice, in the form of chunks; at most a beginning and a piece."""
@@ -219,19 +192,20 @@ class _Writer:
         if not self._begun[index]:
             self._begun[index] = True
             self._see_prompt(output)
-            pieces.append(ChatChoice(index=index, delta=Message(role=self._role, content=self._echo)))
-        piece = ChatChoice(index=index, delta=self._delta(index, output.events), finish_reason=finish)
+            pieces.append(_piece(index, {"role": self._role, "content": self._echo}))
+        piece = _piece(index, self._delta(index, output.events))
+        piece["finish_reason"] = finish
         if output.prompt_logprobs is not None:
             self._prompt.setdefault("prompt_logprobs", self._asked.prompt_logprobs(output.prompt_logprobs))
         if finish is not None:
-            piece.stop_reason = output.stop_reason
+            piece["stop_reason"] = output.stop_reason
             if self._called[index] and output.finish is FinishReason.STOP:
-                piece.finish_reason = "tool_calls"
+                piece["finish_reason"] = "tool_calls"
         if self._with_logprobs and output.logprobs:
-            piece.logprobs = ChatLogprobs([self._logprob(entry) for entry in output.logprobs])
+            piece["logprobs"] = {"content": [self._logprob(entry) for entry in output.logprobs]}
         if self._asked.token_ids:
-            piece.token_ids = list(output.token_ids)
-        if piece.delta != Message() or finish is not None or piece.logprobs or piece.token_ids:
+            piece["token_ids"] = list(output.token_ids)
+        if piece["delta"] or finish is not None or piece["logprobs"] or piece.get("token_ids"):
             pieces.append(piece)
         return pieces
 
@@ -244,60 +218,80 @@ class _Writer:
             self._prompt["prompt_text"] = output.prompt_text
 
     def _delta(self, index: int, events: tuple[Event, ...]) -> Message:
+        delta: Message = {}
         content = "".join(event.text for event in events if isinstance(event, Content))
+        if content:
+            delta["content"] = content
         reasoning = "".join(event.text for event in events if isinstance(event, Reasoning)) if self._reasoning else ""
-        calls = [call for call in map(_call_delta, events) if call and (self._many_calls or call.index == 0)]
-        self._called[index] = self._called[index] or bool(calls)
-        return Message(
-            content=content or UNSET,
-            reasoning_content=reasoning or UNSET,
-            reasoning=reasoning or UNSET,
-            tool_calls=calls or UNSET,
-        )
+        if reasoning:
+            delta["reasoning_content"] = delta["reasoning"] = reasoning
+        calls = [call for call in map(_call_delta, events) if call and (self._many_calls or call["index"] == 0)]
+        if calls:
+            self._called[index] = True
+            delta["tool_calls"] = calls
+        return delta
 
     def _logprob(self, entry: TokenLogprobs) -> ChatLogprob:
         asked = self._asked
         spell = asked.service.token_bytes
-        top = [
-            TopLogprob(asked.token(token_id), finite(logprob), list(spell(token_id))) for token_id, logprob in entry.top
-        ]
-        return ChatLogprob(asked.token(entry.token_id), finite(entry.logprob), list(spell(entry.token_id)), top)
+        return {
+            "token": asked.token(entry.token_id),
+            "logprob": finite(entry.logprob),
+            "bytes": list(spell(entry.token_id)),
+            "top_logprobs": [
+                {"token": asked.token(token_id), "logprob": finite(logprob), "bytes": list(spell(token_id))}
+                for token_id, logprob in entry.top
+            ],
+        }
+
+
+def _piece(index: int, delta: Message) -> ChatChoice:
+    """A chunk's choice."""
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, "stop_reason": None}
+
+
+def _whole_choice(index: int, role: str) -> ChatChoice:
+    message: Message = {"role": role, "content": None}
+    return {"index": index, "message": message, "logprobs": None, "finish_reason": None, "stop_reason": None}
 
 
 def _call_delta(event: Event) -> ToolCall | None:
     if isinstance(event, CallStart):
-        return ToolCall(index=event.index, id=event.id, type="function", function=FunctionCall(name=event.name))
+        return {
+            "index": event.index,
+            "id": event.id,
+            "type": "function",
+            "function": {"name": event.name, "arguments": ""},
+        }
     if isinstance(event, CallArguments):
-        return ToolCall(index=event.index, function=FunctionCall(arguments=event.fragment))
+        return {"index": event.index, "function": {"arguments": event.fragment}}
     return None
 
 
 def _fold(choice: ChatChoice, piece: ChatChoice) -> None:
     """Add a chunk's choice to the whole one."""
-    message, delta = choice.message, piece.delta
-    if isinstance(message, Message) and isinstance(delta, Message):
-        if delta.content is not UNSET:
-            message.content = (message.content or "") + (delta.content or "")
-        if delta.reasoning is not UNSET:
-            message.reasoning = (message.reasoning or "") + delta.reasoning
-            message.reasoning_content = message.reasoning
-        for call in delta.tool_calls or ():
-            _fold_call(message, call)
-        if message.tool_calls and not message.content:
-            message.content = None
-    if piece.logprobs is not None:
-        choice.logprobs = choice.logprobs or ChatLogprobs([])
-        choice.logprobs.content.extend(piece.logprobs.content)
-    if piece.token_ids is not UNSET:
-        choice.token_ids = (choice.token_ids or []) + piece.token_ids
-    if piece.finish_reason is not None:
-        choice.finish_reason, choice.stop_reason = piece.finish_reason, piece.stop_reason
+    message, delta = choice["message"], piece["delta"]
+    if "content" in delta:
+        message["content"] = (message["content"] or "") + (delta["content"] or "")
+    if "reasoning" in delta:
+        message["reasoning_content"] = message["reasoning"] = message.get("reasoning", "") + delta["reasoning"]
+    for call in delta.get("tool_calls", ()):
+        _fold_call(message, call)
+    if message.get("tool_calls") and not message["content"]:
+        message["content"] = None
+    if piece["logprobs"] is not None:
+        whole = choice["logprobs"] = choice["logprobs"] or {"content": []}
+        whole["content"].extend(piece["logprobs"]["content"])
+    if "token_ids" in piece:
+        choice["token_ids"] = choice.get("token_ids", []) + piece["token_ids"]
+    if piece["finish_reason"] is not None:
+        choice["finish_reason"], choice["stop_reason"] = piece["finish_reason"], piece["stop_reason"]
 
 
 def _fold_call(message: Message, call: ToolCall) -> None:
-    calls = message.tool_calls or []
-    if call.id is not UNSET:
-        calls.append(ToolCall(id=call.id, type=call.type, function=FunctionCall(name=call.function.name)))
+    calls = message.setdefault("tool_calls", []) if "id" in call else message.get("tool_calls", [])
+    if "id" in call:
+        name = call["function"]["name"]
+        calls.append({"id": call["id"], "type": call["type"], "function": {"name": name, "arguments": ""}})
     if calls:
-        calls[-1].function.arguments += call.function.arguments
-    message.tool_calls = calls or UNSET
+        calls[-1]["function"]["arguments"] += call["function"]["arguments"]

@@ -6,14 +6,12 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
-from msgspec import UNSET
-
 from ferrule.errors import RequestError
+from ferrule.interfaces.http import JSON, EventStream, RequestInfo, RouterContext
 from ferrule.interfaces.parsers import Content, Reasoning
-from ferrule.interfaces.router import Call, EventStream, Reply, RouterContext
 from ferrule.interfaces.service import Generate, Output, Prompt
 from ferrule.types import TokenLogprobs
-from ferrule_plugins.router.openai_answers import Completion, CompletionChoice, CompletionLogprobs
+from ferrule_plugins.router.openai_answers import Completion, CompletionChoice, CompletionLogprobs, UsageInfo
 from ferrule_plugins.router.openai_params import (
     Asked,
     Meter,
@@ -36,28 +34,28 @@ class Completions:
     def __init__(self, ctx: RouterContext) -> None:
         self._ctx = ctx
 
-    async def __call__(self, call: Call) -> Reply | EventStream:
-        body: CompletionBody = call.body
+    async def __call__(self, body: CompletionBody, info: RequestInfo) -> JSON | EventStream:
         service = self._ctx.service
         check(body, self._ctx.config)
         if body.prompt_embeds is not None and (body.echo or body.suffix):
             name = "echo" if body.echo else "suffix"
             raise RequestError(f"{name} needs a prompt of text or tokens, so prompt_embeds excludes it.", name)
         request = self._request(body)
-        asked = Asked.of("cmpl", call, request, service, self._ctx.config)
+        asked = Asked.of("cmpl", body, info, request, self._ctx)
         outputs = await service.generate(request)
         count = len(request.prompts) * request.params.n
-        embedded = sum(prompt.embeds is not None for prompt in request.prompts)
+        embedded = sum(isinstance(prompt, Prompt) and prompt.embeds is not None for prompt in request.prompts)
         writer = _Writer(body, asked, count, embedded * request.params.n)
         if body.stream:
             return EventStream(Closing(writer.chunks(outputs), outputs), asked.notes.headers)
         async with aclosing(outputs):  # type: ignore[type-var]
-            return Reply(await writer.whole(outputs), headers=asked.notes.headers)
+            return JSON(await writer.whole(outputs), headers=asked.notes.headers)
 
     def _request(self, body: CompletionBody) -> Generate:
         service = self._ctx.service
-        defaults = service.sampling_defaults()
-        most = body.max_tokens if body.max_tokens is not None else defaults.get("max_tokens", _MAX_TOKENS)
+        most = body.max_tokens
+        if most is None:
+            most = service.sampling_defaults().get("max_tokens", _MAX_TOKENS)
         given: dict[str, Any] = {"max_tokens": most, "logprobs": body.logprobs}
         if body.echo:
             given["max_tokens"] = most or 1  # 0: only the prompt is wanted, yet a step must run for its logprobs
@@ -67,7 +65,7 @@ class Completions:
             prompts=prompts_of(body),
             params=sampling(body, service, given),
             model=body.model,
-            priority=body.priority or 0,
+            priority=body.priority,
             cache_salt=body.cache_salt,
             logits_processors=processors(body),
             beam=beam(body),
@@ -89,20 +87,14 @@ def _tokens_of(body: CompletionBody) -> tuple[Prompt, ...]:
     prompt = body.prompt
     if prompt is None:
         raise RequestError("prompt is required.", "prompt")
-    given = [prompt] if isinstance(prompt, str) else prompt
-    kinds = {type(item) for item in given}
-    if kinds == {str}:
-        return tuple(Prompt(text=text, suffix=suffix, add_special_tokens=special) for text in given)  # type: ignore[arg-type]
+    if not prompt and not isinstance(prompt, str):
+        raise RequestError("prompt must not be empty.", "prompt")
+    given: list[Any] = prompt if isinstance(prompt, list) else [prompt]
+    if isinstance(given[0], str):
+        return tuple(Prompt(text=text, suffix=suffix, add_special_tokens=special) for text in given)
     if suffix:
         raise RequestError("suffix needs a prompt of text.", "suffix")
-    if kinds == {int}:
-        return (Prompt(ids=tuple(given)),)  # type: ignore[arg-type]
-    if kinds == {list}:
-        return tuple(Prompt(ids=tuple(ids)) for ids in given)  # type: ignore[arg-type]
-    what = "is empty" if not kinds else "mixes forms"
-    raise RequestError(
-        f"prompt {what}: give a string, a list of strings, a list of token ids, or a list of such lists.", "prompt"
-    )
+    return tuple(Prompt(ids=tuple(ids)) for ids in (given if isinstance(given[0], list) else [given]))
 
 
 class _Writer:
@@ -111,10 +103,10 @@ class _Writer:
     def __init__(self, body: CompletionBody, asked: Asked, count: int, num_embedded: int) -> None:
         options = body.stream_options
         self._asked = asked
-        self._echo = bool(body.echo)
-        self._only_prompt = bool(body.echo) and body.max_tokens == 0
+        self._echo = body.echo
+        self._only_prompt = body.echo and body.max_tokens == 0
         self._logprobs = body.logprobs
-        self._prompt_text = bool(body.return_prompt_text)
+        self._prompt_text = body.return_prompt_text
         self._prompt_logprobs = body.prompt_logprobs is not None
         self._include_usage = options is not None and bool(options.include_usage)
         self._each_usage = self._include_usage and options is not None and bool(options.continuous_usage_stats)
@@ -129,61 +121,64 @@ class _Writer:
         async for output in outputs:
             choice = await self._choice(output)
             if choice is not None:
-                yield self._chunk([choice], self._meter.of(choice.index) if self._each_usage else None)
+                yield self._chunk([choice], self._meter.of(choice["index"]) if self._each_usage else None)
         if self._include_usage:
             yield self._chunk([], self._meter.total())
 
     async def whole(self, outputs: AsyncIterator[Output]) -> Completion:
-        choices = [CompletionChoice(index=index) for index in range(self._count)]
+        choices = [_choice(index) for index in range(self._count)]
         if self._logprobs is not None:
             for choice in choices:
-                choice.logprobs = CompletionLogprobs([], [], [], [])
+                choice["logprobs"] = _no_logprobs()
         async for output in outputs:
             piece = await self._choice(output)
             if piece is not None:
-                _fold(choices[piece.index], piece)
+                _fold(choices[piece["index"]], piece)
         answer = self._chunk(choices, None)
-        answer.usage = self._meter.total()
+        answer["usage"] = self._meter.total()
         return answer
 
-    def _chunk(self, choices: list[CompletionChoice], usage: Any) -> Completion:
-        asked, extension = self._asked, self._extension
-        self._extension = UNSET
-        return Completion(
-            id=asked.id,
-            created=asked.created,
-            model=asked.model,
-            choices=choices,
-            system_fingerprint=asked.fingerprint,
-            usage=usage if self._include_usage else UNSET,
-            ferrule=extension,
-        )
+    def _chunk(self, choices: list[CompletionChoice], usage: UsageInfo | None) -> Completion:
+        asked = self._asked
+        chunk: Completion = {
+            "id": asked.id,
+            "object": "text_completion",
+            "created": asked.created,
+            "model": asked.model,
+            "choices": choices,
+            "system_fingerprint": asked.fingerprint,
+        }
+        if self._include_usage:
+            chunk["usage"] = usage
+        if self._extension is not None:
+            chunk["ferrule"] = self._extension
+            self._extension = None
+        return chunk
 
     async def _choice(self, output: Output) -> CompletionChoice | None:
         """What one output adds to its choice, or None."""
         self._meter.see(output)
-        choice = CompletionChoice(index=output.index, finish_reason=finish_of(output), stop_reason=output.stop_reason)
+        choice = _choice(output.index)
+        choice["finish_reason"], choice["stop_reason"] = finish_of(output), output.stop_reason
         if self._echo:
             await self._add_prompt(choice, output)
         if output.prompt_ids is not None and self._asked.token_ids and output.index >= self._num_embedded:
-            choice.prompt_token_ids = list(output.prompt_ids)
+            choice["prompt_token_ids"] = list(output.prompt_ids)
         if output.prompt_text is not None and self._prompt_text:
-            choice.prompt_text = output.prompt_text
+            choice["prompt_text"] = output.prompt_text
         if output.prompt_logprobs is not None and self._prompt_logprobs:
-            choice.prompt_logprobs = self._asked.prompt_logprobs(output.prompt_logprobs)
+            choice["prompt_logprobs"] = self._asked.prompt_logprobs(output.prompt_logprobs)
         if not self._only_prompt:
             self._add_tokens(choice, output)
-        about_prompt = choice.prompt_token_ids or choice.prompt_logprobs or choice.prompt_text
-        if choice.text or choice.logprobs or choice.finish_reason or choice.token_ids or about_prompt:
-            return choice
-        return None
+        told = ("text", "logprobs", "finish_reason", "token_ids", "prompt_token_ids", "prompt_text", "prompt_logprobs")
+        return choice if any(choice.get(name) for name in told) else None
 
     def _add_tokens(self, choice: CompletionChoice, output: Output) -> None:
-        choice.text += "".join(event.text for event in output.events if isinstance(event, (Content, Reasoning)))
+        choice["text"] += "".join(event.text for event in output.events if isinstance(event, (Content, Reasoning)))
         if self._asked.token_ids:
-            choice.token_ids = list(output.token_ids)
+            choice["token_ids"] = list(output.token_ids)
         if self._logprobs is not None and output.logprobs:
-            lists = choice.logprobs = choice.logprobs or CompletionLogprobs([], [], [], [])
+            lists = choice["logprobs"] = choice["logprobs"] or _no_logprobs()
             shift = len(self._texts[output.index])
             offsets = output.token_offsets or (0,) * len(output.logprobs)  # none without a tokenizer
             for offset, entry in zip(offsets, output.logprobs, strict=True):
@@ -199,17 +194,17 @@ class _Writer:
         if index not in self._waiting or (self._logprobs is not None and output.prompt_logprobs is None):
             return
         ids = self._waiting.pop(index)
-        choice.text = self._texts[index]
+        choice["text"] = self._texts[index]
         if self._logprobs is None:
             return
-        choice.logprobs = lists = CompletionLogprobs([], [], [], [])
+        choice["logprobs"] = lists = _no_logprobs()
         offset = 0
         for token_id, entry in zip(ids, output.prompt_logprobs or (), strict=True):
             if entry is None:
-                lists.text_offset.append(offset)
-                lists.tokens.append(asked.token(token_id))
-                lists.token_logprobs.append(None)
-                lists.top_logprobs.append(None)
+                lists["text_offset"].append(offset)
+                lists["tokens"].append(asked.token(token_id))
+                lists["token_logprobs"].append(None)
+                lists["top_logprobs"].append(None)
             else:
                 self._add_logprob(lists, offset, entry)
             offset += len(asked.service.token_text(token_id))
@@ -217,27 +212,38 @@ class _Writer:
     def _add_logprob(self, lists: CompletionLogprobs, offset: int, entry: TokenLogprobs) -> None:
         token = self._asked.token(entry.token_id)
         logprob = finite(entry.logprob)
-        lists.text_offset.append(offset)
-        lists.tokens.append(token)
-        lists.token_logprobs.append(logprob)
+        lists["text_offset"].append(offset)
+        lists["tokens"].append(token)
+        lists["token_logprobs"].append(logprob)
         most = None if self._logprobs == -1 else self._logprobs  # -1: all
         top = {self._asked.token(token_id): finite(value) for token_id, value in entry.top[:most]}
-        lists.top_logprobs.append({token: logprob, **top})
+        lists["top_logprobs"].append({token: logprob, **top})
+
+
+def _choice(index: int) -> CompletionChoice:
+    return {"index": index, "text": "", "logprobs": None, "finish_reason": None, "stop_reason": None}
+
+
+def _no_logprobs() -> CompletionLogprobs:
+    return {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
 
 
 def _fold(choice: CompletionChoice, piece: CompletionChoice) -> None:
     """Add a chunk's choice to the whole one."""
-    choice.text += piece.text
-    if piece.logprobs is not None and choice.logprobs is not None:
-        for name in CompletionLogprobs.__struct_fields__:
-            getattr(choice.logprobs, name).extend(getattr(piece.logprobs, name))
-    if piece.token_ids is not UNSET:
-        choice.token_ids = (choice.token_ids or []) + piece.token_ids
-    if piece.prompt_token_ids is not UNSET:
-        choice.prompt_token_ids = piece.prompt_token_ids
-    if piece.prompt_text is not UNSET:
-        choice.prompt_text = piece.prompt_text
-    if piece.prompt_logprobs is not UNSET:
-        choice.prompt_logprobs = piece.prompt_logprobs
-    if piece.finish_reason is not None:
-        choice.finish_reason, choice.stop_reason = piece.finish_reason, piece.stop_reason
+    choice["text"] += piece["text"]
+    ours, theirs = choice["logprobs"], piece["logprobs"]
+    if ours is not None and theirs is not None:
+        ours["text_offset"] += theirs["text_offset"]
+        ours["token_logprobs"] += theirs["token_logprobs"]
+        ours["tokens"] += theirs["tokens"]
+        ours["top_logprobs"] += theirs["top_logprobs"]
+    if "token_ids" in piece:
+        choice["token_ids"] = choice.get("token_ids", []) + piece["token_ids"]
+    if "prompt_token_ids" in piece:
+        choice["prompt_token_ids"] = piece["prompt_token_ids"]
+    if "prompt_text" in piece:
+        choice["prompt_text"] = piece["prompt_text"]
+    if "prompt_logprobs" in piece:
+        choice["prompt_logprobs"] = piece["prompt_logprobs"]
+    if piece["finish_reason"] is not None:
+        choice["finish_reason"], choice["stop_reason"] = piece["finish_reason"], piece["stop_reason"]

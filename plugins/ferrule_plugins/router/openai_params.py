@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -13,71 +12,43 @@ import msgspec
 from ferrule import __version__, log
 from ferrule.config import Config
 from ferrule.errors import RequestError, RequestFailed
+from ferrule.interfaces.http import RequestInfo, RouterContext
 from ferrule.interfaces.parsers import Reasoning
-from ferrule.interfaces.router import Call
-from ferrule.interfaces.service import Beam, Generate, Output, Service, Usage
-from ferrule.types import FinishReason, SamplingParams, TokenLogprobs
-from ferrule_plugins.router.openai_answers import (
-    CompletionTokensDetails,
-    PromptLogprob,
-    PromptLogprobs,
-    PromptTokensDetails,
-    UsageInfo,
-)
-from ferrule_plugins.router.openai_fields import Notes, refuse, review
-from ferrule_plugins.router.openai_schema import GenerateBody
+from ferrule.interfaces.service import Generate, Output, Service, Usage
+from ferrule.sampling_params import Beam, SamplingFields, SamplingParams
+from ferrule.schema import REQUEST_ID
+from ferrule.types import FinishReason, TokenLogprobs
+from ferrule_plugins.router.openai_answers import PromptLogprob, PromptLogprobs, UsageInfo
+from ferrule_plugins.router.openai_fields import Notes, review
+from ferrule_plugins.router.openai_schema import NOTES, GenerateBody
 
 _logger = log.get("openai")
 
-_SAMPLING = tuple(set(SamplingParams.__struct_fields__) & set(GenerateBody.__struct_fields__) - {"logit_bias"})
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}\Z")
-_MAX_NOTE_BYTES = 16 << 10  # of each note
-_NOTES = ("user", "metadata", "session_id", "safety_identifier")
+_SAMPLING = frozenset(SamplingFields.model_fields)
 _LOGGED = 1024  # characters of a note that the log repeats
 _LOWEST_LOGPROB = -9999.0  # JSON has no -Infinity
 
 
 def check(body: GenerateBody, config: Config) -> None:
-    """Refuse what this server cannot do. Ranges of sampling values are the service's to check."""
-    stream = bool(body.stream)
-    if body.stream_options is not None and not stream:
+    """Refuse what does not go together, or not with this server."""
+    if body.stream_options is not None and not body.stream:
         raise RequestError("stream_options needs stream to be true.", "stream_options")
-    if body.prompt_logprobs is not None and stream:
+    if body.prompt_logprobs is not None and body.stream:
         raise RequestError("prompt_logprobs cannot be streamed.", "prompt_logprobs")
-    refuse(body)
     if body.priority and config.scheduler.scheduling_policy == "fcfs":
         raise RequestError("priority needs a server started with --scheduling-policy priority.", "priority")
-    for name in _NOTES:
-        if len(msgspec.json.encode(getattr(body, name, None))) > _MAX_NOTE_BYTES:
-            raise RequestError(f"{name} is limited to {_MAX_NOTE_BYTES} bytes.", name)
-    if body.request_id is not None and not _REQUEST_ID.match(body.request_id):
-        raise RequestError("request_id must be 1 to 128 characters of A-Z a-z 0-9 . _ : -", "request_id")
 
 
 def sampling(body: GenerateBody, service: Service, given: dict[str, Any]) -> SamplingParams:
     """The request's values over the model's defaults over the documented ones. `given` wins over the body."""
-    values = service.sampling_defaults()
-    for name in _SAMPLING:
-        value = getattr(body, name)
-        if value is not None:
-            values[name] = value
-    if body.logit_bias is not None:
-        values["logit_bias"] = _biases(body.logit_bias)
-    return SamplingParams(**{**values, **given})
-
-
-def _biases(raw: dict[str, float]) -> dict[int, float]:
-    biases = {}
-    for key, bias in raw.items():
-        if not (key.removeprefix("-").isdecimal() and key.isascii() and len(key) <= 19):
-            raise RequestError("logit_bias: keys must be token ids.", "logit_bias")
-        biases[int(key)] = bias
-    return biases
+    own = {name: getattr(body, name) for name in body.model_fields_set & _SAMPLING}
+    return SamplingParams(**{**service.sampling_defaults(), **own, **given})
 
 
 def processors(body: GenerateBody) -> tuple[dict[str, Any], ...]:
     """Logits processors, each by a qualified name or as {qualname, args, kwargs}."""
-    return tuple({"qualname": item} if isinstance(item, str) else item for item in body.logits_processors or ())
+    given = body.logits_processors or ()
+    return tuple({"qualname": item} if isinstance(item, str) else item.model_dump(exclude_none=True) for item in given)
 
 
 def beam(body: GenerateBody) -> Beam | None:
@@ -85,8 +56,7 @@ def beam(body: GenerateBody) -> Beam | None:
     if not body.use_beam_search:
         return None
     width = body.n if body.best_of is None else body.best_of
-    penalty = 1.0 if body.length_penalty is None else body.length_penalty
-    return Beam(width=1 if width is None else width, length_penalty=penalty, early_stopping=bool(body.early_stopping))
+    return Beam(width=width, length_penalty=body.length_penalty, early_stopping=body.early_stopping)
 
 
 @dataclass(frozen=True)
@@ -99,19 +69,19 @@ class Asked:
     fingerprint: str
     service: Service
     token_names: bool  # show tokens as token_id:N
-    token_ids: bool  # return_token_ids
+    token_ids: bool  # return_token_ids; without a tokenizer the ids are all that there is
     cached_details: bool
     reasons: bool  # a reasoning parser runs
     num_per_prompt: int  # choices per prompt
     notes: Notes
 
     @classmethod
-    def of(cls, prefix: str, call: Call, request: Generate, service: Service, config: Config) -> Asked:
-        body: GenerateBody = call.body
-        header = call.headers.get("x-request-id", "")
-        name = body.request_id or (header if _REQUEST_ID.match(header) else call.request_id)
+    def of(cls, prefix: str, body: GenerateBody, info: RequestInfo, request: Generate, ctx: RouterContext) -> Asked:
+        service, config = ctx.service, ctx.config
+        header = info.headers.get("x-request-id", "")
+        name = body.request_id or (header if REQUEST_ID.fullmatch(header) else info.id)
         front = config.frontend
-        as_ids = body.return_tokens_as_token_ids
+        as_ids, with_ids = body.return_tokens_as_token_ids, body.return_token_ids
         _log_notes(f"{prefix}-{name}", body, config)
         return cls(
             id=f"{prefix}-{name}",
@@ -120,11 +90,11 @@ class Asked:
             fingerprint=fingerprint(service),
             service=service,
             token_names=front.return_tokens_as_token_ids if as_ids is None else as_ids,
-            token_ids=bool(body.return_token_ids),
+            token_ids=config.model.skip_tokenizer_init if with_ids is None else with_ids,
             cached_details=front.enable_prompt_tokens_details,
             reasons=bool(front.reasoning_parser) and not request.raw,
             num_per_prompt=request.params.n,
-            notes=review(body, call, config, service.template_reads),
+            notes=review(body, info.unknown_fields, config, service),
         )
 
     def token(self, token_id: int) -> str:
@@ -135,22 +105,34 @@ class Asked:
         firsts = usages[:: self.num_per_prompt]
         prompt = sum(usage.prompt_tokens for usage in firsts)
         completion = sum(usage.completion_tokens for usage in usages)
-        info = UsageInfo(prompt_tokens=prompt, total_tokens=prompt + completion, completion_tokens=completion)
+        told = _usage(prompt, completion)
         if self.cached_details:
-            info.prompt_tokens_details = PromptTokensDetails(sum(usage.cached_tokens for usage in firsts))
+            told["prompt_tokens_details"] = {"cached_tokens": sum(usage.cached_tokens for usage in firsts)}
         if self.reasons:
-            info.completion_tokens_details = CompletionTokensDetails(sum(reasoning))
-        return info
+            told["completion_tokens_details"] = {"reasoning_tokens": sum(reasoning)}
+        return told
 
     def prompt_logprobs(self, entries: tuple[TokenLogprobs | None, ...]) -> PromptLogprobs:
         """By token id: the prompt's own token, then the most likely ones."""
         return [None if entry is None else self._ranked(entry) for entry in entries]
 
     def _ranked(self, entry: TokenLogprobs) -> dict[str, PromptLogprob]:
-        ranked = {str(entry.token_id): PromptLogprob(finite(entry.logprob), entry.rank, self.token(entry.token_id))}
+        ranked = {str(entry.token_id): self._rank(entry.token_id, entry.logprob, entry.rank)}
         for rank, (token_id, logprob) in enumerate(entry.top, start=1):
-            ranked.setdefault(str(token_id), PromptLogprob(finite(logprob), rank, self.token(token_id)))
+            ranked.setdefault(str(token_id), self._rank(token_id, logprob, rank))
         return ranked
+
+    def _rank(self, token_id: int, logprob: float, rank: int) -> PromptLogprob:
+        return {"logprob": finite(logprob), "rank": rank, "decoded_token": self.token(token_id)}
+
+
+def _usage(prompt: int, completion: int) -> UsageInfo:
+    return {
+        "prompt_tokens": prompt,
+        "total_tokens": prompt + completion,
+        "completion_tokens": completion,
+        "prompt_tokens_details": None,
+    }
 
 
 def name_of(service: Service, model: str | None) -> str:
@@ -178,7 +160,7 @@ def finish_of(output: Output) -> str | None:
 
 def _log_notes(answer_id: str, body: GenerateBody, config: Config) -> None:
     """`user`, `metadata` and the like change nothing: they are for whoever reads the log."""
-    notes = {name: str(value)[:_LOGGED] for name in _NOTES if (value := getattr(body, name, None))}
+    notes = {name: str(value)[:_LOGGED] for name in NOTES if (value := getattr(body, name, None))}
     if notes and not config.frontend.disable_log_requests:
         _logger.info("request notes", id=answer_id, **notes)
 
@@ -208,11 +190,7 @@ class Meter:
 
     def of(self, index: int) -> UsageInfo:
         """One choice's, for streams that ask for usage in each chunk."""
-        usage = self._usages[index]
-        total = usage.prompt_tokens + usage.completion_tokens
-        return UsageInfo(
-            prompt_tokens=usage.prompt_tokens, total_tokens=total, completion_tokens=usage.completion_tokens
-        )
+        return _usage(self._usages[index].prompt_tokens, self._usages[index].completion_tokens)
 
     def total(self) -> UsageInfo:
         return self._asked.usage(self._usages, self._reasoning)

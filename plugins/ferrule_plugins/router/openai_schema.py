@@ -1,288 +1,285 @@
-"""Bodies of the OpenAI routes, with the documented extra fields. `null` means the same as an absent field.
-
-Descriptions and ranges are for the schema; the service checks values, and words its refusals better than a decoder.
-"""
+"""Bodies of the OpenAI routes: each field once, with its type, its bounds, and what it does, if anything."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct
+import msgspec
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
-Int = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+from ferrule.frontend.text.messages import Conversation, TemplateFields
+from ferrule.sampling_params import Biases, LengthPenalty, SamplingFields
+from ferrule.schema import (
+    Body,
+    CacheSalt,
+    Count,
+    Priority,
+    RequestId,
+    Size,
+    SizeOrAll,
+    SomeText,
+    Strict,
+    Text,
+    TokenIds,
+    by_type,
+    no_effect,
+    not_here,
+    problem,
+    rule,
+)
 
-# What the service checks, told to those who read the schema; it words its refusals better than a decoder would.
-Count = Annotated[Int, Meta(extra_json_schema={"minimum": 1})]
-Size = Annotated[Int, Meta(extra_json_schema={"minimum": 0})]
-SizeOrAll = Annotated[Int, Meta(extra_json_schema={"minimum": -1})]
-Priority = Annotated[Int, Meta(extra_json_schema={"minimum": -(1 << 31), "maximum": (1 << 31) - 1})]
-Share = Annotated[float, Meta(extra_json_schema={"minimum": 0, "maximum": 1})]
-ShareAboveZero = Annotated[float, Meta(extra_json_schema={"exclusiveMinimum": 0, "maximum": 1})]
-Penalty = Annotated[float, Meta(extra_json_schema={"minimum": -2, "maximum": 2})]
-Factor = Annotated[float, Meta(extra_json_schema={"minimum": 1e-6, "maximum": 1e6})]
-Temperature = Annotated[float, Meta(extra_json_schema={"minimum": 0, "maximum": 1e6})]
-Piece = Annotated[str, Meta(extra_json_schema={"minLength": 1, "maxLength": 1024})]
-Id = Annotated[str, Meta(extra_json_schema={"pattern": "^[A-Za-z0-9._:-]{1,128}$"})]
-Salt = Annotated[str, Meta(extra_json_schema={"pattern": "^[ -~]{1,256}$"})]
-Format = Annotated[
-    dict[str, Any], Meta(extra_json_schema={"required": ["type"], "properties": {"type": {"const": "text"}}})
+MAX_NOTE_BYTES = 16 << 10
+
+_GUIDED = not_here("guided decoding (plugin kind guided_decoding)")
+_GUIDED_OPTION = no_effect("it has an effect with guided decoding only")
+_MEDIA = no_effect("it has an effect on images, audio and video only, and this model takes text", {})
+_TRANSFER = no_effect("no KV connector runs here; the prompt is computed where it arrives", {})
+_PROMPT_CACHE = no_effect("prefixes are cached for everybody alike; cache_salt keeps them apart")
+
+
+def _note(value: Any) -> Any:
+    if len(msgspec.json.encode(value)) > MAX_NOTE_BYTES:
+        raise problem(f"is limited to {MAX_NOTE_BYTES} bytes")
+    return value
+
+
+_LIMITED = AfterValidator(_note)
+_NOTE = Field(description="A note for the log, at most 16 KiB.")
+NOTES = ("user", "metadata", "session_id", "safety_identifier")
+
+
+# ------------------------------------------------------------------------------------------------ forms of values
+
+
+def _token_keys(values: Any) -> Any:
+    """Keys of JSON objects are texts; here they are numbers."""
+    if not isinstance(values, dict):
+        return values
+    for key in values:
+        if not (key.removeprefix("-").isdecimal() and key.isascii() and len(key) <= 19):
+            raise problem("must have token ids as keys")
+    return {int(key): bias for key, bias in values.items()}
+
+
+_FORMS: dict[type, str] = {str: "<a list of strings>", list: "<a list of lists of token ids>"}
+
+
+def _form_of_prompt(value: Any) -> str:
+    """The first item decides what a list is: one look, however long it is."""
+    if isinstance(value, str):
+        return "<a string>"
+    if isinstance(value, list):
+        return _FORMS.get(type(value[0]), "<token ids>") if value else "<a list of strings>"
+    return ""
+
+
+Prompts = Annotated[
+    Annotated[Text, Tag("<a string>")]
+    | Annotated[list[Text], Tag("<a list of strings>")]
+    | Annotated[TokenIds, Tag("<token ids>")]
+    | Annotated[list[TokenIds], Tag("<a list of lists of token ids>")],
+    Discriminator(_form_of_prompt),
 ]
-Talk = Annotated[
-    list[dict[str, Any]],
-    Meta(
-        extra_json_schema={
-            "minItems": 1,
-            "items": {
-                "type": "object",
-                "required": ["role"],
-                "properties": {
-                    "role": {"type": "string", "minLength": 1, "maxLength": 64},
-                    "content": {"type": ["string", "array", "null"]},
-                },
-            },
-        }
-    ),
-]
-Tools = Annotated[
-    list[dict[str, Any]],
-    Meta(
-        extra_json_schema={
-            "minItems": 1,
-            "maxItems": 1024,
-            "items": {
-                "type": "object",
-                "required": ["type", "function"],
-                "properties": {
-                    "type": {"const": "function"},
-                    "function": {
-                        "type": "object",
-                        "required": ["name"],
-                        "properties": {"name": {"type": "string", "minLength": 1}},
-                    },
-                },
-            },
-        }
-    ),
-]
-Effort = Annotated[str, Meta(extra_json_schema={"enum": ["none", "minimal", "low", "medium", "high", "xhigh", "max"]})]
-Side = Annotated[str, Meta(extra_json_schema={"enum": ["left", "right"]})]
+TextOrTexts = Annotated[Annotated[Text, Tag("<a string>")] | Annotated[list[Text], Tag("<a list>")], by_type]
 
 
-def says(text: str) -> Meta:
-    """What a field does, for those who read the schema."""
-    return Meta(description=text)
+class StreamOptions(Strict):
+    """How a stream tells usage."""
 
-
-def absent(feature: str, *harmless: Any) -> Meta:
-    """Of a feature that is not here: null, or a value that asks for nothing. See `openai_fields.ABSENT`."""
-    values = {"enum": [None, *harmless]} if harmless else {"type": "null"}
-    return Meta(description=f"Not available in this build: {feature}.", extra_json_schema=values)
-
-
-def idle(why: str) -> Meta:
-    """Known and without effect: the answer carries a warning."""
-    return Meta(description=f"No effect, named in the answer's warnings: {why}.")
-
-
-# ------------------------------------------------------------------------------------------ what comes in
-
-
-class StreamOptions(Struct, kw_only=True):
-    include_usage: Annotated[bool | None, says("One more chunk before the end: `usage`, and no choices.")] = None
+    include_usage: Annotated[
+        bool | None, Field(description="One more chunk before the end: `usage`, and no choices.")
+    ] = None
     continuous_usage_stats: Annotated[
-        bool | None, says("Each chunk tells its choice's usage so far. Needs `include_usage`.")
+        bool | None, Field(description="Each chunk tells its choice's usage so far. Needs `include_usage`.")
     ] = None
 
 
-class GenerateBody(Struct, kw_only=True):
+class ResponseFormat(Strict):
+    """The form of the answer."""
+
+    type: Annotated[
+        Literal["text"],
+        rule("can be 'text' only: guided decoding (plugin kind guided_decoding) is not available in this build"),
+        Field(description="`text`."),
+    ]
+
+
+class ProcessorCall(Strict):
+    """A logits processor with its arguments."""
+
+    qualname: Annotated[Text, Field(description="Name of the plugin.")]
+    args: Annotated[list[Any] | None, Field(description="Must be empty: arguments have names.")] = None
+    kwargs: Annotated[dict[str, Any] | None, Field(description="Its arguments.")] = None
+
+
+class NamedFunction(Strict):
+    """Which function is meant."""
+
+    name: Annotated[SomeText, Field(description="One of `tools`.")]
+
+
+class NamedTool(Strict):
+    """A call that is asked for."""
+
+    type: Annotated[Literal["function"], Field(description="`function`.")]
+    function: Annotated[NamedFunction, Field(description="The function to call.")]
+
+
+Processor = Annotated[Annotated[Text, Tag("<a string>")] | Annotated[ProcessorCall, Tag("<an object>")], by_type]
+ToolChoice = Annotated[
+    Annotated[Literal["auto", "none", "required"], Tag("<a string>")] | Annotated[NamedTool, Tag("<an object>")],
+    by_type,
+]
+
+
+# ------------------------------------------------------------------------------------------------ bodies
+
+
+class GenerateBody(SamplingFields, Body):
     """What completions and chat have in common. null means the same as an absent field."""
 
-    model: Annotated[str | None, says("One of the served names. Default: the first.")] = None
-    # sampling: the names of SamplingParams
-    n: Annotated[Count | None, says("Answers for each prompt. 1 or more; default 1.")] = None
-    best_of: Annotated[
-        Count | None,
-        says("Generate so many, return the `n` whose tokens have the highest sum of logprobs. At least `n`."),
-    ] = None
-    presence_penalty: Annotated[
-        Penalty | None, says("Against tokens that the answer has already. −2 to 2; default 0.")
-    ] = None
-    frequency_penalty: Annotated[
-        Penalty | None, says("The same, for each time that the token occurs. −2 to 2; default 0.")
-    ] = None
-    repetition_penalty: Annotated[
-        Factor | None, says("Above 1: against tokens of the prompt and the answer. From 1e-6; default 1.")
-    ] = None
-    temperature: Annotated[
-        Temperature | None, says("0: always the likeliest token; higher: more varied. Default: the model's, else 1.")
-    ] = None
-    top_p: Annotated[
-        ShareAboveZero | None,
-        says("Draw from the likeliest tokens that make up this share. Above 0, to 1; default: all."),
-    ] = None
-    top_k: Annotated[SizeOrAll | None, says("Draw from so many likeliest tokens. −1 and 0: off.")] = None
-    min_p: Annotated[
-        Share | None, says("Leave out tokens below this share of the likeliest one's probability. 0 to 1; 0: off.")
-    ] = None
-    seed: Annotated[Int | None, says("The same seed and request draw the same tokens. −1 or absent: a random one.")] = (
-        None
-    )
-    stop: Annotated[str | list[Piece] | None, says("Texts that end the answer; they are not part of it.")] = None
-    stop_token_ids: Annotated[list[Size] | None, says("Tokens that end the answer.")] = None
-    bad_words: Annotated[list[Piece] | None, says("Words that the answer must not have.")] = None
-    include_stop_str_in_output: Annotated[bool | None, says("Keep the stop text in the answer. Default: false.")] = None
-    ignore_eos: Annotated[
-        bool | None, says("Go on after the end-of-sequence token, up to `max_tokens`. Default: false.")
-    ] = None
-    max_tokens: Annotated[
-        Size | None, says("Most tokens to generate. Default: 16 for completions, what the context has left for chat.")
-    ] = None
-    min_tokens: Annotated[Size | None, says("No end before so many tokens. Default: 0.")] = None
-    prompt_logprobs: Annotated[
-        SizeOrAll | None, says("Logprobs of the prompt's tokens, with so many likeliest ones each. Not with `stream`.")
-    ] = None
-    skip_special_tokens: Annotated[bool | None, says("Leave special tokens out of the text. Default: true.")] = None
-    spaces_between_special_tokens: Annotated[bool | None, says("Default: true.")] = None
-    truncate_prompt_tokens: Annotated[
-        SizeOrAll | None, says("Keep so many tokens of the prompt; −1: as many as fit.")
-    ] = None
-    truncation_side: Annotated[
-        Side | None, says("Where `truncate_prompt_tokens` cuts: `left`, the default, keeps the last tokens.")
-    ] = None
+    model: Annotated[Text | None, Field(description="One of the served names. Default: the first.")] = None
     logit_bias: Annotated[
-        dict[str, float] | None, says("Added to logits: token id → −100 to 100, beyond it is cut.")
+        Annotated[Biases, BeforeValidator(_token_keys, json_schema_input_type=dict[str, float])] | None,
+        Field(description="Added to logits: token id → −100 to 100, beyond it is cut."),
     ] = None
-    allowed_token_ids: Annotated[list[Size] | None, says("No other tokens may be generated.")] = None
     # the answer's form
-    stream: Annotated[bool | None, says("Answer with server-sent events. Default: false.")] = None
-    stream_options: Annotated[StreamOptions | None, says("Needs `stream`.")] = None
+    stream: Annotated[bool, Field(description="Answer with server-sent events. Default: false.")] = False
+    stream_options: Annotated[StreamOptions | None, Field(description="Needs `stream`.")] = None
     echo: Annotated[
-        bool | None, says("Send the prompt before the answer; chat: the last message, if the answering role wrote it.")
+        bool,
+        Field(description="Send the prompt before the answer; chat: the last message, if the answering role wrote it."),
+    ] = False
+    return_tokens_as_token_ids: Annotated[
+        bool | None, Field(description="Show tokens as `token_id:N` in logprobs.")
     ] = None
-    return_tokens_as_token_ids: Annotated[bool | None, says("Show tokens as `token_id:N` in logprobs.")] = None
-    return_token_ids: Annotated[bool | None, says("Add `token_ids` and `prompt_token_ids` to the answer.")] = None
-    return_prompt_text: Annotated[bool | None, says("Add `prompt_text`, the text that the model saw.")] = None
+    return_token_ids: Annotated[
+        bool | None,
+        Field(description="Add `token_ids` and `prompt_token_ids`. Default: false; true without a tokenizer."),
+    ] = None
+    return_prompt_text: Annotated[bool, Field(description="Add `prompt_text`, the text that the model saw.")] = False
     # beam search instead of sampling: n, or best_of, is the width
     use_beam_search: Annotated[
-        bool | None, says("The likeliest texts instead of samples: `n` beams, or `best_of` of which `n` come back.")
-    ] = None
+        bool,
+        Field(description="The likeliest texts instead of samples: `n` beams, or `best_of` of which `n` come back."),
+    ] = False
     length_penalty: Annotated[
-        float | None, says("Of beam search: a text scores its sum of logprobs / length ** this. Default: 1.")
-    ] = None
+        LengthPenalty,
+        Field(description="Of beam search: a text scores its sum of logprobs / length ** this. Default: 1."),
+    ] = 1.0
     early_stopping: Annotated[
-        bool | None, says("Of beam search: end as soon as all beams have finished. Default: false.")
-    ] = None
+        bool, Field(description="Of beam search: end as soon as all beams have finished. Default: false.")
+    ] = False
     # the rest
     add_special_tokens: Annotated[
-        bool | None, says("The tokenizer adds its own tokens. Default: true for completions, false for chat.")
+        bool | None,
+        Field(description="The tokenizer adds its own tokens. Default: true for completions, false for chat."),
     ] = None
     priority: Annotated[
-        Priority | None, says("Lower runs first; 0 by default. Needs `--scheduling-policy priority`.")
-    ] = None
+        Priority, Field(description="Lower runs first; 0 by default. Needs `--scheduling-policy priority`.")
+    ] = 0
     request_id: Annotated[
-        Id | None, says("End of the answer's `id`. Default: the header `X-Request-Id`, else a random one.")
+        RequestId | None,
+        Field(description="End of the answer's `id`. Default: the header `X-Request-Id`, else a random one."),
     ] = None
-    cache_salt: Annotated[Salt | None, says("Share cached prefixes only with requests of the same salt.")] = None
+    cache_salt: Annotated[
+        CacheSalt | None, Field(description="Share cached prefixes only with requests of the same salt.")
+    ] = None
     logits_processors: Annotated[
-        list[str | dict[str, Any]] | None, says("Plugins by name, or `{qualname, kwargs}`, that the server allows.")
+        list[Processor] | None,
+        Field(description="Plugins by name, or `{qualname, kwargs}`, that the server allows."),
     ] = None
-    response_format: Annotated[Format | None, says('`{"type": "text"}`.')] = None
+    response_format: Annotated[ResponseFormat | None, Field(description='`{"type": "text"}`.')] = None
     # notes: for the log
-    user: Annotated[str | None, says("A note for the log, at most 16 KiB.")] = None
-    metadata: Annotated[dict[str, Any] | None, says("A note for the log, at most 16 KiB.")] = None
-    session_id: Annotated[str | None, says("A note for the log, at most 16 KiB.")] = None
-    # known, of features that this build does not have: see `openai_fields.ABSENT`
-    guided_json: Annotated[Any, absent("guided decoding")] = None
-    guided_regex: Annotated[Any, absent("guided decoding")] = None
-    guided_choice: Annotated[Any, absent("guided decoding")] = None
-    guided_grammar: Annotated[Any, absent("guided decoding")] = None
-    guided_decoding_backend: Annotated[Any, idle("there is no guided decoding in this build")] = None
-    guided_whitespace_pattern: Annotated[Any, idle("there is no guided decoding in this build")] = None
-    structured_outputs: Annotated[Any, absent("guided decoding")] = None
-    thinking_token_budget: Annotated[Any, absent("a budget for thinking", -1)] = None
-    repetition_detection: Annotated[Any, absent("an end at repeated patterns")] = None
-    vllm_xargs: Annotated[Any, absent("arguments of the server's processors", {})] = None
-    logprob_token_ids: Annotated[Any, absent("logprobs of chosen tokens", [])] = None
-    watermarking: Annotated[Any, absent("watermarking", False)] = None
-    kv_transfer_params: Annotated[Any, idle("no KV connector runs here")] = None
-    ec_transfer_params: Annotated[Any, idle("no KV connector runs here")] = None
-    return_token_offsets: Annotated[Any, idle("completions give text_offset")] = None
-    return_weight_versions: Annotated[Any, idle("weights have no versions here")] = None
-    routed_experts_prompt_start: Annotated[Any, idle("choices of experts are not returned")] = None
-    stream_interval: Annotated[Any, idle("each chunk is sent as soon as it is there")] = None
-    service_tier: Annotated[Any, idle("there is one tier; priority orders requests")] = None
-    store: Annotated[Any, idle("answers are not stored")] = None
+    user: Annotated[Annotated[Text, _LIMITED] | None, _NOTE] = None
+    metadata: Annotated[Annotated[dict[str, Any], _LIMITED] | None, _NOTE] = None
+    session_id: Annotated[Annotated[Text, _LIMITED] | None, _NOTE] = None
+    # known, of features that this build does not have
+    guided_json: Annotated[Any, _GUIDED] = None
+    guided_regex: Annotated[Any, _GUIDED] = None
+    guided_choice: Annotated[Any, _GUIDED] = None
+    guided_grammar: Annotated[Any, _GUIDED] = None
+    guided_decoding_backend: Annotated[Any, _GUIDED_OPTION] = None
+    guided_whitespace_pattern: Annotated[Any, _GUIDED_OPTION] = None
+    structured_outputs: Annotated[Any, _GUIDED] = None
+    thinking_token_budget: Annotated[Any, not_here("a budget for thinking", -1)] = None
+    repetition_detection: Annotated[Any, not_here("an end at repeated patterns")] = None
+    vllm_xargs: Annotated[Any, not_here("a map of arguments for processors of the server's", {})] = None
+    logprob_token_ids: Annotated[Any, not_here("the choice of tokens whose logprobs are given", [])] = None
+    watermarking: Annotated[Any, not_here("watermarking", False)] = None
+    kv_transfer_params: Annotated[Any, _TRANSFER] = None
+    ec_transfer_params: Annotated[Any, _TRANSFER] = None
+    return_token_offsets: Annotated[
+        Any, no_effect("it is for the peer's render routes; completions give text_offset", False)
+    ] = None
+    return_weight_versions: Annotated[Any, no_effect("weights have no versions here", False)] = None
+    routed_experts_prompt_start: Annotated[Any, no_effect("choices of experts are not returned here", 0)] = None
+    stream_interval: Annotated[Any, no_effect("each chunk is sent as soon as it is there", 1)] = None
+    service_tier: Annotated[Any, no_effect("there is one tier here; priority orders requests", "auto", "default")] = (
+        None
+    )
+    store: Annotated[Any, no_effect("answers are not stored here", False)] = None
 
 
-class CompletionBody(GenerateBody, kw_only=True):
+class CompletionBody(GenerateBody):
     """``POST /v1/completions``."""
 
     prompt: Annotated[
-        str | list[str | Int | list[Int]] | None,
-        says("A string, a list of strings, token ids, or a list of lists of token ids."),
+        Prompts | None,
+        Field(description="A string, a list of strings, token ids, or a list of lists of token ids."),
     ] = None
     prompt_embeds: Annotated[
-        str | list[str] | None,
-        says("Prompts as tensors [tokens, hidden], base64 of a file. Needs `--enable-prompt-embeds`."),
+        TextOrTexts | None,
+        Field(description="Prompts as tensors [tokens, hidden], base64 of a file. Needs `--enable-prompt-embeds`."),
     ] = None
-    suffix: Annotated[str | None, says("What follows the answer. Needs a model with tokens to fill in the middle.")] = (
-        None
-    )
+    suffix: Annotated[
+        Text | None, Field(description="What follows the answer. Needs a model with tokens to fill in the middle.")
+    ] = None
+    max_tokens: Annotated[
+        Size | None, Field(description="Most tokens to generate. Default: 16. With `echo`, 0: the prompt alone.")
+    ] = None
     logprobs: Annotated[
-        SizeOrAll | None, says("Logprobs of the tokens, with so many likeliest ones each; −1: of all tokens.")
+        SizeOrAll | None,
+        Field(description="Logprobs of the tokens, with so many likeliest ones each; −1: of all tokens."),
     ] = None
 
 
-class ChatBody(GenerateBody, kw_only=True):
+class ChatBody(TemplateFields, GenerateBody):
     """``POST /v1/chat/completions``."""
 
-    messages: Annotated[Talk, says("The conversation: objects with `role` and `content`.")]
-    max_completion_tokens: Annotated[Count | None, says("The present name of `max_tokens`; it wins over that.")] = None
-    logprobs: Annotated[bool | None, says("Give the logprobs of the tokens. Default: false.")] = None
+    messages: Annotated[Conversation, Field(description="The conversation: objects with `role` and `content`.")]
+    max_tokens: Annotated[
+        Count | None, Field(description="Most tokens to generate. Default: what the context has left.")
+    ] = None
+    max_completion_tokens: Annotated[
+        Count | None, Field(description="The present name of `max_tokens`; it wins over that.")
+    ] = None
+    logprobs: Annotated[bool, Field(description="Give the logprobs of the tokens. Default: false.")] = False
     top_logprobs: Annotated[
-        SizeOrAll | None, says("With so many likeliest ones each; −1: of all tokens. Needs `logprobs`.")
+        SizeOrAll | None, Field(description="With so many likeliest ones each; −1: of all tokens. Needs `logprobs`.")
     ] = None
-    tools: Annotated[Tools | None, says("Functions that the model may call.")] = None
-    tool_choice: Annotated[str | dict[str, Any] | None, says("`auto`, or `none`: no calls.")] = None
-    parallel_tool_calls: Annotated[bool | None, says("false: one call at most. Default: true.")] = None
-    include_reasoning: Annotated[bool | None, says("false: leave the reasoning out of the answer. Default: true.")] = (
-        None
-    )
+    tool_choice: Annotated[ToolChoice | None, Field(description="`auto`, or `none`: no calls.")] = None
+    parallel_tool_calls: Annotated[bool | None, Field(description="false: one call at most. Default: true.")] = None
+    include_reasoning: Annotated[
+        bool, Field(description="false: leave the reasoning out of the answer. Default: true.")
+    ] = True
     reasoning_effort: Annotated[
-        Effort | None, says("For the template: `reasoning_effort`, and `enable_thinking`, false for `none`.")
+        Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None,
+        Field(description="For the template: `reasoning_effort`, and `enable_thinking`, false for `none`."),
     ] = None
-    add_generation_prompt: Annotated[
-        bool | None, says("Begin a new message. Default: true, unless the final one is continued.")
-    ] = None
-    continue_final_message: Annotated[bool | None, says("Go on with the last message. Default: false.")] = None
-    documents: Annotated[list[dict[str, Any]] | None, says("For the template: texts to answer from.")] = None
-    chat_template: Annotated[str | None, says("Another template. Needs `--trust-request-chat-template`.")] = None
-    chat_template_kwargs: Annotated[dict[str, Any] | None, says("Variables for the template.")] = None
-    safety_identifier: Annotated[str | None, says("A note for the log, at most 16 KiB.")] = None
+    safety_identifier: Annotated[Annotated[Text, _LIMITED] | None, _NOTE] = None
     # known, of features that this build does not have
-    functions: Annotated[Any, absent("OpenAI deprecates it; use tools", [], "none")] = None
-    function_call: Annotated[Any, absent("OpenAI deprecates it; use tool_choice", [], "none")] = None
-    modalities: Annotated[Any, absent("output other than text", ["text"], [])] = None
-    audio: Annotated[Any, absent("audio output")] = None
-    web_search_options: Annotated[Any, absent("web search")] = None
-    verbosity: Annotated[Any, absent("verbosity other than medium", "medium")] = None
-    moderation: Annotated[Any, idle("answers are not moderated")] = None
-    prediction: Annotated[Any, idle("answers are not predicted")] = None
-    prompt_cache_key: Annotated[Any, idle("cache_salt keeps prefixes apart")] = None
-    prompt_cache_options: Annotated[Any, idle("cache_salt keeps prefixes apart")] = None
-    prompt_cache_retention: Annotated[Any, idle("cache_salt keeps prefixes apart")] = None
-    mm_processor_kwargs: Annotated[Any, idle("this model takes text")] = None
-    media_io_kwargs: Annotated[Any, idle("this model takes text")] = None
-    return_mm_kwargs: Annotated[Any, idle("this model takes text")] = None
-
-
-class AnyBody(ChatBody, kw_only=True):
-    """``POST /invocations``: the body of a chat if it has `messages`, of completions if it has a prompt."""
-
-    messages: Annotated[Talk | None, says("The conversation. With it the body is that of /v1/chat/completions.")] = None
-    prompt: Annotated[
-        str | list[str | Int | list[Int]] | None, says("With it the body is that of /v1/completions.")
-    ] = None
-    prompt_embeds: Annotated[str | list[str] | None, says("As of /v1/completions.")] = None
-    suffix: Annotated[str | None, says("As of /v1/completions.")] = None
-    logprobs: Annotated[bool | SizeOrAll | None, says("Chat: true or false; completions: a number.")] = None
+    functions: Annotated[Any, not_here("OpenAI deprecates it; use tools", [], "none")] = None
+    function_call: Annotated[Any, not_here("OpenAI deprecates it; use tool_choice", [], "none")] = None
+    modalities: Annotated[Any, not_here("output other than text", ["text"], [])] = None
+    audio: Annotated[Any, not_here("audio output")] = None
+    web_search_options: Annotated[Any, not_here("web search")] = None
+    verbosity: Annotated[Any, not_here("verbosity other than medium", "medium")] = None
+    moderation: Annotated[Any, no_effect("answers are not moderated here")] = None
+    prediction: Annotated[Any, no_effect("answers are not predicted here; it would change their speed only")] = None
+    prompt_cache_key: Annotated[Any, _PROMPT_CACHE] = None
+    prompt_cache_options: Annotated[Any, _PROMPT_CACHE] = None
+    prompt_cache_retention: Annotated[Any, _PROMPT_CACHE] = None
+    mm_processor_kwargs: Annotated[Any, _MEDIA] = None
+    media_io_kwargs: Annotated[Any, _MEDIA] = None
+    return_mm_kwargs: Annotated[Any, no_effect("it is for the peer's render routes", True)] = None

@@ -2,112 +2,87 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Any
 
-from msgspec import UNSET, Struct, UnsetType
+from fastapi import APIRouter, Response
+from pydantic import BaseModel, Field
 
 from ferrule.errors import RequestError
+from ferrule.frontend.text.messages import Conversation, TemplateFields, chat_prompt
 from ferrule.frontend.text.render import choose_templates
-from ferrule.interfaces.router import Call, Reply, Route, Router, RouterContext
+from ferrule.interfaces.http import JSON, CurrentRequest, Router, RouterContext
 from ferrule.interfaces.service import ChatPrompt, Prompt
 from ferrule.interfaces.tokenizer import Tokenizer
+from ferrule.schema import Body, Text, TokenIds
 from ferrule_plugins.router.openai_answers import Extension
 from ferrule_plugins.router.openai_fields import Notes
-from ferrule_plugins.router.openai_schema import Int, says
+
+_MODEL = "One of the served names. Default: the first."
 
 
-class TokenizeBody(Struct, kw_only=True):
+_EXTENSION = Field(None, exclude_if=lambda extension: extension is None)
+
+
+class TokenizeBody(TemplateFields, Body):
     """Either `prompt` or `messages`."""
 
-    model: Annotated[str | None, says("One of the served names. Default: the first.")] = None
-    prompt: Annotated[str | None, says("A text.")] = None
-    messages: Annotated[list[dict[str, Any]] | None, says("A conversation, for the chat template.")] = None
-    add_special_tokens: Annotated[
-        bool | None, says("The tokenizer adds its own tokens. Default: true for a prompt, false for messages.")
-    ] = None
-    return_token_strs: Annotated[bool | None, says("Add `token_strs`. Default: false.")] = None
-    add_generation_prompt: Annotated[
-        bool | None, says("Begin a new message. Default: true, unless the final one is continued.")
-    ] = None
-    continue_final_message: Annotated[bool | None, says("Leave the last message open. Default: false.")] = None
-    tools: Annotated[list[dict[str, Any]] | None, says("For the template.")] = None
-    documents: Annotated[list[dict[str, Any]] | None, says("For the template.")] = None
-    chat_template: Annotated[str | None, says("Another template. Needs `--trust-request-chat-template`.")] = None
-    chat_template_kwargs: Annotated[dict[str, Any] | None, says("Variables for the template.")] = None
+    model: Text | None = Field(None, description=_MODEL)
+    prompt: Text | None = Field(None, description="A text.")
+    messages: Conversation | None = Field(None, description="A conversation, for the chat template.")
+    add_special_tokens: bool | None = Field(
+        None, description="The tokenizer adds its own tokens. Default: true for a prompt, false for messages."
+    )
+    return_token_strs: bool = Field(False, description="Add `token_strs`. Default: false.")
 
 
-class DetokenizeBody(Struct, kw_only=True):
-    model: Annotated[str | None, says("One of the served names. Default: the first.")] = None
-    tokens: Annotated[list[Int], says("Token ids.")]
+class DetokenizeBody(Body):
+    model: Text | None = Field(None, description=_MODEL)
+    tokens: TokenIds = Field(description="Token ids.")
 
 
-class Tokens(Struct, kw_only=True):
+class Tokens(BaseModel):
     count: int
     max_model_len: int
     tokens: list[int]
     token_strs: list[str] | None = None
-    ferrule: Extension | UnsetType = UNSET
+    ferrule: Extension | None = _EXTENSION
 
 
-class Text(Struct, kw_only=True):
+class Detokenized(BaseModel):
     prompt: str
-    ferrule: Extension | UnsetType = UNSET
+    ferrule: Extension | None = _EXTENSION
 
 
 class Tokenize(Router):
-    def routes(self, ctx: RouterContext) -> Sequence[Route]:
+    def router(self, ctx: RouterContext) -> APIRouter:
         service = ctx.service
+        routes = APIRouter(tags=["tokens"])
 
-        async def tokenize(call: Call) -> Reply:
-            body: TokenizeBody = call.body
+        @routes.post("/tokenize", summary="Token ids of a prompt or a conversation.", response_model=Tokens)
+        async def tokenize(body: TokenizeBody, info: CurrentRequest) -> Response:
             service.resolve(body.model)
             ids = await service.tokenize(_prompt_of(body))
             texts = [service.token_text(token_id) for token_id in ids] if body.return_token_strs else None
             length = service.model.max_model_len
-            extension = Notes.of(call).extension
-            return Reply(Tokens(count=len(ids), max_model_len=length, tokens=ids, token_strs=texts, ferrule=extension))
+            notes = Notes.of(info.unknown_fields, TokenizeBody)
+            found = Tokens(count=len(ids), max_model_len=length, tokens=ids, token_strs=texts, ferrule=notes.extension)
+            return JSON(found)
 
-        async def detokenize(call: Call) -> Reply:
-            body: DetokenizeBody = call.body
+        @routes.post("/detokenize", summary="Text of token ids.", response_model=Detokenized)
+        async def detokenize(body: DetokenizeBody, info: CurrentRequest) -> Response:
             service.resolve(body.model)
             text = await service.detokenize(body.tokens)
-            return Reply(Text(prompt=text, ferrule=Notes.of(call).extension))
+            return JSON(Detokenized(prompt=text, ferrule=Notes.of(info.unknown_fields, DetokenizeBody).extension))
 
-        async def info(call: Call) -> Reply:
+        async def tokenizer_info() -> dict[str, Any]:
             if service.tokenizer is None:
                 raise RequestError("This server runs without a tokenizer: it takes and gives token ids only.")
-            return Reply(describe(service.tokenizer, ctx.config.frontend.chat_template))
+            return describe(service.tokenizer, ctx.config.frontend.chat_template)
 
-        told = Route(
-            method="GET",
-            path="/tokenizer_info",
-            handler=info,
-            answer=dict[str, Any],
-            summary="The tokenizer's configuration, chat template included.",
-            tags=("tokens",),
-        )
-        return [
-            *([told] if ctx.config.frontend.enable_tokenizer_info_endpoint else ()),
-            Route(
-                method="POST",
-                path="/tokenize",
-                handler=tokenize,
-                body_type=TokenizeBody,
-                answer=Tokens,
-                summary="Token ids of a prompt or a conversation.",
-                tags=("tokens",),
-            ),
-            Route(
-                method="POST",
-                path="/detokenize",
-                handler=detokenize,
-                body_type=DetokenizeBody,
-                answer=Text,
-                summary="Text of token ids.",
-                tags=("tokens",),
-            ),
-        ]
+        if ctx.config.frontend.enable_tokenizer_info_endpoint:
+            summary = "The tokenizer's configuration, chat template included."
+            routes.add_api_route("/tokenizer_info", tokenizer_info, summary=summary)
+        return routes
 
 
 def describe(tokenizer: Tokenizer, chat_template: str | None) -> dict[str, Any]:
@@ -129,15 +104,4 @@ def _prompt_of(body: TokenizeBody) -> Prompt | ChatPrompt:
         raise RequestError("Give either prompt or messages.", "prompt")
     if body.prompt is not None:
         return Prompt(text=body.prompt, add_special_tokens=body.add_special_tokens is not False)
-    return ChatPrompt(
-        messages=tuple(body.messages or ()),
-        tools=None if body.tools is None else tuple(body.tools),
-        documents=None if body.documents is None else tuple(body.documents),
-        chat_template=body.chat_template,
-        chat_template_kwargs=body.chat_template_kwargs,
-        add_generation_prompt=not body.continue_final_message
-        if body.add_generation_prompt is None
-        else body.add_generation_prompt,
-        continue_final_message=bool(body.continue_final_message),
-        add_special_tokens=bool(body.add_special_tokens),
-    )
+    return chat_prompt(body.messages or (), body)

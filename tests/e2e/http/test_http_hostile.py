@@ -43,7 +43,7 @@ ROUTES: dict[str, tuple[type, dict[str, Any]]] = {
     "/v1/completions": (CompletionBody, {"model": "tiny", "prompt": "hello", "max_tokens": 2}),
     "/v1/chat/completions": (ChatBody, {"model": "tiny", "messages": TALK, "max_tokens": 2}),
 }
-CASES = [(path, field) for path, (kind, _) in ROUTES.items() for field in kind.__struct_fields__]
+CASES = [(path, field) for path, (kind, _) in ROUTES.items() for field in kind.model_fields]
 NAMED_AS = {  # fields whose refusals name another one, too
     "truncate_prompt_tokens": "prompt",
     "continuous_usage_stats": "stream_options",

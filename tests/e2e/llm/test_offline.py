@@ -140,6 +140,48 @@ def test_what_is_wrong_is_named(llm: LLM, tiny_llama: Path, tmp_path: Path) -> N
         LLM(str(tmp_path))
 
 
+def test_keys_of_prompts_are_checked(llm: LLM) -> None:
+    for prompt, param, words in (
+        ({"prompt": "a", "cache_slat": "x"}, "prompts[0].cache_slat", "Did you mean 'cache_salt'"),
+        ({"prompt": "a", "cache_salt": ""}, "prompts[0].cache_salt", "printable ASCII"),
+        ({"prompt": "a", "multi_modal_data": {"image": 1}}, "multi_modal_data", "not available"),
+        ({"prompt": 5}, "prompts[0].prompt", "a string"),
+        ({"prompt_token_ids": ["a"]}, "prompts[0].prompt_token_ids[0]", "an integer"),
+        ({"cache_salt": "a"}, "prompts[0]", "prompt_token_ids"),
+    ):
+        with pytest.raises(RequestError, match=re.escape(words)) as caught:
+            llm.generate([prompt], GREEDY, use_tqdm=False)
+        assert caught.value.param == param
+    with pytest.raises(RequestError, match=r"prompts\[1\] must be"):
+        llm.generate(["a", 5], GREEDY, use_tqdm=False)  # type: ignore[list-item]
+
+
+def test_a_salt_keeps_prefixes_apart(llm: LLM) -> None:
+    llm.reset_prefix_cache()
+    ids = list(range(10, 74))
+    salts = ("one", "two", "one", None)
+    cached = [
+        llm.generate({"prompt_token_ids": ids, "cache_salt": salt}, GREEDY, use_tqdm=False)[0].num_cached_tokens
+        for salt in salts
+    ]
+    assert cached == [0, 0, 48, 0]
+
+
+def test_messages_and_tools_are_checked_as_those_of_bodies(llm: LLM) -> None:
+    for messages, param in (
+        ([{"role": "user", "contnet": "a"}], "messages[0].content"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], "messages[0].content[0].type"),
+    ):
+        with pytest.raises(RequestError) as caught:
+            llm.chat(messages, GREEDY, use_tqdm=False)
+        assert caught.value.param == param
+    with pytest.raises(RequestError) as caught:
+        llm.chat([{"role": "user", "content": "a"}], GREEDY, False, tools=[{"type": "function"}])
+    assert caught.value.param == "tools[0].function"
+    with pytest.raises(RequestError, match="Did you mean 'beam_width'"):
+        BeamSearchParams(beam_with=2, max_tokens=3)  # type: ignore[call-arg]
+
+
 def test_a_context_that_the_cache_cannot_hold(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A length that nobody asked for is cut to what fits; one that was asked for is an error with the figures."""
     monkeypatch.setenv("FERRULE_CPU_KVCACHE_SPACE", "0.0001")

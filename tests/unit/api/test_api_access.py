@@ -9,9 +9,11 @@ import pytest
 
 from ferrule.api.app import build_app
 from ferrule.api.lifecycle import Lifecycle
+from ferrule.api.paths import Entry
+from ferrule.api.routes import entries_of
 from ferrule.config import Config, FrontendConfig
 from ferrule.env import Environment
-from ferrule.interfaces.router import Access, Route, RouterContext
+from ferrule.interfaces.http import Access, RouterContext
 from ferrule.plugin import discover
 from ferrule_testkit.service import ScriptedService
 from tools import ROOT
@@ -21,12 +23,12 @@ GOLDEN = ROOT / "tests" / "contracts" / "routes.txt"
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
 
 
-def built_in() -> list[Route]:
+def built_in() -> list[Entry]:
     frontend = FrontendConfig(enable_tokenizer_info_endpoint=True)
     config = Config(env=Environment(server_dev_mode=True), frontend=frontend)
     context = RouterContext(config, PLUGINS, Lifecycle().service)
     names = [name for name in PLUGINS.names("router") if PLUGINS.origin("router", name).startswith("ferrule ")]
-    return [route for name in names for route in PLUGINS.load("router", name)().routes(context)]
+    return [route for name in names for route in entries_of(PLUGINS.load("router", name)().router(context))]
 
 
 def test_the_list_of_routes_is_frozen() -> None:

@@ -43,7 +43,8 @@ from ferrule.interfaces.parsers import (
 )
 from ferrule.interfaces.service import ChatPrompt, Generate, Output, Prompt
 from ferrule.interfaces.stats import HttpStats, RequestStats, StatLogger
-from ferrule.types import EngineRequest, EngineStats, FinishReason, GrammarSpec, RequestDelta, SamplingParams
+from ferrule.sampling_params import SamplingParams
+from ferrule.types import EngineRequest, EngineStats, FinishReason, GrammarSpec, RequestDelta
 from ferrule_testkit.fake_engine import FakeEngine, Script, echo, fake_info, says, tokens
 from ferrule_testkit.frontend import (
     Answer,
@@ -316,7 +317,7 @@ async def test_prompt_logprobs_of_several_steps_are_whole(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("request_", "error", "param"),
     [
-        (ask("x", temperature=-1), RequestError, "temperature"),
+        (ask("x", top_k=1 << 20), RequestError, "top_k"),
         (ask("", max_tokens=1), RequestError, "prompt"),
         (ask("x" * 5000), RequestError, "prompt"),
         (ask("x" * 300), RequestError, "prompt"),
@@ -451,7 +452,7 @@ async def test_a_trusted_request_may_name_a_template(folder: Path) -> None:
     async with serving(folder, FakeEngine(), plugins, frontend={"chat_template": None}, limits=limits) as service:
         for fields, text in (
             ({}, "d"),
-            ({"tools": ({"type": "function"},)}, "t"),
+            ({"tools": ({"type": "function", "function": {"name": "f"}},)}, "t"),
             ({"chat_template": "rag", "documents": ({"title": "a", "text": "b"},)}, "rb"),
             ({"chat_template": "rag {{ 1 }}"}, "rag 1"),
         ):

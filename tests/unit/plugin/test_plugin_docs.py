@@ -13,7 +13,7 @@ from ferrule.hooks import open_hooks
 from ferrule.interfaces.hooks import AccessRequest, Hooks
 from ferrule.interfaces.scheduler import RequestView
 from ferrule.plugin import KINDS
-from ferrule.types import SamplingParams
+from ferrule.sampling_params import SamplingParams
 from tools import ROOT
 
 PAGE = (ROOT / "docs" / "plugins.md").read_text()

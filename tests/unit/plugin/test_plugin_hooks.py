@@ -10,7 +10,8 @@ from ferrule.config import Config
 from ferrule.errors import PluginError
 from ferrule.hooks import MAX_FAILURES, HookRunner, open_hooks
 from ferrule.interfaces.hooks import AccessRequest
-from ferrule.types import EngineStats, SamplingParams
+from ferrule.sampling_params import SamplingParams
+from ferrule.types import EngineStats
 from ferrule_testkit.wheels import Distribution
 
 HEARS = """

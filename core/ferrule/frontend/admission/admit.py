@@ -26,7 +26,8 @@ from ferrule.frontend.text.tokenize import Encoder
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.service import ChatPrompt, Prompt
 from ferrule.interfaces.tokenizer import Tokenizer
-from ferrule.types import Embeds, SamplingParams, TokenSampling
+from ferrule.sampling_params import SamplingParams
+from ferrule.types import Embeds, TokenSampling
 
 _CHARACTERS = 16  # of a prompt, per token of the context (L16)
 _TOKEN_BYTES = 32  # of the queue's memory that a token stands for

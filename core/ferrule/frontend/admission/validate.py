@@ -1,12 +1,12 @@
 """The semantic half of the admission gate: what a request may ask of this model. HTTP and offline use both pass here.
 
-Nothing is trusted about types: offline callers build `SamplingParams` by hand. Each refusal names the field and says
-what would be valid. Limits are those of `LimitsConfig`; ids are checked against the width of the logits.
+Types and fixed bounds are declared by the fields of `SamplingParams`, and hold already. Here is what depends on the
+model, on the server's options, or on more than one field. Each refusal names the field and says what would be valid.
+Limits are those of `LimitsConfig`; ids are checked against the width of the logits.
 """
 
 from __future__ import annotations
 
-import math
 import random
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -14,19 +14,23 @@ from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
+from pydantic import TypeAdapter
 
 from ferrule.config import LimitsConfig
 from ferrule.errors import RequestError
 from ferrule.frontend.output.stops import StopStrings
-from ferrule.interfaces.service import Beam, Generate
-from ferrule.types import SamplingParams, TokenSampling
+from ferrule.interfaces.service import Generate
+from ferrule.sampling_params import Beam, SamplingParams
+from ferrule.schema import CacheSalt, Priority
+from ferrule.schema import checked as checked_as
+from ferrule.types import TokenSampling
 
 MAX_STOP_TOKEN_IDS = 256
 _INT64 = 1 << 63
 _BIAS = 100.0
 _MAX_PROCESSORS = 16
-_MAX_PENALTY = 10.0  # of lengths, in beam search
-_LARGE = 1e6  # what float32 multiplies and divides logits by without running out of range
+_PRIORITY: TypeAdapter[int] = TypeAdapter(Priority)
+_SALT: TypeAdapter[str] = TypeAdapter(CacheSalt)
 _NEUTRAL: dict[str, tuple[float, ...]] = {  # values, 0 and none apart, that leave probabilities as they are
     "temperature": (0, 1),
     "top_p": (1,),
@@ -111,26 +115,26 @@ def check_params(params: SamplingParams, rules: Rules) -> Checked:
         raise RequestError("sampling_params must be SamplingParams.", "sampling_params")
     stop = _stop_strings(params, rules)
     named = _ids(params.stop_token_ids or (), "stop_token_ids", rules, MAX_STOP_TOKEN_IDS)
-    eos = () if _flag(params.ignore_eos, "ignore_eos") else rules.eos_ids
-    n = _integer(params.n, "n", 1, rules.limits.max_n)
-    best_of = n if params.best_of is None else _integer(params.best_of, "best_of", n, rules.limits.max_n)
+    eos = () if params.ignore_eos else rules.eos_ids
+    most = rules.limits.max_n
+    n = _within(params.n, "n", 1, most)
+    best_of = n if params.best_of is None else _within(params.best_of, "best_of", n, most)
     logprobs = _logprobs(params.logprobs, "logprobs", rules)
-    seed = None if params.seed is None else _integer(params.seed, "seed", -_INT64, _INT64 - 1)
     base = TokenSampling(
         seed=0,
         max_tokens=1,
-        temperature=_number(params.temperature, "temperature", 0.0, _LARGE),
-        top_p=_number(params.top_p, "top_p", 0.0, 1.0, above=True),
-        top_k=max(0, _integer(params.top_k, "top_k", -1, rules.vocab_size)),
-        min_p=_number(params.min_p, "min_p", 0.0, 1.0),
-        presence_penalty=_number(params.presence_penalty, "presence_penalty", -2.0, 2.0),
-        frequency_penalty=_number(params.frequency_penalty, "frequency_penalty", -2.0, 2.0),
-        repetition_penalty=_number(params.repetition_penalty, "repetition_penalty", 1 / _LARGE, _LARGE),
-        min_tokens=_integer(params.min_tokens, "min_tokens", 0, _INT64 - 1),
+        temperature=params.temperature,
+        top_p=params.top_p,
+        top_k=max(0, _within(params.top_k, "top_k", -1, rules.vocab_size)),
+        min_p=params.min_p,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        repetition_penalty=params.repetition_penalty,
+        min_tokens=params.min_tokens,
         stop_token_ids=tuple(dict.fromkeys((*named, *eos))),
         logprobs=0 if logprobs is None and best_of > n else logprobs,
         prompt_logprobs=_logprobs(params.prompt_logprobs, "prompt_logprobs", rules),
-        logit_bias=_bias(params.logit_bias, rules),
+        logit_bias=_bias(params.logit_bias or {}, rules),
         allowed_token_ids=_allowed(params.allowed_token_ids, rules),
     )
     return Checked(
@@ -138,16 +142,16 @@ def check_params(params: SamplingParams, rules: Rules) -> Checked:
         n=n,
         best_of=best_of,
         logprobs=logprobs,
-        seed=None if seed == -1 else seed,
-        max_tokens=None if params.max_tokens is None else _integer(params.max_tokens, "max_tokens", 1, _INT64 - 1),
+        seed=None if params.seed == -1 else params.seed,
+        max_tokens=params.max_tokens,
         truncate=_truncation(params.truncate_prompt_tokens, rules),
-        truncate_right=_right(params.truncation_side),
+        truncate_right=params.truncation_side == "right",
         stops=StopStrings(stop) if stop else None,
         named_stop_ids=frozenset(named),
-        include_stop=_flag(params.include_stop_str_in_output, "include_stop_str_in_output"),
-        detokenize=_flag(params.detokenize, "detokenize") and rules.has_tokenizer,
-        skip_special_tokens=_flag(params.skip_special_tokens, "skip_special_tokens"),
-        spaces_between_special_tokens=_flag(params.spaces_between_special_tokens, "spaces_between_special_tokens"),
+        include_stop=params.include_stop_str_in_output,
+        detokenize=params.detokenize and rules.has_tokenizer,
+        skip_special_tokens=params.skip_special_tokens,
+        spaces_between_special_tokens=params.spaces_between_special_tokens,
         bad_words=_texts(params.bad_words or (), "bad_words", rules.limits.max_bad_words, rules),
     )
 
@@ -157,13 +161,13 @@ def check_beam(beam: Beam, request: Generate, checked: Checked, rules: Rules) ->
 
     What shapes probabilities has no place in one, unless it is the server's default.
     """
+    if not isinstance(beam, Beam):
+        raise RequestError("beam must be a Beam.", "beam")
     width = beam.width
-    if type(width) is not int or not checked.n <= width <= rules.limits.max_n:
+    if not checked.n <= width <= rules.limits.max_n:
         raise RequestError(f"The beams (n, best_of) must be {checked.n} to {rules.limits.max_n}.", "n")
     if width > rules.vocab_size - len(checked.base.stop_token_ids):
         raise RequestError("There are more beams than tokens to go on with.", "n")
-    _number(beam.length_penalty, "length_penalty", -_MAX_PENALTY, _MAX_PENALTY)
-    _flag(beam.early_stopping, "early_stopping")
     if request.logits_processors:
         raise RequestError("logits_processors have no place in a beam search.", "logits_processors")
     for name, neutral in _NEUTRAL.items():
@@ -200,13 +204,11 @@ def check_processors(processors: Sequence[Any], rules: Rules) -> tuple[tuple[str
 
 
 def check_salt(salt: Any) -> str | None:
-    if salt is None or (isinstance(salt, str) and 0 < len(salt) <= 256 and salt.isascii() and salt.isprintable()):
-        return salt
-    raise RequestError("cache_salt must be 1 to 256 printable ASCII characters.", "cache_salt")
+    return None if salt is None else str(checked_as(_SALT, salt, "cache_salt"))
 
 
 def check_priority(priority: Any) -> int:
-    return _integer(priority, "priority", -(1 << 31), (1 << 31) - 1)
+    return int(checked_as(_PRIORITY, priority, "priority"))
 
 
 def check_ids(ids: Any, rules: Rules, param: str) -> tuple[int, ...]:
@@ -214,7 +216,8 @@ def check_ids(ids: Any, rules: Rules, param: str) -> tuple[int, ...]:
     if isinstance(ids, (str, bytes)) or not isinstance(ids, Sequence):
         raise RequestError(f"{param} must be a list of token ids.", param)
     if not set(map(type, ids)) <= {int}:
-        raise RequestError(f"{param} must hold integers only.", param)
+        place = next(place for place, token in enumerate(ids) if type(token) is not int)
+        raise RequestError(f"{param}[{place}] must be an integer.", f"{param}[{place}]")
     if ids and (min(ids) < 0 or max(ids) >= rules.vocab_size):
         raise RequestError(f"{param} holds a token id that is not in [0, {rules.vocab_size}).", param)
     return tuple(ids)
@@ -283,35 +286,10 @@ def fit(checked: Checked, ids: tuple[int, ...], rules: Rules, param: str) -> tup
 # ------------------------------------------------------------------------------------------- single values
 
 
-def _number(value: Any, name: str, low: float, high: float, *, above: bool = False) -> float:
-    """A finite number in [low, high]; `above`: greater than `low`."""
-    fine = isinstance(value, (int, float)) and not isinstance(value, bool)
-    number = _float(value) if fine else math.nan
-    if not math.isfinite(number) or number < low or number > high or (above and number == low):
-        rule = f"greater than {low:g}" if above else f"at least {low:g}"
-        if math.isfinite(high):
-            rule += f" and at most {high:g}"
-        raise RequestError(f"{name} must be a finite number, {rule}.", name)
-    return number
-
-
-def _float(value: int | float) -> float:
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf
-
-
-def _integer(value: Any, name: str, low: int, high: int) -> int:
-    if type(value) is not int or not low <= value <= high:
-        rule = f"of at least {low}" if high == _INT64 - 1 and low > -_INT64 else f"from {low} to {high}"
-        raise RequestError(f"{name} must be an integer {rule}.", name)
-    return value
-
-
-def _flag(value: Any, name: str) -> bool:
-    if type(value) is not bool:
-        raise RequestError(f"{name} must be true or false.", name)
+def _within(value: int, name: str, low: int, high: int) -> int:
+    """Bounds that the server's options or the model set."""
+    if not low <= value <= high:
+        raise RequestError(f"{name} must be an integer from {low} to {high}.", name)
     return value
 
 
@@ -322,14 +300,10 @@ def _ids(values: Any, name: str, rules: Rules, most: int) -> tuple[int, ...]:
     return found
 
 
-def _texts(values: Any, name: str, most: int, rules: Rules) -> tuple[str, ...]:
-    if isinstance(values, str) or not isinstance(values, Sequence):
-        raise RequestError(f"{name} must be a list of texts.", name)
+def _texts(values: Sequence[str], name: str, most: int, rules: Rules) -> tuple[str, ...]:
     if len(values) > most:
         raise RequestError(f"{name} may have at most {most} entries.", name)
     for value in values:
-        if not isinstance(value, str) or not value:
-            raise RequestError(f"{name} must hold texts that are not empty.", name)
         if len(value) > rules.limits.max_stop_length:
             raise RequestError(f"{name}: a text may have at most {rules.limits.max_stop_length} characters.", name)
         check_text(value, rules.limits.max_stop_length, name)
@@ -341,51 +315,34 @@ def _texts(values: Any, name: str, most: int, rules: Rules) -> tuple[str, ...]:
 def _stop_strings(params: SamplingParams, rules: Rules) -> tuple[str, ...]:
     values = [params.stop] if isinstance(params.stop, str) else params.stop or ()
     strings = _texts(values, "stop", rules.limits.max_stop_strings, rules)
-    if strings and params.detokenize is False:
+    if strings and not params.detokenize:
         raise RequestError("stop needs text, so detokenize must be true.", "stop")
     return strings
 
 
-def _logprobs(value: Any, name: str, rules: Rules) -> int | None:
+def _logprobs(value: int | None, name: str, rules: Rules) -> int | None:
     if value is None:
         return None
     if rules.max_logprobs >= 0:
-        return _integer(value, name, 0, min(rules.max_logprobs, rules.vocab_size))
-    count = _integer(value, name, -1, rules.vocab_size)
+        return _within(value, name, 0, min(rules.max_logprobs, rules.vocab_size))
+    count = _within(value, name, -1, rules.vocab_size)
     return rules.vocab_size if count == -1 else count
 
 
-def _bias(values: Any, rules: Rules) -> tuple[tuple[int, float], ...]:
-    if not values:
-        return ()
-    if not isinstance(values, Mapping):
-        raise RequestError("logit_bias must map token ids to numbers.", "logit_bias")
-    ids = _ids(list(values), "logit_bias", rules, rules.vocab_size)
-    biases = list(values.values())
-    if not (set(map(type, biases)) <= {int, float} and all(map(math.isfinite, map(_float, biases)))):
-        raise RequestError("logit_bias must hold finite numbers only.", "logit_bias")
-    return tuple((token, min(_BIAS, max(-_BIAS, _float(bias)))) for token, bias in zip(ids, biases, strict=True))
+def _bias(values: Mapping[int, float], rules: Rules) -> tuple[tuple[int, float], ...]:
+    _ids(list(values), "logit_bias", rules, rules.vocab_size)
+    return tuple((token, min(_BIAS, max(-_BIAS, bias))) for token, bias in values.items())
 
 
-def _allowed(values: Any, rules: Rules) -> tuple[int, ...]:
+def _allowed(values: Sequence[int] | None, rules: Rules) -> tuple[int, ...]:
     if values is None:
         return ()
-    ids = _ids(values, "allowed_token_ids", rules, rules.vocab_size)
-    if not ids:
-        raise RequestError("allowed_token_ids must name at least one token.", "allowed_token_ids")
-    return tuple(dict.fromkeys(ids))
+    return tuple(dict.fromkeys(_ids(values, "allowed_token_ids", rules, rules.vocab_size)))
 
 
-def _right(value: Any) -> bool:
-    if value not in ("left", "right"):
-        raise RequestError('truncation_side must be "left" or "right".', "truncation_side")
-    return bool(value == "right")
-
-
-def _truncation(value: Any, rules: Rules) -> int | None:
+def _truncation(value: int | None, rules: Rules) -> int | None:
     if value is None:
         return None
-    keep = _integer(value, "truncate_prompt_tokens", -1, rules.max_model_len)
-    if keep == 0:
+    if value == 0:
         raise RequestError("truncate_prompt_tokens must be -1 (what fits) or at least 1.", "truncate_prompt_tokens")
-    return keep
+    return _within(value, "truncate_prompt_tokens", -1, rules.max_model_len)

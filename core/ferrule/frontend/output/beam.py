@@ -25,7 +25,8 @@ from ferrule.frontend.admission.validate import Checked
 from ferrule.frontend.output.choice import Choice, OutputStream
 from ferrule.frontend.output.stops import StopMatcher
 from ferrule.frontend.text.detokenize import Detokenizer
-from ferrule.interfaces.service import Beam, Output
+from ferrule.interfaces.service import Output
+from ferrule.sampling_params import Beam
 from ferrule.types import FinishReason, RequestDelta, RequestTimes, TokenLogprobs, TokenSampling
 
 _logger = log.get("frontend")

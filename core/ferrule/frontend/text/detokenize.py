@@ -47,7 +47,7 @@ def open_detokenizer(
     joined = frozenset[int]() if spaces_between_special_tokens or skip_special_tokens else tokenizer.all_special_ids
     if tokenizer.piece(0, False) is None:
         context = [token for token in prompt_ids[-_WINDOW:] if token not in skipped][-5:]
-        return _Windows(tokenizer, context, skipped)
+        return _Windows(tokenizer, context, skipped, joined)
     return _Pieces(tokenizer, first, skipped, joined)
 
 
@@ -102,11 +102,15 @@ class _Windows(Detokenizer):
     spaces that belong between tokens.
     """
 
-    __slots__ = ("_given", "_ids", "_num_context", "_skipped", "_tokenizer")
+    __slots__ = ("_after_special", "_given", "_ids", "_joined", "_num_context", "_skipped", "_tokenizer")
 
-    def __init__(self, tokenizer: Tokenizer, context: list[int], skipped: frozenset[int]) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, context: list[int], skipped: frozenset[int], joined: frozenset[int]
+    ) -> None:
         self._tokenizer = tokenizer
         self._skipped = skipped
+        self._joined = joined  # special tokens between which no space is written
+        self._after_special = False
         self._ids = context
         self._num_context = len(context)
         self._given = len(self._text(context))  # characters of the window's text that are out
@@ -117,6 +121,10 @@ class _Windows(Detokenizer):
     def feed(self, token_id: int) -> str:
         if token_id in self._skipped:
             return ""
+        special = token_id in self._joined
+        if special and self._after_special:
+            return self._begin_anew(token_id)
+        self._after_special = special
         self._ids = [*self._ids, token_id]
         text = self._text(self._ids)
         settled = len(text)
@@ -126,10 +134,21 @@ class _Windows(Detokenizer):
         if not whole and len(self._ids) - self._num_context < _WINDOW:
             return self._give(text[:settled])
         new = self._give(text)
+        self._close()
+        return new
+
+    def _begin_anew(self, token_id: int) -> str:
+        """The rest of the window and a special token as it is written alone, which is the context of what follows."""
+        new = self._give(self._text(self._ids)) + self._text([token_id])
+        self._ids = [token_id]
+        self._close()
+        return new
+
+    def _close(self) -> None:
+        """Make the last tokens, whose text is out, the context of a new window."""
         self._ids = self._ids[-5:]
         self._num_context = len(self._ids)
         self._given = len(self._text(self._ids))
-        return new
 
     def finish(self) -> str:
         return self._give(self._text(self._ids))

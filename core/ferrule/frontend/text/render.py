@@ -11,7 +11,7 @@ import msgspec
 from ferrule.config import FrontendConfig, LimitsConfig
 from ferrule.errors import ConfigError, ForbiddenError, RequestError, nearest
 from ferrule.frontend.children.pool import ChildPool
-from ferrule.frontend.text.messages import RESERVED, read_messages
+from ferrule.frontend.text.messages import RESERVED, read_documents, read_messages, read_tools
 from ferrule.interfaces.service import ChatPrompt
 
 _FOLDER = Path(__file__).with_name("chat_templates")  # templates/chat of the repository, as package data
@@ -106,8 +106,8 @@ class Renderer:
             "messages": messages,
             "variables": {
                 **self._special_tokens,
-                "tools": list(chat.tools) if chat.tools else None,
-                "documents": list(chat.documents) if chat.documents else None,
+                "tools": read_tools(chat.tools),
+                "documents": read_documents(chat.documents),
                 "add_generation_prompt": chat.add_generation_prompt,
             },
             "extra": self._extra(chat.chat_template_kwargs),
@@ -121,7 +121,7 @@ class Renderer:
         return str(text)
 
     async def inspect(self) -> dict[str, Any]:
-        """Start a child and describe the default template: `content` (its form) and `reads` (names of variables)."""
+        """Start a child and describe the default template: see `template.work`."""
         template = self.templates.get("default")
         if template is None:
             return {}

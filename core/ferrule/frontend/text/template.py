@@ -41,6 +41,7 @@ class Compiled(Struct, frozen=True):
 
     template: Template
     reads: frozenset[str]
+    keys: frozenset[str]  # names that it looks up in messages and other values
     content: str
 
 
@@ -49,10 +50,13 @@ class _TemplateRefusal(TemplateError):
 
 
 def work(request: Any) -> Any:
-    """Entry point in the child: render a `RenderJob`, or describe the template of ``{"inspect": template}``."""
+    """Entry point in the child: render a `RenderJob`, or describe the template of ``{"inspect": template}``.
+
+    A description has `content` (its form), `reads` (names of variables) and `keys` (see `Compiled`).
+    """
     if "inspect" in request:
         compiled = compile_template(request["inspect"])
-        return {"content": compiled.content, "reads": sorted(compiled.reads)}
+        return {"content": compiled.content, "reads": sorted(compiled.reads), "keys": sorted(compiled.keys)}
     return render(convert(request, RenderJob))
 
 
@@ -99,7 +103,13 @@ def compile_template(text: str) -> Compiled:
         raise RequestError(f"The chat template has a syntax error in line {error.lineno}.", "chat_template") from None
     except TemplateError as error:
         raise RequestError(f"The chat template cannot be used ({type(error).__name__}).", "chat_template") from None
-    return Compiled(template, frozenset(reads) - environment.globals.keys(), content_shape(tree))
+    return Compiled(template, frozenset(reads) - environment.globals.keys(), _keys(tree), content_shape(tree))
+
+
+def _keys(tree: nodes.Template) -> frozenset[str]:
+    """Attributes, and texts that may be keys of ``message[…]``, ``message.get(…)`` or ``… in message``."""
+    texts = {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)}
+    return frozenset(texts | {node.attr for node in tree.find_all(nodes.Getattr)})
 
 
 def make_environment() -> ImmutableSandboxedEnvironment:

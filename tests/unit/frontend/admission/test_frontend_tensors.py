@@ -24,8 +24,8 @@ from safetensors.torch import save
 
 from ferrule.errors import ForbiddenError, RequestError
 from ferrule.frontend.admission.tensors import read_embeds
-from ferrule.interfaces.service import Beam, Generate, Prompt
-from ferrule.types import SamplingParams
+from ferrule.interfaces.service import Generate, Prompt
+from ferrule.sampling_params import Beam, SamplingParams
 from ferrule_testkit.fake_engine import FakeEngine, fake_info
 from ferrule_testkit.frontend import answers, model_folder, serving
 

@@ -248,7 +248,11 @@ async def test_renderer_renders() -> None:
     house = renderer({"default": "{{ bos_token }}" + SIMPLE, "tool_use": "T{{ tools | length }}{{ documents }}"})
     assert (await house.inspect())["content"] == "string"
     assert await house.render(chat()) == "<s>hi"
-    assert await house.render(chat(tools=({"type": "function"},), documents=({"title": "a"},))) == "T1[{'title': 'a'}]"
+    tool = {"type": "function", "function": {"name": "f"}}
+    assert await house.render(chat(tools=(tool,), documents=({"title": "a"},))) == "T1[{'title': 'a'}]"
+    for field, value in (("tools", ({"type": "function"},)), ("documents", ("a",))):
+        with pytest.raises(RequestError, match=rf"{field}\[0\]"):
+            await house.render(chat(**{field: value}))
     messages = (*HI, {"role": "assistant", "content": "so "})
     assert (
         await house.render(chat(messages=messages, add_generation_prompt=False, continue_final_message=True))

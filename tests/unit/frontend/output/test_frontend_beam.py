@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from ferrule.errors import EngineDead, RequestError
-from ferrule.interfaces.service import Beam, Generate, Prompt
-from ferrule.types import EngineRequest, FinishReason, RequestDelta, SamplingParams, TokenLogprobs
+from ferrule.interfaces.service import Generate, Prompt
+from ferrule.sampling_params import Beam, SamplingParams
+from ferrule.types import EngineRequest, FinishReason, RequestDelta, TokenLogprobs
 from ferrule_testkit.checkpoints import tiny_model
 from ferrule_testkit.fake_engine import FakeEngine, echo, fake_info
 from ferrule_testkit.frontend import Answer, FakePlugins, answers, drained, model_folder, serving, until
@@ -266,34 +267,33 @@ async def test_a_dead_engine_is_told(folder: Path, n: int) -> None:
 @pytest.mark.parametrize(
     ("beam", "params", "param"),
     [
-        (Beam(width=1), {"n": 2}, "n"),
-        (Beam(width=129), {}, "n"),
-        (Beam(width=2.0), {}, "n"),  # type: ignore[arg-type]
-        (Beam(width=20), {"stop_token_ids": list(range(40))}, "n"),
-        (Beam(width=2, length_penalty=float("nan")), {}, "length_penalty"),
-        (Beam(width=2, length_penalty=11.0), {}, "length_penalty"),
-        (Beam(width=2, early_stopping="never"), {}, "early_stopping"),  # type: ignore[arg-type]
-        (Beam(width=2), {"temperature": 0.7}, "temperature"),
-        (Beam(width=2), {"top_p": 0.9}, "top_p"),
-        (Beam(width=2), {"top_k": 5}, "top_k"),
-        (Beam(width=2), {"min_p": 0.1}, "min_p"),
-        (Beam(width=2), {"repetition_penalty": 1.1}, "repetition_penalty"),
-        (Beam(width=2), {"presence_penalty": 0.1}, "presence_penalty"),
-        (Beam(width=2), {"frequency_penalty": 0.1}, "frequency_penalty"),
-        (Beam(width=2), {"logit_bias": {5: 1.0}}, "logit_bias"),
-        (Beam(width=2), {"allowed_token_ids": [5]}, "allowed_token_ids"),
-        (Beam(width=2), {"bad_words": ["x"]}, "bad_words"),
+        ({"width": 1}, {"n": 2}, "n"),
+        ({"width": 129}, {}, "n"),
+        ({"width": "2"}, {}, "width"),
+        ({"width": 20}, {"stop_token_ids": list(range(40))}, "n"),
+        ({"width": 2, "length_penalty": float("nan")}, {}, "length_penalty"),
+        ({"width": 2, "length_penalty": 11.0}, {}, "length_penalty"),
+        ({"width": 2, "early_stopping": "never"}, {}, "early_stopping"),
+        ({"width": 2}, {"temperature": 0.7}, "temperature"),
+        ({"width": 2}, {"top_p": 0.9}, "top_p"),
+        ({"width": 2}, {"top_k": 5}, "top_k"),
+        ({"width": 2}, {"min_p": 0.1}, "min_p"),
+        ({"width": 2}, {"repetition_penalty": 1.1}, "repetition_penalty"),
+        ({"width": 2}, {"presence_penalty": 0.1}, "presence_penalty"),
+        ({"width": 2}, {"frequency_penalty": 0.1}, "frequency_penalty"),
+        ({"width": 2}, {"logit_bias": {5: 1.0}}, "logit_bias"),
+        ({"width": 2}, {"allowed_token_ids": [5]}, "allowed_token_ids"),
+        ({"width": 2}, {"bad_words": ["x"]}, "bad_words"),
     ],
 )
 async def test_what_a_beam_search_cannot_do_is_refused(
-    folder: Path, beam: Beam, params: dict[str, Any], param: str
+    folder: Path, beam: dict[str, Any], params: dict[str, Any], param: str
 ) -> None:
     runs = FakeEngine(run_model, fake_info(vocab_size=50))
     async with serving(folder, runs) as service:
+        sampling = SamplingParams(**{"temperature": 0, **params})
         with pytest.raises(RequestError) as caught:
-            await service.generate(
-                Generate(prompts=(Prompt(ids=(5,)),), params=SamplingParams(**{"temperature": 0, **params}), beam=beam)
-            )
+            await service.generate(Generate(prompts=(Prompt(ids=(5,)),), params=sampling, beam=Beam(**beam)))
         assert service.ledger.open == 0
     assert (caught.value.status, caught.value.param) == (400, param)
     assert param in caught.value.message

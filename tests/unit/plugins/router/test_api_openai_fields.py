@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any
 
-import msgspec
 import pytest
 from openai import BaseModel
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
-from pydantic import TypeAdapter
+from pydantic import ConfigDict, TypeAdapter, with_config
 
 from ferrule.interfaces.parsers import CallArguments, CallEnd, CallStart, Content, Reasoning
-from ferrule.interfaces.service import Beam, ChatPrompt, Generate, Output, Prompt, Usage
+from ferrule.interfaces.service import ChatPrompt, Generate, Output, Prompt, Usage
+from ferrule.sampling_params import Beam
+from ferrule.schema import marks_of
 from ferrule.types import FinishReason
-from ferrule_plugins.router.openai_fields import ABSENT
+from ferrule_plugins.router import openai_answers
 from ferrule_plugins.router.openai_schema import ChatBody, CompletionBody
 from ferrule_testkit.http import Site, chunks, error_of
 from tools import ROOT
@@ -31,39 +32,42 @@ def warnings_of(response: Any) -> list[str]:
 # ---------------------------------------------------------------------------------------- nothing is silent
 
 
-def test_the_table_and_the_types_agree() -> None:
-    """Each field of the table is one of a body, each untyped field is in the table, and the schema says what passes."""
-    fields = {field.name: field for kind in (ChatBody, CompletionBody) for field in msgspec.structs.fields(kind)}
-    untyped = {name for name, field in fields.items() if field.type is Any or get_args(field.type)[:1] == (Any,)}
-    assert untyped == set(ABSENT)
-    for name, absent in ABSENT.items():
-        schema = msgspec.json.schema(fields[name].type)
-        assert schema.pop("description"), name
-        if absent.refused and absent.harmless:
-            assert schema == {"enum": [None, *absent.harmless]}, name
+MARKS = {**marks_of(CompletionBody), **marks_of(ChatBody)}
+
+
+def test_marks_and_schemas_agree() -> None:
+    """Each marked field is untyped and the reverse, and the schema says which values pass."""
+    fields = {**CompletionBody.model_fields, **ChatBody.model_fields}
+    assert {name for name, field in fields.items() if field.annotation is Any} == set(MARKS)
+    told = {**CompletionBody.model_json_schema()["properties"], **ChatBody.model_json_schema()["properties"]}
+    for name, mark in MARKS.items():
+        schema = dict(told[name])
+        assert mark.reason in schema.pop("description"), name
+        if mark.refused and mark.harmless:
+            assert schema == {"enum": [None, *mark.harmless]}, name
         else:
-            assert schema == ({"type": "null"} if absent.refused else {}), name
+            assert schema == ({"type": "null"} if mark.refused else {}), name
 
 
 def test_the_documentation_names_every_field() -> None:
     page = (ROOT / "docs" / "http.md").read_text(encoding="utf-8")
-    fields = {*ChatBody.__struct_fields__, *CompletionBody.__struct_fields__}
+    fields = {*ChatBody.model_fields, *CompletionBody.model_fields}
     assert [name for name in sorted(fields) if f"`{name}`" not in page] == []
 
 
-@pytest.mark.parametrize("name", sorted(ABSENT))
+@pytest.mark.parametrize("name", sorted(MARKS))
 async def test_absent_features_are_refused_or_named(name: str) -> None:
-    absent = ABSENT[name]
+    mark = MARKS[name]
     for call, kind in ((Site().complete, CompletionBody), (Site().chat, ChatBody)):
-        if name not in kind.__struct_fields__:
+        if name not in kind.model_fields:
             continue
         response = await call(**{name: "something"})
-        if absent.refused:
+        if mark.refused:
             assert error_of(response)["param"] == name
         else:
             assert [text for text in warnings_of(response) if text.startswith(f"{name}: ")]
             assert response.headers[IGNORED] == name
-        for value in absent.harmless:
+        for value in mark.harmless:
             assert warnings_of(await call(**{name: value})) == []
 
 
@@ -386,3 +390,120 @@ async def test_completions_have_the_official_types(body: dict[str, Any], script:
     for choice in whole.choices:
         mine = [one for part in typed for one in part.choices if one.index == choice.index]
         assert "".join(one.text for one in mine) == choice.text
+
+
+# ---------------------------------------------------------------------------------------- inside messages and tools
+
+CALLED = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "argumnets": "{}"}}]}
+
+
+@pytest.mark.parametrize(
+    ("body", "path"),
+    [
+        ({"messages": [{"role": "user", "content": "a", "nmae": "b"}]}, "messages[0].nmae"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "txet": 1}]}]}, "content[0].txet"),
+        (
+            {"messages": [{"role": "user", "content": "a"}, CALLED]},
+            "messages[1].tool_calls[0].function.argumnets",
+        ),
+        ({"tools": [{"type": "function", "function": {"name": "f", "paramters": {}}}]}, "tools[0].function.paramters"),
+        ({"stream": True, "stream_options": {"include_usag": True}}, "stream_options.include_usag"),
+    ],
+)
+async def test_unknown_keys_at_any_depth_are_named(body: dict[str, Any], path: str) -> None:
+    body = {"tool_choice": "none"} | body if "tools" in body else body
+    response = await Site().chat(**body)
+    first = chunks(response)[0] if body.get("stream") else response.json()
+    assert any(path in text for text in first["ferrule"]["warnings"]), first
+    assert path in response.headers[IGNORED]
+    assert path in error_of(await Site(strict_requests=True).chat(**body))["message"]
+
+
+async def test_keys_of_messages_that_the_template_reads_are_not_named() -> None:
+    site = Site()
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": "a", "mood": "gay", "nmae": None}]}
+    assert warnings_of(await site.chat(**body)) == ["messages[0].mood: the chat template does not read it."]
+    site.service.template_keys = frozenset({"mood", "role"})
+    assert warnings_of(await site.chat(**body)) == []
+    assert site.last.prompts[0].messages == tuple(body["messages"])  # type: ignore[union-attr]
+
+
+async def test_enforced_arguments_are_not_promised() -> None:
+    tool = {"type": "function", "function": {"name": "f", "strict": True}}
+    warned = warnings_of(await Site().chat(tools=[tool], tool_choice="none"))
+    assert [text.partition(":")[0] for text in warned] == ["tools[0].function.strict"]
+
+
+async def test_spaces_between_special_tokens_that_are_not_shown() -> None:
+    hidden = {"spaces_between_special_tokens": False}
+    assert warnings_of(await Site().complete(**hidden))[0].startswith("spaces_between_special_tokens: ")
+    assert warnings_of(await Site().complete(**hidden, skip_special_tokens=False)) == []
+
+
+async def test_without_a_tokenizer_ids_come_by_default() -> None:
+    site = Site(model={"skip_tokenizer_init": True})
+    choice = (await site.complete(prompt=[97, 98], max_tokens=2)).json()["choices"][0]
+    assert (choice["token_ids"], choice["prompt_token_ids"]) == ([97, 98], [97, 98])
+    parts = chunks(await site.complete(prompt=[97, 98], max_tokens=2, stream=True))
+    assert [token for part in parts for token in part["choices"][0]["token_ids"]] == [97, 98]
+    assert "token_ids" not in (await site.complete(prompt=[97], return_token_ids=False)).json()["choices"][0]
+
+
+@pytest.mark.parametrize("field", ["n", "max_tokens", "seed", "top_k", "priority"])
+async def test_whole_numbers_may_come_as_floats(field: str) -> None:
+    for call in (Site(policy="priority").complete, Site(policy="priority").chat):
+        assert (await call(**{field: 2.0})).status_code == 200
+        assert error_of(await call(**{field: 2.5}))["param"] == field
+
+
+# ---------------------------------------------------------------------------------------- hostile bodies
+
+
+HOSTILE: list[tuple[dict[str, Any], str | None]] = [
+    ({"n": "2024-01-01T00:00:00Z"}, "n"),
+    ({"temperature": "0.5"}, "temperature"),
+    ({"stream": "true"}, "stream"),
+    ({"max_tokens": True}, "max_tokens"),
+    ({"stop": {"0": "a"}}, "stop"),
+    ({"logit_bias": {str(token): "x" for token in range(50_000)}}, "logit_bias"),
+    ({"logits_processors": [{"qualname": 5}] * 50_000}, "logits_processors[0].qualname"),
+    ({"stop": [[]] * 100_000}, "stop[0]"),
+    ({f"x{number}": number for number in range(10_000)}, None),
+    ({"__class__": 1, "__init__": {}, "model_fields": [], "model_config": {}, "__pydantic_fields_set__": [1]}, None),
+]
+
+
+@pytest.mark.parametrize(("body", "param"), HOSTILE)
+async def test_hostile_values_are_one_refusal(body: dict[str, Any], param: str | None) -> None:
+    """None where the body is served and what it has beyond the fields is named."""
+    for call in (Site().complete, Site().chat):
+        response = await call(**body)
+        if param is None:
+            assert 0 < len(warnings_of(response)) <= 16
+        else:
+            error = error_of(response)
+            assert (error["param"], len(error["message"]) < 300) == (param, True)
+
+
+# ---------------------------------------------------------------------------------------- what is declared is sent
+
+
+@pytest.mark.parametrize("script", [None, calling, empty])
+@pytest.mark.parametrize("body", [*BODIES, {"prompt_logprobs": 1}])
+async def test_answers_have_the_declared_types(body: dict[str, Any], script: Any) -> None:
+    """The dicts that are sent, and their types in the OpenAPI document, are two things: they are held together here."""
+    site = Site(enable_prompt_tokens_details=True, reasoning_parser="qwen3")
+    site.service.script = script or site.service.script
+    for call, kind, shown in (
+        (site.complete, openai_answers.Completion, {"logprobs": 2}),
+        (site.chat, openai_answers.ChatCompletion, {"logprobs": True, "top_logprobs": 2}),
+    ):
+        declared = TypeAdapter(with_config(ConfigDict(extra="forbid", strict=True))(kind))
+        for more in ({}, shown):
+            if script is not None and more and call == site.complete:
+                continue  # the scripts give no logprobs for their tokens
+            declared.validate_python((await call(**body, **more)).json())
+            if "prompt_logprobs" not in body:
+                options = {"include_usage": True, "continuous_usage_stats": True}
+                for part in chunks(await call(**body, **more, stream=True, stream_options=options)):
+                    declared.validate_python(part)

@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import aclosing
-from typing import Annotated
 
-from msgspec import Meta, Struct
+from fastapi import APIRouter
+from pydantic import BaseModel, Field
 
 from ferrule.errors import RequestFailed
+from ferrule.interfaces.http import Router, RouterContext
 from ferrule.interfaces.parsers import Content
-from ferrule.interfaces.router import Call, Reply, Route, Router, RouterContext
 from ferrule.interfaces.service import Generate, Prompt
-from ferrule.types import SamplingParams
+from ferrule.sampling_params import SamplingParams
+from ferrule.schema import Body, Count, SomeText
 
 
-class Continue(Struct):
-    """The body. What does not fit it is answered 400 before the handler is called."""
+class Continue(Body):
+    """What does not fit it is answered 400 before the handler is called."""
 
-    text: Annotated[str, Meta(min_length=1)]
-    tokens: Annotated[int, Meta(ge=1)] = 16
+    text: SomeText = Field(description="What to continue.")
+    tokens: Count = Field(16, description="At most so many tokens.")
+
+
+class Continued(BaseModel):
+    text: str
 
 
 class ExampleRouter(Router):
-    def routes(self, ctx: RouterContext) -> Sequence[Route]:
-        async def proceed(call: Call) -> Reply:
-            body: Continue = call.body
+    def router(self, ctx: RouterContext) -> APIRouter:
+        routes = APIRouter()
+
+        @routes.post("/example", summary="Continue a text.")
+        async def proceed(body: Continue) -> Continued:
             params = SamplingParams(temperature=0.0, max_tokens=body.tokens)
             outputs = await ctx.service.generate(
                 Generate(prompts=(Prompt(text=body.text),), params=params, raw=True, streamed=False)
@@ -36,6 +42,6 @@ class ExampleRouter(Router):
                     text += "".join(event.text for event in output.events if isinstance(event, Content))
                     if output.error is not None:
                         raise RequestFailed(output.error)
-            return Reply({"text": text})
+            return Continued(text=text)
 
-        return [Route(method="POST", path="/example", handler=proceed, body_type=Continue, summary="Continue a text.")]
+        return routes

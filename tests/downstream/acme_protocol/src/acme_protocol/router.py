@@ -10,22 +10,24 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
-from typing import Annotated, Any, cast
+from typing import Any, cast
 
-from msgspec import Meta, Struct, field
+from fastapi import APIRouter, Response
+from pydantic import Field
 
 from ferrule.errors import RequestFailed
+from ferrule.interfaces.http import JSON, EventStream, Router, RouterContext, streams
 from ferrule.interfaces.parsers import CallArguments, CallEnd, CallStart, Content
-from ferrule.interfaces.router import Call, EventStream, Reply, Route, Router, RouterContext
 from ferrule.interfaces.service import ChatPrompt, Generate, Output, Prompt, Service
-from ferrule.types import SamplingParams
+from ferrule.sampling_params import SamplingParams
+from ferrule.schema import Body, Count, SomeText
 
 
-class Ability(Struct):
+class Ability(Body):
     """Something that the model may ask for."""
 
-    name: Annotated[str, Meta(min_length=1, max_length=64)]
-    takes: dict[str, str] = field(default_factory=dict)
+    name: SomeText = Field(max_length=64)
+    takes: dict[str, str] = {}
 
     def tool(self) -> dict[str, Any]:
         properties = {name: {"type": kind} for name, kind in self.takes.items()}
@@ -33,12 +35,12 @@ class Ability(Struct):
         return {"type": "function", "function": function}
 
 
-class Ask(Struct):
+class Ask(Body):
     """The body."""
 
-    question: Annotated[str, Meta(min_length=1)]
-    abilities: list[Ability] = field(default_factory=list)
-    most: Annotated[int, Meta(ge=1)] = 64
+    question: SomeText
+    abilities: list[Ability] = []
+    most: Count = 64
     live: bool = False
     rehearse: str | None = None
 
@@ -46,46 +48,42 @@ class Ask(Struct):
 class Acme(Router):
     conformance = "acme_protocol.conformance:ROUTER"
 
-    def routes(self, ctx: RouterContext) -> list[Route]:
-        self._service: Service = ctx.service
-        return [
-            Route(
-                method="POST",
-                path="/acme/v1/ask",
-                handler=self._ask,
-                body_type=Ask,
-                summary="Ask a question.",
-                tags=("acme",),
-            )
-        ]
+    def router(self, ctx: RouterContext) -> APIRouter:
+        service = ctx.service
+        routes = APIRouter(tags=["acme"])
 
-    async def _ask(self, call: Call) -> Reply | EventStream:
-        body: Ask = call.body
-        ids = None
-        if body.rehearse is not None:
-            ids = await self._service.tokenize(Prompt(text=body.rehearse, add_special_tokens=False))
-        tools = tuple(ability.tool() for ability in body.abilities) or None
-        request = Generate(
-            prompts=(ChatPrompt(messages=({"role": "user", "content": body.question},), tools=tools),),
-            params=SamplingParams(temperature=0.0, max_tokens=len(ids) if ids else body.most),
-            tools=tools,
-            tool_choice="auto" if tools else None,
-            logits_processors=({"qualname": "acme_rehearsal", "kwargs": {"ids": ids}},) if ids else (),
-            streamed=body.live,
-        )
-        outputs = await self._service.generate(request)
-        if body.live:
-            return EventStream(_Events(outputs))
-        answer: dict[str, Any] = {"answer": "", "actions": []}
-        async with aclosing(_Events(outputs)) as events:
-            async for event in events:
-                if "say" in event:
-                    answer["answer"] += event["say"]
-                elif "do" in event:
-                    answer["actions"].append(event)
-                else:
-                    answer |= event
-        return Reply(answer)
+        @routes.post("/acme/v1/ask", summary="Ask a question.", responses=streams(dict[str, Any]))
+        async def ask(body: Ask) -> Response:
+            events = _Events(await service.generate(await _request(body, service)))
+            if body.live:
+                return EventStream(events)
+            answer: dict[str, Any] = {"answer": "", "actions": []}
+            async with aclosing(events):
+                async for event in events:
+                    if "say" in event:
+                        answer["answer"] += event["say"]
+                    elif "do" in event:
+                        answer["actions"].append(event)
+                    else:
+                        answer |= event
+            return JSON(answer)
+
+        return routes
+
+
+async def _request(body: Ask, service: Service) -> Generate:
+    ids = None
+    if body.rehearse is not None:
+        ids = await service.tokenize(Prompt(text=body.rehearse, add_special_tokens=False))
+    tools = tuple(ability.tool() for ability in body.abilities) or None
+    return Generate(
+        prompts=(ChatPrompt(messages=({"role": "user", "content": body.question},), tools=tools),),
+        params=SamplingParams(temperature=0.0, max_tokens=len(ids) if ids else body.most),
+        tools=tools,
+        tool_choice="auto" if tools else None,
+        logits_processors=({"qualname": "acme_rehearsal", "kwargs": {"ids": ids}},) if ids else (),
+        streamed=body.live,
+    )
 
 
 class _Events:

@@ -1,4 +1,4 @@
-"""What stands between the wire and a handler: body limits, time-outs, content type, JSON."""
+"""A request's body on its way in: limits of size and time, content type, strict JSON."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
-from ferrule.api.decode import BodyDecoder, JsonScan, scan_whole
-from ferrule.api.lifecycle import ClientGone
+from ferrule.api.json_body import JsonScan, decode, scan_whole
+from ferrule.api.lifecycle import ClientGone, Exchange
 from ferrule.config import LimitsConfig
 from ferrule.errors import RequestError, TooLargeError, TooSlowError
 
@@ -27,11 +27,17 @@ class Intake:
         self.received = 0  # bytes
         self.done = headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers
 
-    async def decoded(self, decoder: BodyDecoder) -> tuple[Any, tuple[str, ...]]:
-        """The typed body and the names of its unknown fields. Raises RequestError, ClientGone."""
+    async def json(self) -> tuple[bytes, Any]:
+        """The whole body, and the value that it holds. Raises RequestError, ClientGone."""
         self._check_headers()
         body, scan = await self._read()
-        return decoder.decode(body, scan)
+        return body, decode(body, scan)
+
+    async def receive(self) -> Message:
+        """ASGI's `receive` under the limits, for handlers that read the body themselves."""
+        piece = await self._next()
+        self._count(self.received)
+        return {"type": "http.request", "body": piece, "more_body": not self.done}
 
     def _check_headers(self) -> None:
         length = self._headers.get("content-length", "")
@@ -86,6 +92,13 @@ class Intake:
         body = bytes(message.get("body", b""))
         self.received += len(body)
         return body
+
+    async def watch(self, exchange: Exchange) -> None:
+        """Stop the exchange when the client leaves. A body that was not read is the handler's to read."""
+        if self.done:
+            while (await self._receive())["type"] != "http.disconnect":
+                pass
+            exchange.stop(ClientGone())
 
     async def linger(self, seconds: float, num_bytes: int) -> None:
         """Read and drop what is still on its way, so that the client gets to read an early answer."""

@@ -1,0 +1,143 @@
+"""The OpenAPI document: FastAPI's, with what the frame does around every route."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastapi.openapi.utils import get_openapi
+
+from ferrule import __version__
+from ferrule.api.paths import Entry, routes_of
+from ferrule.config import Config
+from ferrule.interfaces.http import Access
+
+_ERROR = {
+    "description": "Every error, whatever its status, has this form.",
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string", "description": "What is wrong, and what would be right."},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"], "description": "The field at fault."},
+                "code": {"type": "integer", "description": "The HTTP status."},
+            },
+        }
+    },
+}
+_ERROR_REF = {"$ref": "#/components/schemas/Error"}
+_FAILURES: Mapping[int, str] = {
+    400: "A value, the prompt or the body is wrong; param names the field.",
+    401: "The key is missing or wrong.",
+    403: "The feature is switched off.",
+    404: "There is no such model.",
+    408: "The body did not arrive in time, or the timeout that it names has passed.",
+    413: "The body is over the limit.",
+    429: "The queue is full; Retry-After says when to come back.",
+    500: "The server's own fault; its log says why.",
+    503: "Starting, shutting down, or the engine is dead or stalled; see Retry-After.",
+}
+_ONLY_BODY = frozenset({403, 408, 413, 429})
+_RETRY = {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds."}}
+_TAGS = {
+    "openai": "The routes of OpenAI's API, with further fields.",
+    "tokens": "The tokenizer.",
+    "health": "Probes and figures.",
+    "docs": "This description.",
+    "admin": "Administration; absent unless FERRULE_SERVER_DEV_MODE=1.",
+}
+_SECRETS = {Access.KEY: "key", Access.ADMIN: "adminKey"}
+_SCHEMES = {
+    "key": {"type": "http", "scheme": "bearer", "description": "--api-key"},
+    "adminKey": {"type": "http", "scheme": "bearer", "description": "--admin-key, or else --api-key"},
+}
+_FASTAPI_ERRORS = ("HTTPValidationError", "ValidationError")
+
+
+def describe(entries: Sequence[Entry], config: Config) -> dict[str, Any]:
+    """An OpenAPI 3.1 document of the routes."""
+    routes = routes_of(entries)
+    used = {str(tag) for route in routes for tag in route.tags}
+    document = get_openapi(
+        title="Ferrule",
+        version=__version__,
+        description="An LLM inference server. null means the same as an absent field.",
+        routes=routes,
+        servers=[{"url": "/" + (config.frontend.root_path or "").strip("/")}],
+        tags=[{"name": tag, "description": _TAGS.get(tag, "")} for tag in sorted(used, key=_order)],
+    )
+    document = _with_definitions(document)
+    for entry in entries:
+        operation = document["paths"].get(entry.route.path_format, {}).get(entry.method.lower())
+        if operation is not None:
+            _complete(operation, entry, config)
+    schemas = document["components"]["schemas"]
+    for name in _FASTAPI_ERRORS:
+        schemas.pop(name, None)
+    schemas["Error"] = _ERROR
+    document["components"]["securitySchemes"] = _SCHEMES
+    return document
+
+
+def _order(tag: str) -> tuple[int, str]:
+    return (list(_TAGS).index(tag) if tag in _TAGS else len(_TAGS), tag)
+
+
+def _with_definitions(document: dict[str, Any]) -> dict[str, Any]:
+    """Definitions inside schemas go to the components, where FastAPI's own are."""
+    found: dict[str, Any] = {}
+
+    def lift(part: dict[str, Any]) -> dict[str, Any]:
+        found.update(part.pop("$defs", {}))
+        return part
+
+    text = json.dumps(document).replace('"#/$defs/', '"#/components/schemas/')
+    document = json.loads(text, object_hook=lift)
+    schemas = document.setdefault("components", {}).setdefault("schemas", {})
+    for name, schema in found.items():
+        schemas.setdefault(name, schema)
+    return document
+
+
+def _complete(operation: dict[str, Any], entry: Entry, config: Config) -> None:
+    """Add who may call the route, and every error that it may answer."""
+    words = [word.strip("{}") for word in entry.route.path_format.split("/") if word]
+    operation["operationId"] = "_".join([entry.method.lower(), *words]).replace(".", "_")
+    operation["security"] = [{_SECRETS[entry.access]: []}] if entry.access in _SECRETS else []
+    takes = entry.body is not None
+    if takes and config.frontend.strict_requests:
+        operation["description"] = "Fields that are not listed are refused (--strict-requests)."
+    responses = operation["responses"]
+    responses.pop("422", None)
+    error = {"application/json": {"schema": _ERROR_REF}}
+    for status, what in _FAILURES.items():
+        if status in _ONLY_BODY and not takes or status == 404 and not (takes or "{" in entry.path):
+            continue
+        if status == 401 and entry.access is Access.PUBLIC:
+            continue
+        responses[str(status)] = {"description": what, "content": error}
+        if status in {429, 503}:
+            responses[str(status)]["headers"] = _RETRY
+    responses["default"] = {"description": "An error.", "content": error}
+    for answer in responses.values():
+        events = answer.get("content", {}).get("text/event-stream", {})
+        if "x-event" in events:
+            events["schema"] = _events(events["x-event"])
+
+
+def _events(event: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of a stream; before OpenAPI 3.2 it is that of one event."""
+    content = {"anyOf": [event, _ERROR_REF]}
+    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": content}
+    return {
+        "type": "object",
+        "description": "With `stream: true`: events `data: JSON`, at last `data: [DONE]`. After a failure "
+        'comes `data: {"error": …}` instead, and the connection closes.',
+        "required": ["data"],
+        "properties": {"data": {"anyOf": [{"const": "[DONE]"}, data]}},
+    }

@@ -1,0 +1,191 @@
+"""From the bytes of a body to the JSON value in it, without trusting a byte of it.
+
+The scan comes first and bounds what decoding may cost: nesting, number of values, length of integers. It is linear,
+runs at the speed of `bytes` methods and can be fed as the bytes arrive.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+
+from ferrule import log
+from ferrule.errors import RequestError
+from ferrule.schema import printable
+
+_logger = log.get("api")
+
+# Budget for the values of one body. A string, list or object costs 8, any other element 1: some 4 million token ids,
+# or half a million strings. It bounds the memory that decoding may take to a small multiple of the largest body.
+MAX_COST = 1 << 22
+_COST = 8
+_MAX_REPEATED = 16  # repeated fields that are named
+_MAX_COMPARED = 1 << 16  # bytes of a body that is searched for repeated fields
+_INT_DIGITS = 19  # digits of the largest 64-bit integer
+_INT_MAX = (1 << 63) - 1
+
+_REST = rb'[^"\\]*+(?:\\.[^"\\]*+)*+'  # of a string, up to its closing quote
+_STRING_REST = re.compile(_REST, re.DOTALL)
+_STRING = re.compile(rb'"%b"|"(%b\\?\Z)' % (_REST, _REST), re.DOTALL)  # the group is a string that does not end here
+_LONG_INT = re.compile(rb"(?<![\d.eE+])(-?+)(\d{19,}+)(?![.eE])")
+_AS_ZERO = bytes.maketrans(b"123456789", b"0" * 9)
+_LONG_RUN = b"0" * _INT_DIGITS  # no integer is too long without so many digits: found much faster than by expression
+_NUMBER_TAIL = re.compile(rb"[\d.eE+-]{1,64}\Z")
+_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_OPENING = frozenset(b"[{")
+
+
+class JsonScan:
+    """Feed it a body in pieces; it raises RequestError as soon as a limit is passed."""
+
+    def __init__(self, max_depth: int) -> None:
+        self.has_long_int = False  # an integer that does not fit in 64 bits was seen outside strings
+        self._max_depth = max_depth
+        self._depth = 0
+        self._cost = 0
+        self._in_string = False
+        self._escaped = False  # the next byte is escaped by a backslash that ended the last piece
+        self._tail = b""  # number characters that ended the last piece
+
+    def feed(self, piece: bytes) -> None:
+        if self._in_string:
+            piece = self._after_string(piece)
+        parts = _STRING.split(piece)  # what stands between strings, alternating with the group
+        self._between(b"".join(parts[::2]))
+        self._cost += _COST * (len(parts) // 2)
+        if len(parts) > 1 and parts[-2] is not None:
+            self._after_string(parts[-2])
+        if self._cost > MAX_COST:
+            raise RequestError("The body holds too many values.")
+
+    def _after_string(self, piece: bytes) -> bytes:
+        """Skip to the end of the open string; what follows it, or nothing."""
+        if self._escaped and piece:
+            piece, self._escaped = piece[1:], False
+        match = _STRING_REST.match(piece)
+        place = match.end() if match else 0
+        self._in_string = piece[place : place + 1] != b'"'
+        self._escaped = self._escaped or piece[place : place + 1] == b"\\"  # the last byte
+        return piece[place + 1 :]
+
+    def _between(self, text: bytes) -> None:
+        """What stands outside strings."""
+        self._cost += text.count(b",")
+        for byte in text.translate(None, _NOT_BRACKETS):
+            if byte in _OPENING:
+                self._depth += 1
+                self._cost += _COST
+                if self._depth > self._max_depth:
+                    raise RequestError(f"The body is nested deeper than {self._max_depth} levels.")
+            else:
+                self._depth -= 1
+        text = self._tail + text
+        self.has_long_int = self.has_long_int or _exceeds(text)
+        tail = _NUMBER_TAIL.search(text, max(0, len(text) - 64))
+        self._tail = tail.group() if tail else b""
+
+
+def _exceeds(text: bytes) -> bool:
+    """True when a text without strings holds an integer outside 64 bits."""
+    if _LONG_RUN not in text.translate(_AS_ZERO):
+        return False
+    for sign, digits in _LONG_INT.findall(text):
+        if len(digits) > _INT_DIGITS or int(digits) > _INT_MAX + bool(sign):
+            return True
+    return False
+
+
+def scan_whole(body: bytes, max_depth: int) -> JsonScan:
+    """Scan a body that is here as a whole; the common small one costs a few microseconds."""
+    scan = JsonScan(max_depth)
+    if len(body) > 1 << 16 or body.count(b"[") + body.count(b"{") > max_depth or _LONG_INT.search(body):
+        scan.feed(body)
+    return scan
+
+
+_decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
+_UNFIT = object()
+_raw_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def decode(body: bytes, scan: JsonScan) -> Any:
+    """The value. Raises RequestError; the message never repeats a value of the client's."""
+    try:
+        value = _decoder.decode(body)
+    except UnicodeDecodeError:
+        raise RequestError("The body is not valid UTF-8.") from None
+    except msgspec.DecodeError as error:
+        if "out of range" in str(error):
+            raise _unfit(body) from None
+        raise RequestError(_syntax(body)) from None
+    except RecursionError:
+        raise RequestError("The body is nested too deeply.") from None
+    if scan.has_long_int:
+        raise _unfit(body)
+    if len(body) <= _MAX_COMPARED and (names := _repeated(body)):
+        _logger.warning("a body repeats fields, the last of each counts", fields=",".join(names))
+    return value
+
+
+def _unfit(body: bytes) -> RequestError:
+    """Name the place of a number that does not fit in 64 bits; in a large body only the field."""
+    if len(body) <= _MAX_COMPARED:
+        found = json.loads(body, parse_int=_fit_int, parse_float=_fit_float)
+        place = next(_places(found, ""), "")
+    else:
+        place = next((printable(name) for name, raw in _fields(body) if _exceeds(_STRING.sub(b"", bytes(raw)))), "")
+    what = "integers must fit in 64 bits, and other numbers in a float"
+    return RequestError(f"{place}: {what}." if place else f"{what.capitalize()}.", place or None)
+
+
+def _fields(body: bytes) -> Iterable[tuple[str, msgspec.Raw]]:
+    try:
+        return _raw_fields.decode(body).items()
+    except msgspec.DecodeError:  # not an object
+        return ()
+
+
+def _fit_int(text: str) -> Any:
+    return _UNFIT if _exceeds(text.encode()) else 0
+
+
+def _fit_float(text: str) -> Any:
+    return _UNFIT if math.isinf(float(text)) else 0
+
+
+def _places(value: Any, place: str) -> Iterator[str]:
+    if value is _UNFIT:
+        yield place
+    elif isinstance(value, list):
+        for number, item in enumerate(value):
+            yield from _places(item, f"{place}[{number}]")
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            yield from _places(item, f"{place}.{printable(name)}" if place else printable(name))
+
+
+def _repeated(body: bytes) -> list[str]:
+    """Names that an object holds more than once."""
+    found: set[str] = set()
+
+    def note(pairs: list[tuple[str, Any]]) -> None:
+        counts = Counter(name for name, _ in pairs)
+        if len(counts) < len(pairs):
+            found.update(name for name, count in counts.items() if count > 1)
+
+    json.loads(body, object_pairs_hook=note)
+    return [printable(name) for name in sorted(found)[:_MAX_REPEATED]]
+
+
+def _syntax(body: bytes) -> str:
+    if not body.strip():
+        return "The body is empty; a JSON object is expected."
+    if body.startswith(b"\xef\xbb\xbf"):
+        return "The body starts with a byte order mark, which JSON does not allow."
+    return "The body is not valid JSON (RFC 8259): NaN, Infinity, lone surrogates and comments are not allowed."

@@ -1,0 +1,189 @@
+"""`router`: HTTP routes, written as FastAPI writes them. The frame around them does what must not depend on a route.
+
+A plugin returns an `APIRouter`::
+
+    class Ask(Body):
+        question: str = Field(min_length=1, description="What to ask.")
+
+    class Answer(BaseModel):
+        text: str
+
+    class Asking(Router):
+        def router(self, ctx: RouterContext) -> APIRouter:
+            routes = APIRouter(tags=["ask"])
+
+            @routes.post("/ask", summary="Ask a question.")
+            async def ask(body: Ask, info: CurrentRequest) -> Answer:
+                return Answer(text=await answer(ctx.service, body, info.id))
+
+            return routes
+
+Before FastAPI sees a request, the frame has compared the raw path byte for byte, checked the key that the route needs
+(`needs`; a route without it needs `--api-key`), asked whether the server takes work, read the body under the limits of
+size, time and depth, and decoded it once as strict JSON: no NaN, no lone surrogates, integers of 64 bits. Body fields
+that the route's model does not declare are told to the client, or refused with ``--strict-requests``. So bodies are
+declared as pydantic models: `ferrule.schema.Body` has the settings that fit, and beside it are types such as `Int`.
+A handler that reads a raw body from `fastapi.Request` is under the limits too, and checks what it reads itself.
+
+A handler returns a model or a dict, which FastAPI checks against the declared answer and encodes; `JSON`, which is
+encoded as it is; an `EventStream`; or any other `Response`. It raises the exceptions of `ferrule.errors`. Every error
+reaches the client as ``{"error": {"message", "type", "param", "code"}}``: what pydantic finds is a 400 that names the
+field, HTTPException has the status that it says, and anything else is a 500 without its text.
+
+Only path operations are taken: no mounts, websockets or plain Starlette routes. Lifespan events are not run.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
+
+import msgspec
+from fastapi import APIRouter, Depends, Request, Response, params
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, TypeAdapter
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
+    from ferrule.config import Config
+    from ferrule.interfaces.plugins import Plugins
+    from ferrule.interfaces.service import Service
+
+SCOPE_KEY = "ferrule"  # of the ASGI scope: the frame's side of a request, a `Frame`
+
+
+class Access(Enum):
+    """Who may call a route. PUBLIC is for the short list of probes only."""
+
+    PUBLIC = "public"
+    KEY = "key"  # `--api-key`, when one is set
+    ADMIN = "admin"  # absent unless admin routes are on; needs the admin key
+
+
+@dataclass(frozen=True)
+class Needs:
+    """The dependency that `needs` makes. The frame reads it when the application is built; called, it does nothing."""
+
+    access: Access
+
+    async def __call__(self) -> None:
+        return None
+
+
+def needs(access: Access) -> params.Depends:
+    """For ``dependencies=[…]`` of a route, or of an APIRouter for all its routes; a route's own wins.
+
+    Without it a route is `Access.KEY`.
+    """
+    needed: params.Depends = Depends(Needs(access))
+    return needed
+
+
+def access_of(route: APIRoute) -> Access:
+    """Who may call a route: the last mark counts, as FastAPI puts those of the router before those of the route."""
+    marks = [needed.dependency for needed in route.dependencies]
+    return next((mark.access for mark in reversed(marks) if isinstance(mark, Needs)), Access.KEY)
+
+
+@dataclass(frozen=True)
+class RequestInfo:
+    """What the frame knows of a request beyond what FastAPI gives to handlers. See `CurrentRequest`."""
+
+    id: str  # ours, random; the client's own is in `headers`
+    headers: Mapping[str, str]  # lower-case names
+    disconnected: Callable[[], Awaitable[None]]  # resolves when the client has left
+    unknown_fields: tuple[str, ...] = ()  # body fields that no model declares, such as ``a.b[2].c``; printable
+
+
+class Frame(Protocol):
+    """What the frame puts into the ASGI scope under `SCOPE_KEY`."""
+
+    info: RequestInfo
+
+    async def stream(self, reply: EventStream) -> None:
+        """Send all of it."""
+
+
+async def request_info(request: Request) -> RequestInfo:
+    """The dependency behind `CurrentRequest`."""
+    frame: Frame = request.scope[SCOPE_KEY]
+    return frame.info
+
+
+CurrentRequest = Annotated[RequestInfo, Depends(request_info)]  # a handler's parameter: `info: CurrentRequest`
+
+
+def encode(content: Any) -> bytes:
+    """JSON: a pydantic model by its own rules, anything else as msgspec writes it."""
+    if isinstance(content, BaseModel):
+        return content.model_dump_json(by_alias=True).encode()
+    return msgspec.json.encode(content)
+
+
+class JSON(Response):
+    """An answer that is encoded as it is: nothing is checked against the declared model, which is for the document."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return encode(content)
+
+
+class EventStream(Response):
+    """Server-sent events. Each item is encoded as `JSON` is and sent as one `data:` event; then `[DONE]`.
+
+    An exception from the iterator becomes one error event, and the connection closes without `[DONE]`. When the client
+    leaves, the iterator is cancelled. It is closed in every case (`aclose`, if it has that).
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncIterator[Any], headers: Mapping[str, str] | None = None) -> None:
+        self.events = events
+        self.status_code = 200
+        self.background = None
+        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no", **(headers or {})})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        frame: Frame = scope[SCOPE_KEY]
+        await frame.stream(self)
+        if self.background is not None:
+            await self.background()
+
+
+def streams(event: Any) -> dict[int | str, dict[str, Any]]:
+    """For ``responses=``: says that a 200 may also be an `EventStream` whose events are of this type."""
+    described = TypeAdapter(list[event]).json_schema(mode="serialization", ref_template="#/components/schemas/{model}")
+    schema = described["items"] | {"$defs": described.get("$defs", {})}  # in a list a model is a reference
+    return {200: {"content": {"text/event-stream": {"x-event": schema}}}}
+
+
+@dataclass(frozen=True)
+class RouterContext:
+    """What a router may use. `service` is the only way to the engine, and it holds the admission gate.
+
+    Routers are asked before the engine is ready: until then every use of `service` raises UnavailableError, so it is to
+    be used by handlers, not by `Router.router`.
+    """
+
+    config: Config
+    plugins: Plugins
+    service: Service
+    load: Callable[[], int] = int  # requests with a body that are being served, in all API processes
+
+
+class Router(ABC):
+    @abstractmethod
+    def router(self, ctx: RouterContext) -> APIRouter:
+        """The routes to serve. Two routers that claim one method and path stop start-up."""
+
+    def absent(self, ctx: RouterContext) -> Mapping[str, str]:
+        """Paths that clients may try and nobody serves, each with a sentence that says what would be right.
+
+        A path that ends in ``/`` stands for itself without it, and for all below.
+        """
+        return {}

@@ -1,0 +1,69 @@
+"""Marks of fields that are documented and that this build does nothing with. One check reads them, for every body."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from pydantic import BaseModel, GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
+
+from ferrule.errors import RequestError
+
+
+@dataclass(frozen=True)
+class Mark:
+    """`refused`: the field would change the answer, so asking for it is an error; otherwise it is named in a warning.
+
+    `harmless` are values that ask for nothing.
+    """
+
+    reason: str
+    refused: bool
+    harmless: tuple[Any, ...]
+
+    def asks(self, value: Any) -> bool:
+        """Whether a value asks for what is not there. 0 is not false."""
+        return value is not None and not any(type(value) is type(idle) and value == idle for idle in self.harmless)
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        told = handler(schema)
+        if self.refused:
+            told |= {"enum": [None, *self.harmless]} if self.harmless else {"type": "null"}
+        effect = "Not available in this build" if self.refused else "No effect"
+        return {**told, "description": f"{effect}: {self.reason}."}
+
+
+def not_here(feature: str, *harmless: Any) -> Mark:
+    """Of a field whose feature this build does not have."""
+    return Mark(feature, True, harmless)
+
+
+def no_effect(reason: str, *harmless: Any) -> Mark:
+    """Of a field that is known and changes nothing here."""
+    return Mark(reason, False, harmless)
+
+
+@lru_cache(maxsize=256)
+def marks_of(model: type[BaseModel]) -> Mapping[str, Mark]:
+    """Field → its mark."""
+    found = {}
+    for name, field in model.model_fields.items():
+        for item in field.metadata:
+            if isinstance(item, Mark):
+                found[name] = item
+    return found
+
+
+def check_marks(body: BaseModel) -> list[tuple[str, str]]:
+    """(field, reason) of each given field that has no effect. Raises RequestError for one whose feature is not here."""
+    given = body.model_fields_set
+    marks = marks_of(type(body)).items()
+    asked = [(name, mark) for name, mark in marks if name in given and mark.asks(getattr(body, name))]
+    for name, mark in asked:
+        if mark.refused:
+            raise RequestError(f"{name}: not available in this build: {mark.reason}.", name)
+    return [(name, f"{mark.reason}.") for name, mark in asked]

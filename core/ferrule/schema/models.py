@@ -1,0 +1,103 @@
+"""Bases of models: `Body` for what comes as JSON, `Arguments` for what Python callers build."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    model_validator,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
+
+from ferrule.schema.refusal import refusal_of
+
+
+def _fail_fast(part: Any) -> None:
+    if isinstance(part, dict):
+        if part.get("type") in ("list", "tuple", "set", "frozenset"):
+            part["fail_fast"] = True
+        for value in part.values():
+            _fail_fast(value)
+    elif isinstance(part, list):
+        for value in part:
+            _fail_fast(value)
+
+
+class Strict(BaseModel):
+    """A model that takes no value of another type, and that never changes. Lists end at their first wrong item."""
+
+    model_config = ConfigDict(strict=True, frozen=True, protected_namespaces=())
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """A million wrong items are one error, not a million."""
+        schema = handler(source)
+        _fail_fast(schema)
+        return schema
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """Without titles, and without defaults: descriptions tell those, for a model's own may hold instead."""
+        told = handler.resolve_ref_schema(handler(schema))
+        for field in told.get("properties", {}).values():
+            field.pop("title", None)
+            field.pop("default", None)
+        return told
+
+
+class Body(Strict):
+    """A JSON object from a client. null means the same as an absent field.
+
+    Keys that the model does not have are left out; the frame around the routes tells them to the client.
+    """
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, value: Any) -> Any:
+        return {key: item for key, item in value.items() if item is not None} if isinstance(value, dict) else value
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        told = super().__get_pydantic_json_schema__(schema, handler)
+        for name, field in told.get("properties", {}).items():
+            if name not in told.get("required", ()):
+                told["properties"][name] = _or_null(field)
+        return told
+
+
+def _or_null(field: JsonSchemaValue) -> JsonSchemaValue:
+    kinds = field.get("anyOf", [])
+    if not field.keys() - {"description"} or {"type": "null"} in [field, *kinds] or None in field.get("enum", ()):
+        return field
+    if field.get("type") == "null":
+        return field
+    rest = {name: value for name, value in field.items() if name != "description"}
+    told = {"anyOf": [*(kinds or [rest]), {"type": "null"}]}
+    return told | ({"description": field["description"]} if "description" in field else {})
+
+
+class Arguments(Strict):
+    """What a Python caller builds by keywords. A wrong or unknown one is a RequestError that names it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _refuse(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        try:
+            return handler(value)
+        except ValidationError as error:
+            raise refusal_of(error, cls) from None
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A copy, with changes that are checked like the rest. Raises RequestError."""
+        given = {name: getattr(self, name) for name in self.model_fields_set}
+        return type(self)(**{**given, **(update or {})})

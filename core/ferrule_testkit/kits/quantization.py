@@ -206,10 +206,11 @@ class QuantizationKit(Kit):
 
 def _projections(given: LinearLayer) -> dict[str, int]:
     """Equal shares of the outputs, the rest in the last one."""
-    count = len(given.projections)
-    rows = dict.fromkeys(given.projections, given.out_features // count)
-    if rows:
-        rows[given.projections[-1]] += given.out_features % count
+    if not given.projections:
+        return {}
+    share, rest = divmod(given.out_features, len(given.projections))
+    rows = dict.fromkeys(given.projections, share)
+    rows[given.projections[-1]] += rest
     return rows
 
 

@@ -255,7 +255,7 @@ def test_it_replaces_only_what_it_wrote(source: Callable[[str], Path], plugins: 
     assert pack(plugins, source("llama"), out, "-q", "int4", "--force") == 0
     assert json.loads((out / "config.json").read_text())["quantization_config"]["method"] == "int4"
     shutil.copytree(source("llama"), other)
-    with pytest.raises(ConfigError, match="no folder that `ferrule pack` wrote"):
+    with pytest.raises(ConfigError, match="is not a folder that `ferrule pack` wrote"):
         pack(plugins, source("llama"), other, "-q", "int8", "--force")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "out"]
 
@@ -358,7 +358,7 @@ def _configured(change: Callable[[dict[str, Any]], None]) -> Callable[[Path], No
     ("damage", "text"),
     [
         (_truncated, "truncated"),
-        (_no_header, "no safetensors file or is truncated"),
+        (_no_header, "not a safetensors file, or is truncated"),
         (_tensors(_short), "lm_head.packed_weight.*shape"),
         (_tensors(_other_type), "int16"),
         (_tensors(_lost), "lack.*layers.1.self_attn.qkv_proj.packed_weight"),
@@ -399,5 +399,5 @@ def test_factors_that_are_no_numbers_are_told(source: Callable[[str], Path], plu
         tensors["layers.1.mlp.down_proj.packed_factors"][0] = torch.nan
 
     _tensors(spoil)(out)
-    with pytest.raises(CheckpointError, match="no finite number"):
+    with pytest.raises(CheckpointError, match="is not a finite number"):
         loaded_from(out, plugins)

@@ -14,7 +14,8 @@ from typing import Any
 
 from ferrule.api.lifecycle import Lifecycle
 from ferrule.api.routes import assemble
-from ferrule.config import Config, FrontendConfig, PluginConfig
+from ferrule.config import Config, FrontendConfig
+from ferrule.config.resolve import resolve
 from ferrule.env import Environment
 from ferrule.interfaces.http import RouterContext
 from ferrule.plugin import discover
@@ -33,8 +34,8 @@ _NEEDS = {"key": "key", "adminKey": "admin key, dev mode"}
 def spec() -> Mapping[str, Any]:
     """The document of a server with all built-in routers, with the routes for administration and of flags."""
     frontend = FrontendConfig(enable_tokenizer_info_endpoint=True)
-    config = Config(env=Environment(server_dev_mode=True), frontend=frontend)
-    plugins = discover(PluginConfig(), Environment())
+    config = resolve(Config(env=Environment(server_dev_mode=True), frontend=frontend))
+    plugins = discover()
     application, _ = assemble(config, plugins, RouterContext(config, plugins, Lifecycle().service))
     return application.openapi()
 

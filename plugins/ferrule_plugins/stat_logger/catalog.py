@@ -308,10 +308,7 @@ DEPRECATED = (
     ),
     _milliseconds(
         "model_forward_time_milliseconds",
-        _milliseconds(
-            "model_forward_time_milliseconds",
-            "Equal to model_execute_time_milliseconds: the forward pass is not timed separately from the step.",
-        ),
+        "Equal to model_execute_time_milliseconds: the forward pass is not timed separately from the step.",
     ),
     _alias("time_in_queue_requests", "Former name of request_queue_time_seconds.", _QUEUED, HIDDEN_BUT_HERE),
 )

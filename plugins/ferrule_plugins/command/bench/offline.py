@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from msgspec.structs import replace
-
 from ferrule import LLM, SamplingParams
 from ferrule.config import Config
 from ferrule.config.option import opt
@@ -59,7 +57,7 @@ def latency(options: LatencyBench, config: Config, plugins: Plugins) -> int:
         vocab = llm.model.vocab_size
 
         def seconds(number: int, output_len: int) -> float:
-            params = replace(_params(options), max_tokens=output_len)
+            params = _params(options).model_copy(update={"max_tokens": output_len})
             prompts = random_prompts(options.batch_size, options.input_len, 0, (10, vocab), number)
             start = time.perf_counter()
             llm.generate(prompts, params, use_tqdm=False)

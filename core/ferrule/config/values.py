@@ -7,7 +7,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -23,9 +23,9 @@ SCALES: dict[str, int] = {"": 1} | {
 }
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 _SHOWN = 80  # characters of a wrong value that an error repeats
-_MAX_DEPTH = 64  # levels of objects and lists in a JSON value
 
 Notice = Callable[[str], None]
+T = TypeVar("T")
 
 
 def human_size(text: str) -> int:
@@ -88,8 +88,7 @@ def merge(old: Any, match: Match, raw: Any, notice: Notice) -> dict[str, Any]:
     result: dict[str, Any] = _copy(old)
     if not match.path:
         _update(result, _as_json(match.spec, raw, notice), (), notice)
-        _crosses(result)
-        return result
+        return _sendable(result)
     inner: Any = result
     for depth, key in enumerate(match.path[:-1], 1):
         inner = inner.setdefault(key, {})
@@ -107,8 +106,7 @@ def merge(old: Any, match: Match, raw: Any, notice: Notice) -> dict[str, Any]:
             items.extend(loose(part) for part in str(raw).split(","))
     else:
         _update(inner, {key: value}, match.path[:-1], notice)
-    _crosses(result)
-    return result
+    return _sendable(result)
 
 
 def loose(text: str) -> Any:
@@ -127,8 +125,7 @@ def _one(spec: Spec, raw: Any) -> bool | int | float | str:
             raw = json.dumps(_plain(raw))
         if not isinstance(raw, (str, os.PathLike)):
             raise ValueError
-        text = str(os.fspath(raw))
-        _crosses(text)
+        text = _sendable(str(os.fspath(raw)))
         return text.lower() if spec.option.lower else text
     if spec.base is bool:
         if isinstance(raw, str) and is_boolean(raw):
@@ -168,26 +165,16 @@ def _number(raw: str | int | float) -> float:
     return value
 
 
-def _crosses(value: Any) -> None:
-    """Refuse what no message between processes can carry. Raises ValueError."""
-    _limit_depth(value)
+def _sendable(value: T) -> T:
+    """A copy of the value, if a message between processes can carry it. Raises ValueError."""
+    value = _copy(value)
     try:
         msgspec.msgpack.encode(value)
     except UnicodeEncodeError:
         raise ValueError("not Unicode text") from None
     except OverflowError:
         raise ValueError("a number is too large") from None
-
-
-def _limit_depth(value: Any) -> None:
-    """Refuse more than `_MAX_DEPTH` levels: how deep recursion goes depends on Python's release. Raises ValueError."""
-    level = [value]
-    for _ in range(_MAX_DEPTH + 1):
-        level = [outer for outer in level if isinstance(outer, (dict, list))]
-        if not level:
-            return
-        level = [inner for outer in level for inner in (outer.values() if isinstance(outer, dict) else outer)]
-    raise ValueError("nested too deeply")
+    return value
 
 
 def _checked(spec: Spec, value: Any) -> Any:
@@ -243,10 +230,16 @@ def _plain(value: Any) -> Any:
         raise ValueError("it holds a value that JSON does not have") from None
 
 
-def _copy(value: Any) -> Any:
+def _copy(value: Any, levels: int = 64) -> Any:
+    """A copy of at most so many levels of objects and lists: Python's own limit is another in each release.
+
+    Raises ValueError.
+    """
+    if isinstance(value, (dict, list)) and not levels:
+        raise ValueError("nested too deeply")
     if isinstance(value, dict):
-        return {key: _copy(inner) for key, inner in value.items()}
-    return [_copy(inner) for inner in value] if isinstance(value, list) else value
+        return {key: _copy(inner, levels - 1) for key, inner in value.items()}
+    return [_copy(inner, levels - 1) for inner in value] if isinstance(value, list) else value
 
 
 def _update(into: dict[str, Any], new: dict[str, Any], path: Iterable[str], notice: Notice) -> None:

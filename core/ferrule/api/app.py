@@ -7,7 +7,6 @@ FastAPI is called. See `ferrule.interfaces.http` for what a route may rely on.
 from __future__ import annotations
 
 import asyncio
-import re
 import secrets
 import time
 from collections.abc import Iterable, Sequence
@@ -33,8 +32,8 @@ from ferrule.interfaces.http import SCOPE_KEY, Access, RequestInfo, RouterContex
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.stats import HttpStats
 from ferrule.plugin.hooks import HookRunner
+from ferrule.schema import REQUEST_ID
 
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}\Z")
 _MAX_QUERY_FIELDS = 64
 _LINGER = (1.0, 8 << 20)  # seconds and bytes for the rest of a body that was refused
 _METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
@@ -114,7 +113,7 @@ class Frame:
         request_id = secrets.token_hex(16)
         if self._front.enable_request_id_headers:
             given = headers.get("x-request-id", "")
-            answer.extra.append(("x-request-id", given if _REQUEST_ID.match(given) else request_id))
+            answer.extra.append(("x-request-id", given if REQUEST_ID.fullmatch(given) else request_id))
         return request_id
 
     def _admit(self, scope: Scope, headers: dict[str, str]) -> tuple[Entry, dict[str, str]]:

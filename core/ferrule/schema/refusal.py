@@ -64,7 +64,8 @@ def refusal_of(
         problems = [{**problem, "loc": problem["loc"][1:]} for problem in error]
     if isinstance(given, dict):
         problems = _at_one_place(problems, given)
-    problem = problems[0]
+    # An unknown name explains a missing one.
+    problem = next((found for found in problems if found["type"] == "extra_forbidden"), problems[0])
     path = path_of([*problem["loc"], *filter(None, [problem.get("ctx", {}).get("field")])], under)
     if problem["type"] == "extra_forbidden":
         name = str(problem["loc"][-1])

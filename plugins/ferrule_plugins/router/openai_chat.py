@@ -257,8 +257,12 @@ def _whole_choice(index: int, role: str) -> ChatChoice:
 
 def _call_delta(event: Event) -> ToolCall | None:
     if isinstance(event, CallStart):
-        function = {"name": event.name, "arguments": ""}
-        return {"index": event.index, "id": event.id, "type": "function", "function": function}  # type: ignore[typeddict-item]
+        return {
+            "index": event.index,
+            "id": event.id,
+            "type": "function",
+            "function": {"name": event.name, "arguments": ""},
+        }
     if isinstance(event, CallArguments):
         return {"index": event.index, "function": {"arguments": event.fragment}}
     return None
@@ -276,8 +280,8 @@ def _fold(choice: ChatChoice, piece: ChatChoice) -> None:
     if message.get("tool_calls") and not message["content"]:
         message["content"] = None
     if piece["logprobs"] is not None:
-        choice["logprobs"] = choice["logprobs"] or {"content": []}
-        choice["logprobs"]["content"].extend(piece["logprobs"]["content"])
+        whole = choice["logprobs"] = choice["logprobs"] or {"content": []}
+        whole["content"].extend(piece["logprobs"]["content"])
     if "token_ids" in piece:
         choice["token_ids"] = choice.get("token_ids", []) + piece["token_ids"]
     if piece["finish_reason"] is not None:

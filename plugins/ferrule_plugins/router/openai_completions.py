@@ -44,7 +44,7 @@ class Completions:
         asked = Asked.of("cmpl", body, info, request, self._ctx)
         outputs = await service.generate(request)
         count = len(request.prompts) * request.params.n
-        embedded = sum(prompt.embeds is not None for prompt in request.prompts)
+        embedded = sum(isinstance(prompt, Prompt) and prompt.embeds is not None for prompt in request.prompts)
         writer = _Writer(body, asked, count, embedded * request.params.n)
         if body.stream:
             return EventStream(Closing(writer.chunks(outputs), outputs), asked.notes.headers)

@@ -61,7 +61,7 @@ def _token_keys(values: Any) -> Any:
     return {int(key): bias for key, bias in values.items()}
 
 
-_FORMS = {str: "<a list of strings>", list: "<a list of lists of token ids>"}
+_FORMS: dict[type, str] = {str: "<a list of strings>", list: "<a list of lists of token ids>"}
 
 
 def _form_of_prompt(value: Any) -> str:

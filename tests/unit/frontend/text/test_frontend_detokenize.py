@@ -139,10 +139,14 @@ def test_special_tokens_are_left_out_or_shown() -> None:
     assert "".join(deltas(tokenizer, ids, skip_special_tokens=False)) == "<s>a<|tag|></s>b"
 
 
-def test_spaces_between_special_tokens(folder: Path) -> None:
+@pytest.mark.parametrize("windows", [False, True])
+def test_spaces_between_special_tokens(windows: bool, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer, core = opened("no_decoder", folder)
     core.add_special_tokens(["<x>", "<y>"])
     tokenizer = AutoTokenizers().open(write_tokenizer(folder / "spaced", core), {})
+    if windows:
+        monkeypatch.setattr(tokenizer, "piece", lambda token_id, first: None)
+        monkeypatch.setattr(tokenizer, "decode", lambda ids, skip_special_tokens: core.decode(ids, skip_special_tokens))
     ids = tokenizer.encode("fox <x><y> dog", add_special_tokens=False)
     spaced = "".join(deltas(tokenizer, ids, skip_special_tokens=False))
     tight = "".join(deltas(tokenizer, ids, skip_special_tokens=False, spaces_between_special_tokens=False))

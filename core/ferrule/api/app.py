@@ -67,7 +67,7 @@ class Frame:
         self._keys = Keys.of(config)
         self._hooks = hooks
         self._front = config.frontend
-        self._root = "/" + (config.frontend.root_path or "").strip("/")
+        self._root = "/" + config.frontend.root_path.strip("/")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

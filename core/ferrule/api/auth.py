@@ -27,7 +27,7 @@ class Keys:
     def of(cls, config: Config) -> Keys:
         """`--api-key` and `--admin-key`, or else the environment's."""
         front, env = config.frontend, config.env
-        return cls(front.api_key or ((env.api_key,) if env.api_key else ()), front.admin_key or env.admin_key)
+        return cls(front.api_key, front.admin_key)
 
     def check(self, authorizations: list[bytes], access: Access) -> None:
         """Raise UnauthorisedError unless the one Authorization header carries a key for this kind of route."""

@@ -68,7 +68,7 @@ def describe(entries: Sequence[Entry], config: Config) -> dict[str, Any]:
         version=__version__,
         description="An LLM inference server. null means the same as an absent field.",
         routes=routes,
-        servers=[{"url": "/" + (config.frontend.root_path or "").strip("/")}],
+        servers=[{"url": "/" + config.frontend.root_path.strip("/")}],
         tags=[{"name": tag, "description": _TAGS.get(tag, "")} for tag in sorted(used, key=_order)],
     )
     document = _with_definitions(document)

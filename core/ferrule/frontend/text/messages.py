@@ -80,7 +80,13 @@ class ChatMessage(Strict):
 
     model_config = ConfigDict(extra="allow")
 
-    role: Annotated[SomeText, Field(max_length=64, description="Who speaks, such as system, user, assistant or tool.")]
+    role: Annotated[
+        SomeText,
+        Field(
+            max_length=64,
+            description="Who speaks: `system`, `user`, `assistant`, `tool` or another that the template knows.",
+        ),
+    ]
     content: Annotated[
         Content | None, Field(description="A text, or a list of text parts. The assistant's may have calls instead.")
     ] = None

@@ -479,7 +479,7 @@ async def test_tokenize_and_back() -> None:
     assert (await site.http.post("/detokenize", json={"tokens": [97, 98]})).json() == {"prompt": "ab"}
     for path, body, param in [
         ("/tokenize", {}, "prompt"),
-        ("/tokenize", {"prompt": "a", "messages": []}, "prompt"),
+        ("/tokenize", {"prompt": "a", **chat}, "prompt"),
         ("/detokenize", {}, "tokens"),
         ("/detokenize", {"tokens": [-1]}, "tokens"),
         ("/detokenize", {"tokens": [2**31]}, "tokens"),

@@ -163,18 +163,18 @@ def _broken(world: World) -> None:
     install(_policy("unfinished", "half", _POLICY.replace("victim", "loser")), world.site)
     install(_policy("left-over", "gone"), world.site)
     (world.site / "left_over.py").unlink()
-    install(_policy("next-year", "later", group="v2.policy"), world.site)
+    install(_policy("next-year", "later", group="v3.policy"), world.site)
     install(_policy("one-rival", "rival"), world.site)
     install(_policy("other-rival", "rival"), world.site)
     install(_policy("odd-name", "a b"), world.site)
-    install(_policy("listener", "listener", _HOOKS, group="v1.hooks"), world.site)
+    install(_policy("listener", "listener", _HOOKS, group="v2.hooks"), world.site)
     install(_policy("twice", "new", version="2.0"), world.site)
     install(_policy("twice", "old", version="1.0"), local)
 
 
 def _found(world: World) -> None:
     install(_policy("ferrule-shortest", "shortest", version="0.1.0"), world.site)
-    install(_policy("listener", "listener", _HOOKS, group="v1.hooks"), world.site)
+    install(_policy("listener", "listener", _HOOKS, group="v2.hooks"), world.site)
 
 
 WORLDS: Mapping[str, Callable[[World], None]] = {

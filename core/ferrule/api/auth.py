@@ -25,9 +25,8 @@ class Keys:
 
     @classmethod
     def of(cls, config: Config) -> Keys:
-        """`--api-key` and `--admin-key`, or else the environment's."""
-        front, env = config.frontend, config.env
-        return cls(front.api_key, front.admin_key)
+        """`--api-key` and `--admin-key`, which the environment may have set."""
+        return cls(config.frontend.api_key, config.frontend.admin_key)
 
     def check(self, authorizations: list[bytes], access: Access) -> None:
         """Raise UnauthorisedError unless the one Authorization header carries a key for this kind of route."""

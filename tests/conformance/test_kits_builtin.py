@@ -92,9 +92,13 @@ def _one_thread() -> Iterator[None]:
 
 
 def cases() -> Iterator[Any]:
+    """Other names of a class that was proved already are for `make test-slow`."""
+    proved: set[str] = set()
     for ref in BUILT_IN:
+        marks = [pytest.mark.slow] if ref.target in proved else []
+        proved.add(ref.target)
         for method, _ in promises(kit_of(ref.kind)):
-            yield pytest.param(ref, method, id=f"{ref.kind}-{ref.name}-{method.removeprefix('test_')}")
+            yield pytest.param(ref, method, id=f"{ref.kind}-{ref.name}-{method.removeprefix('test_')}", marks=marks)
 
 
 @pytest.mark.parametrize(("ref", "method"), list(cases()))

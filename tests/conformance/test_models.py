@@ -21,7 +21,13 @@ NEW_TOKENS = 14
 TOLERANCE = 1e-4
 CLEAR = 3e-4  # least distance between the two best logits: below, rounding could decide
 BOTH = ("llama", "mistral", "gpt2", "gemma2")  # native ones that are run through transformers too
-CASES = [(name, "auto") for name in (*NATIVE, *TRANSFORMERS)] + [(name, "transformers") for name in BOTH]
+# Through transformers: one of each kind of attention and layer; the other architectures are in `make test-slow`.
+KINDS = ("cohere2", "deepseek_v3", "gemma3_text", "gpt_bigcode", "gpt_neox", "gpt_oss", "mixtral")
+CASES = [
+    *((name, "auto") for name in (*NATIVE, *KINDS)),
+    *(pytest.param(name, "auto", marks=pytest.mark.slow) for name in TRANSFORMERS if name not in KINDS),
+    *((name, "transformers") for name in BOTH),
+]
 
 
 def prompt(length: int, seed: int) -> list[int]:

@@ -40,7 +40,7 @@ class Oldest(Ranking):
 
 
 class Ranking(ABC):
-    """The invented base class of version 2."""
+    """The invented base class of version 3."""
 
     @abstractmethod
     def rank(self, view: RequestView) -> float:
@@ -52,7 +52,7 @@ class Ranking(ABC):
 
 
 def rank_by_key(old: type[SchedulingPolicy]) -> type[Ranking]:
-    """The adapter: a class of version 2 from one of version 1."""
+    """The adapter: a class of version 3 from one of version 2."""
 
     class Adapted(Ranking):
         def __init__(self) -> None:
@@ -88,7 +88,7 @@ def three(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setitem(sys.modules, "contract_three", module)
     earlier = Earlier("ferrule.interfaces.scheduler:SchedulingPolicy", "contract_three:rank_by_key")
     policy = KINDS["policy"]
-    changed = replace(policy, base="contract_two:Ranking", earlier={1: earlier})
+    changed = replace(policy, base="contract_three:Ranking", earlier={2: earlier})
     kinds = MappingProxyType({**KINDS, "policy": changed})
     for name in [name for name in sys.modules if name.startswith("ferrule.plugin")]:
         for constant, value in {"CONTRACT": 3, "READABLE": frozenset({2, 3}), "KINDS": kinds}.items():
@@ -198,7 +198,7 @@ def test_versions_before_the_previous_and_after_the_current_one_are_refused(thre
             plugins.load("policy", name)
 
 
-def test_a_set_with_old_plugins_crosses_processes(two, site):
-    site.install(dist("old-dist", 1, OLD, "newest"))
+def test_a_set_with_old_plugins_crosses_processes(three, site):
+    site.install(dist("old-dist", 2, OLD, "newest"))
     plugins = msgspec.msgpack.decode(msgspec.msgpack.encode(site.discover()), type=Plugins)
     assert ranked(plugins, "newest") == [3, 2, 1]

@@ -8,7 +8,7 @@ from tools.architecture.source import Import, Module, Rule, Violation
 
 # Bottom first: a module of core imports from its own layer and the ones before it.
 LAYERS = (
-    ("types", "errors", "env", "log"),
+    ("types", "errors", "env_vllm", "env", "log"),
     ("plugin",),
     ("config", "checkpoint"),
     ("schema",),
@@ -30,6 +30,7 @@ NO_TORCH = frozenset(
     {
         "types",
         "errors",
+        "env_vllm",
         "env",
         "log",
         "config",

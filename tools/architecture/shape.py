@@ -26,7 +26,7 @@ BUDGETS = MappingProxyType(
         "ferrule.env": 250,
         "ferrule.env_vllm": 350,  # a table
         "ferrule.log": 220,
-        "ferrule.config": 1_800,
+        "ferrule.config": 2_400,
         "ferrule.checkpoint": 270,
         "ferrule.schema": 500,
         "ferrule.sampling_params": 200,

@@ -136,7 +136,7 @@ class Frame:
         client = (scope.get("client") or ("",))[0]
         verdict = self._hooks.authorise(AccessRequest(scope["method"], path, headers, client))
         if verdict is False:
-            raise UnauthorisedError("This server does not let the call in.")
+            raise UnauthorisedError("Not authorised.")
         if verdict is None:
             self._keys.check([value for name, value in scope["headers"] if name == b"authorization"], access)
 

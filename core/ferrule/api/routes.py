@@ -35,7 +35,7 @@ def assemble(config: Config, plugins: Plugins, context: RouterContext) -> tuple[
     entries: list[Entry] = []
     absent: dict[str, str] = {}
     public = PUBLIC | (PUBLIC_METRICS if config.frontend.public_metrics else frozenset())
-    for name in config.frontend.routers or built_in(plugins):
+    for name in plugins.chosen("router", config.frontend.routers):
         found, advice = _asked(plugins, name, context)
         entries += found
         absent |= advice
@@ -48,15 +48,9 @@ def assemble(config: Config, plugins: Plugins, context: RouterContext) -> tuple[
     return application(config, entries), PathTable(entries, absent)
 
 
-def built_in(plugins: Plugins) -> list[str]:
-    """Routers of this distribution: a stranger's are served only when they are named."""
-    return [name for name in plugins.names("router") if plugins.origin("router", name).split(" ")[0] == "ferrule"]
-
-
 def _asked(plugins: Plugins, name: str, context: RouterContext) -> tuple[Sequence[Entry], Mapping[str, str]]:
-    cls = plugins.load("router", name)
+    router = plugins.make("router", name)
     try:
-        router = cls()
         return list(entries_of(router.router(context))), router.absent(context)
     except StartupError:
         raise

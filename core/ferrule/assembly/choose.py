@@ -104,7 +104,7 @@ class Chooser:
             context=context,
             architecture=architecture,
             implementation=name,
-            model=self._plugins.factory("model", name),
+            model=self._plugins.load("model", name),  # `build` says what a constructor could not do with config.json
             quantization=quantization,
             method=method,
             load_options={

@@ -69,10 +69,10 @@ def elsewhere(ctx: RouterContext) -> dict[str, str]:
 
 def _left_out(ctx: RouterContext) -> dict[str, str]:
     """Routes of built-in routers that `--routers` does not name."""
-    chosen, found = ctx.config.frontend.routers, {}
-    for name in ctx.plugins.names("router") if chosen else ():
-        if name not in chosen and ctx.plugins.origin("router", name).split(" ")[0] == "ferrule":
-            for route in ctx.plugins.load("router", name)().router(ctx).routes:
+    chosen, found = ctx.plugins.chosen("router", ctx.config.frontend.routers), {}
+    for name in ctx.plugins.defaults("router"):
+        if name not in chosen:
+            for route in ctx.plugins.make("router", name).router(ctx).routes:
                 if isinstance(route, APIRoute) and access_of(route) is not Access.ADMIN:
                     found[route.path] = f"The router {name} serves it, and --routers does not name that."
     return found

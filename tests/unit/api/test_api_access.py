@@ -12,6 +12,7 @@ from ferrule.api.lifecycle import Lifecycle
 from ferrule.api.paths import Entry
 from ferrule.api.routes import entries_of
 from ferrule.config import Config, FrontendConfig
+from ferrule.config.resolve import resolve
 from ferrule.env import Environment
 from ferrule.interfaces.http import Access, RouterContext
 from ferrule.plugin import discover
@@ -111,8 +112,8 @@ async def test_without_dev_mode_admin_routes_are_404_with_any_key() -> None:
 
 async def test_an_admin_key_alone_guards_admin_routes_alone() -> None:
     lifecycle = Lifecycle()
-    env = Environment(server_dev_mode=True, admin_key="admin")
-    app = build_app(Config(env=env), PLUGINS, lifecycle)
+    config = Config(env=Environment(server_dev_mode=True), frontend=FrontendConfig(admin_key="admin"))
+    app = build_app(resolve(config), PLUGINS, lifecycle)
     lifecycle.ready(ScriptedService())
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://test") as http:
         assert (await http.get("/v1/models")).status_code == 200

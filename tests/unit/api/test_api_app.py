@@ -21,6 +21,8 @@ from ferrule.api.app import build_app
 from ferrule.api.json_body import JsonScan
 from ferrule.api.lifecycle import Lifecycle
 from ferrule.config import Config, FrontendConfig, LimitsConfig
+from ferrule.config.parse import parse
+from ferrule.config.resolve import resolve
 from ferrule.env import Environment
 from ferrule.errors import ConfigError, EngineDead, OverloadedError, PluginError, RequestError, StartupError
 from ferrule.hooks import HookRunner
@@ -314,9 +316,10 @@ async def test_two_authorization_headers_are_refused() -> None:
     assert (await call_raw(site.app, b"/v1/models", headers=headers))[0]["status"] == 401
 
 
-async def test_key_from_the_environment() -> None:
+async def test_a_key_from_the_environment_is_the_option() -> None:
     lifecycle = Lifecycle()
-    app = build_app(Config(env=Environment(api_key="env")), PLUGINS, lifecycle)
+    config = resolve(parse([], env=Environment(api_key="env")).config)
+    app = build_app(config, PLUGINS, lifecycle)
     lifecycle.ready(ScriptedService())
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://test") as http:
         assert (await http.get("/v1/models")).status_code == 401
@@ -821,8 +824,8 @@ async def test_events_of_a_plugin_are_encoded_and_closed() -> None:
 async def test_admin_routes_are_absent_unless_switched_on() -> None:
     check_error(await Site().http.post("/reset_prefix_cache"), 404)
     lifecycle = Lifecycle()
-    env = Environment(server_dev_mode=True, api_key="k")
-    app = build_app(Config(env=env), PLUGINS, lifecycle)
+    config = Config(env=Environment(server_dev_mode=True), frontend=FrontendConfig(api_key=("k",)))
+    app = build_app(resolve(config), PLUGINS, lifecycle)
     lifecycle.ready(ScriptedService())
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://test") as http:
         check_error(await http.post("/reset_prefix_cache"), 401)

@@ -44,7 +44,7 @@ def test_an_api_process_does_not_wait_for_the_engine(monkeypatch: pytest.MonkeyP
     config = resolve(Config(model=ModelConfig(model=str(tiny.path())), frontend=FrontendConfig(chat_template=_BAD)))
     client: Any = _NeverReady()
     with socket.socket() as listener, pytest.raises(ConfigError, match="syntax error in line 1"):
-        asyncio.run(api_main._serve((config, discover(), HookRunner()), listener, client))
+        asyncio.run(api_main._serve(config, discover(), HookRunner(), listener, client))
 
 
 def test_an_llm_does_not_begin_to_load(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import pytest
 from ferrule.config.plugins import configured
 from ferrule.errors import ConfigError, PluginError
 from ferrule.interfaces.scheduler import SchedulingPolicy
-from ferrule.plugin import KINDS, PluginRef, Plugins, State, discover, load_first
+from ferrule.plugin import CONTRACT, KINDS, PluginRef, Plugins, State, discover, load_first
 from ferrule_testkit.wheels import Distribution, build_wheel
 
 POLICY = """
@@ -54,7 +54,7 @@ def only(plugins: Plugins, kind: str, name: str) -> PluginRef:
 def test_every_kind_has_a_base_class_and_a_group():
     for kind in KINDS.values():
         assert isinstance(kind.load_base(), type), kind
-        assert kind.group == f"ferrule.v1.{kind.name}"
+        assert kind.group == f"ferrule.v{CONTRACT}.{kind.name}"
 
 
 def test_a_good_plugin_is_found_without_its_import_and_then_loaded(site):
@@ -163,21 +163,22 @@ def test_a_preference_for_who_does_not_offer_it_is_reported(site):
 
 
 def test_a_plugin_for_a_future_contract_is_listed_and_refused_by_name(site):
-    site.install(policy_dist("future-dist", group="ferrule.v2.policy"))
+    site.install(policy_dist("future-dist", group=f"ferrule.v{CONTRACT + 1}.policy"))
     plugins = site.discover()
     ref = only(plugins, "policy", "newest")
     assert plugins.verdict(ref).state is State.NEWER
     assert "newest" not in plugins.names("policy")
-    with pytest.raises(PluginError, match="future-dist 1.0: made for contract v2; this Ferrule reads v1"):
+    reason = f"made for contract v{CONTRACT + 1}; this Ferrule reads v1 and v{CONTRACT}"
+    with pytest.raises(PluginError, match=f"future-dist 1.0: {reason}"):
         plugins.load("policy", "newest")
 
 
 def test_a_plugin_may_serve_two_contracts(site):
     module = "both_module"
-    groups = {group: {"newest": f"{module}:Newest"} for group in ("ferrule.v1.policy", "ferrule.v2.policy")}
+    groups = {f"ferrule.v{version}.policy": {"newest": f"{module}:Newest"} for version in (1, 2, 3)}
     site.install(Distribution(name="both-dist", entry_points=groups, files={f"{module}.py": POLICY}))
     plugins = site.discover()
-    assert plugins.find("policy", "newest").contract == 1
+    assert plugins.find("policy", "newest").contract == CONTRACT
     assert plugins.load("policy", "newest")
 
 

@@ -431,7 +431,7 @@ def test_broken_plans_are_noticed(runner: ModelRunner) -> None:
     admit = Admit(0, "a", 0, _prompt(9), 9, _greedy())
     with pytest.raises(RuntimeError, match="no block"):
         runner.execute(StepPlan(0, (Chunk(0, "a", 0, 0, 9, True, (), ((1,),)),), (admit,)))
-    with pytest.raises(RuntimeError, match="nobody"):
+    with pytest.raises(RuntimeError, match="no request was admitted"):
         runner.execute(StepPlan(0, (Chunk(3, "x", 0, 0, 1, True, (), ((1,),)),)))
     with pytest.raises(IndexError):
         runner.execute(StepPlan(0, (), (Admit(99, "a", 0, (1,), 1, _greedy()),)))

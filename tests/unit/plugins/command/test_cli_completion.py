@@ -58,7 +58,7 @@ def test_bash_completes_choices(complete: Callable[..., list[str]], words: Seque
 
 
 def test_bash_completes_names_of_plugins_and_files(complete: Callable[..., list[str]], tmp_path: Path) -> None:
-    assert complete("ferrule", "serve", "--scheduling-policy", "pri") == ["priority"]
+    assert complete("ferrule", "serve", "--scheduling-policy", "pri") == ["priority", "priority_ageing"]
     assert complete("ferrule", "completion", "--shell", "z") == ["zsh"]
     (tmp_path / "serve.yaml").touch()
     assert complete("ferrule", "serve", "--config", "ser") == ["serve.yaml"]

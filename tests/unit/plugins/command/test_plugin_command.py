@@ -49,7 +49,7 @@ def test_list_shows_every_plugin_and_its_state_and_imports_none(site, plugins):
     site.install(
         command_dist("good-dist"),
         command_dist("bad-dist", "import sys; sys.exit(1)", entry="bad"),
-        command_dist("future-dist", group="ferrule.v2.brain"),
+        command_dist("future-dist", group="ferrule.v3.brain"),
         command_dist("hook-dist", group="ferrule.v1.hooks"),
     )
     status, text = plugins("list")

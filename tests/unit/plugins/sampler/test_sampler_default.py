@@ -53,6 +53,9 @@ class Plugins:
     def load(self, kind: str, name: str) -> Any:
         return {("logits_processor", "upward"): Upward}[kind, name]
 
+    def make(self, kind: str, name: str, *given: Any, **named: Any) -> Any:
+        return self.load(kind, name)(*given, **named)
+
     def origin(self, kind: str, name: str) -> str:
         return "tests"
 

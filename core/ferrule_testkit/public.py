@@ -14,6 +14,8 @@ PUBLIC: tuple[str, ...] = (
     "ferrule.types",
     "ferrule.errors",
     "ferrule.config",
+    "ferrule.schema",
+    "ferrule.sampling_params",
     "ferrule.log",
     "ferrule.interfaces.*",
     "ferrule_nn.*",

@@ -139,7 +139,7 @@ _HOOKS = "from ferrule.interfaces.hooks import Hooks\n\n\nclass Policy(Hooks):\n
 
 
 def _policy(
-    name: str, entry: str, source: str = _POLICY, version: str = "1.0", group: str = "v1.policy"
+    name: str, entry: str, source: str = _POLICY, version: str = "1.0", group: str = "v2.policy"
 ) -> Distribution:
     module = name.replace("-", "_")
     return Distribution(

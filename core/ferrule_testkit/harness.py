@@ -60,9 +60,15 @@ class Harness:
     """One model in memory, and any number of engines over it, one after the other."""
 
     def __init__(
-        self, folder: Path | str, *, block_size: int = 4, load: LoadConfig | None = None, **model: Any
+        self,
+        folder: Path | str,
+        *,
+        block_size: int = 4,
+        load: LoadConfig | None = None,
+        plugins: Plugins | None = None,
+        **model: Any,
     ) -> None:
-        """`model` are fields of `ModelConfig`. Raises StartupError."""
+        """`model` are fields of `ModelConfig`; `plugins`, by default, all that are installed. Raises StartupError."""
         self.config = resolve(
             Config(
                 model=ModelConfig(model=str(folder), **model),
@@ -70,7 +76,7 @@ class Harness:
                 cache=CacheConfig(block_size=block_size),
             )
         )
-        self.plugins: Plugins = discover()
+        self.plugins: Plugins = discover() if plugins is None else plugins
         self.executor: Executor = self.plugins.make("executor", "uni")
         self.info: ModelInfo = self.executor.start(self.config, self.plugins)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ferrule.config import Config, DeviceConfig, ModelConfig
+from ferrule.config import Config, DeviceConfig, ModelConfig, PluginConfig
 from ferrule.config.plugins import configured
 from ferrule.config.resolve import resolve
 from ferrule.env import Environment
@@ -25,8 +25,10 @@ PROMPTS = [[random.Random(length).randrange(3, 320) for _ in range(length)] for 
 TOKENS = 12
 
 
-def run(folder: Path, **limits: Any) -> tuple[Harness, list[Any]]:
-    with Harness(folder, dtype="float32") as harness:
+def run(folder: Path, allowed: bool = False, **limits: Any) -> tuple[Harness, list[Any]]:
+    """`allowed`: --plugins-allow acme-npu, without which `auto` does not take a platform of another distribution."""
+    plugins = configured(discover(), PluginConfig(plugins_allow=("acme-npu",) if allowed else ()), Environment())
+    with Harness(folder, plugins=plugins, dtype="float32") as harness:
         outputs = harness.engine(**limits).run(PROMPTS, max_tokens=TOKENS)
     return harness, outputs
 
@@ -44,20 +46,21 @@ def same(outputs: list[Any], others: list[Any]) -> None:
         assert [e.logprob for e in output.logprobs] == pytest.approx([e.logprob for e in other.logprobs], abs=1e-4)
 
 
-def test_auto_prefers_a_device_that_is_there(
+def test_auto_prefers_a_device_that_is_there_and_allowed(
     tiny_llama: Path, on_cpu: list[Any], on_path: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     on_path("acme_npu")
-    harness, outputs = run(tiny_llama)
+    assert run(tiny_llama)[0].info.device == "cpu"  # what another distribution brings is opt-in
+    harness, outputs = run(tiny_llama, allowed=True)
     info = harness.info
     assert (info.device, info.attention, info.depth) == ("acme_npu", "acme_paged", 2)
     assert 0 < info.page_bytes * info.max_blocks <= 0.9 * (64 << 20)
     same(outputs, on_cpu)
-    _, outputs = run(tiny_llama, num_blocks=30, max_num_batched_tokens=7, depth=2, policy="chaos")
+    _, outputs = run(tiny_llama, allowed=True, num_blocks=30, max_num_batched_tokens=7, depth=2, policy="chaos")
     same(outputs, on_cpu)
 
     monkeypatch.setenv("ACME_NPU_COUNT", "0")
-    harness, outputs = run(tiny_llama)
+    harness, outputs = run(tiny_llama, allowed=True)
     assert harness.info.device == "cpu"
     assert "platform acme_npu refused: no NPU is plugged in" in harness.info.notes
     same(outputs, on_cpu)
@@ -67,7 +70,7 @@ def test_windows_slide_on_it_too(tmp_path: Path, on_path: Callable[[str], None])
     folder = tiny_checkpoint("mistral", tmp_path / "mistral")
     _, wanted = run(folder)
     on_path("acme_npu")
-    harness, outputs = run(folder, max_num_batched_tokens=10)
+    harness, outputs = run(folder, allowed=True, max_num_batched_tokens=10)
     assert (harness.info.attention, [group.window for group in harness.info.groups]) == ("acme_paged", [12])
     same(outputs, wanted)
 
@@ -97,8 +100,9 @@ def test_a_device_that_was_named_and_is_not_there_is_an_error(
     with pytest.raises(ConfigError, match="--device acme_npu: no NPU is plugged in"):
         start(resolve(Config(model=ModelConfig(model=str(tiny_llama)), device=DeviceConfig(device="acme_npu"))))
     monkeypatch.delenv("ACME_NPU_COUNT")
+    model = ModelConfig(model=str(tiny_llama), dtype="bfloat16")
     with pytest.raises(ConfigError, match="computes in float32"):
-        start(resolve(Config(model=ModelConfig(model=str(tiny_llama), dtype="bfloat16"))))
+        start(resolve(Config(model=model, device=DeviceConfig(device="acme_npu"))))
 
 
 def start(config: Config) -> None:

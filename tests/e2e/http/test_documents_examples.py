@@ -102,6 +102,7 @@ REFUSED = {  # of the values above: the status and what the message names
     "chat_template": (403, "--trust-request-chat-template"),
 }
 WARNED = {  # without effect: alone, in this conversation, or with the embedded model's template
+    "spaces_between_special_tokens",  # while special tokens are left out
     *("length_penalty", "early_stopping", "guided_decoding_backend", "guided_whitespace_pattern", "echo", "documents"),
 }
 
@@ -133,7 +134,8 @@ def test_guided_choice_names_the_feature(server: servers.Server) -> None:
     done = run(CLIENT + GUIDED, server)
     assert done.returncode != 0
     assert "BadRequestError" in done.stderr
-    assert "guided_choice: guided decoding" in done.stderr
+    assert "guided_choice: " in done.stderr
+    assert "guided decoding" in done.stderr
 
 
 def test_the_metrics_example(server: servers.Server) -> None:
@@ -174,7 +176,7 @@ def test_documented_parameters(server: servers.Server, chat: bool, table: list[t
         if name in REFUSED:
             status, words = REFUSED[name]
             assert answer.status_code == status, (name, answer.text)
-            assert answer.json()["error"]["param"] == name
+            assert answer.json()["error"]["param"].partition(".")[0] == name
             assert words in answer.json()["error"]["message"]
             continue
         assert answer.status_code == 200, (name, answer.text)
@@ -193,8 +195,8 @@ LATER: list[tuple[dict[str, Any], str, str]] = [  # what the documents tell of t
     ),
     ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice", "guided decoding"),
     ({"tools": [TOOL]}, "tool_choice", "--enable-auto-tool-choice"),
-    ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format", "guided decoding"),
-    ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages", "image_url"),
+    ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format.type", "guided decoding"),
+    ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0].type", "image_url"),
     ({"structured_outputs": {"choice": ["a"]}}, "structured_outputs", "guided decoding"),
     ({"thinking_token_budget": 10}, "thinking_token_budget", "budget for thinking"),
     ({"modalities": ["text", "audio"]}, "modalities", "output other than text"),

@@ -48,7 +48,7 @@ class TextPart(Strict):
 
     type: Annotated[
         Literal["text"],
-        rule("must be 'text': this model takes parts of no other type"),
+        rule("must be 'text'; this model does not take parts such as image_url or input_audio"),
         Field(description="`text`: the only type that this model takes."),
     ]
     text: Annotated[Text, Field(description="The text.")]

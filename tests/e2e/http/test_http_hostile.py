@@ -49,6 +49,7 @@ NAMED_AS = {  # fields whose refusals name another one, too
     "continuous_usage_stats": "stream_options",
 }
 LITERALS = (b"NaN", b"Infinity", b"-Infinity", b"1e309", b"9" * 100_000, b"1" + b"0" * 5000)
+JSON = {"content-type": "application/json"}
 VOCABULARY = 1 << 20  # certainly more than the model has
 
 RAW = [
@@ -221,3 +222,33 @@ async def test_prompts_without_tokens_and_too_long(http: httpx.AsyncClient) -> N
         response = await http.post("/v1/completions", json={"prompt": prompt, "max_tokens": 1})
         assert response.status_code == 400, (str(prompt)[:40], response.text)
         check(response, "prompt", str(prompt)[:40])
+
+
+COERCED: list[tuple[str, bytes]] = [  # what a lenient validator would take, or choke on
+    *(("max_tokens", raw) for raw in (b'"12"', b"true", b'"2026-11-22"', b"1e2000", b"12.5", b"1" + b"0" * 400)),
+    *(("temperature", raw) for raw in (b'"0.5"', b"false", b'"NaN"', b'"1e400"', b'"' + b"9" * 100_000 + b'"')),
+    *(("stream", raw) for raw in (b'"yes"', b"1", b"0.0")),
+    *(("logit_bias", raw) for raw in (b'{"1": "5"}', b'{"__class__": 1}', b'{"1": true}', b"[[1, 2]]")),
+    ("stop", b"[" * 60 + b'"x"' + b"]" * 60),
+    ("prompt", b'[["1", 2], [true], [{"__class__": "x"}]]'),
+]
+
+
+@pytest.mark.parametrize(("field", "raw"), COERCED)
+async def test_nothing_is_coerced(http: httpx.AsyncClient, field: str, raw: bytes) -> None:
+    body = json.dumps({"model": "tiny", "prompt": "hello", "max_tokens": 2} | {field: "HERE"}).encode()
+    answer = await http.post("/v1/completions", content=body.replace(b'"HERE"', raw), headers=JSON)
+    assert answer.status_code == 400, answer.text
+    assert field in answer.json()["error"]["message"] + str(answer.json()["error"]["param"])
+    assert not LEAKS.search(answer.text)
+
+
+async def test_many_and_odd_names_are_named_and_not_set(http: httpx.AsyncClient) -> None:
+    odd = {"__class__": 1, "__dict__": {}, "model_config": {}, "model_fields_set": [], "__init__": "x"}
+    many = {f"field{number}": number for number in range(10_000)}
+    body = {"model": "tiny", "prompt": "hello", "max_tokens": 2}
+    answer = await http.post("/v1/completions", json=body | odd | many)
+    assert answer.status_code == 200, answer.text
+    told = answer.headers["x-ferrule-ignored-fields"]
+    assert told.startswith("__class__, __dict__, model_config, model_fields_set, __init__, field0")
+    assert len(told) < 1000

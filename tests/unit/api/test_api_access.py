@@ -120,3 +120,14 @@ async def test_an_admin_key_alone_guards_admin_routes_alone() -> None:
         assert (await http.post("/reset_prefix_cache")).status_code == 401
         answer = await http.post("/reset_prefix_cache", headers={"authorization": "Bearer admin"})
         assert answer.status_code == 200
+
+
+@pytest.mark.parametrize(("public", "status"), [(False, 401), (True, 200)])
+async def test_metrics_may_be_scraped_without_a_key_when_the_option_says_so(public: bool, status: int) -> None:
+    lifecycle = Lifecycle()
+    frontend = FrontendConfig(api_key=("secret",), public_metrics=public)
+    app = build_app(resolve(Config(frontend=frontend)), PLUGINS, lifecycle)
+    lifecycle.ready(ScriptedService())
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://test") as http:
+        assert (await http.get("/metrics")).status_code == status
+        assert (await http.get("/v1/models")).status_code == 401

@@ -91,7 +91,7 @@ $(GPU_VENV)/.installed: pyproject.toml
 
 gpu-check: export HF_HUB_OFFLINE = 1
 gpu-check: $(GPU_VENV)/.installed
-	$(GPU_BIN)/python -m pytest tests/kernels tests/gpu tests/unit/plugins/platform/test_platform_cuda.py $(ARGS)
+	$(GPU_BIN)/python -m pytest tests/kernels tests/gpu tests/unit/plugins/platform/test_cuda.py $(ARGS)
 
 gpu-bench: export HF_HUB_OFFLINE = 1
 gpu-bench: $(GPU_VENV)/.installed

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -38,27 +38,55 @@ settings.register_profile(
 settings.load_profile("same")
 
 
+def _processor_seconds() -> float:
+    """What this process and those that it started and saw ending have used of the processors."""
+    used = os.times()
+    return used.user + used.system + used.children_user + used.children_system
+
+
+class ProcessorTime:
+    """Adds to each report what its phase used of the processors: `report.processor_seconds`. One per test process."""
+
+    def __init__(self) -> None:
+        self._counted = 0.0
+
+    def pytest_collection_finish(self) -> None:
+        self._counted = _processor_seconds()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        before, self._counted = self._counted, _processor_seconds()
+        report.processor_seconds = self._counted - before
+        return report
+
+
 class FileTimes:
-    """Adds up what each test file takes, fixtures included, and prints the longest ones at the end of a run."""
+    """Adds up what each test file takes, fixtures included, and prints the most expensive ones at the end of a run."""
 
     SHOWN = 25
 
     def __init__(self) -> None:
         self._seconds: Counter[str] = Counter()
+        self._processor_seconds: Counter[str] = Counter()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._seconds[report.nodeid.partition("::")[0]] += report.duration
+        file = report.nodeid.partition("::")[0]
+        self._seconds[file] += report.duration
+        self._processor_seconds[file] += getattr(report, "processor_seconds", 0.0)  # absent when a process has died
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if terminalreporter.config.get_verbosity() < 0 and len(self._seconds) < 2:
             return
-        total = sum(self._seconds.values())
-        terminalreporter.section(f"the {self.SHOWN} longest of {len(self._seconds)} test files, {total:.0f} s in all")
-        for file, seconds in self._seconds.most_common(self.SHOWN):
-            terminalreporter.write_line(f"{seconds:7.1f} s  {file}")
+        seconds, used = sum(self._seconds.values()), sum(self._processor_seconds.values())
+        heading = f"the {self.SHOWN} most expensive of {len(self._seconds)} test files"
+        terminalreporter.section(f"{heading}; all take {seconds:.0f} s, {used:.0f} s of them on a processor")
+        for file, cost in self._processor_seconds.most_common(self.SHOWN):
+            terminalreporter.write_line(f"{self._seconds[file]:7.1f} s, {cost:6.1f} s on a processor  {file}")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(ProcessorTime(), "processor-time")
     if not hasattr(config, "workerinput"):  # the process that gathers what the others report
         config.pluginmanager.register(FileTimes(), "file-times")
 

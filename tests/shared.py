@@ -1,11 +1,13 @@
-"""What is built once in a test run and used by all of its processes: checkpoints, wheels, compiled kernels."""
+"""What several areas use: things that are built once for all processes of a run, and grids that run in part."""
 
 from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain, product
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,3 +27,18 @@ def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], obje
             make(path)
             done.touch()
     return path
+
+
+def grid(axes: Mapping[str, Sequence[Any]]) -> pytest.MarkDecorator:
+    """Run a test with every combination of values, most of them in `make test-slow` only.
+
+    `axes` maps an argument's name, or several with commas between them, to its values, or to tuples of values. As many
+    combinations stay in `make test` as the longest axis has values: each value of each axis is in one of them.
+    """
+    kept = {tuple(i % len(values) for values in axes.values()) for i in range(max(map(len, axes.values())))}
+    cases = []
+    for indices in product(*(range(len(values)) for values in axes.values())):
+        picked = [values[i] for i, values in zip(indices, axes.values(), strict=True)]
+        parts = (value if "," in names else (value,) for names, value in zip(axes, picked, strict=True))
+        cases.append(pytest.param(*chain(*parts), marks=[] if indices in kept else pytest.mark.slow))
+    return pytest.mark.parametrize(",".join(axes), cases)

@@ -78,6 +78,8 @@ if not torch.cuda.is_available():  # under Triton's interpreter, which is slow; 
         "block_sizes": (4,),
         "head_dims": (8,),
     }
+# What takes longest under the interpreter, and is asked of the kernel in tests/kernels too.
+SLOW = set() if torch.cuda.is_available() else {"test_windows_soft_caps_slopes_and_sinks", "test_long_rows"}
 BUILT_IN = [ref for ref in PLUGINS.refs if ref.builtin]
 
 
@@ -95,9 +97,11 @@ def cases() -> Iterator[Any]:
     """Other names of a class that was proved already are for `make test-slow`."""
     proved: set[str] = set()
     for ref in BUILT_IN:
-        marks = [pytest.mark.slow] if ref.target in proved else []
+        again = ref.target in proved
         proved.add(ref.target)
         for method, _ in promises(kit_of(ref.kind)):
+            slow = again or ((ref.kind, ref.name) == ("attention", "triton") and method in SLOW)
+            marks = [pytest.mark.slow] if slow else []
             yield pytest.param(ref, method, id=f"{ref.kind}-{ref.name}-{method.removeprefix('test_')}", marks=marks)
 
 

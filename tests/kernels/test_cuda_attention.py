@@ -13,6 +13,7 @@ from ferrule.interfaces.model import AttentionOptions
 from ferrule_kernels.cuda import attention as kernel
 from ferrule_testkit.kits.attention import attention as definition
 from ferrule_testkit.kits.attention import layout_of
+from tests.shared import grid
 
 Rows = Sequence[tuple[int, int]]  # (queries, context) of each
 
@@ -100,21 +101,20 @@ def test_shapes(device: torch.device, heads: int, kv_heads: int, dim: int, block
     World(MIXED, options(dim), device, heads, kv_heads, dim, block_size).check()
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"window": 6},
-        {"window": 1},
-        {"window": 600},
-        {"soft_cap": 2.0},
-        {"alibi_slopes": (0.5, 0.25, 0.125, 0.0625)},
-        {"sinks": (0.1, -1.0, 2.0, 0.0)},
-        {"sinks": (0.1, -1.0, 2.0, 0.0), "window": 40, "soft_cap": 3.0, "alibi_slopes": (0.5, 0.25, 0.125, 0.0625)},
-    ],
-    ids=lambda more: ", ".join(more),
-)
-@pytest.mark.parametrize("rows", [MIXED, LONG], ids=["short contexts", "splits"])
-def test_options(device: torch.device, rows: Rows, more: dict[str, Any]) -> None:
+OPTIONS: dict[str, dict[str, Any]] = {
+    "window": {"window": 6},
+    "window of one": {"window": 1},
+    "window of splits": {"window": 600},
+    "soft cap": {"soft_cap": 2.0},
+    "slopes": {"alibi_slopes": (0.5, 0.25, 0.125, 0.0625)},
+    "sinks": {"sinks": (0.1, -1.0, 2.0, 0.0)},
+    "all": {"sinks": (0.1, -1.0, 2.0, 0.0), "window": 40, "soft_cap": 3.0, "alibi_slopes": (0.5, 0.25, 0.125, 0.0625)},
+}
+
+
+@grid({"name": list(OPTIONS), "rows": [MIXED, LONG]})
+def test_options(device: torch.device, rows: Rows, name: str) -> None:
+    more = OPTIONS[name]
     if "sinks" in more:
         more = {**more, "sinks": torch.tensor(more["sinks"], device=device)}
     World(rows, options(**more), device).check()

@@ -13,6 +13,7 @@ pytest.importorskip("triton")
 
 from ferrule_kernels.cuda import eight_bit, fp8, int8
 from ferrule_kernels.cuda.activations import quantize
+from tests.shared import grid
 
 SHAPES = [(1, 16, 128), (3, 70, 100), (17, 64, 384), (70, 130, 256)]  # m, n, k
 HALVES = [torch.float16, torch.float32]
@@ -42,8 +43,7 @@ def _blocks(w: torch.Tensor, tall: int) -> tuple[torch.Tensor, torch.Tensor, tor
     return numbers.view(padded.shape)[:n, :k].contiguous(), scales.contiguous(), meant
 
 
-@pytest.mark.parametrize("dtype", HALVES)
-@pytest.mark.parametrize(("kind", "group"), [(torch.int8, 0), (torch.float8_e4m3fn, 0), (torch.float8_e4m3fn, 128)])
+@grid({"dtype": HALVES, "kind,group": [(torch.int8, 0), (torch.float8_e4m3fn, 0), (torch.float8_e4m3fn, 128)]})
 def test_activations_become_numbers_and_scales(
     device: torch.device, dtype: torch.dtype, kind: torch.dtype, group: int
 ) -> None:
@@ -73,8 +73,7 @@ def test_activations_are_rounded_as_torch_rounds_them(device: torch.device) -> N
     assert (numbers.float() != expected.float()).float().mean() < 0.01  # the product's last bit may differ
 
 
-@pytest.mark.parametrize(("m", "n", "k"), SHAPES)
-@pytest.mark.parametrize("dtype", HALVES)
+@grid({"m,n,k": SHAPES, "dtype": HALVES})
 def test_w8a8_of_integers_is_the_definition(device: torch.device, m: int, n: int, k: int, dtype: torch.dtype) -> None:
     x, w, bias = _drawn(m, n, k, device)
     x, form = x.to(dtype), Form(8)
@@ -102,8 +101,7 @@ def test_a_row_of_integers_has_the_same_bits_alone_and_in_any_batch(device: torc
     assert whole[4].isfinite().all()
 
 
-@pytest.mark.parametrize(("m", "n", "k"), SHAPES)
-@pytest.mark.parametrize("tall", [0, 1, 128])
+@grid({"m,n,k": SHAPES, "tall": [0, 1, 128]})
 def test_w8a8_of_fp8(device: torch.device, on_gpu: bool, m: int, n: int, k: int, tall: int) -> None:
     """The interpreter multiplies fp8 as float16, as exactly."""
     if on_gpu and torch.cuda.get_device_capability(device) < fp8.SINCE:
@@ -121,9 +119,7 @@ def test_w8a8_of_fp8(device: torch.device, on_gpu: bool, m: int, n: int, k: int,
         _near(y, given @ meant.t() + bias, 2e-3 if on_gpu else 1e-3)
 
 
-@pytest.mark.parametrize(("m", "n", "k"), SHAPES)
-@pytest.mark.parametrize("dtype", HALVES)
-@pytest.mark.parametrize("tall", [0, 1, 128])
+@grid({"m,n,k": SHAPES, "dtype": HALVES, "tall": [0, 1, 128]})
 def test_fp8_weights_alone(device: torch.device, m: int, n: int, k: int, dtype: torch.dtype, tall: int) -> None:
     x, w, bias = _drawn(m, n, k, device)
     x = x.to(dtype)

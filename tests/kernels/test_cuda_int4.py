@@ -8,6 +8,7 @@ import torch
 pytest.importorskip("triton")
 
 from ferrule_kernels.cuda import int4
+from tests.shared import grid
 
 SHAPES = [(1, 16, 128), (3, 70, 96), (17, 64, 384), (70, 130, 256)]  # m, n, k
 TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2, torch.float32: 1e-5}
@@ -39,9 +40,7 @@ def _near(y: torch.Tensor, expected: torch.Tensor, tolerance: float) -> None:
     assert off.item() <= tolerance
 
 
-@pytest.mark.parametrize(("m", "n", "k"), SHAPES)
-@pytest.mark.parametrize(("group", "zeros"), FORMS)
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@grid({"m,n,k": SHAPES, "group,zeros": FORMS, "dtype": [torch.float16, torch.float32]})
 def test_products(device: torch.device, m: int, n: int, k: int, group: int, zeros: bool, dtype: torch.dtype) -> None:
     numbers, scales, points, meant = _drawn(n, k, group, zeros, device)
     draw = torch.Generator().manual_seed(m)

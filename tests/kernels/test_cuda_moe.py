@@ -12,7 +12,11 @@ pytest.importorskip("triton")
 from ferrule_kernels import moe as reference
 from ferrule_kernels.cuda import grouped, moe
 from ferrule_kernels.moe import Routing
+from tests.shared import grid
 
+PRODUCT_DTYPES = [torch.float32, torch.float16]
+if torch.cuda.is_available():  # bfloat16's products are wrong under the interpreter
+    PRODUCT_DTYPES.append(torch.bfloat16)
 ROUTINGS = {
     "mixtral": Routing(num_experts=8, top_k=2),
     "odd": Routing(num_experts=13, top_k=5, renormalise=False, scale=2.0),
@@ -26,9 +30,7 @@ ROUTINGS = {
 }
 
 
-@pytest.mark.parametrize("name", list(ROUTINGS))
-@pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@grid({"name": list(ROUTINGS), "biased": [False, True], "dtype": [torch.float32, torch.float16]})
 def test_route(name: str, biased: bool, dtype: torch.dtype, device: torch.device) -> None:
     routing = ROUTINGS[name]
     logits = torch.randn(9, routing.num_experts, device=device).to(dtype)
@@ -114,9 +116,13 @@ def _ids(kind: str, tokens: int, top_k: int, num_experts: int, device: torch.dev
     return ids.int().to(device)
 
 
-@pytest.mark.parametrize("kind", ["spread", "one expert", "elsewhere", "nowhere"])
-@pytest.mark.parametrize(("tokens", "top_k", "num_experts"), [(1, 1, 1), (1, 2, 8), (7, 3, 5), (40, 4, 64), (0, 2, 4)])
-@pytest.mark.parametrize("size", [16, 64])
+@grid(
+    {
+        "kind": ["spread", "one expert", "elsewhere", "nowhere"],
+        "tokens,top_k,num_experts": [(1, 1, 1), (1, 2, 8), (7, 3, 5), (40, 4, 64), (0, 2, 4)],
+        "size": [16, 64],
+    }
+)
 def test_align(kind: str, tokens: int, top_k: int, num_experts: int, size: int, device: torch.device) -> None:
     ids = _ids(kind, tokens, top_k, num_experts, device)
     ours, theirs = moe.align(ids, num_experts, size), reference.align(ids, num_experts, size)
@@ -149,12 +155,14 @@ def _experts(dtype: torch.dtype, device: torch.device, num_experts: int = 5) -> 
     return gate_up.to(dtype), down.to(dtype)
 
 
-@pytest.mark.parametrize("kind", ["spread", "one expert", "elsewhere", "nowhere"])
-@pytest.mark.parametrize("tokens", [1, 7, 40])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_experts(kind: str, tokens: int, dtype: torch.dtype, device: torch.device, on_gpu: bool) -> None:
-    if dtype == torch.bfloat16 and not on_gpu:
-        pytest.skip("products of bfloat16 are wrong under the interpreter")
+@grid(
+    {
+        "dtype": PRODUCT_DTYPES,
+        "kind": ["spread", "one expert", "elsewhere", "nowhere"],
+        "tokens": [40, 7, 1],
+    }
+)
+def test_experts(kind: str, tokens: int, dtype: torch.dtype, device: torch.device) -> None:
     gate_up, down = _experts(dtype, device)
     x = torch.randn(tokens, 40, device=device).to(dtype)
     ids = _ids(kind, tokens, 2, 5, device)
@@ -166,8 +174,7 @@ def test_experts(kind: str, tokens: int, dtype: torch.dtype, device: torch.devic
     assert torch.equal(ours, grouped.experts(x, gate_up, down, weights, ids, "silu"))
 
 
-@pytest.mark.parametrize("rows_per_expert", [16, 32, 64, 65])
-@pytest.mark.parametrize("shared", [False, True])
+@grid({"rows_per_expert": [16, 32, 64, 65], "shared": [False, True]})
 def test_products_with_a_bias(rows_per_expert: int, shared: bool, device: torch.device) -> None:
     shape = grouped.tile(rows_per_expert, torch.float32)
     gate_up, _ = _experts(torch.float32, device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ from ferrule_kernels.cuda import rope
 from ferrule_kernels.cuda.norms import RMSNorm
 from ferrule_nn import RMSNorm as Norm
 from ferrule_nn import Rope, RopeConfig
+from tests.shared import grid
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 CLOSE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 4e-2}  # a few products are rounded one by one
@@ -32,11 +34,13 @@ def _norm(dim: int, offset: float, dtype: torch.dtype, device: torch.device) -> 
     return layer
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("dim", [24, 128])
-@pytest.mark.parametrize("partial", [1.0, 0.5])
-@pytest.mark.parametrize("interleaved", [False, True])
-@pytest.mark.parametrize("normed", [False, True])
+@grid(
+    {
+        "dtype": DTYPES,
+        "dim": [24, 128],
+        "partial,interleaved,normed": list(product((1.0, 0.5), (False, True), (False, True))),
+    }
+)
 def test_heads(
     dtype: torch.dtype, dim: int, partial: float, interleaved: bool, normed: bool, device: torch.device
 ) -> None:

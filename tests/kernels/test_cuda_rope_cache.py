@@ -12,6 +12,7 @@ from ferrule_kernels.cuda import rope_cache as kernel
 from ferrule_kernels.cuda.attention import cache_shape
 from ferrule_kernels.cuda.norms import RMSNorm
 from ferrule_kernels.cuda.rope import Heads
+from tests.shared import grid
 
 SLOTS = (5, -1, 9, 4, 17)
 BLOCK_SIZE = 4
@@ -33,9 +34,13 @@ def empty(kv_heads: int, dim: int, kind: torch.dtype, device: torch.device) -> t
     return torch.zeros(cache_shape(6, BLOCK_SIZE, kv_heads, dim), device=device).to(kind)
 
 
-@pytest.mark.parametrize("kind", [None, *FP8])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize(("kv_heads", "dim"), [(2, 16), (3, 80), (1, 256), (70, 32)])
+@grid(
+    {
+        "kind": [None, *FP8],
+        "dtype": [torch.float32, torch.float16, torch.bfloat16],
+        "kv_heads,dim": [(2, 16), (3, 80), (1, 256), (70, 32)],
+    }
+)
 def test_writes(device: torch.device, kv_heads: int, dim: int, dtype: torch.dtype, kind: torch.dtype | None) -> None:
     x = numbers(5, 2 * kv_heads + 1, dim, kind=kind or dtype).to(dtype).to(device)
     k, v = x[:, 1 : 1 + kv_heads], x[:, 1 + kv_heads :]
@@ -72,10 +77,17 @@ def test_8_bits_are_rounded_as_torch_rounds(device: torch.device, on_gpu: bool) 
             assert torch.equal(at(cache, 0, 4 + token), narrowed(k[token], kind).float())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize(
-    ("dim", "turned", "interleaved", "normed"),
-    [(16, 16, False, False), (16, 16, True, True), (24, 12, False, True), (16, 0, False, True), (80, 8, True, False)],
+@grid(
+    {
+        "dtype": [torch.float32, torch.float16, torch.bfloat16],
+        "dim,turned,interleaved,normed": [
+            (16, 16, False, False),
+            (16, 16, True, True),
+            (24, 12, False, True),
+            (16, 0, False, True),
+            (80, 8, True, False),
+        ],
+    }
 )
 def test_turned_heads_are_written_as_two_passes_do(
     device: torch.device, dim: int, turned: int, interleaved: bool, normed: bool, dtype: torch.dtype

@@ -11,6 +11,7 @@ import torch
 from ferrule.types import TokenSampling
 from ferrule_kernels.cuda import sampling as kernels
 from ferrule_plugins.sampler.draw import draw
+from tests.shared import grid
 
 NAN, INF = float("nan"), float("inf")
 FILTERS: list[dict[str, Any]] = [
@@ -97,8 +98,7 @@ def test_no_rows(device: torch.device) -> None:
 # ------------------------------------------------------------------------------------------ drawing
 
 
-@pytest.mark.parametrize("vocab", [3, 257, 5000])
-@pytest.mark.parametrize("spread", [0.0, 0.5, 4.0, 30.0])
+@grid({"vocab": [257, 3, 5000], "spread": [0.0, 0.5, 4.0, 30.0]})
 def test_draws_are_those_of_torch(vocab: int, spread: float, device: torch.device) -> None:
     samplings = _samplings()
     logits = torch.randn(len(samplings), vocab, device=device) * spread
@@ -139,7 +139,7 @@ def test_ties_are_kept_together(device: torch.device) -> None:
 
 
 def test_more_weights_near_the_floor_than_are_gathered(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    samplings = _samplings()
+    samplings = [sampling for sampling in _samplings() if 1 < sampling.top_k <= 300 or sampling.top_p < 1]
     logits, noise = torch.randn(len(samplings), 6000, device=device) * 0.2, _noise(len(samplings), device)
     gathered = _draw(logits, samplings, noise)
     monkeypatch.setattr(kernels, "KEPT", 100)
@@ -178,7 +178,7 @@ def test_rows_that_are_not_drawn_stay_as_they_are(device: torch.device) -> None:
 
 def test_frequencies_follow_the_distribution(device: torch.device) -> None:
     """Noise that is spread evenly gives each token its share of the draws, but for one at either end of its range."""
-    steps, count = torch.linspace(0, 3, 16, device=device), 40
+    steps, count = torch.linspace(0, 3, 16, device=device), 24
     noise = (torch.arange(count, dtype=torch.float64, device=device) + 0.5) / count
     for given, kept in (({}, 16), ({"top_k": 5, "min_p": 0.01}, 5)):
         rows = steps.expand(count, -1).contiguous()

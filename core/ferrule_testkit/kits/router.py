@@ -143,8 +143,9 @@ class RouterKit(Kit):
     def test_bad_bodies_are_a_4xx(self) -> None:
         """What is no JSON, or not of the right form, is refused with 4xx and the error shape, once."""
         for route in self._routes(body=True):
+            site = self.site()
             for what, body in BAD_BODIES.items():
-                answer = self.site().call(route.method, _path(route), body)
+                answer = site.call(route.method, _path(route), body)
                 self._fine(answer, f"{_name(route)} with {what}")
                 promise(400 <= answer.status < 500, f"{_name(route)} answers {answer.status} to {what}")
 
@@ -181,9 +182,10 @@ class RouterKit(Kit):
             (RequestFailed("Failed."), 500),
             (RuntimeError("secret-detail"), 500),
         ):
+            site = self.site()
+            site.service.refusal = error  # type: ignore[assignment]
             for method, path, body in self._calls():
-                site = self.site()
-                site.service.refusal = error  # type: ignore[assignment]
+                site.service.asked = 0
                 answer = site.call(method, path, body)
                 self._fine(answer, f"{method} {path} while the service raises {type(error).__name__}")
                 known = answer.status == status or not site.service.asked
@@ -192,9 +194,10 @@ class RouterKit(Kit):
     def test_a_failure_in_the_middle_is_told(self) -> None:
         """When generation fails after it began, the answer is an error, or a stream without its end mark."""
         for error in (EngineDead("secret-detail"), RequestFailed("Failed."), RuntimeError("secret-detail")):
+            site = self.site()
+            site.service.failure = error
             for method, path, body in self._calls():
-                site = self.site()
-                site.service.failure = error
+                site.service.requests.clear()
                 answer = site.call(method, path, body)
                 self._fine(answer, f"{method} {path} while generation fails")
                 streamed = answer.headers.get("content-type", "").startswith("text/event-stream")

@@ -19,6 +19,7 @@ from ferrule.schema import Int, refusal_of
 from ferrule_plugins.router.openai_schema import ChatBody, CompletionBody
 
 KINDS = [CompletionBody, ChatBody]
+SHAPES = [Shape.of(kind.model_json_schema()) for kind in KINDS]
 NAMES = sorted({name for kind in KINDS for name in kind.model_fields})
 
 values = st.recursive(
@@ -31,11 +32,11 @@ bodies = st.dictionaries(st.sampled_from(NAMES) | st.text(max_size=4), values, m
 
 def check(body: bytes) -> None:
     """A value or a RequestError, from the frame or from the body's model."""
-    for kind in KINDS:
+    for kind, shape in zip(KINDS, SHAPES, strict=True):
         found: RequestError | None = None
         try:
             value = decode(body, scan_whole(body, 64))
-            Shape.of(kind.model_json_schema()).unknown(value)
+            shape.unknown(value)
             kind.model_validate(value)
         except ValidationError as error:
             found = refusal_of(error, given=value)

@@ -170,14 +170,32 @@ def _places(value: Any, place: str) -> Iterator[str]:
             yield from _places(item, f"{place}.{printable(name)}" if place else printable(name))
 
 
+class _Repeated(Exception):
+    """An object holds a name more than once."""
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> None:
+    if len(dict(pairs)) < len(pairs):
+        raise _Repeated
+
+
+_repetitions = json.JSONDecoder(object_pairs_hook=_distinct)
+
+
 def _repeated(body: bytes) -> list[str]:
     """Names that an object holds more than once."""
+    try:
+        _repetitions.decode(body.decode())
+    except _Repeated:
+        return _named(body)
+    return []
+
+
+def _named(body: bytes) -> list[str]:
     found: set[str] = set()
 
     def note(pairs: list[tuple[str, Any]]) -> None:
-        counts = Counter(name for name, _ in pairs)
-        if len(counts) < len(pairs):
-            found.update(name for name, count in counts.items() if count > 1)
+        found.update(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
 
     json.loads(body, object_pairs_hook=note)
     return [printable(name) for name in sorted(found)[:_MAX_REPEATED]]

@@ -30,14 +30,15 @@ def _biases(values: Any) -> dict[int, float]:
     """Checked at once: there may be one for each token of a vocabulary."""
     if not isinstance(values, Mapping):
         raise problem("must map token ids to numbers")
+    try:
+        finite = set(map(type, values.values())) <= {int, float} and all(map(math.isfinite, values.values()))
+    except OverflowError:  # an integer that no float holds
+        finite = False
+    if not finite:
+        raise problem("must hold finite numbers only")
     if not set(map(type, values)) <= {int}:
         raise problem("must have token ids as keys")
-    try:
-        if set(map(type, values.values())) <= {int, float} and all(map(math.isfinite, values.values())):
-            return {token: float(bias) for token, bias in values.items()}
-    except OverflowError:  # an integer that no float holds
-        pass
-    raise problem("must hold finite numbers only")
+    return {token: float(bias) for token, bias in values.items()}
 
 
 Biases = Annotated[dict[int, float], PlainValidator(_biases, json_schema_input_type=dict[str, float])]

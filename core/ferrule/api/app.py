@@ -14,10 +14,12 @@ from dataclasses import replace
 from typing import Any
 from urllib.parse import parse_qsl
 
+from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from ferrule import log
 from ferrule.api.auth import Keys
+from ferrule.api.endpoints import GIVEN, Given
 from ferrule.api.errors import failure_of
 from ferrule.api.intake import Intake, Message, Receive
 from ferrule.api.lifecycle import ClientGone, Exchange, Lifecycle
@@ -58,7 +60,7 @@ class Frame:
     """`__call__` is ASGI. One instance serves a process."""
 
     def __init__(
-        self, config: Config, lifecycle: Lifecycle, inner: ASGIApp, table: PathTable, hooks: HookRunner
+        self, config: Config, lifecycle: Lifecycle, inner: FastAPI, table: PathTable, hooks: HookRunner
     ) -> None:
         self._config = config
         self._lifecycle = lifecycle
@@ -152,19 +154,17 @@ class Frame:
             self._check_fields(entry, value, answer)
             self._lifecycle.admit(work=True)  # the body may have taken its time
             receive = _given(body, exchange)
+            scope[GIVEN] = Given(body, value)
             if "content-type" not in answer.info.headers:
                 scope["headers"] = [*scope["headers"], (b"content-type", b"application/json")]
         chosen = {"route": entry.route, "endpoint": entry.route.endpoint, "method": entry.method}
-        scope.update(chosen | {SCOPE_KEY: answer})
+        scope.update(chosen | {"app": self._inner, "router": self._inner.router, SCOPE_KEY: answer})
         watch = None if entry.access is Access.PUBLIC else asyncio.create_task(intake.watch(exchange))
         try:
-            await exchange.run(self._called(scope, receive, answer.send))
+            await exchange.run(entry.endpoint(scope, receive, answer.send))
         finally:
             if watch is not None:
                 watch.cancel()
-
-    async def _called(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._inner(scope, receive, send)
 
     def _check_fields(self, entry: Entry, value: Any, answer: Answer) -> None:
         """Undeclared fields: no error, as clients expect, but not passed over in silence either."""

@@ -81,6 +81,11 @@ class Shape:
         return self._children[name]
 
     @cached_property
+    def _plain(self) -> frozenset[str]:
+        """Fields that may be and whose values need no look: there may be very many objects that have no others."""
+        return frozenset(name for name in self._fields if (field := self.field(name)) and not field.has_rules)
+
+    @cached_property
     def has_rules(self) -> bool:
         """Whether a value may hold a field that is not declared."""
         return self._has_rules(_MAX_NESTING)
@@ -100,9 +105,11 @@ class Shape:
 
     def _unknown(self, value: Any, place: str) -> Iterator[str]:
         if isinstance(value, list) and self.items.has_rules:
+            plain = self.items._plain
             for number, item in enumerate(value):
-                yield from self.items._unknown(item, f"{place}[{number}]")
-        elif isinstance(value, dict) and (self._fields or self._others):
+                if isinstance(item, list) or isinstance(item, dict) and not item.keys() <= plain:
+                    yield from self.items._unknown(item, f"{place}[{number}]")
+        elif isinstance(value, dict) and (self._fields or self._others) and not value.keys() <= self._plain:
             for name, item in value.items():
                 path = f"{place}.{name}" if place else name
                 field = self.field(name)

@@ -54,6 +54,21 @@ class JsonScan:
         self._tail = b""  # number characters that ended the last piece
 
     def feed(self, piece: bytes) -> None:
+        if b"\\" not in piece and not self._escaped:
+            self._feed_plain(piece)
+        else:
+            self._feed_escaped(piece)
+        if self._cost > MAX_COST:
+            raise RequestError("The body holds too many values.")
+
+    def _feed_plain(self, piece: bytes) -> None:
+        """Without escapes every quotation mark begins or ends a string."""
+        parts = piece.split(b'"')
+        self._between(b"".join(parts[self._in_string :: 2]))
+        self._cost += _COST * ((len(parts) - self._in_string) // 2)
+        self._in_string ^= len(parts) % 2 == 0
+
+    def _feed_escaped(self, piece: bytes) -> None:
         if self._in_string:
             piece = self._after_string(piece)
         parts = _STRING.split(piece)  # what stands between strings, alternating with the group
@@ -61,8 +76,6 @@ class JsonScan:
         self._cost += _COST * (len(parts) // 2)
         if len(parts) > 1 and parts[-2] is not None:
             self._after_string(parts[-2])
-        if self._cost > MAX_COST:
-            raise RequestError("The body holds too many values.")
 
     def _after_string(self, piece: bytes) -> bytes:
         """Skip to the end of the open string; what follows it, or nothing."""
@@ -170,14 +183,32 @@ def _places(value: Any, place: str) -> Iterator[str]:
             yield from _places(item, f"{place}.{printable(name)}" if place else printable(name))
 
 
+class _Repeated(Exception):
+    """An object holds a name more than once."""
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> None:
+    if len(dict(pairs)) < len(pairs):
+        raise _Repeated
+
+
+_repetitions = json.JSONDecoder(object_pairs_hook=_distinct)
+
+
 def _repeated(body: bytes) -> list[str]:
     """Names that an object holds more than once."""
+    try:
+        _repetitions.decode(body.decode())
+    except _Repeated:
+        return _named(body)
+    return []
+
+
+def _named(body: bytes) -> list[str]:
     found: set[str] = set()
 
     def note(pairs: list[tuple[str, Any]]) -> None:
-        counts = Counter(name for name, _ in pairs)
-        if len(counts) < len(pairs):
-            found.update(name for name, count in counts.items() if count > 1)
+        found.update(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
 
     json.loads(body, object_pairs_hook=note)
     return [printable(name) for name in sorted(found)[:_MAX_REPEATED]]

@@ -43,15 +43,21 @@ class Exchange:
     def __init__(self) -> None:
         self.gone = asyncio.Event()  # set when the client has left
         self.works = False  # the call brings a body
+        self.answered = False  # the last byte of the answer was sent
         self._cause: FerruleError | None = None
         self._task: asyncio.Task[Any] | None = None
 
     def stop(self, cause: FerruleError) -> None:
-        """End the work; `run` then raises `cause`. The first cause stays."""
+        """End the work; `run` then raises `cause`. The first cause stays.
+
+        A client that leaves with its whole answer ends nothing: background tasks and dependencies come to their end.
+        """
+        if isinstance(cause, ClientGone):
+            self.gone.set()
+            if self.answered:
+                return
         if self._cause is None:
             self._cause = cause
-            if isinstance(cause, ClientGone):
-                self.gone.set()
             if self._task is not None:
                 self._task.cancel()
 

@@ -8,6 +8,7 @@ from urllib.parse import unquote_to_bytes
 
 from fastapi.routing import APIRoute
 
+from ferrule.api.endpoints import Endpoint
 from ferrule.api.fields import Shape
 from ferrule.errors import MethodError, NotFoundError, StartupError, nearest
 from ferrule.interfaces.http import Access
@@ -24,6 +25,7 @@ class Entry:
     method: str
     access: Access
     body: Shape | None
+    endpoint: Endpoint
 
     @property
     def path(self) -> str:

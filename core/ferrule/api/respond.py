@@ -48,6 +48,7 @@ class Answer:
         elif message["type"] == "http.response.body":
             body = b"" if self._head else message.get("body", b"")
             self.sent += len(body)
+            self._exchange.answered = not message.get("more_body", False)
             message = {**message, "body": body}
         await self._send(message)
 

@@ -1,24 +1,19 @@
-"""The FastAPI application behind the frame: the chosen routers' routes, each with who may call it."""
+"""The routes behind the frame: those of the chosen routers, each with who may call it and how it is called."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any, cast
+from typing import Any
 
-from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
-from fastapi.params import Form
+from fastapi import FastAPI
 from fastapi.routing import APIRoute, APIRouter, iter_route_contexts
-from pydantic import TypeAdapter
-from starlette.exceptions import HTTPException
-from starlette.routing import BaseRoute, Match
-from starlette.types import Receive, Scope, Send
 
 from ferrule import __version__
 from ferrule.api.auth import PUBLIC, PUBLIC_METRICS
 from ferrule.api.document import describe
+from ferrule.api.endpoints import body_type, endpoint_of
 from ferrule.api.fields import Shape
 from ferrule.api.paths import Entry, PathTable, routes_of
 from ferrule.config import Config
@@ -68,33 +63,15 @@ def entries_of(router: APIRouter) -> Iterator[Entry]:
             raise StartupError(f"{found.path}: a router may have path operations (`@router.get` …) only, not a {kind}.")
         if found.path != route.path or found.dependencies != route.dependencies or found.tags != route.tags:
             route = APIRoute(**{name: getattr(found, name) for name in _COPIED})
-        body = _body_of(route)
+        adapter = body_type(route)
+        body = None if adapter is None else Shape.of(adapter.json_schema())
+        endpoint = endpoint_of(route, adapter)
         for method in sorted(route.methods or ()):
-            yield Entry(route, method, access_of(route), body)
-
-
-def _body_of(route: APIRoute) -> Shape | None:
-    """What the route's JSON body may hold."""
-    field = route.body_field
-    if field is None or isinstance(field.field_info, Form):
-        return None
-    kind: Any = Annotated[cast(Any, field.field_info.annotation), field.field_info]  # with all that the annotation says
-    return Shape.of(TypeAdapter(kind).json_schema())
-
-
-class _Admitted(BaseRoute):
-    """Runs the route that the frame has let in, ``scope["route"]``: FastAPI does not look for another one."""
-
-    def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        return Match.FULL, {}
-
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        route: APIRoute = scope["route"]
-        await route.handle(scope, receive, send)
+            yield Entry(route, method, access_of(route), body, endpoint)
 
 
 def application(config: Config, entries: Sequence[Entry]) -> FastAPI:
-    """FastAPI with these routes and nothing of its own: it answers no errors, and no other path."""
+    """FastAPI with these routes, for its description of them and for ``request.app``. It is never called itself."""
     app = FastAPI(
         title="Ferrule",
         version=__version__,
@@ -102,10 +79,8 @@ def application(config: Config, entries: Sequence[Entry]) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         telemetry={"tracing": False, "metrics": False, "logs": False, "operation_spans": False},
-        exception_handlers={Exception: _raise, HTTPException: _raise, RequestValidationError: _raise},
     )
-    routes = routes_of(entries)
-    app.router.routes[:] = [_Admitted(), *routes]
+    app.router.routes[:] = routes_of(entries)
     app.openapi = partial(_described, app, config, entries)  # type: ignore[method-assign]
     return app
 
@@ -114,8 +89,3 @@ def _described(app: FastAPI, config: Config, entries: Sequence[Entry]) -> dict[s
     if app.openapi_schema is None:
         app.openapi_schema = describe(entries, config)
     return app.openapi_schema
-
-
-async def _raise(request: Request, error: Exception) -> Any:
-    """Every error is the frame's to answer."""
-    raise error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -51,14 +52,19 @@ NOTES = ("user", "metadata", "session_id", "safety_identifier")
 # ------------------------------------------------------------------------------------------------ forms of values
 
 
+_TOKEN_KEYS = re.compile("(?:-?[0-9]{1,19}(?:,|\\Z))*+")
+
+
 def _token_keys(values: Any) -> Any:
-    """Keys of JSON objects are texts; here they are numbers."""
-    if not isinstance(values, dict):
-        return values
-    for key in values:
-        if not (key.removeprefix("-").isdecimal() and key.isascii() and len(key) <= 19):
-            raise problem("must have token ids as keys")
-    return {int(key): bias for key, bias in values.items()}
+    """Keys of JSON objects are texts; here they are numbers. All are checked at once: there may be very many."""
+    if not isinstance(values, dict) or not set(map(type, values.values())) <= {int, float}:
+        return values  # to be refused
+    try:
+        if _TOKEN_KEYS.fullmatch(",".join(values)):
+            return dict(zip(map(int, values), values.values(), strict=True))
+    except ValueError:  # a key with a comma, or an empty one
+        pass
+    raise problem("must have token ids as keys")
 
 
 _FORMS: dict[type, str] = {str: "<a list of strings>", list: "<a list of lists of token ids>"}

@@ -123,11 +123,12 @@ def test_scanning_takes_linear_time() -> None:
             continue
 
 
-def test_values_are_counted() -> None:
+@pytest.mark.parametrize(("item", "cost"), [(b"1,", 1), (b'"a",', 9), (b'"\\"",', 9), (b"{},", 9)])
+def test_values_are_counted(item: bytes, cost: int) -> None:
     scan = JsonScan(max_depth=64)
-    scan.feed(b"[" + b"1," * (MAX_COST - 100))
+    scan.feed(b"[" + item * ((MAX_COST - 100) // cost))
     with pytest.raises(RequestError, match="too many"):
-        scan.feed(b"1," * 200)
+        scan.feed(item * 200)
 
 
 # ------------------------------------------------------------------------------------------ unknown fields

@@ -88,7 +88,11 @@ def test_every_integer_is_bounded(kind: type[BaseModel]) -> None:
         ({"request_id": "a b"}, "request_id"),
         ({"request_id": "a" * 129}, "request_id"),
         ({"user": "a" * 20_000}, "user"),
-        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        *(
+            ({"logit_bias": {key: 1}}, "logit_bias")
+            for key in ("x", "", ",", "1,2", "1,", "+1", " 1", "1_0", "-", "1.0")
+        ),
+        *(({"logit_bias": {"7": 1, key: 1}}, "logit_bias") for key in ("", "x", "٣", "1" * 20)),
         ({"logit_bias": {"1": "x"}}, "logit_bias"),
         ({"model": "other"}, "model"),
     ],

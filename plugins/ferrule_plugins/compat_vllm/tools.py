@@ -6,6 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+import msgspec
+
 from ferrule import log
 from ferrule.interfaces.parsers import (
     CallArguments,
@@ -142,7 +144,7 @@ class _Calls:
         if index is None or index >= len(calls):
             return []
         arguments = calls[index].get("arguments", "")
-        whole = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        whole = arguments if isinstance(arguments, str) else _dumped(arguments)
         sent = self._sent[index]
         return self.add(index, None, None, whole[len(sent) :]) if whole.startswith(sent) else []
 
@@ -151,6 +153,14 @@ class _Calls:
             return []
         index, self._open = self._open, None
         return [CallEnd(index)]
+
+
+def _dumped(arguments: Any) -> str:
+    """JSON as vLLM's parsers write it. NaN and the infinities, which JSON does not have, are null."""
+    try:
+        return json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        return json.dumps(msgspec.json.decode(msgspec.json.encode(arguments)), ensure_ascii=False)
 
 
 def wrap_tool_parser(found: type) -> type[VllmToolParser]:

@@ -206,6 +206,12 @@ def test_an_old_tool_parser_streamed(tmp_path: Path, size: int) -> None:
     assert found.text == ("" if size == 1000 else text[: 5 // size * size + (size == 1)])  # as this parser streams
 
 
+def test_numbers_that_json_does_not_have_are_null(tmp_path: Path) -> None:
+    parser = plugins_of(tmp_path, "tool_parser", "old_tools").load("tool_parser", "square")
+    found = answer(Parsers(tools=parser), '[[add {"a": 1e999, "b": {"c": NaN, "ü": -Infinity}}]]', 1)
+    assert [call.arguments for call in found.tool_calls] == ['{"a": null, "b": {"c": null, "ü": null}}']
+
+
 def test_an_old_tool_parser_not_streamed(tmp_path: Path) -> None:
     parser = plugins_of(tmp_path, "tool_parser", "old_tools").load("tool_parser", "square")
     text = 'Sums: [[add {"a": 1}]][[add {"a": 2}]]'

@@ -277,7 +277,7 @@ class Wrapped(Online):
             layer.weight = weight
 
     def matmul(self, layer: Any, x: torch.Tensor) -> torch.Tensor:
-        if self.fault == "batch":
+        if self.fault == "batch" or self.fault == f"batch in {x.dtype}":
             largest = x.nan_to_num().abs().max()
             return super().matmul(layer, (x / largest * 127).round()) * largest / 127
         y = super().matmul(layer, x)
@@ -285,6 +285,11 @@ class Wrapped(Online):
             return y - layer.bias
         if self.fault == "coarse":
             return y * 1.2
+        if self.fault == "scale":
+            bias = 0 if layer.bias is None else layer.bias
+            return ((y - bias) * 1.02 + bias).to(y.dtype)
+        if self.fault == "a little of the batch":
+            return y + x.float().nan_to_num().abs().max().to(y.dtype) * 1e-5  # bfloat16 cannot show it
         return y
 
 
@@ -844,7 +849,11 @@ def faults() -> Iterator[tuple[str, type, str]]:
     yield "hub", ListsHalf, "test_all_names_are_offered"
     yield "hub", RaisesForNames, "test_names_are_judged_in_words"
     yield "quantization", quantizing("batch"), "test_a_row_is_as_it_is_alone"
+    yield "quantization", quantizing("batch in torch.float32"), "test_a_row_is_as_it_is_alone"
+    yield "quantization", quantizing("batch in torch.float16"), "test_a_row_is_as_it_is_alone"
+    yield "quantization", quantizing("a little of the batch"), "test_a_row_is_as_it_is_alone"
     yield "quantization", quantizing("bias"), "test_products_are_near"
+    yield "quantization", quantizing("scale"), "test_products_are_near"
     yield "quantization", quantizing("coarse"), "test_products_are_near"
     yield "quantization", quantizing("keeps"), "test_memory_is_saved"
     yield "quantization", quantizing("in place"), "test_shared_weights_are_left_alone"

@@ -535,6 +535,25 @@ class NoiseOfTheRow(DefaultSampler):
         return super().sample(logits, SampleBatch(rows, batch.history))
 
 
+class LeansOnNeighbours(DefaultSampler):
+    """By so little that rows of equal kind hardly ever show it."""
+
+    def sample(self, logits: torch.Tensor, batch: SampleBatch) -> Sampled:
+        return super().sample(logits + 1e-3 * logits.nan_to_num().mean(0), batch)
+
+
+class SharesTheTemperature(DefaultSampler):
+    def sample(self, logits: torch.Tensor, batch: SampleBatch) -> Sampled:
+        hottest = max(row.sampling.temperature for row in batch.rows)
+        rows = [
+            msgspec.structs.replace(row, sampling=msgspec.structs.replace(row.sampling, temperature=hottest))
+            if row.sampling.temperature > 0
+            else row
+            for row in batch.rows
+        ]
+        return super().sample(logits, SampleBatch(rows, batch.history))
+
+
 class KeepsTheFirst(DefaultSampler):
     def _prepare(self, row, logits):
         if row.slot in self._prepared:
@@ -579,6 +598,34 @@ class CountsInTheClass(PushChecked):
     def apply(self, known_ids, num_prompt, logits):
         self.seen.append(1)
         return super().apply(known_ids, num_prompt, logits).roll(len(self.seen))
+
+
+class BansForEveryone(PushChecked):
+    """What one request has said is banned for all: the other promises soon have all of it said."""
+
+    banned: ClassVar[set[int]] = set()
+
+    def apply(self, known_ids, num_prompt, logits):
+        self.banned.update(known_ids[num_prompt:])
+        logits[[token for token in self.banned if token]] -= 5.0
+        return logits
+
+
+class CountsThePrompt(PushChecked):
+    """Says that it looks at generated tokens only."""
+
+    conformance: ClassVar[dict[str, Any]] = {"ignores_prompt": True}
+
+    def apply(self, known_ids, num_prompt, logits):
+        logits[sorted(set(known_ids))] -= self.by
+        return logits
+
+
+class CountsTheGenerated(CountsThePrompt):
+    """Good."""
+
+    def apply(self, known_ids, num_prompt, logits):
+        return super().apply(known_ids[num_prompt:], 0, logits)
 
 
 class AppendsToTheIds(PushChecked):
@@ -736,6 +783,35 @@ class ASeriesForEachRequest(Prometheus):
         return kind, text + "".join(f'mine{{request="{n}"}} 1\n' for n in range(self.requests))
 
 
+class DividesByTheTime(Prometheus):
+    def on_http(self, stats):
+        self.rate = stats.sent / stats.seconds
+        super().on_http(stats)
+
+
+class KnowsOneReason(Prometheus):
+    def on_rejected(self, reason):
+        super().on_rejected({"max_num_queued_reqs": reason}[reason])
+
+
+class CountsCallsTwice(Prometheus):
+    def on_http(self, stats):
+        super().on_http(stats)
+        super().on_http(stats)
+
+
+class CountsRefusalsTwice(Prometheus):
+    def on_rejected(self, reason):
+        super().on_rejected(reason)
+        super().on_rejected(reason)
+
+
+class SilentWithoutLogStats(Prometheus):
+    def on_http(self, stats):
+        if not self.config.observability.disable_log_stats:
+            super().on_http(stats)
+
+
 class DividesByTheTokens(Prometheus):
     def on_finish(self, stats):
         self.mean = stats.end_to_end / stats.generation_tokens
@@ -881,12 +957,16 @@ def faults() -> Iterator[tuple[str, type, str]]:
     yield "executor", FaultsAreForgotten, "test_a_failed_step_is_fatal_and_told"
     yield "sampler", Biased, "test_frequencies_follow_the_distribution"
     yield "sampler", NoiseOfTheRow, "test_rows_do_not_depend_on_each_other"
+    yield "sampler", LeansOnNeighbours, "test_extreme_neighbours_change_nothing"
+    yield "sampler", SharesTheTemperature, "test_extreme_neighbours_change_nothing"
     yield "sampler", KeepsTheFirst, "test_a_slot_keeps_nothing_of_its_former_request"
     yield "sampler", HidesNaN, "test_rows_that_are_not_finite"
     yield "sampler", LogprobsAfterProcessing, "test_logprobs_are_those_of_the_model"
     yield "logits_processor", Push, "test_wrong_arguments_are_a_value_error"
     yield "logits_processor", CountsInTheClass, "test_requests_share_nothing"
     yield "logits_processor", CountsInTheClass, "test_it_works_in_a_batch"
+    yield "logits_processor", BansForEveryone, "test_nothing_is_kept_for_later_requests"
+    yield "logits_processor", CountsThePrompt, "test_the_prompt_does_not_count"
     yield "logits_processor", AppendsToTheIds, "test_the_history_is_left_alone"
     yield "logits_processor", GivesDoubles, "test_the_row_keeps_its_form"
     yield "router", OwnErrorShape, "test_what_the_service_raises_is_answered"
@@ -901,6 +981,11 @@ def faults() -> Iterator[tuple[str, type, str]]:
     yield "stat_logger", CountsOnlyTheLast, "test_counters_never_fall"
     yield "stat_logger", ASeriesForEachRequest, "test_the_number_of_series_is_bounded"
     yield "stat_logger", DividesByTheTokens, "test_everything_that_happens_is_taken"
+    yield "stat_logger", DividesByTheTime, "test_everything_that_happens_is_taken"
+    yield "stat_logger", KnowsOneReason, "test_everything_that_happens_is_taken"
+    yield "stat_logger", CountsCallsTwice, "test_each_event_counts_once"
+    yield "stat_logger", CountsRefusalsTwice, "test_each_event_counts_once"
+    yield "stat_logger", SilentWithoutLogStats, "test_calls_are_told_without_log_stats"
     yield "command", HeavyHelp, "test_help_is_quick"
     yield "command", TracebackForFlags, "test_an_unknown_flag_is_one_block"
     yield "command", FlagsAreIgnored, "test_an_unknown_flag_is_one_block"
@@ -940,6 +1025,7 @@ def test_a_planted_fault_is_caught(kind: str, plugin: type, broken: str) -> None
     ("kind", "plugin"),
     [
         ("logits_processor", PushChecked),
+        ("logits_processor", CountsTheGenerated),
         ("router", Echo),
         ("router", OfContractOne),
         ("executor", WithAWorker),

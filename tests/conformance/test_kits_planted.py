@@ -720,6 +720,24 @@ class NoNull(pydantic.BaseModel):
     count: int = 1
 
 
+class NullIsTheMost(Echo):
+    def router(self, ctx):
+        routes = APIRouter()
+
+        @routes.post("/echo", summary="Echo.")
+        async def echo(body: Limited) -> JSON:
+            params = SamplingParams(max_tokens=100 if body.count is None else body.count)
+            outputs = await ctx.service.generate(Generate(prompts=(Prompt(text="x"),), params=params))
+            return JSON([output.token_ids async for output in outputs])
+
+        return routes
+
+
+class Limited(pydantic.BaseModel):
+    prompt: str = ""
+    count: int | None = 1
+
+
 class AsksTheEngineTooEarly(Echo):
     def router(self, ctx):
         ctx.service.health()
@@ -742,7 +760,7 @@ class OfContractOne(earlier.Router):
         ]
 
     def answer(self, body: Struct) -> dict[str, float]:
-        return {"share": 1 / (abs(body.count or 0) + 1)}
+        return {"share": 1 / (abs(1 if body.count is None else body.count) + 1)}
 
 
 class FailsOnNumbersThen(OfContractOne):
@@ -975,6 +993,7 @@ def faults() -> Iterator[tuple[str, type, str]]:
     yield "router", TakesAnothersRoute, "test_no_route_of_another_router_is_taken"
     yield "router", FailsOnNumbers, "test_no_value_of_a_field_is_the_servers_fault"
     yield "router", RefusesNull, "test_null_means_the_default"
+    yield "router", NullIsTheMost, "test_null_means_the_default"
     yield "router", FailsOnNumbersThen, "test_no_value_of_a_field_is_the_servers_fault"
     yield "router", AsksTheEngineTooEarly, "test_asking_for_routes_needs_no_engine"
     yield "stat_logger", RawLabels, "test_hostile_labels"

@@ -14,6 +14,7 @@ from ferrule.interfaces.parsers import (
     CallArguments,
     CallEnd,
     CallStart,
+    ChoiceContext,
     Content,
     Event,
     Reasoning,
@@ -22,6 +23,7 @@ from ferrule.interfaces.parsers import (
     ToolParser,
 )
 from ferrule.types import GrammarSpec
+from ferrule_plugins.tool_parser.hermes import Hermes
 from ferrule_testkit.kits import CallText, ReasoningParserKit, Thought, ToolParserKit
 from ferrule_testkit.kits.run import FAILED, OK, SKIPPED, run_kit
 
@@ -181,6 +183,69 @@ class WritesToTheTools(Arrows):
         return super().feed(delta)
 
 
+class ArgumentsAreCut(Hermes):
+    conformance: ClassVar[dict[str, Any]] = {
+        "samples": [
+            [CallText('<tool_call>{"name": "now", "arguments": {"zone": "CET"}}</tool_call>', "now", {"zone": "CET"})]
+        ]
+    }
+
+    def feed(self, delta: TextDelta) -> Sequence[Event]:
+        events = super().feed(delta)
+        if not self._out.open:
+            return events
+        return [CallArguments(0, "{") if isinstance(event, CallArguments) else event for event in events]
+
+
+class BreaksOnBackslashes(Arrows):
+    def call(self, name: str, arguments: str) -> list[Event]:
+        return super().call(name, arguments.replace("\\\\", "\\"))
+
+
+class BreaksOnQuotes(Arrows):
+    """Reads what Python prints, too."""
+
+    def call(self, name: str, arguments: str) -> list[Event]:
+        return super().call(name, arguments.replace("'", '"'))
+
+
+class WritesInfinity(Arrows):
+    def call(self, name: str, arguments: str) -> list[Event]:
+        return super().call(name, json.dumps(json.loads(arguments)))
+
+
+class WritesLoneSurrogates(Arrows):
+    def call(self, name: str, arguments: str) -> list[Event]:
+        return super().call(name, re.sub("\\\\u[dD][89a-fA-F]..", lambda found: json.loads(f'"{found[0]}"'), arguments))
+
+
+class RaisesOnSurrogates(Arrows):
+    def call(self, name: str, arguments: str) -> list[Event]:
+        json.dumps(json.loads(arguments), ensure_ascii=False).encode()
+        return super().call(name, arguments)
+
+
+class RaisesOnNaN(Arrows):
+    def call(self, name: str, arguments: str) -> list[Event]:
+        return super().call(name, json.dumps(json.loads(arguments), allow_nan=False))
+
+
+class DropsNaN(Arrows):
+    def drop(self, length: int, events: list[Event]) -> list[Event]:
+        return super().drop(length, [] if "NaN" in self.held[:length] else events)
+
+
+class AsksForAVocabulary(Arrows):
+    def begin(self, context: ChoiceContext) -> None:
+        if context.tokenizer is not None:
+            self.vocabulary = context.tokenizer.get_vocab()  # type: ignore[attr-defined]
+
+
+class KnowsNamesAsWritten(Hermes):
+    def _start(self, name: str) -> None:
+        super()._start(json.dumps(name)[1:-1])
+
+
 TOOL_FAULTS = {
     EachDeltaAlone: "test_any_cut_gives_the_same",
     TextBetweenIsDropped: "test_text_around_calls_survives",
@@ -194,6 +259,15 @@ TOOL_FAULTS = {
     NeverEnds: "test_calls_are_found",
     WaitsForTheEnd: "test_plain_text_is_not_held_back",
     WritesToTheTools: "test_the_tools_are_left_alone",
+    BreaksOnBackslashes: "test_hostile_arguments",
+    BreaksOnQuotes: "test_hostile_arguments",
+    WritesInfinity: "test_hostile_arguments",
+    WritesLoneSurrogates: "test_hostile_arguments",
+    RaisesOnSurrogates: "test_hostile_arguments",
+    RaisesOnNaN: "test_numbers_that_json_does_not_have",
+    DropsNaN: "test_numbers_that_json_does_not_have",
+    AsksForAVocabulary: "test_calls_are_found",
+    KnowsNamesAsWritten: "test_escapes_in_names",
 }
 
 
@@ -285,6 +359,12 @@ class FallsOverABracket(Musing):
         return super().feed(delta)
 
 
+class AsksForTheIdOfATag(Musing):
+    def begin(self, context: ChoiceContext) -> None:
+        if context.tokenizer is not None:
+            (self.end,) = context.tokenizer.encode("/end/", add_special_tokens=False)
+
+
 REASONING_FAULTS = {
     ThoughtsAreTheAnswer: "test_thoughts_and_answer_are_parted",
     HalfAMarkIsDropped: "test_truncation_loses_nothing",
@@ -292,6 +372,7 @@ REASONING_FAULTS = {
     OverForEveryone: "test_requests_share_nothing",
     RereadsTheThought: "test_work_is_linear",
     FallsOverABracket: "test_truncation_never_raises",
+    AsksForTheIdOfATag: "test_thoughts_and_answer_are_parted",
 }
 
 
@@ -304,6 +385,31 @@ def test_a_planted_fault_is_caught(kit: type, fault: type, broken: str) -> None:
     failed = {outcome.name: outcome.reason for outcome in run_kit(kit, fault) if outcome.result == FAILED}
     assert broken in failed
     assert failed[broken]
+
+
+@pytest.mark.parametrize(
+    ("kit", "fault", "promise", "said"),
+    [
+        (
+            ToolParserKit,
+            EndIsDropped,
+            "test_truncation_loses_nothing",
+            "content is 'Let me see. ', not 'n' at its end, or a call of 'now'",
+        ),
+        (ToolParserKit, ArgumentsAreCut, "test_truncation_loses_nothing", """arguments '{', not '{"'"""),
+        (
+            ToolParserKit,
+            TextBetweenIsDropped,
+            "test_text_around_calls_survives",
+            "is 'Let me see. ', not 'Let me see. ",
+        ),
+        (ReasoningParserKit, HalfAMarkIsDropped, "test_truncation_loses_nothing", "gives '"),
+    ],
+)
+def test_a_failure_says_what_was_expected_and_what_came(kit: type, fault: type, promise: str, said: str) -> None:
+    (outcome,) = run_kit(kit, fault, only=promise)
+    assert said in outcome.reason
+    assert ", not '" in outcome.reason
 
 
 def test_without_samples_what_holds_for_any_text_is_still_proved() -> None:

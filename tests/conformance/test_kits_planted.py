@@ -277,7 +277,7 @@ class Wrapped(Online):
             layer.weight = weight
 
     def matmul(self, layer: Any, x: torch.Tensor) -> torch.Tensor:
-        if self.fault == "batch":
+        if self.fault == "batch" or self.fault == f"batch in {x.dtype}":
             largest = x.nan_to_num().abs().max()
             return super().matmul(layer, (x / largest * 127).round()) * largest / 127
         y = super().matmul(layer, x)
@@ -285,6 +285,11 @@ class Wrapped(Online):
             return y - layer.bias
         if self.fault == "coarse":
             return y * 1.2
+        if self.fault == "scale":
+            bias = 0 if layer.bias is None else layer.bias
+            return ((y - bias) * 1.02 + bias).to(y.dtype)
+        if self.fault == "a little of the batch":
+            return y + x.float().nan_to_num().abs().max().to(y.dtype) * 1e-5  # bfloat16 cannot show it
         return y
 
 
@@ -530,6 +535,25 @@ class NoiseOfTheRow(DefaultSampler):
         return super().sample(logits, SampleBatch(rows, batch.history))
 
 
+class LeansOnNeighbours(DefaultSampler):
+    """By so little that rows of equal kind hardly ever show it."""
+
+    def sample(self, logits: torch.Tensor, batch: SampleBatch) -> Sampled:
+        return super().sample(logits + 1e-3 * logits.nan_to_num().mean(0), batch)
+
+
+class SharesTheTemperature(DefaultSampler):
+    def sample(self, logits: torch.Tensor, batch: SampleBatch) -> Sampled:
+        hottest = max(row.sampling.temperature for row in batch.rows)
+        rows = [
+            msgspec.structs.replace(row, sampling=msgspec.structs.replace(row.sampling, temperature=hottest))
+            if row.sampling.temperature > 0
+            else row
+            for row in batch.rows
+        ]
+        return super().sample(logits, SampleBatch(rows, batch.history))
+
+
 class KeepsTheFirst(DefaultSampler):
     def _prepare(self, row, logits):
         if row.slot in self._prepared:
@@ -574,6 +598,34 @@ class CountsInTheClass(PushChecked):
     def apply(self, known_ids, num_prompt, logits):
         self.seen.append(1)
         return super().apply(known_ids, num_prompt, logits).roll(len(self.seen))
+
+
+class BansForEveryone(PushChecked):
+    """What one request has said is banned for all: the other promises soon have all of it said."""
+
+    banned: ClassVar[set[int]] = set()
+
+    def apply(self, known_ids, num_prompt, logits):
+        self.banned.update(known_ids[num_prompt:])
+        logits[[token for token in self.banned if token]] -= 5.0
+        return logits
+
+
+class CountsThePrompt(PushChecked):
+    """Says that it looks at generated tokens only."""
+
+    conformance: ClassVar[dict[str, Any]] = {"ignores_prompt": True}
+
+    def apply(self, known_ids, num_prompt, logits):
+        logits[sorted(set(known_ids))] -= self.by
+        return logits
+
+
+class CountsTheGenerated(CountsThePrompt):
+    """Good."""
+
+    def apply(self, known_ids, num_prompt, logits):
+        return super().apply(known_ids[num_prompt:], 0, logits)
 
 
 class AppendsToTheIds(PushChecked):
@@ -668,6 +720,24 @@ class NoNull(pydantic.BaseModel):
     count: int = 1
 
 
+class NullIsTheMost(Echo):
+    def router(self, ctx):
+        routes = APIRouter()
+
+        @routes.post("/echo", summary="Echo.")
+        async def echo(body: Limited) -> JSON:
+            params = SamplingParams(max_tokens=100 if body.count is None else body.count)
+            outputs = await ctx.service.generate(Generate(prompts=(Prompt(text="x"),), params=params))
+            return JSON([output.token_ids async for output in outputs])
+
+        return routes
+
+
+class Limited(pydantic.BaseModel):
+    prompt: str = ""
+    count: int | None = 1
+
+
 class AsksTheEngineTooEarly(Echo):
     def router(self, ctx):
         ctx.service.health()
@@ -690,7 +760,7 @@ class OfContractOne(earlier.Router):
         ]
 
     def answer(self, body: Struct) -> dict[str, float]:
-        return {"share": 1 / (abs(body.count or 0) + 1)}
+        return {"share": 1 / (abs(1 if body.count is None else body.count) + 1)}
 
 
 class FailsOnNumbersThen(OfContractOne):
@@ -729,6 +799,35 @@ class ASeriesForEachRequest(Prometheus):
     def exposition(self):
         kind, text = super().exposition()
         return kind, text + "".join(f'mine{{request="{n}"}} 1\n' for n in range(self.requests))
+
+
+class DividesByTheTime(Prometheus):
+    def on_http(self, stats):
+        self.rate = stats.sent / stats.seconds
+        super().on_http(stats)
+
+
+class KnowsOneReason(Prometheus):
+    def on_rejected(self, reason):
+        super().on_rejected({"max_num_queued_reqs": reason}[reason])
+
+
+class CountsCallsTwice(Prometheus):
+    def on_http(self, stats):
+        super().on_http(stats)
+        super().on_http(stats)
+
+
+class CountsRefusalsTwice(Prometheus):
+    def on_rejected(self, reason):
+        super().on_rejected(reason)
+        super().on_rejected(reason)
+
+
+class SilentWithoutLogStats(Prometheus):
+    def on_http(self, stats):
+        if not self.config.observability.disable_log_stats:
+            super().on_http(stats)
 
 
 class DividesByTheTokens(Prometheus):
@@ -844,7 +943,11 @@ def faults() -> Iterator[tuple[str, type, str]]:
     yield "hub", ListsHalf, "test_all_names_are_offered"
     yield "hub", RaisesForNames, "test_names_are_judged_in_words"
     yield "quantization", quantizing("batch"), "test_a_row_is_as_it_is_alone"
+    yield "quantization", quantizing("batch in torch.float32"), "test_a_row_is_as_it_is_alone"
+    yield "quantization", quantizing("batch in torch.float16"), "test_a_row_is_as_it_is_alone"
+    yield "quantization", quantizing("a little of the batch"), "test_a_row_is_as_it_is_alone"
     yield "quantization", quantizing("bias"), "test_products_are_near"
+    yield "quantization", quantizing("scale"), "test_products_are_near"
     yield "quantization", quantizing("coarse"), "test_products_are_near"
     yield "quantization", quantizing("keeps"), "test_memory_is_saved"
     yield "quantization", quantizing("in place"), "test_shared_weights_are_left_alone"
@@ -872,12 +975,16 @@ def faults() -> Iterator[tuple[str, type, str]]:
     yield "executor", FaultsAreForgotten, "test_a_failed_step_is_fatal_and_told"
     yield "sampler", Biased, "test_frequencies_follow_the_distribution"
     yield "sampler", NoiseOfTheRow, "test_rows_do_not_depend_on_each_other"
+    yield "sampler", LeansOnNeighbours, "test_extreme_neighbours_change_nothing"
+    yield "sampler", SharesTheTemperature, "test_extreme_neighbours_change_nothing"
     yield "sampler", KeepsTheFirst, "test_a_slot_keeps_nothing_of_its_former_request"
     yield "sampler", HidesNaN, "test_rows_that_are_not_finite"
     yield "sampler", LogprobsAfterProcessing, "test_logprobs_are_those_of_the_model"
     yield "logits_processor", Push, "test_wrong_arguments_are_a_value_error"
     yield "logits_processor", CountsInTheClass, "test_requests_share_nothing"
     yield "logits_processor", CountsInTheClass, "test_it_works_in_a_batch"
+    yield "logits_processor", BansForEveryone, "test_nothing_is_kept_for_later_requests"
+    yield "logits_processor", CountsThePrompt, "test_the_prompt_does_not_count"
     yield "logits_processor", AppendsToTheIds, "test_the_history_is_left_alone"
     yield "logits_processor", GivesDoubles, "test_the_row_keeps_its_form"
     yield "router", OwnErrorShape, "test_what_the_service_raises_is_answered"
@@ -886,12 +993,18 @@ def faults() -> Iterator[tuple[str, type, str]]:
     yield "router", TakesAnothersRoute, "test_no_route_of_another_router_is_taken"
     yield "router", FailsOnNumbers, "test_no_value_of_a_field_is_the_servers_fault"
     yield "router", RefusesNull, "test_null_means_the_default"
+    yield "router", NullIsTheMost, "test_null_means_the_default"
     yield "router", FailsOnNumbersThen, "test_no_value_of_a_field_is_the_servers_fault"
     yield "router", AsksTheEngineTooEarly, "test_asking_for_routes_needs_no_engine"
     yield "stat_logger", RawLabels, "test_hostile_labels"
     yield "stat_logger", CountsOnlyTheLast, "test_counters_never_fall"
     yield "stat_logger", ASeriesForEachRequest, "test_the_number_of_series_is_bounded"
     yield "stat_logger", DividesByTheTokens, "test_everything_that_happens_is_taken"
+    yield "stat_logger", DividesByTheTime, "test_everything_that_happens_is_taken"
+    yield "stat_logger", KnowsOneReason, "test_everything_that_happens_is_taken"
+    yield "stat_logger", CountsCallsTwice, "test_each_event_counts_once"
+    yield "stat_logger", CountsRefusalsTwice, "test_each_event_counts_once"
+    yield "stat_logger", SilentWithoutLogStats, "test_calls_are_told_without_log_stats"
     yield "command", HeavyHelp, "test_help_is_quick"
     yield "command", TracebackForFlags, "test_an_unknown_flag_is_one_block"
     yield "command", FlagsAreIgnored, "test_an_unknown_flag_is_one_block"
@@ -931,6 +1044,7 @@ def test_a_planted_fault_is_caught(kind: str, plugin: type, broken: str) -> None
     ("kind", "plugin"),
     [
         ("logits_processor", PushChecked),
+        ("logits_processor", CountsTheGenerated),
         ("router", Echo),
         ("router", OfContractOne),
         ("executor", WithAWorker),

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from importlib.abc import ExecutionLoader
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Protocol, cast
 
 from ferrule.errors import ConfigError, PluginError, nearest
@@ -19,6 +19,7 @@ from ferrule.plugin.kinds import CONTRACT, KINDS
 from ferrule.plugin.refs import Origin, PluginRef
 
 _HASH_SHOWN = 12  # hexadecimal digits
+_ADAPTERS = MappingProxyType({"vllm": "ferrule_plugins.compat_vllm"})  # by the package that such files import
 
 
 class FileAdapter(Protocol):
@@ -39,7 +40,8 @@ def file_refs(option: str, adapter: str = "") -> list[PluginRef]:
 
     A class of the file that derives from something and sets ``name = "literal"`` is known under that name; when there
     is none, the file's stem is the name. `adapter` is a module that is asked first: see `FileAdapter`. Raises
-    ConfigError for a wrong value, PluginError for a file that cannot be read or parsed.
+    ConfigError for a wrong value, PluginError for a file that cannot be read or parsed, or that needs an adapter of
+    ours when none was named.
     """
     kind, equals, path = option.partition("=")
     kind = kind.strip()
@@ -57,6 +59,8 @@ def file_refs(option: str, adapter: str = "") -> list[PluginRef]:
         raise PluginError(f"Plugin file {file} is not Python: {error}") from error
     digest = hashlib.sha256(content).hexdigest()
     adapted = _adapter(adapter).names(kind, tree) if adapter else ()
+    if not adapter:
+        _check_foreign(kind, file, content, tree)
     return [
         PluginRef(
             kind=kind,
@@ -90,13 +94,20 @@ def load_file(ref: PluginRef, base: type) -> object:
     return _adapter(ref.adapter).adapt(ref.kind, ref.name, module) if ref.adapter else _pick(ref, base, module)
 
 
+def _check_foreign(kind: str, file: Path, content: bytes, tree: ast.Module) -> None:
+    """Raises PluginError for a file that one of our adapters makes plugins of."""
+    for package, adapter in _ADAPTERS.items():
+        if package.encode() in content and _adapter(adapter).names(kind, tree):
+            raise PluginError(f"Plugin file {file} is written for {package}. It needs --plugin-adapter {adapter}.")
+
+
 def _adapter(name: str) -> FileAdapter:
     try:
         module = importlib.import_module(name)
     except ImportError as error:
         raise PluginError(f"--plugin-adapter {name} cannot be imported: {error}") from error
     if not all(hasattr(module, part) for part in ("names", "prepare", "adapt")):
-        raise PluginError(f"--plugin-adapter {name} is no adapter of plugin files.")
+        raise PluginError(f"--plugin-adapter {name} is not an adapter of plugin files.")
     return cast(FileAdapter, module)
 
 

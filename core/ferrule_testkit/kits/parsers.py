@@ -99,12 +99,17 @@ def fold(parser: Any, pieces: Iterable[str], *, finish: bool = True) -> Fold:
     """Feed the pieces, and finish. Every call must be over then."""
     folded = Fold()
     for piece in pieces:
-        folded.add(parser.feed(TextDelta(piece)))
+        folded.add(parser.feed(TextDelta(piece, _ids(piece))))
     if finish:
         folded.add(parser.finish())
         promise(all(call.ended for call in folded.calls), "a call is still open after finish")
         promise(len(set(folded.ids)) == len(folded.ids), f"two calls have one id: {folded.ids}")
     return folded
+
+
+def _ids(text: str) -> tuple[int, ...]:
+    """Those of a `ByteTokenizer`."""
+    return tuple(text.encode("utf-8", "surrogatepass"))
 
 
 def same(wanted: Fold, got: Fold, text: str, pieces: Sequence[str]) -> None:

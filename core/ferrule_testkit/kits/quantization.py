@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product
 from typing import Any
 
 import torch
@@ -42,7 +43,7 @@ class QuantizationKit(Kit):
     Settings: `config`, a ``quantization_config`` that it reads; `encode`, for a method that reads quantized weights: a
     function that is given a layer, its float weight and `config`, and gives the tensors of a checkpoint by the names of
     the scheme's parameters; `error`, how far products may be from the float ones, as a share of their size (root mean
-    squares); `sizes` of layers, (in, out).
+    squares); `scale_error`, how far all of them together may be too large or too small; `sizes` of layers, (in, out).
     """
 
     kind = "quantization"
@@ -51,6 +52,7 @@ class QuantizationKit(Kit):
     config: Mapping[str, Any] = {}
     encode: Encode | None = None
     error: float = 0.15
+    scale_error: float = 0.015
     sizes: Sequence[tuple[int, int]] = ((64, 48), (200, 100), (129, 17), (512, 256))
 
     # ------------------------------------------------------------------------------------ promises
@@ -87,10 +89,10 @@ class QuantizationKit(Kit):
         promise(len({id(scheme) for scheme in schemes}) == len(schemes), "two layers share a scheme")
 
     def test_products_are_near(self) -> None:
-        """Products have the shape and type of a linear layer's, and nearly its values, with a bias and without."""
+        """Products have the shape and type of a linear layer's, nearly its values, and on the whole their size."""
         for given, layer, scheme, weight in self._packed():
             for rows in _BATCHES:
-                x = self._activations(rows, given, layer)
+                x = self._activations(rows, given, weight)
                 y = scheme.matmul(layer, x)
                 promise(tuple(y.shape) == (rows, given.out_features), f"{_at(given, x)}: shape {tuple(y.shape)}")
                 allowed = {x.dtype, torch.float32} if given.head else {x.dtype}
@@ -98,11 +100,14 @@ class QuantizationKit(Kit):
                 expected = nn.functional.linear(x.double(), weight.double(), _double(layer.bias))
                 off = ((y.double() - expected).square().mean() / expected.square().mean()).sqrt().item()
                 promise(off <= self.error, f"{_at(given, x)}: {off:.3g} off, {self.error} is allowed")
+            factor = _factor(y, expected, _double(layer.bias))
+            said = f"products are {factor:.4f} times the float ones, {self.scale_error} off 1 is allowed"
+            promise(abs(factor - 1) <= self.scale_error, f"{_at(given, x)}: {said}")
 
     def test_a_row_is_as_it_is_alone(self) -> None:
         """A row's result has the same bits alone and in any batch, beside a row of NaN or of large numbers too."""
-        for given, layer, scheme, _ in self._packed():
-            x = self._activations(33, given, layer)
+        for given, layer, scheme, weight in self._packed():
+            x = self._activations(33, given, weight)
             x[1] *= 100
             x[5] = torch.nan
             whole = scheme.matmul(layer, x).clone()
@@ -117,8 +122,8 @@ class QuantizationKit(Kit):
 
     def test_answers_stay(self) -> None:
         """A result is not changed by later calls, and a call does not change its input."""
-        for given, layer, scheme, _ in self._packed():
-            x, other = self._activations(7, given, layer), self._activations(9, given, layer)
+        for given, layer, scheme, weight in self._packed():
+            x, other = self._activations(7, given, weight), self._activations(9, given, weight)
             before = x.clone()
             first = scheme.matmul(layer, x)
             kept = first.clone()
@@ -129,11 +134,11 @@ class QuantizationKit(Kit):
 
     def test_zeros_are_zeros(self) -> None:
         """Activations of zero give the bias, and channels whose weights are zero nothing but theirs."""
-        for given, layer, scheme, _ in self._packed(empty=3):
-            y = scheme.matmul(layer, torch.zeros(2, given.in_features, dtype=self._dtype())).float()
+        for given, layer, scheme, weight in self._packed(empty=3):
+            y = scheme.matmul(layer, torch.zeros(2, given.in_features, dtype=weight.dtype)).float()
             bias = torch.zeros(given.out_features) if layer.bias is None else layer.bias.float()
             promise(torch.allclose(y, bias.expand(2, -1), atol=1e-6), f"{given.name}: zeros give {shown(y)}")
-            y = scheme.matmul(layer, self._activations(4, given, layer)).float()
+            y = scheme.matmul(layer, self._activations(4, given, weight)).float()
             promise(
                 torch.allclose(y[:, 3], bias[3], atol=1e-6), f"{given.name}: a channel of zeros gives {shown(y[:, 3])}"
             )
@@ -161,9 +166,10 @@ class QuantizationKit(Kit):
     def _caps(self, platform: str) -> DeviceCaps:
         return DeviceCaps(platform, "a device of the kit", 1 << 33, frozenset(self.features))
 
-    def _dtype(self) -> torch.dtype:
+    def _dtypes(self) -> list[torch.dtype]:
+        """The float types that it takes; the widest when it takes none."""
         caps = self._caps(self.platform)
-        return next((dtype for dtype in _FLOATS if self.plugin.refuses(self.config, caps, dtype) is None), _FLOATS[-1])
+        return [dtype for dtype in _FLOATS if self.plugin.refuses(self.config, caps, dtype) is None] or [_FLOATS[-1]]
 
     def _method(self) -> QuantizationMethod:
         method: QuantizationMethod = self.plugin(self.config)
@@ -177,31 +183,32 @@ class QuantizationKit(Kit):
     def _packed(
         self, empty: int | None = None, shared: bool = False
     ) -> Iterator[tuple[LinearLayer, Layer, LinearScheme, torch.Tensor]]:
-        """Each layer that has a scheme, loaded and packed, without and with a bias, and the float weight."""
-        method, dtype, draw = self._method(), self._dtype(), torch.Generator().manual_seed(0)
-        for given in self._layers():
-            for biased in (False, True):
-                scheme = method.scheme(given)
-                if scheme is None:
-                    continue
-                weight = (torch.randn(given.out_features, given.in_features, generator=draw) * 0.05).to(dtype)
-                if empty is not None:
-                    weight[empty] = 0
-                bias = torch.randn(given.out_features, generator=draw).to(dtype) if biased else None
-                layer = Layer(given, weight.clone(), bias)
-                if shared:
-                    layer.register_buffer("shared", layer.weight.data)
-                scheme.allocate(layer)
-                encode = vars(self).get("encode") or type(self).encode  # a function, not a method
-                if encode is not None:
-                    for name, tensor in encode(given, weight, self.config).items():
-                        layer.get_parameter(name).data.copy_(tensor)
-                scheme.pack(layer)
-                yield given, layer, scheme, weight
+        """Each layer that has a scheme, loaded and packed, and the float weight: in each float type that is taken,
+        without and with a bias."""
+        method, draw = self._method(), torch.Generator().manual_seed(0)
+        for given, dtype, biased in product(self._layers(), self._dtypes(), (False, True)):
+            scheme = method.scheme(given)
+            if scheme is None:
+                continue
+            weight = (torch.randn(given.out_features, given.in_features, generator=draw) * 0.05).to(dtype)
+            if empty is not None:
+                weight[empty] = 0
+            bias = torch.randn(given.out_features, generator=draw).to(dtype) if biased else None
+            layer = Layer(given, weight.clone(), bias)
+            if shared:
+                layer.register_buffer("shared", layer.weight.data)
+            scheme.allocate(layer)
+            encode = vars(self).get("encode") or type(self).encode  # a function, not a method
+            if encode is not None:
+                for name, tensor in encode(given, weight, self.config).items():
+                    layer.get_parameter(name).data.copy_(tensor)
+            scheme.pack(layer)
+            yield given, layer, scheme, weight
 
-    def _activations(self, rows: int, given: LinearLayer, layer: Layer) -> torch.Tensor:
+    def _activations(self, rows: int, given: LinearLayer, weight: torch.Tensor) -> torch.Tensor:
+        """Of the type of the weight."""
         draw = torch.Generator().manual_seed(rows)
-        return torch.randn(rows, given.in_features, generator=draw).to(self._dtype())
+        return torch.randn(rows, given.in_features, generator=draw).to(weight.dtype)
 
 
 def _projections(given: LinearLayer) -> dict[str, int]:
@@ -212,6 +219,12 @@ def _projections(given: LinearLayer) -> dict[str, int]:
     rows = dict.fromkeys(given.projections, share)
     rows[given.projections[-1]] += rest
     return rows
+
+
+def _factor(y: torch.Tensor, expected: torch.Tensor, bias: torch.Tensor | None) -> float:
+    """The number that makes of the expected products, without the bias, what comes nearest to `y`."""
+    plain = expected if bias is None else expected - bias
+    return ((y.double() - (expected - plain)) * plain).sum().div(plain.square().sum()).item()
 
 
 def _double(bias: torch.Tensor | None) -> torch.Tensor | None:

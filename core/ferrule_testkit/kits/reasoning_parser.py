@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from ferrule.interfaces.parsers import ChoiceContext, Content, Reasoning, ReasoningParser, TextDelta
 from ferrule_testkit.kits.base import Kit, does_not_apply, promise, shown
 from ferrule_testkit.kits.cuts import cuts
 from ferrule_testkit.kits.parsers import FOREIGN, PLAIN, Fold, fold, linear, same, squeezed
+from ferrule_testkit.tokenizers import ByteTokenizer
 
 _HELD_BACK = 256  # characters that may wait for a decision
 
@@ -35,9 +38,9 @@ class ReasoningParserKit(Kit):
     context: ChoiceContext = ChoiceContext()
 
     def make(self) -> ReasoningParser:
-        """A parser at the beginning of a choice."""
+        """A parser at the beginning of a choice, with a tokenizer of bytes where `context` has none."""
         parser: ReasoningParser = self.plugin()
-        parser.begin(self.context)
+        parser.begin(replace(self.context, tokenizer=self.context.tokenizer or ByteTokenizer()))
         return parser
 
     def texts(self) -> Iterator[str]:
@@ -79,15 +82,18 @@ class ReasoningParserKit(Kit):
                 seen += sample.text[last:end]
                 got = fold(self.make(), [sample.text[:end]]).text
                 place = f"{shown(sample.text)} that ends after {end} characters"
-                promise(squeezed(seen) in squeezed(got), f"{place} gives only {shown(got)}")
-                promise(len(squeezed(got)) <= len(squeezed(sample.text[:end])), f"{place} gives {shown(got)}")
+                promise(squeezed(seen) in squeezed(got), f"{place} gives {shown(got)}, not {shown(seen)}")
+                came = sample.text[:end]
+                promise(
+                    len(squeezed(got)) <= len(squeezed(came)), f"{place} gives {shown(got)}, more than {shown(came)}"
+                )
 
     def test_truncation_never_raises(self) -> None:
         """Any text may end anywhere, and nothing raises or is made up."""
         for text in self.texts():
             for end in range(len(text)):
                 got = fold(self.make(), [text[:end]]).text
-                promise(len(got) <= end, f"{end} characters of {shown(text)} become {shown(got)}")
+                promise(len(got) <= end, f"{shown(text[:end])} becomes {shown(got)}, which is longer")
 
     def test_text_without_markup_survives(self) -> None:
         """Text without any markup is all there, as reasoning or as content, to the last white space."""

@@ -165,12 +165,16 @@ class RouterKit(Kit):
         """A field of a valid call that is not required may be null, which means the same as leaving it out."""
         for route in self._routes(body=True):
             given, site = self._valid(route) or json.loads(next(_guesses(route))), self.site()
-            if site.call(route.method, _path(route), _encode(given)).status >= 400:
+            usual, steady = self._meaning(site, route, given), self._meaning(site, route, given)
+            if usual is None:
                 continue
             for name in route.body.declared if route.body else ():
-                if name not in given:
-                    answer = site.call(route.method, _path(route), _encode({**given, name: None}))
-                    promise(answer.status < 400, f"{_name(route)} answers {answer.status} to {name} = null")
+                if name in given:
+                    continue
+                meaning = self._meaning(site, route, {**given, name: None})
+                promise(meaning is not None, f"{_name(route)} refuses {name} = null")
+                same = meaning == usual or usual != steady
+                promise(same, f"{_name(route)} takes {name} = null for {shown(meaning)}, not for {shown(usual)}")
 
     def test_what_the_service_raises_is_answered(self) -> None:
         """Refusals, overload, draining, a dead engine and faults of ours are each answered once, in the error shape."""
@@ -252,6 +256,14 @@ class RouterKit(Kit):
     def _valid(self, route: Entry) -> Mapping[str, Any]:
         found = [body for method, path, body in self.calls if (method, path) == (route.method, route.path)]
         return found[0] if found and isinstance(found[0], Mapping) else {}
+
+    def _meaning(self, site: Site, route: Entry, body: Mapping[str, Any]) -> Any:
+        """What a call asks of the service, or the answer when it asks for no generation; None when it is refused."""
+        before = len(site.service.requests)
+        answer = site.call(route.method, _path(route), _encode(body))
+        if answer.status >= 400:
+            return None
+        return site.service.requests[before:] or answer.body
 
     def _fine(self, answer: Answer, what: str) -> None:
         """One answer, and of the error shape when it is an error."""

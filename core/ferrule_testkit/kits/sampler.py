@@ -153,6 +153,22 @@ class SamplerKit(Kit):
                 alone = self.sample(logits[n : n + 1], [row], history, 10).tokens
                 promise(bool(alone[0] == together[n]), f"a row with {shown(MANNERS[n % len(MANNERS)])} differs alone")
 
+    def test_extreme_neighbours_change_nothing(self) -> None:
+        """Beside rows with huge logits, NaN and any parameters, each of many rows gets the token that it gets alone."""
+        draw = torch.Generator().manual_seed(1)
+        logits = torch.randn(48, _VOCAB, generator=draw) * 0.3
+        rows = [sampling(seed=seed, temperature=0.9) for seed in range(40)]
+        rows += [sampling(seed=seed, temperature=0.0) for seed in range(8)]
+        logits[40:, 3] = logits[40:].amax(1)  # two likeliest tokens: the slightest change decides
+        alone = torch.cat([self.sample(logits[n : n + 1], [row], [1, 2], 1).tokens for n, row in enumerate(rows)])
+        for other in (1e4 * _STEPS, -1e4 * _STEPS.flip(0), _STEPS * math.nan):
+            for manner in MANNERS:
+                beside = [sampling(seed=5, **manner), sampling(temperature=8.0)]
+                wide = torch.cat((other.expand(2, -1), logits))
+                together = self.sample(wide, [*beside, *rows], [1, 2], 1).tokens[2:]
+                changed = int((together != alone).sum())
+                promise(changed == 0, f"{changed} of {len(rows)} rows differ beside one with {shown(manner)}")
+
     def test_seed_and_position_decide(self) -> None:
         """The same seed and position give the same token, whatever stands in the history; others give others."""
         flat = torch.zeros(1000)
@@ -245,13 +261,15 @@ class SamplerKit(Kit):
 class LogitsProcessorKit(Kit):
     """A processor changes its own row's logits as its arguments say, and refuses arguments that are wrong.
 
-    Settings: `arguments`, sets that are accepted; `wrong`, sets that are refused.
+    Settings: `arguments`, sets that are accepted; `wrong`, sets that are refused; `ignores_prompt`, True for one that
+    looks at generated tokens only.
     """
 
     kind = "logits_processor"
     arguments: Sequence[Mapping[str, Any]] = ({},)
     wrong: Sequence[Mapping[str, Any]] = ({"no_such_argument_xyz": 1},)
     vocab_size: int = 64
+    ignores_prompt: bool = False
 
     def make(self, given: Mapping[str, Any]) -> LogitsProcessor:
         processor: LogitsProcessor = self.plugin(**copy.deepcopy(dict(given)))
@@ -298,6 +316,30 @@ class LogitsProcessorKit(Kit):
             for wanted, got in zip(alone, mixed, strict=True):
                 equal = all(torch.equal(x, y) for x, y in zip(wanted, got, strict=True))
                 promise(equal, f"{given}: a request's logits change beside another request")
+
+    def test_nothing_is_kept_for_later_requests(self) -> None:
+        """A request does the same before and after others, whatever tokens these had."""
+        for number, given in enumerate(self.arguments):
+            first, other = ([41 + 10 * number + start + step for step in range(5)] for start in (0, 5))
+            story = [[token % self.vocab_size for token in first[: length + 1]] for length in range(5)]
+            before = [self.make(given).apply(list(known), 1, self._logits()) for known in story]
+            for length in range(1, 6):
+                self.make(given).apply([token % self.vocab_size for token in other[:length]], 1, self._logits())
+            after = [self.make(given).apply(list(known), 1, self._logits()) for known in story]
+            equal = all(torch.equal(x, y) for x, y in zip(before, after, strict=True))
+            promise(equal, f"{given}: the same request changes other logits after another request than before it")
+
+    def test_the_prompt_does_not_count(self) -> None:
+        """With `ignores_prompt`, the same generated tokens change the logits alike after any prompt."""
+        if not self.ignores_prompt:
+            does_not_apply("`ignores_prompt` is not set")
+        for given in self.arguments:
+            for generated in ([], [3], [5, 3, 5]):
+                results = []
+                for prompt in ([1], [5, 3, 3, 9], [3] * 12):
+                    results.append(self.make(given).apply([*prompt, *generated], len(prompt), self._logits()))
+                equal = all(torch.equal(results[0], result) for result in results)
+                promise(equal, f"{given}: the logits after {generated} change with the prompt")
 
     def test_it_works_in_a_batch(self) -> None:
         """Under the built-in sampler a row with the processor draws as it does alone, and no neighbour notices."""

@@ -11,13 +11,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ferrule.config import Config, ModelConfig, ObservabilityConfig
 from ferrule.config.resolve import resolve
-from ferrule.interfaces.stats import RequestStats, StatLogger
+from ferrule.interfaces.stats import HttpStats, RequestStats, StatLogger
 from ferrule.types import EngineStats, FinishReason
 from ferrule_testkit.kits.base import Kit, does_not_apply, promise, shown
 from ferrule_testkit.service import fake_model
 
 HOSTILE = ('a"b', "a\\b", "a\nb", "a{b}", "ä你🙂", "", "x" * 300, "a\\nb", 'a",engine="9')
 _OF_THE_PROCESS = ("process_", "python_")
+_REASONS = ("max_num_queued_reqs", "max_num_queued_tokens")
 _GROWING = ("_total", "_count", "_sum", "_bucket", "_created")
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -55,6 +56,9 @@ class StatLoggerKit(Kit):
             logger.on_engine(EngineStats(), engine)
         logger.on_tokens(True, 0, 0.0)
         logger.on_tokens(False, 10_000, 1e9)
+        for status in (100, 200, 301, 404, 499, 500, 503, 599):
+            logger.on_http(_http(status=status, seconds=0.0, received=0, sent=0))
+        logger.on_http(_http(route="none", method="OTHER", seconds=1e9, received=2**53, sent=2**53))
         self._series(logger)
 
     def test_the_text_can_be_read(self) -> None:
@@ -93,6 +97,30 @@ class StatLoggerKit(Kit):
             values = [value for _, value in sorted(found)]
             promise(values == sorted(values), f"the buckets of {name} fall: {values}")
             promise(values[-1] == series.get((f"{name}_count", rest)), f"the last bucket of {name} is not its count")
+
+    def test_each_event_counts_once(self) -> None:
+        """Counters grow by one, or not at all, for each HTTP call and each request that is refused."""
+        for what, tell in (("on_http", _tell_http), ("on_rejected", _tell_rejected)):
+            logger = self._shown(self.make())
+            tell(logger)
+            before = self._stable(logger)
+            for _ in range(3):
+                tell(logger)
+            for key, value in self._stable(logger).items():
+                counts = key[0].endswith(("_count", "_bucket")) or (key[0].endswith("_total") and "bytes" not in key[0])
+                grown = value - before.get(key, 0)
+                promise(not counts or grown in (0, 3), f"{key[0]} grows by {grown:g} with 3 calls of {what}")
+
+    def test_calls_are_told_without_log_stats(self) -> None:
+        """With --disable-log-stats HTTP calls count as they do without it."""
+        shown = []
+        for disabled in (False, True):
+            logger = self._shown(self.make(disable_log_stats=disabled))
+            first = self._stable(logger)
+            _tell_http(logger)
+            after = self._stable(logger)
+            shown.append({key: value for key, value in after.items() if value != first.get(key, 0)})
+        promise(shown[0] == shown[1], f"an HTTP call changes {shown[0]} with log stats and {shown[1]} without")
 
     def test_hostile_labels(self) -> None:
         """Any name of a model is escaped: it can neither break the text nor make up a series."""
@@ -162,6 +190,19 @@ class StatLoggerKit(Kit):
         return {key: value for key, value in self._series(logger).items() if not key[0].startswith(_OF_THE_PROCESS)}
 
 
+def _http(**changes: Any) -> HttpStats:
+    given = {"route": "/v1/completions", "method": "POST", "status": 200, "seconds": 0.5, "received": 70, "sent": 900}
+    return HttpStats(**{**given, **changes})
+
+
+def _tell_http(logger: StatLogger) -> None:
+    logger.on_http(_http())
+
+
+def _tell_rejected(logger: StatLogger) -> None:
+    logger.on_rejected(_REASONS[0])
+
+
 def _stats(**changes: Any) -> RequestStats:
     given = {
         "finish": FinishReason.STOP,
@@ -195,6 +236,10 @@ def _events(seed: int) -> Iterator[Any]:
             num_preemptions=rng.randrange(3),
         )
         first, count, gap = rng.random() < 0.3, rng.randrange(1, 9), rng.random() ** 4 * 50
+        call = _http(status=rng.choice((200, 200, 400, 499, 503)), seconds=rng.random() * 9, sent=rng.randrange(9999))
+        reason = rng.choice(_REASONS)
         yield lambda logger, stats=stats: logger.on_engine(stats, 0)
+        yield lambda logger, call=call: logger.on_http(call)
+        yield lambda logger, reason=reason: logger.on_rejected(reason)
         yield lambda logger, args=(first, count, gap): logger.on_tokens(*args)
         yield lambda logger, done=done: logger.on_finish(done)

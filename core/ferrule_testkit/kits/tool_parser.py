@@ -13,6 +13,16 @@ from ferrule.types import GrammarSpec
 from ferrule_testkit.kits.base import Kit, does_not_apply, promise, shown
 from ferrule_testkit.kits.cuts import cuts
 from ferrule_testkit.kits.parsers import FOREIGN, PLAIN, Fold, fold, linear, same, squeezed
+from ferrule_testkit.kits.payloads import (
+    HOSTILE_ARGUMENTS,
+    HOSTILE_NAME,
+    HOSTILE_NAME_WRITTEN,
+    NOT_NUMBERS,
+    escaped,
+    exchanged,
+    strict_json,
+)
+from ferrule_testkit.tokenizers import ByteTokenizer
 
 _HELD_BACK = 256  # characters of plain text that may wait for a decision
 
@@ -56,10 +66,10 @@ class ToolParserKit(Kit):
     plain: Sequence[str] = PLAIN
 
     def make(self, tools: Sequence[dict[str, Any]] | None = None) -> ToolParser:
-        """A parser at the beginning of a choice."""
+        """A parser at the beginning of a choice, with a tokenizer of bytes."""
         given = copy.deepcopy(list(self.tools)) if tools is None else tools
         parser: ToolParser = self.plugin(given)
-        parser.begin(ChoiceContext(tools=tuple(given), tool_choice="auto"))
+        parser.begin(ChoiceContext(tools=tuple(given), tool_choice="auto", tokenizer=ByteTokenizer()))
         return parser
 
     def texts(self) -> Iterator[str]:
@@ -77,12 +87,46 @@ class ToolParserKit(Kit):
             got = [(call.name, _json(call.arguments, sample)) for call in folded.calls]
             promise(got == wanted, f"{shown(_text(sample))} gives {shown(got)}, not {shown(wanted)}")
 
+    def test_escapes_in_names(self) -> None:
+        """A name that is a JSON string may have escapes, quotes and backslashes: the call has what they mean."""
+        for part in self._calls():
+            quoted = json.dumps(part.name)
+            for written, name in ((escaped(part.name), part.name), (HOSTILE_NAME_WRITTEN, HOSTILE_NAME)):
+                text = exchanged(part.text, quoted, written)
+                if text is None:
+                    continue
+                for pieces in ([text], list(text)):
+                    names = [call.name for call in fold(self.make([*self.tools, _function(name)]), pieces).calls]
+                    promise(names == [name], f"{shown(text)} calls {shown(names)}, not {shown([name])}")
+
+    def test_hostile_arguments(self) -> None:
+        """Escapes, quotes, lone surrogates and huge numbers in arguments come as JSON of the same value."""
+        for part, arguments in self._verbatim():
+            for hostile in HOSTILE_ARGUMENTS:
+                text = part.text.replace(arguments, hostile)
+                wanted = strict_json(hostile, "the kit")
+                for pieces in ([text], list(text)):
+                    calls = fold(self.make(), pieces).calls
+                    got = [strict_json(call.arguments, shown(text)) for call in calls]
+                    promise(got == [wanted], f"{shown(text)} gives the arguments {shown(got)}, not {shown([wanted])}")
+
+    def test_numbers_that_json_does_not_have(self) -> None:
+        """NaN and Infinity in arguments raise nothing and are not lost: the call is there, or its text is content."""
+        for part, arguments in self._verbatim():
+            text = part.text.replace(arguments, NOT_NUMBERS)
+            for pieces in ([text], list(text)):
+                folded = fold(self.make(), pieces)
+                names = [call.name for call in folded.calls]
+                kept = names == [part.name] if names else squeezed(NOT_NUMBERS) in squeezed(folded.content)
+                promise(kept, f"{shown(text)} gives the calls {names} and the content {shown(folded.content)}")
+
     def test_text_around_calls_survives(self) -> None:
         """Text before, between and after calls is content, and the calls' own text is not."""
         for sample in self._samples():
             wanted = "".join(part for part in sample if isinstance(part, str))
             got = fold(self.make(), [_text(sample)]).content
-            promise(squeezed(got) == squeezed(wanted), f"content of {shown(_text(sample))} is {shown(got)}")
+            place = f"content of {shown(_text(sample))}"
+            promise(squeezed(got) == squeezed(wanted), f"{place} is {shown(got)}, not {shown(wanted)}")
 
     def test_plain_text_passes_unchanged(self) -> None:
         """An answer without a call is content, to the last white space."""
@@ -179,6 +223,18 @@ class ToolParserKit(Kit):
             does_not_apply("no `samples` are given")
         return self.samples
 
+    def _calls(self) -> Iterator[CallText]:
+        """The calls of the samples."""
+        for sample in self._samples():
+            yield from (part for part in sample if isinstance(part, CallText))
+
+    def _verbatim(self) -> Iterator[tuple[CallText, str]]:
+        """Calls whose arguments stand in their text once, as they come from the parser, and these arguments."""
+        for part in self._calls():
+            found = fold(self.make(), [part.text]).calls
+            if len(found) == 1 and exchanged(part.text, found[0].arguments, "") is not None:
+                yield part, found[0].arguments
+
     def _linear_inside(self, beginning: str) -> None:
         def make() -> ToolParser:
             parser = self.make()
@@ -193,21 +249,23 @@ class ToolParserKit(Kit):
         plain = squeezed("".join(_before(sample, number)))
         place = f"{shown(_text(sample))} that ends after {shown(part.text[:length])}"
         content = squeezed(folded.content)
-        promise(content.startswith(plain), f"{place} loses content: {shown(folded.content)}")
+        promise(content.startswith(plain), f"{place}: content is {shown(folded.content)}, not {shown(plain)} and more")
         released = content[len(plain) :]
+        start = part.text.find(part.name)
         if len(folded.calls) <= number:
-            start = part.text.find(part.name)
-            owed = len(squeezed(part.text[start:length])) if 0 <= start < length else 0
-            kept = seen.endswith(released) and len(released) >= owed
-            promise(kept, f"{place} loses the beginning of a call: content is {shown(folded.content)}")
+            owed = squeezed(part.text[start:length]) if 0 <= start < length else ""
+            kept = seen.endswith(released) and len(released) >= len(owed)
+            expected = f"{shown(owed)} at its end, or a call of {part.name!r}"
+            promise(kept, f"{place} loses the beginning of a call: content is {shown(folded.content)}, not {expected}")
             return
         call = folded.calls[number]
-        promise(call.name == part.name, f"{place} calls {call.name!r}")
-        promise(arguments.startswith(call.arguments), f"{place} gives the arguments {shown(call.arguments)}")
+        promise(call.name == part.name, f"{place} calls {call.name!r}, not {part.name!r}")
+        came = f"{place} gives the arguments {shown(call.arguments)}"
+        promise(arguments.startswith(call.arguments), f"{came}, not the beginning of {shown(arguments)}")
         start = part.text.find(arguments)
         if start >= 0:
-            owed = min(length - start, len(arguments))
-            promise(len(call.arguments) >= owed, f"{place} gives only the arguments {shown(call.arguments)}")
+            owed = arguments[: max(0, length - start)]
+            promise(len(call.arguments) >= len(owed), f"{came}, not {shown(owed)}")
 
 
 def _text(sample: Sample) -> str:
@@ -240,4 +298,4 @@ def _json(arguments: str, sample: Sample) -> Any:
     try:
         return json.loads(arguments)
     except ValueError:
-        promise(False, f"arguments {shown(arguments)} of {shown(_text(sample))} are no JSON")
+        promise(False, f"arguments {shown(arguments)} of {shown(_text(sample))} are not JSON")

@@ -1,10 +1,8 @@
-"""Stand-ins for the base classes and registries of vLLM's parsers, and for the helpers next to them."""
+"""Stand-ins for the base classes and registries of vLLM's parsers, and for its loggers."""
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -20,6 +18,7 @@ class ToolParser:
     """What a tool parser derives from."""
 
     supports_required_and_named = True
+    structural_tag_model: str | None = None
 
     def __init__(self, tokenizer: Any, tools: Any = None) -> None:
         self.prev_tool_call_arr: list[dict[str, Any]] = []
@@ -27,7 +26,7 @@ class ToolParser:
         self.current_tool_name_sent = False
         self.streamed_args_for_tool: list[str] = []
         self.model_tokenizer = tokenizer
-        self.tools = tools
+        self.tools = list(tools or ())
 
     @cached_property
     def vocab(self) -> dict[str, int]:
@@ -51,6 +50,10 @@ class ToolParser:
     ) -> DeltaMessage | None:
         raise NotImplementedError(f"{type(self).__name__}.extract_tool_calls_streaming")
 
+    def end_of_stream(self) -> DeltaMessage | None:
+        """What was held back when the text has ended; vLLM's own parsers have nothing of the kind."""
+        return None
+
 
 class ReasoningParser:
     """What a reasoning parser derives from. The methods that extract have an old name and a new one; either counts."""
@@ -65,60 +68,20 @@ class ReasoningParser:
     def is_reasoning_end(self, input_ids: Sequence[int]) -> bool:
         raise NotImplementedError(f"{type(self).__name__}.is_reasoning_end")
 
+    def is_reasoning_end_streaming(self, input_ids: Sequence[int], delta_ids: Iterable[int]) -> bool:
+        return self.is_reasoning_end(input_ids)
+
     def extract_content_ids(self, input_ids: list[int]) -> list[int]:
         raise NotImplementedError(f"{type(self).__name__}.extract_content_ids")
 
+    def count_reasoning_tokens(self, token_ids: Sequence[int]) -> int:
+        return 0
+
+    def set_prompt_token_ids(self, prompt_token_ids: Sequence[int]) -> None:
+        """Called once, before the answer."""
+
     def adjust_request(self, request: ChatCompletionRequest) -> ChatCompletionRequest:
         return request
-
-
-class BaseThinkingReasoningParser(ReasoningParser):
-    """Thoughts between two tokens, `start_token` and `end_token`."""
-
-    start_token: str
-    end_token: str
-
-    def __init__(self, tokenizer: Any, *args: Any, **kwargs: Any) -> None:
-        super().__init__(tokenizer, *args, **kwargs)
-        self.start_token_id = self.vocab.get(self.start_token)
-        self.end_token_id = self.vocab.get(self.end_token)
-        if self.start_token_id is None or self.end_token_id is None:
-            raise RuntimeError(f"the tokenizer has no token {self.start_token} or {self.end_token}")
-
-    def is_reasoning_end(self, input_ids: Sequence[int]) -> bool:
-        marks = [token for token in input_ids if token in (self.start_token_id, self.end_token_id)]
-        return bool(marks) and marks[-1] == self.end_token_id
-
-    def extract_content_ids(self, input_ids: list[int]) -> list[int]:
-        if self.end_token_id not in input_ids:
-            return []
-        return list(input_ids[input_ids.index(self.end_token_id) + 1 :])
-
-    def extract_reasoning(self, model_output: str, request: Any) -> tuple[str | None, str | None]:
-        reasoning, content = self._split(model_output)
-        return reasoning or None, content or None
-
-    def extract_reasoning_streaming(
-        self,
-        previous_text: str,
-        current_text: str,
-        delta_text: str,
-        previous_token_ids: Sequence[int],
-        current_token_ids: Sequence[int],
-        delta_token_ids: Sequence[int],
-    ) -> DeltaMessage | None:
-        before, now = self._split(previous_text), self._split(current_text)
-        reasoning, content = (new[len(old) :] for old, new in zip(before, now, strict=True))
-        if not reasoning and not content:
-            return None
-        return DeltaMessage(reasoning=reasoning or None, content=content or None)
-
-    extract_reasoning_content = extract_reasoning
-    extract_reasoning_content_streaming = extract_reasoning_streaming
-
-    def _split(self, text: str) -> tuple[str, str]:
-        reasoning, _, content = text.partition(self.end_token)
-        return reasoning.replace(self.start_token, "", 1), content
 
 
 class Manager:
@@ -180,37 +143,3 @@ class Logger(logging.LoggerAdapter[logging.Logger]):
 
 def init_logger(name: str) -> Logger:
     return Logger(logging.getLogger(name))
-
-
-# ------------------------------------------------------------------------------------------------ helpers
-
-
-def find_common_prefix(s1: str, s2: str) -> str:
-    return os.path.commonprefix([s1, s2])
-
-
-def find_common_suffix(s1: str, s2: str) -> str:
-    """The longest common ending without letters and digits: of ``{"a": "b"}`` and ``{"a": "bc"}`` it is ``"}``."""
-    length = 0
-    while length < min(len(s1), len(s2)) and s1[-1 - length] == s2[-1 - length] and not s1[-1 - length].isalnum():
-        length += 1
-    return s1[len(s1) - length :]
-
-
-def extract_intermediate_diff(curr: str, old: str) -> str:
-    """What `curr` has between the beginning and the ending that it shares with `old`."""
-    suffix = find_common_suffix(curr, old)
-    middle = curr.removesuffix(suffix)
-    return middle[len(find_common_prefix(middle, old.removesuffix(suffix))) :]
-
-
-def find_all_indices(string: str, substring: str) -> list[int]:
-    return [at for at in range(len(string)) if string.startswith(substring, at)]
-
-
-def is_complete_json(input_str: str) -> bool:
-    try:
-        json.loads(input_str)
-    except ValueError:
-        return False
-    return True

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import secrets
-from typing import Any
+from enum import IntEnum
+from typing import Any, Self
 
-from msgspec import Struct, field, to_builtins
+from msgspec import Struct, convert, field, json, structs, to_builtins
 
 
 class Message(Struct, kw_only=True):
     """What parser files use of pydantic: construction by keyword, with plain objects for nested ones, and dumps."""
 
+    @classmethod
+    def model_validate(cls, obj: Any) -> Self:
+        """Raises ValidationError, which is a ValueError."""
+        return convert(obj, cls)
+
     def model_dump(self, *, exclude_none: bool = False, **_: Any) -> dict[str, Any]:
         plain = to_builtins(self)
         return _without_none(plain) if exclude_none else plain  # type: ignore[no-any-return]
+
+    def model_dump_json(self, *, exclude_none: bool = False, **_: Any) -> str:
+        return json.encode(self.model_dump(exclude_none=exclude_none)).decode()
+
+    def model_copy(self, *, update: dict[str, Any] | None = None, **_: Any) -> Self:
+        return structs.replace(self, **(update or {}))
 
 
 def _without_none(value: Any) -> Any:
@@ -22,12 +34,12 @@ def _without_none(value: Any) -> Any:
     return [_without_none(inner) for inner in value] if isinstance(value, list) else value
 
 
-def make_tool_call_id(*_: Any, **__: Any) -> str:
-    return f"chatcmpl-tool-{random_uuid()}"
-
-
 def random_uuid() -> str:
     return secrets.token_hex(16)
+
+
+def _new_id() -> str:
+    return f"chatcmpl-tool-{random_uuid()}"
 
 
 class FunctionCall(Message, kw_only=True):
@@ -36,7 +48,7 @@ class FunctionCall(Message, kw_only=True):
 
 
 class ToolCall(Message, kw_only=True):
-    id: str = field(default_factory=make_tool_call_id)
+    id: str = field(default_factory=_new_id)
     type: str = "function"
     function: FunctionCall
 
@@ -65,6 +77,21 @@ class DeltaToolCall(Message, kw_only=True):
     def __post_init__(self) -> None:
         if isinstance(self.function, dict):
             self.function = DeltaFunctionCall(**self.function)
+
+
+class InitialDeltaToolCall(DeltaToolCall, kw_only=True):
+    """The first delta of a call, in vLLM 0.6."""
+
+    id: str | None = field(default_factory=_new_id)
+    type: str | None = "function"
+
+
+class ChatMessage(Message, kw_only=True):
+    role: str
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[ToolCall] = field(default_factory=list)
 
 
 class DeltaMessage(Message, kw_only=True):
@@ -99,8 +126,11 @@ class ChatCompletionNamedToolChoiceParam(Message, kw_only=True):
     function: ChatCompletionNamedFunction
 
 
-class ChatCompletionRequest(Message, kw_only=True):
-    """What a parser may read of its request. `skip_special_tokens` may be changed by `adjust_request`."""
+class ChatCompletionRequest(Message, kw_only=True, dict=True):
+    """What a parser may read of its request: `tools`, `tool_choice`, `stream` and `chat_template_kwargs` are those of
+    the request, the others have their defaults. Any attribute may be set; `adjust_request` changes the request by
+    `skip_special_tokens` only.
+    """
 
     messages: list[Any] = field(default_factory=list)
     model: str | None = None
@@ -109,11 +139,61 @@ class ChatCompletionRequest(Message, kw_only=True):
     parallel_tool_calls: bool | None = True
     stream: bool | None = False
     skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
     include_reasoning: bool = True
+    logprobs: bool | None = False
+    top_logprobs: int | None = 0
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
     structured_outputs: Any = None
+    guided_json: Any = None
+    guided_grammar: str | None = None
     response_format: Any = None
 
 
 class ResponsesRequest(Message, kw_only=True):
     """For annotations and `isinstance` only: no request is one."""
+
+
+class StructuredOutputsParams(Message, kw_only=True, dict=True):
+    """Guided decoding, as a parser may ask for it in `adjust_request`: it has no effect."""
+
+    json: Any = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    whitespace_pattern: str | None = None
+    structural_tag: str | None = None
+
+
+class ToolStrictLevel(IntEnum):
+    """For annotations and defaults: calls are read, not enforced."""
+
+    AUTO = 0
+    FUNCTION = 1
+    PARAMETER = 2
+
+
+class VLLMValidationError(ValueError):
+    """A wrong value of a request's field."""
+
+    def __init__(self, message: str, *, parameter: str | None = None, value: Any = None) -> None:
+        super().__init__(message)
+        self.parameter = parameter
+        self.value = value
+
+
+class ModelConfig:
+    """For annotations only."""
+
+
+class ToolServer:
+    """For annotations only."""
+
+
+class MistralTokenizer:
+    """For `isinstance` only: no tokenizer is one."""

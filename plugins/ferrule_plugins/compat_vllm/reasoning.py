@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from ferrule import log
 from ferrule.interfaces.parsers import ChoiceContext, Content, Reasoning, ReasoningParser, TextDelta
-from ferrule_plugins.compat_vllm.wrapped import method_of, request_of, tokenizer_of
+from ferrule_plugins.compat_vllm.wrapped import method_of, request_of, takes, tokenizer_of
 
 _logger = log.get("compat_vllm")
 
@@ -34,6 +33,8 @@ class VllmReasoningParser(ReasoningParser):
     def begin(self, context: ChoiceContext) -> None:
         self._begun = True
         self._parser: Any = self.wrapped(tokenizer_of(context), **_options(self.wrapped, context))
+        if (told := getattr(self._parser, "set_prompt_token_ids", None)) is not None:
+            told(list(context.prompt_ids))
         request = request_of(context)
         adjust = getattr(self._parser, "adjust_request", None)
         self._request = (adjust(request) if adjust is not None else None) or request
@@ -83,9 +84,8 @@ def _events(reasoning: str | None, content: str | None) -> _Events:
 
 def _options(found: type, context: ChoiceContext) -> dict[str, Any]:
     """The template's arguments, for a class that takes them."""
-    parameters = inspect.signature(found).parameters.values()
-    takes = any(one.kind is one.VAR_KEYWORD or one.name == "chat_template_kwargs" for one in parameters)
-    return {"chat_template_kwargs": dict(context.template_kwargs)} if takes else {}
+    name = "chat_template_kwargs"
+    return {name: dict(context.template_kwargs)} if takes(found, name) else {}
 
 
 def wrap_reasoning_parser(found: type) -> type[VllmReasoningParser]:

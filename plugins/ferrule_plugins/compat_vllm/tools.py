@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Sequence
 from typing import Any, ClassVar
+
+import msgspec
 
 from ferrule import log
 from ferrule.interfaces.parsers import (
@@ -19,8 +20,8 @@ from ferrule.interfaces.parsers import (
     ToolParser,
 )
 from ferrule.types import GrammarSpec
-from ferrule_plugins.compat_vllm.protocol import make_tool_call_id
-from ferrule_plugins.compat_vllm.wrapped import method_of, request_of, tokenizer_of
+from ferrule_plugins.compat_vllm.helpers import make_tool_call_id
+from ferrule_plugins.compat_vllm.wrapped import method_of, request_of, takes, tokenizer_of, with_request
 
 _logger = log.get("compat_vllm")
 
@@ -44,13 +45,15 @@ class VllmToolParser(ToolParser):
 
     def begin(self, context: ChoiceContext) -> None:
         self._begun = True
-        kwargs = {"tools": request_of(context).tools} if "tools" in _parameters(self.wrapped) else {}
+        kwargs = {"tools": request_of(context).tools} if takes(self.wrapped, "tools") else {}
         self._parser = self.wrapped(tokenizer_of(context), **kwargs)
         request = request_of(context)
         self._request = self._parser.adjust_request(request) or request
         self.wants_special_tokens = not self._request.skip_special_tokens
         whole = method_of(self._parser, "extract_tool_calls")
-        self._by_delta = method_of(self._parser, "extract_tool_calls_streaming")
+        by_delta = method_of(self._parser, "extract_tool_calls_streaming")
+        self._extract: Any = None if whole is None else with_request(whole, 2)
+        self._by_delta = None if by_delta is None else with_request(by_delta, 7)
         if whole is not None and not context.streamed:
             self._by_delta = None
         self._broken = False
@@ -80,17 +83,22 @@ class VllmToolParser(ToolParser):
         try:
             if self._by_delta is None:
                 return [*self._whole(), *self._calls.end()]
-            return [*self._calls.rest(self._parser.prev_tool_call_arr), *self._calls.end()]
+            return [*self._held_back(), *self._calls.rest(self._parser.prev_tool_call_arr), *self._calls.end()]
         except Exception:
             lost = [Content(self._text)] if self._by_delta is None and self._text else []
             return [*self._give_up(), *lost]
 
     def _whole(self) -> list[Event]:
-        found = self._parser.extract_tool_calls(self._text, self._request)
+        found = self._extract(self._text, self._request)
         events: list[Event] = [Content(found.content)] if found.content else []
         for index, call in enumerate(found.tool_calls if found.tools_called else ()):
             events += self._calls.add(index, call.id, call.function.name, call.function.arguments)
         return events
+
+    def _held_back(self) -> list[Event]:
+        end = getattr(self._parser, "end_of_stream", None)  # of our stand-ins only
+        message = end() if end is not None else None
+        return self._calls.read(message) if message is not None else []
 
     def _give_up(self) -> list[Event]:
         _logger.exception("a tool parser written for vLLM failed; the answer goes on as content")
@@ -136,7 +144,7 @@ class _Calls:
         if index is None or index >= len(calls):
             return []
         arguments = calls[index].get("arguments", "")
-        whole = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        whole = arguments if isinstance(arguments, str) else _dumped(arguments)
         sent = self._sent[index]
         return self.add(index, None, None, whole[len(sent) :]) if whole.startswith(sent) else []
 
@@ -147,10 +155,14 @@ class _Calls:
         return [CallEnd(index)]
 
 
+def _dumped(arguments: Any) -> str:
+    """JSON as vLLM's parsers write it. NaN and the infinities, which JSON does not have, are null."""
+    try:
+        return json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        return json.dumps(msgspec.json.decode(msgspec.json.encode(arguments)), ensure_ascii=False)
+
+
 def wrap_tool_parser(found: type) -> type[VllmToolParser]:
     """A parser class of Ferrule around one of vLLM."""
     return type(found.__name__, (VllmToolParser,), {"wrapped": found, "__doc__": found.__doc__})
-
-
-def _parameters(found: type) -> frozenset[str]:
-    return frozenset(inspect.signature(found).parameters)

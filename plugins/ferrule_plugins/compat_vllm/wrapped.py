@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -82,6 +83,12 @@ def _tool(tool: dict[str, Any]) -> ChatCompletionToolsParam:
     return ChatCompletionToolsParam(function=FunctionDefinition(**known))
 
 
+def takes(found: type, name: str) -> bool:
+    """Whether a class is made with an argument of this name."""
+    parameters = inspect.signature(found).parameters.values()
+    return any(one.kind is one.VAR_KEYWORD or one.name == name for one in parameters)
+
+
 def method_of(parser: Any, *names: str) -> Any:
     """The method that the most derived class defines under one of its names; None when only vLLM's base has it."""
     for owner in type(parser).__mro__:
@@ -89,3 +96,11 @@ def method_of(parser: Any, *names: str) -> Any:
         if found is not None:
             return None if owner.__name__ in _BASES else getattr(parser, found)
     return None
+
+
+def with_request(method: Any, num_arguments: int) -> Any:
+    """A method that takes the request last, also where it does not, as in vLLM 0.6.0."""
+    parameters = inspect.signature(method).parameters.values()
+    positional = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    enough = len(positional) >= num_arguments or any(one.kind is one.VAR_POSITIONAL for one in parameters)
+    return method if enough else lambda *given: method(*given[:-1])

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from ferrule.api.app import build_app
@@ -20,16 +21,20 @@ from ferrule.frontend.output.parse import join_events
 from ferrule.frontend.service import FrontendService, build_service
 from ferrule.interfaces.parsers import (
     CallArguments,
+    CallEnd,
     CallStart,
     ChoiceContext,
     Content,
+    Event,
     Reasoning,
     ReasoningParser,
     TextDelta,
+    ToolParser,
 )
-from ferrule.interfaces.service import ChatPrompt, Generate, Prompt
+from ferrule.interfaces.service import ChatPrompt, Generate, Prompt, Service
 from ferrule.plugin import Plugins, discover
 from ferrule.sampling_params import SamplingParams
+from ferrule.types import GrammarSpec
 from ferrule_plugins.reasoning_parser.deepseek_r1 import DeepSeekR1
 from ferrule_plugins.reasoning_parser.qwen3 import Qwen3
 from ferrule_plugins.tool_parser.hermes import Hermes
@@ -64,12 +69,27 @@ class Seeing(ReasoningParser):
         return []
 
 
+class Dumping(ToolParser):
+    """The whole text is a call, whose arguments are written anew, as Python writes them."""
+
+    def constraint(self, choice: str | dict[str, Any]) -> GrammarSpec | None:
+        return None
+
+    def feed(self, delta: TextDelta) -> Sequence[Event]:
+        self.text = getattr(self, "text", "") + delta.text
+        return []
+
+    def finish(self) -> Sequence[Event]:
+        call = json.loads(self.text)
+        return [CallStart(0, "id", call["name"]), CallArguments(0, json.dumps(call["arguments"])), CallEnd(0)]
+
+
 class ParserPlugins(Plugins):
     def __init__(self, seeing: type[Seeing]) -> None:
         super().__init__()
         self._kinds: dict[str, dict[str, Any]] = {
             "tokenizer": {"auto": ByteTokenizers},
-            "tool_parser": {"hermes": Hermes},
+            "tool_parser": {"hermes": Hermes, "dumping": Dumping},
             "reasoning_parser": {"deepseek_r1": DeepSeekR1, "qwen3": Qwen3, "seeing": seeing},
         }
 
@@ -205,13 +225,40 @@ async def test_calls_and_results_of_the_history_reach_the_template(tmp_path: Pat
 
 
 async def post(body: dict[str, Any], route: str = "chat/completions", **frontend: Any) -> tuple[httpx.Response, Any]:
-    lifecycle, service = Lifecycle(), ScriptedService()
+    service = ScriptedService()
+    response = await posted(service, body, route, **frontend)
+    return response, service.requests[-1] if service.requests else None
+
+
+async def posted(service: Service, body: dict[str, Any], route: str, **frontend: Any) -> httpx.Response:
+    lifecycle = Lifecycle()
     config = resolve(Config(frontend=FrontendConfig(**frontend)))
     app = build_app(config, discover(), lifecycle)
     lifecycle.ready(service)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://test") as http:
-        response = await http.post(f"/v1/{route}", json=body)
-    return response, service.requests[-1] if service.requests else None
+        return await http.post(f"/v1/{route}", json=body)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_a_parser_writes_never_breaks_the_response(tmp_path: Path, stream: bool) -> None:
+    """Numbers that JSON does not have are in the text of the arguments only: the response itself is strict JSON."""
+    says_text = r'{"name": "f\ud800", "arguments": {"a": 1e999, "b": NaN, "c": "\udc00\"\\"}}'
+    flags = {"enable_auto_tool_choice": True, "tool_call_parser": "dumping"}
+    async with house(tmp_path, says_text, reasoning_parser="", **flags) as here:
+        response = await posted(
+            here.service, {**CHAT, "stream": stream, "max_tokens": 100}, "chat/completions", **flags
+        )
+    assert response.status_code == 200
+    if stream:
+        events = [line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: {")]
+        deltas = [msgspec.json.decode(event)["choices"][0]["delta"] for event in events]
+        found = [call["function"] for delta in deltas for call in delta.get("tool_calls") or ()]
+        arguments = "".join(function.get("arguments") or "" for function in found)
+    else:
+        (call,) = msgspec.json.decode(response.content)["choices"][0]["message"]["tool_calls"]
+        found, arguments = [call["function"]], call["function"]["arguments"]
+    assert found[0]["name"] == "f\ufffd"
+    assert arguments == r'{"a": Infinity, "b": NaN, "c": "\udc00\"\\"}'
 
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}], "tools": [TOOL]}

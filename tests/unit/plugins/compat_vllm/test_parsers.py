@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,21 +9,15 @@ from typing import Any
 
 import pytest
 
-from ferrule.config import PluginConfig
-from ferrule.config.plugins import configured
-from ferrule.env import Environment
 from ferrule.errors import PluginError
 from ferrule.frontend.output.parse import ParseChain, Parsers
-from ferrule.interfaces.parsers import CallEnd, ChoiceContext
+from ferrule.interfaces.parsers import ChoiceContext
 from ferrule.interfaces.service import Output
-from ferrule.plugin import Plugins, discover
-from ferrule_testkit.frontend import Answer, fold
+from ferrule.plugin import Plugins
+from ferrule_testkit.frontend import fold
 from ferrule_testkit.tokenizers import ByteTokenizer
-
-ADAPTER = "ferrule_plugins.compat_vllm"
-TOOLS: tuple[dict[str, Any], ...] = (
-    {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}},
-)
+from tests.unit.plugins.compat_vllm import reading
+from tests.unit.plugins.compat_vllm.reading import ADAPTER, TOOLS, answer, calls
 
 # Calls as [[name {json}]], in the manner of files for vLLM 0.6 to 0.10.
 OLD_TOOLS = """
@@ -183,38 +176,12 @@ class Braces(BaseThinkingReasoningParser):
         return "}"
 """
 
+OWN = "from ferrule_plugins.tool_parser.hermes import Hermes\n\n\nclass Mine(Hermes):\n    open_tag = '<mine>'\n"
 FILES = {"old_tools": OLD_TOOLS, "new_tools": NEW_TOOLS, "old_reasoning": OLD_REASONING, "new_reasoning": NEW_REASONING}
 
 
-def plugins_of(folder: Path, kind: str, name: str, text: str | None = None, adapter: str = ADAPTER) -> Plugins:
-    file = folder / f"{name}.py"
-    file.write_text(FILES[name] if text is None else text)
-    return configured(discover(), PluginConfig(**{f"{kind}_plugin": str(file)}, plugin_adapter=adapter), Environment())
-
-
-class Characters(ByteTokenizer):
-    """Its vocabulary spells ASCII as itself."""
-
-    def token(self, token_id: int) -> str | None:
-        return chr(token_id) if token_id < 128 else super().token(token_id)
-
-
-def answer(parsers: Parsers, text: str, size: int, **context: Any) -> Answer:
-    """What the chain makes of a text in pieces of `size`; every character is a token."""
-    given = ChoiceContext(**{"tools": TOOLS, "tokenizer": Characters(), **context})
-    chain = ParseChain(parsers, TOOLS, given)
-    events = []
-    for at in range(0, len(text), size):
-        piece = text[at : at + size]
-        events += chain.feed(piece, tuple(piece.encode()))
-    events += chain.finish()
-    (folded,) = fold([Output(index=0, events=tuple(events))])
-    assert len(folded.tool_calls) == sum(isinstance(event, CallEnd) for event in events)
-    return folded
-
-
-def calls(found: Answer) -> list[tuple[str, Any]]:
-    return [(call.name, json.loads(call.arguments)) for call in found.tool_calls]
+def plugins_of(folder: Path, kind: str, name: str, text: str = "", adapter: str = ADAPTER) -> Plugins:
+    return reading.plugins_of(folder, kind, name, text or FILES[name], adapter)
 
 
 @pytest.fixture(autouse=True)
@@ -237,6 +204,12 @@ def test_an_old_tool_parser_streamed(tmp_path: Path, size: int) -> None:
     assert calls(found) == [("add", {"a": 1, "b": "ü"})]  # arguments that the parser left to the server
     assert found.tool_calls[0].id.startswith("chatcmpl-tool-")
     assert found.text == ("" if size == 1000 else text[: 5 // size * size + (size == 1)])  # as this parser streams
+
+
+def test_numbers_that_json_does_not_have_are_null(tmp_path: Path) -> None:
+    parser = plugins_of(tmp_path, "tool_parser", "old_tools").load("tool_parser", "square")
+    found = answer(Parsers(tools=parser), '[[add {"a": 1e999, "b": {"c": NaN, "ü": -Infinity}}]]', 1)
+    assert [call.arguments for call in found.tool_calls] == ['{"a": null, "b": {"c": null, "ü": null}}']
 
 
 def test_an_old_tool_parser_not_streamed(tmp_path: Path) -> None:
@@ -322,10 +295,17 @@ def test_a_new_reasoning_parser(tmp_path: Path, streamed: bool, size: int) -> No
 # ------------------------------------------------------------------------------------------- what goes wrong
 
 
-def test_without_the_adapter_the_file_fails_by_name(tmp_path: Path) -> None:
-    plugins = plugins_of(tmp_path, "tool_parser", "old_tools", adapter="")
+@pytest.mark.parametrize("name", FILES)
+def test_without_the_adapter_the_missing_option_is_named(tmp_path: Path, name: str) -> None:
+    with pytest.raises(PluginError, match=r"written for vllm\. It needs --plugin-adapter ferrule_plugins\.compat_vllm"):
+        plugins_of(tmp_path, "tool_parser" if "tools" in name else "reasoning_parser", name, adapter="")
+
+
+def test_a_file_of_our_own_that_uses_vllm_needs_no_adapter(tmp_path: Path) -> None:
+    text = "import vllm\n" + OWN
+    plugins = plugins_of(tmp_path, "tool_parser", "mine", text, adapter="")
     with pytest.raises(PluginError, match="No module named 'vllm'"):
-        plugins.load("tool_parser", "old_tools")
+        plugins.load("tool_parser", "mine")
 
 
 @pytest.mark.parametrize(
@@ -350,12 +330,11 @@ def test_a_name_that_was_not_registered_after_all(tmp_path: Path) -> None:
 
 
 def test_files_of_our_own_go_past_the_adapter(tmp_path: Path) -> None:
-    text = "from ferrule_plugins.tool_parser.hermes import Hermes\n\n\nclass Mine(Hermes):\n    open_tag = '<mine>'\n"
-    plugins = plugins_of(tmp_path, "tool_parser", "mine", text)
+    plugins = plugins_of(tmp_path, "tool_parser", "mine", OWN)
     assert plugins.load("tool_parser", "mine").open_tag == "<mine>"
 
 
-@pytest.mark.parametrize(("adapter", "message"), [("no_such.module", "cannot be imported"), ("json", "no adapter")])
+@pytest.mark.parametrize(("adapter", "message"), [("no_such.module", "cannot be imported"), ("json", "not an adapter")])
 def test_an_adapter_that_is_none(tmp_path: Path, adapter: str, message: str) -> None:
     with pytest.raises(PluginError, match=message):
         plugins_of(tmp_path, "tool_parser", "old_tools", adapter=adapter)
@@ -387,7 +366,7 @@ def test_the_real_vllm_is_used_when_it_is_there(tmp_path: Path, monkeypatch: pyt
 
 
 def test_helpers_do_what_their_names_say(tmp_path: Path) -> None:
-    from ferrule_plugins.compat_vllm import bases
+    from ferrule_plugins.compat_vllm import helpers
 
     cases: Sequence[tuple[str, str, str]] = (
         ('{"fruit": "apple"}', '{"fruit": "ap"}', "ple"),
@@ -395,8 +374,8 @@ def test_helpers_do_what_their_names_say(tmp_path: Path) -> None:
         ('{"a": [1, 1', '{"a": [1', ", 1"),
     )
     for current, old, middle in cases:
-        assert bases.extract_intermediate_diff(current, old) == middle
-    assert bases.find_common_suffix('{"fruit": "ap"}', '{"fruit": "apple"}') == '"}'
-    assert bases.find_all_indices("aXbXX", "X") == [1, 3, 4]
-    assert bases.is_complete_json("[1]")
-    assert not bases.is_complete_json("[1")
+        assert helpers.extract_intermediate_diff(current, old) == middle
+    assert helpers.find_common_suffix('{"fruit": "ap"}', '{"fruit": "apple"}') == '"}'
+    assert helpers.find_all_indices("aXbXX", "X") == [1, 3, 4]
+    assert helpers.is_complete_json("[1]")
+    assert not helpers.is_complete_json("[1")

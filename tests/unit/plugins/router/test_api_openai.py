@@ -192,7 +192,7 @@ async def test_sampling_fields_arrive_and_defaults_are_layered() -> None:
     assert {name: getattr(params, name) for name in given} == given
     assert params.logit_bias == {5: 1.5}
     assert (site.last.priority, site.last.cache_salt) == (-3, "s")
-    assert site.last.logits_processors == ({"qualname": "p"},)
+    assert site.last.logits_processors == ("p",)
 
 
 async def test_whole_completion() -> None:

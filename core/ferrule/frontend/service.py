@@ -262,7 +262,7 @@ class FrontendService(Service):
             choice.account.id = one.id
             self.ledger.loggers.hooks.request_admitted(one.id, model, len(one.prompt_ids), request.params)
         if not self._config.frontend.disable_log_requests:
-            self._log(requests, prompts, checked)
+            _log_requests(requests, prompts, checked.best_of, self._config.frontend.max_log_len)
         outputs = OutputStream(cancel, self.ledger, choices, streams, self._tasks)
         return BestOf(outputs, checked) if checked.best_of > checked.n else outputs
 
@@ -293,19 +293,6 @@ class FrontendService(Service):
         choice.named_stop_ids = checked.named_stop_ids
         choice.show_stop_token = checked.include_stop
         return choice
-
-    def _log(self, requests: Sequence[EngineRequest], prompts: Sequence[Prepared], checked: Checked) -> None:
-        most = self._config.frontend.max_log_len
-        for number, prompt in enumerate(prompts):
-            shown = prompt.ids[:most] if prompt.text is None else prompt.text[:most]
-            _logger.info(
-                "request",
-                id=requests[number * checked.best_of].id,
-                n=checked.n,
-                prompt_tokens=len(prompt.ids),
-                max_tokens=prompt.sampling.max_tokens,
-                prompt=shown,
-            )
 
 
 def build_service(
@@ -338,6 +325,23 @@ def open_reader(config: Resolved, plugins: Plugins, client: EngineClient, inputs
     specials = tokenizer.special_tokens if tokenizer else {}
     renderer = Renderer(config.frontend, config.limits, inputs.templates, specials, rules.max_model_len)
     return PromptReader(rules, Encoder(tokenizer) if tokenizer is not None else None, renderer)
+
+
+def _log_requests(
+    requests: Sequence[EngineRequest], prompts: Sequence[Prepared], num_choices: int, max_length: int | None
+) -> None:
+    """One line for each prompt, of which at most `max_length` characters or ids are shown."""
+    for number, prompt in enumerate(prompts):
+        request = requests[number * num_choices]
+        shown = prompt.ids[:max_length] if prompt.text is None else prompt.text[:max_length]
+        _logger.info(
+            "request",
+            id=request.id,
+            n=num_choices,
+            prompt_tokens=len(prompt.ids),
+            max_tokens=prompt.sampling.max_tokens,
+            prompt=shown,
+        )
 
 
 def _stat_loggers(config: Resolved, plugins: Plugins, client: EngineClient) -> list[StatLogger]:

@@ -26,6 +26,8 @@ class Running:
     progress: Progress | None = None
     task: asyncio.Task[None] | None = None
     aborted: bool = False  # before it was admitted
+    reading: bool = False  # the task has begun: what is cancelled sooner would never close its stream
+    dropped: bool = False
 
 
 class Requests:
@@ -47,11 +49,9 @@ class Requests:
             self._forget(running)
             raise
         running.progress = Progress(name, params.n, params.output_kind, self._service, running.prompt)
-        if running.aborted:
-            await stream.aclose()  # type: ignore[attr-defined]
-            self.abort([name])
-            return
         running.task = asyncio.get_running_loop().create_task(self._run(running, running.progress, stream))
+        if running.aborted:
+            self.abort([name])
 
     def abort(self, ids: Iterable[str]) -> None:
         """End requests. Each gets a last output, whose finish reason is "abort". Unknown ids are ignored."""
@@ -66,7 +66,8 @@ class Requests:
     def drop(self, running: Running) -> None:
         """End a request whose news nobody reads any more. Idempotent."""
         self._forget(running)
-        if running.task is not None:
+        running.dropped = True
+        if running.task is not None and running.reading:
             running.task.cancel()
 
     async def close(self) -> None:
@@ -85,6 +86,9 @@ class Requests:
     async def _run(self, running: Running, progress: Progress, stream: AsyncIterator[Output]) -> None:
         try:
             async with aclosing(stream):  # type: ignore[type-var]
+                running.reading = True
+                if running.dropped:
+                    return
                 async for output in stream:
                     told = progress.take(output)
                     if progress.finished:

@@ -29,11 +29,14 @@ class PythonFunction(LogitsProcessor):
 
     def __init__(
         self,
-        function: Callable[..., Any] | str,
+        function: Callable[..., Any] | str | None = None,
         args: Sequence[Any] | None = None,
         kwargs: Mapping[str, Any] | None = None,
+        **unknown: Any,
     ) -> None:
         """Raises ValueError when it cannot be imported or made, or takes neither two nor three arguments."""
+        if unknown or function is None:
+            raise ValueError("it takes function, args and kwargs")
         try:
             found = find_function(function) if isinstance(function, str) else function
             if args is not None or kwargs is not None or isinstance(found, type):

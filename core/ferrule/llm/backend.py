@@ -94,8 +94,15 @@ class Backend:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of a coroutine that runs on the loop. Raises EngineDead after `close`."""
-        return self.submit(work).result()
+        """The result of a coroutine that runs on the loop, and ends when the wait for it is interrupted.
+
+        Raises EngineDead after `close`.
+        """
+        future = self.submit(work)
+        try:
+            return future.result()
+        finally:
+            future.cancel()  # after a KeyboardInterrupt; otherwise it is over already
 
     def post(self, callback: Callable[..., object], *args: Any) -> None:
         """Call a function on the loop soon; after `close`, when there is nothing to do any more, never."""

@@ -17,11 +17,8 @@ def halve(output_ids: list[int], logits: Any) -> Any:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"temprature": 0.5}, "There is no temprature. Did you mean 'temperature'?"),
         ({"max_new_tokens": 5}, "There is no max_new_tokens. Did you mean 'max_tokens'?"),
         ({"logits_processor": [halve]}, "There is no logits_processor. Did you mean 'logits_processors'?"),
-        ({"output_kind": 1}, "output_kind must be"),
-        ({"output_kind": "DELTA"}, "output_kind must be"),
         ({"logits_processors": halve}, "logits_processors must be a list of functions."),
         ({"logits_processors": ["json.dumps"]}, "logits_processors must be a list of functions."),
         ({"extra_args": [1]}, "extra_args must be an object, not a list."),

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from ferrule.config import LimitsConfig
 from ferrule.errors import RequestError
@@ -43,6 +44,37 @@ def rules(pattern: str | None, with_functions: bool = True) -> Rules:
         processors={"ours": Plugin},
         function_processor=PythonFunction if with_functions else None,
     )
+
+
+def test_processors_need_the_server_s_pattern() -> None:
+    assert check_processors((), rules(None)) == ()
+    with pytest.raises(RequestError, match="takes no"):
+        check_processors(("a.b",), rules(None))
+
+    def picky(**kwargs: object) -> None:
+        if "y" in kwargs:
+            raise ValueError("it knows no 'y'")
+
+    known = dict.fromkeys(("mine.a", "mine.b", "mine.a.b", "os.system"), picky)
+    open_rules = replace(rules(r"mine\.\w+"), processors=known)
+    assert check_processors(("mine.a", {"qualname": "mine.b", "kwargs": {"x": 1}}), open_rules) == (
+        ("mine.a", {}),
+        ("mine.b", {"x": 1}),
+    )
+    for wrong in (
+        "mine.a.b",
+        "os.system",
+        "mine.c",
+        ["mine.a"],
+        5,
+        {"name": "mine.a"},
+        {"qualname": "mine.a", "args": [1]},
+        {"qualname": "mine.a", "kwargs": 5},
+    ):
+        with pytest.raises(RequestError):
+            check_processors((wrong,), open_rules)  # fmt: skip
+    with pytest.raises(RequestError, match="mine.b: it knows no 'y'"):
+        check_processors(({"qualname": "mine.b", "kwargs": {"y": 1}},), open_rules)
 
 
 def test_names_within_the_pattern() -> None:

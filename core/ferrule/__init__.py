@@ -4,15 +4,39 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ferrule.llm.arguments import AsyncEngineArgs, EngineArgs
+    from ferrule.llm.async_llm import AsyncLLM, AsyncLLMEngine
+    from ferrule.llm.engine import LLMEngine
     from ferrule.llm.offline import LLM
-    from ferrule.llm.outputs import BeamSearchParams
-    from ferrule.sampling_params import SamplingParams
+    from ferrule.llm.outputs import BeamSearchParams, CompletionOutput, RequestOutput
+    from ferrule.sampling_params import RequestOutputKind, SamplingParams
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "BeamSearchParams", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM",
+    "AsyncEngineArgs",
+    "AsyncLLM",
+    "AsyncLLMEngine",
+    "BeamSearchParams",
+    "CompletionOutput",
+    "EngineArgs",
+    "LLMEngine",
+    "RequestOutput",
+    "RequestOutputKind",
+    "SamplingParams",
+    "__version__",
+]
 _HOMES = {
+    "AsyncEngineArgs": "ferrule.llm.arguments",
+    "AsyncLLM": "ferrule.llm.async_llm",
+    "AsyncLLMEngine": "ferrule.llm.async_llm",
     "BeamSearchParams": "ferrule.llm.outputs",
+    "CompletionOutput": "ferrule.llm.outputs",
+    "EngineArgs": "ferrule.llm.arguments",
     "LLM": "ferrule.llm.offline",
+    "LLMEngine": "ferrule.llm.engine",
+    "RequestOutput": "ferrule.llm.outputs",
+    "RequestOutputKind": "ferrule.sampling_params",
     "SamplingParams": "ferrule.sampling_params",
 }
 

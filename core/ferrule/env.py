@@ -47,6 +47,7 @@ class Environment(Struct, frozen=True, kw_only=True):
     logging_config_path: str | None = None
     logging_prefix: str = ""
     no_deprecation_warning: bool = False
+    enable_v1_multiprocessing: bool = False
     # While the configuration is read; a resolved one has none of these, since values may be secrets.
     options: dict[str, tuple[str, str]] = {}  # option, max_num_seqs → (name of the variable, its text)
     notices: tuple[str, ...] = ()  # about documented variables without effect
@@ -108,6 +109,12 @@ VARIABLES = (
     Variable("logging_config_path", "The same as --log-config-file."),
     Variable("logging_prefix", "Text before each line of the log."),
     Variable("no_deprecation_warning", "No notices about options that were replaced.", "0 or 1", _flag),
+    Variable(
+        "enable_v1_multiprocessing",
+        "Of LLM and AsyncLLM: run the engine in a process of its own. Default: in the process of the caller.",
+        "0 or 1",
+        _flag,
+    ),
 )
 
 

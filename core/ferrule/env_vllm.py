@@ -58,13 +58,6 @@ FOREIGN = (
     ),
     Foreign("VLLM_CI_USE_S3", "switch", "0", "read models from S3 in tests", inert="it is for vLLM's own tests"),
     Foreign(
-        "VLLM_ENABLE_V1_MULTIPROCESSING",
-        "switch",
-        "1",
-        "run the engine in a process of its own",
-        inert="the server runs the engine in a process of its own, LLM in its own process",
-    ),
-    Foreign(
         "VLLM_WORKER_MULTIPROC_METHOD",
         "text",
         "spawn",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from enum import Enum
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PlainValidator, Tag
+from pydantic import Field, JsonValue, PlainValidator, Tag
 
 from ferrule.schema import (
     Arguments,
@@ -43,6 +44,23 @@ def _biases(values: Any) -> dict[int, float]:
 
 Biases = Annotated[dict[int, float], PlainValidator(_biases, json_schema_input_type=dict[str, float])]
 LengthPenalty = Annotated[Number, Field(ge=-10, le=10)]
+
+
+class RequestOutputKind(Enum):
+    """What each output of a request that is still running has, with `AsyncLLM.generate` and `LLMEngine.step`."""
+
+    CUMULATIVE = 0  # all that was generated so far
+    DELTA = 1  # what was generated since the last output
+    FINAL_ONLY = 2  # there is one output, when all is there
+
+
+def _functions(values: Any) -> tuple[Callable[..., Any], ...]:
+    if not isinstance(values, list | tuple) or not all(map(callable, values)):
+        raise problem("must be a list of functions")
+    return tuple(values)
+
+
+Functions = Annotated[tuple[Callable[..., Any], ...], PlainValidator(_functions, json_schema_input_type=list[Any])]
 
 
 class SamplingFields(Strict):
@@ -139,6 +157,23 @@ class SamplingParams(SamplingFields, Arguments):
         SizeOrAll | None, Field(description="None: off; k: the sampled token's and the k most likely ones'.")
     ] = None
     detokenize: Annotated[bool, Field(description="False: token ids only, no text.")] = True
+    output_kind: Annotated[
+        RequestOutputKind, Field(description="What outputs of a running request have. LLM returns finished ones only.")
+    ] = RequestOutputKind.CUMULATIVE
+    logits_processors: Annotated[
+        Functions | None,
+        Field(
+            description="Functions (output_ids, logits) or (prompt_ids, output_ids, logits) that return the changed "
+            "logits [vocab]. They run on the engine's thread for each token of each answer."
+        ),
+    ] = None
+    extra_args: Annotated[
+        dict[str, JsonValue] | None,
+        Field(
+            description="Plain data for plugins: samplers and schedulers read it in `TokenSampling.extra_args`, hooks "
+            "in the parameters of `request_admitted`. Nothing that is built in reads it."
+        ),
+    ] = None
 
 
 class Beam(Arguments):

@@ -49,6 +49,7 @@ class TokenSampling(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
     allowed_token_ids: tuple[int, ...] = ()  # empty: all
     bad_words: tuple[tuple[int, ...], ...] = ()  # token sequences
     processors: tuple[tuple[str, dict[str, Any]], ...] = ()  # logits-processor plugins: (name, kwargs)
+    extra_args: dict[str, Any] = {}  # plain data for plugins, as the caller gave it
 
     @property
     def greedy(self) -> bool:

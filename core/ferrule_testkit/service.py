@@ -8,7 +8,8 @@ from typing import Any
 
 from ferrule.config import LimitsConfig
 from ferrule.errors import FerruleError, NotFoundError, RequestError
-from ferrule.frontend.admission.validate import Rules, check_beam, check_ids, check_params, check_processors, fit
+from ferrule.frontend.admission.processors import check_processors
+from ferrule.frontend.admission.validate import Rules, check_beam, check_ids, check_params, fit
 from ferrule.interfaces.parsers import Content
 from ferrule.interfaces.service import ChatPrompt, Generate, Health, Output, Prompt, Service, Usage
 from ferrule.interfaces.stats import HttpStats

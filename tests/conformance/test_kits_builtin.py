@@ -32,7 +32,16 @@ def encoding(name: str) -> Any:
     return staticmethod(encode)
 
 
+def halved(output_ids: list[int], logits: torch.Tensor) -> torch.Tensor:
+    """A logits processor of vLLM's form."""
+    return logits / (2 + len(output_ids))
+
+
 SETTINGS: dict[tuple[str, str], dict[str, Any]] = {
+    ("logits_processor", "python_function"): {
+        "arguments": ({"function": halved}, {"function": f"{__name__}:halved"}),
+        "wrong": ({}, {"function": 5}, {"function": "no_such_module.x"}, {"function": halved, "args": [1]}, {"x": 1}),
+    },
     ("router", "openai"): {
         "calls": (
             ("GET", "/v1/models", None),

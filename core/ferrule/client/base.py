@@ -17,6 +17,7 @@ class EngineClient(ABC):
     info: ModelInfo
     num_blocks: int
     board: Board  # what this process shares with the server's other ones
+    remote: bool = False  # the engine is in another process: only plain data reaches it
 
     @abstractmethod
     def generate(self, request: EngineRequest) -> AsyncIterator[RequestDelta]:

@@ -15,6 +15,8 @@ from ferrule.wire.messages import Call, ToEngine
 class ProcessClient(DemuxClient):
     """`alive_fd` is the read end of a pipe whose only writer is the engine: its end is the engine's end."""
 
+    remote = True
+
     def __init__(self, path: Path, alive_fd: int, board: Board | None = None, watchdog: float = 120.0) -> None:
         super().__init__(board, watchdog)
         self._socket: ClientSocket | None = ClientSocket(path, b"api-%d" % self.board.row)

@@ -82,7 +82,9 @@ class ModelConfig:
     enable_prompt_embeds: bool = opt(False, "Accept prompts as embeddings (prompt_embeds) in completions.")
     enable_sleep_mode: bool = opt(False, "Serve /sleep and /wake_up, which release and restore weights and cache.")
     logits_processor_pattern: str | None = opt(
-        None, "Regular expression of logits-processor names that requests may use. Default: none."
+        None,
+        "Regular expression of the logits processors that requests may use: plugins by name, functions by import path. "
+        "Default: none.",
     )
 
 

@@ -17,13 +17,13 @@ from ferrule.config import Resolved
 from ferrule.errors import EngineDead, FerruleError, NotFoundError, PluginError, RequestError, UnavailableError
 from ferrule.frontend.admission.admit import Prepared, PromptReader, read_rules
 from ferrule.frontend.admission.ledger import Account, Ledger, Loggers, Reservation
+from ferrule.frontend.admission.processors import Processors, check_functions, check_processors
 from ferrule.frontend.admission.validate import (
     Checked,
     Seeds,
     check_beam,
     check_params,
     check_priority,
-    check_processors,
     check_salt,
     wrap_seed,
 )
@@ -39,7 +39,6 @@ from ferrule.hooks import HookRunner, open_hooks
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.service import ChatPrompt, Generate, Health, Output, Prompt, Service
 from ferrule.interfaces.stats import HttpStats, StatLogger
-from ferrule.interfaces.tokenizer import Tokenizer
 from ferrule.types import EngineRequest
 
 _TURN = 16  # prompts that may be prepared before others get a turn of the event loop
@@ -53,13 +52,12 @@ class FrontendService(Service):
         self,
         config: Resolved,
         client: EngineClient,
-        tokenizer: Tokenizer | None,
         reader: PromptReader,
         parsers: Parsers,
         loggers: Loggers,
     ) -> None:
         self.model = client.info
-        self.tokenizer = tokenizer
+        self.tokenizer = reader.tokenizer
         self.names = config.model.served_model_name
         self._config = config
         self._client = client
@@ -103,7 +101,7 @@ class FrontendService(Service):
         self.resolve(request.model)
         checked = check_params(request.params, self._reader.rules)
         priority, salt = check_priority(request.priority), check_salt(request.cache_salt)
-        processors = check_processors(request.logits_processors, self._reader.rules)
+        processors = await self._processors(request)
         if request.grammar is not None:
             raise RequestError("This server has no guided decoding.", "structured_outputs")
         count = checked.best_of
@@ -151,6 +149,11 @@ class FrontendService(Service):
     def answered(self, stats: HttpStats) -> None:
         self.ledger.loggers.tell(lambda logger: logger.on_http(stats), always=True)
 
+    async def read(self, prompt: Prompt | ChatPrompt) -> tuple[list[int], str | None]:
+        """A prompt's ids, and its text if it had one or was rendered. Raises RequestError."""
+        ids, text = await self._reader.read(prompt)
+        return list(ids), text
+
     # ---------------------------------------------------------------------------------------- the server's side
 
     @property
@@ -163,6 +166,14 @@ class FrontendService(Service):
             task = asyncio.get_running_loop().create_task(work)
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+
+    async def use(self, reader: PromptReader) -> None:
+        """Read prompts, and show tokens, by another tokenizer from now on. Raises RequestError while requests run."""
+        if self.ledger.open:
+            raise RequestError(f"{self.ledger.open} requests are running: wait for their end.")
+        former, self._reader = self._reader, reader
+        self.tokenizer = reader.tokenizer
+        await former.close()
 
     async def close(self) -> None:
         """End children, threads and tasks. The client is the caller's to close."""
@@ -199,6 +210,14 @@ class FrontendService(Service):
         health = self._client.health()
         if health.state != "ready":
             raise UnavailableError(f"The engine cannot take requests now: {health.state}.")
+
+    async def _processors(self, request: Generate) -> Processors:
+        """On a thread, where modules that the client names have to be imported."""
+        rules, functions = self._reader.rules, request.params.logits_processors or ()
+        found = check_functions(functions, rules, self._client.remote)
+        if request.logits_processors:
+            found += await asyncio.to_thread(check_processors, request.logits_processors, rules)
+        return found
 
     def _check_count(self, num_prompts: int, n: int) -> None:
         most = self._config.limits.max_prompts
@@ -243,7 +262,7 @@ class FrontendService(Service):
             choice.account.id = one.id
             self.ledger.loggers.hooks.request_admitted(one.id, model, len(one.prompt_ids), request.params)
         if not self._config.frontend.disable_log_requests:
-            self._log(requests, prompts, checked)
+            _log_requests(requests, prompts, checked.best_of, self._config.frontend.max_log_len)
         outputs = OutputStream(cancel, self.ledger, choices, streams, self._tasks)
         return BestOf(outputs, checked) if checked.best_of > checked.n else outputs
 
@@ -275,19 +294,6 @@ class FrontendService(Service):
         choice.show_stop_token = checked.include_stop
         return choice
 
-    def _log(self, requests: Sequence[EngineRequest], prompts: Sequence[Prepared], checked: Checked) -> None:
-        most = self._config.frontend.max_log_len
-        for number, prompt in enumerate(prompts):
-            shown = prompt.ids[:most] if prompt.text is None else prompt.text[:most]
-            _logger.info(
-                "request",
-                id=requests[number * checked.best_of].id,
-                n=checked.n,
-                prompt_tokens=len(prompt.ids),
-                max_tokens=prompt.sampling.max_tokens,
-                prompt=shown,
-            )
-
 
 def build_service(
     config: Resolved,
@@ -305,15 +311,37 @@ def build_service(
     """
     folder = folder or Path(config.model.model)
     inputs = inputs or open_inputs(config, plugins)
+    reader = open_reader(config, plugins, client, inputs, folder)
+    hooks = hooks or open_hooks(plugins)
+    hooks.register_metrics()
+    loggers = Loggers(_stat_loggers(config, plugins, client), hooks, config.observability.disable_log_stats)
+    return FrontendService(config, client, reader, inputs.parsers, loggers)
+
+
+def open_reader(config: Resolved, plugins: Plugins, client: EngineClient, inputs: Inputs, folder: Path) -> PromptReader:
+    """What reads prompts with the tokenizer and the templates of `inputs`. Raises StartupError."""
     tokenizer = inputs.tokenizer
     rules = read_rules(config, plugins, client, tokenizer, folder)
     specials = tokenizer.special_tokens if tokenizer else {}
     renderer = Renderer(config.frontend, config.limits, inputs.templates, specials, rules.max_model_len)
-    reader = PromptReader(rules, Encoder(tokenizer) if tokenizer is not None else None, renderer)
-    hooks = hooks or open_hooks(plugins)
-    hooks.register_metrics()
-    loggers = Loggers(_stat_loggers(config, plugins, client), hooks, config.observability.disable_log_stats)
-    return FrontendService(config, client, tokenizer, reader, inputs.parsers, loggers)
+    return PromptReader(rules, Encoder(tokenizer) if tokenizer is not None else None, renderer)
+
+
+def _log_requests(
+    requests: Sequence[EngineRequest], prompts: Sequence[Prepared], num_choices: int, max_length: int | None
+) -> None:
+    """One line for each prompt, of which at most `max_length` characters or ids are shown."""
+    for number, prompt in enumerate(prompts):
+        request = requests[number * num_choices]
+        shown = prompt.ids[:max_length] if prompt.text is None else prompt.text[:max_length]
+        _logger.info(
+            "request",
+            id=request.id,
+            n=num_choices,
+            prompt_tokens=len(prompt.ids),
+            max_tokens=prompt.sampling.max_tokens,
+            prompt=shown,
+        )
 
 
 def _stat_loggers(config: Resolved, plugins: Plugins, client: EngineClient) -> list[StatLogger]:
@@ -327,11 +355,3 @@ def _stat_loggers(config: Resolved, plugins: Plugins, client: EngineClient) -> l
         except PluginError as error:
             _logger.warning("a stat logger was left out: %s", error.message, logger=name)
     return loggers
-
-
-def _parsers(config: Resolved, plugins: Plugins) -> Parsers:
-    reasoning, tools = config.frontend.reasoning_parser, config.frontend.tool_call_parser
-    return Parsers(
-        reasoning=plugins.factory("reasoning_parser", reasoning) if reasoning else None,
-        tools=plugins.factory("tool_parser", tools) if tools else None,
-    )

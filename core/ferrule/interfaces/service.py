@@ -60,7 +60,7 @@ class Generate(Struct, frozen=True, kw_only=True):
     priority: int = 0
     cache_salt: str | None = None
     grammar: GrammarSpec | None = None
-    logits_processors: tuple[dict[str, Any], ...] = ()
+    logits_processors: tuple[str | dict[str, Any], ...] = ()  # names, or {"qualname", "args", "kwargs"}
     tools: tuple[dict[str, Any], ...] | None = None
     tool_choice: str | dict[str, Any] | None = None
     beam: Beam | None = None  # the params.n best of `width` beams, best first

@@ -6,11 +6,8 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from ferrule.frontend.output.choice import Answer
-from ferrule.interfaces.service import Service
 from ferrule.sampling_params import LengthPenalty
 from ferrule.schema import Arguments, Count, Number
-from ferrule.types import TokenLogprobs
 
 
 class BeamSearchParams(Arguments):
@@ -79,31 +76,6 @@ class BeamSearchOutput(Struct, frozen=True):
     sequences: list[BeamSearchSequence]
 
 
-def request_output(request_id: str, answers: Sequence[Answer], service: Service) -> RequestOutput:
-    """The answers to one prompt, in the order of their index."""
-    first = answers[0]
-    logprobs = first.prompt_logprobs
-    return RequestOutput(
-        request_id=request_id,
-        prompt=first.prompt_text,
-        prompt_token_ids=list(first.prompt_ids or ()),
-        outputs=[
-            CompletionOutput(
-                index=number,
-                text=answer.text,
-                token_ids=list(answer.token_ids),
-                cumulative_logprob=sum(p.logprob for p in answer.logprobs) if answer.logprobs else None,
-                logprobs=[_position(p, service) for p in answer.logprobs] if answer.logprobs else None,
-                finish_reason=None if answer.finish is None else str(answer.finish),
-                stop_reason=answer.stop_reason,
-            )
-            for number, answer in enumerate(answers)
-        ],
-        prompt_logprobs=None if logprobs is None else [None if p is None else _position(p, service) for p in logprobs],
-        num_cached_tokens=first.usage.cached_tokens,
-    )
-
-
 def beam_output(found: RequestOutput, prompt_text: str) -> BeamSearchOutput:
     """A beam search's choices as beams."""
     return BeamSearchOutput(
@@ -119,13 +91,3 @@ def beam_output(found: RequestOutput, prompt_text: str) -> BeamSearchOutput:
             for beam in found.outputs
         ]
     )
-
-
-def _position(position: TokenLogprobs, service: Service) -> PositionLogprobs:
-    found = {
-        token_id: Logprob(logprob, rank, service.token_text(token_id))
-        for rank, (token_id, logprob) in enumerate(position.top, 1)
-    }
-    own = Logprob(position.logprob, position.rank, service.token_text(position.token_id))
-    found.setdefault(position.token_id, own)
-    return found

@@ -22,11 +22,11 @@ _FORMS = "{'prompt': text}, {'prompt_token_ids': ids} or {'prompt_embeds': tenso
 
 
 class PromptFields(Body):
-    """Keys of a prompt that is a mapping. Exactly one of the first three is given."""
+    """Keys of a prompt that is a mapping. One of the first three is given; with ids, a text is only shown."""
 
     model_config = ConfigDict(extra="forbid")
 
-    prompt: Annotated[Text | None, Field(description="A text.")] = None
+    prompt: Annotated[Text | None, Field(description="A text; with ids, the one that they stand for.")] = None
     prompt_token_ids: Annotated[TokenIds | None, Field(description="Token ids.")] = None
     prompt_embeds: Annotated[Any, Field(description="A tensor or array of floats [tokens, hidden].")] = None
     cache_salt: Annotated[
@@ -49,10 +49,11 @@ class ChatFields(TemplateFields, Arguments):
 
 
 class Given(NamedTuple):
-    """A prompt as the gate takes it."""
+    """A prompt as the gate takes it. `text` is what the ids stand for, where the caller says so."""
 
     prompt: Prompt | ChatPrompt
     cache_salt: str | None = None
+    text: str | None = None
 
 
 _FIELDS: TypeAdapter[PromptFields] = TypeAdapter(PromptFields)
@@ -64,21 +65,11 @@ def read_prompts(prompts: Any) -> list[Given]:
     Raises RequestError that names the prompt and its key.
     """
     one = isinstance(prompts, str | Mapping) or (bool(prompts) and isinstance(prompts[0], int))
-    return [_read(prompt, f"prompts[{number}]") for number, prompt in enumerate([prompts] if one else prompts)]
+    return [read_prompt(prompt, f"prompts[{number}]") for number, prompt in enumerate([prompts] if one else prompts)]
 
 
-def read_conversations(messages: Conversation | Sequence[Conversation], fields: ChatFields) -> list[Given]:
-    """One conversation or a list of them. Messages are left to the gate."""
-    many: Any = [messages] if messages and isinstance(messages[0], Mapping) else messages
-    chats = [chat_prompt([_plain(message) for message in conversation], fields) for conversation in many]
-    return [Given(replace(chat, content_format=fields.chat_template_content_format)) for chat in chats]
-
-
-def _plain(message: Any) -> Any:
-    return dict(message) if isinstance(message, Mapping) else message
-
-
-def _read(prompt: Any, where: str) -> Given:
+def read_prompt(prompt: Any, where: str) -> Given:
+    """One prompt, which errors call `where`. Raises RequestError."""
     if isinstance(prompt, str):
         return Given(Prompt(text=prompt))
     if not isinstance(prompt, Mapping):
@@ -91,10 +82,21 @@ def _read(prompt: Any, where: str) -> Given:
     if fields.prompt_embeds is not None:
         return Given(Prompt(embeds=_embeds(fields.prompt_embeds)), fields.cache_salt)
     if fields.prompt_token_ids is not None:
-        return Given(Prompt(ids=tuple(fields.prompt_token_ids), text=fields.prompt), fields.cache_salt)
+        return Given(Prompt(ids=tuple(fields.prompt_token_ids)), fields.cache_salt, fields.prompt)
     if fields.prompt is not None:
         return Given(Prompt(text=fields.prompt), fields.cache_salt)
     raise RequestError(f"{where} must be a text, ids, {_FORMS}.", where)
+
+
+def read_conversations(messages: Conversation | Sequence[Conversation], fields: ChatFields) -> list[Given]:
+    """One conversation or a list of them. Messages are left to the gate."""
+    many: Any = [messages] if messages and isinstance(messages[0], Mapping) else messages
+    chats = [chat_prompt([_plain(message) for message in conversation], fields) for conversation in many]
+    return [Given(replace(chat, content_format=fields.chat_template_content_format)) for chat in chats]
+
+
+def _plain(message: Any) -> Any:
+    return dict(message) if isinstance(message, Mapping) else message
 
 
 def _embeds(tensor: Any) -> str:

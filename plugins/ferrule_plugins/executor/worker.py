@@ -22,6 +22,7 @@ from ferrule.env import variable
 from ferrule.errors import ConfigError, RequestError
 from ferrule.interfaces.plugins import Plugins
 from ferrule.log import Log
+from ferrule.wire.functions import find_function
 from ferrule_plugins.executor.device import Worker
 
 _log = Log("worker")
@@ -56,12 +57,21 @@ class DeviceWorker(Worker):
         end()
         return name
 
-    def collective_rpc(self, method: str | Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def collective_rpc(
+        self, method: str | Mapping[str, str] | Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
         """What a method of the extension returns, or (offline) a function of this worker: plain data only.
 
-        Raises RequestError, also for whatever goes wrong in it: the fault is the caller's.
+        A function comes as itself, or as {"function": import path}, which no client can send. Raises RequestError, also
+        for whatever goes wrong in it: the fault is the caller's.
         """
-        if isinstance(method, str):
+        if isinstance(method, Mapping):
+            name = method["function"]
+            try:
+                function: Callable[..., Any] = partial(find_function(name), self)
+            except Exception as error:  # whatever the module raises while it is imported
+                raise RequestError(f"The engine cannot import {name}: {type(error).__name__}: {error}") from error
+        elif isinstance(method, str):
             offered = sorted(n for n in dir(self.extension) if n[:1] != "_" and callable(getattr(self.extension, n)))
             if method not in offered:
                 hint = ", ".join(offered) or "start with --worker-extension-cls module.Class"

@@ -45,10 +45,10 @@ def sampling(body: GenerateBody, service: Service, given: dict[str, Any]) -> Sam
     return SamplingParams(**{**service.sampling_defaults(), **own, **given})
 
 
-def processors(body: GenerateBody) -> tuple[dict[str, Any], ...]:
+def processors(body: GenerateBody) -> tuple[str | dict[str, Any], ...]:
     """Logits processors, each by a qualified name or as {qualname, args, kwargs}."""
     given = body.logits_processors or ()
-    return tuple({"qualname": item} if isinstance(item, str) else item.model_dump(exclude_none=True) for item in given)
+    return tuple(item if isinstance(item, str) else item.model_dump(exclude_none=True) for item in given)
 
 
 def beam(body: GenerateBody) -> Beam | None:

@@ -113,9 +113,9 @@ class ResponseFormat(Strict):
 class ProcessorCall(Strict):
     """A logits processor with its arguments."""
 
-    qualname: Annotated[Text, Field(description="Name of the plugin.")]
-    args: Annotated[list[Any] | None, Field(description="Must be empty: arguments have names.")] = None
-    kwargs: Annotated[dict[str, Any] | None, Field(description="Its arguments.")] = None
+    qualname: Annotated[Text, Field(description="Name of a plugin, or import path of what makes the processor.")]
+    args: Annotated[list[Any] | None, Field(description="Its arguments by position; a plugin has none.")] = None
+    kwargs: Annotated[dict[str, Any] | None, Field(description="Its arguments by name.")] = None
 
 
 class NamedFunction(Strict):
@@ -193,7 +193,7 @@ class GenerateBody(SamplingFields, Body):
     ] = None
     logits_processors: Annotated[
         list[Processor] | None,
-        Field(description="Plugins by name, or `{qualname, kwargs}`, that the server allows."),
+        Field(description="Plugins by name and functions by import path that `--logits-processor-pattern` allows."),
     ] = None
     response_format: Annotated[ResponseFormat | None, Field(description='`{"type": "text"}`.')] = None
     # notes: for the log

@@ -167,6 +167,7 @@ def test_calls_on_the_workers(dev: Any, admin: httpx.Client, user: httpx.Client)
     assert "RuntimeError: on purpose" in call(400, method="fail")["error"]["message"]
     assert "TypeError" in call(400, method="double")["error"]["message"]
     assert call(400, method=5)["error"]["param"] == "method"
+    assert call(400, method={"function": "os:getcwd"})["error"]["param"] == "method"  # that is for the offline API
     assert call(400, args=[])["error"]["param"] == "method"
     assert call(400, method="double", timeout=-1)["error"]["param"] == "timeout"
     end = dev.folder / "end"

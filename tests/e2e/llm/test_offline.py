@@ -529,7 +529,7 @@ def test_hooks_are_told_and_notices_are_logged(
         def process_stopping(self, process: str, status: int) -> None:
             told.append((process, status))
 
-    monkeypatch.setattr("ferrule.llm.offline.open_hooks", lambda plugins: HookRunner([("test", Told())]))
+    monkeypatch.setattr("ferrule.llm.backend.open_hooks", lambda plugins: HookRunner([("test", Told())]))
     monkeypatch.setenv("FERRULE_NO_SUCH_VARIABLE", "1")
     with LLM(str(tiny_llama), dtype="float32", num_gpu_blocks_override=64):
         assert told == [("llm", str(tiny_llama))]
@@ -541,7 +541,7 @@ def test_hooks_are_told_and_notices_are_logged(
 def test_the_code_of_the_page_runs(tiny_llama: Path, tmp_path: Path) -> None:
     page = (ROOT / "docs" / "offline.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
-    assert len(blocks) == 7
+    assert len(blocks) == 11
     script = tmp_path / "page.py"
     script.write_text("".join(blocks).replace("path/to/model", str(tiny_llama)), encoding="utf-8")
     env = {**os.environ, "OMP_NUM_THREADS": "1", "FERRULE_CPU_KVCACHE_SPACE": "0.05"}

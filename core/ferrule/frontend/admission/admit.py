@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ferrule import checkpoint, log
+from ferrule import checkpoint
 from ferrule.assembly.limits import scheduler_limits
 from ferrule.client.base import EngineClient
 from ferrule.config import Resolved
 from ferrule.engine.cache import capacity
-from ferrule.errors import CheckpointError, ConfigError, ForbiddenError, PluginError, RequestError, nearest
+from ferrule.errors import CheckpointError, ConfigError, ForbiddenError, RequestError, nearest
+from ferrule.frontend.admission.processors import find_function_processor, find_processors
 from ferrule.frontend.admission.tensors import read_embeds
 from ferrule.frontend.admission.validate import Checked, Rules, check_ids, check_params, check_text, fit
 from ferrule.frontend.text.detokenize import decode
@@ -33,8 +33,6 @@ _CHARACTERS = 16  # of a prompt, per token of the context (L16)
 _TOKEN_BYTES = 32  # of the queue's memory that a token stands for
 _DECODERS = 2  # tensors that are decoded at once, on threads
 _SHORT = 2048  # ids that are decoded on the event loop
-
-_logger = log.get("frontend")
 
 
 class Prepared(Struct, frozen=True):
@@ -61,6 +59,10 @@ class PromptReader:
         self.max_characters = _CHARACTERS * rules.max_model_len
         self._encoder = encoder
         self._decoding = asyncio.Semaphore(_DECODERS)
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        return None if self._encoder is None else self._encoder.tokenizer
 
     async def prepare(self, prompt: Prompt | ChatPrompt, checked: Checked) -> Prepared:
         """Raises RequestError."""
@@ -149,7 +151,8 @@ def read_rules(
         eos_ids=tuple(token for token in _eos_ids(config, tokenizer, folder) if token < info.vocab_size),
         has_tokenizer=tokenizer is not None,
         processor_pattern=config.model.logits_processor_pattern,
-        processors=_processors(config, plugins),
+        processors=find_processors(config, plugins),
+        function_processor=find_function_processor(plugins),
         defaults=defaults,
         max_new_tokens=defaults.get("max_tokens"),
         prompt_embeds=config.model.enable_prompt_embeds,
@@ -160,19 +163,6 @@ def read_rules(
     except RequestError as error:
         raise ConfigError(f"The generation config cannot be used: {error.message}") from None
     return rules
-
-
-def _processors(config: Resolved, plugins: Plugins) -> dict[str, Callable[..., Any]]:
-    """The logits processors that requests may name: only those are imported. A broken one is left out and reported."""
-    found: dict[str, Callable[..., Any]] = {}
-    pattern = config.model.logits_processor_pattern
-    for name in plugins.names("logits_processor"):
-        if pattern is not None and re.fullmatch(pattern, name):
-            try:
-                found[name] = plugins.factory("logits_processor", name)
-            except PluginError as error:
-                _logger.warning("a logits processor was left out: %s", error.message, processor=name)
-    return found
 
 
 def _generation_folder(config: Resolved, folder: Path) -> Path:

@@ -8,7 +8,6 @@ Limits are those of `LimitsConfig`; ids are checked against the width of the log
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -28,7 +27,6 @@ from ferrule.types import TokenSampling
 MAX_STOP_TOKEN_IDS = 256
 _INT64 = 1 << 63
 _BIAS = 100.0
-_MAX_PROCESSORS = 16
 _PRIORITY: TypeAdapter[int] = TypeAdapter(Priority)
 _SALT: TypeAdapter[str] = TypeAdapter(CacheSalt)
 _NEUTRAL: dict[str, tuple[float, ...]] = {  # values, 0 and none apart, that leave probabilities as they are
@@ -58,7 +56,8 @@ class Rules(Struct, frozen=True, kw_only=True):
     max_new_tokens: int | None = None  # of the generation config: a cap on every request
     defaults: dict[str, Any] = {}  # sampling values of the generation config
     processor_pattern: str | None = None
-    processors: dict[str, Callable[..., Any]] = {}  # classes of logits processors, by name
+    processors: dict[str, Callable[..., Any]] = {}  # classes of logits processors that clients may name
+    function_processor: Callable[..., Any] | None = None  # the class that makes one of a function
     prompt_embeds: bool = False  # whether prompts may be embeddings
     hidden_size: int = 0  # width of an embedding; 0: the model takes none
 
@@ -136,6 +135,7 @@ def check_params(params: SamplingParams, rules: Rules) -> Checked:
         prompt_logprobs=_logprobs(params.prompt_logprobs, "prompt_logprobs", rules),
         logit_bias=_bias(params.logit_bias or {}, rules),
         allowed_token_ids=_allowed(params.allowed_token_ids, rules),
+        extra_args=params.extra_args or {},
     )
     return Checked(
         base=base,
@@ -168,7 +168,7 @@ def check_beam(beam: Beam, request: Generate, checked: Checked, rules: Rules) ->
         raise RequestError(f"The beams (n, best_of) must be {checked.n} to {rules.limits.max_n}.", "n")
     if width > rules.vocab_size - len(checked.base.stop_token_ids):
         raise RequestError("There are more beams than tokens to go on with.", "n")
-    if request.logits_processors:
+    if request.logits_processors or request.params.logits_processors:
         raise RequestError("logits_processors have no place in a beam search.", "logits_processors")
     for name, neutral in _NEUTRAL.items():
         value = getattr(request.params, name)
@@ -176,31 +176,6 @@ def check_beam(beam: Beam, request: Generate, checked: Checked, rules: Rules) ->
             allowed = "left out" if neutral == () else f"{neutral[0]:g}"
             raise RequestError(f"{name} must be {allowed}: beam search takes the model's own probabilities.", name)
     return replace(checked, best_of=checked.n, base=replace(checked.base, logprobs=checked.logprobs))
-
-
-def check_processors(processors: Sequence[Any], rules: Rules) -> tuple[tuple[str, dict[str, Any]], ...]:
-    """Logits processors of a request: names, or {"qualname", "kwargs"}, that the server's pattern allows."""
-    if not processors:
-        return ()
-    if rules.processor_pattern is None:
-        raise RequestError("This server takes no logits_processors (--logits-processor-pattern).", "logits_processors")
-    if len(processors) > _MAX_PROCESSORS:
-        raise RequestError(f"logits_processors may have at most {_MAX_PROCESSORS} entries.", "logits_processors")
-    found = []
-    for entry in processors:
-        values = {"qualname": entry} if isinstance(entry, str) else entry
-        name = values.get("qualname") if isinstance(values, Mapping) else None
-        if name not in rules.processors or re.fullmatch(rules.processor_pattern, name) is None:
-            raise RequestError("logits_processors names one that this server does not have.", "logits_processors")
-        kwargs = values.get("kwargs") or {}
-        if values.get("args") or not isinstance(kwargs, dict):
-            raise RequestError("logits_processors take their arguments by name, in kwargs.", "logits_processors")
-        try:
-            rules.processors[name](**kwargs)
-        except ValueError as error:  # the interface says that its message is for the client
-            raise RequestError(f"logits_processors: {name}: {error}", "logits_processors") from None
-        found.append((name, kwargs))
-    return tuple(found)
 
 
 def check_salt(salt: Any) -> str | None:

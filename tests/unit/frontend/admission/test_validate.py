@@ -19,14 +19,13 @@ from ferrule.frontend.admission.validate import (
     check_ids,
     check_params,
     check_priority,
-    check_processors,
     check_salt,
     check_text,
     fit,
     wrap_seed,
 )
 from ferrule.interfaces.scheduler import SchedulerLimits
-from ferrule.sampling_params import SamplingParams
+from ferrule.sampling_params import RequestOutputKind, SamplingParams
 from ferrule.types import CacheGroup
 
 VOCAB = 1000
@@ -70,6 +69,9 @@ WRONG: dict[str, list[Any]] = {
     "skip_special_tokens": [None, 0],
     "spaces_between_special_tokens": [None, 0],
     "include_stop_str_in_output": [None, 0],
+    "output_kind": [None, 0, "DELTA"],
+    "logits_processors": [5, "json.dumps", ["json.dumps"], [None], max],
+    "extra_args": [5, "x", [1]],
 }
 
 RIGHT: dict[str, list[Any]] = {
@@ -94,6 +96,9 @@ RIGHT: dict[str, list[Any]] = {
     "bad_words": [None, [], ["a", "b", "c"]],
     "logit_bias": [None, {}, {0: -1000, VOCAB - 1: 1e6, 5: 0.5}],
     "allowed_token_ids": [None, [0], [VOCAB - 1, 1, 1]],
+    "output_kind": list(RequestOutputKind),
+    "logits_processors": [None, [], [max], (max,)],
+    "extra_args": [None, {}, {"a": [1, {"b": None}]}],
 }
 
 
@@ -295,40 +300,6 @@ def test_ids_texts_and_labels() -> None:
     for priority in (1 << 31, 1.5, "1", True, None):
         with pytest.raises(RequestError, match="priority"):
             check_priority(priority)
-
-
-def test_processors_need_the_server_s_pattern() -> None:
-    assert check_processors((), RULES) == ()
-    with pytest.raises(RequestError, match="takes no"):
-        check_processors(("a.b",), RULES)
-
-    def picky(**kwargs: object) -> None:
-        if "y" in kwargs:
-            raise ValueError("it knows no 'y'")
-
-    known = {
-        "processor_pattern": r"mine\.\w+",
-        "processors": dict.fromkeys(("mine.a", "mine.b", "mine.a.b", "os.system"), picky),
-    }
-    open_rules = Rules(**{n: getattr(RULES, n) for n in RULES.__struct_fields__} | known)
-    assert check_processors(("mine.a", {"qualname": "mine.b", "kwargs": {"x": 1}}), open_rules) == (
-        ("mine.a", {}),
-        ("mine.b", {"x": 1}),
-    )
-    for wrong in (
-        "mine.a.b",
-        "os.system",
-        "mine.c",
-        ["mine.a"],
-        5,
-        {"name": "mine.a"},
-        {"qualname": "mine.a", "args": [1]},
-        {"qualname": "mine.a", "kwargs": 5},
-    ):
-        with pytest.raises(RequestError):
-            check_processors((wrong,), open_rules)  # fmt: skip
-    with pytest.raises(RequestError, match="mine.b: it knows no 'y'"):
-        check_processors(({"qualname": "mine.b", "kwargs": {"y": 1}},), open_rules)
 
 
 def test_seeds() -> None:

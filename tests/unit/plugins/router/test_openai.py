@@ -191,12 +191,13 @@ async def test_sampling_fields_arrive_and_defaults_are_layered() -> None:
         "logprobs": 2,
         "prompt_logprobs": 1,
     }
-    await site.complete(**given, logit_bias={"5": 1.5}, priority=-3, cache_salt="s", logits_processors=["p"])
+    processors = ["p", {"qualname": "p", "kwargs": {"a": 1}}, {"qualname": "p", "args": []}]
+    await site.complete(**given, logit_bias={"5": 1.5}, priority=-3, cache_salt="s", logits_processors=processors)
     params = site.last.params
     assert {name: getattr(params, name) for name in given} == given
     assert params.logit_bias == {5: 1.5}
     assert (site.last.priority, site.last.cache_salt) == (-3, "s")
-    assert site.last.logits_processors == ({"qualname": "p"},)
+    assert site.last.logits_processors == tuple(processors)
 
 
 async def test_whole_completion() -> None:

@@ -1,0 +1,53 @@
+"""The engine in a child of a program that is not the launcher, but uses `LLM` or `AsyncLLM`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+
+from ferrule.client.process import ProcessClient
+from ferrule.config import Resolved
+from ferrule.errors import EngineDead, StartupError
+from ferrule.launch.process import Child
+from ferrule.launch.supervisor import private_dir, process_table
+from ferrule.plugin import Plugins
+from ferrule.wire.board import READY, Board
+
+_GRACE = 8.0  # seconds that the engine has to exit before it is killed
+
+
+class EngineChild(ProcessClient):
+    """The client of a child that it starts, and that `close` ends.
+
+    To be made on the event loop, by a thread that lives as long: the child dies with the thread that started it.
+    """
+
+    def __init__(self, config: Resolved, plugins: Plugins) -> None:
+        self._folder = private_dir(config.env.rpc_base_path)
+        Board.create(self._folder / "board", num_api=1)
+        pipe = os.pipe()
+        engine, own = process_table(config, plugins, self._folder, [-1], pipe)
+        try:
+            self._child = Child(engine)
+        finally:
+            os.close(engine.alive_fd)
+        super().__init__(self._folder / "engine-0.sock", own.alive_fd, own.board(), config.parallel.watchdog_timeout)
+        self._pipe = own.alive_fd
+
+    async def wait_ready(self) -> None:
+        """Return when the model is loaded. Raises StartupError."""
+        try:
+            await super().wait_ready()
+        except EngineDead:
+            raise StartupError(
+                "The engine's process ended before it was ready. It has written why to stderr."
+            ) from None
+        self.board.put(READY, 1.0)  # this process is the only one that serves
+
+    async def close(self) -> None:
+        await super().close()
+        self._child.terminate()
+        await asyncio.to_thread(self._child.end, _GRACE)
+        os.close(self._pipe)
+        shutil.rmtree(self._folder, ignore_errors=True)

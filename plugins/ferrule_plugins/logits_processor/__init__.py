@@ -1,0 +1,1 @@
+"""Logits processors that come with Ferrule, one module per plugin."""

@@ -1,0 +1,357 @@
+"""`AsyncLLM` and `LLMEngine`, what `LLM` has of vLLM's API beside batches, and an engine in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ferrule import (
+    LLM,
+    AsyncEngineArgs,
+    AsyncLLM,
+    AsyncLLMEngine,
+    EngineArgs,
+    LLMEngine,
+    RequestOutput,
+    RequestOutputKind,
+    SamplingParams,
+)
+from ferrule.errors import ConfigError, EngineDead, RequestError, RequestFailed
+from ferrule.interfaces.sampler import SampleBatch
+from ferrule.interfaces.service import Generate, Prompt
+from ferrule.llm.metrics import Counter, Gauge, Histogram
+from ferrule.types import EngineStats
+from ferrule_plugins.sampler.default import DefaultSampler
+from ferrule_testkit.checkpoints import write_tokenizer
+
+GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+LONG = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
+OPTIONS: dict[str, Any] = {"dtype": "float32", "num_gpu_blocks_override": 128, "max_num_seqs": 8}
+
+
+@pytest.fixture(scope="module")
+def llm(tiny_llama: Path) -> Iterator[LLM]:
+    pattern = rf"{__name__}\.(make_only|only_five)"
+    with LLM(str(tiny_llama), disable_log_stats=False, logits_processor_pattern=pattern, **OPTIONS) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_llama: Path) -> Iterator[AsyncLLM]:
+    with AsyncLLM.from_engine_args(AsyncEngineArgs(str(tiny_llama), disable_log_stats=True, **OPTIONS)) as opened:
+        yield opened
+
+
+def name_of(model: torch.nn.Module) -> str:
+    return type(model).__name__
+
+
+def kind_of(worker: Any, prefix: str) -> str:
+    return prefix + worker.config.model.dtype
+
+
+def only_five(output_ids: list[int], logits: torch.Tensor) -> torch.Tensor:
+    """No other token than 5 is left."""
+    return torch.full_like(logits, float("-inf")).index_fill_(0, torch.tensor([5]), 0.0)
+
+
+def make_only(token: int) -> Any:
+    return lambda output_ids, logits: torch.where(torch.arange(len(logits)) == token, logits, float("-inf"))
+
+
+def after_the_prompt(prompt_ids: list[int], output_ids: list[int], logits: torch.Tensor) -> torch.Tensor:
+    """Repeats the prompt."""
+    wanted = prompt_ids[len(output_ids) % len(prompt_ids)]
+    return torch.where(torch.arange(len(logits)) == wanted, logits, float("-inf"))
+
+
+def _ids(outputs: list[RequestOutput]) -> list[list[int]]:
+    return [list(choice.token_ids) for output in outputs for choice in output.outputs]
+
+
+def _read(engine: LLMEngine) -> None:
+    while engine.has_unfinished_requests():
+        engine.step()
+
+
+# ------------------------------------------------------------------------------------------------ LLM
+
+
+def test_functions_change_logits(llm: LLM) -> None:
+    alone = _ids(llm.generate([[9, 8]], GREEDY, use_tqdm=False))
+    params = [
+        GREEDY.model_copy(update={"logits_processors": [only_five]}),
+        GREEDY,
+        GREEDY.model_copy(update={"logits_processors": [after_the_prompt], "n": 2}),
+    ]
+    first, neighbour, *repeated = _ids(llm.generate([[9, 8]] * 3, params, use_tqdm=False))
+    assert first == [5] * 8
+    assert [neighbour] == alone
+    assert repeated == [[9, 8] * 4] * 2
+
+    def broken(output_ids: list[int], logits: torch.Tensor) -> torch.Tensor:
+        raise LookupError("inside")
+
+    with pytest.raises(RequestFailed, match="A logits processor failed"):
+        llm.generate([[9, 8]], GREEDY.model_copy(update={"logits_processors": [broken]}), use_tqdm=False)
+    with pytest.raises(RequestError, match=r"logits_processors\[0\]: it must take"):
+        llm.generate([[9, 8]], GREEDY.model_copy(update={"logits_processors": [lambda a: a]}), use_tqdm=False)
+
+
+def test_processors_by_import_path_run_in_the_engine(llm: LLM) -> None:
+    """As a router passes them on."""
+
+    async def generate(processor: Any) -> list[int]:
+        request = Generate(
+            prompts=(Prompt(ids=(9, 8)),), params=SamplingParams(max_tokens=3), logits_processors=(processor,), raw=True
+        )
+        stream = await llm._backend.service.generate(request)
+        return [token async for output in stream for token in output.token_ids]
+
+    made = {"qualname": f"{__name__}.make_only", "args": [7], "kwargs": {}}
+    assert llm._backend.wait(generate(made)) == [7, 7, 7]
+    assert llm._backend.wait(generate(f"{__name__}.only_five")) == [5, 5, 5]
+    with pytest.raises(RequestError, match="does not have"):
+        llm._backend.wait(generate(f"{__name__}.name_of"))
+
+
+def test_a_conversation_is_read_as_chat_reads_it(llm: LLM) -> None:
+    one, two = [{"role": "user", "content": "hello"}], [{"role": "user", "content": "you"}]
+    prompts = llm.preprocess_chat([one, two], chat_template_kwargs={"x": 1})
+    assert [set(prompt) for prompt in prompts] == [{"prompt_token_ids", "prompt"}] * 2
+    assert llm.generate(prompts, GREEDY, use_tqdm=False) == llm.chat([one, two], GREEDY, use_tqdm=False)
+    with pytest.raises(RequestError, match="add_generation"):
+        llm.preprocess_chat(one, add_generation=True)
+
+
+def test_a_function_of_the_model(llm: LLM) -> None:
+    assert llm.apply_model(name_of) == ["Llama"]
+    assert llm.apply_model(lambda model: sum(p.numel() for p in model.parameters()) >= 0) == [True]
+    with pytest.raises(RequestError, match="ZeroDivisionError"):
+        llm.apply_model(lambda model: 1 / 0)
+
+
+def test_metrics_are_counted_and_read(llm: LLM) -> None:
+    def tokens() -> int:
+        return sum(
+            metric.value
+            for metric in llm.get_metrics()
+            if isinstance(metric, Counter) and metric.name == "vllm:generation_tokens"
+        )
+
+    before = tokens()
+    llm.generate([[9, 8]], GREEDY, use_tqdm=False)
+    assert tokens() == before + 8
+    kinds = {metric.name: type(metric) for metric in llm.get_metrics()}
+    assert kinds["vllm:num_requests_running"] is Gauge
+    assert kinds["vllm:e2e_request_latency_seconds"] is Histogram
+
+
+def test_requests_one_by_one(llm: LLM) -> None:
+    steps = llm.llm_engine
+    wanted = _ids(llm.generate([[9, 8], "hello"], GREEDY, use_tqdm=False))
+    assert (steps.step(), steps.has_unfinished_requests()) == ([], False)
+    steps.add_request("a", [9, 8], GREEDY)
+    steps.add_request("b", "hello", GREEDY.model_copy(update={"output_kind": RequestOutputKind.DELTA}), priority=0)
+    assert steps.get_num_unfinished_requests() == 2
+    with pytest.raises(RequestError, match="'a' is in use"):
+        steps.add_request("a", [9, 8], GREEDY)
+    with pytest.raises(RequestError, match="prompt"):
+        steps.add_request("c", {"promt": "x"}, GREEDY)
+    with pytest.raises(RequestError, match="LoRA"):
+        steps.add_request("c", "x", GREEDY, lora_request="adapter")  # type: ignore[arg-type]
+    seen: dict[str, list[list[int]]] = {"a": [], "b": []}
+    while steps.has_unfinished_requests():
+        news = steps.step()
+        assert len({output.request_id for output in news}) == len(news) > 0
+        for output in news:
+            seen[output.request_id].append(list(output.outputs[0].token_ids))
+    assert seen["a"][-1] == wanted[0]
+    assert [token for part in seen["b"] for token in part] == wanted[1]
+    config = steps.get_model_config()
+    assert (config.max_model_len, config.dtype) == (256, "float32")
+
+
+def test_an_aborted_request_is_not_heard_of_again(llm: LLM) -> None:
+    steps = llm.llm_engine
+    steps.add_request("a", [9, 8], LONG)
+    assert [output.request_id for output in steps.step()] == ["a"]
+    steps.abort_request(["a", "no such"])
+    assert (steps.has_unfinished_requests(), steps.step()) == (False, [])
+    steps.add_request("a", [9, 8], GREEDY.model_copy(update={"output_kind": RequestOutputKind.FINAL_ONLY}))
+    (last,) = steps.step()
+    assert (last.finished, len(last.outputs[0].token_ids)) == (True, 8)
+
+
+def test_an_engine_of_its_own(tiny_llama: Path) -> None:
+    with pytest.raises(ConfigError, match="Did you mean 'dtype'"):
+        EngineArgs(str(tiny_llama), dtyp="float32")
+    steps = LLMEngine.from_engine_args(EngineArgs(str(tiny_llama), disable_log_stats=True, **OPTIONS))
+    steps.check_health()
+    with pytest.raises(RequestError, match="disable_log_stats=False"):
+        steps.get_metrics()
+    steps.add_request("a", [9, 8], LONG)
+    steps.shutdown()
+    with pytest.raises(EngineDead):
+        _read(steps)
+    with pytest.raises(EngineDead):
+        steps.check_health()
+
+
+def test_another_tokenizer(tiny_llama: Path, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    with LLM(str(tiny_llama), skip_tokenizer_init=True, **OPTIONS) as opened:
+        assert opened.get_tokenizer() is None
+        with pytest.raises(RequestError, match="without a tokenizer"):
+            opened.generate("hello", GREEDY, use_tqdm=False)
+        opened.set_tokenizer(AutoTokenizer.from_pretrained(tiny_llama))
+        by_object = opened.generate("hello", GREEDY, use_tqdm=False)
+        write_tokenizer(tmp_path)
+        opened.set_tokenizer(tmp_path)
+        assert opened.generate("hello", GREEDY, use_tqdm=False) == by_object
+        assert by_object[0].outputs[0].text
+        opened.set_tokenizer(opened.get_tokenizer())
+        for wrong in (5, "no such folder"):
+            with pytest.raises(RequestError, match="one of transformers, a folder"):
+                opened.set_tokenizer(wrong)
+        opened.llm_engine.add_request("a", [9, 8], LONG)
+        with pytest.raises(RequestError, match="requests are running"):
+            opened.set_tokenizer(tmp_path)
+
+
+def test_extra_arguments_reach_the_sampler(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    plain = DefaultSampler.sample
+
+    def sample(self: DefaultSampler, logits: torch.Tensor, batch: SampleBatch) -> Any:
+        seen.extend(row.sampling.extra_args for row in batch.rows)
+        return plain(self, logits, batch)
+
+    monkeypatch.setattr(DefaultSampler, "sample", sample)
+    llm.generate([[9, 8]], SamplingParams(max_tokens=1, extra_args={"a": [1, {"b": None}]}), use_tqdm=False)
+    assert seen == [{"a": [1, {"b": None}]}]
+
+
+# ------------------------------------------------------------------------------------------------ AsyncLLM
+
+
+async def _all(engine: AsyncLLM, prompt: Any, params: SamplingParams, name: str) -> list[RequestOutput]:
+    return [output async for output in engine.generate(prompt, params, name)]
+
+
+async def _settled(engine: AsyncLLM) -> EngineStats:
+    """The engine's figures once nothing runs any more."""
+    while True:
+        stats = await engine._ask(engine._backend.service.call("stats"))
+        if not (stats.get("running") or stats.get("waiting")):
+            return EngineStats(**stats)
+        await asyncio.sleep(0.01)
+
+
+async def test_outputs_as_they_come(engine: AsyncLLM) -> None:
+    assert AsyncLLMEngine is AsyncLLM
+    seen, other = await asyncio.gather(_all(engine, [9, 8], GREEDY, "a"), _all(engine, "hello", GREEDY, "b"))
+    lengths = [len(output.outputs[0].token_ids) for output in seen]
+    assert lengths == sorted(lengths)
+    assert (lengths[-1], [output.finished for output in seen]) == (8, [False] * (len(seen) - 1) + [True])
+    assert other[-1].prompt == "hello"
+    deltas = await _all(engine, [9, 8], GREEDY.model_copy(update={"output_kind": RequestOutputKind.DELTA}), "a")
+    assert [token for output in deltas for token in output.outputs[0].token_ids] == seen[-1].outputs[0].token_ids
+    final = GREEDY.model_copy(update={"output_kind": RequestOutputKind.FINAL_ONLY})
+    assert (await _all(engine, [9, 8], final, "a"))[0].outputs == seen[-1].outputs
+
+
+async def test_closing_or_cancelling_frees_the_request(engine: AsyncLLM) -> None:
+    stream = engine.generate([9, 8], LONG, "a")
+    await anext(stream)
+    with pytest.raises(RequestError, match="'a' is in use"):
+        await anext(engine.generate([9, 8], LONG, "a"))
+    await stream.aclose()
+    begun = asyncio.Event()
+
+    async def read() -> None:
+        async for _ in engine.generate([9, 8], LONG, "b"):
+            begun.set()
+
+    task = asyncio.create_task(read())
+    await begun.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    stats = await _settled(engine)
+    assert stats.blocks_used == 0
+    assert await _all(engine, [9, 8], GREEDY, "a")
+
+
+async def test_abort_ends_a_generator(engine: AsyncLLM) -> None:
+    seen = []
+    async for output in engine.generate([9, 8], LONG, "a"):
+        seen.append(output)
+        await engine.abort("a")
+    assert (seen[-1].finished, seen[-1].outputs[0].finish_reason) == (True, "abort")
+    assert len(seen[-1].outputs[0].token_ids) < 200
+    await engine.abort("a")
+
+
+async def test_what_is_asked_of_the_engine(engine: AsyncLLM) -> None:
+    tokenizer = await engine.get_tokenizer()
+    assert tokenizer is not None
+    assert (await engine.get_model_config()).max_model_len == engine.model.max_model_len == 256
+    assert (engine.is_running, engine.errored, engine.is_stopped) == (True, False, False)
+    await engine.check_health()
+    assert await engine.reset_prefix_cache()
+    assert await engine.is_sleeping() is False
+    assert await engine.collective_rpc(kind_of, args=("is ",)) == ["is float32"]
+    with pytest.raises(RequestError, match="top_p"):
+        await _all(engine, [9, 8], SamplingParams(top_p=7), "a")
+
+
+def test_several_loops_may_use_it(engine: AsyncLLM) -> None:
+    """And a loop that ends with a request that runs does not keep it."""
+
+    async def begin() -> None:
+        await anext(engine.generate([9, 8], LONG, "left"))
+
+    asyncio.run(begin())
+    assert len(asyncio.run(_all(engine, [9, 8], GREEDY, "left"))[-1].outputs[0].token_ids) == 8
+
+
+# ------------------------------------------------------------------------------------------------ a child
+
+
+def test_an_engine_in_another_process(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
+    with LLM(str(tiny_llama), **OPTIONS) as remote:
+        child = remote._backend.client._child  # type: ignore[union-attr]
+        assert child.poll() is None
+        assert _ids(remote.generate(["hello"], GREEDY, use_tqdm=False)) == _ids(
+            llm.generate(["hello"], GREEDY, use_tqdm=False)
+        )
+        params = GREEDY.model_copy(update={"logits_processors": [only_five], "extra_args": {"a": 1}})
+        assert _ids(remote.generate([[9, 8]], params, use_tqdm=False)) == [[5] * 8]
+        assert remote.apply_model(name_of) == ["Llama"]
+        assert remote.collective_rpc(kind_of, args=("is ",)) == ["is float32"]
+        for call in (
+            lambda: remote.apply_model(lambda model: 1),
+            lambda: remote.collective_rpc(lambda worker: 1),
+            lambda: remote.generate(
+                [[9, 8]],
+                GREEDY.model_copy(update={"logits_processors": [lambda ids, logits: logits]}),
+                use_tqdm=False,
+            ),
+        ):
+            with pytest.raises(RequestError, match="another process, which cannot import"):
+                call()
+        assert remote.reset_prefix_cache()
+        remote.llm_engine.add_request("a", [9, 8], LONG)
+        child.kill()
+        with pytest.raises(EngineDead, match="ended"):
+            _read(remote.llm_engine)
+    assert child.poll() is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import socket
 from pathlib import Path
@@ -145,6 +146,17 @@ def test_a_folder_without_weights_is_refused(capsys: pytest.CaptureFixture[str],
     shutil.copytree(tiny.path(), tmp_path, ignore=shutil.ignore_patterns("*.safetensors"), dirs_exist_ok=True)
     assert cli.main(["serve", "--dry-run", str(tmp_path)]) == 1
     assert "has no .safetensors file" in capsys.readouterr().err
+
+
+def test_all_documented_defaults_together_fit_a_model(capsys: pytest.CaptureFixture[str]) -> None:
+    file = Path(__file__).parents[2] / "config" / "data" / "documented_defaults.txt"
+    words: list[str] = []
+    for line in file.read_text(encoding="utf-8").splitlines():
+        flag, _, text = line.partition(" ")
+        if not line.startswith("#"):
+            words += [flag, *([] if not text else [text] if text[0] in "[{" else shlex.split(text))]
+    assert len(words) > 200
+    run(capsys, "--dry-run", *words)
 
 
 def test_a_hub_that_cannot_be_asked_is_said(capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,7 +29,7 @@ import msgspec
 
 from ferrule.api.app import build_app
 from ferrule.api.lifecycle import Lifecycle
-from ferrule.assembly.engine import Engine, build_engine
+from ferrule.assembly.engine import Engine, build_engine, open_executor
 from ferrule.client.demux import DemuxClient
 from ferrule.config import CacheConfig, Config, FrontendConfig, LoadConfig, ModelConfig, Resolved, SchedulerConfig
 from ferrule.config.resolve import resolve
@@ -104,7 +104,7 @@ def crowded(running: int, waiting: int, policy: str, plugins: Plugins) -> tuple[
     config = configured(running)
     wire = Wire()
     config = replace(config, scheduler=replace(config.scheduler, scheduling_policy=policy))
-    engine = build_engine(config, plugins, wire)
+    engine = build_engine(config, plugins, wire, open_executor(config, plugins))
     for number in range(running + waiting):
         wire.post(Submit(request(number, PROMPT, 20_000)))
     while engine.loop.scheduler.stats().generation_tokens < running:
@@ -197,7 +197,7 @@ async def bench_frontend(streams: int, tokens: int, path: str, plugins: Plugins)
     """Stream `tokens` to each of `streams` ASGI calls, and divide the processor's time by all tokens."""
     config = configured(streams)
     wire = Wire()
-    engine = build_engine(config, plugins, wire)
+    engine = build_engine(config, plugins, wire, open_executor(config, plugins))
     client = Tap(Ready(engine.info, engine.num_blocks))
     service = build_service(config, plugins, client, Path(config.model.model))
     lifecycle = Lifecycle()

@@ -10,9 +10,11 @@ import signal
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from ferrule import log
 from ferrule.api import tls
@@ -35,24 +37,34 @@ _FLUSH = 3.0  # seconds to send the last errors and to close connections
 _logger = log.get("api")
 
 
-async def serve(
-    config: Config,
-    plugins: Plugins,
-    listener: socket.socket,
-    connect: Connect,
-    hooks: HookRunner | None = None,
-    board: Board | None = None,
-) -> int:
-    """Serve until a signal or the engine's death; return the process's exit status, 0 only for a clean end.
+@dataclass(frozen=True)
+class Front:
+    """What answers HTTP. `context` is that of TLS, None without it."""
 
-    `connect` is awaited once, while the server already answers 503 "starting"; it returns the service when the
-    engine is ready, and raises StartupError or EngineDead when that will never be. Raises StartupError, PluginError
-    for routers that cannot be served, and what `connect` raised as StartupError.
+    lifecycle: Lifecycle
+    app: ASGIApp
+    context: ssl.SSLContext | None
+
+
+def open_front(config: Config, plugins: Plugins, board: Board | None = None, hooks: HookRunner | None = None) -> Front:
+    """Open routers, middleware and certificates; nothing listens yet.
+
+    Raises ConfigError, and PluginError for routers that cannot be served.
     """
     lifecycle = Lifecycle(board)
     app = build_app(config, plugins, lifecycle, hooks)
-    context = tls.context_of(config.frontend)
-    server = _Server(_uvicorn_config(config, app), context, config.limits.header_timeout)
+    return Front(lifecycle, app, tls.context_of(config.frontend))
+
+
+async def serve(config: Config, front: Front, listener: socket.socket, connect: Connect) -> int:
+    """Serve until a signal or the engine's death; return the process's exit status, 0 only for a clean end.
+
+    `connect` is awaited once, while the server already answers 503 "starting"; it returns the service when the
+    engine is ready, and raises StartupError or EngineDead when that will never be. Raises what `connect` raised as
+    StartupError.
+    """
+    lifecycle, context = front.lifecycle, front.context
+    server = _Server(_uvicorn_config(config, front.app), context, config.limits.header_timeout)
     running = asyncio.create_task(server.serve(sockets=[listener]))
     stop = Stop()
     opening = asyncio.create_task(_open(connect, lifecycle))

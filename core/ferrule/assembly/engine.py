@@ -32,10 +32,18 @@ class Engine:
     num_blocks: int  # the null block included
 
 
-def build_engine(config: Resolved, plugins: Plugins, channel: Channel) -> Engine:
-    """Load the model, size the cache, and connect the loop to its clients. Raises StartupError."""
+def open_executor(config: Resolved, plugins: Plugins) -> Executor:
+    """The executor, not started. What the engine is made of is imported here, so that a plugin that cannot be used is
+    reported before weights are loaded. Raises PluginError."""
     before_libraries()
+    plugins.load("policy", config.scheduler.scheduling_policy)
+    plugins.load("scheduler", config.scheduler.scheduler_cls)
     executor: Executor = plugins.make("executor", config.parallel.distributed_executor_backend)
+    return executor
+
+
+def build_engine(config: Resolved, plugins: Plugins, channel: Channel, executor: Executor) -> Engine:
+    """Load the model, size the cache, and connect the loop to its clients. Raises StartupError."""
     info = executor.start(config, plugins)
     try:
         info, num_blocks = _sized(config, info)

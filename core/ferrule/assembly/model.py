@@ -45,6 +45,15 @@ class Loaded:
     info: ModelInfo
 
 
+def check_model(config: Resolved, plugins: Plugins) -> None:
+    """Raise the StartupError with which `load_model` ends before it builds the model."""
+    chooser = Chooser(plugins)
+    device = chooser.device(config)
+    with device.platform.memory().guard("load"):
+        chooser.before_build(config, device)
+        chooser.weight_format(config)
+
+
 def load_model(config: Resolved, plugins: Plugins) -> Loaded:
     """Choose, build, fill and pack the model that the configuration names. Raises StartupError."""
     chooser = Chooser(plugins)

@@ -16,7 +16,7 @@ from ferrule.client.base import EngineClient
 from ferrule.errors import EngineDead, ForbiddenError, RequestError, RequestFailed
 from ferrule.interfaces.service import Health
 from ferrule.types import EngineRequest, EngineStats, FinishReason, RequestDelta
-from ferrule.wire.board import BEAT, STALLED, Board
+from ferrule.wire.board import BEAT, CHECKED, STALLED, Board
 from ferrule.wire.messages import Call, CallReply, Cancel, Deltas, Fatal, FromEngine, Ready, Submit, ToEngine
 
 _SILENCE = 10.0  # seconds without a heartbeat until the engine counts as stalled
@@ -93,6 +93,10 @@ class DemuxClient(EngineClient):
         self._stats = EngineStats()
         self._dead: EngineDead | None = None
         self._ready = asyncio.Event()
+
+    def begin_loading(self) -> None:
+        """Let the engine load weights: everything that this process can check without them has been checked."""
+        self.board.put(CHECKED, 1.0)
 
     @abstractmethod
     def _post(self, message: ToEngine) -> None:

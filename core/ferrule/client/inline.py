@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 
 from ferrule import log
-from ferrule.assembly.engine import build_engine
+from ferrule.assembly.engine import build_engine, open_executor
 from ferrule.client.demux import DemuxClient
 from ferrule.config import Resolved
 from ferrule.engine.loop import EngineLoop
@@ -19,10 +19,15 @@ _logger = log.get("engine")
 
 
 class InlineClient(DemuxClient):
-    """Loads the model on the engine's thread; `wait_ready` returns once it is loaded, or raises what stopped it."""
+    """Loads the model on the engine's thread; `wait_ready` returns once it is loaded, or raises what stopped it.
 
-    def __init__(self, config: Resolved, plugins: Plugins) -> None:
+    Weights are loaded at once if `checked`, else after `begin_loading`.
+    """
+
+    def __init__(self, config: Resolved, plugins: Plugins, *, checked: bool = True) -> None:
         super().__init__(watchdog=config.parallel.watchdog_timeout)
+        if checked:
+            self.begin_loading()
         self._channel = QueueChannel(self._deliver)
         self._events = asyncio.get_running_loop()
         self._stop = threading.Event()
@@ -42,7 +47,10 @@ class InlineClient(DemuxClient):
 
     def _run(self, config: Resolved, plugins: Plugins) -> None:
         try:
-            engine = build_engine(config, plugins, self._channel)
+            executor = open_executor(config, plugins)
+            if not self.board.wait_checked(self._stop):
+                return
+            engine = build_engine(config, plugins, self._channel, executor)
         except Exception as error:  # wait_ready raises it
             self.startup_error = error
             self._hand_over(lambda: self.die("The engine did not start."))

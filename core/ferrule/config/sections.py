@@ -40,7 +40,7 @@ class ModelConfig:
     tokenizer_revision: str | None = opt(
         None, "Branch, tag or commit of the tokenizer. Default: --revision, where the model brings the tokenizer."
     )
-    hub: str = opt("huggingface", "Hub plugin: where a model that is no folder comes from.", kind="hub")
+    hub: str = opt("huggingface", "Hub plugin: where a model that is not a local folder comes from.", kind="hub")
     hf_token: str | None = opt(
         None, "Hub token. Default, and what the bare option means: the stored one.", bare=True, secret=True
     )

@@ -27,6 +27,12 @@ class Step(ABC):
 class Executor(ABC):
     """Plans are executed in the order of submission."""
 
+    def check(self, config: Resolved, plugins: Plugins) -> None:
+        """Raise the StartupError that `start` would raise before it loads weights, as far as it can be known.
+
+        For `--dry-run`; `start` is not called afterwards. The model is a local folder.
+        """
+
     @abstractmethod
     def start(self, config: Resolved, plugins: Plugins) -> ModelInfo:
         """Load the model. Raises StartupError."""

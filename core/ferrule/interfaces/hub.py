@@ -1,4 +1,4 @@
-"""`hub`: where a model that is no folder on this machine comes from. Entry point name = what `--hub` takes."""
+"""`hub`: where a model that is not a folder on this machine comes from. Entry point name = what `--hub` takes."""
 
 from __future__ import annotations
 
@@ -29,11 +29,19 @@ class Repository:
 
 
 class ModelHub(ABC):
-    """Made without arguments, in the process that starts the others, once for each name that is no folder."""
+    """Made without arguments, in the process that starts the others, once for each name that is not a folder."""
 
     @abstractmethod
     def refuses(self, name: str) -> str | None:
         """Say why nothing here can have this name, or return None. Asks nobody and does not raise."""
+
+    def files(self, repository: Repository) -> Sequence[str] | None:
+        """Return the names of all files of the repository at its revision, as `fetch` offers them; none is downloaded.
+
+        For `--dry-run`. None: they cannot be known now, because the hub cannot be reached or has no listing. Raises
+        CheckpointError, as `fetch` does, for a repository or revision that certainly cannot be fetched.
+        """
+        return None
 
     @abstractmethod
     def fetch(self, repository: Repository, choose: Choose) -> Path:

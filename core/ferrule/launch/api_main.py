@@ -18,10 +18,10 @@ from ferrule.client.base import EngineClient
 from ferrule.client.inline import InlineClient
 from ferrule.client.process import ProcessClient
 from ferrule.config import Resolved
-from ferrule.frontend.inputs import open_inputs
 from ferrule.frontend.service import build_service
 from ferrule.hooks import HookRunner, open_hooks
 from ferrule.interfaces.service import Service
+from ferrule.launch.check import open_api
 from ferrule.launch.engine_main import watch_progress
 from ferrule.launch.listen import base_url
 from ferrule.launch.process import Boot
@@ -53,7 +53,7 @@ def run_one_process(config: Resolved, plugins: Plugins, listener: socket.socket)
     hooks.process_started("api-0", config)
 
     async def main() -> int:
-        return await _serve(config, plugins, hooks, listener, InlineClient(config, plugins))
+        return await _serve(config, plugins, hooks, listener, InlineClient(config, plugins, checked=False))
 
     status = 1
     try:
@@ -79,9 +79,10 @@ async def _serve(
 
     async with AsyncExitStack() as stack:
         stack.push_async_callback(client.close)
+        front, inputs = open_api(config, plugins, board, hooks)  # while the engine imports its libraries
+        client.begin_loading()
 
         async def connect() -> Service:
-            inputs = open_inputs(config, plugins)  # while the engine loads: what is wrong here is told at once
             await client.wait_ready()
             if isinstance(client, InlineClient) and client.loop is not None:
                 watch_progress(client.loop, config.parallel.watchdog_timeout, board)
@@ -98,7 +99,7 @@ async def _serve(
 
         beating = asyncio.create_task(_beat(board))
         stack.callback(beating.cancel)
-        return await serve(config, plugins, listener, connect, hooks, board)
+        return await serve(config, front, listener, connect)
 
 
 async def _beat(board: Board) -> None:

@@ -1,62 +1,49 @@
-"""What `--dry-run` checks beside the options themselves: everything that a start needs before it loads weights."""
+"""What a start opens and checks before it loads weights, in API processes and, with `--dry-run`, in the launcher."""
 
 from __future__ import annotations
 
-import re
-from importlib.util import find_spec
 from pathlib import Path
 
-from ferrule import checkpoint
+from ferrule import checkpoint, log
+from ferrule.api.server import Front, open_front
+from ferrule.assembly.engine import open_executor
 from ferrule.config import Resolved
-from ferrule.errors import ConfigError
-from ferrule.frontend.inputs import open_inputs, open_parsers
+from ferrule.frontend.inputs import Inputs, open_inputs, open_parsers
+from ferrule.hooks import HookRunner, open_hooks
 from ferrule.interfaces.plugins import Plugins
-from ferrule.launch.localise import is_path, localise
+from ferrule.launch.localise import check_remote, is_path, localise
+from ferrule.wire.board import Board
+
+_logger = log.get("launch")
+
+
+def open_api(
+    config: Resolved, plugins: Plugins, board: Board | None = None, hooks: HookRunner | None = None
+) -> tuple[Front, Inputs]:
+    """Open everything that an API process needs beside the engine. Model and tokenizer are folders.
+
+    Raises StartupError.
+    """
+    return open_front(config, plugins, board, hooks), open_inputs(config, plugins)
 
 
 def check_start(config: Resolved, plugins: Plugins) -> None:
-    """Raise the StartupError that a start would end with before it loads weights.
+    """Raise the StartupError with which a start would end before it loads weights.
 
-    A model or tokenizer that only a hub has is not fetched, and what is read from its folder not checked.
+    It opens what a start opens and lets the executor check what it would load. A model or tokenizer that is not a
+    folder is not fetched: its hub is asked for its files, and what they contain is not checked.
     """
-    _check_server(config)
-    _check_extension(config.parallel.worker_extension_cls)
-    if not (is_path(config.model.model) and is_path(config.model.tokenizer)):
-        open_parsers(config, plugins)
+    hooks = open_hooks(plugins)
+    if is_path(config.model.model) and is_path(config.model.tokenizer):
+        local = localise(config, plugins)
+        checkpoint.read(Path(local.model.hf_config_path), local.model.hf_overrides)
+        open_api(local, plugins, hooks=hooks)
+        open_executor(local, plugins).check(local, plugins)
         return
-    local = localise(config, plugins)
-    checkpoint.read(Path(local.model.hf_config_path), local.model.hf_overrides)
-    open_inputs(local, plugins)
-
-
-def _check_server(config: Resolved) -> None:
-    """TLS files and middleware. The HTTP server is only imported where an option needs it."""
-    front = config.frontend
-    if front.ssl_certfile or front.ssl_keyfile or front.ssl_ca_certs or front.ssl_cert_reqs:
-        from ferrule.api.tls import context_of
-
-        context_of(front)
-    if front.middleware:
-        from ferrule.api.middleware import surround
-
-        async def app(scope: object, receive: object, send: object) -> None:
-            """Stands for the application."""
-
-        surround(app, front)
-
-
-def _check_extension(target: str) -> None:
-    """Find the class of --worker-extension-cls without importing its module, which may bring torch."""
-    if not target:
-        return
-    module, _, name = target.replace(":", ".").rpartition(".")
-    try:
-        spec = find_spec(module) if module else None
-    except (ImportError, ValueError) as error:
-        raise ConfigError(f"--worker-extension-cls {target}: {error}.") from None
-    if spec is None:
-        raise ConfigError(f"--worker-extension-cls {target}: there is no module {module!r}.")
-    if spec.origin and spec.origin.endswith(".py"):
-        text = Path(spec.origin).read_text(encoding="utf-8", errors="replace")
-        if not re.search(rf"\b{re.escape(name)}\b", text):
-            raise ConfigError(f"--worker-extension-cls {target}: module {module} has no {name}.")
+    open_front(config, plugins, hooks=hooks)
+    open_parsers(config, plugins)
+    open_executor(config, plugins)
+    for name in check_remote(config, plugins):
+        _logger.warning(
+            "the hub cannot be asked now: whether it has %s, and what is in its files, was not checked", name
+        )

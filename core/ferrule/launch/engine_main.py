@@ -1,4 +1,7 @@
-"""The engine's process: bind the socket, load, run the loop, watch its progress."""
+"""The engine's process: bind the socket, load, run the loop, watch its progress.
+
+Libraries are imported while the API processes check what they need; weights are loaded once all of them have.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 
 from ferrule import log
-from ferrule.assembly.engine import build_engine
+from ferrule.assembly.engine import build_engine, open_executor
 from ferrule.engine.loop import EngineLoop
 from ferrule.launch.process import Boot
 from ferrule.wire.board import BEAT, STALLED, Board
@@ -36,10 +39,15 @@ def run_engine(boot: Boot) -> int:
 
     signal.signal(signal.SIGTERM, on_sigterm)
     socket = EngineSocket(Path(boot.socket_path))
-    engine = build_engine(boot.config, boot.plugins, socket)
+    board = boot.board()
+    executor = open_executor(boot.config, boot.plugins)
+    if not board.wait_checked(stopping):
+        socket.close()
+        return 0
+    engine = build_engine(boot.config, boot.plugins, socket, executor)
     socket.ready = Ready(engine.info, engine.num_blocks)
     gc.freeze()  # what is here now stays: to look through it again and again would stall steps
-    watch_progress(engine.loop, boot.config.parallel.watchdog_timeout, boot.board())
+    watch_progress(engine.loop, boot.config.parallel.watchdog_timeout, board)
     try:
         engine.loop.run(stopping.is_set)
     except Exception:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from difflib import get_close_matches
 from fnmatch import fnmatch
@@ -19,6 +20,7 @@ _COMMON = ("*.json", "*.jinja", "*.model", "*.tiktoken", "*.txt")  # configurati
 _SAFETENSORS = "*.safetensors"
 _PICKLES = ("*.bin", "*.pt")
 _OTHER_LAYOUTS = ("consolidated*", "onnx/*", "*.onnx", "tf_*", "flax_*")  # of the same weights
+_MODEL_FOLDER = "A Hugging Face model folder has that file."
 _TRAINING = ("training_args.bin", "optimizer*", "scheduler.pt", "rng_state*")
 
 
@@ -46,6 +48,43 @@ def localise(config: Resolved, plugins: Plugins) -> Resolved:
     return replace(config, model=found)
 
 
+def check_remote(config: Resolved, plugins: Plugins) -> list[str]:
+    """Check model and tokenizer without fetching anything; return the names whose files the hub cannot list now.
+
+    Raises what `localise` would raise for a folder that is missing, a repository that the hub does not have, or a model
+    without configuration or weights.
+    """
+    model, unknown = config.model, []
+    wanted = {("model", model.model, model.revision), ("tokenizer", model.tokenizer, model.tokenizer_revision)}
+    for what, name, revision in sorted(wanted, key=lambda each: each[0]):
+        folder = _local(what, name)
+        if folder is not None:
+            if what == "model":
+                _checked(folder)
+            continue
+        hub, repository = _remote(config, plugins, what, name, revision)
+        with _paths_meant(name):
+            files = hub.files(repository)
+        if files is None:
+            unknown.append(name)
+        elif what == "model":
+            _check_listing(repository, files, config.load.load_format)
+    return list(dict.fromkeys(unknown))
+
+
+def _check_listing(repository: Repository, files: Sequence[str], load_format: str) -> None:
+    """Raises CheckpointError for a repository that is not a model that can be loaded."""
+    if "config.json" not in files:
+        raise CheckpointError(f"The repository {repository.name!r} has no config.json.", _MODEL_FOLDER)
+    wanted = weight_patterns(files, load_format)
+    kept = [name for name in files if not any(fnmatch(name, pattern) for pattern in repository.ignore)]
+    if wanted and not any(fnmatch(name, pattern) for name in kept for pattern in wanted):
+        raise CheckpointError(
+            f"The repository {repository.name!r} has no weights for --load-format {load_format}: no file matches "
+            f"{' or '.join(wanted)}."
+        )
+
+
 def is_path(name: str) -> bool:
     """Whether a name is, or can only be, a folder on this machine: no hub would be asked for it."""
     return name.startswith(_PATHS) or Path(name).expanduser().exists()
@@ -63,32 +102,59 @@ def weight_patterns(names: Iterable[str], load_format: str) -> tuple[str, ...]:
 
 
 def _find(config: Resolved, plugins: Plugins, what: str, name: str, revision: str | None, choose: Choose) -> Path:
+    folder = _local(what, name)
+    if folder is not None:
+        return folder
+    hub, repository = _remote(config, plugins, what, name, revision)
+    with _paths_meant(name):
+        return hub.fetch(repository, choose)
+
+
+def _local(what: str, name: str) -> Path | None:
+    """The folder of that name; None where a hub must be asked. Raises CheckpointError where that makes no sense."""
     path = Path(name).expanduser()
     if path.is_dir():
         return path.resolve()
     if path.is_file():
         raise CheckpointError(f"{name} is a file; the {what} must be a folder or a hub id.", f"Name {path.parent}?")
-    missing = f"The {what} {name!r} is not a folder on this machine"
     if name.startswith(_PATHS):
-        raise CheckpointError(f"{missing}.", _meant(path) or _beside(path))
+        raise CheckpointError(_missing(what, name), _meant(path) or _beside(path))
+    return None
+
+
+def _remote(
+    config: Resolved, plugins: Plugins, what: str, name: str, revision: str | None
+) -> tuple[ModelHub, Repository]:
+    """The hub, and what it is asked for. Raises CheckpointError for a name that it cannot have."""
     hub: ModelHub = plugins.make("hub", config.model.hub)
     reason = hub.refuses(name)
     if reason is not None:
-        raise CheckpointError(f"{missing}, and the hub {config.model.hub} {reason}.", _meant(path))
+        missing = _missing(what, name).removesuffix(".")
+        raise CheckpointError(f"{missing}, and the hub {config.model.hub} {reason}.", _meant(Path(name).expanduser()))
     token = True if config.model.hf_token in {"", "true", "True", True} else config.model.hf_token  # "": the bare flag
     folder = Path(config.load.download_dir).expanduser() if config.load.download_dir else None
     ignore = (*config.load.ignore_patterns, *_OTHER_LAYOUTS, *_TRAINING)
+    return hub, Repository(name, revision, token, folder, ignore)
+
+
+def _missing(what: str, name: str) -> str:
+    return f"The {what} {name!r} is not a folder on this machine."
+
+
+@contextmanager
+def _paths_meant(name: str) -> Iterator[None]:
+    """Errors of a hub also name similar folders: a hub id looks like a relative path."""
     try:
-        return hub.fetch(Repository(name, revision, token, folder, ignore), choose)
-    except CheckpointError as error:  # a hub id looks like a relative path
-        raise CheckpointError(error.message, f"{error.hint} {_meant(path)}".strip()) from error
+        yield
+    except CheckpointError as error:
+        raise CheckpointError(error.message, f"{error.hint} {_meant(Path(name).expanduser())}".strip()) from error
 
 
 def _checked(folder: Path) -> Path:
     if (folder / "config.json").is_file():
         return folder
     nested = sorted(entry.parent.name for entry in folder.glob("*/config.json"))
-    hint = f"Its folder {nested[0]!r} has one: name that." if nested else "A Hugging Face model folder has that file."
+    hint = f"Its folder {nested[0]!r} has one: name that." if nested else _MODEL_FOLDER
     raise CheckpointError(f"{folder} has no config.json.", hint)
 
 

@@ -112,7 +112,7 @@ KINDS = _table(
         "--quantization; else the checkpoint's `quantization_config`",
         made_with=("stored",),
     ),
-    Kind("hub", _I + "hub:ModelHub", ("--hub",), "--hub, for a model that is no folder"),
+    Kind("hub", _I + "hub:ModelHub", ("--hub",), "--hub, for a model that is not a local folder"),
     Kind("load_format", _I + "load_format:WeightSource", ("--load-format",), "--load-format"),
     Kind("tokenizer", _I + "tokenizer:TokenizerSource", ("--tokenizer-mode",), "--tokenizer-mode"),
     Kind(

@@ -33,7 +33,7 @@ class Mark:
         told = handler(schema)
         if self.refused:
             told |= {"enum": [None, *self.harmless]} if self.harmless else {"type": "null"}
-        effect = "Not available in this build" if self.refused else "No effect"
+        effect = "Not in this build" if self.refused else "No effect"
         return {**told, "description": f"{effect}: {self.reason}."}
 
 
@@ -65,5 +65,5 @@ def check_marks(body: BaseModel) -> list[tuple[str, str]]:
     asked = [(name, mark) for name, mark in marks if name in given and mark.asks(getattr(body, name))]
     for name, mark in asked:
         if mark.refused:
-            raise RequestError(f"{name}: not available in this build: {mark.reason}.", name)
+            raise RequestError(f"{name}: not in this build: {mark.reason}.", name)
     return [(name, f"{mark.reason}.") for name, mark in asked]

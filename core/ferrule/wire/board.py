@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import threading
 from pathlib import Path
 
 BEAT = 0  # monotonic seconds, one clock for the machine: when the process last showed that it is alive
@@ -11,10 +12,12 @@ READY = 2  # API process: 1 once it could serve
 WAITING = 3  # API process: choices that wait for their first token
 WAITING_TOKENS = 4  # and the tokens of their prompts
 LOAD = 5  # API process: requests with a body that it is serving
+CHECKED = 6  # API process: 1 once everything that it needs before weights are loaded is open
 
 _CELLS = 8
 _BYTES = 8 * _CELLS
 ENGINE = 0  # row of the engine; API process i has row i + 1
+_POLL = 0.005  # seconds between two looks at a cell
 
 
 class Board:
@@ -44,6 +47,14 @@ class Board:
     def ready(self) -> bool:
         """All API processes could serve: they say so together, whichever is asked."""
         return self.total(READY) >= self.rows - 1
+
+    def wait_checked(self, stopping: threading.Event) -> bool:
+        """Wait until every API process has put CHECKED: weights may be loaded. False when `stopping` came first."""
+        processes = max(self.rows - 1, 1)  # without a file, the engine's process has the API in it
+        while self.total(CHECKED) < processes:
+            if stopping.wait(_POLL):
+                return False
+        return True
 
     @property
     def shared(self) -> tuple[Path, int] | None:

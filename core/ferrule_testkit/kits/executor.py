@@ -116,6 +116,15 @@ class ExecutorKit(Kit):
         self._in_time(executor.shutdown)
         promise(_children() <= children, "processes are left of a start that failed")
 
+    def test_a_check_leaves_nothing(self) -> None:
+        """`check` of a model that can be loaded raises nothing, and leaves no process or thread."""
+        before = (_children(), threading.active_count())
+        executor: Executor = self.plugin()
+        executor.check(self.config(), self.plugins())
+        self._in_time(executor.shutdown)
+        left = (_children(), threading.active_count())
+        promise(left <= before, f"processes or threads are left: {left[0]}, {left[1]} threads")
+
     def test_before_the_start_nothing_runs(self) -> None:
         """A plan before `start` raises EngineDead and does not hang."""
         executor: Executor = self.plugin()

@@ -93,6 +93,26 @@ class HubKit(Kit):
             for names in asked:
                 promise(sorted(names) == sorted(worlds[self.revisions[0]]), f"the files are {shown(sorted(names))}")
 
+    def test_files_are_listed_without_being_fetched(self) -> None:
+        """`files` gives None, or the name of every file of the revision, and leaves the folder for downloads empty."""
+        with self._repository() as (name, worlds):
+            for revision in self.revisions:
+                files = self._files(name, revision)
+                listed = files is None or sorted(files) == sorted(worlds[revision])
+                promise(listed, f"the files of {revision} are {shown(files)}")
+            promise(not any(self._downloads.rglob("*.bin")), "files were downloaded")
+
+    def test_files_of_what_is_not_there_are_not_listed(self) -> None:
+        """`files` of an unknown repository or revision gives None or is a CheckpointError that names it."""
+        with self._repository() as (name, _):
+            for unknown, revision in ((name, "no-such-revision"), (f"{name}-no-such", None)):
+                try:
+                    files = self._files(unknown, revision)
+                except CheckpointError as error:
+                    promise((revision or unknown) in str(error), f"the refusal names neither: {shown(str(error))}")
+                else:
+                    promise(files is None, f"{unknown!r} at {revision!r} has the files {shown(files)}")
+
     def test_the_revision_is_the_one_that_was_asked_for(self) -> None:
         """Two revisions, fetched in either order and again, are never mixed."""
         with self._repository() as (name, worlds):
@@ -128,6 +148,10 @@ class HubKit(Kit):
     def _fetch(self, name: str, revision: str | None, choose: Choose = lambda names: _CHOSEN) -> Path:
         hub: ModelHub = self.plugin()
         return hub.fetch(Repository(name, revision, _SECRET, self._downloads, (_IGNORED,)), choose)
+
+    def _files(self, name: str, revision: str | None) -> Sequence[str] | None:
+        hub: ModelHub = self.plugin()
+        return hub.files(Repository(name, revision, _SECRET, self._downloads, (_IGNORED,)))
 
     def _compare(self, folder: Path, files: Files) -> None:
         wanted = {name for name in files if any(fnmatch(name, pattern) for pattern in _CHOSEN)}

@@ -10,7 +10,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from ferrule.assembly.memory import device_tensors
-from ferrule.assembly.model import Loaded, load_model
+from ferrule.assembly.model import Loaded, check_model, load_model
 from ferrule.config import Resolved
 from ferrule.config.resolve import step_tokens
 from ferrule.errors import ConfigError, EngineDead
@@ -48,6 +48,11 @@ class Worker:
         if self._runner is None:
             raise EngineDead("the worker has no model")
         return self._runner
+
+    def check_start(self) -> None:
+        """Choose everything that `start` chooses before it builds the model. Raises StartupError."""
+        check_model(self.config, self._plugins)
+        self._plugins.load("sampler", self.config.model.sampler)
 
     def start(self) -> ModelInfo:
         """Load the model. Raises StartupError."""

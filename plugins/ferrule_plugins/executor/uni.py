@@ -85,6 +85,14 @@ class UniExecutor(Executor):
         self._fault: BaseException | None = None
         self._stopped = False
 
+    def check(self, config: Resolved, plugins: Plugins) -> None:
+        worker = open_worker(config, plugins)
+        self._thread.start()  # a platform may bind the thread that prepares it
+        try:
+            self._submit(worker.check_start).result()
+        finally:
+            self.shutdown()
+
     def start(self, config: Resolved, plugins: Plugins) -> ModelInfo:
         self._worker = worker = open_worker(config, plugins)
         self._thread.start()

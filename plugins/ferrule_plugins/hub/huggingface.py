@@ -30,15 +30,28 @@ class HuggingFace(ModelHub):
             else "does not accept this name: expected NAME or OWNER/NAME"
         )
 
+    def files(self, repository: Repository) -> Sequence[str] | None:
+        from huggingface_hub import errors
+
+        try:
+            return _files(repository)
+        except (errors.HTTPError, OSError, ValueError) as error:
+            if _refused(error):
+                raise _explain(repository, error) from error
+            cached = _cached_files(repository)
+            if cached is not None:
+                return cached
+            if isinstance(error, errors.OfflineModeIsEnabled):
+                raise _explain(repository, error) from error
+            return None
+
     def fetch(self, repository: Repository, choose: Choose) -> Path:
         from huggingface_hub import errors
 
         try:
             return _download(repository, choose(_files(repository)))
         except (errors.HTTPError, OSError, ValueError) as error:
-            if (
-                isinstance(error, errors.HfHubHTTPError) and error.response.status_code < 500
-            ):  # the hub answered: an error that the cache must not hide
+            if _refused(error):
                 raise _explain(repository, error) from error
             cached = _cached(repository, choose)
             if cached is None:
@@ -50,6 +63,13 @@ class HuggingFace(ModelHub):
                 cached,
             )
             return cached
+
+
+def _refused(error: Exception) -> bool:
+    """Whether the hub answered that this cannot be had: an error that a copy in the cache must not hide."""
+    from huggingface_hub import errors
+
+    return isinstance(error, errors.HfHubHTTPError) and error.response.status_code < 500
 
 
 def _files(repository: Repository) -> list[str]:
@@ -93,6 +113,17 @@ def _cached(repository: Repository, choose: Choose) -> Path | None:
         if not weights or any(next(folder.rglob(pattern), None) for pattern in weights):
             return folder
     return None
+
+
+def _cached_files(repository: Repository) -> list[str] | None:
+    """Names of the files of the revision that are in the cache; None where it has none."""
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        folder = _download(repository, (), offline=True)
+    except LocalEntryNotFoundError:
+        return None
+    return [file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()]
 
 
 def _explain(repository: Repository, error: Exception) -> CheckpointError:

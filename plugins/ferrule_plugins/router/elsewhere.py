@@ -24,36 +24,36 @@ _TASKS: Mapping[str, str] = {
 }
 
 _CHAT = "POST /v1/chat/completions answers conversations."
-_OLLAMA = f"This is no Ollama server. {_CHAT}"
+_OLLAMA = f"This is not an Ollama server. {_CHAT}"
 
 # Features, by their path; a last "/" stands for all below.
 _FEATURES: Mapping[str, str] = {
     "/": "The API is below /v1; /docs describes it.",
     "/v1": "This is the base URL for clients; GET /v1/models lists the models.",
-    "/v1/responses/": f"The Responses API is not available in this build. {_CHAT}",
-    "/v1/messages/": f"The Anthropic API is not available in this build. {_CHAT}",
+    "/v1/responses/": f"The Responses API is not in this build. {_CHAT}",
+    "/v1/messages/": f"The Anthropic API is not in this build. {_CHAT}",
     "/v1/batches/": "Batches run from files: ferrule run-batch -i IN.jsonl -o OUT.jsonl --model MODEL.",
     "/v1/files/": "This server stores no files. For batches: ferrule run-batch -i IN.jsonl -o OUT.jsonl --model MODEL.",
     "/v1/uploads/": "This server stores no files.",
-    "/v1/assistants/": f"Assistants are not available. {_CHAT}",
-    "/v1/threads/": f"Assistants and their threads are not available. {_CHAT}",
-    "/v1/conversations/": f"Stored conversations are not available. {_CHAT}",
-    "/v1/images/": "Image generation is not available.",
-    "/v1/videos/": "Video generation is not available.",
-    "/v1/audio/speech": "Speech synthesis is not available.",
-    "/v1/realtime/": "The realtime API is not available.",
-    "/v1/moderations": "Moderation is not available.",
-    "/v1/fine_tuning/": "Fine-tuning is not available.",
-    "/v1/vector_stores/": "Vector stores are not available.",
-    "/v1/evals/": "Evaluations are not available.",
+    "/v1/assistants/": f"Assistants are not in this build. {_CHAT}",
+    "/v1/threads/": f"Assistants and their threads are not in this build. {_CHAT}",
+    "/v1/conversations/": f"Stored conversations are not in this build. {_CHAT}",
+    "/v1/images/": "Image generation is not in this build.",
+    "/v1/videos/": "Video generation is not in this build.",
+    "/v1/audio/speech": "Speech synthesis is not in this build.",
+    "/v1/realtime/": "The realtime API is not in this build.",
+    "/v1/moderations": "Moderation is not in this build.",
+    "/v1/fine_tuning/": "Fine-tuning is not in this build.",
+    "/v1/vector_stores/": "Vector stores are not in this build.",
+    "/v1/evals/": "Evaluations are not in this build.",
     "/v1/edits": f"OpenAI has removed edits. {_CHAT}",
     "/v1/engines/": "OpenAI has removed engines; GET /v1/models lists the models.",
-    "/v1/load_lora_adapter": "LoRA adapters are not available in this build.",
-    "/v1/unload_lora_adapter": "LoRA adapters are not available in this build.",
+    "/v1/load_lora_adapter": "LoRA adapters are not in this build.",
+    "/v1/unload_lora_adapter": "LoRA adapters are not in this build.",
     "/generate": "POST /v1/completions continues a prompt.",
     "/generate_stream": "POST /v1/completions with stream continues a prompt.",
     "/tokenizer_info": "It needs a server with --enable-tokenizer-info-endpoint.",
-    "/inference/": "Disaggregated front ends are not available in this build.",
+    "/inference/": "Disaggregated front ends are not in this build.",
     "/api/": _OLLAMA,
 }
 

@@ -114,8 +114,7 @@ def _check_tools(body: ChatBody, config: Config) -> None:
             )
     elif choice != "none":
         raise RequestError(
-            "tool_choice can be 'auto' or 'none' here: a call cannot be enforced, because this build has no guided "
-            "decoding.",
+            "tool_choice can be 'auto' or 'none': to enforce a call takes guided decoding, which is not in this build.",
             "tool_choice",
         )
 

@@ -31,7 +31,7 @@ from ferrule.schema import (
 
 MAX_NOTE_BYTES = 16 << 10
 
-_GUIDED = not_here("guided decoding (plugin kind guided_decoding)")
+_GUIDED = not_here("guided decoding")
 _GUIDED_OPTION = no_effect("it has an effect with guided decoding only")
 _MEDIA = no_effect("it has an effect on images, audio and video only, and this model takes text", {})
 _TRANSFER = no_effect("no KV connector runs here; the prompt is computed where it arrives", {})
@@ -105,7 +105,7 @@ class ResponseFormat(Strict):
 
     type: Annotated[
         Literal["text"],
-        rule("can be 'text' only: guided decoding (plugin kind guided_decoding) is not available in this build"),
+        rule("can be 'text' only: guided decoding is not in this build"),
         Field(description="`text`."),
     ]
 

@@ -55,11 +55,45 @@ def test_serve_as_scripts_for_the_documented_one_call_it(server: servers.Server,
     assert not any("itl" in name for name in figures)
 
 
+def test_serve_with_conversations_and_goodput(server: servers.Server, tmp_path: Path) -> None:
+    file = tmp_path / "share.json"
+    turns = [
+        ("a b c d e f g h", "one two three four five six"),
+        ("short", "x"),
+        ("alone",),
+        ("long " * 2000, "y " * 20),
+    ]
+    speakers = ("human", "gpt")
+    talks = [[{"from": who, "value": text} for who, text in zip(speakers, talk, strict=False)] for talk in turns]
+    file.write_text(json.dumps([{"id": str(number), "conversations": talk} for number, talk in enumerate(talks)]))
+    figures = bench(
+        tmp_path / "serve.json", "serve", "--port", str(server.port), "--num-prompts", "3",
+        "--dataset-name", "sharegpt", "--dataset-path", str(file), "--goodput", "ttft:1e9", "e2el:1e9",
+        "--num-warmups", "0",
+    )  # fmt: skip
+    assert (figures["completed"], figures["failed"]) == (3, 0)  # the one that is long enough, three times
+    assert figures["prompt_tokens"] % 3 == figures["output_tokens"] % 3 == 0
+    assert figures["output_tokens"] >= 3 * 4
+    assert figures["request_goodput"] == figures["request_throughput"] > 0
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "hello there"}\n\n{"prompt": "again"}\n')
+    figures = bench(
+        tmp_path / "custom.json", "serve", "--port", str(server.port), "--dataset-name", "custom", "--dataset-path",
+        str(rows), "--custom-output-len", "5", "--custom-skip-chat-template", "--no-oversample", "--num-warmups", "0",
+        "--goodput", "ttft:0",
+    )  # fmt: skip
+    assert (figures["completed"], figures["output_tokens"], figures["request_goodput"]) == (2, 10, 0.0)
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ("--dataset-name sharegpt", "--dataset-name: 'sharegpt' is not valid; expected one of: random"),
-        ("--goodput ttft:100", "Unknown option --goodput"),
+        ("--dataset-name sonnet", "'sonnet' is not valid; expected one of: random, sharegpt, custom"),
+        ("--dataset-name sharegpt", "--dataset-path is the file"),
+        ("--dataset-path a.json", "--dataset-path is the file"),
+        ("--sharegpt-output-len 5", "needs --dataset-name sharegpt"),
+        ("--goodput itl:100", "'itl' is none of ttft, tpot, e2el"),
+        ("--goodput ttft:fast", "has no number of milliseconds"),
         ("--percentile-metrics ttft,foo", "'foo' is none of ttft, tpot, itl, e2el"),
         ("--metric-percentiles 50,x", "numbers from 0 to 100"),
         ("--result-filename a.json", "need --save-result"),

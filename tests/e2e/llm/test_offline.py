@@ -144,7 +144,7 @@ def test_keys_of_prompts_are_checked(llm: LLM) -> None:
     for prompt, param, words in (
         ({"prompt": "a", "cache_slat": "x"}, "prompts[0].cache_slat", "Did you mean 'cache_salt'"),
         ({"prompt": "a", "cache_salt": ""}, "prompts[0].cache_salt", "printable ASCII"),
-        ({"prompt": "a", "multi_modal_data": {"image": 1}}, "multi_modal_data", "not available"),
+        ({"prompt": "a", "multi_modal_data": {"image": 1}}, "multi_modal_data", "not in this build"),
         ({"prompt": 5}, "prompts[0].prompt", "a string"),
         ({"prompt_token_ids": ["a"]}, "prompts[0].prompt_token_ids[0]", "an integer"),
         ({"cache_salt": "a"}, "prompts[0]", "prompt_token_ids"),

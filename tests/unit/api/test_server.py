@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from ferrule.api.server import serve
+from ferrule.api.server import open_front, serve
 from ferrule.config import Config, FrontendConfig, LimitsConfig
 from ferrule.env import Environment
 from ferrule.errors import CheckpointError
@@ -61,7 +61,7 @@ async def running(connect: Any = None, env: Environment | None = None, **values:
     async def ready() -> Service:
         return service
 
-    task = asyncio.create_task(serve(config, PLUGINS, listener, connect or ready))
+    task = asyncio.create_task(serve(config, open_front(config, PLUGINS), listener, connect or ready))
     server = Running(port, service, task)
     try:
         while True:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from ferrule.assembly.engine import build_engine
+from ferrule.assembly.engine import build_engine, open_executor
 from ferrule.config import CacheConfig, Config, LoadConfig, ModelConfig, SchedulerConfig
 from ferrule.config.resolve import resolve
 from ferrule.env import Environment
@@ -339,7 +339,8 @@ def test_a_whole_engine_computes_the_same_at_any_depth(
                 tokens[delta.id] += delta.token_ids
                 ended.extend([delta.id] if delta.finish is not None else [])
 
-    engine = build_engine(config, discover(), Client())
+    plugins = discover()
+    engine = build_engine(config, plugins, Client(), open_executor(config, plugins))
     try:
         assert engine.loop.scheduler.limits.depth == depth
         engine.loop.run(lambda: len(ended) == len(prompts))

@@ -164,7 +164,7 @@ def test_the_document_tells_what_is_taken() -> None:
         "anyOf": [{"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}, {"type": "null"}]
     }
     assert fields["share"]["anyOf"][0] == {"type": "number", "minimum": 0, "exclusiveMaximum": 1}
-    assert fields["gone"] == {"enum": [None, []], "description": "Not available in this build: flying."}
+    assert fields["gone"] == {"enum": [None, []], "description": "Not in this build: flying."}
     assert fields["idle"] == {"description": "No effect: nobody looks."}
     assert fields["raw"]["anyOf"][0]["items"] == {"$ref": "#/$defs/Item"}
     assert {"name", "size", "share", "idle"} <= known_names(Thing)

@@ -14,7 +14,8 @@ import aiohttp
 
 from ferrule.errors import StartupError
 from ferrule_plugins.command.bench import limits
-from ferrule_plugins.command.bench.figures import PERCENTILES, percentile, random_prompts, report, summary, varied
+from ferrule_plugins.command.bench.figures import PERCENTILES, percentile, report, summary
+from ferrule_plugins.command.bench.prompts import Prompts
 from ferrule_plugins.command.bench.serve_options import METRICS, ServeBench
 
 
@@ -30,6 +31,16 @@ class Record:
     end: float = 0.0
     error: str | None = None
 
+    @property
+    def times(self) -> dict[str, float]:
+        """Seconds of a completed request; a request for one token has a tpot of 0."""
+        decoding = self.chunks[-1] - self.chunks[0]
+        return {
+            "ttft": self.chunks[0] - self.start,
+            "tpot": decoding / (self.output_tokens - 1) if self.output_tokens > 1 else 0.0,
+            "e2el": self.end - self.start,
+        }
+
 
 def run(options: ServeBench) -> int:
     """Returns 1 when a request failed. Limits are shown of a server on this machine. Raises ConfigError."""
@@ -42,6 +53,8 @@ def run(options: ServeBench) -> int:
         raise StartupError(f"No answer from {base}: {error}.", "Check --base-url, or --host and --port.") from None
     model = str(card["id"])
     figures = {"model": model, **figures_of(records, duration, options.shown, options.percentiles)}
+    if options.goals:
+        figures["request_goodput"] = goodput(records, duration, options.goals)
     if machine is not None:
         figures.update(near(machine, limits.cost_of(options.checkpoint or card.get("root")), records, duration))
         figures.update(machine.figures)
@@ -61,7 +74,7 @@ async def _drive(options: ServeBench, base: str) -> tuple[list[Record], float, d
     timeout = aiohttp.ClientTimeout(total=None, sock_read=600)
     async with aiohttp.ClientSession(headers=options.headers, connector=connector, timeout=timeout) as session:
         card = await _card(session, base, options.served_model_name or options.model)
-        bodies = await _bodies(session, base, str(card["id"]), options)
+        bodies = await Prompts(session, base, str(card["id"]), options).bodies()
         url = base + options.route
         for body in bodies[: options.num_warmups]:
             await _one(session, url, body)
@@ -76,32 +89,6 @@ async def _card(session: aiohttp.ClientSession, base: str, model: str | None) ->
         response.raise_for_status()
         cards: list[dict[str, Any]] = (await response.json())["data"]
     return next((card for card in cards if model in (None, card["id"])), {"id": model})
-
-
-async def _bodies(session: aiohttp.ClientSession, base: str, model: str, options: ServeBench) -> list[dict[str, Any]]:
-    """Warm-ups first. Chat takes no token ids: the server says what text they are."""
-    prompts = random_prompts(
-        options.num_warmups + options.num_prompts,
-        options.random_prefix_len + options.random_input_len,
-        options.random_prefix_len,
-        (options.min_token_id, options.max_token_id),
-        options.seed,
-        options.random_range_ratio,
-    )
-    rng, bodies = random.Random(options.seed + 2), []
-    for prompt in prompts:
-        given: dict[str, Any] = {"prompt": prompt}
-        if options.chats:
-            given = {"messages": [{"role": "user", "content": await _text(session, base, model, prompt)}]}
-        length = varied(rng, options.random_output_len, options.random_range_ratio)
-        bodies.append({"model": model, **given, "max_tokens": length, **options.fields})
-    return bodies
-
-
-async def _text(session: aiohttp.ClientSession, base: str, model: str, ids: list[int]) -> str:
-    async with session.post(f"{base}/detokenize", json={"model": model, "tokens": ids}) as response:
-        response.raise_for_status()
-        return str((await response.json())["prompt"])
 
 
 async def _paced(
@@ -185,10 +172,10 @@ def figures_of(
         "cached_tokens": sum(r.cached_tokens for r in done),
     }
     seen = {
-        "ttft": [r.chunks[0] - r.start for r in done],
-        "tpot": [(r.chunks[-1] - r.chunks[0]) / (r.output_tokens - 1) for r in done if r.output_tokens > 1],
+        "ttft": [r.times["ttft"] for r in done],
+        "tpot": [r.times["tpot"] for r in done if r.output_tokens > 1],
         "itl": [b - a for r in done for a, b in zip(r.chunks, r.chunks[1:], strict=False)],
-        "e2el": [r.end - r.start for r in done],
+        "e2el": [r.times["e2el"] for r in done],
     }
     for name in shown:
         figures.update(summary(name, seen[name], percentiles))
@@ -196,6 +183,16 @@ def figures_of(
     if errors:
         figures["errors"] = errors[:3]
     return figures
+
+
+def goodput(records: Sequence[Record], duration: float, goals: Mapping[str, float]) -> float:
+    """Completed requests per second of which no time exceeds its goal (milliseconds).
+
+    Source: DistServe, arXiv:2401.09670.
+    """
+    done = [r.times for r in records if r.error is None and r.chunks]
+    good = sum(all(times[name] * 1e3 <= goal for name, goal in goals.items()) for times in done)
+    return round(good / duration, 3)
 
 
 def near(machine: limits.Limits, cost: limits.Cost, records: list[Record], duration: float) -> dict[str, float]:

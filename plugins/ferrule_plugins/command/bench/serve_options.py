@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from datetime import datetime
@@ -12,8 +13,9 @@ from ferrule.config.option import opt
 from ferrule.errors import ConfigError
 
 METRICS = ("ttft", "tpot", "itl", "e2el")
+_GOALS = ("ttft", "tpot", "e2el")
 _ROUTES = {"openai": "/v1/completions", "vllm": "/v1/completions", "openai-chat": "/v1/chat/completions"}
-_IDS = "prompts are token ids, so that no tokenizer is needed"
+_IDS = "prompts are token ids, or the server counts their tokens, so that no tokenizer is needed"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +52,18 @@ class ServeBench:
     max_concurrency: int | None = opt(
         None, "Highest number of requests in flight. Default: no limit.", ge=1, common=True
     )
-    dataset_name: str = opt("random", "Source of the prompts.", choices=("random",))
+    dataset_name: str = opt(
+        "random",
+        "Source of the prompts: random token ids, or a file. sharegpt: a JSON list of conversations; the first turn is "
+        "the prompt, the second says how long the answer is. custom: JSONL with a prompt in each row.",
+        choices=("random", "sharegpt", "custom"),
+    )
+    dataset_path: str = opt("", "File with the prompts of --dataset-name sharegpt or custom.")
+    disable_shuffle: bool = opt(False, "Take the prompts of a file in its order.")
+    no_oversample: bool = opt(False, "Send fewer requests if a file has fewer prompts, instead of repeating some.")
+    sharegpt_output_len: int | None = opt(None, "Output tokens. Default: as many as the second turn has.", ge=1)
+    custom_output_len: int = opt(256, "Output tokens of requests of --dataset-name custom.", ge=1)
+    custom_skip_chat_template: bool = opt(False, "Send prompts of --dataset-name custom as they are to completions.")
     random_input_len: int = opt(128, "Prompt tokens.", ge=1, common=True)
     random_output_len: int = opt(128, "Output tokens.", ge=1, common=True)
     random_range_ratio: float = opt(
@@ -66,6 +79,11 @@ class ServeBench:
     seed: int = opt(0, "Seed of prompts and arrivals.")
     percentile_metrics: str = opt(",".join(METRICS), "Times to report, separated by commas: ttft, tpot, itl, e2el.")
     metric_percentiles: str = opt("50,90,99", "Percentiles to report, separated by commas.")
+    goodput: tuple[str, ...] = opt(
+        (),
+        "NAME:MS pairs: also report requests per second that keep these limits (ms). Names: ttft, tpot, e2el.",
+        nargs="+",
+    )
     checkpoint: str | None = opt(
         None, "Folder of the served model, to compute shares of the machine's limits. Default: root in /v1/models."
     )
@@ -96,6 +114,33 @@ class ServeBench:
             raise ConfigError("--save-result and --output-json name two files.", "Give one of them.")
         _pairs("--metadata", self.metadata)
         _pairs("--header", self.header)
+        self._check_dataset()
+        _ = self.goals
+
+    def _check_dataset(self) -> None:
+        name = self.dataset_name
+        if (name == "random") == bool(self.dataset_path):
+            raise ConfigError("--dataset-path is the file of --dataset-name sharegpt or custom: they go together.")
+        if self.sharegpt_output_len is not None and name != "sharegpt":
+            raise ConfigError("--sharegpt-output-len needs --dataset-name sharegpt.")
+
+    @property
+    def goals(self) -> dict[str, float]:
+        """Milliseconds by name. Raises ConfigError."""
+        found = {}
+        for word in self.goodput:
+            name, _, value = word.partition(":")
+            if name not in _GOALS:
+                raise ConfigError(
+                    f"--goodput: {name!r} is none of {', '.join(_GOALS)}.", "For example ttft:200 tpot:50."
+                )
+            try:
+                found[name] = float(value)
+            except ValueError:
+                found[name] = -1.0
+            if not 0 <= found[name] < math.inf:
+                raise ConfigError(f"--goodput: {word!r} has no number of milliseconds behind the colon.")
+        return found
 
     @property
     def chats(self) -> bool:

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from ferrule import log
-from ferrule.api.app import build_app
-from ferrule.api.lifecycle import DEAD, Lifecycle
+from ferrule.api.lifecycle import DEAD
 from ferrule.api.server import loop_factory
 from ferrule.client.inline import InlineClient
 from ferrule.config import Resolved
 from ferrule.errors import EngineDead, StartupError
 from ferrule.frontend.service import build_service
 from ferrule.hooks import HookRunner, open_hooks
+from ferrule.launch.check import open_api
 from ferrule.launch.engine_main import watch_progress
 from ferrule.launch.listen import base_url
 from ferrule.launch.localise import localise
@@ -112,10 +112,11 @@ class _Run:
         self._plugins = plugins
         self._hooks = hooks
         self._journal = journal
-        self._lifecycle = Lifecycle()
+        self._front, self._inputs = open_api(config, plugins, hooks=hooks)
+        self._lifecycle = self._front.lifecycle
 
     async def main(self, rows: Callable[..., Any], progress: Progress, listener: Any, inflight: int | None) -> int:
-        app = build_app(self._config, self._plugins, self._lifecycle, self._hooks)
+        app = self._front.app
         window = inflight or 2 * self._config.scheduler.max_num_seqs
         drive = Drive(Asker(functools.partial(ask, app), self._alive), self._journal, progress, window)
         async with AsyncExitStack() as stack:
@@ -142,7 +143,7 @@ class _Run:
             loading.cancel()
             return False
         loading.result()
-        service = build_service(self._config, self._plugins, client, hooks=self._hooks)
+        service = build_service(self._config, self._plugins, client, hooks=self._hooks, inputs=self._inputs)
         stack.push_async_callback(service.close)
         service.start()
         self._lifecycle.ready(service)

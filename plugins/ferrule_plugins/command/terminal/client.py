@@ -114,7 +114,8 @@ class Server:
         said = _body_message(error)
         if error.code == 401:
             return Unanswered(
-                f"The server does not accept the API key (401: {said})", "Pass --api-key or set OPENAI_API_KEY."
+                f"The server does not accept the API key (401: {said})",
+                "Pass --api-key, or set FERRULE_API_KEY or OPENAI_API_KEY.",
             )
         if 300 <= error.code < 400:
             target = one_line(error.headers.get("Location") or "another address")

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import json
+import shlex
+import shutil
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from ferrule.launch import cli
+from ferrule_contrib import tiny
+from ferrule_plugins.hub.huggingface import HuggingFace
+
+
+@pytest.fixture(autouse=True)
+def listing(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
+    """The files of repositories by name; those of others cannot be known now."""
+    found: dict[str, list[str]] = {}
+    monkeypatch.setattr(HuggingFace, "files", lambda hub, repository: found.get(repository.name))
+    monkeypatch.setattr(HuggingFace, "fetch", lambda *given: pytest.fail("the model was fetched"))
+    return found
 
 
 def run(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
@@ -78,15 +89,12 @@ def test_contradictions_and_names_are_found(capsys: pytest.CaptureFixture[str]) 
     assert cli.main(["serve", "--dry-run", "--max-num-seqs", "8", "--max-num-batched-tokens", "7"]) == 2
 
 
-def test_nothing_is_bound_or_loaded() -> None:
+def test_nothing_is_bound_or_loaded(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tiny.path(), model)
+    (model / "model.safetensors").write_bytes(b"not weights")
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        code = (
-            "import sys\nfrom ferrule.launch.cli import main\n"
-            f"status = main(['serve', '--dry-run', '--host', '127.0.0.1', '--port', '{taken.getsockname()[1]}'])\n"
-            "sys.exit(status or ('torch' in sys.modules) or ('uvicorn' in sys.modules))"
-        )
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
+        run(capsys, str(model), "--dry-run", "--host", "127.0.0.1", "--port", str(taken.getsockname()[1]))
 
 
 @pytest.mark.parametrize(
@@ -97,8 +105,15 @@ def test_nothing_is_bound_or_loaded() -> None:
         (["--ssl-certfile", "./missing.pem"], "The --ssl options do not work"),
         (["--ssl-keyfile", "./missing.pem"], "The --ssl options need --ssl-certfile"),
         (["--middleware", "missing.Layer"], "--middleware missing.Layer cannot be loaded"),
-        (["--worker-extension-cls", "missing.Extension"], "there is no module 'missing'"),
-        (["--worker-extension-cls", "json.Extension"], "module json has no Extension"),
+        (["--worker-extension-cls", "missing.Extension"], "No module named 'missing'"),
+        (["--worker-extension-cls", "json.Extension"], "has no attribute 'Extension'"),
+        (["--worker-extension-cls", "json.dumps"], "json.dumps is not a class"),
+        (["--max-model-len", "1000000"], "is more than the 2048 tokens that the checkpoint was made for"),
+        (
+            ["--model-impl", "native", "--hf-overrides", '{"architectures": ["Nope"]}'],
+            "no native implementation of Nope",
+        ),
+        (["--quantization", "gptq"], "--quantization gptq: "),
         (["--chat-template", "./missing.jinja"], "'./missing.jinja' is neither a file nor a known template"),
         (["--chat-template", "{% for %}"], "The chat template has a syntax error in line 1"),
         (["--generation-config", "./missing"], "./missing has no generation_config.json"),
@@ -127,5 +142,55 @@ def test_a_broken_configuration_of_the_model_is_refused(capsys: pytest.CaptureFi
     assert "config.json" in capsys.readouterr().err
 
 
-def test_what_a_hub_has_is_not_fetched(capsys: pytest.CaptureFixture[str]) -> None:
-    assert rows(run(capsys, "--dry-run", "org/name", "--tokenizer", "org/other"))["--tokenizer"][0] == "org/other"
+def test_a_folder_without_weights_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    shutil.copytree(tiny.path(), tmp_path, ignore=shutil.ignore_patterns("*.safetensors"), dirs_exist_ok=True)
+    assert cli.main(["serve", "--dry-run", str(tmp_path)]) == 1
+    assert "has no .safetensors file" in capsys.readouterr().err
+
+
+def test_all_documented_defaults_together_fit_a_model(capsys: pytest.CaptureFixture[str]) -> None:
+    file = Path(__file__).parents[2] / "config" / "data" / "documented_defaults.txt"
+    words: list[str] = []
+    for line in file.read_text(encoding="utf-8").splitlines():
+        flag, _, text = line.partition(" ")
+        if not line.startswith("#"):
+            words += [flag, *([] if not text else [text] if text[0] in "[{" else shlex.split(text))]
+    assert len(words) > 200
+    run(capsys, "--dry-run", *words)
+
+
+def test_a_hub_that_cannot_be_asked_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["serve", "--dry-run", "org/name", "--tokenizer", "org/other"]) == 0
+    out, err = capsys.readouterr()
+    assert rows(out)["--tokenizer"][0] == "org/other"
+    assert "whether it has org/name," in err
+    assert "whether it has org/other," in err
+
+
+def test_a_hub_is_asked_for_the_files(capsys: pytest.CaptureFixture[str], listing: dict[str, list[str]]) -> None:
+    listing["org/name"] = ["config.json", "tokenizer.json", "model.safetensors"]
+    assert cli.main(["serve", "--dry-run", "org/name"]) == 0
+    assert "cannot be asked" not in capsys.readouterr().err
+    assert cli.main(["serve", "--dry-run", "org/name", "--load-format", "pt"]) == 1
+    assert "no weights for --load-format pt: no file matches *.bin or *.pt" in capsys.readouterr().err
+    assert cli.main(["serve", "--dry-run", "org/name", "--ignore-patterns", "model*"]) == 1
+    assert "no weights for --load-format auto" in capsys.readouterr().err
+    listing["org/words"] = ["tokenizer.json"]
+    assert cli.main(["serve", "--dry-run", "org/name", "--tokenizer", "org/words"]) == 0
+    assert cli.main(["serve", "--dry-run", "org/words"]) == 1
+    assert "The repository 'org/words' has no config.json" in capsys.readouterr().err
+
+
+def test_a_name_that_no_hub_can_have_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["serve", "--dry-run", "a/b/c"]) == 1
+    assert "the hub huggingface does not accept this name" in capsys.readouterr().err
+
+
+def test_a_router_that_cannot_be_served_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from ferrule.interfaces.http import Router\n"
+        "class Mine(Router):\n    name = 'mine'\n    def router(self, ctx):\n        raise ValueError('no routes')\n"
+    )
+    assert cli.main(["serve", "--dry-run", "--plugin", f"router={file}", "--routers", "+mine"]) == 1
+    assert "no routes" in capsys.readouterr().err

@@ -57,25 +57,33 @@ def fetch(tmp_path: Path, hub: FakeHub) -> Fetch:
         "from ferrule.config import Config, LoadConfig, ModelConfig\n"
         "from ferrule.config.resolve import resolve\n"
         "from ferrule.errors import StartupError\n"
-        "from ferrule.launch.localise import localise\n"
+        "from ferrule.launch.localise import check_remote, localise\n"
         "from ferrule.plugin import discover\n"
-        "model, load = json.loads(sys.argv[1])\n"
+        "model, load, fetches = json.loads(sys.argv[1])\n"
         "try:\n"
-        "    found = localise(resolve(Config(model=ModelConfig(**model), load=LoadConfig(**load))), discover())\n"
+        "    config = resolve(Config(model=ModelConfig(**model), load=LoadConfig(**load)))\n"
+        "    if not fetches:\n"
+        "        print(json.dumps({'unknown': check_remote(config, discover())}))\n"
+        "        sys.exit()\n"
+        "    found = localise(config, discover())\n"
         "    print(json.dumps([found.model.model, found.model.tokenizer]))\n"
         "except StartupError as error:\n"
         "    print(json.dumps({'error': str(error)}))\n"
     )
 
     def run(
-        model: Mapping[str, Any], load: Mapping[str, Any] | None = None, at: Path | None = None, **variables: str
+        model: Mapping[str, Any],
+        load: Mapping[str, Any] | None = None,
+        at: Path | None = None,
+        fetches: bool = True,
+        **variables: str,
     ) -> Any:
         settings = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home")}
         settings |= {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
         settings |= {"HF_HUB_ETAG_TIMEOUT": "240", "HF_HUB_DOWNLOAD_TIMEOUT": "240"}
         clean = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING"))}
         done = subprocess.run(
-            [sys.executable, "-c", script, json.dumps([model, load or {}])],
+            [sys.executable, "-c", script, json.dumps([model, load or {}, fetches])],
             env={**clean, **settings, **variables},
             cwd=at,
             capture_output=True,
@@ -163,6 +171,21 @@ def test_what_cannot_be_had_is_one_readable_block(
     assert all(word in message for word in said), message
     assert len(message.splitlines()) <= 3
     assert "Traceback" not in message
+
+
+def test_a_check_asks_the_hub_and_fetches_nothing(hub: FakeHub, fetch: Fetch) -> None:
+    hub.status = {"org/busy": (503, "Busy")}
+    gone = {"HF_ENDPOINT": "http://127.0.0.1:9"}
+    assert fetch({"model": "org/model", "revision": "v1"}, fetches=False) == {"unknown": []}
+    assert [(method, "/resolve/" in path) for method, path, _ in hub.requests] == [("GET", False)] * len(hub.requests)
+    assert "no config.json" in fetch({"model": "org/words"}, fetches=False)["error"]
+    assert "does not exist" in fetch({"model": "org/none"}, fetches=False)["error"]
+    assert fetch({"model": "org/busy"}, fetches=False) == {"unknown": ["org/busy"]}
+    assert fetch({"model": "org/model"}, fetches=False, **gone) == {"unknown": ["org/model"]}
+    assert "HF_HUB_OFFLINE" in fetch({"model": "org/model"}, fetches=False, HF_HUB_OFFLINE="1")["error"]
+    fetch({"model": "org/model"})
+    for variables in (gone, {"HF_HUB_OFFLINE": "1"}):  # the copy in the cache is what a start would use
+        assert fetch({"model": "org/model"}, fetches=False, **variables) == {"unknown": []}
 
 
 def test_a_relative_folder_that_is_mistyped_and_a_place_that_cannot_be_written(fetch: Fetch, tmp_path: Path) -> None:

@@ -8,10 +8,14 @@ from pathlib import Path
 
 from ferrule import checkpoint
 from ferrule.config import Resolved
+from ferrule.config.chosen import chosen_plugins
 from ferrule.errors import ConfigError
 from ferrule.frontend.inputs import open_inputs, open_parsers
 from ferrule.interfaces.plugins import Plugins
 from ferrule.launch.localise import is_path, localise
+from ferrule.plugin import Component, check_plugins
+
+_MADE_ALONE = frozenset({"policy", "router"})  # kinds whose plugins are made before the model is loaded, from nothing
 
 
 def check_start(config: Resolved, plugins: Plugins) -> None:
@@ -21,12 +25,23 @@ def check_start(config: Resolved, plugins: Plugins) -> None:
     """
     _check_server(config)
     _check_extension(config.parallel.worker_extension_cls)
+    _check_plugins(config, plugins)
     if not (is_path(config.model.model) and is_path(config.model.tokenizer)):
         open_parsers(config, plugins)
         return
     local = localise(config, plugins)
     checkpoint.read(Path(local.model.hf_config_path), local.model.hf_overrides)
     open_inputs(local, plugins)
+
+
+def _check_plugins(config: Resolved, plugins: Plugins) -> None:
+    """Import the plugins of other distributions that are chosen, whichever process would; make those that can be made
+    without a model. Built-in ones are not imported: many of them bring torch."""
+    chosen = [(kind, name) for kind, name in chosen_plugins(config, plugins) if not plugins.is_builtin(kind, name)]
+    found = check_plugins(plugins, chosen, *Component)
+    for (kind, _), make in found.items():
+        if kind in _MADE_ALONE:
+            make()
 
 
 def _check_server(config: Resolved) -> None:

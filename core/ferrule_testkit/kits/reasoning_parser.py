@@ -36,7 +36,7 @@ class ReasoningParserKit(Kit):
 
     def make(self) -> ReasoningParser:
         """A parser at the beginning of a choice."""
-        parser: ReasoningParser = self.plugin()
+        parser: ReasoningParser = self.new()
         parser.begin(self.context)
         return parser
 

@@ -67,7 +67,7 @@ class SamplerKit(Kit):
     vocab_sizes: Sequence[int] = (100, 2003, 50_257)
 
     def make(self) -> Sampler:
-        sampler: Sampler = self.plugin(OnePlugin())
+        sampler: Sampler = self.new(OnePlugin())
         return sampler
 
     # ------------------------------------------------------------------------------------ promises
@@ -254,7 +254,7 @@ class LogitsProcessorKit(Kit):
     vocab_size: int = 64
 
     def make(self, given: Mapping[str, Any]) -> LogitsProcessor:
-        processor: LogitsProcessor = self.plugin(**copy.deepcopy(dict(given)))
+        processor: LogitsProcessor = self.new(**copy.deepcopy(dict(given)))
         return processor
 
     # ------------------------------------------------------------------------------------ promises

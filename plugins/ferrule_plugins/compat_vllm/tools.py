@@ -7,7 +7,6 @@ import json
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from ferrule import log
 from ferrule.interfaces.parsers import (
     CallArguments,
     CallEnd,
@@ -18,15 +17,14 @@ from ferrule.interfaces.parsers import (
     TextDelta,
     ToolParser,
 )
+from ferrule.plugin.faults import log_fault
 from ferrule.types import GrammarSpec
 from ferrule_plugins.compat_vllm.protocol import make_tool_call_id
 from ferrule_plugins.compat_vllm.wrapped import method_of, request_of, tokenizer_of
 
-_logger = log.get("compat_vllm")
-
 
 class VllmToolParser(ToolParser):
-    """`wrapped` is the file's class.
+    """`wrapped` is the file's class, `title` what logs call it.
 
     A streamed answer goes through `extract_tool_calls_streaming`, delta by delta; another goes through
     `extract_tool_calls` when it is whole. A class that has only one of them is used that way for both. What it raises
@@ -34,6 +32,7 @@ class VllmToolParser(ToolParser):
     """
 
     wrapped: ClassVar[type]
+    title: ClassVar[str]
 
     def __init__(self, tools: Sequence[dict[str, Any]]) -> None:
         super().__init__(tools)
@@ -93,7 +92,7 @@ class VllmToolParser(ToolParser):
         return events
 
     def _give_up(self) -> list[Event]:
-        _logger.exception("a tool parser written for vLLM failed; the answer goes on as content")
+        log_fault(self.title, "an answer", "the rest of it is content")
         self._broken = True
         return self._calls.end()
 
@@ -147,9 +146,9 @@ class _Calls:
         return [CallEnd(index)]
 
 
-def wrap_tool_parser(found: type) -> type[VllmToolParser]:
+def wrap_tool_parser(found: type, title: str) -> type[VllmToolParser]:
     """A parser class of Ferrule around one of vLLM."""
-    return type(found.__name__, (VllmToolParser,), {"wrapped": found, "__doc__": found.__doc__})
+    return type(found.__name__, (VllmToolParser,), {"wrapped": found, "title": title, "__doc__": found.__doc__})
 
 
 def _parameters(found: type) -> frozenset[str]:

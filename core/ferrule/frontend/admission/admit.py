@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ferrule import checkpoint, log
+from ferrule import checkpoint
 from ferrule.assembly.limits import scheduler_limits
 from ferrule.client.base import EngineClient
 from ferrule.config import Resolved
+from ferrule.config.chosen import allowed_processors
 from ferrule.engine.cache import capacity
-from ferrule.errors import CheckpointError, ConfigError, ForbiddenError, PluginError, RequestError, nearest
+from ferrule.errors import CheckpointError, ConfigError, ForbiddenError, RequestError, nearest
 from ferrule.frontend.admission.tensors import read_embeds
 from ferrule.frontend.admission.validate import Checked, Rules, check_ids, check_params, check_text, fit
 from ferrule.frontend.text.detokenize import decode
@@ -24,8 +25,10 @@ from ferrule.frontend.text.infill import infill
 from ferrule.frontend.text.render import Renderer
 from ferrule.frontend.text.tokenize import Encoder
 from ferrule.interfaces.plugins import Plugins
+from ferrule.interfaces.sampler import LogitsProcessor
 from ferrule.interfaces.service import ChatPrompt, Prompt
 from ferrule.interfaces.tokenizer import Tokenizer
+from ferrule.plugin.faults import failing_request
 from ferrule.sampling_params import SamplingParams
 from ferrule.types import Embeds, TokenSampling
 
@@ -33,8 +36,6 @@ _CHARACTERS = 16  # of a prompt, per token of the context (L16)
 _TOKEN_BYTES = 32  # of the queue's memory that a token stands for
 _DECODERS = 2  # tensors that are decoded at once, on threads
 _SHORT = 2048  # ids that are decoded on the event loop
-
-_logger = log.get("frontend")
 
 
 class Prepared(Struct, frozen=True):
@@ -149,7 +150,7 @@ def read_rules(
         eos_ids=tuple(token for token in _eos_ids(config, tokenizer, folder) if token < info.vocab_size),
         has_tokenizer=tokenizer is not None,
         processor_pattern=config.model.logits_processor_pattern,
-        processors=_processors(config, plugins),
+        processors=_processors(config, plugins, tokenizer),
         defaults=defaults,
         max_new_tokens=defaults.get("max_tokens"),
         prompt_embeds=config.model.enable_prompt_embeds,
@@ -162,17 +163,20 @@ def read_rules(
     return rules
 
 
-def _processors(config: Resolved, plugins: Plugins) -> dict[str, Callable[..., Any]]:
-    """The logits processors that requests may name: only those are imported. A broken one is left out and reported."""
-    found: dict[str, Callable[..., Any]] = {}
-    pattern = config.model.logits_processor_pattern
-    for name in plugins.names("logits_processor"):
-        if pattern is not None and re.fullmatch(pattern, name):
-            try:
-                found[name] = plugins.factory("logits_processor", name)
-            except PluginError as error:
-                _logger.warning("a logits processor was left out: %s", error.message, processor=name)
-    return found
+def _processors(
+    config: Resolved, plugins: Plugins, tokenizer: Tokenizer | None
+) -> dict[str, Callable[[Mapping[str, Any]], None]]:
+    """For each logits processor that requests may name, what tries arguments: it raises ValueError for wrong ones, and
+    RequestFailed for whatever else the plugin raises."""
+
+    def trial(make: Callable[..., LogitsProcessor], title: str, arguments: Mapping[str, Any]) -> None:
+        with failing_request(title, "a trial of a request's arguments", ValueError):
+            make(**arguments).begin(tokenizer)
+
+    return {
+        name: partial(trial, plugins.factory("logits_processor", name), plugins.title("logits_processor", name))
+        for name in allowed_processors(config, plugins)
+    }
 
 
 def _generation_folder(config: Resolved, folder: Path) -> Path:

@@ -58,7 +58,7 @@ class Rules(Struct, frozen=True, kw_only=True):
     max_new_tokens: int | None = None  # of the generation config: a cap on every request
     defaults: dict[str, Any] = {}  # sampling values of the generation config
     processor_pattern: str | None = None
-    processors: dict[str, Callable[..., Any]] = {}  # classes of logits processors, by name
+    processors: dict[str, Callable[[Mapping[str, Any]], Any]] = {}  # by name: tries a logits processor's arguments
     prompt_embeds: bool = False  # whether prompts may be embeddings
     hidden_size: int = 0  # width of an embedding; 0: the model takes none
 
@@ -196,7 +196,7 @@ def check_processors(processors: Sequence[Any], rules: Rules) -> tuple[tuple[str
         if values.get("args") or not isinstance(kwargs, dict):
             raise RequestError("logits_processors take their arguments by name, in kwargs.", "logits_processors")
         try:
-            rules.processors[name](**kwargs)
+            rules.processors[name](kwargs)
         except ValueError as error:  # the interface says that its message is for the client
             raise RequestError(f"logits_processors: {name}: {error}", "logits_processors") from None
         found.append((name, kwargs))

@@ -2,7 +2,8 @@
 
 ``FERRULE_<OPTION>`` is the value of an option; what an option is, `ferrule.config` knows. ``VLLM_PORT`` and
 ``VLLM_HOST_IP`` are not read: they are not the API's address there, and container platforms set them by accident.
-Unknown ``VLLM_*`` names belong to the other program; unknown ``FERRULE_*`` names are reported.
+Unknown ``VLLM_*`` names belong to the other program, and ``FERRULE_PLUGIN_*`` names to plugins, which read them
+themselves; other unknown ``FERRULE_*`` names are reported.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from msgspec import Struct
 from ferrule.env_vllm import FOREIGN
 from ferrule.errors import ConfigError, nearest
 
+PLUGIN_PREFIX = "FERRULE_PLUGIN_"  # of variables that plugins read themselves
 _LEVELS = ("debug", "info", "warning", "error")
 _SPEAK_EMPTY = ("plugins", "api_key", "admin_key")  # an empty list is a list; an empty key is refused at start
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|AUTH|CREDENTIAL", re.IGNORECASE)
@@ -59,7 +61,7 @@ class Environment(Struct, frozen=True, kw_only=True):
         return tuple(
             f"Environment variable {name} is not known.{nearest(name, known)}"
             for name in sorted(name for name, _ in self.options.values())
-            if name.startswith("FERRULE_") and name not in known
+            if name.startswith("FERRULE_") and not name.startswith(PLUGIN_PREFIX) and name not in known
         )
 
 

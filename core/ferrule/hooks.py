@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 
-from ferrule import log
 from ferrule.errors import PluginError
 from ferrule.interfaces.hooks import AccessRequest, Hooks
 from ferrule.interfaces.plugins import Plugins
+from ferrule.plugin.faults import FaultCount
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -26,11 +26,8 @@ if TYPE_CHECKING:
     from ferrule.sampling_params import SamplingParams
     from ferrule.types import EngineStats
 
-MAX_FAILURES = 3
-
 _PROJECT = "ferrule"
 _HOOK_NAMES = tuple(name for name, _ in inspect.getmembers(Hooks, inspect.isfunction) if not name.startswith("_"))
-_logger = log.get("plugin")
 _impl = pluggy.HookimplMarker(_PROJECT)
 
 
@@ -62,7 +59,7 @@ class HookRunner:
     @property
     def failures(self) -> Mapping[str, int]:
         """Exceptions so far, by plugin, of those that raised any."""
-        return {guard.title: guard.failures for guard in self._guards if guard.failures}
+        return {guard.title: guard.faults.count for guard in self._guards if guard.faults.count}
 
     def process_started(self, process: str, config: Resolved) -> None:
         self._manager.hook.process_started(process=process, config=config)
@@ -108,7 +105,7 @@ class _Guard:
 
     def __init__(self, title: str, hooks: Hooks) -> None:
         self.title = title
-        self.failures = 0
+        self.faults = FaultCount(title)
         self._registry: CollectorRegistry | None = None
         for name in _HOOK_NAMES:
             if getattr(type(hooks), name) is not getattr(Hooks, name):
@@ -123,42 +120,31 @@ class _Guard:
             register(self._registry)
 
     def metrics(self) -> str:
-        if self._registry is None or self.failures >= MAX_FAILURES:
+        if self._registry is None or self.faults.disabled:
             return ""
         from prometheus_client import generate_latest
 
         try:
             return str(generate_latest(self._registry), "utf-8")
-        except Exception as error:
-            self._failed("a collector", error)
+        except Exception:
+            self._failed("a collector of metrics")
             return ""
 
     def _guarded(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(method)
         def call(*args: Any) -> Any:
-            if self.failures < MAX_FAILURES:
+            if not self.faults.disabled:
                 try:
                     return _checked(name, method(*args))
-                except (Exception, SystemExit) as error:
-                    self._failed(name, error)
+                except (Exception, SystemExit):
+                    self._failed(name)
             return False if name == "authorise" else None
 
         return call
 
-    def _failed(self, name: str, error: BaseException) -> None:
-        self.failures += 1
-        _logger.error(
-            "plugin %s raised in %s (%d of %d): %s: %s",
-            self.title,
-            name,
-            self.failures,
-            MAX_FAILURES,
-            type(error).__name__,
-            error,
-        )
-        if self.failures == MAX_FAILURES:
-            closed = " and refuses every call that it is asked to authorise" if hasattr(self, "authorise") else ""
-            _logger.error("plugin %s is disabled%s", self.title, closed)
+    def _failed(self, name: str) -> None:
+        closed = ", and refuses every call that it is asked to authorise" if hasattr(self, "authorise") else ""
+        self.faults.add(name, closed)
 
 
 def _checked(name: str, result: Any) -> Any:

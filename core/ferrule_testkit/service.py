@@ -77,7 +77,7 @@ class ScriptedService(Service):
             eos_ids=(),
             has_tokenizer=True,
             processor_pattern="p",
-            processors={"p": dict},
+            processors={"p": lambda arguments: None},
         )
         self.requests: list[Generate] = []
         self.calls: list[HttpStats] = []

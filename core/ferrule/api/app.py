@@ -20,7 +20,6 @@ from starlette.types import ASGIApp
 from ferrule import log
 from ferrule.api.auth import Keys
 from ferrule.api.endpoints import GIVEN, Given
-from ferrule.api.errors import failure_of
 from ferrule.api.intake import Intake, Message, Receive
 from ferrule.api.lifecycle import ClientGone, Exchange, Lifecycle
 from ferrule.api.middleware import surround
@@ -89,6 +88,7 @@ class Frame:
                 if entry.body is not None:
                     self._lifecycle.work(exchange)
                 template = entry.path
+                answer.route, answer.log_fault = f"{entry.method} {entry.path}", entry.log_fault
                 answer.info = RequestInfo(request_id, headers, exchange.left)
                 await self._serve({**scope, "path_params": params}, entry, intake, answer, exchange)
                 status = answer.status
@@ -181,7 +181,7 @@ class Frame:
 
     async def _refuse(self, error: Exception, answer: Answer, intake: Intake) -> int:
         """Answer with an error. A body that was not read to its end closes the connection, after a short while."""
-        failure = failure_of(error)
+        failure = answer.describe(error)
         if answer.status:
             answer.close()
             _logger.error("an answer failed after its start", status=failure.status)

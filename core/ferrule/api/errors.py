@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fastapi.exceptions import RequestValidationError
@@ -42,8 +42,16 @@ class Failure(Struct, frozen=True):
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.status}}
 
 
-def failure_of(exc: BaseException) -> Failure:
-    """Describe an exception that is being handled to a client. One that is not ours becomes a 500 without its text."""
+def log_unexpected(doing: str) -> None:
+    """Log the exception that is being handled."""
+    _logger.exception("unexpected error in %s", doing)
+
+
+def failure_of(
+    exc: BaseException, log_fault: Callable[[str], None] = log_unexpected, doing: str = "a request"
+) -> Failure:
+    """Describe an exception that is being handled to a client. One that is not ours is logged by `log_fault`, with what
+    was going on (`doing`), and becomes a 500 without its text."""
     if isinstance(exc, HTTPException) and isinstance(exc.__cause__, FerruleError):
         exc = exc.__cause__  # FastAPI words whatever goes wrong while it reads a body as "an error parsing the body"
     match exc:
@@ -67,5 +75,5 @@ def failure_of(exc: BaseException) -> Failure:
             return Failure(503, UnavailableError.kind, message, headers=(("retry-after", str(_DEAD_RETRY)),))
         case RequestFailed():
             return Failure(exc.status, exc.kind, exc.message)
-    _logger.exception("unexpected error while serving a request")
+    log_fault(doing)
     return Failure(500, RequestFailed.kind, "The server failed while serving this request; its log says why.")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from urllib.parse import unquote_to_bytes
 
 from fastapi.routing import APIRoute
 
 from ferrule.api.endpoints import Endpoint
+from ferrule.api.errors import log_unexpected
 from ferrule.api.fields import Shape
 from ferrule.errors import MethodError, NotFoundError, StartupError, nearest
 from ferrule.interfaces.http import Access
@@ -19,13 +20,17 @@ _SHOWN = 128  # characters of a path that an error repeats
 
 @dataclass(frozen=True)
 class Entry:
-    """One method of one path. `body` is what its JSON body may hold; None when FastAPI reads no JSON for the route."""
+    """One method of one path. `body` is what its JSON body may hold; None when FastAPI reads no JSON for the route.
+
+    `log_fault` logs the exception that is being handled as a fault of the router.
+    """
 
     route: APIRoute
     method: str
     access: Access
     body: Shape | None
     endpoint: Endpoint
+    log_fault: Callable[[str], None] = log_unexpected
 
     @property
     def path(self) -> str:

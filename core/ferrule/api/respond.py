@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any
 
-from ferrule.api.errors import Failure, failure_of
+from ferrule.api.errors import Failure, failure_of, log_unexpected
 from ferrule.api.intake import Message
 from ferrule.api.lifecycle import ClientGone, Exchange
 from ferrule.interfaces.http import EventStream, RequestInfo, encode
@@ -25,6 +25,8 @@ class Answer:
     """
 
     info: RequestInfo  # set before a handler is called
+    route = "a request"  # what it answers, for the log, and what logs that its router failed
+    log_fault: Callable[[str], None] = staticmethod(log_unexpected)
 
     def __init__(
         self, send: Send, method: str, exchange: Exchange, close: Callable[[], None], keepalive: float = 0.0
@@ -55,6 +57,10 @@ class Answer:
     async def write(self, data: bytes, more: bool = True) -> None:
         await self.send({"type": "http.response.body", "body": data, "more_body": more})
 
+    def describe(self, error: BaseException) -> Failure:
+        """What the client is told of an exception that is being handled."""
+        return failure_of(error, self.log_fault, self.route)
+
     async def failure(self, failure: Failure, more: bool = False) -> None:
         """Send an error. With `more` its last byte goes out, but the exchange stays open."""
         body = encode(failure.body)
@@ -78,7 +84,7 @@ class Answer:
         except ClientGone:
             raise
         except Exception as error:
-            last = _event(failure_of(error).body)
+            last = _event(self.describe(error).body)
             self.close()
         finally:
             if ping is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,12 +14,15 @@ from ferrule import __version__
 from ferrule.api.auth import PUBLIC, PUBLIC_METRICS
 from ferrule.api.document import describe
 from ferrule.api.endpoints import body_type, endpoint_of
+from ferrule.api.errors import log_unexpected
 from ferrule.api.fields import Shape
 from ferrule.api.paths import Entry, PathTable, routes_of
 from ferrule.config import Config
-from ferrule.errors import PluginError, StartupError
+from ferrule.errors import StartupError
 from ferrule.interfaces.http import Access, RouterContext, access_of
 from ferrule.interfaces.plugins import Plugins
+from ferrule.plugin import Component, check_plugins
+from ferrule.plugin.faults import fault_logger, log_fault
 
 _ADMIN_IS_OFF = "Routes for administration are off; FERRULE_SERVER_DEV_MODE=1 switches them on."
 _COPIED = [name for name in inspect.signature(APIRoute).parameters if name != "form_limits"]
@@ -30,6 +33,7 @@ def assemble(config: Config, plugins: Plugins, context: RouterContext) -> tuple[
     entries: list[Entry] = []
     absent: dict[str, str] = {}
     public = PUBLIC | (PUBLIC_METRICS if config.frontend.public_metrics else frozenset())
+    check_plugins(plugins, (), Component.HTTP)
     for name in plugins.chosen("router", config.frontend.routers):
         found, advice = _asked(plugins, name, context)
         entries += found
@@ -45,17 +49,16 @@ def assemble(config: Config, plugins: Plugins, context: RouterContext) -> tuple[
 
 def _asked(plugins: Plugins, name: str, context: RouterContext) -> tuple[Sequence[Entry], Mapping[str, str]]:
     router = plugins.make("router", name)
-    try:
-        return list(entries_of(router.router(context))), router.absent(context)
-    except StartupError:
-        raise
-    except Exception as error:
-        origin = plugins.origin("router", name)
-        raise PluginError(f"Router {name} of {origin} has no routes: {type(error).__name__}: {error}") from error
+    faults = fault_logger(plugins, partial(log_fault, plugins.title("router", name)))
+    with plugins.blamed("router", name):
+        return list(entries_of(router.router(context), faults)), router.absent(context)
 
 
-def entries_of(router: APIRouter) -> Iterator[Entry]:
-    """A router's routes by method; those of routers that it includes are made anew with what the inclusion adds."""
+def entries_of(router: APIRouter, faults: Callable[[str], None] = log_unexpected) -> Iterator[Entry]:
+    """A router's routes by method; those of routers that it includes are made anew with what the inclusion adds.
+
+    `faults` logs what a route's handler raises.
+    """
     for found in iter_route_contexts(router.routes):
         route = found.original_route
         if not isinstance(route, APIRoute):
@@ -67,7 +70,7 @@ def entries_of(router: APIRouter) -> Iterator[Entry]:
         body = None if adapter is None else Shape.of(adapter.json_schema())
         endpoint = endpoint_of(route, adapter)
         for method in sorted(route.methods or ()):
-            yield Entry(route, method, access_of(route), body, endpoint)
+            yield Entry(route, method, access_of(route), body, endpoint, faults)
 
 
 def application(config: Config, entries: Sequence[Entry]) -> FastAPI:

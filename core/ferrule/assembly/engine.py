@@ -11,13 +11,16 @@ from msgspec.structs import replace
 
 from ferrule.assembly.limits import scheduler_limits
 from ferrule.config import Resolved
+from ferrule.config.chosen import chosen_plugins
 from ferrule.engine.cache import capacity, footprint
 from ferrule.engine.loop import EngineLoop
 from ferrule.env import before_libraries
 from ferrule.errors import ConfigError
 from ferrule.interfaces.executor import Executor
 from ferrule.interfaces.plugins import Plugins
-from ferrule.interfaces.scheduler import Scheduler
+from ferrule.interfaces.scheduler import Scheduler, SchedulingPolicy
+from ferrule.plugin import Component, check_plugins
+from ferrule.plugin.faults import fault_logger, naming_culprit
 from ferrule.types import ModelInfo
 from ferrule.wire.messages import Channel
 
@@ -33,22 +36,29 @@ class Engine:
 
 
 def open_executor(config: Resolved, plugins: Plugins) -> Executor:
-    """The executor, not started. What the engine is made of is imported here, so that a plugin that cannot be used is
-    reported before weights are loaded. Raises PluginError."""
+    """The executor, not started. The plugins that are chosen are checked first, those included that are used once the
+    model is loaded, so that one that cannot be used is reported before weights are loaded. Raises PluginError."""
     before_libraries()
-    plugins.load("policy", config.scheduler.scheduling_policy)
-    plugins.load("scheduler", config.scheduler.scheduler_cls)
-    executor: Executor = plugins.make("executor", config.parallel.distributed_executor_backend)
+    with naming_culprit(plugins):
+        check_plugins(plugins, chosen_plugins(config, plugins), Component.ENGINE)
+        executor: Executor = plugins.make("executor", config.parallel.distributed_executor_backend)
     return executor
 
 
 def build_engine(config: Resolved, plugins: Plugins, channel: Channel, executor: Executor) -> Engine:
     """Load the model, size the cache, and connect the loop to its clients. Raises StartupError."""
+    with naming_culprit(plugins):
+        return _built(config, plugins, channel, executor)
+
+
+def _built(config: Resolved, plugins: Plugins, channel: Channel, executor: Executor) -> Engine:
+    policy: SchedulingPolicy = plugins.make("policy", config.scheduler.scheduling_policy)
     info = executor.start(config, plugins)
     try:
         info, num_blocks = _sized(config, info)
         executor.init_cache(num_blocks)
-        scheduler = _scheduler(config, plugins, info, num_blocks)
+        limits = replaced(scheduler_limits(config, info, num_blocks), cache_root=os.urandom(32))
+        scheduler: Scheduler = plugins.make("scheduler", config.scheduler.scheduler_cls, limits, policy, plugins)
         loop = EngineLoop(
             scheduler,
             executor,
@@ -57,6 +67,7 @@ def build_engine(config: Resolved, plugins: Plugins, channel: Channel, executor:
             sleep_mode=config.model.enable_sleep_mode,
             debug=config.observability.debug,
         )
+        loop.log_failure = fault_logger(plugins, loop.log_failure)
     except BaseException:
         executor.shutdown()
         raise
@@ -85,10 +96,3 @@ def _sized(config: Resolved, info: ModelInfo) -> tuple[ModelInfo, int]:
         )
     note = f"{problem}: --max-model-len is {room}. For all of it, give the cache {remedy}."
     return replace(info, max_model_len=room, notes=(*info.notes, note)), info.max_blocks
-
-
-def _scheduler(config: Resolved, plugins: Plugins, info: ModelInfo, num_blocks: int) -> Scheduler:
-    policy = plugins.make("policy", config.scheduler.scheduling_policy)
-    limits = replaced(scheduler_limits(config, info, num_blocks), cache_root=os.urandom(32))
-    scheduler: Scheduler = plugins.make("scheduler", config.scheduler.scheduler_cls, limits, policy, plugins)
-    return scheduler

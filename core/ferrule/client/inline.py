@@ -6,7 +6,6 @@ import asyncio
 import threading
 from collections.abc import Callable
 
-from ferrule import log
 from ferrule.assembly.engine import build_engine, open_executor
 from ferrule.client.demux import DemuxClient
 from ferrule.config import Resolved
@@ -14,8 +13,6 @@ from ferrule.engine.loop import EngineLoop
 from ferrule.interfaces.plugins import Plugins
 from ferrule.wire.messages import Fatal, FromEngine, Ready, ToEngine
 from ferrule.wire.queues import QueueChannel
-
-_logger = log.get("engine")
 
 
 class InlineClient(DemuxClient):
@@ -60,7 +57,7 @@ class InlineClient(DemuxClient):
             self._deliver(Ready(engine.info, engine.num_blocks))
             engine.loop.run(self._stop.is_set)
         except Exception:
-            _logger.exception("the engine loop failed")
+            engine.loop.log_failure("the engine loop")
             self._deliver(Fatal("The engine failed."))
         finally:
             engine.executor.shutdown()

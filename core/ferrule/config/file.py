@@ -56,6 +56,8 @@ def _items(path: str, schema: Schema, loader: Any, root: Any) -> list[Item]:
         name = key.replace("_", "-")
         if name in lines:
             problems.append(f"{place}: {key} is given twice, first in line {lines[name]}.")
+        elif match is None and schema.partial:
+            continue
         elif match is None:
             problems.append(f"{place}: unknown option {key!r}.{schema.suggest('--' + key)}")
         elif match.spec.name == "config":

@@ -1,6 +1,6 @@
 """What a command says about itself: how help is asked for, and the pages that `--help` prints.
 
-Nothing else is imported for it: no command, no plugin, no torch.
+Nothing else is imported for it: no command, no torch, and no plugin but the one whose options are asked for.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ferrule.config.schema import Schema, Spec
 from ferrule.config.values import SCALES
 from ferrule.env import variable
 from ferrule.errors import nearest
-from ferrule.plugin import Plugins
+from ferrule.plugin import KINDS, Plugins
 
 _INDENT = 26  # columns before the sentence about an option
 _FEW = 24  # up to so many options are all shown by a plain --help
@@ -48,6 +48,7 @@ def render(schema: Schema, usage: Usage, topic: str, plugins: Plugins, width: in
     """The help text of a command: `topic` is "" for a plain --help. `width` is in columns; 0: that of the terminal."""
     page = _Page(schema, usage, plugins, width or terminal_width())
     word = topic.strip().lower().replace("_", "-")
+    kind, _, name = topic.strip().partition(":")
     titles = {name.lower(): name for name in groups(schema)}
     if not word:
         lines = page.everything() if len(schema.specs) <= _FEW else page.overview()
@@ -59,6 +60,8 @@ def render(schema: Schema, usage: Usage, topic: str, plugins: Plugins, width: in
         lines = page.groups()
     elif word in titles:
         lines = page.group(titles[word])
+    elif kind in KINDS and name:
+        lines = page.plugin(kind, name)
     else:
         lines = page.search(word)
     return "\n".join(lines)
@@ -106,6 +109,8 @@ def metavar(spec: Spec) -> str:
     name = {int: "SIZE" if spec.option.human else "N", float: "X", str: "TEXT", dict: "JSON"}[spec.base]
     if spec.option.kind:
         name = "NAME"
+    if spec.option.keyed:
+        name = "KEY={JSON}"
     if spec.many:
         name = "JSON" if spec.option.json else f"{name} [{name} ...]" if spec.option.nargs == "+" else name
     return f" [{name}]" if spec.option.bare else f" {name}"
@@ -192,6 +197,7 @@ class _Page:
             "--help=ModelConfig": "one group",
             "--help=max-num-seqs": "one option",
             "--help=max": "every option whose name contains the word",
+            "--help=policy:fcfs": "a plugin and its options, for any kind:name",
             "--help=json": "every option, for machines",
         }
         yield "More help:"
@@ -217,6 +223,18 @@ class _Page:
     def _group(self, name: str) -> Iterator[str]:
         yield from textwrap.wrap(f"{name}: {self._summaries[name]}", self._width)
         yield from self._options(self._groups[name])
+
+    def plugin(self, kind: str, name: str) -> Iterator[str]:
+        """A plugin and its options. Raises PluginError for one that cannot be used."""
+        options = self._plugins.options_of(kind, name)
+        yield f"{self._plugins.title(kind, name)}; chosen by: {KINDS[kind].chosen_by}"
+        yield ""
+        if not options:
+            yield "It takes no options."
+            return
+        yield f"Options, for --plugin-config {kind}:{name}={{...}} or --plugin-config.{kind}:{name}.OPTION VALUE:"
+        for option in options:
+            yield from columns(f"  {option.name}", option.text, self._width)
 
     def search(self, word: str) -> Iterator[str]:
         """One option by its exact name, else every option with the word in a spelling of it."""
@@ -251,7 +269,7 @@ class _Page:
             yield f"Must be {spec.limits}."
         if option.json and spec.base is dict:
             yield f"Also key by key: {spec.flag}.KEY VALUE."
-        if option.append:
+        if option.append or option.keyed:
             yield "May be given more than once."
         names = [f"{name} ({self._plugins.origin(option.kind or '', name)})" for name in self._names(spec)]
         if names:

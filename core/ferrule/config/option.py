@@ -35,6 +35,7 @@ class Option:
     opens: tuple[str, ...] = ()  # texts that mean the default, "auto"
     scalar: str | None = None  # a JSON object that may be written as the number of this key
     pairs: bool = False  # a JSON object that may be written as a=1,b=2
+    keyed: bool = False  # a JSON object whose entries may be written one by one, as KEY=JSON
     objects: bool = False  # a text that may be given as an object, of which it is the JSON
     suffixes: Mapping[str, str] = field(default_factory=dict)  # word behind a colon of the value → option string
     aliases: tuple[str, ...] = ()  # further option strings, "-q"

@@ -17,7 +17,7 @@ from ferrule.config import help as helptext
 from ferrule.config.file import read_file
 from ferrule.config.schema import Item, Match, Schema, Spec
 from ferrule.config.sections import Config
-from ferrule.config.values import convert, is_boolean, merge, opens, problem
+from ferrule.config.values import convert, entry, is_boolean, merge, opens, problem
 from ferrule.env import Environment
 from ferrule.errors import ConfigError, nearest
 from ferrule.plugin import Plugins
@@ -240,6 +240,9 @@ class _Draft:
                     raise ValueError(f"{word!r} behind the colon is none of {', '.join(option.suffixes)}")
                 yield replace(item, match=self._find(option.suffixes[word]), raw=True)
             item = replace(item, raw=before)
+        if option.keyed and isinstance(item.raw, str) and not item.match.path:
+            key, value = entry(spec, item.raw)
+            item = replace(item, match=replace(item.match, path=key), raw=value)
         if not option.replaced:
             yield item
         elif (value := self._value(item, {})) != spec.default and value not in option.passes:

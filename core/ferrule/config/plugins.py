@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
+from ferrule.config.option import opt
 from ferrule.config.parse import parse
 from ferrule.config.schema import Schema
 from ferrule.config.sections import PluginConfig
@@ -14,7 +17,7 @@ from ferrule.plugin.plugin_set import Plugins
 from ferrule.plugin.refs import PluginRef
 from ferrule.plugin.select import Preference, Selection
 
-_CHOOSING = frozenset({"plugins_allow", "plugins_deny", "plugins_prefer"})
+_CHOOSING = frozenset({"plugins_allow", "plugins_deny", "plugins_prefer", "plugin", "plugin_adapter", "plugin_config"})
 
 
 def configured(plugins: Plugins, options: PluginConfig, environment: Environment) -> Plugins:
@@ -22,15 +25,35 @@ def configured(plugins: Plugins, options: PluginConfig, environment: Environment
 
     Raises ConfigError for a malformed option, PluginError for a file that cannot be read.
     """
-    return plugins.under(_selection(options, environment), tuple(dict.fromkeys(_files(options))))
+    files = tuple(dict.fromkeys(_files(options)))
+    return plugins.under(_selection(options, environment), files, _plugin_options(options))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _FileConfig:
+    """Where else options are written."""
+
+    config: str | None = opt(None, "YAML file with options.")
 
 
 def selection_options(argv: Sequence[str], environment: Environment) -> PluginConfig:
-    """What command line and environment say about the choice of plugins, read before the command itself is chosen.
+    """What command line, environment and configuration file say about the choice of plugins, read before the command
+    itself is chosen.
 
-    Raises ConfigError.
+    Raises ConfigError. A file that cannot be read is passed over: the command reads it again and says what is wrong,
+    or its --config is another option than that of `ferrule serve`.
     """
-    schema = Schema({"plugins": PluginConfig})
+    try:
+        with_file = Schema({"plugins": PluginConfig, "file": _FileConfig}, partial=True)
+        words = _words_of(argv, with_file, {*_CHOOSING, "config"})
+        return parse(words, with_file, env=environment, positional=None).config.plugins
+    except ConfigError:
+        schema = Schema({"plugins": PluginConfig})
+        return parse(_words_of(argv, schema, _CHOOSING), schema, env=environment, positional=None).config.plugins
+
+
+def _words_of(argv: Sequence[str], schema: Schema, names: Collection[str]) -> list[str]:
+    """The words of a command line that are these options and their values."""
     taken: list[str] = []
     takes = False
     for word in argv:
@@ -38,10 +61,20 @@ def selection_options(argv: Sequence[str], environment: Environment) -> PluginCo
             break
         if word.startswith("-"):
             match = schema.find(word.partition("=")[0])
-            takes = match is not None and match.spec.name in _CHOOSING
+            takes = match is not None and match.spec.name in names
         if takes:
             taken.append(word)
-    return parse(taken, schema, env=environment, positional=None).config.plugins
+    return taken
+
+
+def _plugin_options(options: PluginConfig) -> dict[str, dict[str, Any]]:
+    for id, values in options.plugin_config.items():
+        kind, colon, name = id.partition(":")
+        if not (kind and colon and name):
+            raise ConfigError(f"--plugin-config takes kind:name={{...}}, not '{id}'.")
+        if not isinstance(values, dict):
+            raise ConfigError(f'--plugin-config {id}: options are a JSON object, as in {id}={{"option": 1}}.')
+    return dict(options.plugin_config)
 
 
 def _files(options: PluginConfig) -> Iterator[PluginRef]:

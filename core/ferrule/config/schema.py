@@ -44,7 +44,7 @@ class Spec:
         if self.option.choices:
             return "one of: " + ", ".join(str(c) for c in self.option.choices)
         nouns = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", dict: "a JSON object"}
-        noun = nouns[self.base]
+        noun = "KEY={JSON}" if self.option.keyed else nouns[self.base]
         if self.many and self.option.json:
             noun = 'a JSON list such as ["a", "b"]'
         suffix = " (1k = 1000, 1K = 1024, 25.6k = 25600)" if self.option.human else ""
@@ -84,9 +84,11 @@ class Item:
 class Schema:
     """The options of some sections. Sections are frozen dataclasses whose fields were made with `opt`."""
 
-    def __init__(self, sections: Mapping[str, type], *, server: bool = True) -> None:
-        """`server=False` leaves out the options that only mean something to an HTTP server. Raises TypeError."""
+    def __init__(self, sections: Mapping[str, type], *, server: bool = True, partial: bool = False) -> None:
+        """`server=False` leaves out the options that only mean something to an HTTP server. `partial`: a configuration
+        file may have other options too. Raises TypeError."""
         self.sections = dict(sections)
+        self.partial = partial
         every = (spec for key, cls in self.sections.items() for spec in _specs(key, cls))
         self.specs = tuple(spec for spec in every if server or not spec.option.server)
         self._flags = _index(self.specs)

@@ -309,6 +309,12 @@ class PluginConfig:
     plugins_deny: tuple[str, ...] = opt((), "Never these: kind:name or a distribution; wins over allow.", nargs="+")
     plugins_prefer: tuple[str, ...] = opt((), "kind:name=distribution, where two offer one name.", nargs="+")
     plugin: tuple[str, ...] = opt((), "kind=file.py: a plugin from a file.", nargs="+", append=True)
+    plugin_config: dict[str, Any] = opt(
+        {},
+        "Options of a plugin, kind:name={...}; --help=kind:name shows which it has.",
+        json=True,
+        keyed=True,
+    )
     tool_parser_plugin: str = opt("", "Python file with tool parsers.", server=True)
     reasoning_parser_plugin: str = opt("", "Python file with reasoning parsers.", server=True)
     plugin_adapter: str = opt("", "Module for files written for others: ferrule_plugins.compat_vllm.", server=True)

@@ -109,6 +109,19 @@ def merge(old: Any, match: Match, raw: Any, notice: Notice) -> dict[str, Any]:
     return _sendable(result)
 
 
+def entry(spec: Spec, text: str) -> tuple[tuple[str, ...], Any]:
+    """(path, value) of one entry of a JSON object, KEY=JSON; the path is empty for the text of a whole object.
+
+    Raises ValueError.
+    """
+    if opens(spec, text) or text.lstrip().startswith("{"):
+        return (), text
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise ValueError
+    return (key.strip(),), _decode(value)
+
+
 def loose(text: str) -> Any:
     """A dotted key's value: JSON if it is that, else a size such as 80g, else the text."""
     for read in (_decode, human_size):

@@ -31,6 +31,10 @@ _PASSED_ON = ("start_profile", "stop_profile", "collective_rpc")  # calls that t
 _logger = log.get("engine")
 
 
+def _log_failure(doing: str) -> None:
+    _logger.exception("%s failed", doing)
+
+
 class EngineLoop:
     """Everything it touches is passed in. One thread calls its methods; `stalled_for` may be called from any.
 
@@ -51,6 +55,7 @@ class EngineLoop:
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
+        self.log_failure: Callable[[str], None] = _log_failure  # of the exception that is being handled
         self.last_progress = clock()  # when a step last ended or there was nothing to do
         self._channel = channel
         self._clock = clock
@@ -152,7 +157,7 @@ class EngineLoop:
             self.scheduler.add(request, now)
         except Exception as error:
             if not isinstance(error, ValueError):
-                _logger.exception("request %s could not be queued", request.id)
+                self.log_failure(f"adding request {request.id}")
             text = str(error) if isinstance(error, ValueError) else "The request could not be queued."
             times = RequestTimes(arrival=request.arrival, finished=now)
             delta = RequestDelta(request.id, finish=FinishReason.ERROR, error=text, times=times)
@@ -211,7 +216,7 @@ class EngineLoop:
             status = error.status if isinstance(error, RequestError) else 500
             return CallReply(call.number, error=str(error), status=status)
         except Exception:
-            _logger.exception("call %s failed", call.name)
+            self.log_failure(f"the call {call.name}")
             return CallReply(call.number, error=f"{call.name} failed; the log says why")
 
     def _between_steps(self, function: Callable[..., Any], *args: Any) -> Any:

@@ -7,6 +7,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from ferrule.config import Resolved
+from ferrule.config.chosen import chosen_plugins
 from ferrule.errors import ConfigError, RequestError
 from ferrule.frontend.admission.admit import sampling_defaults
 from ferrule.frontend.output.parse import Parsers
@@ -14,6 +15,7 @@ from ferrule.frontend.text.render import Templates, choose_templates
 from ferrule.frontend.text.tokenize import open_tokenizer
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.tokenizer import Tokenizer
+from ferrule.plugin import Component, check_plugins
 
 
 class Inputs(Struct, frozen=True):
@@ -25,7 +27,11 @@ class Inputs(Struct, frozen=True):
 
 
 def open_inputs(config: Resolved, plugins: Plugins) -> Inputs:
-    """Open all of it, and read the generation config. Model and tokenizer are folders. Raises StartupError."""
+    """Open all of it, and read the generation config. Model and tokenizer are folders. Raises StartupError.
+
+    The plugins that the frontend will use are checked first, those included that are made later.
+    """
+    check_plugins(plugins, chosen_plugins(config, plugins), Component.FRONTEND)
     parsers = open_parsers(config, plugins)
     tokenizer = open_tokenizer(config, plugins, Path(config.model.tokenizer))
     templates = choose_templates(config.frontend.chat_template, tokenizer.chat_template if tokenizer else None)
@@ -36,12 +42,19 @@ def open_inputs(config: Resolved, plugins: Plugins) -> Inputs:
 
 
 def open_parsers(config: Resolved, plugins: Plugins) -> Parsers:
-    """The parsers that the options name. Raises PluginError."""
+    """The parsers that the options name; each is made once, to see that it can be. Raises PluginError."""
     reasoning, tools = config.frontend.reasoning_parser, config.frontend.tool_call_parser
-    return Parsers(
-        reasoning=plugins.load("reasoning_parser", reasoning) if reasoning else None,
-        tools=plugins.load("tool_parser", tools) if tools else None,
+    parsers = Parsers(
+        reasoning=plugins.factory("reasoning_parser", reasoning) if reasoning else None,
+        tools=plugins.factory("tool_parser", tools) if tools else None,
+        reasoning_title=plugins.title("reasoning_parser", reasoning),
+        tools_title=plugins.title("tool_parser", tools),
     )
+    if parsers.reasoning is not None:
+        parsers.reasoning()
+    if parsers.tools is not None:
+        parsers.tools([])
+    return parsers
 
 
 def _check_template(text: str) -> None:

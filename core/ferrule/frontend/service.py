@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from ferrule import log
 from ferrule.client.base import EngineClient
 from ferrule.config import Resolved
-from ferrule.errors import EngineDead, FerruleError, NotFoundError, PluginError, RequestError, UnavailableError
+from ferrule.errors import EngineDead, FerruleError, NotFoundError, RequestError, UnavailableError
 from ferrule.frontend.admission.admit import Prepared, PromptReader, read_rules
 from ferrule.frontend.admission.ledger import Account, Ledger, Loggers, Reservation
 from ferrule.frontend.admission.processors import Processors, check_functions, check_processors
@@ -147,7 +147,7 @@ class FrontendService(Service):
         return self.ledger.loggers.exposition()
 
     def answered(self, stats: HttpStats) -> None:
-        self.ledger.loggers.tell(lambda logger: logger.on_http(stats), always=True)
+        self.ledger.loggers.tell("on_http", lambda logger: logger.on_http(stats), always=True)
 
     async def read(self, prompt: Prompt | ChatPrompt) -> tuple[list[int], str | None]:
         """A prompt's ids, and its text if it had one or was rendered. Raises RequestError."""
@@ -344,14 +344,13 @@ def _log_requests(
         )
 
 
-def _stat_loggers(config: Resolved, plugins: Plugins, client: EngineClient) -> list[StatLogger]:
-    """All that can be loaded: none of them was asked for by name, so a broken one is left out and reported."""
-    loggers: list[StatLogger] = []
+def _stat_loggers(config: Resolved, plugins: Plugins, client: EngineClient) -> list[tuple[str, StatLogger]]:
+    """All that are installed, with their titles. Raises PluginError."""
+    loggers: list[tuple[str, StatLogger]] = []
     for name in plugins.defaults("stat_logger"):
-        try:
-            loggers.append(plugins.make("stat_logger", name, config, client.info))
-            if client.board.shared is not None:
-                loggers[-1].share(*client.board.shared)
-        except PluginError as error:
-            _logger.warning("a stat logger was left out: %s", error.message, logger=name)
+        logger: StatLogger = plugins.make("stat_logger", name, config, client.info)
+        if client.board.shared is not None:
+            with plugins.blamed("stat_logger", name):
+                logger.share(*client.board.shared)
+        loggers.append((plugins.title("stat_logger", name), logger))
     return loggers

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ferrule.interfaces.platform import Transfers
+from ferrule.interfaces.tokenizer import Tokenizer
 from ferrule.types import TokenSampling
 
 if TYPE_CHECKING:
@@ -33,11 +34,13 @@ class SampleBatch:
     """`history[slot, :position]` holds a row's known ids (prompt and output), int32 on the device.
 
     `transfers.stage` brings parameters there without waiting for the step's launches, as `torch.tensor` would.
+    `tokenizer` opens the model's tokenizer, once; None where there is none. It is for `LogitsProcessor.begin`.
     """
 
     rows: Sequence[SampleRow]
     history: torch.Tensor  # [slots, at least max_model_len]
     transfers: Transfers = field(default_factory=Transfers)
+    tokenizer: Callable[[], Tokenizer | None] = lambda: None
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,12 @@ class LogitsProcessor(ABC):
     @abstractmethod
     def __init__(self, **kwargs: Any) -> None:
         """Validate `kwargs`; ValueError becomes a 400."""
+
+    def begin(self, tokenizer: Tokenizer | None) -> None:
+        """Called once, before the first `apply`, and when the request is admitted, where ValueError becomes a 400.
+
+        `tokenizer` is the model's; None with `--skip-tokenizer-init`.
+        """
 
     @abstractmethod
     def apply(self, known_ids: Sequence[int], num_prompt: int, logits: torch.Tensor) -> torch.Tensor:

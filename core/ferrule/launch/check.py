@@ -8,10 +8,12 @@ from ferrule import checkpoint, log
 from ferrule.api.server import Front, open_front
 from ferrule.assembly.engine import open_executor
 from ferrule.config import Resolved
+from ferrule.config.chosen import chosen_plugins
 from ferrule.frontend.inputs import Inputs, open_inputs, open_parsers
 from ferrule.hooks import HookRunner, open_hooks
 from ferrule.interfaces.plugins import Plugins
 from ferrule.launch.localise import check_remote, is_path, localise
+from ferrule.plugin import Component, check_plugins
 from ferrule.wire.board import Board
 
 _logger = log.get("launch")
@@ -27,12 +29,16 @@ def open_api(
     return open_front(config, plugins, board, hooks), open_inputs(config, plugins)
 
 
+_MADE_ALONE = frozenset({"policy", "router"})  # kinds whose plugins are made before the model is loaded, from nothing
+
+
 def check_start(config: Resolved, plugins: Plugins) -> None:
     """Raise the StartupError with which a start would end before it loads weights.
 
     It opens what a start opens and lets the executor check what it would load. A model or tokenizer that is not a
     folder is not fetched: its hub is asked for its files, and what they contain is not checked.
     """
+    _check_plugins(config, plugins)
     hooks = open_hooks(plugins)
     if is_path(config.model.model) and is_path(config.model.tokenizer):
         local = localise(config, plugins)
@@ -47,3 +53,13 @@ def check_start(config: Resolved, plugins: Plugins) -> None:
         _logger.warning(
             "the hub cannot be asked now: whether it has %s, and what is in its files, was not checked", name
         )
+
+
+def _check_plugins(config: Resolved, plugins: Plugins) -> None:
+    """Import the plugins of other distributions that are chosen, whichever process would; make those that can be made
+    without a model. Built-in ones are not imported: many of them bring torch."""
+    chosen = [(kind, name) for kind, name in chosen_plugins(config, plugins) if not plugins.is_builtin(kind, name)]
+    found = check_plugins(plugins, chosen, *Component)
+    for (kind, _), make in found.items():
+        if kind in _MADE_ALONE:
+            make()

@@ -51,7 +51,7 @@ def run_engine(boot: Boot) -> int:
     try:
         engine.loop.run(stopping.is_set)
     except Exception:
-        _logger.exception("the engine loop failed")
+        engine.loop.log_failure("the engine loop")
         log.flush()
         os._exit(1)  # threads may be stuck in the device: no clean-up can be waited for
     engine.executor.shutdown()

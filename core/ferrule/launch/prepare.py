@@ -27,7 +27,7 @@ def open_log(config: Config, process: str) -> None:
 def prepare(config: Config, notices: Sequence[str], plugins: Plugins, area: str) -> tuple[Resolved, Plugins]:
     """Set up the log, apply the plugin options, fill what is open, and check names.
 
-    Raises ConfigError, PluginError. Nothing is fetched or loaded.
+    Raises ConfigError, PluginError, also for options of a plugin that cannot be used. Nothing is fetched or loaded.
     """
     open_log(config, area)
     chosen = configured(plugins, config.plugins, config.env)
@@ -35,4 +35,7 @@ def prepare(config: Config, notices: Sequence[str], plugins: Plugins, area: str)
         _logger.warning("%s", notice)
     resolved = one_worker(resolve(config), chosen)
     check_names(resolved, chosen)
+    for id in chosen.options:
+        kind, _, name = id.partition(":")
+        chosen.find(kind, name)
     return resolved, chosen

@@ -3,13 +3,16 @@
 discover() -> Plugins                           once, in the launcher; imports no plugin
 Plugins.load(kind, name) -> class               in each process, when the plugin is needed
 Plugins.make(kind, name, …) -> instance         the same, made with what the kind's row in `KINDS` says
+check_plugins(plugins, chosen, component, …)    those that are chosen are imported and their options read, early
 load_first(plugins, kind, candidates, refuses)  for options whose value is `auto`
 ferrule.config.plugins.configured(plugins, …)   the same discovery under the user's options
 ferrule.hooks.open_hooks(plugins)               what tells every hooks plugin
 """
 
 from ferrule.plugin.auto import Chosen, load_first
-from ferrule.plugin.kinds import CONTRACT, KINDS, Kind
+from ferrule.plugin.check import check_plugins
+from ferrule.plugin.kinds import CONTRACT, KINDS, Component, Kind
+from ferrule.plugin.options import PluginOption
 from ferrule.plugin.plugin_set import Plugins, discover
 from ferrule.plugin.refs import PluginRef, Shadow
 from ferrule.plugin.select import State, Verdict
@@ -18,12 +21,15 @@ __all__ = [
     "CONTRACT",
     "KINDS",
     "Chosen",
+    "Component",
     "Kind",
+    "PluginOption",
     "PluginRef",
     "Plugins",
     "Shadow",
     "State",
     "Verdict",
+    "check_plugins",
     "discover",
     "load_first",
 ]

@@ -148,7 +148,7 @@ class _VerifiedLoader(ExecutionLoader):
 
 
 def _module(ref: PluginRef, content: bytes) -> ModuleType:
-    name = f"_ferrule_file_{ref.sha256}{ref.adapter and '_adapted'}"
+    name = ref.module
     if name in sys.modules:
         return sys.modules[name]
     loader = _VerifiedLoader(ref.target, content)

@@ -37,14 +37,24 @@ class Automatic(StrEnum):
     BUILTIN = "built-in plugins"
 
 
+class Component(StrEnum):
+    """A part of a server, as far as plugins are concerned."""
+
+    LAUNCHER = "launcher"
+    ENGINE = "engine"
+    FRONTEND = "frontend"
+    HTTP = "http"
+
+
 class Kind(Struct, frozen=True):
     """`base` is the class that a plugin derives from, as module:Class, imported when a plugin is loaded.
 
     `made_with` says what the constructor is given, in order; None: keyword arguments that a client names, whose faults
     are the client's. `on_device`: the constructor allocates on a device. `off_until_named`: an item of an allow-list
     that is about such kinds only switches on, and leaves plugins of other kinds alone. `builtin_wins`: where others
-    offer the name of a built-in plugin, it stays the built-in one. `earlier` has an entry for each contract in READABLE
-    in which the kind was another; without one, nothing changed.
+    offer the name of a built-in plugin, it stays the built-in one. `used_in` is the component that checks the chosen
+    ones before weights are loaded: the one that uses them, or one of several. `earlier` has an entry for each contract
+    in READABLE in which the kind was another; without one, nothing changed.
     """
 
     name: str
@@ -56,6 +66,7 @@ class Kind(Struct, frozen=True):
     automatic: Automatic = Automatic.ALL
     off_until_named: bool = False
     builtin_wins: bool = False
+    used_in: Component = Component.ENGINE
     earlier: dict[int, Earlier] = {}
 
     @property
@@ -68,12 +79,19 @@ class Kind(Struct, frozen=True):
         """The conformance kit, as module:Class. Servers never import it."""
         return f"ferrule_testkit.kits:{''.join(part.capitalize() for part in self.name.split('_'))}Kit"
 
-    def make(self, plugin: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """An instance of a plugin's class. Raises TypeError for arguments that are not those of the kind."""
+    def make(self, plugin: Callable[..., Any], options: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """An instance of a plugin's class; `options` is an instance of its `Options`, None where it has none.
+
+        Raises TypeError for arguments that are not those of the kind, ValueError where a client names ``options``.
+        """
         expected = ("**kwargs",) if self.made_with is None else self.made_with
         if len(args) != len(self.made_with or ()) or (kwargs and self.made_with is not None):
             raise TypeError(f"a {self.name} plugin is made with ({', '.join(expected)})")
-        return plugin(*args, **kwargs)
+        if options is None:
+            return plugin(*args, **kwargs)
+        if "options" in kwargs:
+            raise ValueError("'options' is not an argument of requests")
+        return plugin(*args, options=options, **kwargs)
 
     def load_base(self, contract: int | None = None) -> type:
         """Import the base class that plugins of a contract derive from; by default, of this one."""
@@ -112,17 +130,36 @@ KINDS = _table(
         "--quantization; else the checkpoint's `quantization_config`",
         made_with=("stored",),
     ),
-    Kind("hub", _I + "hub:ModelHub", ("--hub",), "--hub, for a model that is not a local folder"),
+    Kind(
+        "hub",
+        _I + "hub:ModelHub",
+        ("--hub",),
+        "--hub, for a model that is not a local folder",
+        used_in=Component.LAUNCHER,
+    ),
     Kind("load_format", _I + "load_format:WeightSource", ("--load-format",), "--load-format"),
-    Kind("tokenizer", _I + "tokenizer:TokenizerSource", ("--tokenizer-mode",), "--tokenizer-mode"),
+    Kind(
+        "tokenizer",
+        _I + "tokenizer:TokenizerSource",
+        ("--tokenizer-mode",),
+        "--tokenizer-mode",
+        used_in=Component.FRONTEND,
+    ),
     Kind(
         "tool_parser",
         _I + "parsers:ToolParser",
         ("--tool-call-parser",),
         "--tool-call-parser",
         made_with=("tools",),
+        used_in=Component.FRONTEND,
     ),
-    Kind("reasoning_parser", _I + "parsers:ReasoningParser", ("--reasoning-parser",), "--reasoning-parser"),
+    Kind(
+        "reasoning_parser",
+        _I + "parsers:ReasoningParser",
+        ("--reasoning-parser",),
+        "--reasoning-parser",
+        used_in=Component.FRONTEND,
+    ),
     Kind(
         "attention",
         _I + "attention:AttentionBackend",
@@ -158,6 +195,7 @@ KINDS = _table(
         ("--logits-processor-pattern",),
         "a request, within --logits-processor-pattern",
         made_with=None,
+        used_in=Component.FRONTEND,
     ),
     Kind(
         "router",
@@ -165,16 +203,25 @@ KINDS = _table(
         ("--routers",),
         "--routers; the built-in ones are on",
         automatic=Automatic.BUILTIN,
+        used_in=Component.HTTP,
         earlier={1: Earlier(_I + "router:Router", "ferrule.api.earlier:adapt")},
     ),
-    Kind("stat_logger", _I + "stats:StatLogger", (), "on when discovered", made_with=("config", "info")),
-    Kind("command", _I + "command:Command", (), "`ferrule NAME`", builtin_wins=True),
+    Kind(
+        "stat_logger",
+        _I + "stats:StatLogger",
+        (),
+        "on when discovered",
+        made_with=("config", "info"),
+        used_in=Component.FRONTEND,
+    ),
+    Kind("command", _I + "command:Command", (), "`ferrule NAME`", builtin_wins=True, used_in=Component.LAUNCHER),
     Kind(
         "hooks",
         _I + "hooks:Hooks",
         (),
         "off until named by --plugins-allow or FERRULE_PLUGINS; then all are told",
         off_until_named=True,
+        used_in=Component.LAUNCHER,
     ),
 )
 

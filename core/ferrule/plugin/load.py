@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from ferrule.errors import PluginError
 from ferrule.plugin.files import load_file
 from ferrule.plugin.kinds import KINDS, load_object
+from ferrule.plugin.options import declared_options, describe_options
 from ferrule.plugin.refs import Origin, PluginRef
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -51,9 +52,16 @@ def _misfit(ref: PluginRef, found: type, base: type) -> str | None:
 
     Hooks may leave out parameters; what tells them checks that.
     """
-    made_with = KINDS[ref.kind].made_with
-    if made_with is not None and not _takes(found, made_with):
-        return f" is made with ({', '.join(made_with)}), and its constructor takes {_signature(found)}"
+    made_with, options = KINDS[ref.kind].made_with, []
+    if (declared := declared_options(found, ref.contract)) is not None:
+        try:
+            describe_options(declared)
+        except Exception as error:  # the types of its fields are the plugin's
+            return f".Options does not declare options: {error}"
+        options = ["options"]
+    if not _takes(found, made_with or (), options, whole=made_with is not None):
+        given = [*(("**kwargs",) if made_with is None else made_with), *options]
+        return f" is made with ({', '.join(given)}), and its constructor takes {_signature(found)}"
     if ref.kind == "hooks":
         return None
     for name, method in inspect.getmembers(base, inspect.isroutine):
@@ -71,9 +79,13 @@ def _misfit(ref: PluginRef, found: type, base: type) -> str | None:
     return None
 
 
-def _takes(function: Callable[..., object], given: Sequence[str], named: Sequence[str] = ()) -> bool:
+def _takes(
+    function: Callable[..., object], given: Sequence[str], named: Sequence[str] = (), *, whole: bool = True
+) -> bool:
+    """Whether it can be called with these arguments; without `whole`, with others besides."""
     try:
-        inspect.signature(function).bind(*given, **dict.fromkeys(named))
+        signature = inspect.signature(function)
+        (signature.bind if whole else signature.bind_partial)(*given, **dict.fromkeys(named))
     except TypeError:
         return False
     except ValueError:  # written in C: it has no signature to look at

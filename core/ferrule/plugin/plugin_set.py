@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from ferrule.errors import FerruleError, PluginError, StartupError, nearest
+from ferrule.errors import ConfigError, FerruleError, PluginError, StartupError, nearest
 from ferrule.plugin.kinds import KINDS, Automatic, Kind
 from ferrule.plugin.load import load_ref
+from ferrule.plugin.options import SINCE, PluginOption, declared_options, describe_options, read_options
 from ferrule.plugin.refs import Origin, PluginRef, Shadow
 from ferrule.plugin.scan import scan
 from ferrule.plugin.select import Selection, State, Verdict
@@ -23,13 +24,15 @@ class Plugins:
     """Every plugin that was found, and which of them may be used. Crosses processes as msgpack or JSON.
 
     `refs` has the built-in plugins first, then the others by distribution, then files. `problems` are sentences about
-    metadata or options that could not be used; `shadowed` are installs that Python does not see.
+    metadata or options that could not be used; `shadowed` are installs that Python does not see. `options` has the
+    values of `--plugin-config`, by kind:name and option.
     """
 
     refs: tuple[PluginRef, ...] = ()
     shadowed: tuple[Shadow, ...] = ()
     problems: tuple[str, ...] = ()
     selection: Selection = Selection()
+    options: Mapping[str, dict[str, Any]] = field(default_factory=dict)
 
     def names(self, kind: str) -> tuple[str, ...]:
         """Names that can be chosen, built-ins first, broken ones included; so are names that two offer."""
@@ -46,12 +49,39 @@ class Plugins:
         return self.factory(kind, name)(*args, **kwargs)
 
     def factory(self, kind: str, name: str) -> Callable[..., Any]:
-        """Import one plugin now; what is returned makes an instance at each call, as `make` does.
+        """Import one plugin now and read its options; what is returned makes an instance at each call, as `make` does.
 
-        What a constructor raises becomes a PluginError, except a FerruleError of its own, what a client's arguments
-        cause, and what a device raises while a model is put on it.
+        Raises PluginError, and ConfigError for options that the plugin does not have or take. What a constructor
+        raises becomes a PluginError, except a FerruleError of its own, what a client's arguments cause, and what a
+        device raises while a model is put on it.
         """
-        return partial(_made, KINDS[kind], self.title(kind, name), self.load(kind, name))
+        plugin = self.load(kind, name)
+        return partial(_made, KINDS[kind], self.title(kind, name), plugin, self._options(kind, name, plugin))
+
+    def _options(self, kind: str, name: str, plugin: Any) -> Any:
+        """An instance of the plugin's `Options`; None for a plugin that takes none."""
+        values = self.options.get(f"{kind}:{name}", {})
+        declared = declared_options(plugin, self._contract(kind, name))
+        where = f"--plugin-config {self.title(kind, name)}"
+        if declared is None:
+            if f"{kind}:{name}" in self.options:
+                raise ConfigError(f"{where}: this plugin takes no options.")
+            return None
+        try:
+            return read_options(declared, values)
+        except ValueError as error:
+            names = ", ".join(option.name for option in describe_options(declared)) or "none"
+            raise ConfigError(f"{where}:\n{error}", f"Its options: {names}.") from None
+
+    def options_of(self, kind: str, name: str) -> tuple[PluginOption, ...]:
+        """The options that one plugin takes. It is imported. Raises PluginError: see `load`."""
+        declared = declared_options(self.load(kind, name), self._contract(kind, name))
+        return () if declared is None else describe_options(declared)
+
+    def _contract(self, kind: str, name: str) -> int:
+        """The contract that the plugin was written for."""
+        refs = (ref for ref in self.offers(kind, name) if self.verdict(ref).state is State.AVAILABLE)
+        return next((ref.contract for ref in refs), SINCE)
 
     def is_builtin(self, kind: str, name: str) -> bool:
         """Whether the name can stand for a plugin that comes with the server."""
@@ -145,22 +175,27 @@ class Plugins:
             f"also offered by {sources}: say --plugins-prefer {ref.id}=DISTRIBUTION",
         )
 
-    def under(self, selection: Selection, files: tuple[PluginRef, ...] = ()) -> Plugins:
-        """The same discovery under other wishes, with plugins from files."""
+    def under(
+        self,
+        selection: Selection,
+        files: tuple[PluginRef, ...] = (),
+        options: Mapping[str, dict[str, Any]] | None = None,
+    ) -> Plugins:
+        """The same discovery under other wishes, with plugins from files, and with other options of plugins."""
         installed = tuple(ref for ref in self.refs if ref.origin is Origin.DISTRIBUTION)
         refs = (*installed, *files)
         stale = self.selection.unmatched(self.refs)
         problems = (*(p for p in self.problems if p not in stale), *selection.unmatched(refs))
-        return replace(self, refs=refs, problems=problems, selection=selection.among(refs))
+        return replace(self, refs=refs, problems=problems, selection=selection.among(refs), options=dict(options or {}))
 
     def _menu(self, kind: str) -> str:
         names = [f"{name} ({self.origin(kind, name)})" for name in self.names(kind)]
         return f"{kind} plugins here: {', '.join(names) or 'none'}."
 
 
-def _made(kind: Kind, title: str, plugin: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _made(kind: Kind, title: str, plugin: Callable[..., Any], options: Any, /, *args: Any, **kwargs: Any) -> Any:
     try:
-        return kind.make(plugin, *args, **kwargs)
+        return kind.make(plugin, options, *args, **kwargs)
     except FerruleError:
         raise
     except Exception as error:

@@ -37,6 +37,18 @@ class PluginRef(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return f"{self.kind}:{self.name}"
 
     @property
+    def module(self) -> str:
+        """Name of the module that the plugin's class is imported from."""
+        if self.origin is Origin.FILE:
+            return f"_ferrule_file_{self.sha256}{self.adapter and '_adapted'}"
+        return self.target.partition(":")[0]
+
+    @property
+    def attribute(self) -> str:
+        """Name of the class in its module; of a file plugin, "": the file is not run to know it."""
+        return "" if self.origin is Origin.FILE else self.target.partition(":")[2]
+
+    @property
     def builtin(self) -> bool:
         return self.origin is Origin.DISTRIBUTION and self.distribution == BUILTIN
 

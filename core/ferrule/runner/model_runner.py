@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,6 +12,7 @@ from ferrule.interfaces.executor import Step
 from ferrule.interfaces.model import InputEmbeds, Model
 from ferrule.interfaces.platform import Recorder, Transfers
 from ferrule.interfaces.sampler import SampleBatch, Sampler, SampleRow
+from ferrule.interfaces.tokenizer import Tokenizer
 from ferrule.runner import logprobs
 from ferrule.runner.cache import CacheMap, StateStore, map_layers
 from ferrule.runner.outcome import Outcome
@@ -44,11 +45,14 @@ class ModelRunner:
         limits: RunnerLimits,
         transfers: Transfers | None = None,
         recorder: Recorder | None = None,
+        tokenizer: Callable[[], Tokenizer | None] = lambda: None,
     ) -> None:
+        """`tokenizer` opens the model's, for logits processors."""
         self._model: Model | None = model
         self._attention = attention
         self._sampler = sampler
         self._transfers = transfers or Transfers()
+        self._tokenizer = tokenizer
         self._limits = limits = replace(limits, embed_size=model.embed_size())
         states = model.state_specs()
         self._recorder = recorder if attention.recordable and not states else None
@@ -225,7 +229,7 @@ class ModelRunner:
                 f"the model has {logits.shape[1]} logits, but its vocab_size is {self._limits.vocab_size}"
             )
         ids = state.ids
-        sampled = self._sampler.sample(logits, SampleBatch(wanted, ids, self._transfers))
+        sampled = self._sampler.sample(logits, SampleBatch(wanted, ids, self._transfers, self._tokenizer))
         ids.view(-1).index_copy_(0, here, sampled.tokens.to(torch.int32))  # where the next step looks for them
         state.sampled(slots, positions)
         outcome.add_tokens(rows, sampled.tokens, sampled.finite, dict(sampled.errors))

@@ -134,7 +134,7 @@ class AttentionKit(Kit):
     # ------------------------------------------------------------------------------------ helpers
 
     def backend(self) -> AttentionBackend:
-        backend: AttentionBackend = self.plugin()
+        backend: AttentionBackend = self.new()
         return backend
 
     def check(self, options: Mapping[str, Any], step: Step, shape: Shape, what: str) -> None:

@@ -18,8 +18,12 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar
 from unittest import SkipTest
+
+from ferrule.plugin.kinds import KINDS
+from ferrule.plugin.options import declared_options, read_options
 
 _PACKAGE = __name__.rpartition(".")[0]
 
@@ -48,12 +52,14 @@ def shown(value: object, width: int = 120) -> str:
 class Kit:
     """`plugin` is the class under test. Other annotated attributes of a kit are settings, each with a default.
 
-    `name` is the name of its entry point, where a kit needs it and there is one.
+    `name` is the name of its entry point, where a kit needs it and there is one. `plugin_options` are the values that
+    `--plugin-config` would give to the plugin.
     """
 
     kind: ClassVar[str]
     plugin: Any = None
     name: str = ""
+    plugin_options: Mapping[str, Any] = MappingProxyType({})
 
     def setup_method(self) -> None:
         """Called before each test, by pytest and by the runner alike."""
@@ -67,6 +73,12 @@ class Kit:
     def teardown_method(self) -> None:
         for folder in self._folders:
             shutil.rmtree(folder, ignore_errors=True)
+
+    def new(self, *args: Any, **kwargs: Any) -> Any:
+        """An instance of the plugin, made as a server would, with its options."""
+        declared = declared_options(self.plugin)
+        options = None if declared is None else read_options(declared, self.plugin_options)
+        return KINDS[self.kind].make(self.plugin, options, *args, **kwargs)
 
     def folder(self) -> Path:
         """A new empty folder that is removed after the test."""

@@ -91,7 +91,7 @@ class ExecutorKit(Kit):
     def test_shutdown_is_idempotent_and_bounded(self) -> None:
         """`shutdown` returns in seconds, also twice, unstarted, or after a fault, and leaves no process or thread."""
         before = (_children(), threading.active_count())
-        unstarted: Executor = self.plugin()
+        unstarted: Executor = self.new()
         self._in_time(unstarted.shutdown)
         with self.running() as executor:
             executor.submit(_impossible())
@@ -107,7 +107,7 @@ class ExecutorKit(Kit):
     def test_a_start_that_fails_leaves_nothing(self) -> None:
         """A model that cannot be loaded is a StartupError, and no process or thread stays."""
         children = _children()
-        executor: Executor = self.plugin()
+        executor: Executor = self.new()
         config = self.config()
         config = replace(config, model=replace(config.model, model=str(self.folder() / "none")))
         self._raises(
@@ -127,7 +127,7 @@ class ExecutorKit(Kit):
 
     def test_before_the_start_nothing_runs(self) -> None:
         """A plan before `start` raises EngineDead and does not hang."""
-        executor: Executor = self.plugin()
+        executor: Executor = self.new()
         self._raises(
             lambda: self._in_time(lambda: executor.submit(StepPlan(0, ()))), EngineDead, "a plan runs unstarted"
         )
@@ -158,7 +158,7 @@ class ExecutorKit(Kit):
 
     @contextmanager
     def running(self) -> Iterator[Executor]:
-        executor: Executor = self.plugin()
+        executor: Executor = self.new()
         try:
             self._started = executor.start(self.config(), self.plugins())
             executor.init_cache(20)

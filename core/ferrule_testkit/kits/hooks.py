@@ -52,7 +52,7 @@ class HooksKit(Kit):
     kind = "hooks"
 
     def make(self) -> Hooks:
-        hooks: Hooks = self.plugin()
+        hooks: Hooks = self.new()
         return hooks
 
     # ------------------------------------------------------------------------------------ promises

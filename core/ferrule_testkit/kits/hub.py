@@ -64,15 +64,15 @@ class HubKit(Kit):
     def test_names_are_judged_in_words(self) -> None:
         """`refuses` gives a reason or None for whatever a user may type, the same each time, and never raises."""
         for name in _ODD:
-            reason = self.plugin().refuses(name)
+            reason = self.new().refuses(name)
             told = reason is None or (isinstance(reason, str) and bool(reason.strip()))
             promise(told, f"refuses({shown(name)}) gives {shown(reason)}")
-            promise(self.plugin().refuses(name) == reason, f"refuses({shown(name)}) has another answer the second time")
+            promise(self.new().refuses(name) == reason, f"refuses({shown(name)}) has another answer the second time")
 
     def test_names_of_repositories_are_not_refused(self) -> None:
         """What can be fetched is not refused."""
         with self._repository() as (name, _):
-            promise(self.plugin().refuses(name) is None, f"refuses({name!r}): {shown(self.plugin().refuses(name))}")
+            promise(self.new().refuses(name) is None, f"refuses({name!r}): {shown(self.new().refuses(name))}")
 
     def test_the_chosen_files_come_unchanged(self) -> None:
         """Every file that is chosen and not ignored is in the folder, under its name, with exactly its bytes."""
@@ -146,7 +146,7 @@ class HubKit(Kit):
             yield name, worlds
 
     def _fetch(self, name: str, revision: str | None, choose: Choose = lambda names: _CHOSEN) -> Path:
-        hub: ModelHub = self.plugin()
+        hub: ModelHub = self.new()
         return hub.fetch(Repository(name, revision, _SECRET, self._downloads, (_IGNORED,)), choose)
 
     def _files(self, name: str, revision: str | None) -> Sequence[str] | None:

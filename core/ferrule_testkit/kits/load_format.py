@@ -85,14 +85,14 @@ class LoadFormatKit(Kit):
     def test_the_place_of_a_tensor_is_told(self) -> None:
         """`place` names the file of each tensor as it comes, and the folder after the last one."""
         for folder, _ in self._checkpoints():
-            source: WeightSource = self.plugin()
+            source: WeightSource = self.new()
             for name, _ in source.tensors(folder, _model(), {}):
                 promise(Path(source.place).is_file(), f"the place of {name!r} is {source.place!r}, which is not a file")
             promise(Path(source.place) == folder, f"the last place is {source.place!r}, not the folder")
 
     def test_nothing_is_kept_between_loads(self) -> None:
         """One object loads twice, and another folder after it, with the same result as a new one."""
-        source: WeightSource = self.plugin()
+        source: WeightSource = self.new()
         for folder, weights in self._checkpoints():
             for _ in range(2):
                 names = sorted(name for name, _ in source.tensors(folder, _model(), {}))
@@ -124,7 +124,7 @@ class LoadFormatKit(Kit):
         """An option that the format does not know is a ConfigError that names it."""
         folder = next((folder for folder, _ in self._checkpoints(skip=False)), None)
         try:
-            list(self.plugin().tensors(folder, _model(), {"no_such_option": 1}))
+            list(self.new().tensors(folder, _model(), {"no_such_option": 1}))
         except ConfigError as error:
             promise("no_such_option" in str(error), f"the refusal does not name the option: {shown(str(error))}")
         else:
@@ -151,7 +151,7 @@ class LoadFormatKit(Kit):
             does_not_apply("this format reads files")
         model = _model()
         wanted = {name: (tensor.shape, tensor.dtype) for name, tensor in model.named_parameters()}
-        first, again = ([*self.plugin().tensors(None, model, {})] for _ in range(2))
+        first, again = ([*self.new().tensors(None, model, {})] for _ in range(2))
         got = {name: (tensor.shape, tensor.dtype) for name, tensor in first}
         promise(got == wanted and len(first) == len(wanted), f"{shown(got)} comes, not {shown(wanted)}")
         equal = all(torch.equal(a, b) for (_, a), (_, b) in zip(first, again, strict=True))
@@ -160,7 +160,7 @@ class LoadFormatKit(Kit):
     # ------------------------------------------------------------------------------------ parts
 
     def tensors(self, folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
-        yield from self.plugin().tensors(folder, _model(), {})
+        yield from self.new().tensors(folder, _model(), {})
 
     def _checkpoints(self, skip: bool = True) -> Iterator[tuple[Path, dict[str, torch.Tensor]]]:
         """Folders that the format takes."""

@@ -232,7 +232,7 @@ class ModelKit(Kit):
             max_model_len=_LENGTH,
             folder=folder,
         )
-        model: Model = self.plugin(context)
+        model: Model = self.new(context)
         return model
 
     def _answers(self, folder: Path, tensors: Sequence[tuple[str, torch.Tensor]]) -> torch.Tensor:

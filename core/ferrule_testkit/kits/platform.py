@@ -41,7 +41,7 @@ class PlatformKit(Kit):
         if reason is not None:
             does_not_apply(f"it refuses: {reason}")
         self._threads = torch.get_num_threads()
-        platform: Platform = self.plugin()
+        platform: Platform = self.new()
         self.caps: DeviceCaps = platform.prepare(self._config())
         return platform
 

@@ -172,7 +172,7 @@ class QuantizationKit(Kit):
         return [dtype for dtype in _FLOATS if self.plugin.refuses(self.config, caps, dtype) is None] or [_FLOATS[-1]]
 
     def _method(self) -> QuantizationMethod:
-        method: QuantizationMethod = self.plugin(self.config)
+        method: QuantizationMethod = self.new(self.config)
         return method
 
     def _layers(self) -> list[LinearLayer]:

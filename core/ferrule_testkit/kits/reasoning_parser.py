@@ -39,7 +39,7 @@ class ReasoningParserKit(Kit):
 
     def make(self) -> ReasoningParser:
         """A parser at the beginning of a choice, with a tokenizer of bytes where `context` has none."""
-        parser: ReasoningParser = self.plugin()
+        parser: ReasoningParser = self.new()
         parser.begin(replace(self.context, tokenizer=self.context.tokenizer or ByteTokenizer()))
         return parser
 

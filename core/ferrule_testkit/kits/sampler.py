@@ -67,7 +67,7 @@ class SamplerKit(Kit):
     vocab_sizes: Sequence[int] = (100, 2003, 50_257)
 
     def make(self) -> Sampler:
-        sampler: Sampler = self.plugin(OnePlugin())
+        sampler: Sampler = self.new(OnePlugin())
         return sampler
 
     # ------------------------------------------------------------------------------------ promises
@@ -272,7 +272,7 @@ class LogitsProcessorKit(Kit):
     ignores_prompt: bool = False
 
     def make(self, given: Mapping[str, Any]) -> LogitsProcessor:
-        processor: LogitsProcessor = self.plugin(**copy.deepcopy(dict(given)))
+        processor: LogitsProcessor = self.new(**copy.deepcopy(dict(given)))
         return processor
 
     # ------------------------------------------------------------------------------------ promises

@@ -52,7 +52,7 @@ class SchedulerKit(Kit):
         promise(first == second, f"two runs of the same work differ: {first} and {second}")
 
     def _make(self, limits: SchedulerLimits, policy: SchedulingPolicy) -> Scheduler:
-        scheduler: Scheduler = self.plugin(limits, policy, discover())
+        scheduler: Scheduler = self.new(limits, policy, discover())
         return scheduler
 
     def _simulate(self, depth: int) -> None:
@@ -67,7 +67,7 @@ class PolicyKit(Kit):
     steps: int = 1200
 
     def make(self) -> SchedulingPolicy:
-        policy: SchedulingPolicy = self.plugin()
+        policy: SchedulingPolicy = self.new()
         return policy
 
     # ------------------------------------------------------------------------------------ promises

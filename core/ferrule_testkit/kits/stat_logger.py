@@ -39,7 +39,7 @@ class StatLoggerKit(Kit):
                 observability=ObservabilityConfig(**observability),
             )
         )
-        logger: StatLogger = self.plugin(config, fake_model())
+        logger: StatLogger = self.new(config, fake_model())
         return logger
 
     # ------------------------------------------------------------------------------------ promises

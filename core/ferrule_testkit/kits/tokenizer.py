@@ -44,7 +44,7 @@ class TokenizerKit(Kit):
     def open(self) -> Tokenizer:
         folder = self.folder()
         self.write[0](folder)
-        tokenizer: Tokenizer = self.plugin().open(folder, dict(self.options))
+        tokenizer: Tokenizer = self.new().open(folder, dict(self.options))
         return tokenizer
 
     # ------------------------------------------------------------------------------------ promises
@@ -150,7 +150,7 @@ class TokenizerKit(Kit):
                 file.write_bytes(b"\xff{")
         for wrong in (self.folder(), self.folder() / "none", folder):
             try:
-                self.plugin().open(wrong, dict(self.options))
+                self.new().open(wrong, dict(self.options))
             except CheckpointError as error:
                 promise(str(wrong) in str(error), f"the refusal does not name {wrong}: {shown(str(error))}")
             else:

@@ -12,6 +12,7 @@ import msgspec
 
 from ferrule.errors import PluginError
 from ferrule.plugin.load import load_ref
+from ferrule.plugin.options import PluginOption, declared_options, describe_options
 from ferrule.plugin.refs import PluginRef
 
 _TIMEOUT = 120.0  # seconds; a first import of torch from a cold disk takes long
@@ -23,10 +24,11 @@ class _Task(msgspec.Struct):
 
 
 class Trial(msgspec.Struct):
-    """`error` is None for a plugin that could be imported and fits its base class."""
+    """`error` is None for a plugin that could be imported and fits its base class. `options`: those that it takes."""
 
     error: str | None
     seconds: float
+    options: tuple[PluginOption, ...] = ()
 
 
 def probe(ref: PluginRef) -> Trial:
@@ -54,13 +56,15 @@ def main() -> None:
     task = msgspec.json.decode(sys.stdin.buffer.read(), type=_Task)
     sys.path[:] = task.path
     start = time.perf_counter()
-    error = None
+    error: str | None = None
+    options: tuple[PluginOption, ...] = ()
     try:
-        load_ref(task.ref)
+        declared = declared_options(load_ref(task.ref), task.ref.contract)
+        options = describe_options(declared) if declared is not None else ()
     except PluginError as broken:
         error = broken.message
     sys.stdout.flush()
-    result = msgspec.json.encode(Trial(error, time.perf_counter() - start))
+    result = msgspec.json.encode(Trial(error, time.perf_counter() - start, options))
     sys.stdout.buffer.write(b"\n" + result)
     sys.stdout.flush()
     os._exit(0)  # neither threads nor exit handlers that the plugin left may hold or follow the answer

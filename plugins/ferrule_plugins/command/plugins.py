@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,13 +11,13 @@ import msgspec
 
 from ferrule import env
 from ferrule.config import PluginConfig
-from ferrule.config.help import Usage, topic
+from ferrule.config.help import Usage, columns, terminal_width, topic
 from ferrule.config.option import opt
 from ferrule.config.parse import parse_command
 from ferrule.config.plugins import configured
 from ferrule.errors import ConfigError, PluginError, nearest
 from ferrule.interfaces.command import Command
-from ferrule.plugin import CONTRACT, KINDS, PluginRef, Plugins, State
+from ferrule.plugin import CONTRACT, KINDS, PluginOption, PluginRef, Plugins, State
 from ferrule_plugins.command import plugin_new
 from ferrule_plugins.command.plugin_check import CheckOptions, Subject, run_checks
 from ferrule_plugins.command.plugin_probe import probe
@@ -25,7 +25,8 @@ from ferrule_plugins.command.plugin_probe import probe
 _USAGE = """usage: ferrule plugins {list,info,why,check,new} [NAME] [options]
 
   list [KIND]   every plugin that is installed, and whether it can be used; imports none
-  info NAME     where one comes from and what chooses it; NAME is kind:name, or a name that only one kind has
+  info NAME     where one comes from, what chooses it, and its options; NAME is kind:name, or a name that only one kind
+                has. The import is tried in a process of its own
   why NAME      how a name resolves: chosen, denied, conflicting, shadowed or broken; tries the import in a process
                 of its own. NAME may also be a distribution
   check NAME    prove that a plugin keeps the promises of its kind: its conformance kit, in a process of its own. With
@@ -129,7 +130,7 @@ def _info(plugins: Plugins, options: NameOptions) -> int:
     if len(ids) != 1:
         listed = ", ".join(ids) or "none"
         raise PluginError(f"'{options.name}' names {len(ids)} plugins.", f"Say kind:name. There are: {listed}.")
-    rows = [_row(plugins, ref, tried=False) for ref in refs]
+    rows = [_row(plugins, ref, tried=True) for ref in refs]
     if options.json:
         _print_json({"id": ids[0], **_kind_facts(refs[0].kind), "plugins": rows})
         return 0
@@ -137,9 +138,19 @@ def _info(plugins: Plugins, options: NameOptions) -> int:
     for row in rows:
         facts |= {key: row[key] for key in ("source", "target", "location", "contract", "sha256") if row[key]}
         facts["state"] = f"{row['state']}{': ' + row['reason'] if row['reason'] else ''}"
+        if row["error"] is not None:
+            facts["broken"] = row["error"]
         print("\n".join(f"{key + ':':<12} {value}" for key, value in facts.items()))
+        print(*_option_lines(row["options"]), sep="\n")
         facts = {"": ""}
     return 0
+
+
+def _option_lines(options: Sequence[PluginOption]) -> Iterator[str]:
+    """The options that a plugin takes, for `--plugin-config`."""
+    yield "options:     none" if not options else "options:"
+    for option in options:
+        yield from columns(f"  {option.name}", option.text, terminal_width())
 
 
 def _why(plugins: Plugins, options: NameOptions) -> int:
@@ -213,6 +224,7 @@ def _row(plugins: Plugins, ref: PluginRef, *, tried: bool) -> dict[str, Any]:
         "automatic": ref.kind in KINDS and ref.name in plugins.defaults(ref.kind),
         "error": trial and trial.error,
         "seconds": trial and trial.seconds,
+        "options": trial.options if trial else (),
     }
 
 

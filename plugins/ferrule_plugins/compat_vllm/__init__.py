@@ -48,7 +48,8 @@ def adapt(kind: str, name: str, module: ModuleType) -> type:
     wrap = wrap_tool_parser if kind == "tool_parser" else wrap_reasoning_parser
     manager, getter, _ = _MANAGERS[kind]
     try:
-        return wrap(getattr(_manager(kind, module), getter)(name))
+        found = getattr(_manager(kind, module), getter)(name)
+        return wrap(found, f"{kind}:{name} of file {module.__file__}")
     except KeyError:
         raise PluginError(f"Plugin file {module.__file__} registers no {name!r} with {manager}.") from None
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from ferrule import log
 from ferrule.interfaces.parsers import ChoiceContext, Content, Reasoning, ReasoningParser, TextDelta
+from ferrule.plugin.faults import log_fault
 from ferrule_plugins.compat_vllm.wrapped import method_of, request_of, takes, tokenizer_of
-
-_logger = log.get("compat_vllm")
 
 _Events = list[Reasoning | Content]
 
 
 class VllmReasoningParser(ReasoningParser):
-    """`wrapped` is the file's class.
+    """`wrapped` is the file's class, `title` what logs call it.
 
     A streamed answer goes through `extract_reasoning_streaming`, another through `extract_reasoning`; both also under
     their older names with `_content`. A class that has only one of them is used that way for both. A prompt that ends
@@ -24,6 +22,7 @@ class VllmReasoningParser(ReasoningParser):
     """
 
     wrapped: ClassVar[type]
+    title: ClassVar[str]
 
     def __init__(self) -> None:
         self._begun = False
@@ -72,7 +71,7 @@ class VllmReasoningParser(ReasoningParser):
             return [*self._give_up(), Content(self._text)]
 
     def _give_up(self) -> _Events:
-        _logger.exception("a reasoning parser written for vLLM failed; the answer goes on as content")
+        log_fault(self.title, "an answer", "the rest of it is content")
         self._over = True
         return []
 
@@ -88,6 +87,6 @@ def _options(found: type, context: ChoiceContext) -> dict[str, Any]:
     return {name: dict(context.template_kwargs)} if takes(found, name) else {}
 
 
-def wrap_reasoning_parser(found: type) -> type[VllmReasoningParser]:
+def wrap_reasoning_parser(found: type, title: str) -> type[VllmReasoningParser]:
     """A parser class of Ferrule around one of vLLM."""
-    return type(found.__name__, (VllmReasoningParser,), {"wrapped": found, "__doc__": found.__doc__})
+    return type(found.__name__, (VllmReasoningParser,), {"wrapped": found, "title": title, "__doc__": found.__doc__})

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from ferrule import log
 from ferrule.interfaces.parsers import (
     CallArguments,
     CallEnd,
@@ -19,15 +18,14 @@ from ferrule.interfaces.parsers import (
     TextDelta,
     ToolParser,
 )
+from ferrule.plugin.faults import log_fault
 from ferrule.types import GrammarSpec
 from ferrule_plugins.compat_vllm.helpers import make_tool_call_id
 from ferrule_plugins.compat_vllm.wrapped import method_of, request_of, takes, tokenizer_of, with_request
 
-_logger = log.get("compat_vllm")
-
 
 class VllmToolParser(ToolParser):
-    """`wrapped` is the file's class.
+    """`wrapped` is the file's class, `title` what logs call it.
 
     A streamed answer goes through `extract_tool_calls_streaming`, delta by delta; another goes through
     `extract_tool_calls` when it is whole. A class that has only one of them is used that way for both. What it raises
@@ -35,6 +33,7 @@ class VllmToolParser(ToolParser):
     """
 
     wrapped: ClassVar[type]
+    title: ClassVar[str]
 
     def __init__(self, tools: Sequence[dict[str, Any]]) -> None:
         super().__init__(tools)
@@ -101,7 +100,7 @@ class VllmToolParser(ToolParser):
         return self._calls.read(message) if message is not None else []
 
     def _give_up(self) -> list[Event]:
-        _logger.exception("a tool parser written for vLLM failed; the answer goes on as content")
+        log_fault(self.title, "an answer", "the rest of it is content")
         self._broken = True
         return self._calls.end()
 
@@ -163,6 +162,6 @@ def _dumped(arguments: Any) -> str:
         return json.dumps(msgspec.json.decode(msgspec.json.encode(arguments)), ensure_ascii=False)
 
 
-def wrap_tool_parser(found: type) -> type[VllmToolParser]:
+def wrap_tool_parser(found: type, title: str) -> type[VllmToolParser]:
     """A parser class of Ferrule around one of vLLM."""
-    return type(found.__name__, (VllmToolParser,), {"wrapped": found, "__doc__": found.__doc__})
+    return type(found.__name__, (VllmToolParser,), {"wrapped": found, "title": title, "__doc__": found.__doc__})

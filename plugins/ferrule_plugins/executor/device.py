@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Sequence
+from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
@@ -14,6 +16,7 @@ from ferrule.assembly.model import Loaded, check_model, load_model
 from ferrule.config import Resolved
 from ferrule.config.resolve import step_tokens
 from ferrule.errors import ConfigError, EngineDead
+from ferrule.frontend.text.tokenize import open_tokenizer
 from ferrule.interfaces.executor import Step
 from ferrule.interfaces.model import Model
 from ferrule.interfaces.platform import Platform
@@ -57,6 +60,7 @@ class Worker:
     def start(self) -> ModelInfo:
         """Load the model. Raises StartupError."""
         began = time.monotonic()
+        sampler = self._plugins.make("sampler", self.config.model.sampler, self._plugins)
         loaded = load_model(self.config, self._plugins)
         self.platform, self._reload = loaded.platform, loaded.reload
         context = loaded.context
@@ -71,9 +75,15 @@ class Worker:
         execution = self.platform.execution()
         self.depth = execution.depth()
         execution.optimise(loaded.model, self.config)
-        sampler = self._plugins.make("sampler", self.config.model.sampler, self._plugins)
-        transfers, recorder = execution.transfers(), execution.recorder(self.config)
-        self._runner = runner = ModelRunner(loaded.model, loaded.attention, sampler, limits, transfers, recorder)
+        self._runner = runner = ModelRunner(
+            loaded.model,
+            loaded.attention,
+            sampler,
+            limits,
+            execution.transfers(),
+            execution.recorder(self.config),
+            cache(partial(open_tokenizer, self.config, self._plugins, Path(self.config.model.tokenizer))),
+        )
         self.platform.memory().rehearse(self._rehearsal(runner, limits))
         info = self._describe(loaded, runner)
         shown = "architecture", "implementation", "dtype", "quantization", "attention", "num_parameters", "weight_bytes"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,16 +12,17 @@ import torch
 
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.sampler import LogitsProcessor, SampleRow
-from ferrule.log import Log
+from ferrule.interfaces.tokenizer import Tokenizer
+from ferrule.plugin.faults import log_fault
 from ferrule.types import TokenSampling
 from ferrule_plugins.sampler.plan import Parcel, Sent
 
-_log = Log("sampler")
 _NEVER = float("-inf")
 
 Ids = np.ndarray[Any, np.dtype[np.int64]]
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+OpenTokenizer = Callable[[], Tokenizer | None]
 
 
 @dataclass(frozen=True)
@@ -36,11 +38,15 @@ class Prepared:
     bias: Floats
     stops: Ids  # banned until min_tokens are there
     bad_words: tuple[tuple[int, ...], ...]
-    processors: tuple[tuple[str, LogitsProcessor], ...]
+    processors: tuple[tuple[str, LogitsProcessor], ...]  # each with its title
 
 
-def prepare(sampling: TokenSampling, plugins: Plugins, vocab_size: int) -> Prepared:
-    """Raises ValueError or PluginError for a processor that is unknown or refuses its arguments."""
+class Failed(Exception):
+    """A logits processor has failed, and the log says so. The message is fit for the client."""
+
+
+def prepare(sampling: TokenSampling, plugins: Plugins, vocab_size: int, tokenizer: OpenTokenizer) -> Prepared:
+    """Raises Failed for a processor that is unknown, refuses its arguments, or raises."""
 
     def ids(values: Sequence[int]) -> Ids:
         return np.array([value for value in values if 0 <= value < vocab_size], dtype=np.int64)
@@ -51,7 +57,6 @@ def prepare(sampling: TokenSampling, plugins: Plugins, vocab_size: int) -> Prepa
         bits[ids(sampling.allowed_token_ids)] = 1
         allowed = np.packbits(bits, bitorder="little")
     bias = [(token, value) for token, value in sampling.logit_bias if 0 <= token < vocab_size]
-    made = tuple((name, plugins.make("logits_processor", name, **kwargs)) for name, kwargs in sampling.processors)
     return Prepared(
         sampling=sampling,
         allowed=allowed,
@@ -59,7 +64,7 @@ def prepare(sampling: TokenSampling, plugins: Plugins, vocab_size: int) -> Prepa
         bias=np.array([value for _, value in bias], dtype=np.float32),
         stops=ids(sampling.stop_token_ids if sampling.min_tokens else ()),
         bad_words=tuple(word for word in sampling.bad_words if word and 0 <= word[-1] < vocab_size),
-        processors=made,
+        processors=tuple(_begun(name, kwargs, plugins, tokenizer) for name, kwargs in sampling.processors),
     )
 
 
@@ -145,18 +150,35 @@ def ban_words(logits: torch.Tensor, history: torch.Tensor, table: torch.Tensor) 
 def process(logits: torch.Tensor, row: SampleRow, prepared: Prepared, history: torch.Tensor) -> torch.Tensor:
     """One row through its processors: [vocab] → [vocab]. `history` holds its known ids. Waits for the device.
 
-    Raises whatever a processor raises, and ValueError for one that returns something else than logits.
+    Raises Failed for a processor that raises, or returns something else than logits.
     """
-    for name, processor in prepared.processors:
+    for title, processor in prepared.processors:
         known = history[row.num_embedded :].tolist()
-        changed = processor.apply(known, row.num_prompt - row.num_embedded, logits.clone())
-        if not isinstance(changed, torch.Tensor) or changed.shape != logits.shape:
-            raise ValueError(f"logits processor {name!r} did not return logits")
-        logits = changed.to(logits)
+        with _failing(title, "apply"):
+            changed = processor.apply(known, row.num_prompt - row.num_embedded, logits.clone())
+            if not isinstance(changed, torch.Tensor) or changed.shape != logits.shape:
+                raise TypeError("apply did not return logits")
+            logits = changed.to(logits)
     return logits
 
 
-def describe_failure(name: str, error: Exception) -> str:
-    """What the client is told of a processor's failure; the log has the whole story."""
-    _log.exception("logits processing failed", parameters=name, error=type(error).__name__)
-    return "A logits processor failed."
+def _begun(
+    name: str, arguments: dict[str, Any], plugins: Plugins, tokenizer: OpenTokenizer
+) -> tuple[str, LogitsProcessor]:
+    """A processor and its title. The tokenizer is opened for those only that want to see it."""
+    title = plugins.title("logits_processor", name)
+    with _failing(title, "begin"):
+        processor: LogitsProcessor = plugins.make("logits_processor", name, **arguments)
+        if type(processor).begin is not LogitsProcessor.begin:
+            processor.begin(tokenizer())
+    return title, processor
+
+
+@contextmanager
+def _failing(title: str, doing: str) -> Iterator[None]:
+    """Whatever a processor raises is this row's fault, no neighbour's."""
+    try:
+        yield
+    except Exception as error:
+        log_fault(title, doing)
+        raise Failed("A logits processor failed.") from error

@@ -74,9 +74,9 @@ class DefaultSampler(Sampler):
         for index in plan.edited:
             row = batch.rows[index]
             try:
-                prepared = self._prepare(row, vocab)
-            except Exception as error:  # a plugin's code: this row's fault, no neighbour's
-                errors[index] = adjust.describe_failure(repr(row.sampling.processors), error)
+                prepared = self._prepare(row, vocab, batch.tokenizer)
+            except adjust.Failed as error:
+                errors[index] = str(error)
                 continue
             if prepared.allowed is not None:
                 masks.add(index, prepared.allowed)
@@ -101,10 +101,10 @@ class DefaultSampler(Sampler):
         if penalised is not None:
             yield lambda choose, logits: choose.penalise(logits, batch.history, penalised)
 
-    def _prepare(self, row: SampleRow, vocab: int) -> adjust.Prepared:
+    def _prepare(self, row: SampleRow, vocab: int, tokenizer: adjust.OpenTokenizer) -> adjust.Prepared:
         prepared = self._prepared.get(row.slot)
         if prepared is None or prepared.sampling is not row.sampling:
-            prepared = adjust.prepare(row.sampling, self.plugins, vocab)
+            prepared = adjust.prepare(row.sampling, self.plugins, vocab, tokenizer)
             self._prepared[row.slot] = prepared
         return prepared
 
@@ -120,5 +120,5 @@ def _process(
     row = batch.rows[index]
     try:
         logits[index] = adjust.process(logits[index], row, prepared, batch.history[row.slot, : row.position])
-    except Exception as error:  # a plugin's code: this row's fault, no neighbour's
-        errors[index] = adjust.describe_failure(repr(row.sampling.processors), error)
+    except adjust.Failed as error:
+        errors[index] = str(error)

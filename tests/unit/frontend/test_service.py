@@ -662,7 +662,7 @@ async def test_an_engine_error_ends_its_choice_only(folder: Path) -> None:
         assert second.text == "abc"
 
 
-async def test_an_exception_in_a_parser_ends_its_choice_only(folder: Path) -> None:
+async def test_an_exception_in_a_parser_ends_its_choice_only(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Angry(ReasoningParser):
         def feed(self, delta: TextDelta) -> Sequence[Reasoning | Content]:
             if delta.text == "x":
@@ -677,6 +677,7 @@ async def test_an_exception_in_a_parser_ends_its_choice_only(folder: Path) -> No
 
     engine = FakeEngine(script)
     plugins = FakePlugins(reasoning_parser={"angry": Angry})
+    caplog.set_level("ERROR")
     async with serving(folder, engine, plugins, frontend={"reasoning_parser": "angry"}) as service:
         first, second = await answers(service, ask("q", n=2, seed=1))
         assert first.finish is FinishReason.ERROR
@@ -686,6 +687,9 @@ async def test_an_exception_in_a_parser_ends_its_choice_only(folder: Path) -> No
         assert (second.text, second.finish) == ("abc", FinishReason.LENGTH)
         assert (engine.requests[0].id, FinishReason.ABORT) in engine.cancels
         await drained(service)
+    (fault,) = caplog.records
+    assert fault.getMessage() == "plugin reasoning_parser:angry of fake 1.0 raised in feed"
+    assert fault.exc_info is not None
 
 
 # ------------------------------------------------------------------------------------------- parsers
@@ -781,7 +785,7 @@ async def test_a_reasoning_parser_is_chosen_by_name(folder: Path) -> None:
 
 async def test_stat_loggers_hear_of_everything(folder: Path) -> None:
     recorder = type("R", (Recorder,), {"seen": []})
-    plugins = FakePlugins(stat_logger={"r": recorder, "broken": PluginError("no such module")})
+    plugins = FakePlugins(stat_logger={"r": recorder})
     engine = FakeEngine()
     engine.figures = EngineStats(running=3)
     async with serving(folder, engine, plugins) as service:
@@ -823,17 +827,34 @@ async def test_the_metrics_of_all_loggers_of_one_media_type_are_joined(folder: P
         assert service.exposition() == ("text/plain; version=1", text)
 
 
-async def test_a_stat_logger_that_raises_is_left_out_after_three_times(folder: Path) -> None:
+async def test_a_stat_logger_that_cannot_be_loaded_stops_the_start(folder: Path) -> None:
+    plugins = FakePlugins(stat_logger={"broken": PluginError("no such module")})
+    with pytest.raises(PluginError, match="no such module"):
+        async with serving(folder, FakeEngine(), plugins):
+            """Never reached."""
+
+
+async def test_a_stat_logger_that_raises_is_disabled_after_three_times(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     class Raises(Recorder):
         seen: list[Any] = []
 
         def on_tokens(self, first: bool, num_tokens: int, gap: float) -> None:
             self.seen.append(first)
-            raise RuntimeError
+            raise RuntimeError("no room")
 
     async with serving(folder, FakeEngine(), FakePlugins(stat_logger={"r": Raises})) as service:
         assert len(await outputs(service, ask("abc", max_tokens=10))) == 10
     assert len(Raises.seen) == 3
+    told = [record for record in caplog.records if record.name == "ferrule.plugin"]
+    assert [record.getMessage() for record in told] == [
+        "plugin stat_logger:r of fake 1.0 raised in on_tokens (1 of 3)",
+        "plugin stat_logger:r of fake 1.0 raised in on_tokens (2 of 3)",
+        "plugin stat_logger:r of fake 1.0 raised in on_tokens (3 of 3)",
+        "plugin stat_logger:r of fake 1.0 is disabled after 3 faults",
+    ]
+    assert all("no room" in str(record.exc_info) for record in told[:3])
 
 
 async def test_the_background_work_reports_and_warms_up(folder: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -8,8 +8,9 @@ import pytest
 
 from ferrule.config import Config
 from ferrule.errors import PluginError
-from ferrule.hooks import MAX_FAILURES, HookRunner, open_hooks
+from ferrule.hooks import HookRunner, open_hooks
 from ferrule.interfaces.hooks import AccessRequest
+from ferrule.plugin.faults import MAX_FAULTS
 from ferrule.sampling_params import SamplingParams
 from ferrule.types import EngineStats
 from ferrule_testkit.wheels import Distribution
@@ -104,11 +105,11 @@ def test_a_hook_that_raises_is_logged_counted_and_disabled_after_three(site, cap
     site.install(hooks_dist("loud-dist", RAISES.format(what=what)), hooks_dist("good-dist", HEARS))
     hooks = open_hooks(site.discover(plugins_allow=("loud-dist", "good-dist")))
     with caplog.at_level(logging.ERROR, "ferrule.plugin"):
-        for _ in range(MAX_FAILURES + 2):
+        for _ in range(MAX_FAULTS + 2):
             tell(hooks)
-    assert hooks.failures == {"hooks:loud-dist of loud-dist 1.0": MAX_FAILURES}
+    assert hooks.failures == {"hooks:loud-dist of loud-dist 1.0": MAX_FAULTS}
     raised = [record for record in caplog.records if "raised in step_stats" in record.getMessage()]
-    assert len(raised) == MAX_FAILURES
+    assert len(raised) == MAX_FAULTS
     assert "loud-dist 1.0" in raised[0].getMessage()
     assert "is disabled" in caplog.text
     admit(hooks)
@@ -133,7 +134,7 @@ def test_the_first_plugin_of_the_set_decides(site):
 def test_authorise_fails_closed_and_stays_closed(site, answer):
     site.install(hooks_dist("a-dist", authoriser(answer)))
     hooks = open_hooks(site.discover(plugins_allow=("a-dist",)))
-    assert [hooks.authorise(ACCESS) for _ in range(MAX_FAILURES + 2)] == [False] * (MAX_FAILURES + 2)
+    assert [hooks.authorise(ACCESS) for _ in range(MAX_FAULTS + 2)] == [False] * (MAX_FAULTS + 2)
 
 
 COUNTS = """
@@ -167,12 +168,12 @@ def test_metrics_of_plugins_follow_and_a_broken_collector_spoils_no_other(site):
     assert hooks.metrics() == ""
     hooks.register_metrics()
     admit(hooks)
-    for _ in range(MAX_FAILURES + 1):
+    for _ in range(MAX_FAULTS + 1):
         text = hooks.metrics()
     assert "good_admitted_total 1.0" in text
     assert "good_open 3.0" in text
     assert "odd" not in text
-    assert hooks.failures == {"hooks:odd-dist of odd-dist 1.0": MAX_FAILURES}
+    assert hooks.failures == {"hooks:odd-dist of odd-dist 1.0": MAX_FAULTS}
 
 
 def test_report_header_must_be_lines(site):

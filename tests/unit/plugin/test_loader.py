@@ -521,18 +521,44 @@ def test_a_built_in_command_keeps_its_name_and_the_other_is_told(site, capsys):
     assert "--plugins-prefer command:version=greedy-dist" in err
 
 
-@pytest.mark.parametrize("by", ["option", "variable"])
-def test_selection_options_work_for_commands(site, capsys, monkeypatch, by):
+@pytest.mark.parametrize("by", ["option", "variable", "file"])
+def test_selection_options_work_for_commands(site, capsys, monkeypatch, tmp_path, by):
     from ferrule.launch import cli
 
     site.install(command_dist("greedy-dist", "version"))
     argv = ["version"]
     if by == "option":
         argv += ["--plugins-prefer", "command:version=greedy-dist"]
+    elif by == "file":
+        file = tmp_path / "serve.yaml"
+        file.write_text("option-of-the-command: 5\nplugins-prefer: [command:version=greedy-dist]\n")
+        argv.append(f"--config={file}")
     else:
         monkeypatch.setenv("FERRULE_PLUGINS_PREFER", "command:version=greedy-dist")
     assert cli.main(argv) == 0
     assert capsys.readouterr().out == "the other serve\n"
+
+
+def test_the_command_line_wins_over_the_file(site, capsys, tmp_path):
+    from ferrule.launch import cli
+
+    site.install(command_dist("one-dist", "mine"))
+    file = tmp_path / "serve.yml"
+    file.write_text("plugins-deny: [one-dist]\n")
+    assert cli.main(["mine", "--config", str(file)]) == 1
+    assert "denied by --plugins-deny one-dist" in capsys.readouterr().err
+    assert cli.main(["mine", "--config", str(file), "--plugins-deny", "command:other"]) == 0
+
+
+@pytest.mark.parametrize("text", ["{", "plugins-deny: {a: 1}\n"])
+def test_a_file_that_is_wrong_or_another_commands_is_left_to_the_command(site, tmp_path, text):
+    from ferrule.launch import cli
+
+    site.install(command_dist("one-dist", "mine"))
+    file = tmp_path / "serve.yaml"
+    file.write_text(text)
+    assert cli.main(["mine", "--config", str(file)]) == 0
+    assert cli.main(["mine", "--config", "no such file"]) == 0
 
 
 def test_a_denied_command_is_not_run(site, capsys):

@@ -6,40 +6,37 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from ferrule import log
 from ferrule.config import LimitsConfig
 from ferrule.errors import OverloadedError, RequestError
 from ferrule.hooks import HookRunner
 from ferrule.interfaces.stats import RequestStats, StatLogger
+from ferrule.plugin.faults import FaultCount
 from ferrule.types import EngineStats, FinishReason, RequestTimes
 from ferrule.wire.board import WAITING, WAITING_TOKENS, Board
 
-_MAX_FAILURES = 3
-_logger = log.get("stats")
-
 
 class Loggers:
-    """Stat loggers, guarded: one that raises is logged, and left out after three times.
+    """Stat loggers with their titles, guarded: what one raises is logged, and it is disabled after three times.
 
     With `silent` they are told of HTTP alone.
     """
 
-    def __init__(self, loggers: Sequence[StatLogger], hooks: HookRunner | None = None, silent: bool = False) -> None:
+    def __init__(
+        self, loggers: Sequence[tuple[str, StatLogger]], hooks: HookRunner | None = None, silent: bool = False
+    ) -> None:
         self.hooks = hooks or HookRunner()
         self._silent = silent
-        self._loggers = list(loggers)
-        self._failures: dict[StatLogger, int] = {}
+        self._loggers = [(FaultCount(title), logger) for title, logger in loggers]
 
-    def tell(self, say: Callable[[StatLogger], None], always: bool = False) -> None:
-        for logger in tuple(self._loggers) if always or not self._silent else ():
+    def tell(self, event: str, say: Callable[[StatLogger], None], always: bool = False) -> None:
+        """Call `say` with each of them; `event` is the method that it calls, for the log."""
+        for faults, logger in self._loggers if always or not self._silent else ():
+            if faults.disabled:
+                continue
             try:
                 say(logger)
             except Exception:
-                name = type(logger).__name__
-                count = self._failures[logger] = self._failures.get(logger, 0) + 1
-                _logger.exception("a stat logger failed", logger=name, times=count)
-                if count >= _MAX_FAILURES:
-                    self._loggers.remove(logger)
+                faults.add(event)
 
     def exposition(self) -> tuple[str, str]:
         """The metrics of all loggers that speak the first one's media type, and those of hooks."""
@@ -50,7 +47,7 @@ class Loggers:
             if text is not None:
                 found.append(text)
 
-        self.tell(ask, always=True)
+        self.tell("exposition", ask, always=True)
         media_type = found[0][0] if found else "text/plain; charset=utf-8"
         kind = media_type.partition(";")[0]
         texts = [text for other, text in found if other.partition(";")[0] == kind]
@@ -131,7 +128,7 @@ class Ledger:
 
     def full(self, what: str, reason: str) -> OverloadedError:
         """The refusal, counted."""
-        self.loggers.tell(lambda logger: logger.on_rejected(reason))
+        self.loggers.tell("on_rejected", lambda logger: logger.on_rejected(reason))
         return OverloadedError(f"The queue is full: too many {what} wait.", self.retry_after)
 
     @contextmanager
@@ -162,7 +159,7 @@ class Ledger:
         account.last_token = now
         account.generated += count
         account.cached = max(account.cached, cached)
-        self.loggers.tell(lambda logger: logger.on_tokens(first, count, gap))
+        self.loggers.tell("on_tokens", lambda logger: logger.on_tokens(first, count, gap))
 
     def settle(self, account: Account, finish: FinishReason, times: RequestTimes | None, preemptions: int = 0) -> None:
         """The choice is over for client and engine; later calls for it do nothing."""
@@ -170,7 +167,7 @@ class Ledger:
             return
         self.drop(account)
         stats = _stats(account, finish, times or RequestTimes(), preemptions, self._clock())
-        self.loggers.tell(lambda logger: logger.on_finish(stats))
+        self.loggers.tell("on_finish", lambda logger: logger.on_finish(stats))
         if account.id:
             self.loggers.hooks.request_finished(account.id, stats)
 
@@ -183,7 +180,7 @@ class Ledger:
     def engine(self, stats: EngineStats) -> None:
         """The first API process tells the engine's figures, for all: they are there once, and never go back."""
         if self.board.leads:
-            self.loggers.tell(lambda logger: logger.on_engine(stats, 0))
+            self.loggers.tell("on_engine", lambda logger: logger.on_engine(stats, 0))
 
     def _stop_waiting(self, account: Account) -> None:
         if account.waits:

@@ -10,14 +10,19 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ferrule import log
 from ferrule.config import Resolved
-from ferrule.errors import PluginError, RequestError
+from ferrule.config.chosen import allowed_processors
+from ferrule.errors import RequestError
 from ferrule.frontend.admission.validate import Rules
 from ferrule.interfaces.plugins import Plugins
+from ferrule.interfaces.tokenizer import Tokenizer
+from ferrule.plugin.faults import failing_request
 from ferrule.wire.functions import import_path
 
 FUNCTION = "python_function"  # the plugin that makes one of a function; clients cannot name it
+
+Trial = Callable[[Mapping[str, Any]], None]
+"""Makes a processor of arguments and drops it. Raises ValueError for wrong ones, RequestFailed for any other fault."""
 
 Processors = tuple[tuple[str, dict[str, Any]], ...]
 
@@ -25,27 +30,15 @@ _PARAM = "logits_processors"
 _MOST = 16
 _IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 
-_logger = log.get("frontend")
+
+def find_processors(config: Resolved, plugins: Plugins, tokenizer: Tokenizer | None) -> dict[str, Trial]:
+    """The logits processors that requests may name: only those are imported."""
+    return {name: _trial(plugins, name, tokenizer) for name in allowed_processors(config, plugins) if name != FUNCTION}
 
 
-def find_processors(config: Resolved, plugins: Plugins) -> dict[str, Callable[..., Any]]:
-    """The logits processors that requests may name: only those are imported. A broken one is left out and reported."""
-    found: dict[str, Callable[..., Any]] = {}
-    pattern = config.model.logits_processor_pattern
-    for name in plugins.names("logits_processor"):
-        if pattern is not None and name != FUNCTION and re.fullmatch(pattern, name):
-            try:
-                found[name] = plugins.factory("logits_processor", name)
-            except PluginError as error:
-                _logger.warning("a logits processor was left out: %s", error.message, processor=name)
-    return found
-
-
-def find_function_processor(plugins: Plugins) -> Callable[..., Any] | None:
-    """The class of `FUNCTION`; None where the user denied it."""
-    if FUNCTION not in plugins.names("logits_processor"):
-        return None
-    return plugins.factory("logits_processor", FUNCTION)
+def find_function_processor(plugins: Plugins, tokenizer: Tokenizer | None) -> Trial | None:
+    """That of `FUNCTION`; None where the user denied it."""
+    return _trial(plugins, FUNCTION, tokenizer) if FUNCTION in plugins.names("logits_processor") else None
 
 
 def check_processors(processors: Sequence[Any], rules: Rules) -> Processors:
@@ -96,8 +89,18 @@ def _function(shown: str, rules: Rules, **kwargs: Any) -> tuple[str, dict[str, A
     return FUNCTION, kwargs
 
 
-def _try(shown: str, factory: Callable[..., Any], kwargs: dict[str, Any]) -> None:
+def _try(shown: str, trial: Trial, kwargs: dict[str, Any]) -> None:
     try:
-        factory(**kwargs)
+        trial(kwargs)
     except ValueError as error:  # the interface says that its message is for the client
         raise RequestError(f"logits_processors: {shown}: {error}", _PARAM) from None
+
+
+def _trial(plugins: Plugins, name: str, tokenizer: Tokenizer | None) -> Trial:
+    make, title = plugins.factory("logits_processor", name), plugins.title("logits_processor", name)
+
+    def trial(arguments: Mapping[str, Any]) -> None:
+        with failing_request(title, "a trial of a request's arguments", ValueError):
+            make(**arguments).begin(tokenizer)
+
+    return trial

@@ -56,8 +56,8 @@ class Rules(Struct, frozen=True, kw_only=True):
     max_new_tokens: int | None = None  # of the generation config: a cap on every request
     defaults: dict[str, Any] = {}  # sampling values of the generation config
     processor_pattern: str | None = None
-    processors: dict[str, Callable[..., Any]] = {}  # classes of logits processors that clients may name
-    function_processor: Callable[..., Any] | None = None  # the class that makes one of a function
+    processors: dict[str, Callable[[Mapping[str, Any]], None]] = {}  # that clients may name: each tries arguments
+    function_processor: Callable[[Mapping[str, Any]], None] | None = None  # the same, for one made of a function
     prompt_embeds: bool = False  # whether prompts may be embeddings
     hidden_size: int = 0  # width of an embedding; 0: the model takes none
 

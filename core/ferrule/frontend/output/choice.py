@@ -14,7 +14,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from ferrule import log
-from ferrule.errors import EngineDead
+from ferrule.errors import EngineDead, RequestFailed
 from ferrule.frontend.admission.ledger import Account, Ledger
 from ferrule.frontend.output.parse import ParseChain, join_events
 from ferrule.frontend.output.stops import StopMatcher
@@ -211,6 +211,8 @@ class OutputStream(AsyncIterator[Output]):
             return None
         try:
             output = choice.take(delta)
+        except RequestFailed:  # of a parser, which is in the log
+            output = choice.fail()
         except Exception:
             _logger.exception("the output of a request could not be read", id=choice.id)
             output = choice.fail()

@@ -7,6 +7,7 @@ joined, so a delta is as few events as possible.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -26,33 +27,48 @@ from ferrule.interfaces.parsers import (
 )
 from ferrule.interfaces.service import ChatPrompt, Generate, Prompt
 from ferrule.interfaces.tokenizer import Tokenizer
+from ferrule.plugin.faults import failing_request
 
 _TAIL = 32  # ids of a prompt without text whose text parsers are shown
 
 
 @dataclass(frozen=True)
 class Parsers:
-    """How to make the parsers of a choice; None: none."""
+    """How to make the parsers of a choice, None for none, and what logs call them."""
 
     reasoning: Callable[[], ReasoningParser] | None = None
     tools: Callable[[Sequence[dict[str, Any]]], ToolParser] | None = None
+    reasoning_title: str = "reasoning_parser"
+    tools_title: str = "tool_parser"
 
 
 class ParseChain:
-    """`tools` are the request's; without tools the tool parser does not run."""
+    """`tools` are the request's; without tools the tool parser does not run.
 
-    __slots__ = ("_reasoning", "_tools", "called", "wants_special_tokens")
+    What a parser raises is logged with its title, and is a RequestFailed here and in `feed` and `finish`.
+    """
+
+    __slots__ = ("_parsers", "_reasoning", "_tools", "called", "wants_special_tokens")
 
     def __init__(
         self, parsers: Parsers, tools: Sequence[dict[str, Any]] | None, context: ChoiceContext | None = None
     ) -> None:
-        self._reasoning = parsers.reasoning() if parsers.reasoning else None
-        self._tools = parsers.tools(tools) if parsers.tools and tools else None
+        self._parsers = parsers
+        self._reasoning: ReasoningParser | None = None
+        self._tools: ToolParser | None = None
+        context, special = context or ChoiceContext(), False
+        if parsers.reasoning:
+            with self._reasoning_fault("begin"):
+                self._reasoning = parsers.reasoning()
+                self._reasoning.begin(context)
+                special = self._reasoning.wants_special_tokens
+        if parsers.tools and tools:
+            with self._tools_fault("begin"):
+                self._tools = parsers.tools(tools)
+                self._tools.begin(context)
+                special = self._tools.wants_special_tokens or special
         self.called = None if self._tools is None else False  # whether the text held a call
-        used = [parser for parser in (self._reasoning, self._tools) if parser is not None]
-        for parser in used:
-            parser.begin(context or ChoiceContext())
-        self.wants_special_tokens = any(parser.wants_special_tokens for parser in used)
+        self.wants_special_tokens = special
 
     def feed(self, text: str, token_ids: tuple[int, ...] = ()) -> tuple[Event, ...]:
         """Events of new text and the ids that it came from."""
@@ -60,17 +76,29 @@ class ParseChain:
             return (Content(text),) if text else ()
         events: Iterable[Event] = (Content(text),)
         if self._reasoning is not None:
-            events = self._reasoning.feed(TextDelta(text, token_ids))
+            with self._reasoning_fault("feed"):
+                events = _checked(self._reasoning.feed(TextDelta(text, token_ids)))
         return join_events(self._read_calls(list(events), token_ids))
 
     def finish(self) -> tuple[Event, ...]:
         """Events of what the parsers held back."""
         if self._reasoning is None and self._tools is None:
             return ()
-        events = self._read_calls(list(self._reasoning.finish()) if self._reasoning else [], ())
+        rest: list[Event] = []
+        if self._reasoning is not None:
+            with self._reasoning_fault("finish"):
+                rest = _checked(self._reasoning.finish())
+        events = self._read_calls(rest, ())
         if self._tools is not None:
-            events += self._note(self._tools.finish())
+            with self._tools_fault("finish"):
+                events += self._note(self._tools.finish())
         return join_events(events)
+
+    def _reasoning_fault(self, doing: str) -> AbstractContextManager[None]:
+        return failing_request(self._parsers.reasoning_title, doing)
+
+    def _tools_fault(self, doing: str) -> AbstractContextManager[None]:
+        return failing_request(self._parsers.tools_title, doing)
 
     def _read_calls(self, events: list[Event], token_ids: tuple[int, ...]) -> list[Event]:
         """Give content to the tool parser; the ids go with the last piece of content."""
@@ -80,13 +108,14 @@ class ParseChain:
         read: list[Event] = []
         for i, event in enumerate(events):
             if isinstance(event, Content):
-                read += self._note(self._tools.feed(TextDelta(event.text, token_ids if i == last else ())))
+                with self._tools_fault("feed"):
+                    read += self._note(self._tools.feed(TextDelta(event.text, token_ids if i == last else ())))
             else:
                 read.append(event)
         return read
 
     def _note(self, events: Iterable[Event]) -> Iterable[Event]:
-        found = list(events)
+        found = _checked(events)
         self.called = self.called or any(isinstance(event, CallStart) for event in found)
         return found
 
@@ -112,6 +141,15 @@ def open_chain(
         tokenizer=tokenizer,
     )
     return ParseChain(parsers, None if request.tool_choice == "none" else request.tools, context)
+
+
+def _checked(events: Iterable[Event]) -> list[Event]:
+    """What a parser returned. Raises TypeError where it is something else than events."""
+    found = list(events)
+    for event in found:
+        if not isinstance(event, Event):
+            raise TypeError(f"{type(event).__name__} is not an event")
+    return found
 
 
 def join_events(events: Iterable[Event]) -> tuple[Event, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from ferrule.errors import EngineDead, RequestError
+from ferrule.interfaces.sampler import LogitsProcessor
 from ferrule.interfaces.service import Generate, Prompt
 from ferrule.sampling_params import Beam, SamplingParams
 from ferrule.types import EngineRequest, FinishReason, RequestDelta, TokenLogprobs
@@ -311,7 +312,14 @@ async def test_neutral_values_and_the_server_s_own_defaults_pass(folder: Path) -
 
 
 async def test_logits_processors_have_no_place_in_a_beam_search(folder: Path) -> None:
-    plugins = FakePlugins(logits_processor={"p": dict})
+    class Nothing(LogitsProcessor):
+        def __init__(self) -> None:
+            """Without arguments."""
+
+        def apply(self, known_ids: Sequence[int], num_prompt: int, logits: torch.Tensor) -> torch.Tensor:
+            return logits
+
+    plugins = FakePlugins(logits_processor={"p": Nothing})
     async with serving(folder, engine(), plugins, model={"logits_processor_pattern": "p"}) as service:
         request = Generate(**{**_fields(ask(Beam(width=2))), "logits_processors": ({"qualname": "p"},)})
         with pytest.raises(RequestError, match="logits_processors"):

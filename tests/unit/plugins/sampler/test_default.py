@@ -59,6 +59,9 @@ class Plugins:
     def origin(self, kind: str, name: str) -> str:
         return "tests"
 
+    def title(self, kind: str, name: str) -> str:
+        return f"{kind}:{name} of tests"
+
 
 def _sampling(**changes: Any) -> TokenSampling:
     return TokenSampling(**{"seed": 0, "max_tokens": 100, **changes})
@@ -238,11 +241,41 @@ def test_logits_processors() -> None:
 @pytest.mark.parametrize(
     "how", [("upward", {"by": "crash"}), ("upward", {"by": "shape"}), ("upward", {}), ("none", {})]
 )
-def test_a_failing_processor_is_its_rows_error(how: tuple[str, dict[str, Any]]) -> None:
+def test_a_failing_processor_is_its_rows_error(
+    how: tuple[str, dict[str, Any]], caplog: pytest.LogCaptureFixture
+) -> None:
     sampled = _sample(STEPS, [_sampling(temperature=0.0), _sampling(temperature=0.0, processors=(how,))], [1])
     assert list(sampled.errors) == [1]
     assert "secret" not in sampled.errors[1]
     assert sampled.tokens[0] == VOCAB - 1
+    (fault,) = caplog.records
+    assert fault.getMessage().startswith(f"plugin logits_processor:{how[0]} of tests raised in ")
+    assert fault.exc_info is not None
+
+
+def test_a_processor_gets_the_tokenizer_once() -> None:
+    """It is opened for those only that define `begin`."""
+    opened, begun = [], []
+
+    class Begins(Upward):
+        def begin(self, tokenizer: Any) -> None:
+            begun.append(tokenizer)
+
+    class Both(Plugins):
+        def load(self, kind: str, name: str) -> Any:
+            return {"upward": Upward, "begins": Begins}[name]
+
+    def tokenizer() -> Any:
+        opened.append(1)
+        return "the tokenizer"
+
+    sampler, history = DefaultSampler(Both()), torch.zeros(1, 64, dtype=torch.int32)  # type: ignore[arg-type]
+    for name, times in (("upward", 0), ("begins", 1)):
+        sampling = _sampling(temperature=0.0, processors=((name, {"by": 1.0}),))
+        for position in (1, 2):
+            row = SampleRow(slot=0, sampling=sampling, num_prompt=1, position=position)
+            assert not sampler.sample(STEPS[None], SampleBatch([row], history, tokenizer=tokenizer)).errors
+        assert (len(opened), begun) == (times, ["the tokenizer"] * times)
 
 
 # -------------------------------------------------------------------------------------------------- faults

@@ -1,0 +1,31 @@
+"""Which plugins a configuration chooses by name, and which are on without one. What `auto` takes is decided later."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from ferrule.config.parse import config_sections
+from ferrule.config.schema import Schema
+from ferrule.config.sections import Config
+from ferrule.plugin import Plugins
+
+
+def chosen_plugins(config: Config, plugins: Plugins) -> Iterator[tuple[str, str]]:
+    """(kind, name) of each. Nothing is imported."""
+    for spec in Schema(config_sections()).specs:
+        kind = spec.option.kind
+        if kind is None or (kind == "tokenizer" and config.model.skip_tokenizer_init):
+            continue
+        value = getattr(getattr(config, spec.section), spec.name)
+        for name in plugins.chosen(kind, value) if isinstance(value, tuple) else (value,):
+            if name and (name != "auto" or name in plugins.names(kind)):
+                yield kind, name
+    yield from (("stat_logger", name) for name in plugins.defaults("stat_logger"))
+    yield from (("logits_processor", name) for name in allowed_processors(config, plugins))
+
+
+def allowed_processors(config: Config, plugins: Plugins) -> list[str]:
+    """Names of the logits processors that requests may use."""
+    pattern = config.model.logits_processor_pattern
+    return [name for name in plugins.names("logits_processor") if pattern is not None and re.fullmatch(pattern, name)]

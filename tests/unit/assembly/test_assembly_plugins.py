@@ -1,0 +1,146 @@
+"""Wrong plugins of an engine are found before the model is read, and what fails later has the plugin's name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ferrule.assembly.engine import Engine, build_engine
+from ferrule.config import CacheConfig, Config, DeviceConfig, ModelConfig, SchedulerConfig
+from ferrule.config.resolve import resolve
+from ferrule.errors import ConfigError, PluginError
+from ferrule.types import EngineRequest, TokenSampling
+from ferrule.wire.messages import Submit
+from ferrule.wire.queues import QueueChannel
+from ferrule_testkit.wheels import Distribution
+
+WRONG = """
+from ferrule.interfaces.{module} import {base}
+
+class Wrong({base}):
+    def __init__(self, one, two, three, four):
+        ...
+
+Wrong.__abstractmethods__ = frozenset()
+"""
+SAMPLER = """
+from ferrule.interfaces.sampler import Sampler
+
+class Late(Sampler):
+    def sample(self, logits, batch):
+        raise LookupError("no dice")
+"""
+PLATFORM = """
+from ferrule.errors import ConfigError
+from ferrule_plugins.platform.cpu import CpuPlatform
+
+class Memory:
+    def __init__(self, memory):
+        self._memory = memory
+
+    def __getattr__(self, name):
+        return getattr(self._memory, name)
+
+    def cache_bytes(self, config):
+        raise {what}
+
+class Late(CpuPlatform):
+    def memory(self):
+        return Memory(super().memory())
+"""
+SCHEDULER = """
+from ferrule.engine.scheduler import DefaultScheduler
+
+class Late(DefaultScheduler):
+    def add(self, request, now):
+        raise LookupError("no queue")
+"""
+
+
+def distribution(kind: str, source: str, name: str) -> Distribution:
+    return Distribution(
+        name="acme-parts",
+        version="3.0",
+        entry_points={f"ferrule.v2.{kind}": {"acme": f"acme_parts:{name}"}},
+        files={"acme_parts.py": source},
+    )
+
+
+def config(model: Path | str, **sections: Any) -> Any:
+    base = Config(
+        model=ModelConfig(model=str(model), dtype="float32"), cache=CacheConfig(num_gpu_blocks_override=64), **sections
+    )
+    return resolve(base)
+
+
+CHOSEN: dict[str, Any] = {
+    "sampler": lambda model: replace(config(model), model=replace(config(model).model, sampler="acme")),
+    "scheduler": lambda model: config(model, scheduler=SchedulerConfig(scheduler_cls="acme")),
+    "policy": lambda model: config(model, scheduler=SchedulerConfig(scheduling_policy="acme")),
+    "platform": lambda model: config(model, device=DeviceConfig(device="acme")),
+    "attention": lambda model: config(model, device=DeviceConfig(attention_backend="acme")),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "module", "base"),
+    [
+        ("sampler", "sampler", "Sampler"),
+        ("scheduler", "scheduler", "Scheduler"),
+        ("policy", "scheduler", "SchedulingPolicy"),
+        ("platform", "platform", "Platform"),
+        ("attention", "attention", "AttentionBackend"),
+    ],
+)
+def test_a_wrong_plugin_is_found_before_the_model_is_read(site: Any, kind: str, module: str, base: str) -> None:
+    site.install(distribution(kind, WRONG.format(module=module, base=base), "Wrong"))
+    told = rf"Plugin {kind}:acme of acme-parts 3\.0: Wrong is made with \(.*\), and its constructor takes"
+    with pytest.raises(PluginError, match=told):
+        build_engine(CHOSEN[kind]("/no/such/model"), site.discover(), QueueChannel(lambda message: None))
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "error", "told"),
+    [
+        ("sampler", SAMPLER, PluginError, "Plugin sampler:acme of acme-parts 3.0 failed: LookupError: no dice"),
+        (
+            "platform",
+            PLATFORM.format(what="LookupError('no room')"),
+            PluginError,
+            "Plugin platform:acme of acme-parts 3.0 failed: LookupError: no room",
+        ),
+        (
+            "platform",
+            PLATFORM.format(what="ConfigError('Not enough memory.')"),
+            ConfigError,
+            "platform:acme of acme-parts 3.0: Not enough memory.",
+        ),
+    ],
+    ids=["sampler in warm-up", "platform", "advice of a platform"],
+)
+def test_what_a_plugin_raises_while_the_engine_starts_names_it(
+    site: Any, tiny_llama: Path, kind: str, source: str, error: type[Exception], told: str
+) -> None:
+    site.install(distribution(kind, source, "Late"))
+    with pytest.raises(error) as caught:
+        build_engine(CHOSEN[kind](tiny_llama), site.discover(), QueueChannel(lambda message: None))
+    assert str(caught.value) == told
+
+
+def test_a_fault_while_the_engine_runs_is_logged_with_the_plugin(
+    site: Any, tiny_llama: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    site.install(distribution("scheduler", SCHEDULER, "Late"))
+    channel = QueueChannel(lambda message: None)
+    engine: Engine = build_engine(CHOSEN["scheduler"](tiny_llama), site.discover(), channel)
+    try:
+        channel.post(Submit(EngineRequest(id="one", prompt_ids=(1,), sampling=TokenSampling(seed=0, max_tokens=1))))
+        engine.loop.step()
+    finally:
+        engine.executor.shutdown()
+    (fault,) = [record for record in caplog.records if record.name == "ferrule.plugin"]
+    assert fault.getMessage() == "plugin scheduler:acme of acme-parts 3.0 raised in adding request one"
+    assert fault.exc_info is not None

@@ -124,6 +124,13 @@ KINDS = _table(
     ),
     Kind("reasoning_parser", _I + "parsers:ReasoningParser", ("--reasoning-parser",), "--reasoning-parser"),
     Kind(
+        "guided_decoding",
+        _I + "guided_decoding:GrammarBackend",
+        ("--guided-decoding-backend",),
+        "a request's `guided_decoding_backend`, --guided-decoding-backend; auto asks each in turn",
+        made_with=("vocabulary",),
+    ),
+    Kind(
         "attention",
         _I + "attention:AttentionBackend",
         ("--attention-backend",),

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from ferrule.assembly.vocabulary import open_tokenizer
 from ferrule.config import Resolved
 from ferrule.errors import ConfigError, RequestError
 from ferrule.frontend.admission.admit import sampling_defaults
 from ferrule.frontend.output.parse import Parsers
 from ferrule.frontend.text.render import Templates, choose_templates
-from ferrule.frontend.text.tokenize import open_tokenizer
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.tokenizer import Tokenizer
 

@@ -6,12 +6,14 @@ import asyncio
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
 
 from ferrule import log
+from ferrule.assembly.vocabulary import read_vocabulary
 from ferrule.client.base import EngineClient
 from ferrule.config import Resolved
 from ferrule.errors import EngineDead, FerruleError, NotFoundError, PluginError, RequestError, UnavailableError
@@ -19,6 +21,7 @@ from ferrule.frontend.admission.admit import Prepared, PromptReader, read_rules
 from ferrule.frontend.admission.ledger import Account, Ledger, Loggers, Reservation
 from ferrule.frontend.admission.validate import (
     Checked,
+    Rules,
     Seeds,
     check_beam,
     check_params,
@@ -27,6 +30,7 @@ from ferrule.frontend.admission.validate import (
     check_salt,
     wrap_seed,
 )
+from ferrule.frontend.guided.compiler import GrammarCompiler, GuidedSettings
 from ferrule.frontend.inputs import Inputs, open_inputs
 from ferrule.frontend.output.beam import BestOf, search_beams
 from ferrule.frontend.output.choice import Choice, OutputStream
@@ -36,11 +40,12 @@ from ferrule.frontend.text.detokenize import open_detokenizer
 from ferrule.frontend.text.render import Renderer
 from ferrule.frontend.text.tokenize import Encoder
 from ferrule.hooks import HookRunner, open_hooks
+from ferrule.interfaces.guided_decoding import Vocabulary
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.service import ChatPrompt, Generate, Health, Output, Prompt, Service
 from ferrule.interfaces.stats import HttpStats, StatLogger
 from ferrule.interfaces.tokenizer import Tokenizer
-from ferrule.types import EngineRequest
+from ferrule.types import EngineRequest, GrammarSpec
 
 _TURN = 16  # prompts that may be prepared before others get a turn of the event loop
 _logger = log.get("frontend")
@@ -56,6 +61,7 @@ class FrontendService(Service):
         tokenizer: Tokenizer | None,
         reader: PromptReader,
         parsers: Parsers,
+        compiler: GrammarCompiler,
         loggers: Loggers,
     ) -> None:
         self.model = client.info
@@ -65,6 +71,7 @@ class FrontendService(Service):
         self._client = client
         self._reader = reader
         self._parsers = parsers
+        self._compiler = compiler
         self._clock: Callable[[], float] = time.monotonic
         self._seeds = Seeds(config.model.seed)
         self.ledger = Ledger(config.limits, loggers, self._clock, client.board)
@@ -104,14 +111,14 @@ class FrontendService(Service):
         checked = check_params(request.params, self._reader.rules)
         priority, salt = check_priority(request.priority), check_salt(request.cache_salt)
         processors = check_processors(request.logits_processors, self._reader.rules)
-        if request.grammar is not None:
-            raise RequestError("This server has no guided decoding.", "structured_outputs")
+        constraint = self._constraint(request)
         count = checked.best_of
         if request.beam is not None:
             checked, count = check_beam(request.beam, request, checked, self._reader.rules), request.beam.width
         self._check_count(len(request.prompts), count)
         with self.ledger.reserve(len(request.prompts) * count) as held:
             words = await self._reader.bad_words(checked.bad_words)
+            grammar = None if constraint is None else await self._compiler.compile(*constraint)
             prompts = []
             for number, prompt in enumerate(request.prompts, 1):
                 if number % _TURN == 0:
@@ -129,6 +136,7 @@ class FrontendService(Service):
                     cache_salt=salt,
                     embeds=prompt.embeds,
                     media_hash=prompt.digest,
+                    grammar=grammar,
                 )
                 for prompt in prompts
                 for seed in self._draw_seeds(checked)
@@ -155,7 +163,7 @@ class FrontendService(Service):
 
     @property
     def child_pids(self) -> frozenset[int]:
-        return self._reader.renderer.pids
+        return self._reader.renderer.pids | self._compiler.pids
 
     def start(self) -> None:
         """Begin to report the engine's figures once a second, and start a child for templates. Once, on the loop."""
@@ -170,6 +178,7 @@ class FrontendService(Service):
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._compiler.close()
         await self._reader.close()
 
     async def _report(self) -> None:
@@ -199,6 +208,10 @@ class FrontendService(Service):
         health = self._client.health()
         if health.state != "ready":
             raise UnavailableError(f"The engine cannot take requests now: {health.state}.")
+
+    def _constraint(self, request: Generate) -> tuple[GrammarSpec, str] | None:
+        """What the output must look like, and the field that says so."""
+        return None if request.grammar is None else (request.grammar, "structured_outputs")
 
     def _check_count(self, num_prompts: int, n: int) -> None:
         most = self._config.limits.max_prompts
@@ -313,7 +326,14 @@ def build_service(
     hooks = hooks or open_hooks(plugins)
     hooks.register_metrics()
     loggers = Loggers(_stat_loggers(config, plugins, client), hooks, config.observability.disable_log_stats)
-    return FrontendService(config, client, tokenizer, reader, inputs.parsers, loggers)
+    compiler = GrammarCompiler(plugins, GuidedSettings(), partial(_vocabulary, tokenizer, rules))
+    return FrontendService(config, client, tokenizer, reader, inputs.parsers, compiler, loggers)
+
+
+def _vocabulary(tokenizer: Tokenizer | None, rules: Rules) -> Vocabulary:
+    if tokenizer is None:
+        raise RequestError("This server runs without a tokenizer: it cannot constrain output.", "structured_outputs")
+    return read_vocabulary(tokenizer, rules.vocab_size, rules.eos_ids)
 
 
 def _stat_loggers(config: Resolved, plugins: Plugins, client: EngineClient) -> list[StatLogger]:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
 
 from ferrule.assembly.memory import device_tensors
 from ferrule.assembly.model import Loaded, load_model
+from ferrule.assembly.vocabulary import open_backend
 from ferrule.config import Resolved
 from ferrule.config.resolve import step_tokens
 from ferrule.errors import ConfigError, EngineDead
@@ -19,9 +22,10 @@ from ferrule.interfaces.model import Model
 from ferrule.interfaces.platform import Platform
 from ferrule.interfaces.plugins import Plugins
 from ferrule.log import Log
+from ferrule.runner.grammars import Grammars
 from ferrule.runner.model_runner import ModelRunner
 from ferrule.runner.state import RunnerLimits
-from ferrule.types import Admit, Chunk, ModelInfo, StepPlan, StepResult, TokenSampling
+from ferrule.types import Admit, Chunk, CompiledGrammar, ModelInfo, StepPlan, StepResult, TokenSampling
 from ferrule_plugins.executor.host_copy import HostCopy
 
 _log = Log("worker")
@@ -36,6 +40,7 @@ class Worker:
         self.config = config
         self._plugins = plugins
         self._runner: ModelRunner | None = None
+        self._grammars: Grammars
         self.platform: Platform
         self.depth = 1  # steps in flight that pay off
         self._reload: Callable[[], Model]
@@ -68,7 +73,9 @@ class Worker:
         execution.optimise(loaded.model, self.config)
         sampler = self._plugins.make("sampler", self.config.model.sampler, self._plugins)
         transfers, recorder = execution.transfers(), execution.recorder(self.config)
-        self._runner = runner = ModelRunner(loaded.model, loaded.attention, sampler, limits, transfers, recorder)
+        self._grammars = Grammars(partial(open_backend, self.config, self._plugins, loaded.info.vocab_size))
+        parts = sampler, limits, transfers, recorder, self._grammars
+        self._runner = runner = ModelRunner(loaded.model, loaded.attention, *parts)
         self.platform.memory().rehearse(self._rehearsal(runner, limits))
         info = self._describe(loaded, runner)
         shown = "architecture", "implementation", "dtype", "quantization", "attention", "num_parameters", "weight_bytes"
@@ -104,6 +111,10 @@ class Worker:
         with self.platform.memory().guard("cache"):
             self.restore("kv_cache")
 
+    def prepare(self, grammar: CompiledGrammar) -> Future[None]:
+        """Begin to load a constraint. The one method that may be called from any thread."""
+        return self._grammars.prepare(grammar)
+
     def execute(self, plan: StepPlan) -> StepResult:
         """Run a step from its beginning to its end."""
         return self.end(self.begin(plan))
@@ -123,6 +134,11 @@ class Worker:
         if name not in self.calls:
             raise ValueError(f"The worker has no method {name!r}.")
         return getattr(self, name)(*args)
+
+    def close(self) -> None:
+        """End the threads of constraints. Nothing is called afterwards."""
+        if self._runner is not None:
+            self._grammars.close()
 
     # ------------------------------------------------------------------------------------ administration
 

@@ -45,7 +45,7 @@ class Guidance(GrammarBackend):
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         super().__init__(vocabulary)
-        self._tokenizer = llguidance.LLTokenizer(_Tokens(vocabulary), eos_token=list(vocabulary.stop_ids))
+        self._tokenizer = llguidance.LLTokenizer(cast(Any, _Tokens(vocabulary)), eos_token=list(vocabulary.stop_ids))
         self._executor = llguidance.LLExecutor()
 
     def refuses(self, spec: GrammarSpec) -> str | None:

@@ -10,7 +10,7 @@ from ferrule.assembly.vocabulary import open_tokenizer
 from ferrule.config import Resolved
 from ferrule.errors import ConfigError, RequestError
 from ferrule.frontend.admission.admit import sampling_defaults
-from ferrule.frontend.output.parse import Parsers
+from ferrule.frontend.guided.constraint import Parsers
 from ferrule.frontend.text.render import Templates, choose_templates
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.tokenizer import Tokenizer

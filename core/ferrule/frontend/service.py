@@ -31,21 +31,23 @@ from ferrule.frontend.admission.validate import (
     wrap_seed,
 )
 from ferrule.frontend.guided.compiler import GrammarCompiler, GuidedSettings
+from ferrule.frontend.guided.constraint import Constraints, Parsers, ending
 from ferrule.frontend.inputs import Inputs, open_inputs
 from ferrule.frontend.output.beam import BestOf, search_beams
 from ferrule.frontend.output.choice import Choice, OutputStream
-from ferrule.frontend.output.parse import Parsers, open_chain
+from ferrule.frontend.output.parse import choice_context, open_chain
 from ferrule.frontend.output.stops import StopMatcher
 from ferrule.frontend.text.detokenize import open_detokenizer
 from ferrule.frontend.text.render import Renderer
 from ferrule.frontend.text.tokenize import Encoder
 from ferrule.hooks import HookRunner, open_hooks
 from ferrule.interfaces.guided_decoding import Vocabulary
+from ferrule.interfaces.parsers import ChoiceContext
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.service import ChatPrompt, Generate, Health, Output, Prompt, Service
 from ferrule.interfaces.stats import HttpStats, StatLogger
 from ferrule.interfaces.tokenizer import Tokenizer
-from ferrule.types import EngineRequest, GrammarSpec
+from ferrule.types import EngineRequest
 
 _TURN = 16  # prompts that may be prepared before others get a turn of the event loop
 _logger = log.get("frontend")
@@ -72,6 +74,7 @@ class FrontendService(Service):
         self._reader = reader
         self._parsers = parsers
         self._compiler = compiler
+        self._constraints = Constraints(parsers, compiler)
         self._clock: Callable[[], float] = time.monotonic
         self._seeds = Seeds(config.model.seed)
         self.ledger = Ledger(config.limits, loggers, self._clock, client.board)
@@ -111,26 +114,29 @@ class FrontendService(Service):
         checked = check_params(request.params, self._reader.rules)
         priority, salt = check_priority(request.priority), check_salt(request.cache_salt)
         processors = check_processors(request.logits_processors, self._reader.rules)
-        constraint = self._constraint(request)
         count = checked.best_of
         if request.beam is not None:
             checked, count = check_beam(request.beam, request, checked, self._reader.rules), request.beam.width
         self._check_count(len(request.prompts), count)
         with self.ledger.reserve(len(request.prompts) * count) as held:
             words = await self._reader.bad_words(checked.bad_words)
-            grammar = None if constraint is None else await self._compiler.compile(*constraint)
             prompts = []
             for number, prompt in enumerate(request.prompts, 1):
                 if number % _TURN == 0:
                     await asyncio.sleep(0)
                 prompts.append(await self._reader.prepare(prompt, checked))
                 held.add_tokens(prompts[-1].weight * count)
+            read = [
+                (prompt, choice_context(request, asked, prompt, self.tokenizer))
+                for asked, prompt in zip(request.prompts, prompts, strict=True)
+            ]
+            grammars = [await self._constraints.compile(request, context) for _, context in read]
             self._check_available()
             requests = [
                 EngineRequest(
                     id=secrets.token_hex(16),
                     prompt_ids=prompt.ids,
-                    sampling=replace(prompt.sampling, seed=seed, bad_words=words, processors=processors),
+                    sampling=replace(sampling, seed=seed, bad_words=words, processors=processors),
                     arrival=arrival,
                     priority=priority,
                     cache_salt=salt,
@@ -138,10 +144,11 @@ class FrontendService(Service):
                     media_hash=prompt.digest,
                     grammar=grammar,
                 )
-                for prompt in prompts
+                for prompt, grammar in zip(prompts, grammars, strict=True)
+                for sampling in [prompt.sampling if grammar is None else ending(prompt.sampling, self._reader.rules)]
                 for seed in self._draw_seeds(checked)
             ]
-            return self._submit(request, checked, prompts, requests, held)
+            return self._submit(request, checked, read, requests, held)
 
     def health(self) -> Health:
         return self._client.health()
@@ -209,10 +216,6 @@ class FrontendService(Service):
         if health.state != "ready":
             raise UnavailableError(f"The engine cannot take requests now: {health.state}.")
 
-    def _constraint(self, request: Generate) -> tuple[GrammarSpec, str] | None:
-        """What the output must look like, and the field that says so."""
-        return None if request.grammar is None else (request.grammar, "structured_outputs")
-
     def _check_count(self, num_prompts: int, n: int) -> None:
         most = self._config.limits.max_prompts
         if not 1 <= num_prompts <= most:
@@ -228,14 +231,14 @@ class FrontendService(Service):
         self,
         request: Generate,
         checked: Checked,
-        prompts: Sequence[Prepared],
+        read: Sequence[tuple[Prepared, ChoiceContext]],
         requests: Sequence[EngineRequest],
         held: Reservation,
     ) -> AsyncIterator[Output]:
         choices: list[Choice] = []
         try:
             for index, one in enumerate(requests):
-                choices.append(self._choice(request, checked, prompts[index // checked.best_of], one, index, held))
+                choices.append(self._choice(request, checked, read[index // checked.best_of], one, index, held))
                 choices[-1].account.streamed = request.streamed
             for first in range(0, len(choices), checked.best_of):
                 group = [choice.account for choice in choices[first : first + checked.best_of]]
@@ -256,7 +259,7 @@ class FrontendService(Service):
             choice.account.id = one.id
             self.ledger.loggers.hooks.request_admitted(one.id, model, len(one.prompt_ids), request.params)
         if not self._config.frontend.disable_log_requests:
-            self._log(requests, prompts, checked)
+            self._log(requests, [prompt for prompt, _ in read], checked)
         outputs = OutputStream(cancel, self.ledger, choices, streams, self._tasks)
         return BestOf(outputs, checked) if checked.best_of > checked.n else outputs
 
@@ -264,13 +267,13 @@ class FrontendService(Service):
         self,
         request: Generate,
         checked: Checked,
-        prompt: Prepared,
+        read: tuple[Prepared, ChoiceContext],
         engine_request: EngineRequest,
         index: int,
         held: Reservation,
     ) -> Choice:
-        asked = request.prompts[index // checked.best_of]
-        parse = open_chain(self._parsers, request, asked, prompt, self.tokenizer)
+        prompt, context = read
+        parse = open_chain(self._parsers, request, context)
         detokenizer = None
         if checked.detokenize and self.tokenizer is not None:
             detokenizer = open_detokenizer(

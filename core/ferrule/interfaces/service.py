@@ -63,6 +63,7 @@ class Generate(Struct, frozen=True, kw_only=True):
     logits_processors: tuple[dict[str, Any], ...] = ()
     tools: tuple[dict[str, Any], ...] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool = True
     beam: Beam | None = None  # the params.n best of `width` beams, best first
     raw: bool = False  # True: all text is content as the model wrote it; no parser runs
     streamed: bool = True  # False: the outputs are folded before anybody sees one

@@ -31,7 +31,7 @@ from ferrule.types import (
     Triggered,
     Until,
 )
-from ferrule_plugins.guided_decoding.schemas import closed
+from ferrule_plugins.guided_decoding.schemas import SPACE, closed
 
 _LONGEST = 500  # characters of an error
 _ANY = "/(?s:.*)/"
@@ -190,18 +190,19 @@ class _Writer:
         if not self._spec.additional_properties:
             found = closed(found)
         options: dict[str, Any] = {"lenient": False, "whitespace_flexible": self._spec.any_whitespace}
-        if self._spec.whitespace_pattern is not None and self._spec.any_whitespace:
-            options["whitespace_pattern"] = self._spec.whitespace_pattern
+        if self._spec.any_whitespace:
+            options["whitespace_pattern"] = self._spec.whitespace_pattern or SPACE
         return {**found, "x-guidance": options}
 
     def _repeated(self, form: Repeated) -> str:
-        part = self.rule(form.part)
-        again = self.add(f"{_quoted(form.separator)} {part}" if form.separator else part)
         if form.most == 0:
             return '""'
-        most = "" if form.most is None else str(form.most - 1)
-        whole = f"{part} {again}{{{max(0, form.least - 1)},{most}}}"
-        return whole if form.least else f"({whole})?"
+        part = whole = self.rule(form.part)
+        if form.most != 1:
+            again = self.add(f"{_quoted(form.separator)} {part}" if form.separator else part)
+            most = "" if form.most is None else str(form.most - 1)
+            whole = f"({part} {again}{{{max(0, form.least - 1)},{most}}})"
+        return whole if form.least else f"{whole}?"
 
     def _triggered(self, form: Triggered) -> str:
         trigger = self.add(f"{_ANY} {_quoted(form.trigger)}", "[lazy]")

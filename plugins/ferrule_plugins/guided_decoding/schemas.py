@@ -7,6 +7,10 @@ from typing import Any
 
 from ferrule.types import Form, Json, OneOf, Repeated, Series, Triggered
 
+# Between the parts of JSON: enough for an indentation, and few enough that a model cannot go on with it for ever.
+MOST_SPACE = 48
+SPACE = rf"[\x20\n\r\t]{{1,{MOST_SPACE}}}"
+
 # Keywords whose value is a schema, a list of schemas, or an object whose values are schemas (JSON Schema 2020-12).
 _SCHEMA = frozenset(
     (

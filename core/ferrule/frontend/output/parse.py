@@ -6,12 +6,12 @@ joined, so a delta is as few events as possible.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any
 
 from ferrule.frontend.admission.admit import Prepared
+from ferrule.frontend.guided.constraint import Parsers, tool_parser
 from ferrule.frontend.text.detokenize import decode
 from ferrule.interfaces.parsers import (
     CallArguments,
@@ -20,22 +20,12 @@ from ferrule.interfaces.parsers import (
     Content,
     Event,
     Reasoning,
-    ReasoningParser,
     TextDelta,
-    ToolParser,
 )
 from ferrule.interfaces.service import ChatPrompt, Generate, Prompt
 from ferrule.interfaces.tokenizer import Tokenizer
 
 _TAIL = 32  # ids of a prompt without text whose text parsers are shown
-
-
-@dataclass(frozen=True)
-class Parsers:
-    """How to make the parsers of a choice; None: none."""
-
-    reasoning: Callable[[], ReasoningParser] | None = None
-    tools: Callable[[Sequence[dict[str, Any]]], ToolParser] | None = None
 
 
 class ParseChain:
@@ -46,12 +36,14 @@ class ParseChain:
     def __init__(
         self, parsers: Parsers, tools: Sequence[dict[str, Any]] | None, context: ChoiceContext | None = None
     ) -> None:
+        context = context or ChoiceContext()
         self._reasoning = parsers.reasoning() if parsers.reasoning else None
-        self._tools = parsers.tools(tools) if parsers.tools and tools else None
+        if self._reasoning is not None:
+            self._reasoning.begin(context)
+        calls = tool_parser(parsers.tools, tools, context)
+        self._tools = None if calls is None else calls[0]
         self.called = None if self._tools is None else False  # whether the text held a call
         used = [parser for parser in (self._reasoning, self._tools) if parser is not None]
-        for parser in used:
-            parser.begin(context or ChoiceContext())
         self.wants_special_tokens = any(parser.wants_special_tokens for parser in used)
 
     def feed(self, text: str, token_ids: tuple[int, ...] = ()) -> tuple[Event, ...]:
@@ -91,27 +83,32 @@ class ParseChain:
         return found
 
 
-def open_chain(
-    parsers: Parsers, request: Generate, prompt: Prompt | ChatPrompt, prepared: Prepared, tokenizer: Tokenizer | None
-) -> ParseChain:
-    """The chain of one choice: of one of the request's prompts, as it was read."""
-    if request.raw or parsers == Parsers():
-        return ParseChain(Parsers(), None)
+def open_chain(parsers: Parsers, request: Generate, context: ChoiceContext) -> ParseChain:
+    """The chain of one choice."""
+    return ParseChain(Parsers(), None) if request.raw else ParseChain(parsers, request.tools, context)
+
+
+def choice_context(
+    request: Generate, prompt: Prompt | ChatPrompt, prepared: Prepared, tokenizer: Tokenizer | None
+) -> ChoiceContext:
+    """What parsers are told of the choices of one of the request's prompts, as it was read."""
+    if request.raw:
+        return ChoiceContext()
     text, chat = prepared.text, prompt if isinstance(prompt, ChatPrompt) else None
     if text is None and tokenizer is not None:
         text = decode(tokenizer, prepared.ids[-_TAIL:], skip_special_tokens=False)
     continued = chat.messages[-1].get("content") if chat and chat.continue_final_message else None
-    context = ChoiceContext(
+    return ChoiceContext(
         prompt=text or "",
         prompt_ids=prepared.ids,
         continued=continued if isinstance(continued, str) else "",
         tools=request.tools or (),
         tool_choice=request.tool_choice,
         template_kwargs=(chat and chat.chat_template_kwargs) or {},
+        parallel_tool_calls=request.parallel_tool_calls,
         streamed=request.streamed,
         tokenizer=tokenizer,
     )
-    return ParseChain(parsers, None if request.tool_choice == "none" else request.tools, context)
 
 
 def join_events(events: Iterable[Event]) -> tuple[Event, ...]:

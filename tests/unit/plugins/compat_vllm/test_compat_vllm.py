@@ -14,7 +14,8 @@ from ferrule.config import PluginConfig
 from ferrule.config.plugins import configured
 from ferrule.env import Environment
 from ferrule.errors import PluginError
-from ferrule.frontend.output.parse import ParseChain, Parsers
+from ferrule.frontend.guided.constraint import Parsers
+from ferrule.frontend.output.parse import ParseChain
 from ferrule.interfaces.parsers import CallEnd, ChoiceContext
 from ferrule.interfaces.service import Output
 from ferrule.plugin import Plugins, discover

@@ -31,7 +31,7 @@ from ferrule.frontend.admission.validate import (
     wrap_seed,
 )
 from ferrule.frontend.guided.compiler import GrammarCompiler, GuidedSettings
-from ferrule.frontend.guided.constraint import Constraints, Parsers, ending
+from ferrule.frontend.guided.constraint import Constraints, Parsers, ending, enforces_strict
 from ferrule.frontend.inputs import Inputs, open_inputs
 from ferrule.frontend.output.beam import BestOf, search_beams
 from ferrule.frontend.output.choice import Choice, OutputStream
@@ -75,6 +75,7 @@ class FrontendService(Service):
         self._parsers = parsers
         self._compiler = compiler
         self._constraints = Constraints(parsers, compiler)
+        self.enforces_strict_tools = enforces_strict(parsers.tools)
         self._clock: Callable[[], float] = time.monotonic
         self._seeds = Seeds(config.model.seed)
         self.ledger = Ledger(config.limits, loggers, self._clock, client.board)

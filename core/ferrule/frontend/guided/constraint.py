@@ -55,6 +55,13 @@ def tool_parser(
     return parser, parser.constraint(choice)
 
 
+def enforces_strict(make: ToolParsers | None) -> bool:
+    """Whether a parser's constraint covers strict functions where the model chooses whether to call."""
+    tools = ({"type": "function", "function": {"name": "f", "parameters": {"type": "object"}, "strict": True}},)
+    found = tool_parser(make, tools, ChoiceContext(tools=tools, tool_choice="auto"))
+    return found is not None and found[1] is not None
+
+
 class Constraints:
     """From requests to what the engine takes. `parsers` are the server's."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 
 class FinishReason(StrEnum):
@@ -70,12 +70,106 @@ class TokenSampling(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
         )
 
 
-class GrammarSpec(Struct, frozen=True, kw_only=True):
-    """A constraint on the output, as given by the user. `kind` is one of json, regex, choice, grammar, json_object."""
+# What output may look like, as a tree. A guided-decoding backend compiles it; texts are those that the client sees.
 
-    kind: str
+
+class Fixed(Struct, frozen=True, tag="fixed"):
+    """Exactly this text."""
+
+    text: str
+
+
+class Json(Struct, frozen=True, tag="json"):
+    """A JSON value that is valid for a schema (draft 2020-12); True: any value."""
+
+    schema: dict[str, Any] | bool
+
+
+class Regex(Struct, frozen=True, tag="regex"):
+    """A text that the whole pattern matches."""
+
+    pattern: str
+
+
+class Rules(Struct, frozen=True, tag="rules"):
+    """A text of a context-free grammar, in Lark's syntax or in EBNF (GBNF, with a rule `root`)."""
+
     source: str
+
+
+class OneOf(Struct, frozen=True, tag="one_of"):
+    """One of several."""
+
+    options: tuple[Form, ...]
+
+
+class Series(Struct, frozen=True, tag="series"):
+    """One after the other."""
+
+    parts: tuple[Form, ...]
+
+
+class Repeated(Struct, frozen=True, tag="repeated"):
+    """The same again, `least` times or more, at most `most` times."""
+
+    part: Form
+    separator: str = ""
+    least: int = 0
+    most: int | None = None
+
+
+class Until(Struct, frozen=True, tag="until"):
+    """Any text up to the first `stop`, which is included."""
+
+    stop: str
+
+
+class Anything(Struct, frozen=True, tag="anything"):
+    """Any text."""
+
+
+class Tag(Struct, frozen=True):
+    """A part of a text: what it begins with, what is inside, what it ends with."""
+
+    begin: str
+    content: Form
+    end: str = ""
+
+
+class Triggered(Struct, frozen=True, tag="triggered"):
+    """Any text, in which each `trigger` is the beginning of one of `tags`. Each tag begins with the trigger.
+
+    `most`: so many tags at most, None: any number; after the last one the text ends.
+    """
+
+    trigger: str
+    tags: tuple[Tag, ...]
+    most: int | None = None
+
+
+Form = Fixed | Json | Regex | Rules | OneOf | Series | Repeated | Until | Anything | Triggered
+
+
+class GrammarSpec(Struct, frozen=True, kw_only=True):
+    """A constraint on the output. `backend` None: the server's.
+
+    The options are about JSON: white space between its parts (`whitespace_pattern`: which), and properties that a
+    schema does not name and does not forbid.
+    """
+
+    form: Form
     backend: str | None = None
+    any_whitespace: bool = True
+    whitespace_pattern: str | None = None
+    additional_properties: bool = True
+
+
+class CompiledGrammar(Struct, frozen=True, kw_only=True, gc=False):
+    """A constraint as the engine takes it: what a backend's `compile` made, and a digest of what it was made of."""
+
+    backend: str
+    digest: bytes
+    data: bytes
 
 
 class Embeds(Struct, frozen=True, kw_only=True):
@@ -104,7 +198,7 @@ class EngineRequest(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
     media_hash: str | None = None
     embeds: Embeds | None = None
     cache_salt: str | None = None
-    grammar: GrammarSpec | None = None
+    grammar: CompiledGrammar | None = None
     transfer: dict[str, Any] | None = None
 
 
@@ -125,6 +219,7 @@ class Admit(Struct, frozen=True, gc=False):
     sampling: TokenSampling
     adapter: str | None = None
     embeds: Embeds | None = None  # of the first positions
+    grammar: CompiledGrammar | None = None
 
 
 class Chunk(Struct, frozen=True, gc=False):
@@ -150,7 +245,6 @@ class StepPlan(Struct, frozen=True, gc=False):
     """What the runner does in one step: differences only, applied in the order releases, admits, copies, chunks.
 
     A request appears at most once in `chunks`. `copies` are (group, source block, target block).
-    `masks` maps a slot to a bitmask over the vocabulary (little-endian bits, bytes) for a constrained row.
     """
 
     step: int
@@ -158,7 +252,6 @@ class StepPlan(Struct, frozen=True, gc=False):
     admits: tuple[Admit, ...] = ()
     releases: tuple[int, ...] = ()  # slots
     copies: tuple[tuple[int, int, int], ...] = ()
-    masks: dict[int, bytes] = field(default_factory=dict)
     transfer: dict[str, Any] | None = None
 
     @property

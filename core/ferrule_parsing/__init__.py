@@ -4,15 +4,27 @@ Reader, Tags        text that comes in pieces, read up to tags; what may begin a
 ObjectReader        one JSON object that comes in pieces: the values of its members while they come
 CallWriter          content and calls to events, with the rule about white space next to calls
 TaggedJsonParser    a whole tool parser: ``<tag>{"name": …, "arguments": …}</tag>``
+enforced            the functions that a tool choice enforces, with the schemas of their arguments
 ThinkingParser      a whole reasoning parser: ``<think>…</think>``
 
 All of it takes time linear in the text, whatever the text and its cut into deltas.
 """
 
 from ferrule_parsing.calls import CallWriter
+from ferrule_parsing.choice import EnforcedFunction, enforced
 from ferrule_parsing.json_object import ObjectReader, Piece
 from ferrule_parsing.reader import Reader, Tags
 from ferrule_parsing.tagged_json import TaggedJsonParser
 from ferrule_parsing.thinking import ThinkingParser
 
-__all__ = ["CallWriter", "ObjectReader", "Piece", "Reader", "Tags", "TaggedJsonParser", "ThinkingParser"]
+__all__ = [
+    "CallWriter",
+    "EnforcedFunction",
+    "ObjectReader",
+    "Piece",
+    "Reader",
+    "TaggedJsonParser",
+    "Tags",
+    "ThinkingParser",
+    "enforced",
+]

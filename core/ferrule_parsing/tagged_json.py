@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
-from ferrule.interfaces.parsers import Event, TextDelta, ToolParser
-from ferrule.types import GrammarSpec
+from ferrule.interfaces.parsers import ChoiceContext, Event, TextDelta, ToolParser
+from ferrule.types import Fixed, Form, GrammarSpec, Json, OneOf, Regex, Repeated, Series, Tag, Triggered
 from ferrule_parsing.calls import CallWriter
+from ferrule_parsing.choice import EnforcedFunction, enforced
 from ferrule_parsing.json_object import ObjectReader, Piece, unquote
 from ferrule_parsing.reader import Reader, Tags
 
@@ -31,6 +33,7 @@ class TaggedJsonParser(ToolParser):
     def __init__(self, tools: Sequence[dict[str, Any]]) -> None:
         super().__init__(tools)
         self._out = CallWriter()
+        self._parallel = True
         self._reader = Reader()
         self._state: Callable[[], bool] = self._in_text
         self._unclosed = False  # the closing tag of the last call has not come
@@ -41,9 +44,25 @@ class TaggedJsonParser(ToolParser):
         self._held: list[str] = []  # arguments before the name is known, or that are not an object
         self._began = self._whole = self._streams = False  # arguments: seen, complete, an object
 
+    def begin(self, context: ChoiceContext) -> None:
+        self._parallel = context.parallel_tool_calls
+
     def constraint(self, choice: str | dict[str, Any]) -> GrammarSpec | None:
-        """None: calls are read, not enforced."""
-        return None
+        """Calls as the class's docstring shows them, each on a line of its own."""
+        functions = enforced(self.tools, choice)
+        if not functions:
+            return None
+        inside = Series((_BREAK, OneOf(tuple(map(self._call, functions))), _BREAK))
+        most = 1 if isinstance(choice, dict) or not self._parallel else None
+        if choice == "auto":
+            return GrammarSpec(form=Triggered(self.open_tag, (Tag(self.open_tag, inside, self.close_tag),), most))
+        call = Series((Fixed(self.open_tag), inside, Fixed(self.close_tag)))
+        return GrammarSpec(form=Repeated(call, "\n", 1, most))
+
+    def _call(self, function: EnforcedFunction) -> Form:
+        name, arguments = json.dumps(self.name_key), json.dumps(self.arguments_key)
+        begin = f"{{{name}: {json.dumps(function.name, ensure_ascii=False)}, {arguments}: "
+        return Series((Fixed(begin), Json(function.schema), Fixed("}")))
 
     def feed(self, delta: TextDelta) -> Sequence[Event]:
         self._reader.push(delta.text)
@@ -154,6 +173,9 @@ class TaggedJsonParser(ToolParser):
         if not self._streams:
             text = "{}" if text == "null" else unquote(text) or text
         self._out.arguments(text)
+
+
+_BREAK = Regex(r"\n?")
 
 
 @lru_cache(maxsize=64)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 from ferrule.interfaces.parsers import ChoiceContext, Content, Reasoning, ReasoningParser, TextDelta
+from ferrule.types import Fixed, Form, OneOf, Regex, Series, Until
 from ferrule_parsing.reader import Reader, Tags
 
 _BREAKS = re.compile(r"\n*")
@@ -46,6 +47,15 @@ class ThinkingParser(ReasoningParser):
         elif prompt.endswith(self._close_tags) or continued.strip():
             self._inside = False
             self._state = self._behind_close
+
+    def constrain(self, form: Form) -> Form:
+        """The form behind the block, where there is or may be one. Of several spellings the first is generated."""
+        if self._state == self._behind_close:
+            return form
+        behind = Series((Until(self._close_tags[0]), Regex(r"\n{0,4}"), form))
+        if self._inside:
+            return behind
+        return OneOf((Series((Fixed(self._open_tags[0]), behind)), form))
 
     def feed(self, delta: TextDelta) -> Sequence[Reasoning | Content]:
         self._reader.push(delta.text)

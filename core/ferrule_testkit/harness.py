@@ -22,6 +22,7 @@ from ferrule.interfaces.executor import Executor
 from ferrule.interfaces.scheduler import Scheduler, SchedulerLimits
 from ferrule.plugin import Plugins, discover
 from ferrule.types import (
+    CompiledGrammar,
     EngineRequest,
     EngineStats,
     FinishReason,
@@ -118,15 +119,25 @@ class Engine:
         self._numbers = itertools.count()
         self._loop = EngineLoop(scheduler, executor, self, time.monotonic, debug=True)
 
-    def run(self, prompts: Sequence[Sequence[int]], *, max_tokens: int = 12, **sampling: Any) -> list[Output]:
+    def run(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        max_tokens: int = 12,
+        grammars: Sequence[CompiledGrammar | None] = (),
+        **sampling: Any,
+    ) -> list[Output]:
         """Submit all prompts at once and step until all have ended. Greedy unless `sampling` (TokenSampling) differs.
 
-        Checks the scheduler's invariants afterwards, and that no block is in use.
+        `grammars` are the constraints of the first prompts. Checks the scheduler's invariants afterwards, and that no
+        block is in use.
         """
         settings = TokenSampling(**{"seed": 0, "temperature": 0.0, "logprobs": 0, "max_tokens": max_tokens} | sampling)
         requests = [
-            EngineRequest(id=f"request-{next(self._numbers)}", prompt_ids=tuple(prompt), sampling=settings)
-            for prompt in prompts
+            EngineRequest(
+                id=f"request-{next(self._numbers)}", prompt_ids=tuple(prompt), sampling=settings, grammar=grammar
+            )
+            for prompt, grammar in itertools.zip_longest(prompts, grammars)
         ]
         outputs = [self._outputs.setdefault(request.id, Output()) for request in requests]
         self._inbox = [(_CLIENT, Submit(request)) for request in requests]

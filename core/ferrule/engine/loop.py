@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from ferrule import log
+from ferrule.engine.preparing import Preparing
 from ferrule.engine.sleep import Sleep
 from ferrule.errors import FerruleError, RequestError
 from ferrule.interfaces.executor import Executor, Step
@@ -26,6 +27,7 @@ from ferrule.wire.messages import Call, CallReply, Cancel, Channel, Deltas, Subm
 
 IDLE_SECONDS = 0.25  # longest wait for a message; bounds how late a stop is noticed
 STALL_POLL_SECONDS = 0.01
+LOADING_POLL_SECONDS = 0.002
 STATS_SECONDS = 0.1
 _PASSED_ON = ("start_profile", "stop_profile", "collective_rpc")  # calls that the executor answers
 _logger = log.get("engine")
@@ -68,6 +70,7 @@ class EngineLoop:
         self._calling = False  # an executor's call may take long: that does not count as a stall
         self._in_flight: deque[tuple[StepPlan, Step]] = deque()
         self._owners: dict[str, bytes] = {}  # request id -> client, oldest first
+        self._preparing = Preparing()
         self._outbox: dict[bytes, list[RequestDelta]] = {}  # a key for each client that was heard
         self._stuck = False  # work waits, nothing runs, nothing could be planned
         self._stats_due = False
@@ -84,6 +87,7 @@ class EngineLoop:
     def step(self) -> None:
         """Take in messages, plan and begin one step, and end the oldest one if no more may be in flight."""
         self._take_messages()
+        self._queue_prepared()
         plan = None if self._sleep.level else self.scheduler.schedule(self._clock())
         if plan is not None:
             self._in_flight.append((plan, self.executor.submit(plan)))
@@ -109,7 +113,7 @@ class EngineLoop:
     def _mark_progress(self, plan: StepPlan | None) -> None:
         self._stuck = plan is None and not self._in_flight and self.scheduler.has_work() and not self._sleep.level
         now = self._clock()
-        if not self._owners or self._sleep.level:
+        if not self.scheduler.has_work() or self._sleep.level:
             self.last_progress = now
         elif self._stuck and self.stalled_for(now) > self._stall_seconds:
             self._fail_oldest(now)
@@ -117,7 +121,7 @@ class EngineLoop:
 
     def _fail_oldest(self, now: float) -> None:
         """Something must give when nothing can run: one request ends, rather than all of them waiting for ever."""
-        id = next(iter(self._owners))
+        id = next(id for id in self._owners if id not in self._preparing)
         _logger.error("nothing can be scheduled for %.1f s: request %s ends", self._stall_seconds, id)
         deltas = self.scheduler.cancel([id], FinishReason.ERROR, now)
         error = "The request could not be scheduled."
@@ -135,15 +139,14 @@ class EngineLoop:
         if self._stuck:
             patience = STALL_POLL_SECONDS
         else:
-            busy = self._in_flight or (self._owners and not self._sleep.level)
-            patience = 0.0 if busy else IDLE_SECONDS
+            busy = self._in_flight or (self.scheduler.has_work() and not self._sleep.level)
+            patience = 0.0 if busy else LOADING_POLL_SECONDS if self._preparing else IDLE_SECONDS
         for client, message in self._channel.receive(patience):
             self._outbox.setdefault(client, [])
             if isinstance(message, Submit):
                 self._submit(client, message.request)
             elif isinstance(message, Cancel):
-                ids = [id for id in message.ids if self._owners.get(id) == client]
-                self._deliver(self.scheduler.cancel(ids, message.reason, self._clock()))
+                self._cancel([id for id in message.ids if self._owners.get(id) == client], message.reason)
             else:
                 self._channel.send(client, self._answer(message))
 
@@ -152,19 +155,40 @@ class EngineLoop:
         if request.id in self._owners:
             _logger.error("request id %s was submitted twice: the second one is dropped", request.id)
             return
-        now = self._clock()
+        self._owners[request.id] = client
+        if request.grammar is None:
+            self._queue(request)
+        else:
+            self._preparing.add(request, self.executor.prepare(request.grammar))
+
+    def _queue_prepared(self) -> None:
+        for request, fault in self._preparing.take():
+            if fault is None:
+                self._queue(request)
+            else:
+                _logger.error("the constraint of request %s could not be loaded", request.id, exc_info=fault)
+                self._end(request, FinishReason.ERROR, "The constraint on the output could not be loaded.")
+
+    def _queue(self, request: EngineRequest) -> None:
         try:
-            self.scheduler.add(request, now)
+            self.scheduler.add(request, self._clock())
         except Exception as error:
             if not isinstance(error, ValueError):
                 self.log_failure(f"adding request {request.id}")
             text = str(error) if isinstance(error, ValueError) else "The request could not be queued."
-            times = RequestTimes(arrival=request.arrival, finished=now)
-            delta = RequestDelta(request.id, finish=FinishReason.ERROR, error=text, times=times)
-            self._outbox[client].append(delta)
+            self._end(request, FinishReason.ERROR, text)
         else:
-            self._owners[request.id] = client
             self._unchecked = True
+
+    def _cancel(self, ids: list[str], reason: FinishReason) -> None:
+        for request in self._preparing.cancel(ids):
+            self._end(request, reason)
+        self._deliver(self.scheduler.cancel(ids, reason, self._clock()))
+
+    def _end(self, request: EngineRequest, finish: FinishReason, error: str | None = None) -> None:
+        """The last word on a request that the scheduler does not know."""
+        times = RequestTimes(arrival=request.arrival, finished=self._clock())
+        self._deliver([RequestDelta(request.id, finish=finish, error=error, times=times)])
 
     def _deliver(self, deltas: list[RequestDelta]) -> None:
         for delta in deltas:

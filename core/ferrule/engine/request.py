@@ -121,7 +121,8 @@ class Request:
         """What the runner must know when this life begins."""
         spec = self.spec
         ids = tuple(self.ids)
-        return Admit(self.slot, self.id, self.epoch, ids, self.num_prompt, spec.sampling, spec.adapter, spec.embeds)
+        extra = spec.adapter, spec.embeds, spec.grammar
+        return Admit(self.slot, self.id, self.epoch, ids, self.num_prompt, spec.sampling, *extra)
 
     def last_delta(self, delta: RequestDelta, finish: FinishReason, now: float) -> RequestDelta:
         """`delta` as the terminal one."""

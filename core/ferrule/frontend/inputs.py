@@ -6,13 +6,13 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from ferrule.assembly.vocabulary import open_tokenizer
 from ferrule.config import Resolved
 from ferrule.config.chosen import chosen_plugins
 from ferrule.errors import ConfigError, RequestError
 from ferrule.frontend.admission.admit import sampling_defaults
-from ferrule.frontend.output.parse import Parsers
+from ferrule.frontend.guided.constraint import Parsers
 from ferrule.frontend.text.render import Templates, choose_templates
-from ferrule.frontend.text.tokenize import open_tokenizer
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.tokenizer import Tokenizer
 from ferrule.plugin import Component, check_plugins

@@ -6,12 +6,14 @@ import asyncio
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
 
 from ferrule import log
+from ferrule.assembly.vocabulary import read_vocabulary
 from ferrule.client.base import EngineClient
 from ferrule.config import Resolved
 from ferrule.errors import EngineDead, FerruleError, NotFoundError, RequestError, UnavailableError
@@ -20,6 +22,7 @@ from ferrule.frontend.admission.ledger import Account, Ledger, Loggers, Reservat
 from ferrule.frontend.admission.processors import Processors, check_functions, check_processors
 from ferrule.frontend.admission.validate import (
     Checked,
+    Rules,
     Seeds,
     check_beam,
     check_params,
@@ -27,18 +30,23 @@ from ferrule.frontend.admission.validate import (
     check_salt,
     wrap_seed,
 )
+from ferrule.frontend.guided.compiler import GrammarCompiler, GuidedSettings
+from ferrule.frontend.guided.constraint import Constraints, Parsers, ending, enforces_strict
 from ferrule.frontend.inputs import Inputs, open_inputs
 from ferrule.frontend.output.beam import BestOf, search_beams
 from ferrule.frontend.output.choice import Choice, OutputStream
-from ferrule.frontend.output.parse import Parsers, open_chain
+from ferrule.frontend.output.parse import choice_context, open_chain
 from ferrule.frontend.output.stops import StopMatcher
 from ferrule.frontend.text.detokenize import open_detokenizer
 from ferrule.frontend.text.render import Renderer
 from ferrule.frontend.text.tokenize import Encoder
 from ferrule.hooks import HookRunner, open_hooks
+from ferrule.interfaces.guided_decoding import Vocabulary
+from ferrule.interfaces.parsers import ChoiceContext
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.service import ChatPrompt, Generate, Health, Output, Prompt, Service
 from ferrule.interfaces.stats import HttpStats, StatLogger
+from ferrule.interfaces.tokenizer import Tokenizer
 from ferrule.types import EngineRequest
 
 _TURN = 16  # prompts that may be prepared before others get a turn of the event loop
@@ -54,6 +62,7 @@ class FrontendService(Service):
         client: EngineClient,
         reader: PromptReader,
         parsers: Parsers,
+        compiler: GrammarCompiler,
         loggers: Loggers,
     ) -> None:
         self.model = client.info
@@ -63,6 +72,9 @@ class FrontendService(Service):
         self._client = client
         self._reader = reader
         self._parsers = parsers
+        self._compiler = compiler
+        self._constraints = Constraints(parsers, compiler)
+        self.enforces_strict_tools = enforces_strict(parsers.tools)
         self._clock: Callable[[], float] = time.monotonic
         self._seeds = Seeds(config.model.seed)
         self.ledger = Ledger(config.limits, loggers, self._clock, client.board)
@@ -102,8 +114,6 @@ class FrontendService(Service):
         checked = check_params(request.params, self._reader.rules)
         priority, salt = check_priority(request.priority), check_salt(request.cache_salt)
         processors = await self._processors(request)
-        if request.grammar is not None:
-            raise RequestError("This server has no guided decoding.", "structured_outputs")
         count = checked.best_of
         if request.beam is not None:
             checked, count = check_beam(request.beam, request, checked, self._reader.rules), request.beam.width
@@ -116,22 +126,29 @@ class FrontendService(Service):
                     await asyncio.sleep(0)
                 prompts.append(await self._reader.prepare(prompt, checked))
                 held.add_tokens(prompts[-1].weight * count)
+            read = [
+                (prompt, choice_context(request, asked, prompt, self.tokenizer))
+                for asked, prompt in zip(request.prompts, prompts, strict=True)
+            ]
+            grammars = [await self._constraints.compile(request, context) for _, context in read]
             self._check_available()
             requests = [
                 EngineRequest(
                     id=secrets.token_hex(16),
                     prompt_ids=prompt.ids,
-                    sampling=replace(prompt.sampling, seed=seed, bad_words=words, processors=processors),
+                    sampling=replace(sampling, seed=seed, bad_words=words, processors=processors),
                     arrival=arrival,
                     priority=priority,
                     cache_salt=salt,
                     embeds=prompt.embeds,
                     media_hash=prompt.digest,
+                    grammar=grammar,
                 )
-                for prompt in prompts
+                for prompt, grammar in zip(prompts, grammars, strict=True)
+                for sampling in [prompt.sampling if grammar is None else ending(prompt.sampling, self._reader.rules)]
                 for seed in self._draw_seeds(checked)
             ]
-            return self._submit(request, checked, prompts, requests, held)
+            return self._submit(request, checked, read, requests, held)
 
     def health(self) -> Health:
         return self._client.health()
@@ -158,7 +175,7 @@ class FrontendService(Service):
 
     @property
     def child_pids(self) -> frozenset[int]:
-        return self._reader.renderer.pids
+        return self._reader.renderer.pids | self._compiler.pids
 
     def start(self) -> None:
         """Begin to report the engine's figures once a second, and start a child for templates. Once, on the loop."""
@@ -181,6 +198,7 @@ class FrontendService(Service):
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._compiler.close()
         await self._reader.close()
 
     async def _report(self) -> None:
@@ -234,14 +252,14 @@ class FrontendService(Service):
         self,
         request: Generate,
         checked: Checked,
-        prompts: Sequence[Prepared],
+        read: Sequence[tuple[Prepared, ChoiceContext]],
         requests: Sequence[EngineRequest],
         held: Reservation,
     ) -> AsyncIterator[Output]:
         choices: list[Choice] = []
         try:
             for index, one in enumerate(requests):
-                choices.append(self._choice(request, checked, prompts[index // checked.best_of], one, index, held))
+                choices.append(self._choice(request, checked, read[index // checked.best_of], one, index, held))
                 choices[-1].account.streamed = request.streamed
             for first in range(0, len(choices), checked.best_of):
                 group = [choice.account for choice in choices[first : first + checked.best_of]]
@@ -262,7 +280,7 @@ class FrontendService(Service):
             choice.account.id = one.id
             self.ledger.loggers.hooks.request_admitted(one.id, model, len(one.prompt_ids), request.params)
         if not self._config.frontend.disable_log_requests:
-            _log_requests(requests, prompts, checked.best_of, self._config.frontend.max_log_len)
+            _log_requests(requests, [prompt for prompt, _ in read], checked.best_of, self._config.frontend.max_log_len)
         outputs = OutputStream(cancel, self.ledger, choices, streams, self._tasks)
         return BestOf(outputs, checked) if checked.best_of > checked.n else outputs
 
@@ -270,13 +288,13 @@ class FrontendService(Service):
         self,
         request: Generate,
         checked: Checked,
-        prompt: Prepared,
+        read: tuple[Prepared, ChoiceContext],
         engine_request: EngineRequest,
         index: int,
         held: Reservation,
     ) -> Choice:
-        asked = request.prompts[index // checked.best_of]
-        parse = open_chain(self._parsers, request, asked, prompt, self.tokenizer)
+        prompt, context = read
+        parse = open_chain(self._parsers, request, context)
         detokenizer = None
         if checked.detokenize and self.tokenizer is not None:
             detokenizer = open_detokenizer(
@@ -315,7 +333,8 @@ def build_service(
     hooks = hooks or open_hooks(plugins)
     hooks.register_metrics()
     loggers = Loggers(_stat_loggers(config, plugins, client), hooks, config.observability.disable_log_stats)
-    return FrontendService(config, client, reader, inputs.parsers, loggers)
+    compiler = GrammarCompiler(plugins, GuidedSettings(), partial(_vocabulary, inputs.tokenizer, reader.rules))
+    return FrontendService(config, client, reader, inputs.parsers, compiler, loggers)
 
 
 def open_reader(config: Resolved, plugins: Plugins, client: EngineClient, inputs: Inputs, folder: Path) -> PromptReader:
@@ -325,6 +344,12 @@ def open_reader(config: Resolved, plugins: Plugins, client: EngineClient, inputs
     specials = tokenizer.special_tokens if tokenizer else {}
     renderer = Renderer(config.frontend, config.limits, inputs.templates, specials, rules.max_model_len)
     return PromptReader(rules, Encoder(tokenizer) if tokenizer is not None else None, renderer)
+
+
+def _vocabulary(tokenizer: Tokenizer | None, rules: Rules) -> Vocabulary:
+    if tokenizer is None:
+        raise RequestError("This server runs without a tokenizer: it cannot constrain output.", "structured_outputs")
+    return read_vocabulary(tokenizer, rules.vocab_size, rules.eos_ids)
 
 
 def _log_requests(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from ferrule.types import ModelInfo, StepPlan, StepResult
+from ferrule.errors import RequestError
+from ferrule.types import CompiledGrammar, ModelInfo, StepPlan, StepResult
 
 if TYPE_CHECKING:
     from ferrule.config import Resolved
@@ -44,6 +46,15 @@ class Executor(ABC):
     @abstractmethod
     def submit(self, plan: StepPlan) -> Step:
         """Begin a step, without waiting for its end."""
+
+    def prepare(self, grammar: CompiledGrammar) -> Future[None]:
+        """Load a request's constraint on every worker, without waiting for it. The default has no guided decoding.
+
+        The loop queues the request when the future is done. Its exception ends the request.
+        """
+        refused: Future[None] = Future()
+        refused.set_exception(RequestError(f"{type(self).__name__} has no guided decoding."))
+        return refused
 
     @abstractmethod
     def call(self, name: str, args: tuple[Any, ...] = ()) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 from msgspec import Struct
 
 from ferrule.interfaces.tokenizer import Tokenizer
-from ferrule.types import GrammarSpec
+from ferrule.types import Form, GrammarSpec
 
 
 class ChoiceContext(Struct, frozen=True, kw_only=True):
@@ -25,6 +25,7 @@ class ChoiceContext(Struct, frozen=True, kw_only=True):
     tools: tuple[dict[str, Any], ...] = ()
     tool_choice: str | dict[str, Any] | None = None
     template_kwargs: dict[str, Any] = {}
+    parallel_tool_calls: bool = True  # False: one call at most
     streamed: bool = True  # False: nobody reads the events before the last one is there
     tokenizer: Tokenizer | None = None
 
@@ -72,6 +73,13 @@ class ReasoningParser(ABC):
     def begin(self, context: ChoiceContext) -> None:
         """Called once, before the first delta. A prompt may end inside or behind a block of thinking."""
 
+    def constrain(self, form: Form) -> Form:
+        """What the whole output looks like when what follows the thoughts is to look like `form`. Called after `begin`.
+
+        The default is for parsers whose output has no thoughts when it is constrained.
+        """
+        return form
+
     @abstractmethod
     def feed(self, delta: TextDelta) -> Sequence[Reasoning | Content]:
         """Take the next delta; what cannot be decided yet is held back."""
@@ -94,7 +102,12 @@ class ToolParser(ABC):
 
     @abstractmethod
     def constraint(self, choice: str | dict[str, Any]) -> GrammarSpec | None:
-        """The grammar that makes the model call as `tool_choice` demands, or None."""
+        """What makes the model call as `tool_choice` demands, in this parser's format. Called after `begin`.
+
+        "required": one or more calls of any tool; an object that names a function: one call of that; "auto": text and
+        calls, of which those of tools with `strict: true` fit their schema. Arguments of an enforced call fit the
+        tool's schema. None: the format cannot be enforced, or for "auto" and "none", need not be.
+        """
 
     @abstractmethod
     def feed(self, delta: TextDelta) -> Sequence[Event]:

@@ -63,6 +63,7 @@ class Generate(Struct, frozen=True, kw_only=True):
     logits_processors: tuple[str | dict[str, Any], ...] = ()  # names, or {"qualname", "args", "kwargs"}
     tools: tuple[dict[str, Any], ...] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool = True
     beam: Beam | None = None  # the params.n best of `width` beams, best first
     raw: bool = False  # True: all text is content as the model wrote it; no parser runs
     streamed: bool = True  # False: the outputs are folded before anybody sees one
@@ -148,6 +149,7 @@ class Service(Tokens, Administration):
     model: ModelInfo
     names: tuple[str, ...]  # served model names; responses carry the first
     template_reads: frozenset[str] | None = None  # variables that the server's chat template uses; None: not known
+    enforces_strict_tools: bool = False  # whether calls that the model chooses to make fit strict functions' schemas
     template_keys: frozenset[str] | None = None  # names that it looks up in messages and other values; None: not known
 
     @abstractmethod

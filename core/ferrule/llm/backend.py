@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from ferrule.assembly.vocabulary import open_tokenizer
 from ferrule.client.inline import InlineClient
 from ferrule.config import Config, Resolved
 from ferrule.config.sections import ModelConfig
@@ -21,7 +22,6 @@ from ferrule.errors import EngineDead, RequestError
 from ferrule.frontend.inputs import open_inputs
 from ferrule.frontend.service import FrontendService, build_service, open_reader
 from ferrule.frontend.text.render import choose_templates
-from ferrule.frontend.text.tokenize import open_tokenizer
 from ferrule.hooks import open_hooks
 from ferrule.interfaces.tokenizer import Tokenizer
 from ferrule.launch.engine_child import EngineChild

@@ -161,6 +161,13 @@ KINDS = _table(
         used_in=Component.FRONTEND,
     ),
     Kind(
+        "guided_decoding",
+        _I + "guided_decoding:GrammarBackend",
+        ("--guided-decoding-backend",),
+        "a request's `guided_decoding_backend`, --guided-decoding-backend; auto asks each in turn",
+        made_with=("vocabulary",),
+    ),
+    Kind(
         "attention",
         _I + "attention:AttentionBackend",
         ("--attention-backend",),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,6 +16,7 @@ from ferrule.interfaces.sampler import SampleBatch, Sampler, SampleRow
 from ferrule.interfaces.tokenizer import Tokenizer
 from ferrule.runner import logprobs
 from ferrule.runner.cache import CacheMap, StateStore, map_layers
+from ferrule.runner.grammars import Grammars, Masks
 from ferrule.runner.outcome import Outcome
 from ferrule.runner.state import RunnerLimits, SlotState
 from ferrule.runner.step import Bindings, Rows, StepContext, host_embeds, step_inputs
@@ -28,6 +30,7 @@ class Forwarded:
     plan: StepPlan
     rows: Rows
     hidden: torch.Tensor
+    masks: Future[Masks] | None = None  # of the rows that are constrained, when they are there
 
 
 class ModelRunner:
@@ -46,6 +49,7 @@ class ModelRunner:
         transfers: Transfers | None = None,
         recorder: Recorder | None = None,
         tokenizer: Callable[[], Tokenizer | None] = lambda: None,
+        grammars: Grammars | None = None,
     ) -> None:
         """`tokenizer` opens the model's, for logits processors."""
         self._model: Model | None = model
@@ -53,6 +57,7 @@ class ModelRunner:
         self._sampler = sampler
         self._transfers = transfers or Transfers()
         self._tokenizer = tokenizer
+        self._grammars = grammars
         self._limits = limits = replace(limits, embed_size=model.embed_size())
         states = model.state_specs()
         self._recorder = recorder if attention.recordable and not states else None
@@ -79,6 +84,8 @@ class ModelRunner:
         self.recurrent.tensors = {}
         self._bind({})
         self._state = SlotState(self._limits, self.cache.paged)
+        if self._grammars is not None:
+            self._grammars.forget()
 
     def init_cache(self, num_blocks: int) -> None:
         """Allocate the KV cache, zeroed, block 0 being the null block; forget every request."""
@@ -130,6 +137,8 @@ class ModelRunner:
     def apply(self, plan: StepPlan) -> None:
         """Follow the plan's differences: releases, admissions, copies, appended blocks."""
         self._state.apply(plan)
+        if self._grammars is not None:
+            self._grammars.apply(plan.releases, plan.admits)
         written = self._state.take_written()
         cleared = (
             [torch.tensor([admit.slot for admit in plan.admits])] if plan.admits and self.recurrent.tensors else []
@@ -147,7 +156,7 @@ class ModelRunner:
 
     def forward(self, plan: StepPlan) -> Forwarded:
         """Compute the hidden states of the plan's tokens, and write their keys and values."""
-        rows = Rows.of(plan.chunks)
+        rows, masks = Rows.of(plan.chunks), self._begin_masks(plan)
         hidden = self._replay(rows)
         if hidden is None:
             inputs = [values for values, _ in step_inputs(rows, self._state, self.cache.paged)]
@@ -157,7 +166,7 @@ class ModelRunner:
             contexts = tuple((rows.starts + rows.counts).tolist())
             inputs = inputs[:-2] if embeds else inputs
             hidden = self._compute(StepContext(self._bound, inputs, tuple(rows.counts.tolist()), contexts, given))
-        return Forwarded(plan, rows, hidden)
+        return Forwarded(plan, rows, hidden, masks)
 
     def finish(self, step: Forwarded) -> Outcome:
         """Sample the rows that ask for it, write their tokens to the slots, and gather what the step will tell."""
@@ -171,9 +180,18 @@ class ModelRunner:
         sampled_rows = [row for row, chunk in enumerate(chunks) if chunk.samples]
         if sampled_rows:
             self._sample(step, sampled_rows, outcome)
+            if self._grammars is not None:
+                self._grammars.sampled([(row, chunks[row]) for row in sampled_rows], outcome)
         return outcome
 
     # ------------------------------------------------------------------------------------------ forward
+
+    def _begin_masks(self, plan: StepPlan) -> Future[Masks] | None:
+        """Masks depend on tokens of the step before: they are made while this one computes."""
+        if self._grammars is None:
+            return None
+        words = -(-self._limits.vocab_size // 32)
+        return self._grammars.masks([chunk for chunk in plan.chunks if chunk.samples], words)
 
     def _stage(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         return self._transfers.stage(tensors, self._limits.device)
@@ -213,9 +231,12 @@ class ModelRunner:
         state, chunks = self._state, [step.plan.chunks[row] for row in rows]
         slots, positions = step.rows.slots[rows], (step.rows.starts + step.rows.counts)[rows]
         known = zip(chunks, state.num_prompt[slots].tolist(), state.num_embedded[slots].tolist(), strict=True)
-        masks = step.plan.masks
+        masks = Masks() if step.masks is None else step.masks.result()
+        outcome.faults.update(
+            {row: masks.errors[c.slot] for row, c in zip(rows, chunks, strict=True) if c.slot in masks.errors}
+        )
         wanted = [
-            SampleRow(c.slot, self._sampling(c), num_prompt, c.start + c.count, masks.get(c.slot), num_embedded)
+            SampleRow(c.slot, self._sampling(c), num_prompt, c.start + c.count, masks.bits.get(c.slot), num_embedded)
             for c, num_prompt, num_embedded in known
         ]
         asking = {place: top for place, row in enumerate(wanted) if (top := row.sampling.logprobs) is not None}

@@ -29,6 +29,7 @@ class Outcome(Step):
     _copies: Copies | None = None  # of `tensors`, on their way to the host; None: nothing was computed
     _prompts: list[tuple[int, list[int]]] = field(default_factory=list)  # row, and what `tops` its entries have
     _places: dict[int, int] = field(default_factory=dict)  # by row: its place among the sampled ones
+    _tokens: int = 0  # which of `tensors` are the tokens
     _errors: dict[int, str] = field(default_factory=dict)  # by place
     _asking: dict[int, int] = field(default_factory=dict)  # by place: how many likely tokens to list
 
@@ -40,6 +41,7 @@ class Outcome(Step):
     def add_tokens(self, rows: list[int], tokens: torch.Tensor, finite: torch.Tensor, errors: dict[int, str]) -> None:
         """One token for each of `rows`; errors by place in them. Comes behind the prompts."""
         self._places, self._errors = {row: place for place, row in enumerate(rows)}, errors
+        self._tokens = len(self.tensors)
         self.tensors += tokens, finite
 
     def add_logprobs(self, asking: dict[int, int], ranked: list[torch.Tensor]) -> None:
@@ -50,6 +52,13 @@ class Outcome(Step):
     def fetch(self, transfers: Transfers) -> None:
         """All tensors were added: begin to copy them to the host."""
         self._copies = transfers.fetch(self.tensors)
+
+    def token(self, row: int) -> int | None:
+        """The token of a row of the plan, None without one. Waits for the step; from any thread."""
+        place = self._places.get(row)
+        if place is None or self._copies is None:
+            return None
+        return int(self._copies.wait()[self._tokens][place])
 
     def done(self) -> bool:
         return self._copies is None or self._copies.done()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -13,18 +14,19 @@ from msgspec.structs import replace
 
 from ferrule.assembly.memory import device_tensors
 from ferrule.assembly.model import Loaded, check_model, load_model
+from ferrule.assembly.vocabulary import open_backend, open_tokenizer
 from ferrule.config import Resolved
 from ferrule.config.resolve import step_tokens
 from ferrule.errors import ConfigError, EngineDead
-from ferrule.frontend.text.tokenize import open_tokenizer
 from ferrule.interfaces.executor import Step
 from ferrule.interfaces.model import Model
 from ferrule.interfaces.platform import Platform
 from ferrule.interfaces.plugins import Plugins
 from ferrule.log import Log
+from ferrule.runner.grammars import Grammars
 from ferrule.runner.model_runner import ModelRunner
 from ferrule.runner.state import RunnerLimits
-from ferrule.types import Admit, Chunk, ModelInfo, StepPlan, StepResult, TokenSampling
+from ferrule.types import Admit, Chunk, CompiledGrammar, ModelInfo, StepPlan, StepResult, TokenSampling
 from ferrule_plugins.executor.host_copy import HostCopy
 
 _log = Log("worker")
@@ -39,6 +41,7 @@ class Worker:
         self.config = config
         self._plugins = plugins
         self._runner: ModelRunner | None = None
+        self._grammars: Grammars
         self.platform: Platform
         self.depth = 1  # steps in flight that pay off
         self._reload: Callable[[], Model]
@@ -75,6 +78,8 @@ class Worker:
         execution = self.platform.execution()
         self.depth = execution.depth()
         execution.optimise(loaded.model, self.config)
+        tokenizer = cache(partial(open_tokenizer, self.config, self._plugins, Path(self.config.model.tokenizer)))
+        self._grammars = Grammars(partial(open_backend, self.config, self._plugins, tokenizer, limits.vocab_size))
         self._runner = runner = ModelRunner(
             loaded.model,
             loaded.attention,
@@ -82,7 +87,8 @@ class Worker:
             limits,
             execution.transfers(),
             execution.recorder(self.config),
-            cache(partial(open_tokenizer, self.config, self._plugins, Path(self.config.model.tokenizer))),
+            tokenizer,
+            self._grammars,
         )
         self.platform.memory().rehearse(self._rehearsal(runner, limits))
         info = self._describe(loaded, runner)
@@ -119,6 +125,10 @@ class Worker:
         with self.platform.memory().guard("cache"):
             self.restore("kv_cache")
 
+    def prepare(self, grammar: CompiledGrammar) -> Future[None]:
+        """Begin to load a constraint. The one method that may be called from any thread."""
+        return self._grammars.prepare(grammar)
+
     def execute(self, plan: StepPlan) -> StepResult:
         """Run a step from its beginning to its end."""
         return self.end(self.begin(plan))
@@ -138,6 +148,11 @@ class Worker:
         if name not in self.calls:
             raise ValueError(f"The worker has no method {name!r}.")
         return getattr(self, name)(*args)
+
+    def close(self) -> None:
+        """End the threads of constraints. Nothing is called afterwards."""
+        if self._runner is not None:
+            self._grammars.close()
 
     # ------------------------------------------------------------------------------------ administration
 

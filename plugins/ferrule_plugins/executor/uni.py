@@ -18,7 +18,7 @@ from ferrule.config import Resolved
 from ferrule.errors import EngineDead
 from ferrule.interfaces.executor import Executor, Step
 from ferrule.interfaces.plugins import Plugins
-from ferrule.types import ModelInfo, StepPlan, StepResult
+from ferrule.types import CompiledGrammar, ModelInfo, StepPlan, StepResult
 from ferrule_plugins.executor.device import Worker
 from ferrule_plugins.executor.worker import open_worker
 
@@ -112,6 +112,9 @@ class UniExecutor(Executor):
             return WholeStep(self._submit(self._guarded, worker.execute, plan))
         return BegunStep(self, self._submit(self._guarded, worker.begin, plan))
 
+    def prepare(self, grammar: CompiledGrammar) -> Future[None]:
+        return self._ready().prepare(grammar)
+
     def end(self, begun: Future[Step]) -> Future[StepResult]:
         """Wait on the thread for a step's result, behind everything that was submitted so far."""
         if self._stopped or self._worker is None:
@@ -135,6 +138,8 @@ class UniExecutor(Executor):
             self._jobs.put(None)
         if self._thread.is_alive():
             self._thread.join(_STOP_SECONDS)
+        if self._worker is not None:
+            self._worker.close()
         self._worker = None
 
     def _ended(self, worker: Worker, begun: Future[Step]) -> StepResult:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from msgspec.structs import replace
 
 from ferrule.config import Config
-from ferrule.errors import RequestError
+from ferrule.errors import RequestError, nearest
 from ferrule.frontend.text.messages import chat_prompt
 from ferrule.interfaces.http import JSON, EventStream, RequestInfo, RouterContext
 from ferrule.interfaces.parsers import CallArguments, CallStart, Content, Event, Reasoning
@@ -76,6 +76,7 @@ class Chat:
             logits_processors=processors(body),
             tools=prompt.tools,
             tool_choice=choice.model_dump() if isinstance(choice, NamedTool) else choice,
+            parallel_tool_calls=body.parallel_tool_calls is not False,
             beam=beam(body),
             streamed=body.stream,
         )
@@ -112,11 +113,14 @@ def _check_tools(body: ChatBody, config: Config) -> None:
                 '--enable-auto-tool-choice and --tool-call-parser; with "none" the tools are only shown to the model.',
                 "tool_choice",
             )
-    elif choice != "none":
-        raise RequestError(
-            "tool_choice can be 'auto' or 'none': to enforce a call takes guided decoding, which is not in this build.",
-            "tool_choice",
-        )
+    elif isinstance(choice, NamedTool):
+        names = [tool["function"]["name"] for tool in body.tools]
+        if choice.function.name not in names:
+            raise RequestError(
+                f"tool_choice names {choice.function.name!r:.80}, which is not one of the tools."
+                f"{nearest(choice.function.name, names)}",
+                "tool_choice",
+            )
 
 
 class _Writer:
@@ -130,6 +134,7 @@ class _Writer:
         self._asked = asked
         self._count = count
         self._reasoning = body.include_reasoning
+        self._named = isinstance(body.tool_choice, NamedTool)  # then the end is "stop", as OpenAI's
         self._many_calls = body.parallel_tool_calls is not False
         self._with_logprobs = body.logprobs
         self._include_usage = options is not None and bool(options.include_usage)
@@ -198,7 +203,7 @@ class _Writer:
             self._prompt.setdefault("prompt_logprobs", self._asked.prompt_logprobs(output.prompt_logprobs))
         if finish is not None:
             piece["stop_reason"] = output.stop_reason
-            if self._called[index] and output.finish is FinishReason.STOP:
+            if self._called[index] and output.finish is FinishReason.STOP and not self._named:
                 piece["finish_reason"] = "tool_calls"
         if self._with_logprobs and output.logprobs:
             piece["logprobs"] = {"content": [self._logprob(entry) for entry in output.logprobs]}

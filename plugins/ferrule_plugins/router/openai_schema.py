@@ -264,7 +264,10 @@ class ChatBody(TemplateFields, GenerateBody):
     top_logprobs: Annotated[
         SizeOrAll | None, Field(description="With so many likeliest ones each; −1: of all tokens. Needs `logprobs`.")
     ] = None
-    tool_choice: Annotated[ToolChoice | None, Field(description="`auto`, or `none`: no calls.")] = None
+    tool_choice: Annotated[
+        ToolChoice | None,
+        Field(description="`auto`; `none`: no calls; `required`, or a function: calls that fit the schemas."),
+    ] = None
     parallel_tool_calls: Annotated[bool | None, Field(description="false: one call at most. Default: true.")] = None
     include_reasoning: Annotated[
         bool, Field(description="false: leave the reasoning out of the answer. Default: true.")

@@ -36,7 +36,6 @@ import re
 from vllm.entrypoints.openai.protocol import (DeltaFunctionCall, DeltaMessage, DeltaToolCall,
                                               ExtractedToolCallInformation, FunctionCall, ToolCall)
 from vllm.entrypoints.openai.tool_parsers import ToolParser, ToolParserManager
-from tools import ROOT
 
 
 @ToolParserManager.register_module(["plain_hermes"])

@@ -1,6 +1,7 @@
 """EngineLoop on a fake device: routing, depth, calls, stalls, faults."""
 
 from collections import deque
+from concurrent.futures import Future
 
 import pytest
 
@@ -8,7 +9,7 @@ from ferrule.engine.loop import STATS_SECONDS, EngineLoop
 from ferrule.engine.scheduler import DefaultScheduler
 from ferrule.errors import CheckpointError, EngineDead, RequestError, RequestFailed
 from ferrule.interfaces.scheduler import Scheduler, SchedulerLimits
-from ferrule.types import CacheGroup, EngineRequest, FinishReason, TokenSampling
+from ferrule.types import CacheGroup, CompiledGrammar, EngineRequest, FinishReason, TokenSampling
 from ferrule.wire.messages import Call, CallReply, Cancel, Deltas, Submit
 from ferrule_plugins.policy.fcfs import FcfsPolicy
 from ferrule_testkit.fakes import FakeExecutor, VirtualClock, solo
@@ -478,3 +479,76 @@ def test_a_hanging_step_shows_in_stalled_for():
     assert house.loop.stalled_for(house.clock.now) == 42.0
     house.steps(1)
     assert house.loop.stalled_for(house.clock.now) == 0.0
+
+
+# --------------------------------------------------------------------------------------- constraints
+
+GRAMMAR = CompiledGrammar(backend="b", digest=b"d", data=b"")
+
+
+class Preparing(House):
+    """The futures of constraints are the test's."""
+
+    def __init__(self, **more):
+        super().__init__(**more)
+        self.loading = []
+        self.executor.prepare = self.prepare
+
+    def prepare(self, grammar):
+        self.loading.append(Future())
+        return self.loading[-1]
+
+
+def test_a_request_waits_for_its_own_constraint_only():
+    house = Preparing()
+    constrained = house.submit(A, "constrained", grammar=GRAMMAR)
+    house.submit(A, "free")
+    house.steps(12)
+    assert len(house.said(A, "free")) == 4
+    assert house.said(A, "constrained") == []
+    house.loading[0].set_result(None)
+    house.drain()
+    assert house.said(A, "constrained") == solo(house.executor.model, constrained, 64).token_ids
+
+
+def test_a_constraint_that_cannot_be_loaded_ends_its_request():
+    house = Preparing()
+    house.submit(A, "constrained", grammar=GRAMMAR)
+    house.submit(B, "free")
+    house.steps(1)
+    house.loading[0].set_exception(RuntimeError("planted"))
+    house.steps(8)
+    (last,) = house.deltas(A)
+    assert (last.finish, last.error) == (FinishReason.ERROR, "The constraint on the output could not be loaded.")
+    assert len(house.said(B, "free")) == 4
+
+
+def test_a_request_is_cancelled_while_its_constraint_loads():
+    house = Preparing()
+    house.submit(A, "constrained", grammar=GRAMMAR)
+    house.steps(1)
+    house.inbox.append((A, Cancel(("constrained",), FinishReason.ABORT)))
+    house.steps(1)
+    house.loading[0].set_result(None)
+    house.steps(3)
+    assert [delta.finish for delta in house.deltas(A)] == [FinishReason.ABORT]
+    assert not house.scheduler.has_work()
+
+
+def test_loading_is_no_stall_and_does_not_spin():
+    house = Preparing()
+    house.submit(A, "constrained", grammar=GRAMMAR)
+    house.steps(1)
+    house.waits.clear()
+    house.clock.advance(60.0)
+    house.steps(4)
+    assert house.deltas(A) == []
+    assert house.loop.stalled_for(house.clock()) < 1.0
+    assert all(wait > 0 for wait in house.waits)
+
+
+def test_an_executor_without_guided_decoding_says_so():
+    house = House()
+    house.submit(A, "constrained", grammar=GRAMMAR)
+    house.steps(2)
+    assert [delta.finish for delta in house.deltas(A)] == [FinishReason.ERROR]

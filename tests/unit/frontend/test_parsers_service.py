@@ -282,10 +282,23 @@ async def test_none_shows_the_tools_unless_told_otherwise(exclude: bool) -> None
     assert (seen.tool_choice, seen.streamed) == ("none", True)
 
 
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}, "always", {}])
-async def test_enforcing_is_refused(choice: Any) -> None:
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
+@pytest.mark.parametrize("options", [{}, {"enable_auto_tool_choice": True, "tool_call_parser": "hermes"}])
+async def test_enforcing_needs_no_options(choice: Any, options: dict[str, Any]) -> None:
+    _, seen = await post(CHAT | {"tool_choice": choice, "parallel_tool_calls": False}, **options)
+    assert (seen.tool_choice, seen.parallel_tool_calls) == (choice, False)
+
+
+@pytest.mark.parametrize(
+    ("choice", "param"),
+    [
+        ({"type": "function", "function": {"name": "g"}}, "tool_choice"),
+        ("always", "tool_choice"),
+        ({}, "tool_choice.type"),
+    ],
+)
+async def test_a_choice_that_is_not_there_is_refused(choice: Any, param: str) -> None:
     response, _ = await post(CHAT | {"tool_choice": choice}, enable_auto_tool_choice=True, tool_call_parser="hermes")
-    param = "tool_choice.type" if choice == {} else "tool_choice"
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
 
 

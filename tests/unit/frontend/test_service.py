@@ -28,7 +28,8 @@ from ferrule.errors import (
     StartupError,
     UnavailableError,
 )
-from ferrule.frontend.output.parse import ParseChain, Parsers
+from ferrule.frontend.guided.constraint import Parsers
+from ferrule.frontend.output.parse import ParseChain
 from ferrule.frontend.service import build_service
 from ferrule.interfaces.parsers import (
     CallArguments,
@@ -44,7 +45,7 @@ from ferrule.interfaces.parsers import (
 from ferrule.interfaces.service import ChatPrompt, Generate, Output, Prompt
 from ferrule.interfaces.stats import HttpStats, RequestStats, StatLogger
 from ferrule.sampling_params import SamplingParams
-from ferrule.types import EngineRequest, EngineStats, FinishReason, GrammarSpec, RequestDelta
+from ferrule.types import EngineRequest, EngineStats, FinishReason, RequestDelta
 from ferrule_testkit.fake_engine import FakeEngine, Script, echo, fake_info, says, tokens
 from ferrule_testkit.frontend import (
     Answer,
@@ -332,7 +333,6 @@ async def test_prompt_logprobs_of_several_steps_are_whole(folder: Path) -> None:
         (one(model="other"), NotFoundError, "model"),
         (one(cache_salt="\n"), RequestError, "cache_salt"),
         (one(logits_processors=("os.system",)), RequestError, "logits_processors"),
-        (one(grammar=GrammarSpec(kind="regex", source="a")), RequestError, "structured_outputs"),
         (talk(), RequestError, "messages"),
         (talk({"role": "user", "content": "x"}, chat_template="{{ 1 }}"), ForbiddenError, "chat_template"),
         (ask("x", count=1025), RequestError, "prompt"),

@@ -213,6 +213,9 @@ class SlowDevice:
     def end(self, step: SlowStep) -> StepResult:
         return step.result()
 
+    def close(self) -> None:
+        self.log.append("close")
+
 
 class SlowStep(Step):
     def __init__(self, device: SlowDevice, number: int) -> None:

@@ -12,10 +12,11 @@ from msgspec.structs import replace
 
 from ferrule import checkpoint
 from ferrule.assembly.limits import scheduler_limits
+from ferrule.assembly.vocabulary import eos_ids, generation_folder
 from ferrule.client.base import EngineClient
 from ferrule.config import Resolved
 from ferrule.engine.cache import capacity
-from ferrule.errors import CheckpointError, ConfigError, ForbiddenError, RequestError, nearest
+from ferrule.errors import ConfigError, ForbiddenError, RequestError, nearest
 from ferrule.frontend.admission.processors import find_function_processor, find_processors
 from ferrule.frontend.admission.tensors import read_embeds
 from ferrule.frontend.admission.validate import Checked, Rules, check_ids, check_params, check_text, fit
@@ -148,7 +149,7 @@ def read_rules(
         max_model_len=info.max_model_len,
         context=capacity(scheduler_limits(config, info, client.num_blocks)),
         max_logprobs=config.model.max_logprobs,
-        eos_ids=tuple(token for token in _eos_ids(config, tokenizer, folder) if token < info.vocab_size),
+        eos_ids=tuple(token for token in eos_ids(config, tokenizer, folder) if token < info.vocab_size),
         has_tokenizer=tokenizer is not None,
         processor_pattern=config.model.logits_processor_pattern,
         processors=find_processors(config, plugins, tokenizer),
@@ -165,29 +166,11 @@ def read_rules(
     return rules
 
 
-def _generation_folder(config: Resolved, folder: Path) -> Path:
-    """Where ``generation_config.json`` is read from."""
-    origin = config.model.generation_config
-    if origin in {"auto", "vllm"}:
-        return folder
-    if not (Path(origin) / "generation_config.json").is_file():
-        raise CheckpointError(f"--generation-config: {origin} has no generation_config.json.")
-    return Path(origin)
-
-
 def sampling_defaults(config: Resolved, folder: Path) -> dict[str, Any]:
     """The sampling values of the generation config and of options. Raises StartupError."""
     overrides = config.model.override_generation_config
     for name in overrides.keys() - checkpoint.SAMPLING:
         hint = f"There are {', '.join(checkpoint.SAMPLING)}."
         raise ConfigError(f"--override-generation-config has no {name!r}.{nearest(name, checkpoint.SAMPLING)}", hint)
-    source = None if config.model.generation_config == "vllm" else _generation_folder(config, folder)
+    source = None if config.model.generation_config == "vllm" else generation_folder(config, folder)
     return checkpoint.sampling_defaults(source, overrides)
-
-
-def _eos_ids(config: Resolved, tokenizer: Tokenizer | None, folder: Path) -> tuple[int, ...]:
-    """Ids that end a text: the tokenizer's, those of ``config.json``, and those of ``generation_config.json``."""
-    own = tokenizer.eos_token_id if tokenizer is not None else None
-    settings = checkpoint.read(folder, config.model.hf_overrides)
-    stated = checkpoint.eos_ids(settings, _generation_folder(config, folder))
-    return tuple(dict.fromkeys((() if own is None else (own,)) + stated))

@@ -2,7 +2,8 @@
 
 A frame is a header (length of the body, seconds that the work may take) and a msgpack body. One frame comes in on
 standard input, one goes out, and so on until the parent closes the pipe or is gone. The child ends itself by an
-alarm, which no code that it runs can hold up, should the parent not be there to do it.
+alarm, which no code that it runs can hold up, should the parent not be there to do it. A task that is a class is made
+once, without arguments, and called for each frame. The limit is on memory that the process may write (RLIMIT_DATA).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from ferrule.errors import RequestError
+from ferrule.errors import PluginError, RequestError
 
 HEADER = struct.Struct("!Id")
 HELLO = "ready"
@@ -32,10 +33,11 @@ def main(arguments: list[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     os.nice(niceness)
     module, name = task.split(":")
-    work: Callable[[Any], Any] = getattr(import_module(module), name)
-    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    found = getattr(import_module(module), name)
+    work: Callable[[Any], Any] = found() if isinstance(found, type) else found
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
     memory = memory if hard == resource.RLIM_INFINITY else min(memory, hard)
-    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     send(replies, HELLO)
     serve(sys.stdin.buffer, replies, work)
@@ -55,11 +57,13 @@ def serve(requests: BinaryIO, replies: BinaryIO, work: Callable[[Any], Any]) -> 
 
 
 def answer(work: Callable[[Any], Any], body: bytes) -> tuple[Any, ...]:
-    """("ok", result), ("refused", message, param), or (kind of failure,)."""
+    """("ok", result), ("refused", message, param), ("plugin", message), or (kind of failure,)."""
     try:
         return ("ok", work(msgspec.msgpack.decode(body)))
     except RequestError as error:
         return ("refused", error.message, error.param)
+    except PluginError as error:
+        return ("plugin", error.message)
     except MemoryError:
         return ("memory",)
     except RecursionError:

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from ferrule import log
-from ferrule.errors import OverloadedError, RequestError, UnavailableError
+from ferrule.errors import OverloadedError, PluginError, RequestError, UnavailableError
 from ferrule.frontend.children.child import HEADER, HELLO
 
 _START_SECONDS = 30.0
@@ -65,10 +65,14 @@ class Child:
 class ChildPool:
     """At most `size` children that run `task` ("module:function", of our code), started when they are needed.
 
-    Owned by one event loop. `niceness` lowers the priority of children that work for distrusted input.
+    Owned by one event loop. `niceness` lowers the priority of children that work for distrusted input. `setup` is a
+    msgpack body that each child gets before everything else, to make itself ready.
     """
 
-    def __init__(self, task: str, *, size: int, memory_bytes: int, niceness: int = 0) -> None:
+    def __init__(
+        self, task: str, *, size: int, memory_bytes: int, niceness: int = 0, setup: bytes | None = None
+    ) -> None:
+        self._setup = setup
         self._arguments = ("-m", "ferrule.frontend.children.child", task, str(memory_bytes), str(niceness))
         self._memory_bytes = memory_bytes
         self._places = asyncio.Semaphore(size)
@@ -144,6 +148,8 @@ class ChildPool:
             async with asyncio.timeout(_START_SECONDS):
                 if await child.receive() != HELLO:
                     raise EOFError
+                if self._setup is not None:
+                    self._check_setup(await child.ask(self._setup, _START_SECONDS))
         except (TimeoutError, EOFError, asyncio.IncompleteReadError):
             self._discard(child)
             _logger.error("a helper process did not start", pid=child.pid)
@@ -152,6 +158,15 @@ class ChildPool:
             self._discard(child)
             raise
         return child
+
+    def _check_setup(self, reply: Any) -> None:
+        """Raises PluginError for what the child could not do, and EOFError for anything else."""
+        match reply:
+            case ["ok", _]:
+                return
+            case ["plugin", str(message)]:
+                raise PluginError(message)
+        raise EOFError
 
     def _discard(self, child: Child) -> None:
         child.kill()

@@ -6,13 +6,13 @@ joined, so a delta is as few events as possible.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
 from ferrule.frontend.admission.admit import Prepared
+from ferrule.frontend.guided.constraint import Parsers, tool_parser
 from ferrule.frontend.text.detokenize import decode
 from ferrule.interfaces.parsers import (
     CallArguments,
@@ -30,16 +30,6 @@ from ferrule.interfaces.tokenizer import Tokenizer
 from ferrule.plugin.faults import failing_request
 
 _TAIL = 32  # ids of a prompt without text whose text parsers are shown
-
-
-@dataclass(frozen=True)
-class Parsers:
-    """How to make the parsers of a choice, None for none, and what logs call them."""
-
-    reasoning: Callable[[], ReasoningParser] | None = None
-    tools: Callable[[Sequence[dict[str, Any]]], ToolParser] | None = None
-    reasoning_title: str = "reasoning_parser"
-    tools_title: str = "tool_parser"
 
 
 class ParseChain:
@@ -62,10 +52,10 @@ class ParseChain:
                 self._reasoning = parsers.reasoning()
                 self._reasoning.begin(context)
                 special = self._reasoning.wants_special_tokens
-        if parsers.tools and tools:
-            with self._tools_fault("begin"):
-                self._tools = parsers.tools(tools)
-                self._tools.begin(context)
+        with self._tools_fault("begin"):
+            calls = tool_parser(parsers.tools, tools, context)
+            if calls is not None:
+                self._tools = calls[0]
                 special = self._tools.wants_special_tokens or special
         self.called = None if self._tools is None else False  # whether the text held a call
         self.wants_special_tokens = special
@@ -120,27 +110,32 @@ class ParseChain:
         return found
 
 
-def open_chain(
-    parsers: Parsers, request: Generate, prompt: Prompt | ChatPrompt, prepared: Prepared, tokenizer: Tokenizer | None
-) -> ParseChain:
-    """The chain of one choice: of one of the request's prompts, as it was read."""
-    if request.raw or parsers == Parsers():
-        return ParseChain(Parsers(), None)
+def open_chain(parsers: Parsers, request: Generate, context: ChoiceContext) -> ParseChain:
+    """The chain of one choice."""
+    return ParseChain(Parsers(), None) if request.raw else ParseChain(parsers, request.tools, context)
+
+
+def choice_context(
+    request: Generate, prompt: Prompt | ChatPrompt, prepared: Prepared, tokenizer: Tokenizer | None
+) -> ChoiceContext:
+    """What parsers are told of the choices of one of the request's prompts, as it was read."""
+    if request.raw:
+        return ChoiceContext()
     text, chat = prepared.text, prompt if isinstance(prompt, ChatPrompt) else None
     if text is None and tokenizer is not None:
         text = decode(tokenizer, prepared.ids[-_TAIL:], skip_special_tokens=False)
     continued = chat.messages[-1].get("content") if chat and chat.continue_final_message else None
-    context = ChoiceContext(
+    return ChoiceContext(
         prompt=text or "",
         prompt_ids=prepared.ids,
         continued=continued if isinstance(continued, str) else "",
         tools=request.tools or (),
         tool_choice=request.tool_choice,
         template_kwargs=(chat and chat.chat_template_kwargs) or {},
+        parallel_tool_calls=request.parallel_tool_calls,
         streamed=request.streamed,
         tokenizer=tokenizer,
     )
-    return ParseChain(parsers, None if request.tool_choice == "none" else request.tools, context)
 
 
 def _checked(events: Iterable[Event]) -> list[Event]:

@@ -143,11 +143,9 @@ class Function(Strict):
 
     name: Annotated[SomeText, Field(description="How the model calls it.")]
     description: Annotated[Text | None, Field(description="What it does, for the model.")] = None
-    parameters: Annotated[dict[str, Any] | None, Field(description="JSON Schema of its arguments, for the model.")] = (
-        None
-    )
+    parameters: Annotated[dict[str, Any] | None, Field(description="JSON Schema of its arguments.")] = None
     strict: Annotated[
-        bool | None, Field(description="true has no effect: arguments cannot be enforced without guided decoding.")
+        bool | None, Field(description="true: arguments fit `parameters` also where the model chooses to call.")
     ] = None
 
 

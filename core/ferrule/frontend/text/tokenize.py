@@ -5,30 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import TypeVar
 
-from ferrule.config import Resolved
-from ferrule.env import before_libraries
-from ferrule.errors import CheckpointError
-from ferrule.interfaces.plugins import Plugins
-from ferrule.interfaces.tokenizer import Tokenizer, TokenizerSource
+from ferrule.interfaces.tokenizer import Tokenizer
 
 T = TypeVar("T")
 
 _INLINE = 512  # characters that are encoded sooner than a thread would wake up: about 0.1 ms
 _THREADS = 2
-
-
-def open_tokenizer(config: Resolved, plugins: Plugins, folder: Path) -> Tokenizer | None:
-    """The tokenizer that the configuration names, None with --skip-tokenizer-init. Raises StartupError."""
-    if config.model.skip_tokenizer_init:
-        return None
-    before_libraries()
-    source: TokenizerSource = plugins.make("tokenizer", config.model.tokenizer_mode)
-    if not folder.is_dir():
-        raise CheckpointError(f"The tokenizer's folder {folder} does not exist.")
-    return source.open(folder, {"trust_remote_code": config.model.trust_remote_code})
 
 
 class Encoder:

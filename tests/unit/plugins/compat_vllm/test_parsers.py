@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from ferrule.errors import PluginError
-from ferrule.frontend.output.parse import ParseChain, Parsers
+from ferrule.frontend.guided.constraint import Parsers
+from ferrule.frontend.output.parse import ParseChain
 from ferrule.interfaces.parsers import ChoiceContext
 from ferrule.interfaces.service import Output
 from ferrule.plugin import Plugins

@@ -1,0 +1,75 @@
+"""The tokenizer of the configured model, and what guided decoding knows of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from ferrule import checkpoint
+from ferrule.config import Resolved
+from ferrule.env import before_libraries
+from ferrule.errors import CheckpointError, ConfigError
+from ferrule.interfaces.guided_decoding import GrammarBackend, Vocabulary
+from ferrule.interfaces.plugins import Plugins
+from ferrule.interfaces.tokenizer import Tokenizer, TokenizerSource
+
+_LOST = "\ufffd"
+
+
+def open_tokenizer(config: Resolved, plugins: Plugins, folder: Path) -> Tokenizer | None:
+    """The tokenizer that the configuration names, None with --skip-tokenizer-init. Raises StartupError."""
+    if config.model.skip_tokenizer_init:
+        return None
+    before_libraries()
+    source: TokenizerSource = plugins.make("tokenizer", config.model.tokenizer_mode)
+    if not folder.is_dir():
+        raise CheckpointError(f"The tokenizer's folder {folder} does not exist.")
+    return source.open(folder, {"trust_remote_code": config.model.trust_remote_code})
+
+
+def eos_ids(config: Resolved, tokenizer: Tokenizer | None, folder: Path) -> tuple[int, ...]:
+    """Ids that end a text: the tokenizer's, those of ``config.json``, and those of ``generation_config.json``."""
+    own = tokenizer.eos_token_id if tokenizer is not None else None
+    settings = checkpoint.read(folder, config.model.hf_overrides)
+    stated = checkpoint.eos_ids(settings, generation_folder(config, folder))
+    return tuple(dict.fromkeys((() if own is None else (own,)) + stated))
+
+
+def generation_folder(config: Resolved, folder: Path) -> Path:
+    """Where ``generation_config.json`` is read from. Raises CheckpointError."""
+    origin = config.model.generation_config
+    if origin in {"auto", "vllm"}:
+        return folder
+    if not (Path(origin) / "generation_config.json").is_file():
+        raise CheckpointError(f"--generation-config: {origin} has no generation_config.json.")
+    return Path(origin)
+
+
+def read_vocabulary(tokenizer: Tokenizer, size: int, stop_ids: tuple[int, ...]) -> Vocabulary:
+    """The bytes of each token. `size` is the width of the logits."""
+    skipped = tokenizer.all_special_ids | set(stop_ids)
+    ids = range(min(tokenizer.vocab_size, size))
+    return Vocabulary(tuple(b"" if id in skipped else _bytes(tokenizer, id) for id in ids), size, stop_ids)
+
+
+def open_backend(
+    config: Resolved, plugins: Plugins, open_tokenizer: Callable[[], Tokenizer | None], size: int, name: str
+) -> GrammarBackend:
+    """A backend for the configured model, whose logits have the width `size`. Raises StartupError."""
+    tokenizer = open_tokenizer()
+    if tokenizer is None:
+        raise ConfigError("Guided decoding needs a tokenizer (--skip-tokenizer-init is set).")
+    stop_ids = tuple(id for id in eos_ids(config, tokenizer, Path(config.model.model)) if id < size)
+    backend: GrammarBackend = plugins.make("guided_decoding", name, read_vocabulary(tokenizer, size, stop_ids))
+    return backend
+
+
+def _bytes(tokenizer: Tokenizer, id: int) -> bytes:
+    """What a token adds behind another one. Where its neighbours decide, a text shows it; b"" if that is not whole."""
+    piece = tokenizer.piece(id, False)
+    if piece is not None:
+        return piece
+    before = tokenizer.decode([id], skip_special_tokens=False)
+    twice = tokenizer.decode([id, id], skip_special_tokens=False)
+    added = twice[len(before) :] if twice.startswith(before) else ""
+    return b"" if _LOST in added else added.encode()

@@ -1,0 +1,35 @@
+"""Requests whose constraint is being loaded: they are queued when it is there, and hold up nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+
+from ferrule.types import EngineRequest
+
+
+class Preparing:
+    """By request id, in the order of arrival."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, tuple[EngineRequest, Future[None]]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def __contains__(self, id: str) -> bool:
+        return id in self._waiting
+
+    def add(self, request: EngineRequest, loaded: Future[None]) -> None:
+        self._waiting[request.id] = request, loaded
+
+    def take(self) -> Iterator[tuple[EngineRequest, BaseException | None]]:
+        """Requests whose constraint is there, or could not be loaded."""
+        for id, (request, loaded) in list(self._waiting.items()):
+            if loaded.done():
+                del self._waiting[id]
+                yield request, loaded.exception()
+
+    def cancel(self, ids: Sequence[str]) -> list[EngineRequest]:
+        """Forget those of `ids` that wait here."""
+        return [self._waiting.pop(id)[0] for id in dict.fromkeys(ids) if id in self._waiting]

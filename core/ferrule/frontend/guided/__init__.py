@@ -1,0 +1,1 @@
+"""Guided decoding, up to the engine: constraints of requests, and their compilation in children."""

@@ -1,0 +1,151 @@
+"""`GrammarCompiler`: constraints of requests to what the engine takes, compiled once and in children."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from ferrule import log
+from ferrule.errors import PluginError, RequestError, nearest
+from ferrule.frontend.children.pool import ChildPool
+from ferrule.frontend.guided.work import Setup
+from ferrule.interfaces.guided_decoding import Vocabulary
+from ferrule.interfaces.plugins import Plugins
+from ferrule.types import CompiledGrammar, GrammarSpec
+
+_TASK = "ferrule.frontend.guided.work:Work"
+_MEMORY_BYTES = 1 << 30  # that a child may write
+_SECONDS = 5.0  # for one constraint
+_CHILDREN = 2  # of each backend
+_CACHE_BYTES = 256 << 20
+_FIRST = ("guidance", "xgrammar", "outlines")  # that `auto` asks, before all others
+_logger = log.get("guided")
+
+
+class GuidedSettings(Struct, frozen=True):
+    """What the server's options say. `backend`: auto, or a name; with `fallback`, others are asked after it."""
+
+    backend: str = "auto"
+    fallback: bool = True
+    any_whitespace: bool = True
+    additional_properties: bool = True
+
+
+class GrammarCompiler:
+    """Owned by one event loop. `vocabulary` is called when the first constraint comes, in a thread."""
+
+    def __init__(self, plugins: Plugins, settings: GuidedSettings, vocabulary: Callable[[], Vocabulary]) -> None:
+        self._plugins = plugins
+        self._settings = settings
+        self._read_vocabulary = vocabulary
+        self._vocabulary: asyncio.Task[Vocabulary] | None = None
+        self._pools: dict[str, ChildPool] = {}
+        self._compiled: OrderedDict[bytes, CompiledGrammar] = OrderedDict()
+        self._compiling: dict[bytes, asyncio.Task[CompiledGrammar]] = {}
+
+    @property
+    def pids(self) -> frozenset[int]:
+        """Child processes that can still run."""
+        return frozenset[int]().union(*(pool.pids for pool in self._pools.values()))
+
+    async def compile(self, spec: GrammarSpec, param: str) -> CompiledGrammar:
+        """The constraint, compiled now or before. Raises RequestError that names `param`, OverloadedError.
+
+        Requests with the same constraint wait for one compilation, which goes on when they leave.
+        """
+        spec = self._under_settings(spec)
+        key = hashlib.sha256(msgspec.msgpack.encode(spec)).digest()
+        known = self._compiled.get(key)
+        if known is not None:
+            self._compiled.move_to_end(key)
+            return known
+        task = self._compiling.get(key)
+        if task is None:
+            task = self._compiling[key] = asyncio.get_running_loop().create_task(self._compile(spec, key, param))
+            task.add_done_callback(lambda task: self._compiled_now(key, task))
+        return await asyncio.shield(task)
+
+    def _compiled_now(self, key: bytes, task: asyncio.Task[CompiledGrammar]) -> None:
+        del self._compiling[key]
+        if not task.cancelled():
+            task.exception()  # all who waited may have left
+
+    async def close(self) -> None:
+        """End the children. Idempotent."""
+        tasks = [*self._compiling.values(), *([self._vocabulary] if self._vocabulary else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for pool in self._pools.values():
+            await pool.close()
+
+    # ------------------------------------------------------------------------------------ one constraint
+
+    def _under_settings(self, spec: GrammarSpec) -> GrammarSpec:
+        own = self._settings
+        return replace(
+            spec,
+            backend=spec.backend or own.backend,
+            any_whitespace=spec.any_whitespace and own.any_whitespace,
+            additional_properties=spec.additional_properties and own.additional_properties,
+        )
+
+    async def _compile(self, spec: GrammarSpec, key: bytes, param: str) -> CompiledGrammar:
+        refusals = []
+        for name in self._candidates(spec.backend or "auto"):
+            answer = await self._ask(name, spec, param)
+            match answer:
+                case ["data", bytes(data)]:
+                    compiled = CompiledGrammar(backend=name, digest=key, data=data)
+                    self._keep(compiled)
+                    return compiled
+                case ["refused", str(reason)]:
+                    refusals.append(f"{name}: {reason}")
+                case _:
+                    raise RequestError("The constraint cannot be processed.", param)
+        raise RequestError(f"The constraint cannot be enforced here. {'; '.join(refusals)}.", param)
+
+    def _candidates(self, asked: str) -> Sequence[str]:
+        """Backends in the order in which they are asked. Raises RequestError for one that there is not."""
+        known = self._plugins.defaults("guided_decoding")
+        every = tuple(dict.fromkeys([*(name for name in _FIRST if name in known), *known]))
+        if asked == "auto":
+            return every
+        if asked not in self._plugins.names("guided_decoding"):
+            raise RequestError(
+                f"There is no backend {asked!r:.60}.{nearest(asked, every)} Backends: auto, {', '.join(every)}.",
+                "guided_decoding_backend",
+            )
+        return tuple(dict.fromkeys([asked, *(every if self._settings.fallback else ())]))
+
+    async def _ask(self, name: str, spec: GrammarSpec, param: str) -> Any:
+        pool = self._pools.get(name)
+        if pool is None:
+            setup = Setup(self._plugins, name, await self._words())
+            body = msgspec.msgpack.encode(setup)
+            pool = self._pools[name] = ChildPool(
+                _TASK, size=_CHILDREN, memory_bytes=_MEMORY_BYTES, niceness=5, setup=body
+            )
+        try:
+            return await pool.run(spec, _SECONDS, "The constraint", param)
+        except PluginError as error:  # a library that is not installed
+            return ["refused", error.message]
+
+    async def _words(self) -> Vocabulary:
+        if self._vocabulary is None:
+            work = asyncio.to_thread(self._read_vocabulary)
+            self._vocabulary = asyncio.get_running_loop().create_task(work)
+        return await asyncio.shield(self._vocabulary)
+
+    def _keep(self, compiled: CompiledGrammar) -> None:
+        self._compiled[compiled.digest] = compiled
+        size = sum(len(one.data) for one in self._compiled.values())
+        while size > _CACHE_BYTES and len(self._compiled) > 1:
+            size -= len(self._compiled.popitem(last=False)[1].data)

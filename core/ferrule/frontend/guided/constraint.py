@@ -1,0 +1,112 @@
+"""What the output of one choice must look like: the request's format, the calls that it enforces, and the thoughts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from msgspec.structs import replace
+
+from ferrule.errors import RequestError
+from ferrule.frontend.admission.validate import Rules
+from ferrule.frontend.guided.calls import CallList, NamedCall
+from ferrule.frontend.guided.compiler import GrammarCompiler
+from ferrule.interfaces.parsers import ChoiceContext, ReasoningParser, ToolParser
+from ferrule.interfaces.service import Generate
+from ferrule.types import CompiledGrammar, GrammarSpec, OneOf, TokenSampling
+
+ToolParsers = Callable[[Sequence[dict[str, Any]]], ToolParser]
+
+
+@dataclass(frozen=True)
+class Parsers:
+    """How to make the parsers of a choice, None for none, and what logs call them."""
+
+    reasoning: Callable[[], ReasoningParser] | None = None
+    tools: ToolParsers | None = None
+    reasoning_title: str = "reasoning_parser"
+    tools_title: str = "tool_parser"
+
+
+def enforces(choice: str | dict[str, Any] | None) -> bool:
+    """Whether a tool choice demands a call."""
+    return choice == "required" or isinstance(choice, dict)
+
+
+def tool_parser(
+    make: ToolParsers | None, tools: Sequence[dict[str, Any]] | None, context: ChoiceContext
+) -> tuple[ToolParser, GrammarSpec | None] | None:
+    """The parser of a choice's calls, begun, and the constraint that enforces them. None where there are no calls.
+
+    An enforced call that the server's parser cannot enforce, or for which there is no parser, is JSON.
+    """
+    choice = context.tool_choice or "auto"
+    if not tools or choice == "none":
+        return None
+    if make is not None:
+        parser = make(tools)
+        parser.begin(context)
+        spec = parser.constraint(choice)
+        if spec is not None or not enforces(choice):
+            return parser, spec
+    if not enforces(choice):
+        return None
+    parser = (NamedCall if isinstance(choice, dict) else CallList)(tools)
+    parser.begin(context)
+    return parser, parser.constraint(choice)
+
+
+def enforces_strict(make: ToolParsers | None) -> bool:
+    """Whether a parser's constraint covers strict functions where the model chooses whether to call."""
+    tools = ({"type": "function", "function": {"name": "f", "parameters": {"type": "object"}, "strict": True}},)
+    found = tool_parser(make, tools, ChoiceContext(tools=tools, tool_choice="auto"))
+    return found is not None and found[1] is not None
+
+
+class Constraints:
+    """From requests to what the engine takes. `parsers` are the server's."""
+
+    def __init__(self, parsers: Parsers, compiler: GrammarCompiler) -> None:
+        self._parsers = parsers
+        self._compiler = compiler
+
+    async def compile(self, request: Generate, context: ChoiceContext) -> CompiledGrammar | None:
+        """The constraint of the choices of one prompt, None without one.
+
+        Raises RequestError for a constraint that is wrong or cannot be enforced, and for two that exclude each other.
+        """
+        spec = self._spec(request, context)
+        if spec is None:
+            return None
+        param = "tool_choice" if enforces(request.tool_choice) else "structured_outputs"
+        if request.beam is not None:
+            raise RequestError("A beam search cannot be constrained.", param)
+        return await self._compiler.compile(spec, param)
+
+    def _spec(self, request: Generate, context: ChoiceContext) -> GrammarSpec | None:
+        if request.raw:
+            return request.grammar
+        calls = tool_parser(self._parsers.tools, request.tools, context)
+        spec = request.grammar if calls is None else _joined(request, *calls)
+        if spec is None or self._parsers.reasoning is None:
+            return spec
+        parser = self._parsers.reasoning()
+        parser.begin(context)
+        return replace(spec, form=parser.constrain(spec.form))
+
+
+def ending(sampling: TokenSampling, rules: Rules) -> TokenSampling:
+    """Constrained output ends where its form does, with ignore_eos too."""
+    return replace(sampling, stop_token_ids=tuple(dict.fromkeys((*sampling.stop_token_ids, *rules.eos_ids))))
+
+
+def _joined(request: Generate, parser: ToolParser, calls: GrammarSpec | None) -> GrammarSpec | None:
+    """With a format and tools that may be called, the output has the format or is calls."""
+    asked = request.grammar
+    if asked is None:
+        return calls
+    if enforces(request.tool_choice):
+        raise RequestError("A format of the output and an enforced call exclude each other.", "tool_choice")
+    every = parser.constraint("required")
+    return asked if every is None else replace(asked, form=OneOf((asked.form, every.form)))

@@ -1,0 +1,41 @@
+"""The child side of guided decoding: one backend, for the vocabulary of the served model, compiles constraints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from ferrule.errors import RequestError
+from ferrule.interfaces.guided_decoding import GrammarBackend, Vocabulary
+from ferrule.plugin import Plugins
+from ferrule.types import GrammarSpec
+
+
+class Setup(Struct, frozen=True):
+    """What a child is told first: which backend it runs."""
+
+    plugins: Plugins
+    backend: str
+    vocabulary: Vocabulary
+
+
+class Work:
+    """Called with a `Setup` first, then with one constraint at a time."""
+
+    def __init__(self) -> None:
+        self._backend: GrammarBackend | None = None
+
+    def __call__(self, request: Any) -> Any:
+        """["data", compiled], or ["refused", reason] when this backend cannot enforce the constraint."""
+        if self._backend is None:
+            setup = msgspec.convert(request, Setup)
+            self._backend = setup.plugins.make("guided_decoding", setup.backend, setup.vocabulary)
+            return None
+        spec = msgspec.convert(request, GrammarSpec)
+        try:
+            refusal = self._backend.refuses(spec)
+            return ["data", self._backend.compile(spec)] if refusal is None else ["refused", refusal]
+        except ValueError as error:
+            raise RequestError(f"The constraint cannot be used: {error}") from None

@@ -1,0 +1,180 @@
+"""Constraints of the requests in slots: states that follow the sampled tokens, and masks for the next ones.
+
+All work on states is done by one thread of its own, in order, while the worker's thread launches the forward pass: the
+interpreter lock is free for most of it, because kernels and grammar libraries work without.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ferrule.interfaces.guided_decoding import Grammar, GrammarBackend
+from ferrule.log import Log
+from ferrule.runner.outcome import Outcome
+from ferrule.types import Admit, Chunk, CompiledGrammar
+
+_KEPT_BYTES = 256 << 20  # of compiled constraints whose first states are kept
+_FAILED = "The constraint on the output could not be followed."
+_log = Log("grammar")
+
+
+@dataclass
+class SlotGrammar:
+    """One request's constraint. `sampled`: the step whose token of this slot has not been followed yet."""
+
+    grammar: Grammar | None = None
+    backend: GrammarBackend | None = None
+    error: str | None = None
+    sampled: tuple[Outcome, int] | None = None  # and the row in its plan
+
+
+@dataclass(frozen=True)
+class Masks:
+    """For the rows of a step that are constrained: a bitmask, or why there is none. By slot."""
+
+    bits: dict[int, bytes] = field(default_factory=dict)
+    errors: dict[int, str] = field(default_factory=dict)
+
+
+class Grammars:
+    """`open_backend` makes the backend of a name, in a thread, when the first constraint for it comes."""
+
+    def __init__(self, open_backend: Callable[[str], GrammarBackend]) -> None:
+        self._open_backend = open_backend
+        self._backends: dict[str, GrammarBackend] = {}
+        self._first: OrderedDict[bytes, tuple[Grammar, int]] = OrderedDict()  # by digest: first state, bytes of data
+        self._lock = threading.RLock()  # of the two above
+        self._loader = ThreadPoolExecutor(1, thread_name_prefix="ferrule-grammar-load")
+        self._follower = ThreadPoolExecutor(1, thread_name_prefix="ferrule-grammar")
+        self._slots: dict[int, SlotGrammar] = {}
+
+    def prepare(self, compiled: CompiledGrammar) -> Future[None]:
+        """Load a constraint ahead of its request. From any thread."""
+        with self._lock:
+            known = compiled.digest in self._first
+        if known:
+            ready: Future[None] = Future()
+            ready.set_result(None)
+            return ready
+        return self._loader.submit(self._load, compiled)
+
+    def apply(self, releases: Sequence[int], admits: Sequence[Admit]) -> None:
+        """Follow a plan: slots that were given back, and requests that took one."""
+        for slot in releases:
+            self._slots.pop(slot, None)
+        for admit in admits:
+            self._slots.pop(admit.slot, None)
+            if admit.grammar is not None:
+                held = self._slots[admit.slot] = SlotGrammar()
+                self._follower.submit(self._begin, held, admit.grammar, admit.known_ids[admit.num_prompt :])
+
+    def masks(self, chunks: Sequence[Chunk], words: int) -> Future[Masks] | None:
+        """Begin to make the masks [words] int32 of those rows that sample; None when none of them is constrained."""
+        wanted = [(chunk.slot, self._slots[chunk.slot]) for chunk in chunks if chunk.slot in self._slots]
+        return self._follower.submit(self._fill, wanted, words) if wanted else None
+
+    def sampled(self, chunks: Sequence[tuple[int, Chunk]], outcome: Outcome) -> None:
+        """A step samples these rows; its tokens are followed when they are there."""
+        for row, chunk in chunks:
+            held = self._slots.get(chunk.slot)
+            if held is not None:
+                held.sampled = outcome, row
+
+    def forget(self) -> None:
+        """No slot has a request any more."""
+        self._slots.clear()
+
+    def close(self) -> None:
+        self._loader.shutdown(wait=False, cancel_futures=True)
+        self._follower.shutdown(wait=False, cancel_futures=True)
+
+    # ------------------------------------------------------------------------------------ on the loader's thread
+
+    def _load(self, compiled: CompiledGrammar) -> None:
+        backend = self._backend(compiled.backend)
+        first = backend.load(compiled.data)
+        with self._lock:
+            self._first[compiled.digest] = first, len(compiled.data)
+            while len(self._first) > 1 and sum(size for _, size in self._first.values()) > _KEPT_BYTES:
+                self._first.popitem(last=False)
+
+    def _backend(self, name: str) -> GrammarBackend:
+        with self._lock:
+            if name not in self._backends:
+                self._backends[name] = self._open_backend(name)
+            return self._backends[name]
+
+    # ------------------------------------------------------------------------------------ on the follower's thread
+
+    def _begin(self, held: SlotGrammar, compiled: CompiledGrammar, ids: Sequence[int]) -> None:
+        """The state after `ids`, which a request that was preempted has generated before."""
+        try:
+            held.backend = self._backend(compiled.backend)
+            held.grammar = self._fork(compiled)
+            self._accept(held, ids)
+        except Exception:  # a plugin's code, and libraries': this request's fault, no neighbour's
+            held.error = _FAILED
+            _log.exception("a constraint could not be loaded", backend=compiled.backend)
+
+    def _fork(self, compiled: CompiledGrammar) -> Grammar:
+        with self._lock:
+            if compiled.digest not in self._first:  # evicted since it was prepared
+                self._load(compiled)
+            self._first.move_to_end(compiled.digest)
+            return self._first[compiled.digest][0].fork()
+
+    def _accept(self, held: SlotGrammar, ids: Sequence[int]) -> None:
+        if ids and held.grammar is not None and not held.grammar.accept(ids):
+            held.error = "The output does not fit its constraint any more."
+
+    def _fill(self, wanted: Sequence[tuple[int, SlotGrammar]], words: int) -> Masks:
+        for _, held in wanted:
+            self._follow(held)
+        found = Masks()
+        alive = [(slot, held) for slot, held in wanted if held.error is None]
+        for backend in {id(held.backend): held.backend for _, held in alive}.values():
+            self._fill_by(backend, [(slot, held) for slot, held in alive if held.backend is backend], words, found)
+        found.errors.update({slot: held.error for slot, held in wanted if held.error is not None})
+        return found
+
+    def _follow(self, held: SlotGrammar) -> None:
+        sampled, held.sampled = held.sampled, None
+        if sampled is not None and held.error is None:
+            try:
+                token = sampled[0].token(sampled[1])
+                self._accept(held, () if token is None else (token,))
+            except Exception:
+                held.error = _FAILED
+                _log.exception("a constraint could not be followed")
+
+    def _fill_by(
+        self, backend: GrammarBackend | None, rows: Sequence[tuple[int, SlotGrammar]], words: int, found: Masks
+    ) -> None:
+        """Masks of one backend's rows: in bulk, and where that fails one by one, to find whose fault it is."""
+        masks = np.zeros((len(rows), words), np.int32)
+        grammars = [held.grammar for _, held in rows if held.grammar is not None]
+        if backend is None or len(grammars) != len(rows):
+            raise RuntimeError("a slot has a constraint without a state")
+        try:
+            backend.fill(grammars, masks)
+        except Exception:
+            for mask, (_, held) in zip(masks, rows, strict=True):
+                self._fill_one(held, mask)
+        for mask, (slot, held) in zip(masks, rows, strict=True):
+            if held.error is None:
+                found.bits[slot] = mask.tobytes()
+
+    def _fill_one(self, held: SlotGrammar, mask: np.ndarray[tuple[int], np.dtype[np.int32]]) -> None:
+        try:
+            mask.fill(0)
+            if held.grammar is not None:
+                held.grammar.fill(mask)
+        except Exception:
+            held.error = _FAILED
+            _log.exception("the mask of a constraint could not be made")

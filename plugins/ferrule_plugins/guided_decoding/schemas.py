@@ -1,0 +1,87 @@
+"""JSON schemas as backends share them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ferrule.types import Form, Json, OneOf, Repeated, Series, Triggered
+
+# Between the parts of JSON: enough for an indentation, and few enough that a model cannot go on with it for ever.
+MOST_SPACE = 48
+SPACE = rf"[\x20\n\r\t]{{1,{MOST_SPACE}}}"
+
+# Keywords whose value is a schema, a list of schemas, or an object whose values are schemas (JSON Schema 2020-12).
+_SCHEMA = frozenset(
+    (
+        *("additionalProperties", "unevaluatedProperties", "propertyNames", "additionalItems", "unevaluatedItems"),
+        *("items", "contains", "not", "if", "then", "else", "contentSchema"),
+    )
+)
+_LIST = frozenset(("allOf", "anyOf", "oneOf", "prefixItems", "items"))
+_MAP = frozenset(("properties", "patternProperties", "dependentSchemas", "$defs", "definitions"))
+
+
+def children(form: Form) -> tuple[Form, ...]:
+    """The forms that a form is made of."""
+    match form:
+        case OneOf(options):
+            return options
+        case Series(parts):
+            return parts
+        case Repeated(part):
+            return (part,)
+        case Triggered(_, tags):
+            return tuple(tag.content for tag in tags)
+    return ()
+
+
+def walk(form: Form) -> Iterator[Form]:
+    """A form and everything in it."""
+    yield form
+    for child in children(form):
+        yield from walk(child)
+
+
+def schemas(form: Form) -> Iterator[dict[str, Any] | bool]:
+    """Every schema of a form, subschemas included."""
+    for part in walk(form):
+        if isinstance(part, Json):
+            yield from subschemas(part.schema)
+
+
+def subschemas(schema: Any) -> Iterator[Any]:
+    """A schema and everything in it that is a schema."""
+    yield schema
+    if isinstance(schema, dict):
+        for keyword, value in schema.items():
+            for inner in _inner(keyword, value):
+                yield from subschemas(inner)
+
+
+def closed(schema: Any) -> Any:
+    """The schema without properties that it does not name, where it names some and does not say otherwise."""
+    if not isinstance(schema, dict):
+        return schema
+    found = {keyword: _closed_inside(keyword, value) for keyword, value in schema.items()}
+    if "properties" in schema and not {"additionalProperties", "unevaluatedProperties", "patternProperties"} & set(
+        schema
+    ):
+        found["additionalProperties"] = False
+    return found
+
+
+def _inner(keyword: str, value: Any) -> list[Any]:
+    if keyword in _LIST and isinstance(value, list):
+        return value
+    if keyword in _MAP and isinstance(value, dict):
+        return list(value.values())
+    return [value] if keyword in _SCHEMA and isinstance(value, dict | bool) else []
+
+
+def _closed_inside(keyword: str, value: Any) -> Any:
+    if keyword in _LIST and isinstance(value, list):
+        return [closed(inner) for inner in value]
+    if keyword in _MAP and isinstance(value, dict):
+        return {name: closed(inner) for name, inner in value.items()}
+    return closed(value) if keyword in _SCHEMA else value

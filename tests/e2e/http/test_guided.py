@@ -1,0 +1,148 @@
+"""Output of a given form over HTTP: the official client, tools, thoughts, neighbours, and hostile constraints."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal
+
+import httpx
+import openai
+import pytest
+from pydantic import BaseModel, Field
+
+from ferrule_testkit import server as servers
+
+FLAGS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--reasoning-parser", "qwen3")
+SMALL = ("--max-model-len", "1024", "--num-gpu-blocks-override", "512", "--served-model-name", "tiny")
+ASK: dict[str, Any] = {
+    "model": "tiny",
+    "messages": [{"role": "user", "content": "What is the weather in Paris?"}],
+    "max_tokens": 150,
+    "temperature": 1,
+    "seed": 3,
+}
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Paris", "Rome"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+WEATHER = {"type": "function", "function": {"name": "get_weather", "parameters": SCHEMA}}
+NOW = {"type": "function", "function": {"name": "now"}}
+NAMED = {"type": "function", "function": {"name": "get_weather"}}
+
+
+class Weather(BaseModel):
+    city: Literal["Paris", "Rome"]
+    days: int = Field(ge=1, le=9)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
+    log = tmp_path_factory.mktemp("server") / "log"
+    with servers.running([*SMALL, *FLAGS], log, {"OMP_NUM_THREADS": "1"}) as running:
+        yield running
+
+
+def fits(text: str | None) -> bool:
+    value = json.loads(text or "")
+    return set(value) == {"city", "days"} and value["city"] in {"Paris", "Rome"} and 1 <= value["days"] <= 9
+
+
+def test_the_client_parses_a_pydantic_class(client: openai.OpenAI) -> None:
+    found = client.chat.completions.parse(**ASK, response_format=Weather)
+    assert isinstance(found.choices[0].message.parsed, Weather)
+    assert found.choices[0].finish_reason == "stop"
+
+
+@pytest.mark.parametrize(
+    ("field", "pattern"),
+    [
+        ({"guided_regex": "[0-9]{3}-[a-z]+!"}, "[0-9]{3}-[a-z]+!"),
+        ({"guided_choice": ["yes", "no"]}, "yes|no"),
+        ({"guided_grammar": 'root ::= "a" root | "b"'}, "a*b"),
+        ({"structured_outputs": {"regex": "x{2,4}"}}, "x{2,4}"),
+    ],
+)
+def test_other_forms(client: openai.OpenAI, field: dict[str, Any], pattern: str) -> None:
+    chat = client.chat.completions.create(**ASK, n=2, extra_body=field)
+    plain = {name: value for name, value in ASK.items() if name != "messages"}
+    completion = client.completions.create(**plain, prompt="The number", extra_body=field)
+    for choice in chat.choices:
+        assert re.fullmatch(pattern, choice.message.content or "") or choice.finish_reason == "length"
+    assert re.fullmatch(pattern, completion.choices[0].text) or completion.choices[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize("thinking", [False, True])
+def test_thoughts_come_before_the_form(client: openai.OpenAI, thinking: bool) -> None:
+    extra = {"guided_json": SCHEMA, "chat_template_kwargs": {"enable_thinking": thinking}}
+    found = client.chat.completions.create(**ASK | {"max_tokens": 600}, extra_body=extra).choices[0]
+    assert found.finish_reason == "length" or fits(found.message.content)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("choice", "finish"), [("required", "tool_calls"), (NAMED, "stop")])
+def test_calls_are_enforced(client: openai.OpenAI, choice: Any, finish: str, stream: bool) -> None:
+    ask = {**ASK, "tools": [WEATHER, NOW], "tool_choice": choice, "parallel_tool_calls": False, "max_tokens": 300}
+    if stream:
+        with client.chat.completions.stream(**ask) as events:
+            answer = events.get_final_completion().choices[0]
+    else:
+        answer = client.chat.completions.create(**ask).choices[0]
+    assert answer.finish_reason == finish
+    assert not answer.message.content
+    (call,) = answer.message.tool_calls or []
+    if call.function.name == "get_weather":
+        assert fits(call.function.arguments)
+    else:
+        assert (call.function.name, json.loads(call.function.arguments)) == ("now", {})
+
+
+def test_neighbours_keep_their_tokens(client: openai.OpenAI) -> None:
+    def ask(extra: dict[str, Any] | None = None) -> str:
+        settings = {**ASK, "temperature": 0, "max_tokens": 40}
+        return client.chat.completions.create(**settings, extra_body=extra).choices[0].message.content or ""
+
+    alone = ask()
+    with ThreadPoolExecutor(6) as threads:
+        free = [threads.submit(ask) for _ in range(3)]
+        held = [threads.submit(ask, {"guided_json": SCHEMA}) for _ in range(3)]
+    assert {each.result() for each in free} == {alone}
+    assert all(fits(each.result()) for each in held)
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"guided_json": {"type": "array", "items": {"$ref": "#/items"}}},
+        {"guided_json": {"type": "string", "pattern": "(a{1,1000}){1,1000}(b{1,1000}){1,1000}"}},
+        {"guided_json": {"allOf": [{"type": "string"}, {"type": "integer"}]}},
+        {"guided_json": {"type": "object", "properties": {f"p{n}": {"type": "integer"} for n in range(10_000)}}},
+        {"guided_json": "{"},
+        {"guided_choice": []},
+        {"guided_choice": ["x" * 8 + str(n) for n in range(100_000)]},
+        {"guided_regex": "("},
+        {"guided_regex": "(a*)*(?=b)"},
+        {"guided_grammar": 'root ::= root "a"'},
+        {"guided_grammar": "start: ("},
+        {"guided_json": SCHEMA, "guided_regex": "a"},
+        {"guided_json": SCHEMA, "tools": [WEATHER], "tool_choice": "required"},
+        {"guided_json": SCHEMA, "use_beam_search": True, "n": 2, "temperature": 0},
+        {"guided_json": SCHEMA, "guided_decoding_backend": "zebra"},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nothing"}}}},
+    ],
+    ids=lambda field: str(field)[:60],
+)
+def test_constraints_that_cannot_be_kept_are_refused(server: servers.Server, field: dict[str, Any]) -> None:
+    answer = httpx.post(f"{server.url}/v1/chat/completions", json={**ASK, **field}, timeout=120)
+    if answer.status_code == 200:  # a constraint that is only large
+        assert "10000" in str(len(field.get("guided_json", {}).get("properties", {})))
+        return
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"]) == (400, "BadRequestError")
+    assert "0x" not in error["message"]
+    assert "/" not in error["message"] or "(?" in error["message"]
+    assert httpx.get(f"{server.url}/health", timeout=60).status_code == 200

@@ -1,0 +1,91 @@
+"""Compiling constraints in children: what is compiled once, what is refused, and what a hostile one can do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from ferrule.errors import RequestError
+from ferrule.frontend.guided.compiler import GrammarCompiler, GuidedSettings
+from ferrule.interfaces.guided_decoding import Vocabulary
+from ferrule.plugin import discover
+from ferrule.types import CompiledGrammar, Fixed, Form, GrammarSpec, Json, Regex, Rules
+
+WORDS = Vocabulary((*(bytes([byte]) for byte in range(256)), b"", b'{"'), 264, (256,))
+
+
+def compiler(**settings: Any) -> GrammarCompiler:
+    return GrammarCompiler(discover(), GuidedSettings(**settings), lambda: WORDS)
+
+
+@pytest.fixture
+async def guided() -> AsyncIterator[GrammarCompiler]:
+    made = compiler(backend="guidance", fallback=False)
+    yield made
+    await made.close()
+
+
+def spec(form: Form, **more: Any) -> GrammarSpec:
+    return GrammarSpec(form=form, **more)
+
+
+async def test_a_constraint_is_compiled_once(guided: GrammarCompiler) -> None:
+    one, two = await asyncio.gather(*(guided.compile(spec(Regex("a+")), "x") for _ in range(2)))
+    assert one is two
+    assert await guided.compile(spec(Regex("a+")), "x") is one
+    assert (await guided.compile(spec(Regex("a*")), "x")).digest != one.digest
+    assert (await guided.compile(spec(Regex("a+"), any_whitespace=False), "x")).digest != one.digest
+
+
+@pytest.mark.parametrize(
+    ("form", "message"),
+    [
+        (Regex("("), "unclosed group"),
+        (Regex("a(?=b)"), "look-around"),
+        (Rules("start: a"), "unknown"),
+        (Rules('root ::= "a'), "wrong"),
+        (Json({"type": 5}), "type"),
+        (Json({"type": "array", "uniqueItems": True}), "uniqueItems"),
+        (Json({"$ref": "#/x", "x": {"$ref": "#/x"}}), "level exceeded"),
+        (Json({"enum": []}), "empty"),
+        (Json(False), "false"),
+    ],
+)
+async def test_what_cannot_be_enforced_is_refused(guided: GrammarCompiler, form: Form, message: str) -> None:
+    with pytest.raises(RequestError, match=message) as caught:
+        await guided.compile(spec(form), "guided")
+    assert caught.value.param == "guided"
+    assert "0x" not in caught.value.message
+    await guided.compile(spec(Fixed("ok")), "guided")  # the child, or another one, goes on
+
+
+async def test_left_recursion_and_deep_nesting_are_answered(guided: GrammarCompiler) -> None:
+    deep: dict[str, Any] = {"type": "integer"}
+    for _ in range(400):
+        deep = {"type": "array", "items": deep}
+    nested = Rules("root ::= " + "(" * 5000 + '"a"' + ")" * 5000)
+    forms: list[Form] = [Rules('root ::= root "a" | "b"'), Json(deep), nested, Regex("((a{1,900}){1,900}){1,900}")]
+    found = await asyncio.gather(*(guided.compile(spec(form), "x") for form in forms), return_exceptions=True)
+    assert all(isinstance(one, CompiledGrammar | RequestError) for one in found), found
+    await guided.compile(spec(Fixed("ok")), "guided")
+
+
+async def test_an_unknown_backend_is_named() -> None:
+    guided = compiler()
+    try:
+        with pytest.raises(RequestError, match="'guidence'. Did you mean 'guidance'") as caught:
+            await guided.compile(spec(Regex("a"), backend="guidence"), "guided")
+        assert caught.value.param == "guided_decoding_backend"
+    finally:
+        await guided.close()
+
+
+async def test_children_end_with_the_compiler() -> None:
+    guided = compiler(backend="guidance")
+    await guided.compile(spec(Regex("a")), "guided")
+    assert len(guided.pids) == 1
+    await guided.close()
+    assert not guided.pids

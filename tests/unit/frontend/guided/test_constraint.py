@@ -1,0 +1,141 @@
+"""What a request's format, tools and thoughts make of the output: the constraint, and the parser that reads it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ferrule.frontend.guided.constraint import Parsers, tool_parser
+from ferrule.frontend.output.parse import ParseChain
+from ferrule.interfaces.guided_decoding import Vocabulary
+from ferrule.interfaces.parsers import CallArguments, CallStart, ChoiceContext, Content, Event, Reasoning
+from ferrule.types import GrammarSpec, Json
+from ferrule_plugins.guided_decoding.guidance import Guidance
+from ferrule_plugins.reasoning_parser.deepseek_r1 import DeepSeekR1
+from ferrule_plugins.reasoning_parser.qwen3 import Qwen3
+from ferrule_plugins.tool_parser.hermes import Hermes
+
+WORDS = Vocabulary((*(bytes([byte]) for byte in range(256)), b""), 257, (256,))
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+TOOLS = (
+    {"type": "function", "function": {"name": "weather", "parameters": CITY}},
+    {"type": "function", "function": {"name": 'say "hi"', "parameters": {}}},
+)
+NAMED = {"type": "function", "function": {"name": "weather"}}
+
+
+@pytest.fixture(scope="module")
+def backend() -> Guidance:
+    return Guidance(WORDS)
+
+
+def fits(backend: Guidance, spec: GrammarSpec | None, text: str) -> bool:
+    """Whether a whole text has the form."""
+    assert spec is not None
+    grammar = backend.load(backend.compile(spec))
+    if not grammar.accept(list(text.encode())):
+        return False
+    mask = np.zeros(WORDS.words, np.int32)
+    grammar.fill(mask)
+    return bool(mask[256 // 32] & 1)
+
+
+def context(choice: str | dict[str, Any], **more: Any) -> ChoiceContext:
+    return ChoiceContext(tools=TOOLS, tool_choice=choice, **more)
+
+
+def read(chain: ParseChain, text: str, size: int) -> tuple[str, str, list[tuple[str, Any]]]:
+    """Reasoning, content and calls of a text that comes in cuts of `size`."""
+    events: list[Event] = []
+    for at in range(0, len(text), size):
+        events += chain.feed(text[at : at + size])
+    events += chain.finish()
+    calls: list[list[str]] = []
+    for event in events:
+        if isinstance(event, CallStart):
+            calls.append([event.name, ""])
+        elif isinstance(event, CallArguments):
+            calls[-1][1] += event.fragment
+    thoughts = "".join(event.text for event in events if isinstance(event, Reasoning))
+    content = "".join(event.text for event in events if isinstance(event, Content))
+    return thoughts, content, [(name, json.loads(arguments)) for name, arguments in calls]
+
+
+HERMES_CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "a}\\"]"}}\n</tool_call>'
+HERMES_HI = '<tool_call>\n{"name": "say \\"hi\\"", "arguments": {}}\n</tool_call>'
+LISTED = '{"name": "weather", "parameters": {"city": "a}\\"]"}}'
+LISTED_HI = '{"name": "say \\"hi\\"", "parameters": {}}'
+ONE = [("weather", {"city": 'a}"]'})]
+BOTH = [*ONE, ('say "hi"', {})]
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize(
+    ("parser", "choice", "text", "calls"),
+    [
+        (Hermes, "required", HERMES_CALL, ONE),
+        (Hermes, "required", f"{HERMES_CALL}\n{HERMES_HI}", BOTH),
+        (Hermes, NAMED, HERMES_CALL, ONE),
+        (None, "required", f"[{LISTED}]", ONE),
+        (None, "required", f"[{LISTED}, {LISTED_HI}]", BOTH),
+        (None, NAMED, '{"city": "a}\\"]"}', ONE),
+    ],
+)
+def test_what_is_enforced_is_what_the_parser_reads(
+    backend: Guidance, parser: Any, choice: Any, text: str, calls: Sequence[Any], size: int
+) -> None:
+    found = tool_parser(parser, TOOLS, context(choice))
+    assert found is not None
+    assert fits(backend, found[1], text)
+    chain = ParseChain(Parsers(tools=parser), TOOLS, context(choice))
+    assert read(chain, text, size) == ("", "", calls)
+
+
+@pytest.mark.parametrize("parser", [Hermes, None])
+def test_nothing_else_fits_an_enforced_call(backend: Guidance, parser: Any) -> None:
+    found = tool_parser(parser, TOOLS, context("required"))
+    single = tool_parser(parser, TOOLS, context("required", parallel_tool_calls=False))
+    assert found is not None
+    assert single is not None
+    both = f"[{LISTED}, {LISTED_HI}]" if parser is None else f"{HERMES_CALL}\n{HERMES_HI}"
+    assert fits(backend, found[1], both)
+    assert not fits(backend, single[1], both)
+    for text in ("Hello", "", "[]", HERMES_CALL.replace("weather", "wether"), LISTED.replace("city", "town")):
+        assert not fits(backend, found[1], text)
+
+
+def test_strict_functions_fit_their_schema_also_when_the_model_chooses(backend: Guidance) -> None:
+    assert (Hermes(TOOLS).constraint("auto"), Hermes(TOOLS).constraint("none")) == (None, None)
+    strict = ({"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}, TOOLS[1])
+    spec = Hermes(strict).constraint("auto")
+    assert fits(backend, spec, "Just text.")
+    assert fits(backend, spec, f"Let me see. {HERMES_CALL} and {HERMES_HI}")
+    assert not fits(backend, spec, f"Let me see. {HERMES_CALL.replace('city', 'town')}")
+    assert fits(backend, spec, HERMES_HI.replace("{}", '{"any": 1}'))
+
+
+@pytest.mark.parametrize(
+    ("parser", "prompt", "fitting", "failing"),
+    [
+        (DeepSeekR1, "", 'Well {"a": 2}\n</think>\n\n{"a": 1}', '{"a": 1}'),
+        (Qwen3, "", '<think>\nHm {</think>\n\n{"a": 1}', '<think>{"a": 1}'),
+        (Qwen3, "", '{"a": 1}', 'Hm </think>{"a": 1}'),
+        (Qwen3, "<think>\n\n</think>\n\n", '{"a": 1}', '<think></think>{"a": 1}'),
+        (Qwen3, "<think>\n", 'Hm\n</think>\n\n{"a": 1}', '{"a": 1}'),
+    ],
+)
+def test_a_format_begins_where_the_thoughts_end(
+    backend: Guidance, parser: Any, prompt: str, fitting: str, failing: str
+) -> None:
+    schema = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"], "additionalProperties": False}
+    reasoning = parser()
+    reasoning.begin(ChoiceContext(prompt=prompt))
+    spec = GrammarSpec(form=reasoning.constrain(Json(schema)))
+    assert fits(backend, spec, fitting)
+    assert not fits(backend, spec, failing)
+    chain = ParseChain(Parsers(parser), None, ChoiceContext(prompt=prompt))
+    assert read(chain, fitting, 2)[1] == '{"a": 1}'

@@ -1,0 +1,226 @@
+"""Constraints in the runner: masks follow the tokens of each slot, whatever happens to the request."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ferrule.assembly.vocabulary import open_backend, open_tokenizer, read_vocabulary
+from ferrule.interfaces.guided_decoding import Grammar, GrammarBackend, Vocabulary
+from ferrule.runner.grammars import Grammars
+from ferrule.runner.outcome import Outcome
+from ferrule.types import (
+    Admit,
+    Chunk,
+    CompiledGrammar,
+    FinishReason,
+    Form,
+    GrammarSpec,
+    Json,
+    Regex,
+    StepPlan,
+    TokenSampling,
+)
+from ferrule_testkit.harness import Harness
+from ferrule_testkit.tokenizers import ByteTokenizer
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 99}, "b": {"enum": ["x", "y"]}},
+    "required": ["a", "b"],
+    "additionalProperties": False,
+}
+PROMPTS = [[5, 6, 7, 8, 9, 10, 11], [21, 22, 23], [31, 32, 33, 34, 35]]
+
+
+@pytest.fixture(scope="module")
+def harness(tiny_llama: Path) -> Iterator[Harness]:
+    with Harness(tiny_llama, dtype="float32") as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def backend(harness: Harness) -> GrammarBackend:
+    tokenizer = partial(open_tokenizer, harness.config, harness.plugins, Path(harness.config.model.tokenizer))
+    return open_backend(harness.config, harness.plugins, tokenizer, harness.info.vocab_size, "guidance")
+
+
+def compiled(backend: GrammarBackend, form: Form) -> CompiledGrammar:
+    data = backend.compile(GrammarSpec(form=form, any_whitespace=False))
+    return CompiledGrammar(backend="guidance", digest=data, data=data)
+
+
+def text(backend: GrammarBackend, ids: Sequence[int]) -> str:
+    return b"".join(backend.vocabulary.tokens[id] for id in ids).decode()
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_constrained_output_has_its_form_and_neighbours_keep_their_tokens(
+    harness: Harness, backend: GrammarBackend, depth: int
+) -> None:
+    alone = harness.engine().run(PROMPTS, max_tokens=24)
+    ends = {"max_tokens": 48, "stop_token_ids": backend.vocabulary.stop_ids}
+    mixed = harness.engine(depth=depth).run(PROMPTS, grammars=[compiled(backend, Json(SCHEMA))], **ends)
+    assert mixed[0].finish is FinishReason.STOP
+    found = json.loads(text(backend, mixed[0].token_ids))
+    assert set(found) == {"a", "b"}
+    assert found["b"] in {"x", "y"}
+    for output, before in zip(mixed[1:], alone[1:], strict=True):
+        assert output.token_ids[:24] == before.token_ids
+
+
+def test_preemption_and_chunks_change_nothing(harness: Harness, backend: GrammarBackend) -> None:
+    constraint = compiled(backend, Regex("[a-z]{30}[0-9]{8}"))
+    settings = {"max_tokens": 40, "temperature": 1.0, "seed": 3, "stop_token_ids": backend.vocabulary.stop_ids}
+    prompts = [[5, 6, 7, 8, 9, 10, 11, number] for number in range(5)]
+    plenty = harness.engine().run(prompts, grammars=[constraint] * 5, **settings)
+    tight = harness.engine(num_blocks=26, max_num_batched_tokens=6).run(prompts, grammars=[constraint] * 5, **settings)
+    assert sum(output.num_preemptions for output in tight) > 0
+    for output, before in zip(tight, plenty, strict=True):
+        assert output.token_ids == before.token_ids
+        assert re.fullmatch("[a-z]{30}[0-9]{8}", text(backend, output.token_ids))
+
+
+def test_a_mask_that_the_other_parameters_empty_ends_that_request(harness: Harness, backend: GrammarBackend) -> None:
+    stops = backend.vocabulary.stop_ids
+    failed, other = harness.engine().run(
+        PROMPTS[:2],
+        grammars=[compiled(backend, Regex("ab")), compiled(backend, Regex("[a-z]+"))],
+        max_tokens=12,
+        min_tokens=10,
+        stop_token_ids=stops,
+    )
+    assert failed.finish is FinishReason.ERROR
+    assert "no token is allowed" in str(failed.error)
+    assert other.finish in {FinishReason.STOP, FinishReason.LENGTH}
+
+
+# ------------------------------------------------------------------------------------------- without a model
+
+
+class Counting(Grammar):
+    """Token n may follow n - 1; `script` says what goes wrong: "accept" raises, "fill" raises, "refuse" refuses."""
+
+    def __init__(self, script: str) -> None:
+        self.script = script
+        self.count = 0
+
+    def fill(self, mask: np.ndarray[Any, Any]) -> None:
+        if self.script == "fill":
+            raise RuntimeError("planted")
+        mask[:] = 0
+        mask[0] = 1 << self.count
+
+    def accept(self, ids: Sequence[int]) -> bool:
+        if self.script == "accept" and ids:
+            raise RuntimeError("planted")
+        self.count += len(ids)
+        return self.script != "refuse"
+
+    def rollback(self, count: int) -> None:
+        self.count -= count
+
+    @property
+    def finished(self) -> bool:
+        return False
+
+    def fork(self) -> Grammar:
+        fork = Counting(self.script)
+        fork.count = self.count
+        return fork
+
+
+class CountingBackend(GrammarBackend):
+    def refuses(self, spec: GrammarSpec) -> str | None:
+        return None
+
+    def compile(self, spec: GrammarSpec) -> bytes:
+        return b""
+
+    def load(self, data: bytes) -> Grammar:
+        if data == b"load":
+            raise RuntimeError("planted")
+        return Counting(data.decode())
+
+
+@pytest.fixture
+def grammars() -> Iterator[Grammars]:
+    made = Grammars(lambda _: CountingBackend(Vocabulary((), 32, ())))
+    yield made
+    made.close()
+
+
+def admit(slot: int, script: str, *generated: int) -> Admit:
+    grammar = CompiledGrammar(backend="counting", digest=script.encode(), data=script.encode())
+    ids = (9, 9, *generated)
+    return Admit(slot, f"r{slot}", 1, ids, 2, TokenSampling(seed=0, max_tokens=9), grammar=grammar)
+
+
+def chunk(slot: int) -> Chunk:
+    return Chunk(slot, f"r{slot}", 1, 0, 1, True)
+
+
+class Sampled(Outcome):
+    """A step whose token is known."""
+
+    def token(self, row: int) -> int | None:
+        return 7
+
+
+def follow(grammars: Grammars, *slots: int) -> tuple[dict[int, int], dict[int, str]]:
+    """One step: the lowest allowed token, or the error, by slot."""
+    chunks = [chunk(slot) for slot in slots]
+    pending = grammars.masks(chunks, 1)
+    assert pending is not None
+    masks = pending.result(60)
+    grammars.sampled(list(enumerate(chunks)), Sampled(StepPlan(0, ()), {}))
+    allowed = {slot: int(np.frombuffer(bits, np.int32)[0]).bit_length() - 1 for slot, bits in masks.bits.items()}
+    return allowed, masks.errors
+
+
+def test_states_follow_what_was_sampled(grammars: Grammars) -> None:
+    grammars.apply((), [admit(0, ""), admit(2, "", 4, 5)])
+    assert follow(grammars, 0, 1, 2) == ({0: 0, 2: 2}, {})
+    assert follow(grammars, 0, 2) == ({0: 1, 2: 3}, {})
+
+
+def test_a_slot_starts_anew(grammars: Grammars) -> None:
+    grammars.apply((), [admit(0, "")])
+    follow(grammars, 0)
+    grammars.apply([0], [admit(0, "")])
+    assert follow(grammars, 0) == ({0: 0}, {})
+    grammars.apply([0], [])
+    assert grammars.masks([chunk(0)], 1) is None
+
+
+@pytest.mark.parametrize("script", ["accept", "fill", "refuse", "load"])
+def test_what_goes_wrong_is_one_requests_fault(grammars: Grammars, script: str) -> None:
+    grammars.apply((), [admit(0, ""), admit(1, script), admit(2, "")])
+    found = [follow(grammars, 0, 1, 2) for _ in range(2)]
+    assert found[1][0] == {0: 1, 2: 1}
+    assert set(found[1][1]) == {1}
+
+
+def test_preparing_reports_what_loading_raised(grammars: Grammars) -> None:
+    grammar = admit(0, "load").grammar
+    assert grammar is not None
+    with pytest.raises(RuntimeError, match="planted"):
+        grammars.prepare(grammar).result(60)
+
+
+def test_tokens_of_a_vocabulary_are_their_bytes() -> None:
+    tokenizer = ByteTokenizer()
+    stop = tokenizer.eos_token_id
+    assert stop is not None
+    words = read_vocabulary(tokenizer, 300, (stop,))
+    assert words.tokens[stop] == b""
+    assert words.words == 10
+    ids = tokenizer.encode("a{é", add_special_tokens=False)
+    assert b"".join(words.tokens[id] for id in ids) == "a{é".encode()

@@ -7,13 +7,23 @@ if TYPE_CHECKING:
     from ferrule.llm.offline import LLM
     from ferrule.llm.outputs import BeamSearchParams
     from ferrule.sampling_params import SamplingParams
+    from ferrule.structured_outputs import GuidedDecodingParams, StructuredOutputsParams
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "BeamSearchParams", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM",
+    "BeamSearchParams",
+    "GuidedDecodingParams",
+    "SamplingParams",
+    "StructuredOutputsParams",
+    "__version__",
+]
 _HOMES = {
     "BeamSearchParams": "ferrule.llm.outputs",
+    "GuidedDecodingParams": "ferrule.structured_outputs",
     "LLM": "ferrule.llm.offline",
     "SamplingParams": "ferrule.sampling_params",
+    "StructuredOutputsParams": "ferrule.structured_outputs",
 }
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PlainValidator, Tag
+from pydantic import Field, PlainValidator, Tag, model_validator
 
 from ferrule.schema import (
     Arguments,
@@ -21,6 +21,8 @@ from ferrule.schema import (
     by_type,
     problem,
 )
+from ferrule.structured_outputs import GuidedDecodingParams, StructuredOutputsParams
+from ferrule.types import GrammarSpec
 
 Texts = Annotated[list[SomeText], Field(strict=False, fail_fast=True)]
 OneOrMoreTexts = Annotated[Annotated[SomeText, Tag("<a string>")] | Annotated[Texts, Tag("<a list>")], by_type]
@@ -124,7 +126,7 @@ class SamplingFields(Strict):
     ] = None
 
 
-class SamplingParams(SamplingFields, Arguments):
+class SamplingParams(Arguments, SamplingFields):
     """How one request samples. Public: ``from ferrule import SamplingParams``.
 
     A wrong value or an unknown name is a RequestError that names the field. What depends on the model and on the
@@ -138,6 +140,24 @@ class SamplingParams(SamplingFields, Arguments):
         SizeOrAll | None, Field(description="None: off; k: the sampled token's and the k most likely ones'.")
     ] = None
     detokenize: Annotated[bool, Field(description="False: token ids only, no text.")] = True
+    structured_outputs: Annotated[
+        StructuredOutputsParams | None, Field(description="The form of the output, for offline use.")
+    ] = None
+    guided_decoding: Annotated[
+        GuidedDecodingParams | None, Field(description="The same, with a choice of the backend.")
+    ] = None
+
+    @model_validator(mode="after")
+    def _state_one_form(self) -> Self:
+        if self.structured_outputs is not None and self.guided_decoding is not None:
+            raise problem("cannot be combined with structured_outputs", "guided_decoding")
+        return self
+
+    @property
+    def grammar(self) -> GrammarSpec | None:
+        """The constraint that these parameters state; HTTP requests state theirs outside of them."""
+        stated = self.structured_outputs or self.guided_decoding
+        return None if stated is None else stated.spec()
 
 
 class Beam(Arguments):

@@ -260,7 +260,14 @@ class LLM:
         if not len(each) == len(levels) == len(prompts):
             raise RequestError("Each prompt needs one sampling_params (and one priority).", "sampling_params")
         requests = [
-            Generate(prompts=(given.prompt,), params=one, priority=level, cache_salt=given.cache_salt, raw=True)
+            Generate(
+                prompts=(given.prompt,),
+                params=one,
+                priority=level,
+                cache_salt=given.cache_salt,
+                grammar=one.grammar,
+                raw=True,
+            )
             for given, one, level in zip(prompts, each, levels, strict=True)
         ]
         return self._run(requests, use_tqdm)

@@ -85,7 +85,10 @@ def _or_null(field: JsonSchemaValue) -> JsonSchemaValue:
 
 
 class Arguments(Strict):
-    """What a Python caller builds by keywords. A wrong or unknown one is a RequestError that names it."""
+    """What a Python caller builds by keywords. A wrong or unknown one is a RequestError that names it.
+
+    The first of a model's bases: it words what the validators of those behind it find.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -99,5 +102,5 @@ class Arguments(Strict):
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """A copy, with changes that are checked like the rest. Raises RequestError."""
-        given = {name: getattr(self, name) for name in self.model_fields_set}
+        given = {type(self).model_fields[name].alias or name: getattr(self, name) for name in self.model_fields_set}
         return type(self)(**{**given, **(update or {})})

@@ -126,7 +126,7 @@ class SamplingFields(Strict):
     ] = None
 
 
-class SamplingParams(Arguments, SamplingFields):
+class SamplingParams(SamplingFields, Arguments):
     """How one request samples. Public: ``from ferrule import SamplingParams``.
 
     A wrong value or an unknown name is a RequestError that names the field. What depends on the model and on the

@@ -82,14 +82,14 @@ class StructuredOutputs(Constraint, Body):
     """The form of the output."""
 
 
-class StructuredOutputsParams(Arguments, Constraint):
+class StructuredOutputsParams(Constraint, Arguments):
     """The form of the output, for `SamplingParams.structured_outputs`. ``from ferrule import StructuredOutputsParams``.
 
     `json` takes a JSON Schema, its text, or a pydantic class. Wrong values are a RequestError that names the field.
     """
 
 
-class GuidedDecodingParams(Arguments, Constraint):
+class GuidedDecodingParams(Constraint, Arguments):
     """The same, for `SamplingParams.guided_decoding`, with a choice of the backend. ``from ferrule import …``."""
 
     backend: Annotated[

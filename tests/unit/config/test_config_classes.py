@@ -201,7 +201,6 @@ def test_spellings_of_values(argv: list[str], name: str, value: object) -> None:
         (["-O4"], "-O: '4' is not valid"),
         (["-zz3"], "Unknown option -zz3."),
         (["--guided-decoding-backend", "xgrammar:fast"], "'fast' behind the colon is none of no-fallback"),
-        (["--guided-decoding-backend", "xgramar:no-fallback"], "'xgramar' is not valid"),
         (["--limit-mm-per-prompt", "image"], "is not valid"),
         (["--limit-mm-per-prompt", "image=16,video=2"], "not in this build: multimodal inputs."),
         (["--runner", "pooling"], "--runner: not in this build: models for other tasks than generate"),

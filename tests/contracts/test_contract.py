@@ -32,7 +32,14 @@ def test_the_contract_is_the_one_of_the_snapshot() -> None:
 
 
 def test_public_names() -> None:
-    assert ferrule.__all__ == ["LLM", "BeamSearchParams", "SamplingParams", "__version__"]
+    assert ferrule.__all__ == [
+        "LLM",
+        "BeamSearchParams",
+        "GuidedDecodingParams",
+        "SamplingParams",
+        "StructuredOutputsParams",
+        "__version__",
+    ]
 
 
 def test_the_support_policy() -> None:

@@ -31,7 +31,7 @@ class Strictly(Strict):
 class ConstString(Strictly):
     """A fixed text."""
 
-    type: Literal["const_string"]
+    type: Annotated[Literal["const_string"], Field(description="`const_string`.")]
     value: Annotated[SomeText, Field(description="The text.")]
 
     def form(self) -> Form:
@@ -41,7 +41,7 @@ class ConstString(Strictly):
 class JsonValue(Strictly):
     """A JSON value."""
 
-    type: Literal["json_schema"]
+    type: Annotated[Literal["json_schema"], Field(description="`json_schema`.")]
     json_schema: Annotated[JsonSchema, Field(description="The schema that it follows.")]
     style: Annotated[Literal["json"], Field(description="`json`.")] = "json"
     any_order: Annotated[
@@ -59,7 +59,7 @@ class JsonValue(Strictly):
 class AnyText(Strictly):
     """Any text; before the end of a tag, up to its first occurrence."""
 
-    type: Literal["any_text"]
+    type: Annotated[Literal["any_text"], Field(description="`any_text`.")]
     excludes: _EXCLUDES = []
     max_tokens: _NO_LIMIT = None
     max_chars: _NO_LIMIT = None
@@ -71,7 +71,7 @@ class AnyText(Strictly):
 class RegexText(Strictly):
     """A text that a whole pattern matches."""
 
-    type: Literal["regex"]
+    type: Annotated[Literal["regex"], Field(description="`regex`.")]
     pattern: Annotated[Pattern, Field(description="The pattern.")]
 
     def form(self) -> Form:
@@ -81,7 +81,7 @@ class RegexText(Strictly):
 class GrammarTextFormat(Strictly):
     """A text of a context-free grammar."""
 
-    type: Literal["grammar"]
+    type: Annotated[Literal["grammar"], Field(description="`grammar`.")]
     grammar: Annotated[GrammarText, Field(description="The grammar, in EBNF or in Lark's syntax.")]
 
     def form(self) -> Form:
@@ -91,7 +91,7 @@ class GrammarTextFormat(Strictly):
 class Elements(Strictly):
     """`sequence`: one after the other. `or`: one of them."""
 
-    type: Literal["sequence", "or"]
+    type: Annotated[Literal["sequence", "or"], Field(description="`sequence`, `or`.")]
     elements: Annotated[list[Format], Field(strict=False, min_length=1, description="Formats.")]
 
     def form(self) -> Form:
@@ -102,7 +102,7 @@ class Elements(Strictly):
 class Repetition(Strictly):
     """The same again: `optional` at most once, `star` any number of times, `plus` once or more."""
 
-    type: Literal["optional", "star", "plus"]
+    type: Annotated[Literal["optional", "star", "plus"], Field(description="`optional`, `star`, `plus`.")]
     content: Annotated[Format, Field(description="A format.")]
 
     def form(self) -> Form:
@@ -113,7 +113,7 @@ class Repetition(Strictly):
 class Repeat(Strictly):
     """The same again, `min` to `max` times."""
 
-    type: Literal["repeat"]
+    type: Annotated[Literal["repeat"], Field(description="`repeat`.")]
     content: Annotated[Format, Field(description="A format.")]
     min: Annotated[Size, Field(description="How often at least.")]
     max: Annotated[SizeOrAll, Field(description="How often at most; −1: any number of times.")]
@@ -131,7 +131,7 @@ class Repeat(Strictly):
 class TagFormat(Strictly):
     """A part with a beginning and an end."""
 
-    type: Literal["tag"] = "tag"
+    type: Annotated[Literal["tag"], Field(description="`tag`.")] = "tag"
     begin: Annotated[Text, Field(description="What it begins with.")]
     content: Annotated[Format, Field(description="A format: what is inside.")]
     end: Annotated[
@@ -174,7 +174,7 @@ _STOP_AFTER_FIRST = Annotated[bool, Field(description="The text ends with the fi
 class TriggeredTags(Strictly):
     """Any text in which a trigger is the beginning of a tag."""
 
-    type: Literal["triggered_tags"]
+    type: Annotated[Literal["triggered_tags"], Field(description="`triggered_tags`.")]
     triggers: _ONE_TRIGGER
     tags: _TAGS
     at_least_one: _AT_LEAST_ONE = False
@@ -198,7 +198,7 @@ class TriggeredTags(Strictly):
 class SeparatedTags(Strictly):
     """Tags with a separator between them, and no other text."""
 
-    type: Literal["tags_with_separator"]
+    type: Annotated[Literal["tags_with_separator"], Field(description="`tags_with_separator`.")]
     tags: _TAGS
     separator: Annotated[Text, Field(description="What stands between two tags.")]
     at_least_one: Annotated[bool, Field(description="There is a tag at least. Default: false.")] = False

@@ -128,7 +128,9 @@ def test_the_first_example(server: servers.Server) -> None:
 def test_the_guided_example(server: servers.Server) -> None:
     done = run(CLIENT + GUIDED, server)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(("ChatCompletionMessage(content='positive'", "ChatCompletionMessage(content='negative'"))
+    assert done.stdout.startswith(
+        ("ChatCompletionMessage(content='positive'", "ChatCompletionMessage(content='negative'")
+    )
 
 
 def test_the_metrics_example(server: servers.Server) -> None:

@@ -21,7 +21,10 @@ from ferrule.plugin import CONTRACT, KINDS
 # Whole modules: what crosses between core and plugins. Of the others, the public names.
 _WHOLE = ("ferrule.types", "ferrule.errors", "ferrule.sampling_params")
 _PARTS = ("ferrule_nn", "ferrule_parsing")  # classes to derive from: with signatures and promises
-_NAMES = ("ferrule", "ferrule.config", "ferrule.log", "ferrule.schema", "ferrule_testkit.kits")
+_NAMES = (
+    *("ferrule", "ferrule.config", "ferrule.log", "ferrule.schema", "ferrule.structured_outputs"),
+    "ferrule_testkit.kits",
+)
 _PROMISE = "| "
 
 

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from ferrule.llm.offline import LLM
     from ferrule.llm.outputs import BeamSearchParams, CompletionOutput, RequestOutput
     from ferrule.sampling_params import RequestOutputKind, SamplingParams
+    from ferrule.structured_outputs import GuidedDecodingParams, StructuredOutputsParams
 
 __version__ = "0.1.0"
 __all__ = [
@@ -20,10 +21,12 @@ __all__ = [
     "BeamSearchParams",
     "CompletionOutput",
     "EngineArgs",
+    "GuidedDecodingParams",
     "LLMEngine",
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
+    "StructuredOutputsParams",
     "__version__",
 ]
 _HOMES = {
@@ -33,11 +36,13 @@ _HOMES = {
     "BeamSearchParams": "ferrule.llm.outputs",
     "CompletionOutput": "ferrule.llm.outputs",
     "EngineArgs": "ferrule.llm.arguments",
+    "GuidedDecodingParams": "ferrule.structured_outputs",
     "LLM": "ferrule.llm.offline",
     "LLMEngine": "ferrule.llm.engine",
     "RequestOutput": "ferrule.llm.outputs",
     "RequestOutputKind": "ferrule.sampling_params",
     "SamplingParams": "ferrule.sampling_params",
+    "StructuredOutputsParams": "ferrule.structured_outputs",
 }
 
 

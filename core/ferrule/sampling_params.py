@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from enum import Enum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, JsonValue, PlainValidator, Tag
+from pydantic import Field, JsonValue, PlainValidator, Tag, model_validator
 
 from ferrule.schema import (
     Arguments,
@@ -22,6 +22,8 @@ from ferrule.schema import (
     by_type,
     problem,
 )
+from ferrule.structured_outputs import GuidedDecodingParams, StructuredOutputsParams
+from ferrule.types import GrammarSpec
 
 Texts = Annotated[list[SomeText], Field(strict=False, fail_fast=True)]
 OneOrMoreTexts = Annotated[Annotated[SomeText, Tag("<a string>")] | Annotated[Texts, Tag("<a list>")], by_type]
@@ -174,6 +176,24 @@ class SamplingParams(SamplingFields, Arguments):
             "in the parameters of `request_admitted`. Nothing that is built in reads it."
         ),
     ] = None
+    structured_outputs: Annotated[
+        StructuredOutputsParams | None, Field(description="The form of the output, for offline use.")
+    ] = None
+    guided_decoding: Annotated[
+        GuidedDecodingParams | None, Field(description="The same, with a choice of the backend.")
+    ] = None
+
+    @model_validator(mode="after")
+    def _state_one_form(self) -> Self:
+        if self.structured_outputs is not None and self.guided_decoding is not None:
+            raise problem("cannot be combined with structured_outputs", "guided_decoding")
+        return self
+
+    @property
+    def grammar(self) -> GrammarSpec | None:
+        """The constraint that these parameters state; HTTP requests state theirs outside of them."""
+        stated = self.structured_outputs or self.guided_decoding
+        return None if stated is None else stated.spec()
 
 
 class Beam(Arguments):

@@ -151,14 +151,15 @@ Form = Fixed | Json | Regex | Rules | OneOf | Series | Repeated | Until | Anythi
 
 
 class GrammarSpec(Struct, frozen=True, kw_only=True):
-    """A constraint on the output. `backend` None: the server's.
+    """A constraint on the output. `backend` None: the server's. `fallback`: others may enforce what it cannot.
 
-    The options are about JSON: white space between its parts (`whitespace_pattern`: which), and properties that a
+    The other options are about JSON: white space between its parts (`whitespace_pattern`: which), and properties that a
     schema does not name and does not forbid.
     """
 
     form: Form
     backend: str | None = None
+    fallback: bool = True
     any_whitespace: bool = True
     whitespace_pattern: str | None = None
     additional_properties: bool = True

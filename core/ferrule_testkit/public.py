@@ -16,6 +16,7 @@ PUBLIC: tuple[str, ...] = (
     "ferrule.config",
     "ferrule.schema",
     "ferrule.sampling_params",
+    "ferrule.structured_outputs",
     "ferrule.log",
     "ferrule.interfaces.*",
     "ferrule_nn.*",

@@ -40,10 +40,12 @@ def test_public_names() -> None:
         "BeamSearchParams",
         "CompletionOutput",
         "EngineArgs",
+        "GuidedDecodingParams",
         "LLMEngine",
         "RequestOutput",
         "RequestOutputKind",
         "SamplingParams",
+        "StructuredOutputsParams",
         "__version__",
     ]
 

@@ -30,6 +30,7 @@ BUDGETS = MappingProxyType(
         "ferrule.checkpoint": 270,
         "ferrule.schema": 500,
         "ferrule.sampling_params": 200,
+        "ferrule.structured_outputs": 600,
         "ferrule.wire": 300,
         "ferrule.client": 400,
         "ferrule.frontend": 3_100,

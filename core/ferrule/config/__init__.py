@@ -1,9 +1,10 @@
 """Configuration: frozen sections as given, and `Resolved`, which is what components get."""
 
-from ferrule.config.resolved import Resolved, ResolvedModel, ResolvedScheduler
+from ferrule.config.resolved import Resolved, ResolvedDecoding, ResolvedModel, ResolvedScheduler
 from ferrule.config.sections import (
     CacheConfig,
     Config,
+    DecodingConfig,
     DeviceConfig,
     FrontendConfig,
     LimitsConfig,
@@ -18,6 +19,7 @@ from ferrule.config.sections import (
 __all__ = [
     "CacheConfig",
     "Config",
+    "DecodingConfig",
     "DeviceConfig",
     "FrontendConfig",
     "LimitsConfig",
@@ -27,6 +29,7 @@ __all__ = [
     "ParallelConfig",
     "PluginConfig",
     "Resolved",
+    "ResolvedDecoding",
     "ResolvedModel",
     "ResolvedScheduler",
     "SchedulerConfig",

@@ -17,6 +17,7 @@ from ferrule.config import help as helptext
 from ferrule.config.file import read_file
 from ferrule.config.schema import Item, Match, Schema, Spec
 from ferrule.config.sections import Config
+from ferrule.config.suffixes import split_suffixes
 from ferrule.config.values import convert, entry, is_boolean, merge, opens, problem
 from ferrule.env import Environment
 from ferrule.errors import ConfigError, nearest
@@ -234,10 +235,8 @@ class _Draft:
         """The item without words behind a colon, which are options too; or what replaces it. Raises ValueError."""
         spec, option = item.match.spec, item.match.spec.option
         if option.suffixes and isinstance(item.raw, str):
-            before, _, words = item.raw.partition(":")
-            for word in filter(None, words.split(",")):
-                if word not in option.suffixes:
-                    raise ValueError(f"{word!r} behind the colon is none of {', '.join(option.suffixes)}")
+            before, words = split_suffixes(item.raw, option.suffixes)
+            for word in words:
                 yield replace(item, match=self._find(option.suffixes[word]), raw=True)
             item = replace(item, raw=before)
         if option.keyed and isinstance(item.raw, str) and not item.match.path:

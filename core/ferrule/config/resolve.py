@@ -12,9 +12,10 @@ import re
 from typing import Any
 
 from ferrule.config.parse import config_sections
-from ferrule.config.resolved import Resolved, ResolvedModel, ResolvedScheduler
+from ferrule.config.resolved import Resolved, ResolvedDecoding, ResolvedModel, ResolvedScheduler
 from ferrule.config.schema import Schema
-from ferrule.config.sections import Config, ModelConfig, SchedulerConfig
+from ferrule.config.sections import Config, DecodingConfig, ModelConfig, SchedulerConfig
+from ferrule.config.suffixes import BACKEND_SUFFIXES, split_backend
 from ferrule.env import variable
 from ferrule.errors import ConfigError, nearest
 from ferrule.plugin import Plugins
@@ -27,9 +28,11 @@ def resolve(config: Config) -> Resolved:
     """Fill what is open; nothing that is set changes. Raises ConfigError, one line per contradiction."""
     problems = _contradictions(config)
     scheduler = _scheduler(config.scheduler, config.model.max_model_len, problems)
+    decoding = _decoding(config.decoding, problems)
     if problems:
         raise ConfigError("\n".join(problems))
-    return Resolved(**{**_fields(config), "model": _model(config.model), "scheduler": scheduler})
+    filled = {"model": _model(config.model), "scheduler": scheduler, "decoding": decoding}
+    return Resolved(**{**_fields(config), **filled})
 
 
 def step_tokens(section: ResolvedScheduler, max_model_len: int) -> int:
@@ -99,6 +102,41 @@ def _scheduler(section: SchedulerConfig, max_model_len: int | None, problems: li
     grows = whole_prompts and given is None
     filled = {"max_num_seqs": seqs, "max_num_batched_tokens": tokens, "fits_longest_prompt": grows}
     return ResolvedScheduler(**{**_fields(section), **filled})
+
+
+def _decoding(section: DecodingConfig, problems: list[str]) -> ResolvedDecoding:
+    """What --structured-outputs-config says, as the options that it stands for."""
+    given, filled = section.structured_outputs_config, _fields(section)
+    off = {name for name in BACKEND_SUFFIXES.values() if given.get(name) is True}
+    found = _faults(given)
+    problems += (f"--structured-outputs-config{fault}" for fault in found)
+    if not found and "backend" in given:
+        own = section.guided_decoding_backend
+        name, words = split_backend(given["backend"])
+        off |= words
+        if name != "auto":
+            filled["guided_decoding_backend"] = name
+        if "auto" not in (name, own) and name != own:
+            problems.append(
+                f"--guided-decoding-backend ({own}) and --structured-outputs-config.backend ({name}) differ: give one."
+            )
+    return ResolvedDecoding(**{**filled, **{f"guided_decoding_{name}": True for name in off}})
+
+
+def _faults(given: dict[str, Any]) -> list[str]:
+    """What is wrong with a --structured-outputs-config, each as the end of a sentence that begins with the option."""
+    faults, switches = [], tuple(BACKEND_SUFFIXES.values())
+    for key, value in given.items():
+        if key == "backend":
+            try:
+                split_backend(value if isinstance(value, str) else "")
+            except ValueError as error:
+                faults.append(f".backend: {value!r:.80} is not valid: {error}.")
+        elif key not in switches:
+            faults.append(f" has no {key!r:.80}; it has backend, {', '.join(switches)}.{nearest(key, switches)}")
+        elif not isinstance(value, bool):
+            faults.append(f".{key}: {value!r:.80} is not valid; expected true or false.")
+    return faults
 
 
 def _too_few_for_a_prompt(tokens: int, longest: int) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ferrule.config.sections import Config, ModelConfig, SchedulerConfig
+from ferrule.config.sections import Config, DecodingConfig, ModelConfig, SchedulerConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,8 +28,34 @@ class ResolvedScheduler(SchedulerConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ResolvedDecoding(DecodingConfig):
+    """The options of guided decoding, with those of --structured-outputs-config among them."""
+
+    @property
+    def backend(self) -> str:
+        """auto, or the name of a plugin."""
+        return self.guided_decoding_backend
+
+    @property
+    def fallback(self) -> bool:
+        """Whether other backends are asked after the named one."""
+        return not self.guided_decoding_disable_fallback
+
+    @property
+    def any_whitespace(self) -> bool:
+        """Whether JSON may have optional white space. A request can only be stricter; so below."""
+        return not self.guided_decoding_disable_any_whitespace
+
+    @property
+    def additional_properties(self) -> bool:
+        """Whether JSON may have properties that its schema neither names nor forbids."""
+        return not self.guided_decoding_disable_additional_properties
+
+
+@dataclass(frozen=True, kw_only=True)
 class Resolved(Config):
     """All sections, resolved once, as every process and every component gets them."""
 
     model: ResolvedModel = field()
     scheduler: ResolvedScheduler = field()
+    decoding: ResolvedDecoding = field()

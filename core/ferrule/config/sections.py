@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ferrule.config.option import opt
+from ferrule.config.suffixes import BACKEND_SUFFIXES
 from ferrule.env import Environment
 
 
@@ -160,6 +161,36 @@ class SchedulerConfig:
         "Steps in flight: 2 overlaps host and device work. Default: the platform's.",
         ge=1,
         le=4,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodingConfig:
+    """Output of a given form."""
+
+    guided_decoding_backend: str = opt(
+        "auto",
+        "Backend plugin that enforces the form of outputs; auto asks each in turn. Behind a colon: no-fallback, "
+        "disable-any-whitespace, disable-additional-properties, which are the options below.",
+        kind="guided_decoding",
+        suffixes={word: f"--guided-decoding-{name.replace('_', '-')}" for word, name in BACKEND_SUFFIXES.items()},
+    )
+    guided_decoding_disable_fallback: bool = opt(
+        False,
+        "Refuse a form that the named backend cannot enforce, instead of asking another backend.",
+        optional_value=True,
+    )
+    guided_decoding_disable_any_whitespace: bool = opt(
+        False, "JSON of a given form has no optional white space.", optional_value=True
+    )
+    guided_decoding_disable_additional_properties: bool = opt(
+        False, "JSON of a given form has no properties that its schema does not name.", optional_value=True
+    )
+    structured_outputs_config: dict[str, Any] = opt(
+        {},
+        "The four options above as one object: backend, disable_fallback, disable_any_whitespace, "
+        "disable_additional_properties.",
+        json=True,
     )
 
 
@@ -356,6 +387,7 @@ class Config:
     load: LoadConfig = field(default_factory=LoadConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    decoding: DecodingConfig = field(default_factory=DecodingConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     device: DeviceConfig = field(default_factory=DeviceConfig)
     frontend: FrontendConfig = field(default_factory=FrontendConfig)

@@ -18,7 +18,6 @@ from ferrule.config.parse import config_sections
 _ADAPTERS = "LoRA adapters"
 _CODE_REVISION = "a revision of code apart from weights"
 _DATA_PARALLEL = "data parallelism"
-_GUIDED = "guided decoding"
 _KV_SCALES = "scales of a quantized KV cache"
 _MEDIA = "multimodal inputs"
 _NEURON = "the Neuron platform"
@@ -34,13 +33,6 @@ _NO_SWAP = "a preempted request is computed again, nothing is swapped out"
 _NO_POOL = "API processes tokenize, there is no pool"
 _DEFAULT_MEDIA_LIMITS = tuple({name: 1} for name in ("image", "video", "audio"))  # documented before 0.9
 _JSON_BOOLEAN = MappingProxyType({"True": "true", "False": "false"})
-_GUIDED_SUFFIXES = MappingProxyType(
-    {
-        "no-fallback": "--guided-decoding-disable-fallback",
-        "disable-any-whitespace": "--guided-decoding-disable-any-whitespace",
-        "disable-additional-properties": "--guided-decoding-disable-additional-properties",
-    }
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,26 +136,6 @@ class LoadConfig:
 class DecodingConfig:
     """Output of a given form."""
 
-    guided_decoding_backend: str = opt(
-        "auto",
-        "Backend of guided decoding.",
-        choices=("auto", "guidance", "lm-format-enforcer", "outlines", "xgrammar"),
-        suffixes=_GUIDED_SUFFIXES,
-        lacks=_GUIDED,
-        passes=("outlines", "xgrammar"),
-    )
-    guided_decoding_disable_fallback: bool = opt(
-        False, "Never fall back to another backend of guided decoding.", optional_value=True, lacks=_GUIDED
-    )
-    guided_decoding_disable_any_whitespace: bool = opt(
-        False, "Guided decoding: JSON without optional whitespace.", optional_value=True, lacks=_GUIDED
-    )
-    guided_decoding_disable_additional_properties: bool = opt(
-        False, "Guided decoding: only properties that the JSON schema names.", optional_value=True, lacks=_GUIDED
-    )
-    structured_outputs_config: dict[str, Any] = opt(
-        {}, "The options of guided decoding as one object.", json=True, lacks=_GUIDED
-    )
     enable_reasoning: bool = opt(
         False, "Split reasoning from the answer.", optional_value=True, inert="--reasoning-parser NAME is enough"
     )
@@ -454,7 +426,7 @@ UNSUPPORTED: Mapping[str, type] = MappingProxyType(
         "unsupported_frontend": FrontendConfig,
         "unsupported_model": ModelConfig,
         "unsupported_load": LoadConfig,
-        "decoding": DecodingConfig,
+        "unsupported_decoding": DecodingConfig,
         "unsupported_parallel": ParallelConfig,
         "unsupported_cache": CacheConfig,
         "multimodal": MultiModalConfig,

@@ -30,7 +30,7 @@ from ferrule.frontend.admission.validate import (
     check_salt,
     wrap_seed,
 )
-from ferrule.frontend.guided.compiler import GrammarCompiler, GuidedSettings
+from ferrule.frontend.guided.compiler import GrammarCompiler
 from ferrule.frontend.guided.constraint import Constraints, Parsers, ending, enforces_strict
 from ferrule.frontend.inputs import Inputs, open_inputs
 from ferrule.frontend.output.beam import BestOf, search_beams
@@ -333,7 +333,7 @@ def build_service(
     hooks = hooks or open_hooks(plugins)
     hooks.register_metrics()
     loggers = Loggers(_stat_loggers(config, plugins, client), hooks, config.observability.disable_log_stats)
-    compiler = GrammarCompiler(plugins, GuidedSettings(), partial(_vocabulary, inputs.tokenizer, reader.rules))
+    compiler = GrammarCompiler(plugins, config.decoding, partial(_vocabulary, inputs.tokenizer, reader.rules))
     return FrontendService(config, client, reader, inputs.parsers, compiler, loggers)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 from pydantic import (
@@ -10,12 +10,11 @@ from pydantic import (
     ConfigDict,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
-    ModelWrapValidatorHandler,
     ValidationError,
     model_validator,
 )
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema
+from pydantic_core import CoreSchema, core_schema
 
 from ferrule.schema.refusal import refusal_of
 
@@ -89,15 +88,21 @@ class Arguments(Strict):
 
     model_config = ConfigDict(extra="forbid")
 
-    @model_validator(mode="wrap")
     @classmethod
-    def _refuse(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        try:
-            return handler(value)
-        except ValidationError as error:
-            raise refusal_of(error, cls) from None
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Around all validators of the model, those of its subclasses and other bases too."""
+
+        def refuse(value: Any, check: Callable[[Any], Any]) -> Any:
+            try:
+                return check(value)
+            except ValidationError as error:
+                raise refusal_of(error, cls) from None
+
+        return core_schema.no_info_wrap_validator_function(
+            refuse, super().__get_pydantic_core_schema__(source, handler)
+        )
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """A copy, with changes that are checked like the rest. Raises RequestError."""
-        given = {name: getattr(self, name) for name in self.model_fields_set}
+        given = {type(self).model_fields[name].alias or name: getattr(self, name) for name in self.model_fields_set}
         return type(self)(**{**given, **(update or {})})

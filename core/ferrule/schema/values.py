@@ -98,6 +98,33 @@ by_type = Discriminator(_tag)
 
 
 @dataclass(frozen=True)
+class by_field:
+    """Of a union of objects whose members carry Tag("<value>"): the text in the field `name` decides which it must be.
+
+    `values` are all texts that it may be.
+    """
+
+    name: str
+    values: tuple[str, ...]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        must = f"must be one of {', '.join(map(repr, self.values))}"
+        decides = Discriminator(
+            self._tag,
+            custom_error_type=RULE,
+            custom_error_message="{must}",
+            custom_error_context={"must": must, "field": self.name},
+        )
+        return decides.__get_pydantic_core_schema__(source, handler)
+
+    def _tag(self, value: Any) -> str:
+        if not isinstance(value, dict):
+            return f"<{self.values[0]}>"  # any member says that it must be an object
+        found = value.get(self.name)
+        return f"<{found}>" if isinstance(found, str) and found in self.values else ""
+
+
+@dataclass(frozen=True)
 class shaped:
     """Of a value that must be a valid `kind` and stays as it came, key order and all: templates show it to models."""
 

@@ -14,6 +14,7 @@ from ferrule.frontend.text.messages import chat_prompt
 from ferrule.interfaces.http import JSON, EventStream, RequestInfo, RouterContext
 from ferrule.interfaces.parsers import CallArguments, CallStart, Content, Event, Reasoning
 from ferrule.interfaces.service import Generate, Output
+from ferrule.structured_outputs import constraint_of, grammar_of
 from ferrule.types import FinishReason, TokenLogprobs
 from ferrule_plugins.router.openai_answers import (
     ChatChoice,
@@ -24,7 +25,17 @@ from ferrule_plugins.router.openai_answers import (
     UsageInfo,
 )
 from ferrule_plugins.router.openai_fields import echo_of, role_of
-from ferrule_plugins.router.openai_params import Asked, Meter, beam, check, finish_of, finite, processors, sampling
+from ferrule_plugins.router.openai_params import (
+    Asked,
+    Meter,
+    beam,
+    check,
+    finish_of,
+    finite,
+    named_by,
+    processors,
+    sampling,
+)
 from ferrule_plugins.router.openai_schema import ChatBody, NamedTool
 from ferrule_plugins.router.stream import Closing
 
@@ -43,7 +54,8 @@ class Chat:
         request = self._request(body)
         asked = Asked.of("chatcmpl", body, info, request, self._ctx)
         try:
-            outputs = await service.generate(request)
+            with named_by(body):
+                outputs = await service.generate(request)
         except RequestError as error:
             # The service knows the values under the names of SamplingParams.
             if error.param == "logprobs":
@@ -73,6 +85,7 @@ class Chat:
             model=body.model,
             priority=body.priority,
             cache_salt=body.cache_salt,
+            grammar=grammar_of(body),
             logits_processors=processors(body),
             tools=prompt.tools,
             tool_choice=choice.model_dump() if isinstance(choice, NamedTool) else choice,
@@ -113,6 +126,12 @@ def _check_tools(body: ChatBody, config: Config) -> None:
                 '--enable-auto-tool-choice and --tool-call-parser; with "none" the tools are only shown to the model.',
                 "tool_choice",
             )
+    elif choice != "none" and (field := constraint_of(body)):
+        raise RequestError(
+            f"{field} cannot be combined with a tool_choice other than auto and none: both say what the output looks "
+            "like.",
+            field,
+        )
     elif isinstance(choice, NamedTool):
         names = [tool["function"]["name"] for tool in body.tools]
         if choice.function.name not in names:

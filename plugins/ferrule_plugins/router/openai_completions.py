@@ -10,6 +10,7 @@ from ferrule.errors import RequestError
 from ferrule.interfaces.http import JSON, EventStream, RequestInfo, RouterContext
 from ferrule.interfaces.parsers import Content, Reasoning
 from ferrule.interfaces.service import Generate, Output, Prompt
+from ferrule.structured_outputs import grammar_of
 from ferrule.types import TokenLogprobs
 from ferrule_plugins.router.openai_answers import Completion, CompletionChoice, CompletionLogprobs, UsageInfo
 from ferrule_plugins.router.openai_params import (
@@ -19,6 +20,7 @@ from ferrule_plugins.router.openai_params import (
     check,
     finish_of,
     finite,
+    named_by,
     processors,
     sampling,
 )
@@ -42,7 +44,8 @@ class Completions:
             raise RequestError(f"{name} needs a prompt of text or tokens, so prompt_embeds excludes it.", name)
         request = self._request(body)
         asked = Asked.of("cmpl", body, info, request, self._ctx)
-        outputs = await service.generate(request)
+        with named_by(body):
+            outputs = await service.generate(request)
         count = len(request.prompts) * request.params.n
         embedded = sum(isinstance(prompt, Prompt) and prompt.embeds is not None for prompt in request.prompts)
         writer = _Writer(body, asked, count, embedded * request.params.n)
@@ -67,6 +70,7 @@ class Completions:
             model=body.model,
             priority=body.priority,
             cache_salt=body.cache_salt,
+            grammar=grammar_of(body),
             logits_processors=processors(body),
             beam=beam(body),
             raw=True,

@@ -14,6 +14,7 @@ from ferrule.errors import RequestError, nearest
 from ferrule.frontend.text.messages import ChatMessage, other_keys
 from ferrule.interfaces.service import Service
 from ferrule.schema import check_marks, known_names, printable
+from ferrule.structured_outputs import constraint_of
 from ferrule_plugins.router.openai_answers import Extension
 from ferrule_plugins.router.openai_schema import ChatBody, CompletionBody, GenerateBody
 
@@ -90,6 +91,12 @@ def _common(body: GenerateBody) -> list[tuple[str, str]]:
             notes.append(("length_penalty", "has an effect with use_beam_search only."))
         if body.early_stopping:
             notes.append(("early_stopping", "has an effect with use_beam_search only."))
+    if not constraint_of(body):
+        notes += [
+            (name, "has an effect with a form of the output only, such as response_format.")
+            for name in ("guided_decoding_backend", "guided_whitespace_pattern")
+            if getattr(body, name) is not None
+        ]
     if body.skip_special_tokens and not body.spaces_between_special_tokens:
         notes.append(("spaces_between_special_tokens", "has an effect with skip_special_tokens false only."))
     options = body.stream_options

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +19,7 @@ from ferrule.interfaces.parsers import Reasoning
 from ferrule.interfaces.service import Generate, Output, Service, Usage
 from ferrule.sampling_params import Beam, SamplingFields, SamplingParams
 from ferrule.schema import REQUEST_ID
+from ferrule.structured_outputs import constraint_of
 from ferrule.types import FinishReason, TokenLogprobs
 from ferrule_plugins.router.openai_answers import PromptLogprob, PromptLogprobs, UsageInfo
 from ferrule_plugins.router.openai_fields import Notes, review
@@ -37,6 +40,8 @@ def check(body: GenerateBody, config: Config) -> None:
         raise RequestError("prompt_logprobs cannot be streamed.", "prompt_logprobs")
     if body.priority and config.scheduler.scheduling_policy == "fcfs":
         raise RequestError("priority needs a server started with --scheduling-policy priority.", "priority")
+    if body.use_beam_search and (field := constraint_of(body)):
+        raise RequestError(f"{field} cannot be combined with use_beam_search.", field)
 
 
 def sampling(body: GenerateBody, service: Service, given: dict[str, Any]) -> SamplingParams:
@@ -49,6 +54,17 @@ def processors(body: GenerateBody) -> tuple[str | dict[str, Any], ...]:
     """Logits processors, each by a qualified name or as {qualname, args, kwargs}."""
     given = body.logits_processors or ()
     return tuple(item if isinstance(item, str) else item.model_dump(exclude_none=True) for item in given)
+
+
+@contextmanager
+def named_by(body: GenerateBody) -> Iterator[None]:
+    """The service knows a constraint as structured_outputs; its refusals get the name of the field that stated it."""
+    try:
+        yield
+    except RequestError as error:
+        if error.param == "structured_outputs":
+            error.param = constraint_of(body) or error.param
+        raise
 
 
 def beam(body: GenerateBody) -> Beam | None:

@@ -26,13 +26,11 @@ from ferrule.schema import (
     no_effect,
     not_here,
     problem,
-    rule,
 )
+from ferrule.structured_outputs import ConstraintFields
 
 MAX_NOTE_BYTES = 16 << 10
 
-_GUIDED = not_here("guided decoding")
-_GUIDED_OPTION = no_effect("it has an effect with guided decoding only")
 _MEDIA = no_effect("it has an effect on images, audio and video only, and this model takes text", {})
 _TRANSFER = no_effect("no KV connector runs here; the prompt is computed where it arrives", {})
 _PROMPT_CACHE = no_effect("prefixes are cached for everybody alike; cache_salt keeps them apart")
@@ -100,16 +98,6 @@ class StreamOptions(Strict):
     ] = None
 
 
-class ResponseFormat(Strict):
-    """The form of the answer."""
-
-    type: Annotated[
-        Literal["text"],
-        rule("can be 'text' only: guided decoding is not in this build"),
-        Field(description="`text`."),
-    ]
-
-
 class ProcessorCall(Strict):
     """A logits processor with its arguments."""
 
@@ -141,7 +129,7 @@ ToolChoice = Annotated[
 # ------------------------------------------------------------------------------------------------ bodies
 
 
-class GenerateBody(SamplingFields, Body):
+class GenerateBody(ConstraintFields, SamplingFields, Body):
     """What completions and chat have in common. null means the same as an absent field."""
 
     model: Annotated[Text | None, Field(description="One of the served names. Default: the first.")] = None
@@ -195,19 +183,11 @@ class GenerateBody(SamplingFields, Body):
         list[Processor] | None,
         Field(description="Plugins by name and functions by import path that `--logits-processor-pattern` allows."),
     ] = None
-    response_format: Annotated[ResponseFormat | None, Field(description='`{"type": "text"}`.')] = None
     # notes: for the log
     user: Annotated[Annotated[Text, _LIMITED] | None, _NOTE] = None
     metadata: Annotated[Annotated[dict[str, Any], _LIMITED] | None, _NOTE] = None
     session_id: Annotated[Annotated[Text, _LIMITED] | None, _NOTE] = None
     # known, of features that this build does not have
-    guided_json: Annotated[Any, _GUIDED] = None
-    guided_regex: Annotated[Any, _GUIDED] = None
-    guided_choice: Annotated[Any, _GUIDED] = None
-    guided_grammar: Annotated[Any, _GUIDED] = None
-    guided_decoding_backend: Annotated[Any, _GUIDED_OPTION] = None
-    guided_whitespace_pattern: Annotated[Any, _GUIDED_OPTION] = None
-    structured_outputs: Annotated[Any, _GUIDED] = None
     thinking_token_budget: Annotated[Any, not_here("a budget for thinking", -1)] = None
     repetition_detection: Annotated[Any, not_here("an end at repeated patterns")] = None
     vllm_xargs: Annotated[Any, not_here("a map of arguments for processors of the server's", {})] = None

@@ -15,7 +15,7 @@ from ferrule.config.resolve import check_names, resolve, step_tokens
 from ferrule.config.sections import Config
 from ferrule.env import Environment
 from ferrule.errors import ConfigError
-from ferrule.plugin import Plugins
+from ferrule.plugin import Plugins, discover
 
 
 def config(*argv: str) -> Config:
@@ -125,3 +125,68 @@ def test_names_of_plugins() -> None:
         "--scheduling-policy: no policy plugin 'priorty'; available: fcfs, priority. Did you mean 'priority'?\n"
         "--routers: no router plugin 'x'; available: default, uni."
     )
+
+
+# ------------------------------------------------------------------------------------- guided decoding
+
+OBJECT = "--structured-outputs-config"
+
+
+def decoding(*argv: str) -> tuple[str, bool, bool, bool]:
+    found = resolve(parse(argv, env=Environment()).config).decoding
+    return found.backend, found.fallback, found.any_whitespace, found.additional_properties
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        ([], ("auto", True, True, True)),
+        (["--guided-decoding-backend", "guidance"], ("guidance", True, True, True)),
+        (
+            ["--guided-decoding-backend", "xgrammar:no-fallback,disable-any-whitespace"],
+            ("xgrammar", False, False, True),
+        ),
+        (["--guided-decoding-disable-fallback"], ("auto", False, True, True)),
+        (["--guided-decoding-disable-any-whitespace"], ("auto", True, False, True)),
+        (["--guided-decoding-disable-additional-properties"], ("auto", True, True, False)),
+        (["--no-guided-decoding-disable-fallback"], ("auto", True, True, True)),
+        ([OBJECT, '{"backend": "outlines:no-fallback"}'], ("outlines", False, True, True)),
+        (
+            [OBJECT, '{"disable_fallback": true, "disable_any_whitespace": true, "backend": "auto"}'],
+            ("auto", False, False, True),
+        ),
+        ([f"{OBJECT}.disable_additional_properties", "true"], ("auto", True, True, False)),
+        ([f"{OBJECT}.backend", "guidance", "--guided-decoding-backend", "guidance"], ("guidance", True, True, True)),
+        ([OBJECT, '{"backend": "auto"}', "--guided-decoding-backend", "outlines"], ("outlines", True, True, True)),
+        ([OBJECT, '{"disable_fallback": false}', "--guided-decoding-disable-fallback"], ("auto", False, True, True)),
+    ],
+)
+def test_guided_decoding_in_all_its_spellings(argv: list[str], expected: tuple[str, bool, bool, bool]) -> None:
+    assert decoding(*argv) == expected
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        ([OBJECT, '{"bakend": "x"}'], f"{OBJECT} has no 'bakend'; it has backend, disable_fallback"),
+        ([OBJECT, '{"backend": 3}'], f"{OBJECT}.backend: 3 is not valid"),
+        ([OBJECT, '{"backend": "xgrammar:fast"}'], "'fast' behind the colon is none of no-fallback"),
+        ([OBJECT, '{"disable_fallback": "yes"}'], f"{OBJECT}.disable_fallback: 'yes' is not valid"),
+        (
+            [f"{OBJECT}.backend", "guidance", "--guided-decoding-backend", "outlines"],
+            f"--guided-decoding-backend (outlines) and {OBJECT}.backend (guidance) differ",
+        ),
+    ],
+)
+def test_refusals_of_guided_decoding(argv: list[str], words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        decoding(*argv)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "argv", [["--guided-decoding-backend", "xgramar:no-fallback"], [f"{OBJECT}.backend", "xgramar"]]
+)
+def test_a_backend_must_exist(argv: list[str]) -> None:
+    with pytest.raises(ConfigError, match="no guided_decoding plugin 'xgramar'.* Did you mean 'xgrammar'?"):
+        check_names(resolve(config(*argv)), discover())

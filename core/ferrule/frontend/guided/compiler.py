@@ -9,10 +9,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
-from msgspec import Struct
 from msgspec.structs import replace
 
-from ferrule import log
+from ferrule.config.resolved import ResolvedDecoding
 from ferrule.errors import PluginError, RequestError, nearest
 from ferrule.frontend.children.pool import ChildPool
 from ferrule.frontend.guided.work import Setup
@@ -26,22 +25,12 @@ _SECONDS = 5.0  # for one constraint
 _CHILDREN = 2  # of each backend
 _CACHE_BYTES = 256 << 20
 _FIRST = ("guidance", "xgrammar", "outlines")  # that `auto` asks, before all others
-_logger = log.get("guided")
-
-
-class GuidedSettings(Struct, frozen=True):
-    """What the server's options say. `backend`: auto, or a name; with `fallback`, others are asked after it."""
-
-    backend: str = "auto"
-    fallback: bool = True
-    any_whitespace: bool = True
-    additional_properties: bool = True
 
 
 class GrammarCompiler:
     """Owned by one event loop. `vocabulary` is called when the first constraint comes, in a thread."""
 
-    def __init__(self, plugins: Plugins, settings: GuidedSettings, vocabulary: Callable[[], Vocabulary]) -> None:
+    def __init__(self, plugins: Plugins, settings: ResolvedDecoding, vocabulary: Callable[[], Vocabulary]) -> None:
         self._plugins = plugins
         self._settings = settings
         self._read_vocabulary = vocabulary
@@ -95,11 +84,12 @@ class GrammarCompiler:
             backend=spec.backend or own.backend,
             any_whitespace=spec.any_whitespace and own.any_whitespace,
             additional_properties=spec.additional_properties and own.additional_properties,
+            fallback=spec.fallback and own.fallback,
         )
 
     async def _compile(self, spec: GrammarSpec, key: bytes, param: str) -> CompiledGrammar:
         refusals = []
-        for name in self._candidates(spec.backend or "auto"):
+        for name in self._candidates(spec.backend or "auto", spec.fallback):
             answer = await self._ask(name, spec, param)
             match answer:
                 case ["data", bytes(data)]:
@@ -112,7 +102,7 @@ class GrammarCompiler:
                     raise RequestError("The constraint cannot be processed.", param)
         raise RequestError(f"The constraint cannot be enforced here. {'; '.join(refusals)}.", param)
 
-    def _candidates(self, asked: str) -> Sequence[str]:
+    def _candidates(self, asked: str, fallback: bool) -> Sequence[str]:
         """Backends in the order in which they are asked. Raises RequestError for one that there is not."""
         known = self._plugins.defaults("guided_decoding")
         every = tuple(dict.fromkeys([*(name for name in _FIRST if name in known), *known]))
@@ -123,7 +113,7 @@ class GrammarCompiler:
                 f"There is no backend {asked!r:.60}.{nearest(asked, every)} Backends: auto, {', '.join(every)}.",
                 "guided_decoding_backend",
             )
-        return tuple(dict.fromkeys([asked, *(every if self._settings.fallback else ())]))
+        return tuple(dict.fromkeys([asked, *(every if fallback else ())]))
 
     async def _ask(self, name: str, spec: GrammarSpec, param: str) -> Any:
         pool = self._pools.get(name)

@@ -85,10 +85,11 @@ class Constraints:
         return await self._compiler.compile(spec, param)
 
     def _spec(self, request: Generate, context: ChoiceContext) -> GrammarSpec | None:
+        asked = request.grammar or request.params.grammar
         if request.raw:
-            return request.grammar
+            return asked
         calls = tool_parser(self._parsers.tools, request.tools, context)
-        spec = request.grammar if calls is None else _joined(request, *calls)
+        spec = asked if calls is None else _joined(asked, request.tool_choice, *calls)
         if spec is None or self._parsers.reasoning is None:
             return spec
         parser = self._parsers.reasoning()
@@ -101,12 +102,13 @@ def ending(sampling: TokenSampling, rules: Rules) -> TokenSampling:
     return replace(sampling, stop_token_ids=tuple(dict.fromkeys((*sampling.stop_token_ids, *rules.eos_ids))))
 
 
-def _joined(request: Generate, parser: ToolParser, calls: GrammarSpec | None) -> GrammarSpec | None:
+def _joined(
+    asked: GrammarSpec | None, choice: str | dict[str, Any] | None, parser: ToolParser, calls: GrammarSpec | None
+) -> GrammarSpec | None:
     """With a format and tools that may be called, the output has the format or is calls."""
-    asked = request.grammar
     if asked is None:
         return calls
-    if enforces(request.tool_choice):
+    if enforces(choice):
         raise RequestError("A format of the output and an enforced call exclude each other.", "tool_choice")
     every = parser.constraint("required")
     return asked if every is None else replace(asked, form=OneOf((asked.form, every.form)))

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from ferrule.config import Config, DecodingConfig
+from ferrule.config.resolve import resolve
 from ferrule.errors import RequestError
-from ferrule.frontend.guided.compiler import GrammarCompiler, GuidedSettings
+from ferrule.frontend.guided.compiler import GrammarCompiler
 from ferrule.interfaces.guided_decoding import Vocabulary
 from ferrule.plugin import discover
 from ferrule.types import CompiledGrammar, Fixed, Form, GrammarSpec, Json, Regex, Rules
@@ -18,12 +20,12 @@ WORDS = Vocabulary((*(bytes([byte]) for byte in range(256)), b"", b'{"'), 264, (
 
 
 def compiler(**settings: Any) -> GrammarCompiler:
-    return GrammarCompiler(discover(), GuidedSettings(**settings), lambda: WORDS)
+    return GrammarCompiler(discover(), resolve(Config(decoding=DecodingConfig(**settings))).decoding, lambda: WORDS)
 
 
 @pytest.fixture
 async def guided() -> AsyncIterator[GrammarCompiler]:
-    made = compiler(backend="guidance", fallback=False)
+    made = compiler(guided_decoding_backend="guidance", guided_decoding_disable_fallback=True)
     yield made
     await made.close()
 
@@ -84,7 +86,7 @@ async def test_an_unknown_backend_is_named() -> None:
 
 
 async def test_children_end_with_the_compiler() -> None:
-    guided = compiler(backend="guidance")
+    guided = compiler(guided_decoding_backend="guidance")
     await guided.compile(spec(Regex("a")), "guided")
     assert len(guided.pids) == 1
     await guided.close()

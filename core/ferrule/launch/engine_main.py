@@ -27,23 +27,24 @@ _logger = log.get("engine")
 
 
 def run_engine(boot: Boot) -> int:
-    """Serve plans until SIGTERM (exit status 0) or a fatal fault (1).
+    """Serve plans until SIGTERM (exit status 0) or a fatal fault (1). SIGTERM before weights are loaded ends at once.
 
     The write end of `boot.alive_fd` stays open for as long as this process lives, and in no other process.
     """
     os.set_inheritable(boot.alive_fd, False)
-    stopping = threading.Event()
+    stopping, loading = threading.Event(), threading.Event()
 
     def on_sigterm(signum: int, frame: FrameType | None) -> None:
         stopping.set()
+        if not loading.is_set():  # libraries are imported, which takes seconds
+            os._exit(0)
 
     signal.signal(signal.SIGTERM, on_sigterm)
     socket = EngineSocket(Path(boot.socket_path))
     board = boot.board()
     executor = open_executor(boot.config, boot.plugins)
-    if not board.wait_checked(stopping):
-        socket.close()
-        return 0
+    board.wait_checked(stopping)
+    loading.set()
     engine = build_engine(boot.config, boot.plugins, socket, executor)
     socket.ready = Ready(engine.info, engine.num_blocks)
     gc.freeze()  # what is here now stays: to look through it again and again would stall steps

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -101,23 +101,31 @@ def test_an_engine_waits_for_every_api_process(tmp_path: Path) -> None:
     assert not engine.wait_checked(stopping)
 
 
-def test_an_engine_that_is_stopped_while_it_waits_loads_nothing(
+def test_an_engine_that_is_stopped_while_it_imports_ends_at_once(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def signalled(number: int, handler: Callable[..., None]) -> None:
-        handler(number, None)
+    def importing(*given: Any) -> None:
+        signal.raise_signal(signal.SIGTERM)
+        raise AssertionError("it goes on")
 
-    def build(*given: Any) -> None:
-        raise AssertionError("weights are loaded")
+    def leave(status: int) -> None:
+        raise SystemExit(status)
 
-    monkeypatch.setattr(engine_main.signal, "signal", signalled)
-    monkeypatch.setattr(engine_main, "build_engine", build)
+    monkeypatch.setattr(engine_main, "open_executor", importing)
+    monkeypatch.setattr(engine_main, "EngineSocket", lambda path: None)
+    monkeypatch.setattr(engine_main.os, "_exit", leave)
     monkeypatch.setattr(engine_main.os, "set_inheritable", lambda *given: None)
     Board.create(tmp_path / "board", 1)
     config = resolve(Config(model=ModelConfig(model=str(tiny.path()))))
     path = str(tmp_path / "engine-0.sock")
     boot = Boot(name="engine-0", role="engine", config=config, plugins=discover(), socket_path=path)
-    assert engine_main.run_engine(boot) == 0
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(SystemExit) as caught:
+            engine_main.run_engine(boot)
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    assert caught.value.code == 0
 
 
 def test_an_engine_in_this_process_waits_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,14 +105,12 @@ class Plugins:
 
     @contextmanager
     def blamed(self, kind: str, name: str) -> Iterator[None]:
-        """What goes wrong here is told with the plugin's name. Raises PluginError, or a FerruleError of its own."""
+        """What goes wrong here is told with the plugin's name. Raises PluginError, or the StartupError that came."""
         try:
             yield
         except StartupError as error:
             if not self.is_builtin(kind, name) and self.title(kind, name) not in error.message:
                 error.message = f"{self.title(kind, name)}: {error.message}"
-            raise
-        except FerruleError:
             raise
         except Exception as error:
             raise PluginError(f"Plugin {self.title(kind, name)} failed: {type(error).__name__}: {error}") from error

@@ -238,7 +238,7 @@ async def test_a_router_that_fails_stops_the_start_and_is_named() -> None:
         def router(self, ctx: RouterContext) -> APIRouter:
             return APIRouter(prefix=f"/{ctx.service.model.architecture}")
 
-    with pytest.raises(PluginError, match="Router broken of ferrule 1.*UnavailableError"):
+    with pytest.raises(PluginError, match="Plugin router:broken of ferrule 1.* failed: UnavailableError"):
         Site(plugins=FakePlugins(broken=Broken))
 
 

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from ferrule.config.parse import parse
+from ferrule.config.plugins import configured
+from ferrule.env import Environment
 from ferrule.hooks import open_hooks
 from ferrule.interfaces.hooks import AccessRequest, Hooks
 from ferrule.interfaces.scheduler import RequestView
@@ -48,6 +51,17 @@ def test_the_example_file_loads(site, tmp_path):
     policy = plugins.load("policy", "longest")()
     short, long = view("short", 3), view("long", 30)
     assert sorted([short, long], key=lambda v: policy.key(v, 0.0)) == [long, short]
+
+
+def test_the_example_with_options_gets_them(site, tmp_path):
+    file = tmp_path / "grouped.py"
+    file.write_text(EXAMPLES["grouped.py"])
+    argv = ["--plugin", f"policy={file}", "--plugin-config", 'policy:grouped={"width": 10, "first": "long"}']
+    plugins = configured(site.discover(), parse(argv, env=Environment()).config.plugins, Environment())
+    policy = plugins.make("policy", "grouped")
+    assert policy.key(view("short", 3), 0.0) > policy.key(view("long", 30), 0.0)
+    assert policy.key(view("long", 30), 0.0)[0] == policy.key(view("as long", 39), 0.0)[0]
+    assert plugins.options_of("policy", "grouped")[0].doc == "Tokens by which the prompts of a group may differ."
 
 
 def test_the_example_hooks_work(site, tmp_path):

@@ -1,0 +1,99 @@
+"""Plugins that cannot be used are found before the engine is ready, whatever their kind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ferrule.config.parse import parse
+from ferrule.errors import ConfigError, PluginError
+from ferrule.frontend.inputs import open_inputs
+from ferrule.launch.check import check_start
+from ferrule.launch.prepare import prepare
+from ferrule.plugin import discover
+from ferrule_contrib import tiny
+from ferrule_testkit.wheels import Distribution
+
+WRONG = """
+from ferrule.interfaces.{module} import {base}
+
+class Wrong({base}):
+    def __init__(self, *given, **named):
+        {constructor}
+
+    def {method}(self, one, two, three, four, five):
+        ...
+
+Wrong.__abstractmethods__ = frozenset()
+"""
+KINDS = {  # kind: module, base class, a method, what chooses it
+    "tokenizer": ("tokenizer", "TokenizerSource", "open", ("--tokenizer-mode", "acme")),
+    "tool_parser": ("parsers", "ToolParser", "feed", ("--tool-call-parser", "acme")),
+    "reasoning_parser": ("parsers", "ReasoningParser", "feed", ("--reasoning-parser", "acme")),
+    "logits_processor": ("sampler", "LogitsProcessor", "apply", ("--logits-processor-pattern", "ac.*")),
+    "stat_logger": ("stats", "StatLogger", "on_engine", ()),
+    "router": ("http", "Router", "router", ("--routers", "+acme")),
+    "sampler": ("sampler", "Sampler", "sample", ("--sampler", "acme")),
+    "scheduler": ("scheduler", "Scheduler", "commit", ("--scheduler-cls", "acme")),
+    "policy": ("scheduler", "SchedulingPolicy", "key", ("--scheduling-policy", "acme")),
+    "executor": ("executor", "Executor", "submit", ("--distributed-executor-backend", "acme")),
+}
+
+
+def _chosen(site: Any, kind: str, constructor: str = "", method: str = "") -> tuple[Any, Any]:
+    """The configuration that chooses a wrong plugin, and the plugins."""
+    module, base, wrong, argv = KINDS[kind]
+    source = WRONG.format(module=module, base=base, constructor=constructor or "...", method=method or wrong)
+    site.install(
+        Distribution(
+            name="acme-dist",
+            entry_points={f"ferrule.v2.{kind}": {"acme": "acme_wrong:Wrong"}},
+            files={"acme_wrong.py": source},
+        )
+    )
+    parsed = parse([str(tiny.path()), *argv])
+    return prepare(parsed.config, (), discover(), "launch")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_dry_run_refuses_a_wrong_plugin_of_any_kind(site: Any, kind: str) -> None:
+    config, plugins = _chosen(site, kind)
+    told = rf"^Plugin {kind}:acme of acme-dist 1\.0: Wrong\.{KINDS[kind][2]}\(.*\) cannot be called with"
+    with pytest.raises(PluginError, match=told):
+        check_start(config, plugins)
+
+
+@pytest.mark.parametrize("kind", ["tokenizer", "tool_parser", "reasoning_parser", "logits_processor", "stat_logger"])
+def test_the_frontend_refuses_a_wrong_plugin_before_it_opens_anything(site: Any, kind: str) -> None:
+    config, plugins = _chosen(site, kind)
+    with pytest.raises(PluginError, match=rf"^Plugin {kind}:acme of acme-dist 1\.0: Wrong\."):
+        open_inputs(config, plugins)
+
+
+@pytest.mark.parametrize("kind", ["tool_parser", "reasoning_parser", "policy", "router"])
+def test_a_constructor_that_raises_is_found_without_a_request(site: Any, kind: str) -> None:
+    config, plugins = _chosen(site, kind, "raise OSError('gone')", "unused")
+    with pytest.raises(PluginError, match=rf"^Plugin {kind}:acme of acme-dist 1\.0 cannot be made: OSError: gone"):
+        check_start(config, plugins)
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        ("policy:fcfz={}", "There is no policy plugin 'fcfz'. Did you mean 'fcfs'?"),
+        ("polcy:fcfs={}", "'polcy' is no kind of plugin. Did you mean 'policy'?"),
+    ],
+)
+def test_options_of_a_plugin_that_is_not_there_are_refused(written: str, told: str) -> None:
+    parsed = parse([str(tiny.path()), "--plugin-config", written])
+    with pytest.raises(PluginError) as caught:
+        prepare(parsed.config, (), discover(), "launch")
+    assert caught.value.message == told
+
+
+def test_options_of_a_plugin_that_takes_none_are_refused_whether_it_is_used_or_not() -> None:
+    parsed = parse([str(tiny.path()), "--plugin-config", "policy:priority={}"])
+    config, plugins = prepare(parsed.config, (), discover(), "launch")
+    with pytest.raises(ConfigError, match=r"policy:priority of ferrule .*: this plugin takes no options"):
+        check_start(config, plugins)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, JsonValue, PlainValidator, Tag, model_validator
+from pydantic import Field, InstanceOf, JsonValue, PlainValidator, Tag, model_validator
 
 from ferrule.schema import (
     Arguments,
@@ -177,10 +177,10 @@ class SamplingParams(SamplingFields, Arguments):
         ),
     ] = None
     structured_outputs: Annotated[
-        StructuredOutputsParams | None, Field(description="The form of the output, for offline use.")
+        InstanceOf[StructuredOutputsParams] | None, Field(description="The form of the output, for offline use.")
     ] = None
     guided_decoding: Annotated[
-        GuidedDecodingParams | None, Field(description="The same, with a choice of the backend.")
+        InstanceOf[GuidedDecodingParams] | None, Field(description="The same, with a choice of the backend.")
     ] = None
 
     @model_validator(mode="after")

@@ -35,7 +35,7 @@ BUDGETS = MappingProxyType(
         "ferrule.client": 400,
         "ferrule.frontend": 3_100,
         "ferrule.api": 1_800,
-        "ferrule.launch": 800,
+        "ferrule.launch": 1_000,
         "ferrule.llm": 1_250,  # one engine, three ways to call it: batches, steps, and as they come
         "ferrule_nn": 1_400,
         "ferrule_parsing": 620,

@@ -132,22 +132,14 @@ class FrontendService(Service):
             ]
             grammars = [await self._constraints.compile(request, context) for _, context in read]
             self._check_available()
-            requests = [
-                EngineRequest(
-                    id=secrets.token_hex(16),
-                    prompt_ids=prompt.ids,
-                    sampling=replace(sampling, seed=seed, bad_words=words, processors=processors),
-                    arrival=arrival,
-                    priority=priority,
-                    cache_salt=salt,
-                    embeds=prompt.embeds,
-                    media_hash=prompt.digest,
-                    grammar=grammar,
-                )
-                for prompt, grammar in zip(prompts, grammars, strict=True)
-                for sampling in [prompt.sampling if grammar is None else ending(prompt.sampling, self._reader.rules)]
-                for seed in self._draw_seeds(checked)
-            ]
+            shared = {"arrival": arrival, "priority": priority, "cache_salt": salt}
+            requests = []
+            for prepared, grammar in zip(prompts, grammars, strict=True):
+                sampling = replace(prepared.sampling, bad_words=words, processors=processors)
+                sampling = sampling if grammar is None else ending(sampling, self._reader.rules)
+                for seed in self._draw_seeds(checked):
+                    made = replace(sampling, seed=seed)
+                    requests.append(_engine_request(prepared, sampling=made, grammar=grammar, **shared))
             return self._submit(request, checked, read, requests, held)
 
     def health(self) -> Health:
@@ -344,6 +336,12 @@ def open_reader(config: Resolved, plugins: Plugins, client: EngineClient, inputs
     specials = tokenizer.special_tokens if tokenizer else {}
     renderer = Renderer(config.frontend, config.limits, inputs.templates, specials, rules.max_model_len)
     return PromptReader(rules, Encoder(tokenizer) if tokenizer is not None else None, renderer)
+
+
+def _engine_request(prompt: Prepared, **fields: Any) -> EngineRequest:
+    return EngineRequest(
+        id=secrets.token_hex(16), prompt_ids=prompt.ids, embeds=prompt.embeds, media_hash=prompt.digest, **fields
+    )
 
 
 def _vocabulary(tokenizer: Tokenizer | None, rules: Rules) -> Vocabulary:

@@ -33,6 +33,15 @@ class Forwarded:
     masks: Future[Masks] | None = None  # of the rows that are constrained, when they are there
 
 
+@dataclass(frozen=True)
+class TextSupport:
+    """What of sampling needs the text of tokens: the model's tokenizer, opened when a logits processor asks for it, and
+    the constraints of requests. Without them there are none."""
+
+    tokenizer: Callable[[], Tokenizer | None] = lambda: None
+    grammars: Grammars | None = None
+
+
 class ModelRunner:
     """Runs plans in order. State of a request is keyed by its slot, never by its row in a batch.
 
@@ -48,16 +57,14 @@ class ModelRunner:
         limits: RunnerLimits,
         transfers: Transfers | None = None,
         recorder: Recorder | None = None,
-        tokenizer: Callable[[], Tokenizer | None] = lambda: None,
-        grammars: Grammars | None = None,
+        text: TextSupport | None = None,
     ) -> None:
-        """`tokenizer` opens the model's, for logits processors."""
         self._model: Model | None = model
         self._attention = attention
         self._sampler = sampler
         self._transfers = transfers or Transfers()
-        self._tokenizer = tokenizer
-        self._grammars = grammars
+        text = text or TextSupport()
+        self._tokenizer, self._grammars = text.tokenizer, text.grammars
         self._limits = limits = replace(limits, embed_size=model.embed_size())
         states = model.state_specs()
         self._recorder = recorder if attention.recordable and not states else None

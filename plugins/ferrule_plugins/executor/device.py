@@ -24,7 +24,7 @@ from ferrule.interfaces.platform import Platform
 from ferrule.interfaces.plugins import Plugins
 from ferrule.log import Log
 from ferrule.runner.grammars import Grammars
-from ferrule.runner.model_runner import ModelRunner
+from ferrule.runner.model_runner import ModelRunner, TextSupport
 from ferrule.runner.state import RunnerLimits
 from ferrule.types import Admit, Chunk, CompiledGrammar, ModelInfo, StepPlan, StepResult, TokenSampling
 from ferrule_plugins.executor.host_copy import HostCopy
@@ -87,8 +87,7 @@ class Worker:
             limits,
             execution.transfers(),
             execution.recorder(self.config),
-            tokenizer,
-            self._grammars,
+            TextSupport(tokenizer, self._grammars),
         )
         self.platform.memory().rehearse(self._rehearsal(runner, limits))
         info = self._describe(loaded, runner)

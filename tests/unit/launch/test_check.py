@@ -20,7 +20,7 @@ from ferrule.errors import ConfigError
 from ferrule.hooks import HookRunner
 from ferrule.launch import api_main, cli, engine_main
 from ferrule.launch.process import Boot
-from ferrule.llm import offline
+from ferrule.llm import backend
 from ferrule.plugin import discover
 from ferrule.wire.board import CHECKED, Board
 from ferrule_contrib import tiny
@@ -60,7 +60,7 @@ def test_an_llm_does_not_begin_to_load(monkeypatch: pytest.MonkeyPatch) -> None:
     def client(*given: Any) -> None:
         raise AssertionError("the engine was started")
 
-    monkeypatch.setattr(offline, "InlineClient", client)
+    monkeypatch.setattr(backend, "InlineClient", client)
     with pytest.raises(ConfigError, match="syntax error in line 1"):
         LLM(str(tiny.path()), chat_template=_BAD)
 

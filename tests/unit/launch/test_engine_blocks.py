@@ -8,4 +8,4 @@ from ferrule_contrib import tiny
 
 def test_the_number_is_of_usable_blocks() -> None:
     with LLM(str(tiny.path()), num_gpu_blocks_override=40, max_num_seqs=2, use_tqdm_on_load=False) as llm:
-        assert llm._service._client.num_blocks == 1 + 40  # type: ignore[attr-defined]  # the null block is one more
+        assert llm._backend.client.num_blocks == 1 + 40  # type: ignore[attr-defined]  # the null block is one more

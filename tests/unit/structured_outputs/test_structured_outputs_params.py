@@ -9,9 +9,8 @@ import pytest
 from pydantic import BaseModel
 
 import ferrule
-from ferrule import LLM, GuidedDecodingParams, SamplingParams, StructuredOutputsParams
+from ferrule import GuidedDecodingParams, SamplingParams, StructuredOutputsParams
 from ferrule.errors import RequestError
-from ferrule.interfaces.service import Generate
 from ferrule.types import Fixed, GrammarSpec, Json, OneOf, Regex, Rules, Triggered
 
 
@@ -129,17 +128,3 @@ def test_copies_are_checked_like_the_rest() -> None:
 
 def test_the_package_exports_them() -> None:
     assert {"GuidedDecodingParams", "StructuredOutputsParams"} <= set(ferrule.__all__)
-
-
-@pytest.mark.parametrize("chat", [False, True])
-def test_the_offline_api_states_it(chat: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each prompt has the constraint of its own parameters."""
-    asked: list[Generate] = []
-    monkeypatch.setattr(LLM, "_run", lambda self, requests, use_tqdm: asked.extend(requests))
-    llm = LLM.__new__(LLM)
-    params = [SamplingParams(guided_decoding=GuidedDecodingParams(regex="a")), SamplingParams()]
-    if chat:
-        llm.chat([[{"role": "user", "content": "Hi"}]] * 2, params)
-    else:
-        llm.generate(["a", "b"], params)
-    assert [request.grammar for request in asked] == [GrammarSpec(form=Regex("a")), None]

@@ -26,6 +26,7 @@ from ferrule.frontend.admission.validate import (
 )
 from ferrule.interfaces.scheduler import SchedulerLimits
 from ferrule.sampling_params import RequestOutputKind, SamplingParams
+from ferrule.structured_outputs import GuidedDecodingParams, StructuredOutputsParams
 from ferrule.types import CacheGroup
 
 VOCAB = 1000
@@ -72,6 +73,8 @@ WRONG: dict[str, list[Any]] = {
     "output_kind": [None, 0, "DELTA"],
     "logits_processors": [5, "json.dumps", ["json.dumps"], [None], max],
     "extra_args": [5, "x", [1]],
+    "structured_outputs": [5, "x", {"regex": "a"}, GuidedDecodingParams(regex="a")],
+    "guided_decoding": [5, "x", {"regex": "a"}, StructuredOutputsParams(regex="a")],
 }
 
 RIGHT: dict[str, list[Any]] = {
@@ -99,6 +102,8 @@ RIGHT: dict[str, list[Any]] = {
     "output_kind": list(RequestOutputKind),
     "logits_processors": [None, [], [max], (max,)],
     "extra_args": [None, {}, {"a": [1, {"b": None}]}],
+    "structured_outputs": [None, StructuredOutputsParams(regex="a")],
+    "guided_decoding": [None, GuidedDecodingParams(json={"type": "object"})],
 }
 
 

@@ -9,11 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ferrule.frontend.guided.constraint import Parsers, tool_parser
+from ferrule.frontend.guided.compiler import GrammarCompiler
+from ferrule.frontend.guided.constraint import Constraints, Parsers, tool_parser
 from ferrule.frontend.output.parse import ParseChain
 from ferrule.interfaces.guided_decoding import Vocabulary
 from ferrule.interfaces.parsers import CallArguments, CallStart, ChoiceContext, Content, Event, Reasoning
-from ferrule.types import GrammarSpec, Json
+from ferrule.interfaces.service import Generate, Prompt
+from ferrule.sampling_params import SamplingParams
+from ferrule.structured_outputs import GuidedDecodingParams
+from ferrule.types import GrammarSpec, Json, Regex
 from ferrule_plugins.guided_decoding.guidance import Guidance
 from ferrule_plugins.reasoning_parser.deepseek_r1 import DeepSeekR1
 from ferrule_plugins.reasoning_parser.qwen3 import Qwen3
@@ -139,3 +143,24 @@ def test_a_format_begins_where_the_thoughts_end(
     assert not fits(backend, spec, failing)
     chain = ParseChain(Parsers(parser), None, ChoiceContext(prompt=prompt))
     assert read(chain, fitting, 2)[1] == '{"a": 1}'
+
+
+@pytest.mark.parametrize("raw", [False, True])
+async def test_a_constraint_of_the_sampling_parameters_is_the_request_s(raw: bool) -> None:
+    """Offline callers state it there; a request's own, which routes state, comes first."""
+    compiled: list[GrammarSpec] = []
+
+    class Recorder(GrammarCompiler):
+        def __init__(self) -> None:
+            pass
+
+        async def compile(self, spec: GrammarSpec, param: str) -> Any:
+            compiled.append(spec)
+
+    constraints = Constraints(Parsers(), Recorder())
+    params = SamplingParams(guided_decoding=GuidedDecodingParams(regex="a"))
+    own = GrammarSpec(form=Regex("b"))
+    for grammar in (None, own):
+        request = Generate(prompts=(Prompt(text="x"),), params=params, grammar=grammar, raw=raw)
+        await constraints.compile(request, ChoiceContext())
+    assert [spec.form for spec in compiled] == [Regex("a"), Regex("b")]

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+import ferrule
 from ferrule import LLM
 from ferrule.config import Config, FrontendConfig, ModelConfig
 from ferrule.config.parse import parse
 from ferrule.config.resolve import resolve
-from ferrule.errors import ConfigError, PluginError
+from ferrule.errors import ConfigError, PluginError, StartupError
 from ferrule.frontend.inputs import open_inputs
 from ferrule.hooks import HookRunner
 from ferrule.launch import api_main
@@ -73,6 +74,7 @@ class Wrong({base}):
 
 Wrong.__abstractmethods__ = frozenset()
 """
+FERRULE = f"ferrule {ferrule.__version__}"
 KINDS = {  # kind: module, base class, a method, what chooses it
     "tokenizer": ("tokenizer", "TokenizerSource", "open", ("--tokenizer-mode", "acme")),
     "tool_parser": ("parsers", "ToolParser", "feed", ("--tool-call-parser", "acme")),
@@ -128,12 +130,16 @@ def test_a_constructor_that_raises_is_found_without_a_request(site: Any, kind: s
     ("written", "told"),
     [
         ("policy:fcfz={}", "There is no policy plugin 'fcfz'. Did you mean 'fcfs'?"),
+        (
+            "hub:huggingface={}",
+            f"--plugin-config hub:huggingface of ferrule {ferrule.__version__}: this plugin takes no options.",
+        ),
         ("polcy:fcfs={}", "'polcy' is no kind of plugin. Did you mean 'policy'?"),
     ],
 )
 def test_options_of_a_plugin_that_is_not_there_are_refused(written: str, told: str) -> None:
     parsed = parse([str(tiny.path()), "--plugin-config", written])
-    with pytest.raises(PluginError) as caught:
+    with pytest.raises(StartupError) as caught:
         prepare(parsed.config, (), discover(), "launch")
     assert caught.value.message == told
 

@@ -8,7 +8,7 @@ from ferrule import log
 from ferrule.config import Config, Resolved
 from ferrule.config.plugins import configured
 from ferrule.config.resolve import check_names, one_worker, resolve
-from ferrule.plugin import Plugins
+from ferrule.plugin import Component, Plugins, check_plugins
 
 _logger = log.get("launch")
 
@@ -27,7 +27,8 @@ def open_log(config: Config, process: str) -> None:
 def prepare(config: Config, notices: Sequence[str], plugins: Plugins, area: str) -> tuple[Resolved, Plugins]:
     """Set up the log, apply the plugin options, fill what is open, and check names.
 
-    Raises ConfigError, PluginError, also for options of a plugin that cannot be used. Nothing is fetched or loaded.
+    Raises ConfigError, PluginError, also for options of a plugin that cannot be used. Nothing is fetched, and no plugin
+    is loaded but one of the launcher's that has options.
     """
     open_log(config, area)
     chosen = configured(plugins, config.plugins, config.env)
@@ -38,4 +39,5 @@ def prepare(config: Config, notices: Sequence[str], plugins: Plugins, area: str)
     for id in chosen.options:
         kind, _, name = id.partition(":")
         chosen.find(kind, name)
+    check_plugins(chosen, (), Component.LAUNCHER)
     return resolved, chosen

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+import ferrule
 from ferrule.config.parse import parse
-from ferrule.errors import ConfigError, PluginError
+from ferrule.errors import ConfigError, PluginError, StartupError
 from ferrule.frontend.inputs import open_inputs
 from ferrule.launch.check import check_start
 from ferrule.launch.prepare import prepare
@@ -27,6 +28,7 @@ class Wrong({base}):
 
 Wrong.__abstractmethods__ = frozenset()
 """
+FERRULE = f"ferrule {ferrule.__version__}"
 KINDS = {  # kind: module, base class, a method, what chooses it
     "tokenizer": ("tokenizer", "TokenizerSource", "open", ("--tokenizer-mode", "acme")),
     "tool_parser": ("parsers", "ToolParser", "feed", ("--tool-call-parser", "acme")),
@@ -82,12 +84,16 @@ def test_a_constructor_that_raises_is_found_without_a_request(site: Any, kind: s
     ("written", "told"),
     [
         ("policy:fcfz={}", "There is no policy plugin 'fcfz'. Did you mean 'fcfs'?"),
+        (
+            "hub:huggingface={}",
+            f"--plugin-config hub:huggingface of ferrule {ferrule.__version__}: this plugin takes no options.",
+        ),
         ("polcy:fcfs={}", "'polcy' is no kind of plugin. Did you mean 'policy'?"),
     ],
 )
 def test_options_of_a_plugin_that_is_not_there_are_refused(written: str, told: str) -> None:
     parsed = parse([str(tiny.path()), "--plugin-config", written])
-    with pytest.raises(PluginError) as caught:
+    with pytest.raises(StartupError) as caught:
         prepare(parsed.config, (), discover(), "launch")
     assert caught.value.message == told
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from ferrule.interfaces.guided_decoding import Grammar, Vocabulary
+from ferrule_testkit.kits.base import Broken, promise, shown
 
 # Tokens that cross the borders of JSON's syntax, of words and of characters (é without its second byte).
 MERGED = (
@@ -37,7 +38,7 @@ _ENDINGS = b'"}]'
 
 
 def vocabulary(merged: Iterable[str] = MERGED) -> Vocabulary:
-    """Every byte, `merged` and half a character; special tokens at both ends, two of them stop; logits wider than that."""
+    """Every byte, `merged`, half a character, special tokens at both ends, two of which stop. Logits are wider."""
     tokens = [b"", *(bytes([byte]) for byte in range(256)), *(text.encode() for text in merged), b"\xc3", b"\x97\xa5"]
     tokens += [b"", b"", b""]
     return Vocabulary(tokens=tuple(tokens), size=len(tokens) + 21, stop_ids=(len(tokens) - 1, len(tokens) - 3))
@@ -84,8 +85,9 @@ def sample(grammar: Grammar, vocabulary: Vocabulary, rng: random.Random, length:
         token = _choose(np.flatnonzero(bits), vocabulary, rng, place > length)
         if bits[list(vocabulary.stop_ids)].any() and (token is None or rng.random() < 0.3 or place > length):
             return text
-        if token is None or not grammar.accept([token]):
-            raise AssertionError(f"after {text!r}: token {token} is in the mask and not accepted, or nothing is")
+        if token is None:
+            raise Broken(f"after {shown(text)} nothing is allowed")
+        promise(grammar.accept([token]), f"after {shown(text)} token {token} is allowed and not accepted")
         text += vocabulary.tokens[token]
     return None
 

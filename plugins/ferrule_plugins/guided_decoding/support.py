@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import unquote
 
 from msgspec import Struct
 
-from ferrule_plugins.guided_decoding.patterns import UnsupportedPattern, anywhere
+from ferrule_plugins.guided_decoding.patterns import FORMATS, UnsupportedPattern, anywhere
 from ferrule_plugins.guided_decoding.schemas import subschemas
 
 # Keywords that only make a claim about values of one type.
@@ -154,6 +154,8 @@ def plain_values(schema: dict[str, Any]) -> str | None:
 def disjoint_options(schema: dict[str, Any]) -> str | None:
     """`oneOf` whose options can be told apart by their types or by a property that all of them fix."""
     options = schema.get("oneOf", [])
+    if [] in (schema.get("anyOf"), schema.get("oneOf")):
+        raise ValueError("anyOf or oneOf without an option")
     for number, first in enumerate(options):
         for second in options[:number]:
             if not _disjoint(first, second):
@@ -244,22 +246,23 @@ def unique_count(schema: dict[str, Any]) -> str | None:
     return None
 
 
-def only_formats(known: Collection[str]) -> Check:
-    def check(schema: dict[str, Any]) -> str | None:
-        found = schema.get("format")
-        return None if found is None or found in known else f"format {found!r:.80}"
-
-    return check
+def exact_formats(schema: dict[str, Any]) -> str | None:
+    """`format` that there is a pattern for."""
+    found = schema.get("format", "date")
+    return None if isinstance(found, str) and found in FORMATS else f"format {found!r:.80}"
 
 
 def finite_patterns(schema: dict[str, Any]) -> str | None:
     """`pattern` that is a regular expression in the narrow sense, without a length beside it."""
-    if "pattern" not in schema:
+    found = {"pattern", "format"}.intersection(schema)
+    if not found:
         return None
-    if beside := {"minLength", "maxLength", "format"}.intersection(schema):
-        return f"keyword {min(beside)} beside pattern"
+    if beside := {"minLength", "maxLength", "pattern", "format"}.intersection(schema) - {min(found)}:
+        return f"keyword {min(beside)} beside {min(found)}"
+    if not isinstance(schema.get("pattern", ""), str):
+        raise ValueError("pattern is not a string")
     try:
-        anywhere(schema["pattern"])
+        anywhere(schema.get("pattern", ""))
     except UnsupportedPattern as error:
         return str(error)
     return None

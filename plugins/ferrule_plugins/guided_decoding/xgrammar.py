@@ -42,15 +42,16 @@ from ferrule.types import (
     Until,
 )
 from ferrule_plugins.guided_decoding.masks import Mask, Masks, TextGrammar
-from ferrule_plugins.guided_decoding.patterns import UnsupportedPattern, anywhere, whole
+from ferrule_plugins.guided_decoding.patterns import FORMATS, UnsupportedPattern, anywhere, whole
 from ferrule_plugins.guided_decoding.schemas import closed, mapped, walk
+from ferrule_plugins.guided_decoding.sources import foreign
 from ferrule_plugins.guided_decoding.support import (
     Support,
     disjoint_options,
+    exact_formats,
     finite_patterns,
     matching_types,
     named_required,
-    only_formats,
     plain_names,
     plain_references,
     plain_values,
@@ -61,14 +62,9 @@ _LONGEST = 500  # characters of an error
 _MOST_TAGS = 64
 _ALL = np.int32(-1)  # a mask of every token; the library may leave one that it finds to be so unwritten
 _PLACE = re.compile(r"^\[[0-9:]+\] \S+:\d+: ")
-# What a client's grammar must not have: single tokens, and schemas whose keywords would not be checked.
-_FOREIGN = re.compile(r"\b(?:Exclude)?Tokens?\s*\(|\w*Dispatch\s*\(|AnyTokens|%json|%llguidance|<\[|<\|")
-_FORMATS = frozenset(("uuid", "ipv4", "ipv6"))
 
 
 class XGrammar(GrammarBackend):
-    conformance = "ferrule_plugins.guided_decoding.samples:XGRAMMAR"
-
     def __init__(self, vocabulary: Vocabulary) -> None:
         super().__init__(vocabulary)
         padding = vocabulary.size - len(vocabulary.tokens)
@@ -95,8 +91,8 @@ class XGrammar(GrammarBackend):
                     except UnsupportedPattern as error:
                         return str(error)
                 case Rules(source):
-                    if mark := _FOREIGN.search(source):
-                        return f"{mark[0]!r} in a grammar"
+                    if found := foreign(source):
+                        return found
                 case Triggered(most=int(most)) if most > _MOST_TAGS:
                     return f"more than {_MOST_TAGS} tags"
         return None
@@ -173,6 +169,8 @@ def _format(form: Form, spec: GrammarSpec) -> Format:
             return GrammarFormat(grammar=str(xgrammar.Grammar.from_regex(whole(pattern))))
         case Rules(source):
             return GrammarFormat(grammar=_rules(source))
+        case OneOf(()):
+            raise ValueError("a choice without options")
         case OneOf(options):
             return OrFormat(elements=[_format(option, spec) for option in options])
         case Series(parts):
@@ -229,26 +227,24 @@ def _json(schema: dict[str, Any] | bool, spec: GrammarSpec) -> str:
     found = schema if spec.additional_properties else closed(schema)
     text = json.dumps(mapped(found, _whole_pattern))
     grammar = str(xgrammar.Grammar.from_json_schema(text, any_whitespace=spec.any_whitespace, strict_mode=False))
-    for pattern, replacement in _MENDED:
-        grammar = pattern.sub(replacement, grammar)
-    return grammar + _ADDED
+    grammar = _LENGTH.sub("(mended_character)", grammar)
+    return _NAMES.sub(lambda rule: rule[0].replace("basic_escape", "mended_escape"), grammar) + _ADDED
 
 
 def _whole_pattern(schema: dict[str, Any]) -> dict[str, Any]:
     """The library matches whole strings, JSON Schema finds a pattern in them."""
-    if not isinstance(schema.get("pattern"), str):
-        return schema
-    return {**schema, "pattern": f"^(?:{anywhere(schema['pattern'])})$"}
+    if "format" in schema:
+        rest = {keyword: value for keyword, value in schema.items() if keyword != "format"}
+        return {**rest, "pattern": f"^(?:{FORMATS[schema['format']]})$"}
+    if "pattern" in schema:
+        return {**schema, "pattern": f"^(?:{anywhere(schema['pattern'])})$"}
+    return schema
 
 
 # The library counts raw control characters, which JSON does not allow, and none that are escaped.
-_LENGTH = (re.compile(r"""\(\(\[\^\\"\\\\\\r\\n\]\)\)"""), "((mended_character))")
+_LENGTH = re.compile(re.escape(r"([^\"\\\r\n])"))
 # Properties that the schema does not name may have any other name, and an escape could spell one that it names.
-_NAMES = (
-    re.compile(r"^(\w+_addl_key(?:_\d+)? ::= .*)$", re.MULTILINE),
-    lambda m: m[1].replace("basic_escape", "mended_escape"),
-)
-_MENDED = (_LENGTH, _NAMES)
+_NAMES = re.compile(r"^\w+_addl_key(?:_\d+)? ::= .*$", re.MULTILINE)
 _ADDED = r"""
 mended_escape ::= ["\\bfnrt] | "u00" [01] [0-9a-fA-F]
 mended_character ::= [^\0-\x1f"\\] | "\\" ["\\/bfnrt] | "\\u" mended_unit
@@ -270,6 +266,6 @@ _SUPPORT = Support(
     alone=frozenset(("$ref", "anyOf", "oneOf")),
     checks=(
         *(plain_references, plain_values, matching_types, disjoint_options, named_required),
-        *(plain_names, unique_count, finite_patterns, only_formats(_FORMATS)),
+        *(plain_names, unique_count, finite_patterns, exact_formats),
     ),
 )

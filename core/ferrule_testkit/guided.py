@@ -32,7 +32,28 @@ MERGED = (
         "\n  ",
         "yes",
     ),
-    *("é", "日本", "🙂", "\\n", "\\u", "\\u00", '\\"', "<tool", "<t", "tool>", "</", "_call>", "}<", ">{", "x<", "></"),
+    *(
+        "é",
+        "日",
+        "本",
+        "日本",
+        "名",
+        "前",
+        "🙂",
+        "\\n",
+        "\\u",
+        "\\u00",
+        '\\"',
+        "<tool",
+        "<t",
+        "tool>",
+        "</",
+        "_call>",
+        "}<",
+        ">{",
+        "x<",
+        "></",
+    ),
 )
 _ENDINGS = b'"}]'
 
@@ -59,6 +80,18 @@ def tokens_of(text: bytes, vocabulary: Vocabulary, rng: random.Random | None = N
     while at < len(text):
         sizes = [size for size in range(1, longest + 1) if text[at : at + size] in ids and at + size <= len(text)]
         size = rng.choice(sizes) if rng else 1
+        found.append(ids[text[at : at + size]])
+        at += size
+    return found
+
+
+def whole_tokens_of(text: str, vocabulary: Vocabulary, rng: random.Random | None = None) -> list[int]:
+    """A text as tokens of whole characters. Raises KeyError for a character without a token."""
+    ids = {token.decode(errors="ignore"): id for id, token in enumerate(vocabulary.tokens)}
+    found, at = [], 0
+    while at < len(text):
+        sizes = [size for size in range(1, 8) if text[at : at + size] in ids and at + size <= len(text)]
+        size = rng.choice(sizes) if rng and sizes else min(sizes, default=1)
         found.append(ids[text[at : at + size]])
         at += size
     return found

@@ -12,7 +12,7 @@ import numpy as np
 
 from ferrule.interfaces.guided_decoding import Grammar, GrammarBackend
 from ferrule.types import Anything, GrammarSpec, Json, Triggered, Until
-from ferrule_testkit.guided import allowed, first_refused, sample, tokens_of, vocabulary
+from ferrule_testkit.guided import allowed, first_refused, sample, tokens_of, vocabulary, whole_tokens_of
 from ferrule_testkit.kits.base import Kit, does_not_apply, promise, shown
 from ferrule_testkit.kits.forms import FORMS, KEYWORDS, WRONG, FormTexts
 
@@ -23,11 +23,13 @@ _OTHER_TOKENS = 12  # tokens outside the mask that are tried at a place
 class GuidedDecodingKit(Kit):
     """A backend allows exactly the tokens with which a text of the form can go on, or refuses the form.
 
-    Give `forms` where those of the kit say too little of what the plugin is for.
+    Give `forms` where those of the kit say too little of what the plugin is for, and `half_characters` as False where
+    a character is always one token or part of one.
     """
 
     kind = "guided_decoding"
     forms: Sequence[FormTexts] = FORMS
+    half_characters: bool = True  # whether tokens that are parts of a character are allowed
 
     def setup_method(self) -> None:
         super().setup_method()
@@ -53,7 +55,7 @@ class GuidedDecodingKit(Kit):
         for texts, grammar in self._grammars():
             for text in texts.good:
                 for seed in (None, 1, 2, 3):
-                    ids = tokens_of(text.encode(), self.vocabulary, None if seed is None else random.Random(seed))
+                    ids = self._tokens(text, None if seed is None else random.Random(seed))
                     place = first_refused(grammar(), self.vocabulary, ids)
                     promise(place is None, f"{shown(texts.form)} does not allow token {place} of {self._text(ids)}")
 
@@ -62,7 +64,7 @@ class GuidedDecodingKit(Kit):
         for texts, grammar in self._grammars():
             for text in texts.bad:
                 for seed in (None, 1, 2):
-                    ids = tokens_of(text.encode(), self.vocabulary, None if seed is None else random.Random(seed))
+                    ids = self._tokens(text, None if seed is None else random.Random(seed))
                     wrong = first_refused(grammar(), self.vocabulary, ids) is None
                     promise(not wrong, f"{shown(texts.form)} allows {self._text(ids)}")
 
@@ -87,7 +89,7 @@ class GuidedDecodingKit(Kit):
                 continue
             data, known = backend.compile(spec), known + 1
             for value, wanted in ((valid, True), (invalid, False)):
-                ids = tokens_of(json.dumps(value).encode(), self.vocabulary)
+                ids = self._tokens(json.dumps(value))
                 found = first_refused(backend.load(data), self.vocabulary, ids) is None
                 promise(found == wanted, f"{json.dumps(schema)} {'allows' if found else 'does not allow'} {value!r}")
         if not known:
@@ -108,7 +110,7 @@ class GuidedDecodingKit(Kit):
         for texts, grammar in self._grammars():
             for text in texts.good:
                 current, so_far = grammar(), b""
-                for token in [*tokens_of(text.encode(), self.vocabulary), None]:
+                for token in [*self._tokens(text), None]:
                     ends = bool(allowed(current, self.vocabulary)[stop])
                     accepted = current.fork().accept([stop])
                     promise(ends == accepted, f"a stop token is {accepted} for accept and {ends} in the mask")
@@ -122,7 +124,7 @@ class GuidedDecodingKit(Kit):
         first, second = self.vocabulary.stop_ids
         for texts, grammar in self._grammars():
             current = grammar()
-            current.accept([*tokens_of(texts.good[0].encode(), self.vocabulary)])
+            current.accept([*self._tokens(texts.good[0])])
             promise(current.accept([second]), "the second of the stop tokens is not accepted")
             for _ in range(3):
                 found = set(np.flatnonzero(allowed(current, self.vocabulary)).tolist())
@@ -154,7 +156,7 @@ class GuidedDecodingKit(Kit):
         for texts, grammar in self._grammars():
             for text in texts.good:
                 current, before = grammar(), [allowed(grammar(), self.vocabulary)]
-                ids = [*tokens_of(text.encode(), self.vocabulary, rng), *self.vocabulary.stop_ids]
+                ids = [*self._tokens(text, rng), *self.vocabulary.stop_ids]
                 for token in ids:
                     current.accept([token])
                     before.append(allowed(current, self.vocabulary))
@@ -170,7 +172,7 @@ class GuidedDecodingKit(Kit):
     def test_a_fork_is_independent(self) -> None:
         """A fork is in the same state; what happens to either does not change the other."""
         for texts, grammar in self._grammars():
-            ids = tokens_of(texts.good[-1].encode(), self.vocabulary)
+            ids = self._tokens(texts.good[-1])
             half = len(ids) // 2
             current = grammar()
             current.accept(ids[:half])
@@ -200,7 +202,7 @@ class GuidedDecodingKit(Kit):
         for texts, data in self.compiled()[1:] + self.compiled()[:1]:
             first, second = other.load(data), other.load(data)
             fresh = allowed(second, self.vocabulary)
-            ids = tokens_of(texts.good[0].encode(), self.vocabulary)
+            ids = self._tokens(texts.good[0])
             promise(first.accept(ids), f"{shown(texts.form)}: another object's grammar is another")
             same = np.array_equal(fresh, allowed(second, self.vocabulary))
             promise(same, f"{shown(texts.form)}: two grammars of one constraint share their state")
@@ -237,7 +239,7 @@ class GuidedDecodingKit(Kit):
                 continue
             data = backend.compile(spec)
             for text in bad:
-                ids = tokens_of(text.encode(), self.vocabulary)
+                ids = self._tokens(text)
                 promise(
                     first_refused(backend.load(data), self.vocabulary, ids) is not None, f"{options} allows {text!r}"
                 )
@@ -262,7 +264,7 @@ class GuidedDecodingKit(Kit):
         """(form, grammar, its mask as bits) at each place of a text of each form."""
         for texts, grammar in self._grammars():
             current = grammar()
-            for token in [*tokens_of(texts.good[-1].encode(), self.vocabulary, random.Random(4)), None]:
+            for token in [*self._tokens(texts.good[-1], random.Random(4)), None]:
                 yield texts, current, allowed(current, self.vocabulary)
                 if token is not None:
                     current.accept([token])
@@ -271,12 +273,18 @@ class GuidedDecodingKit(Kit):
         """Grammars of all forms at different places, some of them finished, and the backend that they are of."""
         backend, found = self.make(), []
         for texts, data in self.compiled():
-            ids = [*tokens_of(texts.good[-1].encode(), self.vocabulary), self.vocabulary.stop_ids[0]]
+            ids = [*self._tokens(texts.good[-1]), self.vocabulary.stop_ids[0]]
             for end in (0, len(ids), len(ids) // 2, len(ids) - 1):
                 grammar = backend.load(data)
                 grammar.accept(ids[:end])
                 found.append(grammar)
         return backend, found
+
+    def _tokens(self, text: str, rng: random.Random | None = None) -> list[int]:
+        """A text as tokens: the shortest without `rng`."""
+        if self.half_characters:
+            return tokens_of(text.encode(), self.vocabulary, rng)
+        return whole_tokens_of(text, self.vocabulary, rng)
 
     def _text(self, ids: Sequence[int]) -> str:
         return shown([self.vocabulary.tokens[id] for id in ids])

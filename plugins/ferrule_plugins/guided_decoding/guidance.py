@@ -32,7 +32,7 @@ from ferrule.types import (
     Until,
 )
 from ferrule_plugins.guided_decoding.masks import Mask, Masks, TextGrammar
-from ferrule_plugins.guided_decoding.patterns import FORMATS
+from ferrule_plugins.guided_decoding.patterns import FORMATS, whitespace
 from ferrule_plugins.guided_decoding.schemas import closed, mapped, parts, walk
 from ferrule_plugins.guided_decoding.sources import foreign
 
@@ -213,7 +213,7 @@ class _Writer:
         found = mapped(found, _exact_format)
         options: dict[str, Any] = {"lenient": False, "whitespace_flexible": self._spec.any_whitespace}
         if self._spec.whitespace_pattern is not None and self._spec.any_whitespace:
-            options["whitespace_pattern"] = self._spec.whitespace_pattern
+            options["whitespace_pattern"] = whitespace(self._spec.whitespace_pattern)
         return {**found, "x-guidance": options}
 
     def _repeated(self, form: Repeated) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 _ANY = r"[\s\S]*"
@@ -87,3 +88,35 @@ def _check_escape(char: str) -> None:
         raise UnsupportedPattern("a backslash at the end of a pattern")
     if char not in _ANYWHERE:
         raise UnsupportedPattern(f"'\\{char}' in a pattern")
+
+
+_UNIT = re.compile(r"\\x..|\\u....|\\.|\[\^?(?:\\.|[^\]\\])*\]|.", re.DOTALL)
+_NOT_IN_JSON = ('"', "\\", *map(chr, range(32)))
+
+
+def in_json(pattern: str) -> bool:
+    """Whether all that a pattern without anchors matches can stand in a JSON string as it is."""
+    for unit in _UNIT.findall(pattern):
+        if unit in "()|*+?{}":
+            continue
+        try:
+            matches = re.compile(unit, re.DOTALL).fullmatch
+        except re.error:
+            return False
+        if any(matches(char) for char in _NOT_IN_JSON):
+            return False
+    return True
+
+
+_QUANTITY = re.compile(r"\{[0-9]+(?:,[0-9]*)?\}")
+_WHITESPACE = re.compile(r"(?:[ \n\t\r()|?*+\[\]]|\\[ntr])*")
+_CLASS_OF_SPACES = re.compile(r"\[[^\]^]*\]")
+
+
+def whitespace(pattern: str) -> str:
+    """The pattern, where it only matches what JSON has as white space. Raises ValueError."""
+    inside = _CLASS_OF_SPACES.sub(lambda found: found[0].replace("\\s", " \\t\\n\\r"), pattern)
+    found = inside.replace("\\s", "[ \\t\\n\\r]")
+    if not _WHITESPACE.fullmatch(_QUANTITY.sub("", found)):
+        raise ValueError("the pattern for white space also matches something else")
+    return found

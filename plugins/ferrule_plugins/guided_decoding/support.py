@@ -266,3 +266,35 @@ def finite_patterns(schema: dict[str, Any]) -> str | None:
     except UnsupportedPattern as error:
         return str(error)
     return None
+
+
+def ordered_bounds(schema: dict[str, Any]) -> str | None:
+    """Least and greatest lengths, which some libraries do not compare."""
+    for least, most in (("minLength", "maxLength"), ("minItems", "maxItems")):
+        bounds = [schema[keyword] for keyword in (least, most) if keyword in schema]
+        if any(type(bound) is not int or bound < 0 for bound in bounds):
+            raise ValueError(f"{least} or {most} is not a count")
+        if bounds != sorted(bounds):
+            raise ValueError(f"{least} is greater than {most}")
+    return None
+
+
+def said_type(schema: dict[str, Any]) -> str | None:
+    """For libraries that do not write values of any kind, or not all of them."""
+    if {"type", "enum", "const", "anyOf", "oneOf", "$ref"}.isdisjoint(schema):
+        return "a schema for values of any type"
+    inner = (*schema.get("properties", {}).values(), schema.get("items"), schema.get("additionalProperties"))
+    if any(value is True for value in inner[:-1]) or inner[-1] is True:
+        return "a schema for values of any type"
+    return "a schema that is false" if any(value is False for value in inner[:-1]) else None
+
+
+def simple_types(schema: dict[str, Any]) -> str | None:
+    """Several types without more that is said about one of them."""
+    if not isinstance(schema.get("type"), list):
+        return None
+    more = sorted(CLAIMS.intersection(schema) - {"type"})
+    structured = {"object", "array"}.intersection(schema["type"])
+    if more or structured:
+        return f"{more[0] if more else structured.pop()} in a list of types"
+    return None

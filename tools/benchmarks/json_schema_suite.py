@@ -25,10 +25,20 @@ from ferrule.interfaces.guided_decoding import GrammarBackend
 from ferrule.plugin import discover
 from ferrule.types import GrammarSpec, Json
 from ferrule_testkit.guided import accepts, sample, vocabulary
+from ferrule_testkit.kits.base import Broken
 
 BACKENDS = ("xgrammar", "guidance", "outlines", "lm-format-enforcer")
 DRAFTS = {"draft7": jsonschema.Draft7Validator, "draft2020-12": jsonschema.Draft202012Validator}
-COLUMNS = ("schemas", "refused", "wrong acceptances", "invalid samples", "wrong rejections", "instances", "unfinished")
+COLUMNS = (
+    "schemas",
+    "refused",
+    "wrong acceptances",
+    "invalid samples",
+    "dead ends",
+    "wrong rejections",
+    "instances",
+    "unfinished",
+)
 _SAMPLES = 20
 
 
@@ -61,7 +71,11 @@ def run(backend: GrammarBackend, validator: Any, schema: Any, tests: list[dict[s
                 yield "wrong acceptances" if accepted else "wrong rejections", text
                 break
     for seed in range(_SAMPLES):
-        text = sample(backend.load(data), backend.vocabulary, random.Random(seed), 10 + seed)
+        try:
+            text = sample(backend.load(data), backend.vocabulary, random.Random(seed), 10 + seed)
+        except Broken as error:
+            yield "dead ends", str(error)
+            continue
         if text is None:
             yield "unfinished", ""
         elif not _valid(validator, text):
@@ -97,7 +111,7 @@ def main(argv: list[str]) -> int:
                 if seen:
                     print(f"{name}: {column}: {case}: {json.dumps(schema)[:300]}: {seen[:200]}", file=sys.stderr)
         print(f"| `{name}` |", " | ".join(str(counts[column]) for column in COLUMNS), "|", flush=True)
-        wrong += counts["wrong acceptances"] + counts["invalid samples"]
+        wrong += counts["wrong acceptances"] + counts["invalid samples"] + counts["dead ends"]
     return int(wrong > 0)
 
 

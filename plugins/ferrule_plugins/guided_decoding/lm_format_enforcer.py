@@ -8,6 +8,7 @@ name.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -39,6 +40,7 @@ from ferrule_plugins.guided_decoding.support import (
 )
 
 _LONGEST = 500  # characters of an error
+_ESCAPED = re.compile(r"\\[ux]")
 _SPACE = " \t\n\r"
 _SPACES = 12  # in a row, at most: as many as the library's own limit
 
@@ -52,10 +54,15 @@ class LMFormatEnforcer(GrammarBackend):
         self._tokens = _Tokens(vocabulary)
 
     def refuses(self, spec: GrammarSpec) -> str | None:
+        for char in msgspec.json.encode(spec.form).decode():
+            if char >= "\x80" and char not in self._tokens.alphabet:
+                return f"the character {char!r}, which is not in one token"
         for part in walk(spec.form):
             match part:
                 case Fixed() | OneOf() | Series():
                     pass
+                case Regex(pattern) if _ESCAPED.search(pattern):
+                    return "a character by its number in a pattern"
                 case Regex(pattern):
                     try:
                         whole(pattern)
@@ -162,12 +169,12 @@ class _Tokens:
 class _Strict(CharacterLevelParser):  # type: ignore[misc]  # the library has no types
     """The library's parser of JSON without its faults.
 
-    It allows a comma before a closing bracket, fractions and exponents in an integer, an exponent after a point, control
-    characters in strings, and white space after the end. So exponents do not come, and -0 has no fraction.
+    It allows a comma before a closing bracket, fractions and exponents in an integer, an exponent after a point,
+    control characters in strings, and white space after the end. So exponents do not come, and -0 has no fraction.
     """
 
     def __init__(self, parser: CharacterLevelParser, spaces: bool, seen: _Seen) -> None:
-        super().__init__(parser.config)
+        super().__init__()
         self._parser = parser
         self._spaces = spaces
         self._seen = seen
@@ -258,6 +265,8 @@ def _known_values(schema: dict[str, Any]) -> str | None:
 
 
 def _writable(schema: dict[str, Any]) -> str | None:
+    if _ESCAPED.search(schema.get("pattern", "")):
+        return "a character by its number in a pattern"
     if "pattern" in schema and not in_json(anywhere(schema["pattern"])):
         return "pattern for a text with quotation marks, backslashes or control characters"
     return None

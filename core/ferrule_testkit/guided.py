@@ -105,9 +105,9 @@ def first_refused(grammar: Grammar, vocabulary: Vocabulary, ids: Sequence[int]) 
     return None if allowed(grammar, vocabulary)[list(vocabulary.stop_ids)].all() else len(ids)
 
 
-def accepts(grammar: Grammar, vocabulary: Vocabulary, text: str, rng: random.Random | None = None) -> bool:
-    """Whether a grammar in its first state follows a whole text and may end after it."""
-    return first_refused(grammar, vocabulary, tokens_of(text.encode(), vocabulary, rng)) is None
+def accepts(grammar: Grammar, vocabulary: Vocabulary, text: str) -> bool:
+    """Whether a grammar in its first state follows a whole text, byte by byte, and may end after it."""
+    return first_refused(grammar, vocabulary, tokens_of(text.encode(), vocabulary)) is None
 
 
 def sample(grammar: Grammar, vocabulary: Vocabulary, rng: random.Random, length: int = 60) -> bytes | None:

@@ -26,7 +26,7 @@ from lmformatenforcer.regexparser import RegexParser
 from ferrule.interfaces.guided_decoding import Grammar, GrammarBackend, Vocabulary
 from ferrule.types import Fixed, Form, GrammarSpec, Json, OneOf, Regex, Series
 from ferrule_plugins.guided_decoding.masks import Mask, Masks, TextGrammar, mask_of
-from ferrule_plugins.guided_decoding.patterns import FORMATS, UnsupportedPattern, anywhere, in_json, whole
+from ferrule_plugins.guided_decoding.patterns import UnsupportedPattern, units, whole
 from ferrule_plugins.guided_decoding.schemas import closed, mapped, walk
 from ferrule_plugins.guided_decoding.support import (
     Support,
@@ -37,6 +37,8 @@ from ferrule_plugins.guided_decoding.support import (
     plain_values,
     said_type,
     simple_types,
+    string_pattern,
+    whole_pattern,
 )
 
 _LONGEST = 500  # characters of an error
@@ -238,19 +240,9 @@ def _parser(form: Form, spec: GrammarSpec, alphabet: str) -> CharacterLevelParse
         case Series(parts):
             return SequenceParser([_parser(part, spec, alphabet) for part in parts])
         case Json(schema) if isinstance(schema, dict):
-            found = mapped(schema if spec.additional_properties else closed(schema), _whole_pattern)
+            found = mapped(schema if spec.additional_properties else closed(schema), whole_pattern)
             return _Strict(JsonSchemaParser(found, config), spec.any_whitespace, _Seen())
     raise ValueError(f"form {type(form).__name__}")
-
-
-def _whole_pattern(schema: dict[str, Any]) -> dict[str, Any]:
-    """The library matches whole strings, JSON Schema finds a pattern in them."""
-    if "format" in schema:
-        rest = {keyword: value for keyword, value in schema.items() if keyword != "format"}
-        return {**rest, "pattern": f"(?:{FORMATS[schema['format']]})"}
-    if "pattern" in schema:
-        return {**schema, "pattern": f"(?:{anywhere(schema['pattern'])})"}
-    return schema
 
 
 def _known_values(schema: dict[str, Any]) -> str | None:
@@ -264,12 +256,15 @@ def _known_values(schema: dict[str, Any]) -> str | None:
     return None
 
 
-def _writable(schema: dict[str, Any]) -> str | None:
+def _first_space(schema: dict[str, Any]) -> str | None:
+    """The library does not see white space at the beginning of a string."""
+    pattern = string_pattern(schema) or ""
     if _ESCAPED.search(schema.get("pattern", "")):
         return "a character by its number in a pattern"
-    if "pattern" in schema and not in_json(anywhere(schema["pattern"])):
-        return "pattern for a text with quotation marks, backslashes or control characters"
-    return None
+    if any(unit not in "()|*+?{}" and re.fullmatch(unit, " ") for unit in units(pattern)):
+        return "a pattern for white space"
+    strings = (*schema.get("enum", ()), schema.get("const", ""), *schema.get("properties", {}))
+    return "a string that begins with white space" if any(str(text)[:1].isspace() for text in strings) else None
 
 
 def _root_definitions(schema: dict[str, Any]) -> str | None:
@@ -295,15 +290,16 @@ def _whole_objects(schema: dict[str, Any]) -> str | None:
 
 
 _SUPPORT = Support(
+    any_value=False,
     keywords=frozenset(
         (
-            *("type", "$id", "maxLength", "pattern", "format", "items"),  # items are counted wrongly
+            *("type", "enum", "const", "$id", "pattern", "format", "items"),  # items are counted wrongly
             *("properties", "required", "additionalProperties"),
         )
     ),
-    alone=frozenset(("$ref", "anyOf", "enum", "const")),
+    alone=frozenset(("$ref", "anyOf")),
     checks=(
         *(plain_values, matching_types, named_required, finite_patterns, exact_formats, said_type),
-        *(simple_types, _known_values, _writable, _root_definitions, _whole_objects),
+        *(simple_types, _known_values, _first_space, _root_definitions, _whole_objects),
     ),
 )

@@ -17,17 +17,11 @@ from outlines_core import json_schema
 from ferrule.interfaces.guided_decoding import Grammar, GrammarBackend, Vocabulary
 from ferrule.types import Fixed, Form, GrammarSpec, Json, OneOf, Regex, Repeated, Series
 from ferrule_plugins.guided_decoding.masks import Mask, Masks, TextGrammar, mask_of
-from ferrule_plugins.guided_decoding.patterns import (
-    FORMATS,
-    UnsupportedPattern,
-    anywhere,
-    in_json,
-    whitespace,
-    whole,
-)
+from ferrule_plugins.guided_decoding.patterns import UnsupportedPattern, whitespace, whole
 from ferrule_plugins.guided_decoding.schemas import closed, mapped, walk
 from ferrule_plugins.guided_decoding.support import (
     Support,
+    circular,
     disjoint_options,
     exact_formats,
     finite_patterns,
@@ -38,6 +32,7 @@ from ferrule_plugins.guided_decoding.support import (
     plain_values,
     said_type,
     simple_types,
+    whole_pattern,
 )
 
 _LONGEST = 500  # characters of an error
@@ -66,7 +61,8 @@ class Outlines(GrammarBackend):
                     except UnsupportedPattern as error:
                         return str(error)
                 case Json(schema):
-                    if found := _SUPPORT.refused(schema if spec.additional_properties else closed(schema)):
+                    found = _SUPPORT.refused(schema if spec.additional_properties else closed(schema))
+                    if found := found or circular(schema):
                         return found
                 case _:
                     return f"{type(part).__name__.lower()} text, which is not a regular expression"
@@ -165,26 +161,9 @@ def _repeated(form: Repeated, spec: GrammarSpec) -> str:
 def _json(schema: dict[str, Any] | bool, spec: GrammarSpec) -> str:
     if isinstance(schema, bool):
         raise ValueError(f"the schema {schema} is not a regular expression")
-    found = mapped(schema if spec.additional_properties else closed(schema), _whole_pattern)
+    found = mapped(schema if spec.additional_properties else closed(schema), whole_pattern)
     pattern = whitespace(spec.whitespace_pattern) if spec.whitespace_pattern is not None else None
     return str(json_schema.build_regex_from_schema(json.dumps(found), pattern if spec.any_whitespace else ""))
-
-
-def _whole_pattern(schema: dict[str, Any]) -> dict[str, Any]:
-    """The library matches whole strings, JSON Schema finds a pattern in them."""
-    if "format" in schema:
-        rest = {keyword: value for keyword, value in schema.items() if keyword != "format"}
-        return {**rest, "pattern": f"^(?:{FORMATS[schema['format']]})$"}
-    if "pattern" in schema:
-        return {**schema, "pattern": f"^(?:{anywhere(schema['pattern'])})$"}
-    return schema
-
-
-def _writable(schema: dict[str, Any]) -> str | None:
-    """The library puts a pattern between quotation marks as it is."""
-    if "pattern" in schema and not in_json(anywhere(schema["pattern"])):
-        return "pattern for a text with quotation marks, backslashes or control characters"
-    return None
 
 
 def _whole_objects(schema: dict[str, Any]) -> str | None:
@@ -201,6 +180,7 @@ def _whole_objects(schema: dict[str, Any]) -> str | None:
 
 
 _SUPPORT = Support(
+    any_value=False,
     keywords=frozenset(
         (
             *("type", "enum", "const", "$id", "minLength", "maxLength", "pattern", "format"),
@@ -210,6 +190,6 @@ _SUPPORT = Support(
     alone=frozenset(("$ref", "anyOf", "oneOf")),
     checks=(
         *(plain_references, plain_values, matching_types, disjoint_options, named_required, ordered_bounds),
-        *(finite_patterns, exact_formats, said_type, simple_types, _writable, _whole_objects),
+        *(finite_patterns, exact_formats, said_type, simple_types, _whole_objects),
     ),
 )

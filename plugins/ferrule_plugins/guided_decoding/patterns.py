@@ -94,18 +94,34 @@ _UNIT = re.compile(r"\\x..|\\u....|\\.|\[\^?(?:\\.|[^\]\\])*\]|.", re.DOTALL)
 _NOT_IN_JSON = ('"', "\\", *map(chr, range(32)))
 
 
-def in_json(pattern: str) -> bool:
-    """Whether all that a pattern without anchors matches can stand in a JSON string as it is."""
-    for unit in _UNIT.findall(pattern):
+def json_text(pattern: str) -> str:
+    """The pattern for a JSON string in which it is found, without escapes. Raises UnsupportedPattern.
+
+    What would match any character does not match one that JSON escapes. A pattern that names one is not supported.
+    """
+    found = "".join(_without_escaped(unit) for unit in units(anywhere(pattern)))
+    for unit in units(found):
         if unit in "()|*+?{}":
             continue
         try:
             matches = re.compile(unit, re.DOTALL).fullmatch
         except re.error:
-            return False
+            raise UnsupportedPattern(f"{unit!r:.80} in a pattern") from None
         if any(matches(char) for char in _NOT_IN_JSON):
-            return False
-    return True
+            raise UnsupportedPattern("a pattern for quotation marks, backslashes or control characters")
+    return found
+
+
+def units(pattern: str) -> list[str]:
+    """Characters, classes and escapes of a pattern, and its operators."""
+    return _UNIT.findall(pattern)
+
+
+def _without_escaped(unit: str) -> str:
+    if unit in (".", r"\S", r"\D", r"\W", r"[\s\S]", r"[\S\s]", r"[\d\D]", r"[\w\W]"):
+        inside = {r"\S": r"\s", r"\D": "0-9", r"\W": r"\w"}.get(unit, "")
+        return rf'[^{inside}"\\\x00-\x1f]'
+    return rf'{unit[:-1]}"\\\x00-\x1f]' if unit.startswith("[^") else unit
 
 
 _QUANTITY = re.compile(r"\{[0-9]+(?:,[0-9]*)?\}")

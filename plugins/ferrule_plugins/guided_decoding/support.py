@@ -13,8 +13,8 @@ from urllib.parse import unquote
 
 from msgspec import Struct
 
-from ferrule_plugins.guided_decoding.patterns import FORMATS, UnsupportedPattern, anywhere
-from ferrule_plugins.guided_decoding.schemas import subschemas
+from ferrule_plugins.guided_decoding.patterns import FORMATS, UnsupportedPattern, json_text
+from ferrule_plugins.guided_decoding.schemas import parts, subschemas
 
 # Keywords that only make a claim about values of one type.
 _OF_TYPE = {
@@ -61,6 +61,7 @@ class Support(Struct, frozen=True):
     keywords: frozenset[str]
     alone: frozenset[str]
     checks: tuple[Check, ...] = ()
+    any_value: bool = True  # whether a schema that is just true is enforced
 
     def refused(self, document: Any) -> str | None:
         """The first thing in a schema that is not enforced. Raises ValueError for a schema that is wrong."""
@@ -72,7 +73,7 @@ class Support(Struct, frozen=True):
 
     def _refused(self, schema: Any, root: bool) -> str | None:
         if not isinstance(schema, dict):
-            return None
+            return "a schema for values of any type" if root and not self.any_value else None
         if not _DIALECTS.fullmatch(str(schema.get("$schema", "http://json-schema.org/draft-07/schema"))):
             return f"dialect {schema['$schema']!r:.80}"
         claims = CLAIMS.intersection(schema) - ({"$id"} if root else set())
@@ -129,6 +130,31 @@ def resolved(reference: str, document: Any) -> Any:
         else:
             raise ValueError(f"$ref {reference!r:.80} leads nowhere")
     return found
+
+
+def circular(document: Any) -> str | None:
+    """A reference that leads into a schema that it is in; for libraries that follow references to some depth only."""
+    inside: dict[str, set[str]] = {}
+    waiting = _references(document)
+    while waiting:
+        reference = waiting.pop()
+        if reference not in inside:
+            inside[reference] = _references(resolved(reference, document))
+            waiting |= inside[reference]
+    for reference in inside:
+        seen, waiting = set(), set(inside[reference])
+        while waiting:
+            found = waiting.pop()
+            if found == reference:
+                return f"$ref {reference!r:.80} to a schema that it is in"
+            if found not in seen:
+                seen.add(found)
+                waiting |= inside[found]
+    return None
+
+
+def _references(schema: Any) -> set[str]:
+    return {inner["$ref"] for inner in parts(schema) if "$ref" in inner}
 
 
 # ------------------------------------------------------------------------------------------------ checks
@@ -218,15 +244,33 @@ def named_required(schema: dict[str, Any]) -> str | None:
 
 
 def matching_types(schema: dict[str, Any]) -> str | None:
-    """`enum` or `const` beside a `type` that all values have."""
+    """`enum` or `const` beside a `type` that all values have, and beside nothing else."""
     fixed, types = _fixed(schema), type_names(schema)
-    if fixed is None or not types:
+    if fixed is None:
+        return None
+    if beside := sorted(CLAIMS.intersection(schema) - {"type", "const" if "const" in schema else "enum", "$id"}):
+        return f"keyword {beside[0]} beside enum or const"
+    if not types:
         return None
     for value in fixed:
         integer = _kind(value) == "number" and float(value).is_integer() and "integer" in types
         if _kind(value) not in types and not integer:
             return f"value {value!r:.80} that is not of the type beside it"
     return None
+
+
+def string_pattern(schema: dict[str, Any]) -> str | None:
+    """What the characters of a string match as a whole, by its format or its pattern."""
+    if "format" in schema:
+        return FORMATS[schema["format"]]
+    return json_text(schema["pattern"]) if "pattern" in schema else None
+
+
+def whole_pattern(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema for libraries that match whole strings where JSON Schema finds a pattern in them."""
+    pattern = string_pattern(schema)
+    rest = {keyword: value for keyword, value in schema.items() if keyword not in ("format", "pattern")}
+    return schema if pattern is None else {**rest, "pattern": f"^(?:{pattern})$"}
 
 
 def plain_names(schema: dict[str, Any]) -> str | None:
@@ -262,7 +306,7 @@ def finite_patterns(schema: dict[str, Any]) -> str | None:
     if not isinstance(schema.get("pattern", ""), str):
         raise ValueError("pattern is not a string")
     try:
-        anywhere(schema.get("pattern", ""))
+        json_text(schema.get("pattern", ""))
     except UnsupportedPattern as error:
         return str(error)
     return None

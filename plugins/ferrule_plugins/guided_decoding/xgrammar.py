@@ -42,7 +42,7 @@ from ferrule.types import (
     Until,
 )
 from ferrule_plugins.guided_decoding.masks import Mask, Masks, TextGrammar
-from ferrule_plugins.guided_decoding.patterns import FORMATS, UnsupportedPattern, anywhere, whole
+from ferrule_plugins.guided_decoding.patterns import UnsupportedPattern, whole
 from ferrule_plugins.guided_decoding.schemas import closed, mapped, walk
 from ferrule_plugins.guided_decoding.sources import foreign
 from ferrule_plugins.guided_decoding.support import (
@@ -55,6 +55,7 @@ from ferrule_plugins.guided_decoding.support import (
     plain_names,
     plain_references,
     plain_values,
+    string_pattern,
     unique_count,
 )
 
@@ -85,6 +86,8 @@ class XGrammar(GrammarBackend):
                 case Json(schema):
                     if found := _SUPPORT.refused(schema if spec.additional_properties else closed(schema)):
                         return found
+                case Regex(pattern) if _LONG_NUMBER.search(pattern):
+                    return _AMBIGUOUS
                 case Regex(pattern):
                     try:
                         whole(pattern)
@@ -225,24 +228,44 @@ def _json(schema: dict[str, Any] | bool, spec: GrammarSpec) -> str:
     if schema is False:
         raise ValueError("no value satisfies the schema false")
     found = schema if spec.additional_properties else closed(schema)
-    text = json.dumps(mapped(found, _whole_pattern))
+    patterns: list[str] = []
+
+    def numbered(schema: dict[str, Any]) -> dict[str, Any]:
+        """In the place of a pattern its number: the library's automata for patterns accept too much."""
+        pattern = string_pattern(schema)
+        if pattern is None:
+            return schema
+        patterns.append(pattern)
+        rest = {keyword: value for keyword, value in schema.items() if keyword not in ("format", "pattern")}
+        return {**rest, "pattern": f"pattern{len(patterns) - 1}_"}
+
+    text = json.dumps(mapped(found, numbered))
     grammar = str(xgrammar.Grammar.from_json_schema(text, any_whitespace=spec.any_whitespace, strict_mode=False))
     grammar = _LENGTH.sub("(mended_character)", grammar)
-    return _NAMES.sub(lambda rule: rule[0].replace("basic_escape", "mended_escape"), grammar) + _ADDED
+    grammar = _NAMES.sub(lambda rule: rule[0].replace("basic_escape", "mended_escape"), grammar)
+    grammar = _PATTERN.sub(r"\1root", grammar)
+    return "\n".join((grammar, _ADDED, *(_pattern_rules(number, pattern) for number, pattern in enumerate(patterns))))
 
 
-def _whole_pattern(schema: dict[str, Any]) -> dict[str, Any]:
-    """The library matches whole strings, JSON Schema finds a pattern in them."""
-    if "format" in schema:
-        rest = {keyword: value for keyword, value in schema.items() if keyword != "format"}
-        return {**rest, "pattern": f"^(?:{FORMATS[schema['format']]})$"}
-    if "pattern" in schema:
-        return {**schema, "pattern": f"^(?:{anywhere(schema['pattern'])})$"}
-    return schema
+def _pattern_rules(number: int, pattern: str) -> str:
+    """The rules of a pattern, with names that are its own."""
+    grammar = str(xgrammar.Grammar.from_regex(pattern))
+    return _RULE.sub(lambda found: f"pattern{number}_{found[1]}" if found[1] else found[0], grammar)
+
+
+# The library reads more digits than the two or four that belong to a character's number.
+_LONG_NUMBER = re.compile(r"\\x[0-9a-fA-F]{3}|\\u[0-9a-fA-F]{5}")
+_AMBIGUOUS = "a digit after the number of a character in a pattern"
+
+
+def _short_numbers(schema: dict[str, Any]) -> str | None:
+    return _AMBIGUOUS if _LONG_NUMBER.search(schema.get("pattern", "")) else None
 
 
 # The library counts raw control characters, which JSON does not allow, and none that are escaped.
 _LENGTH = re.compile(re.escape(r"([^\"\\\r\n])"))
+_PATTERN = re.compile(r'Regex\("(pattern\d+_)", json_string=true\)')
+_RULE = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|\b(root\w*)')
 # Properties that the schema does not name may have any other name, and an escape could spell one that it names.
 _NAMES = re.compile(r"^\w+_addl_key(?:_\d+)? ::= .*$", re.MULTILINE)
 _ADDED = r"""
@@ -266,6 +289,6 @@ _SUPPORT = Support(
     alone=frozenset(("$ref", "anyOf", "oneOf")),
     checks=(
         *(plain_references, plain_values, matching_types, disjoint_options, named_required),
-        *(plain_names, unique_count, finite_patterns, exact_formats),
+        *(plain_names, unique_count, finite_patterns, exact_formats, _short_numbers),
     ),
 )

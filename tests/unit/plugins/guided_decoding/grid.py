@@ -11,7 +11,7 @@ class Row(NamedTuple):
     schema: dict[str, Any] | bool
     valid: list[Any]
     invalid: list[Any]
-    others: list[Any] = []  # noqa: RUF012
+    others: list[Any] = []
 
 
 def obj(properties: dict[str, Any], required: list[str] | None = None, **more: Any) -> dict[str, Any]:
@@ -93,13 +93,15 @@ GRID = (
     Row(obj({"a": INT, "b": STR}, ["b"]), [{"b": "x"}, {"a": 1, "b": "x"}], [{"a": 1}]),
     Row(obj({"é b": INT, "c-d.e": STR}, ["é b"]), [{"é b": 1, "c-d.e": ""}], [{"c-d.e": ""}]),
     Row({"type": "object", "properties": {"a": INT}}, [{}, {"a": 1}], [{"a": "b"}], [{"b": "x"}, {"a": 1, "b": []}]),
-    Row({"type": "object", "properties": {"a": INT}, "required": ["a"]}, [{"a": 1}], [{}, {"b": 1}], [{"a": 1, "c": 2}]),
+    Row({"type": "object", "properties": {"a": INT}, "required": ["a"]}, [{"a": 1}], [{}, {"b": 1}],
+        [{"a": 1, "c": 2}]),
     Row({"type": "object", "additionalProperties": INT}, [{}, {"x": 1, "y": 2}], [{"x": "a"}]),
     Row(obj({"a": STR}, additionalProperties=INT), [{"a": "x", "b": 1}], [{"a": "x", "b": "y"}]),
     Row({"type": "object", "required": ["a"]}, [{"a": 1}], [{}, {"b": 1}]),
     Row({"type": "object", "minProperties": 1, "additionalProperties": INT}, [{"a": 1}], [{}]),
     Row(obj({"a": INT, "b": INT}, maxProperties=1), [{}, {"b": 1}], [{"a": 1, "b": 2}]),
-    Row({"type": "object", "patternProperties": {"^x": INT}, "additionalProperties": False}, [{"xa": 1}], [{"xa": "b"}]),
+    Row({"type": "object", "patternProperties": {"^x": INT}, "additionalProperties": False},
+        [{"xa": 1}], [{"xa": "b"}]),
     Row({"type": "object", "propertyNames": {"pattern": "^x"}}, [{"x": 1}], [{"a": 1}]),
     Row({"type": "object", "dependentRequired": {"a": ["b"]}}, [{"b": 1}, {"a": 1, "b": 2}], [{"a": 1}]),
     Row({"type": "object", "dependencies": {"a": ["b"]}}, [{"b": 1}], [{"a": 1}]),
@@ -132,5 +134,6 @@ GRID = (
     Row({"title": "T", "description": "d", "default": 1, "examples": [1], "$comment": "c", "deprecated": True, **INT},
         [1], ["a"]),
     Row({"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": "https://example.com/a", **INT}, [1], ["a"]),
-    Row({"$schema": "http://json-schema.org/draft-07/schema#", "readOnly": True, "x-kind": {"not": {}}, **INT}, [1], ["a"]),
+    Row({"$schema": "http://json-schema.org/draft-07/schema#", "readOnly": True, "x-kind": {"not": {}}, **INT},
+        [1], ["a"]),
 )  # fmt: skip

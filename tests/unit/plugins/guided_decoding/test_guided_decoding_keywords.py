@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from functools import lru_cache
 from typing import Any
 
 import jsonschema
@@ -12,18 +13,18 @@ import pytest
 from ferrule.interfaces.guided_decoding import GrammarBackend
 from ferrule.plugin import discover
 from ferrule.types import GrammarSpec, Json
-from ferrule_testkit.guided import MERGED, accepts, sample, vocabulary
-from tests.shared import once
+from ferrule_testkit.guided import MERGED, accepts, first_refused, sample, vocabulary, whole_tokens_of
 from tests.unit.plugins.guided_decoding.grid import GRID, Row
 
 BACKENDS = ("xgrammar", "guidance", "outlines", "lm-format-enforcer")
 ONLY_NAMED = ("outlines", "lm-format-enforcer")  # they never write properties that a schema does not name
+WHOLE_CHARACTERS = "lm-format-enforcer"  # it follows no token that is a part of one
 MANY, FEW = 20, 4  # random texts
 JUDGE = jsonschema.Draft202012Validator
 PLUGINS = discover()
 
 
-@once
+@lru_cache(maxsize=len(BACKENDS))
 def backend(name: str) -> GrammarBackend:
     characters = sorted({char for char in json.dumps([row[1] for row in GRID], ensure_ascii=False) if char >= "\x80"})
     merged = (*MERGED, *(char for char in characters if char not in MERGED))
@@ -38,7 +39,11 @@ def check(name: str, row: Row, samples: int) -> None:
     data = found.compile(spec)
 
     def allows(value: Any, **style: Any) -> bool:
-        return accepts(found.load(data), found.vocabulary, json.dumps(value, ensure_ascii=False, **style))
+        text = json.dumps(value, ensure_ascii=False, **style)
+        ids = whole_tokens_of(text, found.vocabulary)
+        if name != WHOLE_CHARACTERS and not accepts(found.load(data), found.vocabulary, text):
+            return False
+        return first_refused(found.load(data), found.vocabulary, ids) is None
 
     others = [] if name in ONLY_NAMED else row.others
     for style in ({}, {"separators": (",", ":")}):

@@ -72,14 +72,14 @@ def run(backend: GrammarBackend, validator: Any, schema: Any, tests: list[dict[s
                 break
     for seed in range(_SAMPLES):
         try:
-            text = sample(backend.load(data), backend.vocabulary, random.Random(seed), 10 + seed)
+            made = sample(backend.load(data), backend.vocabulary, random.Random(seed), 10 + seed)
         except Broken as error:
             yield "dead ends", str(error)
             continue
-        if text is None:
+        if made is None:
             yield "unfinished", ""
-        elif not _valid(validator, text):
-            yield "invalid samples", repr(text)
+        elif not _valid(validator, made):
+            yield "invalid samples", repr(made)
 
 
 def _valid(validator: Any, text: bytes) -> bool:

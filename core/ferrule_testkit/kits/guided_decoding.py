@@ -20,14 +20,9 @@ _WALKS = 12  # random texts of each form
 _OTHER_TOKENS = 12  # tokens outside the mask that are tried at a place
 
 
-class GuidedDecodingKit(Kit):
-    """A backend allows exactly the tokens with which a text of the form can go on, or refuses the form.
+class _Parts(Kit):
+    """What the promises are made of: forms that are compiled, and places in their texts."""
 
-    Give `forms` where those of the kit say too little of what the plugin is for, and `half_characters` as False where
-    a character is always one token or part of one.
-    """
-
-    kind = "guided_decoding"
     forms: Sequence[FormTexts] = FORMS
     half_characters: bool = True  # whether tokens that are parts of a character are allowed
 
@@ -40,7 +35,58 @@ class GuidedDecodingKit(Kit):
         backend: GrammarBackend = self.plugin(self.vocabulary)
         return backend
 
-    # ------------------------------------------------------------------------------------ promises
+    def _compiled(self) -> Iterator[tuple[FormTexts, bytes]]:
+        """What is not refused, compiled."""
+        backend = self.make()
+        for texts in self.forms:
+            spec = GrammarSpec(form=texts.form)
+            if backend.refuses(spec) is None:
+                yield texts, backend.compile(spec)
+
+    def _grammars(self) -> Iterator[tuple[FormTexts, Callable[[], Grammar]]]:
+        """Each form that is not refused, and what gives its grammar in its first state."""
+        backend = self.make()
+        for texts, data in self.compiled():
+            yield texts, lambda data=data: backend.load(data)  # type: ignore[misc]
+
+    def _steps(self) -> Iterator[tuple[FormTexts, Grammar, np.ndarray]]:
+        """(form, grammar, its mask as bits) at each place of a text of each form."""
+        for texts, grammar in self._grammars():
+            current = grammar()
+            for token in [*self._tokens(texts.good[-1], random.Random(4)), None]:
+                yield texts, current, allowed(current, self.vocabulary)
+                if token is not None:
+                    current.accept([token])
+
+    def _beside(self) -> tuple[GrammarBackend, list[Grammar]]:
+        """Grammars of all forms at different places, some of them finished, and the backend that they are of."""
+        backend, found = self.make(), []
+        for texts, data in self.compiled():
+            ids = [*self._tokens(texts.good[-1]), self.vocabulary.stop_ids[0]]
+            for end in (0, len(ids), len(ids) // 2, len(ids) - 1):
+                grammar = backend.load(data)
+                grammar.accept(ids[:end])
+                found.append(grammar)
+        return backend, found
+
+    def _tokens(self, text: str, rng: random.Random | None = None) -> list[int]:
+        """A text as tokens: the shortest without `rng`."""
+        if self.half_characters:
+            return tokens_of(text.encode(), self.vocabulary, rng)
+        return whole_tokens_of(text, self.vocabulary, rng)
+
+    def _text(self, ids: Sequence[int]) -> str:
+        return shown([self.vocabulary.tokens[id] for id in ids])
+
+
+class GuidedDecodingKit(_Parts):
+    """A backend allows exactly the tokens with which a text of the form can go on, or refuses the form.
+
+    Give `forms` where those of the kit say too little of what the plugin is for, and `half_characters` as False where
+    a character is always one token or part of one.
+    """
+
+    kind = "guided_decoding"
 
     def test_some_form_is_enforced(self) -> None:
         """At least one of the forms is not refused, and what is refused is named in one line."""
@@ -243,51 +289,6 @@ class GuidedDecodingKit(Kit):
                 promise(
                     first_refused(backend.load(data), self.vocabulary, ids) is not None, f"{options} allows {text!r}"
                 )
-
-    # ------------------------------------------------------------------------------------ parts
-
-    def _compiled(self) -> Iterator[tuple[FormTexts, bytes]]:
-        """What is not refused, compiled."""
-        backend = self.make()
-        for texts in self.forms:
-            spec = GrammarSpec(form=texts.form)
-            if backend.refuses(spec) is None:
-                yield texts, backend.compile(spec)
-
-    def _grammars(self) -> Iterator[tuple[FormTexts, Callable[[], Grammar]]]:
-        """Each form that is not refused, and what gives its grammar in its first state."""
-        backend = self.make()
-        for texts, data in self.compiled():
-            yield texts, lambda data=data: backend.load(data)  # type: ignore[misc]
-
-    def _steps(self) -> Iterator[tuple[FormTexts, Grammar, np.ndarray]]:
-        """(form, grammar, its mask as bits) at each place of a text of each form."""
-        for texts, grammar in self._grammars():
-            current = grammar()
-            for token in [*self._tokens(texts.good[-1], random.Random(4)), None]:
-                yield texts, current, allowed(current, self.vocabulary)
-                if token is not None:
-                    current.accept([token])
-
-    def _beside(self) -> tuple[GrammarBackend, list[Grammar]]:
-        """Grammars of all forms at different places, some of them finished, and the backend that they are of."""
-        backend, found = self.make(), []
-        for texts, data in self.compiled():
-            ids = [*self._tokens(texts.good[-1]), self.vocabulary.stop_ids[0]]
-            for end in (0, len(ids), len(ids) // 2, len(ids) - 1):
-                grammar = backend.load(data)
-                grammar.accept(ids[:end])
-                found.append(grammar)
-        return backend, found
-
-    def _tokens(self, text: str, rng: random.Random | None = None) -> list[int]:
-        """A text as tokens: the shortest without `rng`."""
-        if self.half_characters:
-            return tokens_of(text.encode(), self.vocabulary, rng)
-        return whole_tokens_of(text, self.vocabulary, rng)
-
-    def _text(self, ids: Sequence[int]) -> str:
-        return shown([self.vocabulary.tokens[id] for id in ids])
 
 
 def _decoded_right(texts: FormTexts, text: bytes) -> bool:

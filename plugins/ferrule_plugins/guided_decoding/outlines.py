@@ -65,8 +65,8 @@ class Outlines(GrammarBackend):
                     if found := found or circular(schema):
                         return found
                 case _:
-                    return f"{type(part).__name__.lower()} text, which is not a regular expression"
-        return None
+                    return f"form {type(part).__name__}, which is not a regular expression"
+        return "a text that may be empty" if _may_be_empty(spec.form) else None
 
     def compile(self, spec: GrammarSpec) -> bytes:
         try:  # with an end that is looked for, "a|ab" is not done after an a
@@ -122,6 +122,25 @@ class OutlinesGrammar(TextGrammar):
 
     def fork(self) -> Grammar:
         return OutlinesGrammar(self._index, self.masks, self._states.copy(), self.stopped)
+
+
+def _may_be_empty(form: Form) -> bool:
+    """The library's index does not begin at the end that is looked for."""
+    match form:
+        case Fixed(text):
+            return not text
+        case Regex(pattern):
+            try:
+                return re.fullmatch(whole(pattern), "") is not None
+            except re.error:
+                return False
+        case OneOf(options):
+            return any(map(_may_be_empty, options))
+        case Series(parts):
+            return all(map(_may_be_empty, parts))
+        case Repeated(part, separator, least, most):
+            return least == 0 or most == 0 or (_may_be_empty(part) and (least == 1 or not separator))
+    return False
 
 
 # ------------------------------------------------------------------------------------------------ expressions

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from ferrule_testkit.kits.attention import AttentionKit
     from ferrule_testkit.kits.command import CommandKit
     from ferrule_testkit.kits.executor import ExecutorKit
+    from ferrule_testkit.kits.forms import FormTexts
+    from ferrule_testkit.kits.guided_decoding import GuidedDecodingKit
     from ferrule_testkit.kits.hooks import HooksKit
     from ferrule_testkit.kits.hub import HubKit
     from ferrule_testkit.kits.kv_cache import KVCacheKit
@@ -43,6 +45,8 @@ _HOMES = MappingProxyType(
         "CallText": "tool_parser",
         "CommandKit": "command",
         "ExecutorKit": "executor",
+        "FormTexts": "forms",
+        "GuidedDecodingKit": "guided_decoding",
         "HooksKit": "hooks",
         "HubKit": "hub",
         "KVCacheKit": "kv_cache",
@@ -69,6 +73,8 @@ __all__ = [
     "CallText",
     "CommandKit",
     "ExecutorKit",
+    "FormTexts",
+    "GuidedDecodingKit",
     "HooksKit",
     "HubKit",
     "KVCacheKit",

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import llguidance
 import numpy as np
-from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
+from llguidance.gbnf_to_lark import any_to_lark
 
 from ferrule.interfaces.guided_decoding import Grammar, GrammarBackend, Vocabulary
 from ferrule.types import (
@@ -31,44 +31,61 @@ from ferrule.types import (
     Triggered,
     Until,
 )
-from ferrule_plugins.guided_decoding.schemas import SPACE, closed
+from ferrule_plugins.guided_decoding.masks import Mask, Masks, TextGrammar
+from ferrule_plugins.guided_decoding.patterns import FORMATS, whitespace
+from ferrule_plugins.guided_decoding.schemas import SPACE, closed, mapped, parts, walk
+from ferrule_plugins.guided_decoding.sources import foreign
 
 _LONGEST = 500  # characters of an error
 _ANY = "/(?s:.*)/"
+_OPTIONS = '%llguidance {"no_forcing": true}'  # text that must come may come in any tokens
 _PLACE = re.compile(r"at (\d+)\((\d+)\): ")
 _UNKNOWN = ("Unimplemented", "Unsupported", "unsupported", "Unknown format", "not supported")
 _LIMITS = llguidance.LLParserLimits(verbose_errors=False)
 
 
 class Guidance(GrammarBackend):
-    conformance = "ferrule_plugins.guided_decoding.samples:GUIDANCE"
-
     def __init__(self, vocabulary: Vocabulary) -> None:
         super().__init__(vocabulary)
-        self._tokenizer = llguidance.LLTokenizer(cast(Any, _Tokens(vocabulary)), eos_token=list(vocabulary.stop_ids))
+        self._tokenizer = llguidance.LLTokenizer(
+            llguidance.TokenizerWrapper(_Tokens(vocabulary)), eos_token=list(vocabulary.stop_ids)
+        )
+        self._masks = Masks(vocabulary)
         self._executor = llguidance.LLExecutor()
 
     def refuses(self, spec: GrammarSpec) -> str | None:
-        """What the library says: it knows which keywords it does not know."""
+        """What the library says: it knows which keywords it does not know. `$id` inside a schema misleads it."""
+        for part in walk(spec.form):
+            if isinstance(part, Rules) and (found := foreign(part.source)):
+                return found
+            if isinstance(part, Json) and any(
+                "$id" in inner for inner in parts(part.schema) if inner is not part.schema
+            ):
+                return "keyword $id inside a schema"
         error = llguidance.LLMatcher.validate_grammar(_source(spec), self._tokenizer, limits=_LIMITS)
         return _plain(error) if any(mark in error for mark in _UNKNOWN) else None
 
     def compile(self, spec: GrammarSpec) -> bytes:
         source = _source(spec)
         mask = np.zeros(self.vocabulary.words, np.int32)
-        GuidanceGrammar(self._matcher(source)).fill(mask)
+        self.load(source.encode()).fill(mask)
         if not mask.any():
             raise ValueError("no text satisfies it")
         return source.encode()
 
     def load(self, data: bytes) -> Grammar:
-        return GuidanceGrammar(self._matcher(data.decode()))
+        return GuidanceGrammar(self._matcher(data.decode()), self._masks)
 
     def fill(self, grammars: Sequence[Grammar], masks: np.ndarray[Any, Any]) -> None:
-        matchers = [(cast(GuidanceGrammar, grammar).matcher, row) for row, grammar in enumerate(grammars)]
+        ours = [cast(GuidanceGrammar, grammar) for grammar in grammars]
+        matchers = [(grammar.matcher, row) for row, grammar in enumerate(ours) if not grammar.stopped]
         self._executor.unsafe_compute_mask_ptr(matchers, masks.ctypes.data, 4 * masks.shape[1], len(masks))
-        for matcher, _ in matchers:
-            _check(matcher)
+        for grammar, mask in zip(ours, masks, strict=True):
+            _check(grammar.matcher)
+            if grammar.stopped:
+                grammar.fill(mask)
+            else:
+                grammar.finish(mask)
 
     def _matcher(self, source: str) -> llguidance.LLMatcher:
         matcher = llguidance.LLMatcher(self._tokenizer, source, log_level=0, limits=_LIMITS)
@@ -76,26 +93,28 @@ class Guidance(GrammarBackend):
         return matcher
 
 
-class GuidanceGrammar(Grammar):
-    def __init__(self, matcher: llguidance.LLMatcher) -> None:
+class GuidanceGrammar(TextGrammar):
+    """The library knows one stop token and cannot go back over it, so it does not see them."""
+
+    def __init__(self, matcher: llguidance.LLMatcher, masks: Masks, stopped: int = 0) -> None:
+        super().__init__(masks, stopped)
         self.matcher = matcher
 
-    def fill(self, mask: np.ndarray[Any, Any]) -> None:
+    def may_end(self) -> bool:
+        return bool(self.matcher.is_accepting())
+
+    def fill_text(self, mask: Mask) -> None:
         self.matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         _check(self.matcher)
 
-    def accept(self, ids: Sequence[int]) -> bool:
-        return bool(self.matcher.try_consume_tokens(list(ids)) == len(ids))
+    def follow(self, id: int) -> bool:
+        return bool(self.matcher.try_consume_tokens([id]) == 1)
 
-    def rollback(self, count: int) -> None:
+    def take_back(self, count: int) -> None:
         self.matcher.rollback(count)
 
-    @property
-    def finished(self) -> bool:
-        return bool(self.matcher.is_stopped())
-
     def fork(self) -> Grammar:
-        return GuidanceGrammar(self.matcher.deep_copy())
+        return GuidanceGrammar(self.matcher.deep_copy(), self.masks, self.stopped)
 
 
 def _check(matcher: llguidance.LLMatcher) -> None:
@@ -135,7 +154,7 @@ def _source(spec: GrammarSpec) -> str:
     """The whole constraint as the library's grammar, JSON text. Raises ValueError."""
     writer = _Writer(spec)
     start = writer.write(spec.form)
-    lark = "\n".join(["%llguidance {}", f"start: {start}", *writer.rules])
+    lark = "\n".join([_OPTIONS, f"start: {start}", *writer.rules])
     return json.dumps({"grammars": [{"name": "output", "lark_grammar": lark}, *writer.grammars]})
 
 
@@ -161,6 +180,8 @@ class _Writer:
                 name = f"rules{next(self._numbers)}"
                 self.grammars.append({"name": name, "lark_grammar": _lark(source)})
                 return f"@{name}"
+            case OneOf(()):
+                raise ValueError("a choice without options")
             case OneOf(options):
                 return f"({' | '.join(self.rule(option) for option in options)})"
             case Series(parts):
@@ -189,9 +210,11 @@ class _Writer:
         found = dict(schema) if isinstance(schema, dict) else {}
         if not self._spec.additional_properties:
             found = closed(found)
+        found = mapped(found, _exact_format)
         options: dict[str, Any] = {"lenient": False, "whitespace_flexible": self._spec.any_whitespace}
         if self._spec.any_whitespace:
-            options["whitespace_pattern"] = self._spec.whitespace_pattern or SPACE
+            given = self._spec.whitespace_pattern
+            options["whitespace_pattern"] = SPACE if given is None else whitespace(given)
         return {**found, "x-guidance": options}
 
     def _repeated(self, form: Repeated) -> str:
@@ -222,6 +245,14 @@ class _Writer:
         return f"{next(parts)} {self.rule(tag.content)} {next(parts)}"
 
 
+def _exact_format(schema: dict[str, Any]) -> dict[str, Any]:
+    """Formats of which the library allows too much become patterns."""
+    if schema.get("format") not in ("date", "time", "date-time"):
+        return schema
+    rest = {keyword: value for keyword, value in schema.items() if keyword != "format"}
+    return {**rest, "allOf": [*schema.get("allOf", []), {"pattern": f"^({FORMATS[schema['format']]})$"}]}
+
+
 def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
@@ -234,5 +265,7 @@ def _regex(pattern: str) -> str:
 def _lark(source: str) -> str:
     try:
         return str(any_to_lark(source))
-    except GbnfToLarkError as error:
-        raise ValueError(f"the grammar is wrong: {error}") from None
+    except RecursionError:
+        raise
+    except Exception as error:  # the library raises plain ones
+        raise ValueError(f"the grammar is wrong: {_plain(str(error))}") from None

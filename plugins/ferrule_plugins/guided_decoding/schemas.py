@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from ferrule.types import Form, Json, OneOf, Repeated, Series, Triggered
+from ferrule.types import Form, OneOf, Repeated, Series, Triggered
 
 # Between the parts of JSON: enough for an indentation, and few enough that a model cannot go on with it for ever.
 MOST_SPACE = 48
@@ -43,13 +43,6 @@ def walk(form: Form) -> Iterator[Form]:
         yield from walk(child)
 
 
-def schemas(form: Form) -> Iterator[dict[str, Any] | bool]:
-    """Every schema of a form, subschemas included."""
-    for part in walk(form):
-        if isinstance(part, Json):
-            yield from subschemas(part.schema)
-
-
 def subschemas(schema: Any) -> Iterator[Any]:
     """A schema and everything in it that is a schema."""
     yield schema
@@ -59,16 +52,26 @@ def subschemas(schema: Any) -> Iterator[Any]:
                 yield from subschemas(inner)
 
 
+def parts(schema: Any) -> Iterator[dict[str, Any]]:
+    """Everything in a schema that is a schema and not just true or false."""
+    return (inner for inner in subschemas(schema) if isinstance(inner, dict))
+
+
 def closed(schema: Any) -> Any:
     """The schema without properties that it does not name, where it names some and does not say otherwise."""
+    return mapped(schema, _closed)
+
+
+def _closed(schema: dict[str, Any]) -> dict[str, Any]:
+    said = {"additionalProperties", "unevaluatedProperties", "patternProperties"}.intersection(schema)
+    return schema if said or "properties" not in schema else {**schema, "additionalProperties": False}
+
+
+def mapped(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
+    """The schema with `change` made to everything in it that is a schema and an object, innermost first."""
     if not isinstance(schema, dict):
         return schema
-    found = {keyword: _closed_inside(keyword, value) for keyword, value in schema.items()}
-    if "properties" in schema and not {"additionalProperties", "unevaluatedProperties", "patternProperties"} & set(
-        schema
-    ):
-        found["additionalProperties"] = False
-    return found
+    return change({keyword: _mapped(keyword, value, change) for keyword, value in schema.items()})
 
 
 def _inner(keyword: str, value: Any) -> list[Any]:
@@ -79,9 +82,9 @@ def _inner(keyword: str, value: Any) -> list[Any]:
     return [value] if keyword in _SCHEMA and isinstance(value, dict | bool) else []
 
 
-def _closed_inside(keyword: str, value: Any) -> Any:
+def _mapped(keyword: str, value: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
     if keyword in _LIST and isinstance(value, list):
-        return [closed(inner) for inner in value]
+        return [mapped(inner, change) for inner in value]
     if keyword in _MAP and isinstance(value, dict):
-        return {name: closed(inner) for name, inner in value.items()}
-    return closed(value) if keyword in _SCHEMA else value
+        return {name: mapped(inner, change) for name, inner in value.items()}
+    return mapped(value, change) if keyword in _SCHEMA else value

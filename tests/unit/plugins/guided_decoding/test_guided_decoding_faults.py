@@ -1,0 +1,102 @@
+"""Faults of the libraries that the backends mend or refuse: each of these was allowed."""
+
+from __future__ import annotations
+
+import pytest
+
+from ferrule.plugin import discover
+from ferrule.types import Fixed, Form, GrammarSpec, Json, Regex, Rules, Series
+from ferrule_plugins.guided_decoding.patterns import UnsupportedPattern, anywhere, json_text, whitespace, whole
+from ferrule_testkit.guided import accepts, vocabulary
+
+VOCABULARY = vocabulary()
+NAMED = {"type": "object", "properties": {"a": {"type": "integer"}}}
+CLOSED = {**NAMED, "additionalProperties": False}
+
+
+def allows(name: str, form: Form, text: str) -> bool | None:
+    """None: refused."""
+    backend = discover().make("guided_decoding", name, VOCABULARY)
+    spec = GrammarSpec(form=form)
+    if backend.refuses(spec) is not None:
+        return None
+    return accepts(backend.load(backend.compile(spec)), VOCABULARY, text)
+
+
+@pytest.mark.parametrize(
+    ("schema", "right", "wrong"),
+    [
+        (NAMED, '{"a":1,"b\\u0061":"x"}', '{"a":1,"\\u0061":"x"}'),
+        ({"type": "string", "maxLength": 2}, '"\\n\\u00e9"', '"a\tb"'),
+        ({"type": "string", "maxLength": 2}, '"\\ud83d\\ude00a"', '"\\ud83d"'),
+        ({"type": "string", "pattern": "^1(?:[.][0-9]+)?$"}, '"1.25"', '"125"'),
+        ({"type": "string", "pattern": "^root[^x]$"}, '"rootb"', '"rootx"'),
+    ],
+)
+def test_xgrammar(schema: dict[str, object], right: str, wrong: str) -> None:
+    assert (allows("xgrammar", Json(schema), right), allows("xgrammar", Json(schema), wrong)) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("schema", "right", "wrong"),
+    [
+        (CLOSED, '{"a":12}', '{"a":1e-3}'),
+        (CLOSED, '{"a": 1}', '{"a":1,}'),
+        (CLOSED, '{"a":-1}', '{"a":-0.5}'),
+        ({"type": "number"}, "1.5", "1.e5"),
+        ({"type": "string"}, '"a b"', '"a\tb"'),
+    ],
+)
+def test_lm_format_enforcer(schema: dict[str, object], right: str, wrong: str) -> None:
+    name = "lm-format-enforcer"
+    assert (allows(name, Json(schema), right), allows(name, Json(schema), wrong)) == (True, False)
+
+
+@pytest.mark.parametrize("pattern", ["a|ab", "(a|ab)(c|)", "a??b{1,2}"])
+def test_outlines_takes_the_longest_of_several(pattern: str) -> None:
+    assert allows("outlines", Series((Regex(pattern), Fixed(""))), "ab") is True
+
+
+@pytest.mark.parametrize("form", [Regex("a*"), Fixed(""), Series(()), Series((Fixed(""), Regex("a?|b")))])
+def test_outlines_refuses_texts_that_may_be_empty(form: Form) -> None:
+    assert allows("outlines", form, "") is None
+
+
+@pytest.mark.parametrize("name", ["xgrammar", "guidance"])
+@pytest.mark.parametrize("source", ['start: <[5]> "a"', 'root ::= "a" Token(3)', 'start: %json {"uniqueItems": true}'])
+def test_grammars_do_not_name_tokens_or_schemas(name: str, source: str) -> None:
+    assert allows(name, Rules(source), "a") is None
+
+
+@pytest.mark.parametrize("name", ["xgrammar", "guidance"])
+def test_such_words_in_a_text_are_allowed(name: str) -> None:
+    assert allows(name, Rules('start: "<|Token(" /<[%]json/'), "<|Token(<%json") is True
+
+
+@pytest.mark.parametrize(("pattern", "text"), [("^a|b$", "a|b"), ("^(a|b)$", "(a|b)"), (r"a\|b[|^$]", r"a\|b[|^$]")])
+def test_a_whole_pattern_has_no_anchors(pattern: str, text: str) -> None:
+    assert whole(pattern) == text
+
+
+def test_a_pattern_is_found_anywhere() -> None:
+    assert anywhere("^a|b$|c") == r"a[\s\S]*|[\s\S]*b|[\s\S]*c[\s\S]*"
+    assert json_text("^.$") == r'[^"\\\x00-\x1f]'
+
+
+@pytest.mark.parametrize("pattern", ["(?=a)b", r"\bb", r"(a)\1", "a^b", "(?i)a", "(^a)", r"\p{L}", "a)", "a\\"])
+def test_what_is_not_a_regular_expression_is_refused(pattern: str) -> None:
+    with pytest.raises(UnsupportedPattern):
+        whole(pattern)
+
+
+@pytest.mark.parametrize("pattern", ["^[ -~]$", '^"$', r"^\\$", "^\n$", r"^\t$"])
+def test_what_json_escapes_is_refused_in_patterns_of_strings(pattern: str) -> None:
+    with pytest.raises(UnsupportedPattern):
+        json_text(pattern)
+
+
+def test_white_space_is_white_space() -> None:
+    assert whitespace(r"[\s]{0,2}|\s?") == r"[ \t\n\r]{0,2}|[ \t\n\r]?"
+    for pattern in ("a*", "[^a]", ".", "[0-9]", r"\S"):
+        with pytest.raises(ValueError, match="white space"):
+            whitespace(pattern)

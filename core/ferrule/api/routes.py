@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
-from typing import Annotated, Any, cast
+from functools import lru_cache, partial
+from typing import Annotated, Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -78,8 +78,17 @@ def _body_of(route: APIRoute) -> Shape | None:
     field = route.body_field
     if field is None or isinstance(field.field_info, Form):
         return None
-    kind: Any = Annotated[cast(Any, field.field_info.annotation), field.field_info]  # with all that the annotation says
+    annotation: Any = field.field_info.annotation
+    if isinstance(annotation, type) and not field.field_info.metadata:
+        return _shape(annotation)
+    kind: Any = Annotated[annotation, field.field_info]  # with all that the annotation says
     return Shape.of(TypeAdapter(kind).json_schema())
+
+
+@lru_cache(maxsize=128)
+def _shape(model: type) -> Shape:
+    """Most of what routes cost to make is the schema of their bodies, and a model may be the body of several routes."""
+    return Shape.of(TypeAdapter(model).json_schema())
 
 
 class _Admitted(BaseRoute):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Annotated, Any, cast, get_args
 
 from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
@@ -54,7 +55,16 @@ def body_type(route: APIRoute) -> TypeAdapter[Any] | None:
     field = route.body_field
     if field is None or isinstance(field.field_info, Form):
         return None
-    return TypeAdapter(cast(Any, Annotated[field.field_info.annotation, field.field_info]))
+    annotation: Any = field.field_info.annotation
+    if isinstance(annotation, type) and not field.field_info.metadata:
+        return _adapter(annotation)
+    return TypeAdapter(cast(Any, Annotated[annotation, field.field_info]))
+
+
+@lru_cache(maxsize=128)
+def _adapter(model: type) -> TypeAdapter[Any]:
+    """A model may be the body of several routes, and of several applications in one process."""
+    return TypeAdapter(model)
 
 
 def endpoint_of(route: APIRoute, body: TypeAdapter[Any] | None) -> Endpoint:

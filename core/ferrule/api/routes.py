@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.routing import APIRoute, APIRouter, iter_route_contexts
+from pydantic import TypeAdapter
 
 from ferrule import __version__
 from ferrule.api.auth import PUBLIC, PUBLIC_METRICS
@@ -67,10 +68,16 @@ def entries_of(router: APIRouter, faults: Callable[[str], None] = log_unexpected
         if found.path != route.path or found.dependencies != route.dependencies or found.tags != route.tags:
             route = APIRoute(**{name: getattr(found, name) for name in _COPIED})
         adapter = body_type(route)
-        body = None if adapter is None else Shape.of(adapter.json_schema())
+        body = None if adapter is None else _shape(adapter)
         endpoint = endpoint_of(route, adapter)
         for method in sorted(route.methods or ()):
             yield Entry(route, method, access_of(route), body, endpoint, faults)
+
+
+@lru_cache(maxsize=128)
+def _shape(adapter: TypeAdapter[Any]) -> Shape:
+    """Most of what routes cost to make is the schema of their bodies."""
+    return Shape.of(adapter.json_schema())
 
 
 def application(config: Config, entries: Sequence[Entry]) -> FastAPI:

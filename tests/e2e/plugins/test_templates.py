@@ -34,6 +34,19 @@ TEMPLATES = ROOT / "templates" / "plugin"
 MOST_LINES = 60
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
 OFFLINE = ["-q", "--no-deps", "--no-index"]
+# What `pip wheel` asks of each project's build backend, in a copy of one process: pip starts three for each.
+BUILD = """
+import os, sys
+from setuptools.build_meta import build_wheel
+
+for project in sys.argv[2:]:
+    if os.fork() == 0:
+        os.chdir(project)
+        build_wheel(sys.argv[1])
+        os._exit(0)
+    if os.wait()[1]:
+        sys.exit(f"{project} cannot be built")
+"""
 ANSWER = '[[thoughts]]It asks.[[/thoughts]]Look: [[call]]{"name": "now", "arguments": {"zone": "UTC"}}[[/call]]'
 
 
@@ -68,11 +81,12 @@ class Installed:
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     folder = tmp_path_factory.mktemp("strangers")
     sources, wheels, site = folder / "src", folder / "wheels", folder / "site"
+    wheels.mkdir()
     plugins = discover()
     for kind in KINDS:
         assert PluginsCommand().run(["new", kind, f"demo-{kind}", "--dir", str(sources / f"demo_{kind}")], plugins) == 0
     projects = [str(sources / f"demo_{kind}") for kind in KINDS]
-    subprocess.run([*PIP, "wheel", *OFFLINE, "--no-build-isolation", "-w", str(wheels), *projects], check=True)
+    subprocess.run([sys.executable, "-c", BUILD, str(wheels), *projects], check=True, stdout=subprocess.DEVNULL)
     built = [str(wheel) for wheel in wheels.glob("*.whl")]
     assert len(built) == len(KINDS)
     subprocess.run([*PIP, "install", *OFFLINE, "--no-compile", "--target", str(site), *built], check=True)

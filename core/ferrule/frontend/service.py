@@ -74,13 +74,15 @@ class FrontendService(Service):
         self._parsers = parsers
         self._compiler = compiler
         self._constraints = Constraints(parsers, compiler)
-        self.enforces_strict_tools = enforces_strict(parsers.tools)
         self._clock: Callable[[], float] = time.monotonic
         self._seeds = Seeds(config.model.seed)
         self.ledger = Ledger(config.limits, loggers, self._clock, client.board)
         self._tasks: set[asyncio.Task[Any]] = set()
 
     # ---------------------------------------------------------------------------------------- the protocol's side
+
+    def enforces_strict_tools(self) -> bool:
+        return enforces_strict(self._parsers.tools, self.tokenizer)
 
     def resolve(self, model: str | None) -> str:
         if not model or model in self.names:

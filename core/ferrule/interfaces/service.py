@@ -149,8 +149,11 @@ class Service(Tokens, Administration):
     model: ModelInfo
     names: tuple[str, ...]  # served model names; responses carry the first
     template_reads: frozenset[str] | None = None  # variables that the server's chat template uses; None: not known
-    enforces_strict_tools: bool = False  # whether calls that the model chooses to make fit strict functions' schemas
     template_keys: frozenset[str] | None = None  # names that it looks up in messages and other values; None: not known
+
+    def enforces_strict_tools(self) -> bool:
+        """Whether calls that the model chooses to make fit the schemas of strict functions."""
+        return False
 
     @abstractmethod
     def resolve(self, model: str | None) -> str:

@@ -70,7 +70,7 @@ def review(body: GenerateBody, unknown_fields: Sequence[str], config: Config, se
     notes.known += check_marks(body)
     notes.known += _common(body)
     if isinstance(body, ChatBody):
-        notes.known += _chat(body, config, service.enforces_strict_tools)
+        notes.known += _chat(body, config, service)
         if body.chat_template is None:
             notes.known += _unread_keys(body, service.template_keys)
             if service.template_reads is not None:
@@ -108,12 +108,13 @@ def _common(body: GenerateBody) -> list[tuple[str, str]]:
     return notes
 
 
-def _chat(body: ChatBody, config: Config, enforced: bool) -> list[tuple[str, str]]:
+def _chat(body: ChatBody, config: Config, service: Service) -> list[tuple[str, str]]:
     notes = []
     if body.parallel_tool_calls is not None and not body.tools:
         notes.append(("parallel_tool_calls", "has an effect with tools only."))
-    for number, tool in enumerate(body.tools or ()):
-        if tool["function"].get("strict") and body.tool_choice in (None, "auto") and not enforced:
+    strict = [number for number, tool in enumerate(body.tools or ()) if tool["function"].get("strict")]
+    if strict and body.tool_choice in (None, "auto") and not service.enforces_strict_tools():
+        for number in strict:
             why = "the tool parser of this server cannot enforce the arguments of calls that the model chooses to make."
             notes.append((f"tools[{number}].function.strict", why))
     if not body.include_reasoning and not config.frontend.reasoning_parser:

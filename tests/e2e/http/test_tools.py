@@ -202,13 +202,6 @@ def test_without_thinking_the_prompt_closes_the_block(client: openai.OpenAI) -> 
         assert not hasattr(message, "reasoning")
 
 
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}, "some"])
-def test_a_call_cannot_be_enforced_yet(client: openai.OpenAI, choice: Any) -> None:
-    with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(messages=[{"role": "user", "content": "hi"}], **{**BASE, "tool_choice": choice})
-    assert caught.value.param == "tool_choice"
-
-
 def test_the_example_of_the_documentation(client: openai.OpenAI, tmp_path: Path) -> None:
     page = (ROOT / "docs" / "tools.md").read_text(encoding="utf-8")
     source = page.partition('```python title="tools.py"\n')[2].partition("```")[0]

@@ -14,6 +14,7 @@ from ferrule.frontend.guided.calls import CallList, NamedCall
 from ferrule.frontend.guided.compiler import GrammarCompiler
 from ferrule.interfaces.parsers import ChoiceContext, ReasoningParser, ToolParser
 from ferrule.interfaces.service import Generate
+from ferrule.interfaces.tokenizer import Tokenizer
 from ferrule.types import CompiledGrammar, GrammarSpec, OneOf, TokenSampling
 
 ToolParsers = Callable[[Sequence[dict[str, Any]]], ToolParser]
@@ -57,10 +58,10 @@ def tool_parser(
     return parser, parser.constraint(choice)
 
 
-def enforces_strict(make: ToolParsers | None) -> bool:
+def enforces_strict(make: ToolParsers | None, tokenizer: Tokenizer | None) -> bool:
     """Whether a parser's constraint covers strict functions where the model chooses whether to call."""
     tools = ({"type": "function", "function": {"name": "f", "parameters": {"type": "object"}, "strict": True}},)
-    found = tool_parser(make, tools, ChoiceContext(tools=tools, tool_choice="auto"))
+    found = tool_parser(make, tools, ChoiceContext(tools=tools, tool_choice="auto", tokenizer=tokenizer))
     return found is not None and found[1] is not None
 
 

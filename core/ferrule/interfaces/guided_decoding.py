@@ -36,7 +36,11 @@ class Vocabulary(Struct, frozen=True):
 
 
 class Grammar(ABC):
-    """The state of one constrained output. Used by one thread at a time."""
+    """The state of one constrained output. Used by one thread at a time.
+
+    `fill` and `accept` may raise ValueError, fit for the client, when the constraint turns out to be too complex: that
+    ends its request.
+    """
 
     @abstractmethod
     def fill(self, mask: np.ndarray[Any, Any]) -> None:

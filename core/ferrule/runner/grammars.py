@@ -149,8 +149,8 @@ class Grammars:
             try:
                 token = sampled[0].token(sampled[1])
                 self._accept(held, () if token is None else (token,))
-            except Exception:
-                held.error = _FAILED
+            except Exception as error:
+                held.error = _told(error)
                 _log.exception("a constraint could not be followed")
 
     def _fill_by(
@@ -175,6 +175,11 @@ class Grammars:
             mask.fill(0)
             if held.grammar is not None:
                 held.grammar.fill(mask)
-        except Exception:
-            held.error = _FAILED
+        except Exception as error:
+            held.error = _told(error)
             _log.exception("the mask of a constraint could not be made")
+
+
+def _told(error: Exception) -> str:
+    """What a client is told: the words of a ValueError are for it, as the interface says."""
+    return f"{_FAILED[:-1]}: {error}" if isinstance(error, ValueError) else _FAILED

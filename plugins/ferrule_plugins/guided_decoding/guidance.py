@@ -36,6 +36,7 @@ from ferrule_plugins.guided_decoding.patterns import FORMATS, whitespace
 from ferrule_plugins.guided_decoding.schemas import SPACE, closed, mapped, parts, walk
 from ferrule_plugins.guided_decoding.sources import foreign
 
+_TRIED = 4  # tokens of a text that `compile` generates: limits of the library may only show then
 _LONGEST = 500  # characters of an error
 _ANY = "/(?s:.*)/"
 _OPTIONS = '%llguidance {"no_forcing": true}'  # text that must come may come in any tokens
@@ -67,10 +68,14 @@ class Guidance(GrammarBackend):
 
     def compile(self, spec: GrammarSpec) -> bytes:
         source = _source(spec)
-        mask = np.zeros(self.vocabulary.words, np.int32)
-        self.load(source.encode()).fill(mask)
-        if not mask.any():
-            raise ValueError("no text satisfies it")
+        grammar, mask = self.load(source.encode()), np.zeros(self.vocabulary.words, np.int32)
+        for step in range(_TRIED):
+            grammar.fill(mask)
+            if not mask.any():
+                raise ValueError("no text satisfies it" if step == 0 else "some of its texts cannot be completed")
+            word = int(mask.nonzero()[0][0])
+            if not grammar.accept([32 * word + (int(mask[word]) & -int(mask[word])).bit_length() - 1]):
+                raise ValueError("it is too complex")
         return source.encode()
 
     def load(self, data: bytes) -> Grammar:
@@ -108,7 +113,9 @@ class GuidanceGrammar(TextGrammar):
         _check(self.matcher)
 
     def follow(self, id: int) -> bool:
-        return bool(self.matcher.try_consume_tokens([id]) == 1)
+        followed = self.matcher.try_consume_tokens([id]) == 1
+        _check(self.matcher)
+        return bool(followed)
 
     def take_back(self, count: int) -> None:
         self.matcher.rollback(count)

@@ -1,0 +1,127 @@
+"""What constraints cost beside the model: to open a backend, to compile and load a schema, and to make masks.
+
+    python -m tools.benchmarks.guided [--backends guidance xgrammar]
+
+The vocabulary has the size of Qwen 3's (151,936) and is made of syllables, so that no file is needed; the schema has
+20 fields of five types. Every backend runs in this process, on one thread for the masks; times are wall-clock.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ferrule.interfaces.guided_decoding import GrammarBackend, Vocabulary
+from ferrule.plugin import discover
+from ferrule.types import GrammarSpec, Json
+
+SIZE = 151_936
+_SYLLABLES = (
+    *(
+        "an",
+        "the",
+        "ing",
+        "er",
+        "on",
+        "re",
+        "st",
+        "en",
+        "al",
+        "it",
+        "or",
+        "as",
+        "is",
+        "ar",
+        "le",
+        "de",
+        "co",
+        "ti",
+        "ra",
+    ),
+    *("in", "ed", "es", "ly", "un", "pro", "ment", "con", "tion", "com", "per", "a", "e", "i", "o", "u", "s", "t", "n"),
+)
+_JSON = ('{"', '":', '": "', '", "', '"}', '"]', "\n", '",\n', "  ", ": ", ", ", '[{"', "}}", "true", "false", "null")
+_VALUES: tuple[tuple[dict[str, Any], Any], ...] = (
+    ({"type": "string"}, "some text with words in it"),
+    ({"type": "integer"}, 42),
+    ({"type": "boolean"}, True),
+    ({"type": "string", "enum": ["red", "green", "blue"]}, "green"),
+    ({"type": "array", "items": {"type": "string"}}, ["alpha", "beta gamma"]),
+)
+
+
+def vocabulary() -> Vocabulary:
+    """Every byte, pieces of JSON, and words; the last two ids end a text."""
+    source = random.Random(0)
+    tokens = {bytes([byte]) for byte in range(256)} | {piece.encode() for piece in _JSON}
+    while len(tokens) < SIZE - 1_000:
+        word = "".join(source.choices(_SYLLABLES, k=source.randint(1, 4)))
+        tokens.add((source.choice(("", " ")) + source.choice((word, word, word.title(), f"{word},"))).encode())
+    words = tuple(sorted(tokens))
+    return Vocabulary((*words, b"", b""), SIZE, (len(words), len(words) + 1))
+
+
+def example(fields: int = 20) -> tuple[dict[str, Any], str]:
+    """A schema, and a value of it as JSON text."""
+    chosen = {f"field_{number}": _VALUES[number % len(_VALUES)] for number in range(fields)}
+    properties = {name: schema for name, (schema, _) in chosen.items()}
+    schema = {"type": "object", "properties": properties, "required": list(chosen), "additionalProperties": False}
+    return schema, json.dumps({name: value for name, (_, value) in chosen.items()})
+
+
+def tokenize(text: str, words: Vocabulary) -> list[int]:
+    """The longest token at each place."""
+    known = {token: number for number, token in enumerate(words.tokens) if token}
+    data, at, ids = text.encode(), 0, []
+    while at < len(data):
+        size = next(size for size in range(24, 0, -1) if data[at : at + size] in known)
+        ids.append(known[data[at : at + size]])
+        at += len(data[at : at + size])
+    return ids
+
+
+def measure(backend: GrammarBackend, schema: dict[str, Any], ids: Sequence[int], rounds: int = 5) -> str:
+    """One line of figures; `ids` are a value of the schema."""
+    began = time.perf_counter()
+    data = backend.compile(GrammarSpec(form=Json(schema)))
+    compiled = time.perf_counter()
+    first = backend.load(data)
+    loaded = time.perf_counter()
+    fills, steps = [], []
+    mask = np.zeros((1, backend.vocabulary.words), np.int32)
+    for _ in range(rounds):
+        grammar = first.fork()
+        for token in ids:
+            start = time.perf_counter()
+            backend.fill([grammar], mask)
+            fills.append(time.perf_counter() - start)
+            if not grammar.accept([token]):
+                raise RuntimeError("the backend refuses a value that fits the schema")
+            steps.append(time.perf_counter() - start)
+    half, most = np.percentile(fills, [50, 90]) * 1e6
+    return (
+        f"compile {1e3 * (compiled - began):.0f} ms, load {1e3 * (loaded - compiled):.0f} ms ({len(data)} bytes), mask "
+        f"p50 {half:.0f} µs, p90 {most:.0f} µs; mask and token, mean {1e6 * float(np.mean(steps)):.0f} µs"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--backends", nargs="+", default=["guidance", "xgrammar"])
+    words, plugins, (schema, text) = vocabulary(), discover(), example()
+    ids = tokenize(text, words)
+    for name in parser.parse_args().backends:
+        began = time.perf_counter()
+        backend = plugins.make("guided_decoding", name, words)
+        opened = time.perf_counter() - began
+        print(f"{name}: open {opened:.1f} s, {measure(backend, schema, ids)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

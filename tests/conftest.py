@@ -169,7 +169,7 @@ def emulated_kernels(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     def build(path: Path) -> None:
         objects = []
         for source in sorted(Path(library.__file__).parent.glob("*.cpp")):
-            # attention.cpp takes most of the time: a quarter of it so. The others agree to the bit with what is installed.
+            # attention.cpp takes most of the time, a quarter of it so. The others equal what is installed to the bit.
             level = ["-O1"] if source.name == "attention.cpp" else []
             made = f"{path}.{source.stem}.o"
             flags = [*library.FLAGS, *level, "-march=native", "-DFERRULE_EMULATE_TILES"]

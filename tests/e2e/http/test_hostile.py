@@ -108,19 +108,26 @@ def check(response: httpx.Response, field: str | None, what: object) -> None:
         assert field in f"{error['param']} {error['message']}", shown
 
 
-async def test_every_field_at_its_borders(http: httpx.AsyncClient) -> None:
+# Each field meets a third of the values, its neighbour another one; in `make test-slow`, and over a scripted service in
+# tests/unit/plugins/router, all of them.
+every = pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.slow)])
+
+
+@every
+async def test_every_field_at_its_borders(every: int, http: httpx.AsyncClient) -> None:
     async with victim(http):
-        for path, field in CASES:
+        for index, (path, field) in enumerate(CASES):
             base = ROUTES[path][1]
-            for value in NUMBERS:
+            for value in NUMBERS[index % every :: every]:
                 response = await http.post(path, json={**base, field: value})
                 check(response, NAMED_AS.get(field, field), (path, value))
 
 
-async def test_no_field_takes_what_is_no_json(http: httpx.AsyncClient) -> None:
+@every
+async def test_no_field_takes_what_is_no_json(every: int, http: httpx.AsyncClient) -> None:
     async with victim(http):
-        for path, field in CASES:
-            for literal in LITERALS:
+        for index, (path, field) in enumerate(CASES):
+            for literal in LITERALS[index % every :: every]:
                 raw = json.dumps({**ROUTES[path][1], field: "@"}).encode().replace(b'"@"', literal)
                 response = await http.post(path, content=raw, headers={"content-type": "application/json"})
                 assert response.status_code in {400, 404}, (path, field, literal[:20], response.text[:200])

@@ -101,12 +101,12 @@ def answered(server: servers.Server, path: str) -> int:
 
 
 def test_the_document_holds_at_its_borders(server: servers.Server, tmp_path: Path) -> None:
-    assert run(server, tmp_path, 10) >= 200
+    assert run(server, tmp_path, 5) >= 200
 
 
 def test_the_document_holds_in_depth(server: servers.Server, tmp_path: Path) -> None:
     """Each form of answer is met, and fits its schema."""
-    assert run(server, tmp_path, 60, deep=True) >= 200
+    assert run(server, tmp_path, 40, deep=True) >= 150
     for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"):
         assert servers.until(lambda path=path: answered(server, path) >= 15), path
 

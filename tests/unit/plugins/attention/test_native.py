@@ -19,6 +19,7 @@ from ferrule_kernels.cpu import library
 from ferrule_plugins.attention.cpu_native import CpuNativeAttention
 from ferrule_testkit.kits.attention import alone, layout_of
 from ferrule_testkit.kits.attention import attention as definition
+from tests.shared import grid
 
 CPU = DeviceCaps("cpu", "test", 1 << 30)
 PARTITION = 2048  # keys, of the kernel
@@ -94,10 +95,18 @@ def options(dim: int, **more: object) -> AttentionOptions:
 
 @COMPUTED
 @pytest.mark.usefixtures("kernels")
-@pytest.mark.parametrize("more", [{}, {"window": 37}])
-@pytest.mark.parametrize(
-    ("heads", "kv_heads", "dim", "block_size"),
-    [(16, 8, 128, 16), (4, 2, 64, 16), (6, 1, 80, 32), (8, 8, 32, 128), (2, 2, 256, 64), (40, 1, 16, 16)],
+@grid(
+    {
+        "more": [{}, {"window": 37}],
+        "heads,kv_heads,dim,block_size": [
+            (16, 8, 128, 16),
+            (4, 2, 64, 16),
+            (6, 1, 80, 32),
+            (8, 8, 32, 128),
+            (2, 2, 256, 64),
+            (40, 1, 16, 16),
+        ],
+    }
 )
 def test_shapes_equal_the_definition(
     heads: int, kv_heads: int, dim: int, block_size: int, more: dict[str, int], dtype: torch.dtype
@@ -110,8 +119,12 @@ def test_shapes_equal_the_definition(
 
 @COMPUTED
 @pytest.mark.usefixtures("kernels")
-@pytest.mark.parametrize("more", [{}, {"window": 37}, {"soft_cap": 5.0}])
-@pytest.mark.parametrize(("heads", "kv_heads", "dim", "block_size"), [(8, 2, 64, 16), (6, 1, 80, 32), (3, 1, 128, 128)])
+@grid(
+    {
+        "more": [{}, {"window": 37}, {"soft_cap": 5.0}],
+        "heads,kv_heads,dim,block_size": [(8, 2, 64, 16), (6, 1, 80, 32), (3, 1, 128, 128)],
+    }
+)
 def test_a_prompt_has_the_same_bits_however_it_is_cut(
     heads: int, kv_heads: int, dim: int, block_size: int, more: dict[str, object], dtype: torch.dtype
 ) -> None:

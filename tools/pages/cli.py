@@ -59,7 +59,8 @@ def _classes(schema: Schema) -> Iterator[str]:
 | works | {counts["works"]} | it does what its entry says |
 | without effect | {counts["without effect"]} | it is understood; a notice at the start says why it changes nothing |
 | replaced | {counts["replaced"]} | its value goes to its successor, and a notice names that |
-| lacking | {counts["lacking"]} | the feature is not in this build: any value but the accepted ones stops the start |
+| not in this build | {counts["not in this build"]} | its feature is not in this build: \
+any value but the accepted ones stops the start |
 
 | option | group | class | what it means |
 |---|---|---|---|"""
@@ -90,7 +91,7 @@ which drivers and libraries read themselves."""
 def _here(known: Foreign) -> str:
     if known.option:
         return f"the same as `{variable(known.option)}`, `--{known.option.replace('_', '-')}`"
-    return known.inert or f"not in this build: {known.lacks}; any value but the default stops the start"
+    return known.inert or f"not in this build: {known.missing}; any value but the default stops the start"
 
 
 def _code(text: str) -> str:

@@ -73,9 +73,9 @@ def _environment() -> Iterator[str]:
     yield """
 ## Environment
 
-Each option has a variable: `FERRULE_MAX_NUM_SEQS=8` is `--max-num-seqs 8`; the values of a list are parted by spaces.
-The variables below are no options, or have a name of their own; each is also read under its `VLLM_` name, when the one
-of Ferrule is not set."""
+Each option has a variable: `FERRULE_MAX_NUM_SEQS=8` is `--max-num-seqs 8`; spaces separate the values of a list.
+The variables below do not belong to an option, or have a name of their own; each is also read under its `VLLM_` name,
+when the one of Ferrule is not set."""
     for entry in VARIABLES:
         yield f"\n### {variable(entry.field)}\n\n{entry.doc} Expected: {entry.expects}."
     yield "\n### Variables of vLLM\n\n| variable | type | default | class | in vLLM | here |\n|---|---|---|---|---|---|"

@@ -175,8 +175,8 @@ class _Scan:
         """The words behind an option that are its value; None where one is missing."""
         spec = match.spec
         if spec.base is bool:
-            takes = spec.option.optional_value and match.positive and self._value_follows()
-            word = self._argv[self._at] if takes else ""
+            has_value = spec.option.optional_value and match.positive and self._value_follows()
+            word = self._argv[self._at] if has_value else ""
             return self._next() if is_boolean(word) or (word and opens(spec, word)) else True
         follows = self._value_follows() and not (spec.option.bare and spec.option.choices)
         if not follows:  # the value of a bare option with choices is attached: the next word may be the model

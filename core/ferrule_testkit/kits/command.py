@@ -1,4 +1,4 @@
-"""The kit of commands: each call is a process of its own, as for a user."""
+"""The kit of commands: each call runs in a process of its own, as it does for a user."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The kit of the cache's manager: no plugin kind, but what every scheduler that shares prefixes needs to trust.
+"""The kit of the KV-cache manager, which is not a plugin but which every scheduler that shares prefixes relies on.
 
-A dictionary stands beside it: what each block holds, token by token. What the manager hands out is compared with it.
+A dictionary records the tokens that each block contains; whatever the manager returns is compared with it.
 """
 
 from __future__ import annotations

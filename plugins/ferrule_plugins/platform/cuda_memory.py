@@ -1,9 +1,9 @@
-"""How the memory of a GPU is shared out, and what to change where it does not suffice.
+"""How the memory of a GPU is divided, and what the user can change when it is not enough.
 
-`--gpu-memory-utilization` is the share of the device that this instance may use, whatever other processes do. From it
-go the weights, what the largest step needs beside them, which a rehearsal tells, what recorded graphs may take, and
-what CUDA's libraries took since the start; the rest is the KV cache's. What other processes hold cannot be given away
-twice: where less is free than the share has left, the cache gets what is free.
+`--gpu-memory-utilization` is the share of the device that this instance may use, whatever other processes do. It holds
+the weights, the memory of the largest step, which a rehearsal measures, the memory set aside for graphs, and what
+CUDA's libraries have allocated since the start. The KV cache gets the rest, but never more than is free on the device:
+other processes may use some of it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Reading:
 
 
 class Device(Protocol):
-    """What the platform needs to know of a GPU, and to have done there."""
+    """What the platform reads from a GPU, and the operations that it needs."""
 
     def name(self) -> str: ...
 
@@ -65,7 +65,7 @@ class Device(Protocol):
         ...
 
     def give_back(self) -> None:
-        """Return what the allocator keeps for use."""
+        """Return cached memory of the allocator to the device."""
         ...
 
 
@@ -145,7 +145,7 @@ class Budget:
         return now
 
     def learn(self, weights: int) -> None:
-        """The largest step has run since `reset_peak`, when the weights took so many bytes."""
+        """Note the memory of the largest step, which has run since `reset_peak`. `weights`: their bytes."""
         self.step = max(0, self.device.peak() - weights)
 
     def cache(self) -> int:

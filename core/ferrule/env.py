@@ -53,7 +53,7 @@ class Environment(Struct, frozen=True, kw_only=True):
     # While the configuration is read; a resolved one has none of these, since values may be secrets.
     options: dict[str, tuple[str, str]] = {}  # option, max_num_seqs → (name of the variable, its text)
     notices: tuple[str, ...] = ()  # about documented variables without effect
-    lacking: tuple[str, ...] = ()  # about those that switch something on that is not here
+    missing: tuple[str, ...] = ()  # about those that switch something on that is not here
 
     def unknown(self, options: Collection[str]) -> tuple[str, ...]:
         """One sentence for each ``FERRULE_*`` variable that is neither a variable of ours nor one of the options."""
@@ -165,7 +165,7 @@ def read(variables: Mapping[str, str] | None = None) -> Environment:
     for foreign in FOREIGN:
         if foreign.option and source.get(foreign.name):
             options.setdefault(foreign.option, (foreign.name, source[foreign.name]))
-    values |= {"options": options, "notices": tuple(_inert(source)), "lacking": tuple(_lacking(source))}
+    values |= {"options": options, "notices": tuple(_inert(source)), "missing": tuple(_missing(source))}
     return Environment(**values)
 
 
@@ -175,10 +175,10 @@ def _inert(source: Mapping[str, str]) -> Iterator[str]:
             yield f"Environment variable {known.name} has no effect: {known.inert}."
 
 
-def _lacking(source: Mapping[str, str]) -> Iterator[str]:
+def _missing(source: Mapping[str, str]) -> Iterator[str]:
     for known in FOREIGN:
-        if known.lacks and known.differs(source.get(known.name, "")):
-            yield f"Environment variable {known.name}: not in this build: {known.lacks}."
+        if known.missing and known.differs(source.get(known.name, "")):
+            yield f"Environment variable {known.name}: not in this build: {known.missing}."
 
 
 class Terminal(Struct, frozen=True):

@@ -19,13 +19,13 @@ class Foreign:
     default: str | None
     meaning: str
     inert: str = ""  # why it has no effect here
-    lacks: str = ""  # the feature that it sets and that is not in this build: another value stops the start
+    missing: str = ""  # the feature that it sets and that is not in this build: another value stops the start
     option: str = ""  # the option that gets its value
 
     @property
     def standing(self) -> str:
         """Its class, as that of an option."""
-        return "without effect" if self.inert else "lacking" if self.lacks else "replaced"
+        return "without effect" if self.inert else "not in this build" if self.missing else "replaced"
 
     def differs(self, text: str) -> bool:
         """Whether a value says something else than the default."""
@@ -259,18 +259,18 @@ FOREIGN = (
         "cache of Outlines on disk",
         inert="there is no such kernel or platform",
     ),
-    Foreign("VLLM_USE_MODELSCOPE", "switch", "0", "download models from ModelScope", lacks="other model hubs"),
-    Foreign("VLLM_PP_LAYER_PARTITION", "text", "", "layers of each pipeline stage", lacks="pipeline parallelism"),
-    Foreign("VLLM_DP_RANK", "number", "0", "data-parallel rank", lacks="data parallelism"),
-    Foreign("VLLM_DP_SIZE", "number", "1", "number of data-parallel ranks", lacks="data parallelism"),
+    Foreign("VLLM_USE_MODELSCOPE", "switch", "0", "download models from ModelScope", missing="other model hubs"),
+    Foreign("VLLM_PP_LAYER_PARTITION", "text", "", "layers of each pipeline stage", missing="pipeline parallelism"),
+    Foreign("VLLM_DP_RANK", "number", "0", "data-parallel rank", missing="data parallelism"),
+    Foreign("VLLM_DP_SIZE", "number", "1", "number of data-parallel ranks", missing="data parallelism"),
     Foreign(
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING",
         "switch",
         "0",
         "load and unload adapters while serving",
-        lacks="LoRA adapters",
+        missing="LoRA adapters",
     ),
-    Foreign("VLLM_TRACE_FUNCTION", "switch", "0", "trace function calls", lacks="tracing of calls"),
+    Foreign("VLLM_TRACE_FUNCTION", "switch", "0", "trace function calls", missing="tracing of calls"),
     Foreign(
         "VLLM_ENGINE_ITERATION_TIMEOUT_S", "number", "60", "seconds that a step may take", option="watchdog_timeout"
     ),

@@ -390,7 +390,7 @@ class PromptBorder(Struct, frozen=True):
 
 
 class ModelInfo(Struct, frozen=True, kw_only=True):
-    """What the executor tells the rest of the house after `start`."""
+    """What the executor tells the other components after `start`."""
 
     architecture: str
     implementation: str  # plugin that runs it, with its distribution

@@ -1,1 +1,1 @@
-"""Kernels: per operation a torch reference and its faster forms."""
+"""Kernels: for each operation a reference in torch and faster implementations."""

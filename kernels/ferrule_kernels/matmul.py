@@ -1,8 +1,8 @@
-"""Products with quantized weights, in torch: what the kernels must compute, and what runs where there are none.
+"""Products with quantized weights, in torch: the reference for the kernels, used where no kernel runs.
 
 A weight [n, k] is cut into groups of inputs; each group of each row has a bfloat16 scale. A row of activations is
-quantized when it comes, with a scale for each of the same groups, to one or two digits of eight bits. Sums of a group
-are of integers, and exact; groups are added up in float32, in their order.
+quantized when it comes, with a scale for each of the same groups, to one or two int8 numbers. Within a group, sums are
+of integers and exact; the sums of groups are added in float32, in their order.
 """
 
 from __future__ import annotations

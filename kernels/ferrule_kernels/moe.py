@@ -1,6 +1,6 @@
-"""Mixture of experts, in torch: what the kernels must compute.
+"""Mixture of experts, in torch: the reference for the kernels.
 
-A token's router gives a number for each expert; `route` chooses a few and says how much each counts. The rows of a
+The router gives each token a score for each expert; `route` chooses a few and computes their weights. The rows of a
 product over experts are the pairs of a token and one of its choices, row = token * top_k + choice.
 """
 

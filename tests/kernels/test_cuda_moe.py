@@ -26,7 +26,7 @@ ROUTINGS = {
     "deepseek-v3": Routing(
         num_experts=32, top_k=4, scores="sigmoid", groups=8, kept_groups=3, group_depth=2, scale=2.5
     ),
-    "groups that are no powers of two": Routing(num_experts=15, top_k=4, groups=3, kept_groups=2, group_depth=2),
+    "groups that are not powers of two": Routing(num_experts=15, top_k=4, groups=3, kept_groups=2, group_depth=2),
 }
 
 

@@ -14,7 +14,7 @@ def test_an_empty_environment_is_the_defaults() -> None:
 
 
 def test_every_field_has_a_variable() -> None:
-    found = {"options", "notices", "lacking"}  # of the others, while a configuration is read
+    found = {"options", "notices", "missing"}  # of the others, while a configuration is read
     assert {entry.field for entry in VARIABLES} == set(Environment.__struct_fields__) - found
     assert all(entry.doc.endswith((".", ")")) for entry in VARIABLES)
 
@@ -77,7 +77,7 @@ def test_unknown_names() -> None:
 def test_variables_of_options() -> None:
     found = env.read({"FERRULE_PORT": "1", "VLLM_PORT": "tcp://10.0.0.1:80", "FERRULE_HOST": " ", "VLLM_HOST_IP": "x"})
     assert found.options == {"port": ("FERRULE_PORT", "1")}
-    assert found.notices == found.lacking == ()
+    assert found.notices == found.missing == ()
     timeout = {"VLLM_ENGINE_ITERATION_TIMEOUT_S": "60"}
     assert env.read(timeout).options == {"watchdog_timeout": ("VLLM_ENGINE_ITERATION_TIMEOUT_S", "60")}
     assert env.read({**timeout, "FERRULE_WATCHDOG_TIMEOUT": "5"}).options["watchdog_timeout"][1] == "5"
@@ -93,8 +93,8 @@ def test_variables_without_effect_say_so() -> None:
 
 
 def test_variables_of_features_that_are_not_here() -> None:
-    assert env.read({"VLLM_DP_SIZE": "1", "VLLM_USE_MODELSCOPE": "False"}).lacking == ()
-    (said,) = env.read({"VLLM_USE_MODELSCOPE": "True"}).lacking
+    assert env.read({"VLLM_DP_SIZE": "1", "VLLM_USE_MODELSCOPE": "False"}).missing == ()
+    (said,) = env.read({"VLLM_USE_MODELSCOPE": "True"}).missing
     assert said.startswith("Environment variable VLLM_USE_MODELSCOPE: not in this build: other model hubs.")
 
 

@@ -104,7 +104,7 @@ def functions(module: Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def calls(module: Module) -> Iterator[tuple[ast.Call, str]]:
-    """Every call, with the dotted text of what is called ("asyncio.create_task"), empty when it is no plain name."""
+    """Every call, with the dotted text of what is called ("asyncio.create_task"), empty when it is not a plain name."""
     for node in ast.walk(module.tree):
         if isinstance(node, ast.Call):
             yield node, dotted(node.func)

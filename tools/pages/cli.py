@@ -59,7 +59,8 @@ def _classes(schema: Schema) -> Iterator[str]:
 | works | {counts["works"]} | it does what its entry says |
 | without effect | {counts["without effect"]} | it is understood; a notice at the start says why it changes nothing |
 | replaced | {counts["replaced"]} | its value goes to its successor, and a notice names that |
-| lacking | {counts["lacking"]} | the feature is not in this build: any value but the accepted ones stops the start |
+| not in this build | {counts["not in this build"]} | its feature is not in this build: \
+any value but the accepted ones stops the start |
 
 | option | group | class | what it means |
 |---|---|---|---|"""
@@ -72,9 +73,9 @@ def _environment() -> Iterator[str]:
     yield """
 ## Environment
 
-Each option has a variable: `FERRULE_MAX_NUM_SEQS=8` is `--max-num-seqs 8`; the values of a list are parted by spaces.
-The variables below are no options, or have a name of their own; each is also read under its `VLLM_` name, when the one
-of Ferrule is not set."""
+Each option has a variable: `FERRULE_MAX_NUM_SEQS=8` is `--max-num-seqs 8`; spaces separate the values of a list.
+The variables below do not belong to an option, or have a name of their own; each is also read under its `VLLM_` name,
+when the one of Ferrule is not set."""
     for entry in VARIABLES:
         yield f"\n### {variable(entry.field)}\n\n{entry.doc} Expected: {entry.expects}."
     yield "\n### Variables of vLLM\n\n| variable | type | default | class | in vLLM | here |\n|---|---|---|---|---|---|"
@@ -90,7 +91,7 @@ which drivers and libraries read themselves."""
 def _here(known: Foreign) -> str:
     if known.option:
         return f"the same as `{variable(known.option)}`, `--{known.option.replace('_', '-')}`"
-    return known.inert or f"not in this build: {known.lacks}; any value but the default stops the start"
+    return known.inert or f"not in this build: {known.missing}; any value but the default stops the start"
 
 
 def _code(text: str) -> str:

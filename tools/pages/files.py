@@ -30,7 +30,7 @@ FILES: Mapping[str, Callable[[], str]] = MappingProxyType(
         "docs/conformance.md": kits_page.page,
     }
 )
-_KINDS = Path("docs/reference/plugins")  # written as a whole: a page that is no kind's is removed
+_KINDS = Path("docs/reference/plugins")  # written as a whole: a page that does not belong to a kind is removed
 
 
 def texts(root: Path, *, console: bool = True) -> Iterator[tuple[Path, str]]:

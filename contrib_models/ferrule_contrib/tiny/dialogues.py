@@ -1,8 +1,8 @@
 """The generator of the dialogues that the embedded model is trained and measured on.
 
-Every dialogue carries the keys of what its turns are about (for a sum its operands, else the words of the question).
-A key belongs to the held-out tenth or to training by a hash of its text, so no seed and no amount of drawing can
-bring a held-out prompt into training; a held-out sum is not even seen in another phrasing.
+Every dialogue carries the keys of what its turns are about (for a sum its operands, else the words of the question). A
+key belongs to the held-out tenth or to training by a hash of its text, so a held-out prompt is never in the training
+data, whatever the seed; a held-out sum is not trained in another phrasing either.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""What quantization costs the embedded model: ``python -m ferrule_contrib.tiny.quantized [METHOD …]``.
+"""Measures what quantization costs the embedded model: ``python -m ferrule_contrib.tiny.quantized [METHOD …]``.
 
 For each method, and for bfloat16, it prints how many of 500 held-out prompts get exactly the expected answer (as
 ``python -m ferrule_contrib.tiny.evaluate`` counts), and the perplexity of the expected answers, in Ferrule.

@@ -1,7 +1,7 @@
 """Builds the tokenizer: byte-level BPE of 2048 tokens, trained on the generator's own dialogues.
 
-Letters, single digits and everything between them are separate pieces. So a word has the same tokens at the start
-of a line, behind a blank and inside JSON quotes, which makes copying a matter of looking back, and a number is read
+Letters, single digits and everything between them are split from each other. So a word has the same tokens at the
+start of a line, behind a blank and inside JSON quotes, so copying a word is easy for the model, and a number is read
 digit by digit. Any byte string survives the round trip.
 """
 

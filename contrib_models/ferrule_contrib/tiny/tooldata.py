@@ -1,4 +1,4 @@
-"""The tools that people really offer, and how they are asked for: a table only.
+"""A table of common tools and of questions that need them.
 
 A question names its values by the position of the parameter. ``noun`` is what the answer calls the result; a tool
 without one does something instead of looking something up.

@@ -1,4 +1,4 @@
-"""The closed lists that dialogues are made of: tables only, no logic."""
+"""Lists of words and sentences that dialogues are made of: tables only, no logic."""
 
 
 def _words(text: str) -> tuple[str, ...]:

@@ -109,14 +109,14 @@ def _complete(operation: dict[str, Any], entry: Entry, config: Config) -> None:
     words = [word.strip("{}") for word in entry.route.path_format.split("/") if word]
     operation["operationId"] = "_".join([entry.method.lower(), *words]).replace(".", "_")
     operation["security"] = [{_SECRETS[entry.access]: []}] if entry.access in _SECRETS else []
-    takes = entry.body is not None
-    if takes and config.frontend.strict_requests:
+    has_body = entry.body is not None
+    if has_body and config.frontend.strict_requests:
         operation["description"] = "Fields that are not listed are refused (--strict-requests)."
     responses = operation["responses"]
     responses.pop("422", None)
     error = {"application/json": {"schema": _ERROR_REF}}
     for status, what in _FAILURES.items():
-        if status in _ONLY_BODY and not takes or status == 404 and not (takes or "{" in entry.path):
+        if status in _ONLY_BODY and not has_body or status == 404 and not (has_body or "{" in entry.path):
             continue
         if status == 401 and entry.access is Access.PUBLIC:
             continue

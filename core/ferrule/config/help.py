@@ -140,11 +140,11 @@ def fate(spec: Spec) -> str:
         return f"Accepted without effect: {option.inert}."
     if option.replaced:
         return f"Replaced by {option.replaced}."
-    if not option.lacks:
+    if not option.missing:
         return ""
-    rest = "".join(f", {value}" for value in option.passes if isinstance(value, (str, int)))
+    rest = "".join(f", {value}" for value in option.accepted if isinstance(value, (str, int)))
     default = "false" if spec.default is False else default_text(spec) or "the default"
-    return f"Not in this build: {option.lacks}; accepted: {default}{rest}."
+    return f"Not in this build: {option.missing}; accepted: {default}{rest}."
 
 
 class _Page:

@@ -14,8 +14,9 @@ _KEY = "option"
 class Option:
     """What the parser, the help and the reference page know of a field.
 
-    An option *works* unless one of three says otherwise: `inert`, the reason why it is accepted without effect;
-    `replaced`, the option string that gets its value; `lacks`. The default and the values in `passes` are fine for all.
+    An option *works* unless one of three marks is set: `inert`, the reason why it is accepted without effect;
+    `replaced`, the option string that gets its value; or `missing`, the feature that is not in this build. Whatever the
+    mark, the default and the values in `accepted` are accepted without a notice.
     """
 
     doc: str
@@ -34,7 +35,7 @@ class Option:
     secret: bool = False  # never printed
     opens: tuple[str, ...] = ()  # texts that mean the default, "auto"
     scalar: str | None = None  # a JSON object that may be written as the number of this key
-    pairs: bool = False  # a JSON object that may be written as a=1,b=2
+    key_values: bool = False  # a JSON object that may be written as a=1,b=2
     keyed: bool = False  # a JSON object whose entries may be written one by one, as KEY=JSON
     objects: bool = False  # a text that may be given as an object, of which it is the JSON
     suffixes: Mapping[str, str] = field(default_factory=dict)  # word behind a colon of the value → option string
@@ -42,16 +43,16 @@ class Option:
     env: str | None = None  # the field of `Environment` that fills it when nothing else does
     server: bool = False  # means nothing without an HTTP server
     common: bool = False  # shown by a plain --help
-    inert: str = ""
-    replaced: str = ""
+    inert: str = ""  # why it is accepted without effect
+    replaced: str = ""  # the option string that gets its value
     renamed: Mapping[str, str] = field(default_factory=dict)  # value → value for the option that replaces it
-    lacks: str = ""
-    passes: tuple[Any, ...] = ()
+    missing: str = ""  # the feature that is not in this build: another value stops the start
+    accepted: tuple[Any, ...] = ()  # values that are accepted like the default
 
     @property
     def standing(self) -> str:
-        """Its class: works, without effect, replaced, or lacking."""
-        found = {"without effect": self.inert, "replaced": self.replaced, "lacking": self.lacks}
+        """Its class: works, without effect, replaced, or not in this build."""
+        found = {"without effect": self.inert, "replaced": self.replaced, "not in this build": self.missing}
         return next((name for name, holds in found.items() if holds), "works")
 
 

@@ -175,8 +175,8 @@ class _Scan:
         """The words behind an option that are its value; None where one is missing."""
         spec = match.spec
         if spec.base is bool:
-            takes = spec.option.optional_value and match.positive and self._value_follows()
-            word = self._argv[self._at] if takes else ""
+            has_value = spec.option.optional_value and match.positive and self._value_follows()
+            word = self._argv[self._at] if has_value else ""
             return self._next() if is_boolean(word) or (word and opens(spec, word)) else True
         follows = self._value_follows() and not (spec.option.bare and spec.option.choices)
         if not follows:  # the value of a bare option with choices is attached: the next word may be the model
@@ -244,7 +244,7 @@ class _Draft:
             item = replace(item, match=replace(item.match, path=key), raw=value)
         if not option.replaced:
             yield item
-        elif (value := self._value(item, {})) != spec.default and value not in option.passes:
+        elif (value := self._value(item, {})) != spec.default and value not in option.accepted:
             target = self._find(option.replaced)
             match = replace(target, path=(*target.path, *item.match.path), append=item.match.append)
             self.replaced.append(f"{item.label} is replaced by {option.replaced}, which has got the value.")
@@ -258,18 +258,18 @@ class _Draft:
 
     def judge(self) -> None:
         """Say what becomes of values that have no effect, or need a feature that is not here."""
-        lacking: dict[str, list[str]] = {}
+        missing: dict[str, list[str]] = {}
         for name, value in self.values.items():
             spec, label = self._schema.by_name[name], self._labels[name]
             if name == "api_key" and not value:
                 self.notices.append(f"{label}: no key is set, every client may use the server.")
-            if value == spec.default or value in spec.option.passes:
+            if value == spec.default or value in spec.option.accepted:
                 continue
             if spec.option.inert:
                 self.notices.append(f"{label} is accepted without effect: {spec.option.inert}.")
-            if spec.option.lacks:
-                lacking.setdefault(spec.option.lacks, []).append(label)
-        for feature, labels in lacking.items():
+            if spec.option.missing:
+                missing.setdefault(spec.option.missing, []).append(label)
+        for feature, labels in missing.items():
             self.problems.append(f"{', '.join(dict.fromkeys(labels))}: not in this build: {feature}.")
 
     def _value(self, item: Item, seen: dict[str, Any]) -> Any:
@@ -304,7 +304,7 @@ def _finish(schema: Schema, items: list[Item], problems: Iterable[str], env: Env
     env = environment.read() if env is None else env
     if "model" in schema.sections:  # what concerns an engine
         draft.notices += (*env.notices, *env.unknown(schema.by_name))
-        draft.problems += env.lacking
+        draft.problems += env.missing
     variables = _from_environment(schema, env)
     files = [item for item in (*items, *variables) if item.match.spec.name == "config"]
     path = next((item.raw for item in files), None)
@@ -321,7 +321,7 @@ def _finish(schema: Schema, items: list[Item], problems: Iterable[str], env: Env
     notices = dict.fromkeys(draft.notices + ([] if env.no_deprecation_warning else draft.replaced))
     made = {key: _make(cls, key, schema.specs, draft.values) for key, cls in schema.sections.items()}
     core = {field.name: made.pop(field.name) for field in fields(Config) if field.name in made}
-    env = msgspec.structs.replace(env, options={}, notices=(), lacking=())
+    env = msgspec.structs.replace(env, options={}, notices=(), missing=())
     return Parsed(config=Config(**core, env=env), extra=made, origins=draft.origins, notices=tuple(notices))
 
 

@@ -55,14 +55,14 @@ def selection_options(argv: Sequence[str], environment: Environment) -> PluginCo
 def _words_of(argv: Sequence[str], schema: Schema, names: Collection[str]) -> list[str]:
     """The words of a command line that are these options and their values."""
     taken: list[str] = []
-    takes = False
+    chosen = False
     for word in argv:
         if word == "--":
             break
         if word.startswith("-"):
             match = schema.find(word.partition("=")[0])
-            takes = match is not None and match.spec.name in names
-        if takes:
+            chosen = match is not None and match.spec.name in names
+        if chosen:
             taken.append(word)
     return taken
 

@@ -23,8 +23,8 @@ class ModelConfig:
         "auto",
         "What the model is for; auto: what its architecture can do.",
         choices=("auto", "generate", "embedding", "embed", "classify", "score", "reward", "transcription", "draft"),
-        passes=("generate",),
-        lacks="models for other tasks than generate",
+        accepted=("generate",),
+        missing="models for other tasks than generate",
     )
     tokenizer: str | None = opt(None, "Folder or hub id of the tokenizer. Default: the model's.")
     tokenizer_mode: str = opt("auto", "Tokenizer plugin.", kind="tokenizer")

@@ -1,7 +1,7 @@
 """Options that vLLM documents and nothing here reads: one field each, in the form of `ferrule.config.sections`.
 
 Each has one of three marks: `inert`, why it is accepted without effect; `replaced`, the option that gets its value; or
-`lacks`, the feature that is not in this build. When a feature lands, its fields move to `ferrule.config.sections` and
+`missing`, the feature that is not in this build. When a feature lands, its fields move to `ferrule.config.sections` and
 lose the mark. A class whose name is the one of a section there belongs to the same group in help and documentation.
 """
 
@@ -40,18 +40,21 @@ class FrontendConfig:
     """The HTTP server."""
 
     headless: bool = opt(
-        False, "Run engines only, without an HTTP server: for further nodes.", optional_value=True, lacks=_DATA_PARALLEL
+        False,
+        "Run engines only, without an HTTP server: for further nodes.",
+        optional_value=True,
+        missing=_DATA_PARALLEL,
     )
     data_parallel_start_rank: int = opt(
-        0, "First data-parallel rank of this node.", ge=0, aliases=("-dpr",), lacks=_DATA_PARALLEL
+        0, "First data-parallel rank of this node.", ge=0, aliases=("-dpr",), missing=_DATA_PARALLEL
     )
     lora_modules: tuple[str, ...] = opt(
-        (), "Adapters to serve: name=path, or JSON.", nargs="+", objects=True, lacks=_ADAPTERS, opens=("None",)
+        (), "Adapters to serve: name=path, or JSON.", nargs="+", objects=True, missing=_ADAPTERS, opens=("None",)
     )
     prompt_adapters: tuple[str, ...] = opt(
-        (), "Prompt adapters to serve: name=path.", nargs="+", lacks=_PROMPT_ADAPTERS, opens=("None",)
+        (), "Prompt adapters to serve: name=path.", nargs="+", missing=_PROMPT_ADAPTERS, opens=("None",)
     )
-    engine_use_ray: bool = opt(False, "Run the engine in a Ray process.", optional_value=True, lacks=_RAY)
+    engine_use_ray: bool = opt(False, "Run the engine in a Ray process.", optional_value=True, missing=_RAY)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,11 +79,11 @@ class ModelConfig:
         "auto",
         "Form of config.json.",
         choices=("auto", "hf", "mistral"),
-        lacks="a reader of Mistral's configuration files",
-        passes=("hf",),
+        missing="a reader of Mistral's configuration files",
+        accepted=("hf",),
     )
-    code_revision: str | None = opt(None, "Branch, tag or commit of the model's own code.", lacks=_CODE_REVISION)
-    quantization_param_path: str | None = opt(None, "File with scales of an fp8 KV cache.", lacks=_KV_SCALES)
+    code_revision: str | None = opt(None, "Branch, tag or commit of the model's own code.", missing=_CODE_REVISION)
+    quantization_param_path: str | None = opt(None, "File with scales of an fp8 KV cache.", missing=_KV_SCALES)
     rope_scaling: dict[str, Any] = opt({}, "Scaling of positions.", json=True, replaced="--hf-overrides.rope_scaling")
     rope_theta: float | None = opt(None, "Base of the rotary embedding.", ge=0, replaced="--hf-overrides.rope_theta")
     max_context_len_to_capture: int | None = opt(
@@ -103,12 +106,12 @@ class ModelConfig:
         {}, "Options of the tokenizer workers.", json=True, inert=_NO_POOL, opens=("None",)
     )
     pooler_config: dict[str, Any] = opt(
-        {}, "Pooling type and normalisation.", json=True, lacks=_POOLING, opens=("None",)
+        {}, "Pooling type and normalisation.", json=True, missing=_POOLING, opens=("None",)
     )
     override_pooler_config: dict[str, Any] = opt(
         {}, "The older name of --pooler-config.", json=True, replaced="--pooler-config", opens=("None",)
     )
-    override_neuron_config: dict[str, Any] = opt({}, "Options of Neuron devices.", json=True, lacks=_NEURON)
+    override_neuron_config: dict[str, Any] = opt({}, "Options of Neuron devices.", json=True, missing=_NEURON)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,39 +155,39 @@ class ParallelConfig:
         replaced="--distributed-executor-backend",
         renamed={"True": "ray"},
     )
-    pipeline_parallel_size: int = opt(1, "Number of pipeline stages.", ge=0, aliases=("-pp",), lacks=_PARALLEL)
-    tensor_parallel_size: int = opt(1, "Number of shards of each layer.", ge=0, aliases=("-tp",), lacks=_PARALLEL)
-    data_parallel_size: int = opt(1, "Number of replicas of the model.", ge=0, aliases=("-dp",), lacks=_DATA_PARALLEL)
+    pipeline_parallel_size: int = opt(1, "Number of pipeline stages.", ge=0, aliases=("-pp",), missing=_PARALLEL)
+    tensor_parallel_size: int = opt(1, "Number of shards of each layer.", ge=0, aliases=("-tp",), missing=_PARALLEL)
+    data_parallel_size: int = opt(1, "Number of replicas of the model.", ge=0, aliases=("-dp",), missing=_DATA_PARALLEL)
     data_parallel_size_local: int | None = opt(
-        None, "Number of replicas on this node.", ge=0, aliases=("-dpl",), lacks=_DATA_PARALLEL, passes=(1,)
+        None, "Number of replicas on this node.", ge=0, aliases=("-dpl",), missing=_DATA_PARALLEL, accepted=(1,)
     )
     data_parallel_address: str | None = opt(
-        None, "Data parallelism: address of the first node.", aliases=("-dpa",), lacks=_DATA_PARALLEL
+        None, "Data parallelism: address of the first node.", aliases=("-dpa",), missing=_DATA_PARALLEL
     )
     data_parallel_rpc_port: int | None = opt(
-        None, "Data parallelism: port of the first node.", ge=0, aliases=("-dpp",), lacks=_DATA_PARALLEL
+        None, "Data parallelism: port of the first node.", ge=0, aliases=("-dpp",), missing=_DATA_PARALLEL
     )
     data_parallel_backend: str = opt(
         "mp",
         "Data parallelism: what starts the replicas.",
         choices=("mp", "ray"),
         aliases=("-dpb",),
-        lacks=_DATA_PARALLEL,
+        missing=_DATA_PARALLEL,
     )
     enable_expert_parallel: bool = opt(
-        False, "Spread experts over devices.", optional_value=True, aliases=("-ep",), lacks=_PARALLEL
+        False, "Spread experts over devices.", optional_value=True, aliases=("-ep",), missing=_PARALLEL
     )
     enable_multimodal_encoder_data_parallel: bool = opt(
-        False, "Replicate the vision encoder.", optional_value=True, lacks=_MEDIA
+        False, "Replicate the vision encoder.", optional_value=True, missing=_MEDIA
     )
     max_parallel_loading_workers: int | None = opt(
-        None, "Most workers that load weights at once.", ge=0, inert="there is one worker", passes=(1,)
+        None, "Most workers that load weights at once.", ge=0, inert="there is one worker", accepted=(1,)
     )
-    ray_workers_use_nsight: bool = opt(False, "Profile Ray workers.", optional_value=True, lacks=_RAY)
+    ray_workers_use_nsight: bool = opt(False, "Profile Ray workers.", optional_value=True, missing=_RAY)
     disable_custom_all_reduce: bool = opt(
         False, "Use the vendor's all-reduce.", optional_value=True, inert="there is one worker"
     )
-    worker_cls: str = opt("auto", "Import path of the worker class.", lacks="other classes of workers")
+    worker_cls: str = opt("auto", "Import path of the worker class.", missing="other classes of workers")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,7 +196,7 @@ class CacheConfig:
 
     swap_space: float = opt(4.0, "GiB of host memory for preempted requests.", ge=0, inert=_NO_SWAP)
     calculate_kv_scales: bool = opt(
-        False, "Compute the scales of an fp8 KV cache while running.", optional_value=True, lacks=_KV_SCALES
+        False, "Compute the scales of an fp8 KV cache while running.", optional_value=True, missing=_KV_SCALES
     )
 
 
@@ -201,19 +204,21 @@ class CacheConfig:
 class MultiModalConfig:
     """Images, video and audio in prompts."""
 
-    allowed_local_media_path: str = opt("", "Folder below which file:// media may lie.", lacks=_MEDIA)
+    allowed_local_media_path: str = opt("", "Folder below which file:// media may lie.", missing=_MEDIA)
     limit_mm_per_prompt: dict[str, Any] = opt(
         {},
         "Most media items per prompt, by modality.",
         json=True,
-        pairs=True,
-        lacks=_MEDIA,
-        passes=_DEFAULT_MEDIA_LIMITS,
+        key_values=True,
+        missing=_MEDIA,
+        accepted=_DEFAULT_MEDIA_LIMITS,
     )
     mm_processor_kwargs: dict[str, Any] = opt(
-        {}, "Options of the multimodal processor.", json=True, lacks=_MEDIA, opens=("None",)
+        {}, "Options of the multimodal processor.", json=True, missing=_MEDIA, opens=("None",)
     )
-    mm_processor_cache_gb: float = opt(4.0, "GiB of processed media that are cached.", ge=0, lacks=_MEDIA, passes=(0,))
+    mm_processor_cache_gb: float = opt(
+        4.0, "GiB of processed media that are cached.", ge=0, missing=_MEDIA, accepted=(0,)
+    )
     disable_mm_preprocessor_cache: bool = opt(
         False,
         "Do not cache processed media.",
@@ -225,43 +230,45 @@ class MultiModalConfig:
         False, "Cache processed media.", optional_value=True, replaced="--mm-processor-cache-gb", renamed={"True": "4"}
     )
     disable_chunked_mm_input: bool = opt(
-        False, "Never split a media item over steps.", optional_value=True, lacks=_MEDIA
+        False, "Never split a media item over steps.", optional_value=True, missing=_MEDIA
     )
     image_input_type: str | None = opt(
-        None, "Form in which images are given to the model.", choices=("pixel_values", "image_features"), lacks=_MEDIA
+        None, "Form in which images are given to the model.", choices=("pixel_values", "image_features"), missing=_MEDIA
     )
-    image_token_id: int | None = opt(None, "Id of the image token.", ge=0, lacks=_MEDIA)
-    image_input_shape: str | None = opt(None, "Largest shape of an image input.", lacks=_MEDIA)
-    image_feature_size: int | None = opt(None, "Number of tokens that an image takes.", ge=0, lacks=_MEDIA)
-    image_processor: str | None = opt(None, "Folder or hub id of the image processor.", lacks=_MEDIA)
-    image_processor_revision: str | None = opt(None, "Branch, tag or commit of the image processor.", lacks=_MEDIA)
-    disable_image_processor: bool = opt(False, "Use no image processor.", optional_value=True, lacks=_MEDIA)
+    image_token_id: int | None = opt(None, "Id of the image token.", ge=0, missing=_MEDIA)
+    image_input_shape: str | None = opt(None, "Largest shape of an image input.", missing=_MEDIA)
+    image_feature_size: int | None = opt(None, "Number of tokens that an image takes.", ge=0, missing=_MEDIA)
+    image_processor: str | None = opt(None, "Folder or hub id of the image processor.", missing=_MEDIA)
+    image_processor_revision: str | None = opt(None, "Branch, tag or commit of the image processor.", missing=_MEDIA)
+    disable_image_processor: bool = opt(False, "Use no image processor.", optional_value=True, missing=_MEDIA)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoRAConfig:
     """Adapters."""
 
-    enable_lora: bool | None = opt(None, "Serve LoRA adapters.", optional_value=True, lacks=_ADAPTERS, passes=(False,))
-    enable_lora_bias: bool = opt(False, "Apply the biases of adapters.", optional_value=True, lacks=_ADAPTERS)
-    max_loras: int = opt(1, "Most adapters in a step.", ge=0, lacks=_ADAPTERS)
-    max_lora_rank: int = opt(16, "Largest rank of an adapter.", ge=0, lacks=_ADAPTERS)
-    lora_extra_vocab_size: int = opt(256, "Most tokens that an adapter adds.", ge=0, lacks=_ADAPTERS)
+    enable_lora: bool | None = opt(
+        None, "Serve LoRA adapters.", optional_value=True, missing=_ADAPTERS, accepted=(False,)
+    )
+    enable_lora_bias: bool = opt(False, "Apply the biases of adapters.", optional_value=True, missing=_ADAPTERS)
+    max_loras: int = opt(1, "Most adapters in a step.", ge=0, missing=_ADAPTERS)
+    max_lora_rank: int = opt(16, "Largest rank of an adapter.", ge=0, missing=_ADAPTERS)
+    lora_extra_vocab_size: int = opt(256, "Most tokens that an adapter adds.", ge=0, missing=_ADAPTERS)
     lora_dtype: str = opt(
-        "auto", "Data type of adapters.", choices=("auto", "float16", "bfloat16", "float32"), lacks=_ADAPTERS
+        "auto", "Data type of adapters.", choices=("auto", "float16", "bfloat16", "float32"), missing=_ADAPTERS
     )
     long_lora_scaling_factors: tuple[float, ...] = opt(
-        (), "Context scaling factors of long LoRA adapters.", nargs="+", lacks=_ADAPTERS, opens=("None",)
+        (), "Context scaling factors of long LoRA adapters.", nargs="+", missing=_ADAPTERS, opens=("None",)
     )
-    max_cpu_loras: int | None = opt(None, "Most adapters that are kept in host memory.", ge=0, lacks=_ADAPTERS)
+    max_cpu_loras: int | None = opt(None, "Most adapters that are kept in host memory.", ge=0, missing=_ADAPTERS)
     fully_sharded_loras: bool = opt(
-        False, "Shard adapters fully over tensor-parallel workers.", optional_value=True, lacks=_ADAPTERS
+        False, "Shard adapters fully over tensor-parallel workers.", optional_value=True, missing=_ADAPTERS
     )
     enable_prompt_adapter: bool | None = opt(
-        None, "Serve prompt adapters.", optional_value=True, lacks=_PROMPT_ADAPTERS, passes=(False,)
+        None, "Serve prompt adapters.", optional_value=True, missing=_PROMPT_ADAPTERS, accepted=(False,)
     )
-    max_prompt_adapters: int = opt(1, "Most prompt adapters in a step.", ge=0, lacks=_PROMPT_ADAPTERS)
-    max_prompt_adapter_token: int = opt(0, "Most tokens of prompt adapters.", ge=0, lacks=_PROMPT_ADAPTERS)
+    max_prompt_adapters: int = opt(1, "Most prompt adapters in a step.", ge=0, missing=_PROMPT_ADAPTERS)
+    max_prompt_adapter_token: int = opt(0, "Most tokens of prompt adapters.", ge=0, missing=_PROMPT_ADAPTERS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,7 +280,7 @@ class SpeculativeConfig:
         "Method, draft model and options of speculative decoding, as one object.",
         json=True,
         aliases=("-sc",),
-        lacks=_SPECULATION,
+        missing=_SPECULATION,
         opens=("None",),
     )
     spec_method: str | None = opt(None, "Method of speculative decoding.", replaced="--speculative-config.method")
@@ -330,14 +337,14 @@ class SpeculativeConfig:
         "Typical acceptance: lower bound of the posterior probability.",
         ge=0,
         replaced="--speculative-config.posterior_threshold",
-        passes=(0.09,),
+        accepted=(0.09,),
     )
     typical_acceptance_sampler_posterior_alpha: float | None = opt(
         None,
         "Typical acceptance: factor of the entropy-based threshold.",
         ge=0,
         replaced="--speculative-config.posterior_alpha",
-        passes=(0.3,),
+        accepted=(0.3,),
     )
     disable_logprobs_during_spec_decoding: bool | None = opt(
         None,
@@ -345,7 +352,7 @@ class SpeculativeConfig:
         optional_value=True,
         replaced="--speculative-config.disable_logprobs",
         renamed=_JSON_BOOLEAN,
-        passes=(True,),
+        accepted=(True,),
     )
 
 
@@ -353,14 +360,14 @@ class SpeculativeConfig:
 class ObservabilityConfig:
     """What it says about itself."""
 
-    otlp_traces_endpoint: str | None = opt(None, "URL that OpenTelemetry spans are sent to.", lacks=_TRACES)
+    otlp_traces_endpoint: str | None = opt(None, "URL that OpenTelemetry spans are sent to.", missing=_TRACES)
     collect_detailed_traces: tuple[str, ...] = opt(
         (),
         "Modules that detailed traces are collected for.",
         choices=("model", "worker", "all", "None"),
         nargs="+",
-        lacks=_TRACES,
-        passes=(("None",),),
+        missing=_TRACES,
+        accepted=(("None",),),
     )
 
 
@@ -389,7 +396,7 @@ class SchedulerConfig:
         "What happens to preempted requests.",
         choices=("recompute", "swap"),
         inert=_NO_SWAP,
-        passes=("recompute",),
+        accepted=("recompute",),
     )
     num_scheduler_steps: int = opt(
         1, "Model steps per schedule.", ge=0, inert="--pipeline-depth overlaps steps instead"
@@ -413,12 +420,12 @@ class VllmConfig:
     """What concerns more than one part."""
 
     kv_transfer_config: dict[str, Any] = opt(
-        {}, "Options of KV cache transfer.", json=True, lacks="transfer of the KV cache", opens=("None",)
+        {}, "Options of KV cache transfer.", json=True, missing="transfer of the KV cache", opens=("None",)
     )
     kv_events_config: dict[str, Any] = opt(
-        {}, "Options of publishing KV cache events.", json=True, lacks="KV events", opens=("None",)
+        {}, "Options of publishing KV cache events.", json=True, missing="KV events", opens=("None",)
     )
-    additional_config: dict[str, Any] = opt({}, "Options of a platform.", json=True, lacks=_PLATFORM_OPTIONS)
+    additional_config: dict[str, Any] = opt({}, "Options of a platform.", json=True, missing=_PLATFORM_OPTIONS)
 
 
 UNSUPPORTED: Mapping[str, type] = MappingProxyType(

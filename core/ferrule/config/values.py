@@ -208,7 +208,7 @@ def _decode(text: str, notice: Notice | None = None) -> Any:
     def refuse(constant: str) -> None:
         raise ValueError(f"{constant} is not JSON")
 
-    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
+    def checked(items: list[tuple[str, Any]]) -> dict[str, Any]:
         result = dict(items)
         if notice is not None and len(result) < len(items):
             names = sorted({key for key, _ in items if sum(key == other for other, _ in items) > 1})
@@ -216,7 +216,7 @@ def _decode(text: str, notice: Notice | None = None) -> Any:
         return result
 
     try:
-        return json.loads(text, parse_constant=refuse, parse_float=_number, object_pairs_hook=pairs)
+        return json.loads(text, parse_constant=refuse, parse_float=_number, object_pairs_hook=checked)
     except json.JSONDecodeError as error:
         raise ValueError(f"not JSON, {error.msg} at character {error.pos + 1}") from None
     except RecursionError:
@@ -225,7 +225,7 @@ def _decode(text: str, notice: Notice | None = None) -> Any:
 
 def _as_json(spec: Spec, raw: Any, notice: Notice) -> dict[str, Any]:
     """A JSON object from its text or short form, or from an object of plain values. Raises ValueError."""
-    if spec.option.pairs and isinstance(raw, str) and "=" in raw and "{" not in raw:
+    if spec.option.key_values and isinstance(raw, str) and "=" in raw and "{" not in raw:
         return {key.strip(): loose(text.strip()) for key, _, text in (part.partition("=") for part in raw.split(","))}
     value = _decode(raw, notice) if isinstance(raw, str) else _plain(raw)
     if spec.option.scalar and type(value) is int:

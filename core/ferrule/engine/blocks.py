@@ -75,7 +75,7 @@ class BlockPool:
                 self._idle[block] = None
 
     def publish(self, block: int, key: bytes) -> None:
-        """Let others find a held, full block. The first block published under a key keeps it."""
+        """Let others find a full block that a request refers to. The first block published under a key keeps it."""
         if key not in self._published and self._keys[block] is None:
             self._published[key] = block
             self._keys[block] = key
@@ -100,7 +100,7 @@ class BlockPool:
         if len(free) != len(self._free) or free & self._idle.keys() or 0 in free or 0 in self._idle:
             raise AssertionError("I1: a block is free twice, both free and idle, or is the null block")
         if self._references[0] or holders.get(0):
-            raise AssertionError("I3: the null block is held")
+            raise AssertionError("I3: the null block has a reference")
         for block in range(1, self.num_blocks):
             references = self._references[block]
             if references != holders.get(block, 0):

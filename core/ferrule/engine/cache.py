@@ -118,7 +118,7 @@ class KVCacheManager:
     ) -> BlockDelta | None:
         """Make room for positions [0, upto). `hit` begins a new holding with those blocks.
 
-        Returns what was appended to the tables, or None, with nothing changed, when blocks are lacking.
+        Returns what was appended to the tables, or None, with nothing changed, when there are not enough blocks.
         """
         if hit is None:
             holding = self._holdings[id]
@@ -126,8 +126,8 @@ class KVCacheManager:
                 return ()
         else:
             holding = Holding(len(self._groups), chain)
-        held = (holding.capacity if hit is None else hit.tokens) // self._size
-        each = max(0, -(-upto // self._size) - held)
+        num_present = (holding.capacity if hit is None else hit.tokens) // self._size
+        each = max(0, -(-upto // self._size) - num_present)
         if each * len(self._groups) > self.pool.num_available - self._num_idle(hit):
             return None
         if hit is not None:
@@ -136,7 +136,7 @@ class KVCacheManager:
         holding.capacity += each * self._size
         for g, table in enumerate(holding.tables):
             table += fresh[g * each : (g + 1) * each]
-        first = 0 if hit is not None else held
+        first = 0 if hit is not None else num_present
         return tuple(tuple(table[first:]) for table in holding.tables)
 
     def room_for(self, num_tokens: int, hit: PrefixHit, owed: int) -> bool:
@@ -146,10 +146,10 @@ class KVCacheManager:
         return footprint(self.limits, num_tokens) - found <= free - owed
 
     def owed(self, id: str, num_tokens: int) -> int:
-        """Blocks that a request still lacks on its way to `num_tokens`."""
+        """Blocks that a request still needs on its way to `num_tokens`."""
         holding = self._holdings[id]
-        held = sum(len(table) for table in holding.tables) - sum(holding.alive_from)
-        return max(0, footprint(self.limits, num_tokens) - held)
+        num_present = sum(len(table) for table in holding.tables) - sum(holding.alive_from)
+        return max(0, footprint(self.limits, num_tokens) - num_present)
 
     def confirm(self, id: str, ids: Sequence[int], computed: int) -> None:
         """Positions [0, computed) are in the cache: publish blocks that filled, let go of those that died."""

@@ -120,14 +120,14 @@ class FrontendService(Service):
         if request.beam is not None:
             checked, count = check_beam(request.beam, request, checked, self._reader.rules), request.beam.width
         self._check_count(len(request.prompts), count)
-        with self.ledger.reserve(len(request.prompts) * count) as held:
+        with self.ledger.reserve(len(request.prompts) * count) as reservation:
             words = await self._reader.bad_words(checked.bad_words)
             prompts = []
             for number, prompt in enumerate(request.prompts, 1):
                 if number % _TURN == 0:
                     await asyncio.sleep(0)
                 prompts.append(await self._reader.prepare(prompt, checked))
-                held.add_tokens(prompts[-1].weight * count)
+                reservation.add_tokens(prompts[-1].weight * count)
             read = [
                 (prompt, choice_context(request, asked, prompt, self.tokenizer))
                 for asked, prompt in zip(request.prompts, prompts, strict=True)
@@ -142,7 +142,7 @@ class FrontendService(Service):
                 for seed in self._draw_seeds(checked):
                     made = replace(sampling, seed=seed)
                     requests.append(_engine_request(prepared, sampling=made, grammar=grammar, **shared))
-            return self._submit(request, checked, read, requests, held)
+            return self._submit(request, checked, read, requests, reservation)
 
     def health(self) -> Health:
         return self._client.health()
@@ -248,12 +248,12 @@ class FrontendService(Service):
         checked: Checked,
         read: Sequence[tuple[Prepared, ChoiceContext]],
         requests: Sequence[EngineRequest],
-        held: Reservation,
+        reservation: Reservation,
     ) -> AsyncIterator[Output]:
         choices: list[Choice] = []
         try:
             for index, one in enumerate(requests):
-                choices.append(self._choice(request, checked, read[index // checked.best_of], one, index, held))
+                choices.append(self._choice(request, checked, read[index // checked.best_of], one, index, reservation))
                 choices[-1].account.streamed = request.streamed
             for first in range(0, len(choices), checked.best_of):
                 group = [choice.account for choice in choices[first : first + checked.best_of]]
@@ -285,7 +285,7 @@ class FrontendService(Service):
         read: tuple[Prepared, ChoiceContext],
         engine_request: EngineRequest,
         index: int,
-        held: Reservation,
+        reservation: Reservation,
     ) -> Choice:
         prompt, context = read
         parse = open_chain(self._parsers, request, context)
@@ -299,7 +299,7 @@ class FrontendService(Service):
             )
         stops = StopMatcher(checked.stops, checked.include_stop) if checked.stops is not None else None
         account = Account(engine_request.arrival, len(prompt.ids), prompt.sampling.max_tokens, checked.n, prompt.weight)
-        held.turn(account)
+        reservation.turn(account)
         choice = Choice(index, engine_request, account, parse, detokenizer, stops)
         choice.prompt_text = prompt.text
         choice.named_stop_ids = checked.named_stop_ids

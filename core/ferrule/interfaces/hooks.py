@@ -25,7 +25,7 @@ class AccessRequest:
     """One HTTP call that wants in. The body has not been read. `headers` has lower-case names."""
 
     method: str
-    path: str  # as the client sent it, without the query; it may be no route at all
+    path: str  # as the client sent it, without the query; it need not be the path of a route
     headers: Mapping[str, str]
     client: str = ""  # address of the peer, empty when it is not known
 

@@ -49,7 +49,7 @@ def file_refs(option: str, adapter: str = "") -> list[PluginRef]:
         raise ConfigError(f"--plugin takes kind=file.py, not '{option}'.")
     if kind not in KINDS:
         raise ConfigError(
-            f"--plugin {option}: '{kind}' is no kind of plugin.{nearest(kind, KINDS)}", f"Kinds: {', '.join(KINDS)}"
+            f"--plugin {option}: '{kind}' is not a kind of plugin.{nearest(kind, KINDS)}", f"Kinds: {', '.join(KINDS)}"
         )
     file = Path(path.strip()).expanduser().absolute()
     content = _read(file)

@@ -128,7 +128,7 @@ KINDS = _table(
         _I + "quantization:QuantizationMethod",
         ("--quantization",),
         "--quantization; else the checkpoint's `quantization_config`",
-        made_with=("stored",),
+        made_with=("config",),
     ),
     Kind(
         "hub",

@@ -59,7 +59,7 @@ def _misfit(ref: PluginRef, found: type, base: type) -> str | None:
         except Exception as error:  # the types of its fields are the plugin's
             return f".Options does not declare options: {error}"
         options = ["options"]
-    if not _takes(found, made_with or (), options, whole=made_with is not None):
+    if not _callable_with(found, made_with or (), options, whole=made_with is not None):
         given = [*(("**kwargs",) if made_with is None else made_with), *options]
         return f" is made with ({', '.join(given)}), and its constructor takes {_signature(found)}"
     if ref.kind == "hooks":
@@ -74,15 +74,15 @@ def _misfit(ref: PluginRef, found: type, base: type) -> str | None:
         bound = isinstance(own, (staticmethod, classmethod)) or not inspect.isroutine(own)
         if not callable(getattr(found, name)):
             return f".{name} is not a method"
-        if not _takes(getattr(found, name), given if bound else ["self", *given], named):
+        if not _callable_with(getattr(found, name), given if bound else ["self", *given], named):
             return f".{name}{_signature(getattr(found, name))} cannot be called with ({', '.join([*given, *named])})"
     return None
 
 
-def _takes(
+def _callable_with(
     function: Callable[..., object], given: Sequence[str], named: Sequence[str] = (), *, whole: bool = True
 ) -> bool:
-    """Whether it can be called with these arguments; without `whole`, with others besides."""
+    """Whether it can be called with these arguments; without `whole`, with these and some others."""
     try:
         signature = inspect.signature(function)
         (signature.bind if whole else signature.bind_partial)(*given, **dict.fromkeys(named))

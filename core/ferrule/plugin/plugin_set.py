@@ -132,7 +132,7 @@ class Plugins:
     def find(self, kind: str, name: str) -> PluginRef:
         """The plugin that the name stands for. Raises PluginError when it is missing, denied, ambiguous …"""
         if kind not in KINDS:
-            raise PluginError(f"'{kind}' is no kind of plugin.{nearest(kind, KINDS)}", f"Kinds: {', '.join(KINDS)}")
+            raise PluginError(f"'{kind}' is not a kind of plugin.{nearest(kind, KINDS)}", f"Kinds: {', '.join(KINDS)}")
         judged = [(ref, self.verdict(ref)) for ref in self.offers(kind, name)]
         for ref, verdict in judged:
             if verdict.state is State.AVAILABLE:

@@ -81,11 +81,11 @@ def _refs(install: _Install, problems: list[str]) -> Iterator[PluginRef]:
         parsed = parse_group(group)
         if parsed is None:
             if group.startswith("ferrule."):
-                problems.append(f"{install.name} {version}: {group[:_SHOWN]!r} is no group of Ferrule's")
+                problems.append(f"{install.name} {version}: {group[:_SHOWN]!r} is not a group of Ferrule's")
             continue
         contract, kind = parsed
         if kind not in KINDS and contract in READABLE:
-            problems.append(f"{install.name} {version}: '{kind}' is no kind of plugin.{nearest(kind, KINDS)}")
+            problems.append(f"{install.name} {version}: '{kind}' is not a kind of plugin.{nearest(kind, KINDS)}")
         elif not _NAME.fullmatch(name):
             problems.append(f"{install.name} {version}: {name[:_SHOWN]!r} cannot be a {kind} plugin's name")
         elif not _TARGET.fullmatch(target):

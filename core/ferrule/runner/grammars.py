@@ -71,8 +71,8 @@ class Grammars:
         for admit in admits:
             self._slots.pop(admit.slot, None)
             if admit.grammar is not None:
-                held = self._slots[admit.slot] = SlotGrammar()
-                self._follower.submit(self._begin, held, admit.grammar, admit.known_ids[admit.num_prompt :])
+                constraint = self._slots[admit.slot] = SlotGrammar()
+                self._follower.submit(self._begin, constraint, admit.grammar, admit.known_ids[admit.num_prompt :])
 
     def masks(self, chunks: Sequence[Chunk], words: int) -> Future[Masks] | None:
         """Begin to make the masks [words] int32 of those rows that sample; None when none of them is constrained."""
@@ -82,9 +82,9 @@ class Grammars:
     def sampled(self, chunks: Sequence[tuple[int, Chunk]], outcome: Outcome) -> None:
         """A step samples these rows; its tokens are followed when they are there."""
         for row, chunk in chunks:
-            held = self._slots.get(chunk.slot)
-            if held is not None:
-                held.sampled = outcome, row
+            constraint = self._slots.get(chunk.slot)
+            if constraint is not None:
+                constraint.sampled = outcome, row
 
     def forget(self) -> None:
         """No slot has a request any more."""
@@ -112,14 +112,14 @@ class Grammars:
 
     # ------------------------------------------------------------------------------------ on the follower's thread
 
-    def _begin(self, held: SlotGrammar, compiled: CompiledGrammar, ids: Sequence[int]) -> None:
+    def _begin(self, constraint: SlotGrammar, compiled: CompiledGrammar, ids: Sequence[int]) -> None:
         """The state after `ids`, which a request that was preempted has generated before."""
         try:
-            held.backend = self._backend(compiled.backend)
-            held.grammar = self._fork(compiled)
-            self._accept(held, ids)
-        except Exception:  # a plugin's code, and libraries': this request's fault, no neighbour's
-            held.error = _FAILED
+            constraint.backend = self._backend(compiled.backend)
+            constraint.grammar = self._fork(compiled)
+            self._accept(constraint, ids)
+        except Exception:  # a plugin's code, and libraries': only this request fails
+            constraint.error = _FAILED
             _log.exception("a constraint could not be loaded", backend=compiled.backend)
 
     def _fork(self, compiled: CompiledGrammar) -> Grammar:
@@ -129,28 +129,33 @@ class Grammars:
             self._first.move_to_end(compiled.digest)
             return self._first[compiled.digest][0].fork()
 
-    def _accept(self, held: SlotGrammar, ids: Sequence[int]) -> None:
-        if ids and held.grammar is not None and not held.grammar.accept(ids):
-            held.error = "The output does not fit its constraint any more."
+    def _accept(self, constraint: SlotGrammar, ids: Sequence[int]) -> None:
+        if ids and constraint.grammar is not None and not constraint.grammar.accept(ids):
+            constraint.error = "The output does not fit its constraint any more."
 
     def _fill(self, wanted: Sequence[tuple[int, SlotGrammar]], words: int) -> Masks:
-        for _, held in wanted:
-            self._follow(held)
+        for _, constraint in wanted:
+            self._follow(constraint)
         found = Masks()
-        alive = [(slot, held) for slot, held in wanted if held.error is None]
-        for backend in {id(held.backend): held.backend for _, held in alive}.values():
-            self._fill_by(backend, [(slot, held) for slot, held in alive if held.backend is backend], words, found)
-        found.errors.update({slot: held.error for slot, held in wanted if held.error is not None})
+        alive = [(slot, constraint) for slot, constraint in wanted if constraint.error is None]
+        for backend in {id(constraint.backend): constraint.backend for _, constraint in alive}.values():
+            self._fill_by(
+                backend,
+                [(slot, constraint) for slot, constraint in alive if constraint.backend is backend],
+                words,
+                found,
+            )
+        found.errors.update({slot: constraint.error for slot, constraint in wanted if constraint.error is not None})
         return found
 
-    def _follow(self, held: SlotGrammar) -> None:
-        sampled, held.sampled = held.sampled, None
-        if sampled is not None and held.error is None:
+    def _follow(self, constraint: SlotGrammar) -> None:
+        sampled, constraint.sampled = constraint.sampled, None
+        if sampled is not None and constraint.error is None:
             try:
                 token = sampled[0].token(sampled[1])
-                self._accept(held, () if token is None else (token,))
+                self._accept(constraint, () if token is None else (token,))
             except Exception as error:
-                held.error = _told(error)
+                constraint.error = _told(error)
                 _log.exception("a constraint could not be followed")
 
     def _fill_by(
@@ -158,25 +163,25 @@ class Grammars:
     ) -> None:
         """Masks of one backend's rows: in bulk, and where that fails one by one, to find whose fault it is."""
         masks = np.zeros((len(rows), words), np.int32)
-        grammars = [held.grammar for _, held in rows if held.grammar is not None]
+        grammars = [constraint.grammar for _, constraint in rows if constraint.grammar is not None]
         if backend is None or len(grammars) != len(rows):
             raise RuntimeError("a slot has a constraint without a state")
         try:
             backend.fill(grammars, masks)
         except Exception:
-            for mask, (_, held) in zip(masks, rows, strict=True):
-                self._fill_one(held, mask)
-        for mask, (slot, held) in zip(masks, rows, strict=True):
-            if held.error is None:
+            for mask, (_, constraint) in zip(masks, rows, strict=True):
+                self._fill_one(constraint, mask)
+        for mask, (slot, constraint) in zip(masks, rows, strict=True):
+            if constraint.error is None:
                 found.bits[slot] = mask.tobytes()
 
-    def _fill_one(self, held: SlotGrammar, mask: np.ndarray[tuple[int], np.dtype[np.int32]]) -> None:
+    def _fill_one(self, constraint: SlotGrammar, mask: np.ndarray[tuple[int], np.dtype[np.int32]]) -> None:
         try:
             mask.fill(0)
-            if held.grammar is not None:
-                held.grammar.fill(mask)
+            if constraint.grammar is not None:
+                constraint.grammar.fill(mask)
         except Exception as error:
-            held.error = _told(error)
+            constraint.error = _told(error)
             _log.exception("the mask of a constraint could not be made")
 
 

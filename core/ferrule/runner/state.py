@@ -80,8 +80,8 @@ class SlotState:
     def check(self) -> None:
         """Raise RuntimeError where a slot without a request holds something."""
         for slot, sampling in enumerate(self.sampling):
-            held = int(self.num_known[slot]) + int(self.num_blocks[:, slot].sum())
-            if sampling is None and (held or slot in self.faults):
+            in_use = int(self.num_known[slot]) + int(self.num_blocks[:, slot].sum())
+            if sampling is None and (in_use or slot in self.faults):
                 raise RuntimeError(f"slot {slot} is free but not empty")
 
     def _clear(self, slot: int) -> None:

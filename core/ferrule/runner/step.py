@@ -143,8 +143,8 @@ def host_embeds(rows: Rows, state: SlotState) -> tuple[torch.Tensor, torch.Tenso
     if state.embeds:
         columns = (rows.slots, rows.starts, rows.counts, rows.last + 1 - rows.counts)
         for slot, start, count, first in zip(*(column.tolist() for column in columns), strict=True):
-            held = state.embeds.get(slot)
-            if held is not None and start < len(held):
-                data.append(held[start : start + count])
+            embeds = state.embeds.get(slot)
+            if embeds is not None and start < len(embeds):
+                data.append(embeds[start : start + count])
                 tokens.append(torch.arange(first, first + len(data[-1])))
     return (torch.cat(tokens), torch.cat(data)) if data else None

@@ -1,4 +1,4 @@
-"""The kit of attention backends: the definition, in float64, over shapes, masks and block tables."""
+"""The kit of attention backends: comparison with attention in float64, over shapes, masks and block tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every conformance kit is: a class whose test methods are promises of a plugin.
+"""The base class of conformance kits: each test method checks one promise of a plugin.
 
 The methods use nothing but `promise`, so the same kit runs in two ways: pytest collects a subclass, and `ferrule
 plugins check` runs it without pytest.
@@ -6,8 +6,9 @@ plugins check` runs it without pytest.
     class TestMine(PolicyKit):
         plugin = Mine
 
-A plugin that needs other than a kit's defaults says so once, for both ways: its class has ``conformance``, a mapping of
-the kit's settings, or ``"module:NAME"`` of one, so that what only a check needs is not imported by a server.
+A plugin that needs other settings than a kit's defaults declares them once, for both ways, in the class attribute
+``conformance``: a mapping of settings, or ``"module:NAME"`` of one, so that servers do not import what only checks
+need.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The child process of `ferrule plugins check`: one plugin, one kit, a report line by line.
 
-A `Task` comes on standard input as JSON. Reports go as JSON lines to the descriptor that it names; standard output and
-standard error are the plugin's to write to.
+A `Task` comes on standard input as JSON. Reports go as JSON lines to the descriptor that it names; the plugin may
+write to standard output and standard error.
 """
 
 from __future__ import annotations

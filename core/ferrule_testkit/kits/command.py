@@ -1,4 +1,4 @@
-"""The kit of commands: each call is a process of its own, as for a user."""
+"""The kit of commands: each call runs in a process of its own, as it does for a user."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class CommandKit(Kit):
         except subprocess.TimeoutExpired:
             promise(False, f"{' '.join(argv)} does not end within {_PATIENCE:.0f} s")
             raise
-        if not report.exists():  # it ended the process itself, or raised what is no error of Ferrule's
+        if not report.exists():  # it ended the process, or its exception is not a FerruleError
             return Ran(done.returncode, "exit", frozenset(), done.stdout, done.stderr)
         status, kind, modules = json.loads(report.read_text())
         return Ran(status, kind, frozenset(modules), done.stdout, done.stderr)

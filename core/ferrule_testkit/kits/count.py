@@ -1,8 +1,8 @@
-"""Work, counted and not timed: the same on every machine, however busy it is.
+"""Counts work instead of measuring time, so that results are the same on every machine, however busy it is.
 
 A line of Python counts one. A search in a string counts the string's length, a search with a regular expression or a
-parse of JSON or Python the longest string that the calling code can see; one that says where to begin counts one. So
-whoever keeps text and searches all of it again for every delta is seen to do so, whether in Python or in C.
+parse of JSON or Python the longest string that the calling code can see; one that says where to begin counts one. So a
+parser that searches all of its text again for every delta is detected, whether the search runs in Python or in C.
 """
 
 from __future__ import annotations

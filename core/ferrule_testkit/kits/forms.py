@@ -1,4 +1,4 @@
-"""Forms of text for the kit of guided decoding, with texts that are right and wrong."""
+"""Forms of text for the kit of guided decoding, each with texts that match it and texts that do not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kit of hooks."""
+"""The kit of hooks plugins."""
 
 from __future__ import annotations
 

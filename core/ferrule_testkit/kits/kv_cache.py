@@ -1,6 +1,6 @@
-"""The kit of the cache's manager: no plugin kind, but what every scheduler that shares prefixes needs to trust.
+"""The kit of the KV-cache manager, which is not a plugin but which every scheduler that shares prefixes relies on.
 
-A dictionary stands beside it: what each block holds, token by token. What the manager hands out is compared with it.
+A dictionary records the tokens that each block contains; whatever the manager returns is compared with it.
 """
 
 from __future__ import annotations
@@ -109,24 +109,24 @@ class _Model:
         self.manager.confirm(id, ids, upto)
 
     def grow(self, id: str) -> None:
-        held = self.live[id]
+        request = self.live[id]
         if self.rng.random() < 0.5:
-            held["ids"].append(self.rng.randrange(2))
-        start, upto = held["computed"], min(len(held["ids"]), held["computed"] + self.rng.randint(1, 6))
+            request["ids"].append(self.rng.randrange(2))
+        start, upto = request["computed"], min(len(request["ids"]), request["computed"] + self.rng.randint(1, 6))
         if upto == start or upto > 40:
             return
         fresh = self.manager.reserve(id, upto)
         if fresh is None:
             self.end(id)
             return
-        for table, new in zip(held["tables"], fresh or [()] * len(self.groups), strict=True):
+        for table, new in zip(request["tables"], fresh or [()] * len(self.groups), strict=True):
             table += new
         for group in range(len(self.groups)):
             for position in range(self.groups[group].dead_before(start), start):
                 self.expect(id, group, position)
         self.write(id, start, upto)
-        held["computed"] = upto
-        self.manager.confirm(id, held["ids"], upto)
+        request["computed"] = upto
+        self.manager.confirm(id, request["ids"], upto)
 
     def end(self, id: str) -> None:
         del self.live[id]
@@ -134,22 +134,22 @@ class _Model:
 
     def write(self, id: str, start: int, stop: int) -> None:
         """What the device does: a cell depends on everything before it."""
-        held = self.live[id]
-        for group, table in enumerate(held["tables"]):
+        request = self.live[id]
+        for group, table in enumerate(request["tables"]):
             for position in range(start, stop):
                 block = table[position // _SIZE]
                 promise(0 < block < 24, f"{id} is to write position {position} to block {block}")
                 place = position % _SIZE
                 before = self.contents.get((group, block), ())[:place] if place else ()
-                cell = (held["scope"], tuple(held["ids"][: position + 1]))
+                cell = (request["scope"], tuple(request["ids"][: position + 1]))
                 for other in range(len(self.groups)):  # one block is one page of one group
                     self.contents.pop((other, block), None)
                 self.contents[group, block] = (*before, cell)
 
     def expect(self, id: str, group: int, position: int) -> None:
-        held = self.live[id]
-        block = held["tables"][group][position // _SIZE]
+        request = self.live[id]
+        block = request["tables"][group][position // _SIZE]
         cells = self.contents.get((group, block), ())
-        wanted = (held["scope"], tuple(held["ids"][: position + 1]))
+        wanted = (request["scope"], tuple(request["ids"][: position + 1]))
         found = cells[position % _SIZE] if position % _SIZE < len(cells) else None
         promise(found == wanted, f"{id} reads position {position} from block {block}, which holds {found}")

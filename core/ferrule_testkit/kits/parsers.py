@@ -1,4 +1,4 @@
-"""What the kits of both parsers share: texts that exist, and the fold of events."""
+"""What the kits of both parsers share: outputs of real models, and joining events to one result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls that are hard to read, made of a parser's own samples: another name, or other arguments, in the same markup."""
+"""Calls that are hard to parse: a parser's own samples with another name or other arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kit of quantization methods: products beside those of the float weights, over shapes and types."""
+"""The kit of quantization methods: products are compared with those of the float weights, over shapes and types."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kits of schedulers and policies: the simulator decides."""
+"""The kits of schedulers and policies, which run in the simulator."""
 
 from __future__ import annotations
 

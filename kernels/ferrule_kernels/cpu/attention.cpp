@@ -11,8 +11,8 @@
 // A cache of 8 bits has bytes in the place of a cell's numbers; a block of it is widened to cells before it is used.
 //
 // That is what tile registers read, too: 32 dims of 16 keys, or, where two tiles of values follow each other in memory,
-// 16 dims of 32 keys. What does not lie so is copied: values whose tiles are apart, and keys whose dims are no multiple
-// of 32, which get rows of zeros.
+// 16 dims of 32 keys. What does not lie so is copied: values whose tiles are apart, and keys whose number of dims is not
+// a multiple of 32, which get rows of zeros.
 //
 // A query's numbers are summed over blocks of 64 keys (128 with tile registers) that begin at multiples of as many,
 // each in one order. Keys that it does not see add nothing, not even a rounding: so its result has the same bits alone,

@@ -9,7 +9,7 @@ struct E4M3 {
     using Element = uint8_t;
     static constexpr int SHIFT = 20;          // from a magnitude to where a float's exponent and mantissa begin
     static constexpr uint32_t REBIAS = 120;   // float's bias minus this one's
-    static constexpr uint32_t SPECIAL = 0x7f; // the first magnitude that is no number
+    static constexpr uint32_t SPECIAL = 0x7f; // the first magnitude that is not a number
     static constexpr float MOST = 448.0f, NORMAL = 0x1p-6f;
     static constexpr float ROUNDS = 0x1p14f;  // its last place is the step between subnormal numbers
 };

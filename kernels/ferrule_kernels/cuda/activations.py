@@ -1,7 +1,7 @@
-"""Activations to numbers of 8 bits, each row (or group of a row's inputs) with a scale of its own, as they come.
+"""Quantization of activations to 8 bits at run time, with one scale for each row or group of a row's inputs.
 
-A group whose activations are all below 1e-30 has a scale of zero; one that holds NaN or infinity has a scale of NaN, so
-that its row's results are NaN and no other row's.
+A group whose activations are all below 1e-30 has a scale of zero; one that holds NaN or infinity has a scale of NaN,
+so that the results of that row are NaN and those of other rows are not affected.
 """
 
 from __future__ import annotations

@@ -1,20 +1,20 @@
-"""Paged attention for one kind of batch: rows with chunks of any length, prefill, decode and speculation together.
+"""Paged attention for batches that mix prefill, decode and speculation: a row may have any number of queries.
 
-One kernel. A program has the queries of some tokens of a row for all heads of a group, so that a key head is read once
-for them, and goes over the row's keys in tiles with an online softmax (Milakov and Gimelshein 2018, as in
-FlashAttention, Dao 2023), in float32 and to the base 2. It is launched twice where a batch needs both:
+There is one kernel. A program computes the queries of some tokens of a row for all heads of a group, so that a key
+head is read once for all of them. It goes over the row's keys in tiles with an online softmax (Milakov and Gimelshein
+2018, as in FlashAttention, Dao 2023), in float32 and to the base 2. It is launched twice where a batch needs both:
 
 - *long* rows, of more than `SHORT` queries: a program has many queries, and all their keys;
 - *short* rows: a program has few queries, and some *splits* of their context (Flash-Decoding, Dao et al. 2023). Another
   kernel combines the splits.
 
-**A row's result has the same bits in any batch.** Which of both a row is, how its queries are cut and where its splits
-lie depends on the row's own lengths and on the model's shapes alone: a split has `SPLIT` tokens, or a `MOST_SPLITS`th
-of the context where that is more. What the batch decides is how many programs share the splits, and whether the one
-split of a short context needs to be combined, neither of which changes any sum.
+**A row's result has the same bits in any batch.** Whether a row is long or short, how its queries are cut and where
+its splits lie depends on the row's own lengths and on the model's shapes alone: a split has `SPLIT` tokens, or a
+`MOST_SPLITS`th of the context where that is more. What the batch decides is how many programs share the splits, and
+whether the one split of a short context needs to be combined, neither of which changes any sum.
 
-Nothing here asks the device: grids follow from shapes and from the host's maxima, and programs without work leave. A
-row without context reads nothing and gets zeros.
+Nothing here waits for the device: grid sizes follow from shapes and from maxima that the host knows, and programs
+without work return at once. A row without context reads nothing and gets zeros.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The kernels of `attention`: what a program does."""
+"""The Triton kernels that `attention` launches."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""Products with weights of 8 bits, integers or fp8 (e4m3): by numbers of the same type, or by activations as they are.
+"""Products with weights of 8 bits, integers or fp8 (e4m3), and activations of the same type or of 16 or 32 bits.
 
-`native` is for the units that multiply numbers of 8 bits: int8 since compute capability 7.5, fp8 since 8.9. Integers
-are summed in 32 bits and exactly; fp8 in float32, in steps of 128 inputs that are added up apart from the units, whose
-own sums are coarser on Hopper. `widened` widens weights to the type of the activations, in registers, where a device
-has no such units or where activations are to lose nothing. With many rows it does so once, into memory, and leaves the
-product to torch's library.
+`native` uses the tensor cores for 8 bits: int8 since compute capability 7.5, fp8 since 8.9. Integers are summed in 32
+bits and exactly; fp8 in float32, in steps of 128 inputs whose sums are added outside the tensor cores, because sums
+within them are less precise on Hopper. `widened` widens weights to the type of the activations, in registers, where a
+device has no such units or where activations must not be rounded to 8 bits. With many rows it writes the widened
+weights to memory once, and torch computes the product.
 
-An fp8 number's bits, moved to the place of a wider type's exponent and mantissa, are that number times a power of two,
-subnormal ones too: so any device can read them.
+Moving the bits of an fp8 number to the exponent and mantissa of a wider type gives that number times a power of two,
+for subnormal numbers too. So devices without conversions of fp8 can read it.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _native(
 
 
 def native_tile(rows: int, device: torch.device) -> Tile:
-    """The tile for so many rows. Few: the weights' bytes are all there is to do, so a tile is low and many are at work.
+    """The tile for a number of rows. With few rows, reading the weights takes the time: many low tiles read at once.
 
     A step is 128 inputs, a whole line of the cache: the longest that fp8's sums are left to the units for.
     """

@@ -1,9 +1,10 @@
-"""Products with fp8 (e4m3) weights: W8A8, where activations are quantized as they come, and weight-only.
+"""Products with fp8 (e4m3) weights: W8A8, where activations are quantized at run time, and weight-only.
 
-A scale is one output channel's (a whole tensor's is repeated), or one block's of 128 inputs by `tall` output channels,
-as DeepSeek-V3's checkpoints have them (https://arxiv.org/abs/2412.19437, section 3.3); activations have a scale for
-each row then, or for each 128 inputs of a row. Devices before compute capability 8.9 have no units for fp8: there only
-`multiply_wide` runs, which reads as few bytes and multiplies in the activations' type.
+A scale belongs to one output channel (the scale of a whole tensor is repeated), or to a block of 128 inputs by `tall`
+output channels, as DeepSeek-V3's checkpoints have them (https://arxiv.org/abs/2412.19437, section 3.3); activations
+have a scale for each row in the first case, and for each 128 inputs of a row in the second. Devices before compute
+capability 8.9 have no units for fp8: there only `multiply_wide` runs, which reads the same number of bytes and
+multiplies in the type of the activations.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Activations, and activations times a second half of the row: act(gate) * up in one pass.
+"""Activation functions alone, and gated ones: act(gate) * up in one pass over rows [gate, up].
 
 Arithmetic is float32; the activation is rounded to the rows' type before the product, as torch's composition does.
 """

@@ -1,8 +1,9 @@
-"""Products of rows with the matrices of their experts, and the weighted sum of what a token's experts made of it.
+"""Products of rows with the matrices of their experts, and the weighted sum of the results of each token.
 
-Rows come sorted into blocks of one expert each (`moe.align`). A program computes one block times a tile of columns on
-the matrix units, sums in float32, and writes each row to its own place: nothing is added atomically, so a result has
-the same bits every time. Blocks that no expert has are left at once; how many there are is never asked.
+Rows come sorted into blocks of one expert each (`moe.align`). A program multiplies one block by a tile of columns on
+the tensor cores, sums in float32, and writes each row to its own place: nothing is added atomically, so a result has
+the same bits every time. The number of blocks is never read back from the device: programs of unused blocks return at
+once.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ def tile(rows_per_expert: int, dtype: torch.dtype) -> Tile:
 
 @lru_cache(maxsize=64)
 def _shared_bytes(device: int) -> int:
-    """What a program may have of a GPU's shared memory."""
+    """Bytes of shared memory that a program may use."""
     return int(triton.runtime.driver.active.utils.get_device_properties(device)["max_shared_mem"])
 
 
 def _stages(shape: Tile, halves: int, x: torch.Tensor) -> int:
-    """As many as the shared memory holds, of those that are asked for."""
+    """The number of stages that fit the shared memory, at most as many as are asked for."""
     if x.device.type != "cuda":
         return shape.stages
     stage = (shape.rows + halves * shape.columns) * shape.depth * x.element_size()

@@ -3,9 +3,9 @@
 Weights are packed once, in the order in which a program reads them: [ceil(k / 128), n, 32] words of 16 bits. A program
 reads 128 inputs of its channels at a time, which are one run of memory; word i holds the inputs i, 32 + i, 64 + i and
 96 + i of them, lowest bits first. So each quarter of a word is 32 neighbouring inputs, which lie within one group: it
-is masked out and set into the mantissa of 2^23, where it needs no conversion; less the zero point, times the scale, and
-rounded once it is a weight in the activations' type, in registers. With many rows weights are made so once, into
-memory, and the product is left to torch's library.
+is masked out and set into the mantissa of 2^23, which replaces a conversion. Subtracting the zero point, multiplying
+by the scale and rounding once gives a weight in the type of the activations, in registers. With many rows the weights
+are written to memory once, and torch computes the product.
 """
 
 from __future__ import annotations

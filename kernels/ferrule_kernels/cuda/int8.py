@@ -1,6 +1,6 @@
-"""Products with int8 weights: W8A8, where rows of activations are quantized as they come, and weight-only.
+"""Products with int8 weights: W8A8, where rows of activations are quantized at run time, and weight-only.
 
-The sums of W8A8 are of integers and exact, so a row's result has the same bits alone and in any batch.
+W8A8 sums integers, exactly, so a row's result has the same bits alone and in any batch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What changes logits before the choice, and what is told of them: masks of grammars, penalties, log-probabilities.
+"""Operations on logits around sampling: masks of grammars, penalties, log-probabilities and ranks.
 
-Nothing here waits for the device, and grids depend on shapes and on lengths that the host knows only. All logits are
-float32, contiguous [rows, vocab]; the torch references are in ``ferrule_plugins.sampler``.
+Nothing here waits for the device, and grid sizes depend only on shapes and on lengths that the host knows. All logits
+are float32, contiguous [rows, vocab]; the torch references are in ``ferrule_plugins.sampler``.
 """
 
 from __future__ import annotations

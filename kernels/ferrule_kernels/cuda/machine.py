@@ -1,6 +1,6 @@
-"""What a device can do at most, measured: how fast it copies, and how fast torch's library multiplies matrices on it.
+"""The measured limits of a device: how fast it copies memory, and how fast torch multiplies matrices on it.
 
-A figure for a kernel means little alone; beside these it says what is left to gain.
+Benchmarks compare the time of a kernel with them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Routing to experts, and the sorting of rows into blocks of one expert each; neither asks the device for a number.
+"""Routing to experts, and the sorting of rows into blocks of one expert each, without waiting for the device.
 
-The order is that of the reference in `ferrule_kernels.moe`, to the last row: nothing is added atomically.
+The order of rows is exactly that of the reference in `ferrule_kernels.moe`, because there are no atomic additions.
 """
 
 from __future__ import annotations

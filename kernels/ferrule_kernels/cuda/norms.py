@@ -1,7 +1,8 @@
 """RMSNorm and LayerNorm, alone or together with the sum of a residual stream: each in one pass over its rows.
 
-Arithmetic is float32, rounded to the rows' type where torch's composition of single operations rounds. A program holds
-whole rows in registers, so every element is read once and written once; a row's result has the same bits in any batch.
+Arithmetic is float32, rounded to the type of the rows where the same norm in single torch operations rounds. A program
+holds whole rows in registers, so every element is read once and written once; a row's result has the same bits in any
+batch.
 """
 
 from __future__ import annotations

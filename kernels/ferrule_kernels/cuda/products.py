@@ -1,9 +1,9 @@
-"""What products with quantized weights share: the tile, the split of the inputs, and how a sum becomes a result.
+"""What all products with quantized weights share: tiles, splits of the inputs, and scaling of the sums.
 
-A product of few rows reads the weights once and does little else. There are then fewer tiles than the device has
-multiprocessors, so the inputs are split too: each part of them gives sums of its own, and a second kernel adds those
-up, in their order. Nothing is added atomically, so a result has the same bits every time. How a product is cut depends
-on its shape and the device: sums of floats may differ in the last bit between few rows and many, those of integers not.
+The time of a product of few rows is that of reading the weights. There are then fewer tiles than the device has
+multiprocessors, so the inputs are split too: each part gives its own sums, and a second kernel adds them up in their
+order. Nothing is added atomically, so a result has the same bits every time. How a product is cut depends on its shape
+and the device: sums of floats may differ in the last bit between few rows and many, sums of integers do not.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def place(index, m, n, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SWATHE: tl.con
 
 @triton.jit
 def finished(total, row_scales, column_scales, bias, rows, columns, m, n):
-    """Sums [rows, columns] to results, float32. What is None is left out."""
+    """Sums [rows, columns] to results, float32. A factor that is None is left out."""
     y = total.to(tl.float32)
     if row_scales is not None:
         y = y * tl.load(row_scales + rows, mask=rows < m, other=0.0)[:, None]

@@ -1,6 +1,6 @@
-"""Norms and rotation (Su et al. 2021) of queries and keys, in place, where their projection has left them.
+"""Norms and rotary embedding (Su et al. 2021) of queries and keys, in place in the output of their projection.
 
-Arithmetic is float32; what torch's composition of single operations rounds is rounded here.
+Arithmetic is float32, rounded where the same computation in single torch operations rounds.
 """
 
 from __future__ import annotations

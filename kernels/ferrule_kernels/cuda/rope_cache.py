@@ -1,8 +1,8 @@
-"""What puts keys and values into the paged cache: alone, or in one pass with norms and rotation of the heads.
+"""Writing keys and values to the paged cache: alone, or in one pass with norms and rotation of the heads.
 
-The cache is that of `attention.cache_shape`, [blocks, 2, kv_heads, block_size, dim], of the heads' type or of 8 bits. A
-token goes to block slot // block_size, place slot % block_size; one whose slot is negative is not written. In 8 bits an
-entry is x / scale, rounded to nearest even, at the end of the range where it lies outside; NaN stays NaN.
+The cache is that of `attention.cache_shape`, [blocks, 2, kv_heads, block_size, dim], of the heads' type or of 8 bits.
+A token goes to block slot // block_size, place slot % block_size; one whose slot is negative is not written. In 8 bits
+an entry is x / scale, rounded to nearest even and clamped to the range of the type; NaN stays NaN.
 """
 
 from __future__ import annotations

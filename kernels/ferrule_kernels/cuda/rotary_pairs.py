@@ -1,4 +1,4 @@
-"""Steps of the kernels that normalise and rotate heads: pairs of features are loaded, rotated and stored."""
+"""Functions of the kernels that normalise and rotate heads: features are loaded and stored in the pairs that rotate."""
 
 from __future__ import annotations
 

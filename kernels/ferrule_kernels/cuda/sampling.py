@@ -1,16 +1,17 @@
-"""The best token of each row of logits, and a drawn one, without sorting the vocabulary and without asking the device.
+"""Greedy and random sampling from rows of logits, without sorting the vocabulary and without waiting for the device.
 
-As in ``cpu/sampling.cpp``, drawing is by inversion: weights exp((x - max) / temperature), a floor below which none
-counts, running sums in vocabulary order, and the place of one uniform number in them. top_k and top_p need the floor
-only, the smallest weight that is kept: a histogram of the weights by half octaves says in which few of them it lies,
-the weights in there are gathered, and their bits are searched sixteen values at a time.
+As in ``cpu/sampling.cpp``, tokens are drawn by inversion: weights exp((x - max) / temperature), of which those below a
+floor become zero, are summed in vocabulary order, and the token is the one at which the sum passes a uniform number
+times the total. top_k and top_p only determine the floor, the smallest weight that is kept. A histogram of the weights
+by half octaves tells which few bins the floor lies in; the weights of these are gathered, and their bits are searched
+sixteen values at a time.
 
 Weights are summed as integers, in units of 2**-44 of the largest: sums are exact in any order. So a row's token does
-not depend on how the row is cut, on the order of atomic additions or on its neighbours. What a weight loses by that is
-less than its share of float32's rounding: 2**-26 of the whole for 262,144 tokens.
+not depend on how the row is cut, on the order of atomic additions or on its neighbours. The error of that is smaller
+than that of float32: 2**-26 of the total for 262,144 tokens.
 
 A row is cut into chunks of 4096 logits, each of them a program, so that one row keeps 37 processors busy as well as a
-hundred rows do. Weights take the place of the logits of rows that are drawn.
+hundred rows do. In rows that are drawn, the weights overwrite the logits.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ MANY = tl.constexpr(1 << 62)  # more than any count or mass
 
 @dataclass(frozen=True)
 class Best:
-    """Of each row [rows]. `tokens` is the first of the largest logits, and some id where the row is not finite."""
+    """For each row [rows]: `tokens` is the first of the largest logits, and any id where the row is not finite."""
 
     tokens: torch.Tensor  # int64
     most: torch.Tensor  # float32, NaN for a row that holds one
@@ -155,13 +156,13 @@ def _best(part_most, part_token, tokens, most, finite, vocab, parts, PARTS: tl.c
 
 @triton.jit
 def _mass(weights, unit):
-    """Integers that add up exactly."""
+    """Weights as integers, which add up exactly."""
     return (weights * unit).to(tl.int64)
 
 
 @triton.jit
 def _bits(weights):
-    """Ordered as the weights are, which are not negative."""
+    """The bits of weights: in the same order as the weights, which are not negative."""
     return weights.to(tl.int32, bitcast=True)
 
 
@@ -173,7 +174,7 @@ def _is_filtered(entry, vocab):
 
 @triton.jit
 def _needed(share, total):
-    """The mass that a nucleus has to reach, at least the smallest there is."""
+    """The mass that the tokens of top_p have to reach: at least one unit."""
     return tl.maximum(tl.ceil(share * total.to(tl.float64)).to(tl.int64), 1)
 
 

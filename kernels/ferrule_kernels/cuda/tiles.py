@@ -1,4 +1,4 @@
-"""How rows are cut into tiles: one rule for the kernels that are bound by memory."""
+"""How rows are cut into tiles, for all kernels whose time is that of reading and writing memory."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from ferrule.interfaces.attention import AttentionBackend, AttentionLayout
 from ferrule.interfaces.model import AttentionOptions, LayerCache
 from ferrule.interfaces.platform import DeviceCaps
 from ferrule_kernels.attention import write_cache
-from ferrule_plugins.attention.packages import lacking, live_table, not_for
+from ferrule_plugins.attention.packages import live_table, not_for, not_installed
 
 _PAGE = 256  # tokens; version 2's pages are multiples of it
 _MAX_DIM = 256
@@ -53,7 +53,7 @@ class FlashAttention(AttentionBackend):
             return f"takes head sizes that are multiples of 8, up to {_MAX_DIM}, not {spec.head_dim}"
         if _third(options, caps):
             return None
-        missing = lacking(_SECOND, "pip install flash-attn --no-build-isolation")
+        missing = not_installed(_SECOND, "pip install flash-attn --no-build-isolation")
         if missing is not None:
             return missing
         if spec.group.block_size % _PAGE:
@@ -86,14 +86,14 @@ class FlashAttention(AttentionBackend):
             "softcap": options.soft_cap,
         }
         keys, values = cache[:, :, 0], cache[:, :, 1]
-        if not options.alibi_slopes and lacking(_THIRD, "") is None and _hopper(q.device):
+        if not options.alibi_slopes and not_installed(_THIRD, "") is None and _hopper(q.device):
             return _with_cache(q, keys, values, plan, shared)
         return _varlen(q, keys, values, plan, shared, options.alibi_slopes)
 
 
 def _third(options: AttentionOptions, caps: DeviceCaps) -> bool:
     """Whether version 3 is here, and serves this layer."""
-    return lacking(_THIRD, "") is None and "sm90" in caps.features and not options.alibi_slopes
+    return not_installed(_THIRD, "") is None and "sm90" in caps.features and not options.alibi_slopes
 
 
 def _hopper(device: torch.device) -> bool:

@@ -17,7 +17,7 @@ import torch
 from ferrule.interfaces.attention import AttentionBackend, AttentionLayout
 from ferrule.interfaces.model import AttentionOptions, LayerCache
 from ferrule.interfaces.platform import DeviceCaps
-from ferrule_plugins.attention.packages import lacking, live_table, not_for
+from ferrule_plugins.attention.packages import live_table, not_for, not_installed
 
 _DIMS = (64, 128, 256)
 _WORKSPACE = 128 << 20  # bytes, as the package's documentation recommends
@@ -64,7 +64,7 @@ class FlashInfer(AttentionBackend):
 
     @classmethod
     def refuses(cls, spec: LayerCache, options: AttentionOptions, caps: DeviceCaps, dtype: torch.dtype) -> str | None:
-        reason = not_for(caps, dtype) or lacking("flashinfer", "pip install flashinfer-python")
+        reason = not_for(caps, dtype) or not_installed("flashinfer", "pip install flashinfer-python")
         if reason is not None:
             return reason
         if options.sinks is not None:

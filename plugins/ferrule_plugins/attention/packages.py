@@ -12,7 +12,7 @@ from ferrule.interfaces.platform import DeviceCaps
 HALVES = (torch.float16, torch.bfloat16)
 
 
-def lacking(module: str, install: str) -> str | None:
+def not_installed(module: str, install: str) -> str | None:
     """Say that a package is not installed, and how to install it; None where it is."""
     return None if find_spec(module) is not None else f"the package {module} is not installed ({install})"
 

@@ -53,7 +53,7 @@ class Completed:
     flags: tuple[str, ...]
     values: tuple[str, ...] | None
     doc: str
-    takes: bool  # a value
+    takes_value: bool
 
 
 class _Option(msgspec.Struct):
@@ -125,7 +125,7 @@ def _bash(commands: Mapping[str, tuple[Completed, ...]]) -> Iterator[str]:
     yield '        case "${COMP_WORDS[1]} $before" in'
     for name, options in commands.items():
         for each in options:
-            if each.takes:
+            if each.takes_value:
                 patterns = " | ".join(_quoted(f"{name} {flag}") for flag in each.flags)
                 if each.values is None:
                     yield f'            {patterns}) COMPREPLY=($(compgen -f -- "$word")); return ;;'
@@ -165,7 +165,7 @@ def _zsh(commands: Mapping[str, tuple[Completed, ...]]) -> Iterator[str]:
     yield '    case "${words[2]} $before" in'
     for name, options in commands.items():
         for each in options:
-            if each.takes:
+            if each.takes_value:
                 patterns = "|".join(_quoted(f"{name} {flag}") for flag in each.flags)
                 values = "_files" if each.values is None else " ".join(("compadd --", *map(_quoted, each.values)))
                 yield f"        {patterns}) {values}; return ;;"
@@ -193,7 +193,7 @@ def _fish(commands: Mapping[str, tuple[Completed, ...]]) -> Iterator[str]:
     for name, options in commands.items():
         when = _quoted(f"__fish_seen_subcommand_from {name}")
         for each in options:
-            value = "" if not each.takes else " -r -F" if each.values is None else " -x"
+            value = "" if not each.takes_value else " -r -F" if each.values is None else " -x"
             if each.values:
                 value += f" -a {_quoted(' '.join(each.values))}"
             for flag in each.flags:

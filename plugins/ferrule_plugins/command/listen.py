@@ -69,7 +69,7 @@ def listening(front: FrontendConfig) -> Iterator[list[socket.socket]]:
 def bind_file(path: str) -> socket.socket:
     """Listen on a Unix socket, with the mode that the umask leaves. Raises StartupError.
 
-    What a dead server left there is replaced; a live server's socket, and whatever is no socket, stays.
+    What a dead server left there is replaced; a live server's socket, and anything that is not a socket, stays.
     """
     listener = socket.socket(socket.AF_UNIX)
     try:
@@ -79,7 +79,8 @@ def bind_file(path: str) -> socket.socket:
         listener.bind(path)
         listener.listen(_BACKLOG)
     except OSError as error:
-        taken = error.errno == errno.EADDRINUSE
-        reason = "a server is listening there, or it is no socket" if taken else (error.strerror or str(error)).lower()
+        reason = (error.strerror or str(error)).lower()
+        if error.errno == errno.EADDRINUSE:
+            reason = "a server is listening there, or it is not a socket"
         raise StartupError(f"Cannot listen on {path}: {reason}.", "Choose another --uds.") from None
     return listener

@@ -191,7 +191,7 @@ class _Reports:
         self._reading = reading
 
     def __iter__(self) -> Iterator[_Line | None]:
-        held = b""
+        partial = b""
         while True:
             left = self.end - time.monotonic()
             if left <= 0 or not select.select([self._reading], [], [], left)[0]:
@@ -200,7 +200,7 @@ class _Reports:
             data = os.read(self._reading, 1 << 16)
             if not data:
                 return
-            *lines, held = (held + data).split(b"\n")
+            *lines, partial = (partial + data).split(b"\n")
             for line in lines:
                 yield msgspec.json.decode(line, type=_Line)
 

@@ -69,7 +69,7 @@ def new(plugins: Plugins, options: NewOptions) -> int:
     """Write the package and say what to do next. Raises ConfigError for wrong names, PluginError for a folder or a
     name that is taken."""
     if options.kind not in KINDS:
-        problem = f"{options.kind!r} is no kind of plugin." if options.kind else "The kind is missing."
+        problem = f"{options.kind!r} is not a kind of plugin." if options.kind else "The kind is missing."
         raise ConfigError(
             f"ferrule plugins new KIND NAME: {problem}{nearest(options.kind, KINDS)}", f"Kinds: {', '.join(KINDS)}"
         )

@@ -103,7 +103,7 @@ def _summary(action: str) -> str:
 
 def _list(plugins: Plugins, options: ListOptions) -> int:
     if options.kind is not None and options.kind not in KINDS:
-        raise ConfigError(f"{options.kind!r} is no kind of plugin.{nearest(options.kind, KINDS)}", _kinds_hint())
+        raise ConfigError(f"{options.kind!r} is not a kind of plugin.{nearest(options.kind, KINDS)}", _kinds_hint())
     rows = [
         _row(plugins, ref, tried=options.probe and not ref.builtin)
         for ref in plugins.refs

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from ferrule.interfaces.parsers import ChoiceContext, Content, Reasoning, ReasoningParser, TextDelta
 from ferrule.plugin.faults import log_fault
-from ferrule_plugins.compat_vllm.wrapped import method_of, request_of, takes, tokenizer_of
+from ferrule_plugins.compat_vllm.wrapped import has_parameter, method_of, request_of, tokenizer_of
 
 _Events = list[Reasoning | Content]
 
@@ -84,7 +84,7 @@ def _events(reasoning: str | None, content: str | None) -> _Events:
 def _options(found: type, context: ChoiceContext) -> dict[str, Any]:
     """The template's arguments, for a class that takes them."""
     name = "chat_template_kwargs"
-    return {name: dict(context.template_kwargs)} if takes(found, name) else {}
+    return {name: dict(context.template_kwargs)} if has_parameter(found, name) else {}
 
 
 def wrap_reasoning_parser(found: type, title: str) -> type[VllmReasoningParser]:

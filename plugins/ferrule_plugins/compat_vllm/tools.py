@@ -21,7 +21,7 @@ from ferrule.interfaces.parsers import (
 from ferrule.plugin.faults import log_fault
 from ferrule.types import GrammarSpec
 from ferrule_plugins.compat_vllm.helpers import make_tool_call_id
-from ferrule_plugins.compat_vllm.wrapped import method_of, request_of, takes, tokenizer_of, with_request
+from ferrule_plugins.compat_vllm.wrapped import has_parameter, method_of, request_of, tokenizer_of, with_request
 
 
 class VllmToolParser(ToolParser):
@@ -44,7 +44,7 @@ class VllmToolParser(ToolParser):
 
     def begin(self, context: ChoiceContext) -> None:
         self._begun = True
-        kwargs = {"tools": request_of(context).tools} if takes(self.wrapped, "tools") else {}
+        kwargs = {"tools": request_of(context).tools} if has_parameter(self.wrapped, "tools") else {}
         self._parser = self.wrapped(tokenizer_of(context), **kwargs)
         request = request_of(context)
         self._request = self._parser.adjust_request(request) or request

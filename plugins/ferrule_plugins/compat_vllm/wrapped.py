@@ -50,7 +50,7 @@ class VllmTokenizer:
         return self._tokenizer.decode([ids] if isinstance(ids, int) else ids, skip_special_tokens=skip_special_tokens)
 
     def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> Any:
-        """An id, or a list of them; None for what is no token."""
+        """An id, or a list of them; None for a text that is not a token."""
         vocabulary = self.get_vocab()
         return vocabulary.get(tokens) if isinstance(tokens, str) else [vocabulary.get(token) for token in tokens]
 
@@ -83,8 +83,8 @@ def _tool(tool: dict[str, Any]) -> ChatCompletionToolsParam:
     return ChatCompletionToolsParam(function=FunctionDefinition(**known))
 
 
-def takes(found: type, name: str) -> bool:
-    """Whether a class is made with an argument of this name."""
+def has_parameter(found: type, name: str) -> bool:
+    """Whether the constructor of a class has a parameter of this name."""
     parameters = inspect.signature(found).parameters.values()
     return any(one.kind is one.VAR_KEYWORD or one.name == name for one in parameters)
 

@@ -118,8 +118,12 @@ class TransformersModel(nn.Module, Model):
     def embed_size(self) -> int:
         """0 for what needs ids besides, such as a second embedding in each layer."""
         table = self.inner.get_input_embeddings()
-        takes = "inputs_embeds" in inspect.signature(self.base.forward).parameters
-        if not takes or not isinstance(table, nn.Embedding) or hasattr(self._config, "hidden_size_per_layer_input"):
+        accepts_embeds = "inputs_embeds" in inspect.signature(self.base.forward).parameters
+        if (
+            not accepts_embeds
+            or not isinstance(table, nn.Embedding)
+            or hasattr(self._config, "hidden_size_per_layer_input")
+        ):
             return 0
         return int(table.embedding_dim)
 

@@ -1,7 +1,7 @@
 """`cuda`: one NVIDIA GPU, the first of CUDA_VISIBLE_DEVICES.
 
 Types under `--dtype auto`: a float16 checkpoint stays float16, all others become bfloat16 from compute capability 8.0
-on, and float16 below, which cannot compute in bfloat16. A type that is named is used as it is.
+on, and float16 on older devices, which cannot compute in bfloat16. Any other `--dtype` is used as given.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _TYPES = {
 
 
 class CudaMemory(DeviceMemory):
-    """Shares the memory out, by what was measured. `begin` is called when nothing is loaded."""
+    """Divides the memory of the device by measurement. `begin` is called before anything is loaded."""
 
     def __init__(self, device: Device, budget: Budget) -> None:
         self._device = device
@@ -63,9 +63,9 @@ class CudaMemory(DeviceMemory):
         return HostWeights(self._offloaded, self._device.map_host, _DEVICE).loading(model, weights)
 
     def rehearse(self, step: Callable[[], None]) -> None:
-        """Run the largest step and keep what it needs in mind. Raises ConfigError where it does not fit."""
+        """Run the largest step and measure the memory that it needs. Raises ConfigError where it does not fit."""
         self._device.give_back()
-        weights = self._device.read().held
+        weights = self._device.read().allocated
         self._device.reset_peak()
         with self.guard("rehearsal"):
             step()
@@ -79,7 +79,7 @@ class CudaMemory(DeviceMemory):
         _log.info(
             "memory shared out",
             total=gib(now.total),
-            weights=gib(now.held),
+            weights=gib(now.allocated),
             step=gib(self._budget.step),
             graphs=gib(self._budget.graphs),
             others=gib(self._budget.others),
@@ -172,9 +172,9 @@ class CudaPlatform(Platform):
     def dtype(self, requested: str, checkpoint: Mapping[str, Any]) -> torch.dtype:
         bf16 = self._capability >= _BF16_SINCE
         if requested == "auto":
-            stored = str(checkpoint.get("dtype") or checkpoint.get("torch_dtype"))
-            if bf16 or stored == "float16":
-                return torch.float16 if stored == "float16" else torch.bfloat16
+            of_checkpoint = str(checkpoint.get("dtype") or checkpoint.get("torch_dtype"))
+            if bf16 or of_checkpoint == "float16":
+                return torch.float16 if of_checkpoint == "float16" else torch.bfloat16
             _log.warning("this GPU does not compute in bfloat16: float16 is used, whose range is smaller")
             return torch.float16
         if requested not in _TYPES:

@@ -1,9 +1,9 @@
-"""`-O3`: parts of a model that have no kernels of ours, compiled by torch (Ansel et al. 2024).
+"""`-O3`: parts of a model without kernels of Ferrule are compiled by torch (Ansel et al. 2024).
 
-Compiled are the parts that stand beside attention in a layer: norms and feed-forward blocks, of models that come
-through transformers or bring modules of their own. The parts of `ferrule_nn` have kernels already, which a compiler
-does not see into. Equal parts share what was compiled, for every number of tokens; what inductor makes is kept on disk,
-keyed by the graph, torch's version, the device and inductor's own settings.
+The parts of a layer other than attention are compiled: norms and feed-forward blocks of models that run through
+transformers or have modules of their own. Modules of `ferrule_nn` call hand-written kernels, which a compiler cannot
+optimise. Equal parts share one compilation, which serves any number of tokens. Inductor caches its results on disk by
+graph, torch version, device and its own settings.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _log = Log("platform")
 
 
 def compile_parts(model: object, **options: Any) -> int:
-    """Have the parts of `model` compiled when they first run; how many. `options` are those of `torch.compile`.
+    """Have the parts of `model` compiled when they first run; returns their number. `options`: see `torch.compile`.
 
-    Inductor's errors leave that first run as they are: it is the rehearsal, and they stop the start.
+    Errors of inductor are raised in that first run: it is the rehearsal, so they stop the start.
     """
     found = list(parts_beside_attention(model)) if isinstance(model, nn.Module) else []
     for part in found:
@@ -44,7 +44,7 @@ def parts_beside_attention(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def _attends(name: str, part: nn.Module) -> bool:
-    """By what a part says, or by its name: transformers' attention says nothing."""
+    """By an attribute of the part, or by its name: attention of transformers has no such attribute."""
     said = any(isinstance(inner, AttentionLayer) for inner in part.modules())
     return said or ("norm" not in name and ("attn" in name or "attention" in name))
 

@@ -1,9 +1,9 @@
-"""CUDA graphs: a decode step's launches, hundreds of them, as one.
+"""CUDA graphs: the hundreds of launches of a decode step become one.
 
-A graph is recorded for a number of rows and replayed for that many or fewer; what is missing is padded with rows that
+A graph is recorded for a number of rows and replayed for that many or fewer; missing rows are padded with rows that
 have no context and write nothing. All graphs read their inputs from one buffer and leave their output in another, so
-that a step costs one copy and one launch; what lies between comes from one pool, because only one graph runs at a time.
-A graph is recorded when its size is first needed, and at start-up as far as a few seconds reach.
+that a step costs one copy and one launch; intermediate tensors of all graphs share one pool, because only one graph
+runs at a time. Start-up records graphs for a few seconds; the others are recorded when their size is first needed.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Recording:
 
 
 class GraphRecorder(Recorder):
-    """Which size, padding, static buffers, and when not. `capture` records a function and answers with its replay.
+    """Chooses sizes, pads, owns the static buffers. `capture` records a function and returns one that replays it.
 
     Where a model cannot be recorded, or the memory that was set aside is used up, steps are launched as they are; the
     log says so once.
@@ -146,7 +146,7 @@ class GraphRecorder(Recorder):
         return None if self._output is None else self._output[:rows]
 
     def warm(self, inputs: Sequence[StepInput], compute: Compute) -> None:
-        """The largest first, whose memory the others share; then those of few users; then the rest."""
+        """Record the largest first, whose memory the others share; then those for few rows; then the rest."""
         began = self._clock()
         sizes = self._limits.sizes
         for size in dict.fromkeys((*sizes[-1:], *(size for size in sizes if size <= 8), *sizes[::-1])):
@@ -168,7 +168,7 @@ class GraphRecorder(Recorder):
         return sizes[place] if place < len(sizes) else None
 
     def _record(self, size: int, inputs: Sequence[StepInput], compute: Compute) -> Recording | None:
-        """Compute once as it is, which makes what is made lazily, then once more while recording."""
+        """Run the function once without recording, so that lazy initialisation happens, then again while recording."""
         before = self._free_bytes()
         layout, views = self._place(size, inputs)
         self._fill(layout, inputs, size)
@@ -249,5 +249,5 @@ def cuda_capture() -> Capture:
 
 
 def cuda_free_bytes() -> int:
-    """Of the device's memory, not counting what torch holds in reserve."""
+    """Free bytes of the device, without those that torch has reserved."""
     return int(torch.cuda.mem_get_info()[0])

@@ -1,9 +1,9 @@
-"""How the memory of a GPU is shared out, and what to change where it does not suffice.
+"""How the memory of a GPU is divided, and what the user can change when it is not enough.
 
-`--gpu-memory-utilization` is the share of the device that this instance may use, whatever other processes do. From it
-go the weights, what the largest step needs beside them, which a rehearsal tells, what recorded graphs may take, and
-what CUDA's libraries took since the start; the rest is the KV cache's. What other processes hold cannot be given away
-twice: where less is free than the share has left, the cache gets what is free.
+`--gpu-memory-utilization` is the share of the device that this instance may use, whatever other processes do. It holds
+the weights, the memory of the largest step, which a rehearsal measures, the memory set aside for graphs, and what
+CUDA's libraries have allocated since the start. The KV cache gets the rest, but never more than is free on the device:
+other processes may use some of it.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ _MOST = 0.98  # of the device, that a suggestion takes
 
 @dataclass(frozen=True)
 class Reading:
-    """Bytes of a device: in all, free, and held by this process's allocator (used or kept for use)."""
+    """Bytes of a device: in all, free, and allocated by PyTorch in this process (in use or cached)."""
 
     total: int
     free: int
-    held: int
+    allocated: int
 
     @property
     def elsewhere(self) -> int:
-        """Held by other processes, and by CUDA and its libraries in this one."""
-        return max(0, self.total - self.free - self.held)
+        """Used by other processes, and by CUDA and its libraries in this one."""
+        return max(0, self.total - self.free - self.allocated)
 
 
 class Device(Protocol):
-    """What the platform needs to know of a GPU, and to have done there."""
+    """What the platform reads from a GPU, and the operations that it needs."""
 
     def name(self) -> str: ...
 
@@ -52,7 +52,7 @@ class Device(Protocol):
     def reset_peak(self) -> None: ...
 
     def peak(self) -> int:
-        """The most bytes that the allocator held since `reset_peak`."""
+        """The most bytes that PyTorch had allocated since `reset_peak`."""
         ...
 
     def synchronize(self) -> None: ...
@@ -65,7 +65,7 @@ class Device(Protocol):
         ...
 
     def give_back(self) -> None:
-        """Return what the allocator keeps for use."""
+        """Return cached memory of the allocator to the device."""
         ...
 
 
@@ -135,7 +135,7 @@ class Budget:
     device: Device
     config: Resolved = field(default_factory=lambda: resolve(Config()))
     total: int = 0
-    others: int = 0  # held elsewhere when this instance began
+    others: int = 0  # bytes used elsewhere when this instance began
     step: int = 0  # that the largest step needs beside the weights
     graphs: int = 0  # that recorded graphs may take
 
@@ -145,20 +145,20 @@ class Budget:
         return now
 
     def learn(self, weights: int) -> None:
-        """The largest step has run since `reset_peak`, when the weights held so many bytes."""
+        """Note the memory of the largest step, which has run since `reset_peak`. `weights`: their bytes."""
         self.step = max(0, self.device.peak() - weights)
 
     def cache(self) -> int:
         """Bytes for the KV cache. Raises ConfigError where none are left."""
         now, share = self.device.read(), self.config.cache.gpu_memory_utilization
         libraries = max(0, now.elsewhere - self.others)
-        left = int(share * now.total) - now.held - self.step - self.graphs - libraries
+        left = int(share * now.total) - now.allocated - self.step - self.graphs - libraries
         free = now.free - self.step - self.graphs - _HEADROOM
         if self.config.cache.num_gpu_blocks_override is not None:
             return max(left, free, 0)  # the cache is what the user says it is
         if min(left, free) > 0:
             return min(left, free)
-        needs = f"weights {gib(now.held)}, the largest step {gib(self.step)}, CUDA's libraries {gib(libraries)}"
+        needs = f"weights {gib(now.allocated)}, the largest step {gib(self.step)}, CUDA's libraries {gib(libraries)}"
         if left <= 0:
             said = f"--gpu-memory-utilization {share:g} is {gib(int(share * now.total))} of {gib(now.total)}"
         else:
@@ -170,7 +170,7 @@ class Budget:
     def too_little(self, stage: str) -> ConfigError | EngineDead:
         """The error for a device without memory in `stage`: "load", "rehearsal", "cache" or "step"."""
         now = self.device.read()
-        figures = f"{gib(now.held)} are held by this instance, {gib(now.elsewhere)} elsewhere, {gib(now.free)} are free"
+        figures = f"{gib(now.allocated)} used by this instance, {gib(now.elsewhere)} elsewhere, {gib(now.free)} free"
         told = f"the GPU has {gib(now.total)}: {figures}."
         if stage == "load":
             return ConfigError(f"The weights do not fit: {told}", self._load_advice(now))
@@ -186,9 +186,9 @@ class Budget:
     # ------------------------------------------------------------------------------------ what to change
 
     def _cache_advice(self, now: Reading, libraries: int) -> str:
-        wanted = now.held + self.step + self.graphs + libraries + _LEAST_CACHE
+        wanted = now.allocated + self.step + self.graphs + libraries + _LEAST_CACHE
         share = math.ceil(100 * wanted / now.total) / 100
-        if share <= _MOST and wanted - now.held + _HEADROOM <= now.free:
+        if share <= _MOST and wanted - now.allocated + _HEADROOM <= now.free:
             return f"Set --gpu-memory-utilization {share:.2f} or more."
         if self.step > _LEAST_CACHE:
             return self._smaller_step()
@@ -217,8 +217,8 @@ class Budget:
     def _less(self, now: Reading) -> float:
         """A share of the device that leaves the headroom free, in hundredths, and less than now."""
         share = self.config.cache.gpu_memory_utilization
-        lacking = max(0, _HEADROOM - now.free) / max(1, now.total)
-        return max(0.05, math.floor(100 * (share - max(0.05, lacking))) / 100)
+        shortage = max(0, _HEADROOM - now.free) / max(1, now.total)
+        return max(0.05, math.floor(100 * (share - max(0.05, shortage))) / 100)
 
 
 def gib(size: int) -> str:

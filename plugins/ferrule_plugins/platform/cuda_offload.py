@@ -1,4 +1,4 @@
-"""Weights that stay in the host's memory, from where the GPU reads them in each step (`--cpu-offload-gb`)."""
+"""Weights that stay in host memory and that the GPU reads over the bus in each step (`--cpu-offload-gb`)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Between the host and a CUDA device without waiting: one pinned buffer and one copy each way of a step.
+"""Copies between host and CUDA device that do not block: in each direction one pinned buffer and one copy per step.
 
-A copy from pageable memory waits for everything that was launched before it, which is what overlap must avoid. Pinned
-buffers come from torch's allocator: it gives a buffer out again only when the copies that read it have ended, so that
-any number of steps may be in flight.
+A copy from pageable memory waits for all work that was launched before it, so steps would not overlap. Pinned buffers
+come from torch's allocator: it gives a buffer out again only when the copies that read it have ended, so that any
+number of steps may be in flight.
 """
 
 from __future__ import annotations

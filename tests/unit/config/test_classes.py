@@ -82,10 +82,10 @@ def test_the_list_is_whole() -> None:
 def test_each_option_does_what_its_class_says(entry: Documented, tmp_path: Path) -> None:
     spec, argv = entry.spec, arguments(entry, tmp_path)
     option = spec.option
-    if option.lacks:
+    if option.missing:
         with pytest.raises(ConfigError) as caught:
             read(*argv)
-        assert f"{entry.option}: not in this build: {option.lacks}." in str(caught.value)
+        assert f"{entry.option}: not in this build: {option.missing}." in str(caught.value)
         return
     if option.replaced.startswith("--speculative-config") or option.replaced in {"--pooler-config"}:
         with pytest.raises(ConfigError, match="not in this build: "):
@@ -125,7 +125,7 @@ def test_spellings(entry: Documented) -> None:
 def test_every_option_has_one_class() -> None:
     for spec in _SCHEMA.specs:
         option = spec.option
-        assert sum(map(bool, (option.inert, option.replaced, option.lacks))) <= 1, spec.flag
+        assert sum(map(bool, (option.inert, option.replaced, option.missing))) <= 1, spec.flag
         if option.replaced:
             successor = _SCHEMA.find(option.replaced)
             assert successor is not None, option.replaced
@@ -133,7 +133,7 @@ def test_every_option_has_one_class() -> None:
         for flag in option.suffixes.values():
             assert _SCHEMA.find(flag) is not None
     counts = Counter(entry.spec.option.standing for entry in _OPTIONS)
-    assert set(counts) == {"works", "without effect", "replaced", "lacking"}
+    assert set(counts) == {"works", "without effect", "replaced", "not in this build"}
     assert counts["works"] >= 77  # what has worked once goes on working
 
 
@@ -279,9 +279,9 @@ def test_the_environment_stands_between_command_line_and_file(tmp_path: Path) ->
 def test_a_bad_variable_of_an_option_is_named() -> None:
     with pytest.raises(ConfigError) as caught:
         parse([], _SCHEMA, env=read_environment({"FERRULE_PORT": "x", "FERRULE_TENSOR_PARALLEL_SIZE": "2"}))
-    bad, lacking = str(caught.value).splitlines()
+    bad, missing = str(caught.value).splitlines()
     assert bad.startswith("Environment variable FERRULE_PORT: 'x' is not valid")
-    assert lacking.startswith("Environment variable FERRULE_TENSOR_PARALLEL_SIZE: not in this build: parallel workers")
+    assert missing.startswith("Environment variable FERRULE_TENSOR_PARALLEL_SIZE: not in this build: parallel workers")
 
 
 def test_what_an_orchestrator_sets_by_accident_does_not_matter() -> None:
@@ -308,7 +308,7 @@ def test_every_documented_variable_has_a_class() -> None:
     known = [row.name for row in FOREIGN] + [f"VLLM_{entry.field.upper()}" for entry in VARIABLES]
     assert len(known) == len(set(known))
     assert set(listed) - set(known) == set()
-    assert all(sum(map(bool, (row.inert, row.lacks, row.option))) == 1 for row in FOREIGN)
+    assert all(sum(map(bool, (row.inert, row.missing, row.option))) == 1 for row in FOREIGN)
     assert {row.option for row in FOREIGN if row.option} <= _SCHEMA.by_name.keys()
 
 

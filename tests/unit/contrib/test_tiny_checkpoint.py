@@ -47,7 +47,7 @@ def function(name: str, description: str, **types: str) -> dict[str, Any]:
 def test_it_is_small_and_in_bfloat16() -> None:
     assert sum(file.stat().st_size for file in path().iterdir()) < 10_000_000
     with safe_open(path() / "model.safetensors", "pt") as weights:
-        slices = [weights.get_slice(name) for name in weights.keys()]  # noqa: SIM118 - the handle is no mapping
+        slices = [weights.get_slice(name) for name in weights.keys()]  # noqa: SIM118 - the handle is not a mapping
         assert {part.get_dtype() for part in slices} == {"BF16"}
         total = sum(torch.Size(part.get_shape()).numel() for part in slices)
     assert total <= 4_000_000

@@ -103,7 +103,7 @@ class ParserPlugins(Plugins):
         return "test"
 
 
-class House:
+class ServiceHarness:
     def __init__(self, service: FrontendService, engine: FakeEngine, told: list[ChoiceContext]) -> None:
         self.service, self.engine, self.told = service, engine, told
 
@@ -118,7 +118,7 @@ class House:
 
 
 @asynccontextmanager
-async def house(folder: Path, says_text: str = SAYS, **frontend: Any) -> AsyncIterator[House]:
+async def serving(folder: Path, says_text: str = SAYS, **frontend: Any) -> AsyncIterator[ServiceHarness]:
     (folder / "config.json").write_text(json.dumps({"architectures": ["FakeForCausalLM"], "eos_token_id": 1}))
     seeing = type("SeeingHere", (Seeing,), {"told": []})
     parsers = {"chat_template": TEMPLATE, "tool_call_parser": "hermes", "reasoning_parser": "deepseek_r1"}
@@ -126,7 +126,7 @@ async def house(folder: Path, says_text: str = SAYS, **frontend: Any) -> AsyncIt
     engine = FakeEngine(says(list(says_text.encode())))
     service = build_service(config, ParserPlugins(seeing), engine)
     try:
-        yield House(service, engine, seeing.told)
+        yield ServiceHarness(service, engine, seeing.told)
     finally:
         await service.close()
 
@@ -139,11 +139,11 @@ def chat(content: str = "x", **fields: Any) -> ChatPrompt:
 
 
 async def test_thoughts_text_and_calls_are_parted(tmp_path: Path) -> None:
-    async with house(tmp_path) as here:
-        answer = await here.answer(chat())
+    async with serving(tmp_path) as harness:
+        answer = await harness.answer(chat())
         assert (answer.reasoning, answer.text) == ("Hm.", "So:")
         assert [(call.name, call.arguments) for call in answer.tool_calls] == [("f", '{"a": 1}')]
-        assert here.prompt == "[f]<user>x<assistant>"
+        assert harness.prompt == "[f]<user>x<assistant>"
 
 
 def test_what_no_answer_can_hold_is_replaced() -> None:
@@ -158,67 +158,67 @@ def test_what_no_answer_can_hold_is_replaced() -> None:
 
 
 async def test_tool_choice_none_reads_no_calls(tmp_path: Path) -> None:
-    async with house(tmp_path) as here:
-        answer = await here.answer(chat(), tool_choice="none")
+    async with serving(tmp_path) as harness:
+        answer = await harness.answer(chat(), tool_choice="none")
         assert (answer.reasoning, answer.text) == ("Hm.", SAYS.partition("\n\n")[2])
-        assert here.prompt.startswith("[f]")
-        assert (await here.answer(chat(), tools=None)).text == answer.text
+        assert harness.prompt.startswith("[f]")
+        assert (await harness.answer(chat(), tools=None)).text == answer.text
 
 
 async def test_raw_text_is_as_the_model_wrote_it(tmp_path: Path) -> None:
-    async with house(tmp_path) as here:
-        answer = await here.answer(Prompt(text="x"), raw=True)
+    async with serving(tmp_path) as harness:
+        answer = await harness.answer(Prompt(text="x"), raw=True)
         assert (answer.text, answer.reasoning, answer.tool_calls) == (SAYS, None, ())
 
 
 async def test_the_prompt_says_that_thinking_is_over(tmp_path: Path) -> None:
-    async with house(tmp_path, "a</think>") as here:
-        answer = await here.answer(chat(chat_template_kwargs={"closed": True}))
+    async with serving(tmp_path, "a</think>") as harness:
+        answer = await harness.answer(chat(chat_template_kwargs={"closed": True}))
         assert (answer.text, answer.reasoning) == ("a</think>", None)
         ids = tuple(b"<assistant><think></think>")
-        answer = await here.answer(Prompt(ids=(120,) * 40 + ids))
+        answer = await harness.answer(Prompt(ids=(120,) * 40 + ids))
         assert (answer.text, answer.reasoning) == ("a</think>", None)
 
 
 async def test_a_continued_thought_goes_on(tmp_path: Path) -> None:
-    async with house(tmp_path, "b</think>c", reasoning_parser="qwen3") as here:
+    async with serving(tmp_path, "b</think>c", reasoning_parser="qwen3") as harness:
         messages = ({"role": "user", "content": "x"}, {"role": "assistant", "content": "<think>a"})
         go_on = ChatPrompt(messages=messages, continue_final_message=True, add_generation_prompt=False)
-        answer = await here.answer(go_on)
+        answer = await harness.answer(go_on)
         assert (answer.reasoning, answer.text) == ("b", "c")
 
 
 async def test_what_a_parser_is_told(tmp_path: Path) -> None:
-    async with house(tmp_path, reasoning_parser="seeing") as here:
-        await here.answer(chat(chat_template_kwargs={"closed": True}), tool_choice="auto", streamed=False)
-        (context,) = here.told
-        assert (context.prompt, bytes(context.prompt_ids).decode()) == (here.prompt, here.prompt)
+    async with serving(tmp_path, reasoning_parser="seeing") as harness:
+        await harness.answer(chat(chat_template_kwargs={"closed": True}), tool_choice="auto", streamed=False)
+        (context,) = harness.told
+        assert (context.prompt, bytes(context.prompt_ids).decode()) == (harness.prompt, harness.prompt)
         assert (context.tools, context.tool_choice, context.continued) == ((TOOL,), "auto", "")
         assert (context.template_kwargs, context.streamed) == ({"closed": True}, False)
-        assert context.tokenizer is here.service.tokenizer
-        await here.answer(Prompt(text="x"), raw=True)
-        assert len(here.told) == 1
+        assert context.tokenizer is harness.service.tokenizer
+        await harness.answer(Prompt(text="x"), raw=True)
+        assert len(harness.told) == 1
 
 
 @pytest.mark.parametrize(("parser", "text"), [("seeing", "a<bos>b"), ("qwen3", "ab")])
 async def test_special_tokens_stay_for_a_parser_that_wants_them(tmp_path: Path, parser: str, text: str) -> None:
-    async with house(tmp_path, reasoning_parser=parser) as here:
-        special = next(iter(sorted(here.service.tokenizer.all_special_ids)))  # type: ignore[union-attr]
-        here.engine.script = says([97, special, 98])
-        shown = text.replace("<bos>", here.service.token_text(special))
-        assert (await here.answer(chat())).text == shown
+    async with serving(tmp_path, reasoning_parser=parser) as harness:
+        special = next(iter(sorted(harness.service.tokenizer.all_special_ids)))  # type: ignore[union-attr]
+        harness.engine.script = says([97, special, 98])
+        shown = text.replace("<bos>", harness.service.token_text(special))
+        assert (await harness.answer(chat())).text == shown
 
 
 async def test_calls_and_results_of_the_history_reach_the_template(tmp_path: Path) -> None:
-    async with house(tmp_path) as here:
+    async with serving(tmp_path) as harness:
         call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": '{"a": [1]}'}}
         messages: tuple[dict[str, Any], ...] = (
             {"role": "user", "content": "q"},
             {"role": "assistant", "content": None, "tool_calls": [call]},
             {"role": "tool", "tool_call_id": "call_1", "content": "r"},
         )
-        await here.answer(ChatPrompt(messages=messages))
-        assert here.prompt == '<user>q<assistant>(call_1 f {"a": [1]})<tool>r<assistant>'
+        await harness.answer(ChatPrompt(messages=messages))
+        assert harness.prompt == '<user>q<assistant>(call_1 f {"a": [1]})<tool>r<assistant>'
 
 
 # ------------------------------------------------------------------------------------------- route
@@ -244,9 +244,9 @@ async def test_what_a_parser_writes_never_breaks_the_response(tmp_path: Path, st
     """Numbers that JSON does not have are in the text of the arguments only: the response itself is strict JSON."""
     says_text = r'{"name": "f\ud800", "arguments": {"a": 1e999, "b": NaN, "c": "\udc00\"\\"}}'
     flags = {"enable_auto_tool_choice": True, "tool_call_parser": "dumping"}
-    async with house(tmp_path, says_text, reasoning_parser="", **flags) as here:
+    async with serving(tmp_path, says_text, reasoning_parser="", **flags) as harness:
         response = await posted(
-            here.service, {**CHAT, "stream": stream, "max_tokens": 100}, "chat/completions", **flags
+            harness.service, {**CHAT, "stream": stream, "max_tokens": 100}, "chat/completions", **flags
         )
     assert response.status_code == 200
     if stream:

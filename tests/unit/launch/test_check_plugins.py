@@ -88,7 +88,7 @@ def test_a_constructor_that_raises_is_found_without_a_request(site: Any, kind: s
             "hub:huggingface={}",
             f"--plugin-config hub:huggingface of ferrule {ferrule.__version__}: this plugin takes no options.",
         ),
-        ("polcy:fcfs={}", "'polcy' is no kind of plugin. Did you mean 'policy'?"),
+        ("polcy:fcfs={}", "'polcy' is not a kind of plugin. Did you mean 'policy'?"),
     ],
 )
 def test_options_of_a_plugin_that_is_not_there_are_refused(written: str, told: str) -> None:

@@ -261,7 +261,7 @@ def test_a_unix_socket_replaces_what_the_dead_left_and_nothing_else(tmp_path: Pa
             assert path.is_socket()
         assert not path.exists()
     path.write_text("mine")
-    with pytest.raises(StartupError, match="is no socket"), listening(front):
+    with pytest.raises(StartupError, match="is not a socket"), listening(front):
         pass
     assert path.read_text() == "mine"
     for bad, reason in ((tmp_path / "no" / "s", "no such file"), (tmp_path / ("x" * 200), "too long")):

@@ -298,8 +298,8 @@ def test_metadata_that_cannot_be_used_is_a_problem_and_no_error(site):
     assert only(plugins, "policy", "x").version == "unknown"
     problems = "\n".join(plugins.problems)
     for part in (
-        "kind-dist 1.0: 'polcy' is no kind of plugin. Did you mean 'policy'?",
-        "group-dist 1.0: 'ferrule.policy' is no group",
+        "kind-dist 1.0: 'polcy' is not a kind of plugin. Did you mean 'policy'?",
+        "group-dist 1.0: 'ferrule.policy' is not a group",
         "target-dist 1.0: policy:x = 'no colon'",
         "metadata of a distribution in",
         "entry point 'just words' has no target",

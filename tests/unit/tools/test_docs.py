@@ -277,10 +277,10 @@ VLLM = (DOCS / "coming-from-vllm.md").read_text(encoding="utf-8")
 
 
 def test_what_is_not_there_is_what_options_and_variables_lack() -> None:
-    by_flag = {spec.flag: spec.option.lacks for spec in Schema(serve.sections()).specs if spec.option.lacks}
+    by_flag = {spec.flag: spec.option.missing for spec in Schema(serve.sections()).specs if spec.option.missing}
     table = VLLM.partition("| feature | asked for with |")[2].partition("\n\n")[0]
     told = dict([cell.strip() for cell in row.strip("|").split("|")] for row in table.splitlines()[2:])
-    assert set(told) == {*by_flag.values(), *(row.lacks for row in FOREIGN if row.lacks)}
+    assert set(told) == {*by_flag.values(), *(row.missing for row in FOREIGN if row.missing)}
     for feature, asked in told.items():
         for flag in re.findall(r"--[\w-]+", asked):
             assert by_flag[flag] == feature, flag

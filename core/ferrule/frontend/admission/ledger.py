@@ -139,15 +139,15 @@ class Ledger:
             raise RequestError(f"The request asks for {count} answers in all; the queue takes {limit}.", "n")
         if self.waiting + count > limit:
             raise self.full("requests", "max_num_queued_reqs")
-        held = Reservation(self, count)
+        reservation = Reservation(self, count)
         self.board.add(WAITING, count)
         self.open += count
         try:
-            yield held
+            yield reservation
         finally:
-            self.board.add(WAITING_TOKENS, -held.tokens)
-            self.board.add(WAITING, -held.count)
-            self.open -= held.count
+            self.board.add(WAITING_TOKENS, -reservation.tokens)
+            self.board.add(WAITING, -reservation.count)
+            self.open -= reservation.count
 
     def tokens(self, account: Account, count: int, cached: int) -> None:
         """A delta with tokens arrived."""

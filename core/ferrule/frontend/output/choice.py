@@ -119,7 +119,7 @@ class Choice:
         )
 
     def _reason(self, delta: RequestDelta) -> int | None:
-        """The stop token's id when the request named it; an end-of-sequence token is no reason to tell."""
+        """The stop token's id when the request named it; the end of sequence is not reported."""
         return delta.stop_reason if delta.stop_reason in self.named_stop_ids else None
 
     def _read(self, delta: RequestDelta) -> tuple[str, int, tuple[int, ...]]:

@@ -40,13 +40,13 @@ class StopMatcher:
     Of several matches, the one that ends first counts, then the one that the request names first.
     """
 
-    __slots__ = ("_held", "_include", "_states", "_stops", "matched")
+    __slots__ = ("_undecided", "_include", "_states", "_stops", "matched")
 
     def __init__(self, stops: StopStrings, include: bool = False) -> None:
         self._stops = stops
         self._include = include
         self._states = [0] * len(stops.strings)
-        self._held = ""
+        self._undecided = ""
         self.matched: str | None = None
 
     def feed(self, text: str) -> str:
@@ -59,21 +59,21 @@ class StopMatcher:
             end = self._advance(number, string, text, first_end)
             if end < first_end:
                 first_end, winner = end, number
-        buffer = self._held + text
+        buffer = self._undecided + text
         if winner >= 0:
             self.matched = self._stops.strings[winner]
-            end = len(self._held) + first_end
-            self._held = ""
+            end = len(self._undecided) + first_end
+            self._undecided = ""
             return buffer[: end if self._include else end - len(self.matched)]
         hold = max(self._states)
         cut = len(buffer) - hold
-        self._held = buffer[cut:]
+        self._undecided = buffer[cut:]
         return buffer[:cut]
 
     def finish(self) -> str:
         """Text that was held back in case it became a stop string."""
-        held, self._held = self._held, ""
-        return held
+        undecided, self._undecided = self._undecided, ""
+        return undecided
 
     def _advance(self, number: int, string: str, text: str, limit: int) -> int:
         """Where in `text` this string's first match ends, if before `limit`; otherwise `limit`."""

@@ -84,13 +84,13 @@ class Renderer:
         self._special_tokens = special_tokens
         self._max_in = _CHARACTERS_IN * max_model_len
         self._max_out = _CHARACTERS_OUT * max_model_len
-        self._house = ChildPool(_TASK, size=2, memory_bytes=_MEMORY_BYTES)
-        self._guests = ChildPool(_TASK, size=2, memory_bytes=_MEMORY_BYTES, niceness=10)
+        self._server_pool = ChildPool(_TASK, size=2, memory_bytes=_MEMORY_BYTES)
+        self._request_pool = ChildPool(_TASK, size=2, memory_bytes=_MEMORY_BYTES, niceness=10)
 
     @property
     def pids(self) -> frozenset[int]:
         """Child processes that can still run."""
-        return self._house.pids | self._guests.pids
+        return self._server_pool.pids | self._request_pool.pids
 
     async def render(self, chat: ChatPrompt) -> str:
         """The text of a conversation. Raises RequestError, ForbiddenError for a template of the request's own."""
@@ -115,7 +115,7 @@ class Renderer:
             "max_characters": self._max_out,
             "marker": secrets.token_hex(16) if chat.continue_final_message else "",
         }
-        pool = self._house if chat.chat_template is None else self._guests
+        pool = self._server_pool if chat.chat_template is None else self._request_pool
         param = "messages" if chat.chat_template is None else "chat_template"
         text = await pool.run(job, self._limits.template_timeout, "The chat template", param)
         return str(text)
@@ -125,12 +125,12 @@ class Renderer:
         template = self.templates.get("default")
         if template is None:
             return {}
-        report = await self._house.run({"inspect": template}, 10.0, "The chat template", "chat_template")
+        report = await self._server_pool.run({"inspect": template}, 10.0, "The chat template", "chat_template")
         return msgspec.convert(report, dict[str, Any])
 
     async def close(self) -> None:
-        await self._house.close()
-        await self._guests.close()
+        await self._server_pool.close()
+        await self._request_pool.close()
 
     def _template(self, chat: ChatPrompt) -> str:
         if chat.chat_template is not None:

@@ -1,7 +1,7 @@
 """What the machine can do at most, what a model's tokens cost, and how near a run came.
 
-A decode step reads all weights once, and the KV cache of its rows: bytes are held against the bandwidth. A token of a
-prompt costs two operations per weight that it is multiplied by: they are held against the rate of products in the
+A decode step reads all weights once, and the KV cache of its rows: bytes are compared with the bandwidth. A token of a
+prompt costs two operations per weight that it is multiplied by: they are compared with the rate of products in the
 weights' type. Limits are measured by `ferrule_kernels.cpu.machine` in a process of its own, before the run.
 """
 
@@ -106,9 +106,9 @@ def _of_files(folder: Path) -> tuple[Cost, int]:
     """And how many numbers the embedding table has."""
     config = checkpoint.read(folder)
     files = weight_files(folder, ".safetensors", "model.safetensors")
-    held = {name: entry for file in files for name, entry in shapes(file).items()}
-    matrices = {name: prod(shape) for name, (shape, _) in held.items() if len(shape) > 1}
-    tables, heads_of = ({name for name in held if name.endswith(endings)} for endings in (_TABLES, _HEADS))
+    tensors = {name: entry for file in files for name, entry in shapes(file).items()}
+    matrices = {name: prod(shape) for name, (shape, _) in tensors.items() if len(shape) > 1}
+    tables, heads_of = ({name for name in tensors if name.endswith(endings)} for endings in (_TABLES, _HEADS))
     tied = not heads_of or bool(config.get("tie_word_embeddings"))
     table, head = (sum(matrices[name] for name in names) for names in (tables, heads_of))
     unread = (heads_of if tied else tables) if heads_of else set()  # of a step: one of two, or none where there is one
@@ -118,7 +118,7 @@ def _of_files(folder: Path) -> tuple[Cost, int]:
     cost = Cost(
         body=sum(matrices.values()) - table - head,
         head=table if tied else head,
-        step_bytes=sum(size for name, (_, size) in held.items() if name not in unread),
+        step_bytes=sum(size for name, (_, size) in tensors.items() if name not in unread),
         token_bytes=int(config.get("num_hidden_layers") or 0) * 2 * kv_heads * dim * 2,
     )
     return cost, table

@@ -245,46 +245,46 @@ async def test_renderer_refuses_before_it_renders() -> None:
 
 
 async def test_renderer_renders() -> None:
-    house = renderer({"default": "{{ bos_token }}" + SIMPLE, "tool_use": "T{{ tools | length }}{{ documents }}"})
-    assert (await house.inspect())["content"] == "string"
-    assert await house.render(chat()) == "<s>hi"
+    rendering = renderer({"default": "{{ bos_token }}" + SIMPLE, "tool_use": "T{{ tools | length }}{{ documents }}"})
+    assert (await rendering.inspect())["content"] == "string"
+    assert await rendering.render(chat()) == "<s>hi"
     tool = {"type": "function", "function": {"name": "f"}}
-    assert await house.render(chat(tools=(tool,), documents=({"title": "a"},))) == "T1[{'title': 'a'}]"
+    assert await rendering.render(chat(tools=(tool,), documents=({"title": "a"},))) == "T1[{'title': 'a'}]"
     for field, value in (("tools", ({"type": "function"},)), ("documents", ("a",))):
         with pytest.raises(RequestError, match=rf"{field}\[0\]"):
-            await house.render(chat(**{field: value}))
+            await rendering.render(chat(**{field: value}))
     messages = (*HI, {"role": "assistant", "content": "so "})
     assert (
-        await house.render(chat(messages=messages, add_generation_prompt=False, continue_final_message=True))
+        await rendering.render(chat(messages=messages, add_generation_prompt=False, continue_final_message=True))
         == "<s>hiso "
     )
     with pytest.raises(RequestError, match="longer than 8000 characters"):
-        await house.render(chat(messages=({"role": "user", "content": "x" * 9000},)))
+        await rendering.render(chat(messages=({"role": "user", "content": "x" * 9000},)))
     with pytest.raises(RequestError, match="surrogate") as caught:
-        await house.render(chat(messages=({"role": "user", "content": "\ud800"},)))
+        await rendering.render(chat(messages=({"role": "user", "content": "\ud800"},)))
     assert caught.value.param == "messages"
-    await house.close()
+    await rendering.close()
 
 
 async def test_endless_request_templates_do_not_hold_up_the_server_s_own() -> None:
-    house = renderer({"default": SIMPLE}, trust_request_chat_template=True)
-    hostile = [asyncio.create_task(house.render(chat(chat_template=ENDLESS))) for _ in range(8)]
-    while len(house.pids) < 2:
+    rendering = renderer({"default": SIMPLE}, trust_request_chat_template=True)
+    hostile = [asyncio.create_task(rendering.render(chat(chat_template=ENDLESS))) for _ in range(8)]
+    while len(rendering.pids) < 2:
         await asyncio.sleep(0.01)
-    assert await house.render(chat()) == "hi"
+    assert await rendering.render(chat()) == "hi"
     assert not any(task.done() for task in hostile)
     for task in hostile:
         task.cancel()
     await asyncio.gather(*hostile, return_exceptions=True)
-    await house.close()
+    await rendering.close()
 
 
 async def test_endless_request_templates_are_refused_in_time() -> None:
     """Some have a child and are ended; the others find no free one meanwhile."""
-    house = renderer({"default": SIMPLE}, trust_request_chat_template=True, template_timeout=0.5)
-    hostile = [asyncio.create_task(house.render(chat(chat_template=ENDLESS))) for _ in range(8)]
+    rendering = renderer({"default": SIMPLE}, trust_request_chat_template=True, template_timeout=0.5)
+    hostile = [asyncio.create_task(rendering.render(chat(chat_template=ENDLESS))) for _ in range(8)]
     results = await asyncio.gather(*hostile, return_exceptions=True)
     assert {type(result) for result in results} == {RequestError, OverloadedError}
-    pids = house.pids
-    await house.close()
+    pids = rendering.pids
+    await rendering.close()
     assert not any(exists(pid) for pid in pids)

@@ -376,14 +376,14 @@ class CacheGroup(Struct, frozen=True):
 class PromptBorder(Struct, frozen=True):
     """Prompts longer than `length` are computed differently from their first token on (length-dependent rope).
 
-    Their cached prefixes are theirs alone: `exact` says that each length beyond the border differs from every other.
+    They do not share cached prefixes with shorter prompts; with `exact`, only with prompts of the same length.
     """
 
     length: int
     exact: bool = False
 
     def scope(self, num_prompt: int) -> str | None:
-        """What a prompt's cached blocks are told apart by; None within the border."""
+        """Part of the key of a prompt's cached blocks: prompts of one scope share blocks. None within the border."""
         if num_prompt <= self.length:
             return None
         return str(num_prompt) if self.exact else "long"

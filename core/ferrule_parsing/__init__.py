@@ -1,7 +1,7 @@
 """Parts for tool and reasoning parsers, free for plugins of others to use.
 
-Reader, Tags        text that comes in pieces, read up to tags; what may begin a tag is held back
-ObjectReader        one JSON object that comes in pieces: the values of its members while they come
+Reader, Tags        text that arrives in parts, read up to tags; what may begin a tag is held back
+ObjectReader        one JSON object that arrives in parts: the values of its members while they come
 CallWriter          content and calls to events, with the rule about white space next to calls
 TaggedJsonParser    a whole tool parser: ``<tag>{"name": …, "arguments": …}</tag>``
 enforced            the functions that a tool choice enforces, with the schemas of their arguments
@@ -12,7 +12,7 @@ All of it takes time linear in the text, whatever the text and its cut into delt
 
 from ferrule_parsing.calls import CallWriter
 from ferrule_parsing.choice import EnforcedFunction, enforced
-from ferrule_parsing.json_object import ObjectReader, Piece
+from ferrule_parsing.json_object import MemberText, ObjectReader
 from ferrule_parsing.reader import Reader, Tags
 from ferrule_parsing.tagged_json import TaggedJsonParser
 from ferrule_parsing.thinking import ThinkingParser
@@ -21,7 +21,7 @@ __all__ = [
     "CallWriter",
     "EnforcedFunction",
     "ObjectReader",
-    "Piece",
+    "MemberText",
     "Reader",
     "TaggedJsonParser",
     "Tags",

@@ -1,4 +1,4 @@
-"""One JSON object that comes in pieces, cut into the raw values of its members."""
+"""One JSON object that arrives in parts, split into the raw values of its members."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _IN_NESTED = re.compile(r'["{}\[\]]')
 _AFTER_SCALAR = re.compile(r'[,{}\[\]" \t\r\n]')
 
 
-class Piece(NamedTuple):
-    """A part of a member's value, as it was written. `last`: the value is whole with it."""
+class MemberText(NamedTuple):
+    """A part of a member's value, verbatim. `last`: the value ends with it."""
 
     key: str
     text: str
@@ -22,22 +22,22 @@ class Piece(NamedTuple):
 
 
 class ObjectReader:
-    """Feed it from the opening brace on; `done` or `failed` tell that it wants no more.
+    """Feed it from the opening brace on, until `done` or `failed` is true.
 
-    Values are not checked: of nested ones, brackets are counted and strings are skipped, so whatever is balanced passes
-    verbatim. What fails is the object's own frame: a key that is not a string, a missing colon or comma.
+    Values are not checked: in nested ones, brackets are counted and strings are skipped, so any balanced value is given
+    verbatim. Errors in the outer object are found: a key that is not a string, a missing colon or comma.
     """
 
     def __init__(self) -> None:
         self.done = False
         self.failed = False
-        self._pieces: list[Piece] = []
+        self._texts: list[MemberText] = []
         self._state: Callable[[str, int], int] = self._open
         self._key = ""
         self._parts: list[str] = []  # of a key that is being read
         self._depth = 0
         self._quoted = False
-        self._escaped = False  # a backslash was the last character of the piece before
+        self._escaped = False  # a backslash was the last character of the previous text
 
     def feed(self, text: str, at: int = 0) -> int:
         """Read from `at` on; returns where it stopped: the end, behind the closing brace, or at what is wrong."""
@@ -45,10 +45,10 @@ class ObjectReader:
             at = self._state(text, at)
         return at
 
-    def take(self) -> list[Piece]:
-        """Pieces since the last call."""
-        pieces, self._pieces = self._pieces, []
-        return pieces
+    def take(self) -> list[MemberText]:
+        """The texts of members that were read since the last call."""
+        texts, self._texts = self._texts, []
+        return texts
 
     # ---- states: each reads at least one character, or fails, or goes to a state that does
 
@@ -131,7 +131,7 @@ class ObjectReader:
         return self._emit(text, at, end, last=False)
 
     def _emit(self, text: str, start: int, end: int, *, last: bool) -> int:
-        self._pieces.append(Piece(self._key, text[start:end], last))
+        self._texts.append(MemberText(self._key, text[start:end], last))
         if last:
             self._state = self._after_value
         return end

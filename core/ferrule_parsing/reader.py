@@ -1,4 +1,4 @@
-"""Text that comes in pieces, read up to tags."""
+"""Text that arrives in parts, read up to tags."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Reader:
         self.at = 0
 
     def push(self, text: str) -> None:
-        """Append the next piece."""
+        """Append the next part of the text."""
         self.text = self.text[self.at :] + text
         self.at = 0
 

@@ -11,7 +11,7 @@ from ferrule.interfaces.parsers import ChoiceContext, Event, TextDelta, ToolPars
 from ferrule.types import Fixed, Form, GrammarSpec, Json, OneOf, Regex, Repeated, Series, Tag, Triggered
 from ferrule_parsing.calls import CallWriter
 from ferrule_parsing.choice import EnforcedFunction, enforced
-from ferrule_parsing.json_object import ObjectReader, Piece, unquote
+from ferrule_parsing.json_object import MemberText, ObjectReader, unquote
 from ferrule_parsing.reader import Reader, Tags
 
 
@@ -41,7 +41,7 @@ class TaggedJsonParser(ToolParser):
         self._object = ObjectReader()
         self._name: list[str] = []
         self._named = False
-        self._held: list[str] = []  # arguments before the name is known, or that are not an object
+        self._unsent: list[str] = []  # arguments before the name is known, or that are not an object
         self._began = self._whole = self._streams = False  # arguments: seen, complete, an object
 
     def begin(self, context: ChoiceContext) -> None:
@@ -76,7 +76,7 @@ class TaggedJsonParser(ToolParser):
             markup = self._unclosed and self.close_tag.startswith(rest)
             self._out.text("" if markup else rest)
         elif self._named:
-            self._out.arguments("".join(self._held))
+            self._out.arguments("".join(self._unsent))
         else:
             self._out.text("".join(self._raw) + rest)
         self._out.finish()
@@ -105,7 +105,7 @@ class TaggedJsonParser(ToolParser):
             self._give_up()
             return True
         self._object = ObjectReader()
-        self._name, self._held = [], []
+        self._name, self._unsent = [], []
         self._named = self._began = self._whole = self._streams = False
         self._state = self._in_object
         return True
@@ -115,8 +115,8 @@ class TaggedJsonParser(ToolParser):
         reader.at = self._object.feed(reader.text, start)
         if not self._named:
             self._raw.append(reader.text[start : reader.at])
-        for piece in self._object.take():
-            self._read(piece)
+        for member in self._object.take():
+            self._read(member)
         if self._object.done and self._named and not self._began:
             self._out.arguments("{}")
         if self._object.done or self._object.failed:
@@ -127,27 +127,27 @@ class TaggedJsonParser(ToolParser):
     def _give_up(self) -> None:
         """Back to text. A call that has its name ends; what has none is content."""
         if self._named:
-            self._out.arguments("".join(self._held))
+            self._out.arguments("".join(self._unsent))
             self._out.end()
             self._unclosed = True
         else:
             self._out.text("".join(self._raw))
-        self._raw, self._held = [], []
+        self._raw, self._unsent = [], []
         self._named = False
         self._state = self._in_text
 
     # ---- members
 
-    def _read(self, piece: Piece) -> None:
-        if piece.key == self.name_key and not self._named:
-            self._name.append(piece.text)
-            if piece.last:
+    def _read(self, member: MemberText) -> None:
+        if member.key == self.name_key and not self._named:
+            self._name.append(member.text)
+            if member.last:
                 name = unquote("".join(self._name))
                 self._name = []
                 if name:
                     self._start(name)
-        elif piece.key == self.arguments_key and not self._whole:
-            self._read_arguments(piece)
+        elif member.key == self.arguments_key and not self._whole:
+            self._read_arguments(member)
 
     def _start(self, name: str) -> None:
         self._named = True
@@ -155,12 +155,12 @@ class TaggedJsonParser(ToolParser):
         self._out.start(name)
         self._release()
 
-    def _read_arguments(self, piece: Piece) -> None:
+    def _read_arguments(self, member: MemberText) -> None:
         if not self._began:
             self._began = True
-            self._streams = piece.text.startswith("{")
-        self._whole = piece.last
-        self._held.append(piece.text)
+            self._streams = member.text.startswith("{")
+        self._whole = member.last
+        self._unsent.append(member.text)
         if self._named:
             self._release()
 
@@ -168,8 +168,8 @@ class TaggedJsonParser(ToolParser):
         """Hand on what waits: of an object what there is; else, when it is whole, a string as its text, null as {}."""
         if not self._streams and not self._whole:
             return
-        text = "".join(self._held)
-        self._held = []
+        text = "".join(self._unsent)
+        self._unsent = []
         if not self._streams:
             text = "{}" if text == "null" else unquote(text) or text
         self._out.arguments(text)

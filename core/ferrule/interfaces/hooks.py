@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AccessRequest:
-    """One HTTP call that wants in. The body has not been read. `headers` has lower-case names."""
+    """An HTTP call, before it is admitted. Its body has not been read. `headers` has lower-case names."""
 
     method: str
     path: str  # as the client sent it, without the query; it need not be the path of a route

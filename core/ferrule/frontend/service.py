@@ -137,11 +137,10 @@ class FrontendService(Service):
             shared = {"arrival": arrival, "priority": priority, "cache_salt": salt}
             requests = []
             for prepared, grammar in zip(prompts, grammars, strict=True):
-                sampling = replace(prepared.sampling, bad_words=words, processors=processors)
-                sampling = sampling if grammar is None else ending(sampling, self._reader.rules)
-                for seed in self._draw_seeds(checked):
-                    made = replace(sampling, seed=seed)
-                    requests.append(_engine_request(prepared, sampling=made, grammar=grammar, **shared))
+                sampling = ending(prepared.sampling, grammar, self._reader.rules)
+                sampling = replace(sampling, bad_words=words, processors=processors)
+                seeded = [replace(sampling, seed=seed) for seed in self._draw_seeds(checked)]
+                requests += [_engine_request(prepared, sampling=one, grammar=grammar, **shared) for one in seeded]
             return self._submit(request, checked, read, requests, reservation)
 
     def health(self) -> Health:

@@ -98,8 +98,10 @@ class Constraints:
         return replace(spec, form=parser.constrain(spec.form))
 
 
-def ending(sampling: TokenSampling, rules: Rules) -> TokenSampling:
+def ending(sampling: TokenSampling, grammar: CompiledGrammar | None, rules: Rules) -> TokenSampling:
     """Constrained output ends where its form does, with ignore_eos too."""
+    if grammar is None:
+        return sampling
     return replace(sampling, stop_token_ids=tuple(dict.fromkeys((*sampling.stop_token_ids, *rules.eos_ids))))
 
 

@@ -71,7 +71,6 @@ class FrontendService(Service):
         self._config = config
         self._client = client
         self._reader = reader
-        self._parsers = parsers
         self._compiler = compiler
         self._constraints = Constraints(parsers, compiler)
         self._clock: Callable[[], float] = time.monotonic
@@ -82,7 +81,7 @@ class FrontendService(Service):
     # ---------------------------------------------------------------------------------------- the protocol's side
 
     def enforces_strict_tools(self) -> bool:
-        return enforces_strict(self._parsers.tools, self.tokenizer)
+        return enforces_strict(self._constraints.parsers.tools, self.tokenizer)
 
     def resolve(self, model: str | None) -> str:
         if not model or model in self.names:
@@ -287,7 +286,7 @@ class FrontendService(Service):
         reservation: Reservation,
     ) -> Choice:
         prompt, context = read
-        parse = open_chain(self._parsers, request, context)
+        parse = open_chain(self._constraints.parsers, request, context)
         detokenizer = None
         if checked.detokenize and self.tokenizer is not None:
             detokenizer = open_detokenizer(

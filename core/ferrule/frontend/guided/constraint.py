@@ -69,7 +69,7 @@ class Constraints:
     """From requests to what the engine takes. `parsers` are the server's."""
 
     def __init__(self, parsers: Parsers, compiler: GrammarCompiler) -> None:
-        self._parsers = parsers
+        self.parsers = parsers
         self._compiler = compiler
 
     async def compile(self, request: Generate, context: ChoiceContext) -> CompiledGrammar | None:
@@ -89,11 +89,11 @@ class Constraints:
         asked = request.grammar or request.params.grammar
         if request.raw:
             return asked
-        calls = tool_parser(self._parsers.tools, request.tools, context)
+        calls = tool_parser(self.parsers.tools, request.tools, context)
         spec = asked if calls is None else _joined(asked, request.tool_choice, *calls)
-        if spec is None or self._parsers.reasoning is None:
+        if spec is None or self.parsers.reasoning is None:
             return spec
-        parser = self._parsers.reasoning()
+        parser = self.parsers.reasoning()
         parser.begin(context)
         return replace(spec, form=parser.constrain(spec.form))
 

@@ -64,6 +64,7 @@ class Kind(Struct, frozen=True):
     made_with: tuple[str, ...] | None = ()
     on_device: bool = False
     automatic: Automatic = Automatic.ALL
+    unnamed: str = ""  # what becomes of such a plugin when no option names one
     off_until_named: bool = False
     builtin_wins: bool = False
     used_in: Component = Component.ENGINE
@@ -166,12 +167,14 @@ KINDS = _table(
         ("--guided-decoding-backend",),
         "a request's `guided_decoding_backend`, --guided-decoding-backend; auto asks each in turn",
         made_with=("vocabulary",),
+        unnamed="auto asks it in its turn",
     ),
     Kind(
         "attention",
         _I + "attention:AttentionBackend",
         ("--attention-backend",),
         "--attention-backend, FERRULE_ATTENTION_BACKEND; else the platform's order",
+        unnamed="auto asks it in its turn",
     ),
     Kind(
         "platform",
@@ -180,6 +183,7 @@ KINDS = _table(
         "--device; auto takes the first that does not refuse, cpu last; those of others only when allowed",
         automatic=Automatic.ALLOWED,
         off_until_named=True,
+        unnamed="auto asks it in its turn",
     ),
     Kind(
         "executor",
@@ -212,6 +216,7 @@ KINDS = _table(
         automatic=Automatic.BUILTIN,
         used_in=Component.HTTP,
         earlier={1: Earlier(_I + "router:Router", "ferrule.api.earlier:adapt")},
+        unnamed="on by default",
     ),
     Kind(
         "stat_logger",
@@ -220,6 +225,7 @@ KINDS = _table(
         "on when discovered",
         made_with=("config", "info"),
         used_in=Component.FRONTEND,
+        unnamed="on by default",
     ),
     Kind("command", _I + "command:Command", (), "`ferrule NAME`", builtin_wins=True, used_in=Component.LAUNCHER),
     Kind(

@@ -239,7 +239,9 @@ def _fate(row: dict[str, Any]) -> str:
     if row["error"] is not None:
         return f"broken: {row['error']}"
     if row["state"] == State.AVAILABLE:
-        automatic = "" if row["automatic"] else "; only when it is named, not by default"
+        kind = KINDS.get(row["kind"])
+        unnamed = f"; {kind.unnamed}" if kind and kind.unnamed else ""
+        automatic = unnamed if row["automatic"] else "; only when it is named, not by default"
         return f"chosen{told}{automatic}; its import works and takes {row['seconds']:.2f} s"
     return f"{row['state']}{told}"
 

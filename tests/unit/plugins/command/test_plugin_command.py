@@ -216,3 +216,15 @@ def test_a_command_that_is_broken_is_told_in_one_block(site):
     assert done.returncode == 1
     assert "command:mine of bad-dist 1.0 cannot be imported: it called sys.exit(9)" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("guided_decoding:guidance", "chosen; auto asks it in its turn; "),
+        ("router:health", "chosen; on by default; "),
+        ("tool_parser:hermes", "chosen; its import works"),
+    ],
+)
+def test_why_tells_what_becomes_of_a_plugin_that_no_option_names(plugins, name, told):
+    assert told in plugins("why", name)[1]

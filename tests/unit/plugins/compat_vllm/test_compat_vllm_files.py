@@ -260,5 +260,6 @@ def test_deriving_from_a_reasoning_parser(
 def test_a_tokenizer_without_the_tokens_is_refused(tmp_path: Path) -> None:
     written = THINKING.format(name="qwen3", base="Qwen3ReasoningParser")
     parser = plugins_of(tmp_path, "reasoning_parser", "mine", written).load("reasoning_parser", "mine")
-    with pytest.raises(RuntimeError, match="no token <think>"):
+    with pytest.raises(RequestFailed) as caught:
         answer(Parsers(parser), "x", 1, tokenizer=ByteTokenizer())
+    assert "no token <think>" in str(caught.value.__cause__)

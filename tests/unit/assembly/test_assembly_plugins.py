@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
-from ferrule.assembly.engine import Engine, build_engine
+from ferrule.assembly.engine import Engine, build_engine, open_executor
 from ferrule.config import CacheConfig, Config, DeviceConfig, ModelConfig, SchedulerConfig
 from ferrule.config.resolve import resolve
+from ferrule.config.resolved import Resolved
 from ferrule.errors import ConfigError, PluginError
+from ferrule.plugin import Plugins
 from ferrule.types import EngineRequest, TokenSampling
 from ferrule.wire.messages import Submit
 from ferrule.wire.queues import QueueChannel
@@ -85,6 +87,10 @@ CHOSEN: dict[str, Any] = {
 }
 
 
+def started(config: Resolved, plugins: Plugins, channel: QueueChannel) -> Engine:
+    return build_engine(config, plugins, channel, open_executor(config, plugins))
+
+
 @pytest.mark.parametrize(
     ("kind", "module", "base"),
     [
@@ -99,7 +105,7 @@ def test_a_wrong_plugin_is_found_before_the_model_is_read(site: Any, kind: str, 
     site.install(distribution(kind, WRONG.format(module=module, base=base), "Wrong"))
     told = rf"Plugin {kind}:acme of acme-parts 3\.0: Wrong is made with \(.*\), and its constructor takes"
     with pytest.raises(PluginError, match=told):
-        build_engine(CHOSEN[kind]("/no/such/model"), site.discover(), QueueChannel(lambda message: None))
+        started(CHOSEN[kind]("/no/such/model"), site.discover(), QueueChannel(lambda message: None))
 
 
 @pytest.mark.parametrize(
@@ -126,7 +132,7 @@ def test_what_a_plugin_raises_while_the_engine_starts_names_it(
 ) -> None:
     site.install(distribution(kind, source, "Late"))
     with pytest.raises(error) as caught:
-        build_engine(CHOSEN[kind](tiny_llama), site.discover(), QueueChannel(lambda message: None))
+        started(CHOSEN[kind](tiny_llama), site.discover(), QueueChannel(lambda message: None))
     assert str(caught.value) == told
 
 
@@ -135,7 +141,7 @@ def test_a_fault_while_the_engine_runs_is_logged_with_the_plugin(
 ) -> None:
     site.install(distribution("scheduler", SCHEDULER, "Late"))
     channel = QueueChannel(lambda message: None)
-    engine: Engine = build_engine(CHOSEN["scheduler"](tiny_llama), site.discover(), channel)
+    engine: Engine = started(CHOSEN["scheduler"](tiny_llama), site.discover(), channel)
     try:
         channel.post(Submit(EngineRequest(id="one", prompt_ids=(1,), sampling=TokenSampling(seed=0, max_tokens=1))))
         engine.loop.step()

@@ -1062,4 +1062,5 @@ def test_every_kit_has_three_faults() -> None:
     from ferrule.plugin import KINDS
 
     counts = {kind: len({plugin for k, plugin, _ in FAULTS if k == kind}) for kind in (*KINDS, "kv_cache")}
-    assert {kind for kind, count in counts.items() if count < 3} == {"tool_parser", "reasoning_parser"}
+    elsewhere = {"tool_parser", "reasoning_parser", "guided_decoding"}  # files of their own
+    assert {kind for kind, count in counts.items() if count < 3} == elsewhere

@@ -22,6 +22,10 @@ def read_file(path: str, schema: Schema) -> list[Item]:
         raise ConfigError(f"--config: {path!r} is not a .yaml or .yml file.")
     try:
         loader = yaml.SafeLoader(Path(path).read_text(encoding="utf-8"))
+        dates = (
+            yaml.constructor.SafeConstructor.construct_yaml_timestamp
+        )  # libraries in this process may have changed it
+        loader.yaml_constructors = {**loader.yaml_constructors, _DATE: dates}
         loader.yaml_implicit_resolvers = {  # JSON has no dates: 2020-01-01 is a text
             first: [entry for entry in entries if entry[0] != _DATE]
             for first, entries in loader.yaml_implicit_resolvers.items()

@@ -72,6 +72,7 @@ class Backend:
         own_process = config.env.enable_v1_multiprocessing
         self.client = EngineChild(config, plugins) if own_process else InlineClient(config, plugins)
         self._opened.push_async_callback(self.client.close)
+        self.client.begin_loading()  # what has to be checked before is open
         await self.client.wait_ready()
         self.service = build_service(config, plugins, self.client, hooks=hooks, inputs=self._inputs)
         self._opened.push_async_callback(self.service.close)

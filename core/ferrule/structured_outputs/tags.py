@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 from pydantic import Tag as Named
 
 from ferrule.schema import Size, SizeOrAll, SomeText, Strict, Text, by_field, by_type, problem, rule
@@ -229,6 +229,8 @@ Format = Annotated[
         ("const_string", "json_schema", "any_text", "regex", "grammar", "sequence", "or", "optional", "star", "plus")
         + ("repeat", "tag", "triggered_tags", "tags_with_separator"),
     ),
+    # Formats contain formats: a document with the whole recursion is of no use to readers and tools.
+    WithJsonSchema({"type": "object", "description": "A format: an object whose `type` says which."}),
 ]
 
 

@@ -126,11 +126,9 @@ def test_the_first_example(server: servers.Server) -> None:
 
 
 def test_the_guided_example(server: servers.Server) -> None:
-    done = run(CLIENT + GUIDED, server)
+    done = run(f"{CLIENT}{GUIDED}\nprint(completion.choices[0].message.content)", server)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(
-        ("ChatCompletionMessage(content='positive'", "ChatCompletionMessage(content='negative'")
-    )
+    assert done.stdout.strip() in {"positive", "negative"}
 
 
 def test_the_metrics_example(server: servers.Server) -> None:
@@ -183,12 +181,6 @@ IMAGE = {"type": "image_url", "image_url": {"url": "https://example.com/cat.jpg"
 TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}
 NAMED = {"type": "function", "function": {"name": "get_weather"}}
 LATER: list[tuple[dict[str, Any], str, str]] = [  # what the documents tell of that later builds bring
-    (
-        {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "get_weather"}}},
-        "tool_choice",
-        "guided",
-    ),
-    ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice", "guided decoding"),
     ({"tools": [TOOL]}, "tool_choice", "--enable-auto-tool-choice"),
     ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0].type", "image_url"),
     ({"thinking_token_budget": 10}, "thinking_token_budget", "budget for thinking"),

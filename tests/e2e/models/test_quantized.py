@@ -31,7 +31,7 @@ def test_the_embedded_model_in_fewer_bits(method: str, tmp_path: Path) -> None:
         assert client.post("/wake_up").status_code == 200
         after = client.post("/v1/chat/completions", json=ASK).json()["choices"][0]["message"]["content"]
     assert told["quantization"] == method
-    assert told["weight_bytes"] < 5e6  # 7 MB in bfloat16, and the head's table once more
+    assert told["weight_bytes"] < 6e6  # 7 MB in bfloat16, 14 in float32, and the head's table once more
     assert "Paris" in before
     assert after == before
     log = (tmp_path / "log").read_text()

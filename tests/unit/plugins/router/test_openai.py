@@ -115,7 +115,7 @@ async def test_refusals_name_the_field(body: dict[str, Any], param: str) -> None
         ({"tools": [{}], "tool_choice": "none"}, "tools[0].type"),
         ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tool_choice"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required"}, "tool_choice"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "always"}, "tool_choice"),
         ({"tool_choice": "auto"}, "tool_choice"),
         ({"logprobs": 3}, "logprobs"),
     ],

@@ -22,9 +22,11 @@ def read_file(path: str, schema: Schema) -> list[Item]:
         raise ConfigError(f"--config: {path!r} is not a .yaml or .yml file.")
     try:
         # Libraries in this process may have changed what yaml's own loader makes of a date.
-        dates = {_DATE: yaml.constructor.SafeConstructor.construct_yaml_timestamp}
-        changed = {"yaml_constructors": {**yaml.SafeLoader.yaml_constructors, **dates}}
-        loader = type("Loader", (yaml.SafeLoader,), changed)(Path(path).read_text(encoding="utf-8"))
+        constructors: dict[Any, Any] = dict(yaml.SafeLoader.yaml_constructors)
+        constructors[_DATE] = yaml.constructor.SafeConstructor.construct_yaml_timestamp
+        loader = type("Loader", (yaml.SafeLoader,), {"yaml_constructors": constructors})(
+            Path(path).read_text(encoding="utf-8")
+        )
         loader.yaml_implicit_resolvers = {  # JSON has no dates: 2020-01-01 is a text
             first: [entry for entry in entries if entry[0] != _DATE]
             for first, entries in loader.yaml_implicit_resolvers.items()

@@ -24,9 +24,8 @@ def read_file(path: str, schema: Schema) -> list[Item]:
         # Libraries in this process may have changed what yaml's own loader makes of a date.
         constructors: dict[Any, Any] = dict(yaml.SafeLoader.yaml_constructors)
         constructors[_DATE] = yaml.constructor.SafeConstructor.construct_yaml_timestamp
-        loader = type("Loader", (yaml.SafeLoader,), {"yaml_constructors": constructors})(
-            Path(path).read_text(encoding="utf-8")
-        )
+        kind = type("Loader", (yaml.SafeLoader,), {"yaml_constructors": constructors})
+        loader = kind(Path(path).read_text(encoding="utf-8"))
         loader.yaml_implicit_resolvers = {  # JSON has no dates: 2020-01-01 is a text
             first: [entry for entry in entries if entry[0] != _DATE]
             for first, entries in loader.yaml_implicit_resolvers.items()

@@ -39,13 +39,13 @@ class CallWriter:
         if len(body) < len(text):
             self._space.append(text[len(body) :])
 
-    def start(self, name: str) -> None:
-        """A call begins; one that is open ends."""
+    def start(self, name: str, id: str | None = None) -> None:
+        """A call begins; one that is open ends. `id`: what the model calls it, None for a new one."""
         self.end()
         self._space.clear()
         self._index += 1
         self._open = self._beside = True
-        self._events.append(CallStart(self._index, f"call_{secrets.token_hex(12)}", name))
+        self._events.append(CallStart(self._index, id or f"call_{secrets.token_hex(12)}", name))
 
     def arguments(self, fragment: str) -> None:
         """The next part of the open call's arguments."""

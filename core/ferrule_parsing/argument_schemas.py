@@ -1,0 +1,142 @@
+"""What the JSON schema of a function's arguments says of each of them, for formats that are not JSON as a whole."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from msgspec import Struct
+
+from ferrule.types import Fixed, Form, OneOf, Repeated, Series
+
+NOTES = frozenset(("title", "description", "default", "examples", "$comment", "deprecated", "readOnly", "writeOnly"))
+_OBJECT = NOTES | {"type", "properties", "required", "additionalProperties", "$defs", "definitions", "$schema"}
+_ELSEWHERE = ("$defs", "definitions")
+_MOST_OPTIONAL = 64  # arguments none of which must be there, with separators: the form grows with their square
+
+
+class Argument(Struct, frozen=True):
+    """One argument: its schema stands for itself (with the definitions that it refers to)."""
+
+    name: str
+    schema: dict[str, Any]
+    required: bool
+
+
+def arguments(schema: Mapping[str, Any]) -> tuple[Argument, ...] | None:
+    """The arguments that an object schema names, those first that must be there. None when it says more than that."""
+    if not set(schema) <= _OBJECT or schema.get("type", "object") != "object":
+        return None
+    properties, required = schema.get("properties", {}), schema.get("required", [])
+    if not isinstance(properties, dict) or not set(required) <= set(properties):
+        return None
+    shared = {key: schema[key] for key in _ELSEWHERE if key in schema}
+    found = []
+    for name, inner in properties.items():
+        whole = {} if inner is True else inner
+        if not isinstance(whole, dict) or not _self_contained(whole, shared):
+            return None
+        found.append(Argument(name, {**shared, **whole} if "$ref" in json.dumps(whole) else whole, name in required))
+    return tuple(sorted(found, key=lambda one: not one.required))
+
+
+def types(schema: Mapping[str, Any]) -> frozenset[str]:
+    """JSON types that a value may have, as far as the schema says so plainly; empty when it does not."""
+    if "$ref" in schema:
+        target = _resolve(schema)
+        return types(target) if target is not None else frozenset()
+    if "const" in schema or "enum" in schema:
+        values = [schema["const"]] if "const" in schema else schema["enum"]
+        return frozenset(map(json_type, values)) if isinstance(values, list) else frozenset()
+    if isinstance(schema.get("type"), str | list):
+        stated = schema["type"]
+        return frozenset([stated] if isinstance(stated, str) else [one for one in stated if isinstance(one, str)])
+    for key in ("anyOf", "oneOf"):
+        options = schema.get(key)
+        if isinstance(options, list):
+            shared = {name: schema[name] for name in _ELSEWHERE if name in schema}
+            each = [types({**shared, **option}) if isinstance(option, dict) else frozenset() for option in options]
+            return frozenset[str]().union(*each) if all(each) else frozenset()
+    return frozenset()
+
+
+def listed(members: list[tuple[Form, bool]], separator: str) -> Form | None:
+    """Members in order, of which some are optional (False), with separators between those that are there."""
+    if not separator:
+        return Series(tuple(form if must else Repeated(form, "", 0, 1) for form, must in members))
+    must = [form for form, needed in members if needed]
+    may = [form for form, needed in members if not needed]
+    parts = [part for form in must for part in (Fixed(separator), form)][1:]
+    if must:
+        behind = (Repeated(Series((Fixed(separator), form)), "", 0, 1) for form in may)
+        return Series((*parts, *behind))
+    if len(may) > _MOST_OPTIONAL:
+        return None
+    return OneOf((*_starts(may, separator), Fixed("")))
+
+
+def options(schema: dict[str, Any]) -> list[dict[str, Any]] | None:
+    """The schemas of which a value fits one: the schema itself, or those of its anyOf. None for other combinations."""
+    for key in ("anyOf", "oneOf"):
+        if key in schema:
+            alone = set(schema) - NOTES - set(_ELSEWHERE) <= {key}
+            shared = {name: schema[name] for name in _ELSEWHERE if name in schema}
+            inner = schema[key]
+            plain = alone and isinstance(inner, list) and all(isinstance(one, dict) for one in inner)
+            return [{**shared, **one} for one in inner] if plain else None
+    stated = schema.get("type")
+    if isinstance(stated, list) and "enum" not in schema and "const" not in schema:
+        return [{**schema, "type": one} for one in stated]
+    return [schema]
+
+
+def all_valid(values: Any, schema: Mapping[str, Any]) -> bool:
+    """Whether all values of an enumeration have the type that the schema states beside it."""
+    stated = schema.get("type")
+    kinds = {stated} if isinstance(stated, str) else set(stated or ())
+    found = map(json_type, values) if isinstance(values, list) and values else ["?"]
+    return all(not kinds or one in kinds or (one == "integer" and "number" in kinds) for one in found)
+
+
+def keywords(schema: Mapping[str, Any]) -> set[str]:
+    """What a schema demands, by its keywords."""
+    return set(schema) - NOTES - set(_ELSEWHERE)
+
+
+def _starts(members: list[Form], separator: str) -> Iterator[Form]:
+    for at, first in enumerate(members):
+        behind = (Repeated(Series((Fixed(separator), form)), "", 0, 1) for form in members[at + 1 :])
+        yield Series((first, *behind))
+
+
+def _self_contained(schema: Mapping[str, Any], shared: Mapping[str, Any]) -> bool:
+    """Whether all references point to the definitions that are shared."""
+    waiting: list[Any] = [schema, *shared.values()]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, dict):
+            target = part.get("$ref")
+            known = target is None or (isinstance(target, str) and target.startswith(("#/$defs/", "#/definitions/")))
+            if not known or "$dynamicRef" in part or "$id" in part:
+                return False
+            waiting += part.values()
+        elif isinstance(part, list):
+            waiting += part
+    return True
+
+
+def _resolve(schema: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What a reference to a definition points to; None when it is not one, or another reference."""
+    target = schema["$ref"]
+    parts = target.split("/") if isinstance(target, str) else []
+    if len(parts) != 3 or parts[0] != "#":
+        return None
+    found = schema.get(parts[1], {}).get(parts[2])
+    return found if isinstance(found, dict) and "$ref" not in found else None
+
+
+def json_type(value: Any) -> str:
+    """The JSON type of a value."""
+    names = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
+    return names.get(type(value), "null")

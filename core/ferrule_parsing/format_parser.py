@@ -1,0 +1,225 @@
+"""`FormatParser`: the tool parser of a described format."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+from ferrule.interfaces.parsers import ChoiceContext, Event, TextDelta, ToolParser
+from ferrule.types import GrammarSpec
+from ferrule_parsing.calls import CallWriter
+from ferrule_parsing.choice import enforced
+from ferrule_parsing.formats import CallReader, ToolFormat
+from ferrule_parsing.reader import Reader, Tags
+
+
+class FormatParser(ToolParser):
+    """Calls as `format` describes them; a subclass names it.
+
+    A call starts as soon as its name is known, and its arguments follow as they come. Text that is not a call is
+    content, tags included. What breaks off after the name stays a call with the arguments that came; what follows a
+    broken place is content again. A missing closing tag changes nothing.
+    """
+
+    format: ToolFormat
+
+    def __init__(self, tools: Sequence[dict[str, Any]]) -> None:
+        super().__init__(tools)
+        self._out = CallWriter()
+        self._reader = Reader()
+        self._state: Callable[[], bool] = self._at_start if "" in self.format.open else self._in_text
+        self._exact: frozenset[str] = frozenset()
+        self._parallel = True
+        self._schemas = {one["name"]: one.get("parameters") or {} for one in _functions(tools)}
+        self._unclosed = False  # the closing tag of the last block has not come
+        self._unmarked = False  # the block has no opening tag
+        self._bracket = 0  # of the block: 0 before the opening one, 1 behind it, 2 behind the closing one
+        self._found = False  # the block has a call
+        self._raw: list[str] = []  # what was read since the block began or its last call ended
+        self._call: CallReader | None = None
+
+    def begin(self, context: ChoiceContext) -> None:
+        self._parallel = context.parallel_tool_calls
+        choice = context.tool_choice or "auto"
+        functions = enforced(self.tools, choice)
+        if functions and self.constraint(choice) is not None:
+            strict = {one["name"] for one in _functions(self.tools) if one.get("strict")}
+            self._exact = frozenset(one.name for one in functions if choice != "auto" or one.name in strict)
+
+    def constraint(self, choice: str | dict[str, Any]) -> GrammarSpec | None:
+        functions = enforced(self.tools, choice)
+        if not functions:
+            return None
+        most = 1 if isinstance(choice, dict) or not self._parallel else None
+        return self.format.constraint(functions, most=most, required=choice != "auto")
+
+    def feed(self, delta: TextDelta) -> Sequence[Event]:
+        self._reader.push(delta.text)
+        while self._state():
+            pass
+        return self._out.take()
+
+    def finish(self) -> Sequence[Event]:
+        rest = self._reader.rest()
+        if self._call is not None and self._call.named:
+            self._call.finish(self._out)
+        elif self._call is not None or not self._found:
+            markup = self._unclosed and any(tag.startswith(rest) for tag in self.format.close)
+            self._out.text("".join(self._raw) + ("" if markup else rest))
+        self._out.finish()
+        return self._out.take()
+
+    # ---- states: each reads what it can, and says whether the next one has something to read
+
+    def _at_start(self) -> bool:
+        """Nothing but white space has come."""
+        self._raw.append(self._reader.space())
+        if self._reader.empty:
+            return False
+        begins = self._begins_unmarked()
+        if begins is None:
+            return False
+        if begins:
+            self._enter("".join(self._raw), unmarked=True)
+        else:
+            self._out.text("".join(self._raw))
+            self._raw = []
+            self._state = self._in_text
+        return True
+
+    def _in_text(self) -> bool:
+        tags = _text_tags(self.format, self._unclosed)
+        if tags is None:
+            self._out.text(self._reader.rest())
+            return False
+        before, tag = self._reader.until(tags)
+        self._out.text(before)
+        if tag in self.format.open and tag:
+            own = any(tag == syntax.start for syntax in self.format.calls)
+            self._reader.at -= len(tag) if own else 0
+            self._enter("" if own else tag, unmarked=False)
+        elif tag and tag not in self.format.dropped:
+            self._out.drop_space()
+            self._unclosed = False
+        return bool(tag)
+
+    def _between(self) -> bool:
+        """In a block, before or behind a call."""
+        self._raw.append(self._reader.space())
+        if self._reader.empty:
+            return False
+        for read in (self._close, self._bracket_or_mark, self._start_call):
+            found = read()
+            if found is None:
+                return False
+            if found:
+                return True
+        self._leave()
+        return True
+
+    def _in_call(self) -> bool:
+        call, start = self._call, self._reader.at
+        assert call is not None
+        named = call.named
+        call.read(self._reader, self._out)
+        if not named:
+            self._raw.append(self._reader.text[start : self._reader.at])
+        if not (call.done or call.failed):
+            return False
+        self._found = self._found or call.named
+        if call.named:
+            self._out.end()
+            self._raw = []
+            self._call = None
+        if call.failed or not call.named:
+            self._leave()
+        else:
+            self._state = self._between
+        return True
+
+    # ---- parts of a block
+
+    def _begins_unmarked(self) -> bool | None:
+        text, at = self._reader.text, self._reader.at
+        if self.format.brackets is not None:
+            before = self.format.brackets[0]
+            if text.startswith(before, at):
+                return True
+            return None if before.startswith(text[at:]) else False
+        found = [syntax.begins(text, at) for syntax in self.format.calls]
+        return True if True in found else None if None in found else False
+
+    def _enter(self, raw: str, *, unmarked: bool) -> None:
+        self._raw, self._unmarked = [raw], unmarked
+        self._bracket, self._found, self._unclosed = 0, False, False
+        self._state = self._between
+
+    def _leave(self) -> None:
+        """Back to text. What was read since the last call is content."""
+        self._unclosed = self._found and bool(self.format.close)
+        self._out.text("".join(self._raw))
+        self._raw, self._call = [], None
+        self._found = False
+        self._state = self._in_text
+
+    def _close(self) -> bool | None:
+        found = self._take(self.format.close)
+        if not found:
+            return None if found is None else False
+        self._raw = [] if self._found else [*self._raw, found]
+        self._leave()
+        self._unclosed = False
+        return True
+
+    def _bracket_or_mark(self) -> bool | None:
+        bracket = (self.format.brackets or ())[self._bracket : self._bracket + 1]
+        marks = _marks(self.format) if self._found and self._bracket < 2 else ()
+        found = self._take((*bracket, *marks))
+        if not found:
+            return None if found is None else False
+        self._raw.append(found)
+        if found in bracket:
+            self._bracket += 1
+            self._raw = [] if self._found else self._raw
+        return True
+
+    def _start_call(self) -> bool | None:
+        if self._bracket == 2:
+            return False
+        undecided = False
+        for syntax in self.format.calls:
+            found = syntax.begins(self._reader.text, self._reader.at)
+            if found:
+                self._call = syntax.reader(self._schemas, self._exact, unmarked=self._unmarked)
+                self._state = self._in_call
+                return True
+            undecided = undecided or found is None
+        return None if undecided else False
+
+    def _take(self, marks: tuple[str, ...]) -> str | None:
+        """The longest mark that stands here, "" for none, None while that cannot be said."""
+        for mark in sorted(marks, key=len, reverse=True):
+            found = self._reader.take(mark)
+            if found is not False:
+                return mark if found else None
+        return ""
+
+
+def _functions(tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    found = [tool.get("function") or {} for tool in tools]
+    return [one for one in found if one.get("name")]
+
+
+@lru_cache(maxsize=64)
+def _marks(format: ToolFormat) -> tuple[str, ...]:
+    """What may stand behind a call in its block."""
+    words = (format.separator or "").split()
+    return tuple(dict.fromkeys((*words, *(mark for syntax in format.calls for mark in syntax.marks))))
+
+
+@lru_cache(maxsize=128)
+def _text_tags(format: ToolFormat, unclosed: bool) -> Tags | None:
+    """What a text is searched for."""
+    tags = (*filter(None, format.open), *format.dropped, *(format.close if unclosed else ()))
+    return Tags(*tags) if tags else None

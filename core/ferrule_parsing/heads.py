@@ -1,0 +1,125 @@
+"""The name of a call, and the markup around it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from ferrule.types import Fixed, Form, Regex
+from ferrule_parsing.reader import Reader
+
+_NAME = re.compile(r"""[^\s<>{}()\[\]"'`,;=|｜]+""")
+_LONGEST = 256  # characters of a name
+
+
+@dataclass(frozen=True)
+class CallHead:
+    """``before`` name ``behind``, with white space where the two have some, and around the name.
+
+    `behind`: the spellings of what ends the head; the first one is generated, and "" is the end of the name alone.
+    `prefix`: in front of the name, and not a part of it. `numbered`: the name is followed by ``:0``, and prefix, name
+    and number together are the id of the call.
+    """
+
+    before: str = ""
+    behind: tuple[str, ...] = ("",)
+    prefix: str = ""
+    numbered: bool = False
+
+    @property
+    def start(self) -> str:
+        """The first word of the head."""
+        return next(iter(self.before.split()), "")
+
+    def begins(self, text: str, at: int) -> bool | None:
+        if self.start:
+            found = text.startswith(self.start, at)
+            return found or (None if self.start.startswith(text[at:]) else False)
+        return _NAME.match(text, at) is not None
+
+    def form(self, name: str) -> tuple[Form, ...] | None:
+        """The head of a function's call. None for a name that would be read as another."""
+        if _NAME.fullmatch(name) is None or len(name) > _LONGEST or (self.numbered and ":" in name):
+            return None
+        if not self.numbered:
+            return (Fixed(f"{self.before}{self.prefix}{name}{self.behind[0]}"),)
+        return Fixed(f"{self.before}{self.prefix}{name}:"), Regex("[0-9]{1,3}"), Fixed(self.behind[0])
+
+    def split(self, written: str) -> tuple[str, str | None]:
+        """(name, id) of what stands in the place of the name."""
+        name = written.removeprefix(self.prefix)
+        if not self.numbered:
+            return name, None
+        return name.rpartition(":")[0] or name, written
+
+
+class Spellings:
+    """Reads one of several texts, the longest that stands here, with any white space where they have some."""
+
+    def __init__(self, *texts: str) -> None:
+        self.failed = False
+        self._left = {text: text.split() for text in texts}
+
+    def read(self, reader: Reader) -> str | None:
+        """The text that was read. None: more must come, or `failed`."""
+        while any(self._left.values()):
+            reader.space()
+            word = self._word(reader)
+            if word is None:
+                return None
+            if not word:
+                break
+            self._left = {text: words[1:] for text, words in self._left.items() if words[:1] == [word]}
+        whole = [text for text, words in self._left.items() if not words]
+        self.failed = not whole
+        return whole[0] if whole else None
+
+    def _word(self, reader: Reader) -> str | None:
+        """The next word of one of the texts; "" when none of them stands here."""
+        for word in sorted({words[0] for words in self._left.values() if words}, key=len, reverse=True):
+            found = reader.take(word)
+            if found is not False:
+                return word if found else None
+        return ""
+
+
+class HeadReader:
+    """Reads one head. `known`: the only names that are accepted, None: all."""
+
+    def __init__(self, head: CallHead, known: frozenset[str] | None) -> None:
+        self.failed = False
+        self._head = head
+        self._known = known
+        self._before: Spellings | None = Spellings(head.before)
+        self._name: list[str] = []
+        self._behind: Spellings | None = None  # the name was read
+
+    def read(self, reader: Reader) -> tuple[str, str | None] | None:
+        """(name, id) when the head was read. None: more must come, or `failed`."""
+        if self._before is not None:
+            if self._before.read(reader) is None:
+                self.failed = self._before.failed
+                return None
+            self._before = None
+        if self._behind is None and not self._read_name(reader):
+            return None
+        assert self._behind is not None
+        if self._behind.read(reader) is None:
+            self.failed = self._behind.failed
+            return None
+        name, id = self._head.split("".join(self._name))
+        self.failed = not name or (self._known is not None and name not in self._known)
+        return None if self.failed else (name, id)
+
+    def _read_name(self, reader: Reader) -> bool:
+        if not self._name:
+            reader.space()
+        if reader.empty:
+            return False
+        self._name.append(reader.match(_NAME))
+        length = sum(map(len, self._name))
+        if length > _LONGEST or not length:
+            self.failed = True
+        elif not reader.empty:
+            self._behind = Spellings(*self._head.behind)
+        return self._behind is not None

@@ -1,0 +1,157 @@
+"""Calls with arguments in JSON: a whole call as one object, or a name and then the object of its arguments."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from ferrule.types import Fixed, Form, Json, Regex, Series
+from ferrule_parsing.calls import CallWriter
+from ferrule_parsing.choice import EnforcedFunction
+from ferrule_parsing.formats import CallReader, CallSyntax, Schemas
+from ferrule_parsing.heads import CallHead, HeadReader
+from ferrule_parsing.json_object import MemberText, ObjectReader, unquote
+from ferrule_parsing.reader import Reader
+
+
+@dataclass(frozen=True)
+class JsonCall(CallSyntax):
+    """``{"name": "f", "arguments": {…}}``, with white space anywhere between the parts.
+
+    `arguments_keys`: the spellings of the second key; the first one is generated. `id_key`: a member that comes first
+    and numbers the calls. Arguments that come before the name wait for it. Of keys that come twice the first counts;
+    others are left out.
+    """
+
+    name_key: str = "name"
+    arguments_keys: tuple[str, ...] = ("arguments",)
+    id_key: str | None = None
+
+    def begins(self, text: str, at: int) -> bool:
+        return text.startswith("{", at)
+
+    def reader(self, schemas: Schemas, exact: frozenset[str], *, unmarked: bool) -> CallReader:
+        return _ObjectCall(self, frozenset(schemas) if unmarked else None)
+
+    def form(self, function: EnforcedFunction) -> Form:
+        name, arguments = json.dumps(self.name_key), json.dumps(self.arguments_keys[0])
+        call = f"{name}: {json.dumps(function.name, ensure_ascii=False)}, {arguments}: "
+        number = () if self.id_key is None else (Fixed(f'{{"{self.id_key}": "'), Regex("[0-9]{1,3}"))
+        begin = "{" if self.id_key is None else '", '
+        return Series((*number, Fixed(begin + call), Json(function.schema), Fixed("}")))
+
+
+class _ObjectCall(CallReader):
+    """`known`: the only names that make an object a call, where nothing else says that it is one."""
+
+    def __init__(self, syntax: JsonCall, known: frozenset[str] | None) -> None:
+        self._syntax = syntax
+        self._known = known
+        self._object = ObjectReader()
+        self._name: list[str] = []
+        self._unsent: list[str] = []  # arguments before the name is known, or that are not an object
+        self._began = self._whole = self._streams = False  # arguments: seen, complete, an object
+
+    def read(self, reader: Reader, out: CallWriter) -> None:
+        reader.at = self._object.feed(reader.text, reader.at)
+        for member in self._object.take():
+            self._read(member, out)
+        if self._object.done or self._object.failed:
+            self.done, self.failed = self._object.done, self.failed or self._object.failed
+            if self.named:
+                out.arguments("".join(self._unsent) if self._began or not self.done else "{}")
+
+    def finish(self, out: CallWriter) -> None:
+        out.arguments("".join(self._unsent))
+
+    def _read(self, member: MemberText, out: CallWriter) -> None:
+        if member.key == self._syntax.name_key and not self.named:
+            self._name.append(member.text)
+            if member.last:
+                self._start(unquote("".join(self._name)), out)
+                self._name = []
+        elif member.key in self._syntax.arguments_keys and not self._whole:
+            self._read_arguments(member, out)
+        elif self._known is not None and not self.named and member.key not in _BEFORE_NAME:
+            self.failed = True  # an object that is not a call need not be read to its end
+
+    def _start(self, name: str | None, out: CallWriter) -> None:
+        if name and (self._known is None or name in self._known):
+            self.named = True
+            out.start(name)
+            self._release(out)
+        elif self._known is not None:
+            self.failed = True
+
+    def _read_arguments(self, member: MemberText, out: CallWriter) -> None:
+        if not self._began:
+            self._began = True
+            self._streams = member.text.startswith("{")
+        self._whole = member.last
+        self._unsent.append(member.text)
+        if self.named:
+            self._release(out)
+
+    def _release(self, out: CallWriter) -> None:
+        """Hand on what waits: of an object what there is; else, when it is whole, a string as its text, null as {}."""
+        if not self._streams and not self._whole:
+            return
+        text = "".join(self._unsent)
+        self._unsent = []
+        if not self._streams:
+            text = "{}" if text == "null" else unquote(text) or text
+        out.arguments(text)
+
+
+_BEFORE_NAME = frozenset(("id", "type"))
+
+
+@dataclass(frozen=True)
+class NamedJson(CallSyntax):
+    """``name {…}`` with markup around the name: what stands between it and its arguments is part of `head`.
+
+    `end`: what is generated behind the arguments; it may be missing.
+    """
+
+    head: CallHead
+    end: str = ""
+
+    @property
+    def start(self) -> str:  # type: ignore[override]
+        return self.head.start
+
+    @property
+    def marks(self) -> tuple[str, ...]:  # type: ignore[override]
+        return tuple(self.end.split())
+
+    def begins(self, text: str, at: int) -> bool | None:
+        return self.head.begins(text, at)
+
+    def reader(self, schemas: Schemas, exact: frozenset[str], *, unmarked: bool) -> CallReader:
+        return _NamedCall(self.head, frozenset(schemas) if unmarked else None)
+
+    def form(self, function: EnforcedFunction) -> Form | None:
+        head = self.head.form(function.name)
+        return None if head is None else Series((*head, Json(function.schema), *_fixed(self.end)))
+
+
+class _NamedCall(CallReader):
+    def __init__(self, head: CallHead, known: frozenset[str] | None) -> None:
+        self._head = HeadReader(head, known)
+        self._object = ObjectReader()
+
+    def read(self, reader: Reader, out: CallWriter) -> None:
+        if not self.named:
+            found, self.failed = self._head.read(reader), self._head.failed
+            if found is None:
+                return
+            self.named = True
+            out.start(*found)
+        start = reader.at
+        reader.at = self._object.feed(reader.text, start)
+        out.arguments(reader.text[start : reader.at])
+        self.done, self.failed = self._object.done, self._object.failed
+
+
+def _fixed(text: str) -> tuple[Fixed, ...]:
+    return (Fixed(text),) if text else ()

@@ -1,0 +1,300 @@
+"""Values as programs write them (``'a'``, ``True``, ``(1, 2)``, ``{key: 1}``), to JSON while they come."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ferrule_parsing.reader import Reader, Tags
+
+_WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
+_ESCAPE = re.compile(r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[0-7]{1,3}|[^xuU0-7]|[xuU])", re.DOTALL)
+_UNFINISHED = re.compile(r"\\(?:x[0-9a-fA-F]?|u[0-9a-fA-F]{0,3}|U[0-9a-fA-F]{0,7}|[0-7]{1,2})?")
+_MEANT = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "\n": "", "/": "/"}
+_MEANT |= {mark: mark for mark in "\\'\""}
+_CLOSING = {"[": "]", "(": ")", "{": "}"}
+
+
+@dataclass(frozen=True)
+class Literals:
+    """How a language writes values.
+
+    `quotes`: what strings stand between. `escapes`: whether a backslash in a string means something. `assign`: between
+    the name of an argument and its value; `end`: behind the last one. `bare`: characters of words, numbers and keys.
+    """
+
+    quotes: tuple[str, ...] = ("'", '"')
+    escapes: bool = True
+    assign: str = "="
+    end: str = ")"
+    separator: str = ", "
+    bare: re.Pattern[str] = re.compile(r"""[^\s,()\[\]{}:='"]+""")
+
+
+class _Frame:
+    """A value with parts that is being read. `keyed`: its parts have names."""
+
+    __slots__ = ("close", "count", "keyed", "ours")
+
+    def __init__(self, close: str, *, keyed: bool, ours: bool = False) -> None:
+        self.close, self.keyed, self.ours = close, keyed, ours
+        self.count = 0
+
+
+class LiteralReader:
+    """The arguments of one call, from behind what opens them to what closes them, or (`arguments` False) one value.
+
+    `names`: of the arguments in order, for those that come without a name. Values that are not known words or numbers
+    are strings.
+    """
+
+    def __init__(self, syntax: Literals, names: Sequence[str] = (), *, arguments: bool = True) -> None:
+        self.done = False
+        self.failed = False
+        self._syntax = syntax
+        self._names = names
+        self._out: list[str] = []
+        self._frames = [_Frame(syntax.end, keyed=True, ours=True)] if arguments else []
+        self._state: Callable[[Reader], bool] = self._first if arguments else self._value
+        self._quote = ""
+        self._is_key = False
+        self._bare: list[str] = []
+        self._tags = {quote: Tags(quote, "\\") if syntax.escapes else Tags(quote) for quote in syntax.quotes}
+
+    def read(self, reader: Reader) -> str:
+        """The JSON text of what has come."""
+        while not self.done and not self.failed and self._state(reader):
+            pass
+        text = "".join(self._out)
+        self._out.clear()
+        return text
+
+    # ---- states: whether the next one may have something to read
+
+    def _first(self, reader: Reader) -> bool:
+        """In front of a part, or of what closes a value without parts."""
+        reader.space()
+        if reader.empty:
+            return False
+        frame = self._frames[-1]
+        if reader.take(frame.close):
+            return self._pop()
+        self._state = self._key if frame.keyed else self._value
+        return True
+
+    def _key(self, reader: Reader) -> bool:
+        quote = self._take_quote(reader)
+        if quote is None:
+            return False
+        frame = self._frames[-1]
+        if quote and frame.ours and self._syntax.assign == "=":
+            return self._positional(reader, quote)
+        if quote:
+            self._open(quote, is_key=True)
+        elif frame.ours and self._at(reader) in "[({":
+            return self._positional(reader, "")
+        else:
+            self._state, self._is_key = self._in_bare, True
+        return True
+
+    def _positional(self, reader: Reader, quote: str) -> bool:
+        """An argument without a name."""
+        count = self._frames[-1].count
+        if count >= len(self._names):
+            self.failed = True
+            return False
+        self._out.append(("{" if not count else ", ") + json.dumps(self._names[count], ensure_ascii=False) + ": ")
+        self._frames[-1].count += 1
+        if quote:
+            self._open_text(quote)
+        else:
+            self._state = self._value
+        return True
+
+    def _value(self, reader: Reader) -> bool:
+        reader.space()
+        if reader.empty:
+            return False
+        quote = self._take_quote(reader)
+        if quote is None:
+            return False
+        if quote:
+            self._open(quote, is_key=False)
+            return True
+        self._begin_part()
+        opening = self._at(reader)
+        if opening in _CLOSING:
+            reader.at += 1
+            self._out.append("{" if opening == "{" else "[")
+            self._frames.append(_Frame(_CLOSING[opening], keyed=opening == "{"))
+            self._state = self._first
+        else:
+            self._state, self._is_key = self._in_bare, False
+        return True
+
+    def _in_bare(self, reader: Reader) -> bool:
+        self._bare.append(reader.match(self._syntax.bare))
+        if reader.empty:
+            return False
+        token = "".join(self._bare)
+        self._bare = []
+        if not token:
+            self.failed = True
+        elif self._is_key:
+            self._bare, self._state = [token], self._named
+        else:
+            self._out.append(_scalar(token))
+            self._state = self._behind
+        return True
+
+    def _named(self, reader: Reader) -> bool:
+        """Behind a word that may be a name."""
+        reader.space()
+        if reader.empty:
+            return False
+        token, frame = self._bare[0], self._frames[-1]
+        self._bare = []
+        if frame.ours and self._at(reader) != self._syntax.assign:
+            if self._positional(reader, ""):
+                self._out.append(_scalar(token))
+                self._state = self._behind
+            return True
+        self._write_key(json.dumps(token, ensure_ascii=False))
+        self._state = self._assigned
+        return True
+
+    def _assigned(self, reader: Reader) -> bool:
+        reader.space()
+        if reader.empty:
+            return False
+        self.failed = not reader.take(self._syntax.assign if self._frames[-1].ours else ":")
+        self._out.append(": ")
+        self._state = self._value
+        return True
+
+    def _in_string(self, reader: Reader) -> bool:
+        text, tag = reader.until(self._tags[self._quote])
+        self._out.append(_inside(text))
+        if tag == "\\":
+            reader.at -= 1
+            return self._escape(reader)
+        if tag:
+            self._out.append('"')
+            self._state = self._assigned if self._is_key else self._behind
+        return bool(tag)
+
+    def _escape(self, reader: Reader) -> bool:
+        found = _ESCAPE.match(reader.text, reader.at)
+        if found is None or _UNFINISHED.fullmatch(reader.text, reader.at):
+            return False
+        reader.at = found.end()
+        self._out.append(_escaped(found[0]))
+        return True
+
+    def _behind(self, reader: Reader) -> bool:
+        """Behind a value."""
+        if not self._frames:
+            self.done = True
+            return False
+        reader.space()
+        if reader.empty:
+            return False
+        if reader.take(","):
+            self._state = self._first
+        elif reader.take(self._frames[-1].close):
+            return self._pop()
+        else:
+            self.failed = True
+        return True
+
+    # ---- helpers
+
+    def _pop(self) -> bool:
+        frame = self._frames.pop()
+        if frame.ours:
+            self._out.append("}" if frame.count else "{}")
+            self.done = True
+        else:
+            self._out.append("}" if frame.keyed else "]")
+            self._state = self._behind
+        return True
+
+    def _begin_part(self) -> None:
+        """A comma in front of the parts of a list."""
+        if self._frames and not self._frames[-1].keyed:
+            self._out.append(", " if self._frames[-1].count else "")
+            self._frames[-1].count += 1
+
+    def _write_key(self, key: str) -> None:
+        frame = self._frames[-1]
+        self._out.append((", " if frame.count else "{" if frame.ours else "") + key)
+        frame.count += 1
+
+    def _open(self, quote: str, *, is_key: bool) -> None:
+        if is_key:
+            self._write_key("")
+        else:
+            self._begin_part()
+        self._open_text(quote)
+        self._is_key = is_key
+
+    def _open_text(self, quote: str) -> None:
+        self._out.append('"')
+        self._quote, self._is_key, self._state = quote, False, self._in_string
+
+    def _take_quote(self, reader: Reader) -> str | None:
+        """The quote that was read, "" for none, None while that cannot be said."""
+        for quote in self._syntax.quotes:
+            found = reader.take(quote)
+            if found is not False:
+                return quote if found else None
+        return ""
+
+    def _at(self, reader: Reader) -> str:
+        return reader.text[reader.at]
+
+
+def json_of_literal(text: str) -> str | None:
+    """The JSON text of a value as Python writes it; None for anything else."""
+    reader = Reader()
+    reader.push(text + "\n")
+    value = LiteralReader(Literals(), arguments=False)
+    found = value.read(reader)
+    word = text in _WORDS or _NUMBER.fullmatch(text) is not None
+    whole = value.done and not reader.rest().strip()
+    return found if whole and (word or text[:1] in "[({'\"") else None
+
+
+def _scalar(token: str) -> str:
+    """A word or number; anything else is a string."""
+    if token in _WORDS:
+        return _WORDS[token]
+    if _NUMBER.fullmatch(token):
+        return token
+    for convert in (lambda: int(token, 0), lambda: int(token), lambda: float(token)):
+        try:
+            return json.dumps(convert(), allow_nan=False)
+        except ValueError:
+            continue
+    return json.dumps(token, ensure_ascii=False)
+
+
+def _inside(text: str) -> str:
+    """Of a JSON string, without the quotes."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def _escaped(escape: str) -> str:
+    """What an escape means, inside a JSON string. An unknown one stays as it is."""
+    kind = escape[1]
+    if kind == "u" and len(escape) == 6:
+        return escape
+    if kind in "xU" and len(escape) > 2:
+        number = int(escape[2:], 16)
+        return json.dumps(chr(number))[1:-1] if number <= 0x10FFFF else _inside(escape)
+    if kind in "01234567":
+        return _inside(chr(int(escape[1:], 8)))
+    return _inside(_MEANT.get(kind, escape))

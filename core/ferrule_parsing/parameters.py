@@ -1,0 +1,302 @@
+"""Calls whose arguments stand one by one between tags, as XML has them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from ferrule.types import Fixed, Form, Json, OneOf, Regex, Repeated, Series, Until
+from ferrule_parsing import argument_schemas
+from ferrule_parsing.calls import CallWriter
+from ferrule_parsing.choice import EnforcedFunction
+from ferrule_parsing.formats import CallReader, CallSyntax, Schemas
+from ferrule_parsing.heads import CallHead, HeadReader, Spellings
+from ferrule_parsing.json_object import ObjectReader
+from ferrule_parsing.literals import json_of_literal
+from ferrule_parsing.reader import Reader, Tags
+
+_LONGEST = 256  # characters of a key
+_ANY_KEY = Regex(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+
+
+@dataclass(frozen=True)
+class Parameters(CallSyntax):
+    """A name, and for each argument `key` name `behind_key` value `end_value`; then `end`.
+
+    Values of strings are written as they are, others as JSON. The schema says which; `behind_key` may have several
+    spellings, of which each says so itself: True for strings, False for JSON, None for the schema. White space in the
+    parts means nothing. `padding` is generated around values (one line break at each end means nothing if there is one)
+    and `gap` between the parts of a call. `end` "": the call ends where no argument follows. `behind`: markup behind `end`.
+    """
+
+    head: CallHead
+    key: str
+    behind_key: tuple[tuple[str, bool | None], ...]
+    end_value: str
+    end: str = ""
+    behind: str = ""
+    padding: str = ""
+    gap: str = "\n"
+
+    @property
+    def start(self) -> str:  # type: ignore[override]
+        return self.head.start
+
+    @property
+    def marks(self) -> tuple[str, ...]:  # type: ignore[override]
+        return tuple(self.behind.split())
+
+    def begins(self, text: str, at: int) -> bool | None:
+        return self.head.begins(text, at)
+
+    def reader(self, schemas: Schemas, exact: frozenset[str], *, unmarked: bool) -> CallReader:
+        return _ParametersReader(self, schemas, exact, frozenset(schemas) if unmarked else None)
+
+    def form(self, function: EnforcedFunction) -> Form | None:
+        head = self.head.form(function.name)
+        found = argument_schemas.arguments(function.schema)
+        if head is None or found is None:
+            return None
+        if not found and function.schema.get("additionalProperties") is not False:
+            members: Form | None = Repeated(self._any(), "", 0, None)
+        else:
+            forms = [(self._argument(one), one.required) for one in found]
+            whole = [(form, required) for form, required in forms if form is not None]
+            members = argument_schemas.listed(whole, "") if len(whole) == len(forms) else None
+        if members is None:
+            return None
+        return Series((*head, Fixed(self.gap), members, *((Fixed(self.end + self.behind),) if self.end else ())))
+
+    def _any(self) -> Form:
+        behind = next((text for text, string in self.behind_key if string is not False), self.behind_key[0][0])
+        return Series((Fixed(self.key), _ANY_KEY, Fixed(behind + self.padding), Until(self.end_value), Fixed(self.gap)))
+
+    def _argument(self, argument: argument_schemas.Argument) -> Form | None:
+        name, kinds = argument.name, argument_schemas.types(argument.schema)
+        broken = name != name.strip() or any(text.split()[0] in name for text, _ in self.behind_key)
+        every = argument_schemas.options(argument.schema)
+        if broken or len(name) > _LONGEST or every is None or ("string" in kinds and kinds & {"array", "object"}):
+            return None
+        values = [self._value(one) for one in every]
+        whole = [value for value in values if value is not None]
+        return (
+            Series((Fixed(self.key + name), OneOf(tuple(whole)), Fixed(self.gap))) if len(whole) == len(every) else None
+        )
+
+    def _value(self, schema: dict[str, Any]) -> Form | None:
+        """A value between what begins and what ends it. None when it might be read as something else."""
+        kinds = argument_schemas.types(schema)
+        string = not kinds or "string" in kinds
+        behind = next(text for text, kind in self.behind_key if kind in (string, None))
+        value = self._ended(schema)
+        return None if value is None else Series((Fixed(behind + self.padding), value))
+
+    def _ended(self, schema: dict[str, Any]) -> Form | None:
+        kinds, demands = argument_schemas.types(schema), argument_schemas.keywords(schema)
+        end = self.padding + self.end_value
+        if kinds and "string" not in kinds:
+            return Series((Json(schema), Fixed(end)))
+        if demands <= {"type"}:
+            return Until(self.end_value)
+        if demands <= {"type", "enum"} or demands <= {"type", "const"}:
+            values = schema.get("enum", [schema.get("const")])
+            texts = [value for value in values if isinstance(value, str) and _plain(value, self.end_value)]
+            return OneOf(tuple(Fixed(text + end) for text in texts)) if texts and kinds == {"string"} else None
+        if demands <= {"type", "minLength", "maxLength"}:
+            least, most = schema.get("minLength", 0), schema.get("maxLength", "")
+            return Series((Regex(rf"[^\n{self.end_value[0]}]{{{least},{most}}}"), Fixed(end)))
+        return None
+
+
+def _plain(text: str, end: str) -> bool:
+    """Whether a string is read as it is written."""
+    return end not in text and text == text.strip("\n")
+
+
+class _ParametersReader(CallReader):
+    def __init__(
+        self, syntax: Parameters, schemas: Schemas, exact: frozenset[str], known: frozenset[str] | None
+    ) -> None:
+        self._syntax = syntax
+        self._schemas = schemas
+        self._exact_names = exact
+        self._exact = False
+        self._properties: Mapping[str, Any] = {}
+        self._definitions: dict[str, Any] = {}
+        self._head = HeadReader(syntax.head, known)
+        self._state = self._between
+        self._count = 0
+        self._key: list[str] = []
+        self._behind_key = Spellings()
+        self._kinds: frozenset[str] = frozenset()
+        self._begun = False  # something of the value was read
+        self._break = ""  # a line break at the end of what came of a value
+        self._value: list[str] = []  # that is not handed on before it is whole
+        self._nested: ObjectReader | None = None
+
+    def read(self, reader: Reader, out: CallWriter) -> None:
+        if not self.named:
+            found, self.failed = self._head.read(reader), self._head.failed
+            if found is None:
+                return
+            self.named = True
+            self._start(found[0])
+            out.start(*found)
+        while not self.done and not self.failed and self._state(reader, out):
+            pass
+
+    def _start(self, name: str) -> None:
+        schema = self._schemas.get(name, {})
+        properties = schema.get("properties")
+        self._exact = name in self._exact_names
+        self._properties = properties if isinstance(properties, dict) else {}
+        self._definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+
+    # ---- states: whether the next one may have something to read
+
+    def _between(self, reader: Reader, out: CallWriter) -> bool:
+        """In front of an argument, or of the end."""
+        reader.space()
+        if reader.empty:
+            return False
+        key = reader.take(self._syntax.key)
+        end: bool | None = False
+        if key is False:
+            end = reader.take(self._syntax.end) if self._syntax.end else True
+        if key:
+            self._key, self._state = [], self._in_key
+        elif end:
+            out.arguments("}" if self._count else "{}")
+            self.done = True
+        self.failed = key is False and end is False
+        return bool(key)
+
+    def _in_key(self, reader: Reader, out: CallWriter) -> bool:
+        text, tag = reader.until(_key_ends(self._syntax))
+        self._key.append(text)
+        self.failed = sum(map(len, self._key)) > _LONGEST
+        if tag:
+            reader.at -= len(tag)
+            self._behind_key = Spellings(*(text for text, _ in self._syntax.behind_key))
+            self._state = self._behind
+        return bool(tag)
+
+    def _behind(self, reader: Reader, out: CallWriter) -> bool:
+        """Between a key and its value."""
+        spelling = self._behind_key.read(reader)
+        self.failed = self._behind_key.failed
+        if spelling is None:
+            return False
+        key = "".join(self._key).strip()
+        self._kinds = self._kinds_of(key, dict(self._syntax.behind_key)[spelling])
+        out.arguments((", " if self._count else "{") + json.dumps(key, ensure_ascii=False) + ": ")
+        self._count += 1
+        self._begun, self._break, self._value, self._nested = False, "", [], None
+        if self._kinds == _STRING:
+            out.arguments('"')
+        self._state = self._in_string if self._kinds == _STRING else self._in_value
+        return True
+
+    def _kinds_of(self, key: str, string: bool | None) -> frozenset[str]:
+        """The types that a value may have; empty when all."""
+        if string:
+            return _STRING
+        schema = self._properties.get(key)
+        kinds = argument_schemas.types({**self._definitions, **schema}) if isinstance(schema, dict) else _STRING
+        return kinds if string is None else kinds - _STRING
+
+    def _in_string(self, reader: Reader, out: CallWriter) -> bool:
+        text, tag = self._until_end(reader)
+        out.arguments(json.dumps(text, ensure_ascii=False)[1:-1])
+        if tag:
+            out.arguments('"')
+            self._state = self._between
+        return tag
+
+    def _in_value(self, reader: Reader, out: CallWriter) -> bool:
+        if self._exact and not self._begun:
+            reader.space()
+            if reader.empty:
+                return False
+            if reader.text[reader.at] in '"[{':
+                self._nested = ObjectReader()
+                self._nested.feed('{"":')
+            self._begun = True
+        if self._nested is not None:
+            return self._in_nested(self._nested, reader, out)
+        text, tag = self._until_end(reader)
+        self._value.append(text)
+        if tag:
+            out.arguments(_json_of("".join(self._value), self._kinds))
+            self._state = self._between
+        return tag
+
+    def _in_nested(self, nested: ObjectReader, reader: Reader, out: CallWriter) -> bool:
+        """JSON that is sure to be right, so that the closing tag may stand in its strings."""
+        reader.at = nested.feed(reader.text, reader.at)
+        texts = nested.take()
+        out.arguments("".join(part.text for part in texts))
+        if not any(part.last for part in texts):
+            return False
+        self._nested, self._state = None, self._behind_nested
+        return True
+
+    def _behind_nested(self, reader: Reader, out: CallWriter) -> bool:
+        _, tag = reader.until(_tag(self._syntax.end_value))
+        if tag:
+            self._state = self._between
+        return bool(tag)
+
+    def _until_end(self, reader: Reader) -> tuple[str, bool]:
+        """(the next text of a value, whether it ends with it), without the line breaks at its ends."""
+        text, tag = reader.until(_tag(self._syntax.end_value))
+        if not self._syntax.padding:
+            return text, bool(tag)
+        if not self._begun and text:
+            self._begun = True
+            text = text.removeprefix("\n")
+        text = self._break + text
+        self._break = "\n" if text.endswith("\n") else ""
+        text = text.removesuffix("\n")
+        return text, bool(tag)
+
+
+_STRING = frozenset(("string",))
+
+
+@lru_cache(maxsize=64)
+def _key_ends(syntax: Parameters) -> Tags:
+    return Tags(*{text.split()[0] for text, _ in syntax.behind_key})
+
+
+@lru_cache(maxsize=64)
+def _tag(text: str) -> Tags:
+    return Tags(text)
+
+
+def _json_of(text: str, kinds: frozenset[str]) -> str:
+    """A value as JSON: what it is already, what Python would read, or the text as a string."""
+    stripped = text.strip()
+    kind = _json_type(stripped)
+    if kind is not None and (not kinds or kind in kinds or (kind == "integer" and "number" in kinds)):
+        return stripped
+    if kinds and "string" not in kinds:
+        literal = stripped if kind is not None else json_of_literal(stripped)
+        if literal is not None:
+            return literal
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _json_type(text: str) -> str | None:
+    """The type of a JSON text; None for anything else."""
+    try:
+        return argument_schemas.json_type(json.loads(text, parse_constant=_refuse))
+    except (ValueError, RecursionError):
+        return None
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(constant)

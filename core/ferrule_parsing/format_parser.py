@@ -48,11 +48,15 @@ class FormatParser(ToolParser):
             self._exact = frozenset(one.name for one in functions if choice != "auto" or one.name in strict)
 
     def constraint(self, choice: str | dict[str, Any]) -> GrammarSpec | None:
+        return self._constraint(self.format, choice)
+
+    def _constraint(self, format: ToolFormat, choice: str | dict[str, Any]) -> GrammarSpec | None:
+        """For parsers that write calls in another format than the first one that they read."""
         functions = enforced(self.tools, choice)
         if not functions:
             return None
         most = 1 if isinstance(choice, dict) or not self._parallel else None
-        return self.format.constraint(functions, most=most, required=choice != "auto")
+        return format.constraint(functions, most=most, required=choice != "auto")
 
     def feed(self, delta: TextDelta) -> Sequence[Event]:
         self._reader.push(delta.text)
@@ -143,7 +147,7 @@ class FormatParser(ToolParser):
     def _begins_unmarked(self) -> bool | None:
         text, at = self._reader.text, self._reader.at
         if self.format.brackets is not None:
-            before = self.format.brackets[0]
+            before = self.format.brackets[0].strip()
             if text.startswith(before, at):
                 return True
             return None if before.startswith(text[at:]) else False
@@ -173,15 +177,14 @@ class FormatParser(ToolParser):
         return True
 
     def _bracket_or_mark(self) -> bool | None:
-        bracket = (self.format.brackets or ())[self._bracket : self._bracket + 1]
-        marks = _marks(self.format) if self._found and self._bracket < 2 else ()
-        found = self._take((*bracket, *marks))
+        next_one = tuple(each.strip() for each in (self.format.brackets or ())[self._bracket : self._bracket + 1])
+        bracket = next_one if self._bracket or not self._found else ()
+        ends, separators = _marks(self.format) if self._found and self._bracket < 2 else ((), ())
+        found = self._take((*bracket, *ends, *separators))
         if not found:
             return None if found is None else False
-        self._raw.append(found)
-        if found in bracket:
-            self._bracket += 1
-            self._raw = [] if self._found else self._raw
+        self._bracket += found in bracket
+        self._raw = [] if self._found and found not in separators else [*self._raw, found]
         return True
 
     def _start_call(self) -> bool | None:
@@ -212,10 +215,9 @@ def _functions(tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @lru_cache(maxsize=64)
-def _marks(format: ToolFormat) -> tuple[str, ...]:
-    """What may stand behind a call in its block."""
-    words = (format.separator or "").split()
-    return tuple(dict.fromkeys((*words, *(mark for syntax in format.calls for mark in syntax.marks))))
+def _marks(format: ToolFormat) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What may stand behind a call in its block: what ends it, and what separates it from the next one."""
+    return tuple(mark for syntax in format.calls for mark in syntax.marks), tuple((format.separator or "").split())
 
 
 @lru_cache(maxsize=128)

@@ -138,6 +138,7 @@ class NamedJson(CallSyntax):
 class _NamedCall(CallReader):
     def __init__(self, head: CallHead, known: frozenset[str] | None) -> None:
         self._head = HeadReader(head, known)
+        self._begun = False  # the first character of the arguments has come
         self._object = ObjectReader()
 
     def read(self, reader: Reader, out: CallWriter) -> None:
@@ -147,6 +148,9 @@ class _NamedCall(CallReader):
                 return
             self.named = True
             out.start(*found)
+        if not self._begun:
+            reader.space()
+            self._begun = not reader.empty
         start = reader.at
         reader.at = self._object.feed(reader.text, start)
         out.arguments(reader.text[start : reader.at])

@@ -28,8 +28,9 @@ class Parameters(CallSyntax):
 
     Values of strings are written as they are, others as JSON. The schema says which; `behind_key` may have several
     spellings, of which each says so itself: True for strings, False for JSON, None for the schema. White space in the
-    parts means nothing. `padding` is generated around values (one line break at each end means nothing if there is one)
-    and `gap` between the parts of a call. `end` "": the call ends where no argument follows. `behind`: markup behind `end`.
+    parts means nothing. `padding` is generated around values; if it is a line break, one at each end of a value means
+    nothing. `gap` is generated between the parts of a call. `end` "": the call ends where no argument follows.
+    `behind`: markup behind `end`.
     """
 
     head: CallHead

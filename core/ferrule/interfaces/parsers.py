@@ -69,6 +69,7 @@ class ReasoningParser(ABC):
     """Constructed without arguments for one choice."""
 
     wants_special_tokens: bool = False  # True, at the latest after `begin`: special tokens stay in the text
+    special_tokens: tuple[str, ...] = ()  # that the format is written with: these stay in the text, others do not
 
     def begin(self, context: ChoiceContext) -> None:
         """Called once, before the first delta. A prompt may end inside or behind a block of thinking."""
@@ -93,6 +94,7 @@ class ToolParser(ABC):
     """Constructed with the request's tools (the OpenAI objects) for one choice."""
 
     wants_special_tokens: bool = False  # True, at the latest after `begin`: special tokens stay in the text
+    special_tokens: tuple[str, ...] = ()  # that the format is written with: these stay in the text, others do not
 
     def __init__(self, tools: Sequence[dict[str, Any]]) -> None:
         self.tools = tools

@@ -52,7 +52,8 @@ class ToolParserKit(Kit):
     """A tool parser gives the same calls however the text is cut, loses nothing, and never raises.
 
     Give `samples`: answers in the parser's own protocol, each a sequence of text and `CallText`. Without them only the
-    promises that hold for any text are proved.
+    promises that hold for any text are proved. `json_names` and `json_arguments` False: what looks like a JSON string
+    for a name, or a JSON object of arguments, means something else. `new_ids` False: the model writes the ids of calls.
     """
 
     kind = "tool_parser"
@@ -64,6 +65,9 @@ class ToolParserKit(Kit):
         _function("now"),
     )
     plain: Sequence[str] = PLAIN
+    json_names: bool = True
+    json_arguments: bool = True
+    new_ids: bool = True
 
     def make(self, tools: Sequence[dict[str, Any]] | None = None) -> ToolParser:
         """A parser at the beginning of a choice, with a tokenizer of bytes."""
@@ -89,10 +93,12 @@ class ToolParserKit(Kit):
 
     def test_escapes_in_names(self) -> None:
         """A name that is a JSON string may have escapes, quotes and backslashes: the call has what they mean."""
-        for part in self._calls():
-            quoted = json.dumps(part.name)
-            for written, name in ((escaped(part.name), part.name), (HOSTILE_NAME_WRITTEN, HOSTILE_NAME)):
-                text = exchanged(part.text, quoted, written)
+        if not self.json_names:
+            does_not_apply("names are not JSON strings in this format")
+        alone = [(_text(sample), part.name) for sample in self._samples() for part in _only_call(sample)]
+        for whole, called in alone:
+            for written, name in ((escaped(called), called), (HOSTILE_NAME_WRITTEN, HOSTILE_NAME)):
+                text = exchanged(whole, json.dumps(called), written)
                 if text is None:
                     continue
                 for pieces in ([text], list(text)):
@@ -188,6 +194,8 @@ class ToolParserKit(Kit):
 
     def test_ids_of_calls_are_never_used_twice(self) -> None:
         """The same text in two requests gives calls with different ids."""
+        if not self.new_ids:
+            does_not_apply("the model writes the ids")
         for sample in self._samples():
             first, second = (fold(self.make(), [_text(sample)]).ids for _ in range(2))
             promise(not set(first) & set(second), f"two requests have a call {set(first) & set(second)}")
@@ -230,6 +238,8 @@ class ToolParserKit(Kit):
 
     def _verbatim(self) -> Iterator[tuple[CallText, str]]:
         """Calls whose arguments stand in their text once, as they come from the parser, and these arguments."""
+        if not self.json_arguments:
+            does_not_apply("arguments are not JSON in this format")
         for part in self._calls():
             found = fold(self.make(), [part.text]).calls
             if len(found) == 1 and exchanged(part.text, found[0].arguments, "") is not None:
@@ -263,13 +273,19 @@ class ToolParserKit(Kit):
         came = f"{place} gives the arguments {shown(call.arguments)}"
         promise(arguments.startswith(call.arguments), f"{came}, not the beginning of {shown(arguments)}")
         start = part.text.find(arguments)
-        if start >= 0:
+        if start >= 0 and self.json_arguments:
             owed = arguments[: max(0, length - start)]
             promise(len(call.arguments) >= len(owed), f"{came}, not {shown(owed)}")
 
 
 def _text(sample: Sample) -> str:
     return "".join(part if isinstance(part, str) else part.text for part in sample)
+
+
+def _only_call(sample: Sample) -> Sequence[CallText]:
+    """The call of an answer with one call."""
+    calls = [part for part in sample if isinstance(part, CallText)]
+    return calls if len(calls) == 1 else ()
 
 
 def _truncations(sample: Sample) -> Iterator[tuple[str, int, CallText, int]]:

@@ -1,4 +1,4 @@
-"""`hermes`: calls of the Hermes 2 Pro and 3, and Qwen 2.5 and 3 models.
+"""`hermes`: calls of the Hermes 2 Pro and 3, and Qwen 2.5 and 3 models. Others write them in the same way.
 
     <tool_call>
     {"name": "get_weather", "arguments": {"city": "Lisbon"}}
@@ -16,3 +16,19 @@ class Hermes(TaggedJsonParser):
     conformance = "ferrule_plugins.tool_parser.samples:HERMES"
     open_tag = "<tool_call>"
     close_tag = "</tool_call>"
+
+
+class Granite4(Hermes):
+    """`granite4`: Granite 4, whose chat template writes calls as Hermes does.
+    https://huggingface.co/ibm-granite/granite-4.0-h-small
+    """
+
+    special_tokens = ("<tool_call>", "</tool_call>")
+
+
+class Ernie45(Hermes):
+    """`ernie45`: ERNIE 4.5 with thinking, whose chat template writes calls as Hermes does.
+    https://huggingface.co/baidu/ERNIE-4.5-21B-A3B-Thinking
+    """
+
+    special_tokens = ("<tool_call>", "</tool_call>")

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
 from ferrule_testkit.kits import CallText
+
+Arguments = Mapping[str, Any]
+Written = Callable[[str, Arguments], str]
+
+_ODD: Arguments = {"city": 'Lis</tool_call>bon\n"2" {x', "unit": "\\C\t[é]"}
+_TAME: Arguments = {"city": "São Tomé, 2 [x] {y}", "unit": 'a "quoted" \\ word'}
+_NESTED: Arguments = {"a": 1, "b": {"x": [1, "}", None, True]}}
+_FLAT: Arguments = {"a": -1, "b": 2.5e3}
 
 _WEATHER = CallText(
     '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Lis</tool_call>bon", "unit": "\\"C\\\\"}}\n'
@@ -25,3 +37,170 @@ HERMES = {
         ["No <tool_call> here, <tool_call>{ nor here"],
     )
 }
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _call(written: Written, name: str, arguments: Arguments, before: str = "", behind: str = "") -> CallText:
+    return CallText(before + written(name, arguments) + behind, name, arguments)
+
+
+def _each(written: Written, weather: Arguments, add: Arguments, *texts: str, **more: Any) -> dict[str, Any]:
+    """Calls that each have a block of their own. `texts`: what looks like a call and is not."""
+    one, two = _call(written, "get_weather", weather), _call(written, "add", add)
+    now = _call(written, "now", {})
+    samples = ([one], ["Hello. ", now, "\n", two, " after"], *([text] for text in texts))
+    return {"samples": samples, **more}
+
+
+def _block(
+    written: Written, weather: Arguments, add: Arguments, open: str, separator: str, close: str, **more: Any
+) -> dict[str, Any]:
+    """Calls of which several stand in one block."""
+    several = [
+        _call(written, "get_weather", weather, before=open),
+        _call(written, "now", {}, before=separator),
+        _call(written, "add", add, before=separator, behind=close),
+    ]
+    alone = _call(written, "now", {}, before=open, behind=close)
+    samples = [several, [alone]]
+    if more.pop("marked", True):
+        samples += [["Hello. ", alone, " after"], [f"No {open} here"]]  # type: ignore[list-item]
+    return {"samples": samples, **more}
+
+
+def _object(name: str = "name", arguments: str = "arguments") -> Written:
+    return lambda function, values: _json({name: function, arguments: values})
+
+
+GRANITE = _block(_object(), _ODD, _NESTED, "<|tool_call|>[", ", ", "]")
+GRANITE_20B_FC = _each(lambda *call: f"<function_call> {_object()(*call)}", _ODD, _NESTED, "No <function_call> here")
+INTERNLM = _each(
+    lambda *call: f"<|action_start|><|plugin|>\n{_object('name', 'parameters')(*call)}<|action_end|>", _ODD, _NESTED
+)
+JAMBA = _block(_object(), _ODD, _NESTED, "<tool_calls>[\n    ", ",\n    ", "\n]</tool_calls>")
+HUNYUAN_A13B = _block(_object(), _ODD, _NESTED, "<tool_calls>[", ", ", "]</tool_calls>")
+PHI4_MINI = _block(_object(), _ODD, _NESTED, "functools[", ", ", "]")
+XLAM = _block(_object(), _ODD, _NESTED, "[", ", ", "]", marked=False)
+LLAMA3_JSON = _block(_object("name", "parameters"), _ODD, _NESTED, "", "; ", "", marked=False)
+COHERE_COMMAND3 = _block(
+    lambda name, values: _json({"tool_call_id": "0", "tool_name": name, "parameters": values}),
+    *(_ODD, _NESTED, "<|START_ACTION|>[\n    ", ",\n    ", "\n]<|END_ACTION|>"),
+)
+MISTRAL = _each(lambda name, values: f"[TOOL_CALLS]{name}[ARGS]{_json(values)}", _ODD, _NESTED)
+MISTRAL["samples"] += tuple(_block(_object(), _ODD, _NESTED, "[TOOL_CALLS] [", ", ", "]")["samples"])
+KIMI_K2 = _block(
+    lambda name, values: (
+        f"<|tool_call_begin|>functions.{name}:0<|tool_call_argument_begin|>{_json(values)}<|tool_call_end|>"
+    ),
+    *(_ODD, _NESTED, "<|tool_calls_section_begin|>", "", "<|tool_calls_section_end|>"),
+    new_ids=False,
+)
+DEEPSEEK_V3 = _block(
+    lambda name, values: (
+        f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{_json(values)}\n```<｜tool▁call▁end｜>"
+    ),
+    *(_ODD, _NESTED, "<｜tool▁calls▁begin｜>", "\n", "<｜tool▁calls▁end｜>"),
+)
+DEEPSEEK_V31 = _block(
+    lambda name, values: f"<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{_json(values)}<｜tool▁call▁end｜>",
+    *(_ODD, _NESTED, "<｜tool▁calls▁begin｜>", "", "<｜tool▁calls▁end｜>"),
+)
+
+
+def _tags(call: str, argument: str, end: str) -> Written:
+    """`call` and `argument` are patterns with {name}, {key} and {value}."""
+
+    def written(name: str, values: Arguments) -> str:
+        texts = {key: value if isinstance(value, str) else _json(value) for key, value in values.items()}
+        inside = "".join(
+            argument.format(key=key, value=text, string=str(isinstance(values[key], str)).lower())
+            for key, text in texts.items()
+        )
+        return f"{call.format(name=name)}{inside}{end}"
+
+    return written
+
+
+_QWEN = _tags(
+    "<tool_call>\n<function={name}>\n",
+    "<parameter={key}>\n{value}\n</parameter>\n",
+    "</function>\n</tool_call>",
+)
+_GLM = _tags("<tool_call>{name}\n", "<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n", "</tool_call>")
+QWEN3_CODER = _each(_QWEN, _ODD, _FLAT, "No <tool_call> here, nor <function=f here", json_names=False)
+GLM45 = _each(_GLM, _ODD, _FLAT, "No <tool_call> (here)", json_names=False)
+GLM47 = _each(
+    _tags("<tool_call>{name}", "<arg_key>{key}</arg_key><arg_value>{value}</arg_value>", "</tool_call>"),
+    *(_ODD, _FLAT),
+    json_names=False,
+)
+MINIMAX_M2 = _block(
+    _tags('<invoke name="{name}">\n', '<parameter name="{key}">{value}</parameter>\n', "</invoke>"),
+    *(_ODD, _FLAT, "<minimax:tool_call>\n", "\n", "\n</minimax:tool_call>"),
+    json_names=False,
+)
+SEED_OSS = _each(
+    _tags(
+        "<seed:tool_call>\n<function={name}>\n",
+        "<parameter={key}>{value}</parameter>\n",
+        "</function>\n</seed:tool_call>",
+    ),
+    *(_ODD, _FLAT),
+    json_names=False,
+)
+STEP3 = _block(
+    _tags(
+        '<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="{name}">\n',
+        '<steptml:parameter name="{key}">{value}</steptml:parameter>\n',
+        "</steptml:invoke><｜tool_call_end｜>",
+    ),
+    *(_ODD, _FLAT, "<｜tool_calls_begin｜>\n", "\n", "\n<｜tool_calls_end｜>"),
+    json_names=False,
+)
+DEEPSEEK_V32 = _block(
+    _tags(
+        '<｜DSML｜invoke name="{name}">\n',
+        '<｜DSML｜parameter name="{key}" string="{string}">{value}</｜DSML｜parameter>\n',
+        "</｜DSML｜invoke>",
+    ),
+    *(_ODD, _NESTED, "<｜DSML｜function_calls>\n", "\n", "\n</｜DSML｜function_calls>"),
+    json_names=False,
+)
+
+
+def _python(name: str, values: Arguments) -> str:
+    return f"{name}({', '.join(f'{key}={value!r}' for key, value in values.items())})"
+
+
+def _gemma(open: str, quote: str, close: str) -> Written:
+    def value(of: Any) -> str:
+        match of:
+            case str():
+                return f"{quote}{of}{quote}"
+            case dict():
+                return "{" + members(of) + "}"
+            case list():
+                return "[" + ",".join(map(value, of)) + "]"
+        return _json(of)
+
+    def members(values: Arguments) -> str:
+        return ",".join(f"{key}:{value(of)}" for key, of in values.items())
+
+    return lambda name, values: f"{open}call:{name}{{{members(values)}}}{close}"
+
+
+PYTHONIC = _block(_python, _ODD, _NESTED, "[", ", ", "]", marked=False, json_names=False)
+LLAMA4_PYTHONIC = _block(_python, _ODD, _NESTED, "<|python_start|>[", ", ", "]<|python_end|>", json_names=False)
+OLMO3 = _block(_python, _ODD, _NESTED, "<function_calls>\n", "\n", "\n</function_calls>", json_names=False)
+LFM2 = _block(_python, _ODD, _NESTED, "<|tool_call_start|>[", ", ", "]<|tool_call_end|>", json_names=False)
+FUNCTIONGEMMA = _each(
+    _gemma("<start_function_call>", "<escape>", "<end_function_call>"),
+    _TAME,
+    _NESTED,
+    json_names=False,
+    json_arguments=False,
+)
+GEMMA4 = _each(_gemma("<|tool_call>", '<|"|>', "<tool_call|>"), _TAME, _NESTED, json_names=False, json_arguments=False)

@@ -1,0 +1,80 @@
+"""Calls of DeepSeek's models. The vertical lines and the low lines of their tags are ``｜`` and ``▁``."""
+
+from __future__ import annotations
+
+from ferrule_parsing import CallHead, FormatParser, NamedJson, Parameters, ToolFormat
+
+_SECTION = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
+_CALL = ("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>")
+
+
+class DeepSeekV3(FormatParser):
+    """`deepseek_v3`: DeepSeek V3 and R1, as their chat templates write calls.
+
+        <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather
+        ```json
+        {"city": "Lisbon"}
+        ```<｜tool▁call▁end｜><｜tool▁calls▁end｜>
+
+    https://huggingface.co/deepseek-ai/DeepSeek-V3-0324
+    """
+
+    conformance = "ferrule_plugins.tool_parser.samples:DEEPSEEK_V3"
+    special_tokens = (*_SECTION, *_CALL)
+    format = ToolFormat(
+        open=(_SECTION[0],),
+        close=(_SECTION[1],),
+        separator="\n",
+        calls=(NamedJson(CallHead(f"{_CALL[0]}function{_CALL[1]}", ("\n```json\n", "")), end=f"\n```{_CALL[2]}"),),
+    )
+
+
+class DeepSeekV31(FormatParser):
+    """`deepseek_v31`: DeepSeek V3.1, as its chat template writes calls.
+
+        <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{"city": "Lisbon"}<｜tool▁call▁end｜>
+        <｜tool▁calls▁end｜>
+
+    https://huggingface.co/deepseek-ai/DeepSeek-V3.1
+    """
+
+    conformance = "ferrule_plugins.tool_parser.samples:DEEPSEEK_V31"
+    special_tokens = (*_SECTION, *_CALL)
+    format = ToolFormat(
+        open=(_SECTION[0],),
+        close=(_SECTION[1],),
+        separator="",
+        calls=(NamedJson(CallHead(_CALL[0], (_CALL[1],)), end=_CALL[2]),),
+    )
+
+
+class DeepSeekV32(FormatParser):
+    """`deepseek_v32`: DeepSeek V3.2, whose card and encoding script describe this markup.
+
+        <｜DSML｜function_calls>
+        <｜DSML｜invoke name="get_weather">
+        <｜DSML｜parameter name="city" string="true">Lisbon</｜DSML｜parameter>
+        <｜DSML｜parameter name="days" string="false">3</｜DSML｜parameter>
+        </｜DSML｜invoke>
+        </｜DSML｜function_calls>
+
+    https://huggingface.co/deepseek-ai/DeepSeek-V3.2
+    """
+
+    conformance = "ferrule_plugins.tool_parser.samples:DEEPSEEK_V32"
+    special_tokens = ("｜DSML｜",)
+    format = ToolFormat(
+        open=("<｜DSML｜function_calls>",),
+        close=("</｜DSML｜function_calls>",),
+        separator="\n",
+        padding="\n",
+        calls=(
+            Parameters(
+                CallHead('<｜DSML｜invoke name="', ('">',)),
+                key='<｜DSML｜parameter name="',
+                behind_key=(('" string="true">', True), ('" string="false">', False)),
+                end_value="</｜DSML｜parameter>",
+                end="</｜DSML｜invoke>",
+            ),
+        ),
+    )

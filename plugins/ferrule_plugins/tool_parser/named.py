@@ -1,0 +1,66 @@
+"""Calls with a name in markup and JSON arguments behind it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ferrule.interfaces.parsers import ChoiceContext
+from ferrule.types import GrammarSpec
+from ferrule_parsing import CallHead, FormatParser, JsonCall, NamedJson, ToolFormat
+
+_TAG, _ARGUMENTS = "[TOOL_CALLS]", "[ARGS]"
+_NEW = NamedJson(CallHead(behind=(_ARGUMENTS, "")))
+_OLD = JsonCall()
+
+
+class Mistral(FormatParser):
+    """`mistral`: Mistral's models. A name and arguments behind the tag, or with older tokenizers a list of objects.
+
+        [TOOL_CALLS]get_weather[ARGS]{"city": "Lisbon"}
+        [TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Lisbon"}}]
+
+    What is generated under a constraint depends on the tokenizer: only the newer ones know ``[ARGS]``.
+    https://github.com/mistralai/mistral-common, https://huggingface.co/mistralai/Mistral-Small-3.2-24B-Instruct-2506
+    """
+
+    conformance = "ferrule_plugins.tool_parser.samples:MISTRAL"
+    special_tokens = (_TAG, _ARGUMENTS)
+    format = ToolFormat(open=(_TAG,), brackets=("[", "]"), separator=", ", calls=(_OLD, _NEW))
+    named_format = ToolFormat(open=(_TAG,), between="", calls=(_NEW,))
+
+    def begin(self, context: ChoiceContext) -> None:
+        tokenizer = context.tokenizer
+        self._named = tokenizer is not None and len(tokenizer.encode(_ARGUMENTS, add_special_tokens=False)) == 1
+        super().begin(context)
+
+    def constraint(self, choice: str | dict[str, Any]) -> GrammarSpec | None:
+        if not self._named:
+            return super().constraint(choice)
+        return self._constraint(self.named_format, choice)
+
+
+class KimiK2(FormatParser):
+    """`kimi_k2`: Kimi K2, which numbers its calls. The number is a part of the call's id, which the model expects back.
+
+        <|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>
+        {"city": "Lisbon"}<|tool_call_end|><|tool_calls_section_end|>
+
+    https://huggingface.co/moonshotai/Kimi-K2-Instruct/blob/main/docs/tool_call_guidance.md
+    """
+
+    conformance = "ferrule_plugins.tool_parser.samples:KIMI_K2"
+    special_tokens = (
+        *("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+        *("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
+    )
+    format = ToolFormat(
+        open=("<|tool_calls_section_begin|>",),
+        close=("<|tool_calls_section_end|>",),
+        separator="",
+        calls=(
+            NamedJson(
+                CallHead("<|tool_call_begin|>", ("<|tool_call_argument_begin|>",), prefix="functions.", numbered=True),
+                end="<|tool_call_end|>",
+            ),
+        ),
+    )

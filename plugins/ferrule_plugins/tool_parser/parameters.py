@@ -1,0 +1,175 @@
+"""Calls between tags, whose arguments stand between tags of their own."""
+
+from __future__ import annotations
+
+from ferrule_parsing import CallHead, FormatParser, Parameters, ToolFormat
+
+
+class Qwen3Coder(FormatParser):
+    """`qwen3_coder` and `qwen3_xml`: Qwen3-Coder and later models of the family, as their chat templates write calls.
+
+        <tool_call>
+        <function=get_weather>
+        <parameter=city>
+        Lisbon
+        </parameter>
+        </function>
+        </tool_call>
+
+    Some outputs lack the outer tag. https://huggingface.co/Qwen/Qwen3-Coder-30B-A3B-Instruct
+    """
+
+    conformance = "ferrule_plugins.tool_parser.samples:QWEN3_CODER"
+    format = ToolFormat(
+        open=("<tool_call>", "<function="),
+        close=("</tool_call>",),
+        padding="\n",
+        calls=(
+            Parameters(
+                CallHead("<function=", (">",)),
+                key="<parameter=",
+                behind_key=((">", None),),
+                end_value="</parameter>",
+                end="</function>",
+                padding="\n",
+            ),
+        ),
+    )
+
+
+class Glm45(FormatParser):
+    """`glm45` and `glm47`: GLM 4.5 and later, as their chat templates write calls; 4.7 without the line breaks.
+
+        <tool_call>get_weather
+        <arg_key>city</arg_key>
+        <arg_value>Lisbon</arg_value>
+        </tool_call>
+
+    https://huggingface.co/zai-org/GLM-4.5
+    """
+
+    conformance = "ferrule_plugins.tool_parser.samples:GLM45"
+    special_tokens = ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+    format = ToolFormat(
+        open=("<tool_call>",),
+        close=("</tool_call>",),
+        calls=(
+            Parameters(
+                CallHead(), key="<arg_key>", behind_key=(("</arg_key>\n<arg_value>", None),), end_value="</arg_value>"
+            ),
+        ),
+    )
+
+
+class Glm47(Glm45):
+    """Calls without line breaks."""
+
+    conformance = "ferrule_plugins.tool_parser.samples:GLM47"
+    format = ToolFormat(
+        open=("<tool_call>",),
+        close=("</tool_call>",),
+        between="",
+        calls=(
+            Parameters(
+                CallHead(),
+                key="<arg_key>",
+                behind_key=(("</arg_key><arg_value>", None),),
+                end_value="</arg_value>",
+                gap="",
+            ),
+        ),
+    )
+
+
+class MiniMaxM2(FormatParser):
+    """`minimax_m2`: MiniMax M2, as its tool calling guide describes calls.
+
+        <minimax:tool_call>
+        <invoke name="get_weather">
+        <parameter name="city">Lisbon</parameter>
+        </invoke>
+        </minimax:tool_call>
+
+    https://huggingface.co/MiniMaxAI/MiniMax-M2/blob/main/docs/tool_calling_guide.md
+    """
+
+    conformance = "ferrule_plugins.tool_parser.samples:MINIMAX_M2"
+    special_tokens = ("<minimax:tool_call>", "</minimax:tool_call>")
+    format = ToolFormat(
+        open=("<minimax:tool_call>",),
+        close=("</minimax:tool_call>",),
+        separator="\n",
+        padding="\n",
+        calls=(
+            Parameters(
+                CallHead('<invoke name="', ('">',)),
+                key='<parameter name="',
+                behind_key=(('">', None),),
+                end_value="</parameter>",
+                end="</invoke>",
+            ),
+        ),
+    )
+
+
+class SeedOss(FormatParser):
+    """`seed_oss`: Seed-OSS, as its chat template writes calls.
+
+        <seed:tool_call>
+        <function=get_weather>
+        <parameter=city>Lisbon</parameter>
+        </function>
+        </seed:tool_call>
+
+    https://huggingface.co/ByteDance-Seed/Seed-OSS-36B-Instruct
+    """
+
+    conformance = "ferrule_plugins.tool_parser.samples:SEED_OSS"
+    special_tokens = ("<seed:tool_call>", "</seed:tool_call>")
+    format = ToolFormat(
+        open=("<seed:tool_call>",),
+        close=("</seed:tool_call>",),
+        padding="\n",
+        calls=(
+            Parameters(
+                CallHead("<function=", (">",)),
+                key="<parameter=",
+                behind_key=((">", None),),
+                end_value="</parameter>",
+                end="</function>",
+            ),
+        ),
+    )
+
+
+class Step3(FormatParser):
+    """`step3`: Step 3, as its chat template writes calls.
+
+        <｜tool_calls_begin｜><｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="get_weather">
+        <steptml:parameter name="city">Lisbon</steptml:parameter></steptml:invoke><｜tool_call_end｜>
+        <｜tool_calls_end｜>
+
+    https://huggingface.co/stepfun-ai/step3
+    """
+
+    conformance = "ferrule_plugins.tool_parser.samples:STEP3"
+    special_tokens = (
+        *("<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"),
+        *("<｜tool_call_begin｜>", "<｜tool_sep｜>", "<｜tool_call_end｜>"),
+    )
+    format = ToolFormat(
+        open=("<｜tool_calls_begin｜>",),
+        close=("<｜tool_calls_end｜>",),
+        separator="\n",
+        calls=(
+            Parameters(
+                CallHead('<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="', ('">',)),
+                key='<steptml:parameter name="',
+                behind_key=(('">', None),),
+                end_value="</steptml:parameter>",
+                end="</steptml:invoke>",
+                behind="<｜tool_call_end｜>",
+                gap="",
+            ),
+        ),
+    )

@@ -78,6 +78,11 @@ def listed(members: list[tuple[Form, bool]], separator: str) -> Form | None:
 
 def options(schema: dict[str, Any]) -> list[dict[str, Any]] | None:
     """The schemas of which a value fits one: the schema itself, or those of its anyOf. None for other combinations."""
+    if "$ref" in schema:
+        target = _resolve(schema) if keywords(schema) == {"$ref"} else None
+        if target is None:
+            return None
+        schema = {**{key: schema[key] for key in _ELSEWHERE if key in schema}, **target}
     for key in ("anyOf", "oneOf"):
         if key in schema:
             alone = set(schema) - NOTES - set(_ELSEWHERE) <= {key}

@@ -124,7 +124,8 @@ class FormatParser(ToolParser):
 
     def _in_call(self) -> bool:
         call, start = self._call, self._reader.at
-        assert call is not None
+        if call is None:
+            return False
         named = call.named
         call.read(self._reader, self._out)
         if not named:

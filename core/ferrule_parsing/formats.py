@@ -59,7 +59,7 @@ class ToolFormat:
     be missing. "" among the opening ones: an output may begin with the calls themselves.
     `calls`: the ways in which a call may be written; the first one is generated.
     `brackets`: the calls of a block stand between them. `separator`: between the calls of a block; None: each call has
-    a block of its own. `padding`: what is generated behind the opening tag and before the closing one.
+    a block of its own. `padding`: what is generated behind the opening tag, and before the closing one.
     `between`: what is generated between blocks. `dropped`: markup in the text that means nothing to clients.
     """
 
@@ -68,7 +68,7 @@ class ToolFormat:
     close: tuple[str, ...] = ()
     brackets: tuple[str, str] | None = None
     separator: str | None = None
-    padding: str = ""
+    padding: tuple[str, str] = ("", "")
     between: str = "\n"
     dropped: tuple[str, ...] = ()
 
@@ -88,8 +88,8 @@ class ToolFormat:
         if self.separator is not None:
             inside, blocks = Repeated(inside, self.separator, 1, most), 1
         before, behind = self.brackets or ("", "")
-        content = _series(Fixed(self.padding + before), inside, Fixed(behind + self.padding))
-        end = self.close[0] if self.close else ""
+        content = _series(Fixed(self.padding[0] + before), inside, Fixed(behind + self.padding[1]))
+        end = self.close[0] if self.close and self.open[0] else ""
         if required:
             block = _series(Fixed(self.open[0]), content, Fixed(end))
             return GrammarSpec(form=Repeated(block, self.between, 1, blocks))

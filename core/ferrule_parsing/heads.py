@@ -101,25 +101,26 @@ class HeadReader:
                 self.failed = self._before.failed
                 return None
             self._before = None
-        if self._behind is None and not self._read_name(reader):
+        behind = self._behind or self._read_name(reader)
+        if behind is None:
             return None
-        assert self._behind is not None
-        if self._behind.read(reader) is None:
-            self.failed = self._behind.failed
+        if behind.read(reader) is None:
+            self.failed = behind.failed
             return None
         name, id = self._head.split("".join(self._name))
         self.failed = not name or (self._known is not None and name not in self._known)
         return None if self.failed else (name, id)
 
-    def _read_name(self, reader: Reader) -> bool:
+    def _read_name(self, reader: Reader) -> Spellings | None:
+        """What stands behind the name, when that was read."""
         if not self._name:
             reader.space()
         if reader.empty:
-            return False
+            return None
         self._name.append(reader.match(_NAME))
         length = sum(map(len, self._name))
         if length > _LONGEST or not length:
             self.failed = True
         elif not reader.empty:
             self._behind = Spellings(*self._head.behind)
-        return self._behind is not None
+        return self._behind

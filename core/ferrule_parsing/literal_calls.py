@@ -18,6 +18,7 @@ from ferrule_parsing.reader import Reader
 
 _NAME = re.compile(r"[^\W\d]\w*")
 _ANY_NAME = Regex(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+_DEEPEST = 8  # levels of values in values, of which a schema may have any number
 _PYTHON = {True: "True", False: "False", None: "None"}
 
 
@@ -50,28 +51,28 @@ class LiteralCall(CallSyntax):
             return None
         return Series((*head, members, Fixed(self.literals.end + self.after)))
 
-    def _members(self, schema: dict[str, Any]) -> Form | None:
-        """The arguments, or the members of an object."""
+    def _members(self, schema: dict[str, Any], depth: int = 0) -> Form | None:
+        """The arguments, or the members of an object at some depth."""
         found = argument_schemas.arguments(schema)
         if found is None:
             return None
         assign, separator = self.literals.assign, self.literals.separator
         if not found and schema.get("additionalProperties") is not False:
-            value = Json(True) if self.literals.escapes else self._value({"type": "string"})
+            value = Json(True) if self.literals.escapes else self._value({"type": "string"}, depth)
             return Repeated(Series((_ANY_NAME, Fixed(assign), value or Json(True))), separator)
         members: list[tuple[Form, bool]] = []
         for one in found:
-            value = self._value(one.schema)
+            value = self._value(one.schema, depth)
             if value is None or _NAME.fullmatch(one.name) is None:
                 return None
             members.append((Series((Fixed(one.name + assign), value)), one.required))
         return argument_schemas.listed(members, separator)
 
-    def _value(self, schema: dict[str, Any]) -> Form | None:
+    def _value(self, schema: dict[str, Any], depth: int) -> Form | None:
         options = argument_schemas.options(schema)
-        if options is None:
+        if options is None or depth > _DEEPEST:
             return Json(schema) if self.literals.escapes else None
-        forms = [self._python(one) if self.literals.escapes else self._raw(one) for one in options]
+        forms = [self._python(one) if self.literals.escapes else self._raw(one, depth + 1) for one in options]
         whole = [form for form in forms if form is not None]
         return OneOf(tuple(whole)) if len(whole) == len(options) else None
 
@@ -87,14 +88,14 @@ class LiteralCall(CallSyntax):
             return OneOf(tuple(map(Fixed, words)))
         return Json(schema)
 
-    def _raw(self, schema: dict[str, Any]) -> Form | None:
+    def _raw(self, schema: dict[str, Any], depth: int) -> Form | None:
         """Strings stand as they are between quotes that cannot be escaped. None for what cannot be said so."""
         quote = self.literals.quotes[0]
         kinds, demands = argument_schemas.types(schema), argument_schemas.keywords(schema)
         if kinds == {"array"} and demands <= {"type", "items", "minItems", "maxItems"}:
-            return self._array(schema)
+            return self._array(schema, depth)
         if kinds == {"object"}:
-            members = self._members(schema)
+            members = self._members(schema, depth)
             return None if members is None else Series((Fixed("{"), members, Fixed("}")))
         if kinds and not kinds & {"string", "array", "object"}:
             return Json(schema)
@@ -111,10 +112,10 @@ class LiteralCall(CallSyntax):
             return Series((Fixed(quote), Regex(rf"[^\n{quote[0]}]{length}"), Fixed(quote)))
         return None
 
-    def _array(self, schema: dict[str, Any]) -> Form | None:
+    def _array(self, schema: dict[str, Any], depth: int) -> Form | None:
         items = schema.get("items", {"type": "string"})
         shared: dict[str, Any] = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-        value = self._value({**shared, **items}) if isinstance(items, dict) else None
+        value = self._value({**shared, **items}, depth) if isinstance(items, dict) else None
         if value is None:
             return None
         parts = Repeated(value, self.literals.separator, schema.get("minItems", 0), schema.get("maxItems"))

@@ -20,5 +20,5 @@ class TaggedJsonParser(FormatParser):
 
     def __init__(self, tools: Sequence[dict[str, Any]]) -> None:
         calls = (JsonCall(self.name_key, (self.arguments_key,)),)
-        self.format = ToolFormat(calls=calls, open=(self.open_tag,), close=(self.close_tag,), padding="\n")
+        self.format = ToolFormat(calls=calls, open=(self.open_tag,), close=(self.close_tag,), padding=("\n", "\n"))
         super().__init__(tools)

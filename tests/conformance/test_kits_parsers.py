@@ -242,8 +242,12 @@ class AsksForAVocabulary(Arrows):
 
 
 class KnowsNamesAsWritten(Hermes):
-    def _start(self, name: str) -> None:
-        super()._start(json.dumps(name)[1:-1])
+    def feed(self, delta: TextDelta) -> Sequence[Event]:
+        events = super().feed(delta)
+        return [
+            CallStart(event.index, event.id, json.dumps(event.name)[1:-1]) if isinstance(event, CallStart) else event
+            for event in events
+        ]
 
 
 TOOL_FAULTS = {

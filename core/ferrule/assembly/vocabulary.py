@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from ferrule import checkpoint
@@ -45,9 +45,26 @@ def generation_folder(config: Resolved, folder: Path) -> Path:
     return Path(origin)
 
 
-def read_vocabulary(tokenizer: Tokenizer, size: int, stop_ids: tuple[int, ...]) -> Vocabulary:
-    """The bytes of each token. `size` is the width of the logits."""
-    skipped = tokenizer.all_special_ids | set(stop_ids)
+def format_tokens(config: Resolved, plugins: Plugins) -> tuple[str, ...]:
+    """Special tokens that the formats of the configured parsers are written with."""
+    chosen = (
+        ("reasoning_parser", config.frontend.reasoning_parser),
+        ("tool_parser", config.frontend.tool_call_parser),
+    )
+    return tuple(text for kind, name in chosen if name for text in plugins.load(kind, name).special_tokens)
+
+
+def special_ids(tokenizer: Tokenizer, texts: Iterable[str]) -> frozenset[int]:
+    """Ids of those of the texts that are special tokens."""
+    encoded = (tokenizer.encode(text, add_special_tokens=False) for text in texts)
+    return frozenset(ids[0] for ids in encoded if len(ids) == 1 and ids[0] in tokenizer.all_special_ids)
+
+
+def read_vocabulary(
+    tokenizer: Tokenizer, size: int, stop_ids: tuple[int, ...], written: frozenset[int] = frozenset()
+) -> Vocabulary:
+    """The bytes of each token. `size`: the width of the logits. `written`: special tokens that count as their text."""
+    skipped = tokenizer.all_special_ids - written | set(stop_ids)
     ids = range(min(tokenizer.vocab_size, size))
     return Vocabulary(tuple(b"" if id in skipped else _bytes(tokenizer, id) for id in ids), size, stop_ids)
 
@@ -60,7 +77,8 @@ def open_backend(
     if tokenizer is None:
         raise ConfigError("Guided decoding needs a tokenizer (--skip-tokenizer-init is set).")
     stop_ids = tuple(id for id in eos_ids(config, tokenizer, Path(config.model.model)) if id < size)
-    backend: GrammarBackend = plugins.make("guided_decoding", name, read_vocabulary(tokenizer, size, stop_ids))
+    vocabulary = read_vocabulary(tokenizer, size, stop_ids, special_ids(tokenizer, format_tokens(config, plugins)))
+    backend: GrammarBackend = plugins.make("guided_decoding", name, vocabulary)
     return backend
 
 

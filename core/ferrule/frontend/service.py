@@ -13,7 +13,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from ferrule import log
-from ferrule.assembly.vocabulary import read_vocabulary
+from ferrule.assembly.vocabulary import format_tokens, read_vocabulary, special_ids
 from ferrule.client.base import EngineClient
 from ferrule.config import Resolved
 from ferrule.errors import EngineDead, FerruleError, NotFoundError, RequestError, UnavailableError
@@ -35,9 +35,9 @@ from ferrule.frontend.guided.constraint import Constraints, Parsers, ending, enf
 from ferrule.frontend.inputs import Inputs, open_inputs
 from ferrule.frontend.output.beam import BestOf, search_beams
 from ferrule.frontend.output.choice import Choice, OutputStream
-from ferrule.frontend.output.parse import choice_context, open_chain
+from ferrule.frontend.output.parse import ParseChain, choice_context, open_chain
 from ferrule.frontend.output.stops import StopMatcher
-from ferrule.frontend.text.detokenize import open_detokenizer
+from ferrule.frontend.text.detokenize import Detokenizer, open_detokenizer
 from ferrule.frontend.text.render import Renderer
 from ferrule.frontend.text.tokenize import Encoder
 from ferrule.hooks import HookRunner, open_hooks
@@ -289,12 +289,7 @@ class FrontendService(Service):
         parse = open_chain(self._constraints.parsers, request, context)
         detokenizer = None
         if checked.detokenize and self.tokenizer is not None:
-            detokenizer = open_detokenizer(
-                self.tokenizer,
-                prompt.ids,
-                skip_special_tokens=checked.skip_special_tokens and not parse.wants_special_tokens,
-                spaces_between_special_tokens=checked.spaces_between_special_tokens,
-            )
+            detokenizer = _detokenizer(self.tokenizer, prompt.ids, checked, parse)
         stops = StopMatcher(checked.stops, checked.include_stop) if checked.stops is not None else None
         account = Account(engine_request.arrival, len(prompt.ids), prompt.sampling.max_tokens, checked.n, prompt.weight)
         reservation.turn(account)
@@ -325,7 +320,8 @@ def build_service(
     hooks = hooks or open_hooks(plugins)
     hooks.register_metrics()
     loggers = Loggers(_stat_loggers(config, plugins, client), hooks, config.observability.disable_log_stats)
-    compiler = GrammarCompiler(plugins, config.decoding, partial(_vocabulary, inputs.tokenizer, reader.rules))
+    vocabulary = partial(_vocabulary, inputs.tokenizer, reader.rules, format_tokens(config, plugins))
+    compiler = GrammarCompiler(plugins, config.decoding, vocabulary)
     return FrontendService(config, client, reader, inputs.parsers, compiler, loggers)
 
 
@@ -344,10 +340,21 @@ def _engine_request(prompt: Prepared, **fields: Any) -> EngineRequest:
     )
 
 
-def _vocabulary(tokenizer: Tokenizer | None, rules: Rules) -> Vocabulary:
+def _detokenizer(tokenizer: Tokenizer, prompt_ids: Sequence[int], checked: Checked, parse: ParseChain) -> Detokenizer:
+    """Special tokens that a parser reads stay in the text."""
+    return open_detokenizer(
+        tokenizer,
+        prompt_ids,
+        skip_special_tokens=checked.skip_special_tokens and not parse.wants_special_tokens,
+        kept=special_ids(tokenizer, parse.special_tokens),
+        spaces_between_special_tokens=checked.spaces_between_special_tokens,
+    )
+
+
+def _vocabulary(tokenizer: Tokenizer | None, rules: Rules, written: tuple[str, ...]) -> Vocabulary:
     if tokenizer is None:
         raise RequestError("This server runs without a tokenizer: it cannot constrain output.", "structured_outputs")
-    return read_vocabulary(tokenizer, rules.vocab_size, rules.eos_ids)
+    return read_vocabulary(tokenizer, rules.vocab_size, rules.eos_ids, special_ids(tokenizer, written))
 
 
 def _log_requests(

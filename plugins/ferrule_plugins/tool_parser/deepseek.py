@@ -67,7 +67,7 @@ class DeepSeekV32(FormatParser):
         open=("<｜DSML｜function_calls>",),
         close=("</｜DSML｜function_calls>",),
         separator="\n",
-        padding="\n",
+        padding=("\n", "\n"),
         calls=(
             Parameters(
                 CallHead('<｜DSML｜invoke name="', ('">',)),

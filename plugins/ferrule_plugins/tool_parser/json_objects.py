@@ -30,7 +30,7 @@ class Granite20bFc(FormatParser):
 
     conformance = "ferrule_plugins.tool_parser.samples:GRANITE_20B_FC"
     special_tokens = ("<function_call>",)
-    format = ToolFormat(open=("<function_call>",), padding=" ", between="", calls=(JsonCall(),))
+    format = ToolFormat(open=("<function_call>",), padding=(" ", ""), between="", calls=(JsonCall(),))
 
 
 class InternLM(FormatParser):
@@ -47,7 +47,7 @@ class InternLM(FormatParser):
     format = ToolFormat(
         open=("<|action_start|><|plugin|>", "<|action_start|> <|plugin|>"),
         close=("<|action_end|>",),
-        padding="\n",
+        padding=("\n", ""),
         calls=(JsonCall(arguments_keys=("parameters", "arguments")),),
     )
 

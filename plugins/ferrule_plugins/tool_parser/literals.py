@@ -52,7 +52,7 @@ class Olmo3(FormatParser):
     conformance = "ferrule_plugins.tool_parser.samples:OLMO3"
     special_tokens = ("<function_calls>", "</function_calls>")
     format = ToolFormat(
-        open=("<function_calls>",), close=("</function_calls>",), separator="\n", padding="\n", calls=(_PYTHON,)
+        open=("<function_calls>",), close=("</function_calls>",), separator="\n", padding=("\n", "\n"), calls=(_PYTHON,)
     )
 
 

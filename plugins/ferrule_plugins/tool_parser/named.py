@@ -28,6 +28,8 @@ class Mistral(FormatParser):
     format = ToolFormat(open=(_TAG,), brackets=("[", "]"), separator=", ", calls=(_OLD, _NEW))
     named_format = ToolFormat(open=(_TAG,), between="", calls=(_NEW,))
 
+    _named = False  # calls are generated with a name in front of the arguments
+
     def begin(self, context: ChoiceContext) -> None:
         tokenizer = context.tokenizer
         self._named = tokenizer is not None and len(tokenizer.encode(_ARGUMENTS, add_special_tokens=False)) == 1

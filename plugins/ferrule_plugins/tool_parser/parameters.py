@@ -23,7 +23,7 @@ class Qwen3Coder(FormatParser):
     format = ToolFormat(
         open=("<tool_call>", "<function="),
         close=("</tool_call>",),
-        padding="\n",
+        padding=("\n", "\n"),
         calls=(
             Parameters(
                 CallHead("<function=", (">",)),
@@ -99,7 +99,7 @@ class MiniMaxM2(FormatParser):
         open=("<minimax:tool_call>",),
         close=("</minimax:tool_call>",),
         separator="\n",
-        padding="\n",
+        padding=("\n", "\n"),
         calls=(
             Parameters(
                 CallHead('<invoke name="', ('">',)),
@@ -129,7 +129,7 @@ class SeedOss(FormatParser):
     format = ToolFormat(
         open=("<seed:tool_call>",),
         close=("</seed:tool_call>",),
-        padding="\n",
+        padding=("\n", "\n"),
         calls=(
             Parameters(
                 CallHead("<function=", (">",)),
@@ -145,8 +145,10 @@ class SeedOss(FormatParser):
 class Step3(FormatParser):
     """`step3`: Step 3, as its chat template writes calls.
 
-        <｜tool_calls_begin｜><｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="get_weather">
-        <steptml:parameter name="city">Lisbon</steptml:parameter></steptml:invoke><｜tool_call_end｜>
+        <｜tool_calls_begin｜>
+        <｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="get_weather">
+        <steptml:parameter name="city">Lisbon</steptml:parameter>
+        </steptml:invoke><｜tool_call_end｜>
         <｜tool_calls_end｜>
 
     https://huggingface.co/stepfun-ai/step3
@@ -161,6 +163,7 @@ class Step3(FormatParser):
         open=("<｜tool_calls_begin｜>",),
         close=("<｜tool_calls_end｜>",),
         separator="\n",
+        padding=("\n", "\n"),
         calls=(
             Parameters(
                 CallHead('<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="', ('">',)),
@@ -169,7 +172,6 @@ class Step3(FormatParser):
                 end_value="</steptml:parameter>",
                 end="</steptml:invoke>",
                 behind="<｜tool_call_end｜>",
-                gap="",
             ),
         ),
     )

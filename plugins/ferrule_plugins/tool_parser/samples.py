@@ -51,7 +51,7 @@ def _each(written: Written, weather: Arguments, add: Arguments, *texts: str, **m
     """Calls that each have a block of their own. `texts`: what looks like a call and is not."""
     one, two = _call(written, "get_weather", weather), _call(written, "add", add)
     now = _call(written, "now", {})
-    samples = ([one], ["Hello. ", now, "\n", two, " after"], *([text] for text in texts))
+    samples = [[one], ["Hello. ", now, "\n", two, " after"], *([text] for text in texts)]
     return {"samples": samples, **more}
 
 
@@ -89,8 +89,8 @@ COHERE_COMMAND3 = _block(
     lambda name, values: _json({"tool_call_id": "0", "tool_name": name, "parameters": values}),
     *(_ODD, _NESTED, "<|START_ACTION|>[\n    ", ",\n    ", "\n]<|END_ACTION|>"),
 )
-MISTRAL = _each(lambda name, values: f"[TOOL_CALLS]{name}[ARGS]{_json(values)}", _ODD, _NESTED)
-MISTRAL["samples"] += tuple(_block(_object(), _ODD, _NESTED, "[TOOL_CALLS] [", ", ", "]")["samples"])
+MISTRAL = _block(_object(), _ODD, _NESTED, "[TOOL_CALLS][", ", ", "]")
+MISTRAL["samples"] += _each(lambda name, values: f"[TOOL_CALLS]{name}[ARGS]{_json(values)}", _ODD, _NESTED)["samples"]
 KIMI_K2 = _block(
     lambda name, values: (
         f"<|tool_call_begin|>functions.{name}:0<|tool_call_argument_begin|>{_json(values)}<|tool_call_end|>"

@@ -60,7 +60,18 @@ def test_the_parser_without_methods(tmp_path: Path) -> None:
     assert answer(parser([]), text) == ("So", [("f", '{"a": []}')])
 
 
+def test_the_format_of_the_page(tmp_path: Path) -> None:
+    parser = load(tmp_path, "angle")
+    function = {"name": "f", "parameters": {"type": "object", "properties": {"b": {"type": "integer"}}}}
+    text = "So <call f><set a>x < y</set><set b>2</set></call>."
+    assert answer(parser([{"type": "function", "function": function}]), text) == (
+        "So.",
+        [("f", '{"a": "x < y", "b": 2}')],
+    )
+
+
 @pytest.mark.parametrize("kind", ["tool_parser", "reasoning_parser"])
 def test_every_built_in_parser_is_on_the_page(kind: str) -> None:
-    named = set(re.findall(rf"^\| {kind.partition('_')[0]}: `(\w+)`", PAGE, re.MULTILINE))
+    rows = re.findall(rf"^\| {kind.partition('_')[0]}: ([^|]+)", PAGE, re.MULTILINE)
+    named = {name for row in rows for name in re.findall(r"`([\w-]+)`", row)}
     assert named == {ref.name for ref in discover().refs if ref.kind == kind and ref.builtin}

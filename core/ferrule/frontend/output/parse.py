@@ -38,7 +38,7 @@ class ParseChain:
     What a parser raises is logged with its title, and is a RequestFailed here and in `feed` and `finish`.
     """
 
-    __slots__ = ("_parsers", "_reasoning", "_tools", "called", "wants_special_tokens")
+    __slots__ = ("_parsers", "_reasoning", "_tools", "called", "special_tokens", "wants_special_tokens")
 
     def __init__(
         self, parsers: Parsers, tools: Sequence[dict[str, Any]] | None, context: ChoiceContext | None = None
@@ -59,6 +59,8 @@ class ParseChain:
                 special = self._tools.wants_special_tokens or special
         self.called = None if self._tools is None else False  # whether the text held a call
         self.wants_special_tokens = special
+        chosen = [parser for parser in (self._reasoning, self._tools) if parser is not None]
+        self.special_tokens = tuple(text for parser in chosen for text in parser.special_tokens)
 
     def feed(self, text: str, token_ids: tuple[int, ...] = ()) -> tuple[Event, ...]:
         """Events of new text and the ids that it came from."""

@@ -35,14 +35,17 @@ def open_detokenizer(
     prompt_ids: Sequence[int] = (),
     *,
     skip_special_tokens: bool = True,
+    kept: frozenset[int] = frozenset(),
     spaces_between_special_tokens: bool = True,
 ) -> Detokenizer:
     """A detokenizer for what follows `prompt_ids`, none of whose text comes out.
 
+    `kept`: special tokens that are not skipped with the others.
+
     The prompt matters for one thing: where it has visible tokens, the output's first token is not the first of the
     text and keeps the space that its tokenizer writes before words.
     """
-    skipped = tokenizer.all_special_ids if skip_special_tokens else frozenset[int]()
+    skipped = tokenizer.all_special_ids - kept if skip_special_tokens else frozenset[int]()
     first = all(token in skipped for token in prompt_ids)
     joined = frozenset[int]() if spaces_between_special_tokens or skip_special_tokens else tokenizer.all_special_ids
     if tokenizer.piece(0, False) is None:

@@ -1,0 +1,223 @@
+"""Described formats: what the constraint lets through is what the parser reads, for every built-in tool parser."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from ferrule.frontend.guided.constraint import tool_parser
+from ferrule.interfaces.guided_decoding import Vocabulary
+from ferrule.interfaces.parsers import ChoiceContext, TextDelta, ToolParser
+from ferrule.plugin import discover
+from ferrule.types import GrammarSpec
+from ferrule_parsing import FormatParser
+from ferrule_plugins.guided_decoding.guidance import Guidance
+from ferrule_testkit.guided import allowed
+from ferrule_testkit.kits.parsers import Fold, fold
+from ferrule_testkit.kits.tool_parser import CallText, ToolParserKit
+
+PLUGINS = discover()
+PARSERS = {
+    name: PLUGINS.load("tool_parser", name)
+    for name in PLUGINS.names("tool_parser")
+    if issubclass(PLUGINS.load("tool_parser", name), FormatParser)
+}
+ENDS = (
+    *("</parameter>", "</arg_value>", "</｜DSML｜parameter>", "</steptml:parameter>", "<escape>", '<|"|>'),
+    *('"', "}", "]", "\n"),
+)
+MARKS = sorted({text for parser in PARSERS.values() for text in (*parser.special_tokens, *ENDS)})
+TEXTS = ["a", "b", " ", "é", "<", "</", "{", "[", ",", ":", "\\", "12", "true", "null", '", "', "&", "|", "｜"]
+TOKENS = [*(bytes([byte]) for byte in range(256)), *(text.encode() for text in (*MARKS, *TEXTS) if len(text) > 1), b""]
+WORDS = Vocabulary(tuple(TOKENS), len(TOKENS), (len(TOKENS) - 1,))
+STOP = WORDS.stop_ids[0]
+
+
+def function(name: str, strict: bool = False, **parameters: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "strict": strict, "parameters": parameters}}
+
+
+PLACE = {"type": "object", "properties": {"city": {"type": "string"}, "zip": {"type": "integer"}}, "required": ["city"]}
+TOOLS = (
+    function(
+        "get_weather",
+        strict=True,
+        type="object",
+        properties={
+            "city": {"type": "string"},
+            "unit": {"enum": ["C", "F", "</parameter>"]},
+            "days": {"type": "integer", "minimum": 0, "maximum": 99},
+            "hourly": {"type": "boolean"},
+            "note": {"anyOf": [{"type": "string", "maxLength": 5}, {"type": "null"}]},
+        },
+        required=["city", "days"],
+        additionalProperties=False,
+    ),
+    function("now"),
+    function(
+        "travel",
+        strict=True,
+        type="object",
+        properties={
+            "from": {"$ref": "#/$defs/place"},
+            "stops": {"type": "array", "items": {"$ref": "#/$defs/place"}, "maxItems": 2},
+        },
+        required=["from"],
+        **{"$defs": {"place": PLACE}},
+    ),
+)
+NAMED = {"type": "function", "function": {"name": "travel"}}
+
+
+@pytest.fixture(scope="module")
+def backend() -> Guidance:
+    return Guidance(WORDS)
+
+
+def made(name: str, tools: Any, choice: Any, **more: Any) -> tuple[ToolParser, GrammarSpec | None]:
+    found = tool_parser(PARSERS[name], tools, ChoiceContext(tools=tools, tool_choice=choice, **more))
+    assert found is not None
+    return found
+
+
+def generated(backend: Guidance, name: str, spec: GrammarSpec, seed: int, length: int = 80) -> str:
+    """A random text that the constraint allows. After `length` tokens, what ends a value is preferred."""
+    rng = random.Random(seed)
+    grammar, text = backend.load(backend.compile(replace(spec, any_whitespace=False))), b""
+    written = repr(PARSERS[name]([]).format)  # type: ignore[attr-defined]
+    ends = [TOKENS.index(end.encode()) for end in ENDS if end in written or end in '"}]\n']
+    for place in range(20 * length):
+        ids = np.flatnonzero(allowed(grammar, WORDS)).tolist()
+        if STOP in ids and (len(ids) == 1 or rng.random() < 0.2 or place > length):
+            return text.decode()
+        printable = [id for id in ids if len(TOKENS[id]) > 1 or b" " <= TOKENS[id] <= b"~"]
+        ending = [id for id in ends if id in ids]
+        chosen = (
+            rng.choice(ending) if ending and place > length and rng.random() < 0.8 else rng.choice(printable or ids)
+        )
+        assert grammar.accept([chosen])
+        text += TOKENS[chosen]
+    raise AssertionError(f"no end: {text[-300:]!r}")
+
+
+def checked(parser: ToolParser, tools: Any, text: str, size: int) -> Fold:
+    """The calls of a text: their functions are offered, their arguments valid."""
+    found = fold(parser, [text[at : at + size] for at in range(0, len(text), size)])
+    schemas = {tool["function"]["name"]: tool["function"] for tool in tools}
+    for call in found.calls:
+        schema = schemas[call.name]["parameters"] or {"type": "object", "maxProperties": 0}
+        jsonschema.validate(json.loads(call.arguments), schema)
+    return found
+
+
+PYTHON = {"pythonic", "llama4_pythonic", "olmo3", "lfm2"}
+
+
+@pytest.mark.parametrize("name", sorted(set(PARSERS) - PYTHON))
+def test_the_samples_of_the_format_fit_its_constraint(backend: Guidance, name: str) -> None:
+    """The spelling that a constraint generates is the one that models write."""
+    module, _, constant = PARSERS[name].conformance.partition(":")
+    samples = getattr(import_module(module), constant)["samples"]
+    calls = next(sample for sample in samples if all(isinstance(part, CallText) for part in sample))
+    tools = tuple(function(call.name, type="object", properties=_properties(call)) for call in calls)
+    _, spec = made(name, tools, "required")
+    assert spec is not None
+    grammar = backend.load(backend.compile(spec))
+    text = "".join(call.text for call in calls)
+    data = text.encode()
+    followed = next((at for at in range(len(data)) if not grammar.accept([data[at]])), None)
+    assert followed is None, f"{name} {text!r} breaks off at {data[followed:][:80]!r}"
+    assert allowed(grammar, WORDS)[STOP]
+
+
+@pytest.mark.parametrize("name", sorted(PYTHON))
+def test_values_are_generated_as_python_writes_them(backend: Guidance, name: str) -> None:
+    format = PARSERS[name].format
+    open, close = format.brackets or ("\n", "\n")
+    call = 'get_weather(city="a\\"b", days=3, unit="C", hourly=True, note=None)'
+    tags = (format.open[0], format.close[0]) if format.open[0] else ("", "")
+    _, spec = made(name, TOOLS, "required")
+    assert spec is not None
+    grammar = backend.load(backend.compile(spec))
+    assert grammar.accept(list(f"{tags[0]}{open}{call}{close}{tags[1]}".encode()))
+    assert allowed(grammar, WORDS)[STOP]
+
+
+def _properties(call: CallText) -> dict[str, Any]:
+    kinds = {str: "string", int: "number", float: "number"}
+    return {key: {"type": kinds.get(type(value), "object")} for key, value in call.arguments.items()}
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED, "one"], ids=["required", "named", "one"])
+@pytest.mark.parametrize("name", PARSERS)
+def test_enforced_calls_are_read_and_valid(backend: Guidance, name: str, choice: Any) -> None:
+    asked, parallel = ("required", False) if choice == "one" else (choice, True)
+    for seed in range(4):
+        parser, spec = made(name, TOOLS, asked, parallel_tool_calls=parallel)
+        assert isinstance(parser, PARSERS[name]), "the format cannot say this, so JSON would take its place"
+        assert spec is not None
+        text = generated(backend, name, spec, seed)
+        found = checked(parser, TOOLS, text, size=1 + seed * 3)
+        assert found.calls, text
+        assert not found.content.strip(), text
+        if choice != "required":
+            assert len(found.calls) == 1, text
+        if choice == NAMED:
+            assert found.calls[0].name == "travel"
+
+
+@pytest.mark.parametrize("name", PARSERS)
+def test_strict_functions_are_valid_where_the_model_chooses(backend: Guidance, name: str) -> None:
+    parser, spec = made(name, TOOLS, "auto")
+    assert isinstance(parser, FormatParser)
+    if spec is None:
+        assert len(parser.format.open) > 1, "only formats with several opening tags cannot say this"
+        return
+    text = generated(backend, name, spec, seed=1, length=10)
+    checked(parser, TOOLS, text, size=5)
+
+
+def patterns() -> Iterator[dict[str, Any]]:
+    """Schemas of which a format of its own cannot say everything."""
+    yield {"type": "object", "properties": {"a": {"type": "string", "pattern": "^a<+$"}}, "required": ["a"]}
+    yield {"type": "object", "patternProperties": {"^x": {"type": "integer"}}}
+    yield {"type": "object", "properties": {"a": {}}, "minProperties": 1}
+    yield {"type": "object", "properties": {"a": {"$ref": "#/properties/b"}, "b": {"type": "string"}}}
+    yield {"anyOf": [{"type": "object", "required": ["a"]}, {"type": "object", "required": ["b"]}]}
+
+
+@pytest.mark.parametrize("schema", list(patterns()), ids=range(5))
+@pytest.mark.parametrize("name", ["qwen3_coder", "gemma4"])
+def test_what_a_format_cannot_say_is_enforced_as_json(name: str, schema: dict[str, Any]) -> None:
+    parser, spec = made(name, (function("f", **schema),), "required")
+    assert spec is not None
+    assert not isinstance(parser, PARSERS[name])
+
+
+def test_kits_know_every_setting() -> None:
+    for parser in PARSERS.values():
+        module, _, constant = parser.conformance.partition(":")
+        settings = getattr(import_module(module), constant)
+        assert set(settings) <= set(ToolParserKit.settings())
+
+
+@pytest.mark.parametrize("name", PARSERS)
+def test_a_megabyte_of_anything_is_read_in_linear_time(name: str) -> None:
+    """Whole and in deltas. What takes quadratic time would not come to an end within the test's limit."""
+    tags = PARSERS[name].special_tokens or ("{",)
+    for unit in ("word ", "<", "[", "\n", tags[0], "f(a='", '{"name": "'):
+        text = unit * ((1 << 17) // len(unit))
+        parser = PARSERS[name](TOOLS)
+        parser.begin(ChoiceContext(tools=TOOLS, tool_choice="auto"))
+        parser.feed(TextDelta(text))
+        for at in range(2000):
+            parser.feed(TextDelta(text[at : at + 5]))
+        parser.finish()

@@ -37,6 +37,7 @@ from ferrule.frontend.output.beam import BestOf, search_beams
 from ferrule.frontend.output.choice import Choice, OutputStream
 from ferrule.frontend.output.parse import choice_context, open_chain
 from ferrule.frontend.output.stops import StopMatcher
+from ferrule.frontend.template_fit import warn_of_misfit
 from ferrule.frontend.text.detokenize import open_detokenizer
 from ferrule.frontend.text.render import Renderer
 from ferrule.frontend.text.tokenize import Encoder
@@ -213,6 +214,9 @@ class FrontendService(Service):
             self.template_keys = frozenset(report["keys"])
             asked = self._config.frontend.chat_template_content_format
             _logger.info("chat template", content_format=report["content"] if asked == "auto" else asked)
+        if self.ledger.board.leads:
+            parsers = self._constraints.parsers
+            await warn_of_misfit(self._config.frontend, self._reader.renderer, parsers, self.tokenizer)
 
     # ---------------------------------------------------------------------------------------- admission
 

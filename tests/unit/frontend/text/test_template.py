@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from ferrule.errors import ConfigError, RequestError
-from ferrule.frontend.text.messages import read_messages
 from ferrule.frontend.text.builtin import builtin_templates
+from ferrule.frontend.text.messages import read_messages
 from ferrule.frontend.text.render import choose_templates
 from ferrule.frontend.text.template import RenderJob, compile_template, render, work
 from tools import ROOT

@@ -209,14 +209,10 @@ class FrontendService(Service):
             _logger.warning("the chat template cannot be used: %s", error)
             return
         if report:
-            named = {"tools"} if "tool_use" in self._reader.renderer.templates else set()
-            self.template_reads = frozenset(report["reads"]) | named
-            self.template_keys = frozenset(report["keys"])
-            asked = self._config.frontend.chat_template_content_format
-            _logger.info("chat template", content_format=report["content"] if asked == "auto" else asked)
+            self.template_reads, self.template_keys = frozenset(report["reads"]), frozenset(report["keys"])
+            _logger.info("chat template", content_format=report["content"])
         if self.ledger.board.leads:
-            parsers = self._constraints.parsers
-            await warn_of_misfit(self._config.frontend, self._reader.renderer, parsers, self.tokenizer)
+            await warn_of_misfit(self._config.frontend, self._reader, self._constraints.parsers)
 
     # ---------------------------------------------------------------------------------------- admission
 

@@ -10,7 +10,8 @@ from msgspec.structs import replace
 
 from ferrule import log
 from ferrule.config import FrontendConfig
-from ferrule.errors import FerruleError, RequestError
+from ferrule.errors import FerruleError, OverloadedError, RequestError, UnavailableError
+from ferrule.frontend.admission.admit import PromptReader
 from ferrule.frontend.guided.constraint import Parsers
 from ferrule.frontend.output.parse import ParseChain
 from ferrule.frontend.text.builtin import fitting
@@ -44,14 +45,16 @@ _CALLS = {
 _logger = log.get("frontend")
 
 
-async def warn_of_misfit(
-    frontend: FrontendConfig, renderer: Renderer, parsers: Parsers, tokenizer: Tokenizer | None
-) -> None:
+async def warn_of_misfit(frontend: FrontendConfig, reader: PromptReader, parsers: Parsers) -> None:
     """Log a warning where tool calls cannot work with this template. Does nothing without a tool parser."""
     name, option = frontend.tool_call_parser, frontend.chat_template
-    if parsers.tools is None or not renderer.templates:
+    if parsers.tools is None or not reader.renderer.templates:
         return
-    misfit = await find_misfit(renderer, parsers, tokenizer)
+    try:
+        misfit = await find_misfit(reader.renderer, parsers, reader.tokenizer)
+    except (OverloadedError, UnavailableError) as error:  # which says nothing about the template
+        _logger.warning("the chat template was not checked against the tool parser: %s", error)
+        return
     if misfit is None:
         return
     given = option is not None and len(option) < 100 and "{" not in option
@@ -67,6 +70,7 @@ async def find_misfit(renderer: Renderer, parsers: Parsers, tokenizer: Tokenizer
     """What is wrong between the default template and the tool parser; None where they fit.
 
     An answer with a call is rendered as a part of the history, and what the model would have generated of it is parsed.
+    Raises OverloadedError and UnavailableError.
     """
     asked = ChatPrompt(messages=(_QUESTION,), tools=(_TOOL,))
     closed = replace(asked, add_generation_prompt=False)
@@ -77,6 +81,8 @@ async def find_misfit(renderer: Renderer, parsers: Parsers, tokenizer: Tokenizer
         history = await renderer.render(closed)
         called = await renderer.render(replace(closed, messages=(_QUESTION, _CALLS)))
         said = await renderer.render(replace(closed, messages=(_QUESTION, _SAYS)))
+    except OverloadedError:
+        raise
     except RequestError as error:
         return f"it cannot render a conversation with a tool call ({error.message.rstrip('.')})"
     texts = generated(prompt, history, called, said.rpartition(_WORDS)[2])

@@ -54,7 +54,7 @@ def choose_templates(option: str | None, own: str | dict[str, str] | None) -> Te
 def builtin_file(option: str) -> Path | None:
     """The file of the built-in template that ``--chat-template`` names; None where it names something else."""
     found = None if _is_file(option) else find_builtin(option)
-    return found and found.file
+    return None if found is None else found.file
 
 
 def _is_file(option: str) -> bool:
@@ -121,12 +121,18 @@ class Renderer:
         return str(text)
 
     async def inspect(self) -> dict[str, Any]:
-        """Start a child and describe the default template: see `template.work`."""
+        """Start a child and describe the default template: see `template.work`.
+
+        `content` is the option's, where it is not auto. A template of its own for tools counts as reading them.
+        """
         template = self.templates.get("default")
         if template is None:
             return {}
-        report = await self._server_pool.run({"inspect": template}, 10.0, "The chat template", "chat_template")
-        return msgspec.convert(report, dict[str, Any])
+        job = {"inspect": template}
+        report = msgspec.convert(await self._server_pool.run(job, 10.0, "The chat template", "chat_template"), dict)
+        report["content"] = report["content"] if self._format == "auto" else self._format
+        report["reads"] = [*report["reads"], *(["tools"] if "tool_use" in self.templates else [])]
+        return report
 
     async def close(self) -> None:
         await self._server_pool.close()

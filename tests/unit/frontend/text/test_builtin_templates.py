@@ -17,6 +17,7 @@ from ferrule.frontend.text.render import choose_templates
 from ferrule.frontend.text.template import RenderJob, compile_template, render
 from ferrule.interfaces.parsers import CallArguments, CallStart, ChoiceContext
 from ferrule.plugin import discover
+from tools import ROOT
 
 TEMPLATES = builtin_templates()
 WITH_TOOLS = sorted(name for name, template in TEMPLATES.items() if template.parser)
@@ -153,6 +154,13 @@ def test_the_documented_templates_are_there() -> None:
             assert template.parser, option
             assert choose_templates(option, None) == {"default": template.text}
     assert find_builtin("/somewhere/template_chatml.jinja") == TEMPLATES["chatml"]
+
+
+def test_the_page_lists_them_all() -> None:
+    page = (ROOT / "docs" / "chat-templates.md").read_text("utf-8")
+    table = page.partition("| template | tool parser |")[2].partition("\n\n")[0].splitlines()[2:]
+    rows = [[cell.strip().replace("`", "") for cell in row.strip("|").split("|")] for row in table]
+    assert rows == [[t.name, t.parser or "–", t.models, ", ".join(t.also)] for t in TEMPLATES.values()]
 
 
 @pytest.mark.parametrize(

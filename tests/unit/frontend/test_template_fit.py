@@ -28,6 +28,7 @@ from ferrule_plugins.reasoning_parser.qwen3 import Qwen3
 from ferrule_plugins.tool_parser.hermes import Hermes
 from ferrule_testkit.fake_engine import FakeEngine, says
 from ferrule_testkit.tokenizers import ByteTokenizer
+from tools import ROOT
 
 HERMES = builtin_templates()["hermes"].text
 CHATML = builtin_templates()["chatml"].text
@@ -82,6 +83,12 @@ async def test_a_template_of_the_parser_s_form_fits() -> None:
     assert await misfit(HERMES) is None
     assert await misfit(HERMES, tokenizer=ByteTokenizer()) is None
     assert await misfit({"default": CHATML, "tool_use": HERMES}) is None
+
+
+async def test_the_embedded_model_s_template_fits_its_parsers() -> None:
+    template = (ROOT / "contrib_models/ferrule_contrib/tiny/checkpoint/chat_template.jinja").read_text("utf-8")
+    assert await misfit(template) is None
+    assert await misfit(template, reasoning=Qwen3) is None
 
 
 @pytest.mark.parametrize(

@@ -60,10 +60,10 @@ async def warn_of_misfit(frontend: FrontendConfig, reader: PromptReader, parsers
     given = option is not None and len(option) < 100 and "{" not in option
     template = f"--chat-template {option}" if given else "--chat-template" if option else "the model's chat template"
     names = fitting(name or "")
-    advice = f"Templates that do: --chat-template {' or '.join(names)}." if names else "No built-in template does."
-    _logger.warning(
-        "%s does not fit --tool-call-parser %s: %s. %s `ferrule templates` lists them.", template, name, misfit, advice
-    )
+    advice = "No built-in template does."
+    if names:
+        advice = f"Templates that do: --chat-template {' or '.join(names)}. `ferrule templates` lists them."
+    _logger.warning("%s does not fit --tool-call-parser %s: %s. %s", template, name, misfit, advice)
 
 
 async def find_misfit(renderer: Renderer, parsers: Parsers, tokenizer: Tokenizer | None) -> str | None:

@@ -67,8 +67,9 @@ def find_builtin(option: str) -> BuiltinTemplate | None:
 
 
 def fitting(parser: str) -> list[str]:
-    """Names of the templates whose calls a tool parser reads."""
-    return [template.name for template in builtin_templates().values() if template.parser == parser]
+    """Names of the templates whose calls a tool parser reads, which may have a further name of the template."""
+    templates = builtin_templates().values()
+    return [template.name for template in templates if parser and parser in (template.parser, *template.also)]
 
 
 def _documented_name(option: str) -> str | None:

@@ -245,7 +245,8 @@ def test_an_answer_without_calls_comes_back_without_calls(name: str) -> None:
 def test_a_parser_knows_its_templates() -> None:
     assert fitting("hermes") == ["hermes"]
     assert fitting("mistral") == ["mistral", "mistral_parallel"]
-    assert fitting("unheard_of") == fitting("no such") == []
+    assert fitting("qwen3_coder") == fitting("qwen3_xml") == ["qwen3_coder"]
+    assert fitting("unheard_of") == fitting("") == []
 
 
 # ------------------------------------------------------------------------------------------------ published examples

@@ -276,7 +276,7 @@ class FrontendConfig:
         env="admin_key",
         server=True,
     )
-    chat_template: str | None = opt(None, "Chat template: a file, the text itself, or a name in templates/chat.")
+    chat_template: str | None = opt(None, "Chat template: a file, its text, or a name that `ferrule templates` lists.")
     chat_template_content_format: str = opt(
         "auto", "What the template sees as message content.", choices=("auto", "string", "openai")
     )

@@ -6,16 +6,19 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from ferrule import log
 from ferrule.assembly.vocabulary import open_tokenizer
 from ferrule.config import Resolved
 from ferrule.config.chosen import chosen_plugins
 from ferrule.errors import ConfigError, RequestError
 from ferrule.frontend.admission.admit import sampling_defaults
 from ferrule.frontend.guided.constraint import Parsers
-from ferrule.frontend.text.render import Templates, choose_templates
+from ferrule.frontend.text.render import Templates, builtin_file, choose_templates
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.tokenizer import Tokenizer
 from ferrule.plugin import Component, check_plugins
+
+_logger = log.get("frontend")
 
 
 class Inputs(Struct, frozen=True):
@@ -36,7 +39,7 @@ def open_inputs(config: Resolved, plugins: Plugins) -> Inputs:
     tokenizer = open_tokenizer(config, plugins, Path(config.model.tokenizer))
     templates = choose_templates(config.frontend.chat_template, tokenizer.chat_template if tokenizer else None)
     if config.frontend.chat_template is not None:
-        _check_template(templates["default"])
+        _check_template(config.frontend.chat_template, templates["default"])
     sampling_defaults(config, Path(config.model.model))
     return Inputs(tokenizer, templates, parsers)
 
@@ -57,11 +60,17 @@ def open_parsers(config: Resolved, plugins: Plugins) -> Parsers:
     return parsers
 
 
-def _check_template(text: str) -> None:
-    """Refuse a template of the operator's that cannot be parsed; that of a checkpoint only fails conversations."""
+def _check_template(option: str, text: str) -> None:
+    """Refuse a template of the operator's that cannot be parsed; that of a checkpoint only fails conversations.
+
+    A built-in template that is used in the place of a file of vLLM's examples is told.
+    """
     from ferrule.frontend.text.template import compile_template  # the template engine, which children alone need else
 
     try:
         compile_template(text)
     except RequestError as error:
         raise ConfigError(f"--chat-template: {error.message}") from None
+    file = builtin_file(option)
+    if file is not None and file.stem != option:
+        _logger.info("--chat-template %s is not a file here: the built-in template %s is used", option, file.stem)

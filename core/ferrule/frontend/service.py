@@ -37,6 +37,7 @@ from ferrule.frontend.output.beam import BestOf, search_beams
 from ferrule.frontend.output.choice import Choice, OutputStream
 from ferrule.frontend.output.parse import ParseChain, choice_context, open_chain
 from ferrule.frontend.output.stops import StopMatcher
+from ferrule.frontend.template_fit import warn_of_misfit
 from ferrule.frontend.text.detokenize import Detokenizer, open_detokenizer
 from ferrule.frontend.text.render import Renderer
 from ferrule.frontend.text.tokenize import Encoder
@@ -208,11 +209,10 @@ class FrontendService(Service):
             _logger.warning("the chat template cannot be used: %s", error)
             return
         if report:
-            named = {"tools"} if "tool_use" in self._reader.renderer.templates else set()
-            self.template_reads = frozenset(report["reads"]) | named
-            self.template_keys = frozenset(report["keys"])
-            asked = self._config.frontend.chat_template_content_format
-            _logger.info("chat template", content_format=report["content"] if asked == "auto" else asked)
+            self.template_reads, self.template_keys = frozenset(report["reads"]), frozenset(report["keys"])
+            _logger.info("chat template", content_format=report["content"])
+        if self.ledger.board.leads:
+            await warn_of_misfit(self._config.frontend, self._reader, self._constraints.parsers)
 
     # ---------------------------------------------------------------------------------------- admission
 

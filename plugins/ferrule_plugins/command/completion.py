@@ -17,6 +17,7 @@ import msgspec
 from ferrule.config.help import Usage
 from ferrule.config.option import opt
 from ferrule.config.parse import parse_command
+from ferrule.frontend.text.builtin import builtin_templates
 from ferrule.interfaces.command import Command
 from ferrule.interfaces.plugins import Plugins
 
@@ -48,12 +49,13 @@ class CompletionCommand(Command):
 
 @dataclass(frozen=True)
 class Completed:
-    """One option: its spellings, what may follow, and a sentence. `values` is None where a file may follow."""
+    """One option: its spellings, what may follow, and a sentence."""
 
     flags: tuple[str, ...]
-    values: tuple[str, ...] | None
+    values: tuple[str, ...]
     doc: str
     takes_value: bool
+    files: bool = False  # a file may follow, too
 
 
 class _Option(msgspec.Struct):
@@ -98,10 +100,14 @@ _HELP = (Completed(("-h", "--help"), (), "Tell about this command.", False),)
 
 
 def _completed(option: _Option) -> Completed:
-    values: tuple[str, ...] | None = option.values if option.takes_value else ()
-    if option.takes_value and (option.name in _FILES or option.name.endswith(_FILE_ENDS)):
-        values = None
-    return Completed(option.flags, values, option.doc, option.takes_value)
+    if not option.takes_value:
+        return Completed(option.flags, (), option.doc, False)
+    files = option.name in _FILES or option.name.endswith(_FILE_ENDS)
+    if option.name == "chat_template":
+        values = tuple(builtin_templates())
+    else:
+        values = () if files else option.values
+    return Completed(option.flags, values, option.doc, True, files)
 
 
 # ----------------------------------------------------------------------------------------- the scripts
@@ -127,11 +133,10 @@ def _bash(commands: Mapping[str, tuple[Completed, ...]]) -> Iterator[str]:
         for each in options:
             if each.takes_value:
                 patterns = " | ".join(_quoted(f"{name} {flag}") for flag in each.flags)
-                if each.values is None:
-                    yield f'            {patterns}) COMPREPLY=($(compgen -f -- "$word")); return ;;'
-                else:
-                    reply = f'COMPREPLY=($(compgen -W {_quoted(" ".join(each.values))} -- "$word"))'
-                    yield f"            {patterns}) {reply if each.values else ':'}; return ;;"
+                offers = [f"-W {_quoted(' '.join(each.values))}"] if each.values else []
+                offers += ["-f"] if each.files else []
+                reply = f'COMPREPLY=($(compgen {" ".join(offers)} -- "$word"))' if offers else ":"
+                yield f"            {patterns}) {reply}; return ;;"
     yield "        esac"
     yield '        case "${COMP_WORDS[1]}" in'
     for name, options in commands.items():
@@ -167,8 +172,10 @@ def _zsh(commands: Mapping[str, tuple[Completed, ...]]) -> Iterator[str]:
         for each in options:
             if each.takes_value:
                 patterns = "|".join(_quoted(f"{name} {flag}") for flag in each.flags)
-                values = "_files" if each.values is None else " ".join(("compadd --", *map(_quoted, each.values)))
-                yield f"        {patterns}) {values}; return ;;"
+                values = " ".join(("compadd --", *map(_quoted, each.values)))
+                offers = [values] if each.values or not each.files else []
+                offers += ["_files"] if each.files else []
+                yield f"        {patterns}) {'; '.join(offers)}; return ;;"
     yield "    esac"
     yield '    if [[ "${words[CURRENT]}" != -* ]]; then _files; return; fi'
     yield '    case "${words[2]}" in'
@@ -193,7 +200,7 @@ def _fish(commands: Mapping[str, tuple[Completed, ...]]) -> Iterator[str]:
     for name, options in commands.items():
         when = _quoted(f"__fish_seen_subcommand_from {name}")
         for each in options:
-            value = "" if not each.takes_value else " -r -F" if each.values is None else " -x"
+            value = "" if not each.takes_value else " -r -F" if each.files else " -x"
             if each.values:
                 value += f" -a {_quoted(' '.join(each.values))}"
             for flag in each.flags:

@@ -189,6 +189,7 @@ _MOST_MODULES = 300  # what the standard library brings included; a start takes 
         (["serv"], set()),
         (["serve", "--max-num-seq", "1"], {"serve"}),
         (["serve", "--port", "x"], {"serve"}),
+        (["templates"], {"templates"}),
     ],
 )
 def test_nothing_heavy_is_imported(argv: list[str], commands: set[str]) -> None:

@@ -224,6 +224,8 @@ def all_options(seen: list[Schema]) -> list[Schema]:
         understood([command, "x"])
     for action in ("serve", "startup", "latency", "throughput"):
         understood(["bench", action])
+    understood(["templates"])
+    understood(["templates", "show", "x"])
     for action in ("list", "info", "why", "check", "new"):
         understood(["plugins", action, "x"])
     return seen

@@ -11,10 +11,10 @@ import msgspec
 from ferrule.config import FrontendConfig, LimitsConfig
 from ferrule.errors import ConfigError, ForbiddenError, RequestError, nearest
 from ferrule.frontend.children.pool import ChildPool
+from ferrule.frontend.text.builtin import builtin_templates, find_builtin
 from ferrule.frontend.text.messages import RESERVED, read_documents, read_messages, read_tools
 from ferrule.interfaces.service import ChatPrompt
 
-_FOLDER = Path(__file__).with_name("chat_templates")  # templates/chat of the repository, as package data
 _TASK = "ferrule.frontend.text.template:work"
 _MEMORY_BYTES = 512 << 20  # address space of a child, interpreter included
 _CHARACTERS_IN = 16  # per token of the context: conversation (L16)
@@ -25,13 +25,8 @@ Templates = dict[str, str]
 """Name → template text; "default" is the usual one, "tool_use" the one for requests with tools."""
 
 
-def builtin_templates() -> dict[str, Path]:
-    """The templates that come with Ferrule, by name."""
-    return {file.stem: file for file in sorted(_FOLDER.glob("*.jinja"))}
-
-
 def choose_templates(option: str | None, own: str | dict[str, str] | None) -> Templates:
-    """What ``--chat-template`` means: a name among the tokenizer's `own`, a file, a built-in name, or a text.
+    """What ``--chat-template`` means: a name among the tokenizer's `own`, a file, a built-in template, or a text.
 
     Without the option the tokenizer's own are taken; there may be none. Raises ConfigError.
     """
@@ -40,9 +35,8 @@ def choose_templates(option: str | None, own: str | dict[str, str] | None) -> Te
         return named
     if option in named:
         return {"default": named[option]}
-    builtin = builtin_templates()
     inline = any(mark in option for mark in ("{{", "{%", "{#"))
-    file = builtin.get(option) if inline or not _is_file(option) else Path(option)
+    file = None if inline else Path(option) if _is_file(option) else builtin_file(option)
     if file is not None:
         try:
             return {"default": file.read_text("utf-8")}
@@ -50,11 +44,17 @@ def choose_templates(option: str | None, own: str | dict[str, str] | None) -> Te
             raise ConfigError(f"--chat-template: {option} cannot be read as UTF-8 text.") from None
     if inline:  # on one line, a line break is written \n
         return {"default": option.replace("\\n", "\n")}
-    names = [*named, *builtin]
+    names = [*named, *builtin_templates()]
     raise ConfigError(
         f"--chat-template: {option!r} is neither a file nor a known template.{nearest(option, names)}",
         f"Known names: {', '.join(names)}. A template's text must hold {{{{ or {{%.",
     )
+
+
+def builtin_file(option: str) -> Path | None:
+    """The file of the built-in template that ``--chat-template`` names; None where it names something else."""
+    found = None if _is_file(option) else find_builtin(option)
+    return None if found is None else found.file
 
 
 def _is_file(option: str) -> bool:
@@ -121,12 +121,18 @@ class Renderer:
         return str(text)
 
     async def inspect(self) -> dict[str, Any]:
-        """Start a child and describe the default template: see `template.work`."""
+        """Start a child and describe the default template: see `template.work`.
+
+        `content` is the option's, where it is not auto. A template of its own for tools counts as reading them.
+        """
         template = self.templates.get("default")
         if template is None:
             return {}
-        report = await self._server_pool.run({"inspect": template}, 10.0, "The chat template", "chat_template")
-        return msgspec.convert(report, dict[str, Any])
+        job = {"inspect": template}
+        report = msgspec.convert(await self._server_pool.run(job, 10.0, "The chat template", "chat_template"), dict)
+        report["content"] = report["content"] if self._format == "auto" else self._format
+        report["reads"] = [*report["reads"], *(["tools"] if "tool_use" in self.templates else [])]
+        return report
 
     async def close(self) -> None:
         await self._server_pool.close()

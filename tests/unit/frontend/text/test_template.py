@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from ferrule.errors import ConfigError, RequestError
+from ferrule.frontend.text.builtin import builtin_templates
 from ferrule.frontend.text.messages import read_messages
-from ferrule.frontend.text.render import builtin_templates, choose_templates
+from ferrule.frontend.text.render import choose_templates
 from ferrule.frontend.text.template import RenderJob, compile_template, render, work
 from tools import ROOT
 
@@ -279,7 +280,7 @@ def test_built_in_templates_render(name: str) -> None:
         {"role": "assistant", "content": "two"},
         {"role": "user", "content": "three"},
     ]
-    template = builtin_templates()[name].read_text("utf-8")
+    template = builtin_templates()[name].text
     tokens = {"bos_token": "<s>", "eos_token": "</s>"}
     text = render(job(template, messages, variables=tokens))
     assert [text.index(word) for word in ("one", "two", "three")] == sorted(
@@ -293,7 +294,7 @@ def test_built_in_templates_render(name: str) -> None:
 
 
 def test_llama_3_matches_its_published_form() -> None:
-    template = builtin_templates()["llama3"].read_text("utf-8")
+    template = builtin_templates()["llama3"].text
     assert render(job(template, [{"role": "user", "content": " hi "}], variables={"bos_token": "<B>"})) == (
         "<B><|start_header_id|>user<|end_header_id|>\n\nhi<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
     )

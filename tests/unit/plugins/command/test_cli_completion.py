@@ -63,6 +63,8 @@ def test_bash_completes_names_of_plugins_and_files(complete: Callable[..., list[
     (tmp_path / "serve.yaml").touch()
     assert complete("ferrule", "serve", "--config", "ser") == ["serve.yaml"]
     assert complete("ferrule", "serve", "--port", "") == []
+    (tmp_path / "hermes_mine.jinja").touch()
+    assert sorted(complete("ferrule", "serve", "--chat-template", "herm")) == ["hermes", "hermes_mine.jinja"]
 
 
 def test_every_option_of_serve_is_there(commands: dict[str, Any]) -> None:

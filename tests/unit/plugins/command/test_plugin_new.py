@@ -133,8 +133,9 @@ def test_the_templates_are_in_the_wheel(tmp_path: Path) -> None:
     environment = {**os.environ, "CC": "false", "CXX": "false"}  # kernels, which are optional, take minutes
     subprocess.run([*pip, "-w", str(tmp_path), str(source)], check=True, capture_output=True, env=environment)
     (wheel,) = tmp_path.glob("ferrule-*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
     prefix = "ferrule_plugins/command/plugin_templates/"
-    packed = {name.removeprefix(prefix) for name in zipfile.ZipFile(wheel).namelist() if name.startswith(prefix)}
+    packed = {name.removeprefix(prefix) for name in names if name.startswith(prefix)}
     templates = ROOT / "templates" / "plugin"
     tracked = {
         str(file.relative_to(templates))
@@ -143,3 +144,6 @@ def test_the_templates_are_in_the_wheel(tmp_path: Path) -> None:
     }
     assert packed == tracked
     assert len(tracked) > 4 * len(KINDS)
+    chat = {name.rpartition("/")[2] for name in names if name.startswith("ferrule/frontend/text/chat_templates/")}
+    assert chat == {file.name for file in (ROOT / "templates" / "chat").iterdir()}
+    assert len(chat) > 25

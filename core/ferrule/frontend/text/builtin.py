@@ -1,0 +1,80 @@
+"""The chat templates that come with Ferrule: what each says of itself, and how an option names one.
+
+A template begins with a comment of ``key: value`` lines, which `read_header` reads:
+
+    {#-
+    about: one line, for lists
+    models: whose format it is
+    parser: the tool parser that reads the calls; left out by templates without tools
+    also: further names, separated by commas
+    format: where the format is published
+    -#}
+"""
+
+from __future__ import annotations
+
+from pathlib import Path, PurePath
+
+from msgspec import Struct
+
+_FOLDER = Path(__file__).with_name("chat_templates")  # templates/chat of the repository, as package data
+_PREFIXES = ("tool_chat_template_", "template_")  # of the files in vLLM's folder of examples
+_ENDING = ".jinja"
+
+
+class BuiltinTemplate(Struct, frozen=True, kw_only=True):
+    name: str
+    file: Path
+    about: str
+    models: str
+    parser: str = ""  # name of the tool parser; "" for a template without tools
+    also: tuple[str, ...] = ()
+    format: str = ""  # address
+
+    @property
+    def text(self) -> str:
+        return self.file.read_text("utf-8")
+
+
+def builtin_templates() -> dict[str, BuiltinTemplate]:
+    """By name, in the order of names."""
+    found = {}
+    for file in sorted(_FOLDER.glob(f"*{_ENDING}")):
+        header = read_header(file.read_text("utf-8"))
+        also = tuple(header.pop("also", "").replace(",", " ").split())
+        found[file.stem] = BuiltinTemplate(name=file.stem, file=file, also=also, **header)
+    return found
+
+
+def read_header(text: str) -> dict[str, str]:
+    """The ``key: value`` lines of the comment that a template begins with."""
+    comment = text.partition("{#-")[2].partition("-#}")[0]
+    pairs = (line.partition(":") for line in comment.splitlines() if line.strip())
+    return {key.strip(): value.strip() for key, _, value in pairs}
+
+
+def find_builtin(option: str) -> BuiltinTemplate | None:
+    """The template of a name, or of a file's name in vLLM's documents.
+
+    Those are ``[FOLDER/]tool_chat_template_NAME.jinja`` and ``[FOLDER/]template_NAME.jinja``: folder, beginning and
+    ending are left out. Any other name of a file names nothing here.
+    """
+    templates = builtin_templates()
+    name = _documented_name(option) or option
+    if name in templates:
+        return templates[name]
+    return next((template for template in templates.values() if name in template.also), None)
+
+
+def fitting(parser: str) -> list[str]:
+    """Names of the templates whose calls a tool parser reads, which may have a further name of the template."""
+    templates = builtin_templates().values()
+    return [template.name for template in templates if parser and parser in (template.parser, *template.also)]
+
+
+def _documented_name(option: str) -> str | None:
+    file = PurePath(option).name
+    for prefix in _PREFIXES:
+        if file.startswith(prefix) and file.endswith(_ENDING):
+            return file.removeprefix(prefix).removesuffix(_ENDING)
+    return None

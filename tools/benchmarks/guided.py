@@ -146,7 +146,7 @@ def memory(backend: GrammarBackend, name: str, count: int) -> None:
         schema["properties"]["field_0"] = {"type": "string", "pattern": f"^.{{1,{number % 50 + 20}}}x{number}$"}
         text = text.replace(_VALUES[0][1], f"ax{number}", 1)
         data = backend.compile(GrammarSpec(form=Json(schema)))
-        compiled = CompiledGrammar(name, hashlib.sha256(data).digest(), data)
+        compiled = CompiledGrammar(backend=name, digest=hashlib.sha256(data).digest(), data=data)
         grammars.prepare(compiled).result()
         ids = tokenize(text, backend.vocabulary)
         sampling = TokenSampling(seed=0, max_tokens=1)

@@ -20,7 +20,7 @@ from ferrule.log import Log
 from ferrule.runner.outcome import Outcome
 from ferrule.types import Admit, Chunk, CompiledGrammar
 
-_KEPT_BYTES = 256 << 20  # of compiled constraints whose first states are kept
+_KEPT_BYTES = 64 << 20  # of compiled constraints whose first states are kept
 _KEPT_STATES = 256  # a state may be much larger than its compiled constraint
 _FAILED = "The constraint on the output could not be followed."
 _log = Log("grammar")

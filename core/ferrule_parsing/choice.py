@@ -1,42 +1,7 @@
-"""What a request's tools and tool choice demand of the calls."""
+"""What a request's tools and tool choice demand of the calls: the definitions of the core."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from ferrule.structured_outputs.calls import EnforcedFunction, enforced
 
-from msgspec import Struct
-
-
-class EnforcedFunction(Struct, frozen=True):
-    """A function that may be called, and the JSON schema of its arguments, which are an object."""
-
-    name: str
-    schema: dict[str, Any]
-
-
-def enforced(tools: Sequence[dict[str, Any]], choice: str | dict[str, Any]) -> tuple[EnforcedFunction, ...]:
-    """The functions that a constraint must know; none when there is nothing to enforce.
-
-    "required": all; an object that names one: that; "auto": all, if one is strict, and of those that are not, the
-    arguments may be any object. Tools without a schema take no arguments when a call is enforced.
-    """
-    functions = [tool.get("function") or {} for tool in tools]
-    if isinstance(choice, dict):
-        name = (choice.get("function") or {}).get("name")
-        functions = [function for function in functions if function.get("name") == name]
-    elif choice == "auto" and any(function.get("strict") for function in functions):
-        functions = [{**one, "parameters": one.get("parameters") if one.get("strict") else _ANY} for one in functions]
-    elif choice != "required":
-        return ()
-    return tuple(EnforcedFunction(one["name"], _object(one.get("parameters"))) for one in functions if one.get("name"))
-
-
-_ANY: dict[str, Any] = {"type": "object"}
-
-
-def _object(schema: dict[str, Any] | None) -> dict[str, Any]:
-    """A schema of objects only."""
-    if not schema:
-        return {"type": "object", "properties": {}, "additionalProperties": False}
-    return schema if "type" in schema else {"type": "object", **schema}
+__all__ = ["EnforcedFunction", "enforced"]

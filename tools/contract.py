@@ -133,14 +133,22 @@ def _comment(node: ast.stmt | ast.arg, indent: str, lines: Sequence[str], prefix
 
 
 def _parts(module: ModuleType) -> Iterator[str]:
-    """What a package names in `__all__`, as the package's modules define it."""
+    """What a package names in `__all__`, as it is defined."""
     wanted = set(module.__all__)
-    for file in sorted(Path(module.__file__ or "").parent.glob("*.py")):
+    for file in homes(module):
         source = file.read_text(encoding="utf-8")
         for node in ast.parse(source).body:
             target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
             if getattr(node, "name", getattr(target, "id", None)) in wanted:
                 yield from _described(node, "", source.splitlines())
+
+
+def homes(package: ModuleType) -> list[Path]:
+    """The files that define what a package names in `__all__`: all of its own, then those of the core."""
+    own = sorted(Path(package.__file__ or "").parent.glob("*.py"))
+    names = {getattr(getattr(package, name), "__module__", "") for name in package.__all__}
+    core = [importlib.import_module(name) for name in sorted(names) if name.startswith("ferrule.")]
+    return [*own, *(Path(module.__file__ or "") for module in core)]
 
 
 def _lent(module: ModuleType) -> Iterator[str]:

@@ -15,8 +15,8 @@ ThinkingParser      a whole reasoning parser: ``<think>…</think>``
 All of it takes time linear in the text, whatever the text and its cut into deltas.
 """
 
+from ferrule.structured_outputs.calls import EnforcedFunction, enforced
 from ferrule_parsing.calls import CallWriter
-from ferrule_parsing.choice import EnforcedFunction, enforced
 from ferrule_parsing.format_parser import FormatParser
 from ferrule_parsing.formats import CallReader, CallSyntax, ToolFormat
 from ferrule_parsing.heads import CallHead

@@ -7,9 +7,9 @@ from functools import lru_cache
 from typing import Any
 
 from ferrule.interfaces.parsers import ChoiceContext, Event, TextDelta, ToolParser
+from ferrule.structured_outputs.calls import enforced
 from ferrule.types import GrammarSpec
 from ferrule_parsing.calls import CallWriter
-from ferrule_parsing.choice import enforced
 from ferrule_parsing.formats import CallReader, ToolFormat
 from ferrule_parsing.reader import Reader, Tags
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ferrule.structured_outputs.calls import EnforcedFunction
 from ferrule.types import Anything, Fixed, Form, GrammarSpec, OneOf, Regex, Repeated, Series, Tag, Triggered
 from ferrule_parsing.calls import CallWriter
-from ferrule_parsing.choice import EnforcedFunction
 from ferrule_parsing.reader import Reader
 
 Schemas = Mapping[str, Mapping[str, Any]]  # of the arguments of the offered functions, by name

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
+from ferrule.structured_outputs.calls import EnforcedFunction
 from ferrule.types import Fixed, Form, Json, Regex, Series
 from ferrule_parsing.calls import CallWriter
-from ferrule_parsing.choice import EnforcedFunction
 from ferrule_parsing.formats import CallReader, CallSyntax, Schemas
 from ferrule_parsing.heads import CallHead, HeadReader
 from ferrule_parsing.json_object import MemberText, ObjectReader, unquote

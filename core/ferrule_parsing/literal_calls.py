@@ -7,10 +7,10 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
+from ferrule.structured_outputs.calls import EnforcedFunction
 from ferrule.types import Fixed, Form, Json, OneOf, Regex, Repeated, Series, Until
 from ferrule_parsing import argument_schemas
 from ferrule_parsing.calls import CallWriter
-from ferrule_parsing.choice import EnforcedFunction
 from ferrule_parsing.formats import CallReader, CallSyntax, Schemas
 from ferrule_parsing.heads import CallHead, HeadReader
 from ferrule_parsing.literals import LiteralReader, Literals

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from ferrule.structured_outputs.calls import EnforcedFunction
 from ferrule.types import Fixed, Form, Json, OneOf, Regex, Repeated, Series, Until
 from ferrule_parsing import argument_schemas
 from ferrule_parsing.calls import CallWriter
-from ferrule_parsing.choice import EnforcedFunction
 from ferrule_parsing.formats import CallReader, CallSyntax, Schemas
 from ferrule_parsing.heads import CallHead, HeadReader, Spellings
 from ferrule_parsing.json_object import ObjectReader

@@ -1,25 +1,30 @@
 """What constraints cost beside the model: to open a backend, to compile and load a schema, and to make masks.
 
-    python -m tools.benchmarks.guided [--backends guidance xgrammar]
+    python -m tools.benchmarks.guided [--backends guidance xgrammar] [--distinct 3000]
 
 The vocabulary has the size of Qwen 3's (151,936) and is made of syllables, so that no file is needed; the schema has
-20 fields of five types. Every backend runs in this process, on one thread for the masks; times are wall-clock.
+20 fields of five types. Every backend runs in this process, on one thread for the masks; times are wall-clock. With
+`--distinct`, the memory of a process that so many requests come to instead, each with a schema of its own.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
+import os
 import random
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ferrule.interfaces.guided_decoding import GrammarBackend, Vocabulary
 from ferrule.plugin import discover
-from ferrule.types import GrammarSpec, Json
+from ferrule.runner.grammars import Grammars
+from ferrule.types import Admit, Chunk, CompiledGrammar, GrammarSpec, Json, TokenSampling
 
 SIZE = 151_936
 _SYLLABLES = (
@@ -132,15 +137,47 @@ def measure(backend: GrammarBackend, schema: dict[str, Any], ids: Sequence[int],
     )
 
 
+def memory(backend: GrammarBackend, name: str, count: int) -> None:
+    """Resident memory while `count` requests, each with another schema, follow a value of it: ten lines of figures."""
+    grammars = Grammars(lambda _: backend)
+    print(f"{name}: {_resident_mib():.0f} MiB before the first request", flush=True)
+    for number in range(1, count + 1):
+        schema, text = example()
+        schema["properties"]["field_0"] = {"type": "string", "pattern": f"^.{{1,{number % 50 + 20}}}x{number}$"}
+        text = text.replace(_VALUES[0][1], f"ax{number}", 1)
+        data = backend.compile(GrammarSpec(form=Json(schema)))
+        compiled = CompiledGrammar(backend=name, digest=hashlib.sha256(data).digest(), data=data)
+        grammars.prepare(compiled).result()
+        ids = tokenize(text, backend.vocabulary)
+        sampling = TokenSampling(seed=0, max_tokens=1)
+        grammars.apply((0,), [Admit(0, "r", 1, tuple(ids), 0, sampling, grammar=compiled)])
+        masks = grammars.masks([Chunk(0, "r", 1, 0, 1, True)], backend.vocabulary.words)
+        if masks is None or masks.result().errors:
+            raise RuntimeError("the backend refuses a value that fits the schema")
+        if number % max(1, count // 10) == 0:
+            print(f"{name}: {_resident_mib():.0f} MiB after {number} schemas", flush=True)
+    grammars.close()
+
+
+def _resident_mib() -> float:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backends", nargs="+", default=["guidance", "xgrammar"])
+    parser.add_argument("--distinct", type=int, default=0, help="Number of schemas for the measurement of memory.")
+    arguments = parser.parse_args()
     words, plugins, (schema, text) = vocabulary(), discover(), example()
     ids = tokenize(text, words)
-    for name in parser.parse_args().backends:
+    for name in arguments.backends:
         began = time.perf_counter()
         backend = plugins.make("guided_decoding", name, words)
         opened = time.perf_counter() - began
+        if arguments.distinct:
+            memory(backend, name, arguments.distinct)
+            continue
         print(f"{name}: open {opened:.1f} s, {measure(backend, schema, ids)}", flush=True)
 
 

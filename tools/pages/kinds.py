@@ -17,6 +17,7 @@ from types import ModuleType
 
 import ferrule
 from ferrule.plugin import KINDS, Kind
+from tools.contract import homes
 
 PARTS = ("ferrule_parsing", "ferrule_nn")
 _WORDS = {"abstractmethod": "To be defined.", "classmethod": "A class method.", "property": "A property."}
@@ -124,7 +125,7 @@ def _part(package: ModuleType) -> Iterator[str]:
     """A package of parts to build from: what its `__all__` names."""
     yield f"# `{package.__name__}`\n\n```text\n{inspect.getdoc(package)}\n```\n"
     names = set(package.__all__)
-    for file in sorted(Path(package.__file__ or "").parent.glob("*.py")):
+    for file in homes(package):
         text = file.read_text(encoding="utf-8")
         for node in ast.parse(text).body:
             if isinstance(node, ast.ClassDef) and node.name in names:

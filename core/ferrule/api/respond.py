@@ -58,7 +58,7 @@ class Answer:
         await self.send({"type": "http.response.body", "body": data, "more_body": more})
 
     def describe(self, error: BaseException) -> Failure:
-        """What the client is told of an exception that is being handled."""
+        """The error that the client gets for the exception that is being handled."""
         return failure_of(error, self.log_fault, self.route)
 
     async def failure(self, failure: Failure, more: bool = False) -> None:

@@ -276,12 +276,7 @@ class SpeculativeConfig:
     """Speculative decoding."""
 
     speculative_config: dict[str, Any] = opt(
-        {},
-        "Method, draft model and options of speculative decoding, as one object.",
-        json=True,
-        aliases=("-sc",),
-        missing=_SPECULATION,
-        opens=("None",),
+        {}, "Draft method, model and options.", json=True, aliases=("-sc",), missing=_SPECULATION, opens=("None",)
     )
     spec_method: str | None = opt(None, "Method of speculative decoding.", replaced="--speculative-config.method")
     speculative_model: str | None = opt(

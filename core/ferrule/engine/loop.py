@@ -12,10 +12,11 @@ import msgspec
 from ferrule import log
 from ferrule.engine.preparing import Preparing
 from ferrule.engine.sleep import Sleep
-from ferrule.errors import FerruleError, RequestError
+from ferrule.errors import EngineDead, FerruleError, RequestError
 from ferrule.interfaces.executor import Executor, Step
 from ferrule.interfaces.scheduler import Scheduler
 from ferrule.types import (
+    CompiledGrammar,
     EngineRequest,
     EngineStats,
     FinishReason,
@@ -159,15 +160,31 @@ class EngineLoop:
         if request.grammar is None:
             self._queue(request)
         else:
-            self._preparing.add(request, self.executor.prepare(request.grammar))
+            self._prepare(request, request.grammar)
+
+    def _prepare(self, request: EngineRequest, grammar: CompiledGrammar) -> None:
+        try:
+            loaded = self.executor.prepare(grammar)
+        except EngineDead:
+            raise
+        except Exception as error:
+            self._end_unprepared(request, error)
+        else:
+            self._preparing.add(request, loaded)
 
     def _queue_prepared(self) -> None:
         for request, fault in self._preparing.take():
             if fault is None:
                 self._queue(request)
             else:
-                _logger.error("the constraint of request %s could not be loaded", request.id, exc_info=fault)
-                self._end(request, FinishReason.ERROR, "The constraint on the output could not be loaded.")
+                self._end_unprepared(request, fault)
+
+    def _end_unprepared(self, request: EngineRequest, fault: BaseException) -> None:
+        try:
+            raise fault  # `log_failure` logs the exception that is being handled
+        except BaseException:
+            self.log_failure(f"loading the constraint of request {request.id}")
+        self._end(request, FinishReason.ERROR, "The constraint on the output could not be loaded.")
 
     def _queue(self, request: EngineRequest) -> None:
         try:

@@ -1,9 +1,9 @@
-"""Requests whose constraint is being loaded: they are queued when it is there, and hold up nobody."""
+"""Requests whose constraint is being loaded. They are queued when it is loaded; other requests do not wait for them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 
 from ferrule.types import EngineRequest
 
@@ -24,11 +24,11 @@ class Preparing:
         self._waiting[request.id] = request, loaded
 
     def take(self) -> Iterator[tuple[EngineRequest, BaseException | None]]:
-        """Requests whose constraint is there, or could not be loaded."""
+        """Requests whose constraint is loaded, with None, or could not be, with what was raised."""
         for id, (request, loaded) in list(self._waiting.items()):
             if loaded.done():
                 del self._waiting[id]
-                yield request, loaded.exception()
+                yield request, CancelledError() if loaded.cancelled() else loaded.exception()
 
     def cancel(self, ids: Sequence[str]) -> list[EngineRequest]:
         """Forget those of `ids` that wait here."""

@@ -9,12 +9,14 @@ from typing import Any
 from msgspec.structs import replace
 
 from ferrule import log
+from ferrule.assembly.vocabulary import special_ids
 from ferrule.config import FrontendConfig
 from ferrule.errors import FerruleError, OverloadedError, RequestError, UnavailableError
 from ferrule.frontend.admission.admit import PromptReader
 from ferrule.frontend.guided.constraint import Parsers
 from ferrule.frontend.output.parse import ParseChain
 from ferrule.frontend.text.builtin import fitting
+from ferrule.frontend.text.detokenize import decode
 from ferrule.frontend.text.render import Renderer
 from ferrule.interfaces.parsers import CallArguments, CallStart, ChoiceContext
 from ferrule.interfaces.service import ChatPrompt
@@ -117,7 +119,8 @@ def _reads(parsers: Parsers, text: str, prompt: str, tokenizer: Tokenizer | None
         ids: list[int] = []
         if tokenizer is not None:
             ids = tokenizer.encode(text, add_special_tokens=False)
-            text = tokenizer.decode(ids, skip_special_tokens=not chain.wants_special_tokens)
+            kept = special_ids(tokenizer, chain.special_tokens)
+            text = decode(tokenizer, ids, skip_special_tokens=not chain.wants_special_tokens, kept=kept)
         events = [*chain.feed(text, tuple(ids)), *chain.finish()]
     except FerruleError:  # the fault of a plugin, which was logged
         return False

@@ -105,7 +105,7 @@ class Plugins:
 
     @contextmanager
     def blamed(self, kind: str, name: str) -> Iterator[None]:
-        """What goes wrong here is told with the plugin's name. Raises PluginError, or the StartupError that came."""
+        """Errors that are raised within name the plugin. Raises PluginError, or the StartupError that was raised."""
         try:
             yield
         except StartupError as error:

@@ -1,7 +1,8 @@
 """Constraints of the requests in slots: states that follow the sampled tokens, and masks for the next ones.
 
 All work on states is done by one thread of its own, in order, while the worker's thread launches the forward pass: the
-interpreter lock is free for most of it, because kernels and grammar libraries work without.
+interpreter lock is free for most of it, because kernels and grammar libraries work without. Another thread opens
+backends, which takes seconds, and loads constraints ahead of their requests.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from ferrule.log import Log
 from ferrule.runner.outcome import Outcome
 from ferrule.types import Admit, Chunk, CompiledGrammar
 
-_KEPT_BYTES = 256 << 20  # of compiled constraints whose first states are kept
+_KEPT_BYTES = 64 << 20  # of compiled constraints whose first states are kept
+_KEPT_STATES = 256  # a state may be much larger than its compiled constraint
 _FAILED = "The constraint on the output could not be followed."
 _log = Log("grammar")
 
@@ -47,22 +49,21 @@ class Grammars:
 
     def __init__(self, open_backend: Callable[[str], GrammarBackend]) -> None:
         self._open_backend = open_backend
-        self._backends: dict[str, GrammarBackend] = {}
+        self._backends: dict[str, GrammarBackend] = {}  # written by the loader's thread only
         self._first: OrderedDict[bytes, tuple[Grammar, int]] = OrderedDict()  # by digest: first state, bytes of data
-        self._lock = threading.RLock()  # of the two above
+        self._lock = threading.Lock()  # of `_first`; never held while a backend works
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="ferrule-grammar-load")
         self._follower = ThreadPoolExecutor(1, thread_name_prefix="ferrule-grammar")
         self._slots: dict[int, SlotGrammar] = {}
+        self._bulk_faults: set[int] = set()  # ids of backends
 
     def prepare(self, compiled: CompiledGrammar) -> Future[None]:
-        """Load a constraint ahead of its request. From any thread."""
-        with self._lock:
-            known = compiled.digest in self._first
-        if known:
-            ready: Future[None] = Future()
-            ready.set_result(None)
-            return ready
-        return self._loader.submit(self._load, compiled)
+        """Load a constraint ahead of its request. From any thread; does not block."""
+        if self._known(compiled) is None:
+            return self._loader.submit(self._prepare, compiled)
+        ready: Future[None] = Future()
+        ready.set_result(None)
+        return ready
 
     def apply(self, releases: Sequence[int], admits: Sequence[Admit]) -> None:
         """Follow a plan: slots that were given back, and requests that took one."""
@@ -94,40 +95,53 @@ class Grammars:
         self._loader.shutdown(wait=False, cancel_futures=True)
         self._follower.shutdown(wait=False, cancel_futures=True)
 
-    # ------------------------------------------------------------------------------------ on the loader's thread
+    # ------------------------------------------------------------------------------------ first states
 
-    def _load(self, compiled: CompiledGrammar) -> None:
-        backend = self._backend(compiled.backend)
+    def _known(self, compiled: CompiledGrammar) -> Grammar | None:
+        with self._lock:
+            if compiled.digest not in self._first:
+                return None
+            self._first.move_to_end(compiled.digest)
+            return self._first[compiled.digest][0]
+
+    def _load(self, backend: GrammarBackend, compiled: CompiledGrammar) -> Grammar:
+        """The first state, made by its backend. On the thread of the loader or of the follower."""
         first = backend.load(compiled.data)
         with self._lock:
             self._first[compiled.digest] = first, len(compiled.data)
-            while len(self._first) > 1 and sum(size for _, size in self._first.values()) > _KEPT_BYTES:
-                self._first.popitem(last=False)
+            size = sum(size for _, size in self._first.values())
+            while len(self._first) > 1 and (size > _KEPT_BYTES or len(self._first) > _KEPT_STATES):
+                size -= self._first.popitem(last=False)[1][1]
+        return first
 
-    def _backend(self, name: str) -> GrammarBackend:
-        with self._lock:
-            if name not in self._backends:
-                self._backends[name] = self._open_backend(name)
-            return self._backends[name]
+    # ------------------------------------------------------------------------------------ on the loader's thread
+
+    def _prepare(self, compiled: CompiledGrammar) -> None:
+        backend = self._open(compiled.backend)
+        if self._known(compiled) is None:
+            self._load(backend, compiled)
+
+    def _open(self, name: str) -> GrammarBackend:
+        if name not in self._backends:
+            self._backends[name] = self._open_backend(name)
+        return self._backends[name]
 
     # ------------------------------------------------------------------------------------ on the follower's thread
 
     def _begin(self, constraint: SlotGrammar, compiled: CompiledGrammar, ids: Sequence[int]) -> None:
         """The state after `ids`, which a request that was preempted has generated before."""
         try:
-            constraint.backend = self._backend(compiled.backend)
-            constraint.grammar = self._fork(compiled)
+            backend = self._backends.get(compiled.backend)
+            if backend is None:  # the request was not prepared
+                backend = self._loader.submit(self._open, compiled.backend).result()
+            first = self._known(compiled)
+            if first is None:  # evicted since it was prepared
+                first = self._load(backend, compiled)
+            constraint.backend, constraint.grammar = backend, first.fork()
             self._accept(constraint, ids)
         except Exception:  # a plugin's code, and libraries': only this request fails
             constraint.error = _FAILED
             _log.exception("a constraint could not be loaded", backend=compiled.backend)
-
-    def _fork(self, compiled: CompiledGrammar) -> Grammar:
-        with self._lock:
-            if compiled.digest not in self._first:  # evicted since it was prepared
-                self._load(compiled)
-            self._first.move_to_end(compiled.digest)
-            return self._first[compiled.digest][0].fork()
 
     def _accept(self, constraint: SlotGrammar, ids: Sequence[int]) -> None:
         if ids and constraint.grammar is not None and not constraint.grammar.accept(ids):
@@ -171,9 +185,16 @@ class Grammars:
         except Exception:
             for mask, (_, constraint) in zip(masks, rows, strict=True):
                 self._fill_one(constraint, mask)
+            self._note_bulk_fault(backend, rows)
         for mask, (slot, constraint) in zip(masks, rows, strict=True):
             if constraint.error is None:
                 found.bits[slot] = mask.tobytes()
+
+    def _note_bulk_fault(self, backend: GrammarBackend, rows: Sequence[tuple[int, SlotGrammar]]) -> None:
+        """Log the exception that is being handled, once for each backend, where no row is to blame for it."""
+        if id(backend) not in self._bulk_faults and all(constraint.error is None for _, constraint in rows):
+            self._bulk_faults.add(id(backend))
+            _log.exception("masks were made one by one because making them together failed; this is logged once")
 
     def _fill_one(self, constraint: SlotGrammar, mask: np.ndarray[tuple[int], np.dtype[np.int32]]) -> None:
         try:

@@ -42,7 +42,9 @@ _ANY = "/(?s:.*)/"
 _OPTIONS = '%llguidance {"no_forcing": true}'  # text that must come may come in any tokens
 _PLACE = re.compile(r"at (\d+)\((\d+)\): ")
 _UNKNOWN = ("Unimplemented", "Unsupported", "unsupported", "Unknown format", "not supported")
-_LIMITS = llguidance.LLParserLimits(verbose_errors=False)
+_LIMITS = llguidance.LLParserLimits(  # the states of one lexer may take 20 MiB, not 250
+    max_lexer_states=20_000, initial_lexer_fuel=500_000, verbose_errors=False
+)
 
 
 class Guidance(GrammarBackend):

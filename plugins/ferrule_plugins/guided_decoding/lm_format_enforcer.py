@@ -30,6 +30,7 @@ from ferrule_plugins.guided_decoding.patterns import UnsupportedPattern, units, 
 from ferrule_plugins.guided_decoding.schemas import closed, mapped, walk
 from ferrule_plugins.guided_decoding.support import (
     Support,
+    described_contents,
     exact_formats,
     finite_patterns,
     matching_types,
@@ -276,16 +277,10 @@ def _root_definitions(schema: dict[str, Any]) -> str | None:
     return "both $defs and definitions" if {"$defs", "definitions"} <= set(schema) else None
 
 
-def _whole_objects(schema: dict[str, Any]) -> str | None:
-    """Values of any kind are not checked for what JSON is, and what is beside `properties` is ignored."""
-    if schema.get("type") == "array" and not isinstance(schema.get("items"), dict):
-        return "array without items"
-    if schema.get("type") == "object":
-        others = schema.get("additionalProperties")
-        if not schema.get("properties") and not isinstance(others, dict):
-            return "object without properties"
-        if "properties" in schema and isinstance(others, dict):
-            return "keyword additionalProperties beside properties"
+def _no_empty_objects(schema: dict[str, Any]) -> str | None:
+    """Where no property is named, values of any kind are not checked for what JSON is."""
+    if schema.get("properties") == {} and not isinstance(schema.get("additionalProperties"), dict):
+        return "object without properties"
     return None
 
 
@@ -300,6 +295,6 @@ _SUPPORT = Support(
     alone=frozenset(("$ref", "anyOf")),
     checks=(
         *(plain_values, matching_types, named_required, finite_patterns, exact_formats, said_type),
-        *(simple_types, _known_values, _first_space, _root_definitions, _whole_objects),
+        *(simple_types, _known_values, _first_space, _root_definitions, described_contents, _no_empty_objects),
     ),
 )

@@ -22,6 +22,7 @@ from ferrule_plugins.guided_decoding.schemas import closed, mapped, walk
 from ferrule_plugins.guided_decoding.support import (
     Support,
     circular,
+    described_contents,
     disjoint_options,
     exact_formats,
     finite_patterns,
@@ -185,19 +186,6 @@ def _json(schema: dict[str, Any] | bool, spec: GrammarSpec) -> str:
     return str(json_schema.build_regex_from_schema(json.dumps(found), pattern if spec.any_whitespace else ""))
 
 
-def _whole_objects(schema: dict[str, Any]) -> str | None:
-    """The library writes values of any kind to some depth only, and it ignores what is beside `properties`."""
-    if schema.get("type") == "array" and not isinstance(schema.get("items"), dict):
-        return "array without items"
-    if schema.get("type") == "object":
-        others = schema.get("additionalProperties")
-        if "properties" not in schema and not isinstance(others, dict):
-            return "object without properties"
-        if "properties" in schema and isinstance(others, dict):
-            return "keyword additionalProperties beside properties"
-    return None
-
-
 _SUPPORT = Support(
     any_value=False,
     keywords=frozenset(
@@ -209,6 +197,6 @@ _SUPPORT = Support(
     alone=frozenset(("$ref", "anyOf", "oneOf")),
     checks=(
         *(plain_references, plain_values, matching_types, disjoint_options, named_required, ordered_bounds),
-        *(finite_patterns, exact_formats, said_type, simple_types, _whole_objects),
+        *(finite_patterns, exact_formats, said_type, simple_types, described_contents),
     ),
 )

@@ -342,3 +342,16 @@ def simple_types(schema: dict[str, Any]) -> str | None:
     if more or structured:
         return f"{more[0] if more else structured.pop()} in a list of types"
     return None
+
+
+def described_contents(schema: dict[str, Any]) -> str | None:
+    """For libraries that do not write lists and objects of any contents, and ignore what is beside `properties`."""
+    if schema.get("type") == "array" and not isinstance(schema.get("items"), dict):
+        return "array without items"
+    if schema.get("type") == "object":
+        others = schema.get("additionalProperties")
+        if "properties" not in schema and not isinstance(others, dict):
+            return "object without properties"
+        if "properties" in schema and isinstance(others, dict):
+            return "keyword additionalProperties beside properties"
+    return None

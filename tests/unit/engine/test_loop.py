@@ -1,7 +1,8 @@
 """EngineLoop on a fake device: routing, depth, calls, stalls, faults."""
 
+import sys
 from collections import deque
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 
 import pytest
 
@@ -498,6 +499,12 @@ class Preparing(LoopHarness):
         self.loading.append(Future())
         return self.loading[-1]
 
+    def log_failures(self):
+        """What is logged from now on: what was being done, and the exception that was being handled."""
+        logged = []
+        self.loop.log_failure = lambda doing: logged.append((doing, sys.exception()))
+        return logged
+
 
 def test_a_request_waits_for_its_own_constraint_only():
     harness = Preparing()
@@ -511,16 +518,49 @@ def test_a_request_waits_for_its_own_constraint_only():
     assert harness.said(A, "constrained") == solo(harness.executor.model, constrained, 64).token_ids
 
 
-def test_a_constraint_that_cannot_be_loaded_ends_its_request():
+UNLOADED = "The constraint on the output could not be loaded."
+
+
+@pytest.mark.parametrize("fault", [RuntimeError("planted"), SystemExit(1), None], ids=["raised", "exited", "cancelled"])
+def test_a_constraint_that_cannot_be_loaded_ends_its_request(fault):
     harness = Preparing()
+    logged = harness.log_failures()
     harness.submit(A, "constrained", grammar=GRAMMAR)
     harness.submit(B, "free")
     harness.steps(1)
-    harness.loading[0].set_exception(RuntimeError("planted"))
+    if fault is None:
+        assert harness.loading[0].cancel()
+    else:
+        harness.loading[0].set_exception(fault)
     harness.steps(8)
     (last,) = harness.deltas(A)
-    assert (last.finish, last.error) == (FinishReason.ERROR, "The constraint on the output could not be loaded.")
+    assert (last.finish, last.error) == (FinishReason.ERROR, UNLOADED)
     assert len(harness.said(B, "free")) == 4
+    ((doing, error),) = logged
+    assert doing == "loading the constraint of request constrained"
+    assert type(error) is (CancelledError if fault is None else type(fault))
+
+
+def test_a_fault_of_prepare_ends_its_request():
+    harness = Preparing()
+    logged = harness.log_failures()
+    fault = RuntimeError("planted")
+
+    def prepare(grammar):
+        raise fault
+
+    harness.executor.prepare = prepare
+    harness.submit(A, "constrained", grammar=GRAMMAR)
+    harness.submit(B, "free")
+    harness.steps(8)
+    (last,) = harness.deltas(A)
+    assert (last.finish, last.error) == (FinishReason.ERROR, UNLOADED)
+    assert len(harness.said(B, "free")) == 4
+    assert logged == [("loading the constraint of request constrained", fault)]
+    fault = EngineDead("planted")
+    harness.submit(A, "another", grammar=GRAMMAR)
+    with pytest.raises(EngineDead):
+        harness.steps(1)
 
 
 def test_a_request_is_cancelled_while_its_constraint_loads():

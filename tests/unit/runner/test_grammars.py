@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
-from collections.abc import Iterator, Sequence
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -138,6 +143,11 @@ class Counting(Grammar):
 
 
 class CountingBackend(GrammarBackend):
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        super().__init__(vocabulary)
+        self.loads = 0
+        self.loaded: weakref.WeakSet[Grammar] = weakref.WeakSet()
+
     def refuses(self, spec: GrammarSpec) -> str | None:
         return None
 
@@ -145,9 +155,12 @@ class CountingBackend(GrammarBackend):
         return b""
 
     def load(self, data: bytes) -> Grammar:
+        self.loads += 1
         if data == b"load":
             raise RuntimeError("planted")
-        return Counting(data.decode())
+        first = Counting(data.decode())
+        self.loaded.add(first)
+        return first
 
 
 @pytest.fixture
@@ -157,10 +170,13 @@ def grammars() -> Iterator[Grammars]:
     made.close()
 
 
+def grammar_of(script: str, backend: str = "counting", digest: bytes = b"") -> CompiledGrammar:
+    return CompiledGrammar(backend=backend, digest=digest or script.encode(), data=script.encode())
+
+
 def admit(slot: int, script: str, *generated: int) -> Admit:
-    grammar = CompiledGrammar(backend="counting", digest=script.encode(), data=script.encode())
     ids = (9, 9, *generated)
-    return Admit(slot, f"r{slot}", 1, ids, 2, TokenSampling(seed=0, max_tokens=9), grammar=grammar)
+    return Admit(slot, f"r{slot}", 1, ids, 2, TokenSampling(seed=0, max_tokens=9), grammar=grammar_of(script))
 
 
 def chunk(slot: int) -> Chunk:
@@ -206,6 +222,96 @@ def test_what_goes_wrong_is_one_requests_fault(grammars: Grammars, script: str) 
     found = [follow(grammars, 0, 1, 2) for _ in range(2)]
     assert found[1][0] == {0: 1, 2: 1}
     assert set(found[1][1]) == {1}
+
+
+class Opening:
+    """Opens "slow" when it is told to, and any other backend at once."""
+
+    def __init__(self) -> None:
+        self.begun, self.go_on = threading.Event(), threading.Event()
+        self.backends: dict[str, CountingBackend] = {}
+
+    def __call__(self, name: str) -> GrammarBackend:
+        if name == "slow":
+            self.begun.set()
+            assert self.go_on.wait(60)
+        self.backends[name] = CountingBackend(Vocabulary((), 32, ()))
+        return self.backends[name]
+
+
+def within(function: Callable[[], Any]) -> Any:
+    """The result, or a failure where a thread that waits for a test's event would never return it."""
+    answer: Future[Any] = Future()
+    threading.Thread(target=lambda: answer.set_result(function()), daemon=True).start()
+    return answer.result(60)
+
+
+def test_a_backend_that_opens_blocks_nobody() -> None:
+    opening = Opening()
+    grammars = Grammars(opening)
+    try:
+        grammars.prepare(grammar_of("")).result(60)
+        slow = grammars.prepare(grammar_of("", "slow", b"slow"))
+        assert opening.begun.wait(60)
+        assert within(lambda: grammars.prepare(grammar_of(""))).done()
+        unknown = within(lambda: grammars.prepare(grammar_of("", digest=b"unknown")))
+        assert not unknown.done()
+        grammars.apply((), [admit(0, "")])
+        assert within(lambda: follow(grammars, 0)) == ({0: 0}, {})
+        assert not slow.done()
+        opening.go_on.set()
+        slow.result(60)
+        unknown.result(60)
+    finally:
+        opening.go_on.set()
+        grammars.close()
+
+
+def test_a_constraint_that_was_evicted_is_loaded_again_beside_a_backend_that_opens() -> None:
+    opening = Opening()
+    grammars = Grammars(opening)
+    try:
+        for number in range(400):
+            grammars.prepare(grammar_of("", digest=b"%d" % number)).result(60)
+        assert opening.backends["counting"].loads == 400
+        assert len(opening.backends["counting"].loaded) < 300
+        grammars.prepare(grammar_of("", "slow", b"slow"))
+        assert opening.begun.wait(60)
+        grammars.apply((), [msgspec.structs.replace(admit(0, ""), grammar=grammar_of("", digest=b"0"))])
+        assert within(lambda: follow(grammars, 0)) == ({0: 0}, {})
+        assert opening.backends["counting"].loads == 401
+    finally:
+        opening.go_on.set()
+        grammars.close()
+
+
+def test_requests_of_one_constraint_load_it_once() -> None:
+    opening = Opening()
+    grammars = Grammars(opening)
+    try:
+        pending = [grammars.prepare(grammar_of("", "slow")) for _ in range(5)]
+        opening.go_on.set()
+        for each in pending:
+            each.result(60)
+        assert opening.backends["slow"].loads == 1
+    finally:
+        opening.go_on.set()
+        grammars.close()
+
+
+def test_a_fault_of_masks_made_together_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    class Together(CountingBackend):
+        def fill(self, grammars: Sequence[Grammar], masks: np.ndarray[Any, Any]) -> None:
+            raise RuntimeError("planted")
+
+    grammars = Grammars(lambda _: Together(Vocabulary((), 32, ())))
+    try:
+        grammars.apply((), [admit(0, ""), admit(1, "")])
+        with caplog.at_level(logging.ERROR):
+            assert [follow(grammars, 0, 1) for _ in range(2)] == [({0: 0, 1: 0}, {}), ({0: 1, 1: 1}, {})]
+        assert ["planted" in str(record.exc_info) for record in caplog.records] == [True]
+    finally:
+        grammars.close()
 
 
 def test_preparing_reports_what_loading_raised(grammars: Grammars) -> None:

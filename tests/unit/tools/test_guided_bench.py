@@ -6,10 +6,11 @@ import json
 import re
 
 import jsonschema
+import pytest
 
 from ferrule.interfaces.guided_decoding import Vocabulary
 from ferrule_plugins.guided_decoding.guidance import Guidance
-from tools.benchmarks.guided import example, measure, tokenize
+from tools.benchmarks.guided import example, measure, memory, tokenize
 
 WORDS = Vocabulary((*(bytes([byte]) for byte in range(256)), b'{"', b'": ', b""), 300, (258,))
 
@@ -24,3 +25,10 @@ def test_figures() -> None:
     schema, text = example(5)
     told = measure(Guidance(WORDS), schema, tokenize(text, WORDS), rounds=1)
     assert re.fullmatch(r"compile \d+ ms, load \d+ ms \(\d+ bytes\), mask p50 \d+ µs, p90 \d+ µs; .* mean \d+ µs", told)
+
+
+def test_memory_of_distinct_schemas(capsys: pytest.CaptureFixture[str]) -> None:
+    memory(Guidance(WORDS), "guidance", 20)
+    told = capsys.readouterr().out.splitlines()
+    assert [line.rpartition("after ")[2] for line in told[1:]] == [f"{count} schemas" for count in range(2, 22, 2)]
+    assert all(re.match(r"guidance: \d+ MiB", line) for line in told)

@@ -66,13 +66,24 @@ class ChildPool:
     """At most `size` children that run `task` ("module:function", of our code), started when they are needed.
 
     Owned by one event loop. `niceness` lowers the priority of children that work for distrusted input. `setup` is a
-    msgpack body that each child gets before everything else, to make itself ready.
+    msgpack body that each child gets before everything else, to make itself ready; when the task answers it with a
+    PluginError, no more children are started, because it would be the same for each. With `patient`, work waits for a
+    free child for as long as a child may take to start, rather than for its own deadline.
     """
 
     def __init__(
-        self, task: str, *, size: int, memory_bytes: int, niceness: int = 0, setup: bytes | None = None
+        self,
+        task: str,
+        *,
+        size: int,
+        memory_bytes: int,
+        niceness: int = 0,
+        setup: bytes | None = None,
+        patient: bool = False,
     ) -> None:
         self._setup = setup
+        self._setup_error = ""  # of a PluginError
+        self._wait_seconds = _START_SECONDS if patient else 0.0
         self._arguments = ("-m", "ferrule.frontend.children.child", task, str(memory_bytes), str(niceness))
         self._memory_bytes = memory_bytes
         self._places = asyncio.Semaphore(size)
@@ -90,11 +101,12 @@ class ChildPool:
         """The task's result for `request` (made of plain values).
 
         Raises RequestError naming `param` when the task refuses, takes longer than `seconds` or needs too much memory,
-        and OverloadedError when no child gets free in that time. Cancelling kills the child.
+        OverloadedError when no child gets free in time, and PluginError for what `setup` raised. Cancelling kills the
+        child.
         """
-        body = _pack(request, param)
+        body = pack(request, param)
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(max(seconds, self._wait_seconds)):
                 await self._places.acquire()
         except TimeoutError:
             raise OverloadedError(f"{what} cannot be processed now: too many others are.") from None
@@ -139,6 +151,8 @@ class ChildPool:
                 return child
         if self._closed:
             raise UnavailableError("The server is shutting down.")
+        if self._setup_error:
+            raise PluginError(self._setup_error)
         process = await asyncio.create_subprocess_exec(
             sys.executable, *self._arguments, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
         )
@@ -165,6 +179,7 @@ class ChildPool:
             case ["ok", _]:
                 return
             case ["plugin", str(message)]:
+                self._setup_error = message
                 raise PluginError(message)
         raise EOFError
 
@@ -184,7 +199,8 @@ class ChildPool:
             await child.gone()
 
 
-def _pack(request: Any, param: str) -> bytes:
+def pack(request: Any, param: str) -> bytes:
+    """The body of `request`. Raises RequestError that names `param` for values that no body can have."""
     try:
         return msgspec.msgpack.encode(request)
     except UnicodeEncodeError:

@@ -17,8 +17,10 @@ from ferrule.interfaces.parsers import (
     TextDelta,
     ToolParser,
 )
+from ferrule.structured_outputs.calls import enforced
 from ferrule.types import Fixed, GrammarSpec, Json, OneOf, Repeated, Series
 
+_PARAMETERS = 3  # depth at which the parameters of a call begin
 _PLAIN = re.compile(r'[^"\\{}\[\]]+')
 
 
@@ -31,7 +33,8 @@ class NamedCall(ToolParser):
         self._begun = False
 
     def constraint(self, choice: str | dict[str, Any]) -> GrammarSpec | None:
-        return GrammarSpec(form=Json(_schemas(self.tools)[self._name]))
+        function = enforced(self.tools, choice)[0]
+        return GrammarSpec(form=Json(function.schema))
 
     def feed(self, delta: TextDelta) -> Sequence[Event]:
         if not delta.text:
@@ -50,44 +53,53 @@ class CallList(ToolParser):
     def begin(self, context: ChoiceContext) -> None:
         self._most = None if context.parallel_tool_calls else 1
         self._index = -1
-        self._head = ""  # text outside of parameters, up to where they begin
-        self._depth = 0  # of braces and brackets within parameters
+        self._head: list[str] = []  # text outside of parameters since the last ones
+        self._depth = 0  # of braces and brackets
         self._string = self._escaped = False
+        self._named = False  # whether the head before the last parameters names a function
 
     def constraint(self, choice: str | dict[str, Any]) -> GrammarSpec | None:
-        calls = tuple(
-            Series((Fixed(_head(name)), Json(schema), Fixed("}"))) for name, schema in _schemas(self.tools).items()
-        )
+        functions = enforced(self.tools, choice)
+        calls = tuple(Series((Fixed(_head(each.name)), Json(each.schema), Fixed("}"))) for each in functions)
         return GrammarSpec(form=Series((Fixed("["), Repeated(OneOf(calls), ", ", 1, self._most), Fixed("]"))))
 
     def feed(self, delta: TextDelta) -> Sequence[Event]:
         events: list[Event] = []
         text, at = delta.text, 0
         while at < len(text):
-            at = self._read_parameters(text, at, events) if self._depth else self._read_head(text, at, events)
+            start, inside = at, self._inside
+            while at < len(text) and self._inside is inside:
+                at = self._step(text, at)
+            if inside:
+                self._read_parameters(text[start:at], events)
+            else:
+                self._read_head(text[start:at], events)
         return events
 
     def finish(self) -> Sequence[Event]:
-        return (CallEnd(self._index),) if self._depth else ()
+        return (CallEnd(self._index),) if self._inside and self._named else ()
 
-    def _read_head(self, text: str, at: int, events: list[Event]) -> int:
-        """Up to the brace that opens parameters: the second one of a call."""
-        self._head += text[at]
-        found = _HEAD.search(self._head)
-        if found is not None:
+    @property
+    def _inside(self) -> bool:
+        """Whether the text is within parameters: in the list, in a call, and in an object of its own."""
+        return self._depth >= _PARAMETERS
+
+    def _read_head(self, part: str, events: list[Event]) -> None:
+        """Text up to, and with, the brace that opens parameters."""
+        self._head.append(part)
+        if not self._inside:
+            return
+        name = _name("".join(self._head))
+        self._head.clear()
+        self._named = name is not None
+        if name is not None:
             self._index += 1
-            self._head, self._depth = "", 1
-            events += CallStart(self._index, _id(), json.loads(found[1])), CallArguments(self._index, "{")
-        return at + 1
+            events += CallStart(self._index, _id(), name), CallArguments(self._index, "{")
 
-    def _read_parameters(self, text: str, at: int, events: list[Event]) -> int:
-        start = at
-        while at < len(text) and self._depth:
-            at = self._step(text, at)
-        events.append(CallArguments(self._index, text[start:at]))
-        if not self._depth:
-            events.append(CallEnd(self._index))
-        return at
+    def _read_parameters(self, part: str, events: list[Event]) -> None:
+        if self._named:
+            events.append(CallArguments(self._index, part))
+            events += () if self._inside else (CallEnd(self._index),)
 
     def _step(self, text: str, at: int) -> int:
         """Past one character that matters, or many that do not."""
@@ -109,23 +121,18 @@ class CallList(ToolParser):
         return at + 1
 
 
-_HEAD = re.compile(r'\{"name": ("(?:[^"\\]|\\.)*"), "parameters": *\{$')
-
-
 def _head(name: str) -> str:
     return f'{{"name": {json.dumps(name, ensure_ascii=False)}, "parameters": '
 
 
-def _schemas(tools: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """By name; every one is a schema of objects."""
-    functions = [tool["function"] for tool in tools]
-    return {function["name"]: _object(function.get("parameters")) for function in functions}
-
-
-def _object(schema: dict[str, Any] | None) -> dict[str, Any]:
-    if not schema:
-        return {"type": "object", "properties": {}, "additionalProperties": False}
-    return schema if "type" in schema else {"type": "object", **schema}
+def _name(head: str) -> str | None:
+    """The function that a head names, which ends with the brace that opens parameters. None: no head of a call."""
+    try:
+        call = json.loads(f"{head[head.find('{') :]}}}}}")
+    except ValueError:
+        return None
+    name = call.get("name")
+    return name if isinstance(name, str) else None
 
 
 def _id() -> str:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from ferrule.config.resolved import ResolvedDecoding
 from ferrule.errors import PluginError, RequestError, nearest
-from ferrule.frontend.children.pool import ChildPool
+from ferrule.frontend.children.pool import ChildPool, pack
 from ferrule.frontend.guided.work import Setup
 from ferrule.interfaces.guided_decoding import Vocabulary
 from ferrule.interfaces.plugins import Plugins
@@ -24,6 +24,8 @@ _MEMORY_BYTES = 1 << 30  # that a child may write
 _SECONDS = 5.0  # for one constraint
 _CHILDREN = 2  # of each backend
 _CACHE_BYTES = 256 << 20
+_MAX_SPEC_BYTES = 1 << 20  # of a constraint as it is sent to a child
+_MAX_COMPILED_BYTES = 8 << 20  # sent to the engine with each of a request's choices
 _FIRST = ("guidance", "xgrammar", "outlines")  # that `auto` asks, before all others
 
 
@@ -50,7 +52,10 @@ class GrammarCompiler:
         Requests with the same constraint wait for one compilation, which goes on when they leave.
         """
         spec = self._under_settings(spec)
-        key = hashlib.sha256(msgspec.msgpack.encode(spec)).digest()
+        body = pack(spec, param)
+        if len(body) > _MAX_SPEC_BYTES:
+            raise RequestError(f"The constraint has more than {_MAX_SPEC_BYTES >> 20} MiB.", param)
+        key = hashlib.sha256(body).digest()
         known = self._compiled.get(key)
         if known is not None:
             self._compiled.move_to_end(key)
@@ -92,6 +97,8 @@ class GrammarCompiler:
         for name in self._candidates(spec.backend or "auto", spec.fallback):
             answer = await self._ask(name, spec, param)
             match answer:
+                case ["data", bytes(data)] if len(data) > _MAX_COMPILED_BYTES:
+                    refusals.append(f"{name}: it takes more than {_MAX_COMPILED_BYTES >> 20} MiB when it is compiled")
                 case ["data", bytes(data)]:
                     compiled = CompiledGrammar(backend=name, digest=key, data=data)
                     self._keep(compiled)
@@ -103,30 +110,33 @@ class GrammarCompiler:
         raise RequestError(f"The constraint cannot be enforced here. {'; '.join(refusals)}.", param)
 
     def _candidates(self, asked: str, fallback: bool) -> Sequence[str]:
-        """Backends in the order in which they are asked. Raises RequestError for one that there is not."""
+        """Backends in the order in which they are asked. Raises RequestError for an unknown one."""
         known = self._plugins.defaults("guided_decoding")
         every = tuple(dict.fromkeys([*(name for name in _FIRST if name in known), *known]))
         if asked == "auto":
             return every
         if asked not in self._plugins.names("guided_decoding"):
             raise RequestError(
-                f"There is no backend {asked!r:.60}.{nearest(asked, every)} Backends: auto, {', '.join(every)}.",
+                f"Unknown guided decoding backend {asked!r:.60}.{nearest(asked, every)} "
+                f"Known backends: auto, {', '.join(every)}.",
                 "guided_decoding_backend",
             )
         return tuple(dict.fromkeys([asked, *(every if fallback else ())]))
 
     async def _ask(self, name: str, spec: GrammarSpec, param: str) -> Any:
-        pool = self._pools.get(name)
-        if pool is None:
-            setup = Setup(self._plugins, name, await self._words())
-            body = msgspec.msgpack.encode(setup)
-            pool = self._pools[name] = ChildPool(
-                _TASK, size=_CHILDREN, memory_bytes=_MEMORY_BYTES, niceness=5, setup=body
-            )
+        words = await self._words()
+        pool = self._pools.get(name) or self._open_pool(name, words)
         try:
             return await pool.run(spec, _SECONDS, "The constraint", param)
         except PluginError as error:  # a library that is not installed
             return ["refused", error.message]
+
+    def _open_pool(self, name: str, words: Vocabulary) -> ChildPool:
+        setup = msgspec.msgpack.encode(Setup(self._plugins, name, words))
+        self._pools[name] = ChildPool(
+            _TASK, size=_CHILDREN, memory_bytes=_MEMORY_BYTES, niceness=5, setup=setup, patient=True
+        )
+        return self._pools[name]
 
     async def _words(self) -> Vocabulary:
         if self._vocabulary is None:

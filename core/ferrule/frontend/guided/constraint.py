@@ -38,9 +38,10 @@ def enforces(choice: str | dict[str, Any] | None) -> bool:
 def tool_parser(
     make: ToolParsers | None, tools: Sequence[dict[str, Any]] | None, context: ChoiceContext
 ) -> tuple[ToolParser, GrammarSpec | None] | None:
-    """The parser of a choice's calls, begun, and the constraint that enforces them. None where there are no calls.
+    """The parser of a choice's calls, begun, and the constraint that enforces them. None when calls are not read.
 
-    An enforced call that the server's parser cannot enforce, or for which there is no parser, is JSON.
+    `tool_choice` may demand a call. Where the server has no tool parser, or its parser has no constraint for that
+    choice, the call is written and read as JSON instead.
     """
     choice = context.tool_choice or "auto"
     if not tools or choice == "none":

@@ -54,9 +54,11 @@ def open_detokenizer(
     return _Pieces(tokenizer, first, skipped, joined)
 
 
-def decode(tokenizer: Tokenizer, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
+def decode(
+    tokenizer: Tokenizer, ids: Iterable[int], *, skip_special_tokens: bool = True, kept: frozenset[int] = frozenset()
+) -> str:
     """Text of whole output `ids`. Ids out of range add nothing."""
-    detokenizer = open_detokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
+    detokenizer = open_detokenizer(tokenizer, skip_special_tokens=skip_special_tokens, kept=kept)
     parts = [detokenizer.feed(token) for token in ids]
     parts.append(detokenizer.finish())
     return "".join(parts)

@@ -16,7 +16,7 @@ from ferrule.frontend.text.messages import RESERVED, read_documents, read_messag
 from ferrule.interfaces.service import ChatPrompt
 
 _TASK = "ferrule.frontend.text.template:work"
-_MEMORY_BYTES = 512 << 20  # address space of a child, interpreter included
+_MEMORY_BYTES = 512 << 20  # that a child may write
 _CHARACTERS_IN = 16  # per token of the context: conversation (L16)
 _CHARACTERS_OUT = 8  # per token of the context: rendered text (L10)
 _MAX_TEMPLATE = 256 << 10  # characters of a template in a request

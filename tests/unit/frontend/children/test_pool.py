@@ -11,14 +11,18 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
 
+import msgspec
 import pytest
 
 from ferrule.config import FrontendConfig, LimitsConfig
-from ferrule.errors import ForbiddenError, OverloadedError, RequestError, UnavailableError
+from ferrule.errors import ForbiddenError, OverloadedError, PluginError, RequestError, UnavailableError
 from ferrule.frontend.children.child import HEADER, HELLO
 from ferrule.frontend.children.pool import ChildPool
+from ferrule.frontend.guided.work import Setup
 from ferrule.frontend.text.render import Renderer
+from ferrule.interfaces.guided_decoding import Vocabulary
 from ferrule.interfaces.service import ChatPrompt
+from ferrule.plugin import discover
 
 TASK = "ferrule.frontend.text.template:work"
 HI = ({"role": "user", "content": "hi"},)
@@ -166,6 +170,38 @@ async def test_waiting_has_a_limit(pool: ChildPool) -> None:
     for task in slow:
         task.cancel()
     await asyncio.gather(*slow, return_exceptions=True)
+
+
+async def test_patient_work_waits_longer_than_its_deadline_for_a_child() -> None:
+    pool = ChildPool(TASK, size=1, memory_bytes=512 << 20, patient=True)
+    first = asyncio.create_task(ask(pool, ENDLESS))
+    await asyncio.sleep(0)
+    second = asyncio.create_task(ask(pool, ENDLESS, seconds=0.2))
+    await asyncio.wait({second}, timeout=0.6)
+    assert not second.done()
+    first.cancel()
+    with pytest.raises(RequestError, match=r"took longer than 0\.2 s"):
+        await second
+    await pool.close()
+
+
+async def test_a_setup_that_a_plugin_refuses_starts_one_child_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = []
+    start = asyncio.create_subprocess_exec
+
+    async def counted(*arguments: Any, **options: Any) -> Any:
+        started.append(arguments)
+        return await start(*arguments, **options)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", counted)
+    setup = msgspec.msgpack.encode(Setup(discover(), "missing", Vocabulary((b"a",), 1, (0,))))
+    pool = ChildPool("ferrule.frontend.guided.work:Work", size=1, memory_bytes=1 << 30, setup=setup)
+    works = (pool.run({}, 60.0, "The constraint", "x") for _ in range(3))
+    errors = await asyncio.gather(*works, return_exceptions=True)
+    assert [type(error) for error in errors] == [PluginError] * 3
+    assert len({str(error) for error in errors}) == 1
+    assert len(started) == 1
+    await pool.close()
 
 
 @pytest.mark.parametrize("value", ["\ud800", 1 << 70, object()])

@@ -11,6 +11,7 @@ import pytest
 from ferrule.config import Config, DecodingConfig
 from ferrule.config.resolve import resolve
 from ferrule.errors import RequestError
+from ferrule.frontend.children.pool import ChildPool
 from ferrule.frontend.guided.compiler import GrammarCompiler
 from ferrule.interfaces.guided_decoding import Vocabulary
 from ferrule.plugin import discover
@@ -78,11 +79,41 @@ async def test_left_recursion_and_deep_nesting_are_answered(guided: GrammarCompi
 async def test_an_unknown_backend_is_named() -> None:
     guided = compiler()
     try:
-        with pytest.raises(RequestError, match="'guidence'. Did you mean 'guidance'") as caught:
+        with pytest.raises(RequestError, match="Unknown .* backend 'guidence'. Did you mean 'guidance'") as caught:
             await guided.compile(spec(Regex("a"), backend="guidence"), "guided")
         assert caught.value.param == "guided_decoding_backend"
     finally:
         await guided.close()
+
+
+async def test_first_requests_share_the_children(guided: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    class Counted(ChildPool):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            made.append(self)
+
+    monkeypatch.setattr("ferrule.frontend.guided.compiler.ChildPool", Counted)
+    await asyncio.gather(*(guided.compile(spec(Regex(pattern)), "x") for pattern in ("a", "b")))
+    assert len(made) == 1
+
+
+async def test_constraints_have_a_size(guided: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RequestError, match="more than 1 MiB") as caught:
+        await guided.compile(spec(Json({"description": "x" * (1 << 20)})), "tools")
+    assert caught.value.param == "tools"
+    assert not guided.pids
+    monkeypatch.setattr("ferrule.frontend.guided.compiler._MAX_COMPILED_BYTES", 100)
+    with pytest.raises(RequestError, match="guidance: it takes more than 0 MiB when it is compiled"):
+        await guided.compile(spec(Regex("a" * 100)), "x")
+
+
+@pytest.mark.parametrize("form", [Fixed("\ud800"), Json({"const": "\ud800"}), Json({"const": 1 << 70})])
+async def test_values_that_cannot_be_sent_to_a_child_are_refused(guided: GrammarCompiler, form: Form) -> None:
+    with pytest.raises(RequestError) as caught:
+        await guided.compile(spec(form), "x")
+    assert caught.value.param == "x"
 
 
 async def test_children_end_with_the_compiler() -> None:

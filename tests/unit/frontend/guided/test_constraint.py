@@ -9,19 +9,22 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ferrule.frontend.guided.calls import CallList
 from ferrule.frontend.guided.compiler import GrammarCompiler
 from ferrule.frontend.guided.constraint import Constraints, Parsers, tool_parser
 from ferrule.frontend.output.parse import ParseChain
 from ferrule.interfaces.guided_decoding import Vocabulary
-from ferrule.interfaces.parsers import CallArguments, CallStart, ChoiceContext, Content, Event, Reasoning
+from ferrule.interfaces.parsers import CallArguments, CallStart, ChoiceContext, Content, Event, Reasoning, TextDelta
 from ferrule.interfaces.service import Generate, Prompt
 from ferrule.sampling_params import SamplingParams
 from ferrule.structured_outputs import GuidedDecodingParams
+from ferrule.structured_outputs.calls import enforced
 from ferrule.types import GrammarSpec, Json, Regex
 from ferrule_plugins.guided_decoding.guidance import Guidance
 from ferrule_plugins.reasoning_parser.deepseek_r1 import DeepSeekR1
 from ferrule_plugins.reasoning_parser.qwen3 import Qwen3
 from ferrule_plugins.tool_parser.hermes import Hermes
+from ferrule_testkit.kits.count import work
 
 WORDS = Vocabulary((*(bytes([byte]) for byte in range(256)), b""), 257, (256,))
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -97,6 +100,69 @@ def test_what_is_enforced_is_what_the_parser_reads(
     assert fits(backend, found[1], text)
     chain = ParseChain(Parsers(tools=parser), TOOLS, context(choice))
     assert read(chain, text, size) == ("", "", calls)
+
+
+def listed_work(size: int) -> int:
+    """What reading calls of functions with a long name takes, one character at a time."""
+    text = "[" + ", ".join([f'{{"name": "{"n{" * size}", "parameters": {{"a": []}}}}'] * 2) + "]"
+    parser = CallList(TOOLS)
+    parser.begin(context("required"))
+    events: list[Event] = []
+
+    def read_all() -> None:
+        for letter in text:
+            events.extend(parser.feed(TextDelta(letter)))
+
+    done = work(read_all)
+    assert [event.name for event in events if isinstance(event, CallStart)] == ["n{" * size] * 2
+    return done
+
+
+def test_the_work_for_a_long_name_is_linear() -> None:
+    assert listed_work(4_000) < 3 * listed_work(2_000)
+
+
+@pytest.mark.parametrize("size", [1, 1000])
+@pytest.mark.parametrize(
+    "text", ["[[[1]]]", '[{"name": "\\x", "parameters": {}}]', "[{{}}]", '[{"name": [{}]}]', "}}]{"]
+)
+def test_text_that_is_no_list_of_calls_has_none(text: str, size: int) -> None:
+    chain = ParseChain(Parsers(), TOOLS, context("required"))
+    assert read(chain, text, size) == ("", "", [])
+
+
+ARRAY = {"type": "array", "items": {"$ref": "#/$defs/item"}, "$defs": {"item": {"type": "integer"}}}
+EITHER = {
+    "type": ["array", "object"],
+    "properties": {"a": {"$ref": "#/$defs/item"}, "b": {"$ref": "#/properties/a"}},
+    "required": ["a"],
+    "$defs": {"item": {"type": "integer"}},
+}
+
+
+@pytest.mark.parametrize("parser", [Hermes, None])
+@pytest.mark.parametrize("choice", ["required", NAMED])
+def test_arguments_are_objects_whatever_types_a_schema_has(backend: Guidance, parser: Any, choice: Any) -> None:
+    tools = ({"type": "function", "function": {"name": "weather", "parameters": EITHER}},)
+    found = tool_parser(parser, tools, ChoiceContext(tools=tools, tool_choice=choice))
+    assert found is not None
+
+    def call(arguments: str) -> str:
+        if parser is not None:
+            return f'<tool_call>\n{{"name": "weather", "arguments": {arguments}}}\n</tool_call>'
+        return arguments if choice == NAMED else f'[{{"name": "weather", "parameters": {arguments}}}]'
+
+    assert fits(backend, found[1], call('{"a": 1, "b": 2}'))
+    assert [text for text in ("[1]", "[]", "{}", '{"a": 1, "b": "x"}') if fits(backend, found[1], call(text))] == []
+
+
+def test_a_schema_without_objects_fits_nothing(backend: Guidance) -> None:
+    tools = ({"type": "function", "function": {"name": "weather", "parameters": ARRAY}},)
+    (function,) = enforced(tools, "required")
+    schema = {"type": "object", "allOf": [{"type": "array", "items": ARRAY["items"]}], "$defs": ARRAY["$defs"]}
+    assert function.schema == schema
+    with pytest.raises(ValueError, match="Unsatisfiable"):
+        backend.compile(GrammarSpec(form=Json(function.schema)))
 
 
 @pytest.mark.parametrize("parser", [Hermes, None])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+
+import numpy as np
 import pytest
 
 from ferrule.plugin import discover
@@ -100,3 +103,19 @@ def test_white_space_is_white_space() -> None:
     for pattern in ("a*", "[^a]", ".", "[0-9]", r"\S"):
         with pytest.raises(ValueError, match="white space"):
             whitespace(pattern)
+
+
+def test_guidance_bounds_the_states_of_one_output() -> None:
+    """Each text of 20 letters is another state of this pattern."""
+    backend = discover().make("guided_decoding", "guidance", VOCABULARY)
+    grammar = backend.load(backend.compile(GrammarSpec(form=Regex("[ab]*a[ab]{20}"))))
+    source, mask = random.Random(0), np.zeros((1, VOCABULARY.words), np.int32)
+    letters = [VOCABULARY.tokens.index(letter) for letter in (b"a", b"b")]
+
+    def write(count: int) -> None:
+        for _ in range(count):
+            backend.fill([grammar], mask)
+            assert grammar.accept([source.choice(letters)])
+
+    with pytest.raises(ValueError, match="too many states"):
+        write(20_000)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +11,11 @@ import regex
 import torch
 from safetensors.torch import load_file, save_file
 
-from ferrule.assembly.model import Loaded, load_model
-from ferrule.config import CacheConfig, Config, LoadConfig, ModelConfig, SchedulerConfig
-from ferrule.config.resolve import resolve
-from ferrule.env import Environment
+from ferrule.assembly.model import Loaded
 from ferrule.errors import CheckpointError, ConfigError, PluginError
 from ferrule.interfaces.platform import DeviceCaps
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.quantization import LinearLayer
-from ferrule.plugin import discover
 from ferrule_kernels.cpu import library
 from ferrule_nn import Decoder, Dense, Linear, MergedLinear, checkpoint_parameter
 from ferrule_plugins.quantization.compressed import CompressedTensors
@@ -28,41 +23,11 @@ from ferrule_plugins.quantization.fp8 import Fp8Method
 from ferrule_plugins.quantization.groupwise import Awq, Gptq
 from ferrule_plugins.quantization.names import chosen
 from ferrule_testkit.quantized import FORMATS, quantized_checkpoint
+from tests.unit.plugins.quantization.loading import load_folder
 
-ENV = Environment(cpu_kvcache_space=0.01, cpu_omp_threads_bind="auto")
 CPU = DeviceCaps("cpu", "a processor", 1 << 30)
 GPU = DeviceCaps("cuda", "a GPU", 1 << 34, frozenset({"sm90"}))
 BF16 = torch.bfloat16
-
-
-@pytest.fixture(scope="module")
-def plugins() -> Plugins:
-    return discover()
-
-
-@pytest.fixture
-def folder(tiny_llama: Path) -> Path:
-    return tiny_llama
-
-
-@pytest.fixture(autouse=True)
-def threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-def _load(folder: Path, plugins: Plugins, **model: Any) -> Loaded:
-    config = resolve(
-        Config(
-            model=ModelConfig(**{"model": str(folder), "dtype": "float32", **model}),
-            load=LoadConfig(use_tqdm_on_load=False),
-            scheduler=SchedulerConfig(max_num_seqs=2),
-            cache=CacheConfig(),
-            env=ENV,
-        )
-    )
-    return load_model(config, plugins)
 
 
 def _layers(loaded: Loaded) -> dict[str, Linear]:
@@ -85,7 +50,7 @@ def test_layers_multiply_by_what_the_checkpoint_means(
 ) -> None:
     """Merged projections, each with scales of its own. Where activations are quantized, to one part in 127 of a row."""
     weights = quantized_checkpoint(folder, tmp_path / "made", name)
-    loaded = _load(tmp_path / "made", plugins)
+    loaded = load_folder(tmp_path / "made", plugins)
     assert loaded.info.quantization is not None
     layers = _layers(loaded)
     assert isinstance(layers["lm_head"].scheme, Dense)
@@ -110,7 +75,7 @@ def test_weights_may_get_their_memory_when_they_come(
         quantized_checkpoint(folder, tmp_path / "made", "awq")
         folder = tmp_path / "made"
     chosen = {"quantization": "int8"} if quantized == "int8" else {}
-    expected = _load(folder, plugins, **chosen)
+    expected = load_folder(folder, plugins, **chosen)
     monkeypatch.setattr("ferrule_nn.linear.allocates_late", lambda device: True)
     held: list[int] = []
     load = Decoder.load_weights
@@ -121,7 +86,7 @@ def test_weights_may_get_their_memory_when_they_come(
         return load(model, weights)
 
     monkeypatch.setattr(Decoder, "load_weights", watched)
-    made = _load(folder, plugins, **chosen)
+    made = load_folder(folder, plugins, **chosen)
     assert held == [0]
     assert made.info == expected.info
     for name, layer in _layers(made).items():
@@ -141,7 +106,7 @@ def test_weights_that_never_got_memory_are_named(monkeypatch: pytest.MonkeyPatch
 def test_weights_stay_small(folder: Path, plugins: Plugins, tmp_path: Path, name: str) -> None:
     """In bytes of a layer; those with zero points take 8 bits for each weight on a CPU."""
     quantized_checkpoint(folder, tmp_path / "made", name)
-    for path, layer in _layers(_load(tmp_path / "made", plugins, dtype="bfloat16")).items():
+    for path, layer in _layers(load_folder(tmp_path / "made", plugins, dtype="bfloat16")).items():
         if path != "lm_head":
             bits = {"int8": 8, "gptq": 4, "awq": 8}[name] + 1.5
             assert (
@@ -161,7 +126,7 @@ def test_without_a_compiler_torch_computes_the_same(
         raise library.KernelsUnavailableError("there is no compiler")
 
     monkeypatch.setattr(library, "load", missing)
-    layer = _layers(_load(tmp_path / "made", plugins))["layers.0.mlp.down_proj"]
+    layer = _layers(load_folder(tmp_path / "made", plugins))["layers.0.mlp.down_proj"]
     x = torch.randn(3, layer.in_features, generator=torch.Generator().manual_seed(1))
     expected = x @ weights["model.layers.0.mlp.down_proj.weight"].t()
     assert (layer(x) - expected).norm() < 0.02 * expected.norm()
@@ -173,17 +138,17 @@ def test_fp8_on_a_cpu_is_widened_and_said_once(
     quantized_checkpoint(folder, tmp_path / "made", "fp8-blocks")
     said: list[str] = []
     monkeypatch.setattr("ferrule_plugins.quantization.products._log.warning", lambda text, *args: said.append(args[0]))
-    _load(tmp_path / "made", plugins, dtype="bfloat16")
+    load_folder(tmp_path / "made", plugins, dtype="bfloat16")
     assert len(said) == 1
     assert "fp8" in said[0]
 
 
 def test_other_names_of_a_method_read_it_too(folder: Path, plugins: Plugins, tmp_path: Path) -> None:
     quantized_checkpoint(folder, tmp_path / "made", "awq")
-    assert _load(tmp_path / "made", plugins).info.quantization == "awq"
-    assert _load(tmp_path / "made", plugins, quantization="awq_marlin").info.quantization == "awq_marlin"
+    assert load_folder(tmp_path / "made", plugins).info.quantization == "awq"
+    assert load_folder(tmp_path / "made", plugins, quantization="awq_marlin").info.quantization == "awq_marlin"
     with pytest.raises(ConfigError, match="--quantization gptq: the weights are quantized .awq."):
-        _load(tmp_path / "made", plugins, quantization="gptq")
+        load_folder(tmp_path / "made", plugins, quantization="gptq")
 
 
 # ---------------------------------------------------------------------------------------- what is refused
@@ -192,12 +157,12 @@ def test_other_names_of_a_method_read_it_too(folder: Path, plugins: Plugins, tmp
 @pytest.mark.parametrize("method", ["awq", "gptq", "compressed-tensors"])
 def test_methods_of_checkpoints_do_not_take_float_weights(folder: Path, plugins: Plugins, method: str) -> None:
     with pytest.raises(ConfigError, match=f"--quantization {method}: the weights are not quantized"):
-        _load(folder, plugins, quantization=method)
+        load_folder(folder, plugins, quantization=method)
 
 
 def test_fp8_from_floats_is_for_gpus(folder: Path, plugins: Plugins) -> None:
     with pytest.raises(ConfigError, match="--quantization fp8: CPUs do not multiply fp8"):
-        _load(folder, plugins, quantization="fp8")
+        load_folder(folder, plugins, quantization="fp8")
 
 
 def _changed(name: str, **changes: Any) -> dict[str, Any]:
@@ -261,7 +226,7 @@ def test_devices_and_types(name: str, plugins: Plugins) -> None:
 def test_a_variant_that_nothing_reads_stops_the_start(folder: Path, plugins: Plugins, tmp_path: Path) -> None:
     stored_as = {"quantization_config": {**FORMATS["gptq"].config, "desc_act": True}}
     with pytest.raises(PluginError, match="quantization") as told:
-        _load(folder, plugins, hf_overrides=stored_as)
+        load_folder(folder, plugins, hf_overrides=stored_as)
     assert "desc_act" in str(told.value) + str(told.value.hint)
 
 
@@ -312,20 +277,20 @@ def test_damaged_checkpoints_are_named(
 ) -> None:
     spoiled = _spoiled(folder, tmp_path / "made", name, f"{DOWN}.{end}", change)
     with pytest.raises(CheckpointError, match=said) as told:
-        _load(spoiled, plugins)
+        load_folder(spoiled, plugins)
     assert "model.safetensors" in told.value.message
 
 
 def test_scales_must_be_finite_in_the_type_of_the_activations(folder: Path, plugins: Plugins, tmp_path: Path) -> None:
     spoiled = _spoiled(folder, tmp_path / "made", "gptq", f"{DOWN}.scales", lambda scales: scales.float() + 7e4)
-    assert _load(spoiled, plugins, dtype="bfloat16").info.quantization == "gptq"
+    assert load_folder(spoiled, plugins, dtype="bfloat16").info.quantization == "gptq"
     with pytest.raises(CheckpointError, match="not a finite number"):
-        _load(spoiled, plugins, dtype="float16")
+        load_folder(spoiled, plugins, dtype="float16")
 
 
 def test_weights_whose_scale_is_zero_are_zero(folder: Path, plugins: Plugins, tmp_path: Path) -> None:
     spoiled = _spoiled(folder, tmp_path / "made", "int8", f"{DOWN}.weight_scale", _first(0.0))
-    layer = _layers(_load(spoiled, plugins))["layers.0.mlp.down_proj"]
+    layer = _layers(load_folder(spoiled, plugins))["layers.0.mlp.down_proj"]
     y = layer(torch.randn(3, layer.in_features))
     assert bool((y[:, 0] == 0).all())
     assert bool((y[:, 1:] != 0).all())
@@ -338,7 +303,7 @@ def test_what_is_no_list_of_layers_is_told(
 ) -> None:
     quantized_checkpoint(folder, tmp_path / "made", name)
     with pytest.raises(CheckpointError, match=f"{key}.*is not a list of names"):
-        _load(tmp_path / "made", plugins, hf_overrides={"quantization_config": _changed(name, **{key: value})})
+        load_folder(tmp_path / "made", plugins, hf_overrides={"quantization_config": _changed(name, **{key: value})})
     with pytest.raises(CheckpointError, match="'ignore' is not a list of names"):
         CompressedTensors(_changed("int8", ignore=value))
 
@@ -417,7 +382,7 @@ def test_ignored_layers_stay_as_they_are(folder: Path, plugins: Plugins, tmp_pat
     del tensors[f"{name}.weight_scale"]
     save_file(tensors, tmp_path / "made" / "model.safetensors", metadata={"format": "pt"})
     config = {**FORMATS["int8"].config, "ignore": ["lm_head", name]}
-    layers = _layers(_load(tmp_path / "made", plugins, hf_overrides={"quantization_config": config}))
+    layers = _layers(load_folder(tmp_path / "made", plugins, hf_overrides={"quantization_config": config}))
     assert isinstance(layers["layers.1.mlp.down_proj"].scheme, Dense)
     assert not isinstance(layers["layers.0.mlp.down_proj"].scheme, Dense)
 

@@ -9,53 +9,19 @@ from typing import Any
 import pytest
 import torch
 
-from ferrule.assembly.model import Loaded, load_model, pack
-from ferrule.config import CacheConfig, Config, LoadConfig, ModelConfig, SchedulerConfig
-from ferrule.config.resolve import resolve
-from ferrule.env import Environment
+from ferrule.assembly.model import Loaded, pack
 from ferrule.errors import CheckpointError, ConfigError, PluginError
 from ferrule.interfaces.model import BuildContext
 from ferrule.interfaces.platform import DeviceCaps
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme, QuantizationMethod
-from ferrule.plugin import discover
 from ferrule_kernels.cpu import library
 from ferrule_nn import Decoder, Head, Linear, MergedLinear, load_into, parameter
 from ferrule_plugins.quantization.integers import Int4, Int8
+from tests.unit.plugins.quantization.loading import load_folder
 
-ENV = Environment(cpu_kvcache_space=0.01, cpu_omp_threads_bind="auto")
 CPU = DeviceCaps("cpu", "a processor", 1 << 30)
 METHODS = ("int8", "int8_per_channel_weight_only", "int4", "int4_weight_only")
-
-
-@pytest.fixture(scope="module")
-def plugins() -> Plugins:
-    return discover()
-
-
-@pytest.fixture
-def folder(tiny_llama: Path) -> Path:
-    return tiny_llama
-
-
-@pytest.fixture(autouse=True)
-def threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-def _load(folder: Path, plugins: Plugins, **model: Any) -> Loaded:
-    config = resolve(
-        Config(
-            model=ModelConfig(**{"model": str(folder), "dtype": "float32", **model}),
-            load=LoadConfig(use_tqdm_on_load=False),
-            scheduler=SchedulerConfig(max_num_seqs=2),
-            cache=CacheConfig(),
-            env=ENV,
-        )
-    )
-    return load_model(config, plugins)
 
 
 def _logits(loaded: Loaded) -> torch.Tensor:
@@ -69,7 +35,7 @@ def _logits(loaded: Loaded) -> torch.Tensor:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_option_quantizes_all_layers_and_the_head(folder: Path, plugins: Plugins, method: str) -> None:
-    plain, loaded = _load(folder, plugins), _load(folder, plugins, quantization=method)
+    plain, loaded = load_folder(folder, plugins), load_folder(folder, plugins, quantization=method)
     assert plain.info.quantization is None
     assert loaded.info.quantization == method
     assert loaded.info.num_parameters == plain.info.num_parameters
@@ -84,7 +50,7 @@ def test_the_option_quantizes_all_layers_and_the_head(folder: Path, plugins: Plu
 
 
 def test_a_model_that_is_read_again_is_quantized_again(folder: Path, plugins: Plugins) -> None:
-    loaded = _load(folder, plugins, quantization="int8")
+    loaded = load_folder(folder, plugins, quantization="int8")
     before = _logits(loaded)
     fresh = loaded.reload()
     hidden = torch.randn(5, loaded.info.hidden_size, generator=torch.Generator().manual_seed(0))
@@ -93,28 +59,28 @@ def test_a_model_that_is_read_again_is_quantized_again(folder: Path, plugins: Pl
 
 def test_an_unknown_method_is_named(folder: Path, plugins: Plugins) -> None:
     with pytest.raises(PluginError, match="no quantization plugin 'int9'.*int8") as told:
-        _load(folder, plugins, quantization="int9")
+        load_folder(folder, plugins, quantization="int9")
     assert "int4_weight_only" in str(told.value) + str(told.value.hint)
 
 
 def test_quantized_weights_that_nothing_reads_are_named(folder: Path, plugins: Plugins) -> None:
     stored = {"quantization_config": {"quant_method": "runes", "bits": 4}}
     with pytest.raises(PluginError, match="quantization") as told:
-        _load(folder, plugins, hf_overrides=stored)
+        load_folder(folder, plugins, hf_overrides=stored)
     assert "runes" in str(told.value) + str(told.value.hint)
     with pytest.raises(ConfigError, match="--quantization int8: the weights are quantized"):
-        _load(folder, plugins, hf_overrides=stored, quantization="int8")
+        load_folder(folder, plugins, hf_overrides=stored, quantization="int8")
 
 
 @pytest.mark.parametrize("stored", ["gptq", 7, [1]])
 def test_a_quantization_that_is_no_object_is_told(folder: Path, plugins: Plugins, stored: object) -> None:
     with pytest.raises(CheckpointError, match="quantization_config is an object"):
-        _load(folder, plugins, hf_overrides={"quantization_config": stored})
+        load_folder(folder, plugins, hf_overrides={"quantization_config": stored})
 
 
 def test_a_model_without_such_layers_refuses(folder: Path, plugins: Plugins) -> None:
     with pytest.raises(ConfigError, match="implementation transformers"):
-        _load(folder, plugins, quantization="int8", model_impl="transformers")
+        load_folder(folder, plugins, quantization="int8", model_impl="transformers")
 
 
 def test_other_devices_and_types_are_refused() -> None:

@@ -1,4 +1,4 @@
-"""What a request's tools and tool choice demand of the calls."""
+"""What a request's tools and tool choice demand of the calls in its output."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from msgspec import Struct
+
+_ANY: dict[str, Any] = {"type": "object"}
+_ROOT_ONLY = ("$schema", "$defs", "definitions")  # references to what these hold begin at the root
 
 
 class EnforcedFunction(Struct, frozen=True):
@@ -32,11 +35,13 @@ def enforced(tools: Sequence[dict[str, Any]], choice: str | dict[str, Any]) -> t
     return tuple(EnforcedFunction(one["name"], _object(one.get("parameters"))) for one in functions if one.get("name"))
 
 
-_ANY: dict[str, Any] = {"type": "object"}
-
-
 def _object(schema: dict[str, Any] | None) -> dict[str, Any]:
-    """A schema of objects only."""
+    """The values of a schema that are objects."""
     if not schema:
         return {"type": "object", "properties": {}, "additionalProperties": False}
-    return schema if "type" in schema else {"type": "object", **schema}
+    types = schema.get("type", "object")
+    if types == "object" or (isinstance(types, list) and "object" in types):
+        return {**schema, "type": "object"}
+    root = {keyword: value for keyword, value in schema.items() if keyword in _ROOT_ONLY}
+    rest = {keyword: value for keyword, value in schema.items() if keyword not in _ROOT_ONLY}
+    return {**root, "type": "object", "allOf": [rest]}

@@ -119,13 +119,20 @@ class Repeated(Struct, frozen=True, tag="repeated"):
 
 
 class Until(Struct, frozen=True, tag="until"):
-    """Any text up to the first `stop`, which is included."""
+    """Any text up to the first `stop`, which is included. `others` are further texts that stop it."""
 
     stop: str
+    others: tuple[str, ...] = ()
 
 
 class Anything(Struct, frozen=True, tag="anything"):
-    """Any text."""
+    """Any text. It has no special tokens, so a `SpecialToken` ends it."""
+
+
+class SpecialToken(Struct, frozen=True, tag="special_token"):
+    """The token of this id, which is not part of any text. It is not a stop token."""
+
+    id: int
 
 
 class Tag(Struct, frozen=True):
@@ -147,7 +154,7 @@ class Triggered(Struct, frozen=True, tag="triggered"):
     most: int | None = None
 
 
-Form = Fixed | Json | Regex | Rules | OneOf | Series | Repeated | Until | Anything | Triggered
+Form = Fixed | Json | Regex | Rules | OneOf | Series | Repeated | Until | Anything | SpecialToken | Triggered
 
 
 class GrammarSpec(Struct, frozen=True, kw_only=True):

@@ -241,12 +241,21 @@ class ShowsItsInternals(Listed):
             raise ValueError(f"{error}\n  at listed/compile.py:10") from None
 
 
+class ForgetsSpecialTokens(Listed):
+    def refuses(self, spec: GrammarSpec) -> str | None:
+        return None
+
+    def compile(self, spec: GrammarSpec) -> bytes:
+        return json.dumps(["aa"]).encode()
+
+
 class RefusesEverything(Listed):
     def refuses(self, spec: GrammarSpec) -> str | None:
         return "form"
 
 
 FAULTS: dict[type[Any], str] = {
+    ForgetsSpecialTokens: "test_special_tokens_come_where_the_form_has_them",
     AllowsSpecialTokens: "test_masks_have_only_tokens_with_a_text_and_stop_tokens",
     AllowsIdsWithoutAToken: "test_masks_have_only_tokens_with_a_text_and_stop_tokens",
     AddsToTheMask: "test_filling_at_once_is_filling_one_by_one",

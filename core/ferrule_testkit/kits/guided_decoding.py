@@ -11,7 +11,7 @@ from functools import cache
 import numpy as np
 
 from ferrule.interfaces.guided_decoding import Grammar, GrammarBackend
-from ferrule.types import Anything, GrammarSpec, Json, Triggered, Until
+from ferrule.types import Anything, Fixed, GrammarSpec, Json, OneOf, Series, SpecialToken, Triggered, Until
 from ferrule_testkit.guided import allowed, first_refused, sample, tokens_of, vocabulary, whole_tokens_of
 from ferrule_testkit.kits.base import Kit, does_not_apply, promise, shown
 from ferrule_testkit.kits.forms import FORMS, KEYWORDS, WRONG, FormTexts
@@ -252,6 +252,24 @@ class GuidedDecodingKit(_Parts):
             promise(first.accept(ids), f"{shown(texts.form)}: another object's grammar is another")
             same = np.array_equal(fresh, allowed(second, self.vocabulary))
             promise(same, f"{shown(texts.form)}: two grammars of one constraint share their state")
+
+    def test_special_tokens_come_where_the_form_has_them(self) -> None:
+        """A special token of the form is allowed at its place and must come there; forms with one may be refused."""
+        backend, special = self.make(), SpecialToken(0)
+        form = OneOf((Series((special, Until("b"), Anything(), special, Fixed("a"))), Fixed("aa")))
+        if backend.refuses(GrammarSpec(form=form)):
+            does_not_apply("special tokens are refused")
+        data = backend.compile(GrammarSpec(form=form))
+        for wanted, ids in (
+            (True, [0, *self._tokens("xb日"), 0, *self._tokens("a")]),
+            (True, self._tokens("aa")),
+            (False, [*self._tokens("b"), 0, *self._tokens("a")]),
+            (False, [0, *self._tokens("x"), 0, *self._tokens("a")]),
+            (False, [0, *self._tokens("xba")]),
+            (False, [0, *self._tokens("xb"), 0, 0, *self._tokens("a")]),
+        ):
+            found = first_refused(backend.load(data), self.vocabulary, ids) is None
+            promise(found == wanted, f"tokens {ids} are {'allowed' if found else 'not allowed'}")
 
     def test_wrong_constraints_are_refused(self) -> None:
         """A constraint that is wrong or that nothing satisfies is refused, or is a ValueError of one line."""

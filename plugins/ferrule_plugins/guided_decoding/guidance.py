@@ -27,6 +27,7 @@ from ferrule.types import (
     Repeated,
     Rules,
     Series,
+    SpecialToken,
     Tag,
     Triggered,
     Until,
@@ -51,7 +52,7 @@ class Guidance(GrammarBackend):
         self._tokenizer = llguidance.LLTokenizer(
             llguidance.TokenizerWrapper(_Tokens(vocabulary)), eos_token=list(vocabulary.stop_ids)
         )
-        self._masks = Masks(vocabulary)
+        self._masks = Masks(vocabulary, special=True)  # which of them may come, the library knows
         self._executor = llguidance.LLExecutor()
 
     def refuses(self, spec: GrammarSpec) -> str | None:
@@ -195,10 +196,12 @@ class _Writer:
                 return f"({' '.join(map(self.rule, parts))})"
             case Repeated():
                 return self._repeated(form)
-            case Until(stop):
-                return self.add(f"{_ANY} {_quoted(stop)}", "[lazy]")
+            case Until(stop, others):
+                return self.add(f"{_ANY} ({' | '.join(map(_quoted, (stop, *others)))})", "[lazy]")
             case Anything():
                 return _ANY
+            case SpecialToken(id):
+                return f"<[{id}]>"
             case Triggered():
                 return self._triggered(form)
 

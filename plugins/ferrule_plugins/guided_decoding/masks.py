@@ -14,12 +14,13 @@ Mask = np.ndarray[Any, Any]  # [words] int32
 
 
 class Masks:
-    """`text`: tokens that add something to a text. `stop`: those that end it."""
+    """`text`: tokens that add something to a text; with `special`, special tokens too. `stop`: those that end it."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: Vocabulary, *, special: bool = False) -> None:
         stops = set(vocabulary.stop_ids)
         tokens = vocabulary.tokens[: vocabulary.size]
-        self.text = mask_of((id for id, token in enumerate(tokens) if token and id not in stops), vocabulary.words)
+        known = (id for id, token in enumerate(tokens) if (token or special) and id not in stops)
+        self.text = mask_of(known, vocabulary.words)
         self.stop = mask_of(stops, vocabulary.words)
         self.stop_ids = frozenset(stops)
 

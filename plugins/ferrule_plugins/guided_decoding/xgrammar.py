@@ -38,6 +38,7 @@ from ferrule.types import (
     Repeated,
     Rules,
     Series,
+    SpecialToken,
     Triggered,
     Until,
 )
@@ -96,6 +97,8 @@ class XGrammar(GrammarBackend):
                 case Rules(source):
                     if found := foreign(source):
                         return found
+                case SpecialToken():
+                    return "special tokens"
                 case Triggered(most=int(most)) if most > _MOST_TAGS:
                     return f"more than {_MOST_TAGS} tags"
         return None
@@ -180,10 +183,12 @@ def _format(form: Form, spec: GrammarSpec) -> Format:
             return SequenceFormat(elements=[_format(part, spec) for part in parts])
         case Repeated():
             return _repeated(form, _format(form.part, spec))
-        case Until(stop):
-            return TagFormat(begin="", content=AnyTextFormat(), end=stop)
+        case Until(stop, others):
+            return TagFormat(begin="", content=AnyTextFormat(), end=[stop, *others])
         case Anything():
             return AnyTextFormat()
+        case SpecialToken():
+            raise ValueError("special tokens are not available")
         case Triggered():
             return _triggered(form, spec)
 

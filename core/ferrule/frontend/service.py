@@ -131,13 +131,14 @@ class FrontendService(Service):
                 (prompt, choice_context(request, asked, prompt, self.tokenizer))
                 for asked, prompt in zip(request.prompts, prompts, strict=True)
             ]
+            limits = [self._constraints.thought_limit(request, context) for _, context in read]
             grammars = [await self._constraints.compile(request, context) for _, context in read]
             self._check_available()
             shared = {"arrival": arrival, "priority": priority, "cache_salt": salt}
             requests = []
-            for prepared, grammar in zip(prompts, grammars, strict=True):
+            for prepared, grammar, limit in zip(prompts, grammars, limits, strict=True):
                 sampling = ending(prepared.sampling, grammar, self._reader.rules)
-                sampling = replace(sampling, bad_words=words, processors=processors)
+                sampling = replace(sampling, bad_words=words, processors=processors, thoughts=limit)
                 seeded = [replace(sampling, seed=seed) for seed in self._draw_seeds(checked)]
                 requests += [_engine_request(prepared, sampling=one, grammar=grammar, **shared) for one in seeded]
             return self._submit(request, checked, read, requests, reservation)

@@ -15,7 +15,7 @@ from ferrule.frontend.guided.compiler import GrammarCompiler
 from ferrule.interfaces.parsers import ChoiceContext, ReasoningParser, ToolParser
 from ferrule.interfaces.service import Generate
 from ferrule.interfaces.tokenizer import Tokenizer
-from ferrule.types import CompiledGrammar, GrammarSpec, OneOf, TokenSampling
+from ferrule.types import CompiledGrammar, GrammarSpec, OneOf, ThoughtLimit, TokenSampling
 
 ToolParsers = Callable[[Sequence[dict[str, Any]]], ToolParser]
 
@@ -85,11 +85,34 @@ class Constraints:
             raise RequestError("A beam search cannot be constrained.", param)
         return await self._compiler.compile(spec, param)
 
+    def thought_limit(self, request: Generate, context: ChoiceContext) -> ThoughtLimit | None:
+        """The limit on the thoughts of the choices of one prompt. Raises RequestError where there cannot be one."""
+        param, most = "thinking_token_budget", request.params.thinking_token_budget
+        if most is None or most < 0:
+            return None
+        if request.beam is not None:
+            raise RequestError(f"A beam search cannot have a {param}.", param)
+        if self.parsers.reasoning is None or context.tokenizer is None:
+            raise RequestError(f"{param} needs a server that was started with --reasoning-parser.", param)
+        parser = self.parsers.reasoning()
+        parser.begin(context)
+        tags = parser.thoughts()
+        if tags is None:
+            raise RequestError(f"The reasoning parser of this server does not support {param}.", param)
+        if not (tags.inside or tags.opens):
+            return None
+        return ThoughtLimit(
+            tokens=most,
+            inside=tags.inside,
+            opens=tags.opens,
+            closes=tags.closes,
+            end_ids=tuple(context.tokenizer.encode(tags.end, add_special_tokens=False)),
+            again=tags.again,
+        )
+
     def _spec(self, request: Generate, context: ChoiceContext) -> GrammarSpec | None:
         asked = request.grammar or request.params.grammar
-        if request.raw:
-            return asked
-        calls = tool_parser(self.parsers.tools, request.tools, context)
+        calls = None if request.raw else tool_parser(self.parsers.tools, request.tools, context)
         spec = asked if calls is None else _joined(asked, request.tool_choice, *calls)
         if spec is None or self.parsers.reasoning is None:
             return spec

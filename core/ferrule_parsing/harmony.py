@@ -81,11 +81,11 @@ class HarmonyReader:
         return self._take()
 
     def finish(self) -> list[Part]:
-        """What was held back. The beginning of a header is markup."""
+        """What was held back. The beginning of a header is markup, unless it names a recipient."""
         rest = self._reader.rest()
         if self._state == self._in_header:
             raw = "".join((*self._header, rest))
-            rest = "" if _HEADER.fullmatch(raw) else raw
+            rest = "" if _BEGINNING not in raw and _HEADER.fullmatch(raw) else raw
             self._header = []
         self._say(rest)
         self._close("")
@@ -97,7 +97,7 @@ class HarmonyReader:
         """The role, and a recipient behind it, may be in the prompt."""
         rest = self._reader.text[self._reader.at :]
         words = rest.lstrip()
-        if len(words) < len(_BEGINNING) and _BEGINNING.startswith(words):
+        if len(words) < len(_BEGINNING) and _BEGINNING.startswith(words) and len(rest) < _LONGEST_HEADER:
             return False
         self._state = self._in_header if words.startswith(_BEGINNING) else self._outside
         return True

@@ -25,3 +25,19 @@ HERMES = {
         ["No <tool_call> here, <tool_call>{ nor here"],
     )
 }
+
+_HEADER = "<|channel|>commentary to=functions.{} <|constrain|>json<|message|>"
+OPENAI = {
+    "samples": (
+        ["Let me see. ", CallText(_HEADER.format("now") + '{"zone": "CET"}<|call|>', "now", {"zone": "CET"}), " Done."],
+        [
+            CallText(_HEADER.format("add") + '{"a": 1, "b": "{\\"<b>"}<|call|>', "add", {"a": 1, "b": '{"<b>'}),
+            CallText(
+                '<|start|>assistant to=functions.f<|channel|>commentary json<|message|>{"x": []}<|call|>',
+                "f",
+                {"x": []},
+            ),
+        ],
+        ["No <|call|> here, <|x|> nor here."],
+    )
+}

@@ -1,0 +1,76 @@
+"""`openai`: tool calls of gpt-oss, messages to a recipient in OpenAI's Harmony format.
+
+https://cookbook.openai.com/articles/openai-harmony, chat template of https://huggingface.co/openai/gpt-oss-20b
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ferrule.interfaces.parsers import ChoiceContext, Event, TextDelta, ToolParser
+from ferrule.interfaces.tokenizer import Tokenizer
+from ferrule.types import Form, GrammarSpec, Json, OneOf, Series
+from ferrule_parsing import CallWriter, EnforcedFunction, HarmonyReader, enforced, markup
+from ferrule_parsing.harmony import CHANNEL, CONSTRAIN, MESSAGE, Body, Head, Part, Tail
+
+_FUNCTIONS = "functions."
+
+
+class OpenAIToolParser(ToolParser):
+    """``<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>ARGUMENTS<|call|>``.
+
+    The text of all other messages is content. The model ends its output behind a call, so an enforced output is one.
+    """
+
+    conformance = "ferrule_plugins.tool_parser.samples:OPENAI"
+    wants_special_tokens = True
+
+    def __init__(self, tools: Sequence[dict[str, Any]]) -> None:
+        super().__init__(tools)
+        self._names = {(tool.get("function") or {}).get("name") for tool in tools}
+        self._reader = HarmonyReader()
+        self._out = CallWriter()
+        self._empty = True  # the open call has no arguments yet
+        self._tokenizer: Tokenizer | None = None
+
+    def begin(self, context: ChoiceContext) -> None:
+        self._tokenizer = context.tokenizer
+
+    def constraint(self, choice: str | dict[str, Any]) -> GrammarSpec | None:
+        """One call. "auto" is not constrained: a message's beginning does not tell whether it is a call."""
+        functions = () if choice == "auto" else enforced(self.tools, choice)
+        return GrammarSpec(form=OneOf(tuple(map(self._call, functions)))) if functions else None
+
+    def _call(self, function: EnforcedFunction) -> Form:
+        header = f"{CHANNEL}commentary to={_FUNCTIONS}{function.name} {CONSTRAIN}json{MESSAGE}"
+        return Series((markup(header, self._tokenizer), Json(function.schema)))
+
+    def feed(self, delta: TextDelta) -> Sequence[Event]:
+        return self._events(self._reader.feed(delta.text))
+
+    def finish(self) -> Sequence[Event]:
+        events = self._events(self._reader.finish())
+        self._out.finish()
+        return [*events, *self._out.take()]
+
+    def _events(self, parts: Sequence[Part]) -> list[Event]:
+        for part in parts:
+            match part:
+                case Head(recipient=str(recipient)) if self._is_function(recipient):
+                    self._out.start(recipient.removeprefix(_FUNCTIONS))
+                    self._empty = True
+                case Body(text) if self._out.open:
+                    self._out.arguments(text)
+                    self._empty = False
+                case Body(text):
+                    self._out.text(text)
+                case Tail(raw) if self._out.open:
+                    if raw and self._empty:
+                        self._out.arguments("{}")
+                    self._out.end()
+        return self._out.take()
+
+    def _is_function(self, recipient: str) -> bool:
+        """Recipients that are not functions are tools that the model was trained with, such as "python"."""
+        return len(recipient) > len(_FUNCTIONS) and recipient.startswith(_FUNCTIONS) or recipient in self._names

@@ -11,7 +11,7 @@ from typing import Any
 from ferrule.interfaces.parsers import ChoiceContext, Event, TextDelta, ToolParser
 from ferrule.interfaces.tokenizer import Tokenizer
 from ferrule.types import Form, GrammarSpec, Json, OneOf, Series
-from ferrule_parsing import CallWriter, EnforcedFunction, HarmonyReader, enforced, markup
+from ferrule_parsing import CallWriter, EnforcedFunction, HarmonyReader, ObjectReader, enforced, markup
 from ferrule_parsing.harmony import CHANNEL, CONSTRAIN, MESSAGE, Body, Head, Part, Tail
 
 _FUNCTIONS = "functions."
@@ -31,7 +31,8 @@ class OpenAIToolParser(ToolParser):
         self._names = {(tool.get("function") or {}).get("name") for tool in tools}
         self._reader = HarmonyReader()
         self._out = CallWriter()
-        self._empty = True  # the open call has no arguments yet
+        self._object = ObjectReader()  # the arguments of the open call
+        self._empty = True  # there are none yet
         self._tokenizer: Tokenizer | None = None
 
     def begin(self, context: ChoiceContext) -> None:
@@ -50,19 +51,26 @@ class OpenAIToolParser(ToolParser):
         return self._events(self._reader.feed(delta.text))
 
     def finish(self) -> Sequence[Event]:
-        events = self._events(self._reader.finish())
+        """Behind arguments that are complete, what was held back is the beginning of a tag."""
+        events = self._events(self._reader.finish() if not self._complete else ())
         self._out.finish()
         return [*events, *self._out.take()]
+
+    @property
+    def _complete(self) -> bool:
+        return self._out.open and self._object.done
 
     def _events(self, parts: Sequence[Part]) -> list[Event]:
         for part in parts:
             match part:
                 case Head(recipient=str(recipient)) if self._is_function(recipient):
                     self._out.start(recipient.removeprefix(_FUNCTIONS))
-                    self._empty = True
+                    self._object, self._empty = ObjectReader(), True
                 case Body(text) if self._out.open:
                     self._out.arguments(text)
-                    self._empty = False
+                    self._object.feed(text.lstrip() if self._empty else text)
+                    self._object.take()  # as they were written is all that is wanted
+                    self._empty = self._empty and not text.strip()
                 case Body(text):
                     self._out.text(text)
                 case Tail(raw) if self._out.open:

@@ -57,10 +57,14 @@ class OpenAIGptOss(ReasoningParser):
         return OneOf((Series((markup(_ANALYSIS, self._tokenizer), behind)), answer))
 
     def thoughts(self) -> ThoughtTags:
-        """All messages of the channel count together."""
-        opens = () if self._over else (_ANALYSIS,)
+        """All messages of the channel count together. Behind them comes the answer; where there are tools, the model
+        chooses whether it is a call."""
         return ThoughtTags(
-            inside=self._inside, opens=opens, closes=(END,), end=f"{END}{_NEXT}{_FINAL}", again=not self._over
+            inside=self._inside,
+            opens=() if self._over else (_ANALYSIS,),
+            closes=(END,),
+            end=f"{END}{_NEXT}" if self._calls else f"{END}{_NEXT}{_FINAL}",
+            again=not self._over,
         )
 
     def feed(self, delta: TextDelta) -> Sequence[Reasoning | Content]:

@@ -9,6 +9,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from ferrule.errors import RequestError
+from ferrule.frontend.admission.admit import Prepared
 from ferrule.frontend.admission.validate import Rules
 from ferrule.frontend.guided.calls import CallList, NamedCall
 from ferrule.frontend.guided.compiler import GrammarCompiler
@@ -72,6 +73,20 @@ class Constraints:
         self.parsers = parsers
         self._compiler = compiler
 
+    async def enforce(
+        self, request: Generate, rules: Rules, prompt: Prepared, context: ChoiceContext
+    ) -> tuple[TokenSampling, CompiledGrammar | None]:
+        """How the choices of one prompt are sampled, and their constraint. Raises RequestError.
+
+        Constrained output ends where its form does, with ignore_eos too.
+        """
+        sampling = replace(prompt.sampling, thoughts=self.thought_limit(request, context))
+        grammar = await self.compile(request, context)
+        if grammar is not None:
+            ends = (*sampling.stop_token_ids, *rules.eos_ids)
+            sampling = replace(sampling, stop_token_ids=tuple(dict.fromkeys(ends)))
+        return sampling, grammar
+
     async def compile(self, request: Generate, context: ChoiceContext) -> CompiledGrammar | None:
         """The constraint of the choices of one prompt, None without one.
 
@@ -119,13 +134,6 @@ class Constraints:
         parser = self.parsers.reasoning()
         parser.begin(context)
         return replace(spec, form=parser.constrain(spec.form))
-
-
-def ending(sampling: TokenSampling, grammar: CompiledGrammar | None, rules: Rules) -> TokenSampling:
-    """Constrained output ends where its form does, with ignore_eos too."""
-    if grammar is None:
-        return sampling
-    return replace(sampling, stop_token_ids=tuple(dict.fromkeys((*sampling.stop_token_ids, *rules.eos_ids))))
 
 
 def _joined(

@@ -118,6 +118,13 @@ class SamplingFields(Strict):
         bool, Field(description="Go on after the end-of-sequence token, up to `max_tokens`. Default: false.")
     ] = False
     max_tokens: Annotated[Count | None, Field(description="Most tokens to generate.")] = 16
+    thinking_token_budget: Annotated[
+        SizeOrAll | None,
+        Field(
+            description="Most tokens of reasoning: then it is ended, and the answer follows. Default: −1, no limit. "
+            "Needs `--reasoning-parser`."
+        ),
+    ] = None
     min_tokens: Annotated[Size, Field(description="No end before so many tokens. Default: 0.")] = 0
     prompt_logprobs: Annotated[
         SizeOrAll | None,

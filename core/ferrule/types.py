@@ -25,6 +25,21 @@ class FinishReason(StrEnum):
 # --------------------------------------------------------------------------------------------- requests
 
 
+class ThoughtLimit(Struct, frozen=True, kw_only=True, gc=False):
+    """At most `tokens` tokens of thoughts; then `end_ids` are generated, and the output goes on freely.
+
+    Thoughts begin with the output (`inside`) and behind each text of `opens`; a text of `closes` ends them. `again`:
+    they may begin again, and all of them count together.
+    """
+
+    tokens: int
+    inside: bool
+    opens: tuple[str, ...]
+    closes: tuple[str, ...]
+    end_ids: tuple[int, ...]
+    again: bool = False
+
+
 class TokenSampling(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """The part of the sampling parameters that the engine and the sampler need: everything is resolved.
 
@@ -50,6 +65,7 @@ class TokenSampling(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
     bad_words: tuple[tuple[int, ...], ...] = ()  # token sequences
     processors: tuple[tuple[str, dict[str, Any]], ...] = ()  # logits-processor plugins: (name, kwargs)
     extra_args: dict[str, Any] = {}  # plain data for plugins, as the caller gave it
+    thoughts: ThoughtLimit | None = None
 
     @property
     def greedy(self) -> bool:
@@ -119,9 +135,10 @@ class Repeated(Struct, frozen=True, tag="repeated"):
 
 
 class Until(Struct, frozen=True, tag="until"):
-    """Any text up to the first `stop`, which is included."""
+    """Any text up to the first `stop`, which is included. `others` are further texts that stop it."""
 
     stop: str
+    others: tuple[str, ...] = ()
 
 
 class Anything(Struct, frozen=True, tag="anything"):

@@ -11,6 +11,7 @@ CallHead            the name in such a call, and the markup around it
 TaggedJsonParser    a whole tool parser: ``<tag>{"name": …, "arguments": …}</tag>``
 enforced            the functions that a tool choice enforces, with the schemas of their arguments
 ThinkingParser      a whole reasoning parser: ``<think>…</think>``
+HarmonyReader       OpenAI's Harmony format, split into messages
 
 All of it takes time linear in the text, whatever the text and its cut into deltas.
 """
@@ -19,6 +20,7 @@ from ferrule.structured_outputs.calls import EnforcedFunction, enforced
 from ferrule_parsing.calls import CallWriter
 from ferrule_parsing.format_parser import FormatParser
 from ferrule_parsing.formats import CallReader, CallSyntax, ToolFormat
+from ferrule_parsing.harmony import HarmonyReader
 from ferrule_parsing.heads import CallHead
 from ferrule_parsing.json_calls import JsonCall, NamedJson
 from ferrule_parsing.json_object import MemberText, ObjectReader
@@ -36,6 +38,7 @@ __all__ = [
     "CallWriter",
     "EnforcedFunction",
     "FormatParser",
+    "HarmonyReader",
     "JsonCall",
     "LiteralCall",
     "Literals",

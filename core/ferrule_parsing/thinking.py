@@ -6,11 +6,12 @@ import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
-from ferrule.interfaces.parsers import ChoiceContext, Content, Reasoning, ReasoningParser, TextDelta
+from ferrule.interfaces.parsers import ChoiceContext, Content, Reasoning, ReasoningParser, TextDelta, ThoughtTags
 from ferrule.types import Fixed, Form, OneOf, Regex, Series, Until
 from ferrule_parsing.reader import Reader, Tags
 
 _BREAKS = re.compile(r"\n*")
+_MOST_BREAKS = Regex(r"\n{0,4}")  # that a constraint allows next to a tag
 
 
 class ThinkingParser(ReasoningParser):
@@ -20,23 +21,40 @@ class ThinkingParser(ReasoningParser):
     with another: how the text is cut would then decide which one it is.
 
     `begins_inside`: an answer begins inside the block, and may repeat the opening tag. A prompt that ends with the
-    opening tag says the same of its answer; one that ends with the closing tag says that the block is over.
+    opening tag says the same of its answer; one that ends with the closing tag says that the block is over. A prompt
+    that no template wrote opens the block only where it ends with the tag.
+
+    `ending_tags` end an open block too, and are content. `answer_tags` are an opening and a closing tag that may stand
+    around the answer behind the block; they are markup.
 
     Line breaks next to the tags belong to them, and so does white space before an opening tag at the answer's
     beginning. Everything else survives, tags at other places included. Without a closing tag the block does not end.
+    A tag may be a special token of the model, or have some.
     """
 
     open_tag: str | tuple[str, ...] = "<think>"
     close_tag: str | tuple[str, ...] = "</think>"
     begins_inside: bool = False
+    ending_tags: tuple[str, ...] = ()
+    answer_tags: tuple[str, str] | None = None
+
+    def __init_subclass__(cls) -> None:
+        if "special_tokens" not in vars(cls):
+            cls.special_tokens = (
+                *(*_spellings(cls.open_tag), *_spellings(cls.close_tag)),
+                *(*cls.ending_tags, *(cls.answer_tags or ())),
+            )
 
     def __init__(self) -> None:
         self._open_tags, self._close_tags = _spellings(self.open_tag), _spellings(self.close_tag)
+        self._closing = _tags((*self._close_tags, *self.ending_tags))
+        self._answer_open, self._answer_close = self.answer_tags or ("", "")
         self._reader = Reader()
         self._events: list[Reasoning | Content] = []
         self._state: Callable[[], bool] = self._at_start
         self._inside = self.begins_inside
-        self._unsaid: list[str] = []  # white space at the beginning, line breaks at the end of the reasoning
+        self._over = False  # the block came before the output, or does not come
+        self._unsaid: list[str] = []  # white space at the beginning, line breaks that a closing tag may follow
 
     def begin(self, context: ChoiceContext) -> None:
         prompt, continued = context.prompt.rstrip(), context.continued
@@ -44,18 +62,35 @@ class ThinkingParser(ReasoningParser):
         closed = max(map(continued.rfind, self._close_tags))
         if prompt.endswith(self._open_tags) or opened > closed:
             self._inside = True
+        elif self._answer_open and prompt.endswith(self._answer_open):
+            self._end(self._behind_answer_open)
         elif prompt.endswith(self._close_tags) or continued.strip():
+            self._end(self._behind_close)
+        elif not context.templated:
             self._inside = False
-            self._state = self._behind_close
 
     def constrain(self, form: Form) -> Form:
-        """The form behind the block, where there is or may be one. Of several spellings the first is generated."""
-        if self._state == self._behind_close:
+        """The form behind the block, where there is or may be one."""
+        if self._answer_open and self._state != self._behind_answer_open:
+            around = (Fixed(tag) for tag in (self._answer_open, self._answer_close))
+            opening, closing = (Series((part, _MOST_BREAKS)) for part in around)
+            form = OneOf((form, Series((opening, form, _MOST_BREAKS, closing))))
+        if self._over:
             return form
-        behind = Series((Until(self._close_tags[0]), Regex(r"\n{0,4}"), form))
+        behind = Series((Until(self._close_tags[0], self._close_tags[1:]), _MOST_BREAKS, form))
         if self._inside:
             return behind
-        return OneOf((Series((Fixed(self._open_tags[0]), behind)), form))
+        opened = tuple(Series((Fixed(tag), behind)) for tag in self._open_tags)
+        return OneOf((*opened, form))
+
+    def thoughts(self) -> ThoughtTags:
+        """One block, which the first spelling of the closing tag ends."""
+        return ThoughtTags(
+            inside=self._inside,
+            opens=() if self._over else self._open_tags,
+            closes=(*self._close_tags, *self.ending_tags),
+            end=self._close_tags[0],
+        )
 
     def feed(self, delta: TextDelta) -> Sequence[Reasoning | Content]:
         self._reader.push(delta.text)
@@ -64,7 +99,8 @@ class ThinkingParser(ReasoningParser):
         return self._take()
 
     def finish(self) -> Sequence[Reasoning | Content]:
-        self._say("".join(self._unsaid) + self._reader.rest())
+        over = self._state == self._behind_answer
+        self._say(("" if over else "".join(self._unsaid)) + self._reader.rest())
         self._unsaid = []
         return self._take()
 
@@ -100,29 +136,50 @@ class ThinkingParser(ReasoningParser):
         return True
 
     def _in_thoughts(self) -> bool:
-        text, tag = self._reader.until(_tags(self._close_tags))
-        body = text.rstrip("\n")
-        if body:
-            self._say("".join((*self._unsaid, body)))
-            self._unsaid = []
-        if len(body) < len(text):
-            self._unsaid.append(text[len(body) :])
-        if tag:
-            self._unsaid = []
-            self._inside = False
-            self._state = self._behind_close
+        tag = self._read_until(self._closing)
+        if tag in self.ending_tags:
+            self._reader.at -= len(tag)
+            self._end(self._after)
+        elif tag:
+            self._end(self._behind_close)
         return bool(tag)
 
     def _behind_close(self) -> bool:
         self._reader.match(_BREAKS)
         if self._reader.empty:
             return False
-        self._state = self._after
+        answers = self._reader.take(self._answer_open) if self._answer_open else False
+        if answers is None:
+            return False
+        self._state = self._behind_answer_open if answers else self._after
         return True
 
     def _after(self) -> bool:
         self._say(self._reader.rest())
         return False
+
+    def _behind_answer_open(self) -> bool:
+        self._reader.match(_BREAKS)
+        if self._reader.empty:
+            return False
+        self._state = self._in_answer
+        return True
+
+    def _in_answer(self) -> bool:
+        tag = self._read_until(_tags((self._answer_close,)))
+        if tag:
+            self._state = self._behind_answer
+        return bool(tag)
+
+    def _behind_answer(self) -> bool:
+        """Line breaks at the end are markup; before more text they are not."""
+        self._unsaid.append(self._reader.match(_BREAKS))
+        if self._reader.empty:
+            return False
+        self._say("".join(self._unsaid))
+        self._unsaid = []
+        self._state = self._after
+        return True
 
     # ---- helpers
 
@@ -136,9 +193,27 @@ class ThinkingParser(ReasoningParser):
             undecided = undecided or found is None
         return None if undecided else False
 
+    def _read_until(self, tags: Tags) -> str:
+        """Say the text before the next of `tags`, which is read; line breaks before it are not said."""
+        text, tag = self._reader.until(tags)
+        body = text.rstrip("\n")
+        if body:
+            self._say("".join((*self._unsaid, body)))
+            self._unsaid = []
+        if len(body) < len(text):
+            self._unsaid.append(text[len(body) :])
+        if tag:
+            self._unsaid = []
+        return tag
+
     def _open(self) -> None:
         self._inside = True
         self._state = self._behind_open
+
+    def _end(self, state: Callable[[], bool]) -> None:
+        """The block is over."""
+        self._inside, self._over = False, True
+        self._state = state
 
     def _say(self, text: str) -> None:
         if text:

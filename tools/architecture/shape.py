@@ -38,7 +38,7 @@ BUDGETS = MappingProxyType(
         "ferrule.launch": 1_000,
         "ferrule.llm": 1_250,  # one engine, three ways to call it: batches, steps, and as they come
         "ferrule_nn": 1_400,
-        "ferrule_parsing": 2_100,
+        "ferrule_parsing": 2_400,
     }
 )
 

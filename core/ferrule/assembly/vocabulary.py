@@ -55,9 +55,9 @@ def format_tokens(config: Resolved, plugins: Plugins) -> tuple[str, ...]:
 
 
 def special_ids(tokenizer: Tokenizer, texts: Iterable[str]) -> frozenset[int]:
-    """Ids of those of the texts that are special tokens."""
+    """Ids of the special tokens in some texts."""
     encoded = (tokenizer.encode(text, add_special_tokens=False) for text in texts)
-    return frozenset(ids[0] for ids in encoded if len(ids) == 1 and ids[0] in tokenizer.all_special_ids)
+    return tokenizer.all_special_ids & {id for ids in encoded for id in ids}
 
 
 def read_vocabulary(

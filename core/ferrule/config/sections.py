@@ -308,7 +308,7 @@ class FrontendConfig:
     enable_auto_tool_choice: bool = opt(False, "The model may call tools; needs --tool-call-parser.", server=True)
     tool_call_parser: str = opt("", "Tool parser plugin.", kind="tool_parser", opens=("None",), server=True)
     exclude_tools_when_tool_choice_none: bool = opt(False, 'With "none" the model sees no tools.', server=True)
-    reasoning_parser: str = opt("", "Reasoning parser plugin.", kind="reasoning_parser", opens=("None",), server=True)
+    reasoning_parser: str = opt("", "Reasoning parser plugin.", kind="reasoning_parser", opens=("None",))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -347,7 +347,7 @@ class PluginConfig:
         keyed=True,
     )
     tool_parser_plugin: str = opt("", "Python file with tool parsers.", server=True)
-    reasoning_parser_plugin: str = opt("", "Python file with reasoning parsers.", server=True)
+    reasoning_parser_plugin: str = opt("", "Python file with reasoning parsers.")
     plugin_adapter: str = opt("", "Module for files written for others: ferrule_plugins.compat_vllm.", server=True)
 
 

@@ -31,7 +31,7 @@ from ferrule.frontend.admission.validate import (
     wrap_seed,
 )
 from ferrule.frontend.guided.compiler import GrammarCompiler
-from ferrule.frontend.guided.constraint import Constraints, Parsers, ending, enforces_strict
+from ferrule.frontend.guided.constraint import Constraints, Parsers, enforces_strict
 from ferrule.frontend.inputs import Inputs, open_inputs
 from ferrule.frontend.output.beam import BestOf, search_beams
 from ferrule.frontend.output.choice import Choice, OutputStream
@@ -132,12 +132,12 @@ class FrontendService(Service):
                 (prompt, choice_context(request, asked, prompt, self.tokenizer))
                 for asked, prompt in zip(request.prompts, prompts, strict=True)
             ]
-            grammars = [await self._constraints.compile(request, context) for _, context in read]
+            rules = self._reader.rules
+            enforced = [await self._constraints.enforce(request, rules, *one) for one in read]
             self._check_available()
             shared = {"arrival": arrival, "priority": priority, "cache_salt": salt}
             requests = []
-            for prepared, grammar in zip(prompts, grammars, strict=True):
-                sampling = ending(prepared.sampling, grammar, self._reader.rules)
+            for prepared, (sampling, grammar) in zip(prompts, enforced, strict=True):
                 sampling = replace(sampling, bad_words=words, processors=processors)
                 seeded = [replace(sampling, seed=seed) for seed in self._draw_seeds(checked)]
                 requests += [_engine_request(prepared, sampling=one, grammar=grammar, **shared) for one in seeded]

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 class Vocabulary(Struct, frozen=True):
     """What backends know of a tokenizer and its model.
 
-    `tokens[id]` are the bytes that a token adds to a text; b"" for special tokens and ids without a text, which are
-    never part of constrained output. `size` is the width of the logits. `stop_ids` end a text.
+    `tokens[id]` are the bytes that a token adds to a text; b"" for ids without a text and for special tokens, which are
+    never part of constrained output. Special tokens that the formats of the server's parsers are written with count as
+    their text. `size` is the width of the logits. `stop_ids` end a text.
     """
 
     tokens: tuple[bytes, ...]

@@ -26,6 +26,7 @@ class ChoiceContext(Struct, frozen=True, kw_only=True):
     tool_choice: str | dict[str, Any] | None = None
     template_kwargs: dict[str, Any] = {}
     parallel_tool_calls: bool = True  # False: one call at most
+    templated: bool = True  # False: the client wrote the whole prompt, so no chat template opened thoughts
     streamed: bool = True  # False: nobody reads the events before the last one is there
     tokenizer: Tokenizer | None = None
 
@@ -65,6 +66,16 @@ class CallEnd(Struct, frozen=True, gc=False):
 Event = Content | Reasoning | CallStart | CallArguments | CallEnd
 
 
+class ThoughtTags(Struct, frozen=True, kw_only=True):
+    """Where the thoughts of an output begin and end, for a limit on their length."""
+
+    inside: bool  # the output begins with thoughts
+    opens: tuple[str, ...]  # texts behind which they begin; none: thoughts that are over do not begin again
+    closes: tuple[str, ...]  # texts that end them
+    end: str  # what is written to end them early; the answer follows it
+    again: bool = False  # thoughts that ended may begin again
+
+
 class ReasoningParser(ABC):
     """Constructed without arguments for one choice."""
 
@@ -80,6 +91,10 @@ class ReasoningParser(ABC):
         The default is for parsers whose output has no thoughts when it is constrained.
         """
         return form
+
+    def thoughts(self) -> ThoughtTags | None:
+        """Where thoughts begin and end. Called after `begin`. None, the default: their length cannot be limited."""
+        return None
 
     @abstractmethod
     def feed(self, delta: TextDelta) -> Sequence[Reasoning | Content]:

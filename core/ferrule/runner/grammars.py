@@ -12,13 +12,16 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
 from ferrule.interfaces.guided_decoding import Grammar, GrammarBackend
+from ferrule.interfaces.tokenizer import Tokenizer
 from ferrule.log import Log
 from ferrule.runner.outcome import Outcome
-from ferrule.types import Admit, Chunk, CompiledGrammar
+from ferrule.runner.thoughts import ThoughtCounter
+from ferrule.types import Admit, Chunk, CompiledGrammar, ThoughtLimit
 
 _KEPT_BYTES = 64 << 20  # of compiled constraints whose first states are kept
 _KEPT_STATES = 256  # a state may be much larger than its compiled constraint
@@ -31,6 +34,7 @@ class SlotGrammar:
     """One request's constraint. `sampled`: the step whose token of this slot has not been followed yet."""
 
     grammar: Grammar | None = None
+    thoughts: ThoughtCounter | None = None
     backend: GrammarBackend | None = None
     error: str | None = None
     sampled: tuple[Outcome, int] | None = None  # and the row in its plan
@@ -45,10 +49,16 @@ class Masks:
 
 
 class Grammars:
-    """`open_backend` makes the backend of a name, in a thread, when the first constraint for it comes."""
+    """`open_backend` makes the backend of a name, in a thread, when the first constraint for it comes.
 
-    def __init__(self, open_backend: Callable[[str], GrammarBackend]) -> None:
+    `tokenizer` is called for limits on thoughts, which need no backend.
+    """
+
+    def __init__(
+        self, open_backend: Callable[[str], GrammarBackend], tokenizer: Callable[[], Tokenizer | None] = lambda: None
+    ) -> None:
         self._open_backend = open_backend
+        self._tokenizer = tokenizer
         self._backends: dict[str, GrammarBackend] = {}  # written by the loader's thread only
         self._first: OrderedDict[bytes, tuple[Grammar, int]] = OrderedDict()  # by digest: first state, bytes of data
         self._lock = threading.Lock()  # of `_first`; never held while a backend works
@@ -74,6 +84,10 @@ class Grammars:
             if admit.grammar is not None:
                 constraint = self._slots[admit.slot] = SlotGrammar()
                 self._follower.submit(self._begin, constraint, admit.grammar, admit.known_ids[admit.num_prompt :])
+            if admit.sampling.thoughts is not None:
+                constraint = self._slots.setdefault(admit.slot, SlotGrammar())
+                generated = admit.known_ids[admit.num_prompt :]
+                self._follower.submit(self._begin_thoughts, constraint, admit.sampling.thoughts, generated)
 
     def masks(self, chunks: Sequence[Chunk], words: int) -> Future[Masks] | None:
         """Begin to make the masks [words] int32 of those rows that sample; None when none of them is constrained."""
@@ -143,7 +157,22 @@ class Grammars:
             constraint.error = _FAILED
             _log.exception("a constraint could not be loaded", backend=compiled.backend)
 
+    def _begin_thoughts(self, constraint: SlotGrammar, limit: ThoughtLimit, ids: Sequence[int]) -> None:
+        """Behind `_begin`: the ids count here only."""
+        try:
+            tokenizer = self._tokenizer()
+            if tokenizer is None:
+                raise RuntimeError("there is no tokenizer to find thoughts with")
+            thoughts = ThoughtCounter(limit, partial(_piece, tokenizer))
+            thoughts.accept(ids)
+            constraint.thoughts = thoughts
+        except Exception:  # a tokenizer's code: only this request fails
+            constraint.error = _FAILED
+            _log.exception("a limit on thoughts could not be followed")
+
     def _accept(self, constraint: SlotGrammar, ids: Sequence[int]) -> None:
+        if constraint.thoughts is not None:
+            constraint.thoughts.accept(ids)
         if ids and constraint.grammar is not None and not constraint.grammar.accept(ids):
             constraint.error = "The output does not fit its constraint any more."
 
@@ -151,7 +180,7 @@ class Grammars:
         for _, constraint in wanted:
             self._follow(constraint)
         found = Masks()
-        alive = [(slot, constraint) for slot, constraint in wanted if constraint.error is None]
+        alive = _unforced([(slot, constraint) for slot, constraint in wanted if constraint.error is None], words, found)
         for backend in {id(constraint.backend): constraint.backend for _, constraint in alive}.values():
             self._fill_by(
                 backend,
@@ -204,6 +233,25 @@ class Grammars:
         except Exception as error:
             constraint.error = _told(error)
             _log.exception("the mask of a constraint could not be made")
+
+
+def _unforced(rows: Sequence[tuple[int, SlotGrammar]], words: int, found: Masks) -> Sequence[tuple[int, SlotGrammar]]:
+    """Masks of the rows whose next token is forced go to `found`; the others that have a grammar are returned."""
+    others = []
+    for slot, constraint in rows:
+        forced = None if constraint.thoughts is None else constraint.thoughts.forced
+        if forced is not None:
+            mask = np.zeros(words, np.uint32)
+            mask[forced // 32] = 1 << forced % 32
+            found.bits[slot] = mask.tobytes()
+        elif constraint.grammar is not None:
+            others.append((slot, constraint))
+    return others
+
+
+def _piece(tokenizer: Tokenizer, id: int) -> bytes:
+    piece = tokenizer.piece(id, False)
+    return tokenizer.decode([id], skip_special_tokens=False).encode() if piece is None else piece
 
 
 def _told(error: Exception) -> str:

@@ -105,6 +105,12 @@ FORMS = (
         ("", "ab,", "abab", "a,a,a,a"),
     ),
     FormTexts(Until("</s>"), _pattern("((?!</s>).)*</s>"), ("</s>", "a</</s>"), ("a", "</s>a", "</s></s>")),
+    FormTexts(
+        Until("</s>", ("</x>",)),
+        _pattern("((?!</[sx]>).)*</[sx]>"),
+        ("</x>", "a</</s>"),
+        ("a", "</s>a", "</s></s>", "</x></s>"),
+    ),
     FormTexts(Anything(), lambda text: True, ("", "a {日"), ()),
     FormTexts(
         _TAGS,

@@ -79,7 +79,48 @@ class _Parts(Kit):
         return shown([self.vocabulary.tokens[id] for id in ids])
 
 
-class GuidedDecodingKit(_Parts):
+class _Constraints(_Parts):
+    """Promises about constraints that are wrong, or of which a backend may support less."""
+
+    def test_wrong_constraints_are_refused(self) -> None:
+        """A constraint that is wrong or that nothing satisfies is refused, or is a ValueError of one line."""
+        backend = self.make()
+        for form in WRONG:
+            spec = GrammarSpec(form=form)
+            try:
+                refused = backend.refuses(spec)
+                if refused is None:
+                    backend.compile(spec)
+            except ValueError as error:
+                text = str(error)
+                promise(0 < len(text) <= 1000 and "\n" not in text, f"the error of {shown(form)} is {shown(text)}")
+                promise(
+                    re.search(r"0x[0-9a-f]{6}|\w/\w+\.\w", text) is None, f"an error shows internals: {shown(text)}"
+                )
+                continue
+            promise(refused is not None, f"{shown(form)} is compiled")
+
+    def test_options_about_json_are_followed(self) -> None:
+        """White space, its pattern and further properties are as the constraint says, or it is refused."""
+        schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+        for options, bad in (
+            ({"any_whitespace": False}, ('{\n"a":1}', '{"a":  1}', '{"a":\t1}')),
+            ({"whitespace_pattern": "[ ]?"}, ('{\n"a":1}', '{"a":  1}')),
+            ({"additional_properties": False}, ('{"a":1,"b":2}', '{"a": 1, "b": 2}')),
+        ):
+            spec = GrammarSpec(form=Json(schema), **options)
+            backend = self.make()
+            if backend.refuses(spec):
+                continue
+            data = backend.compile(spec)
+            for text in bad:
+                ids = self._tokens(text)
+                promise(
+                    first_refused(backend.load(data), self.vocabulary, ids) is not None, f"{options} allows {text!r}"
+                )
+
+
+class GuidedDecodingKit(_Constraints):
     """A backend allows exactly the tokens with which a text of the form can go on, or refuses the form.
 
     Give `forms` where those of the kit say too little of what the plugin is for, and `half_characters` as False where
@@ -252,43 +293,6 @@ class GuidedDecodingKit(_Parts):
             promise(first.accept(ids), f"{shown(texts.form)}: another object's grammar is another")
             same = np.array_equal(fresh, allowed(second, self.vocabulary))
             promise(same, f"{shown(texts.form)}: two grammars of one constraint share their state")
-
-    def test_wrong_constraints_are_refused(self) -> None:
-        """A constraint that is wrong or that nothing satisfies is refused, or is a ValueError of one line."""
-        backend = self.make()
-        for form in WRONG:
-            spec = GrammarSpec(form=form)
-            try:
-                refused = backend.refuses(spec)
-                if refused is None:
-                    backend.compile(spec)
-            except ValueError as error:
-                text = str(error)
-                promise(0 < len(text) <= 1000 and "\n" not in text, f"the error of {shown(form)} is {shown(text)}")
-                promise(
-                    re.search(r"0x[0-9a-f]{6}|\w/\w+\.\w", text) is None, f"an error shows internals: {shown(text)}"
-                )
-                continue
-            promise(refused is not None, f"{shown(form)} is compiled")
-
-    def test_options_about_json_are_followed(self) -> None:
-        """White space, its pattern and further properties are as the constraint says, or it is refused."""
-        schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
-        for options, bad in (
-            ({"any_whitespace": False}, ('{\n"a":1}', '{"a":  1}', '{"a":\t1}')),
-            ({"whitespace_pattern": "[ ]?"}, ('{\n"a":1}', '{"a":  1}')),
-            ({"additional_properties": False}, ('{"a":1,"b":2}', '{"a": 1, "b": 2}')),
-        ):
-            spec = GrammarSpec(form=Json(schema), **options)
-            backend = self.make()
-            if backend.refuses(spec):
-                continue
-            data = backend.compile(spec)
-            for text in bad:
-                ids = self._tokens(text)
-                promise(
-                    first_refused(backend.load(data), self.vocabulary, ids) is not None, f"{options} allows {text!r}"
-                )
 
 
 def _decoded_right(texts: FormTexts, text: bytes) -> bool:

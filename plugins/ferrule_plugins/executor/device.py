@@ -79,7 +79,8 @@ class Worker:
         self.depth = execution.depth()
         execution.optimise(loaded.model, self.config)
         tokenizer = cache(partial(open_tokenizer, self.config, self._plugins, Path(self.config.model.tokenizer)))
-        self._grammars = Grammars(partial(open_backend, self.config, self._plugins, tokenizer, limits.vocab_size))
+        backend = partial(open_backend, self.config, self._plugins, tokenizer, limits.vocab_size)
+        self._grammars = Grammars(backend, tokenizer)
         self._runner = runner = ModelRunner(
             loaded.model,
             loaded.attention,

@@ -197,8 +197,8 @@ class _Writer:
                 return f"({' '.join(map(self.rule, parts))})"
             case Repeated():
                 return self._repeated(form)
-            case Until(stop):
-                return self.add(f"{_ANY} {_quoted(stop)}", "[lazy]")
+            case Until(stop, others):
+                return self.add(f"{_ANY} ({' | '.join(map(_quoted, (stop, *others)))})", "[lazy]")
             case Anything():
                 return _ANY
             case Triggered():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from ferrule.interfaces.parsers import ChoiceContext
 from ferrule_testkit.kits import Thought
 
 _WHOLE = (
@@ -9,5 +12,73 @@ _WHOLE = (
     Thought("\n<think>one\n\ntwo</think>No </think> here", "one\n\ntwo", "No </think> here"),
 )
 
-QWEN3 = {"samples": (*_WHOLE, Thought("<think>\n\n</think>\n\nHello", "", "Hello"))}
-DEEPSEEK_R1 = {"samples": (*_WHOLE, Thought("Well,\n so\n</think>\n\nHello", "Well,\n so", "Hello"))}
+QWEN3: dict[str, Any] = {"samples": (*_WHOLE, Thought("<think>\n\n</think>\n\nHello", "", "Hello"))}
+DEEPSEEK_R1: dict[str, Any] = {"samples": (*_WHOLE, Thought("Well,\n so\n</think>\n\nHello", "Well,\n so", "Hello"))}
+
+_PLAIN_GRANITE = "Here is my thought process:\n\nA sum.\n\nHere is my response:\n\nFive.\n"
+GRANITE = {
+    "samples": (
+        Thought(_PLAIN_GRANITE, "A sum.", "Five.\n"),
+        Thought(_PLAIN_GRANITE.replace("Here is", "Here's"), "A sum.", "Five.\n"),
+        Thought("Here is the answer: five.", "", "Here is the answer: five."),
+    )
+}
+_THINKING = ChoiceContext(template_kwargs={"thinking": True})
+DEEPSEEK_V3 = {"samples": DEEPSEEK_R1["samples"], "context": _THINKING}
+_SECTION = "<|tool_calls_section_begin|><|tool_call_begin|>functions.add:0<|tool_call_argument_begin|>{}"
+KIMI_K2 = {
+    "samples": (
+        *QWEN3["samples"],
+        Thought(f"<think>I call it.\n{_SECTION}", "I call it.", _SECTION),
+        Thought(f"<think>I call it.</think>{_SECTION}", "I call it.", _SECTION),
+    )
+}
+_SHOWN = "<think>\nHm, <b> is it?\n</think>\n\nHello\n"
+MINIMAX_M2_APPEND_THINK = {"samples": (Thought(_SHOWN, "", _SHOWN),)}
+MISTRAL = {
+    "samples": (
+        Thought("[THINK]Hm, [b] is it?[/THINK]Hello\n", "Hm, [b] is it?", "Hello\n"),
+        Thought("[THINK]\nHm [TH\n[/THINK]\n\nHello", "Hm [TH", "Hello"),
+        Thought("No [/THINK] here", "", "No [/THINK] here"),
+    )
+}
+HUNYUAN_A13B = {
+    "samples": (
+        *QWEN3["samples"],
+        Thought("<think>\nA sum.\n</think>\n<answer>\nIt is\n\nfive.\n</answer>", "A sum.", "It is\n\nfive."),
+        Thought("<think>\n\n</think>\n<answer>\nFive <b>.\n</answer>\n", "", "Five <b>."),
+    )
+}
+ERNIE45 = {
+    "samples": (
+        Thought("A sum.\n</think>\n\n<response>\nIt is\n\nfive.\n</response>\n", "A sum.", "It is\n\nfive."),
+        Thought("<think>\nA sum.\n</think>\n\nFive.\n", "A sum.", "Five.\n"),
+    )
+}
+_REFLECTED = "A sum.\n<seed:cot_budget_reflect>I have used 129 tokens.</seed:cot_budget_reflect>\nIt is"
+SEED_OSS = {
+    "samples": (
+        Thought(f"<seed:think>\n{_REFLECTED}\n</seed:think>\nFive.", _REFLECTED, "Five."),
+        Thought("<seed:think></seed:think>Five.", "", "Five."),
+        Thought("Five </seed:think>.", "", "Five </seed:think>."),
+    )
+}
+GEMMA4 = {
+    "samples": (
+        Thought("<|channel>thought\nHm, <|b> is it?\n<channel|>Hello\n", "Hm, <|b> is it?", "Hello\n"),
+        Thought("<|channel>thought\n<channel|>Hello", "", "Hello"),
+        Thought("Hello <channel|>", "", "Hello <channel|>"),
+    )
+}
+NONE = {"samples": (Thought(_SHOWN, "", _SHOWN),)}
+
+_ANALYSED = "<|channel|>analysis<|message|>Hm, <b> is it?<|end|>"
+_FINAL = "<|start|>assistant<|channel|>final<|message|>"
+OPENAI_GPTOSS = {
+    "samples": (
+        Thought(f"{_ANALYSED}{_FINAL}Hello\n", "Hm, <b> is it?", "Hello\n"),
+        Thought("<|channel|>final<|message|>Hello <|x", "", "Hello <|x"),
+        Thought(f"{_ANALYSED}<|start|>assistant<|channel|>commentary<|message|>I look.", "Hm, <b> is it?", "I look."),
+        Thought("<|channel|>final <|constrain|>json<|message|>{}", "", "{}"),
+    )
+}

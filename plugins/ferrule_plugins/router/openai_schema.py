@@ -188,7 +188,6 @@ class GenerateBody(ConstraintFields, SamplingFields, Body):
     metadata: Annotated[Annotated[dict[str, Any], _LIMITED] | None, _NOTE] = None
     session_id: Annotated[Annotated[Text, _LIMITED] | None, _NOTE] = None
     # known, of features that this build does not have
-    thinking_token_budget: Annotated[Any, not_here("a budget for thinking", -1)] = None
     repetition_detection: Annotated[Any, not_here("an end at repeated patterns")] = None
     vllm_xargs: Annotated[Any, not_here("a map of arguments for processors of the server's", {})] = None
     logprob_token_ids: Annotated[Any, not_here("the choice of tokens whose logprobs are given", [])] = None

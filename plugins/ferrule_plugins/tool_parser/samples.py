@@ -204,3 +204,18 @@ FUNCTIONGEMMA = _each(
     json_arguments=False,
 )
 GEMMA4 = _each(_gemma("<|tool_call>", '<|"|>', "<tool_call|>"), _TAME, _NESTED, json_names=False, json_arguments=False)
+_HEADER = "<|channel|>commentary to=functions.{} <|constrain|>json<|message|>"
+OPENAI = {
+    "samples": (
+        ["Let me see. ", CallText(_HEADER.format("now") + '{"zone": "CET"}<|call|>', "now", {"zone": "CET"}), " Done."],
+        [
+            CallText(_HEADER.format("add") + '{"a": 1, "b": "{\\"<b>"}<|call|>', "add", {"a": 1, "b": '{"<b>'}),
+            CallText(
+                '<|start|>assistant to=functions.f<|channel|>commentary json<|message|>{"x": []}<|call|>',
+                "f",
+                {"x": []},
+            ),
+        ],
+        ["No <|call|> here, <|x|> nor here."],
+    )
+}

@@ -183,7 +183,7 @@ NAMED = {"type": "function", "function": {"name": "get_weather"}}
 LATER: list[tuple[dict[str, Any], str, str]] = [  # what the documents tell of that later builds bring
     ({"tools": [TOOL]}, "tool_choice", "--enable-auto-tool-choice"),
     ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0].type", "image_url"),
-    ({"thinking_token_budget": 10}, "thinking_token_budget", "budget for thinking"),
+    ({"thinking_token_budget": 10}, "thinking_token_budget", "--reasoning-parser"),
     ({"modalities": ["text", "audio"]}, "modalities", "output other than text"),
 ]
 

@@ -83,6 +83,62 @@ def test_thoughts_come_before_the_form(client: openai.OpenAI, thinking: bool) ->
     assert found.finish_reason == "length" or fits(found.message.content)
 
 
+def num_thoughts(client: openai.OpenAI, ids: list[int], begins: bool) -> int:
+    """How many tokens of thoughts there are. `begins`: the prompt opened them."""
+
+    def tokens(text: str) -> list[int]:
+        asked = httpx.post(f"{client.base_url}".replace("/v1/", "/tokenize"), json={"model": "tiny", "prompt": text})
+        found: list[int] = asked.json()["tokens"]
+        return found
+
+    def place(wanted: list[int]) -> int:
+        return next(at for at in range(len(ids)) if ids[at : at + len(wanted)] == wanted)
+
+    opening, closing = tokens("<think>"), tokens("</think>")
+    return place(closing) - (0 if begins else place(opening) + len(opening))
+
+
+@pytest.mark.parametrize("schema", [None, SCHEMA])
+@pytest.mark.parametrize("budget", [0, 5])
+def test_thoughts_end_with_their_budget(client: openai.OpenAI, budget: int, schema: Any) -> None:
+    think = {"chat_template_kwargs": {"enable_thinking": True}, "return_token_ids": True}
+    extra = {**think, "thinking_token_budget": budget, **({"guided_json": schema} if schema else {})}
+    ask = {**ASK, "messages": [{"role": "user", "content": "What is 23 + 45?"}], "n": 2, "max_tokens": 200}
+    for choice in client.chat.completions.create(**ask, extra_body=extra).choices:
+        ids: list[int] = choice.token_ids  # type: ignore[attr-defined]
+        shown = getattr(choice.message, "reasoning", "")
+        assert getattr(choice.message, "reasoning_content", "") == shown
+        assert num_thoughts(client, ids, begins=False) == budget
+        assert "think>" not in f"{shown}{choice.message.content}"
+        assert choice.message.content
+        assert schema is None or choice.finish_reason == "length" or fits(choice.message.content)
+    deltas = client.chat.completions.create(**{**ask, "n": 1, "stream": True}, extra_body=extra)
+    streamed = [chunk.choices[0].delta for chunk in deltas if chunk.choices]
+    content = "".join(delta.content or "" for delta in streamed)
+    whole = client.chat.completions.create(**{**ask, "n": 1}, extra_body=extra).choices[0].message
+    assert content == whole.content
+    assert "".join(getattr(delta, "reasoning", "") for delta in streamed) == getattr(whole, "reasoning", "")
+
+
+def test_calls_come_behind_thoughts(client: openai.OpenAI) -> None:
+    extra = {"chat_template_kwargs": {"enable_thinking": True}, "thinking_token_budget": 8, "include_reasoning": False}
+    ask = {**ASK, "tools": [WEATHER, NOW], "tool_choice": NAMED, "max_tokens": 300}
+    message = client.chat.completions.create(**ask, extra_body=extra).choices[0].message
+    assert message.tool_calls
+    assert fits(message.tool_calls[0].function.arguments)
+    assert not message.content
+    assert not hasattr(message, "reasoning")
+
+
+def test_completions_constrain_what_follows_the_thoughts_of_the_prompt(client: openai.OpenAI) -> None:
+    plain = {name: value for name, value in ASK.items() if name != "messages"} | {"max_tokens": 200}
+    extra = {"guided_json": SCHEMA, "thinking_token_budget": 4, "return_token_ids": True}
+    choice = client.completions.create(**plain, prompt="The weather: <think>\n", extra_body=extra).choices[0]
+    ids: list[int] = choice.token_ids  # type: ignore[attr-defined]
+    assert num_thoughts(client, ids, begins=True) <= 4
+    assert choice.finish_reason == "length" or fits(choice.text.partition("</think>")[2])
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("choice", "finish"), [("required", "tool_calls"), (NAMED, "stop")])
 def test_calls_are_enforced(client: openai.OpenAI, choice: Any, finish: str, stream: bool) -> None:

@@ -9,13 +9,14 @@ from typing import Any
 from msgspec.structs import replace
 
 from ferrule.errors import RequestError
+from ferrule.frontend.admission.admit import Prepared
 from ferrule.frontend.admission.validate import Rules
 from ferrule.frontend.guided.calls import CallList, NamedCall
 from ferrule.frontend.guided.compiler import GrammarCompiler
 from ferrule.interfaces.parsers import ChoiceContext, ReasoningParser, ToolParser
 from ferrule.interfaces.service import Generate
 from ferrule.interfaces.tokenizer import Tokenizer
-from ferrule.types import CompiledGrammar, GrammarSpec, OneOf, TokenSampling
+from ferrule.types import CompiledGrammar, GrammarSpec, OneOf, ThoughtLimit, TokenSampling
 
 ToolParsers = Callable[[Sequence[dict[str, Any]]], ToolParser]
 
@@ -73,6 +74,20 @@ class Constraints:
         self.parsers = parsers
         self._compiler = compiler
 
+    async def enforce(
+        self, request: Generate, rules: Rules, prompt: Prepared, context: ChoiceContext
+    ) -> tuple[TokenSampling, CompiledGrammar | None]:
+        """How the choices of one prompt are sampled, and their constraint. Raises RequestError.
+
+        Constrained output ends where its form does, with ignore_eos too.
+        """
+        sampling = replace(prompt.sampling, thoughts=self.thought_limit(request, context))
+        grammar = await self.compile(request, context)
+        if grammar is not None:
+            ends = (*sampling.stop_token_ids, *rules.eos_ids)
+            sampling = replace(sampling, stop_token_ids=tuple(dict.fromkeys(ends)))
+        return sampling, grammar
+
     async def compile(self, request: Generate, context: ChoiceContext) -> CompiledGrammar | None:
         """The constraint of the choices of one prompt, None without one.
 
@@ -86,24 +101,40 @@ class Constraints:
             raise RequestError("A beam search cannot be constrained.", param)
         return await self._compiler.compile(spec, param)
 
+    def thought_limit(self, request: Generate, context: ChoiceContext) -> ThoughtLimit | None:
+        """The limit on the thoughts of the choices of one prompt. Raises RequestError where there cannot be one."""
+        param, most = "thinking_token_budget", request.params.thinking_token_budget
+        if most is None or most < 0:
+            return None
+        if request.beam is not None:
+            raise RequestError(f"A beam search cannot have a {param}.", param)
+        if self.parsers.reasoning is None or context.tokenizer is None:
+            raise RequestError(f"{param} needs a server that was started with --reasoning-parser.", param)
+        parser = self.parsers.reasoning()
+        parser.begin(context)
+        tags = parser.thoughts()
+        if tags is None:
+            raise RequestError(f"The reasoning parser of this server does not support {param}.", param)
+        if not (tags.inside or tags.opens):
+            return None
+        return ThoughtLimit(
+            tokens=most,
+            inside=tags.inside,
+            opens=tags.opens,
+            closes=tags.closes,
+            end_ids=tuple(context.tokenizer.encode(tags.end, add_special_tokens=False)),
+            again=tags.again,
+        )
+
     def _spec(self, request: Generate, context: ChoiceContext) -> GrammarSpec | None:
         asked = request.grammar or request.params.grammar
-        if request.raw:
-            return asked
-        calls = tool_parser(self.parsers.tools, request.tools, context)
+        calls = None if request.raw else tool_parser(self.parsers.tools, request.tools, context)
         spec = asked if calls is None else _joined(asked, request.tool_choice, *calls)
         if spec is None or self.parsers.reasoning is None:
             return spec
         parser = self.parsers.reasoning()
         parser.begin(context)
         return replace(spec, form=parser.constrain(spec.form))
-
-
-def ending(sampling: TokenSampling, grammar: CompiledGrammar | None, rules: Rules) -> TokenSampling:
-    """Constrained output ends where its form does, with ignore_eos too."""
-    if grammar is None:
-        return sampling
-    return replace(sampling, stop_token_ids=tuple(dict.fromkeys((*sampling.stop_token_ids, *rules.eos_ids))))
 
 
 def _joined(

@@ -121,8 +121,9 @@ def choice_context(
     request: Generate, prompt: Prompt | ChatPrompt, prepared: Prepared, tokenizer: Tokenizer | None
 ) -> ChoiceContext:
     """What parsers are told of the choices of one of the request's prompts, as it was read."""
-    if request.raw:
-        return ChoiceContext()
+    budget = request.params.thinking_token_budget
+    if request.raw and budget is None and request.grammar is None and request.params.grammar is None:
+        return ChoiceContext()  # nobody asks
     text, chat = prepared.text, prompt if isinstance(prompt, ChatPrompt) else None
     if text is None and tokenizer is not None:
         text = decode(tokenizer, prepared.ids[-_TAIL:], skip_special_tokens=False)
@@ -135,6 +136,7 @@ def choice_context(
         tool_choice=request.tool_choice,
         template_kwargs=(chat and chat.chat_template_kwargs) or {},
         parallel_tool_calls=request.parallel_tool_calls,
+        templated=chat is not None,
         streamed=request.streamed,
         tokenizer=tokenizer,
     )

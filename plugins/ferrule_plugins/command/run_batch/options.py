@@ -27,12 +27,11 @@ _SERVED = {
         "enable_auto_tool_choice",
         "exclude_tools_when_tool_choice_none",
         "tool_call_parser",
-        "reasoning_parser",
         "routers",
         "shutdown_timeout",
     ),
     "observability": ("show_hidden_metrics_for_version",),
-    "plugins": ("tool_parser_plugin", "reasoning_parser_plugin", "plugin_adapter"),
+    "plugins": ("tool_parser_plugin", "plugin_adapter"),
     "limits": ("max_body_bytes", "max_json_depth"),
 }
 

@@ -1,0 +1,176 @@
+"""OpenAI's Harmony format: an output is a row of messages, each on a channel and perhaps to a recipient.
+
+https://cookbook.openai.com/articles/openai-harmony
+
+    <|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>final<|message|>…<|return|>
+    <|start|>assistant<|channel|>commentary to=functions.add <|constrain|>json<|message|>{…}<|call|>
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from ferrule.types import Fixed, Form, Series
+from ferrule_parsing.reader import Reader, Tags
+
+START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
+END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
+SPECIAL_TOKENS = (START, CHANNEL, MESSAGE, CONSTRAIN, END, CALL, RETURN)
+_LONGEST_HEADER = 256  # characters; what is longer is not one
+_BEGINNING = "to="  # of an output whose prompt ends with the role
+_HEADER = re.compile(r"(?:<\|start\|>)?[\w.:=@\-\s]*(?:(?:<\|channel\|>|<\|constrain\|>)[\w.:=@\-\s]*)*(?:<[|\w]*)?")
+_CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
+_RECIPIENT = re.compile(r"(?:^|\s|\|>)to=(\S+?)(?=\s|<\||$)")
+_OPENING = Tags(START, CHANNEL)
+_IN_HEADER = Tags(MESSAGE, START, END, CALL, RETURN)
+_CLOSING = Tags(END, CALL, RETURN, START)
+
+
+def starts_message(form: Form) -> bool:
+    """Whether a form is that of a message, and not of a message's text."""
+    while isinstance(form, Series) and form.parts:
+        form = form.parts[0]
+    return isinstance(form, Fixed) and form.text.startswith(CHANNEL)
+
+
+class Head(Struct, frozen=True):
+    """A message begins. `raw`: its header as it was written. Without a channel it is text outside of messages."""
+
+    raw: str = ""
+    channel: str | None = None
+    recipient: str | None = None
+
+
+class Body(Struct, frozen=True):
+    """Text of the message that began last."""
+
+    text: str
+
+
+class Tail(Struct, frozen=True):
+    """The message ends, with this tag; "" where there was none."""
+
+    raw: str
+
+
+Part = Head | Body | Tail
+
+
+class HarmonyReader:
+    """Splits text that arrives in parts into messages. What is not a message is one without a channel."""
+
+    def __init__(self) -> None:
+        self._reader = Reader()
+        self._state: Callable[[], bool] = self._at_start
+        self._header: list[str] = []
+        self._size = 0  # of the header
+        self._open = False  # a message, or text outside of one, began
+        self._parts: list[Part] = []
+
+    def feed(self, text: str) -> list[Part]:
+        """What new text brings."""
+        self._reader.push(text)
+        while self._state():
+            pass
+        return self._take()
+
+    def finish(self) -> list[Part]:
+        """What was held back. The beginning of a header is markup, unless it names a recipient."""
+        rest = self._reader.rest()
+        if self._state == self._in_header:
+            raw = "".join((*self._header, rest))
+            rest = "" if _BEGINNING not in raw and _HEADER.fullmatch(raw) else raw
+            self._header = []
+        self._say(rest)
+        self._close("")
+        return self._take()
+
+    # ---- states: each reads what it can, and returns whether the next state has text to read
+
+    def _at_start(self) -> bool:
+        """The role, and a recipient behind it, may be in the prompt."""
+        rest = self._reader.text[self._reader.at :]
+        words = rest.lstrip()
+        if len(words) < len(_BEGINNING) and _BEGINNING.startswith(words) and len(rest) < _LONGEST_HEADER:
+            return False
+        self._state = self._in_header if words.startswith(_BEGINNING) else self._outside
+        return True
+
+    def _outside(self) -> bool:
+        text, tag = self._reader.until(_OPENING)
+        self._say(text)
+        if tag:
+            self._close("")
+            self._begin_header(tag)
+        return bool(tag)
+
+    def _in_header(self) -> bool:
+        text, tag = self._reader.until(_IN_HEADER)
+        self._header.append(text)
+        self._size += len(text)
+        if tag == MESSAGE and self._size <= _LONGEST_HEADER:
+            self._begin_message()
+            return True
+        if not tag and self._size <= _LONGEST_HEADER:
+            return False
+        self._reader.at -= len(tag)
+        self._say("".join(self._header))  # it is not one
+        self._header = []
+        self._state = self._behind_no_header if tag else self._outside
+        return True
+
+    def _behind_no_header(self) -> bool:
+        """At a tag that no header has."""
+        text, tag = self._reader.until(_IN_HEADER)
+        if tag == START:
+            self._close("")
+            self._begin_header(tag)
+        else:
+            self._say(text + tag)
+            self._state = self._outside
+        return True
+
+    def _in_message(self) -> bool:
+        text, tag = self._reader.until(_CLOSING)
+        if text:
+            self._parts.append(Body(text))
+        if tag:
+            self._close("" if tag == START else tag)
+            self._state = self._outside
+            if tag == START:
+                self._begin_header(tag)
+        return bool(tag)
+
+    # ---- helpers
+
+    def _begin_header(self, tag: str) -> None:
+        self._header, self._size = [tag], 0
+        self._state = self._in_header
+
+    def _begin_message(self) -> None:
+        raw = "".join(self._header)
+        channel, recipient = _CHANNEL.search(raw), _RECIPIENT.search(raw)
+        self._close("")
+        self._parts.append(Head(raw + MESSAGE, channel[1] if channel else "", recipient[1] if recipient else None))
+        self._open, self._header = True, []
+        self._state = self._in_message
+
+    def _say(self, text: str) -> None:
+        """Text outside of messages."""
+        if text:
+            if not self._open:
+                self._parts.append(Head())
+                self._open = True
+            self._parts.append(Body(text))
+
+    def _close(self, tag: str) -> None:
+        if self._open:
+            self._open = False
+            self._parts.append(Tail(tag))
+
+    def _take(self) -> list[Part]:
+        parts, self._parts = self._parts, []
+        return parts

@@ -1,0 +1,22 @@
+"""`deepseek_v3`: reasoning of DeepSeek V3.1 and later models that think on demand.
+
+The template's variable `thinking` opens the block at the end of the prompt; otherwise the prompt closes it there.
+DeepSeek V3 itself does not think. https://huggingface.co/deepseek-ai/DeepSeek-V3.1, chat template
+"""
+
+from __future__ import annotations
+
+from ferrule.interfaces.parsers import ChoiceContext
+from ferrule_parsing import ThinkingParser
+
+
+class DeepSeekV3(ThinkingParser):
+    """As `deepseek_r1` with `thinking` or `enable_thinking` in the template's variables; else everything is content."""
+
+    conformance = "ferrule_plugins.reasoning_parser.samples:DEEPSEEK_V3"
+
+    def begin(self, context: ChoiceContext) -> None:
+        self._inside = any(context.template_kwargs.get(name) for name in ("thinking", "enable_thinking"))
+        super().begin(context)
+        if not self._inside and not self._over:
+            self._end(self._after)

@@ -1,0 +1,19 @@
+"""`none`: there is no reasoning, everything is content. As without a reasoning parser."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ferrule.interfaces.parsers import Content, Reasoning, ReasoningParser, TextDelta
+
+
+class NoReasoning(ReasoningParser):
+    """Text goes through unchanged."""
+
+    conformance = "ferrule_plugins.reasoning_parser.samples:NONE"
+
+    def feed(self, delta: TextDelta) -> Sequence[Reasoning | Content]:
+        return [Content(delta.text)] if delta.text else []
+
+    def finish(self) -> Sequence[Reasoning | Content]:
+        return []

@@ -1,0 +1,79 @@
+"""`openai`: tool calls of gpt-oss, messages to a recipient in OpenAI's Harmony format.
+
+https://cookbook.openai.com/articles/openai-harmony, chat template of https://huggingface.co/openai/gpt-oss-20b
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ferrule.interfaces.parsers import Event, TextDelta, ToolParser
+from ferrule.types import Fixed, Form, GrammarSpec, Json, OneOf, Series
+from ferrule_parsing import CallWriter, EnforcedFunction, HarmonyReader, ObjectReader, enforced
+from ferrule_parsing.harmony import CHANNEL, CONSTRAIN, MESSAGE, SPECIAL_TOKENS, Body, Head, Part, Tail
+
+_FUNCTIONS = "functions."
+
+
+class OpenAIToolParser(ToolParser):
+    """``<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>ARGUMENTS<|call|>``.
+
+    The text of all other messages is content. The model ends its output behind a call, so an enforced output is one.
+    """
+
+    conformance = "ferrule_plugins.tool_parser.samples:OPENAI"
+    special_tokens = SPECIAL_TOKENS
+
+    def __init__(self, tools: Sequence[dict[str, Any]]) -> None:
+        super().__init__(tools)
+        self._names = {(tool.get("function") or {}).get("name") for tool in tools}
+        self._reader = HarmonyReader()
+        self._out = CallWriter()
+        self._object = ObjectReader()  # the arguments of the open call
+        self._empty = True  # there are none yet
+
+    def constraint(self, choice: str | dict[str, Any]) -> GrammarSpec | None:
+        """One call. "auto" is not constrained: a message's beginning does not tell whether it is a call."""
+        functions = () if choice == "auto" else enforced(self.tools, choice)
+        return GrammarSpec(form=OneOf(tuple(map(self._call, functions)))) if functions else None
+
+    def _call(self, function: EnforcedFunction) -> Form:
+        header = f"{CHANNEL}commentary to={_FUNCTIONS}{function.name} {CONSTRAIN}json{MESSAGE}"
+        return Series((Fixed(header), Json(function.schema)))
+
+    def feed(self, delta: TextDelta) -> Sequence[Event]:
+        return self._events(self._reader.feed(delta.text))
+
+    def finish(self) -> Sequence[Event]:
+        """Behind arguments that are complete, what was held back is the beginning of a tag."""
+        events = self._events(self._reader.finish() if not self._complete else ())
+        self._out.finish()
+        return [*events, *self._out.take()]
+
+    @property
+    def _complete(self) -> bool:
+        return self._out.open and self._object.done
+
+    def _events(self, parts: Sequence[Part]) -> list[Event]:
+        for part in parts:
+            match part:
+                case Head(recipient=str(recipient)) if self._is_function(recipient):
+                    self._out.start(recipient.removeprefix(_FUNCTIONS))
+                    self._object, self._empty = ObjectReader(), True
+                case Body(text) if self._out.open:
+                    self._out.arguments(text)
+                    self._object.feed(text.lstrip() if self._empty else text)
+                    self._object.take()  # as they were written is all that is wanted
+                    self._empty = self._empty and not text.strip()
+                case Body(text):
+                    self._out.text(text)
+                case Tail(raw) if self._out.open:
+                    if raw and self._empty:
+                        self._out.arguments("{}")
+                    self._out.end()
+        return self._out.take()
+
+    def _is_function(self, recipient: str) -> bool:
+        """Recipients that are not functions are tools that the model was trained with, such as "python"."""
+        return len(recipient) > len(_FUNCTIONS) and recipient.startswith(_FUNCTIONS) or recipient in self._names

@@ -44,11 +44,10 @@ def test_a_prompt_may_open_and_close_the_block_in_any_spelling(tag: str) -> None
 
 
 def test_spellings_that_begin_with_one_another_are_refused() -> None:
-    class Unclear(ThinkingParser):
-        open_tag = ("<think", "<think>")
-
     with pytest.raises(ValueError, match="begin with one another"):
-        Unclear()
+
+        class Unclear(ThinkingParser):
+            open_tag = ("<think", "<think>")
 
 
 Parts = tuple[str, str]  # reasoning, content

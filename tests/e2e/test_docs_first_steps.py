@@ -22,7 +22,8 @@ BASE = "http://127.0.0.1:8000"
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     log = tmp_path_factory.mktemp("first-steps") / "log"
-    with servers.running(["--dtype", "float32"], log, {"OMP_NUM_THREADS": "1"}) as server:
+    parsers = ["--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--reasoning-parser", "qwen3"]
+    with servers.running(["--dtype", "float32", *parsers], log, {"OMP_NUM_THREADS": "1"}) as server:
         yield server.url
 
 
@@ -52,11 +53,16 @@ def test_curl(url: str) -> None:
 
 def test_programs(url: str) -> None:
     found = [(page, body) for page, body in blocks("python") if "OpenAI" in body]
-    assert [page for page, _ in found] == ["README", "quickstart"]
+    assert [page for page, _ in found] == ["README", "README", "quickstart"]
     for _, body in found:
         assert BASE in body
         out = run([sys.executable, "-c", body.replace(BASE, url)])
-        assert "I am Tiny" in out, out
+        if "BaseModel" in body:
+            *thoughts, capital, required, named = out.splitlines()
+            assert thoughts
+            assert (capital, required, named) == ("Paris", '{"city": "Lisbon"}', '{"city": "Lisbon"}')
+        else:
+            assert "I am Tiny" in out, out
 
 
 def test_offline(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from ferrule.errors import PluginError
-from ferrule.frontend.guided.constraint import Parsers
+from ferrule.frontend.guided.calls import CallList
+from ferrule.frontend.guided.constraint import Parsers, tool_parser
 from ferrule.frontend.output.parse import ParseChain
 from ferrule.interfaces.parsers import ChoiceContext
 from ferrule.interfaces.service import Output
@@ -205,6 +206,21 @@ def test_an_old_tool_parser_streamed(tmp_path: Path, size: int) -> None:
     assert calls(found) == [("add", {"a": 1, "b": "ü"})]  # arguments that the parser left to the server
     assert found.tool_calls[0].id.startswith("chatcmpl-tool-")
     assert found.text == ("" if size == 1000 else text[: 5 // size * size + (size == 1)])  # as this parser streams
+
+
+def test_enforced_calls_are_json_of_the_tools(tmp_path: Path) -> None:
+    """Such a file does not say what its notation looks like, so the output is constrained to what every model can do."""
+    parser = plugins_of(tmp_path, "tool_parser", "old_tools").load("tool_parser", "square")
+    context = ChoiceContext(tools=tuple(TOOLS), tool_choice="required", tokenizer=ByteTokenizer())
+    enforced = tool_parser(parser, TOOLS, context)
+    assert enforced is not None
+    assert isinstance(enforced[0], CallList)
+    assert enforced[1] is not None
+    chain = ParseChain(Parsers(tools=parser), TOOLS, context)
+    text = '[{"name": "add", "parameters": {"a": 1}}]'
+    events = [event for character in text for event in chain.feed(character)] + [*chain.finish()]
+    (folded,) = fold([Output(index=0, events=tuple(events))])
+    assert (folded.text, calls(folded)) == ("", [("add", {"a": 1})])
 
 
 def test_numbers_that_json_does_not_have_are_null(tmp_path: Path) -> None:

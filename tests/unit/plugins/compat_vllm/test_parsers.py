@@ -209,7 +209,7 @@ def test_an_old_tool_parser_streamed(tmp_path: Path, size: int) -> None:
 
 
 def test_enforced_calls_are_json_of_the_tools(tmp_path: Path) -> None:
-    """Such a file does not say what its notation looks like, so the output is constrained to what every model can do."""
+    """Such a file does not say what its notation looks like, so the output is constrained to JSON."""
     parser = plugins_of(tmp_path, "tool_parser", "old_tools").load("tool_parser", "square")
     context = ChoiceContext(tools=tuple(TOOLS), tool_choice="required", tokenizer=ByteTokenizer())
     enforced = tool_parser(parser, TOOLS, context)

@@ -13,6 +13,7 @@ from ferrule.types import Fixed, Form, OneOf, Repeated, Series
 NOTES = frozenset(("title", "description", "default", "examples", "$comment", "deprecated", "readOnly", "writeOnly"))
 _OBJECT = NOTES | {"type", "properties", "required", "additionalProperties", "$defs", "definitions", "$schema"}
 _ELSEWHERE = ("$defs", "definitions")
+_MOST = 1 << 20  # of anything that is counted
 _MOST_OPTIONAL = 64  # arguments none of which must be there, with separators: the form grows with their square
 
 
@@ -26,16 +27,16 @@ class Argument(Struct, frozen=True):
 
 def arguments(schema: Mapping[str, Any]) -> tuple[Argument, ...] | None:
     """The arguments that an object schema names, those first that must be there. None when it says more than that."""
-    if not set(schema) <= _OBJECT or schema.get("type", "object") != "object":
+    if not set(schema) <= _OBJECT or schema.get("type", "object") != "object" or not _plain(schema):
         return None
     properties, required = schema.get("properties", {}), schema.get("required", [])
-    if not isinstance(properties, dict) or not set(required) <= set(properties):
+    if not set(required) <= set(properties):
         return None
     shared = {key: schema[key] for key in _ELSEWHERE if key in schema}
     found = []
     for name, inner in properties.items():
         whole = {} if inner is True else inner
-        if not isinstance(whole, dict) or not _self_contained(whole, shared):
+        if not isinstance(whole, dict):
             return None
         found.append(Argument(name, {**shared, **whole} if "$ref" in json.dumps(whole) else whole, name in required))
     return tuple(sorted(found, key=lambda one: not one.required))
@@ -115,20 +116,32 @@ def _starts(members: list[Form], separator: str) -> Iterator[Form]:
         yield Series((first, *behind))
 
 
-def _self_contained(schema: Mapping[str, Any], shared: Mapping[str, Any]) -> bool:
-    """Whether all references point to the definitions that are shared."""
-    waiting: list[Any] = [schema, *shared.values()]
+def _plain(schema: Mapping[str, Any]) -> bool:
+    """Whether all references in a schema point to its definitions, and what is read here has the type that it must."""
+    waiting: list[Any] = [schema]
     while waiting:
         part = waiting.pop()
-        if isinstance(part, dict):
-            target = part.get("$ref")
-            known = target is None or (isinstance(target, str) and target.startswith(("#/$defs/", "#/definitions/")))
-            if not known or "$dynamicRef" in part or "$id" in part:
+        if isinstance(part, list):
+            waiting += part
+        elif isinstance(part, dict):
+            target = part.get("$ref", "#/$defs/")
+            known = isinstance(target, str) and target.startswith(("#/$defs/", "#/definitions/"))
+            if not known or "$dynamicRef" in part or "$id" in part or not _well_formed(part):
                 return False
             waiting += part.values()
-        elif isinstance(part, list):
-            waiting += part
     return True
+
+
+def _well_formed(schema: dict[str, Any]) -> bool:
+    """Names of properties may look like keywords, so a schema that has such names may be taken for a wrong one."""
+    numbers = [schema[key] for key in ("minLength", "maxLength", "minItems", "maxItems") if key in schema]
+    names = [schema[key] for key in ("required", "type") if isinstance(schema.get(key), list)]
+    return (
+        all(isinstance(schema.get(key, {}), dict) for key in ("properties", *_ELSEWHERE))
+        and all(isinstance(schema.get(key, []), list) for key in ("required", "enum", "anyOf", "oneOf"))
+        and all(type(number) is int and 0 <= number < _MOST for number in numbers)
+        and all(isinstance(name, str) for each in names for name in each)
+    )
 
 
 def _resolve(schema: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -137,7 +150,8 @@ def _resolve(schema: Mapping[str, Any]) -> dict[str, Any] | None:
     parts = target.split("/") if isinstance(target, str) else []
     if len(parts) != 3 or parts[0] != "#":
         return None
-    found = schema.get(parts[1], {}).get(parts[2])
+    shared = schema.get(parts[1])
+    found = shared.get(parts[2]) if isinstance(shared, dict) else None
     return found if isinstance(found, dict) and "$ref" not in found else None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 from ferrule.interfaces.parsers import ChoiceContext, Event, TextDelta, ToolParser
@@ -29,7 +29,7 @@ class FormatParser(ToolParser):
         self._out = CallWriter()
         self._reader = Reader()
         self._state: Callable[[], bool] = self._at_start if "" in self.format.open else self._in_text
-        self._exact: frozenset[str] = frozenset()
+        self._choice: str | dict[str, Any] = "auto"
         self._parallel = True
         self._schemas = {one["name"]: one.get("parameters") or {} for one in _functions(tools)}
         self._unclosed = False  # the closing tag of the last block has not come
@@ -41,11 +41,7 @@ class FormatParser(ToolParser):
 
     def begin(self, context: ChoiceContext) -> None:
         self._parallel = context.parallel_tool_calls
-        choice = context.tool_choice or "auto"
-        functions = enforced(self.tools, choice)
-        if functions and self.constraint(choice) is not None:
-            strict = {one["name"] for one in _functions(self.tools) if one.get("strict")}
-            self._exact = frozenset(one.name for one in functions if choice != "auto" or one.name in strict)
+        self._choice = context.tool_choice or "auto"
 
     def constraint(self, choice: str | dict[str, Any]) -> GrammarSpec | None:
         return self._constraint(self.format, choice)
@@ -57,6 +53,15 @@ class FormatParser(ToolParser):
             return None
         most = 1 if isinstance(choice, dict) or not self._parallel else None
         return format.constraint(functions, most=most, required=choice != "auto")
+
+    @cached_property
+    def _exact(self) -> frozenset[str]:
+        """Functions whose arguments are sure to fit their schema, because they are constrained."""
+        functions = enforced(self.tools, self._choice)
+        if not functions or self.constraint(self._choice) is None:
+            return frozenset()
+        strict = {one["name"] for one in _functions(self.tools) if one.get("strict")}
+        return frozenset(one.name for one in functions if self._choice != "auto" or one.name in strict)
 
     def feed(self, delta: TextDelta) -> Sequence[Event]:
         self._reader.push(delta.text)

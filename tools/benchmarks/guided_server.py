@@ -1,6 +1,6 @@
 """What a constraint costs in a server: output rates of many streams with and without one, and first tokens.
 
-    python -m tools.benchmarks.guided_server ferrule=http://127.0.0.1:8101 vllm=http://127.0.0.1:8102 [--backend xgrammar]
+    python -m tools.benchmarks.guided_server ferrule=http://127.0.0.1:8101 vllm=http://127.0.0.1:8102
 
 Any servers with OpenAI's API and one model each; best is one with random weights, whose free output does not end. In
 every round each server takes its turn: `--streams` requests without a constraint, as many with a schema of 20 fields,

@@ -221,3 +221,29 @@ def test_a_megabyte_of_anything_is_read_in_linear_time(name: str) -> None:
         for at in range(2000):
             parser.feed(TextDelta(text[at : at + 5]))
         parser.finish()
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "properties": {"a": {"$ref": "#/$defs/x"}}, "$defs": ["x"]},
+        {"type": "object", "properties": {"a": {"$ref": "#/$defs/x"}}, "$defs": {"x": {"$ref": "#/$defs/x"}}},
+        {"type": "object", "properties": {"a": {"type": "string", "minLength": "{"}}},
+        {"type": "object", "properties": {"a": {"enum": "abc"}}},
+        {"type": "object", "properties": {"a": {"type": [{}]}}, "required": [{}]},
+        {"type": "object", "properties": {"a": {"anyOf": {"b": 1}}}},
+        {"type": "object", "properties": ["a"]},
+        {"type": "object", "properties": {"a": 5}, "required": "a"},
+        {"type": "object", "properties": {"a": {"type": "array", "items": {"$ref": "#"}, "maxItems": -1}}},
+    ],
+    ids=range(9),
+)
+@pytest.mark.parametrize("name", ["qwen3_coder", "gemma4", "pythonic", "hermes"])
+def test_schemas_that_are_none_raise_nothing(name: str, schema: dict[str, Any]) -> None:
+    """The backend that compiles the constraint says what is wrong."""
+    tools = (function("f", strict=True, **schema),)
+    for choice in ("required", "auto"):
+        parser, _ = made(name, tools, choice)
+        for part in (*json.dumps({"name": "f", "arguments": {"a": 1}}), "<function=f><parameter=a>1</parameter>"):
+            parser.feed(TextDelta(part))
+        parser.finish()

@@ -156,7 +156,7 @@ class FormatParser(ToolParser):
             before = self.format.brackets[0].strip()
             if text.startswith(before, at):
                 return True
-            return None if before.startswith(text[at:]) else False
+            return None if before.startswith(text[at : at + len(before)]) else False
         found = [syntax.begins(text, at) for syntax in self.format.calls]
         return True if True in found else None if None in found else False
 

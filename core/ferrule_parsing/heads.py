@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 from ferrule.types import Fixed, Form, Regex
 from ferrule_parsing.reader import Reader
@@ -29,12 +30,12 @@ class CallHead:
     @property
     def start(self) -> str:
         """The first word of the head."""
-        return next(iter(self.before.split()), "")
+        return next(iter(words_of(self.before)), "")
 
     def begins(self, text: str, at: int) -> bool | None:
         if self.start:
-            found = text.startswith(self.start, at)
-            return found or (None if self.start.startswith(text[at:]) else False)
+            found = text[at : at + len(self.start)]
+            return found == self.start or (None if self.start.startswith(found) else False)
         return _NAME.match(text, at) is not None
 
     def form(self, name: str) -> tuple[Form, ...] | None:
@@ -58,29 +59,40 @@ class Spellings:
 
     def __init__(self, *texts: str) -> None:
         self.failed = False
-        self._left = {text: text.split() for text in texts}
+        self._left = [(text, words_of(text)) for text in texts]
+        self._count = 0  # words that were read
 
     def read(self, reader: Reader) -> str | None:
         """The text that was read. None: more must come, or `failed`."""
-        while any(self._left.values()):
+        count = self._count
+        while any(len(words) > count for _, words in self._left):
             reader.space()
             word = self._word(reader)
             if word is None:
                 return None
             if not word:
                 break
-            self._left = {text: words[1:] for text, words in self._left.items() if words[:1] == [word]}
-        whole = [text for text, words in self._left.items() if not words]
+            if len(self._left) > 1:
+                self._left = [one for one in self._left if one[1][count : count + 1] == (word,)]
+            self._count = count = count + 1
+        whole = [text for text, words in self._left if len(words) == count]
         self.failed = not whole
         return whole[0] if whole else None
 
     def _word(self, reader: Reader) -> str | None:
         """The next word of one of the texts; "" when none of them stands here."""
-        for word in sorted({words[0] for words in self._left.values() if words}, key=len, reverse=True):
+        next_ones = [words[self._count] for _, words in self._left if len(words) > self._count]
+        for word in sorted(next_ones, key=len, reverse=True) if len(next_ones) > 1 else next_ones:
             found = reader.take(word)
             if found is not False:
                 return word if found else None
         return ""
+
+
+@lru_cache(maxsize=256)
+def words_of(text: str) -> tuple[str, ...]:
+    """A text's words, between white space."""
+    return tuple(text.split())
 
 
 class HeadReader:

@@ -119,7 +119,8 @@ def requests(server: servers.Server) -> list[str]:
     ("args", "shown"),
     [
         ([], [PROMPT, "201, 202, 203"]),
-        pytest.param(["--max-log-len", "2"], ["=th", "201, 202)"], marks=pytest.mark.slow),  # tests/unit/frontend says so
+        # tests/unit/frontend/test_service.py cuts prompts too
+        pytest.param(["--max-log-len", "2"], ["=th", "201, 202)"], marks=pytest.mark.slow),
         (["--max-log-len", "0"], []),
     ],
 )

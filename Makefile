@@ -51,8 +51,10 @@ unit test-slow: export PYTHONDONTWRITEBYTECODE =
 # Percentages of lines that the tests run in their own processes, below which `make unit` fails.
 COVERED := core/ferrule:90 core/ferrule_nn:90 core/ferrule_parsing:90 plugins/ferrule_plugins:80 kernels/ferrule_kernels:65
 
+# Files run in the order of their names: conformance kits and servers, which take minutes, before unit tests, which take
+# seconds and fill the end of the run. Otherwise files with few tests, and those are the long ones, would come last.
 unit: $(INSTALLED_TEST)
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --cov --cov-report=
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --cov --cov-report=
 	@for part in $(COVERED); do \
 		reached=$$($(BIN)/coverage report --format=total --fail-under=$${part#*:} --include="$${part%:*}/*"); failed=$$?; \
 		echo "$${part%:*}: $$reached % of lines, at least $${part#*:}"; \

@@ -93,7 +93,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 # Where line coverage is counted. Elsewhere the same lines run again, in other processes or so often that counting them
 # takes two to four times as long as running them.
-MEASURED = ("architecture", "conformance", "contracts", "unit")
+MEASURED = ("contracts", "unit")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

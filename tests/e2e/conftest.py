@@ -20,9 +20,9 @@ def _patience() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def server(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
-    """`ferrule serve` on the random Llama in float32, shared by a module's tests."""
+    """`ferrule serve` on the random Llama in float32, shared by the tests of a process. Nobody ends or changes it."""
     log = tmp_path_factory.mktemp("server") / "log"
     args = [str(tiny_llama), "--dtype", "float32", "--served-model-name", "tiny", "--num-gpu-blocks-override", "512"]
     with servers.running(args, log, {"OMP_NUM_THREADS": "1"}) as running:

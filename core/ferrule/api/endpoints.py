@@ -16,7 +16,7 @@ from typing import Annotated, Any, cast, get_args
 from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
 from fastapi.params import Form
 from fastapi.routing import APIRoute, request_response
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Discriminator, TypeAdapter, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -55,16 +55,19 @@ def body_type(route: APIRoute) -> TypeAdapter[Any] | None:
     field = route.body_field
     if field is None or isinstance(field.field_info, Form):
         return None
-    annotation: Any = field.field_info.annotation
-    if isinstance(annotation, type) and not field.field_info.metadata:
+    found = field.field_info
+    annotation: Any = found.annotation
+    if isinstance(annotation, type) and not found.metadata:
         return _adapter(annotation)
-    return TypeAdapter(cast(Any, Annotated[annotation, field.field_info]))
+    if found.metadata and all(isinstance(one, Discriminator) for one in found.metadata):
+        return _adapter(Annotated[(annotation, *found.metadata)])
+    return TypeAdapter(cast(Any, Annotated[annotation, found]))
 
 
 @lru_cache(maxsize=128)
-def _adapter(model: type) -> TypeAdapter[Any]:
-    """A model may be the body of several routes, and of several applications in one process."""
-    return TypeAdapter(model)
+def _adapter(body: Any) -> TypeAdapter[Any]:
+    """A type may be the body of several routes, and of several applications in one process."""
+    return TypeAdapter(body)
 
 
 def endpoint_of(route: APIRoute, body: TypeAdapter[Any] | None) -> Endpoint:

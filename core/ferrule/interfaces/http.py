@@ -37,8 +37,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import msgspec
@@ -157,9 +159,21 @@ class EventStream(Response):
 
 def streams(event: Any) -> dict[int | str, dict[str, Any]]:
     """For ``responses=``: says that a 200 may also be an `EventStream` whose events are of this type."""
+    try:
+        hash(event)
+    except TypeError:  # some annotations cannot be keys
+        schema = _event_schema(event)
+    else:
+        schema = _event_schema_once(event)
+    return {200: {"content": {"text/event-stream": {"x-event": deepcopy(schema)}}}}
+
+
+def _event_schema(event: Any) -> dict[str, Any]:
     described = TypeAdapter(list[event]).json_schema(mode="serialization", ref_template="#/components/schemas/{model}")
-    schema = described["items"] | {"$defs": described.get("$defs", {})}  # in a list a model is a reference
-    return {200: {"content": {"text/event-stream": {"x-event": schema}}}}
+    return dict(described["items"] | {"$defs": described.get("$defs", {})})  # in a list a model is a reference
+
+
+_event_schema_once = lru_cache(maxsize=32)(_event_schema)  # for several routes, and several applications in one process
 
 
 @dataclass(frozen=True)

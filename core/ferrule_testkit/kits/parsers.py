@@ -119,7 +119,7 @@ def same(wanted: Fold, got: Fold, text: str, pieces: Sequence[str]) -> None:
     )
 
 
-def linear(make: Callable[[], Any], text: str, sizes: tuple[int, int] = (400, 3200)) -> None:
+def linear(make: Callable[[], Any], text: str, sizes: tuple[int, int] = (200, 1600)) -> None:
     """Eight times the text must not cost more than about eight times the work."""
 
     def cost(size: int) -> int:

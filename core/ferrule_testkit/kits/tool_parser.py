@@ -71,7 +71,7 @@ class ToolParserKit(Kit):
 
     def make(self, tools: Sequence[dict[str, Any]] | None = None) -> ToolParser:
         """A parser at the beginning of a choice, with a tokenizer of bytes."""
-        given = copy.deepcopy(list(self.tools)) if tools is None else tools
+        given = json.loads(json.dumps(list(self.tools))) if tools is None else tools  # deepcopy is ten times slower
         parser: ToolParser = self.new(given)
         parser.begin(ChoiceContext(tools=tuple(given), tool_choice="auto", tokenizer=ByteTokenizer()))
         return parser

@@ -6,12 +6,14 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ferrule.launch.cli import main
+from ferrule_plugins.command.bench import limits
 from ferrule_testkit import server as servers
 
 
@@ -24,6 +26,21 @@ def bench(out: Path, *args: str) -> dict[str, Any]:
     return figures
 
 
+Here = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Here:
+    """Runs the command in this process without measuring the machine, which takes four seconds. Status, two outputs."""
+    monkeypatch.setattr(limits, "measure", limits.Limits)
+
+    def run(*args: str) -> tuple[int, str, str]:
+        status = main(["bench", *args])
+        return status, *capsys.readouterr()
+
+    return run
+
+
 def test_serve(server: servers.Server, tmp_path: Path) -> None:
     figures = bench(
         tmp_path / "serve.json", "serve", "--port", str(server.port), "--num-prompts", "12", "--max-concurrency", "4",
@@ -34,19 +51,16 @@ def test_serve(server: servers.Server, tmp_path: Path) -> None:
     assert 0 < figures["p50_ttft_ms"] <= figures["p99_ttft_ms"] <= figures["p99_e2el_ms"]
 
 
-def test_serve_as_scripts_for_the_documented_one_call_it(server: servers.Server, tmp_path: Path) -> None:
+def test_serve_as_scripts_for_the_documented_one_call_it(server: servers.Server, here: Here, tmp_path: Path) -> None:
     flags = f"""--backend openai-chat --base-url {server.url} --endpoint /v1/chat/completions --dataset-name random
         --random-input-len 12 --random-output-len 4 --random-range-ratio 0.5 --num-prompts 6 --request-rate inf
         --max-concurrency 3 --burstiness 0.5 --seed 3 --ignore-eos --temperature 0.5 --max-token-id 300
         --metadata a=b c=d
         --percentile-metrics ttft,tpot --metric-percentiles 25,99.5 --trust-remote-code --disable-tqdm
         --header X-Request-Id=load --extra-body.top_k 5 --save-result --result-dir {tmp_path / "results"}"""
-    command = [sys.executable, "-m", "ferrule", "bench", "serve", *flags.split()]
-    done = subprocess.run(
-        [*command, "--result-filename", "mine.json"], capture_output=True, text=True, timeout=240, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "--disable-tqdm is accepted without effect" in done.stderr
+    status, out, err = here("serve", *flags.split(), "--result-filename", "mine.json")
+    assert status == 0, out + err
+    assert "--disable-tqdm is accepted without effect" in err
     figures = json.loads((tmp_path / "results" / "mine.json").read_text())
     assert (figures["completed"], figures["request_rate"], figures["max_concurrency"]) == (6, "inf", 3)
     assert (figures["a"], figures["c"], figures["backend"]) == ("b", "d", "openai-chat")
@@ -55,7 +69,12 @@ def test_serve_as_scripts_for_the_documented_one_call_it(server: servers.Server,
     assert not any("itl" in name for name in figures)
 
 
-def test_serve_with_conversations_and_goodput(server: servers.Server, tmp_path: Path) -> None:
+def test_serve_with_conversations_and_goodput(server: servers.Server, here: Here, tmp_path: Path) -> None:
+    def bench(out: Path, *args: str) -> dict[str, Any]:
+        status, said, err = here(*args, "--output-json", str(out))
+        assert status == 0, said + err
+        return dict(json.loads(out.read_text()))
+
     file = tmp_path / "share.json"
     turns = [
         ("a b c d e f g h", "one two three four five six"),
@@ -102,21 +121,18 @@ def test_serve_with_conversations_and_goodput(server: servers.Server, tmp_path: 
         ("--port 1", "No answer from http://127.0.0.1:1"),
     ],
 )
-def test_serve_refuses_by_name(flags: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "serve", *flags.split()]) != 0
-    told = capsys.readouterr().err
+def test_serve_refuses_by_name(flags: str, words: str, here: Here) -> None:
+    status, _, told = here("serve", *flags.split())
+    assert status != 0
     assert words in told
     assert "Traceback" not in told
 
 
-def test_serve_reports_failures(server: servers.Server, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "ferrule", "bench", "serve", "--port", str(server.port), "--num-prompts", "2"]
-    done = subprocess.run(
-        [*command, "--max-token-id", "300", "--random-input-len", "5000"],
-        capture_output=True, text=True, timeout=240, check=False,
-    )  # fmt: skip
-    assert done.returncode == 1
-    assert "HTTP 400" in done.stdout
+def test_serve_reports_failures(server: servers.Server, here: Here) -> None:
+    flags = ("--num-prompts", "2", "--max-token-id", "300", "--random-input-len", "5000")
+    status, out, _ = here("serve", "--port", str(server.port), *flags)
+    assert status == 1
+    assert "HTTP 400" in out
 
 
 def test_throughput_and_latency(tiny_llama: Path, tmp_path: Path) -> None:

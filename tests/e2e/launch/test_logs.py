@@ -117,7 +117,12 @@ def requests(server: servers.Server) -> list[str]:
 
 @pytest.mark.parametrize(
     ("args", "shown"),
-    [([], [PROMPT, "201, 202, 203"]), (["--max-log-len", "2"], ["=th", "201, 202)"]), (["--max-log-len", "0"], [])],
+    [
+        ([], [PROMPT, "201, 202, 203"]),
+        # tests/unit/frontend/test_service.py cuts prompts too
+        pytest.param(["--max-log-len", "2"], ["=th", "201, 202)"], marks=pytest.mark.slow),
+        (["--max-log-len", "0"], []),
+    ],
 )
 def test_how_much_of_a_prompt_is_logged(tiny_llama: Path, tmp_path: Path, args: list[str], shown: list[str]) -> None:
     with servers.running([str(tiny_llama), *ARGS, *args], tmp_path / "log", {"OMP_NUM_THREADS": "1"}) as server:

@@ -265,8 +265,8 @@ def test_work_grows_with_the_text_and_no_faster(unit: str, prefix: str) -> None:
         text = prefix + unit * (size // len(unit))
         return work(lambda: run(*(text[at : at + step] for at in range(0, len(text), step))))
 
-    for step in (1, 64, 1 << 20):
-        assert cost(8192, step) < 2.3 * cost(4096, step) + 200
+    for size, step in ((1024, 1), (4096, 64), (4096, 1 << 20)):
+        assert cost(2 * size, step) < 2.3 * cost(size, step) + 200
 
 
 @pytest.mark.parametrize("unit", ADVERSE)

@@ -62,7 +62,7 @@ class Glm45(FormatParser):
 
 
 class Glm47(Glm45):
-    """Calls without line breaks."""
+    """Calls without line breaks; some outputs have them all the same."""
 
     conformance = "ferrule_plugins.tool_parser.samples:GLM47"
     format = ToolFormat(
@@ -73,7 +73,7 @@ class Glm47(Glm45):
             Parameters(
                 CallHead(),
                 key="<arg_key>",
-                behind_key=(("</arg_key><arg_value>", None),),
+                behind_key=(("</arg_key><arg_value>", None), ("</arg_key>\n<arg_value>", None)),
                 end_value="</arg_value>",
                 gap="",
             ),

@@ -52,6 +52,7 @@ class Mistral(FormatParser):
 
 class KimiK2(FormatParser):
     """`kimi_k2`: Kimi K2, which numbers its calls. The number is a part of the call's id, which the model expects back.
+    Some outputs lack the tags of the section, or misspell them.
 
         <|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>
         {"city": "Lisbon"}<|tool_call_end|><|tool_calls_section_end|>
@@ -65,8 +66,8 @@ class KimiK2(FormatParser):
         *("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
     )
     format = ToolFormat(
-        open=("<|tool_calls_section_begin|>",),
-        close=("<|tool_calls_section_end|>",),
+        open=("<|tool_calls_section_begin|>", "<|tool_call_section_begin|>", "<|tool_call_begin|>"),
+        close=("<|tool_calls_section_end|>", "<|tool_call_section_end|>"),
         separator="",
         calls=(
             NamedJson(

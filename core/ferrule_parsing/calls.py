@@ -16,7 +16,7 @@ class CallWriter:
     """
 
     def __init__(self, new_id: Callable[[], str] | None = None) -> None:
-        """`new_id` makes the ids of calls to which the model gave none; by default ``call_`` and 24 hexadecimal digits."""
+        """`new_id` makes the ids of calls that have none from the model; by default ``call_`` and 24 hex digits."""
         self._new_id = new_id or _new_id
         self._events: list[Event] = []
         self._space: list[str] = []  # behind the last content, or the last call, and not decided yet

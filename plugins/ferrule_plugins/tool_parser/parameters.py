@@ -16,7 +16,8 @@ class Qwen3Coder(FormatParser):
         </function>
         </tool_call>
 
-    Some outputs lack the outer tag. https://huggingface.co/Qwen/Qwen3-Coder-30B-A3B-Instruct
+    Some outputs lack the outer tag, or what ends a value, as the parser in the model's repository expects.
+    https://huggingface.co/Qwen/Qwen3-Coder-30B-A3B-Instruct
     """
 
     conformance = "ferrule_plugins.tool_parser.samples:QWEN3_CODER"
@@ -32,6 +33,7 @@ class Qwen3Coder(FormatParser):
                 end_value="</parameter>",
                 end="</function>",
                 padding="\n",
+                unclosed=True,
             ),
         ),
     )

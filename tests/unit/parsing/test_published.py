@@ -83,6 +83,8 @@ JSON_OBJECTS: list[tuple[str, str, str, Calls]] = [
     ("hunyuan_a13b", f"<tool_calls>\n[{ONE}]\n</tool_calls>", "", ALONE),
     # the template for Phi-4-mini that its makers gave to vLLM
     ("phi4_mini_json", f"So:\nfunctools[\n  {ONE},\n  {TWO}\n]", "So:", BOTH),
+    # its tokens for tools, which it writes with its own template
+    ("phi4_mini_json", f"<|tool_call|>[{ONE}, {TWO}]<|/tool_call|>", "", BOTH),
     # vLLM, xLAM 2: alone, in a fence, behind the marks of the models it was trained from
     ("xlam", f"[{ONE}, {TWO}]", "", BOTH),
     ("xlam", f"I look.\n```json\n[{ONE}]\n```", "I look.", ALONE),
@@ -241,6 +243,13 @@ PARAMETERS: list[tuple[str, str, str, Calls]] = [
         '<tool_call>\n<function=save>\n<parameter=text>\n"a"\n</parameter>\n</function>\n</tool_call>',
         "",
         [("save", {"text": '"a"'})],
+    ),
+    # the parser in the repository of Qwen3-Coder: a value whose end is missing
+    (
+        "qwen3_coder",
+        "<tool_call>\n<function=forecast>\n<parameter=city>\nOslo\n<parameter=days>\n3\n</function>\n</tool_call>",
+        "",
+        [("forecast", {"city": "Oslo", "days": 3})],
     ),
     # chat template of Seed-OSS, and llama.cpp: values stand as they are
     (

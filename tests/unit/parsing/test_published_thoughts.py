@@ -1,4 +1,4 @@
-"""Outputs as they are published for reasoning parsers, with the sources of test_published and vLLM's tests/reasoning."""
+"""Outputs as published for reasoning parsers, from the sources of test_published and vLLM's tests/reasoning."""
 
 from __future__ import annotations
 

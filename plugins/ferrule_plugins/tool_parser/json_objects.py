@@ -100,10 +100,10 @@ class Phi4Mini(FormatParser):
     special_tokens = ("<|tool_call|>", "<|/tool_call|>")
     format = ToolFormat(
         open=("functools", "<|tool_call|>"),
-        close=("<|/tool_call|>",),
         brackets=_LIST,
         separator=", ",
         calls=(JsonCall(arguments_keys=("arguments", "parameters")),),
+        dropped=("<|/tool_call|>",),  # nothing ends the list behind the word
     )
 
 

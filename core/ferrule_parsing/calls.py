@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 
 from ferrule.interfaces.parsers import CallArguments, CallEnd, CallStart, Content, Event
 
@@ -14,7 +15,9 @@ class CallWriter:
     call, the space behind the call stays, so that the two are not glued together. All other space survives.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, new_id: Callable[[], str] | None = None) -> None:
+        """`new_id` makes the ids of calls that have none from the model; by default ``call_`` and 24 hex digits."""
+        self._new_id = new_id or _new_id
         self._events: list[Event] = []
         self._space: list[str] = []  # behind the last content, or the last call, and not decided yet
         self._said = False  # there was content
@@ -45,7 +48,7 @@ class CallWriter:
         self._space.clear()
         self._index += 1
         self._open = self._beside = True
-        self._events.append(CallStart(self._index, id or f"call_{secrets.token_hex(12)}", name))
+        self._events.append(CallStart(self._index, id or self._new_id(), name))
 
     def arguments(self, fragment: str) -> None:
         """The next part of the open call's arguments."""
@@ -73,3 +76,7 @@ class CallWriter:
         """Events since the last call."""
         events, self._events = self._events, []
         return events
+
+
+def _new_id() -> str:
+    return f"call_{secrets.token_hex(12)}"

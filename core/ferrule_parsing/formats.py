@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from os.path import commonprefix
 from typing import Any
 
 from ferrule.structured_outputs.calls import EnforcedFunction
@@ -93,9 +94,12 @@ class ToolFormat:
         if required:
             block = _series(Fixed(self.open[0]), content, Fixed(end))
             return GrammarSpec(form=Repeated(block, self.between, 1, blocks))
-        if len(self.open) > 1 or not self.open[0]:
+        if not self.open[0]:
             return self._begun(_series(content, Fixed(end)))
-        return GrammarSpec(form=Triggered(self.open[0], (Tag(self.open[0], content, end),), blocks))
+        trigger = commonprefix(self.open)
+        if not any(map(str.isalpha, trigger)):
+            return None  # the other opening tags cannot be kept out without forbidding common text
+        return GrammarSpec(form=Triggered(trigger, (Tag(self.open[0], content, end),), blocks))
 
     def _begun(self, calls: Form) -> GrammarSpec | None:
         """Calls, or a text that cannot be taken for them: without a tag, only its first character tells."""

@@ -19,13 +19,15 @@ class CallHead:
 
     `behind`: the spellings of what ends the head; the first one is generated, and "" is the end of the name alone.
     `prefix`: in front of the name, and not a part of it. `numbered`: the name is followed by ``:0``, and prefix, name
-    and number together are the id of the call.
+    and number together are the id of the call. `id_mark`: what stands between the name and an id that the model gave
+    the call, in front of `behind`; it is not generated.
     """
 
     before: str = ""
     behind: tuple[str, ...] = ("",)
     prefix: str = ""
     numbered: bool = False
+    id_mark: str = ""
 
     @property
     def start(self) -> str:
@@ -104,6 +106,7 @@ class HeadReader:
         self._known = known
         self._before: Spellings | None = Spellings(head.before)
         self._name: list[str] = []
+        self._id: list[str] | None = None  # behind the mark of an id
         self._behind: Spellings | None = None  # the name was read
 
     def read(self, reader: Reader) -> tuple[str, str | None] | None:
@@ -120,19 +123,32 @@ class HeadReader:
             self.failed = behind.failed
             return None
         name, id = self._head.split("".join(self._name))
+        id = "".join(self._id) if self._id is not None else id
         self.failed = not name or (self._known is not None and name not in self._known)
         return None if self.failed else (name, id)
 
     def _read_name(self, reader: Reader) -> Spellings | None:
-        """What stands behind the name, when that was read."""
-        if not self._name:
+        """What stands behind the name and the id, when these were read."""
+        word = self._name if self._id is None else self._id
+        if not word:
             reader.space()
         if reader.empty:
             return None
-        self._name.append(reader.match(_NAME))
-        length = sum(map(len, self._name))
+        word.append(reader.match(_NAME))
+        length = sum(map(len, word))
         if length > _LONGEST or not length:
             self.failed = True
         elif not reader.empty:
-            self._behind = Spellings(*self._head.behind)
+            marked = self._take_id_mark(reader)
+            if marked:
+                self._id = []
+                return self._read_name(reader)
+            if marked is False:
+                self._behind = Spellings(*self._head.behind)
         return self._behind
+
+    def _take_id_mark(self, reader: Reader) -> bool | None:
+        """Whether the mark of an id was read. None: more text is needed to say so."""
+        if not self._head.id_mark or self._id is not None:
+            return False
+        return reader.take(self._head.id_mark)

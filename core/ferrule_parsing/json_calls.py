@@ -110,7 +110,7 @@ _BEFORE_NAME = frozenset(("id", "type"))
 class NamedJson(CallSyntax):
     """``name {…}`` with markup around the name: what stands between it and its arguments is part of `head`.
 
-    `end`: what is generated behind the arguments; it may be missing.
+    `end`: what is generated behind the arguments. Each of its words and tags may be missing.
     """
 
     head: CallHead
@@ -122,7 +122,7 @@ class NamedJson(CallSyntax):
 
     @property
     def marks(self) -> tuple[str, ...]:  # type: ignore[override]
-        return tuple(self.end.split())
+        return tuple(self.end.replace("<", " <").split())
 
     def begins(self, text: str, at: int) -> bool | None:
         return self.head.begins(text, at)

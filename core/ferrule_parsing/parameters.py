@@ -30,7 +30,8 @@ class Parameters(CallSyntax):
     spellings, of which each says so itself: True for strings, False for JSON, None for the schema. White space in the
     parts means nothing. `padding` is generated around values; if it is a line break, one at each end of a value means
     nothing. `gap` is generated between the parts of a call. `end` "": the call ends where no argument follows.
-    `behind`: markup behind `end`.
+    `behind`: markup behind `end`. `unclosed`: a value may also end at a line that begins with `key` or `end`, unless a
+    constraint writes `end_value`; this needs a line break as `padding`.
     """
 
     head: CallHead
@@ -41,6 +42,7 @@ class Parameters(CallSyntax):
     behind: str = ""
     padding: str = ""
     gap: str = "\n"
+    unclosed: bool = False
 
     @property
     def start(self) -> str:  # type: ignore[override]
@@ -253,7 +255,10 @@ class _ParametersReader(CallReader):
 
     def _until_end(self, reader: Reader) -> tuple[str, bool]:
         """(the next text of a value, whether it ends with it), without the line breaks at its ends."""
-        text, tag = reader.until(_tag(self._syntax.end_value))
+        text, tag = reader.until(_value_ends(self._syntax, self._exact))
+        if tag and tag != self._syntax.end_value:
+            reader.at -= len(tag) - 1
+            text += "\n"
         if not self._syntax.padding:
             return text, bool(tag)
         if not self._begun and text:
@@ -271,6 +276,12 @@ _STRING = frozenset(("string",))
 @lru_cache(maxsize=64)
 def _key_ends(syntax: Parameters) -> Tags:
     return Tags(*{text.split()[0] for text, _ in syntax.behind_key})
+
+
+@lru_cache(maxsize=64)
+def _value_ends(syntax: Parameters, exact: bool) -> Tags:
+    unclosed = syntax.unclosed and not exact
+    return Tags(syntax.end_value, *((f"\n{syntax.key}", f"\n{syntax.end}") if unclosed else ()))
 
 
 @lru_cache(maxsize=64)

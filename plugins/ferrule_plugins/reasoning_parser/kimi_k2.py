@@ -10,7 +10,7 @@ from ferrule_parsing import ThinkingParser
 
 
 class KimiK2(ThinkingParser):
-    """``<think>…</think>`` and the answer; the block is optional, and a section of calls ends it too."""
+    """``<think>…</think>`` and the answer; the block is optional, and calls end it too."""
 
     conformance = "ferrule_plugins.reasoning_parser.samples:KIMI_K2"
-    ending_tags = ("<|tool_calls_section_begin|>",)
+    ending_tags = ("<|tool_calls_section_begin|>", "<|tool_call_section_begin|>", "<|tool_call_begin|>")

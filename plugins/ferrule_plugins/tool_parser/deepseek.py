@@ -5,6 +5,7 @@ from __future__ import annotations
 from ferrule_parsing import CallHead, FormatParser, NamedJson, Parameters, ToolFormat
 
 _SECTION = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
+_MISSPELT = ("<｜tool_calls_begin｜>", "<｜tool calls begin｜>", "<｜tool\\_calls\\_begin｜>", "<｜tool▁calls｜>")
 _CALL = ("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>")
 
 
@@ -16,16 +17,20 @@ class DeepSeekV3(FormatParser):
         {"city": "Lisbon"}
         ```<｜tool▁call▁end｜><｜tool▁calls▁end｜>
 
+    Small models distilled from R1 misspell the first tag and leave out the second one.
     https://huggingface.co/deepseek-ai/DeepSeek-V3-0324
     """
 
     conformance = "ferrule_plugins.tool_parser.samples:DEEPSEEK_V3"
     special_tokens = (*_SECTION, *_CALL)
     format = ToolFormat(
-        open=(_SECTION[0],),
+        open=(_SECTION[0], *_MISSPELT),
         close=(_SECTION[1],),
         separator="\n",
-        calls=(NamedJson(CallHead(f"{_CALL[0]}function{_CALL[1]}", ("\n```json\n", "")), end=f"\n```{_CALL[2]}"),),
+        calls=tuple(
+            NamedJson(CallHead(f"{begin}function{_CALL[1]}", ("\n```json\n", "")), end=f"\n```{_CALL[2]}")
+            for begin in (_CALL[0], "")
+        ),
     )
 
 

@@ -88,19 +88,22 @@ class HunyuanA13B(FormatParser):
 
 
 class Phi4Mini(FormatParser):
-    """`phi4_mini_json`: Phi-4-mini, which writes a list of calls behind a word.
+    """`phi4_mini_json`: Phi-4-mini, which writes a list of calls behind a word if the prompt says so, or between tags.
 
         functools[{"name": "get_weather", "arguments": {"city": "Lisbon"}}]
+        <|tool_call|>[{"name": "get_weather", "arguments": {"city": "Lisbon"}}]<|/tool_call|>
 
     https://huggingface.co/microsoft/Phi-4-mini-instruct
     """
 
     conformance = "ferrule_plugins.tool_parser.samples:PHI4_MINI"
+    special_tokens = ("<|tool_call|>", "<|/tool_call|>")
     format = ToolFormat(
-        open=("functools",),
+        open=("functools", "<|tool_call|>"),
         brackets=_LIST,
         separator=", ",
         calls=(JsonCall(arguments_keys=("arguments", "parameters")),),
+        dropped=("<|/tool_call|>",),  # nothing ends the list behind the word
     )
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import secrets
+import string
+from collections.abc import Sequence
 from typing import Any
 
 from ferrule.interfaces.parsers import ChoiceContext
 from ferrule.types import GrammarSpec
-from ferrule_parsing import CallHead, FormatParser, JsonCall, NamedJson, ToolFormat
+from ferrule_parsing import CallHead, CallWriter, FormatParser, JsonCall, NamedJson, ToolFormat
 
-_TAG, _ARGUMENTS = "[TOOL_CALLS]", "[ARGS]"
-_NEW = NamedJson(CallHead(behind=(_ARGUMENTS, "")))
+_TAG, _ID, _ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+_NEW = NamedJson(CallHead(behind=(_ARGUMENTS, ""), id_mark=_ID))
 _OLD = JsonCall()
 
 
@@ -17,18 +20,24 @@ class Mistral(FormatParser):
     """`mistral`: Mistral's models. A name and arguments behind the tag, or with older tokenizers a list of objects.
 
         [TOOL_CALLS]get_weather[ARGS]{"city": "Lisbon"}
+        [TOOL_CALLS]get_weather[CALL_ID]a1B2c3D4e[ARGS]{"city": "Lisbon"}
         [TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Lisbon"}}]
 
-    What is generated under a constraint depends on the tokenizer: only the newer ones know ``[ARGS]``.
+    What is generated under a constraint depends on the tokenizer: only the newer ones know ``[ARGS]``. Chat templates
+    refuse ids of calls that are not nine letters and digits.
     https://github.com/mistralai/mistral-common, https://huggingface.co/mistralai/Mistral-Small-3.2-24B-Instruct-2506
     """
 
     conformance = "ferrule_plugins.tool_parser.samples:MISTRAL"
-    special_tokens = (_TAG, _ARGUMENTS)
+    special_tokens = (_TAG, _ID, _ARGUMENTS)
     format = ToolFormat(open=(_TAG,), brackets=("[", "]"), separator=", ", calls=(_OLD, _NEW))
     named_format = ToolFormat(open=(_TAG,), between="", calls=(_NEW,))
 
     _named = False  # calls are generated with a name in front of the arguments
+
+    def __init__(self, tools: Sequence[dict[str, Any]]) -> None:
+        super().__init__(tools)
+        self._out = CallWriter(_short_id)
 
     def begin(self, context: ChoiceContext) -> None:
         tokenizer = context.tokenizer
@@ -43,6 +52,7 @@ class Mistral(FormatParser):
 
 class KimiK2(FormatParser):
     """`kimi_k2`: Kimi K2, which numbers its calls. The number is a part of the call's id, which the model expects back.
+    Some outputs lack the tags of the section, or misspell them.
 
         <|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>
         {"city": "Lisbon"}<|tool_call_end|><|tool_calls_section_end|>
@@ -56,8 +66,8 @@ class KimiK2(FormatParser):
         *("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
     )
     format = ToolFormat(
-        open=("<|tool_calls_section_begin|>",),
-        close=("<|tool_calls_section_end|>",),
+        open=("<|tool_calls_section_begin|>", "<|tool_call_section_begin|>", "<|tool_call_begin|>"),
+        close=("<|tool_calls_section_end|>", "<|tool_call_section_end|>"),
         separator="",
         calls=(
             NamedJson(
@@ -66,3 +76,7 @@ class KimiK2(FormatParser):
             ),
         ),
     )
+
+
+def _short_id() -> str:
+    return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))

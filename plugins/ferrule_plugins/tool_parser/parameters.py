@@ -16,7 +16,8 @@ class Qwen3Coder(FormatParser):
         </function>
         </tool_call>
 
-    Some outputs lack the outer tag. https://huggingface.co/Qwen/Qwen3-Coder-30B-A3B-Instruct
+    Some outputs lack the outer tag, or what ends a value, as the parser in the model's repository expects.
+    https://huggingface.co/Qwen/Qwen3-Coder-30B-A3B-Instruct
     """
 
     conformance = "ferrule_plugins.tool_parser.samples:QWEN3_CODER"
@@ -32,6 +33,7 @@ class Qwen3Coder(FormatParser):
                 end_value="</parameter>",
                 end="</function>",
                 padding="\n",
+                unclosed=True,
             ),
         ),
     )
@@ -62,7 +64,7 @@ class Glm45(FormatParser):
 
 
 class Glm47(Glm45):
-    """Calls without line breaks."""
+    """Calls without line breaks; some outputs have them all the same."""
 
     conformance = "ferrule_plugins.tool_parser.samples:GLM47"
     format = ToolFormat(
@@ -73,7 +75,7 @@ class Glm47(Glm45):
             Parameters(
                 CallHead(),
                 key="<arg_key>",
-                behind_key=(("</arg_key><arg_value>", None),),
+                behind_key=(("</arg_key><arg_value>", None), ("</arg_key>\n<arg_value>", None)),
                 end_value="</arg_value>",
                 gap="",
             ),

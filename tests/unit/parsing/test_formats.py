@@ -185,6 +185,22 @@ def test_strict_functions_are_valid_where_the_model_chooses(backend: Guidance, n
     checked(parser, TOOLS, text, size=5)
 
 
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("kimi_k2", "<|tool_call_begin|>"),
+        ("deepseek_v3", "<｜tool▁calls｜>"),
+        ("internlm", "<|action_start|> <|plugin|>"),
+    ],
+)
+def test_strict_calls_begin_with_the_first_of_tags_that_begin_alike(backend: Guidance, name: str, other: str) -> None:
+    _, spec = made(name, TOOLS, "auto")
+    assert spec is not None
+    for tag, goes in ((PARSERS[name].format.open[0], True), (other, False)):
+        grammar = backend.load(backend.compile(spec))
+        assert all(grammar.accept([byte]) for byte in f"It is {tag}".encode()) is goes
+
+
 def patterns() -> Iterator[dict[str, Any]]:
     """Schemas of which a format of its own cannot say everything."""
     yield {"type": "object", "properties": {"a": {"type": "string", "pattern": "^a<+$"}}, "required": ["a"]}

@@ -102,7 +102,8 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-SYNTAXES = ("hermes", "deepseek_v31", "qwen3_coder", "pythonic")  # one format for each way to write a call
+PARSERS = ("tool_parser", "reasoning_parser")
+SYNTAXES = ("hermes", "deepseek_v31", "qwen3_coder", "pythonic", "qwen3", "openai_gptoss")  # one for each way to write
 
 
 def cases() -> Iterator[Any]:
@@ -113,7 +114,7 @@ def cases() -> Iterator[Any]:
         proved.add(ref.target)
         for method, _ in promises(kit_of(ref.kind)):
             slow = again or ((ref.kind, ref.name) == ("attention", "triton") and method in SLOW)
-            slow = slow or (method == "test_work_is_linear" and ref.kind == "tool_parser" and ref.name not in SYNTAXES)
+            slow = slow or (method == "test_work_is_linear" and ref.kind in PARSERS and ref.name not in SYNTAXES)
             marks = [pytest.mark.slow] if slow else []
             yield pytest.param(ref, method, id=f"{ref.kind}-{ref.name}-{method.removeprefix('test_')}", marks=marks)
 

@@ -86,7 +86,7 @@ async def stream(session: aiohttp.ClientSession, url: str, body: dict[str, Any])
             event = json.loads(line[6:])
             if event.get("usage"):
                 found.tokens = event["usage"]["completion_tokens"]
-            elif event.get("choices") and event["choices"][0].get("text"):
+            elif event.get("choices"):
                 found.last = time.perf_counter()
                 found.first = found.first or found.last
     return found

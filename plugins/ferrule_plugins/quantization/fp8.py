@@ -24,6 +24,7 @@ BLOCK = 128
 
 
 class Fp8Method(QuantizationMethod):
+    conformance = {"lone_rows": (torch.bfloat16, torch.float32)}  # float16 is multiplied by oneDNN on CPUs
     formats = ("fp8", "fbgemm_fp8")
 
     def __init__(self, config: Mapping[str, Any]) -> None:

@@ -62,9 +62,9 @@ class Hermes2ProToolParser(ToolParser):
         return None if self._reading is None else self._told(self._reading.finish())
 
     def _made(self) -> TaggedJsonParser:
-        parser = TaggedJsonParser([])
-        parser.open_tag, parser.close_tag = self.tool_call_start_token, self.tool_call_end_token
-        return parser
+        tags = {"open_tag": self.tool_call_start_token, "close_tag": self.tool_call_end_token}
+        kind: type[TaggedJsonParser] = type("Tagged", (TaggedJsonParser,), tags)
+        return kind([])
 
     def _told(self, events: Sequence[Event]) -> DeltaMessage | None:
         """The message of some events, and what vLLM's parsers remember of it."""

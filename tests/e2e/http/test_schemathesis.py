@@ -109,7 +109,7 @@ def test_the_document_holds_at_its_borders(server: servers.Server, tmp_path: Pat
     assert run(server, tmp_path, 5) >= 200
 
 
-@pytest.mark.slow  # the same promise with ten times as many requests
+@pytest.mark.slow  # the same promise with eight times as many requests
 def test_the_document_holds_in_depth(server: servers.Server, tmp_path: Path) -> None:
     """Each form of answer is met, and fits its schema."""
     assert run(server, tmp_path, 40, deep=True) >= 150

@@ -149,7 +149,10 @@ def decode(body: bytes, scan: JsonScan) -> Any:
 def _unfit(body: bytes) -> RequestError:
     """Name the place of a number that does not fit in 64 bits; in a large body only the field."""
     if len(body) <= _MAX_COMPARED:
-        found = json.loads(body, parse_int=_fit_int, parse_float=_fit_float)
+        try:
+            found = json.loads(body, parse_int=_fit_int, parse_float=_fit_float)
+        except ValueError:  # what follows the number is not JSON, or not UTF-8
+            return RequestError(_syntax(body))
         place = next(_places(found, ""), "")
     else:
         place = next((printable(name) for name, raw in _fields(body) if _exceeds(_STRING.sub(b"", bytes(raw)))), "")
@@ -160,7 +163,7 @@ def _unfit(body: bytes) -> RequestError:
 def _fields(body: bytes) -> Iterable[tuple[str, msgspec.Raw]]:
     try:
         return _raw_fields.decode(body).items()
-    except msgspec.DecodeError:  # not an object
+    except ValueError:  # not an object, or names that are not UTF-8
         return ()
 
 

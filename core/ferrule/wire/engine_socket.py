@@ -55,7 +55,7 @@ class EngineSocket:
                 return messages
             try:
                 message = self._decoder.decode(frames[-1])
-            except msgspec.DecodeError:  # ValidationError included
+            except ValueError:  # msgspec's own errors, and a text that is not UTF-8
                 _logger.warning("dropped a frame that is not a message, bytes=%d", len(frames[-1]))
                 continue
             if isinstance(message, Call) and message.name == HELLO:

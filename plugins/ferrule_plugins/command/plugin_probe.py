@@ -43,7 +43,7 @@ def probe(ref: PluginRef) -> Trial:
         return Trial(f"its import did not end within {_TIMEOUT:.0f} s", _TIMEOUT)
     try:
         return msgspec.json.decode(done.stdout.rpartition(b"\n")[2], type=Trial)
-    except msgspec.DecodeError:
+    except ValueError:
         return Trial(f"its import ended the process: {_ending(done.returncode)}", time.perf_counter() - start)
 
 

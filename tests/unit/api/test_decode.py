@@ -8,7 +8,7 @@ from decimal import Decimal
 from typing import Annotated, Any, Literal
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
@@ -46,6 +46,10 @@ def check(body: bytes) -> None:
 
 
 @given(st.binary(max_size=200))
+@example(b'{"a": 1e999, "\x80": 1}')
+@example(b'{"a": 1e999, "b": "\x80"}')
+@example(b'{"a": 1e999')
+@example(b'{"a": 1e999, "\x80": "' + b"x" * (1 << 20) + b'"}')
 def test_any_bytes(body: bytes) -> None:
     check(body)
 

@@ -124,7 +124,7 @@ class Journal:
     def _check_run(self, head: bytes, run: dict[str, Any]) -> None:
         try:
             found = msgspec.json.decode(head, type=dict[str, Any])
-        except msgspec.DecodeError:
+        except ValueError:
             raise StartupError(
                 f"{self.path} exists where the journal should be written, but is not a journal.",
                 "Move it away, or name another --output-tmp-dir.",
@@ -198,7 +198,7 @@ def _parse(line: bytes, most: int) -> Record | None:
         return None
     try:
         msgspec.json.decode(parts[2], type=dict[str, Any])
-    except (msgspec.DecodeError, RecursionError):
+    except (ValueError, RecursionError):
         return None
     number = int(parts[0])
     return Record(number, int(parts[1]), parts[2]) if 0 < number < most else None

@@ -55,7 +55,7 @@ def custom_id_of(line: bytes) -> str | None:
     """The id on a line, or None for a line without a valid one."""
     try:
         return _custom_id(_FIELDS.decode(line))
-    except (msgspec.DecodeError, RecursionError):
+    except (ValueError, RecursionError):
         return None
 
 
@@ -63,7 +63,7 @@ def read_row(number: int, line: bytes, urls: Collection[str]) -> Row | Bad:
     """Check one line. `urls` are the routes that answer requests."""
     try:
         fields = _FIELDS.decode(line)
-    except (msgspec.DecodeError, RecursionError):
+    except (ValueError, RecursionError):
         return Bad(number, None, "invalid_json_line", f"Line {number} is not a JSON object.")
     custom_id = _custom_id(fields)
 
@@ -80,7 +80,7 @@ def read_row(number: int, line: bytes, urls: Collection[str]) -> Row | Bad:
     body = fields.get("body")
     try:
         asked = _FIELDS.decode(body) if body is not None else None
-    except (msgspec.DecodeError, RecursionError):
+    except (ValueError, RecursionError):
         asked = None
     if body is None or asked is None:
         return bad("missing_required_parameter", "body must be a JSON object.", "body")
@@ -143,7 +143,7 @@ def _one_line(body: bytes) -> bytes:
     """JSON without line ends; what is no JSON becomes a text."""
     try:
         value = msgspec.json.decode(body)
-    except (msgspec.DecodeError, RecursionError):
+    except (ValueError, RecursionError):
         return msgspec.json.encode(body.decode("utf-8", "replace"))
     return msgspec.json.encode(value) if b"\n" in body else body
 
@@ -155,7 +155,7 @@ def _custom_id(fields: dict[str, msgspec.Raw]) -> str | None:
 def _text(fields: dict[str, msgspec.Raw], name: str) -> str | None:
     try:
         return msgspec.json.decode(fields.get(name, _NO_VALUE), type=str)
-    except msgspec.DecodeError:
+    except ValueError:
         return None
 
 

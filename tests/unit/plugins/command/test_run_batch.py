@@ -65,6 +65,7 @@ def test_a_row_keeps_its_body_byte_for_byte() -> None:
         (b"{", "invalid_json_line", None),
         (b"[1]", "invalid_json_line", None),
         (b"\xff\xfe", "invalid_json_line", None),
+        (b'{"\x80"', "invalid_json_line", None),
         (b"[" * 100_000, "invalid_json_line", None),
         (b'{"custom_id": ' + b"[" * 100_000 + b"}", "invalid_json_line", None),
         (without("custom_id"), "missing_required_parameter", "custom_id"),
@@ -293,10 +294,11 @@ def test_another_run_is_refused_with_the_difference(path: Path) -> None:
 
 
 def test_what_is_no_journal_is_left_alone(path: Path, tmp_path: Path) -> None:
-    path.write_text("my notes\n")
-    with pytest.raises(StartupError, match="is not a journal"):
-        Journal(path, {}, 9)
-    assert path.read_text() == "my notes\n"
+    for text in (b"my notes\n", b'{"\x80": 1}\n'):
+        path.write_bytes(text)
+        with pytest.raises(StartupError, match="is not a journal"):
+            Journal(path, {}, 9)
+        assert path.read_bytes() == text
     path.unlink()
     path.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(StartupError, match="Cannot write the journal"):

@@ -7,7 +7,9 @@ and the file does not have is a CheckpointError that names both.
 
 from __future__ import annotations
 
+import copy
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -63,6 +65,17 @@ class Values(dict[str, Any]):
             f"{self.file} has no {key!r}, which this model needs.",
             "The folder may be incomplete; --hf-overrides can set a value.",
         )
+
+
+def completed(config: Mapping[str, Any], names: Mapping[str, str], defaults: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The configuration with an architecture's `names` as common names too, and `defaults` for keys it lacks."""
+    complete = copy.copy(config) if isinstance(config, dict) else dict(config)
+    for own, common in names.items():
+        if config.get(own) is not None:
+            complete[common] = config[own]
+    for key, value in defaults.items():
+        complete.setdefault(key, value)
+    return complete
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -125,6 +138,11 @@ def architectures(config: Mapping[str, Any]) -> tuple[str, ...]:
     names = config.get("architectures")
     if isinstance(names, (list, tuple)) and names and all(isinstance(name, str) and name for name in names):
         return tuple(names)
+    if isinstance(config.get("_class_name"), str):
+        raise CheckpointError(
+            f"{_file(config)} is for {config['_class_name']:.80} of diffusers, which generates images and no text.",
+            "Ferrule serves models that continue text: take a checkpoint whose architecture ends in ForCausalLM.",
+        )
     raise CheckpointError(
         f"{_file(config)} does not name its 'architectures', so the model that it is for is unknown.",
         'Set it with --hf-overrides \'{"architectures": ["LlamaForCausalLM"]}\'.',
@@ -177,9 +195,9 @@ def _rope(values: Values, stated: Mapping[str, Any], theta: Any) -> dict[str, An
     if rope["rope_type"] in {"llama3", "yarn", "longrope"}:
         length = values.get("original_max_position_embeddings") or rope.get("original_max_position_embeddings")
         rope["original_max_position_embeddings"] = length or values.get("max_position_embeddings")
-    for key in ("rope_theta", "factor", "original_max_position_embeddings"):
+    for key in ("rope_theta", "factor", "original_max_position_embeddings", "partial_rotary_factor"):
         number = rope.get(key)
-        if number is not None and (isinstance(number, bool) or not isinstance(number, (int, float)) or number <= 0):
+        if number is not None and not _is_positive(number):
             raise CheckpointError(f"{values.file}: {key!r} must be a positive number, not {number!r}.")
     return rope
 
@@ -205,6 +223,7 @@ _SIZES = {  # the largest that is taken: far beyond any model, and small enough 
     **dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner"), 1 << 24),
     "vocab_size": 1 << 26,
 }
+_POSITIVE = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon", "rope_local_base_freq")
 _NEVER_ZERO = ("num_attention_heads", "n_head", "hidden_size", "n_embd", "vocab_size")
 
 
@@ -213,13 +232,33 @@ def sizes(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: config[key] for key in (*_SIZES, *_LENGTHS) if config.get(key) is not None}
 
 
-def check_sizes(config: Mapping[str, Any]) -> None:
-    """Raises CheckpointError, naming the key, for a size that no model has: negative, or absurdly large."""
+def check_sizes(config: Mapping[str, Any], names: Mapping[str, str]) -> None:
+    """Raises CheckpointError, naming the key, for a size that no model has, and for numbers that contradict each other.
+
+    A size is an integer, or a list of them, one for each layer. `names` are an architecture's own names of common keys.
+    """
+    own = {common: name for name, common in names.items() if config.get(name) is not None}
     for key, limit in _SIZES.items():
         value = config.get(key)
         least = 1 if key in _NEVER_ZERO else 0
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and not least <= value <= limit:
-            raise CheckpointError(f"{_file(config)}: {key!r} must be from {least} to {limit}, not {value!r:.40}.")
+        for size in value if isinstance(value, list) else [] if value is None else [value]:
+            if isinstance(size, bool) or not isinstance(size, int) or not least <= size <= limit:
+                wanted = f"an integer from {least} to {limit}"
+                raise CheckpointError(f"{_file(config)}: {own.get(key, key)!r} must be {wanted}, not {size!r:.40}.")
+    heads, key_heads = config.get("num_attention_heads"), config.get("num_key_value_heads")
+    if isinstance(heads, int) and isinstance(key_heads, int) and key_heads and heads % key_heads:
+        raise CheckpointError(
+            f"{_file(config)}: 'num_attention_heads' {heads} must be a multiple of 'num_key_value_heads' {key_heads}."
+        )
+    for key in _POSITIVE:
+        number = config.get(key)
+        if number is not None and not _is_positive(number):
+            raise CheckpointError(f"{_file(config)}: {key!r} must be a positive number, not {number!r:.40}.")
+
+
+def _is_positive(number: Any) -> bool:
+    real = isinstance(number, (int, float)) and not isinstance(number, bool)
+    return real and math.isfinite(number) and number > 0
 
 
 def max_length(config: Mapping[str, Any], *, sliding_window: bool = True) -> int:

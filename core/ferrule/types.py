@@ -154,12 +154,13 @@ class Tag(Struct, frozen=True):
 
 
 class Triggered(Struct, frozen=True, tag="triggered"):
-    """Any text, in which each `trigger` is the beginning of one of `tags`. Each tag begins with the trigger.
+    """Any text, in which each of the `triggers` is the beginning of one of `tags`. Each tag begins with one of them.
 
-    `most`: so many tags at most, None: any number; after the last one the text ends.
+    No trigger begins with another one. `most`: so many tags at most, None: any number; after the last one the text
+    ends.
     """
 
-    trigger: str
+    triggers: tuple[str, ...]
     tags: tuple[Tag, ...]
     most: int | None = None
 
@@ -428,3 +429,4 @@ class ModelInfo(Struct, frozen=True, kw_only=True):
     prompt_share: int = 0  # tokens of prompts, for each request that decodes, that a step may have; 0: any
     prompt_border: PromptBorder | None = None
     hidden_size: int = 0  # width of the embeddings that a prompt may be given as; 0: the model takes none
+    max_num_seqs: int | None = None  # requests whose states fit, where that is fewer than the option's default

@@ -1,6 +1,8 @@
 """The SDK that models are built from. All tensors are flat: [tokens, ...], no batch dimension, no padding."""
 
-from ferrule_nn.attention import Attention, AttentionSpec
+from ferrule_nn.alibi import alibi_slopes
+from ferrule_nn.attention import Attention, AttentionSpec, GatedAttention
+from ferrule_nn.configuration import first, need
 from ferrule_nn.decoder import (
     CausalLM,
     Decoder,
@@ -8,15 +10,24 @@ from ferrule_nn.decoder import (
     DecoderSpec,
     building,
     layer_windows,
-    need,
+    sliding_layers,
 )
+from ferrule_nn.delta import DeltaSpec, GatedDelta
 from ferrule_nn.embedding import Embedding, Head
+from ferrule_nn.layers import OutputNormLayer, ParallelLayer, SandwichLayer, TwoNormParallelLayer
 from ferrule_nn.linear import Dense, Linear, MergedLinear, Packed, PacksForCpu
 from ferrule_nn.loading import Naming, load_into
+from ferrule_nn.mamba import MambaMixer, MambaSpec
+from ferrule_nn.mamba2 import Mamba2Mixer, Mamba2Spec
+from ferrule_nn.mixers import MixerDecoder, MixerLayer
+from ferrule_nn.mla import LatentAttention, LatentSpec
 from ferrule_nn.mlp import MLP, GatedMLP, activation
+from ferrule_nn.moe import Experts, MoE, MoESpec, Router, Routing
+from ferrule_nn.moe_decoder import MoEDecoder, read_grouped_routing, read_moe, read_routing, sparse_layers
 from ferrule_nn.norm import LayerNorm, RMSNorm
 from ferrule_nn.parameters import CheckpointParameter, checkpoint_parameter, parameter
 from ferrule_nn.rope import Rope, RopeConfig, Rotation
+from ferrule_nn.states import GatedRMSNorm, ShortConv, StateLayer, run_rows, wide_parameter
 
 __all__ = [
     "MLP",
@@ -29,23 +40,56 @@ __all__ = [
     "DecoderSpec",
     "Dense",
     "Embedding",
+    "Experts",
     "GatedMLP",
     "Head",
+    "LatentAttention",
+    "LatentSpec",
     "LayerNorm",
     "Linear",
     "MergedLinear",
+    "MoE",
+    "MoEDecoder",
+    "MoESpec",
     "Naming",
+    "OutputNormLayer",
     "Packed",
     "PacksForCpu",
+    "ParallelLayer",
     "RMSNorm",
     "Rope",
     "RopeConfig",
     "Rotation",
+    "Router",
+    "Routing",
+    "SandwichLayer",
+    "TwoNormParallelLayer",
     "activation",
+    "alibi_slopes",
     "building",
     "checkpoint_parameter",
     "layer_windows",
     "load_into",
     "need",
     "parameter",
+    "MambaMixer",
+    "MambaSpec",
+    "Mamba2Mixer",
+    "Mamba2Spec",
+    "DeltaSpec",
+    "GatedDelta",
+    "GatedAttention",
+    "GatedRMSNorm",
+    "ShortConv",
+    "StateLayer",
+    "run_rows",
+    "wide_parameter",
+    "MixerLayer",
+    "MixerDecoder",
+    "first",
+    "read_grouped_routing",
+    "read_moe",
+    "read_routing",
+    "sliding_layers",
+    "sparse_layers",
 ]

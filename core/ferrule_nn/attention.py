@@ -29,10 +29,22 @@ class AttentionSpec:
     qkv_bias: bool = False
     out_bias: bool = False
     window: int = 0
+    chunk: int = 0  # see `AttentionOptions`
     scale: float | None = None  # default: 1 / sqrt(head_dim)
     soft_cap: float = 0.0
     alibi_slopes: tuple[float, ...] = ()
     qk_norm: Callable[[int], nn.Module] | None = None  # makes the norm of one head's queries, and that of its keys
+    norm_width: bool = False  # these norms are over all heads together, not over each
+    norm_turned: bool = False  # queries and keys are normed after their rotation, not before
+    qkv_clip: float = 0.0  # the largest absolute value of queries, keys and values; 0 is any
+    by_group: bool = False  # a tensor for q, k and v together has each key head's rows in turn: its queries, k, v
+
+    @property
+    def cache(self) -> LayerCache:
+        """What the layer keeps for each token."""
+        window = self.window or self.chunk  # a chunk is at most so long
+        group = CacheGroup("sliding" if window else "full", self.block_size, window)
+        return LayerCache(group, self.num_kv_heads, self.head_dim)
 
 
 class Attention(nn.Module):
@@ -49,20 +61,37 @@ class Attention(nn.Module):
         self._rope = (rope,)  # in a tuple, so that torch does not register it as a submodule of every layer
         q_size, kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         projections = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}
-        self.qkv_proj = MergedLinear(spec.hidden_size, projections, spec.qkv_bias)
+        groups = spec.num_kv_heads if spec.by_group else 1
+        self.qkv_proj = MergedLinear(spec.hidden_size, projections, spec.qkv_bias, groups=groups)
         self.o_proj = Linear(q_size, spec.hidden_size, spec.out_bias)
-        self.q_norm = spec.qk_norm(spec.head_dim) if spec.qk_norm else None
-        self.k_norm = spec.qk_norm(spec.head_dim) if spec.qk_norm else None
+        self.q_norm = self.make_qk_norm(spec.num_heads)
+        self.k_norm = self.make_qk_norm(spec.num_kv_heads)
         scale = spec.head_dim**-0.5 if spec.scale is None else spec.scale
         self.options = AttentionOptions(
-            scale=scale, window=spec.window, soft_cap=spec.soft_cap, alibi_slopes=spec.alibi_slopes
+            scale=scale,
+            window=spec.window,
+            chunk=spec.chunk,
+            soft_cap=spec.soft_cap,
+            alibi_slopes=spec.alibi_slopes,
         )
         self._heads: ops.Heads | None = None
         self._cached_heads: ops.CachedHeads | None = None  # `_heads`, where it can write to the cache
 
+    def make_qk_norm(self, heads: int) -> nn.Module | None:
+        """The norm of queries [tokens, heads, head_dim], or that of keys."""
+        spec = self.spec
+        return spec.qk_norm(heads * spec.head_dim if spec.norm_width else spec.head_dim) if spec.qk_norm else None
+
+    def prepare(self, heads: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
+        """What happens to the projections [tokens, query, key and value heads, head_dim] before norms and rotation."""
+        clip = self.spec.qkv_clip
+        return heads.clamp_(-clip, clip) if clip else heads
+
     def pack(self) -> None:
         """Norms and rotation become one pass in place, where both are of the usual kinds or absent."""
         spec, rope, kernels = self.spec, self._rope[0], None
+        if spec.norm_turned:
+            return
         if self.q_norm is not None and self.k_norm is not None:
             kernels = norm_kernel(self.q_norm), norm_kernel(self.k_norm)
         if type(rope) in (Rope, type(None)):
@@ -74,33 +103,66 @@ class Attention(nn.Module):
     @property
     def cache(self) -> LayerCache:
         """What this layer keeps for each token."""
-        spec = self.spec
-        group = CacheGroup("sliding" if spec.window else "full", spec.block_size, spec.window)
-        return LayerCache(group, spec.num_kv_heads, spec.head_dim)
+        return self.spec.cache
 
     def forward(self, x: torch.Tensor, ctx: ForwardContext, rotation: Rotation | None = None) -> torch.Tensor:
         """[tokens, hidden] → [tokens, hidden]."""
+        return self._projected(self.attend(self.qkv_proj(x), ctx, rotation))
+
+    def attend(self, qkv: torch.Tensor, ctx: ForwardContext, rotation: Rotation | None) -> torch.Tensor:
+        """[tokens, (query, key and value heads) * head_dim], which may be overwritten → [tokens, heads, head_dim]."""
         spec, rope = self.spec, self._rope[0]
-        heads = self.qkv_proj(x).view(x.shape[0], -1, spec.head_dim)
+        heads = self.prepare(qkv.view(qkv.shape[0], -1, spec.head_dim), ctx)
         if self._heads is not None and self._heads.accepts(heads):
             turn = None if rope is None else rotation
             if self._cached_heads is not None:  # norms, rotation and the cache in one pass, if the backend can
                 q, finish = heads[:, : spec.num_heads], partial(self._cached_heads.write, heads, turn)
                 out = ctx.attend_heads(self.name, q, finish, self.options)
                 if out is not None:
-                    return self._projected(out)
+                    return out
             self._heads(heads, turn)
             q, k, v = heads.split_with_sizes([spec.num_heads, spec.num_kv_heads, spec.num_kv_heads], dim=1)
         else:
-            qk, v = heads.split([spec.num_heads + spec.num_kv_heads, spec.num_kv_heads], dim=1)
-            if self.q_norm is not None and self.k_norm is not None:
-                q, k = qk.split([spec.num_heads, spec.num_kv_heads], dim=1)
-                qk = torch.cat((self.q_norm(q), self.k_norm(k)), dim=1)
+            qk, v = heads.split_with_sizes([spec.num_heads + spec.num_kv_heads, spec.num_kv_heads], dim=1)
+            qk = qk if spec.norm_turned else self._normed(qk)
             if rope is not None and rotation is not None:
                 qk = rope.rotate(qk, rotation)
-            q, k = qk.split([spec.num_heads, spec.num_kv_heads], dim=1)
-        return self._projected(ctx.attend(self.name, q, k, v, self.options))
+            qk = self._normed(qk) if spec.norm_turned else qk
+            q, k = qk.split_with_sizes([spec.num_heads, spec.num_kv_heads], dim=1)
+        return ctx.attend(self.name, q, k, v, self.options)
+
+    def _normed(self, qk: torch.Tensor) -> torch.Tensor:
+        """[tokens, query and key heads, head_dim]"""
+        if self.q_norm is None or self.k_norm is None:
+            return qk
+        q, k = qk.split_with_sizes([self.spec.num_heads, self.spec.num_kv_heads], dim=1)
+        if self.spec.norm_width:
+            both = self.q_norm(q.flatten(1)).view(q.shape), self.k_norm(k.flatten(1)).view(k.shape)
+        else:
+            both = self.q_norm(q), self.k_norm(k)
+        return torch.cat(both, dim=1)
 
     def _projected(self, out: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = self.o_proj(out.reshape(out.shape[0], -1))
         return y
+
+
+class GatedAttention(Attention):
+    """Attention whose result is multiplied by a gate, sigmoid of a projection that each query head has beside it.
+
+    A checkpoint's `q_proj` has 2 * head_dim rows for each head, those of the query and those of the gate.
+    """
+
+    def __init__(self, name: str, spec: AttentionSpec, rope: Rope | None = None) -> None:
+        super().__init__(name, spec, rope)
+        q_size, kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+        projections = {"q_proj": 2 * q_size, "k_proj": kv_size, "v_proj": kv_size}
+        self.qkv_proj = MergedLinear(spec.hidden_size, projections, spec.qkv_bias)
+
+    def forward(self, x: torch.Tensor, ctx: ForwardContext, rotation: Rotation | None = None) -> torch.Tensor:
+        spec = self.spec
+        rows = self.qkv_proj(x).view(x.shape[0], -1, spec.head_dim)
+        both, kv = rows.split([2 * spec.num_heads, 2 * spec.num_kv_heads], dim=1)
+        q, gate = both.unflatten(1, (spec.num_heads, 2)).unbind(2)
+        out = self.attend(torch.cat((q, kv), dim=1), ctx, rotation)
+        return self._projected(out * gate.sigmoid())

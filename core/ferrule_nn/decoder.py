@@ -5,20 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import nn
 
+from ferrule.checkpoint import completed
 from ferrule.errors import CheckpointError
-from ferrule.interfaces.model import BuildContext, ForwardContext, LayerCache, Model
+from ferrule.interfaces.model import AttentionLayer, BuildContext, ForwardContext, LayerCache, Model, StateSpec
 from ferrule.types import PromptBorder
 from ferrule_nn.attention import Attention, AttentionSpec
+from ferrule_nn.configuration import need
 from ferrule_nn.embedding import Embedding, Head
 from ferrule_nn.loading import Naming, load_into
-from ferrule_nn.mlp import GatedMLP
-from ferrule_nn.norm import RMSNorm, add_and_norm
+from ferrule_nn.mlp import MLP, GatedMLP
+from ferrule_nn.norm import LayerNorm, RMSNorm, add_and_norm
 from ferrule_nn.rope import Rope, RopeConfig, Rotation
+from ferrule_nn.states import StateLayer
+
+_EPS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon")
 
 
 @contextmanager
@@ -31,14 +36,6 @@ def building(ctx: BuildContext) -> Iterator[None]:
             yield
     finally:
         torch.set_default_dtype(before)
-
-
-def need(config: Mapping[str, Any], *names: str) -> Any:
-    """The first of `names` that config.json has. Raises CheckpointError."""
-    for name in names:
-        if config.get(name) is not None:
-            return config[name]
-    raise CheckpointError(f"config.json lacks {' or '.join(repr(name) for name in names)}.")
 
 
 def layer_windows(ctx: BuildContext, num_layers: int) -> tuple[int, ...]:
@@ -56,6 +53,27 @@ def layer_windows(ctx: BuildContext, num_layers: int) -> tuple[int, ...]:
     return (window,) * num_layers
 
 
+def _share(hidden: int, heads: int) -> int:
+    """Each head's part of the hidden size. Raises CheckpointError."""
+    if heads < 1 or hidden % heads:
+        raise CheckpointError(
+            f"config.json: 'hidden_size' {hidden} is not a multiple of 'num_attention_heads' {heads}, and there is no "
+            "'head_dim'."
+        )
+    return hidden // heads
+
+
+def sliding_layers(config: Mapping[str, Any], num_layers: int, period: int = 0) -> tuple[bool, ...]:
+    """Which layers are of the kind `sliding_attention`: by `layer_types`, else all but each `period`-th; none for 0.
+
+    A layer's kind may decide more than its window, so it stays with --disable-sliding-window.
+    """
+    kinds = config.get("layer_types")
+    if kinds:
+        return tuple(kind == "sliding_attention" for kind in kinds[:num_layers])
+    return tuple(bool(period and (index + 1) % period) for index in range(num_layers))
+
+
 @dataclass(frozen=True, kw_only=True)
 class DecoderSpec:
     """The numbers of a decoder. `of` reads them under the names that most config.json files use."""
@@ -68,13 +86,27 @@ class DecoderSpec:
     head_dim: int
     vocab_size: int
     block_size: int
+    norm: Literal["rms", "layer"] = "rms"
     norm_eps: float = 1e-6
+    norm_offset: float = 0.0  # is added to the weights of norms
+    norm_bias: bool = True  # of layer norms
+    norm_affine: bool = True  # layer norms have weights
     act: str = "silu"
+    gated: bool = True  # the MLP
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
+    head_bias: bool = False
     tied: bool = False
     windows: tuple[int, ...] = ()  # of each layer
+    sliding: tuple[bool, ...] = ()  # the layers of the kind `sliding_attention`, whatever their window is
+    turning: tuple[bool, ...] = ()  # the layers with rotary positions; all where it is empty
+    rope_interleaved: bool = False
+    alibi_slopes: tuple[float, ...] = ()
+    qk_norm: Literal["", "head", "width"] = ""  # norms of queries and keys: of each head, or of all together
+    norm_turned: bool = False  # see `AttentionSpec`, as for `qkv_by_group`
+    qkv_clip: float = 0.0
+    qkv_by_group: bool = False
     attention_scale: float | None = None
     attention_soft_cap: float = 0.0
     embedding_scale: float = 1.0
@@ -83,30 +115,38 @@ class DecoderSpec:
     logits_soft_cap: float = 0.0
 
     @classmethod
-    def of(cls, ctx: BuildContext, **changes: Any) -> DecoderSpec:
-        """Read config.json, then apply `changes`. Raises CheckpointError for a missing name."""
+    def of(cls, ctx: BuildContext, *, period: int = 0, **changes: Any) -> DecoderSpec:
+        """Read config.json, then apply `changes`. Raises CheckpointError for a missing name.
+
+        With `period` all layers but each `period`-th have the window, unless `layer_types` says which.
+        """
         c = ctx.config
-        hidden = int(need(c, "hidden_size", "n_embd"))
-        heads = int(need(c, "num_attention_heads", "n_head"))
-        layers = int(need(c, "num_hidden_layers", "n_layer"))
+        hidden = int(need(c, "hidden_size"))
+        heads = int(need(c, "num_attention_heads"))
+        layers = int(changes.get("num_layers") or need(c, "num_hidden_layers"))
         bias = bool(c.get("attention_bias", False))
+        eps = (c[name] for name in _EPS if c.get(name) is not None)
         spec = cls(
             hidden_size=hidden,
-            inner_size=int(need(c, "intermediate_size", "ffn_dim", "n_inner")) if "inner_size" not in changes else 0,
+            inner_size=int(need(c, "intermediate_size")) if "inner_size" not in changes else 0,
             num_layers=layers,
             num_heads=heads,
             num_kv_heads=int(c.get("num_key_value_heads") or heads),
-            head_dim=int(c.get("head_dim") or hidden // heads),
+            head_dim=int(c.get("head_dim") or _share(hidden, heads)),
             vocab_size=int(need(c, "vocab_size")),
             block_size=ctx.block_size,
-            norm_eps=float(c.get("rms_norm_eps") or c.get("layer_norm_eps") or c.get("layer_norm_epsilon") or 1e-6),
+            norm_eps=float(next(eps, 1e-6)),
             act=str(c.get("hidden_act") or c.get("hidden_activation") or c.get("activation_function") or "silu"),
             qkv_bias=bias,
             out_bias=bias,
             mlp_bias=bool(c.get("mlp_bias", False)),
             tied=bool(c.get("tie_word_embeddings", False)),
             windows=layer_windows(ctx, layers),
+            sliding=sliding_layers(c, layers, period),
         )
+        if period:
+            window = int(c.get("sliding_window") or 0) if ctx.sliding_window else 0
+            spec = replace(spec, windows=tuple(window if sliding else 0 for sliding in spec.sliding))
         return replace(spec, **changes)
 
     def attention(self, index: int, **changes: Any) -> AttentionSpec:
@@ -122,8 +162,20 @@ class DecoderSpec:
             window=self.windows[index] if self.windows else 0,
             scale=self.attention_scale,
             soft_cap=self.attention_soft_cap,
+            alibi_slopes=self.alibi_slopes,
+            qk_norm=self.make_norm if self.qk_norm else None,
+            norm_width=self.qk_norm == "width",
+            norm_turned=self.norm_turned,
+            qkv_clip=self.qkv_clip,
+            by_group=self.qkv_by_group,
         )
         return replace(spec, **changes)
+
+    def make_norm(self, size: int) -> nn.Module:
+        """A norm over the last dimension, of that size."""
+        if self.norm == "layer":
+            return LayerNorm(size, self.norm_eps, self.norm_bias, self.norm_affine, self.norm_offset)
+        return RMSNorm(size, self.norm_eps, self.norm_offset)
 
 
 class DecoderLayer(nn.Module):
@@ -138,20 +190,26 @@ class DecoderLayer(nn.Module):
         self.mlp = owner.make_mlp(index)
 
     def forward(self, x: torch.Tensor, ctx: ForwardContext, rotation: Rotation | None) -> torch.Tensor:
-        y = self.self_attn(self.input_layernorm(x), ctx, rotation)
-        x, y = add_and_norm(self.post_attention_layernorm, x, y, self.residual_scale)
-        return self.add(x, self.mlp(y))
+        return self.fused(x, self.input_layernorm(x), nn.Identity(), ctx, rotation)[0]
 
     def fused(
         self, x: torch.Tensor, y: torch.Tensor, after: nn.Module, ctx: ForwardContext, rotation: Rotation | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The same, where y is norm(x): the result, and `after` of it. Sums and norms are one pass each."""
+        """The layer where y is `input_layernorm(x)`: its result, and `after` of it. Sums and norms are one pass."""
         y = self.self_attn(y, ctx, rotation)
         x, y = add_and_norm(self.post_attention_layernorm, x, y, self.residual_scale)
         return add_and_norm(after, x, self.mlp(y), self.residual_scale)
 
     def add(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return x + (y if self.residual_scale == 1.0 else y * self.residual_scale)
+
+
+@runtime_checkable
+class CachedLayer(AttentionLayer, Protocol):
+    """A submodule that attends, and says what it keeps for each token."""
+
+    @property
+    def cache(self) -> LayerCache: ...
 
 
 class CausalLM(nn.Module, Model):
@@ -161,7 +219,10 @@ class CausalLM(nn.Module, Model):
     lm_head: Head
 
     def cache_specs(self) -> dict[str, LayerCache]:
-        return {layer.name: layer.cache for layer in self.modules() if isinstance(layer, Attention)}
+        return {layer.name: layer.cache for layer in self.modules() if isinstance(layer, CachedLayer)}
+
+    def state_specs(self) -> dict[str, StateSpec]:
+        return {layer.name: layer.state for layer in self.modules() if isinstance(layer, StateLayer)}
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor = self.lm_head(hidden)
@@ -176,7 +237,9 @@ class Decoder(CausalLM):
 
     A model file subclasses it and overrides what is special about the model: `describe` for numbers, the `make_…`
     methods for submodules, `embed` and `logits` for what happens around the layers, `naming` for a checkpoint with
-    other names. The submodules have the names that Llama's checkpoints use:
+    other names, `config_names` and `config_defaults` for a config.json with other names or without some keys.
+    `layer_class` is one of those in `ferrule_nn.layers`, or the model's own. The submodules have the names that Llama's
+    checkpoints use:
 
         embed_tokens
         layers.N.{input_layernorm, self_attn.{q,k,v,o}_proj, post_attention_layernorm, mlp.{gate,up,down}_proj}
@@ -184,16 +247,22 @@ class Decoder(CausalLM):
         lm_head
     """
 
+    layer_class: ClassVar[type[nn.Module]] = DecoderLayer
+
     def __init__(self, ctx: BuildContext) -> None:
         super().__init__()
+        self.config = completed(ctx.config, self.config_names, self.config_defaults)
+        ctx = replace(ctx, config=self.config)
         self.spec = spec = self.describe(ctx)
         with building(ctx):
             self.rope = self.make_rope(ctx)
+            self.local_rope = self.make_local_rope(ctx)
             self.embed_tokens = Embedding(spec.vocab_size, spec.hidden_size, spec.embedding_scale)
             self.make_positions(ctx)
             self.layers = nn.ModuleList(self.make_layer(index) for index in range(spec.num_layers))
             self.norm = self.make_norm()
-            self.lm_head = Head(spec.hidden_size, spec.vocab_size, self.embed_tokens if spec.tied else None)
+            tied = self.embed_tokens if spec.tied else None
+            self.lm_head = Head(spec.hidden_size, spec.vocab_size, tied, spec.head_bias)
         self.lm_head.scale = spec.logits_scale
         self.lm_head.soft_cap = spec.logits_soft_cap
 
@@ -202,8 +271,21 @@ class Decoder(CausalLM):
         return DecoderSpec.of(ctx)
 
     def make_rope(self, ctx: BuildContext) -> Rope | None:
-        """The rotation that all layers share, or None for a model with learned positions."""
-        return Rope(RopeConfig.of(ctx.config, self.spec.head_dim))
+        """The rotation that all layers share, or None for a model with other positions."""
+        if self.spec.alibi_slopes:
+            return None
+        return Rope(RopeConfig.of(ctx.config, self.spec.head_dim), self.spec.rope_interleaved)
+
+    def make_local_rope(self, ctx: BuildContext) -> Rope | None:
+        """The rotation of layers of the kind `sliding_attention`, where they have one of their own."""
+        return None
+
+    def rope_of(self, index: int) -> Rope | None:
+        """The rotation of layer `index`."""
+        spec = self.spec
+        if spec.turning and not spec.turning[index]:
+            return None
+        return self.local_rope if self.local_rope is not None and spec.sliding[index] else self.rope
 
     def prompt_border(self) -> PromptBorder | None:
         return None if self.rope is None else self.rope.border
@@ -212,17 +294,17 @@ class Decoder(CausalLM):
         """Make the position embedding, in a model that has one."""
 
     def make_norm(self) -> nn.Module:
-        return RMSNorm(self.spec.hidden_size, self.spec.norm_eps)
+        return self.spec.make_norm(self.spec.hidden_size)
 
     def make_attention(self, index: int) -> nn.Module:
-        return Attention(f"layers.{index}.attn", self.spec.attention(index), self.rope)
+        return Attention(f"layers.{index}.attn", self.spec.attention(index), self.rope_of(index))
 
     def make_mlp(self, index: int) -> nn.Module:
-        spec = self.spec
-        return GatedMLP(spec.hidden_size, spec.inner_size, spec.act, spec.mlp_bias)
+        spec, kind = self.spec, GatedMLP if self.spec.gated else MLP
+        return kind(spec.hidden_size, spec.inner_size, spec.act, spec.mlp_bias)
 
     def make_layer(self, index: int) -> nn.Module:
-        return DecoderLayer(self, index)
+        return self.layer_class(self, index)
 
     def embed_size(self) -> int:
         return self.embed_tokens.weight.shape[1]
@@ -234,14 +316,23 @@ class Decoder(CausalLM):
 
     def forward(self, ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         x = self.embed(ids, ctx)
-        rotation = self.rope.at(ctx, x.dtype) if self.rope is not None else None
+        rotations = self.rotations(ctx, x.dtype)
         layers: list[Any] = list(self.layers)
-        if layers and all(type(layer) is DecoderLayer for layer in layers):  # a subclass may have another order
+        if layers and all(type(layer).forward is DecoderLayer.forward for layer in layers):  # by way of `fused`
             y: torch.Tensor = layers[0].input_layernorm(x)
-            for layer, after in zip(layers, (*(layer.input_layernorm for layer in layers[1:]), self.norm), strict=True):
+            norms = (*(layer.input_layernorm for layer in layers[1:]), self.norm)
+            for layer, after, rotation in zip(layers, norms, rotations, strict=True):
                 x, y = layer.fused(x, y, after, ctx, rotation)
             return y
-        for layer in layers:
+        for layer, rotation in zip(layers, rotations, strict=True):
             x = layer(x, ctx, rotation)
         hidden: torch.Tensor = self.norm(x)
         return hidden
+
+    def rotations(self, ctx: ForwardContext, dtype: torch.dtype) -> list[Rotation | None]:
+        """What each layer's queries and keys are turned by: computed once for the layers with the same rotation."""
+        shared = None if self.rope is None else self.rope.at(ctx, dtype)
+        if self.local_rope is None:
+            return [shared] * len(self.layers)
+        local = self.local_rope.at(ctx, dtype)
+        return [local if sliding else shared for sliding in self.spec.sliding]

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from ferrule.errors import CheckpointError
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme, QuantizationMethod
 from ferrule_kernels.cpu import dense
 from ferrule_kernels.cpu.dense import DenseMatrix
@@ -143,14 +144,34 @@ class MergedLinear(Linear):
     """Several projections of one input in one product. `projections` maps a checkpoint's name for each to its rows.
 
     The checkpoint may have a tensor for each projection, beside this layer (`q_proj`, `k_proj`, `v_proj` for
-    `qkv_proj`), or one for all of them in this order.
+    `qkv_proj`), or one for all of them in this order. With `groups` such a tensor has the rows of each group in turn:
+    a share of each projection.
     """
 
     def __init__(
-        self, in_features: int, projections: Mapping[str, int], bias: bool = False, scheme: LinearScheme | None = None
+        self,
+        in_features: int,
+        projections: Mapping[str, int],
+        bias: bool = False,
+        scheme: LinearScheme | None = None,
+        groups: int = 1,
     ) -> None:
         super().__init__(in_features, sum(projections.values()), bias, scheme)
         self.projections = dict(projections)
+        self.groups = groups
+
+    def in_order(self, tensor: torch.Tensor, axis: int) -> torch.Tensor:
+        """One tensor for all projections as the parameter has it; `axis` is its dimension of outputs."""
+        if self.groups == 1 or tensor.dim() == 0 or tensor.shape[axis] == 1:  # one scale for all outputs
+            return tensor
+        entries = tensor.shape[axis]
+        shares = [rows * entries / (self.out_features * self.groups) for rows in self.projections.values()]
+        if any(share != int(share) for share in shares):
+            raise CheckpointError(f"{entries} outputs cannot be told apart in {self.groups} groups.")
+        axis %= tensor.dim()
+        shape = (*tensor.shape[:axis], self.groups, -1, *tensor.shape[axis + 1 :])
+        grouped = tensor.reshape(shape).split_with_sizes([int(share) for share in shares], dim=axis + 1)
+        return torch.cat([share.flatten(axis, axis + 1) for share in grouped], dim=axis)
 
 
 class Packed:

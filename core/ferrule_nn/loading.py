@@ -8,13 +8,13 @@ such as the head of a tied model.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
 from ferrule.errors import CheckpointError
-from ferrule_nn.linear import Linear
+from ferrule_nn.linear import Linear, MergedLinear
 from ferrule_nn.parameters import CheckpointParameter
 
 # Buffers that old checkpoints hold and that are derived from config.json.
@@ -35,17 +35,44 @@ class Naming:
     """How a checkpoint's names become the model's.
 
     `renames`: regular expressions and replacements, applied in order. `ignored`: expressions of names that are dropped.
-    `transposed`: expressions of matrices that are stored [in, out]. All but `renames` see the checkpoint's own name.
+    `transposed`: expressions of matrices that are stored [in, out]. `stacked`: expressions of tensors that hold one for
+    each expert, and what these are called, with ``{}`` for the expert's number. `ignored` and `transposed` see the
+    checkpoint's own name, `stacked` the one that `renames` have made.
     """
 
     renames: Sequence[tuple[str, str]] = ()
     ignored: Sequence[str] = ()
     transposed: Sequence[str] = ()
+    stacked: Sequence[tuple[str, str]] = (
+        (r"\.experts\.(gate_up_proj|down_proj)$", r".experts.{}.\1.weight"),
+        (r"\.experts\.(gate_up_proj|down_proj)_(bias|blocks|scales)$", r".experts.{}.\1.\2"),
+    )
+
+    def of_text_part(self) -> Naming:
+        """The naming of a composite model's files: its text part under our names, the parts for media dropped."""
+        text = (
+            (r"^(model\.language_model|language_model\.model)\.", "model."),
+            (r"^language_model\.lm_head\.", "lm_head."),
+        )
+        media = (
+            r"^(model\.)?(vision_tower|vision_embedder|audio_tower|multi_modal_projector|embed_vision|embed_audio)\."
+        )
+        return replace(self, renames=(*text, *self.renames), ignored=(*self.ignored, media))
 
     def rename(self, name: str) -> str:
         for pattern, replacement in self.renames:
             name = re.sub(pattern, replacement, name)
         return name
+
+    def tensors(self, source: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+        """The model's names for a tensor of the checkpoint, and what belongs there: views of it where it is stacked."""
+        name = self.rename(source)
+        for pattern, replacement in self.stacked:
+            if re.search(pattern, name):
+                several = re.sub(pattern, replacement, name)
+                yield from ((several.replace("{}", str(index)), part) for index, part in enumerate(tensor))
+                return
+        yield name, tensor
 
 
 def load_into(
@@ -64,27 +91,27 @@ def load_into(
     transposed = re.compile("|".join(naming.transposed)) if naming.transposed else None
     seen: set[str] = set()
     pending = _Pending(module, targets)
-    for source, tensor in weights:
-        name = naming.rename(source)
-        if ignored.search(source) or name in dropped:
+    for source, whole in weights:
+        if ignored.search(source):
             continue
-        target = targets.get(name)
-        if target is None:
-            raise CheckpointError(f"The checkpoint holds a tensor that the model does not have: {source!r}.")
-        if transposed is not None and tensor.dim() == 2 and transposed.search(source):
-            tensor = tensor.t()
-        if target.parameter not in parameters:
-            raise CheckpointError(f"The checkpoint holds {source!r} beside other tensors of the same weights.")
-        parameter = parameters[target.parameter]
-        if parameter.is_meta:
-            parameter = parameters[target.parameter] = _materialized(module, target.parameter)
-        _copy(parameter, target, tensor, source)
-        seen.add(name)
-        layer = pending.completed(name, target)
-        if layer is not None and layer.quantized:
-            names = pending.parameter_names(layer, target)
-            layer.pack()
-            for own in names:  # else their memory would stay
+        for name, tensor in naming.tensors(source, whole):
+            if name in dropped:
+                continue
+            target = targets.get(name)
+            if target is None:
+                raise CheckpointError(f"The checkpoint holds a tensor that the model does not have: {source!r}.")
+            if target.parameter not in parameters:
+                raise CheckpointError(f"The checkpoint holds {source!r} beside other tensors of the same weights.")
+            parameter = parameters[target.parameter]
+            if parameter.is_meta:
+                parameter = parameters[target.parameter] = _materialized(module, target.parameter)
+            if transposed is not None and tensor.dim() == 2 and transposed.search(source):
+                tensor = tensor.t()
+            if not target.stop:
+                tensor = _in_order(module, parameter, target, tensor)
+            _copy(parameter, target, tensor, source)
+            seen.add(name)
+            for own in pending.packed(name, target):  # else their memory would stay
                 parameters.pop(own, None)
     return _filled(targets, seen)
 
@@ -110,6 +137,15 @@ class _Pending:
         if not target.stop or not missing:
             self._projections.pop(target.parameter, None)
         return None if any(own in self._projections for own in self.parameter_names(layer, target)) else layer
+
+    def packed(self, name: str, target: _Target) -> list[str]:
+        """Take note of a tensor, and pack the layer if it is quantized and complete. Returns its parameters then."""
+        layer = self.completed(name, target)
+        if layer is None or not layer.quantized:
+            return []
+        names = self.parameter_names(layer, target)
+        layer.pack()
+        return names
 
     @staticmethod
     def parameter_names(layer: Linear, target: _Target) -> list[str]:
@@ -142,6 +178,14 @@ def _materialized(module: torch.nn.Module, name: str) -> torch.nn.Parameter:
     if not isinstance(layer, Linear):
         raise RuntimeError(f"parameter {name} is on the meta device, and its layer cannot allocate it")
     return layer.materialize(own)
+
+
+def _in_order(module: torch.nn.Module, parameter: torch.Tensor, target: _Target, tensor: torch.Tensor) -> torch.Tensor:
+    """A whole parameter's tensor with its outputs in the parameter's order."""
+    layer = module.get_submodule(target.parameter.rpartition(".")[0])
+    if not isinstance(layer, MergedLinear):
+        return tensor
+    return layer.in_order(tensor, parameter.axis if isinstance(parameter, CheckpointParameter) else 0)
 
 
 def _copy(parameter: torch.Tensor, target: _Target, tensor: torch.Tensor, source: str) -> None:

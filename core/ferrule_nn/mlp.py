@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from ferrule.errors import CheckpointError
 from ferrule_nn import ops
 from ferrule_nn.linear import Linear, MergedLinear
+from ferrule_nn.parameters import parameter
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
 
@@ -46,10 +47,27 @@ ACTIVATIONS: Mapping[str, Activation] = MappingProxyType(
 )
 
 
+class XIELU(nn.Module):
+    """xIELU (Huang and Schlag 2024), an integral of ELU: two learned numbers, and two constants of the checkpoint."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alpha_p, self.alpha_n = parameter(1), parameter(1)  # before softplus
+        self.beta, self.eps = parameter(), parameter()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        right = F.softplus(self.alpha_p) * x * x
+        left = (torch.expm1(torch.minimum(x, self.eps)) - x) * (self.beta + F.softplus(self.alpha_n))
+        return torch.where(x > 0, right, left) + self.beta * x
+
+
 def activation(name: str) -> Activation:
     """The function that config.json calls `name`. Raises CheckpointError for an unknown one."""
+    if name == "xielu":
+        return XIELU()
     if name not in ACTIVATIONS:
-        raise CheckpointError(f"config.json asks for the activation {name!r}; known are {', '.join(ACTIVATIONS)}.")
+        known = ", ".join((*ACTIVATIONS, "xielu"))
+        raise CheckpointError(f"config.json asks for the activation {name!r}; known are {known}.")
     return ACTIVATIONS[name]
 
 
@@ -61,20 +79,21 @@ class GatedMLP(nn.Module):
         self.gate_up_proj = MergedLinear(hidden_size, {"gate_proj": inner_size, "up_proj": inner_size}, bias)
         self.down_proj = Linear(inner_size, hidden_size, bias)
         self.act = activation(act)
-        self._act_name, self._inner_size = act, inner_size
+        self.act_name, self._inner_size = act, inner_size
         self._gate: ops.Rowwise | None = None
 
     def pack(self) -> None:
-        self._gate = ops.gate(ops.weights_device(self), self._act_name, self._inner_size)
+        self._gate = ops.gate(ops.weights_device(self), self.act_name, self._inner_size)
+
+    def gated(self, both: torch.Tensor) -> torch.Tensor:
+        """act(gate) * up of rows [gate, up]."""
+        if self._gate is not None and self._gate.accepts(both):
+            return self._gate(both)
+        gate, up = both.chunk(2, dim=-1)
+        return self.act(gate) * up
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        both = self.gate_up_proj(x)
-        if self._gate is not None and self._gate.accepts(both):
-            inner = self._gate(both)
-        else:
-            gate, up = both.chunk(2, dim=-1)
-            inner = self.act(gate) * up
-        y: torch.Tensor = self.down_proj(inner)
+        y: torch.Tensor = self.down_proj(self.gated(self.gate_up_proj(x)))
         return y
 
 

@@ -42,23 +42,31 @@ def norm_kernel(norm: nn.Module) -> ops.Norm | None:
 
 
 class LayerNorm(nn.Module):
-    """(x - mean) / std * w + b over the last dimension."""
+    """(x - mean) / std * (offset + w) + b over the last dimension, without b or without both."""
 
-    def __init__(self, size: int, eps: float = 1e-5, bias: bool = True) -> None:
+    def __init__(
+        self, size: int, eps: float = 1e-5, bias: bool = True, affine: bool = True, offset: float = 0.0
+    ) -> None:
         super().__init__()
         self.size = (size,)
         self.eps = eps
-        self.weight = parameter(size)
-        self.bias = parameter(size) if bias else None
+        self.offset = offset
+        self.weight = parameter(size) if affine else None
+        self.bias = parameter(size) if affine and bias else None
         self.kernel: ops.Norm | None = None
 
     def pack(self) -> None:
-        self.kernel = ops.layer_norm(self.weight, self.bias, self.eps) if type(self) is LayerNorm else None
+        weight = self._factor()
+        if type(self) is LayerNorm and weight is not None:
+            self.kernel = ops.layer_norm(weight, self.bias, self.eps)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.kernel is not None and self.kernel.accepts(x):
             return self.kernel(x)
-        return F.layer_norm(x, self.size, self.weight, self.bias, self.eps)
+        return F.layer_norm(x, self.size, self._factor(), self.bias, self.eps)
+
+    def _factor(self) -> torch.Tensor | None:
+        return self.weight + self.offset if self.offset and self.weight is not None else self.weight
 
 
 def add_and_norm(

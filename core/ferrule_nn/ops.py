@@ -18,21 +18,26 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import nn
 
-from ferrule_kernels import cuda
+from ferrule_kernels import cuda, moe
 from ferrule_kernels.cpu import elementwise, library
 
 __all__ = [
     "CachedHeads",
     "Family",
+    "GroupedExperts",
     "Heads",
     "Norm",
+    "Route",
     "Rowwise",
     "activation",
     "family",
+    "fused_acts",
     "gate",
+    "grouped_experts",
     "heads",
     "layer_norm",
     "rms_norm",
+    "router",
     "weights_device",
 ]
 
@@ -83,6 +88,27 @@ class Rowwise(Protocol):
     def __call__(self, x: torch.Tensor, /) -> torch.Tensor: ...
 
 
+class GroupedExperts(Protocol):
+    """The weighted sum of each token's experts, whose matrices are stacked."""
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        gate_up: torch.Tensor,
+        down: torch.Tensor,
+        weights: torch.Tensor,
+        ids: torch.Tensor,
+        act: str | Callable[[torch.Tensor], torch.Tensor],
+        biases: tuple[torch.Tensor | None, torch.Tensor | None],
+        /,
+    ) -> torch.Tensor:
+        """As `ferrule_kernels.cuda.grouped.experts`."""
+
+
+# Of router logits [tokens, experts], with a bias for the choice, as `ferrule_kernels.moe.route`.
+Route = Callable[[torch.Tensor, moe.Routing, torch.Tensor | None], tuple[torch.Tensor, torch.Tensor]]
+
+
 @dataclass(frozen=True)
 class Family:
     """The kernels of one kind of device. A kernel that does not exist is None; activations are those in `acts`."""
@@ -94,6 +120,8 @@ class Family:
     gate: Callable[[str, int], Rowwise]
     layer_norm: Callable[[torch.Tensor, torch.Tensor | None, float], Norm] | None = None  # weight, bias, eps
     activation: Callable[[str, int], Rowwise] | None = None
+    route: Route | None = None
+    experts: GroupedExperts | None = None
 
 
 def family(device: torch.device) -> Family | None:
@@ -118,7 +146,8 @@ def _cpu() -> Family | None:
 @cache
 def triton_family() -> Family:
     """Those in Triton, which is imported here and not before."""
-    from ferrule_kernels.cuda import gates, norms, rope_cache
+    from ferrule_kernels.cuda import gates, grouped, norms, rope_cache
+    from ferrule_kernels.cuda import moe as routers
 
     return Family(
         (torch.float32, torch.float16, torch.bfloat16),
@@ -128,6 +157,8 @@ def triton_family() -> Family:
         gates.Gate,
         norms.LayerNorm,
         gates.Activation,
+        routers.route,
+        grouped.experts,
     )
 
 
@@ -178,3 +209,22 @@ def activation(device: torch.device, act: str, size: int) -> Rowwise | None:
     if kernels is None or kernels.activation is None or act not in kernels.acts:
         return None
     return kernels.activation(act, size)
+
+
+def router(device: torch.device, routing: moe.Routing) -> Route:
+    """The function that chooses experts by their scores: a kernel where this device has one, otherwise torch."""
+    kernels = family(device)
+    if kernels is None or kernels.route is None or routing.scores == "sparsemixer":
+        return moe.route
+    return kernels.route
+
+
+def grouped_experts(device: torch.device) -> GroupedExperts | None:
+    kernels = family(device)
+    return None if kernels is None else kernels.experts
+
+
+def fused_acts(device: torch.device) -> Collection[str]:
+    """Activations that `grouped_experts` computes between its products."""
+    kernels = family(device)
+    return () if kernels is None else kernels.acts

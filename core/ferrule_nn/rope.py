@@ -57,7 +57,18 @@ class RopeConfig:
         if original and kind in ("llama3", "yarn", "longrope"):
             options["original_max_position_embeddings"] = original
         options.setdefault("original_max_position_embeddings", limit)
+        if kind == "dynamic" and options.get("alpha"):  # Hunyuan: a larger base at every length
+            kind, theta = "default", theta * options["alpha"] ** (head_dim / (head_dim - 2))
         return cls(kind, float(theta), head_dim, int(limit), float(partial), options)
+
+    @classmethod
+    def local(cls, config: Mapping[str, Any], head_dim: int, theta: float) -> RopeConfig:
+        """The rotation of layers of the kind `sliding_attention` where they have one of their own.
+
+        It is not scaled unless the file says so for these layers; `theta` is meant where the file has none for them.
+        """
+        own = (config.get("rope_parameters") or {}).get("sliding_attention") or {}
+        return cls.of({**config, "rope_parameters": {"rope_theta": theta, **own}}, head_dim)
 
     @property
     def dim(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -94,19 +95,44 @@ class ToolFormat:
         if required:
             block = _series(Fixed(self.open[0]), content, Fixed(end))
             return GrammarSpec(form=Repeated(block, self.between, 1, blocks))
-        if not self.open[0]:
-            return self._begun(_series(content, Fixed(end)))
-        trigger = commonprefix(self.open)
-        if not any(map(str.isalpha, trigger)):
-            return None  # the other opening tags cannot be kept out without forbidding common text
-        return GrammarSpec(form=Triggered(trigger, (Tag(self.open[0], content, end),), blocks))
+        form = self._chosen(content, end, blocks)
+        return None if form is None else GrammarSpec(form=form)
 
-    def _begun(self, calls: Form) -> GrammarSpec | None:
-        """Calls, or a text that cannot be taken for them: without a tag, only its first character tells."""
-        if self.open != ("",):
+    def _chosen(self, content: Form, end: str, blocks: int | None) -> Form | None:
+        """Text and blocks in it, where the model chooses. Without an opening tag, the output begins with the block.
+
+        None where an opening tag is a plain word, which a text may contain.
+        """
+        triggers = spelled = tuple(filter(None, self.open))
+        tags = tuple(Tag(tag, content, end if tag == self.open[0] else "") for tag in spelled)
+        common = commonprefix(spelled)
+        if any(map(str.isalpha, common)):  # one trigger, behind which the other spellings cannot be written
+            triggers, tags = (common,), tags[:1]
+        if any(map(str.isalnum, triggers)):
             return None
-        first = self.brackets[0][0] if self.brackets else "{"
-        return GrammarSpec(form=OneOf((calls, Series((Regex(rf"[^\s\{first}]"), Anything())))))
+        text: Form = Triggered(triggers, tags, blocks) if triggers else Anything()
+        if "" not in self.open:
+            return text
+        bare = self.brackets[0][0] if self.brackets else "{"
+        behind = tuple(_series(Fixed(tag.begin), tag.content, Fixed(tag.end)) for tag in tags)
+        return OneOf((content, *behind, Series((Regex(_beginning(bare, triggers)), text))))
+
+
+def _beginning(bare: str, triggers: tuple[str, ...]) -> str:
+    """A pattern for the first characters of a text that begins neither with white space, nor with `bare`, nor with a
+    trigger. What might be the beginning of a trigger is followed by a character that does not go on with one."""
+    firsts = {trigger[0] for trigger in triggers}
+    prefixes = {trigger[:length] for trigger in triggers for length in range(1, len(trigger))}
+    ways = [rf"[^\s{_class({bare} | firsts)}]"]
+    for prefix in sorted(prefixes):
+        following = {trigger[len(prefix)] for trigger in triggers if trigger.startswith(prefix)}
+        ways += [re.escape(prefix) + f"[^{_class(following | firsts)}]"] if prefix != bare else []
+    return "|".join(ways)
+
+
+def _class(characters: set[str]) -> str:
+    """Inside the brackets of a pattern."""
+    return "".join(f"\\{one}" if one in r"\]^-[" else one for one in sorted(characters))
 
 
 def _series(*parts: Form) -> Series:

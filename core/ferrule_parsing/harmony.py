@@ -13,11 +13,12 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from ferrule.types import Fixed, Form, Series
+from ferrule.types import Fixed, Form, Series, Triggered
 from ferrule_parsing.reader import Reader, Tags
 
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
+FUNCTION_CALL = "to=functions."  # in the header of a message that calls a function, in front of its name
 SPECIAL_TOKENS = (START, CHANNEL, MESSAGE, CONSTRAIN, END, CALL, RETURN)
 _LONGEST_HEADER = 256  # characters; what is longer is not one
 _BEGINNING = "to="  # of an output whose prompt ends with the role
@@ -30,9 +31,11 @@ _CLOSING = Tags(END, CALL, RETURN, START)
 
 
 def starts_message(form: Form) -> bool:
-    """Whether a form is that of a message, and not of a message's text."""
+    """Whether a form is that of messages, and not of a message's text."""
     while isinstance(form, Series) and form.parts:
         form = form.parts[0]
+    if isinstance(form, Triggered):
+        return form.triggers == (FUNCTION_CALL,)
     return isinstance(form, Fixed) and form.text.startswith(CHANNEL)
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from abc import abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
 
 from ferrule.types import Fixed, Form, Regex
+from ferrule_parsing.calls import CallWriter
+from ferrule_parsing.formats import CallReader, CallSyntax
 from ferrule_parsing.reader import Reader
 
 _NAME = re.compile(r"""[^\s<>{}()\[\]"'`,;=|｜]+""")
@@ -152,3 +155,44 @@ class HeadReader:
         if not self._head.id_mark or self._id is not None:
             return False
         return reader.take(self._head.id_mark)
+
+
+@dataclass(frozen=True)
+class HeadedCall(CallSyntax):
+    """How a call is written that begins with its `head`."""
+
+    head: CallHead
+
+    @property
+    def start(self) -> str:  # type: ignore[override]
+        return self.head.start
+
+    def begins(self, text: str, at: int) -> bool | None:
+        return self.head.begins(text, at)
+
+
+class HeadedReader(CallReader):
+    """Reads the head of a call and starts the call; what follows is up to `read_arguments`.
+
+    `known`: the only names that are accepted, None: all.
+    """
+
+    def __init__(self, head: CallHead, known: frozenset[str] | None) -> None:
+        self._head = HeadReader(head, known)
+
+    def read(self, reader: Reader, out: CallWriter) -> None:
+        if not self.named:
+            found, self.failed = self._head.read(reader), self._head.failed
+            if found is None:
+                return
+            self.named = True
+            self.started(found[0])
+            out.start(*found)
+        self.read_arguments(reader, out)
+
+    def started(self, name: str) -> None:
+        """The name was read; called once, before the arguments."""
+
+    @abstractmethod
+    def read_arguments(self, reader: Reader, out: CallWriter) -> None:
+        """Read as much of the arguments as has come."""

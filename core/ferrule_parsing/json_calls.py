@@ -9,7 +9,7 @@ from ferrule.structured_outputs.calls import EnforcedFunction
 from ferrule.types import Fixed, Form, Json, Regex, Series
 from ferrule_parsing.calls import CallWriter
 from ferrule_parsing.formats import CallReader, CallSyntax, Schemas
-from ferrule_parsing.heads import CallHead, HeadReader
+from ferrule_parsing.heads import CallHead, HeadedCall, HeadedReader
 from ferrule_parsing.json_object import MemberText, ObjectReader, unquote
 from ferrule_parsing.reader import Reader
 
@@ -107,25 +107,17 @@ _BEFORE_NAME = frozenset(("id", "type"))
 
 
 @dataclass(frozen=True)
-class NamedJson(CallSyntax):
+class NamedJson(HeadedCall):
     """``name {…}`` with markup around the name: what stands between it and its arguments is part of `head`.
 
     `end`: what is generated behind the arguments. Each of its words and tags may be missing.
     """
 
-    head: CallHead
     end: str = ""
-
-    @property
-    def start(self) -> str:  # type: ignore[override]
-        return self.head.start
 
     @property
     def marks(self) -> tuple[str, ...]:  # type: ignore[override]
         return tuple(self.end.replace("<", " <").split())
-
-    def begins(self, text: str, at: int) -> bool | None:
-        return self.head.begins(text, at)
 
     def reader(self, schemas: Schemas, exact: frozenset[str], *, unmarked: bool) -> CallReader:
         return _NamedCall(self.head, frozenset(schemas) if unmarked else None)
@@ -135,19 +127,13 @@ class NamedJson(CallSyntax):
         return None if head is None else Series((*head, Json(function.schema), *_fixed(self.end)))
 
 
-class _NamedCall(CallReader):
+class _NamedCall(HeadedReader):
     def __init__(self, head: CallHead, known: frozenset[str] | None) -> None:
-        self._head = HeadReader(head, known)
+        super().__init__(head, known)
         self._begun = False  # the first character of the arguments has come
         self._object = ObjectReader()
 
-    def read(self, reader: Reader, out: CallWriter) -> None:
-        if not self.named:
-            found, self.failed = self._head.read(reader), self._head.failed
-            if found is None:
-                return
-            self.named = True
-            out.start(*found)
+    def read_arguments(self, reader: Reader, out: CallWriter) -> None:
         if not self._begun:
             reader.space()
             self._begun = not reader.empty

@@ -11,8 +11,8 @@ from ferrule.structured_outputs.calls import EnforcedFunction
 from ferrule.types import Fixed, Form, Json, OneOf, Regex, Repeated, Series, Until
 from ferrule_parsing import argument_schemas
 from ferrule_parsing.calls import CallWriter
-from ferrule_parsing.formats import CallReader, CallSyntax, Schemas
-from ferrule_parsing.heads import CallHead, HeadReader
+from ferrule_parsing.formats import CallReader, Schemas
+from ferrule_parsing.heads import CallHead, HeadedCall, HeadedReader
 from ferrule_parsing.literals import LiteralReader, Literals
 from ferrule_parsing.reader import Reader
 
@@ -23,7 +23,7 @@ _PYTHON = {True: "True", False: "False", None: "None"}
 
 
 @dataclass(frozen=True)
-class LiteralCall(CallSyntax):
+class LiteralCall(HeadedCall):
     """A name, and arguments as `literals` writes them, up to its `end`. `after`: what is generated behind it."""
 
     head: CallHead = CallHead(behind=("(",))
@@ -31,15 +31,8 @@ class LiteralCall(CallSyntax):
     after: str = ""
 
     @property
-    def start(self) -> str:  # type: ignore[override]
-        return self.head.start
-
-    @property
     def marks(self) -> tuple[str, ...]:  # type: ignore[override]
         return tuple(self.after.split())
-
-    def begins(self, text: str, at: int) -> bool | None:
-        return self.head.begins(text, at)
 
     def reader(self, schemas: Schemas, exact: frozenset[str], *, unmarked: bool) -> CallReader:
         return _LiteralCall(self, schemas, frozenset(schemas) if unmarked else None)
@@ -122,22 +115,18 @@ class LiteralCall(CallSyntax):
         return Series((Fixed("["), parts, Fixed("]")))
 
 
-class _LiteralCall(CallReader):
+class _LiteralCall(HeadedReader):
     def __init__(self, syntax: LiteralCall, schemas: Schemas, known: frozenset[str] | None) -> None:
+        super().__init__(syntax.head, known)
         self._syntax = syntax
         self._schemas = schemas
-        self._head = HeadReader(syntax.head, known)
-        self._arguments: LiteralReader | None = None
+        self._arguments = LiteralReader(syntax.literals, ())
 
-    def read(self, reader: Reader, out: CallWriter) -> None:
-        if self._arguments is None:
-            found, self.failed = self._head.read(reader), self._head.failed
-            if found is None:
-                return
-            properties = self._schemas.get(found[0], {}).get("properties")
-            self._arguments = LiteralReader(self._syntax.literals, tuple(properties or ()))
-            self.named = True
-            out.start(*found)
+    def started(self, name: str) -> None:
+        properties = self._schemas.get(name, {}).get("properties")
+        self._arguments = LiteralReader(self._syntax.literals, tuple(properties or ()))
+
+    def read_arguments(self, reader: Reader, out: CallWriter) -> None:
         out.arguments(self._arguments.read(reader))
         self.done, self.failed = self._arguments.done, self._arguments.failed
 

@@ -12,8 +12,8 @@ from ferrule.structured_outputs.calls import EnforcedFunction
 from ferrule.types import Fixed, Form, Json, OneOf, Regex, Repeated, Series, Until
 from ferrule_parsing import argument_schemas
 from ferrule_parsing.calls import CallWriter
-from ferrule_parsing.formats import CallReader, CallSyntax, Schemas
-from ferrule_parsing.heads import CallHead, HeadReader, Spellings
+from ferrule_parsing.formats import CallReader, Schemas
+from ferrule_parsing.heads import HeadedCall, HeadedReader, Spellings
 from ferrule_parsing.json_object import ObjectReader
 from ferrule_parsing.literals import json_of_literal
 from ferrule_parsing.reader import Reader, Tags
@@ -23,7 +23,7 @@ _ANY_KEY = Regex(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 
 
 @dataclass(frozen=True)
-class Parameters(CallSyntax):
+class Parameters(HeadedCall):
     """A name, and for each argument `key` name `behind_key` value `end_value`; then `end`.
 
     Values of strings are written as they are, others as JSON. The schema says which; `behind_key` may have several
@@ -34,7 +34,6 @@ class Parameters(CallSyntax):
     constraint writes `end_value`; this needs a line break as `padding`.
     """
 
-    head: CallHead
     key: str
     behind_key: tuple[tuple[str, bool | None], ...]
     end_value: str
@@ -45,15 +44,8 @@ class Parameters(CallSyntax):
     unclosed: bool = False
 
     @property
-    def start(self) -> str:  # type: ignore[override]
-        return self.head.start
-
-    @property
     def marks(self) -> tuple[str, ...]:  # type: ignore[override]
         return tuple(self.behind.split())
-
-    def begins(self, text: str, at: int) -> bool | None:
-        return self.head.begins(text, at)
 
     def reader(self, schemas: Schemas, exact: frozenset[str], *, unmarked: bool) -> CallReader:
         return _ParametersReader(self, schemas, exact, frozenset(schemas) if unmarked else None)
@@ -119,17 +111,17 @@ def _plain(text: str, end: str) -> bool:
     return end not in text and text == text.strip("\n")
 
 
-class _ParametersReader(CallReader):
+class _ParametersReader(HeadedReader):
     def __init__(
         self, syntax: Parameters, schemas: Schemas, exact: frozenset[str], known: frozenset[str] | None
     ) -> None:
+        super().__init__(syntax.head, known)
         self._syntax = syntax
         self._schemas = schemas
         self._exact_names = exact
         self._exact = False
         self._properties: Mapping[str, Any] = {}
         self._definitions: dict[str, Any] = {}
-        self._head = HeadReader(syntax.head, known)
         self._state = self._between
         self._count = 0
         self._key: list[str] = []
@@ -140,18 +132,11 @@ class _ParametersReader(CallReader):
         self._value: list[str] = []  # that is not handed on before it is whole
         self._nested: ObjectReader | None = None
 
-    def read(self, reader: Reader, out: CallWriter) -> None:
-        if not self.named:
-            found, self.failed = self._head.read(reader), self._head.failed
-            if found is None:
-                return
-            self.named = True
-            self._start(found[0])
-            out.start(*found)
+    def read_arguments(self, reader: Reader, out: CallWriter) -> None:
         while not self.done and not self.failed and self._state(reader, out):
             pass
 
-    def _start(self, name: str) -> None:
+    def started(self, name: str) -> None:
         schema = self._schemas.get(name, {})
         properties = schema.get("properties")
         self._exact = name in self._exact_names

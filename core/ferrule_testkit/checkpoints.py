@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ferrule_testkit.row_recipes import COMPOSITE, MIXED, MLA, ROWS, SEEDS
+
 if TYPE_CHECKING:
     import torch
 
@@ -57,26 +59,34 @@ _YARN: dict[str, Any] = {
     "factor": 4.0,
     "original_max_position_embeddings": 64,
 }
-_MIXED: dict[str, Any] = {
+_GROWING: dict[str, Any] = {**_YARN, "original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.3}
+_ALPHA: dict[str, Any] = {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 3.0, "factor": 1.0}
+_LOCAL: dict[str, Any] = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+    "full_attention": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
+}
+_SHARING: dict[str, Any] = {
+    "head_dim": 16,
+    "sliding_window": 12,
+    "num_hidden_layers": 4,
+    "layer_types": 2 * ["sliding_attention", "full_attention"],
+    "num_kv_shared_layers": 2,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": VOCAB_SIZE,
+}
+_SPARSE = [0.9, 0.0, 0.8, 0.0]
+_KEYS_ARE_VALUES: dict[str, Any] = {
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 1,
     "num_hidden_layers": 3,
     "sliding_window": 12,
-    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "layer_types": ["sliding_attention", "full_attention", "full_attention"],
 }
-_MLA: dict[str, Any] = {
-    "num_key_value_heads": 4,
-    "q_lora_rank": 24,
-    "kv_lora_rank": 24,
-    "qk_rope_head_dim": 8,
-    "qk_nope_head_dim": 16,
-    "v_head_dim": 16,
-    "n_routed_experts": 4,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 2,
-    "n_group": 1,
-    "topk_group": 1,
-    "moe_intermediate_size": 32,
-    "first_k_dense_replace": 1,
-}
+_MLA: dict[str, Any] = {**MLA, "first_k_dense_replace": 1}
+_GROUPED: dict[str, Any] = {"n_routed_experts": 8, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.5}
+_YARN_MSCALE: dict[str, Any] = {**_YARN, "mscale": 0.7, "mscale_all_dim": 1.0}
 _GRANITE: dict[str, Any] = {
     "embedding_multiplier": 4.0,
     "residual_multiplier": 0.6,
@@ -87,16 +97,117 @@ _GRANITE: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to make one checkpoint: transformers' `model_type`, what differs from `SIZES`, and the weights' seed."""
+    """How to make one checkpoint: transformers' `model_type`, what differs from `SIZES`, and how its weights are drawn.
+
+    Matrices have `gain` times the size that keeps the size of what they multiply. `attention` is the library's
+    implementation that is right.
+    """
 
     model_type: str
     changes: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
+    attention: str = "eager"
+    gain: float = 1.5
 
 
-def _recipe(model_type: str, seed: int = 0, **changes: Any) -> Recipe:
-    return Recipe(model_type, changes, seed)
+def _recipe(model_type: str, seed: int = 0, attention: str = "eager", gain: float = 1.5, **changes: Any) -> Recipe:
+    return Recipe(model_type, changes, seed, attention, gain)
 
+
+_MAMBA2: dict[str, Any] = {"mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 16, "mamba_chunk_size": 16}
+_DELTA: dict[str, Any] = {
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+}
+
+# Architectures whose layers keep states, that Ferrule implements itself.
+STATES: Mapping[str, Recipe] = {
+    "mamba": _recipe("mamba", expand=2),
+    "falcon_mamba": _recipe("falcon_mamba"),
+    "mamba2": _recipe("mamba2", num_heads=8, head_dim=16, n_groups=2, state_size=16),
+    "bamba": _recipe("bamba", num_hidden_layers=3, attn_layer_indices=[1], **_MAMBA2),
+    "falcon_h1": _recipe(
+        "falcon_h1",
+        mamba_d_ssm=128,
+        ssm_multipliers=[0.8, 0.9, 1.1, 1.2, 0.7],
+        mlp_multipliers=[0.9, 0.8],
+        key_multiplier=0.8,
+        ssm_in_multiplier=1.2,
+        lm_head_multiplier=0.9,
+        embedding_multiplier=1.5,
+        **_MAMBA2,
+    ),
+    "falcon_h1-norm": _recipe(
+        "falcon_h1", mamba_d_ssm=128, mamba_rms_norm=True, mamba_norm_before_gate=False, **_MAMBA2
+    ),
+    "granitemoehybrid": _recipe(
+        "granitemoehybrid",
+        seed=1,
+        num_hidden_layers=3,
+        layer_types=["linear_attention", "full_attention", "linear_attention"],
+        num_local_experts=4,
+        shared_intermediate_size=48,
+        **_MAMBA2,
+        **_GRANITE,
+    ),
+    "granitemoehybrid-dense": _recipe(
+        "granitemoehybrid",
+        layer_types=["full_attention", "linear_attention"],
+        num_local_experts=0,
+        shared_intermediate_size=48,
+        position_embedding_type="rope",
+        **_MAMBA2,
+        **_GRANITE,
+    ),
+    "jamba": _recipe(
+        "jamba",
+        num_hidden_layers=3,
+        attn_layer_period=2,
+        attn_layer_offset=1,
+        expert_layer_period=2,
+        expert_layer_offset=0,
+        num_experts=4,
+    ),
+    "nemotron_h": _recipe(
+        "nemotron_h",
+        layers_block_type=["linear_attention", "mlp", "full_attention", "moe", "linear_attention"],
+        head_dim=16,
+        n_routed_experts=4,
+        moe_intermediate_size=32,
+        moe_shared_expert_intermediate_size=48,
+        moe_latent_size=24,
+        mamba_num_heads=8,
+        time_step_min=1e-12,
+        mamba_head_dim=16,
+        n_groups=2,
+        ssm_state_size=16,
+    ),
+    "zamba2": _recipe(
+        "zamba2",
+        gain=1.0,  # adapters add to projections: attention would be too sharp for float32
+        num_hidden_layers=4,
+        layers_block_type=["hybrid", "linear_attention", "hybrid", "hybrid"],
+        num_key_value_heads=4,
+        n_mamba_heads=8,
+        mamba_ngroups=2,
+        mamba_d_state=16,
+        num_mem_blocks=2,
+        use_shared_attention_adapter=True,
+        adapter_rank=8,
+        use_mem_rope=True,
+        time_step_min=1e-12,  # transformers has it as the least width in prefill, and not in decoding
+        tie_word_embeddings=True,
+    ),
+    "lfm2": _recipe("lfm2", num_hidden_layers=3, layer_types=["conv", "full_attention", "conv"]),
+    "qwen3_5": _recipe("qwen3_5_text", **_DELTA),
+    "qwen3_5_moe": _recipe("qwen3_5_moe_text", seed=1, shared_expert_intermediate_size=32, **_DELTA, **_EXPERTS),
+    "qwen3_next": _recipe("qwen3_next", shared_expert_intermediate_size=32, **_DELTA, **_EXPERTS),
+}
 
 # Architectures that Ferrule implements itself. Windows are short, so that texts of tests slide.
 NATIVE: Mapping[str, Recipe] = {
@@ -111,62 +222,96 @@ NATIVE: Mapping[str, Recipe] = {
     "opt": _recipe("opt", ffn_dim=96, tie_word_embeddings=True),
     "opt-postnorm": _recipe("opt", ffn_dim=96, do_layer_norm_before=False, word_embed_proj_dim=32),
     "gpt2": _recipe("gpt2", tie_word_embeddings=True),
-    "gemma2": _recipe("gemma2", head_dim=16, query_pre_attn_scalar=24, tie_word_embeddings=True, **_MIXED),
+    "gemma2": _recipe("gemma2", head_dim=16, query_pre_attn_scalar=24, tie_word_embeddings=True, **MIXED),
     "phi3": _recipe("phi3", sliding_window=12),
     "phi3-longrope": _recipe("phi3", original_max_position_embeddings=128, rope_parameters=_LONGROPE),
     "phi3-longrope-beyond": _recipe("phi3", original_max_position_embeddings=8, rope_parameters=_LONGROPE),
     "granite": _recipe("granite", **_GRANITE),
+    "deepseek_v2": _recipe(
+        "deepseek_v2", **{**_MLA, **_GROUPED, "q_lora_rank": None, "topk_method": "group_limited_greedy"}
+    ),
+    "deepseek_v3": _recipe("deepseek_v3", **{**_MLA, **_GROUPED, "rope_parameters": _YARN_MSCALE}),
+    "dots1": _recipe("dots1", n_routed_experts=4, n_shared_experts=1, n_group=1, topk_group=1, head_dim=16, **_EXPERTS),
+    "ernie4_5_moe": _recipe("ernie4_5_moe", moe_num_experts=4, moe_k=2, moe_num_shared_experts=1, **_EXPERTS),
+    "glm4_moe": _recipe("glm4_moe", n_routed_experts=4, n_group=1, topk_group=1, head_dim=16, **_EXPERTS),
+    "granitemoe": _recipe("granitemoe", num_local_experts=4, **_GRANITE),
+    "gpt_oss": _recipe("gpt_oss", head_dim=16, num_local_experts=4, rope_parameters=_YARN, **MIXED),
+    "minimax_m2": _recipe("minimax_m2", head_dim=16, num_local_experts=4, num_experts_per_tok=2),
+    "olmoe": _recipe("olmoe", seed=2, **_EXPERTS),
+    "hunyuan_v1_moe": _recipe("hunyuan_v1_moe", num_experts=4, moe_topk=2, head_dim=16),
+    "llama4": _recipe(
+        "llama4_text",
+        seed=1,
+        head_dim=16,
+        intermediate_size_mlp=80,
+        num_local_experts=4,
+        interleave_moe_layer_step=2,
+        no_rope_layer_interval=2,
+        floor_scale=8,
+        attention_chunk_size=12,
+    ),
+    "mixtral": _recipe("mixtral", num_local_experts=4),
+    "phimoe": _recipe("phimoe", num_local_experts=4),
+    "qwen2_moe": _recipe("qwen2_moe", shared_expert_intermediate_size=32, **_EXPERTS),
+    "qwen3_moe": _recipe("qwen3_moe", **_EXPERTS),
+    **STATES,
+    "apertus": _recipe("apertus", rope_parameters=_LLAMA3),
+    "arcee": _recipe("arcee"),
+    "bloom": _recipe("bloom", num_attention_heads=6, hidden_size=96),
+    "cohere": _recipe("cohere", logit_scale=0.9, tie_word_embeddings=True),
+    "cohere-heads": _recipe("cohere", logit_scale=0.9, use_qk_norm=True),
+    "cohere2": _recipe("cohere2", logit_scale=0.9, **MIXED),
+    "ernie4_5": _recipe("ernie4_5", head_dim=16),
+    "exaone4": _recipe("exaone4", **MIXED),
+    "exaone4-full": _recipe("exaone4", sliding_window=None, layer_types=2 * ["full_attention"]),
+    "falcon": _recipe("falcon"),
+    "falcon-new": _recipe("falcon", new_decoder_architecture=True, num_kv_heads=2, ffn_hidden_size=96),
+    "falcon-11b": _recipe("falcon", new_decoder_architecture=True, num_kv_heads=2, num_ln_in_parallel_attn=1),
+    "falcon-rw": _recipe("falcon", alibi=True, multi_query=False, parallel_attn=False, bias=True, attention="sdpa"),
+    "gemma": _recipe("gemma", head_dim=16, tie_word_embeddings=True),
+    "gemma3_text": _recipe("gemma3_text", head_dim=16, query_pre_attn_scalar=24, rope_parameters=_LOCAL, **MIXED),
+    "gemma3n_text": _recipe("gemma3n_text", laurel_rank=8, activation_sparsity_pattern=_SPARSE, **_SHARING),
+    "gemma4_text": _recipe("gemma4_text", global_head_dim=32, use_double_wide_mlp=True, **_SHARING),
+    "gemma4_text-plain": _recipe("gemma4_text", hidden_size_per_layer_input=0, **_KEYS_ARE_VALUES),
+    "glm": _recipe("glm", head_dim=16),
+    "glm4": _recipe("glm4", head_dim=16),
+    "gpt_bigcode": _recipe("gpt_bigcode"),
+    "gpt_bigcode-heads": _recipe("gpt_bigcode", multi_query=False),
+    "gpt_neox": _recipe("gpt_neox"),
+    "gpt_neox-serial": _recipe("gpt_neox", seed=1, use_parallel_residual=False, attention_bias=False),
+    "gptj": _recipe("gptj", rotary_dim=8),
+    "helium": _recipe("helium", head_dim=16),
+    "hunyuan_v1_dense": _recipe("hunyuan_v1_dense", head_dim=16, rope_parameters=_ALPHA),
+    "ministral": _recipe("ministral", head_dim=16, **MIXED),
+    "ministral3": _recipe("ministral3", head_dim=16, rope_parameters=_GROWING),
+    "mpt": _recipe("mpt", d_model=64, n_layers=2, n_heads=4, max_seq_len=256, attn_config={"clip_qkv": 1.0}),
+    "nemotron": _recipe("nemotron", seed=1),
+    "olmo": _recipe("olmo", clip_qkv=1.0),
+    "olmo2": _recipe("olmo2"),
+    "olmo3": _recipe("olmo3", rope_parameters=_LOCAL, **MIXED),
+    "phi": _recipe("phi"),
+    "phi-heads": _recipe("phi", qk_layernorm=True),
+    "seed_oss": _recipe("seed_oss", head_dim=16),
+    "smollm3": _recipe("smollm3", no_rope_layer_interval=2),
+    "stablelm": _recipe("stablelm", use_qkv_bias=True),
+    "stablelm-heads": _recipe("stablelm", qk_layernorm=True, use_parallel_residual=True),
+    "starcoder2": _recipe("starcoder2", sliding_window=12),
 }
 
 # Architectures that run through transformers.
 TRANSFORMERS: Mapping[str, Recipe] = {
-    "apertus": _recipe("apertus", rope_parameters=_LLAMA3),
-    "arcee": _recipe("arcee"),
-    "cohere": _recipe("cohere", logit_scale=0.9, use_qk_norm=True),
-    "cohere2": _recipe("cohere2", logit_scale=0.9, **_MIXED),
-    "deepseek_v3": _recipe("deepseek_v3", **_MLA),
-    "dots1": _recipe("dots1", n_routed_experts=4, n_shared_experts=1, n_group=1, topk_group=1, head_dim=16, **_EXPERTS),
-    "ernie4_5": _recipe("ernie4_5", head_dim=16),
-    "ernie4_5_moe": _recipe("ernie4_5_moe", moe_num_experts=4, moe_k=2, moe_num_shared_experts=1, **_EXPERTS),
-    "exaone4": _recipe("exaone4", **_MIXED),
     "flex_olmo": _recipe("flex_olmo", **_EXPERTS),
-    "gemma": _recipe("gemma", head_dim=16),
-    "gemma4_text": _recipe("gemma4_text", head_dim=16, hidden_size_per_layer_input=0, num_kv_shared_layers=0, **_MIXED),
-    "gemma3_text": _recipe("gemma3_text", head_dim=16, query_pre_attn_scalar=24, **_MIXED),
-    "glm": _recipe("glm", head_dim=16),
-    "glm4": _recipe("glm4", head_dim=16),
-    "glm4_moe": _recipe("glm4_moe", n_routed_experts=4, n_group=1, topk_group=1, head_dim=16, **_EXPERTS),
-    "granite_swa": _recipe("granite_swa", **_GRANITE, **_MIXED),
-    "gpt_bigcode": _recipe("gpt_bigcode"),
-    "gpt_neox": _recipe("gpt_neox"),
-    "gpt_oss": _recipe("gpt_oss", head_dim=16, num_local_experts=4, rope_parameters=_YARN, **_MIXED),
-    "granitemoe": _recipe("granitemoe", num_local_experts=4, **_GRANITE),
-    "helium": _recipe("helium", head_dim=16),
-    "hunyuan_v1_dense": _recipe("hunyuan_v1_dense", head_dim=16),
+    "granite_swa": _recipe("granite_swa", **_GRANITE, **MIXED),
     "jais2": _recipe("jais2"),
     "jetmoe": _recipe("jetmoe", seed=1, kv_channels=16, num_local_experts=4),
     "mimo_v2_flash": _recipe("mimo_v2_flash", n_routed_experts=4, n_group=1, topk_group=1, head_dim=16, **_EXPERTS),
     "minicpm3": _recipe("minicpm3", **_MLA),
-    "minimax_m2": _recipe("minimax_m2", head_dim=16, num_local_experts=4, num_experts_per_tok=2),
-    "modernbert-decoder": _recipe("modernbert-decoder", **_MIXED),
+    "modernbert-decoder": _recipe("modernbert-decoder", **MIXED),
     "solar_open": _recipe("solar_open", n_routed_experts=4, n_group=1, topk_group=1, head_dim=16, **_EXPERTS),
-    "ministral": _recipe("ministral", head_dim=16, **_MIXED),
-    "mixtral": _recipe("mixtral", num_local_experts=4),
     "nanochat": _recipe("nanochat"),
-    "nemotron": _recipe("nemotron", seed=1),
-    "olmo": _recipe("olmo"),
-    "olmo2": _recipe("olmo2"),
-    "olmo3": _recipe("olmo3", **_MIXED),
-    "olmoe": _recipe("olmoe", seed=2, **_EXPERTS),
     "persimmon": _recipe("persimmon"),
-    "phi": _recipe("phi"),
-    "phimoe": _recipe("phimoe", num_local_experts=4),
-    "qwen2_moe": _recipe("qwen2_moe", shared_expert_intermediate_size=32, **_EXPERTS),
-    "qwen3_moe": _recipe("qwen3_moe", **_EXPERTS),
-    "seed_oss": _recipe("seed_oss", head_dim=16),
-    "smollm3": _recipe("smollm3"),
-    "starcoder2": _recipe("starcoder2"),
-    "vaultgemma": _recipe("vaultgemma", head_dim=16, query_pre_attn_scalar=24, **_MIXED),
+    "vaultgemma": _recipe("vaultgemma", head_dim=16, query_pre_attn_scalar=24, **MIXED),
+    **{kind: Recipe(kind, changes, SEEDS.get(kind, 0)) for kind, changes in (*ROWS.items(), *COMPOSITE.items())},
 }
 
 
@@ -175,7 +320,8 @@ def tiny_config(name: str) -> Any:
     from transformers import AutoConfig
 
     recipe = RECIPES[name]
-    return AutoConfig.for_model(recipe.model_type, **{**SIZES, **recipe.changes})
+    values = {key: value for key, value in {**SIZES, **recipe.changes}.items() if value is not ...}
+    return AutoConfig.for_model(recipe.model_type, **values)
 
 
 def tiny_model(name: str, seed: int | None = None) -> torch.nn.Module:
@@ -183,12 +329,14 @@ def tiny_model(name: str, seed: int | None = None) -> torch.nn.Module:
     import torch
     from transformers import AutoModelForCausalLM
 
-    model: torch.nn.Module = AutoModelForCausalLM.from_config(tiny_config(name), attn_implementation="eager")
-    randomise(model, RECIPES[name].seed if seed is None else seed)
+    model: torch.nn.Module = AutoModelForCausalLM.from_config(
+        tiny_config(name), attn_implementation=RECIPES[name].attention
+    )
+    randomise(model, RECIPES[name].seed if seed is None else seed, RECIPES[name].gain)
     return model.to(torch.float32).eval()
 
 
-def randomise(model: torch.nn.Module, seed: int) -> None:
+def randomise(model: torch.nn.Module, seed: int, gain: float = 1.5) -> None:
     """Replace all weights. Vectors keep their meaning (ones stay near one) and get noise, so that none is neutral."""
     import torch
 
@@ -199,7 +347,7 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
             if parameter.dim() < 2:
                 parameter.add_(0.2 * noise)
             else:
-                parameter.copy_(noise * (1.5 * parameter.shape[-1] ** -0.5))
+                parameter.copy_(noise * (gain * parameter.shape[-1] ** -0.5))
 
 
 def tiny_checkpoint(name: str, folder: Path | str, *, seed: int | None = None, shard_bytes: int | None = None) -> Path:

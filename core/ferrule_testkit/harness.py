@@ -65,6 +65,7 @@ class Harness:
         folder: Path | str,
         *,
         block_size: int = 4,
+        kv_cache_dtype: str = "auto",
         load: LoadConfig | None = None,
         plugins: Plugins | None = None,
         **model: Any,
@@ -74,7 +75,7 @@ class Harness:
             Config(
                 model=ModelConfig(model=str(folder), **model),
                 load=load or LoadConfig(use_tqdm_on_load=False),
-                cache=CacheConfig(block_size=block_size),
+                cache=CacheConfig(block_size=block_size, kv_cache_dtype=kv_cache_dtype),
             )
         )
         self.plugins: Plugins = discover() if plugins is None else plugins

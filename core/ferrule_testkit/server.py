@@ -31,6 +31,10 @@ LIMITS = {
     "FERRULE_SHUTDOWN_TIMEOUT": "200",
 }
 
+# Options of a server that makes its tokens up, for tests of what is around the model: it imports no torch and loads no
+# weights, so it starts in a fraction of the time. The same seed gives the same tokens.
+WITHOUT_MODEL = ("--distributed-executor-backend", "simulated")
+
 _GATED = """
 import time
 from pathlib import Path

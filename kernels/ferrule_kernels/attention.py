@@ -3,6 +3,8 @@
 A cache is seen as [slots, 2, kv_heads, head_dim]: slot = block * block_size + offset, keys at 0 and values at 1. Slot 0
 lies in the null block, which is never written: what is gathered in place of a masked position is zero, so a neighbour's
 infinities cannot come back as 0 * inf.
+
+A cache of latent attention is [slots, 1, kv_heads, head_dim]: values are the first numbers of the keys.
 """
 
 from __future__ import annotations
@@ -46,8 +48,11 @@ def narrowed(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def write_cache(cache: torch.Tensor, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-    """Put k and v [tokens, kv_heads, head_dim] at `slots` [tokens] of cache [slots, 2, kv_heads, head_dim]."""
-    for side, x in enumerate((k, v)):
+    """Put k and v [tokens, kv_heads, head_dim] at `slots` [tokens] of cache [slots, 2, kv_heads, head_dim].
+
+    Only k, where the cache has no room for v.
+    """
+    for side, x in enumerate((k, v)[: cache.shape[1]]):
         entries = narrowed(x, cache.dtype)
         if cache.dtype.itemsize == 1:  # torch copies bytes by an index, but not these types
             cache.view(torch.uint8)[:, side].index_copy_(0, slots, entries.view(torch.uint8))
@@ -56,7 +61,7 @@ def write_cache(cache: torch.Tensor, slots: torch.Tensor, k: torch.Tensor, v: to
 
 
 def read_cache(cache: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """What lies at `slots` [n] of cache [slots, 2, kv_heads, head_dim], as `dtype`: [n, 2, kv_heads, head_dim]."""
+    """What lies at `slots` [n] of cache [slots, 1 or 2, kv_heads, head_dim], as `dtype`: [n, …], as the cache."""
     return cache.index_select(0, slots).to(dtype)
 
 
@@ -74,11 +79,16 @@ def kv_slots(
     return slots.where(inside, 0), positions
 
 
-def visible(q_positions: torch.Tensor, k_positions: torch.Tensor, window: int) -> torch.Tensor:
-    """Which keys a query sees: [rows, q] and [rows, k] → bool [rows, q, k]. `window` includes the query itself."""
+def visible(q_positions: torch.Tensor, k_positions: torch.Tensor, window: int, chunk: int = 0) -> torch.Tensor:
+    """Which keys a query sees: [rows, q] and [rows, k] → bool [rows, q, k]. `window` includes the query itself.
+
+    With `chunk` those from the last multiple of it on.
+    """
     distance = q_positions.unsqueeze(-1) - k_positions.unsqueeze(-2)
     seen = distance >= 0
-    return seen & (distance < window) if window else seen
+    if window:
+        seen = seen & (distance < window)
+    return seen & (distance <= (q_positions % chunk).unsqueeze(-1)) if chunk else seen
 
 
 def attend_math(

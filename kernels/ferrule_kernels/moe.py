@@ -16,7 +16,9 @@ import torch
 class Routing:
     """How experts are chosen. Raises ValueError for what cannot be.
 
-    `scores` are a softmax over all experts (Mixtral, Qwen) or a sigmoid of each (DeepSeek-V3). With `groups`, the
+    `scores` are a softmax over all experts (Mixtral, Qwen) or a sigmoid of each (DeepSeek-V3); or those of
+    `sparsemixer`, whose `tolerance` no other has. A softmax over the chosen experts alone, as Granite and gpt-oss have
+    it, is one over all experts that is renormalised. With `groups`, the
     experts are cut into as many, only the `kept_groups` best are chosen from, and a group is as good as the sum of its
     `group_depth` best scores: 1 for DeepSeek-V2, 2 for V3. `renormalise` makes a token's weights add up to 1; `scale`
     multiplies them after that. Of equal scores the first expert's wins.
@@ -30,10 +32,11 @@ class Routing:
     kept_groups: int = 1
     group_depth: int = 1
     scale: float = 1.0
+    tolerance: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.scores not in ("softmax", "sigmoid"):
-            raise ValueError(f"Scores of experts are 'softmax' or 'sigmoid', not {self.scores!r}.")
+        if self.scores not in ("softmax", "sigmoid", "sparsemixer"):
+            raise ValueError(f"Scores of experts are 'softmax', 'sigmoid' or 'sparsemixer', not {self.scores!r}.")
         if self.groups < 1 or self.num_experts % self.groups:
             raise ValueError(f"{self.num_experts} experts cannot be cut into {self.groups} equal groups.")
         if not 1 <= self.kept_groups <= self.groups:
@@ -57,9 +60,10 @@ def route(
     al. 2024, DeepSeek-V3). A score that is not a number is the worst one.
     """
     wide = logits.float()
+    if routing.scores == "sparsemixer":
+        return sparsemixer(wide, routing)
     scores = wide.softmax(-1) if routing.scores == "softmax" else wide.sigmoid()
-    choice = scores if bias is None else scores + bias.float()
-    choice = choice.masked_fill(choice.isnan(), torch.finfo(torch.float32).min)
+    choice = (scores if bias is None else scores + bias.float()).nan_to_num(nan=torch.finfo(torch.float32).min)
     if routing.groups > 1:
         grouped = choice.view(-1, routing.groups, routing.group_size)
         worth = grouped.sort(dim=2, descending=True).values[..., : routing.group_depth].sum(2)
@@ -67,11 +71,27 @@ def route(
         kept = worth.sort(dim=1, descending=True, stable=True).indices[:, : routing.kept_groups]
         open_groups = torch.zeros_like(worth, dtype=torch.bool).scatter(1, kept, True)
         choice = grouped.masked_fill(~open_groups.unsqueeze(2), float("-inf")).flatten(1)
-    ids = choice.sort(dim=1, descending=True, stable=True).indices[:, : routing.top_k]
+    ids = choice.sort(dim=1, descending=True, stable=True).indices.narrow(1, 0, routing.top_k)
     weights = scores.gather(1, ids)
     if routing.renormalise:
         weights = weights / (weights.sum(1, keepdim=True) + 1e-20)
-    return weights * routing.scale, ids.int()
+    return weights if routing.scale == 1.0 else weights * routing.scale, ids.int()
+
+
+def sparsemixer(logits: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:
+    """Phi-3.5-MoE's router (Liu et al. 2024, https://arxiv.org/abs/2409.12136), as `route`.
+
+    The best expert that is left is chosen, time after time. Its weight is its part of a softmax over those that are
+    left and nearly as good: at most 2 * `tolerance` below it, relative to the larger of both magnitudes.
+    """
+    left, weights, ids = logits, [], []
+    for _ in range(routing.top_k):
+        best, chosen = left.max(dim=1, keepdim=True)
+        far = (best - logits) / torch.maximum(logits.abs(), best) > 2 * routing.tolerance
+        weights.append(left.masked_fill(far, float("-inf")).softmax(1).gather(1, chosen))
+        ids.append(chosen)
+        left = left.scatter(1, chosen, float("-inf"))
+    return torch.cat(weights, 1) * routing.scale, torch.cat(ids, 1).int()
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ def halved(output_ids: list[int], logits: torch.Tensor) -> torch.Tensor:
 
 
 SETTINGS: dict[tuple[str, str], dict[str, Any]] = {
+    ("model", "FalconForCausalLM"): {"attention": "sdpa"},  # the eager one adds linear biases twice
     ("logits_processor", "python_function"): {
         "arguments": ({"function": halved}, {"function": f"{__name__}:halved"}),
         "wrong": ({}, {"function": 5}, {"function": "no_such_module.x"}, {"function": halved, "args": [1]}, {"x": 1}),
@@ -87,8 +88,15 @@ if not torch.cuda.is_available():  # under Triton's interpreter, which is slow; 
         "block_sizes": (4,),
         "head_dims": (8,),
     }
-# What takes longest under the interpreter, and is asked of the kernel in tests/kernels too.
-SLOW = set() if torch.cuda.is_available() else {"test_windows_soft_caps_slopes_and_sinks", "test_long_rows"}
+    # What takes longest under the interpreter, and is asked of the kernel in tests/kernels too.
+    INTERPRETED = {
+        "test_windows_soft_caps_slopes_and_sinks": {"triton"},
+        "test_long_rows": {"triton", "flex_attention"},
+        "test_types": {"triton", "flex_attention"},
+        "test_groups_of_heads": {"triton", "flex_attention"},
+    }
+else:
+    INTERPRETED = {}
 BUILT_IN = [ref for ref in PLUGINS.refs if ref.builtin]
 
 
@@ -104,18 +112,33 @@ def _one_thread() -> Iterator[None]:
 
 PARSERS = ("tool_parser", "reasoning_parser")
 SYNTAXES = ("hermes", "deepseek_v31", "qwen3_coder", "pythonic", "qwen3", "openai_gptoss")  # one for each way to write
+# One for each kind of cache and loading; test_models.py compares every model with a reference.
+MODELS = ("LlamaForCausalLM", "GPT2LMHeadModel", "FalconForCausalLM", "Gemma4ForCausalLM", "transformers")
+# Of a promise that takes long, the plugins that keep it in `make test`; the others share the code that it is about.
+IN_DEPTH = {
+    "test_work_is_linear": (PARSERS, SYNTAXES),
+    "test_short_texts_in_every_cut": (PARSERS, SYNTAXES),
+    "test_any_cut_gives_the_same": (PARSERS, SYNTAXES),  # test_published.py streams outputs of every parser
+    # Of the others, test_models.py compares every token with that of transformers.
+    "test_a_change_of_any_weight_changes_the_answer": (("model",), ("LlamaForCausalLM", "GPT2LMHeadModel")),
+}
+
+
+def is_slow(ref: Any, method: str) -> bool:
+    kinds, names = IN_DEPTH.get(method, ((), ()))
+    return (ref.kind in kinds and ref.name not in names) or (
+        ref.kind == "attention" and ref.name in INTERPRETED.get(method, ())
+    )
 
 
 def cases() -> Iterator[Any]:
-    """Other names of a class that was proved already are for `make test-slow`."""
+    """Other names of a class that was proved already are for `make test-slow`, as is what takes longest."""
     proved: set[str] = set()
     for ref in BUILT_IN:
-        again = ref.target in proved
+        again = ref.target in proved or (ref.kind == "model" and ref.name not in MODELS)
         proved.add(ref.target)
         for method, _ in promises(kit_of(ref.kind)):
-            slow = again or ((ref.kind, ref.name) == ("attention", "triton") and method in SLOW)
-            slow = slow or (method == "test_work_is_linear" and ref.kind in PARSERS and ref.name not in SYNTAXES)
-            marks = [pytest.mark.slow] if slow else []
+            marks = [pytest.mark.slow] if again or is_slow(ref, method) else []
             yield pytest.param(ref, method, id=f"{ref.kind}-{ref.name}-{method.removeprefix('test_')}", marks=marks)
 
 

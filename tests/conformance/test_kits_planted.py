@@ -73,6 +73,20 @@ class AttendsBeforeItWrites(TorchSDPA):
         return super().run(q, 0 * k, v, before, plan, options)
 
 
+class SeesOtherChunks(TorchSDPA):
+    def run(self, q, k, v, cache, plan, options):
+        return super().run(q, k, v, cache, plan, replace(options, chunk=0))
+
+
+class TakesTheWrongPartOfLatents(TorchSDPA):
+    def run(self, q, k, v, cache, plan, options):
+        return (
+            super().run(q, k, v, cache, plan, options).roll(1, -1)
+            if cache.shape[2] == 1
+            else super().run(q, k, v, cache, plan, options)
+        )
+
+
 class WritesTheNullBlock(TorchSDPA):
     def run(self, q, k, v, cache, plan, options):
         cache[0] = 1
@@ -916,6 +930,8 @@ def faults() -> Iterator[tuple[str, type, str]]:
     """(kind, broken plugin, the promise that it breaks)"""
     yield "attention", IgnoresTheWindow, "test_windows_soft_caps_slopes_and_sinks"
     yield "attention", ReadsDeadBlocks, "test_windows_soft_caps_slopes_and_sinks"
+    yield "attention", SeesOtherChunks, "test_windows_soft_caps_slopes_and_sinks"
+    yield "attention", TakesTheWrongPartOfLatents, "test_values_that_are_a_part_of_the_keys"
     yield "attention", AttendsBeforeItWrites, "test_equals_the_definition"
     yield "attention", WritesTheNullBlock, "test_the_null_block_stays_zero"
     yield "attention", MixesHeads, "test_groups_of_heads"

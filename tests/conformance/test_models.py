@@ -1,32 +1,49 @@
-"""Every architecture against transformers: the same tokens as `generate`, the same log-probabilities.
+"""Every architecture against transformers: the best token each time, the same log-probabilities.
 
 A tiny random checkpoint, float32, greedy, through the whole engine, in each way in which a request can meet it. To add
-an architecture, add its line to `ferrule_testkit.checkpoints`.
+an architecture, add its line to `ferrule_testkit.checkpoints`; to `unpublished` one that transformers does not have.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from ferrule_testkit.checkpoints import NATIVE, TRANSFORMERS, tiny_checkpoint
+from ferrule_testkit.checkpoints import NATIVE, RECIPES, TRANSFORMERS, tiny_checkpoint
 from ferrule_testkit.harness import Engine, Harness, Output
+from tests.conformance import unpublished
 
 NEW_TOKENS = 14
 TOLERANCE = 1e-4
 CLEAR = 3e-4  # least distance between the two best logits: below, rounding could decide
 BOTH = ("llama", "mistral", "gpt2", "gemma2")  # native ones that are run through transformers too
-# Through transformers: one of each kind of attention and layer; the other architectures are in `make test-slow`.
-KINDS = ("cohere2", "deepseek_v3", "gemma3_text", "gpt_bigcode", "gpt_neox", "gpt_oss", "mixtral")
+# One of each kind of attention, cache and layer, in every way. The other architectures differ from these in how a token
+# is computed, not in what a step is: in `make test` they run in the last way, which mixes the others at random.
+KINDS = (
+    *("llama", "mistral", "gpt2", "gemma2", "gemma4_text", "falcon-rw", "phi3-longrope-beyond"),
+    *("deepseek_v3", "gpt_oss", "mixtral", "llama4", "minicpm3", "jetmoe", "mamba2", "qwen3_next"),
+)
+# Through transformers, one of each kind of cache whose requests run one after another: ALiBi in the class, a state,
+# both, chunks, no cache.
+IN_TURN = ("bloom", "mamba", "granitemoehybrid", "llama4", "openai-gpt")
 CASES = [
-    *((name, "auto") for name in (*NATIVE, *KINDS)),
-    *(pytest.param(name, "auto", marks=pytest.mark.slow) for name in TRANSFORMERS if name not in KINDS),
-    *((name, "transformers") for name in BOTH),
+    *((name, "auto", True) for name in KINDS),
+    *((name, "auto", False) for name in (*NATIVE, *unpublished.MODELS) if name not in KINDS),
+    *((name, "transformers", False) for name in (*BOTH, *IN_TURN)),
+    *(
+        pytest.param(name, "auto", True, marks=pytest.mark.slow)
+        for name in (*NATIVE, *unpublished.MODELS)
+        if name not in KINDS
+    ),
+    *(
+        pytest.param(name, "transformers", True, marks=pytest.mark.slow)
+        for name in (*NATIVE, *TRANSFORMERS)
+        if name not in KINDS or name in NATIVE
+    ),
 ]
 
 
@@ -39,18 +56,32 @@ LONG = [prompt(30, 10), prompt(47, 11)]  # longer than the windows, which are 12
 BRANCH = LONG[1][:35] + prompt(4, 12)  # begins as the longest one does
 
 
-@dataclass(frozen=True)
 class Reference:
-    """What transformers generates after a prompt: tokens, and log-probabilities [tokens, vocab]."""
+    """Log-probabilities by the model that is right, which computes [tokens, vocab] logits for [tokens] ids at once."""
 
-    tokens: list[int]
-    logprobs: torch.Tensor
+    def __init__(self, logits: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self._logits = logits
+        self._found: dict[tuple[int, ...], torch.Tensor] = {}
+
+    def logprobs(self, ids: list[int], tokens: list[int]) -> torch.Tensor:
+        """[tokens, vocab], each after the prompt `ids` and the tokens before."""
+        whole = (*ids, *tokens[:-1])
+        if whole not in self._found:
+            with torch.inference_mode():
+                logits = self._logits(torch.tensor(whole))[len(ids) - 1 :].float()
+            self._found[whole] = logits.log_softmax(-1)
+        return self._found[whole]
 
 
 @pytest.fixture(scope="module")
 def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Any:
     root = tmp_path_factory.mktemp("checkpoints")
-    return lambda name: tiny_checkpoint(name, root / name)
+
+    def folder(name: str) -> Path:
+        write = unpublished.write if name in unpublished.MODELS else tiny_checkpoint
+        return write(name, root / name)
+
+    return folder
 
 
 @pytest.fixture(autouse=True)
@@ -61,47 +92,37 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def references(folder: Path) -> dict[tuple[int, ...], Reference]:
+def reference(name: str, folder: Path) -> Reference:
+    if name in unpublished.MODELS:
+        return Reference(unpublished.logits_of(name, folder))
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
-    model.generation_config.eos_token_id = None
-    found = {}
-    for ids in (*SHORT, *LONG, BRANCH):
-        out = model.generate(
-            torch.tensor([ids]),
-            attention_mask=torch.ones(1, len(ids), dtype=torch.int64),
-            max_new_tokens=NEW_TOKENS,
-            do_sample=False,
-            output_logits=True,
-            return_dict_in_generate=True,
-        )
-        logits = torch.cat(out.logits)
-        best = logits.topk(2).values
-        assert (best[:, 0] - best[:, 1]).min() > CLEAR, "a near-tie: give the recipe another seed"
-        found[tuple(ids)] = Reference(out.sequences[0, len(ids) :].tolist(), logits.log_softmax(-1))
-    return found
+    attention = RECIPES[name].attention
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation=attention, dtype=torch.float32).eval()
+    return Reference(lambda ids: model(input_ids=ids.unsqueeze(0), use_cache=False).logits[0])
 
 
-def compare(
-    way: str, prompts: Sequence[list[int]], outputs: Sequence[Output], expected: dict[tuple[int, ...], Reference]
-) -> None:
+def compare(way: str, prompts: Sequence[list[int]], outputs: Sequence[Output], reference: Reference) -> None:
     for ids, output in zip(prompts, outputs, strict=True):
-        wanted = expected[tuple(ids)]
         assert output.error is None, (way, output.error)
-        assert output.token_ids == wanted.tokens, (way, len(ids))
+        assert len(output.logprobs) == NEW_TOKENS
+        wanted = reference.logprobs(ids, output.token_ids)
+        best = wanted.topk(2)
+        assert output.token_ids == best.indices[:, 0].tolist(), (way, len(ids))
+        assert (best.values[:, 0] - best.values[:, 1]).min() > CLEAR, "a near-tie: give the recipe another seed"
         for position, given in enumerate(output.logprobs):
-            row = wanted.logprobs[position]
+            row = wanted[position]
             assert abs(given.logprob - row[given.token_id]) < TOLERANCE, (way, len(ids), position)
             top = torch.tensor([value for _, value in given.top])
             assert (top - row.topk(len(top)).values).abs().max() < TOLERANCE, (way, len(ids), position)
-        assert len(output.logprobs) == NEW_TOKENS
 
 
-@pytest.mark.parametrize(("name", "implementation"), CASES)
-def test_tokens_and_logprobs_equal_those_of_transformers(name: str, implementation: str, folder_of: Any) -> None:
+@pytest.mark.parametrize(("name", "implementation", "every_way"), CASES)
+def test_tokens_and_logprobs_equal_those_of_the_reference(
+    name: str, implementation: str, every_way: bool, folder_of: Any
+) -> None:
     folder = folder_of(name)
-    expected = references(folder)
+    expected = reference(name, folder)
     everything = [*SHORT, *LONG]
 
     def run(engine: Engine, way: str, prompts: list[list[int]]) -> list[Output]:
@@ -110,26 +131,32 @@ def test_tokens_and_logprobs_equal_those_of_transformers(name: str, implementati
         return outputs
 
     with Harness(folder, dtype="float32", model_impl=implementation) as harness:
-        native = name in NATIVE and implementation == "auto"
+        native = name not in TRANSFORMERS and implementation == "auto"
         assert harness.info.implementation.startswith("transformers ") != native
+        if every_way:
+            run_each_way(harness, run, everything)
+        run(harness.engine(num_blocks=40, max_num_batched_tokens=24, policy="chaos", depth=2), "chaos", everything)
 
-        run(harness.engine(), "alone", LONG[1:])
-        run(harness.engine(depth=2), "batch", everything)
 
-        chunked = harness.engine(max_num_batched_tokens=8)
-        run(chunked, "chunked prefill", everything)
-        assert chunked.stats.steps > sum(map(len, everything)) / 8
+def run_each_way(harness: Harness, run: Callable[..., list[Output]], everything: list[list[int]]) -> None:
+    run(harness.engine(), "alone", LONG[1:])
+    run(harness.engine(depth=2), "batch", everything)
 
-        cached = harness.engine()
-        run(cached, "prefix cache, filling", LONG[1:])
-        assert run(cached, "prefix cache, hit", [BRANCH])[0].cached >= 32
+    chunked = harness.engine(max_num_batched_tokens=8)
+    run(chunked, "chunked prefill", everything)
+    assert chunked.stats.steps > sum(map(len, everything)) / 8
 
+    cached = harness.engine()
+    run(cached, "prefix cache, filling", LONG[1:])
+    states = sum(not group.paged for group in harness.info.groups)  # in the middle of which no prefix ends
+    assert (run(cached, "prefix cache, hit", [BRANCH])[0].cached >= 32) == (not states)
+
+    paged = len(harness.info.groups) - states
+    if paged:  # a model of states alone never waits for memory
         # room for the prompts, and for what only some of them write
-        crowded = harness.engine(num_blocks=1 + 12 * len(harness.info.groups), prefix_caching=False)
+        crowded = harness.engine(num_blocks=1 + 12 * paged, prefix_caching=False)
         run(crowded, "preemption", SHORT)
         assert crowded.stats.preemptions > 0
-
-        run(harness.engine(num_blocks=40, max_num_batched_tokens=24, policy="chaos", depth=2), "chaos", everything)
 
 
 def test_prefixes_are_not_shared_over_a_length_border(folder_of: Any) -> None:

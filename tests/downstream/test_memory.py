@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import save_file
 from torch.nn import functional as F
 
-from ferrule.config import Config, ModelConfig
+from ferrule.config import Config, ModelConfig, SchedulerConfig
 from ferrule.config.resolve import resolve
 from ferrule.env import Environment
 from ferrule.errors import CheckpointError, ConfigError
@@ -230,7 +230,11 @@ def test_prefixes_are_not_reused(harness: Harness, wanted: dict[str, Any]) -> No
 def test_states_that_do_not_fit_are_refused(cases: dict[str, Case], on_path: Any) -> None:
     on_path("acme_memory")
     config = resolve(
-        Config(model=ModelConfig(model=str(cases["pure"].folder)), env=Environment(cpu_kvcache_space=0.001))
+        Config(
+            model=ModelConfig(model=str(cases["pure"].folder)),
+            scheduler=SchedulerConfig(max_num_seqs=256),
+            env=Environment(cpu_kvcache_space=0.001),
+        )
     )
     plugins = discover()
     executor = plugins.load("executor", "uni")()

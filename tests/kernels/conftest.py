@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +13,21 @@ if not torch.cuda.is_available():
     if "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") != "1":
         raise RuntimeError("triton was imported before its interpreter was asked for, which tests/conftest.py does")
     os.environ["TRITON_INTERPRET"] = "1"
+
+
+@pytest.hookimpl(tryfirst=True)  # before slow tests are left out
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The interpreter takes seconds for what a GPU does at once: of a parametrised test the first and the last case run
+    in `make test`, and those between them in `make test-slow`. On a GPU all run."""
+    if torch.cuda.is_available():
+        return
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.path.parent == Path(__file__).parent:
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for each in cases.values():
+        for item in each[1:-1]:
+            item.add_marker("slow")
 
 
 @pytest.fixture

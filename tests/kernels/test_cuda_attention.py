@@ -19,6 +19,7 @@ Rows = Sequence[tuple[int, int]]  # (queries, context) of each
 
 MIXED: Rows = [(1, 5), (20, 33), (3, 40), (40, 40), (1, 1)]
 LONG: Rows = [(1, 1200), (20, 33), (3, 700), (5, 512)]
+ASIDE = () if torch.cuda.is_available() else pytest.mark.slow  # the interpreter takes seconds for each
 
 
 @dataclass
@@ -134,7 +135,9 @@ def test_a_cache_of_8_bits_and_its_scales(device: torch.device, kind: torch.dtyp
     world.check(scales=(0.5, 3.0))
 
 
-@pytest.mark.parametrize("more", [{}, {"window": 530}, {"soft_cap": 2.0}])
+@pytest.mark.parametrize(
+    "more", [{}, *(pytest.param(one, marks=ASIDE) for one in ({"window": 530}, {"soft_cap": 2.0}))]
+)
 def test_a_row_has_the_same_bits_in_any_batch(device: torch.device, more: dict[str, Any]) -> None:
     """Alone, beside others, with more splits than it needs, and with programs that share splits."""
     rows = [(1, 1100), (30, 60), (1, 512), (16, 530), (17, 530)]

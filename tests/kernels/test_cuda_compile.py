@@ -81,8 +81,8 @@ for name in names:
 @pytest.mark.parametrize(
     ("target", "most", "modules"),
     [
-        (80, 2, ()),
-        (90, 2, ("fp8",)),  # which 80 does not have
+        (80, 1, ()),
+        (90, 1, ("fp8",)),  # which 80 does not have
         pytest.param(80, 1000, (), marks=pytest.mark.slow),
         pytest.param(90, 1000, (), marks=pytest.mark.slow),
     ],

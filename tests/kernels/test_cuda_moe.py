@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ pytest.importorskip("triton")
 from ferrule_kernels import moe as reference
 from ferrule_kernels.cuda import grouped, moe
 from ferrule_kernels.moe import Routing
+from ferrule_nn import MoE, MoESpec, ops
+from ferrule_plugins.model.gpt_oss import ClampedMLP
 from tests.shared import grid
 
 PRODUCT_DTYPES = [torch.float32, torch.float16]
@@ -201,3 +204,22 @@ def test_what_does_not_fit_is_refused(device: torch.device) -> None:
 
 def test_every_case_runs(device: torch.device) -> None:
     assert [case.bytes > 0 and case.run() is not None for module in (moe, grouped) for case in module.cases(device)]
+
+
+@pytest.mark.parametrize("name", ["gated", "own activation and biases", "weighted inputs"])
+def test_a_block_of_experts(name: str, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`ferrule_nn.moe` with these kernels, beside itself without any."""
+    routing = Routing(num_experts=4, top_k=1 if name == "weighted inputs" else 2)
+    spec = MoESpec(hidden_size=24, inner_size=16, routing=routing, weigh_inputs=name == "weighted inputs")
+    make = partial(ClampedMLP, 24, 16, 1.702, 0.5) if name == "own activation and biases" else None
+    with device:
+        block = MoE(spec, make)
+    for parameter in block.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    x = torch.randn(5, 24, device=device)
+    plain = block(x)
+    monkeypatch.setattr(ops, "family", lambda device: ops.triton_family())
+    block.gate.pack()
+    block.experts.pack()
+    assert block.experts.blocks[0].down_proj.weight.numel() == 0, "the weights are not stacked"
+    torch.testing.assert_close(block(x), plain, rtol=1e-4, atol=1e-5)

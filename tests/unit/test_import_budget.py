@@ -30,6 +30,21 @@ for kind, name in (("executor", "uni"), ("model", "LlamaForCausalLM"), ("attenti
     plugins.load(kind, name)
 """
 
+# The engine's process as it is put together, with an executor that runs no model.
+SIMULATED = """
+import ferrule.launch.child, ferrule.launch.engine_main
+from ferrule.assembly.engine import build_engine, open_executor
+from ferrule.config import Config, ModelConfig, ParallelConfig
+from ferrule.config.resolve import resolve
+from ferrule.plugin import discover
+from ferrule.wire.queues import QueueChannel
+from ferrule_contrib import tiny
+plugins = discover()
+parallel = ParallelConfig(distributed_executor_backend="simulated")
+config = resolve(Config(model=ModelConfig(model=str(tiny.path())), parallel=parallel))
+build_engine(config, plugins, QueueChannel(print), open_executor(config, plugins))
+"""
+
 
 def imported(code: str) -> set[str]:
     """Names of all modules, in a process that ran `code`."""
@@ -55,8 +70,9 @@ def imported(code: str) -> set[str]:
             ("torch", "numpy", "transformers", "aiohttp", "huggingface_hub", "prompt_toolkit", "ferrule.runner"),
         ),
         (ENGINE, 1350, ("transformers", "tokenizers", "uvicorn", "starlette", "aiohttp", "huggingface_hub", "triton")),
+        (SIMULATED, 450, ("torch", "numpy", "transformers", "tokenizers", "uvicorn", "starlette")),
     ],
-    ids=["launcher", "api", "engine"],
+    ids=["launcher", "api", "engine", "engine-without-model"],
 )
 def test_a_process_imports_what_it_needs(code: str, most: int, never: tuple[str, ...]) -> None:
     modules = imported(code)

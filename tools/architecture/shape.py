@@ -33,17 +33,23 @@ BUDGETS = MappingProxyType(
         "ferrule.structured_outputs": 600,
         "ferrule.wire": 300,
         "ferrule.client": 400,
-        "ferrule.frontend": 3_100,
+        "ferrule.frontend": 3_300,  # with the table of families and their parsers
         "ferrule.api": 1_800,
         "ferrule.launch": 1_000,
         "ferrule.llm": 1_250,  # one engine, three ways to call it: batches, steps, and as they come
-        "ferrule_nn": 1_400,
+        "ferrule_nn": 2_800,  # what eighty families are described with: experts, latent attention, states
         "ferrule_parsing": 2_400,
     }
 )
 
 # Files that are tables, not code.
-TABLES = frozenset({"core/ferrule/config/sections.py", "core/ferrule/config/unsupported.py"})
+TABLES = frozenset(
+    {
+        "core/ferrule/config/sections.py",
+        "core/ferrule/config/unsupported.py",
+        "core/ferrule_testkit/row_recipes.py",
+    }
+)
 
 
 def function_length(modules: Sequence[Module]) -> list[Violation]:

@@ -93,7 +93,7 @@ async def stream(session: aiohttp.ClientSession, url: str, body: dict[str, Any])
 
 
 def body(model: str, tokens: int, extra: dict[str, Any] | None = None) -> dict[str, Any]:
-    """A request whose prompt nobody sent before."""
+    """A request with a prompt of its own, so that no block of it is in the prefix cache."""
     prompt = f"{secrets.token_hex(8)} {_WORDS}"
     options: dict[str, Any] = {"stream_options": {"include_usage": True}, "temperature": 1.0, "max_tokens": tokens}
     return {"model": model, "prompt": prompt, **options, **(extra or {"ignore_eos": True})}

@@ -94,7 +94,7 @@ def _base(base: Definition) -> Iterator[str]:
         yield f"{text}\n"
     fields = [node for node in base.node.body if isinstance(node, ast.AnnAssign | ast.Assign)]
     if fields:
-        rows = ["\n".join(base.lines[node.lineno - 1 : node.end_lineno]) for node in fields]
+        rows = [line for node in fields for line in base.lines[node.lineno - 1 : node.end_lineno]]
         yield "```python\n{}\n```\n".format("\n".join(row.removeprefix("    ") for row in rows))
     for node in base.node.body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and _told(node):

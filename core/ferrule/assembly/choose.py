@@ -85,9 +85,11 @@ class Chooser:
     def before_build(self, config: Resolved, device: Device) -> Choice:
         """Everything that the checkpoint's ``config.json`` and the options decide. Raises StartupError."""
         folder = Path(config.model.model)
-        checkpoint = checkpoints.read(config.model.hf_config_path, config.model.hf_overrides)
-        checkpoints.check_sizes(checkpoint)
-        architecture, name = self._implementation(config, checkpoint)
+        stated = checkpoints.read(config.model.hf_config_path, config.model.hf_overrides)
+        architecture, name = self._implementation(config, stated)
+        model: type[Model] = self._plugins.load("model", name)
+        checkpoint = checkpoints.completed(stated, model.config_names, model.config_defaults)
+        checkpoints.check_sizes(checkpoint, model.config_names)
         context = BuildContext(
             config=checkpoint,
             dtype=device.platform.dtype(config.model.dtype, checkpoint),
@@ -104,7 +106,7 @@ class Chooser:
             context=context,
             architecture=architecture,
             implementation=name,
-            model=self._plugins.load("model", name),  # `build` says what a constructor could not do with config.json
+            model=model,  # `build` says what a constructor could not do with config.json
             quantization=quantization,
             method=method,
             load_options={
@@ -122,7 +124,10 @@ class Chooser:
         def refuses(cls: type[AttentionBackend]) -> str | None:
             if cls.cache_type(kind, dtype) is None:
                 return f"it has no cache of {kind} for a model in {_short(dtype)} (--kv-cache-dtype)"
-            reasons = (cls.refuses(spec, options, caps, dtype) for spec, options in layers)
+            reasons = (
+                lacking_feature(cls, spec, options) or cls.refuses(spec, options, caps, dtype)
+                for spec, options in layers
+            )
             return next((reason for reason in reasons if reason), None)
 
         wanted = config.device.attention_backend or config.env.attention_backend
@@ -178,13 +183,23 @@ class Chooser:
 
 
 def attention_layers(model: Model) -> list[tuple[LayerCache, AttentionOptions]]:
-    """What each layer caches, and its options. A layer without an `AttentionLayer` is taken to have the defaults."""
+    """What each attended layer caches, and its options; the defaults where there is no `AttentionLayer` of its name."""
     parts = model.modules() if isinstance(model, torch.nn.Module) else ()
     stated = {part.name: part.options for part in parts if isinstance(part, AttentionLayer)}
     return [
         (spec, stated.get(name) or AttentionOptions(scale=1.0, window=spec.group.window))
         for name, spec in model.cache_specs().items()
+        if spec.attended
     ]
+
+
+def lacking_feature(cls: type[AttentionBackend], spec: LayerCache, options: AttentionOptions) -> str | None:
+    """Why a backend without some of the `AttentionBackend.features` does not serve a layer."""
+    if spec.value_dim and "latent" not in cls.features:
+        return "has no latent attention, whose values are a part of the keys"
+    if options.chunk and "chunk" not in cls.features:
+        return "has no attention within chunks"
+    return None
 
 
 def _max_model_len(config: Resolved, checkpoint: Mapping[str, Any]) -> int:

@@ -40,8 +40,11 @@ def open_executor(config: Resolved, plugins: Plugins) -> Executor:
     model is loaded, so that one that cannot be used is reported before weights are loaded. Raises PluginError."""
     before_libraries()
     with naming_culprit(plugins):
-        check_plugins(plugins, chosen_plugins(config, plugins), Component.ENGINE)
+        chosen = list(chosen_plugins(config, plugins))
+        check_plugins(plugins, chosen, Component.ENGINE)
         executor: Executor = plugins.make("executor", config.parallel.distributed_executor_backend)
+        if executor.runs_model:
+            check_plugins(plugins, chosen, Component.MODEL)
     return executor
 
 

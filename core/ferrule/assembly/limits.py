@@ -17,7 +17,7 @@ def scheduler_limits(config: Resolved, info: ModelInfo, num_blocks: int) -> Sche
     return SchedulerLimits(
         groups=info.groups,
         num_blocks=num_blocks,
-        max_num_seqs=section.max_num_seqs,
+        max_num_seqs=info.max_num_seqs or section.max_num_seqs,
         max_num_batched_tokens=step_tokens(section, info.max_model_len),
         max_model_len=info.max_model_len,
         depth=info.depth if section.pipeline_depth is None else section.pipeline_depth,

@@ -87,7 +87,14 @@ def load_model(config: Resolved, plugins: Plugins) -> Loaded:
         page_bytes=0,
         max_blocks=0,
     )
-    cache_type = attention.cache_type(config.cache.kv_cache_dtype, context.dtype) or context.dtype
+    kind = config.cache.kv_cache_dtype
+    cache_type = attention.cache_type(kind, context.dtype) or context.dtype
+    if cache_type != context.dtype and not all(spec.attended for spec in model.cache_specs().values()):
+        raise ConfigError(
+            f"--kv-cache-dtype {kind}: the model implementation {choice.implementation} reads its cache itself, so the "
+            f"cache has the model's type, {info.dtype}.",
+            "Leave --kv-cache-dtype out.",
+        )
     return Loaded(model, partial(_reload, choice, open_weights), context, device.platform, attention, cache_type, info)
 
 

@@ -100,7 +100,12 @@ def _scheduler(section: SchedulerConfig, max_model_len: int | None, problems: li
     if tokens < longest:
         problems.append(_too_few_for_a_prompt(tokens, longest))
     grows = whole_prompts and given is None
-    filled = {"max_num_seqs": seqs, "max_num_batched_tokens": tokens, "fits_longest_prompt": grows}
+    filled = {
+        "max_num_seqs": seqs,
+        "max_num_batched_tokens": tokens,
+        "fits_longest_prompt": grows,
+        "fits_states": section.max_num_seqs is None,
+    }
     return ResolvedScheduler(**{**_fields(section), **filled})
 
 

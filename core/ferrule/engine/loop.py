@@ -167,23 +167,22 @@ class EngineLoop:
             loaded = self.executor.prepare(grammar)
         except EngineDead:
             raise
-        except Exception as error:
-            self._end_unprepared(request, error)
+        except Exception:
+            self._end_unprepared(request)
         else:
             self._preparing.add(request, loaded)
 
     def _queue_prepared(self) -> None:
-        for request, fault in self._preparing.take():
-            if fault is None:
-                self._queue(request)
+        for request, loaded in self._preparing.take():
+            try:
+                loaded.result()
+            except (Exception, SystemExit):  # a library may even call sys.exit
+                self._end_unprepared(request)
             else:
-                self._end_unprepared(request, fault)
+                self._queue(request)
 
-    def _end_unprepared(self, request: EngineRequest, fault: BaseException) -> None:
-        try:
-            raise fault  # `log_failure` logs the exception that is being handled
-        except BaseException:
-            self.log_failure(f"loading the constraint of request {request.id}")
+    def _end_unprepared(self, request: EngineRequest) -> None:
+        self.log_failure(f"loading the constraint of request {request.id}")
         self._end(request, FinishReason.ERROR, "The constraint on the output could not be loaded.")
 
     def _queue(self, request: EngineRequest) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import Future
 
 from ferrule.types import EngineRequest
 
@@ -23,12 +23,12 @@ class Preparing:
     def add(self, request: EngineRequest, loaded: Future[None]) -> None:
         self._waiting[request.id] = request, loaded
 
-    def take(self) -> Iterator[tuple[EngineRequest, BaseException | None]]:
-        """Requests whose constraint is loaded, with None, or could not be, with what was raised."""
+    def take(self) -> Iterator[tuple[EngineRequest, Future[None]]]:
+        """Requests whose constraint is loaded or could not be; the future says which."""
         for id, (request, loaded) in list(self._waiting.items()):
             if loaded.done():
                 del self._waiting[id]
-                yield request, CancelledError() if loaded.cancelled() else loaded.exception()
+                yield request, loaded
 
     def cancel(self, ids: Sequence[str]) -> list[EngineRequest]:
         """Forget those of `ids` that wait here."""

@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,7 @@ class FrontendService(Service):
     ) -> None:
         self.model = client.info
         self.tokenizer = reader.tokenizer
+        self._special_ids = lru_cache(maxsize=8)(special_ids)
         self.names = config.model.served_model_name
         self._config = config
         self._client = client
@@ -183,6 +184,7 @@ class FrontendService(Service):
             raise RequestError(f"{self.ledger.open} requests are running: wait for their end.")
         former, self._reader = self._reader, reader
         self.tokenizer = reader.tokenizer
+        self._special_ids.cache_clear()
         await former.close()
 
     async def close(self) -> None:
@@ -289,7 +291,8 @@ class FrontendService(Service):
         parse = open_chain(self._constraints.parsers, request, context)
         detokenizer = None
         if checked.detokenize and self.tokenizer is not None:
-            detokenizer = _detokenizer(self.tokenizer, prompt.ids, checked, parse)
+            kept = self._special_ids(self.tokenizer, parse.special_tokens)
+            detokenizer = _detokenizer(self.tokenizer, prompt.ids, checked, parse, kept)
         stops = StopMatcher(checked.stops, checked.include_stop) if checked.stops is not None else None
         account = Account(engine_request.arrival, len(prompt.ids), prompt.sampling.max_tokens, checked.n, prompt.weight)
         reservation.turn(account)
@@ -340,13 +343,15 @@ def _engine_request(prompt: Prepared, **fields: Any) -> EngineRequest:
     )
 
 
-def _detokenizer(tokenizer: Tokenizer, prompt_ids: Sequence[int], checked: Checked, parse: ParseChain) -> Detokenizer:
-    """Special tokens that a parser reads stay in the text."""
+def _detokenizer(
+    tokenizer: Tokenizer, prompt_ids: Sequence[int], checked: Checked, parse: ParseChain, kept: frozenset[int]
+) -> Detokenizer:
+    """`kept`: special tokens that a parser reads, which stay in the text."""
     return open_detokenizer(
         tokenizer,
         prompt_ids,
         skip_special_tokens=checked.skip_special_tokens and not parse.wants_special_tokens,
-        kept=special_ids(tokenizer, parse.special_tokens),
+        kept=kept,
         spaces_between_special_tokens=checked.spaces_between_special_tokens,
     )
 

@@ -39,9 +39,13 @@ class AttentionBackend(ABC):
     `recordable` promises that for one query per row, `plan` and `run` launch the same work for every content of a
     layout's tensors, given its shapes and `max_context_len`, and wait for no device. Rows without context are skipped:
     they have no query, or one that is not read; a token whose slot is -1 is not written.
+
+    `features` are those of "latent" (`LayerCache.value_dim`) and "chunk" (`AttentionOptions.chunk`) that it has: layers
+    that need another one are never given to it.
     """
 
     recordable: ClassVar[bool] = False
+    features: ClassVar[frozenset[str]] = frozenset()
 
     @classmethod
     @abstractmethod
@@ -71,7 +75,10 @@ class AttentionBackend(ABC):
         plan: Any,
         options: AttentionOptions,
     ) -> torch.Tensor:
-        """Write k, v into `cache`, then attend. Returns [tokens, num_heads, head_dim]."""
+        """Write k, v into `cache`, then attend. Returns [tokens, num_heads, head_dim].
+
+        Of a layer with a `value_dim`, v is a view of k, nothing but k is written, and the result is as wide as v.
+        """
 
     def run_heads(
         self, q: torch.Tensor, write: Callable[..., None], cache: torch.Tensor, plan: Any, options: AttentionOptions

@@ -29,6 +29,8 @@ class Step(ABC):
 class Executor(ABC):
     """Plans are executed in the order of submission."""
 
+    runs_model = True  # False: plugins of the device and the model (sampler, attention backend, …) are not imported
+
     def check(self, config: Resolved, plugins: Plugins) -> None:
         """Raise the StartupError that `start` would raise before it loads weights, as far as it can be known.
 

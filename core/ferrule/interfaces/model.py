@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 from ferrule.types import CacheGroup, PromptBorder
 
@@ -31,11 +32,17 @@ class BuildContext:
 
 @dataclass(frozen=True)
 class LayerCache:
-    """What one attention layer keeps: a group, and the shape of one token's entry."""
+    """What one attention layer keeps: a group, and the shape of one token's entry.
+
+    With `value_dim`, values are the first so many numbers of the keys and are not stored: of latent attention, whose
+    queries and keys have `head_dim`. Such a layer is served by backends with the feature "latent".
+    """
 
     group: CacheGroup  # num_layers is filled in by the runner
     num_kv_heads: int
     head_dim: int
+    value_dim: int = 0  # 0: values are stored, and as wide as keys
+    attended: bool = True  # False: the model reads num_kv_heads * head_dim numbers itself (`ForwardContext.recall`)
 
 
 @dataclass(frozen=True)
@@ -68,6 +75,15 @@ class InputEmbeds:
     data: torch.Tensor  # [n, Model.embed_size()], of the type that the client sent, on the device
 
 
+@dataclass(frozen=True)
+class StepRow:
+    """One request's part of a step: its tokens [first, first + count), behind `begin` that earlier steps computed."""
+
+    first: int
+    count: int
+    begin: int
+
+
 class ForwardContext(Protocol):
     """One step's inputs, handed to `Model.forward` by the runner."""
 
@@ -88,9 +104,9 @@ class ForwardContext(Protocol):
         layer: str,
         q: torch.Tensor,  # [tokens, num_heads, head_dim]
         k: torch.Tensor,  # [tokens, num_kv_heads, head_dim]
-        v: torch.Tensor,  # [tokens, num_kv_heads, head_dim]
+        v: torch.Tensor,  # [tokens, num_kv_heads, head_dim], or a view of k's first `value_dim` numbers
         options: AttentionOptions,
-    ) -> torch.Tensor:  # [tokens, num_heads, head_dim]
+    ) -> torch.Tensor:  # [tokens, num_heads, head_dim or value_dim]
         """Write k and v to the layer's cache, and attend over everything cached so far, causally."""
 
     def attend_heads(
@@ -101,13 +117,31 @@ class ForwardContext(Protocol):
     def state(self, name: str) -> StateRows:
         """One of the states that `Model.state_specs` names, to be read and updated in place."""
 
+    @property
+    def rows(self) -> Sequence[StepRow]:
+        """The step's requests, in the order of their tokens."""
+
+    def recall(self, layer: str, row: int) -> torch.Tensor:
+        """Entries [tokens, numbers] that a row has in a layer that is not `attended`, from before this step.
+
+        They are all of the `begin` tokens, or the last `window - 1` of them in a sliding group.
+        """
+
+    def keep(self, layer: str, row: int, entries: torch.Tensor) -> None:
+        """Write the entries [count, numbers] of a row's tokens in this step to a layer that is not `attended`."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionOptions:
-    """What is constant for a layer. `window` counts the tokens seen, the query's own included; 0 is all."""
+    """What is constant for a layer. `window` counts the tokens seen, the query's own included; 0 is all.
+
+    With `chunk` a query sees the tokens of its own chunk: those from the last multiple of `chunk` on. Such a layer is
+    served by backends with the feature "chunk".
+    """
 
     scale: float
     window: int = 0
+    chunk: int = 0
     soft_cap: float = 0.0
     alibi_slopes: tuple[float, ...] = ()
     sinks: torch.Tensor | None = None  # [num_heads], a learned logit per head
@@ -156,7 +190,15 @@ class Model(ABC):
 
     The constructor takes a `BuildContext` and allocates parameters without initialising them. All tensors hold the
     tokens of many requests, flat: there is no batch dimension and no padding.
+
+    `config_names` maps names of this architecture in ``config.json`` to the common ones (`n_head` to
+    `num_attention_heads`), `config_defaults` common names to what a file means that does not have the key. What is read
+    of the configuration, by the model and by others, has the common names too and the defaults; a key with null has no
+    default.
     """
+
+    config_names: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    config_defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({})
 
     @abstractmethod
     def cache_specs(self) -> dict[str, LayerCache]:

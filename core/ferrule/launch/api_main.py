@@ -12,12 +12,13 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from ferrule import __version__, log
+from ferrule import __version__, checkpoint, log
 from ferrule.api.server import loop_factory, serve
 from ferrule.client.base import EngineClient
 from ferrule.client.inline import InlineClient
 from ferrule.client.process import ProcessClient
 from ferrule.config import Resolved
+from ferrule.frontend.families import find_family
 from ferrule.frontend.service import build_service
 from ferrule.hooks import HookRunner, open_hooks
 from ferrule.interfaces.service import Service
@@ -109,6 +110,17 @@ async def _beat(board: Board) -> None:
         await asyncio.sleep(1.0)
 
 
+def suggestions(config: Resolved) -> list[str]:
+    """Options for parsers that suit the model, where there are some and none was given."""
+    given = config.frontend.tool_call_parser or config.frontend.reasoning_parser
+    family = find_family(
+        checkpoint.read(config.model.hf_config_path), (*config.model.served_model_name, config.model.model)
+    )
+    if given or family is None or not family.flags:
+        return []
+    return [f"this looks like a model of the family {family.title}, for which there are {' '.join(family.flags)}"]
+
+
 def announce(config: Resolved, client: EngineClient, listener: socket.socket, hooks: HookRunner) -> None:
     """The log's first screen: what runs, on what, with how much room, and where it answers."""
     info = client.info
@@ -131,6 +143,6 @@ def announce(config: Resolved, client: EngineClient, listener: socket.socket, ho
     else:
         room = "no KV cache: the model keeps a state for each request"
     _logger.info("%s; longest request %d tokens", room, info.max_model_len)
-    for line in hooks.report_header(config):
+    for line in (*suggestions(config), *hooks.report_header(config)):
         _logger.info("%s", line)
     _logger.info("ready at %s/v1", base_url(listener, config))

@@ -48,6 +48,13 @@ def localise(config: Resolved, plugins: Plugins) -> Resolved:
     return replace(config, model=found)
 
 
+def find_settings(config: Resolved, plugins: Plugins) -> Path:
+    """The folder with the model's ``config.json``, of which nothing else is fetched. Raises as `localise` does."""
+    model = config.model
+    code = ("*.py",) if model.trust_remote_code else ()
+    return _checked(_find(config, plugins, "model", model.model, model.revision, lambda _: ("config.json", *code)))
+
+
 def check_remote(config: Resolved, plugins: Plugins) -> list[str]:
     """Check model and tokenizer without fetching anything; return the names whose files the hub cannot list now.
 
@@ -153,6 +160,11 @@ def _paths_meant(name: str) -> Iterator[None]:
 def _checked(folder: Path) -> Path:
     if (folder / "config.json").is_file():
         return folder
+    if (folder / "model_index.json").is_file():
+        raise CheckpointError(
+            f"{folder} is a diffusion pipeline (model_index.json), which generates images and no text.",
+            "Ferrule serves models that continue text.",
+        )
     nested = sorted(entry.parent.name for entry in folder.glob("*/config.json"))
     hint = f"Its folder {nested[0]!r} has one: name that." if nested else _MODEL_FOLDER
     raise CheckpointError(f"{folder} has no config.json.", hint)

@@ -42,6 +42,7 @@ class Component(StrEnum):
 
     LAUNCHER = "launcher"
     ENGINE = "engine"
+    MODEL = "model"  # within the engine, where the executor runs one
     FRONTEND = "frontend"
     HTTP = "http"
 
@@ -123,6 +124,7 @@ KINDS = _table(
         "the checkpoint's `architectures`, --model-impl",
         made_with=("context",),
         on_device=True,
+        used_in=Component.MODEL,
     ),
     Kind(
         "quantization",
@@ -130,6 +132,7 @@ KINDS = _table(
         ("--quantization",),
         "--quantization; else the checkpoint's `quantization_config`",
         made_with=("config",),
+        used_in=Component.MODEL,
     ),
     Kind(
         "hub",
@@ -138,7 +141,13 @@ KINDS = _table(
         "--hub, for a model that is not a local folder",
         used_in=Component.LAUNCHER,
     ),
-    Kind("load_format", _I + "load_format:WeightSource", ("--load-format",), "--load-format"),
+    Kind(
+        "load_format",
+        _I + "load_format:WeightSource",
+        ("--load-format",),
+        "--load-format",
+        used_in=Component.MODEL,
+    ),
     Kind(
         "tokenizer",
         _I + "tokenizer:TokenizerSource",
@@ -167,6 +176,7 @@ KINDS = _table(
         ("--guided-decoding-backend",),
         "a request's `guided_decoding_backend`, --guided-decoding-backend; auto asks each in turn",
         made_with=("vocabulary",),
+        used_in=Component.MODEL,
         unnamed="auto asks it in its turn",
     ),
     Kind(
@@ -174,6 +184,7 @@ KINDS = _table(
         _I + "attention:AttentionBackend",
         ("--attention-backend",),
         "--attention-backend, FERRULE_ATTENTION_BACKEND; else the platform's order",
+        used_in=Component.MODEL,
         unnamed="auto asks it in its turn",
     ),
     Kind(
@@ -183,6 +194,7 @@ KINDS = _table(
         "--device; auto takes the first that does not refuse, cpu last; those of others only when allowed",
         automatic=Automatic.ALLOWED,
         off_until_named=True,
+        used_in=Component.MODEL,
         unnamed="auto asks it in its turn",
     ),
     Kind(
@@ -199,7 +211,14 @@ KINDS = _table(
         made_with=("limits", "policy", "plugins"),
     ),
     Kind("policy", _I + "scheduler:SchedulingPolicy", ("--scheduling-policy",), "--scheduling-policy"),
-    Kind("sampler", _I + "sampler:Sampler", ("--sampler",), "--sampler", made_with=("plugins",)),
+    Kind(
+        "sampler",
+        _I + "sampler:Sampler",
+        ("--sampler",),
+        "--sampler",
+        made_with=("plugins",),
+        used_in=Component.MODEL,
+    ),
     Kind(
         "logits_processor",
         _I + "sampler:LogitsProcessor",

@@ -106,6 +106,19 @@ def map_layers(
     return CacheMap(tuple(described), places, tuple(pages))
 
 
+def shape_for(
+    attended: Callable[[LayerCache, int], tuple[int, ...]],
+) -> Callable[[LayerCache, int], tuple[int, ...]]:
+    """The shape of a layer's cache: what the attention backend says; tokens first where a model reads it itself."""
+
+    def shape(spec: LayerCache, num_blocks: int) -> tuple[int, ...]:
+        if spec.attended:
+            return attended(spec, num_blocks)
+        return (num_blocks, spec.group.block_size, spec.num_kv_heads * spec.head_dim)
+
+    return shape
+
+
 def _view(storage: torch.Tensor, shape: tuple[int, ...], block_size: int) -> torch.Tensor:
     """A layer's part of storage [num_blocks, page].
 

@@ -162,7 +162,7 @@ class Grammars:
         try:
             tokenizer = self._tokenizer()
             if tokenizer is None:
-                raise RuntimeError("there is no tokenizer to find thoughts with")
+                raise RuntimeError("a limit on thoughts needs a tokenizer, and this engine has none")
             thoughts = ThoughtCounter(limit, partial(_piece, tokenizer))
             thoughts.accept(ids)
             constraint.thoughts = thoughts

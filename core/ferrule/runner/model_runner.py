@@ -15,7 +15,7 @@ from ferrule.interfaces.platform import Recorder, Transfers
 from ferrule.interfaces.sampler import SampleBatch, Sampler, SampleRow
 from ferrule.interfaces.tokenizer import Tokenizer
 from ferrule.runner import logprobs
-from ferrule.runner.cache import CacheMap, StateStore, map_layers
+from ferrule.runner.cache import CacheMap, StateStore, map_layers, shape_for
 from ferrule.runner.grammars import Grammars, Masks
 from ferrule.runner.outcome import Outcome
 from ferrule.runner.state import RunnerLimits, SlotState
@@ -67,8 +67,11 @@ class ModelRunner:
         self._tokenizer, self._grammars = text.tokenizer, text.grammars
         self._limits = limits = replace(limits, embed_size=model.embed_size())
         states = model.state_specs()
-        self._recorder = recorder if attention.recordable and not states else None
-        self.cache: CacheMap = map_layers(model.cache_specs(), attention.cache_shape, len(states))
+        specs = model.cache_specs()
+        launches_alike = attention.recordable and not states and all(spec.attended for spec in specs.values())
+        self._recorder = recorder if launches_alike else None
+        self._shape = shape_for(attention.cache_shape)
+        self.cache: CacheMap = map_layers(specs, self._shape, len(states))
         self.recurrent = StateStore(states, limits.slots, limits.dtype, limits.device)
         self._storages: list[torch.Tensor] = []
         self.release_cache()
@@ -101,7 +104,7 @@ class ModelRunner:
             num_blocks,
             self._limits.cache_type or self._limits.dtype,
             self._limits.device,
-            self._attention.cache_shape,
+            self._shape,
         )
         self.recurrent.allocate()
         self._bind(views)

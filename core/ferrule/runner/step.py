@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import torch
 
 from ferrule.interfaces.attention import AttentionBackend, AttentionLayout
-from ferrule.interfaces.model import AttentionOptions, InputEmbeds, StateRows
+from ferrule.interfaces.model import AttentionOptions, InputEmbeds, StateRows, StepRow
 from ferrule.interfaces.platform import StepInput
 from ferrule.runner.cache import LayerPlace
 from ferrule.runner.state import LongArray, SlotState
@@ -98,23 +100,24 @@ class StepContext:
         self._bound = bound
         self.places, self.positions, self.lengths, query_start, contexts, slots, *paged = inputs
         self.embeds = embeds
-        self._plans = [
-            bound.attention.plan(
-                AttentionLayout(
-                    query_start=query_start,
-                    context_lens=contexts,
-                    block_table=paged[2 * number],
-                    slot_mapping=paged[2 * number + 1],
-                    block_size=group.block_size,
-                    max_query_len=max(query_lens),
-                    max_context_len=max(context_lens),
-                    query_lens_host=query_lens,
-                    context_lens_host=context_lens,
-                    window=group.window,
-                )
+        self._query_lens, self._context_lens = query_lens, context_lens
+        self._layouts = [
+            AttentionLayout(
+                query_start=query_start,
+                context_lens=contexts,
+                block_table=paged[2 * number],
+                slot_mapping=paged[2 * number + 1],
+                block_size=group.block_size,
+                max_query_len=max(query_lens),
+                max_context_len=max(context_lens),
+                query_lens_host=query_lens,
+                context_lens_host=context_lens,
+                window=group.window,
             )
             for number, group in enumerate(bound.groups)
         ]
+        attended = {place.group for place in bound.places.values() if place.spec.attended}
+        self._plans = {number: bound.attention.plan(self._layouts[number]) for number in sorted(attended)}
         self._states: dict[str, StateRows] = {}
         if bound.states:
             starts = query_start.long()
@@ -135,6 +138,26 @@ class StepContext:
 
     def state(self, name: str) -> StateRows:
         return self._states[name]
+
+    @cached_property
+    def rows(self) -> tuple[StepRow, ...]:
+        firsts = accumulate(self._query_lens, initial=0)
+        parts = zip(firsts, self._query_lens, self._context_lens, strict=False)
+        return tuple(StepRow(first, count, context - count) for first, count, context in parts)
+
+    def recall(self, layer: str, row: int) -> torch.Tensor:
+        layout, cache = self._layouts[self._bound.places[layer].group], self._bound.caches[layer]
+        begin, size = self.rows[row].begin, layout.block_size
+        oldest = max(0, begin - layout.window + 1) if layout.window else 0
+        positions = torch.arange(oldest, begin, device=cache.device)
+        slots = layout.block_table[row].index_select(0, positions // size).long() * size + positions % size
+        return cache.flatten(0, 1).index_select(0, slots)
+
+    def keep(self, layer: str, row: int, entries: torch.Tensor) -> None:
+        layout, cache = self._layouts[self._bound.places[layer].group], self._bound.caches[layer]
+        part = self.rows[row]
+        slots = layout.slot_mapping[part.first : part.first + part.count]
+        cache.flatten(0, 1).index_copy_(0, slots, entries.to(cache.dtype))
 
 
 def host_embeds(rows: Rows, state: SlotState) -> tuple[torch.Tensor, torch.Tensor] | None:

@@ -162,20 +162,19 @@ class TagFormat(Strictly):
 
 
 _TAGS = Annotated[list[TagFormat], Field(strict=False, min_length=1, description="Tags.")]
-_ONE_TRIGGER = Annotated[
+_TRIGGERS = Annotated[
     list[SomeText],
-    Field(strict=False, min_length=1, max_length=1, description="One text. Each tag begins with it."),
-    rule("must be a list of one text: several triggers are not available here"),
+    Field(strict=False, min_length=1, max_length=64, description="Texts. Each tag begins with one of them."),
 ]
 _AT_LEAST_ONE = Annotated[bool, Field(description="The text begins with a tag. Default: false.")]
 _STOP_AFTER_FIRST = Annotated[bool, Field(description="The text ends with the first tag. Default: false.")]
 
 
 class TriggeredTags(Strictly):
-    """Any text in which a trigger is the beginning of a tag."""
+    """Any text in which each trigger is the beginning of a tag."""
 
     type: Annotated[Literal["triggered_tags"], Field(description="`triggered_tags`.")]
-    triggers: _ONE_TRIGGER
+    triggers: _TRIGGERS
     tags: _TAGS
     at_least_one: _AT_LEAST_ONE = False
     stop_after_first: _STOP_AFTER_FIRST = False
@@ -183,7 +182,7 @@ class TriggeredTags(Strictly):
 
     @model_validator(mode="after")
     def _begin_with_it(self) -> Self:
-        _check_begins(self.triggers[0], [tag.begin for tag in self.tags], "tags")
+        _check_begins(self.triggers, [tag.begin for tag in self.tags], "tags")
         return self
 
     def form(self) -> Form:
@@ -191,7 +190,7 @@ class TriggeredTags(Strictly):
         if self.at_least_one and self.stop_after_first:
             return first
         tags = tuple(tag.tag() for tag in self.tags)
-        after = Triggered(self.triggers[0], tags, most=1 if self.stop_after_first else None)
+        after = Triggered(tuple(self.triggers), tags, most=1 if self.stop_after_first else None)
         return Series((first, after)) if self.at_least_one else after
 
 
@@ -250,7 +249,7 @@ class StructuralTag(Strictly):
     structures: Annotated[
         Annotated[list[Structure], Field(strict=False, min_length=1)] | None, Field(description="Tags.")
     ] = None
-    triggers: Annotated[_ONE_TRIGGER | None, Field(description="One text that begins a tag.")] = None
+    triggers: Annotated[_TRIGGERS | None, Field(description="Texts that begin a tag.")] = None
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
@@ -263,21 +262,25 @@ class StructuralTag(Strictly):
         elif self.triggers is None:
             raise problem("is required with structures", "triggers")
         else:
-            _check_begins(self.triggers[0], [tag.begin for tag in self.structures], "structures")
+            _check_begins(self.triggers, [tag.begin for tag in self.structures], "structures")
         return self
 
     def form(self) -> Form:
         if self.format is not None:
             return self.format.form()
-        (trigger,) = self.triggers or ("",)
         tags = [Tag(tag.begin, Json(tag.schema_), tag.end) for tag in self.structures or ()]
-        return Triggered(trigger, tuple(tags))
+        return Triggered(tuple(self.triggers or ()), tuple(tags))
 
 
-def _check_begins(trigger: str, begins: list[str], name: str) -> None:
+def _check_begins(triggers: list[str], begins: list[str], name: str) -> None:
     for number, begin in enumerate(begins):
-        if not begin.startswith(trigger):
-            raise problem("must begin with the trigger", f"{name}[{number}].begin")
+        if not begin.startswith(tuple(triggers)):
+            raise problem("must begin with a trigger", f"{name}[{number}].begin")
+    for number, trigger in enumerate(triggers):
+        if trigger.startswith(tuple(triggers[:number] + triggers[number + 1 :])):
+            raise problem("must not begin with another trigger", f"triggers[{number}]")
+        if not any(begin.startswith(trigger) for begin in begins):
+            raise problem("must be the beginning of a tag", f"triggers[{number}]")
 
 
 for _model in (Elements, Repetition, Repeat, TagFormat, TriggeredTags, SeparatedTags, StructuralTag):

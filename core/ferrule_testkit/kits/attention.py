@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ferrule.assembly.choose import lacking_feature
 from ferrule.interfaces.attention import AttentionBackend, AttentionLayout
 from ferrule.interfaces.model import AttentionOptions, LayerCache
 from ferrule.interfaces.platform import DeviceCaps
@@ -32,6 +33,7 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "soft cap and window": {"soft_cap": 2.0, "window": 9},
     "alibi": {"alibi_slopes": (0.5, 0.25, 0.125, 0.0625)},
     "sinks": {"sinks": (0.1, -1.0, 2.0, 0.0)},
+    "chunk": {"chunk": 6},
 }
 _BLOCKS = 200
 
@@ -43,6 +45,7 @@ class Shape:
     dim: int = 8
     block_size: int = 4
     dtype: str = "float32"
+    value_dim: int = 0  # values are the first numbers of the keys
 
 
 class AttentionKit(Kit):
@@ -84,6 +87,15 @@ class AttentionKit(Kit):
         """Heads of each size that the backend supports."""
         for dim in self.head_dims:
             self.check({}, STEPS["chunks"], self._shape(dim=dim), f"heads of {dim}")
+
+    def test_values_that_are_a_part_of_the_keys(self) -> None:
+        """Latent attention, of a backend with that feature: one key head, and nothing but keys is written."""
+        if "latent" not in self.plugin.features:
+            does_not_apply("the backend has no latent attention")
+        for dim, dtype in itertools.product(self.head_dims, self.dtypes):
+            shape = self._shape(kv_heads=1, dim=dim, dtype=dtype, value_dim=dim - dim // 4)
+            for name, step in STEPS.items():
+                self.check({}, step, shape, f"latents of {shape.value_dim} in {dim}, {dtype}, {name}")
 
     def test_types(self) -> None:
         """Each type is as exact as its width allows."""
@@ -178,10 +190,9 @@ class AttentionKit(Kit):
 
     def _refuses(self, options: Mapping[str, Any], shape: Shape, platform: str) -> str | None:
         caps = DeviceCaps(platform, "kit", 1 << 30)
-        reason: str | None = self.plugin.refuses(
-            _spec(shape, options), _options(options, shape), caps, getattr(torch, shape.dtype)
-        )
-        return reason
+        spec, own = _spec(shape, options), _options(options, shape)
+        reason: str | None = lacking_feature(self.plugin, spec, own)
+        return reason or self.plugin.refuses(spec, own, caps, getattr(torch, shape.dtype))
 
 
 class _World:
@@ -203,6 +214,9 @@ class _World:
         draw = torch.Generator().manual_seed(1000 + row)
         heads = (shape.heads, shape.kv_heads, shape.kv_heads)
         q, k, v = (torch.randn(512, count, shape.dim, generator=draw).to(self.dtype)[start:stop] for count in heads)
+        if shape.value_dim:
+            k = k.to(self.device)
+            return q.to(self.device), k, k[..., : shape.value_dim]
         return q.to(self.device), k.to(self.device), v.to(self.device)
 
     def rows(self, step: Step) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
@@ -227,11 +241,14 @@ class _World:
     def run(self, step: Step, names: Sequence[int], table: torch.Tensor) -> torch.Tensor:
         alive = [n for n, (count, _) in enumerate(step) if count]
         rows = [step[n] for n in alive]
-        layout = _layout(rows, table[alive].clone(), self.shape.block_size, self.options.window, self.device)
+        layout = _layout(
+            rows, table[alive].clone(), self.shape.block_size, self.options.window or self.options.chunk, self.device
+        )
         parts = [self.tokens(names[n], step[n][1] - step[n][0], step[n][1]) for n in alive]
         q, k, v = (torch.cat(column) for column in zip(*parts, strict=True))
         out = self.backend.run(q, k, v, self.cache, self.backend.plan(layout), self.options)
-        promise(out.shape == q.shape, f"run gives the shape {tuple(out.shape)}, not {tuple(q.shape)}")
+        wanted = (*q.shape[:2], v.shape[2])
+        promise(tuple(out.shape) == wanted, f"run gives the shape {tuple(out.shape)}, not {wanted}")
         return out.double().cpu()
 
 
@@ -249,6 +266,8 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Attent
     unseen = distance < 0
     if options.window:
         unseen = unseen | (distance >= options.window)
+    if options.chunk:
+        unseen = unseen | (distance > at % options.chunk)
     scores = scores.masked_fill(unseen, -torch.inf)
     if options.sinks is not None:
         sinks = options.sinks.to(q.dtype).cpu().view(-1, 1, 1).expand(-1, q.shape[0], 1)
@@ -281,9 +300,9 @@ def _same(shape: Shape) -> float:
 
 
 def _spec(shape: Shape, options: Mapping[str, Any]) -> LayerCache:
-    window = options.get("window", 0)
+    window = options.get("window", 0) or options.get("chunk", 0)
     group = CacheGroup("sliding" if window else "full", shape.block_size, window)
-    return LayerCache(group, shape.kv_heads, shape.dim)
+    return LayerCache(group, shape.kv_heads, shape.dim, value_dim=shape.value_dim)
 
 
 def _options(options: Mapping[str, Any], shape: Shape) -> AttentionOptions:

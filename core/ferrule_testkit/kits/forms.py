@@ -64,7 +64,8 @@ _PERSON = {
     "required": ["name", "age", "kind"],
     "additionalProperties": False,
 }
-_TAGS = Triggered("<t", (Tag("<t>", Regex("a{1,3}"), "</t>"), Tag("<tx", Fixed("bb"))))
+_TAGS = Triggered(("<t",), (Tag("<t>", Regex("a{1,3}"), "</t>"), Tag("<tx", Fixed("bb"))))
+_TWO_TRIGGERS = Triggered(("<t", "[x"), (Tag("<t>", Regex("a{1,3}"), "</t>"), Tag("[x]", Fixed("bb"))))
 
 FORMS = (
     FormTexts(
@@ -117,6 +118,12 @@ FORMS = (
         _pattern("((?!<t).|<t>a{1,3}</t>|<txbb)*"),
         ("", "x < y", "x<t>aa</t><txbb!", "<<t>a</t>"),
         ("<t", "<t>b", "<t>a</t", "<txb", "a<tool>"),
+    ),
+    FormTexts(
+        _TWO_TRIGGERS,
+        _pattern(r"((?!<t|\[x).|<t>a{1,3}</t>|\[x\]bb)*"),
+        ("", "x < [y]", "x<t>aa</t>[x]bb!", "[<t>a</t>", "[[x]bb"),
+        ("<t", "[x", "[x]aa</t>", "<t>bb", "a<tool>", "<t>a</t>[x]ba"),
     ),
     FormTexts(
         Rules('start: "a" start "b" | "x"'),
@@ -182,5 +189,7 @@ WRONG: tuple[Form, ...] = (
     OneOf(()),
     Rules("start: unknown_rule"),
     Rules('root ::= "a'),
-    Triggered("<t", (Tag("<x", Fixed("a")),)),
+    Triggered(("<t",), (Tag("<x", Fixed("a")),)),
+    Triggered(("<t", "<x"), (Tag("<x", Fixed("a")),)),
+    Triggered(("<t", "<to"), (Tag("<t>", Fixed("a")), Tag("<to>", Fixed("a")))),
 )

@@ -54,13 +54,14 @@ class ModelKit(Kit):
 
     Settings: `recipes`, names of `ferrule_testkit.checkpoints` (by default those of the architecture that the plugin's
     name is), or `write`, functions that write a small checkpoint with ``config.json`` and safetensors into a folder.
-    With `hugging_face` the logits are compared with those of transformers.
+    With `hugging_face` the logits are compared with those of transformers, whose `attention` implementation is right.
     """
 
     kind = "model"
     recipes: Sequence[str] = ()
     write: Sequence[Callable[[Path], None]] = ()
     hugging_face: bool = True
+    attention: str = "eager"
     tolerance: float = 2e-4  # of logits in float32, relative to their largest
 
     # ------------------------------------------------------------------------------------ promises
@@ -173,7 +174,9 @@ class ModelKit(Kit):
         for folder in self.folders():
             from transformers import AutoModelForCausalLM
 
-            theirs = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32)
+            theirs = AutoModelForCausalLM.from_pretrained(
+                folder, attn_implementation=self.attention, dtype=torch.float32
+            )
             ids = _prompt(7, 40)
             with torch.inference_mode():
                 wanted = theirs.eval()(torch.tensor([ids])).logits[0]
@@ -225,7 +228,7 @@ class ModelKit(Kit):
 
     def _empty(self, folder: Path) -> Model:
         context = BuildContext(
-            config=checkpoint.read(folder),
+            config=checkpoint.completed(checkpoint.read(folder), self.plugin.config_names, self.plugin.config_defaults),
             dtype=torch.float32,
             device=torch.device("cpu"),
             block_size=_BLOCK,

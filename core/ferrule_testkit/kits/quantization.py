@@ -180,7 +180,8 @@ class QuantizationKit(Kit):
     def _layers(self) -> list[LinearLayer]:
         inner = [LinearLayer(f"layers.{n}.mlp.up_proj", *size) for n, size in enumerate(self.sizes)]
         merged = LinearLayer("layers.0.self_attn.qkv_proj", 64, 96, ("q_proj", "k_proj", "v_proj"))
-        return [*inner, merged, LinearLayer("lm_head", 64, 300, head=True)]
+        expert = LinearLayer("layers.0.mlp.experts.1.down_proj", 192, 256)
+        return [*inner, merged, expert, LinearLayer("lm_head", 64, 300, head=True)]
 
     def _packed(
         self, empty: int | None = None, shared: bool = False

@@ -45,6 +45,14 @@ struct DenseMatrix {
     const float* bias;  // [n], rounded up to a multiple of 16, or null
     int64_t n, k;
 };
+
+// One of several products, as `_jobs` in bank.py makes them.
+struct DenseJob {
+    const DenseMatrix* w;
+    const uint16_t* x;
+    void* y;
+    int64_t m;
+};
 }
 
 namespace {
@@ -271,9 +279,44 @@ template <class Y> void multiply(const Matrix& w, const uint16_t* x, Y* y, int64
     }
 }
 
+// Products of fewer rows than are ordered, each of which a thread multiplies by a panel at a time.
+template <class Y> void multiply_few(const std::vector<DenseJob>& jobs) {
+    const Starts panels(jobs, [](const DenseJob& job) { return job.m ? panels_of(job.w->n) : 0; });
+    int64_t work = 0;
+    for (const DenseJob& job : jobs) work += job.m * job.w->n * job.w->k;
+    Shares shares(panels.total(), thread_count());
+#pragma omp parallel if (work > SMALL)
+    {
+        Tiles tiles;
+        for (int64_t task; (task = shares.next(thread_number())) >= 0;) {
+            const int64_t owner = panels.owner(task);
+            const DenseJob& job = jobs[owner];
+            const Rows rows = {job.x, job.w->k, job.w->k, STEP};
+            multiply_panel(*job.w, rows, (Y*)job.y, task - panels.first(owner), 0, job.m, tiles);
+        }
+    }
+}
+
 }  // namespace
 
 extern "C" {
+
+// x bfloat16 [m, k] to y [m, n], both contiguous; `type` of y is 0 for float32, 1 for bfloat16.
+void ferrule_dense(const DenseMatrix* w, const uint16_t* x, void* y, int64_t m, int32_t type) {
+    type ? multiply(*w, x, (uint16_t*)y, m) : multiply(*w, x, (float*)y, m);
+}
+
+// Several products at once: x bfloat16 [m, k] of each to its y [m, n]. Those of many rows come one after the other, the others
+// together, so that threads have enough to do and meet once. A row has the same bits as by `ferrule_dense`.
+void ferrule_dense_many(const DenseJob* jobs, int64_t count, int32_t type) {
+    std::vector<DenseJob> few;
+    for (int64_t i = 0; i < count; i++)
+        if (jobs[i].m < ORDERED)
+            few.push_back(jobs[i]);
+        else
+            ferrule_dense(jobs[i].w, jobs[i].x, jobs[i].y, jobs[i].m, type);
+    type ? multiply_few<uint16_t>(few) : multiply_few<float>(few);
+}
 
 // What multiplies: 0 plain code, 1 vectors of float32, 2 pairs of bfloat16, 3 tile registers.
 int ferrule_dense_unit() {
@@ -387,10 +430,5 @@ int64_t ferrule_dense_rows(const DenseMatrix* matrix, const int64_t* ids, int64_
         }
     }
     return count;
-}
-
-// x bfloat16 [m, k] to y [m, n], both contiguous; `type` of y is 0 for float32, 1 for bfloat16.
-void ferrule_dense(const DenseMatrix* w, const uint16_t* x, void* y, int64_t m, int32_t type) {
-    type ? multiply(*w, x, (uint16_t*)y, m) : multiply(*w, x, (float*)y, m);
 }
 }

@@ -104,6 +104,11 @@ class DenseMatrix:
         self._matrix = _Matrix(packed.data_ptr(), at, self.outputs, self.inputs + self._padding)
         self._address = ctypes.addressof(self._matrix)
 
+    @property
+    def address(self) -> int:
+        """Of the kernel's structure, for as long as this lives."""
+        return self._address
+
     @staticmethod
     def packed_count(outputs: int, inputs: int) -> int:
         """How many numbers a packed weight has, those included that pad it."""

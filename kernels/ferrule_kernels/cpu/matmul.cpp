@@ -12,6 +12,7 @@
 //              [group / 64][C / 16][16][16][4]         64 divides the group, what one holds lies together
 //     4 bits   [group / 8][C][4] bytes, low half: inputs 0-3 of eight, high half: inputs 4-7
 #include <thread>
+#include <vector>
 #include "matmul.h"
 #if defined(__AVX2__)
 #include <immintrin.h>
@@ -39,7 +40,7 @@ constexpr int64_t SOME = 8;        // rows that are quantized at a time
 template <int BITS> inline Ints dot(Ints sum, Bytes w, int32_t x) {
 #if defined(__AVX512VNNI__)
     return (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)w, _mm512_set1_epi32(x));
-#elif defined(__AVX2__)
+#elif defined(__AVX2__) && !TILES  // emulated tile registers take nothing off, so that plain C++ goes with them
     // Sums of two products must fit 16 bits: with 8-bit weights they do only where one factor is at most 128 either way,
     // so the activation's sign moves to the weight, whose offset is taken off first.
 #if defined(__AVX512BW__)
@@ -70,12 +71,11 @@ template <int BITS> inline Ints dot(Ints sum, Bytes w, int32_t x) {
 }
 
 // What `dot` takes off its weights by itself: none of 4 bits, this of 8.
-#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+#if defined(__AVX2__) && !defined(__AVX512VNNI__) && !TILES
 constexpr int TAKEN = 128;
 #else
 constexpr int TAKEN = 0;
 #endif
-static_assert(TAKEN == 0 || !TILES, "tile registers take nothing off");
 
 constexpr int64_t MANY = 9;              // quantized rows from which on tile registers are used: the sums are the same
 constexpr int TILE_ROWS = TILES ? 32 : 0;  // of a strip by them
@@ -343,30 +343,79 @@ void multiply_panel(const Matrix& w, int64_t panel, const Rows& x, int64_t row, 
     }
 }
 
-template <class X, class Y> void multiply(const Matrix& w, const X* x, Y* y, int64_t m, void* memory) {
-    const Rows rows(w, m, memory);
-    const int64_t count = m * w.digits, panels = panels_of(w.n), chunks = (count + CHUNK - 1) / CHUNK;
-    const auto prepare = [&](int64_t from) {
-        const int64_t end = std::min(m, from + SOME);
-        for (int64_t row = from; row < end; row++)
-            w.digits == 1 ? quantize<1>(w, x + row * w.inputs, row, rows) : quantize<2>(w, x + row * w.inputs, row, rows);
-        return end - from;
+inline int64_t memory_of(const Matrix& w, int64_t m) {
+    const int64_t count = m * w.digits;
+    return 63 + (count + 15) / 16 * 16 * w.k + 8 * count * (w.k / w.group);
+}
+
+// Whether the rows of two products are the same, and quantized alike.
+inline bool alike(const Job& a, const Job& b) {
+    const Matrix &v = *a.w, &w = *b.w;
+    return a.x == b.x && a.m == b.m && v.k == w.k && v.inputs == w.inputs && v.group == w.group && v.bits == w.bits &&
+           v.digits == w.digits;
+}
+
+// Several products at once. Rows that successive ones share are quantized once.
+template <class X, class Y> void multiply(const std::vector<Job>& jobs, void* memory) {
+    std::vector<Rows> rows;
+    std::vector<Job> sources;  // whose rows are quantized
+    std::vector<int64_t> source;  // of each job
+    auto* at = (char*)memory;
+    int64_t work = 0, given = 0;
+    for (const Job& job : jobs) {
+        work += job.m * job.w->digits * job.w->n * job.w->k;
+        if (sources.empty() || !alike(sources.back(), job)) {
+            rows.emplace_back(*job.w, job.m, at);
+            sources.push_back(job);
+            at += memory_of(*job.w, job.m);
+            given += job.m * job.w->k;
+        }
+        source.push_back(int64_t(sources.size()) - 1);
+    }
+    const auto chunks = [](const Job& job) { return (job.m * job.w->digits + CHUNK - 1) / CHUNK; };
+    const auto parts = [](const Job& job) { return (job.m + SOME - 1) / SOME; };
+    const Starts panels(jobs, [&](const Job& job) { return panels_of(job.w->n) * chunks(job); });
+    const Starts pieces(sources, parts);
+    const auto prepare = [&](int64_t task) {
+        const int64_t owner = pieces.owner(task), from = (task - pieces.first(owner)) * SOME;
+        const Job& job = sources[owner];
+        const Matrix& w = *job.w;
+        const int64_t end = std::min(job.m, from + SOME);
+        for (int64_t row = from; row < end; row++) {
+            const X* x = (const X*)job.x + row * w.inputs;
+            w.digits == 1 ? quantize<1>(w, x, row, rows[owner]) : quantize<2>(w, x, row, rows[owner]);
+        }
     };
-    Shares tasks(panels * chunks, thread_count()), quantizing((m + SOME - 1) / SOME, thread_count());
+    Shares tasks(panels.total(), thread_count()), quantizing(pieces.total(), thread_count());
     std::atomic<int64_t> ready(0);
-    if (m * w.k <= FEW)
-        for (int64_t task; (task = quantizing.next(0)) >= 0;) ready += prepare(task * SOME);
-#pragma omp parallel if (count * w.n * w.k > SMALL)
+    if (given <= FEW)
+        for (int64_t task; (task = quantizing.next(0)) >= 0; ready++) prepare(task);
+#pragma omp parallel if (work > SMALL)
     {
         const int thread = thread_number();
-        for (int64_t task; (task = quantizing.next(thread)) >= 0;) ready += prepare(task * SOME);
-        while (ready.load(std::memory_order_acquire) < m) std::this_thread::yield();  // not for a thread that comes late
+        for (int64_t task; (task = quantizing.next(thread)) >= 0; ready++) prepare(task);
+        while (ready.load(std::memory_order_acquire) < pieces.total())
+            std::this_thread::yield();  // not for a thread that comes late
         Tiles tiles;
         for (int64_t task; (task = tasks.next(thread)) >= 0;) {
-            const int64_t first = task / panels * CHUNK;
-            multiply_panel(w, task % panels, rows, first, std::min(count, first + CHUNK), tiles, y);
+            const int64_t owner = panels.owner(task), own = task - panels.first(owner);
+            const Job& job = jobs[owner];
+            const int64_t count = panels_of(job.w->n), first = own / count * CHUNK;
+            const int64_t end = std::min(job.m * job.w->digits, first + CHUNK);
+            multiply_panel(*job.w, own % count, rows[source[owner]], first, end, tiles, (Y*)job.y);
         }
     }
+}
+
+void multiply(const std::vector<Job>& jobs, int32_t x_type, int32_t y_type, void* memory) {
+    if (x_type && y_type)
+        multiply<uint16_t, uint16_t>(jobs, memory);
+    else if (x_type)
+        multiply<uint16_t, float>(jobs, memory);
+    else if (y_type)
+        multiply<float, uint16_t>(jobs, memory);
+    else
+        multiply<float, float>(jobs, memory);
 }
 
 }  // namespace
@@ -374,20 +423,15 @@ template <class X, class Y> void multiply(const Matrix& w, const X* x, Y* y, int
 extern "C" {
 
 // Bytes that `ferrule_multiply` needs to quantize m rows in.
-int64_t ferrule_multiply_memory(const Matrix* matrix, int64_t m) {
-    const int64_t count = m * matrix->digits;
-    return 63 + (count + 15) / 16 * 16 * matrix->k + 8 * count * (matrix->k / matrix->group);
-}
+int64_t ferrule_multiply_memory(const Matrix* matrix, int64_t m) { return memory_of(*matrix, m); }
 
 // x [m, inputs] to y [m, n], both contiguous; types as above.
 void ferrule_multiply(const Matrix* w, const void* x, void* y, int64_t m, int32_t x_type, int32_t y_type, void* memory) {
-    if (x_type && y_type)
-        multiply(*w, (const uint16_t*)x, (uint16_t*)y, m, memory);
-    else if (x_type)
-        multiply(*w, (const uint16_t*)x, (float*)y, m, memory);
-    else if (y_type)
-        multiply(*w, (const float*)x, (uint16_t*)y, m, memory);
-    else
-        multiply(*w, (const float*)x, (float*)y, m, memory);
+    multiply({Job{w, x, y, m}}, x_type, y_type, memory);
+}
+
+// Several products at once, in the memory that each of them needs.
+void ferrule_multiply_many(const Job* jobs, int64_t count, int32_t x_type, int32_t y_type, void* memory) {
+    multiply(std::vector<Job>(jobs, jobs + count), x_type, y_type, memory);
 }
 }

@@ -12,6 +12,14 @@ struct Matrix {
     int32_t bits, digits;
     const float* factors;  // [n] as the bias: what each channel's sum is multiplied by, or null
 };
+
+// One of several products, as `_jobs` in bank.py makes them.
+struct Job {
+    const Matrix* w;
+    const void* x;
+    void* y;
+    int64_t m;
+};
 }
 
 namespace {

@@ -142,6 +142,16 @@ class PackedMatrix:
         self._matrix = _Matrix(packed.data_ptr(), _at(self._bias), *sizes, _at(factors))
         self._address = ctypes.addressof(self._matrix)
 
+    @property
+    def address(self) -> int:
+        """Of the kernel's structure, for as long as this lives."""
+        return self._address
+
+    def memory(self, rows: int, products: int = 1) -> int:
+        """The address of memory for so many rows in so many products with such matrices, until the next call."""
+        each = self._memory(self._address, 1)  # at least what rounding up adds to a product's rows
+        return self._workspace.at(self._memory(self._address, rows) + products * each)
+
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """Everything that the kernel reads."""
         return tuple(tensor for tensor in (self.packed, self._bias, self.factors) if tensor is not None)

@@ -2,6 +2,7 @@
 #pragma once
 #include <algorithm>
 #include <atomic>
+#include <vector>
 #include "tiles.h"
 #include "vectors.h"
 #if defined(__linux__)
@@ -101,6 +102,23 @@ class Shares {
     static uint64_t both(int64_t first, int64_t end) { return uint64_t(first) << 32 | uint64_t(end); }
     const int threads_;
     std::atomic<uint64_t> share_[MOST];
+};
+
+// Tasks of several products, numbered one product after the other.
+class Starts {
+  public:
+    template <class Jobs, class Count> Starts(const Jobs& jobs, Count count) : starts_(1, 0) {
+        for (const auto& job : jobs) starts_.push_back(starts_.back() + count(job));
+    }
+    int64_t total() const { return starts_.back(); }
+    int64_t first(int64_t owner) const { return starts_[owner]; }
+    // The product that a task belongs to.
+    int64_t owner(int64_t task) const {
+        return std::upper_bound(starts_.begin(), starts_.end(), task) - starts_.begin() - 1;
+    }
+
+  private:
+    std::vector<int64_t> starts_;
 };
 
 inline int thread_number() {

@@ -1,4 +1,4 @@
-// The best token of each row of logits, and a drawn one, without sorting the vocabulary.
+// The best token of each row of logits, a drawn one, without sorting the vocabulary, and bans of tokens.
 //
 // Drawing is by inversion: weights exp((x - max) / temperature), a floor below which none counts, running sums in
 // vocabulary order, and the place of one uniform number in them. A row is computed by one thread from its own numbers.
@@ -188,6 +188,21 @@ void ferrule_draw(const Draw* draws, int64_t count, float* logits, int64_t vocab
         if (d.top_k > 0 && d.top_k < vocab) floor = search(x, vocab, floor, d.top_k, INFINITY);
         if (d.top_p < 1.0) floor = search(x, vocab, floor, INT64_MAX, d.top_p * mass(x, vocab, floor));
         tokens[i] = invert(x, vocab, floor, d.noise);
+    }
+}
+
+// Bans the tokens of rows[i] whose bit in words[i] [width] is 0; those beyond the words, too.
+void ferrule_mask(float* logits, int64_t vocab, const int64_t* rows, int64_t count, const uint32_t* words,
+                  int64_t width) {
+#pragma omp parallel for schedule(static) if (count > 1)
+    for (int64_t i = 0; i < count; i++) {
+        float* x = logits + rows[i] * vocab;
+        for (int64_t at = 0; at < vocab; at += 32) {
+            const uint32_t allowed = at / 32 < width ? words[i * width + at / 32] : 0;
+            if (allowed == UINT32_MAX) continue;
+            const int64_t n = std::min<int64_t>(32, vocab - at);
+            for (int64_t j = 0; j < n; j++) x[at + j] = allowed >> j & 1 ? x[at + j] : -INFINITY;
+        }
     }
 }
 }

@@ -1,4 +1,4 @@
-"""Best and drawn tokens: tensors to the kernels in ``sampling.cpp``."""
+"""Best, drawn and banned tokens: tensors to the kernels in ``sampling.cpp``."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ class Sampling:
 
     def __init__(self) -> None:
         kernels: Any = library.load()
-        self._best, self._draw = kernels.ferrule_best, kernels.ferrule_draw
+        self._best, self._draw, self._mask = kernels.ferrule_best, kernels.ferrule_draw, kernels.ferrule_mask
         self._best.argtypes = (_AT, _INT, _INT, _AT, _AT)
         self._draw.argtypes = (_AT, _INT, _AT, _INT, _AT)
-        self._best.restype = self._draw.restype = None
+        self._mask.argtypes = (_AT, _INT, _AT, _INT, _AT, _INT)
+        self._best.restype = self._draw.restype = self._mask.restype = None
 
     def best(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Each row's best token [rows] int64, and its logit [rows] float32: NaN for a row that holds one."""
@@ -40,3 +41,8 @@ class Sampling:
         tokens = torch.empty(len(draws), dtype=torch.long)
         self._draw(draws.ctypes.data, len(draws), logits.data_ptr(), logits.shape[1], tokens.data_ptr())
         return tokens
+
+    def mask(self, logits: torch.Tensor, rows: torch.Tensor, words: torch.Tensor) -> None:
+        """Ban, in place, each token of `rows` [n] int64 whose bit in `words` [n, any] int32 is 0 or missing."""
+        rows, words = rows.contiguous(), words.contiguous()
+        self._mask(logits.data_ptr(), logits.shape[1], rows.data_ptr(), len(rows), words.data_ptr(), words.shape[1])

@@ -8,7 +8,7 @@ once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
 
 import torch
@@ -193,15 +193,27 @@ def combine(x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
 
 
 def experts(
-    x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, act: str
+    x: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    weights: torch.Tensor,
+    ids: torch.Tensor,
+    act: str | Callable[[torch.Tensor], torch.Tensor],
+    biases: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None),
 ) -> torch.Tensor:
-    """As `ferrule_kernels.moe.experts`, with a name in `GATES`: five launches, whatever the router says."""
+    """As `ferrule_kernels.moe.experts`, with a name in `GATES`: five launches, whatever the router says.
+
+    `act` may also be a function of rows [gate, up], and x may have a row for each of a token's experts. `biases` are
+    those of both products, [experts, outputs].
+    """
     num_experts = gate_up.shape[0]
     shape = tile(triton.cdiv(ids.numel(), num_experts), x.dtype)
     ids = ids.contiguous()
     blocks = align(ids, num_experts, shape.rows)
-    inner = multiply(x, gate_up, blocks, shape, act=act)
-    return combine(multiply(inner, down, blocks, shape, factors=weights.contiguous()), ids)
+    inner = multiply(x, gate_up, blocks, shape, bias=biases[0], act=act if isinstance(act, str) else None)
+    if not isinstance(act, str):
+        inner = act(inner)
+    return combine(multiply(inner, down, blocks, shape, bias=biases[1], factors=weights.contiguous()), ids)
 
 
 def cases(device: torch.device) -> Iterator[Case]:

@@ -47,13 +47,13 @@ class Bucket:
     q_positions: torch.Tensor  # [rows, queries] int64
     k_positions: torch.Tensor  # [rows, span] int64
     real: torch.Tensor | None  # [rows * queries] bool, where some queries are padding
-    seen: dict[int, torch.Tensor] = field(default_factory=dict)  # by window
+    seen: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)  # by window and chunk
 
-    def mask(self, window: int) -> torch.Tensor:
-        """[rows, queries, span] bool, made once for all layers with this window."""
-        if window not in self.seen:
-            self.seen[window] = kernel.visible(self.q_positions, self.k_positions, window)
-        return self.seen[window]
+    def mask(self, window: int, chunk: int) -> torch.Tensor:
+        """[rows, queries, span] bool, made once for all layers with this window and chunk."""
+        if (window, chunk) not in self.seen:
+            self.seen[window, chunk] = kernel.visible(self.q_positions, self.k_positions, window, chunk)
+        return self.seen[window, chunk]
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,8 @@ class CpuPlan:
 class CpuAttention(AttentionBackend):
     """Vectorised over the rows of a bucket; no Python per row in a layer."""
 
+    features = frozenset({"latent", "chunk"})
+
     @classmethod
     def refuses(cls, spec: LayerCache, options: AttentionOptions, caps: DeviceCaps, dtype: torch.dtype) -> str | None:
         return None if caps.platform == "cpu" else f"runs on CPUs only, not on {caps.platform}"
@@ -74,7 +76,7 @@ class CpuAttention(AttentionBackend):
         return kernel.cache_type(name, dtype)
 
     def cache_shape(self, spec: LayerCache, num_blocks: int) -> tuple[int, ...]:
-        return (num_blocks, spec.group.block_size, 2, spec.num_kv_heads, spec.head_dim)
+        return (num_blocks, spec.group.block_size, 1 if spec.value_dim else 2, spec.num_kv_heads, spec.head_dim)
 
     def plan(self, layout: AttentionLayout) -> CpuPlan:
         return CpuPlan(layout, tuple(_bucket(layout, span, members) for span, members in _group(_pieces(layout))))
@@ -91,9 +93,9 @@ class CpuAttention(AttentionBackend):
         layout: AttentionLayout = plan.layout
         flat = cache.flatten(0, 1)
         kernel.write_cache(flat, layout.slot_mapping, k, v)
-        out = q.new_empty(q.shape)
+        out = q.new_empty(*q.shape[:2], v.shape[2])
         for bucket in plan.buckets:
-            result = self._attend(q, flat, bucket, options)
+            result = self._attend(q, flat, bucket, options)[..., : v.shape[2]]
             if bucket.real is None:
                 out.index_copy_(0, bucket.tokens, result)
             else:
@@ -101,11 +103,11 @@ class CpuAttention(AttentionBackend):
         return out
 
     def _attend(self, q: torch.Tensor, flat: torch.Tensor, bucket: Bucket, options: AttentionOptions) -> torch.Tensor:
-        """[rows * queries, heads, dim]"""
+        """[rows * queries, heads, dim]; of latent keys, only the numbers that are values."""
         gathered = kernel.read_cache(flat, bucket.slots, q.dtype).view(bucket.rows, bucket.span, *flat.shape[1:])
-        keys, values = gathered[:, :, 0].transpose(1, 2), gathered[:, :, 1].transpose(1, 2)
+        keys, values = gathered[:, :, 0].transpose(1, 2), gathered[:, :, -1].transpose(1, 2)
         queries = q.index_select(0, bucket.tokens).view(bucket.rows, bucket.queries, *q.shape[1:]).transpose(1, 2)
-        seen = bucket.mask(options.window)
+        seen = bucket.mask(options.window, options.chunk)
         if kernel.is_plain(options):
             out = kernel.attend_sdpa(queries, keys, values, seen, options.scale)
         else:

@@ -15,6 +15,8 @@ from ferrule_kernels import attention as kernel
 class TorchSDPA(AttentionBackend):
     """Gathers each row's keys and values through its block table."""
 
+    features = frozenset({"latent", "chunk"})
+
     @classmethod
     def refuses(cls, spec: LayerCache, options: AttentionOptions, caps: DeviceCaps, dtype: torch.dtype) -> str | None:
         return None
@@ -24,7 +26,7 @@ class TorchSDPA(AttentionBackend):
         return kernel.cache_type(name, dtype)
 
     def cache_shape(self, spec: LayerCache, num_blocks: int) -> tuple[int, ...]:
-        return (num_blocks, spec.group.block_size, 2, spec.num_kv_heads, spec.head_dim)
+        return (num_blocks, spec.group.block_size, 1 if spec.value_dim else 2, spec.num_kv_heads, spec.head_dim)
 
     def plan(self, layout: AttentionLayout) -> AttentionLayout:
         return layout
@@ -41,10 +43,11 @@ class TorchSDPA(AttentionBackend):
         layout: AttentionLayout = plan
         flat = cache.flatten(0, 1)
         kernel.write_cache(flat, layout.slot_mapping, k, v)
-        out = torch.empty_like(q)
+        out = q.new_empty(*q.shape[:2], v.shape[2])
         start = 0
         for row, (count, length) in enumerate(zip(layout.query_lens_host, layout.context_lens_host, strict=True)):
-            out[start : start + count] = self._row(q[start : start + count], flat, layout, row, length, options)
+            result = self._row(q[start : start + count], flat, layout, row, length, options)
+            out[start : start + count] = result[..., : v.shape[2]]  # where values are a part of the keys
             start += count
         return out
 
@@ -65,9 +68,9 @@ class TorchSDPA(AttentionBackend):
         slots, positions = kernel.kv_slots(
             layout.block_table[row : row + 1], bounds[0], bounds[1], length - first, layout.block_size
         )
-        gathered = kernel.read_cache(flat, slots[0], q.dtype)  # [keys, 2, kv_heads, dim]
-        keys, values = (gathered[:, side].transpose(0, 1).unsqueeze(0) for side in (0, 1))
-        seen = kernel.visible(q_positions, positions, options.window)
+        gathered = kernel.read_cache(flat, slots[0], q.dtype)  # [keys, 1 or 2, kv_heads, dim]
+        keys, values = (gathered[:, side].transpose(0, 1).unsqueeze(0) for side in (0, -1))
+        seen = kernel.visible(q_positions, positions, options.window, options.chunk)
         queries = q.transpose(0, 1).unsqueeze(0)
         if kernel.is_plain(options):
             out = kernel.attend_sdpa(queries, keys, values, seen, options.scale)

@@ -23,6 +23,7 @@ from ferrule.interfaces.model import Model
 from ferrule.interfaces.platform import Platform
 from ferrule.interfaces.plugins import Plugins
 from ferrule.log import Log
+from ferrule.runner.cache import StateStore
 from ferrule.runner.grammars import Grammars
 from ferrule.runner.model_runner import ModelRunner, TextSupport
 from ferrule.runner.state import RunnerLimits
@@ -68,7 +69,7 @@ class Worker:
         self.platform, self._reload = loaded.platform, loaded.reload
         context = loaded.context
         limits = RunnerLimits(
-            slots=self.config.scheduler.max_num_seqs,
+            slots=self._num_slots(loaded),
             max_model_len=context.max_model_len,
             vocab_size=loaded.info.vocab_size,
             dtype=context.dtype,
@@ -99,6 +100,18 @@ class Worker:
             _log.info(note)
         return info
 
+    def _num_slots(self, loaded: Loaded) -> int:
+        """Requests that may run at a time: as many as the option says.
+
+        Where it was not given, a model's states get half of the cache's memory, or all of it if nothing else is cached.
+        """
+        scheduler, context = self.config.scheduler, loaded.context
+        each = StateStore(loaded.model.state_specs(), 1, context.dtype, context.device).num_bytes
+        if not each or not scheduler.fits_states:
+            return scheduler.max_num_seqs
+        room = loaded.platform.memory().cache_bytes(self.config) // (2 if loaded.model.cache_specs() else 1)
+        return min(scheduler.max_num_seqs, max(1, room // each))
+
     def _describe(self, loaded: Loaded, runner: ModelRunner) -> ModelInfo:
         """Add what is cached. Raises ConfigError for what does not fit, or what the model does not do."""
         info = loaded.info
@@ -116,8 +129,13 @@ class Worker:
         notes = info.notes
         if kept and self.config.cache.enable_prefix_caching:
             notes += ("prefixes are not cached: this model keeps a state for each request",)
+        slots = self._num_slots(loaded)
+        fewer = slots if slots < self.config.scheduler.max_num_seqs else None
+        if fewer:
+            notes += (f"at most {fewer} requests run at a time: the states of more do not fit; see --max-num-seqs",)
         max_blocks = (room - kept) // page_bytes if page_bytes else 2  # without pages, no block is ever used
-        return replace(info, groups=runner.cache.groups, page_bytes=page_bytes, max_blocks=max_blocks, notes=notes)
+        groups, info = runner.cache.groups, replace(info, max_num_seqs=fewer, notes=notes)
+        return replace(info, groups=groups, page_bytes=page_bytes, max_blocks=max_blocks)
 
     def init_cache(self, num_blocks: int) -> None:
         """Allocate `num_blocks`, the null block included. Raises EngineDead when then not one token can be computed."""

@@ -66,6 +66,8 @@ class FailedStep(Step):
 class SimulatedExecutor(Executor):
     """A token is a function of its request's seed and its position, so a recomputed request repeats itself."""
 
+    runs_model = False
+
     def __init__(self) -> None:
         self._live: dict[int, Admit] = {}  # by slot
         self._room: dict[int, int] = {}  # tokens that a slot's tables have blocks for

@@ -33,7 +33,7 @@ from ferrule.types import (
 )
 from ferrule_plugins.guided_decoding.masks import Mask, Masks, TextGrammar
 from ferrule_plugins.guided_decoding.patterns import FORMATS, whitespace
-from ferrule_plugins.guided_decoding.schemas import SPACE, closed, mapped, parts, walk
+from ferrule_plugins.guided_decoding.schemas import SPACE, closed, mapped, parts, rests, walk
 from ferrule_plugins.guided_decoding.sources import foreign
 
 _TRIED = 4  # tokens of a text that `compile` generates: limits of the library may only show then
@@ -237,20 +237,18 @@ class _Writer:
         return whole if form.least else f"{whole}?"
 
     def _triggered(self, form: Triggered) -> str:
-        trigger = self.add(f"{_ANY} {_quoted(form.trigger)}", "[lazy]")
-        tags = " | ".join(self.add(f"{trigger} {self._inside(tag, form.trigger)}") for tag in form.tags)
-        if form.most == 0:
-            raise ValueError("a text without tags needs no trigger")
+        each: list[str] = []
+        for trigger, tags_behind in rests(form).items():
+            text = self.add(f"{_ANY} {_quoted(trigger)}", "[lazy]")  # of several, the first that stands in the text
+            each += [self.add(f"{text} {self._inside(tag)}") for tag in tags_behind]
+        tags = " | ".join(each)
         if form.most is None:
             return f"(({tags})* {_ANY})"
         before = f"({tags}){{0,{form.most - 1}}}" if form.most > 1 else ""
         return f"({before} {_ANY} | {before} ({tags}))"
 
-    def _inside(self, tag: Tag, trigger: str) -> str:
-        if not tag.begin.startswith(trigger):
-            raise ValueError("a tag does not begin with the trigger")
-        rest = tag.begin[len(trigger) :]
-        parts: Iterator[str] = (_quoted(text) if text else "" for text in (rest, tag.end))
+    def _inside(self, tag: Tag) -> str:
+        parts: Iterator[str] = (_quoted(text) if text else "" for text in (tag.begin, tag.end))
         return f"{next(parts)} {self.rule(tag.content)} {next(parts)}"
 
 

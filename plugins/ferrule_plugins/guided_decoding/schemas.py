@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import permutations
 from typing import Any
 
-from ferrule.types import Form, OneOf, Repeated, Series, Triggered
+from msgspec import structs
+
+from ferrule.types import Form, OneOf, Repeated, Series, Tag, Triggered
 
 # Between the parts of JSON: enough for an indentation, and few enough that a model cannot go on with it for ever.
 MOST_SPACE = 48
@@ -34,6 +37,23 @@ def children(form: Form) -> tuple[Form, ...]:
         case Triggered(_, tags):
             return tuple(tag.content for tag in tags)
     return ()
+
+
+def rests(form: Triggered) -> dict[str, list[Tag]]:
+    """For each trigger its tags, which begin with what stands behind the trigger. Raises ValueError."""
+    if form.most == 0:
+        raise ValueError("a text without tags needs no trigger")
+    found: dict[str, list[Tag]] = {trigger: [] for trigger in form.triggers}
+    if any(other.startswith(trigger) for trigger, other in permutations(found, 2)):
+        raise ValueError("a trigger begins with another one")
+    for tag in form.tags:
+        of = [trigger for trigger in found if tag.begin.startswith(trigger)]
+        if not of:
+            raise ValueError("a tag does not begin with a trigger")
+        found[of[0]].append(structs.replace(tag, begin=tag.begin.removeprefix(of[0])))
+    if not all(found.values()):
+        raise ValueError("a trigger is not the beginning of a tag")
+    return found
 
 
 def walk(form: Form) -> Iterator[Form]:

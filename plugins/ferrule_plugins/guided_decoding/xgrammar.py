@@ -43,7 +43,7 @@ from ferrule.types import (
 )
 from ferrule_plugins.guided_decoding.masks import Mask, Masks, TextGrammar
 from ferrule_plugins.guided_decoding.patterns import UnsupportedPattern, whole
-from ferrule_plugins.guided_decoding.schemas import closed, mapped, walk
+from ferrule_plugins.guided_decoding.schemas import closed, mapped, rests, walk
 from ferrule_plugins.guided_decoding.sources import foreign
 from ferrule_plugins.guided_decoding.support import (
     Support,
@@ -200,21 +200,20 @@ def _repeated(form: Repeated, part: Format) -> Format:
 
 
 def _triggered(form: Triggered, spec: GrammarSpec) -> Format:
-    """Each tag's rest after the trigger. Where their number is limited, each contains what may come after it."""
-    if form.most == 0:
-        raise ValueError("a text without tags needs no trigger")
-    tags: list[Format] = []
-    for tag in form.tags:
-        if not tag.begin.startswith(form.trigger):
-            raise ValueError("a tag does not begin with the trigger")
-        begin, end = (ConstStringFormat(value=text) for text in (tag.begin[len(form.trigger) :], tag.end))
-        tags.append(SequenceFormat(elements=[begin, _format(tag.content, spec), end]))
-    rest: Format = OrFormat(elements=tags)
+    """Behind each trigger the rest of its tags. Where their number is limited, each contains what may come after it."""
+    rules: list[tuple[str, Format]] = []
+    for trigger, tags in rests(form).items():
+        elements: list[Format] = []
+        for tag in tags:
+            begin, end = (ConstStringFormat(value=text) for text in (tag.begin, tag.end))
+            elements.append(SequenceFormat(elements=[begin, _format(tag.content, spec), end]))
+        rules.append((trigger, OrFormat(elements=elements)))
     if form.most is None:
-        return DispatchFormat(rules=[(form.trigger, rest)])
-    found = DispatchFormat(rules=[(form.trigger, rest)], loop=False)
+        return DispatchFormat(rules=rules)
+    found = DispatchFormat(rules=rules, loop=False)
     for _ in range(form.most - 1):
-        found = DispatchFormat(rules=[(form.trigger, SequenceFormat(elements=[rest, found]))], loop=False)
+        again: list[tuple[str, Format]] = [(trigger, SequenceFormat(elements=[rest, found])) for trigger, rest in rules]
+        found = DispatchFormat(rules=again, loop=False)
     return found
 
 

@@ -7,10 +7,24 @@ from torch import nn
 
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.model import BuildContext, ForwardContext
-from ferrule_nn import MLP, Attention, Decoder, DecoderSpec, Embedding, LayerNorm, Naming, Rope
+from ferrule_nn import Attention, Decoder, DecoderSpec, Embedding, Naming, Rope
+
+GPT_NAMES = {
+    "n_embd": "hidden_size",
+    "n_layer": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "n_positions": "max_position_embeddings",
+}
 
 
 class GPT2(Decoder):
+    config_names = GPT_NAMES
+    config_defaults = {
+        "layer_norm_epsilon": 1e-5,
+        "activation_function": "gelu_new",
+        "scale_attn_weights": True,
+        "tie_word_embeddings": True,
+    }
     naming = Naming(
         renames=(
             (r"^transformer\.", ""),
@@ -33,43 +47,30 @@ class GPT2(Decoder):
         c = ctx.config
         if c.get("add_cross_attention"):
             raise CheckpointError("config.json: 'add_cross_attention' makes this GPT-2 a decoder of another model.")
-        hidden = int(c.get("n_embd") or c["hidden_size"])
         return DecoderSpec.of(
             ctx,
-            num_kv_heads=int(c.get("n_head") or c["num_attention_heads"]),
-            inner_size=int(c.get("n_inner") or 4 * hidden),
-            norm_eps=float(c.get("layer_norm_epsilon", 1e-5)),
-            act=str(c.get("activation_function", "gelu_new")),
+            num_kv_heads=int(c["num_attention_heads"]),
+            inner_size=int(c.get("n_inner") or 4 * c["hidden_size"]),
+            norm="layer",
+            gated=False,
             qkv_bias=True,
             out_bias=True,
             mlp_bias=True,
-            tied=bool(c.get("tie_word_embeddings", True)),
-            attention_scale=None if c.get("scale_attn_weights", True) else 1.0,
+            attention_scale=None if c["scale_attn_weights"] else 1.0,
         )
-
-    def __init__(self, ctx: BuildContext) -> None:
-        self.scale_by_depth = bool(ctx.config.get("scale_attn_by_inverse_layer_idx"))
-        super().__init__(ctx)
 
     def make_rope(self, ctx: BuildContext) -> Rope | None:
         return None
 
     def make_positions(self, ctx: BuildContext) -> None:
-        count = int(ctx.config.get("n_positions") or ctx.config["max_position_embeddings"])
-        self.embed_positions = Embedding(count, self.spec.hidden_size)
-
-    def make_norm(self) -> nn.Module:
-        return LayerNorm(self.spec.hidden_size, self.spec.norm_eps)
+        self.embed_positions = Embedding(int(ctx.config["max_position_embeddings"]), self.spec.hidden_size)
 
     def make_attention(self, index: int) -> nn.Module:
         spec = self.spec.attention(index)
-        if self.scale_by_depth:
+        if self.config.get("scale_attn_by_inverse_layer_idx"):
             scale = spec.head_dim**-0.5 if spec.scale is None else spec.scale
             spec = self.spec.attention(index, scale=scale / (index + 1))
         return Attention(f"layers.{index}.attn", spec)
-
-    def make_mlp(self, index: int) -> nn.Module:
-        return MLP(self.spec.hidden_size, self.spec.inner_size, self.spec.act)
 
     def embed(self, ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         x: torch.Tensor = super().embed(ids, ctx) + self.embed_positions(ctx.positions)

@@ -5,10 +5,8 @@ The merged matrices have the names and the order that ours have, so nothing is r
 
 from __future__ import annotations
 
-from ferrule.interfaces.model import BuildContext
-from ferrule_nn import Decoder, DecoderSpec
+from ferrule_nn import Decoder
 
 
 class Phi3(Decoder):
-    def describe(self, ctx: BuildContext) -> DecoderSpec:
-        return DecoderSpec.of(ctx, norm_eps=float(ctx.config.get("rms_norm_eps", 1e-5)))
+    config_defaults = {"rms_norm_eps": 1e-5}

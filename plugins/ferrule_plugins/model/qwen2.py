@@ -7,6 +7,13 @@ from dataclasses import replace
 from ferrule.interfaces.model import BuildContext
 from ferrule_nn import Decoder, DecoderSpec, layer_windows
 
+QWEN_DEFAULTS = {
+    "num_key_value_heads": 32,
+    "use_sliding_window": False,
+    "sliding_window": 4096,
+    "max_window_layers": 28,
+}
+
 
 def qwen_windows(ctx: BuildContext, num_layers: int) -> tuple[int, ...]:
     """Windows only where `use_sliding_window` says so; many files state a `sliding_window` that is not in use."""
@@ -14,6 +21,8 @@ def qwen_windows(ctx: BuildContext, num_layers: int) -> tuple[int, ...]:
 
 
 class Qwen2(Decoder):
+    config_defaults = QWEN_DEFAULTS
+
     def describe(self, ctx: BuildContext) -> DecoderSpec:
         spec = DecoderSpec.of(ctx)
         return replace(spec, qkv_bias=True, windows=qwen_windows(ctx, spec.num_layers))

@@ -1,4 +1,4 @@
-"""Packed layers of every form, for `ferrule plugins check` and tests. No server imports this."""
+"""Packed layers of every form, and layers in mxfp4, for `ferrule plugins check` and tests. No server imports this."""
 
 from __future__ import annotations
 
@@ -39,4 +39,17 @@ def _packed(layer: LinearLayer, weight: torch.Tensor, config: Mapping[str, Any])
     return {WEIGHT: matrix.packed, FACTORS: matrix.factors}
 
 
+def _mxfp4(layer: LinearLayer, weight: torch.Tensor, config: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Groups of 32 weights: the power of two by which the largest is 6 at most, and the nearest codes."""
+    groups = weight.float().reshape(len(weight), -1, 32)
+    most = groups.abs().amax(-1).clamp(min=2.0**-100)
+    powers = (most / 6).log2().ceil()
+    values = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+    scaled = groups / powers.exp2().unsqueeze(-1)
+    codes = (scaled.abs().unsqueeze(-1) - values).abs().argmin(-1) + 8 * (scaled < 0)
+    low, high = codes.to(torch.uint8).reshape(*codes.shape[:-1], 16, 2).unbind(-1)
+    return {"blocks": low | high << 4, "scales": (powers + 127).to(torch.uint8)}
+
+
+MXFP4 = {"config": {"quant_method": "mxfp4"}, "encode": _mxfp4}
 PACKED = {"config": stated(_KEPT, torch.bfloat16, "int4"), "encode": _packed}

@@ -1,7 +1,7 @@
 """`granite`: reasoning of Granite 3.2, which sentences open and close.
 
 With `thinking` the chat template asks the model to write its thoughts after "Here is my thought process:" and its
-response after "Here is my response:"; the model also writes "Here's". Without it there are no such sentences.
+response after "Here is my response:"; the model also writes "Here's". Without `thinking` it writes its response alone.
 https://huggingface.co/ibm-granite/granite-3.2-8b-instruct, chat template
 """
 

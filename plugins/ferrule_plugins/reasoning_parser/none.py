@@ -1,4 +1,4 @@
-"""`none`: there is no reasoning, everything is content. As without a reasoning parser."""
+"""`none`: all text is content, as it is without a reasoning parser."""
 
 from __future__ import annotations
 

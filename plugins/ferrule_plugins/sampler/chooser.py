@@ -101,6 +101,12 @@ class CompiledChooser(TorchChooser):
             return drawn
         return best.tokens.index_copy(0, draws.there()[:, 0].long(), drawn)
 
+    def mask(self, logits: torch.Tensor, rows: torch.Tensor, words: torch.Tensor) -> None:
+        if _is_ours(logits):
+            self._kernel.mask(logits, rows, words)
+        else:
+            super().mask(logits, rows, words)
+
 
 def chooser(device: torch.device) -> Chooser:
     """The best that this machine has for logits on `device`."""

@@ -5,15 +5,18 @@ https://cookbook.openai.com/articles/openai-harmony, chat template of https://hu
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from ferrule.interfaces.parsers import Event, TextDelta, ToolParser
-from ferrule.types import Fixed, Form, GrammarSpec, Json, OneOf, Series
+from ferrule.types import Fixed, Form, GrammarSpec, Json, OneOf, Regex, Series, Tag, Triggered
 from ferrule_parsing import CallWriter, EnforcedFunction, HarmonyReader, ObjectReader, enforced
-from ferrule_parsing.harmony import CHANNEL, CONSTRAIN, MESSAGE, SPECIAL_TOKENS, Body, Head, Part, Tail
+from ferrule_parsing.harmony import CHANNEL, CONSTRAIN, FUNCTION_CALL, MESSAGE, SPECIAL_TOKENS, Body, Head, Part, Tail
 
 _FUNCTIONS = "functions."
+# Between the recipient and the message: the channel, if the recipient stands in front of it, and the type.
+_BEHIND_RECIPIENT = rf"({re.escape(CHANNEL)}commentary)?( ?({re.escape(CONSTRAIN)})?json)?"
 
 
 class OpenAIToolParser(ToolParser):
@@ -34,13 +37,13 @@ class OpenAIToolParser(ToolParser):
         self._empty = True  # there are none yet
 
     def constraint(self, choice: str | dict[str, Any]) -> GrammarSpec | None:
-        """One call. "auto" is not constrained: a message's beginning does not tell whether it is a call."""
-        functions = () if choice == "auto" else enforced(self.tools, choice)
-        return GrammarSpec(form=OneOf(tuple(map(self._call, functions)))) if functions else None
-
-    def _call(self, function: EnforcedFunction) -> Form:
-        header = f"{CHANNEL}commentary to={_FUNCTIONS}{function.name} {CONSTRAIN}json{MESSAGE}"
-        return Series((Fixed(header), Json(function.schema)))
+        """One call; with "auto", wherever a message is addressed to a function."""
+        functions = enforced(self.tools, choice)
+        if not functions:
+            return None
+        if choice == "auto":
+            return GrammarSpec(form=Triggered((FUNCTION_CALL,), tuple(map(_addressed, functions))))
+        return GrammarSpec(form=OneOf(tuple(map(_call, functions))))
 
     def feed(self, delta: TextDelta) -> Sequence[Event]:
         return self._events(self._reader.feed(delta.text))
@@ -77,3 +80,14 @@ class OpenAIToolParser(ToolParser):
     def _is_function(self, recipient: str) -> bool:
         """Recipients that are not functions are tools that the model was trained with, such as "python"."""
         return len(recipient) > len(_FUNCTIONS) and recipient.startswith(_FUNCTIONS) or recipient in self._names
+
+
+def _call(function: EnforcedFunction) -> Form:
+    header = f"{CHANNEL}commentary {FUNCTION_CALL}{function.name} {CONSTRAIN}json{MESSAGE}"
+    return Series((Fixed(header), Json(function.schema)))
+
+
+def _addressed(function: EnforcedFunction) -> Tag:
+    """A message to a function, from its recipient on."""
+    message = Series((Regex(_BEHIND_RECIPIENT), Fixed(MESSAGE), Json(function.schema)))
+    return Tag(f"{FUNCTION_CALL}{function.name}", message)

@@ -16,23 +16,15 @@ from ferrule.launch.cli import main
 from ferrule_plugins.command.bench import limits
 from ferrule_testkit import server as servers
 
-
-def bench(out: Path, *args: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "ferrule", "bench", args[0], "--output-json", str(out), *args[1:]]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "FERRULE_CPU_KVCACHE_SPACE": "0.1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, env=env)
-    assert done.returncode == 0, done.stderr[-2000:]
-    figures: dict[str, Any] = json.loads(out.read_text())
-    return figures
-
-
 Here = Callable[..., tuple[int, str, str]]
+Figures = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Here:
     """Runs the command in this process without measuring the machine, which takes four seconds. Status, two outputs."""
     monkeypatch.setattr(limits, "measure", limits.Limits)
+    monkeypatch.setenv("FERRULE_CPU_KVCACHE_SPACE", "0.1")
 
     def run(*args: str) -> tuple[int, str, str]:
         status = main(["bench", *args])
@@ -41,11 +33,37 @@ def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
     return run
 
 
+@pytest.fixture
+def figures_of(here: Here, tmp_path: Path) -> Figures:
+    """What a run that succeeds writes into --output-json."""
+
+    def run(benchmark: str, *args: str) -> dict[str, Any]:
+        status, said, err = here(benchmark, "--output-json", str(tmp_path / "out.json"), *args)
+        assert status == 0, said + err
+        return dict(json.loads((tmp_path / "out.json").read_text()))
+
+    return run
+
+
 def test_serve(server: servers.Server, tmp_path: Path) -> None:
-    figures = bench(
-        tmp_path / "serve.json", "serve", "--port", str(server.port), "--num-prompts", "12", "--max-concurrency", "4",
-        "--random-input-len", "48", "--random-prefix-len", "32", "--random-output-len", "6", "--max-token-id", "300",
-    )  # fmt: skip
+    """As a command, which measures the machine first."""
+    out = tmp_path / "serve.json"
+    command = [sys.executable, "-m", "ferrule", "bench", "serve", "--port", str(server.port), "--output-json", str(out)]
+    command += [
+        "--num-prompts",
+        "12",
+        "--max-concurrency",
+        "4",
+        "--random-input-len",
+        "48",
+        "--random-prefix-len",
+        "32",
+    ]
+    command += ["--random-output-len", "6", "--max-token-id", "300"]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, env=env)
+    assert done.returncode == 0, done.stderr[-2000:]
+    figures = json.loads(out.read_text())
     assert (figures["completed"], figures["failed"], figures["model"]) == (12, 0, "tiny")
     assert (figures["prompt_tokens"], figures["output_tokens"]) == (12 * (32 + 48), 12 * 6)
     assert 0 < figures["p50_ttft_ms"] <= figures["p99_ttft_ms"] <= figures["p99_e2el_ms"]
@@ -69,12 +87,7 @@ def test_serve_as_scripts_for_the_documented_one_call_it(server: servers.Server,
     assert not any("itl" in name for name in figures)
 
 
-def test_serve_with_conversations_and_goodput(server: servers.Server, here: Here, tmp_path: Path) -> None:
-    def bench(out: Path, *args: str) -> dict[str, Any]:
-        status, said, err = here(*args, "--output-json", str(out))
-        assert status == 0, said + err
-        return dict(json.loads(out.read_text()))
-
+def test_serve_with_conversations_and_goodput(server: servers.Server, figures_of: Figures, tmp_path: Path) -> None:
     file = tmp_path / "share.json"
     turns = [
         ("a b c d e f g h", "one two three four five six"),
@@ -85,8 +98,8 @@ def test_serve_with_conversations_and_goodput(server: servers.Server, here: Here
     speakers = ("human", "gpt")
     talks = [[{"from": who, "value": text} for who, text in zip(speakers, talk, strict=False)] for talk in turns]
     file.write_text(json.dumps([{"id": str(number), "conversations": talk} for number, talk in enumerate(talks)]))
-    figures = bench(
-        tmp_path / "serve.json", "serve", "--port", str(server.port), "--num-prompts", "3",
+    figures = figures_of(
+        "serve", "--port", str(server.port), "--num-prompts", "3",
         "--dataset-name", "sharegpt", "--dataset-path", str(file), "--goodput", "ttft:1e9", "e2el:1e9",
         "--num-warmups", "0",
     )  # fmt: skip
@@ -96,8 +109,8 @@ def test_serve_with_conversations_and_goodput(server: servers.Server, here: Here
     assert figures["request_goodput"] == figures["request_throughput"] > 0
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "hello there"}\n\n{"prompt": "again"}\n')
-    figures = bench(
-        tmp_path / "custom.json", "serve", "--port", str(server.port), "--dataset-name", "custom", "--dataset-path",
+    figures = figures_of(
+        "serve", "--port", str(server.port), "--dataset-name", "custom", "--dataset-path",
         str(rows), "--custom-output-len", "5", "--custom-skip-chat-template", "--no-oversample", "--num-warmups", "0",
         "--goodput", "ttft:0",
     )  # fmt: skip
@@ -135,20 +148,18 @@ def test_serve_reports_failures(server: servers.Server, here: Here) -> None:
     assert "HTTP 400" in out
 
 
-def test_throughput_and_latency(tiny_llama: Path, tmp_path: Path) -> None:
+def test_throughput_and_latency(tiny_llama: Path, figures_of: Figures) -> None:
     args = (str(tiny_llama), "--dtype", "float32", "--input-len", "16", "--output-len", "8")
-    figures = bench(tmp_path / "throughput.json", "throughput", *args, "--num-prompts", "5", "--n", "2")
+    figures = figures_of("throughput", *args, "--num-prompts", "5", "--n", "2")
     assert figures["requests"] == 5
     assert figures["total_token_throughput"] > figures["output_throughput"] > 0
     assert (figures["num_requests"], figures["total_num_tokens"]) == (5, 5 * (16 + 2 * 8))
-    figures = bench(
-        tmp_path / "latency.json", "latency", *args, "--batch-size", "2", "--num-iters", "2", "--num-iters-warmup", "1"
-    )
+    figures = figures_of("latency", *args, "--batch-size", "2", "--num-iters", "2", "--num-iters-warmup", "1")
     assert figures["batches"] == len(figures["latencies"]) == 2
     assert figures["percentiles"]["10"] <= figures["avg_latency"] <= figures["percentiles"]["99"]
 
 
-def test_startup(tiny_llama: Path, tmp_path: Path) -> None:
-    figures = bench(tmp_path / "startup.json", "startup", "--runs", "1", "--", str(tiny_llama), "--dtype", "float32")
+def test_startup(tiny_llama: Path, figures_of: Figures) -> None:
+    figures = figures_of("startup", "--runs", "1", "--", str(tiny_llama), *servers.WITHOUT_MODEL)
     assert 0 < figures["health_200_s"] <= figures["first_token_s"]
     assert figures["peak_rss_mib"] > 0

@@ -71,7 +71,13 @@ def gate(folder: Path) -> servers.Gate:
 @pytest.fixture(scope="module")
 def server(folder: Path, gate: servers.Gate) -> Iterator[servers.Server]:
     """One server with all the flags that go together. One sequence at a time, so that a second stream waits."""
-    args = ["--allowed-origins", '["https://a.example"]', "--allowed-methods", '["GET", "POST"]']
+    args = [
+        *servers.WITHOUT_MODEL,
+        "--allowed-origins",
+        '["https://a.example"]',
+        "--allowed-methods",
+        '["GET", "POST"]',
+    ]
     args += ["--allowed-headers", '["authorization", "content-type"]', "--allow-credentials"]
     args += ["--middleware", "frame_mw.hook", "--middleware", "frame_mw.Stamp", "--api-key", "user-key"]
     args += ["--admin-key", "admin-key", "--enable-request-id-headers", "--enable-server-load-tracking"]
@@ -220,7 +226,14 @@ def test_a_stream_that_waits_gets_comments(http: httpx.Client, gate: servers.Gat
 
 
 def test_strict_quiet_and_without_docs(tmp_path: Path) -> None:
-    args = ["--strict-requests", "--disable-fastapi-docs", "--disable-uvicorn-access-log", "--sse-keepalive", "0"]
+    args = [
+        *servers.WITHOUT_MODEL,
+        "--strict-requests",
+        "--disable-fastapi-docs",
+        "--disable-uvicorn-access-log",
+        "--sse-keepalive",
+        "0",
+    ]
     args += ["--routers", "openai", "health"]
     with servers.running(args, tmp_path / "log", {"OMP_NUM_THREADS": "1"}) as server:
         with httpx.Client(base_url=server.url, timeout=240) as http:
@@ -246,7 +259,8 @@ def test_strict_quiet_and_without_docs(tmp_path: Path) -> None:
 def test_log_levels_of_the_http_server(server: servers.Server, http: httpx.Client, tmp_path: Path) -> None:
     http.get("/version")
     assert server.says('"GET /version HTTP/1.1" 200')
-    with servers.running(["--uvicorn-log-level", "warning"], tmp_path / "log", {"OMP_NUM_THREADS": "1"}) as quiet:
+    args = [*servers.WITHOUT_MODEL, "--uvicorn-log-level", "warning"]
+    with servers.running(args, tmp_path / "log", {"OMP_NUM_THREADS": "1"}) as quiet:
         assert httpx.get(f"{quiet.url}/version", timeout=240).status_code == 200
         assert quiet.stop() == 0
         assert "HTTP/1.1" not in quiet.text()

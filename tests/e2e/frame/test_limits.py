@@ -31,7 +31,8 @@ def gate(tmp_path_factory: pytest.TempPathFactory) -> servers.Gate:
 @pytest.fixture(scope="module")
 def server(gate: servers.Gate, tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
     """One sequence at a time, and two that may wait."""
-    args = ["--max-num-seqs", "1", "--max-waiting-requests", "2", "--max-waiting-tokens", "300", *gate.args]
+    args = [*servers.WITHOUT_MODEL, *gate.args]
+    args += ["--max-num-seqs", "1", "--max-waiting-requests", "2", "--max-waiting-tokens", "300"]
     with servers.running(args, tmp_path_factory.mktemp("server") / "log", {"OMP_NUM_THREADS": "1"}) as running:
         yield running
 
@@ -40,6 +41,7 @@ def server(gate: servers.Gate, tmp_path_factory: pytest.TempPathFactory) -> Iter
 def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
     """Little patience: a busy machine may be too slow for it, so whoever wants an answer asks until it comes."""
     args = ["--header-timeout", "1", "--body-timeout", "1", "--keep-alive-timeout", "1", "--write-timeout", "1"]
+    args += servers.WITHOUT_MODEL
     with servers.running(args, tmp_path_factory.mktemp("hasty") / "log", {"OMP_NUM_THREADS": "1"}) as running:
         yield running
 
@@ -150,7 +152,7 @@ def test_a_reader_that_never_reads_is_cut(hasty: servers.Server) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     sock.connect(("127.0.0.1", hasty.port))
     # Enough text to fill every buffer on the way.
-    body = json.dumps({**LONG, "logprobs": 20, "n": 2}).encode()
+    body = json.dumps({**LONG, "logprobs": 20, "n": 16}).encode()
     head = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
     sock.sendall(head + b"content-length: %d\r\n\r\n" % len(body) + body)
     assert servers.until(lambda: hasty.text().count(GONE) > left)
@@ -186,7 +188,8 @@ def test_it_recovers_from_a_lack_of_descriptors(server: servers.Server, http: ht
 @pytest.mark.slow
 def test_a_crowd_of_slow_clients_hinders_nobody(tmp_path: Path) -> None:
     """A thousand clients that send nothing, a thousand slow ones; a chat goes through, and all of them are closed."""
-    with servers.running(["--header-timeout", "30"], tmp_path / "log", {"OMP_NUM_THREADS": "1"}) as server:
+    args = [*servers.WITHOUT_MODEL, "--header-timeout", "30"]
+    with servers.running(args, tmp_path / "log", {"OMP_NUM_THREADS": "1"}) as server:
         crowd = [socket.create_connection(("127.0.0.1", server.port), 240) for _ in range(2000)]
         for sock in crowd[1000:]:
             sock.sendall(b"GET /health HTTP/1.1\r\nx: ")

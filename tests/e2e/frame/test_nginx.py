@@ -58,7 +58,7 @@ def gate(tmp_path_factory: pytest.TempPathFactory) -> servers.Gate:
 @pytest.fixture(scope="module")
 def server(gate: servers.Gate, tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
     args = ["--root-path", "/llm", "--enable-server-load-tracking", "--max-num-seqs", "1", "--sse-keepalive", "0.2"]
-    args += gate.args
+    args += [*servers.WITHOUT_MODEL, *gate.args]
     with servers.running(args, tmp_path_factory.mktemp("server") / "log", {"OMP_NUM_THREADS": "1"}) as running:
         yield running
 

@@ -125,7 +125,7 @@ def serial(port: int) -> int:
 
 @contextlib.contextmanager
 def running(args: list[str], log: Path, context: ssl.SSLContext) -> Iterator[servers.Server]:
-    with servers.started(args, log, {"OMP_NUM_THREADS": "1"}) as server:
+    with servers.started([*servers.WITHOUT_MODEL, *args], log, {"OMP_NUM_THREADS": "1"}) as server:
         wait_for(lambda: health(server.port, context) == 200, server)
         yield server
         server.stop()

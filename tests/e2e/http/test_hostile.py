@@ -109,9 +109,9 @@ def check(response: httpx.Response, field: str | None, what: object) -> None:
         assert field in f"{error['param']} {error['message']}", shown
 
 
-# Each field meets a third of the values, its neighbour another one; in `make test-slow`, and over a scripted service in
+# Each field meets an eighth of the values, its neighbour others; in `make test-slow`, and over a scripted service in
 # tests/unit/plugins/router, all of them.
-every = pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.slow)])
+every = pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.slow)])
 
 
 @every

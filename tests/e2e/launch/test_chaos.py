@@ -16,28 +16,27 @@ ASK = {"model": "tiny", "max_tokens": 90, "ignore_eos": True, "temperature": 0, 
 PROMPTS = [[5 + number, *range(20, 30 + 3 * number)] for number in range(8)]
 
 
-def _answers(model: Path, log: Path, *args: str) -> list[Any]:
-    """What the requests are told that a server gets all at once; the server has checked itself, and is well."""
-    with servers.running([str(model), *ARGS, *args], log, {"OMP_NUM_THREADS": "1"}) as server:
-        with httpx.Client(base_url=server.url, timeout=servers.PATIENCE) as http:
+def _answers(server: servers.Server) -> list[Any]:
+    """What the requests are told, all of which are sent at once."""
+    with httpx.Client(base_url=server.url, timeout=servers.PATIENCE) as http:
 
-            def ask(number: int) -> Any:
-                body = ASK | {"prompt": PROMPTS[number], "temperature": float(number % 2), "seed": number}
-                answer = http.post("/v1/completions", json=body)
-                assert answer.status_code == 200, answer.text
-                return answer.json()["choices"]
+        def ask(number: int) -> Any:
+            body = ASK | {"prompt": PROMPTS[number], "temperature": float(number % 2), "seed": number}
+            answer = http.post("/v1/completions", json=body)
+            assert answer.status_code == 200, answer.text
+            return answer.json()["choices"]
 
-            with ThreadPoolExecutor(len(PROMPTS)) as threads:
-                answers = list(threads.map(ask, range(len(PROMPTS))))
-            metrics = http.get("/metrics").text
-        assert server.health() == 200
-        assert server.stop() == 0
-    if args:
+        with ThreadPoolExecutor(len(PROMPTS)) as threads:
+            return list(threads.map(ask, range(len(PROMPTS))))
+
+
+def test_chaos_changes_no_answer(server: servers.Server, tiny_llama: Path, tmp_path: Path) -> None:
+    expected = _answers(server)
+    args = [str(tiny_llama), *ARGS, "--scheduling-policy", "chaos"]
+    with servers.running(args, tmp_path / "log", {"OMP_NUM_THREADS": "1"}) as chaotic:
+        assert _answers(chaotic) == expected
+        metrics = httpx.get(f"{chaotic.url}/metrics", timeout=servers.PATIENCE).text
         (line,) = [line for line in metrics.splitlines() if line.startswith("vllm:num_preemptions_total{")]
         assert float(line.split()[-1]) > 0
-    return answers
-
-
-def test_chaos_changes_no_answer(tiny_llama: Path, tmp_path: Path) -> None:
-    expected = _answers(tiny_llama, tmp_path / "default.log")
-    assert _answers(tiny_llama, tmp_path / "chaos.log", "--scheduling-policy", "chaos") == expected
+        assert chaotic.health() == 200  # it has checked itself, and is well
+        assert chaotic.stop() == 0

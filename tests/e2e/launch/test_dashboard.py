@@ -28,7 +28,7 @@ WORDS = {
 @pytest.fixture(scope="module")
 def shown(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     """Name → labels of every sample, of a server with two API processes."""
-    args = [str(tiny_llama), "--dtype", "float32", "-asc", "2"]
+    args = [str(tiny_llama), *servers.WITHOUT_MODEL, "-asc", "2"]
     with servers.running(args, tmp_path_factory.mktemp("dashboard") / "log", {"OMP_NUM_THREADS": "1"}) as server:
         text = httpx.get(f"{server.url}/metrics", timeout=240).text
     found: dict[str, set[str]] = {}

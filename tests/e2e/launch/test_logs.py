@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from ferrule_plugins.stat_logger import catalog
 from ferrule_testkit import server as servers
 
-ARGS = ["--dtype", "float32", "--served-model-name", "tiny"]
+ARGS = ["--dtype", "float32", "--served-model-name", "tiny", *servers.WITHOUT_MODEL]
 PROMPT = "the quick brown fox"
 IDS = [201, 202, 203]
 
@@ -104,7 +104,7 @@ def test_a_log_that_is_left_alone_and_one_with_a_prefix(tiny_llama: Path, tmp_pa
         assert "INFO" not in server.text()
     with servers.running([str(tiny_llama), *ARGS], tmp_path / "b", {**base, "VLLM_LOGGING_PREFIX": "[a1] "}) as server:
         assert server.stop() == 0
-        assert all(line.startswith("[a1] INFO") for line in server.text().splitlines())
+        assert all(line.startswith("[a1] ") for line in server.text().splitlines())
         assert server.says("ready at")
 
 

@@ -20,8 +20,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from ferrule_testkit import server as servers
 
 COUNT = 3
-ARGS = ["--dtype", "float32", "--served-model-name", "tiny", "--num-gpu-blocks-override", "512"]
-BODY = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 4, "ignore_eos": True, "temperature": 0}
+ARGS = ["--served-model-name", "tiny", *servers.WITHOUT_MODEL, "--num-gpu-blocks-override", "512"]
+BODY = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 4, "ignore_eos": True, "temperature": 0, "seed": 1}
 
 Figures = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -230,7 +230,7 @@ def test_the_death_of_one_is_the_end_of_all(tiny_llama: Path, tmp_path: Path) ->
 
 def test_one_that_hangs_is_ended_and_all_with_it(tiny_llama: Path, tmp_path: Path) -> None:
     """The watchdog has time enough for what is slow only because the machine is busy."""
-    with several(tiny_llama, tmp_path, "--watchdog-timeout", "12") as fresh:
+    with several(tiny_llama, tmp_path, "--watchdog-timeout", "6") as fresh:
         pids = servers.descendants(fresh.process.pid)
         os.kill(api_pids(fresh)[2], signal.SIGSTOP)
         assert fresh.process.wait(240) != 0

@@ -20,7 +20,7 @@ import pytest
 
 from ferrule_testkit import server as servers
 
-ARGS = ["--dtype", "float32", "--served-model-name", "tiny"]
+ARGS = ["--dtype", "float32", "--served-model-name", "tiny", *servers.WITHOUT_MODEL]
 BODY = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 4, "ignore_eos": True, "temperature": 0}
 
 
@@ -193,7 +193,7 @@ def test_an_engine_that_is_stopped_is_noticed_and_comes_back(tiny_llama: Path, t
 
 def test_an_engine_that_stays_stopped_ends_the_server(tiny_llama: Path, tmp_path: Path) -> None:
     """The watchdog has time enough for what is slow only because the machine is busy."""
-    args = [str(tiny_llama), *ARGS, "--watchdog-timeout", "12"]
+    args = [str(tiny_llama), *ARGS, "--watchdog-timeout", "6"]
     with servers.running(args, tmp_path / "log", {"OMP_NUM_THREADS": "1"}) as server:
         pids = servers.descendants(server.process.pid)
         os.kill(server.children()["engine"], signal.SIGSTOP)

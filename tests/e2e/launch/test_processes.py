@@ -22,7 +22,7 @@ from ferrule_testkit import server as servers
 BODY = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 200, "ignore_eos": True, "temperature": 0}
 
 
-ARGS = ["--dtype", "float32", "--served-model-name", "tiny"]
+ARGS = ["--dtype", "float32", "--served-model-name", "tiny", *servers.WITHOUT_MODEL]
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ def test_the_server_starts_among_broken_distributions(tiny_llama: Path, tmp_path
     site = tmp_path / "site"
     site.mkdir()
     install_bad(site, fatal=False)
-    args = [str(tiny_llama), "--dtype", "float32", "--served-model-name", "tiny", "--num-gpu-blocks-override", "512"]
+    args = [str(tiny_llama), *servers.WITHOUT_MODEL, "--served-model-name", "tiny"]
     environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(site)}
     with servers.running(args, tmp_path / "log", environment) as server:
         request = urllib.request.Request(

@@ -77,7 +77,7 @@ def status_of(url: str, **headers: str) -> int:
 def test_plugins_from_files_work_in_every_process(tiny_llama: Path, tmp_path: Path) -> None:
     (tmp_path / "tell.py").write_text(HOOKS)
     (tmp_path / "newest.py").write_text(POLICY)
-    args = [str(tiny_llama), "--dtype", "float32", "--served-model-name", "tiny", "--num-gpu-blocks-override", "64"]
+    args = [str(tiny_llama), *servers.WITHOUT_MODEL, "--served-model-name", "tiny", "--num-gpu-blocks-override", "64"]
     args += ["--plugin", f"hooks={tmp_path / 'tell.py'}", f"policy={tmp_path / 'newest.py'}"]
     args += ["--scheduling-policy", "newest", "--api-key", "secret"]
     with servers.running(args, tmp_path / "log", {"OMP_NUM_THREADS": "1"}) as server:

@@ -10,6 +10,7 @@ import pytest
 from ferrule.interfaces.parsers import ChoiceContext, Content, Reasoning, ReasoningParser, TextDelta
 from ferrule_parsing.harmony import Body, HarmonyReader, Head, Tail
 from ferrule_testkit.kits.count import work
+from tests.shared import grid
 
 NAMES = sorted(entry.name for entry in entry_points(group="ferrule.v2.reasoning_parser") if "." not in entry.name)
 TOOL = {"type": "function", "function": {"name": "f"}}
@@ -76,10 +77,7 @@ def test_special_tokens_are_those_of_the_markup() -> None:
     assert "<|channel|>" in opened("openai_gptoss").special_tokens
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(
-    "unit", ["<", "\n", "Here is ", "<|channel|>", "</think><answer>\n", "<|start|><|end|>", "to="]
-)
+@grid({"name": NAMES, "unit": ("<", "\n", "Here is ", "<|channel|>", "</think><answer>\n", "<|start|><|end|>", "to=")})
 def test_work_grows_with_the_text_and_no_faster(name: str, unit: str) -> None:
     def cost(size: int, step: int) -> int:
         return work(lambda: read(name, unit * (size // len(unit)), step))

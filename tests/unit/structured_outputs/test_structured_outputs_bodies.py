@@ -160,9 +160,9 @@ TRIGGERED = {"type": "triggered_tags", "triggers": ["<"], "tags": [A]}
             tag("a", end=["x", "y"]),
             Series((Fixed("<a>"), Series((DIGIT, OneOf((Fixed("x"), Fixed("y"))))))),
         ),
-        (TRIGGERED, Triggered("<", (TAG_A,))),
-        (TRIGGERED | {"stop_after_first": True}, Triggered("<", (TAG_A,), most=1)),
-        (TRIGGERED | {"at_least_one": True}, Series((OneOf((SERIES_A,)), Triggered("<", (TAG_A,))))),
+        (TRIGGERED, Triggered(("<",), (TAG_A,))),
+        (TRIGGERED | {"stop_after_first": True}, Triggered(("<",), (TAG_A,), most=1)),
+        (TRIGGERED | {"at_least_one": True}, Series((OneOf((SERIES_A,)), Triggered(("<",), (TAG_A,))))),
         (TRIGGERED | {"at_least_one": True, "stop_after_first": True}, OneOf((SERIES_A,))),
         ({"type": "tags_with_separator", "tags": [A], "separator": ","}, Repeated(OneOf((SERIES_A,)), ",")),
         (
@@ -189,7 +189,7 @@ async def test_the_older_structural_tag(site: Site) -> None:
         "triggers": ["<f="],
     }
     tags = (Tag("<f=a>", Json(SCHEMA), "</f>"), Tag("<f=b>", Json({})))
-    assert await constraint(site, response_format=older) == GrammarSpec(form=Triggered("<f=", tags))
+    assert await constraint(site, response_format=older) == GrammarSpec(form=Triggered(("<f=",), tags))
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,8 @@ async def test_the_older_structural_tag(site: Site) -> None:
         ({"format": {"type": "json_schema", "json_schema": {}, "any_order": True}}, ".format.any_order"),
         ({"format": {"type": "repeat", "content": NUMBER, "min": 2, "max": 1}}, ".format.max"),
         ({"format": tag("a", {"type": "any_text"}, end=["x", "y"])}, ".format.end"),
-        ({"format": TRIGGERED | {"triggers": ["<", "x"]}}, ".format.triggers"),
+        ({"format": TRIGGERED | {"triggers": ["<", "x"]}}, ".format.triggers[1]"),
+        ({"format": TRIGGERED | {"triggers": ["<", "<a"]}}, ".format.triggers[1]"),
         ({"format": TRIGGERED | {"triggers": ["x"]}}, ".format.tags[0].begin"),
         ({"format": TRIGGERED | {"unknown": 1}}, ".format.unknown"),
         ({"structures": [{"begin": "<", "schema": {}, "end": ""}]}, ".triggers"),

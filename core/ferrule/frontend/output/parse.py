@@ -123,7 +123,7 @@ def choice_context(
     """What parsers are told of the choices of one of the request's prompts, as it was read."""
     budget = request.params.thinking_token_budget
     if request.raw and budget is None and request.grammar is None and request.params.grammar is None:
-        return ChoiceContext()  # nobody asks
+        return ChoiceContext()  # no parser and no constraint will read it
     text, chat = prepared.text, prompt if isinstance(prompt, ChatPrompt) else None
     if text is None and tokenizer is not None:
         text = decode(tokenizer, prepared.ids[-_TAIL:], skip_special_tokens=False)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, get_type_hints
+from typing import Any
 
 from ferrule.config import Config
-from ferrule.config.option import Option, opt, option_of
-from ferrule.config.parse import config_sections
+from ferrule.config.option import opt
+from ferrule_plugins.command import part_options
 
 # Sections of `Config`, and what is taken of them.
 _TAKEN = {
@@ -50,24 +50,10 @@ class PackConfig:
 
 def sections() -> Mapping[str, type]:
     """Every section of the command."""
-    return {**{key: _part(config_sections()[key], names) for key, names in _TAKEN.items()}, "pack": PackConfig}
+    return {**part_options.sections(_TAKEN, _SAID), "pack": PackConfig}
 
 
 def whole(config: Config) -> Config:
     """The configuration with its own sections, as what loads a model expects them; it is loaded on the CPU."""
-    parts: dict[str, Any] = {}
-    for key, names in _TAKEN.items():
-        parts[key] = config_sections()[key](**{name: getattr(getattr(config, key), name) for name in names})
-    return dataclasses.replace(config, **parts, device=dataclasses.replace(config.device, device="cpu"))
-
-
-def _part(cls: type, names: tuple[str, ...]) -> type:
-    """A section of the same title with these fields alone."""
-    hints, found = get_type_hints(cls), {field.name: field for field in dataclasses.fields(cls)}
-    rows = []
-    for name in names:
-        field, option = found[name], dataclasses.replace(option_of(found[name]), **_SAID.get(name, {}))
-        meta = {attribute.name: getattr(option, attribute.name) for attribute in dataclasses.fields(Option)}
-        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-        rows.append((name, hints[name], opt(default, **meta)))
-    return dataclasses.make_dataclass(cls.__name__, rows, namespace={"__doc__": cls.__doc__}, frozen=True, kw_only=True)
+    full = part_options.whole(config, _TAKEN)
+    return dataclasses.replace(full, device=dataclasses.replace(config.device, device="cpu"))

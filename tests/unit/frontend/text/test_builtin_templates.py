@@ -230,9 +230,9 @@ def test_calls_come_back(name: str) -> None:
     expected = expected if knows_several(name) else expected[:1]
     calls = [call(function, arguments, number) for number, (function, arguments) in enumerate(expected)]
     for history in ([USER], [SYSTEM, USER], [USER, calling(call("now", {})), result("12:00")]):
-        text = of_model(name, *history, calling(*calls))
+        text, prompt = of_model(name, *history, calling(*calls)), shown(name, *history)
         for size in (len(text), 1, 7):
-            assert read(TEMPLATES[name].parser, text, size, shown(name, *history)) == expected
+            assert read(TEMPLATES[name].parser, text, size, prompt) == expected
 
 
 @pytest.mark.parametrize("name", WITH_TOOLS)

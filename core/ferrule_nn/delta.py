@@ -1,0 +1,135 @@
+"""Gated delta net (Yang, Kautz and Hatamizadeh 2024): linear attention that overwrites what a key stood for.
+
+S is a matrix for each head. A token with query q, key k, value v, decay a and strength b changes it and reads it:
+
+    S ← a S;    S ← S + k ⊗ b (v - Sᵀk);    y = Sᵀq
+
+Prefill uses the WY form (Yang et al. 2024, "Parallelizing linear transformers with the delta rule"): the corrections
+b (v - Sᵀk) of all tokens of a part are the solution of one triangular system, after which only products are left.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional as F
+
+from ferrule.interfaces.model import ForwardContext, StateSpec
+from ferrule_nn.linear import Linear, MergedLinear
+from ferrule_nn.rope import Rotation
+from ferrule_nn.states import GatedRMSNorm, Outcome, ShortConv, StateLayer, run_rows, wide_parameter
+
+_CHUNK = 64  # tokens of one triangular system
+_NORM_EPS = 1e-6  # of queries and keys
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeltaSpec:
+    """The numbers of one layer. Each key head serves num_value_heads / num_key_heads value heads.
+
+    `interleaved`: the input projections are two tensors, in_proj_qkvz and in_proj_ba, that are ordered by key head;
+    otherwise they are four, in_proj_qkv, in_proj_z, in_proj_b and in_proj_a.
+    """
+
+    hidden_size: int
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int
+    value_dim: int
+    kernel: int = 4
+    act: str = "silu"
+    norm_eps: float = 1e-6
+    interleaved: bool = False
+
+    @property
+    def keys(self) -> int:
+        return self.num_key_heads * self.key_dim
+
+    @property
+    def values(self) -> int:
+        return self.num_value_heads * self.value_dim
+
+
+class GatedDelta(StateLayer):
+    """x → out(norm(delta(conv(q, k, v)), z)). State: [value heads, key_dim, value_dim] float32."""
+
+    def __init__(self, name: str, spec: DeltaSpec) -> None:
+        super().__init__(name, StateSpec((spec.num_value_heads, spec.key_dim, spec.value_dim), torch.float32))
+        self.spec = spec
+        hidden, mixed, heads = spec.hidden_size, 2 * spec.keys + spec.values, spec.num_value_heads
+        if spec.interleaved:
+            self.in_proj_qkvz = Linear(hidden, mixed + spec.values)
+            self.in_proj_ba = Linear(hidden, 2 * heads)
+        else:
+            self.in_proj_qkvz = MergedLinear(hidden, {"in_proj_qkv": mixed, "in_proj_z": spec.values})
+            self.in_proj_ba = MergedLinear(hidden, {"in_proj_b": heads, "in_proj_a": heads})
+        self.conv1d = ShortConv(f"{name}.conv", mixed, spec.kernel, bias=False, act=spec.act)
+        self.A_log = wide_parameter(heads)
+        self.dt_bias = wide_parameter(heads)
+        self.norm = GatedRMSNorm(spec.value_dim, eps=spec.norm_eps, gate_first=False)
+        self.out_proj = Linear(spec.values, hidden)
+
+    def forward(self, x: torch.Tensor, ctx: ForwardContext, rotation: Rotation | None = None) -> torch.Tensor:
+        """[tokens, hidden] → [tokens, hidden]."""
+        spec = self.spec
+        mixed, gate, strength, width = self._projected(x)
+        q, k, v = self.conv1d(mixed, ctx).float().split([spec.keys, spec.keys, spec.values], dim=-1)
+        q, k = (_unit(each.unflatten(-1, (spec.num_key_heads, spec.key_dim))) for each in (q, k))
+        shared = spec.num_value_heads // spec.num_key_heads
+        q, k = (each.repeat_interleave(shared, dim=1) for each in (q * spec.key_dim**-0.5, k))
+        v = v.unflatten(-1, (spec.num_value_heads, spec.value_dim))
+        decay = F.softplus(width.float() + self.dt_bias) * -self.A_log.exp()
+        y = run_rows(ctx.state(self.name), (decay, strength.float().sigmoid(), q, k, v), delta_step, delta_chunk)
+        y = self.norm(y, gate.view(y.shape)).flatten(-2)
+        out: torch.Tensor = self.out_proj(y.to(x.dtype))
+        return out
+
+    def _projected(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Queries, keys and values [tokens, …], gate [tokens, values], strength and width [tokens, value heads]."""
+        spec = self.spec
+        qkvz, ba = self.in_proj_qkvz(x), self.in_proj_ba(x)
+        if not spec.interleaved:
+            return *qkvz.split([2 * spec.keys + spec.values, spec.values], dim=-1), *ba.chunk(2, dim=-1)
+        heads = spec.num_key_heads
+        values = spec.values // heads
+        parts = qkvz.unflatten(-1, (heads, -1)).split([spec.key_dim, spec.key_dim, values, values], dim=-1)
+        q, k, v, gate = (part.flatten(-2) for part in parts)
+        strength, width = (part.flatten(-2) for part in ba.unflatten(-1, (heads, -1)).chunk(2, dim=-1))
+        return torch.cat((q, k, v), dim=-1), gate, strength, width
+
+
+def _unit(x: torch.Tensor) -> torch.Tensor:
+    """Vectors of length 1."""
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + _NORM_EPS)
+
+
+def delta_step(
+    state: torch.Tensor, decay: torch.Tensor, strength: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+) -> Outcome:
+    """One token of n requests. state [n, heads, keys, values]; decay, a logarithm, and strength [n, heads];
+    q, k [n, heads, keys]; v [n, heads, values]."""
+    state.mul_(decay.exp()[..., None, None])
+    correction = (v - (k.unsqueeze(2) @ state).squeeze(2)) * strength.unsqueeze(-1)
+    state.addcmul_(k.unsqueeze(-1), correction.unsqueeze(2))
+    return (q.unsqueeze(2) @ state).squeeze(2), state
+
+
+def delta_chunk(
+    state: torch.Tensor, decay: torch.Tensor, strength: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+) -> Outcome:
+    """t tokens of one request: state [heads, keys, values], the others as in `delta_step` with t for n."""
+    outputs = []
+    for part in zip(*(torch.split(each, _CHUNK) for each in (decay, strength, q, k, v)), strict=True):
+        decay, strength, q, k, v = (each.transpose(0, 1) for each in part)  # [heads, t, ...]
+        total = decay.cumsum(-1)  # up to each token, its own included
+        between = (total.unsqueeze(2) - total.unsqueeze(1)).exp().tril_()  # [heads, t, t]
+        since = total.exp().unsqueeze(-1)  # of the state before the part
+        strong = k * strength.unsqueeze(-1)
+        system = (strong @ k.mT) * between  # its diagonal is taken as 1
+        wanted = v * strength.unsqueeze(-1) - (strong * since) @ state
+        corrections = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)
+        outputs.append((((q @ k.mT) * between) @ corrections + (q * since) @ state).transpose(0, 1))
+        left = (total[:, -1:] - total).exp().unsqueeze(-1)  # of each token, at the end of the part
+        state = state * since[:, -1:] + (k * left).mT @ corrections
+    return torch.cat(outputs), state

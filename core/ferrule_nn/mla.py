@@ -1,0 +1,174 @@
+"""Multi-head latent attention (DeepSeek-V2, https://arxiv.org/abs/2405.04434): one small latent for all heads.
+
+A token's keys and values are products of a latent of `kv_rank` numbers with matrices of each head, and all heads share
+one rotated key of `rope_dim` numbers. Only latent and rotated key are cached: 576 numbers for DeepSeek. The matrices
+are absorbed: a query is multiplied by its head's key matrix, so that it meets latents as they are, and a head's sum of
+latents is multiplied by its value matrix. So this is attention with one key head of kv_rank + rope_dim, whose values
+are the first kv_rank numbers of its keys.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from ferrule.interfaces.model import AttentionOptions, BuildContext, ForwardContext, LayerCache
+from ferrule.types import CacheGroup
+from ferrule_kernels.cpu import dense
+from ferrule_kernels.cpu.bank import MatrixBank
+from ferrule_kernels.cpu.dense import DenseMatrix
+from ferrule_nn.configuration import need
+from ferrule_nn.linear import Linear, MergedLinear, Packed
+from ferrule_nn.norm import RMSNorm
+from ferrule_nn.rope import Rope, RopeConfig, Rotation
+
+_EPS = 1e-6  # of the norms within, whatever config.json says of others
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentSpec:
+    """The numbers of one layer. A query has `nope_dim` numbers that stay and `rope_dim` that are rotated."""
+
+    hidden_size: int
+    num_heads: int
+    kv_rank: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+    block_size: int
+    scale: float
+    q_rank: int = 0  # of the queries' latent; 0: they have none
+    bias: bool = False
+
+    @classmethod
+    def of(cls, ctx: BuildContext) -> LatentSpec:
+        """Read config.json. Raises CheckpointError for a missing name."""
+        c = ctx.config
+        nope, rope = int(need(c, "qk_nope_head_dim")), int(need(c, "qk_rope_head_dim"))
+        return cls(
+            hidden_size=int(need(c, "hidden_size")),
+            num_heads=int(need(c, "num_attention_heads")),
+            kv_rank=int(need(c, "kv_lora_rank")),
+            nope_dim=nope,
+            rope_dim=rope,
+            value_dim=int(need(c, "v_head_dim")),
+            block_size=ctx.block_size,
+            scale=(nope + rope) ** -0.5 * _sharpening(RopeConfig.of(c, rope)) ** 2,
+            q_rank=int(c.get("q_lora_rank") or 0),
+            bias=bool(c.get("attention_bias", False)),
+        )
+
+
+def _sharpening(config: RopeConfig) -> float:
+    """What YaRN with `mscale_all_dim` multiplies queries and keys by."""
+    weight = float(config.options.get("mscale_all_dim") or 0.0)
+    factor = float(config.options.get("factor") or 1.0)
+    return 1.0 if config.kind == "default" or not weight or factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+
+class LatentAttention(nn.Module):
+    """Projections, latent attention, output projection. `name` is the layer's name in the cache.
+
+    Parameters: `qkv_a_proj` (merges q_proj, or q_a_proj, and kv_a_proj_with_mqa), `q_a_layernorm` and `q_b_proj` where
+    queries have a latent, `kv_a_layernorm`, `kv_b_proj`, `o_proj`.
+    """
+
+    def __init__(self, name: str, spec: LatentSpec, rope: Rope) -> None:
+        super().__init__()
+        self.name = name
+        self.spec = spec
+        self._rope = (rope,)  # in a tuple, so that torch does not register it as a submodule of every layer
+        q_size = spec.num_heads * (spec.nope_dim + spec.rope_dim)
+        first = {"q_a_proj": spec.q_rank} if spec.q_rank else {"q_proj": q_size}
+        self._q_width = next(iter(first.values()))
+        projections = {**first, "kv_a_proj_with_mqa": spec.kv_rank + spec.rope_dim}
+        self.qkv_a_proj = MergedLinear(spec.hidden_size, projections, spec.bias)
+        self.q_a_layernorm = RMSNorm(spec.q_rank, _EPS) if spec.q_rank else None
+        self.q_b_proj = Linear(spec.q_rank, q_size) if spec.q_rank else None
+        self.kv_a_layernorm = RMSNorm(spec.kv_rank, _EPS)
+        self.kv_b_proj = Linear(spec.kv_rank, spec.num_heads * (spec.nope_dim + spec.value_dim))
+        self.o_proj = Linear(spec.num_heads * spec.value_dim, spec.hidden_size, spec.bias)
+        self.options = AttentionOptions(scale=spec.scale)
+        self._matrices: tuple[HeadMatrices, HeadMatrices] | None = None  # of keys and of values
+
+    @property
+    def cache(self) -> LayerCache:
+        """What this layer keeps for each token."""
+        spec = self.spec
+        group = CacheGroup("full", spec.block_size)
+        return LayerCache(group, 1, spec.kv_rank + spec.rope_dim, value_dim=spec.kv_rank)
+
+    def pack(self) -> None:
+        if self._matrices is None:
+            self.kv_b_proj.pack()
+            self._matrices = self._absorbed()
+
+    def packed_tensors(self) -> Iterable[torch.Tensor]:
+        for matrices in self._matrices or ():
+            yield from matrices.tensors()
+
+    def _absorbed(self) -> tuple[HeadMatrices, HeadMatrices]:
+        """Each head's part of `kv_b_proj`. However that is quantized, its weights are what it makes of ones."""
+        spec, like = self.spec, self.kv_a_layernorm.weight
+        ones = torch.eye(spec.kv_rank, dtype=like.dtype, device=like.device)
+        weights = self.kv_b_proj(ones).t().reshape(spec.num_heads, -1, spec.kv_rank)
+        keys, values = weights.split([spec.nope_dim, spec.value_dim], dim=1)
+        return HeadMatrices(keys.transpose(1, 2)), HeadMatrices(values)
+
+    def forward(self, x: torch.Tensor, ctx: ForwardContext, rotation: Rotation) -> torch.Tensor:
+        """[tokens, hidden] → [tokens, hidden]."""
+        spec, rope, tokens = self.spec, self._rope[0], x.shape[0]
+        keys_of, values_of = self._matrices or self._absorbed()
+        q, latent, turned = self.qkv_a_proj(x).split([self._q_width, spec.kv_rank, spec.rope_dim], dim=1)
+        if self.q_a_layernorm is not None and self.q_b_proj is not None:
+            q = self.q_b_proj(self.q_a_layernorm(q))
+        still, q_turned = q.view(tokens, spec.num_heads, -1).split([spec.nope_dim, spec.rope_dim], dim=2)
+        both = rope.rotate(torch.cat((q_turned, turned.unsqueeze(1)), dim=1), rotation)
+        query = torch.cat((keys_of.multiply(still), both[:, :-1]), dim=2)
+        key = torch.cat((self.kv_a_layernorm(latent).unsqueeze(1), both[:, -1:]), dim=2)
+        sums = ctx.attend(self.name, query, key, key[..., : spec.kv_rank], self.options)
+        y: torch.Tensor = self.o_proj(values_of.multiply(sums).reshape(tokens, -1))
+        return y
+
+
+class HeadMatrices:
+    """A matrix for each head: [tokens, heads, in] → [tokens, heads, out]. `weights` [heads, out, in].
+
+    On a CPU each is packed like any other weight, so that a token's result has the same bits in any batch.
+    """
+
+    def __init__(self, weights: torch.Tensor) -> None:
+        self._weights = weights.contiguous()
+        self._bank: MatrixBank | None = None
+        self._packed: list[Packed] = []
+        self._dense: list[DenseMatrix] = []
+        if weights.device.type == "cpu" and weights.dtype == torch.bfloat16 and dense.unit() is not None:
+            self._dense = [DenseMatrix(weight) for weight in self._weights]
+            self._bank = MatrixBank(self._dense)
+        else:
+            self._packed = [packed for packed in map(Packed.of, self._weights) if packed is not None]
+        if self._dense or self._packed:
+            self._weights = weights.new_empty(0)
+
+    def tensors(self) -> Iterable[torch.Tensor]:
+        """Everything that is read."""
+        yield self._weights
+        yield from (packed.matrix for packed in self._packed)
+        for matrix in self._dense:
+            yield from matrix.tensors()
+
+    def multiply(self, x: torch.Tensor) -> torch.Tensor:
+        tokens, heads = x.shape[:2]
+        by_head = x.transpose(0, 1)
+        if self._bank is not None:
+            rows = by_head.reshape(heads * tokens, -1)
+            y = self._bank.multiply(rows, range(heads), [tokens] * heads).view(heads, tokens, -1)
+        elif self._packed:
+            y = torch.stack([matrix.matmul(rows, None) for matrix, rows in zip(self._packed, by_head, strict=True)])
+        else:
+            y = torch.bmm(by_head, self._weights.transpose(1, 2))
+        return y.transpose(0, 1)

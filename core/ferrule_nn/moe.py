@@ -1,0 +1,225 @@
+"""Mixtures of experts: a router chooses a few feed-forward blocks for each token, and their results are summed.
+
+What a family has of its own is a `Routing` (`ferrule_kernels.moe`) and the numbers of an `MoESpec`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from ferrule_kernels.cpu import dense
+from ferrule_kernels.cpu.bank import MatrixBank
+from ferrule_kernels.cpu.dense import DenseMatrix
+from ferrule_kernels.moe import Routing, route
+from ferrule_nn import ops
+from ferrule_nn.linear import Linear, Packed, PacksForCpu
+from ferrule_nn.mlp import GatedMLP
+from ferrule_nn.parameters import parameter
+
+__all__ = ["Experts", "MoE", "MoESpec", "Router", "Routing"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoESpec:
+    """The numbers of one layer's experts. `inner_size` is that of one expert, `shared_size` of those that all use.
+
+    `correction`: the router has a bias for the choice alone. `weigh_inputs`: an expert's weight multiplies what it is
+    given, and not its result (Llama 4). `shared_gate`: the shared expert's result is multiplied by a sigmoid.
+    """
+
+    hidden_size: int
+    inner_size: int
+    routing: Routing
+    act: str = "silu"
+    router_bias: bool = False
+    correction: bool = False
+    shared_size: int = 0
+    shared_gate: bool = False
+    weigh_inputs: bool = False
+
+
+class Router(nn.Module):
+    """Scores of experts, and what `Routing` makes of them. Never quantized; computes in float32.
+
+    Parameters: `weight` [experts, hidden]; `bias` [experts] where the model has one; `e_score_correction_bias`
+    [experts] float32, which is added to the scores for the choice and not to the weights.
+    """
+
+    def __init__(self, spec: MoESpec) -> None:
+        super().__init__()
+        self.routing = spec.routing
+        count = spec.routing.num_experts
+        self.weight = parameter(count, spec.hidden_size)
+        self.bias = parameter(count) if spec.router_bias else None
+        correction = nn.Parameter(torch.empty(count, dtype=torch.float32), requires_grad=False)
+        self.e_score_correction_bias = correction if spec.correction else None
+        self._route: ops.Route = route
+        self._matrix: DenseMatrix | None = None
+        self._packed: Packed | None = None
+
+    def pack(self) -> None:
+        """Copy the weight into the form of the CPU's kernels, whose rows have the same bits in any batch."""
+        weight = self.weight.detach()
+        self._route = ops.router(weight.device, self.routing)
+        if weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and dense.unit() is not None:
+            self._matrix = DenseMatrix(weight, self.bias)
+        else:
+            self._packed = Packed.of(weight.float())
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        """[tokens, hidden] → float32 [tokens, experts]."""
+        if self._matrix is not None and x.dtype == torch.bfloat16:
+            return self._matrix.multiply(x, torch.float32)
+        bias = None if self.bias is None else self.bias.float()
+        if self._packed is not None:
+            return self._packed.matmul(x.float(), bias)
+        return nn.functional.linear(x.float(), self.weight.float(), bias)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """[tokens, hidden] → weights float32 and ids int32 of the experts, both [tokens, top_k]."""
+        return self._route(self.logits(x), self.routing, self.e_score_correction_bias)
+
+
+class Experts(nn.ModuleList):
+    """Feed-forward blocks of one shape, `N.{gate,up,down}_proj`; a checkpoint may stack them (`Naming.stacked`).
+
+    Rows are sorted by their expert, so that each expert's weights are read once in a step. On a GPU, float weights are
+    stacked when they are packed, for the grouped products that never wait for the device; quantized ones are multiplied
+    one expert after the other, for which the host must know the router's choice.
+    """
+
+    gate_up: torch.Tensor
+    gate_up_bias: torch.Tensor | None
+    down: torch.Tensor
+    down_bias: torch.Tensor | None
+
+    def __init__(self, count: int, make: Callable[[], GatedMLP]) -> None:
+        super().__init__(make() for _ in range(count))
+        self.blocks: tuple[GatedMLP, ...] = tuple(self)  # type: ignore[arg-type]
+        self._grouped: ops.GroupedExperts | None = None  # where the weights are stacked
+        self._banks: tuple[MatrixBank, MatrixBank] | None = None  # where the CPU's kernel has all of them
+
+    def pack(self) -> None:
+        for block in self.blocks:
+            block.pack()
+        if self._grouped is not None or self._stack():
+            return
+        parts = [block.gate_up_proj for block in self.blocks], [block.down_proj for block in self.blocks]
+        for layer in (*parts[0], *parts[1]):
+            layer.pack()
+        gate_up, down = bank_of(parts[0]), bank_of(parts[1])
+        self._banks = None if gate_up is None or down is None else (gate_up, down)
+
+    def packed_tensors(self) -> Iterable[torch.Tensor]:
+        return self.buffers(recurse=False)
+
+    def forward(self, x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, weigh_inputs: bool) -> torch.Tensor:
+        """x [tokens, hidden], weights and ids [tokens, top_k] → [tokens, hidden]."""
+        tokens, top_k = ids.shape
+        if self._grouped is not None:
+            return self._grouped_sum(self._grouped, x, weights, ids, weigh_inputs)
+        if tokens == 1 and not weigh_inputs:
+            y = self._multiplied(x, ids[0].tolist(), [1] * top_k, shared=True)
+        else:
+            order = ids.flatten().sort(stable=True).indices
+            counts = ids.flatten().bincount(minlength=len(self.blocks)).tolist()
+            rows = x.index_select(0, order // top_k)
+            if weigh_inputs:
+                rows = (rows * weights.flatten()[order].unsqueeze(1)).to(x.dtype)
+                weights = torch.ones_like(weights)
+            used = [expert for expert, count in enumerate(counts) if count]
+            results = self._multiplied(rows, used, [counts[expert] for expert in used])
+            y = torch.empty_like(results).index_copy_(0, order, results)
+        return (y.view(tokens, top_k, -1).float() * weights.unsqueeze(-1)).sum(1).to(x.dtype)
+
+    def _multiplied(
+        self, rows: torch.Tensor, which: list[int], counts: list[int], shared: bool = False
+    ) -> torch.Tensor:
+        """Each of the experts `which` has the next `counts` rows, or with `shared` all of them."""
+        blocks = self.blocks
+        if self._banks is not None:
+            gate_up, down = self._banks
+            return down.multiply(blocks[0].gated(gate_up.multiply(rows, which, counts, shared)), which, counts)
+        pieces = [rows] * len(which) if shared else rows.split_with_sizes(counts)
+        return torch.cat([blocks[expert](piece) for expert, piece in zip(which, pieces, strict=True)])
+
+    def _stack(self) -> bool:
+        """Move float weights into one tensor for all experts, where there is a kernel for it: on GPUs."""
+        parts: tuple[list[Linear], list[Linear]] = (
+            [block.gate_up_proj for block in self.blocks],
+            [block.down_proj for block in self.blocks],
+        )
+        kernel = ops.grouped_experts(parts[0][0].device)
+        if kernel is None or any(layer.quantized for part in parts for layer in part):
+            return False
+        for name, part in zip(("gate_up", "down"), parts, strict=True):
+            biases = [layer.bias.detach() for layer in part if layer.bias is not None]
+            self.register_buffer(name, torch.stack([layer.weight.detach() for layer in part]), persistent=False)
+            self.register_buffer(f"{name}_bias", torch.stack(biases) if biases else None, persistent=False)
+            for layer in part:
+                layer.weight = nn.Parameter(layer.weight.new_empty(0), requires_grad=False)
+        self._grouped = kernel
+        return True
+
+    def _grouped_sum(
+        self,
+        kernel: ops.GroupedExperts,
+        x: torch.Tensor,
+        weights: torch.Tensor,
+        ids: torch.Tensor,
+        weigh_inputs: bool,
+    ) -> torch.Tensor:
+        if weigh_inputs:
+            x = (x.unsqueeze(1) * weights.unsqueeze(2)).to(x.dtype).flatten(0, 1)
+            weights = torch.ones_like(weights)
+        block = self.blocks[0]
+        fused = type(block) is GatedMLP and block.act_name in ops.fused_acts(x.device)
+        act = block.act_name if fused else block.gated
+        return kernel(x, self.gate_up, self.down, weights, ids, act, (self.gate_up_bias, self.down_bias))
+
+
+def bank_of(layers: Sequence[Linear]) -> MatrixBank | None:
+    """What multiplies by several of the layers at once, where the CPU's kernel has packed them all alike."""
+    matrices = [layer.scheme.matrix for layer in layers if isinstance(layer.scheme, PacksForCpu)]
+    return MatrixBank.of(matrices) if len(matrices) == len(layers) else None
+
+
+class MoE(nn.Module):
+    """A router, its experts, and a shared expert that every token uses.
+
+    Submodules: `gate`, `experts`, `shared_expert` and `shared_expert_gate` where the model has them.
+    """
+
+    def __init__(self, spec: MoESpec, make_expert: Callable[[], GatedMLP] | None = None) -> None:
+        super().__init__()
+        hidden, act = spec.hidden_size, spec.act
+        self.weigh_inputs = spec.weigh_inputs
+        self.gate = Router(spec)
+        make = make_expert or (lambda: GatedMLP(hidden, spec.inner_size, act))
+        self.experts = Experts(spec.routing.num_experts, make)
+        self.shared_expert = GatedMLP(hidden, spec.shared_size, act) if spec.shared_size else None
+        self.shared_expert_gate = SharedGate(hidden) if spec.shared_gate else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[tokens, hidden] → [tokens, hidden]."""
+        weights, ids = self.gate(x)
+        y: torch.Tensor = self.experts(x, weights, ids, self.weigh_inputs)
+        if self.shared_expert is None:
+            return y
+        shared: torch.Tensor = self.shared_expert(x)
+        return y + (shared if self.shared_expert_gate is None else shared * self.shared_expert_gate(x))
+
+
+class SharedGate(nn.Module):
+    """The factor of the shared expert: sigmoid(w x), [tokens, 1]. Never quantized. Parameter: `weight` [1, hidden]."""
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__()
+        self.weight = parameter(1, hidden_size)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x.float() * self.weight.float()).sum(-1, keepdim=True).sigmoid().to(x.dtype)

@@ -1,0 +1,127 @@
+"""What layers with a state share: the state's description, a loop over requests, the short convolution, gated norms.
+
+A layer with a state computes the tokens of one request in two ways that give the same result: `step` takes one token of
+many requests at once, which is decoding; `chunk` takes many tokens of one request, which is prefill. `run_rows` decides
+which of the two each request of a step needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from ferrule.interfaces.model import ForwardContext, StateRows, StateSpec
+from ferrule_nn.mlp import activation
+from ferrule_nn.parameters import parameter
+
+Outcome = tuple[torch.Tensor, torch.Tensor]  # outputs, and the state after them
+
+
+class StateLayer(nn.Module):
+    """A submodule with one state for each request. `name` is its key in `Model.state_specs`."""
+
+    def __init__(self, name: str, state: StateSpec) -> None:
+        super().__init__()
+        self.name = name
+        self.state = state
+
+
+def wide_parameter(*shape: int) -> nn.Parameter:
+    """An uninitialised float32 parameter, for the decay rates that states are sensitive to."""
+    return nn.Parameter(torch.empty(shape, dtype=torch.float32), requires_grad=False)
+
+
+def run_rows(
+    rows: StateRows, inputs: Sequence[torch.Tensor], step: Callable[..., Outcome], chunk: Callable[..., Outcome]
+) -> torch.Tensor:
+    """The outputs [tokens, ...] of a layer for a step's `inputs`, each [tokens, ...]; states are updated in place.
+
+    step(state [n, *shape], *inputs [n, ...]) computes one token of n requests;
+    chunk(state [*shape], *inputs [t, ...]) computes t tokens of one request.
+    Both may overwrite the state that they are given.
+    """
+    outputs = []
+    for first, stop, begin, end in _spans(rows.query_lens_host):
+        slots = rows.slots[first:stop]
+        state = rows.data.index_select(0, slots)
+        here = [each[begin:end] for each in inputs]
+        if end - begin == stop - first:
+            y, state = step(state, *here)
+        else:
+            y, last = chunk(state[0], *here)
+            state = last.unsqueeze(0)
+        rows.data.index_copy_(0, slots, state.to(rows.data.dtype))
+        outputs.append(y)
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+
+def _spans(lengths: Sequence[int]) -> Iterator[tuple[int, int, int, int]]:
+    """Rows [first, stop) and their tokens [begin, end): neighbours with one token each together, others alone."""
+    row = token = 0
+    for single, group in groupby(lengths, lambda length: length == 1):
+        run = list(group)
+        for count, length in [(len(run), len(run))] if single else [(1, length) for length in run]:
+            yield row, row + count, token, token + length
+            row, token = row + count, token + length
+
+
+class ShortConv(StateLayer):
+    """A causal convolution over the last `kernel` tokens, for each channel alone: x [tokens, channels] to the same.
+
+    The state is the last kernel - 1 inputs, the oldest first. `weight` is [channels, 1, kernel], as in checkpoints.
+    """
+
+    def __init__(self, name: str, channels: int, kernel: int, bias: bool = True, act: str | None = "silu") -> None:
+        super().__init__(name, StateSpec((kernel - 1, channels)))
+        self.kernel = kernel
+        self.weight = parameter(channels, 1, kernel)
+        self.bias = parameter(channels) if bias else None
+        self.act = activation(act) if act else None
+
+    def forward(self, x: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
+        y = run_rows(ctx.state(self.name), (x,), self._step, self._chunk)
+        return y if self.act is None else self.act(y)
+
+    def _step(self, state: torch.Tensor, x: torch.Tensor) -> Outcome:
+        """state [n, kernel - 1, channels], x [n, channels]."""
+        seen = torch.cat((state, x.unsqueeze(1)), dim=1)
+        return self._sum(seen.unbind(1), x.dtype), seen[:, 1:]
+
+    def _chunk(self, state: torch.Tensor, x: torch.Tensor) -> Outcome:
+        """state [kernel - 1, channels], x [t, channels]."""
+        seen = torch.cat((state, x))
+        return self._sum([seen[lag : lag + len(x)] for lag in range(self.kernel)], x.dtype), seen[len(x) :]
+
+    def _sum(self, inputs: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+        """The weighted sum of inputs [n, channels], the oldest first, in float32."""
+        weights = self.weight.squeeze(1).t().float()
+        y = inputs[0] * weights[0]
+        for each, weight in zip(inputs[1:], weights[1:], strict=True):
+            y.addcmul_(each, weight)
+        return (y if self.bias is None else y.add_(self.bias)).to(dtype)
+
+
+class GatedRMSNorm(nn.Module):
+    """RMS norm of each of `groups` equal parts of x, and a factor silu(z), which comes first with `gate_first`.
+
+    x and z are [tokens, size]; it computes in float32 and returns float32.
+    """
+
+    def __init__(self, size: int, groups: int = 1, eps: float = 1e-5, gate_first: bool = True) -> None:
+        super().__init__()
+        self.groups = groups
+        self.eps = eps
+        self.gate_first = gate_first
+        self.weight = parameter(size)
+
+    def forward(self, x: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+        gate = F.silu(z.float())
+        x = x.float() * gate if self.gate_first else x.float()
+        parts = x.view(*x.shape[:-1], self.groups, -1)
+        parts = parts * torch.rsqrt(parts.square().mean(-1, keepdim=True) + self.eps)
+        y: torch.Tensor = parts.flatten(-2) * self.weight.float()
+        return y if self.gate_first else y * gate

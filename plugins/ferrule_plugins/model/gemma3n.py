@@ -1,0 +1,131 @@
+"""Gemma 3n (Gemma Team 2025): four streams of hidden states of which a layer computes one, and what Gemma 4 kept of it.
+
+Each layer predicts all streams (AltUp, Baykal et al. 2023), computes the active one, and corrects the others by what it
+found. Beside attention runs a low-rank path (LAuReL, Menghani et al. 2024).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from ferrule.interfaces.model import BuildContext, ForwardContext
+from ferrule_nn import DecoderSpec, GatedMLP, Linear, activation
+from ferrule_plugins.model.altup import AltUp, SparseMLP, as_large
+from ferrule_plugins.model.gemma_sharing import LayerInputs, SharingDecoder
+
+
+class Gemma3nLayer(nn.Module):
+    def __init__(self, owner: Gemma3n, index: int) -> None:
+        super().__init__()
+        hidden, rank, own = owner.spec.hidden_size, int(owner.config["laurel_rank"]), owner.own_size
+        self.input_layernorm = owner.make_norm()
+        self.self_attn = owner.make_attention(index)
+        self.post_attention_layernorm = owner.make_norm()
+        self.pre_feedforward_layernorm = owner.make_norm()
+        self.mlp = owner.make_mlp(index)
+        self.post_feedforward_layernorm = owner.make_norm()
+        self.altup = AltUp(owner.streams, owner.active, owner.spec)
+        self.laurel = nn.Module()
+        self.laurel.linear_left, self.laurel.linear_right = Linear(hidden, rank), Linear(rank, hidden)
+        self.laurel.post_laurel_norm = owner.make_norm()
+        self.act = activation(owner.spec.act)
+        self.scale_corrected = bool(owner.config["altup_correct_scale"])
+        self.per_layer_input_gate, self.per_layer_projection = Linear(hidden, own), Linear(own, hidden)
+        self.post_per_layer_input_norm = owner.make_norm()
+
+    def forward(self, streams: torch.Tensor, given: LayerInputs) -> torch.Tensor:
+        altup = self.altup
+        predicted = altup.predict(streams)
+        active = predicted[altup.active]
+        x = self.input_layernorm(active)
+        laurel: Any = self.laurel
+        low_rank = x + laurel.post_laurel_norm(laurel.linear_right(laurel.linear_left(x)))
+        attended = active + self.post_attention_layernorm(self.self_attn(x, given))
+        both = (attended + low_rank) * 0.5**0.5
+        found = both + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(both)))
+        corrected: torch.Tensor = altup.correct(predicted, found)
+        first = corrected[altup.active]
+        if self.scale_corrected:
+            first = first * altup.correct_output_scale
+        first = self.act(self.per_layer_input_gate(first)) * cast(torch.Tensor, given.own)
+        first = self.post_per_layer_input_norm(self.per_layer_projection(first))
+        return torch.cat((corrected[:1], corrected[1:] + first))
+
+
+class Gemma3n(SharingDecoder):
+    layer_class = Gemma3nLayer
+    config_defaults = {
+        "vocab_size": 262400,
+        "hidden_size": 2048,
+        "intermediate_size": 16384,
+        "num_hidden_layers": 35,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "max_position_embeddings": 32768,
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 1e4,
+        "sliding_window": 512,
+        "final_logit_softcapping": 30.0,
+        "vocab_size_per_layer_input": 262144,
+        "hidden_size_per_layer_input": 256,
+        "altup_active_idx": 0,
+        "altup_correct_scale": True,
+        "altup_num_inputs": 4,
+        "num_kv_shared_layers": 15,
+        "laurel_rank": 64,
+        "tie_word_embeddings": True,
+    }
+
+    def describe(self, ctx: BuildContext) -> DecoderSpec:
+        c = ctx.config
+        self.streams, self.active = int(c["altup_num_inputs"]), int(c["altup_active_idx"])
+        spec = DecoderSpec.of(
+            ctx,
+            period=5,
+            inner_size=0,  # see `make_mlp`
+            qk_norm="head",
+            act=str(c["hidden_activation"]),
+            logits_soft_cap=float(c["final_logit_softcapping"] or 0.0),
+        )
+        return replace(spec, embedding_scale=spec.hidden_size**0.5)
+
+    def make_positions(self, ctx: BuildContext) -> None:
+        super().make_positions(ctx)
+        hidden, more = self.spec.hidden_size, self.streams - 1
+        self.altup_projections = nn.ModuleList(Linear(hidden, hidden) for _ in range(more))
+        self.altup_unembed_projections = nn.ModuleList(Linear(hidden, hidden) for _ in range(more))
+
+    def make_mlp(self, index: int) -> nn.Module:
+        spec, inner = self.spec, self.config["intermediate_size"]
+        sparsity = self.config.get("activation_sparsity_pattern")
+        if sparsity is None:  # the first ten of a model with more
+            sparsity = [0.95 if layer < 10 < spec.num_layers else 0.0 for layer in range(spec.num_layers)]
+        share = float(sparsity[index] if isinstance(sparsity, list) else sparsity)
+        size = int(inner[index] if isinstance(inner, list) else inner)
+        return SparseMLP(spec, size, share) if share > 0 else GatedMLP(spec.hidden_size, size, spec.act)
+
+    def forward(self, ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
+        x = self.embed(ids, ctx)
+        own: Any = self.own_inputs(ids, x)
+        streams = torch.stack([x, *(as_large(project(x), x) for project in self.altup_projections)])
+        given = LayerInputs(ctx, None, {}, None)
+        for index, (layer, rotation) in enumerate(zip(self.layers, self.rotations(ctx, x.dtype), strict=True)):
+            given.rotation, given.own = rotation, own[:, index]
+            streams = layer(streams, given)
+        first, *others = streams
+        projected = zip(self.altup_unembed_projections, others, strict=True)
+        out = torch.stack([first, *(as_large(project(other), first) for project, other in projected)])
+        hidden: torch.Tensor = self.norm(out.mean(0))
+        return hidden
+
+
+class Gemma3nTextPart(Gemma3n):
+    """The text part of Gemma 3n with images and sound."""
+
+    naming = Gemma3n.naming.of_text_part()

@@ -1,0 +1,165 @@
+"""The library's configuration and model of a checkpoint, and the refusal of what is not a decoder.
+
+Loading is the library's own conversion from checkpoint names to parameters, fed with tensors that a Ferrule load format
+has read: no file is opened by the library, and a missing, unexpected or mis-shaped tensor is an error.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ferrule.checkpoint import remote_code
+from ferrule.errors import CheckpointError
+from ferrule.interfaces.model import BuildContext
+
+EAGER = "eager"  # the library's attention that always has a mask; some classes compute something else without one
+_ELSEWHERE = {  # tables of the library, and what a model that is only in one of them is
+    "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES": "reads images and text together",
+    "MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES": "reads images, sound and text together",
+    "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES": "transcribes speech",
+    "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES": "has an encoder and a decoder",
+    "MODEL_FOR_MASKED_LM_MAPPING_NAMES": "is an encoder, which fills gaps in text and does not continue it",
+    "MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES": "is an encoder of text, which does not continue it",
+    "MODEL_FOR_TEXT_TO_WAVEFORM_MAPPING_NAMES": "generates sound",
+    "MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES": "reads sound",
+    "MODEL_FOR_CTC_MAPPING_NAMES": "transcribes speech",
+    "MODEL_FOR_IMAGE_MAPPING_NAMES": "reads images only",
+    "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES": "reads images only",
+    "MODEL_FOR_OBJECT_DETECTION_MAPPING_NAMES": "reads images only",
+    "MODEL_FOR_CAUSAL_IMAGE_MODELING_MAPPING_NAMES": "generates images",
+}
+
+
+def library_config(ctx: BuildContext) -> Any:
+    """The library's configuration object, with the overrides that `ctx.config` has. Raises CheckpointError."""
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import CONFIG_MAPPING, AutoConfig
+
+    outer: Mapping[str, Any] = getattr(ctx.config, "outer", ctx.config)
+    kind = outer.get("model_type")
+    known = kind in CONFIG_MAPPING
+    trusted = remote_code(outer, known=known, trusted=ctx.trust_remote_code)
+    if not known and not trusted:
+        raise CheckpointError(
+            f"transformers has no model type {kind!r}, and Ferrule has no model {ctx.config.get('architectures')}.",
+            "A newer transformers may have it.",
+        )
+    if outer.get("quantization_config"):
+        raise CheckpointError(
+            "Quantized checkpoints cannot be served through transformers.",
+            "Serve the checkpoint that it was made from: --quantization int8 or int4 quantizes it as it loads.",
+        )
+    if not trusted:
+        _check_kind(str(kind), outer)
+    try:
+        if trusted:
+            file: Path | None = getattr(ctx.config, "file", None)  # --hf-config-path may name another
+            folder = file.parent if file is not None else ctx.folder
+            return AutoConfig.from_pretrained(folder, trust_remote_code=trusted)
+        config = CONFIG_MAPPING[kind].from_dict(_numbers(dict(outer)))
+        config.get_text_config(decoder=True)  # raises where there are several
+        return config
+    except (StrictDataclassError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise CheckpointError(f"transformers does not accept this config.json: {error}.") from error
+
+
+def _numbers(value: Any) -> Any:
+    """A copy, in which infinities are numbers: the library writes them as {"__float__": "Infinity"}."""
+    if isinstance(value, Mapping):
+        if set(value) == {"__float__"} and value["__float__"] in ("Infinity", "-Infinity", "NaN"):
+            return float(value["__float__"])
+        return {key: _numbers(each) for key, each in value.items()}
+    return [_numbers(each) for each in value] if isinstance(value, list) else value
+
+
+def _check_kind(kind: str, outer: Mapping[str, Any]) -> None:
+    """Raises CheckpointError for a model type of the library that does not continue text."""
+    from transformers.models.auto import modeling_auto
+
+    named = ", ".join(map(str, outer.get("architectures") or ())) or kind
+    if outer.get("is_encoder_decoder") is True:
+        raise CheckpointError(
+            f"{named} has an encoder and a decoder; Ferrule serves models that only have a decoder.",
+            "Take a decoder-only model, or serve this one with transformers itself.",
+        )
+    if kind in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        return
+    for table, does in _ELSEWHERE.items():
+        if kind in getattr(modeling_auto, table, {}):
+            raise CheckpointError(
+                f"{named} {does}; Ferrule serves models that continue text.",
+                "Take a checkpoint whose architecture ends in ForCausalLM.",
+            )
+    raise CheckpointError(
+        f"transformers has no causal language model of the type {kind!r}, which {named} is.",
+        "Ferrule serves models that continue text.",
+    )
+
+
+def build(config: Any, ctx: BuildContext, attention: str) -> Any:
+    """The library's model without weights, on the meta device.
+
+    Its attention goes to the function of that name in the library's registry. Raises CheckpointError.
+    """
+    from transformers import AutoModelForCausalLM
+
+    trusted = remote_code(getattr(ctx.config, "outer", ctx.config), known=True, trusted=ctx.trust_remote_code)
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(
+                copy.deepcopy(config), attn_implementation=attention, dtype=ctx.dtype, trust_remote_code=trusted
+            )
+    except (ValueError, KeyError, AttributeError, TypeError, RuntimeError, ImportError) as error:
+        what = "" if attention == EAGER else " whose attention can be replaced"  # KeyError: its attention is not ours
+        raise CheckpointError(
+            f"transformers cannot build a causal language model of type {config.model_type!r}{what} "
+            f"({type(error).__name__}: {str(error)[:200]})."
+        ) from error
+    return model
+
+
+def without_padding(model: Any) -> Any:
+    """Switch off the search for padding in each step's ids that some models do: the ids are never padded."""
+    from huggingface_hub.errors import StrictDataclassError
+
+    with suppress(StrictDataclassError):  # a class whose field must be a number, and that does not look
+        model.config.pad_token_id = None
+    return model
+
+
+def class_name(inner: Any) -> str:
+    return f"{type(inner).__name__} of transformers"
+
+
+def filled(cls: Any, config: Any, tensors: dict[str, torch.Tensor], ctx: BuildContext, attention: str) -> Any:
+    """A model with these weights. Raises CheckpointError that names the first tensors at fault."""
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()  # the load format has shown one already
+    model, report = cls.from_pretrained(
+        None,
+        config=copy.deepcopy(config),
+        state_dict=tensors,
+        dtype=ctx.dtype,
+        attn_implementation=attention,
+        ignore_mismatched_sizes=True,
+        output_loading_info=True,
+    )
+    faults = {
+        "lacks the tensor": sorted(report["missing_keys"]),
+        "holds a tensor that the model does not have:": sorted(report["unexpected_keys"]),
+        "holds a tensor of another shape than the model needs:": sorted(map(str, report["mismatched_keys"])),
+    }
+    for what, names in faults.items():
+        if names:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            raise CheckpointError(f"The checkpoint {what} {names[0]}{more}.", f"The model is {class_name(model)}.")
+    if report.get("error_msgs"):
+        raise CheckpointError(f"The checkpoint does not fit {class_name(model)}: {str(report['error_msgs'])[:500]}")
+    return model.eval().to(ctx.device)

@@ -1,0 +1,132 @@
+"""State models on a CPU: prefill and decoding of Ferrule and of transformers, in turns, on random bfloat16 weights.
+
+    python -m tools.benchmarks.state_models --shape mamba2 --rounds 5
+
+Both have one thread and one request. What is counted is the processor's seconds, so that other work on the machine
+matters little. Prints the medians, and the ratio of each round's pair.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from ferrule.config import LoadConfig
+from ferrule_testkit.checkpoints import write_tokenizer
+from ferrule_testkit.harness import Harness
+
+# Half a billion parameters each: mamba2-370m as it is published, and Qwen 3.5 0.8B with a smaller vocabulary.
+SHAPES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "mamba2": {
+            "model_type": "mamba2",
+            "hidden_size": 1024,
+            "num_hidden_layers": 48,
+            "num_heads": 32,
+            "head_dim": 64,
+            "state_size": 128,
+            "n_groups": 1,
+            "vocab_size": 50_288,
+            "tie_word_embeddings": True,
+        },
+        "qwen3_5": {
+            "model_type": "qwen3_5_text",
+            "hidden_size": 1024,
+            "num_hidden_layers": 24,
+            "intermediate_size": 3584,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 2,
+            "head_dim": 256,
+            "linear_num_key_heads": 16,
+            "linear_num_value_heads": 16,
+            "vocab_size": 50_288,
+            "tie_word_embeddings": True,
+        },
+    }
+)
+Run = Callable[[list[int], int], None]  # a prompt, and how many tokens to generate
+
+
+def write_checkpoint(shape: str, folder: Path) -> None:
+    """A folder without weights."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    values = dict(SHAPES[shape])
+    config = AutoConfig.for_model(values.pop("model_type"), **values, bos_token_id=1, eos_token_id=2, pad_token_id=0)
+    with torch.device("meta"):
+        config.architectures = [type(AutoModelForCausalLM.from_config(config)).__name__]
+    config.dtype = torch.bfloat16
+    config.save_pretrained(folder)
+    write_tokenizer(folder)
+    (folder / "generation_config.json").write_text(json.dumps({"bos_token_id": 1, "eos_token_id": 2}))
+
+
+def reference(folder: Path) -> Run:
+    """transformers' model of the same shape, with random weights."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(folder)
+    model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+    model.generation_config.eos_token_id = None
+
+    def run(ids: list[int], count: int) -> None:
+        with torch.inference_mode():
+            mask = torch.ones(1, len(ids), dtype=torch.int64)
+            model.generate(torch.tensor([ids]), attention_mask=mask, max_new_tokens=count, do_sample=False)
+
+    return run
+
+
+def seconds(run: Run, ids: list[int], count: int) -> float:
+    start = time.process_time()
+    run(ids, count)
+    return time.process_time() - start
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shape", choices=SHAPES, default="mamba2")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--prompt", type=int, default=512)
+    parser.add_argument("--tokens", type=int, default=16)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    ids = torch.randint(5, 290, (args.prompt,), generator=torch.Generator().manual_seed(0)).tolist()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_checkpoint(args.shape, folder)
+        load = LoadConfig(load_format="dummy", use_tqdm_on_load=False)
+        with Harness(folder, block_size=16, dtype="bfloat16", load=load) as harness:
+            engine = harness.engine(num_blocks=512, prefix_caching=False)
+
+            def own(ids: list[int], count: int) -> None:
+                engine.run([ids], max_tokens=count)
+
+            rates: dict[str, list[tuple[float, float]]] = {"ferrule": [], "transformers": []}
+            runs = {"ferrule": own, "transformers": reference(folder)}
+            for run in runs.values():
+                run(ids[:32], 2)
+            for _ in range(args.rounds):
+                for name, run in runs.items():
+                    prefill = seconds(run, ids, 1)
+                    decoding = seconds(run, ids[:8], 1 + args.tokens) - seconds(run, ids[:8], 1)
+                    rates[name].append((args.prompt / prefill, args.tokens / decoding))
+    print(f"{args.shape}, one thread, prompt {args.prompt}, {args.tokens} tokens; tokens/s")
+    for place, what in enumerate(("prefill", "decoding")):
+        columns = {name: [rate[place] for rate in each] for name, each in rates.items()}
+        ratios = [a / b for a, b in zip(*columns.values(), strict=True)]
+        medians = ", ".join(f"{name} {statistics.median(each):.1f}" for name, each in columns.items())
+        print(f"{what}: {medians}; ratio {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
+
+
+if __name__ == "__main__":
+    main()

@@ -227,7 +227,8 @@ class EngineRequest(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
 class Admit(Struct, frozen=True, gc=False):
     """A request takes a slot. `known_ids` is its prompt plus, after preemption, what it has generated.
 
-    The first `num_prompt` ids are the prompt. The runner clears the slot before it writes anything.
+    The first `num_prompt` ids are the prompt. The runner clears the slot before it writes anything. States of recurrent
+    layers are then those of the snapshot `restore`, which an earlier plan saved; 0: zeros.
     """
 
     slot: int
@@ -239,6 +240,7 @@ class Admit(Struct, frozen=True, gc=False):
     adapter: str | None = None
     embeds: Embeds | None = None  # of the first positions
     grammar: CompiledGrammar | None = None
+    restore: int = 0
 
 
 class Chunk(Struct, frozen=True, gc=False):
@@ -248,6 +250,7 @@ class Chunk(Struct, frozen=True, gc=False):
     that token may be an input of the next plan before the host has seen it: the runner keeps ids per slot.
     `new_ids`: ids appended on the host since the last plan that the runner cannot know (speculation, forced tokens).
     `new_blocks[g]`: block ids appended to the slot's table in cache group g by this plan.
+    `save`: the snapshot, from 1 on, to which states of recurrent layers are copied when the chunk is computed; 0: none.
     """
 
     slot: int
@@ -258,10 +261,11 @@ class Chunk(Struct, frozen=True, gc=False):
     samples: bool
     new_ids: tuple[int, ...] = ()
     new_blocks: tuple[tuple[int, ...], ...] = ()
+    save: int = 0
 
 
 class StepPlan(Struct, frozen=True, gc=False):
-    """What the runner does in one step: differences only, applied in the order releases, admits, copies, chunks.
+    """What the runner does in one step: differences only, in the order releases, admits, copies, chunks, their saves.
 
     A request appears at most once in `chunks`. `copies` are (group, source block, target block).
     """
@@ -348,6 +352,7 @@ class EngineStats(Struct, frozen=True, kw_only=True, omit_defaults=True):
     blocks_total: int = 0
     blocks_used: int = 0  # held by live requests
     blocks_cached: int = 0  # free, but holding a reusable prefix
+    snapshots: int = 0  # saved states of recurrent layers, at the ends of reusable prefixes
     prefix_queries: int = 0  # tokens
     prefix_hits: int = 0  # tokens
     preemptions: int = 0
@@ -372,8 +377,8 @@ class CacheGroup(Struct, frozen=True):
 
     `kind`: "full", "sliding" or "recurrent". `window`: tokens a sliding layer sees (itself included), 0 for full.
     All groups draw blocks of `block_size` tokens from one pool; block 0 is the null block and is never written.
-    A recurrent group has no blocks: its layers keep one state for each slot, cleared at admission. It is a model's
-    last group, and `Chunk.new_blocks` has no entry for it.
+    A recurrent group has no blocks: its layers keep one state for each slot, cleared or restored at admission
+    (`Admit.restore`). It is a model's last group, and `Chunk.new_blocks` has no entry for it.
     """
 
     kind: str
@@ -430,3 +435,5 @@ class ModelInfo(Struct, frozen=True, kw_only=True):
     prompt_border: PromptBorder | None = None
     hidden_size: int = 0  # width of the embeddings that a prompt may be given as; 0: the model takes none
     max_num_seqs: int | None = None  # requests whose states fit, where that is fewer than the option's default
+    max_snapshots: int = 0  # saved states of recurrent layers that the device's budget allows, beside `max_blocks`
+    state_bytes: int = 0  # of one request's states, and so of a snapshot

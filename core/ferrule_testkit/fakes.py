@@ -59,7 +59,7 @@ class FakeModel:
 
     The scope is adapter, media and salt: what else a real cache depends on, or who may see it. Group g stores
     cell + g, so that the cell of another group is a wrong one. With a recurrent group the next token depends on a
-    state too, which takes in one token after the other and begins with 0.
+    state too, which takes in one token after the other and begins with the scope.
     """
 
     all_groups: tuple[CacheGroup, ...]
@@ -70,9 +70,13 @@ class FakeModel:
         """Those with blocks."""
         return tuple(group for group in self.all_groups if group.paged)
 
+    @property
+    def stateful(self) -> bool:
+        return len(self.groups) < len(self.all_groups)
+
     def next_state(self, state: int, token: int) -> int:
         """The state after `token`; always 0 in a model without."""
-        return hash((state, token)) & 0xFFFFFFFFFFFF if len(self.groups) < len(self.all_groups) else 0
+        return hash((state, token)) & 0xFFFFFFFFFFFF if self.stateful else 0
 
     def cell(self, scope: int, position: int, token: int, probes: Sequence[int]) -> int:
         """`probes` are, for each group, the newest and the oldest cell that this position sees; 0 where none is."""
@@ -115,7 +119,7 @@ def solo(model: FakeModel, request: EngineRequest, max_model_len: int) -> Solo:
     sampling = request.sampling
     scope = scope_of(request)
     cells: list[int] = []
-    state = 0
+    state = scope
     while True:
         for p in range(len(cells), len(ids)):
             probes: list[int] = []
@@ -178,7 +182,7 @@ class FakeDevice:
     """Executes plans in order, and knows nothing but the plans.
 
     `scope_of_admit` tells what the cells of a request depend on besides its tokens; plans tell only the adapter. Ids
-    in `failing` get an error row.
+    in `failing` get an error row. It has room for `num_snapshots` states beside those of the slots.
     """
 
     def __init__(
@@ -186,6 +190,7 @@ class FakeDevice:
         model: FakeModel,
         num_blocks: int,
         scope_of_admit: Callable[[Admit], int] = lambda admit: scope(admit.adapter),
+        num_snapshots: int = 0,
     ) -> None:
         self.model = model
         self.failing: set[str] = set()
@@ -196,6 +201,7 @@ class FakeDevice:
         self._holders = [0] * num_blocks  # live table entries that name the block
         self._slots: dict[int, SlotState] = {}
         self._recurrent: dict[int, int] = {}  # by slot; it stays when the slot is released
+        self._snapshots: list[tuple[int, int] | None] = [None] * num_snapshots  # position and state, where written
 
     def run(self, plan: StepPlan) -> StepResult:
         for slot in plan.releases:
@@ -203,13 +209,12 @@ class FakeDevice:
         for admit in plan.admits:
             if admit.slot in self._slots:
                 raise Fault(f"I9: slot {admit.slot} is given to {admit.id} while {self._slots[admit.slot].id} has it")
-            self._recurrent[admit.slot] = 0
-            self._slots[admit.slot] = SlotState(admit, self._scope(admit), len(self.model.groups))
+            self._slots[admit.slot] = state = SlotState(admit, self._scope(admit), len(self.model.groups))
+            self._begin_state(admit, state)
         states = [self._extend(chunk) for chunk in plan.chunks]
-        return StepResult(
-            plan.step,
-            tuple(self._row(state, chunk) for state, chunk in zip(states, plan.chunks, strict=True)),
-        )
+        rows = tuple(self._row(state, chunk) for state, chunk in zip(states, plan.chunks, strict=True))
+        self._save(plan)
+        return StepResult(plan.step, rows)
 
     def _release(self, slot: int) -> None:
         state = self._slots.pop(slot, None)
@@ -218,6 +223,30 @@ class FakeDevice:
         for table, alive in zip(state.tables, state.alive_from, strict=True):
             for block in table[alive:]:
                 self._holders[block] -= 1
+
+    def _begin_state(self, admit: Admit, state: SlotState) -> None:
+        """Zero, which is the scope, or what was saved."""
+        self._recurrent[admit.slot] = state.scope
+        if admit.restore:
+            saved = self._snapshots[self._place(admit.restore)]
+            if saved is None:
+                raise Fault(f"I18: {admit.id} begins with snapshot {admit.restore}, which was never written")
+            state.computed, self._recurrent[admit.slot] = saved
+            self._bury(state, state.computed)
+        elif self.model.stateful:
+            state.computed = 0
+
+    def _place(self, snapshot: int) -> int:
+        if not 0 < snapshot <= len(self._snapshots):
+            raise Fault(f"I18: there is no snapshot {snapshot}, only {len(self._snapshots)}")
+        return snapshot - 1
+
+    def _save(self, plan: StepPlan) -> None:
+        saves = {chunk.save: chunk for chunk in plan.chunks if chunk.save}
+        if len(saves) < sum(chunk.save > 0 for chunk in plan.chunks):
+            raise Fault("I18: a plan saves two states to one snapshot")
+        for snapshot, chunk in saves.items():
+            self._snapshots[self._place(snapshot)] = (chunk.start + chunk.count, self._recurrent[chunk.slot])
 
     def _extend(self, chunk: Chunk) -> SlotState:
         """Check the chunk against the slot and append its blocks."""
@@ -334,13 +363,16 @@ class EndedStep(Step):
 class FakeExecutor(Executor):
     """Runs plans on a `FakeDevice`. `break_at` is the number of the step that the device does not survive; 0: none."""
 
-    def __init__(self, groups: tuple[CacheGroup, ...], vocab_size: int = 32, break_at: int = 0) -> None:
+    def __init__(
+        self, groups: tuple[CacheGroup, ...], vocab_size: int = 32, break_at: int = 0, num_snapshots: int = 0
+    ) -> None:
         self.model = FakeModel(groups, vocab_size)
         self.plans: list[StepPlan] = []
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
         self.alive = True
         self.device: FakeDevice | None = None
         self._break_at = break_at
+        self._num_snapshots = num_snapshots
 
     def start(self, config: Resolved, plugins: Plugins) -> ModelInfo:
         return ModelInfo(
@@ -354,10 +386,11 @@ class FakeExecutor(Executor):
             groups=self.model.all_groups,
             page_bytes=1,
             max_blocks=128,
+            max_snapshots=self._num_snapshots,
         )
 
     def init_cache(self, num_blocks: int) -> None:
-        self.device = FakeDevice(self.model, num_blocks)
+        self.device = FakeDevice(self.model, num_blocks, num_snapshots=self._num_snapshots)
 
     def submit(self, plan: StepPlan) -> Step:
         if self.device is None:

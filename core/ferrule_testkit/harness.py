@@ -93,6 +93,7 @@ class Harness:
             max_model_len=self.info.max_model_len,
             depth=depth,
             prompt_border=self.info.prompt_border,
+            num_snapshots=self.info.max_snapshots,
             **limits,
         )
         scheduler = self.plugins.make(

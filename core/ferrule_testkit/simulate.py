@@ -66,8 +66,8 @@ def draw_groups(rng: random.Random) -> tuple[CacheGroup, ...]:
 
 
 def maybe_recurrent(groups: tuple[CacheGroup, ...], rng: random.Random) -> tuple[CacheGroup, ...]:
-    """Now and then a group without blocks beside the others, or alone."""
-    if rng.random() < 0.75:
+    """Half of the time a group without blocks beside the others, or alone."""
+    if rng.random() < 0.5:
         return groups
     return rng.choice([groups, groups, groups, ()]) + (CacheGroup("recurrent", groups[0].block_size),)
 
@@ -102,11 +102,13 @@ def draw_setup(rng: random.Random, policy: str | None, depth: int | None) -> Set
     bases = tuple(tuple(rng.randrange(vocab) for _ in range(longest)) for _ in range(rng.randint(1, 3)))
     groups = maybe_recurrent(groups, random.Random(repr(bases)))  # takes no room, so that nothing above changes
     prompts = random.Random(repr((bases, groups)))  # another generator, so that nothing above changes
+    num_snapshots = prompts.choice((0, 1, 2, 3, 5, 8, 20)) if not groups[-1].paged else 0
     num_partial = 8 if storm else prompts.choice((1, 1, 2, 3))  # in a storm nothing keeps prompts apart
     limits = replace(
         limits,
         max_model_len=longest,
         groups=groups,
+        num_snapshots=num_snapshots,
         max_num_partial_prefills=num_partial,
         max_long_partial_prefills=prompts.randint(1, num_partial),
     )
@@ -129,7 +131,9 @@ class World:
         self.model = FakeModel(setup.limits.groups, setup.vocab_size)
         self.ledger = Ledger(setup.limits, setup.policy)
         self.scopes: dict[str, int] = {}
-        self.device = FakeDevice(self.model, setup.limits.num_blocks, lambda admit: self.scopes[admit.id])
+        self.device = FakeDevice(
+            self.model, setup.limits.num_blocks, lambda admit: self.scopes[admit.id], setup.limits.num_snapshots
+        )
         self.in_flight: deque[tuple[StepPlan, StepResult]] = deque()
         self.submitted = 0
 
@@ -262,7 +266,8 @@ class World:
             raise Violation("I4: a plan without a request")
         if not self.scheduler.reset_cache() and self.limits.prefix_caching:
             raise Violation("I4: prefixes are held without a request")
-        if self.scheduler.stats().blocks_cached:
+        stats = self.scheduler.stats()
+        if stats.blocks_cached or stats.snapshots:
             raise Violation("I4: prefixes are left after a reset")
 
 
@@ -272,6 +277,7 @@ class Report:
     requests: int = 0
     tokens: int = 0
     cached_tokens: int = 0
+    restored: int = 0  # lives that began with saved states
     preemptions: int = 0
 
 
@@ -296,6 +302,7 @@ def simulate(
             report.requests += world.ledger.finished
             report.tokens += world.ledger.tokens
             report.cached_tokens += world.ledger.hits
+            report.restored += world.ledger.restored
             report.preemptions += world.ledger.preemptions
             episode += 1
     except Exception as error:

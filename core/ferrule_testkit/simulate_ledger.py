@@ -1,6 +1,6 @@
 """The ledger: what must hold of plans, deltas and figures, written down beside the scheduler and not in it.
 
-Numbers I1 to I17 are those of docs/engine.md. The ledger reads only what crosses the `Scheduler` interface, so it
+Numbers I1 to I18 are those of docs/engine.md. The ledger reads only what crosses the `Scheduler` interface, so it
 judges any scheduler; what is inside (blocks, queues) is judged by `Scheduler.check`, called after each step.
 """
 
@@ -54,6 +54,7 @@ class Track:
         self.epoch = 0
         self.prefilling = False  # what was known when this life began is not all computed
         self.next_start = -1  # where its next chunk must begin; -1: wherever the cache ends
+        self.restores = False  # this life begins with saved states
         self.cached = -1  # where its first life began
         self.num_tokens = 0
         self.num_prompt_logprobs = 0
@@ -73,9 +74,11 @@ class Ledger:
         self.finished = 0
         self.tokens = 0
         self.hits = 0
+        self.restored = 0  # lives that began with saved states
         self.preemptions = 0
         self.quiet_steps = 0  # since the last delta
         self._policy = policy
+        self._states = any(not group.paged for group in limits.groups)
         self._long = limits.long_prefill_token_threshold or limits.max_model_len // 25  # longer prompts are long
         self._sequence = 0
         self._epoch = 0
@@ -117,8 +120,18 @@ class Ledger:
         require(all(a.id in ids for a in plan.admits), "I10: a request was admitted and given nothing")
         for chunk in plan.chunks:
             self._chunk(chunk)
+        self._save(plan)
         self._count_prefills()
         self._may_be_late = False
+
+    def _save(self, plan: StepPlan) -> None:
+        """I18: states are saved at borders of blocks, no more of them than there is room for."""
+        for chunk in plan.chunks:
+            if chunk.save:
+                room, size = self.limits.num_snapshots if self._states else 0, self.limits.groups[0].block_size
+                require(0 < chunk.save <= room, f"I18: {chunk.id} saves to snapshot {chunk.save} of {room}")
+                end = chunk.start + chunk.count
+                require(not end % size, f"I18: {chunk.id} saves its states after {end} tokens, inside a block")
 
     def _count_prefills(self) -> None:
         """I8: no more prompts are in progress than may be."""
@@ -164,6 +177,9 @@ class Ledger:
         self._epoch = track.epoch = admit.epoch
         track.slot = admit.slot
         track.next_start = -1
+        track.restores = admit.restore > 0
+        self.restored += admit.restore > 0
+        require(self._states or not admit.restore, f"I18: {admit.id} begins with a state, and there are none")
         self._slots[admit.slot] = track
 
     def _overtakes(self, track: Track) -> None:
@@ -193,6 +209,8 @@ class Ledger:
         end = chunk.start + chunk.count
         if track.next_start < 0:
             hit_allowed = self.limits.prefix_caching and chunk.start < track.num_known
+            states = not self._states or track.restores == bool(chunk.start)
+            require(states, f"I18: {chunk.id} begins at {chunk.start} without the states there")
             require(not chunk.start or hit_allowed, f"I5: {chunk.id} begins at {chunk.start} of {track.num_known}")
             owed = track.request.sampling.prompt_logprobs is not None and not track.num_tokens
             owed = owed and track.num_prompt_logprobs < len(track.request.prompt_ids) - 1
@@ -209,7 +227,9 @@ class Ledger:
         elif threshold:
             require(chunk.count <= threshold, f"I8: {chunk.id} got {chunk.count} tokens, over the threshold")
         track.next_start = end
-        track.prefilling = track.prefilling and not chunk.samples
+        size = self.limits.groups[0].block_size
+        tail = (track.num_known - 1) % size + 1 if self._states and self.limits.num_snapshots else 0
+        track.prefilling = track.prefilling and not chunk.samples and end < track.num_known - tail
 
     # ------------------------------------------------------------------------------------ deltas
 
@@ -272,6 +292,7 @@ class Ledger:
         used = stats.blocks_used
         require(min(used, stats.blocks_cached) >= 0, "I17: a gauge is negative")
         require(used + stats.blocks_cached <= stats.blocks_total, "I1: more blocks than there are")
+        require(0 <= stats.snapshots <= self.limits.num_snapshots, f"I18: {stats.snapshots} snapshots are kept")
         require(stats.blocks_total == self.limits.num_blocks - 1, "I1: blocks are lost")
         require(bool(self.live) or not used, f"I4: {used} blocks in use without a request")
         require(stats.generation_tokens == self.tokens, f"I17: {stats.generation_tokens} tokens, {self.tokens} seen")

@@ -148,8 +148,11 @@ def run_each_way(harness: Harness, run: Callable[..., list[Output]], everything:
 
     cached = harness.engine()
     run(cached, "prefix cache, filling", LONG[1:])
-    states = sum(not group.paged for group in harness.info.groups)  # in the middle of which no prefix ends
-    assert (run(cached, "prefix cache, hit", [BRANCH])[0].cached >= 32) == (not states)
+    states = sum(not group.paged for group in harness.info.groups)
+    if states:  # a prefix can be begun behind only where the states were saved
+        run_from_snapshots(cached, run)
+    else:
+        assert run(cached, "prefix cache, hit", [BRANCH])[0].cached >= 32
 
     paged = len(harness.info.groups) - states
     if paged:  # a model of states alone never waits for memory
@@ -157,6 +160,34 @@ def run_each_way(harness: Harness, run: Callable[..., list[Output]], everything:
         crowded = harness.engine(num_blocks=1 + 12 * paged, prefix_caching=False)
         run(crowded, "preemption", SHORT)
         assert crowded.stats.preemptions > 0
+
+
+def run_from_snapshots(cached: Engine, run: Callable[..., list[Output]]) -> None:
+    """`LONG[1]` was served: its states were saved at its last full block, and behind every 16th token of the output."""
+    (again,) = run(cached, "states, the same prompt", [LONG[1]])
+    assert again.cached == 44
+    (output,) = cached.run([LONG[1]], max_tokens=NEW_TOKENS)
+    assert run(cached, "states, a prompt that goes on", [LONG[1] + output.token_ids + prompt(20, 14)])[0].cached >= 44
+    run(cached, "states, another end", [BRANCH])
+    run(cached, "states, four that begin alike", [BRANCH, LONG[1], BRANCH, LONG[1]])
+    (whole,) = cached.run([LONG[1]], max_tokens=1, prompt_logprobs=0)
+    assert (whole.cached, len(whole.prompt_logprobs)) == (0, len(LONG[1]) - 1)
+
+
+@pytest.mark.parametrize("name", ["mamba", "lfm2"])  # of the other kinds of states, some are in `KINDS`
+def test_a_prefix_of_states_is_reused(name: str, folder_of: Any) -> None:
+    folder = folder_of(name)
+    expected = reference(name, folder)
+
+    def run(engine: Engine, way: str, prompts: list[list[int]]) -> list[Output]:
+        outputs = engine.run(prompts, max_tokens=NEW_TOKENS, logprobs=3)
+        compare(way, prompts, outputs, expected)
+        return outputs
+
+    with Harness(folder, dtype="float32") as harness:
+        cached = harness.engine(max_num_batched_tokens=24, depth=2)
+        run(cached, "states, filling", LONG[1:])
+        run_from_snapshots(cached, run)
 
 
 def test_prefixes_are_not_shared_over_a_length_border(folder_of: Any) -> None:

@@ -217,14 +217,15 @@ def test_who_is_preempted_begins_again(harness: Harness, wanted: dict[str, Any])
 
 
 @pytest.mark.parametrize("harness", KINDS, indirect=True)
-def test_prefixes_are_not_reused(harness: Harness, wanted: dict[str, Any]) -> None:
+def test_prefixes_are_reused_where_states_were_saved(harness: Harness, wanted: dict[str, Any]) -> None:
     engine = harness.engine()
     expected = wanted["hybrid" if len(harness.info.groups) > 1 else "pure"]
+    cached = []
     for _ in range(2):
         outputs = engine.run(PROMPTS, max_tokens=TOKENS)
         check(outputs, expected)
-        assert {output.cached for output in outputs} == {0}
-    assert any("prefixes are not cached" in note for note in harness.info.notes)
+        cached.append([output.cached for output in outputs])
+    assert cached == [[0] * 6, [0, 0, 0, 0, 20, 36]]
 
 
 def test_states_that_do_not_fit_are_refused(cases: dict[str, Case], on_path: Any) -> None:

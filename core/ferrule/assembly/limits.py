@@ -29,4 +29,5 @@ def scheduler_limits(config: Resolved, info: ModelInfo, num_blocks: int) -> Sche
         max_long_partial_prefills=section.max_long_partial_prefills,
         prompt_share=0 if section.long_prefill_token_threshold else info.prompt_share,
         prompt_border=info.prompt_border,
+        num_snapshots=info.max_snapshots,
     )

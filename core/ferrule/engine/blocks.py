@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 
 class BlockPool:
     """Each block but 0 is in exactly one state: free, used (references > 0), or idle.
 
     An idle block has no reference but holds a published prefix; allocation takes it when no block is free, the one
-    unused for longest first. Block 0 is the null block: it is never handed out and never written.
+    unused for longest first. Block 0 is the null block: it is never handed out and never written. `evicted` is told the
+    key of each prefix that can no longer be found.
     """
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, evicted: Callable[[bytes], None] | None = None) -> None:
         if num_blocks < 2:
             raise ValueError(f"a pool needs the null block and one more, not {num_blocks}")
         self.num_blocks = num_blocks
@@ -22,6 +23,7 @@ class BlockPool:
         self._published: dict[bytes, int] = {}
         self._free = list(range(num_blocks - 1, 0, -1))
         self._idle: OrderedDict[int, None] = OrderedDict()
+        self._evicted = evicted
 
     @property
     def num_available(self) -> int:
@@ -92,6 +94,8 @@ class BlockPool:
         if key is not None:
             del self._published[key]
             self._keys[block] = None
+            if self._evicted is not None:
+                self._evicted(key)
         return block
 
     def check(self, holders: Mapping[int, int]) -> None:

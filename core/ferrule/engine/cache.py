@@ -7,8 +7,9 @@ A windowed group releases blocks that will not be read again (`CacheGroup.dead_b
 manager's entry becomes 0; the runner is not told: its table keeps the stale id, which may by then belong to
 another request. So whoever computes positions from `start` on must not read below ``dead_before(start)``.
 
-A recurrent group has no blocks. What it keeps cannot be entered in the middle, so a model that has one never reuses
-a prefix: its requests have no chain.
+A recurrent group has no blocks, and what it keeps can be entered only where it was saved. In a model that has one, a
+hit ends at a border of which there is a snapshot (`ferrule.engine.snapshots`); a snapshot goes with the blocks that
+end there. Where there is no room for snapshots, no prefix is reused: requests have no chain.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ferrule.engine.blocks import BlockPool
 from ferrule.engine.hashing import HASHERS, HashChain, root_digest
+from ferrule.engine.snapshots import NOWHERE, Borders, SnapshotPool, interval_of
 from ferrule.interfaces.scheduler import SchedulerLimits
 from ferrule.types import CacheGroup, EngineRequest
 
@@ -29,16 +31,21 @@ BlockDelta = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class PrefixHit:
-    """`tokens` leading positions that need not be computed, and their blocks in each group; dead ones are 0."""
+    """`tokens` leading positions that need not be computed, and their blocks in each group; dead ones are 0.
+
+    In a model with states, `snapshot` has those after these positions; 0 at the beginning.
+    """
 
     tokens: int
     blocks: BlockDelta
+    snapshot: int = 0
+    borders: Borders = NOWHERE  # of the life that begins with the hit
 
 
 class Holding:
     """What one request holds."""
 
-    __slots__ = ("alive_from", "capacity", "chain", "next_full", "num_full", "tables")
+    __slots__ = ("alive_from", "capacity", "chain", "next_full", "num_full", "saving", "tables")
 
     def __init__(self, num_groups: int, chain: HashChain | None) -> None:
         self.chain = chain
@@ -47,6 +54,7 @@ class Holding:
         self.capacity = 0  # tokens that the tables have room for
         self.num_full = 0  # blocks that are full and confirmed
         self.next_full = 0  # confirmed tokens at which num_full grows
+        self.saving: dict[int, int] = {}  # snapshots that plans in flight write, by the border
 
 
 def footprint(limits: SchedulerLimits, num_tokens: int) -> int:
@@ -82,10 +90,13 @@ class KVCacheManager:
         if sorted(limits.groups, key=lambda group: not group.paged) != list(limits.groups):
             raise ValueError(f"recurrent cache groups come last: {limits.groups}")
         self.limits = limits
-        self.pool = BlockPool(limits.num_blocks)
+        self.pool = BlockPool(limits.num_blocks, self.evicted)
         self._size = sizes.pop()
         self._groups: tuple[CacheGroup, ...] = tuple(group for group in limits.groups if group.paged)
-        self._reusable = limits.prefix_caching and len(self._groups) == len(limits.groups)
+        stateful = len(self._groups) < len(limits.groups)
+        self._reusable = limits.prefix_caching and (limits.num_snapshots > 0 or not stateful)
+        self.snapshots = SnapshotPool(limits.num_snapshots if stateful and self._reusable else 0)
+        self._interval = interval_of(limits, self._size) if self.snapshots.count else 0
         self._windowed = tuple(g for g, group in enumerate(self._groups) if group.window)
         self._full = tuple(g for g, group in enumerate(self._groups) if not group.window)
         self._tags = tuple(g.to_bytes(2, "little") for g in range(len(self._groups)))
@@ -100,18 +111,31 @@ class KVCacheManager:
         root = root_digest(self.limits.cache_root, request.adapter, request.media_hash, request.cache_salt, length)
         return HashChain(root, self._size, HASHERS[self.limits.hash_algo])
 
-    def match(self, chain: HashChain | None, ids: Sequence[int]) -> PrefixHit:
-        """The longest reusable beginning of `ids`; never all of them, because the last token must be computed."""
+    def match(self, chain: HashChain | None, ids: Sequence[int], reads: bool = True) -> PrefixHit:
+        """The longest reusable beginning of `ids`; never all of them, because the last token must be computed.
+
+        Nothing without `reads`, for a request that computes all of its prompt and keeps it for others.
+        """
         if chain is None:
             return PrefixHit(0, ((),) * len(self._groups))
         most = (len(ids) - 1) // self._size
         digests = chain.grow(ids, most)
-        count = self._shrink_to_windows(digests, self._common_prefix(digests, most))
+        common = self._common_prefix(digests, most) if reads else 0
+        count = self._shrink(digests, common)
         blocks = []
         for g, group in enumerate(self._groups):
             dead = group.dead_before(count * self._size) // self._size
             blocks.append((0,) * dead + tuple(self._find(g, digests[i]) for i in range(dead, count)))
-        return PrefixHit(count * self._size, tuple(blocks))
+        hit = PrefixHit(count * self._size, tuple(blocks))
+        if not self._interval:
+            return hit
+        snapshot = self.snapshots.use(digests[count - 1]) if count else 0
+        return replace(hit, snapshot=snapshot, borders=self._borders(hit.tokens, common, most))
+
+    def _borders(self, begin: int, common: int, most: int) -> Borders:
+        """Prompts end early where another one that is cached goes on in another way, and at their last full block."""
+        stops = (common * self._size, most * self._size) if self.limits.chunked_prefill else ()
+        return Borders(self._size, self._interval, begin, stops)
 
     def reserve(
         self, id: str, upto: int, hit: PrefixHit | None = None, chain: HashChain | None = None
@@ -163,6 +187,8 @@ class KVCacheManager:
                 for i in range(holding.num_full, num_full):
                     if table[i]:
                         self.pool.publish(table[i], digests[i] + self._tags[g])
+            if computed in holding.saving:
+                self.snapshots.publish(holding.saving.pop(computed), digests[num_full - 1])
         holding.num_full = num_full
         holding.next_full = (num_full + 1) * self._size
         for g in self._windowed:
@@ -174,13 +200,34 @@ class KVCacheManager:
                 table[first:dead] = [0] * (dead - first)
                 holding.alive_from[g] = dead
 
+    def save(self, id: str, ids: Sequence[int], end: int) -> int:
+        """The snapshot that the states after positions [0, end) go to; 0 when they are saved already, or none is free.
+
+        It can be found when these positions are confirmed.
+        """
+        holding, count = self._holdings[id], end // self._size
+        if holding.chain is None or (end <= len(ids) and holding.chain.grow(ids, count)[count - 1] in self.snapshots):
+            return 0
+        snapshot = self.snapshots.take()
+        if snapshot:
+            holding.saving[end] = snapshot
+        return snapshot
+
+    def evicted(self, key: bytes) -> None:
+        """The pool forgets a block: the states behind it go too."""
+        self.snapshots.drop(key[: -len(self._tags[0])])
+
     def release(self, id: str) -> None:
         """Let go of everything that `id` holds. Published blocks stay findable until they are needed."""
-        for table in self._holdings.pop(id).tables:
+        holding = self._holdings.pop(id)
+        self.snapshots.give_back(holding.saving.values())
+        for table in holding.tables:
             self.pool.release(table)
 
     def reset(self) -> bool:
         """Forget prefixes that no request holds; False when some are held."""
+        if not self._groups:
+            self.snapshots.clear()
         return self.pool.forget()
 
     def check(self, live: frozenset[str]) -> None:
@@ -192,6 +239,9 @@ class KVCacheManager:
         for id, holding in self._holdings.items():
             if any(len(table) * self._size != holding.capacity for table in holding.tables):
                 raise AssertionError(f"I2: tables of {id} do not have room for {holding.capacity} tokens")
+        self.snapshots.check([each for holding in self._holdings.values() for each in holding.saving.values()])
+        if not all(self._find(g, digest) for digest in self.snapshots for g in range(len(self._groups))):
+            raise AssertionError("I18: a snapshot is left of a prefix whose blocks are gone")
 
     def _find(self, group: int, digest: bytes) -> int:
         return self.pool.find(digest + self._tags[group])
@@ -201,6 +251,13 @@ class KVCacheManager:
             if not all(self._find(g, digests[i]) for g in self._full):
                 return i
         return most
+
+    def _shrink(self, digests: list[bytes], count: int) -> int:
+        """The most blocks, up to `count`, that can be begun behind: with windows and states."""
+        count = self._shrink_to_windows(digests, count)
+        while self._interval and count and digests[count - 1] not in self.snapshots:
+            count = self._shrink_to_windows(digests, count - 1)
+        return count
 
     def _shrink_to_windows(self, digests: list[bytes], count: int) -> int:
         """The most blocks, up to `count`, of which every windowed group has what the next token will see.

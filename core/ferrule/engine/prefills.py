@@ -41,11 +41,13 @@ class Prefills:
             return budget  # those that decode wait for prompts
         return min(budget, self._limits.prompt_share * max(_LEAST_SHARED, decoding))
 
-    def piece(self, todo: int, budget: int) -> int:
-        """How many of a prompt's `todo` tokens to compute now; 0 when it must wait."""
+    def piece(self, request: Request, start: int, budget: int) -> int:
+        """How many of a prompt's tokens from `start` on to compute now; 0 when it must wait."""
+        todo = request.known - start
         if not self._limits.chunked_prefill:
             return todo if todo <= budget else 0
-        return min(todo, budget, self._limits.long_prefill_token_threshold or todo)
+        count = min(todo, budget, self._limits.long_prefill_token_threshold or todo)
+        return request.borders.end(start, start + count, request.known) - start
 
     def full(self, running: Iterable[Request]) -> bool:
         """True when no more prompts may be in progress."""

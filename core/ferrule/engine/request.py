@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from ferrule.engine.hashing import HashChain
+from ferrule.engine.snapshots import NOWHERE, Borders
 from ferrule.interfaces.scheduler import RequestView
-from ferrule.types import Admit, EngineRequest, FinishReason, RequestDelta, RequestTimes, TokenLogprobs
+from ferrule.types import Admit, Chunk, EngineRequest, FinishReason, RequestDelta, RequestTimes, TokenLogprobs
 
 MAX_PREEMPTIONS = 8  # a request that was preempted this often runs alone, and so is never preempted again
 
@@ -39,11 +40,12 @@ class Request:
     stops: frozenset[int] = field(init=False)
     known: int = field(init=False)
     sent: int = 0
-    prefill: int = 0  # tokens that were known when this life began
+    prefill: int = 0  # tokens that were known when this life began, up to the last border at which it stops
     confirmed: int = 0
     epoch: int = 0  # 0: not alive; lives count from 1 over all requests
     slot: int = -1
     cached: int = -1  # prompt tokens found in the cache when it first ran; -1: it never ran
+    borders: Borders = NOWHERE  # of this life, or of the one that could begin now
     num_preemptions: int = 0
     num_prompt_logprobs: int = 0  # delivered: those of positions 1 to this one
     scheduled: float = 0.0
@@ -85,7 +87,7 @@ class Request:
         self.slot = slot
         self.epoch = epoch
         self.sent = self.confirmed = cached
-        self.prefill = self.known
+        self.prefill = self.borders.whole(self.known)
         if self.cached < 0:
             self.cached = cached
             self.scheduled = now
@@ -117,12 +119,16 @@ class Request:
         self.num_prompt_logprobs += len(fresh)
         return fresh
 
-    def admit(self) -> Admit:
-        """What the runner must know when this life begins."""
+    def admit(self, snapshot: int) -> Admit:
+        """What the runner must know when this life begins, with the states of `snapshot`."""
         spec = self.spec
         ids = tuple(self.ids)
-        extra = spec.adapter, spec.embeds, spec.grammar
+        extra = spec.adapter, spec.embeds, spec.grammar, snapshot
         return Admit(self.slot, self.id, self.epoch, ids, self.num_prompt, spec.sampling, *extra)
+
+    def chunk(self, start: int, count: int, samples: bool, blocks: tuple[tuple[int, ...], ...], save: int) -> Chunk:
+        """A row of a step, whose states go to the snapshot `save`."""
+        return Chunk(self.slot, self.id, self.epoch, start, count, samples, (), blocks, save)
 
     def last_delta(self, delta: RequestDelta, finish: FinishReason, now: float) -> RequestDelta:
         """`delta` as the terminal one."""

@@ -134,7 +134,7 @@ class DefaultScheduler(Scheduler):
         draft.share = rules.share(prefills, self.waiting, draft.budget)
         for request in prefills:
             if request.running:
-                count = rules.piece(request.todo, min(draft.budget, draft.share))
+                count = rules.piece(request, request.sent, min(draft.budget, draft.share))
                 if count:
                     self._give(request, count, draft, now)
             if request.running:
@@ -157,7 +157,8 @@ class DefaultScheduler(Scheduler):
         samples = end == request.known
         if samples:
             request.known += 1
-        draft.chunks[request.id] = Chunk(request.slot, request.id, request.epoch, start, count, samples, (), blocks)
+        save = self.cache.save(request.id, request.ids, end) if request.borders.save(end) else 0
+        draft.chunks[request.id] = request.chunk(start, count, samples, blocks, save)
         draft.budget -= count
 
     def _admit_head(self, draft: Draft, now: float) -> bool:
@@ -169,10 +170,11 @@ class DefaultScheduler(Scheduler):
             return False
         if self.running and (request.exclusive or next(iter(self.running.values())).exclusive):
             return False
-        hit = self.cache.match(request.chain if request.reads_cache else None, request.ids)
-        todo = request.known - hit.tokens
-        count = self._prefills.piece(todo, min(draft.budget, draft.share))
-        if 0 < count < todo and self._prefills.full(self.running.values()):
+        hit = self.cache.match(request.chain, request.ids, request.reads_cache)
+        request.borders = hit.borders
+        count = self._prefills.piece(request, hit.tokens, min(draft.budget, draft.share))
+        whole = hit.tokens + count >= hit.borders.whole(request.known)
+        if count and not whole and self._prefills.full(self.running.values()):
             return False
         if not count or not self.cache.room_for(request.known, hit, draft.owed):
             return False
@@ -186,7 +188,7 @@ class DefaultScheduler(Scheduler):
         self._epoch += 1
         request.begin(self._slots.pop(), self._epoch, hit.tokens, now)
         self.running[request.id] = request
-        draft.admits.append(request.admit())
+        draft.admits.append(request.admit(hit.snapshot))
         self._send(request, count, blocks, draft)
         draft.owed += self.cache.owed(request.id, request.known)
         return True
@@ -275,6 +277,7 @@ class DefaultScheduler(Scheduler):
             blocks_total=pool.num_blocks - 1,
             blocks_used=pool.num_used,
             blocks_cached=pool.num_idle,
+            snapshots=self.cache.snapshots.num_published,
             **asdict(self.counters),
         )
 

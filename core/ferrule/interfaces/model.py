@@ -47,7 +47,10 @@ class LayerCache:
 
 @dataclass(frozen=True)
 class StateSpec:
-    """A tensor of `shape` that a recurrent layer keeps for each request, however long that is. It begins as zeros."""
+    """A tensor of `shape` that a recurrent layer keeps for each request, however long that is.
+
+    It begins as zeros, or as what it was behind the same tokens in another request.
+    """
 
     shape: tuple[int, ...]
     dtype: torch.dtype | None = None  # None: the model's
@@ -205,7 +208,7 @@ class Model(ABC):
         """Name each attention layer, in order, with what it caches; none, for a model that has only states."""
 
     def state_specs(self) -> dict[str, StateSpec]:
-        """Name each state. With any, a request's prefix is never taken from the cache of another."""
+        """Name each state. With any, a cached prefix is reused up to where the runner has saved all of them."""
         return {}
 
     def prompt_border(self) -> PromptBorder | None:

@@ -40,6 +40,7 @@ class SchedulerLimits:
     max_long_partial_prefills: int = 1  # of them, long ones
     prompt_share: int = 0  # prompts' tokens in a step, for each request that decodes in it, 32 at least; 0: the budget
     prompt_border: PromptBorder | None = None
+    num_snapshots: int = 0  # states of recurrent groups that can be saved; 0: their prefixes are not reused
     cache_root: bytes = b""  # random per start: digests of cached prefixes cannot be computed outside
 
 

@@ -142,6 +142,9 @@ def announce(config: Resolved, client: EngineClient, listener: socket.socket, ho
         room += f" ({client.num_blocks * info.page_bytes / 2**30:.2f} GiB)"
     else:
         room = "no KV cache: the model keeps a state for each request"
+    if info.max_snapshots:
+        size = info.max_snapshots * info.state_bytes / 2**30
+        room += f"; {info.max_snapshots} saved states for cached prefixes ({size:.2f} GiB)"
     _logger.info("%s; longest request %d tokens", room, info.max_model_len)
     for line in (*suggestions(config), *hooks.report_header(config)):
         _logger.info("%s", line)

@@ -1,4 +1,5 @@
-"""What layers keep. KV cache tensors: one storage per layer position, shared by the groups. States: one per slot.
+"""What layers keep. KV cache tensors: one storage per layer position, shared by the groups. States: one per slot, and
+snapshots of them.
 
 A block id means one page of every layer of *one* group, and layer j of each group lives in storage j: a block that
 leaves one group may serve another. Where the layers' pages differ in size the storage has the largest.
@@ -7,7 +8,7 @@ leaves one group may serve another. Where the layers' pages differ in size the s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +16,9 @@ import torch
 from msgspec.structs import replace
 
 from ferrule.interfaces.model import LayerCache, StateSpec
-from ferrule.types import CacheGroup
+from ferrule.types import Admit, CacheGroup, Chunk
+
+Stage = Callable[[list[torch.Tensor]], list[torch.Tensor]]  # from the host to the device
 
 
 @dataclass(frozen=True)
@@ -61,31 +64,82 @@ class CacheMap:
 
 
 class StateStore:
-    """A model's recurrent states. A slot's are zeroed when it is given to a request, not before."""
+    """A model's recurrent states. A slot's are set when it is given to a request, not before.
+
+    Beside those of the slots there are snapshots, which plans number from 1 on.
+    """
 
     def __init__(self, specs: Mapping[str, StateSpec], slots: int, dtype: torch.dtype, device: torch.device) -> None:
-        self._shapes = {name: ((slots, *spec.shape), spec.dtype or dtype) for name, spec in specs.items()}
+        self._specs = {name: (spec.shape, spec.dtype or dtype) for name, spec in specs.items()}
+        self._slots = slots
         self._device = device
-        self.tensors: dict[str, torch.Tensor] = {}
+        self.tensors: dict[str, torch.Tensor] = {}  # each [slots, *shape]
+        self._saved: dict[str, torch.Tensor] = {}  # each [snapshots, *shape]
+
+    @property
+    def request_bytes(self) -> int:
+        """Of one request's states, and of a snapshot."""
+        return sum(math.prod(shape) * dtype.itemsize for shape, dtype in self._specs.values())
 
     @property
     def num_bytes(self) -> int:
-        return sum(math.prod(shape) * dtype.itemsize for shape, dtype in self._shapes.values())
+        return self._slots * self.request_bytes
 
-    def allocate(self) -> None:
+    def allocate(self, num_snapshots: int = 0) -> None:
         """Zeros everywhere."""
-        self.tensors = {name: _zeros(shape, dtype, self._device) for name, (shape, dtype) in self._shapes.items()}
+        self.tensors = self._zeros(self._slots)
+        self._saved = self._zeros(num_snapshots) if num_snapshots else {}
 
-    def clear(self, slots: torch.Tensor) -> None:
-        """Whatever the states of `slots` [n] int64 held, NaN included, is gone."""
-        for tensor in self.tensors.values():
-            tensor.index_fill_(0, slots, 0)
+    def release(self) -> None:
+        self.tensors, self._saved = {}, {}
+
+    def begin(self, admits: Sequence[Admit], stage: Stage) -> None:
+        """States of admitted requests are zeros, whatever was there, or those behind the prefix that was found."""
+        if not self.tensors:
+            return
+        cleared = [admit.slot for admit in admits if not admit.restore]
+        if cleared:
+            (slots,) = stage([torch.tensor(cleared)])
+            for tensor in self.tensors.values():
+                tensor.index_fill_(0, slots, 0)
+        restored = [(admit.slot, admit.restore - 1) for admit in admits if admit.restore]
+        if restored:
+            slots, snapshots = stage([torch.tensor(each) for each in zip(*restored, strict=True)])
+            for name, tensor in self.tensors.items():
+                tensor.index_copy_(0, slots, self._saved[name].index_select(0, snapshots))
+
+    def save(self, chunks: Sequence[Chunk], stage: Stage) -> None:
+        """Copy the states after those chunks that say where to."""
+        saved = [(chunk.slot, chunk.save - 1) for chunk in chunks if chunk.save]
+        if saved:
+            slots, snapshots = stage([torch.tensor(each) for each in zip(*saved, strict=True)])
+            for name, tensor in self.tensors.items():
+                self._saved[name].index_copy_(0, snapshots, tensor.index_select(0, slots))
+
+    def _zeros(self, count: int) -> dict[str, torch.Tensor]:
+        return {name: _zeros((count, *shape), dtype, self._device) for name, (shape, dtype) in self._specs.items()}
+
+
+def snapshots_in(room: int, each: int, page_bytes: int) -> int:
+    """How many states of `each` bytes to keep for cached prefixes, in the `room` that running requests leave.
+
+    A quarter of it beside blocks of `page_bytes`, and not more of them than blocks; all of it where there are none.
+    """
+    if not each:
+        return 0
+    return min(room // 4 // each, room // (each + page_bytes)) if page_bytes else room // each
 
 
 def map_layers(
-    specs: Mapping[str, LayerCache], shape_of: Callable[[LayerCache, int], tuple[int, ...]], num_states: int = 0
+    specs: Mapping[str, LayerCache],
+    shape_of: Callable[[LayerCache, int], tuple[int, ...]],
+    num_states: int = 0,
+    block_size: int = 1,
 ) -> CacheMap:
-    """Group a model's layers by what the engine must know of them; states are the last group."""
+    """Group a model's layers by what the engine must know of them; states are the last group.
+
+    `block_size` is that of a model of states alone: where its prefixes may end.
+    """
     groups: dict[tuple[str, int, int], list[str]] = {}
     for name, spec in specs.items():
         groups.setdefault((spec.group.kind, spec.group.block_size, spec.group.window), []).append(name)
@@ -101,7 +155,7 @@ def map_layers(
                 pages.append(0)
             pages[storage] = max(pages[storage], size)
     if num_states:
-        size = described[0].block_size if described else 1  # the engine wants the same of all groups
+        size = described[0].block_size if described else block_size  # the engine wants the same of all groups
         described.append(CacheGroup("recurrent", size, num_layers=num_states))
     return CacheMap(tuple(described), places, tuple(pages))
 

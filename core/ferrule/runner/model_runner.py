@@ -71,7 +71,7 @@ class ModelRunner:
         launches_alike = attention.recordable and not states and all(spec.attended for spec in specs.values())
         self._recorder = recorder if launches_alike else None
         self._shape = shape_for(attention.cache_shape)
-        self.cache: CacheMap = map_layers(specs, self._shape, len(states))
+        self.cache: CacheMap = map_layers(specs, self._shape, len(states), limits.block_size)
         self.recurrent = StateStore(states, limits.slots, limits.dtype, limits.device)
         self._storages: list[torch.Tensor] = []
         self.release_cache()
@@ -91,14 +91,14 @@ class ModelRunner:
         """Let go of cache and states; forget every request."""
         self._forget()
         self._storages = []
-        self.recurrent.tensors = {}
+        self.recurrent.release()
         self._bind({})
         self._state = SlotState(self._limits, self.cache.paged)
         if self._grammars is not None:
             self._grammars.forget()
 
-    def init_cache(self, num_blocks: int) -> None:
-        """Allocate the KV cache, zeroed, block 0 being the null block; forget every request."""
+    def init_cache(self, num_blocks: int, num_snapshots: int = 0) -> None:
+        """Allocate the KV cache, zeroed, block 0 being the null block, and states; forget every request."""
         self.release_cache()  # before the new one: both do not fit
         self._storages, views = self.cache.allocate(
             num_blocks,
@@ -106,7 +106,7 @@ class ModelRunner:
             self._limits.device,
             self._shape,
         )
-        self.recurrent.allocate()
+        self.recurrent.allocate(num_snapshots)
         self._bind(views)
 
     def _bind(self, views: dict[str, torch.Tensor]) -> None:
@@ -150,22 +150,17 @@ class ModelRunner:
         if self._grammars is not None:
             self._grammars.apply(plan.releases, plan.admits)
         written = self._state.take_written()
-        cleared = (
-            [torch.tensor([admit.slot for admit in plan.admits])] if plan.admits and self.recurrent.tensors else []
-        )
-        if written or cleared:
-            staged = self._stage([*written, *cleared])
-            if written:
-                self._state.ids.view(-1).index_copy_(0, staged[0], staged[1])
-            if cleared:
-                self.recurrent.clear(staged[-1])
+        if written:
+            places, values = self._stage(written)
+            self._state.ids.view(-1).index_copy_(0, places, values)
+        self.recurrent.begin(plan.admits, self._stage)
         for group, source, target in plan.copies:
             layers = self.cache.groups[group].num_layers
             for storage in self._storages[:layers]:
                 storage[target].copy_(storage[source])
 
     def forward(self, plan: StepPlan) -> Forwarded:
-        """Compute the hidden states of the plan's tokens, and write their keys and values."""
+        """Compute the hidden states of the plan's tokens, and write their keys, values and states."""
         rows, masks = Rows.of(plan.chunks), self._begin_masks(plan)
         hidden = self._replay(rows)
         if hidden is None:
@@ -176,6 +171,7 @@ class ModelRunner:
             contexts = tuple((rows.starts + rows.counts).tolist())
             inputs = inputs[:-2] if embeds else inputs
             hidden = self._compute(StepContext(self._bound, inputs, tuple(rows.counts.tolist()), contexts, given))
+        self.recurrent.save(plan.chunks, self._stage)
         return Forwarded(plan, rows, hidden, masks)
 
     def finish(self, step: Forwarded) -> Outcome:

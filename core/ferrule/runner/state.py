@@ -30,6 +30,7 @@ class RunnerLimits:
     dtype: torch.dtype
     device: torch.device
     embed_size: int = 0
+    block_size: int = 16  # of a model without blocks: where its prefixes may end
     cache_type: torch.dtype | None = None  # of the KV cache's elements; None: `dtype`
 
 

@@ -23,7 +23,7 @@ from ferrule.interfaces.model import Model
 from ferrule.interfaces.platform import Platform
 from ferrule.interfaces.plugins import Plugins
 from ferrule.log import Log
-from ferrule.runner.cache import StateStore
+from ferrule.runner.cache import StateStore, snapshots_in
 from ferrule.runner.grammars import Grammars
 from ferrule.runner.model_runner import ModelRunner, TextSupport
 from ferrule.runner.state import RunnerLimits
@@ -46,7 +46,7 @@ class Worker:
         self.platform: Platform
         self.depth = 1  # steps in flight that pay off
         self._reload: Callable[[], Model]
-        self._num_blocks = 0
+        self._num_blocks = self._num_snapshots = 0
         self._asleep: tuple[Model, HostCopy] | None = None  # a model whose weights the host keeps
         self._missing = {"kv_cache"}  # parts that have no memory now
 
@@ -74,6 +74,7 @@ class Worker:
             vocab_size=loaded.info.vocab_size,
             dtype=context.dtype,
             device=context.device,
+            block_size=context.block_size,
             cache_type=loaded.cache_type,
         )
         execution = self.platform.execution()
@@ -106,10 +107,11 @@ class Worker:
         Where it was not given, a model's states get half of the cache's memory, or all of it if nothing else is cached.
         """
         scheduler, context = self.config.scheduler, loaded.context
-        each = StateStore(loaded.model.state_specs(), 1, context.dtype, context.device).num_bytes
+        each = StateStore(loaded.model.state_specs(), 1, context.dtype, context.device).request_bytes
         if not each or not scheduler.fits_states:
             return scheduler.max_num_seqs
-        room = loaded.platform.memory().cache_bytes(self.config) // (2 if loaded.model.cache_specs() else 1)
+        others = bool(loaded.model.cache_specs()) or self.config.cache.enable_prefix_caching
+        room = loaded.platform.memory().cache_bytes(self.config) // (2 if others else 1)
         return min(scheduler.max_num_seqs, max(1, room // each))
 
     def _describe(self, loaded: Loaded, runner: ModelRunner) -> ModelInfo:
@@ -127,15 +129,20 @@ class Worker:
         if self.config.model.enable_prompt_embeds and not info.hidden_size:
             raise ConfigError(f"--enable-prompt-embeds: {info.implementation} takes no embeddings.")
         notes = info.notes
-        if kept and self.config.cache.enable_prefix_caching:
-            notes += ("prefixes are not cached: this model keeps a state for each request",)
+        state_bytes = runner.recurrent.request_bytes
+        caching = self.config.cache.enable_prefix_caching
+        snapshots = snapshots_in(room - kept, state_bytes, page_bytes) if caching else 0
+        if kept and caching and not snapshots:
+            notes += ("prefixes are not cached: the cache has no room for states at their ends",)
         slots = self._num_slots(loaded)
         fewer = slots if slots < self.config.scheduler.max_num_seqs else None
         if fewer:
             notes += (f"at most {fewer} requests run at a time: the states of more do not fit; see --max-num-seqs",)
-        max_blocks = (room - kept) // page_bytes if page_bytes else 2  # without pages, no block is ever used
-        groups, info = runner.cache.groups, replace(info, max_num_seqs=fewer, notes=notes)
-        return replace(info, groups=groups, page_bytes=page_bytes, max_blocks=max_blocks)
+        left = room - kept - snapshots * state_bytes
+        max_blocks = left // page_bytes if page_bytes else 2  # without pages, no block is ever used
+        self._num_snapshots = snapshots
+        info = replace(info, max_num_seqs=fewer, notes=notes, max_snapshots=snapshots, state_bytes=state_bytes)
+        return replace(info, groups=runner.cache.groups, page_bytes=page_bytes, max_blocks=max_blocks)
 
     def init_cache(self, num_blocks: int) -> None:
         """Allocate `num_blocks`, the null block included. Raises EngineDead when then not one token can be computed."""
@@ -206,7 +213,7 @@ class Worker:
             if part == "weights":
                 self.model_runner.use(self._weights())
             else:
-                self.model_runner.init_cache(self._num_blocks)
+                self.model_runner.init_cache(self._num_blocks, self._num_snapshots)
             self._missing.discard(part)
             if not self._missing:
                 self._warm_up(self.model_runner)

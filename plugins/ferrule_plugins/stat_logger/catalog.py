@@ -147,6 +147,12 @@ ENGINE = (
         engine=lambda stats: {(state,): float(level == stats.sleep_level) for level, state in enumerate(_SLEEP)},
     ),
     _USAGE,
+    Metric(
+        name="ferrule:state_snapshots",
+        kind="gauge",
+        doc="Saved states of recurrent layers, at the ends of cached prefixes.",
+        engine=lambda stats: {(): stats.snapshots},
+    ),
     _alias("gpu_cache_usage_perc", "Former name of kv_cache_usage_perc.", _USAGE),
     Metric(
         name=CACHE_INFO,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -26,7 +27,7 @@ class Patched(DefaultScheduler):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.cache = self.cache_cls(self.limits)
-        self.cache.pool = self.pool_cls(self.limits.num_blocks)
+        self.cache.pool = self.pool_cls(self.limits.num_blocks, self.cache.evicted)
         self.waiting = self.queue_cls(self.policy)
 
 
@@ -68,8 +69,9 @@ class EvictionKeepsPublished(Patched):
 
 class HandsOutNullBlock(Patched):
     class pool_cls(BlockPool):
-        def __init__(self, num_blocks: int) -> None:
-            super().__init__(num_blocks)
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            num_blocks = self.num_blocks
             self._free = list(range(num_blocks - 1, -1, -1))
 
 
@@ -160,8 +162,8 @@ class PartialBlockShared(Patched):
 
 class HitCoversWholePrompt(Patched):
     class cache_cls(KVCacheManager):
-        def match(self, chain: HashChain | None, ids: Sequence[int]) -> PrefixHit:
-            return super().match(chain, [*ids, 0])
+        def match(self, chain: HashChain | None, ids: Sequence[int], reads: bool = True) -> PrefixHit:
+            return super().match(chain, [*ids, 0], reads)
 
 
 class WrongStartAfterHit(DefaultScheduler):
@@ -230,8 +232,11 @@ class DeadBlocksNeverFreed(Patched):
             super().__init__(*args)
             self._windowed = ()
 
-        def match(self, chain: HashChain | None, ids: Sequence[int]) -> PrefixHit:
+        def match(self, chain: HashChain | None, ids: Sequence[int], reads: bool = True) -> PrefixHit:
             return super().match(None, ids)
+
+
+# ------------------------------------------------------------------------------------------- states
 
 
 class ReusesPrefixOfState(Patched):
@@ -239,6 +244,75 @@ class ReusesPrefixOfState(Patched):
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
             self._reusable = self.limits.prefix_caching
+            self._interval = 0
+
+
+class HitBeyondSnapshot(Patched):
+    class cache_cls(KVCacheManager):
+        def match(self, chain: HashChain | None, ids: Sequence[int], reads: bool = True) -> PrefixHit:
+            hit = super().match(chain, ids, reads)
+            if not hit.snapshot or chain is None:
+                return hit
+            self._interval, kept = 0, self._interval
+            longer = super().match(chain, ids, reads)
+            self._interval = kept
+            return replace(hit, tokens=longer.tokens, blocks=longer.blocks)
+
+
+class StatesNotRestored(DefaultScheduler):
+    def schedule(self, now: float) -> StepPlan | None:
+        plan = super().schedule(now)
+        return plan and msgspec.structs.replace(
+            plan, admits=tuple(msgspec.structs.replace(admit, restore=0) for admit in plan.admits)
+        )
+
+
+class SnapshotUnderAnotherBorder(Patched):
+    class cache_cls(KVCacheManager):
+        def save(self, id: str, ids: Sequence[int], end: int) -> int:
+            snapshot = super().save(id, ids, end)
+            if snapshot:
+                saving = self._holdings[id].saving
+                saving[end + self._size] = saving.pop(end)
+            return snapshot
+
+
+class SnapshotOutlivesItsBlocks(Patched):
+    class cache_cls(KVCacheManager):
+        def evicted(self, key: bytes) -> None:
+            pass
+
+
+class SnapshotFoundBeforeItIsWritten(Patched):
+    class cache_cls(KVCacheManager):
+        def save(self, id: str, ids: Sequence[int], end: int) -> int:
+            snapshot = super().save(id, ids, end)
+            holding = self._holdings[id]
+            if snapshot and holding.chain is not None and end <= len(ids):
+                self.snapshots.publish(holding.saving.pop(end), holding.chain.digests[end // self._size - 1])
+            return snapshot
+
+
+class SnapshotOfTheEndedLost(Patched):
+    class cache_cls(KVCacheManager):
+        def release(self, id: str) -> None:
+            self._holdings[id].saving.clear()
+            super().release(id)
+
+
+class SnapshotTakenTwice(Patched):
+    class cache_cls(KVCacheManager):
+        def save(self, id: str, ids: Sequence[int], end: int) -> int:
+            snapshot = super().save(id, ids, end)
+            self.snapshots.give_back([snapshot] if snapshot else [])
+            return snapshot
+
+
+class MoreSnapshotsThanRoom(Patched):
+    class cache_cls(KVCacheManager):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            self.snapshots.count *= 2
 
 
 CACHE_BUGS: tuple[type[DefaultScheduler], ...] = (
@@ -268,4 +342,12 @@ CACHE_BUGS: tuple[type[DefaultScheduler], ...] = (
     WindowFreedWhenSent,
     DeadBlocksNeverFreed,
     ReusesPrefixOfState,
+    HitBeyondSnapshot,
+    StatesNotRestored,
+    SnapshotUnderAnotherBorder,
+    SnapshotOutlivesItsBlocks,
+    SnapshotFoundBeforeItIsWritten,
+    SnapshotOfTheEndedLost,
+    SnapshotTakenTwice,
+    MoreSnapshotsThanRoom,
 )

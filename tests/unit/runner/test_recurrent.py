@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -59,22 +59,100 @@ def test_tables_beside_a_state_are_as_without():
         manager.check(frozenset("a"))
 
 
-@pytest.mark.parametrize("groups", [(RECURRENT,), (FULL, RECURRENT)])
-def test_no_prefix_is_reused(groups):
-    scheduler = DefaultScheduler(limits(*groups), FcfsPolicy())
-    executor = FakeExecutor(groups)
-    executor.init_cache(20)
-    for id in "ab":
-        asked = request(id, *range(12))
-        scheduler.add(asked, 0.0)
+class Served:
+    """A scheduler over a fake device. `cached` gives how much of a request's prompt was found; its text is checked."""
+
+    def __init__(self, groups: tuple[CacheGroup, ...], num_snapshots: int, **more: Any) -> None:
+        self.groups = groups
+        more = {"max_num_batched_tokens": 60, **more}
+        self.scheduler = DefaultScheduler(limits(*groups, num_snapshots=num_snapshots, **more), FcfsPolicy())
+        self.executor = FakeExecutor(groups, num_snapshots=num_snapshots)
+        self.executor.init_cache(self.scheduler.limits.num_blocks)
+
+    def cached(self, prompt: Sequence[int], **sampling: Any) -> int:
+        settings = TokenSampling(**{"seed": 0, "max_tokens": 2, **sampling})
+        asked = EngineRequest(id="r", prompt_ids=tuple(prompt), sampling=settings)
+        self.scheduler.add(asked, 0.0)
         said: list[int] = []
-        while scheduler.has_work():
-            plan = scheduler.schedule(0.0)
-            deltas = scheduler.commit(plan, executor.submit(plan).result(), 0.0)
+        while self.scheduler.has_work():
+            plan = self.scheduler.schedule(0.0)
+            deltas = self.scheduler.commit(plan, self.executor.submit(plan).result(), 0.0)
             said += [token for delta in deltas for token in delta.token_ids]
-            assert all(delta.cached == 0 for delta in deltas)
-        assert said == solo(FakeModel(groups, 32), asked, 64).token_ids
-    assert (scheduler.stats().blocks_cached, scheduler.stats().prefix_queries) == (0, 0)
+            self.scheduler.check()
+        assert said == solo(FakeModel(self.groups, 32), asked, 64).token_ids
+        return deltas[-1].cached
+
+    def chunks(self) -> list[tuple[int, int]]:
+        """(start, count) of all that was computed, token by token left out."""
+        return [(row.start, row.count) for plan in self.executor.plans for row in plan.chunks if row.count > 1]
+
+
+BOTH = [(RECURRENT,), (FULL, RECURRENT)]
+
+
+@pytest.mark.parametrize("groups", BOTH)
+def test_no_prefix_is_reused_without_room_for_states(groups):
+    served = Served(groups, 0)
+    assert [served.cached(range(20)) for _ in range(2)] == [0, 0]
+    assert (served.scheduler.stats().blocks_cached, served.scheduler.stats().prefix_queries) == (0, 0)
+    assert served.chunks() == [(0, 20), (0, 20)]
+
+
+@pytest.mark.parametrize("groups", [*BOTH, (CacheGroup("sliding", 4, 6), RECURRENT)])
+def test_states_are_saved_at_the_last_full_block(groups):
+    served = Served(groups, 4)
+    assert [served.cached(range(count)) for count in (22, 22, 21, 20, 44, 44)] == [0, 20, 20, 0, 20, 40]
+    assert served.chunks() == [(0, 20), (20, 2), (20, 2), (0, 16), (16, 4), (20, 20), (40, 4), (40, 4)]
+    assert served.scheduler.stats().snapshots == 3
+    assert served.cached(range(44), prompt_logprobs=0) == 0  # and its states are not saved once more
+    assert served.scheduler.stats().snapshots == 3
+    assert served.scheduler.reset_cache()
+    assert served.scheduler.stats().snapshots == 0
+
+
+def test_states_are_saved_where_prompts_part():
+    served = Served((FULL, RECURRENT), 8, num_blocks=60)
+    first, second, third = ([*range(24), *range(end, end + 17)] for end in (40, 60, 80))
+    assert [served.cached(prompt) for prompt in (first, second, third)] == [0, 0, 24]
+    assert served.chunks() == [(0, 40), (0, 24), (24, 16), (24, 16)]  # and one last token each
+
+
+def test_states_are_saved_while_tokens_are_generated():
+    served = Served((RECURRENT,), 8, max_model_len=64)
+    assert served.cached(range(6), max_tokens=40) == 0
+    said = solo(
+        FakeModel((RECURRENT,), 32),
+        EngineRequest(id="r", prompt_ids=tuple(range(6)), sampling=TokenSampling(seed=0, max_tokens=40)),
+        64,
+    ).token_ids
+    assert served.cached([*range(6), *said, 1, 2]) == 32  # every 16th
+
+
+def test_prompts_that_wait_for_their_last_tokens_are_not_in_progress():
+    served = Served((FULL, RECURRENT), 8, num_blocks=60)
+    for number in range(3):
+        served.scheduler.add(request(f"r{number}", *range(number, number + 19)), 0.0)
+    plan = served.scheduler.schedule(0.0)
+    assert [(row.start, row.count, row.save) for row in plan.chunks] == [(0, 16, 1), (0, 16, 2), (0, 16, 3)]
+    plan = served.scheduler.schedule(0.0)
+    assert [(row.start, row.count, row.save) for row in plan.chunks] == [(16, 3, 0)] * 3
+
+
+def test_the_oldest_states_make_room():
+    served = Served((FULL, RECURRENT), 2, num_blocks=60)
+    texts = [[number] * 19 for number in range(3)]
+    assert [served.cached(text) for text in texts] == [0, 0, 0]
+    assert served.scheduler.stats().snapshots == 2
+    assert [served.cached(text) for text in texts[::-1]] == [16, 16, 0]
+    assert served.cached(texts[1]) == 16
+
+
+def test_states_go_with_their_blocks():
+    served = Served((FULL, RECURRENT), 8, num_blocks=12)
+    assert [served.cached([number] * 19) for number in range(2)] == [0, 0]
+    assert served.scheduler.stats().snapshots == 2
+    assert served.cached(range(40)) == 0
+    assert served.scheduler.stats().snapshots == 1
 
 
 def test_a_model_of_states_alone_never_waits_for_blocks():
@@ -132,13 +210,16 @@ def runner():
     return made
 
 
-def admit(slot, *ids):
-    return Admit(slot, f"r{slot}", 0, ids, len(ids), GREEDY)
+def admit(slot, *ids, restore=0):
+    return Admit(slot, f"r{slot}", 0, ids, len(ids), GREEDY, restore=restore)
 
 
 def run(runner, *chunks, admits=(), releases=()):
-    """Chunks are (slot, start, count, samples). Returns each row's tokens."""
-    made = tuple(Chunk(slot, f"r{slot}", 0, start, count, samples) for slot, start, count, samples in chunks)
+    """Chunks are (slot, start, count, samples) and maybe a snapshot to save to. Returns each row's tokens."""
+    made = tuple(
+        Chunk(slot, f"r{slot}", 0, start, count, samples, save=sum(save))
+        for slot, start, count, samples, *save in chunks
+    )
     return [row.token_ids for row in runner.execute(StepPlan(0, made, admits, releases)).rows]
 
 
@@ -164,6 +245,18 @@ def test_a_slot_begins_with_zeros_whoever_had_it(runner):
     again = (admit(1, 9),)
     assert run(runner, (1, 0, 1, True), admits=again, releases=(1,)) == [(9,)]
     assert runner.recurrent.tensors["sum"][0].isnan().all()  # nobody was admitted there
+
+
+def test_states_are_saved_and_restored(runner):
+    runner.init_cache(2, 2)
+    first = admit(0, 1, 2, 3, 4), admit(2, 10, 20)
+    assert run(runner, (0, 0, 3, False, 2), (2, 0, 2, True, 1), admits=first) == [(), (30,)]
+    assert run(runner, (0, 3, 1, True)) == [(10,)]
+    # a snapshot that is read is written anew in the same step
+    again = admit(1, 1, 2, 3, 9, restore=2), admit(2, 10, 20, 7, 8, restore=1)
+    assert run(runner, (1, 3, 1, True), (2, 2, 1, False, 2), admits=again, releases=(2,)) == [(15,), ()]
+    assert run(runner, (0, 3, 1, True), admits=(admit(0, 10, 20, 7, 1, restore=2),), releases=(0,)) == [(38,)]
+    assert run(runner, (2, 3, 1, True)) == [(45,)]
 
 
 def test_the_cache_can_be_made_anew(runner):

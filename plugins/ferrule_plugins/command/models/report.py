@@ -20,6 +20,7 @@ from ferrule.interfaces.model import Model
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.quantization import LinearLayer, QuantizationMethod
 from ferrule.launch.localise import find_settings
+from ferrule.runner.cache import snapshots_in
 
 _METHODS = ("int8", "int4", "fp8")  # that quantize float weights as they load
 _GIB = 2**30
@@ -127,14 +128,16 @@ def _measure(report: Report, config: Resolved, plugins: Plugins, choice: Choice,
     }
     report.token_bytes = sum(each[name] for name, spec in specs.items() if not spec.group.window)
     window = sum(each[name] * spec.group.window for name, spec in specs.items() if spec.group.window)
-    report.state_bytes = window + sum(
-        torch.Size(spec.shape).numel() * (spec.dtype or width).itemsize for spec in states.values()
-    )
+    state_bytes = sum(torch.Size(spec.shape).numel() * (spec.dtype or width).itemsize for spec in states.values())
+    report.state_bytes = window + state_bytes
     try:
         report.cache = choice.device.platform.memory().cache_bytes(config)
     except FerruleError:  # what is free is not known before weights are there
         return
     room = report.cache - report.state_bytes * (config.scheduler.max_num_seqs if states else 1)
+    if config.cache.enable_prefix_caching and report.token_bytes and room > 0:
+        page_bytes = report.token_bytes * config.cache.block_size
+        room -= state_bytes * snapshots_in(room, state_bytes, page_bytes)
     if report.token_bytes:
         report.fits = max(0, min(report.context, room // report.token_bytes))
     elif states:

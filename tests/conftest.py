@@ -91,19 +91,6 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(FileTimes(), "file-times")
 
 
-# Where line coverage is counted. Elsewhere the same lines run again, in other processes or so often that counting them
-# takes two to four times as long as running them; so do the examples of hypothesis.
-MEASURED = ("contracts", "unit")
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.pluginmanager.hasplugin("_cov"):  # which is there with --cov only
-        for item in items:
-            examples = getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
-            if examples or item.path.relative_to(Path(__file__).parent).parts[0] not in MEASURED:
-                item.add_marker("no_cover")
-
-
 class Site:
     """A folder of throw-away distributions at the front of this process's path."""
 

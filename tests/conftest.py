@@ -24,6 +24,7 @@ from ferrule_kernels.cpu import library
 from ferrule_testkit.checkpoints import tiny_checkpoint
 from ferrule_testkit.wheels import Distribution, install
 from tests.shared import once
+from tools.coverage import Counting
 
 if not (list(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/dxg").exists()):  # no GPU
     os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton, which reads it then, once
@@ -87,6 +88,8 @@ class FileTimes:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(ProcessorTime(), "processor-time")
+    if hasattr(config, "workerinput") and "SLIPCOVER_ENABLED" in os.environ:
+        config.pluginmanager.register(Counting(), "counting")
     if not hasattr(config, "workerinput"):  # the process that gathers what the others report
         config.pluginmanager.register(FileTimes(), "file-times")
 

@@ -24,6 +24,7 @@ from ferrule_kernels.cpu import library
 from ferrule_testkit.checkpoints import tiny_checkpoint
 from ferrule_testkit.wheels import Distribution, install
 from tests.shared import once
+from tools.coverage import Counting
 
 if not (list(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/dxg").exists()):  # no GPU
     os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton, which reads it then, once
@@ -87,21 +88,10 @@ class FileTimes:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(ProcessorTime(), "processor-time")
+    if hasattr(config, "workerinput") and "SLIPCOVER_ENABLED" in os.environ:
+        config.pluginmanager.register(Counting(), "counting")
     if not hasattr(config, "workerinput"):  # the process that gathers what the others report
         config.pluginmanager.register(FileTimes(), "file-times")
-
-
-# Where line coverage is counted. Elsewhere the same lines run again, in other processes or so often that counting them
-# takes two to four times as long as running them; so do the examples of hypothesis.
-MEASURED = ("contracts", "unit")
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.pluginmanager.hasplugin("_cov"):  # which is there with --cov only
-        for item in items:
-            examples = getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
-            if examples or item.path.relative_to(Path(__file__).parent).parts[0] not in MEASURED:
-                item.add_marker("no_cover")
 
 
 class Site:

@@ -190,6 +190,21 @@ def test_a_prefix_of_states_is_reused(name: str, folder_of: Any) -> None:
         run_from_snapshots(cached, run)
 
 
+@pytest.mark.parametrize(
+    ("name", "implementation"), [("mistral", "auto"), ("llama4", "auto"), ("llama4", "transformers")]
+)
+def test_layers_with_windows_and_chunks_free_their_blocks(name: str, implementation: str, folder_of: Any) -> None:
+    """A long text in a cache that has room for what windows of 12 tokens keep, and not for all of it."""
+    folder, text = folder_of(name), prompt(120, 15)
+    with Harness(folder, dtype="float32", model_impl=implementation) as harness:
+        windows = [group.window for group in harness.info.groups if group.paged]
+        assert sorted(windows) == ([12] if name == "mistral" else [0, 12])
+        blocks = 9 + (0 in windows) * 34  # a window, a step and a block at either end, and all tokens of a full group
+        engine = harness.engine(num_blocks=1 + blocks, max_num_batched_tokens=16)
+        outputs = engine.run([text], max_tokens=NEW_TOKENS, logprobs=3)
+    compare("few blocks", [text], outputs, reference(name, folder))
+
+
 def test_prefixes_are_not_shared_over_a_length_border(folder_of: Any) -> None:
     """LongRoPE turns every token of a long prompt by other frequencies than a short prompt's: other cache entries."""
     short, long, longer = prompt(100, 20), prompt(100, 20) + prompt(40, 21), prompt(100, 20) + prompt(50, 22)

@@ -1,9 +1,13 @@
 """State models on a CPU: prefill and decoding of Ferrule and of transformers, in turns, on random bfloat16 weights.
 
     python -m tools.benchmarks.state_models --shape mamba2 --rounds 5
+    python -m tools.benchmarks.state_models --shape qwen3_5 --rounds 5 --prefix --prompt 1024
 
 Both have one thread and one request. What is counted is the processor's seconds, so that other work on the machine
 matters little. Prints the medians, and the ratio of each round's pair.
+
+With `--prefix`, Ferrule alone: the seconds to a first token without prefix caching, and with it of prompts that have a
+beginning in common.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ import torch
 
 from ferrule.config import LoadConfig
 from ferrule_testkit.checkpoints import write_tokenizer
-from ferrule_testkit.harness import Harness
+from ferrule_testkit.harness import Engine, Harness
 
 # Half a billion parameters each: mamba2-370m as it is published, and Qwen 3.5 0.8B with a smaller vocabulary.
 SHAPES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
@@ -92,12 +96,41 @@ def seconds(run: Run, ids: list[int], count: int) -> float:
     return time.process_time() - start
 
 
+def first_tokens(harness: Harness, ids: list[int], number: int) -> dict[str, float]:
+    """Seconds to the first token of prompts that begin with `ids`, in the order in which they are asked."""
+
+    def asked(engine: Engine, *tail: int) -> float:
+        start = time.process_time()
+        engine.run([[*ids, *tail]], max_tokens=1)
+        return time.process_time() - start
+
+    tails = [[5 + (each + 7 * number + place) % 280 for place in range(24)] for each in (0, 90, 180)]
+    found = {"caching off": asked(harness.engine(num_blocks=512, prefix_caching=False), *tails[0])}
+    engine = harness.engine(num_blocks=512)
+    found["first"] = asked(engine, *tails[0])
+    found["goes on"] = asked(engine, *tails[0], *tails[1])
+    found["parts"] = asked(engine, *tails[1])
+    found["parts there too"] = asked(engine, *tails[2])
+    return found
+
+
+def show_prefixes(harness: Harness, ids: list[int], rounds: int) -> None:
+    first_tokens(harness, ids[:64], 0)
+    measured = [first_tokens(harness, ids, number) for number in range(rounds)]
+    for name in measured[0]:
+        ratios = [each["caching off"] / each[name] for each in measured]
+        middle = statistics.median(each[name] for each in measured)
+        spread = f"({min(ratios):.2f} to {max(ratios):.2f})"
+        print(f"{name}: {middle:.3f} s; caching off takes {statistics.median(ratios):.2f} times as long {spread}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", choices=SHAPES, default="mamba2")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--prompt", type=int, default=512)
     parser.add_argument("--tokens", type=int, default=16)
+    parser.add_argument("--prefix", action="store_true", help="what prefix caching saves")
     args = parser.parse_args()
     torch.set_num_threads(1)
     ids = torch.randint(5, 290, (args.prompt,), generator=torch.Generator().manual_seed(0)).tolist()
@@ -106,6 +139,10 @@ def main() -> None:
         write_checkpoint(args.shape, folder)
         load = LoadConfig(load_format="dummy", use_tqdm_on_load=False)
         with Harness(folder, block_size=16, dtype="bfloat16", load=load) as harness:
+            if args.prefix:
+                print(f"{args.shape}, one thread, prompts of {args.prompt} tokens and 24 others")
+                show_prefixes(harness, ids, args.rounds)
+                return
             engine = harness.engine(num_blocks=512, prefix_caching=False)
 
             def own(ids: list[int], count: int) -> None:

@@ -69,7 +69,7 @@ def read_chunk(data: str) -> Chunk:
 
 
 @dataclass(frozen=True)
-class Piece:
+class Fragment:
     """What to show next. `number` tells calls apart; `text` is the name where a call begins, else its arguments."""
 
     kind: Literal["text", "thought", "call", "arguments"]
@@ -98,7 +98,7 @@ class Answer:
     usage: Usage | None = None
     warnings: list[str] = field(default_factory=list)
 
-    def take(self, chunk: Chunk) -> Iterator[Piece]:
+    def take(self, chunk: Chunk) -> Iterator[Fragment]:
         """Add a chunk; yields what is new in it."""
         self.usage = chunk.usage or self.usage
         if isinstance(chunk.ferrule, dict):
@@ -107,28 +107,28 @@ class Answer:
             if choice.index != 0:  # one answer is shown, also when several were asked for
                 continue
             self.finish = choice.finish_reason or self.finish
-            pieces = [piece for piece in self._pieces(choice) if piece.text]
-            if pieces:
+            fragments = [fragment for fragment in self._fragments(choice) if fragment.text]
+            if fragments:
                 self.last = time.perf_counter()
                 self.first = self.last if self.first is None else self.first
                 self.chunks += 1
-            yield from pieces
+            yield from fragments
 
-    def _pieces(self, choice: Choice) -> Iterator[Piece]:
+    def _fragments(self, choice: Choice) -> Iterator[Fragment]:
         delta = choice.delta or choice.message or Delta(content=choice.text)
-        yield Piece("thought", delta.reasoning_content or delta.reasoning or "")
+        yield Fragment("thought", delta.reasoning_content or delta.reasoning or "")
         for text in (delta.content, delta.refusal):
             self.text += text or ""
-            yield Piece("text", text or "")
+            yield Fragment("text", text or "")
         for place, call in enumerate(delta.tool_calls or ()):
             # a whole message has no indices: its calls are told apart by their places
             number = place if choice.delta is None else call.index
             function = call.function or Function()
             if number not in self.calls:
                 self.calls[number] = Called(call.id or f"call_{number}", function.name or "?")
-                yield Piece("call", self.calls[number].name, number)
+                yield Fragment("call", self.calls[number].name, number)
             self.calls[number].arguments += function.arguments or ""
-            yield Piece("arguments", function.arguments or "", number)
+            yield Fragment("arguments", function.arguments or "", number)
 
 
 @dataclass

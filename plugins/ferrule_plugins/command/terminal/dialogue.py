@@ -70,8 +70,8 @@ class Dialogue(ABC):
                 self.server.stream(self.route, {"model": self.model, **self.body(text), **self._fields})
             ) as it:
                 for chunk in it:
-                    for piece in answer.take(chunk):
-                        self.screen.show(piece)
+                    for fragment in answer.take(chunk):
+                        self.screen.show(fragment)
         except KeyboardInterrupt:
             self._over(text, answer)
             raise

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from types import MappingProxyType
 from typing import TextIO
 
-from ferrule_plugins.command.terminal.chunks import Piece
+from ferrule_plugins.command.terminal.chunks import Fragment
 
 # Every control character but line feed and tab becomes its escape: no sequence can begin (ECMA-48 needs ESC or one of
 # 0x80-0x9f). A carriage return is dropped: it could only overwrite.
@@ -42,26 +42,26 @@ class Screen:
         self._err = err
         self._styled, self._err_styled = styled
         self._thinking = thinking
-        self._part: str = ""  # which kind of piece came last in this answer
+        self._part: str = ""  # which kind of fragment came last in this answer
         self._number = 0
         self._fresh = True  # the cursor is at the start of a line
 
-    def show(self, piece: Piece) -> None:
-        """Write a piece of an answer at once."""
-        if piece.kind == "thought" and not self._thinking:
+    def show(self, fragment: Fragment) -> None:
+        """Write a fragment of an answer at once."""
+        if fragment.kind == "thought" and not self._thinking:
             return
-        text = clean(piece.text)
-        if self._styled and piece.kind == "text" and self._part != "text":
+        text = clean(fragment.text)
+        if self._styled and fragment.kind == "text" and self._part != "text":
             text = text.lstrip("\n")  # many models leave empty lines behind their thinking
             if not text:
                 return
-        follows = piece.kind == self._part or (piece.kind == "arguments" and self._part == "call")
-        if not follows or piece.number != self._number or piece.kind == "call":
+        follows = fragment.kind == self._part or (fragment.kind == "arguments" and self._part == "call")
+        if not follows or fragment.number != self._number or fragment.kind == "call":
             self._close()
-            self._begin(piece)
-            self._number = piece.number
-        self._part = piece.kind
-        self._write(text + "(" if piece.kind == "call" else text)
+            self._begin(fragment)
+            self._number = fragment.number
+        self._part = fragment.kind
+        self._write(text + "(" if fragment.kind == "call" else text)
         self._out.flush()
 
     def end(self) -> None:
@@ -82,12 +82,12 @@ class Screen:
         self._err.write(f"{style}{line}{_PLAIN}\n" if self._err_styled else f"{line}\n")
         self._err.flush()
 
-    def _begin(self, piece: Piece) -> None:
-        if piece.kind == "thought":
+    def _begin(self, fragment: Fragment) -> None:
+        if fragment.kind == "thought":
             self._style(_DIM, "<think>\n")
-        elif piece.kind in {"call", "arguments"}:
+        elif fragment.kind in {"call", "arguments"}:
             self._style(_CYAN, "")
-            self._write("→ " if piece.kind == "call" else "→ … ")
+            self._write("→ " if fragment.kind == "call" else "→ … ")
 
     def _close(self) -> None:
         """End what is open on a line of its own; thinking without styles is marked by words."""

@@ -376,7 +376,7 @@ class PublishesTooEarly(KVCacheManager):
 
 class ForgetsABlock(KVCacheManager):
     def release(self, id):
-        self._holdings[id].tables[0] = self._holdings[id].tables[0][:-1]
+        self._requests[id].tables[0] = self._requests[id].tables[0][:-1]
         super().release(id)
 
 

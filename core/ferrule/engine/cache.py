@@ -42,7 +42,7 @@ class PrefixHit:
     borders: Borders = NOWHERE  # of the life that begins with the hit
 
 
-class Holding:
+class RequestBlocks:
     """What one request holds."""
 
     __slots__ = ("alive_from", "capacity", "chain", "next_full", "num_full", "saving", "tables")
@@ -100,7 +100,7 @@ class KVCacheManager:
         self._windowed = tuple(g for g, group in enumerate(self._groups) if group.window)
         self._full = tuple(g for g, group in enumerate(self._groups) if not group.window)
         self._tags = tuple(g.to_bytes(2, "little") for g in range(len(self._groups)))
-        self._holdings: dict[str, Holding] = {}
+        self._requests: dict[str, RequestBlocks] = {}
 
     def chain(self, request: EngineRequest) -> HashChain | None:
         """The request's digests; None when prefixes are not kept, or its ids do not tell its content."""
@@ -140,28 +140,28 @@ class KVCacheManager:
     def reserve(
         self, id: str, upto: int, hit: PrefixHit | None = None, chain: HashChain | None = None
     ) -> BlockDelta | None:
-        """Make room for positions [0, upto). `hit` begins a new holding with those blocks.
+        """Make room for positions [0, upto). `hit` begins a new life with those blocks.
 
         Returns what was appended to the tables, or None, with nothing changed, when there are not enough blocks.
         """
         if hit is None:
-            holding = self._holdings[id]
-            if upto <= holding.capacity:
+            held = self._requests[id]
+            if upto <= held.capacity:
                 return ()
         else:
-            holding = Holding(len(self._groups), chain)
-        num_present = (holding.capacity if hit is None else hit.tokens) // self._size
+            held = RequestBlocks(len(self._groups), chain)
+        num_present = (held.capacity if hit is None else hit.tokens) // self._size
         each = max(0, -(-upto // self._size) - num_present)
         if each * len(self._groups) > self.pool.num_available - self._num_idle(hit):
             return None
         if hit is not None:
-            self._begin(id, holding, hit)
+            self._begin(id, held, hit)
         fresh = self.pool.allocate(each * len(self._groups))
-        holding.capacity += each * self._size
-        for g, table in enumerate(holding.tables):
+        held.capacity += each * self._size
+        for g, table in enumerate(held.tables):
             table += fresh[g * each : (g + 1) * each]
         first = 0 if hit is not None else num_present
-        return tuple(tuple(table[first:]) for table in holding.tables)
+        return tuple(tuple(table[first:]) for table in held.tables)
 
     def room_for(self, num_tokens: int, hit: PrefixHit, owed: int) -> bool:
         """True when a request of `num_tokens`, of which `hit` is here, fits beside `owed` blocks promised to others."""
@@ -171,46 +171,46 @@ class KVCacheManager:
 
     def owed(self, id: str, num_tokens: int) -> int:
         """Blocks that a request still needs on its way to `num_tokens`."""
-        holding = self._holdings[id]
-        num_present = sum(len(table) for table in holding.tables) - sum(holding.alive_from)
+        held = self._requests[id]
+        num_present = sum(len(table) for table in held.tables) - sum(held.alive_from)
         return max(0, footprint(self.limits, num_tokens) - num_present)
 
     def confirm(self, id: str, ids: Sequence[int], computed: int) -> None:
         """Positions [0, computed) are in the cache: publish blocks that filled, let go of those that died."""
-        holding = self._holdings[id]
-        if computed < holding.next_full:
+        held = self._requests[id]
+        if computed < held.next_full:
             return
         num_full = computed // self._size
-        if holding.chain is not None:
-            digests = holding.chain.grow(ids, num_full)
-            for g, table in enumerate(holding.tables):
-                for i in range(holding.num_full, num_full):
+        if held.chain is not None:
+            digests = held.chain.grow(ids, num_full)
+            for g, table in enumerate(held.tables):
+                for i in range(held.num_full, num_full):
                     if table[i]:
                         self.pool.publish(table[i], digests[i] + self._tags[g])
-            if computed in holding.saving:
-                self.snapshots.publish(holding.saving.pop(computed), digests[num_full - 1])
-        holding.num_full = num_full
-        holding.next_full = (num_full + 1) * self._size
+            if computed in held.saving:
+                self.snapshots.publish(held.saving.pop(computed), digests[num_full - 1])
+        held.num_full = num_full
+        held.next_full = (num_full + 1) * self._size
         for g in self._windowed:
             dead = self._groups[g].dead_before(computed) // self._size
-            first = holding.alive_from[g]
+            first = held.alive_from[g]
             if dead > first:
-                table = holding.tables[g]
+                table = held.tables[g]
                 self.pool.release(table[first:dead])
                 table[first:dead] = [0] * (dead - first)
-                holding.alive_from[g] = dead
+                held.alive_from[g] = dead
 
     def save(self, id: str, ids: Sequence[int], end: int) -> int:
         """The snapshot that the states after positions [0, end) go to; 0 when they are saved already, or none is free.
 
         It can be found when these positions are confirmed.
         """
-        holding, count = self._holdings[id], end // self._size
-        if holding.chain is None or (end <= len(ids) and holding.chain.grow(ids, count)[count - 1] in self.snapshots):
+        held, count = self._requests[id], end // self._size
+        if held.chain is None or (end <= len(ids) and held.chain.grow(ids, count)[count - 1] in self.snapshots):
             return 0
         snapshot = self.snapshots.take()
         if snapshot:
-            holding.saving[end] = snapshot
+            held.saving[end] = snapshot
         return snapshot
 
     def evicted(self, key: bytes) -> None:
@@ -219,9 +219,9 @@ class KVCacheManager:
 
     def release(self, id: str) -> None:
         """Let go of everything that `id` holds. Published blocks stay findable until they are needed."""
-        holding = self._holdings.pop(id)
-        self.snapshots.give_back(holding.saving.values())
-        for table in holding.tables:
+        held = self._requests.pop(id)
+        self.snapshots.give_back(held.saving.values())
+        for table in held.tables:
             self.pool.release(table)
 
     def reset(self) -> bool:
@@ -232,14 +232,14 @@ class KVCacheManager:
 
     def check(self, live: frozenset[str]) -> None:
         """Raise AssertionError unless exactly the requests in `live` hold blocks and the pool agrees with them."""
-        if live != self._holdings.keys():
-            raise AssertionError(f"I4: blocks held for {sorted(live ^ self._holdings.keys())} do not match who runs")
-        tables = [table for holding in self._holdings.values() for table in holding.tables]
+        if live != self._requests.keys():
+            raise AssertionError(f"I4: blocks held for {sorted(live ^ self._requests.keys())} do not match who runs")
+        tables = [table for held in self._requests.values() for table in held.tables]
         self.pool.check(Counter(block for table in tables for block in table if block))
-        for id, holding in self._holdings.items():
-            if any(len(table) * self._size != holding.capacity for table in holding.tables):
-                raise AssertionError(f"I2: tables of {id} do not have room for {holding.capacity} tokens")
-        self.snapshots.check([each for holding in self._holdings.values() for each in holding.saving.values()])
+        for id, held in self._requests.items():
+            if any(len(table) * self._size != held.capacity for table in held.tables):
+                raise AssertionError(f"I2: tables of {id} do not have room for {held.capacity} tokens")
+        self.snapshots.check([each for held in self._requests.values() for each in held.saving.values()])
         if not all(self._find(g, digest) for digest in self.snapshots for g in range(len(self._groups))):
             raise AssertionError("I18: a snapshot is left of a prefix whose blocks are gone")
 
@@ -278,12 +278,12 @@ class KVCacheManager:
     def _num_idle(self, hit: PrefixHit | None) -> int:
         return sum(map(self.pool.is_idle, (b for blocks in hit.blocks for b in blocks))) if hit else 0
 
-    def _begin(self, id: str, holding: Holding, hit: PrefixHit) -> None:
-        self._holdings[id] = holding
-        holding.capacity = hit.tokens
-        holding.num_full = hit.tokens // self._size
-        holding.next_full = hit.tokens + self._size
+    def _begin(self, id: str, held: RequestBlocks, hit: PrefixHit) -> None:
+        self._requests[id] = held
+        held.capacity = hit.tokens
+        held.num_full = hit.tokens // self._size
+        held.next_full = hit.tokens + self._size
         for g, blocks in enumerate(hit.blocks):
             self.pool.share(blocks)
-            holding.tables[g] = list(blocks)
-            holding.alive_from[g] = self._groups[g].dead_before(hit.tokens) // self._size
+            held.tables[g] = list(blocks)
+            held.alive_from[g] = self._groups[g].dead_before(hit.tokens) // self._size

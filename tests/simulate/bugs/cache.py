@@ -86,7 +86,7 @@ class FreedTwiceOnAbort(DefaultScheduler):
     def cancel(self, ids: Sequence[str], reason: FinishReason, now: float) -> list[RequestDelta]:
         for id in ids:
             if id in self.running:
-                self.cache.pool.release(self.cache._holdings[id].tables[0][:1])
+                self.cache.pool.release(self.cache._requests[id].tables[0][:1])
         return super().cancel(ids, reason, now)
 
 
@@ -272,7 +272,7 @@ class SnapshotUnderAnotherBorder(Patched):
         def save(self, id: str, ids: Sequence[int], end: int) -> int:
             snapshot = super().save(id, ids, end)
             if snapshot:
-                saving = self._holdings[id].saving
+                saving = self._requests[id].saving
                 saving[end + self._size] = saving.pop(end)
             return snapshot
 
@@ -287,16 +287,16 @@ class SnapshotFoundBeforeItIsWritten(Patched):
     class cache_cls(KVCacheManager):
         def save(self, id: str, ids: Sequence[int], end: int) -> int:
             snapshot = super().save(id, ids, end)
-            holding = self._holdings[id]
-            if snapshot and holding.chain is not None and end <= len(ids):
-                self.snapshots.publish(holding.saving.pop(end), holding.chain.digests[end // self._size - 1])
+            held = self._requests[id]
+            if snapshot and held.chain is not None and end <= len(ids):
+                self.snapshots.publish(held.saving.pop(end), held.chain.digests[end // self._size - 1])
             return snapshot
 
 
 class SnapshotOfTheEndedLost(Patched):
     class cache_cls(KVCacheManager):
         def release(self, id: str) -> None:
-            self._holdings[id].saving.clear()
+            self._requests[id].saving.clear()
             super().release(id)
 
 

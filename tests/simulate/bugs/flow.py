@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from ferrule.engine.cache import Holding, footprint
+from ferrule.engine.cache import RequestBlocks, footprint
 from ferrule.engine.prefills import Prefills
 from ferrule.engine.queue import WaitingQueue
 from ferrule.engine.request import Request
@@ -49,7 +49,7 @@ class SlotLost(DefaultScheduler):
 
 class PreemptKeepsBlocks(DefaultScheduler):
     def _preempt(self, request: Request, draft: Draft, now: float) -> None:
-        held: Holding = self.cache._holdings[request.id]
+        held: RequestBlocks = self.cache._requests[request.id]
         self.cache.pool.share(held.tables[0][:1])
         super()._preempt(request, draft, now)
 

@@ -305,6 +305,6 @@ def test_check_finds_holders_that_do_not_run():
     fill(cache, "a", [1, 2, 3])
     with pytest.raises(AssertionError, match="I4"):
         cache.check(frozenset())
-    cache._holdings["a"].tables[0].append(0)
+    cache._requests["a"].tables[0].append(0)
     with pytest.raises(AssertionError, match="I2"):
         cache.check(frozenset({"a"}))

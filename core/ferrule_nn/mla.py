@@ -121,17 +121,34 @@ class LatentAttention(nn.Module):
 
     def forward(self, x: torch.Tensor, ctx: ForwardContext, rotation: Rotation) -> torch.Tensor:
         """[tokens, hidden] → [tokens, hidden]."""
-        spec, rope, tokens = self.spec, self._rope[0], x.shape[0]
-        keys_of, values_of = self._matrices or self._absorbed()
-        q, latent, turned = self.qkv_a_proj(x).split([self._q_width, spec.kv_rank, spec.rope_dim], dim=1)
-        if self.q_a_layernorm is not None and self.q_b_proj is not None:
-            q = self.q_b_proj(self.q_a_layernorm(q))
-        still, q_turned = q.view(tokens, spec.num_heads, -1).split([spec.nope_dim, spec.rope_dim], dim=2)
-        both = rope.rotate(torch.cat((q_turned, turned.unsqueeze(1)), dim=1), rotation)
+        query, key = self.meet(*self.project(x), rotation)
+        latents = key[..., : self.spec.kv_rank]
+        return self.finish(ctx.attend(self.name, query, key, latents, self.options))
+
+    def project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """[tokens, hidden] → the queries' latents, or queries where they have none; latents; keys to be rotated."""
+        q, latent, turned = self.qkv_a_proj(x).split([self._q_width, self.spec.kv_rank, self.spec.rope_dim], dim=1)
+        if self.q_a_layernorm is not None:
+            q = self.q_a_layernorm(q)
+        return q, self.kv_a_layernorm(latent), turned
+
+    def meet(
+        self, q: torch.Tensor, latent: torch.Tensor, turned: torch.Tensor, rotation: Rotation
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Queries [tokens, heads, kv_rank + rope_dim], and the keys [tokens, 1, kv_rank + rope_dim] that they meet."""
+        spec, tokens = self.spec, q.shape[0]
+        keys_of, _ = self._matrices or self._absorbed()
+        if self.q_b_proj is not None:
+            q = self.q_b_proj(q)
+        still, q_turned = q.view(tokens, spec.num_heads, -1).tensor_split([spec.nope_dim], dim=2)
+        both = self._rope[0].rotate(torch.cat((q_turned, turned.unsqueeze(1)), dim=1), rotation)
         query = torch.cat((keys_of.multiply(still), both[:, :-1]), dim=2)
-        key = torch.cat((self.kv_a_layernorm(latent).unsqueeze(1), both[:, -1:]), dim=2)
-        sums = ctx.attend(self.name, query, key, key[..., : spec.kv_rank], self.options)
-        y: torch.Tensor = self.o_proj(values_of.multiply(sums).reshape(tokens, -1))
+        return query, torch.cat((latent.unsqueeze(1), both[:, -1:]), dim=2)
+
+    def finish(self, sums: torch.Tensor) -> torch.Tensor:
+        """Each head's weighted sums of latents [tokens, heads, kv_rank] → [tokens, hidden]."""
+        _, values_of = self._matrices or self._absorbed()
+        y: torch.Tensor = self.o_proj(values_of.multiply(sums).reshape(sums.shape[0], -1))
         return y
 
 

@@ -26,7 +26,7 @@ def read_routing(ctx: BuildContext, renormalise: bool = False, **changes: Any) -
     c = ctx.config
     given = {
         "num_experts": int(need(c, "num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")),
-        "top_k": int(need(c, "num_experts_per_tok", "moe_k", "moe_topk")),
+        "top_k": int(need(c, "num_experts_per_tok", "moe_k", "moe_topk", "top_k_experts")),
         "renormalise": bool(c.get("norm_topk_prob", renormalise)),
     }
     try:
@@ -66,6 +66,8 @@ def read_moe(ctx: BuildContext, routing: Routing, **changes: Any) -> MoESpec:
 def sparse_layers(ctx: BuildContext) -> list[int]:
     """The layers with experts: from `first_k_dense_replace` on, or each `decoder_sparse_step`-th (Qwen)."""
     c = ctx.config
+    if kinds := c.get("mlp_layer_types"):
+        return [index for index, kind in enumerate(kinds) if kind == "sparse"]
     num_layers, step = int(need(c, "num_hidden_layers")), int(c.get("decoder_sparse_step") or 1)
     dense = c.get("mlp_only_layers") or ()
     first = int(c.get("first_k_dense_replace") or 0)

@@ -1,4 +1,4 @@
-"""DeepSeek-V3 (https://arxiv.org/abs/2412.19437), R1 and Kimi K2: V2 with another router."""
+"""DeepSeek-V3 (https://arxiv.org/abs/2412.19437), R1, Kimi K2 and GLM-4.7-Flash: V2 with another router."""
 
 from __future__ import annotations
 
@@ -21,3 +21,16 @@ class DeepSeekV3(DeepSeekV2):
 
     def describe_experts(self, ctx: BuildContext) -> MoESpec:
         return read_moe(ctx, read_grouped_routing(ctx, renormalise=True), correction=True)
+
+
+class Glm4MoeLite(DeepSeekV3):
+    config_defaults = {
+        **DeepSeekV3.config_defaults,
+        "rms_norm_eps": 1e-5,
+        "q_lora_rank": 768,
+        "first_k_dense_replace": 1,
+        "moe_intermediate_size": 1536,
+        "n_group": 1,
+        "topk_group": 1,
+        "routed_scaling_factor": 1.8,
+    }

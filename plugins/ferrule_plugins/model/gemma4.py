@@ -1,4 +1,4 @@
-"""Gemma 4 (Gemma Team 2026), the dense models: Gemma 3 with two kinds of heads, shared keys, and inputs by layer."""
+"""Gemma 4 (Gemma Team 2026): Gemma 3 with two kinds of heads, shared keys, inputs by layer, experts beside the MLP."""
 
 from __future__ import annotations
 
@@ -10,41 +10,22 @@ from torch import nn
 
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.model import BuildContext, ForwardContext
-from ferrule_nn import Decoder, DecoderSpec, GatedMLP, Linear, Rope, RopeConfig, activation, parameter
-from ferrule_nn.norm import add_and_norm
+from ferrule_nn import (
+    DecoderSpec,
+    GatedMLP,
+    Naming,
+    Rope,
+    RopeConfig,
+    read_moe,
+    read_routing,
+)
+from ferrule_plugins.model.gemma4_layer import RENAMES, ExpertsBeside, Gemma4Layer
 from ferrule_plugins.model.gemma_sharing import LayerInputs, SharingDecoder
-
-
-class Gemma4Layer(nn.Module):
-    """A sandwich layer, then x + norm(projection(gate(x) * own input)), all times a scalar."""
-
-    def __init__(self, owner: Decoder, index: int) -> None:
-        super().__init__()
-        self.input_layernorm = owner.make_norm()
-        self.self_attn = owner.make_attention(index)
-        self.post_attention_layernorm = owner.make_norm()
-        self.pre_feedforward_layernorm = owner.make_norm()
-        self.mlp = owner.make_mlp(index)
-        self.post_feedforward_layernorm = owner.make_norm()
-        self.layer_scalar = parameter(1)
-        own, hidden = int(owner.config["hidden_size_per_layer_input"] or 0), owner.spec.hidden_size
-        if own:
-            self.act = activation(owner.spec.act)
-            self.per_layer_input_gate, self.per_layer_projection = Linear(hidden, own), Linear(own, hidden)
-            self.post_per_layer_input_norm = owner.make_norm()
-
-    def forward(self, x: torch.Tensor, given: LayerInputs) -> torch.Tensor:
-        y = self.post_attention_layernorm(self.self_attn(self.input_layernorm(x), given))
-        x, y = add_and_norm(self.pre_feedforward_layernorm, x, y)
-        x = x + self.post_feedforward_layernorm(self.mlp(y))
-        if given.own is not None:
-            inner = self.act(self.per_layer_input_gate(x)) * given.own
-            x = x + self.post_per_layer_input_norm(self.per_layer_projection(inner))
-        return x * self.layer_scalar
 
 
 class Gemma4(SharingDecoder):
     layer_class = Gemma4Layer
+    naming = Naming(renames=(*SharingDecoder.naming.renames, *RENAMES))
     config_defaults = {
         "vocab_size": 262144,
         "hidden_size": 2304,
@@ -70,11 +51,6 @@ class Gemma4(SharingDecoder):
 
     def describe(self, ctx: BuildContext) -> DecoderSpec:
         c = ctx.config
-        if c.get("enable_moe_block"):
-            raise CheckpointError(
-                "config.json: 'enable_moe_block' makes this a mixture of experts, which is not native yet.",
-                "--model-impl transformers",
-            )
         if c.get("use_bidirectional_attention") == "all":
             raise CheckpointError("config.json: 'use_bidirectional_attention' makes this Gemma 4 an encoder.")
         spec = DecoderSpec.of(
@@ -108,6 +84,14 @@ class Gemma4(SharingDecoder):
         full = self.spec.num_layers - 1
         head_dim = int(self.changes_of(full).get("head_dim", self.spec.head_dim))
         return Rope(RopeConfig.of(ctx.config, head_dim, "full_attention"))
+
+    def make_positions(self, ctx: BuildContext) -> None:
+        super().make_positions(ctx)
+        experts = bool(ctx.config.get("enable_moe_block"))
+        self.moe = read_moe(ctx, read_routing(ctx, renormalise=True), act=self.spec.act) if experts else None
+
+    def make_experts(self) -> nn.Module | None:
+        return None if self.moe is None else ExpertsBeside(self.moe, self.spec.make_norm, self.spec.norm_eps)
 
     def make_mlp(self, index: int) -> nn.Module:
         spec, double = self.spec, self.config.get("use_double_wide_mlp") and self.donor(index) is not None

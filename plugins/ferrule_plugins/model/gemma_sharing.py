@@ -111,6 +111,10 @@ class SharingDecoder(Decoder):
         name = "" if donor is None else f"layers.{donor}.attn"
         return SharingAttention(f"layers.{index}.attn", spec, self.rope_of(index), name, keys_are_values)
 
+    def make_experts(self) -> nn.Module | None:
+        """What a layer has beside its feed-forward block."""
+        return None
+
     def changes_of(self, index: int) -> dict[str, Any]:
         """In which numbers the attention of layer `index` differs."""
         return {}

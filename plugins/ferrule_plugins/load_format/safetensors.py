@@ -32,7 +32,10 @@ _BITS = {
 
 
 class Safetensors(WeightSource):
+    """Files are mapped. A subclass may `read` them in another way, and take `options`."""
+
     patterns = ("*.safetensors", "*.safetensors.index.json")
+    options: tuple[str, ...] = ()
 
     @classmethod
     def refuses(cls, folder: Path | None) -> str | None:
@@ -43,7 +46,7 @@ class Safetensors(WeightSource):
     def tensors(
         self, folder: Path | None, model: Model, options: Mapping[str, Any]
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        known_options(options)
+        own = known_options(options, *self.options)
         ignore = options.get("ignore_patterns", ())
         files = [] if folder is None else weight_files(folder, ".safetensors", _SINGLE, ignore)
         if folder is None or not files:
@@ -53,10 +56,16 @@ class Safetensors(WeightSource):
         with progress(options, sum(sum(tensors.values()) for tensors in sizes.values())) as bar:
             for file, tensors in sizes.items():
                 self.place = str(file)
-                for name, tensor in _mapped(file, tensors):
+                for name, tensor in self.read(file, tensors, own):
                     yield name, tensor
                     bar.update(tensors[name])
         self.place = str(folder)
+
+    def read(
+        self, file: Path, sizes: Mapping[str, int], options: Mapping[str, Any]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Each tensor of a file whose header is whole; `sizes` are bytes by the tensors' names."""
+        return _mapped(file, sizes)
 
 
 def _mapped(file: Path, sizes: Mapping[str, int]) -> Iterator[tuple[str, torch.Tensor]]:

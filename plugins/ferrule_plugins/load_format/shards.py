@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,10 @@ from typing import Any
 
 from ferrule.checkpoint import read_json
 from ferrule.errors import CheckpointError, ConfigError
+from ferrule.log import Log
+
+_log = Log("worker")
+_TOLD_SECONDS = 10.0  # from one line to the next
 
 # Files beside the weights that have the same endings: other layouts of the same weights, and a trainer's state.
 _OTHERS = ("consolidated*", "training_args.*", "optimizer*", "scheduler.*", "rng_state*", "adapter_*")
@@ -83,11 +88,33 @@ def known_options(options: Mapping[str, Any], *names: str) -> dict[str, Any]:
     return own
 
 
+class _Told:
+    """Progress where there is no terminal: a line of the log, now and then."""
+
+    def __init__(self, total: int) -> None:
+        self._total, self._done = total, 0
+        self._start = self._last = time.monotonic()
+
+    def update(self, count: int) -> None:
+        self._done += count
+        now = time.monotonic()
+        if now - self._last >= _TOLD_SECONDS:
+            self._last = now
+            rate = self._done / (now - self._start) / 2**20
+            _log.info("loading weights", done=f"{self._done / max(1, self._total):.0%}", rate=f"{rate:.0f} MiB/s")
+
+
 @contextmanager
 def progress(options: Mapping[str, Any], total: int) -> Iterator[Any]:
-    """A bar over `total` bytes, shown on a terminal only and unless it was turned off."""
+    """What is told of `total` bytes as they come, with `update`: a bar on a terminal, else lines in the log.
+
+    ``--no-use-tqdm-on-load`` turns the bar off, and not the lines.
+    """
     from tqdm import tqdm
 
-    shown = bool(options.get("use_tqdm_on_load", True)) and sys.stderr.isatty()
-    with tqdm(total=total, unit="B", unit_scale=True, desc="Loading weights", disable=not shown) as bar:
+    if not sys.stderr.isatty():
+        yield _Told(total)
+        return
+    hidden = not options.get("use_tqdm_on_load", True)
+    with tqdm(total=total, unit="B", unit_scale=True, desc="Loading weights", disable=hidden) as bar:
         yield bar

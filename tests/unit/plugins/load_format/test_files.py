@@ -2,17 +2,22 @@
 
 import json
 import os
+import pickle
 import random
 import struct
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from ferrule.errors import CheckpointError, ConfigError
-from ferrule_plugins.load_format import safetensors
+from ferrule_plugins.load_format import safetensors, shards
 from ferrule_plugins.load_format.dummy import Dummy
+from ferrule_plugins.load_format.fastsafetensors import FastSafetensors
+from ferrule_plugins.load_format.npcache import NumpyCache
 from ferrule_plugins.load_format.pt import PyTorchFiles, check_torch
+from ferrule_plugins.load_format.runai_streamer import RunaiStreamer
 from ferrule_plugins.load_format.safetensors import Safetensors
 
 WEIGHTS = {
@@ -72,6 +77,8 @@ def entry(start, stop, shape=(2,), dtype="U8"):
     ("source", "save", "single", "ending"),
     [
         (Safetensors(), save_file, "model.safetensors", ".safetensors"),
+        (FastSafetensors(), save_file, "model.safetensors", ".safetensors"),
+        (RunaiStreamer(), save_file, "model.safetensors", ".safetensors"),
         (PyTorchFiles(), torch.save, "pytorch_model.bin", ".bin"),
     ],
 )
@@ -80,7 +87,7 @@ def test_single_and_sharded_files_load_bit_equal(tmp_path, source, save, single,
     with pytest.raises(CheckpointError, match="has no"):
         load(source, tmp_path)
     index = shard(tmp_path, save, single, ending)
-    assert type(source).refuses(tmp_path) is None
+    assert type(source).refuses(tmp_path) is None or type(source) in {FastSafetensors, RunaiStreamer}
     assert same(load(source, tmp_path))
     assert source.place == str(tmp_path)  # after the last tensor; before, its file
     places = {name: source.place for name, _ in source.tensors(tmp_path, TwoLayers(), {})}
@@ -112,6 +119,97 @@ def test_old_pickle_files_that_cannot_be_mapped(tmp_path):
     assert same(load(PyTorchFiles(), tmp_path))
 
 
+@pytest.mark.parametrize("source", [FastSafetensors(), RunaiStreamer()])
+def test_other_readers_of_safetensors_refuse_what_is_damaged_too(source, tmp_path):
+    file = tmp_path / "model.safetensors"
+    save_file(WEIGHTS, file)
+    os.truncate(file, file.stat().st_size - 1)
+    with pytest.raises(CheckpointError, match="truncated"):
+        load(source, tmp_path)
+
+
+@pytest.mark.parametrize("value", [0, -1, True, "8", 1.5])
+def test_options_of_the_streamer(value, tmp_path):
+    save_file(WEIGHTS, tmp_path / "model.safetensors")
+    with pytest.raises(ConfigError, match="'concurrency' must be a whole number"):
+        load(RunaiStreamer(), tmp_path, concurrency=value)
+    before = dict(os.environ)
+    assert same(load(RunaiStreamer(), tmp_path, concurrency=2, memory_limit=1))
+    assert dict(os.environ) == before
+
+
+# ------------------------------------------------------------------------------------------------- numpy's copy
+
+
+def test_a_copy_is_made_once_and_again_when_the_files_change(tmp_path):
+    file, source = tmp_path / "pytorch_model.bin", NumpyCache()
+    torch.save(WEIGHTS, file)
+    assert same(load(source, tmp_path))
+    made = (tmp_path / "np" / "a.weight").stat()
+    assert same(load(source, tmp_path))
+    assert (tmp_path / "np" / "a.weight").stat().st_ino == made.st_ino
+    changed = {name: tensor + 1 for name, tensor in WEIGHTS.items()}
+    torch.save(changed, file)
+    os.utime(file, ns=(1, 1))
+    assert same(load(source, tmp_path), changed)
+
+
+def test_a_copy_that_another_program_made_is_read(tmp_path):
+    (tmp_path / "np").mkdir()
+    for name in ("x", "y.z"):
+        with (tmp_path / "np" / name).open("wb") as file:
+            np.save(file, np.arange(3, dtype=np.float32))
+    (tmp_path / "np" / "weight_names.json").write_text('["x", "y.z"]')
+    found = load(NumpyCache(), tmp_path)
+    assert list(found) == ["x", "y.z"]
+    assert torch.equal(found["x"], torch.arange(3.0))
+
+
+def test_an_unfinished_copy_is_never_found(tmp_path):
+    torch.save(WEIGHTS, tmp_path / "pytorch_model.bin")
+    torch.save({"a.weight": torch.ones(1), "../out": torch.ones(1)}, tmp_path / "other.bin")
+    os.rename(tmp_path / "other.bin", tmp_path / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match="cannot be the name of a file"):
+        load(NumpyCache(), tmp_path)
+    assert not (tmp_path / "np").exists()
+    assert not (tmp_path.parent / "out").exists()
+    torch.save(WEIGHTS, tmp_path / "pytorch_model.bin")
+    assert (tmp_path / ".np" / "a.weight").exists()  # what the first try has left
+    assert same(load(NumpyCache(), tmp_path))
+    assert not (tmp_path / ".np").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "cannot be read"),
+        (b"\x93NUMPY\x01\x00", "cannot be read"),
+        (pickle.dumps({"a": 1}), "cannot be read"),  # not unpickled
+        (None, "No such file"),
+    ],
+)
+def test_a_damaged_copy_is_an_error_that_names_the_file(tmp_path, content, said):
+    torch.save(WEIGHTS, tmp_path / "pytorch_model.bin")
+    load(NumpyCache(), tmp_path)
+    file = tmp_path / "np" / "b.weight"
+    file.unlink()
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(CheckpointError, match="b.weight") as caught:
+        load(NumpyCache(), tmp_path)
+    assert said in str(caught.value)
+    assert "Remove" in caught.value.hint
+
+
+@pytest.mark.parametrize("names", ["{", "{}", '["../a"]', '["a/b"]', '[""]', "[1]", '["ferrule.json"]'])
+def test_a_damaged_list_of_names(tmp_path, names):
+    torch.save(WEIGHTS, tmp_path / "pytorch_model.bin")
+    load(NumpyCache(), tmp_path)
+    (tmp_path / "np" / "weight_names.json").write_text(names)
+    with pytest.raises(CheckpointError):
+        load(NumpyCache(), tmp_path)
+
+
 def test_dummy_is_seeded_and_never_chosen_automatically():
     assert Dummy.refuses(None) is not None
     first, again, other = load(Dummy(), None), load(Dummy(), None, seed=0), load(Dummy(), None, seed=1)
@@ -123,6 +221,16 @@ def test_dummy_is_seeded_and_never_chosen_automatically():
     assert torch.equal(first["norm.weight"], torch.ones(4))
     with pytest.raises(ConfigError, match="'seed'"):
         load(Dummy(), None, seed="x")
+
+
+def test_progress_is_in_the_log_where_there_is_no_terminal(tmp_path, monkeypatch, caplog):
+    save_file(WEIGHTS, tmp_path / "model.safetensors")
+    monkeypatch.setattr(shards, "_TOLD_SECONDS", 0.0)
+    with caplog.at_level("INFO", logger="ferrule"):
+        load(Safetensors(), tmp_path)
+    told = [record.ferrule_fields for record in caplog.records if record.getMessage() == "loading weights"]
+    assert [fields["done"] for fields in told][-1] == "100%"
+    assert told[0]["rate"].endswith("MiB/s")
 
 
 # ------------------------------------------------------------------------------------------------- damaged ones

@@ -1,0 +1,151 @@
+"""`npcache`: PyTorch files, and beside them a copy of their tensors, which is mapped instead of read.
+
+The copy is the folder `np`: `weight_names.json`, a list of names, and for each tensor a file in numpy's format that has
+its name. Numpy has no bfloat16: such tensors are kept as 16-bit integers. `ferrule.json` lists them, and the files that
+the copy was made of, so that it is made anew when these change. A copy without `ferrule.json`, which another program
+made, is taken as it is.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from ferrule.checkpoint import read_json
+from ferrule.errors import CheckpointError
+from ferrule.interfaces.load_format import WeightSource
+from ferrule.interfaces.model import Model
+from ferrule_plugins.load_format.pt import PyTorchFiles
+from ferrule_plugins.load_format.shards import known_options, progress
+
+if TYPE_CHECKING:
+    import torch
+
+_FOLDER, _NAMES, _ORIGIN = "np", "weight_names.json", "ferrule.json"
+_MAX_NAMES = 64 << 20  # bytes
+_SMALL = 4096  # bytes
+
+
+class NumpyCache(WeightSource):
+    patterns = PyTorchFiles.patterns
+
+    @classmethod
+    def refuses(cls, folder: Path | None) -> str | None:
+        return "used only when it is asked for by name"
+
+    def tensors(
+        self, folder: Path | None, model: Model, options: Mapping[str, Any]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        known_options(options)
+        if folder is None:
+            raise CheckpointError("--load-format npcache: the model has no folder.")
+        cache, sources = folder / _FOLDER, _sources(folder)
+        if not _is_of(cache, sources):
+            _renew(cache, sources, partial(PyTorchFiles().tensors, folder, model, options))
+        integers = frozenset((_origin(cache) or {}).get("bfloat16", ()))
+        files = [cache / name for name in _names(cache)]
+        with progress(options, sum(file.stat().st_size for file in files if file.is_file())) as bar:
+            for file in files:
+                self.place = str(file)
+                tensor = _load(file, file.name in integers)
+                yield file.name, tensor
+                bar.update(tensor.nbytes)
+        self.place = str(folder)
+
+
+def _sources(folder: Path) -> dict[str, list[int]]:
+    """Size and time of change, in nanoseconds, of each file that the copy may be made of."""
+    files = (file for pattern in PyTorchFiles.patterns for file in folder.glob(pattern))
+    return {file.name: [file.stat().st_size, file.stat().st_mtime_ns] for file in sorted(files)}
+
+
+def _origin(cache: Path) -> dict[str, Any] | None:
+    """What the copy was made of; empty where its maker did not say, None where there is no copy."""
+    if not (cache / _NAMES).is_file():
+        return None
+    return read_json(cache / _ORIGIN) if (cache / _ORIGIN).is_file() else {}
+
+
+def _is_of(cache: Path, sources: Mapping[str, Any]) -> bool:
+    """Whether there is a copy, and of these files."""
+    origin = _origin(cache)
+    return origin is not None and origin.get("sources", sources) == sources
+
+
+def _names(cache: Path) -> list[str]:
+    file = cache / _NAMES
+    try:
+        names = json.loads(file.read_bytes()) if file.stat().st_size <= _MAX_NAMES else None
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{file} cannot be read: {error}.", _hint(cache)) from None
+    if not isinstance(names, list):
+        raise CheckpointError(f"{file} holds no list of names.", _hint(cache))
+    return [_checked(name) for name in names]
+
+
+def _checked(name: Any) -> str:
+    """A tensor's name, which becomes a file's. Raises CheckpointError for one that cannot."""
+    plain = isinstance(name, str) and name == Path(name).name and "\0" not in name and len(name.encode()) < 256
+    if not plain or name in {"", "..", _NAMES, _ORIGIN}:
+        raise CheckpointError(f"--load-format npcache: {name!r} cannot be the name of a file.", "--load-format pt")
+    return str(name)
+
+
+def _load(file: Path, bfloat16: bool) -> torch.Tensor:
+    """Mapped: copied by who uses it. Raises CheckpointError that names the file."""
+    import torch
+
+    try:
+        mapped: Literal["c"] | None = "c" if file.stat().st_size > _SMALL else None  # nothing cannot be mapped
+        array = np.load(file, mmap_mode=mapped, allow_pickle=False)
+        tensor = torch.from_numpy(array)
+    except (OSError, ValueError, TypeError, EOFError) as error:
+        raise CheckpointError(f"{file} cannot be read: {error}.", _hint(file.parent)) from None
+    return tensor.view(torch.bfloat16) if bfloat16 else tensor
+
+
+def _renew(cache: Path, sources: Mapping[str, Any], tensors: Callable[[], Iterable[tuple[str, torch.Tensor]]]) -> None:
+    """Write the copy beside where it belongs, and then move it there: one that is not whole is never found.
+
+    One process does so, and others wait for it.
+    """
+    unfinished = cache.with_name(".np")
+    try:
+        with cache.with_name(".np.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if _is_of(cache, sources):
+                return
+            for old in (unfinished, cache):
+                if old.is_dir():
+                    shutil.rmtree(old)
+            _write(unfinished, sources, tensors())
+            unfinished.rename(cache)
+    except OSError as error:
+        raise CheckpointError(f"{cache} cannot be written: {error.strerror}.", "--load-format pt") from None
+
+
+def _write(cache: Path, sources: Mapping[str, Any], tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+    import torch
+
+    cache.mkdir()
+    names, integers = [], []
+    for name, tensor in tensors:
+        names.append(_checked(name))
+        if tensor.dtype == torch.bfloat16:
+            integers.append(name)
+            tensor = tensor.view(torch.int16)
+        with (cache / name).open("wb") as file:
+            np.save(file, tensor.contiguous().numpy(), allow_pickle=False)
+    (cache / _ORIGIN).write_text(json.dumps({"sources": sources, "bfloat16": integers}))
+    (cache / _NAMES).write_text(json.dumps(names))
+
+
+def _hint(cache: Path) -> str:
+    return f"Remove {cache}: it is made anew."

@@ -1,0 +1,64 @@
+"""`runai_streamer`: safetensors files, read by many threads at once (Run:ai Model Streamer).
+
+It reads slow disks and networks faster than one thread can. https://github.com/run-ai/runai-model-streamer
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from runai_model_streamer import SafetensorsStreamer
+
+from ferrule.errors import ConfigError
+from ferrule_plugins.load_format.safetensors import Safetensors
+
+if TYPE_CHECKING:
+    import torch
+
+_AHEAD = 1 << 30  # bytes read ahead where `memory_limit` is not given; the library's own limit is 40 GB
+
+
+class RunaiStreamer(Safetensors):
+    """Options: `concurrency`, the number of threads; `memory_limit`, bytes that are read ahead, at least a tensor's."""
+
+    options = ("concurrency", "memory_limit")
+
+    @classmethod
+    def refuses(cls, folder: Path | None) -> str | None:
+        return "used only when it is asked for by name"
+
+    def read(
+        self, file: Path, sizes: Mapping[str, int], options: Mapping[str, Any]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        numbers = {name: _whole(name, options[name]) for name in self.options if name in options}
+        largest = max(0, *sizes.values(), file.stat().st_size - sum(sizes.values()))  # the header is read as one, too
+        numbers["memory_limit"] = max(numbers.get("memory_limit", _AHEAD), largest)
+        with _settings(numbers), SafetensorsStreamer() as streamer:
+            streamer.stream_file(str(file))
+            yield from streamer.get_tensors()
+
+
+def _whole(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"--model-loader-extra-config: {name!r} must be a whole number from 1 on, not {value!r}.")
+    return value
+
+
+@contextmanager
+def _settings(numbers: Mapping[str, int]) -> Iterator[None]:
+    """The library reads what it is told from the environment, when it begins with a file."""
+    given = {f"RUNAI_STREAMER_{name.upper()}": str(number) for name, number in numbers.items()}
+    before = {name: os.environ.get(name) for name in given}
+    os.environ.update(given)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -119,8 +119,8 @@ def load_into(
             seen.add(name)
             for own in pending.packed(name, target):  # else their memory would stay
                 parameters.pop(own, None)
-        several = naming.of_expert(source)
-        if several is not None and several.replace("{}", str(len(whole))) in targets:
+        several = naming.of_expert(source) or ""
+        if "{}" in several and several.replace("{}", str(len(whole))) in targets:
             raise CheckpointError(f"The checkpoint holds {source!r} of {len(whole)} experts, and the model has more.")
     return _filled(targets, seen)
 

@@ -66,13 +66,19 @@ class Naming:
 
     def tensors(self, source: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
         """The model's names for a tensor of the checkpoint, and what belongs there: views of it where it is stacked."""
+        several = self.of_expert(source)
+        if several is None:
+            yield self.rename(source), tensor
+        else:
+            yield from ((several.replace("{}", str(index)), part) for index, part in enumerate(tensor))
+
+    def of_expert(self, source: str) -> str | None:
+        """What a part of a stacked tensor is called, with ``{}`` for the expert's number; None for other tensors."""
         name = self.rename(source)
         for pattern, replacement in self.stacked:
             if re.search(pattern, name):
-                several = re.sub(pattern, replacement, name)
-                yield from ((several.replace("{}", str(index)), part) for index, part in enumerate(tensor))
-                return
-        yield name, tensor
+                return re.sub(pattern, replacement, name)
+        return None
 
 
 def load_into(
@@ -113,6 +119,9 @@ def load_into(
             seen.add(name)
             for own in pending.packed(name, target):  # else their memory would stay
                 parameters.pop(own, None)
+        several = naming.of_expert(source) or ""
+        if "{}" in several and several.replace("{}", str(len(whole))) in targets:
+            raise CheckpointError(f"The checkpoint holds {source!r} of {len(whole)} experts, and the model has more.")
     return _filled(targets, seen)
 
 

@@ -142,11 +142,11 @@ class ModelKit(Kit):
             tensors = _tensors(folder)
             before = self._answers(folder, tensors)
             for number, (name, tensor) in enumerate(tensors):
-                changed = [*tensors]
-                # not by a factor: what is multiplied and then normalised would hide it
-                noise = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(number))
-                changed[number] = (name, tensor + 0.5 * noise.to(tensor.dtype))
-                same = torch.equal(before, self._answers(folder, changed))
+                # not by a factor: what is multiplied and then normalised would hide it; down too: it may be a limit
+                noise = 0.5 * torch.randn(tensor.shape, generator=torch.Generator().manual_seed(number))
+                others = tensors[:number], tensors[number + 1 :]
+                changed = ([*others[0], (name, tensor + by.to(tensor.dtype)), *others[1]] for by in (noise, -noise))
+                same = all(torch.equal(before, self._answers(folder, each)) for each in changed)
                 promise(not same, f"{name} of the checkpoint has no effect")
 
     def test_weights_that_do_not_fit_are_named(self) -> None:
@@ -240,7 +240,9 @@ class ModelKit(Kit):
 
     def _answers(self, folder: Path, tensors: Sequence[tuple[str, torch.Tensor]]) -> torch.Tensor:
         """Logits at many positions: of experts, not every one is asked at each."""
-        return torch.stack(self.runner(folder, tensors).run([_prompt(1, 24)], [[2] * 12])[0])
+        prompts = [_prompt(number, 24) for number in range(1, 1 + _SLOTS)]
+        found = self.runner(folder, tensors).run(prompts, [[2] * 12] * len(prompts))
+        return torch.stack([logits for each in found for logits in each])
 
     def _hidden(self, folder: Path) -> tuple[Model, torch.Tensor]:
         """A model, and hidden states [rows, hidden] that it computed."""

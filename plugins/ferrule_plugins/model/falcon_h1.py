@@ -78,10 +78,12 @@ class FalconH1(Decoder):
         spec = DecoderSpec.of(ctx)
         return replace(
             spec,
-            embedding_scale=self.factors.embedding,
             logits_scale=self.factors.lm_head,
             attention_scale=spec.head_dim**-0.5 * self.factors.key,
         )
+
+    def embed(self, ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
+        return super().embed(ids, ctx) * self.factors.embedding
 
     def make_attention(self, index: int) -> nn.Module:
         mamba = Mamba2Mixer(f"layers.{index}.mamba", self.mamba)

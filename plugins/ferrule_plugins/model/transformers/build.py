@@ -124,6 +124,16 @@ def build(config: Any, ctx: BuildContext, attention: str) -> Any:
     return model
 
 
+def set_attention(model: Any, name: str) -> None:
+    """Let attention go to another function of the library's registry, also where the library thinks that it cannot."""
+    if model._can_set_attn_implementation():
+        model.set_attn_implementation(name)
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if config is not None:
+            config._attn_implementation = name
+
+
 def without_padding(model: Any) -> Any:
     """Switch off the search for padding in each step's ids that some models do: the ids are never padded."""
     from huggingface_hub.errors import StrictDataclassError

@@ -2,8 +2,8 @@
 
 An attention function of our own is registered under the name `ferrule`, and it hands queries, keys and values to the
 engine's paged cache. The library's cache, masks and generation are not used. All requests of a step are one flat row
-[1, tokens], told apart by their positions alone. Models with a sliding window, soft caps or sinks are compared with the
-library's own forward pass when their weights are there (`check`).
+[1, tokens], told apart by their positions alone. When the weights are there, what comes out is compared with the
+library's own forward pass (`check`).
 """
 
 from __future__ import annotations
@@ -105,8 +105,6 @@ class Flat(nn.Module):
 
     def compare_with_library(self, inner: Any) -> None:
         """Raises CheckpointError where the class computes something else than paged attention does."""
-        if not self._is_unusual():
-            return
         full = not self._ctx.sliding_window  # then no request is longer than the window
         config = self._config if full else check.short_windows(self._config)
         twin = flat_model(config, self._ctx, check.NAME).eval()
@@ -152,12 +150,6 @@ class Flat(nn.Module):
         if not probe.layers:
             raise CheckpointError(f"{class_name(inner)} calls no attention: it keeps another kind of state.")
         self.layers = nn.ModuleList(probe.layers.values())
-
-    def _is_unusual(self) -> bool:
-        """Whether attention is more than causal: the class has a window, soft caps or sinks."""
-        options = [layer.options for layer in self.layers if isinstance(layer, _Layer)]
-        unusual = any(each.window or each.soft_cap or each.sinks is not None for each in options)
-        return unusual or bool(getattr(self._config.get_text_config(decoder=True), "sliding_window", None))
 
 
 class _Probe:

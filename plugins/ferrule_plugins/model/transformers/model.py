@@ -17,7 +17,8 @@ from ferrule.interfaces.quantization import QuantizationMethod
 from ferrule.log import Log
 from ferrule.types import PromptBorder
 from ferrule_plugins.model.transformers import linears
-from ferrule_plugins.model.transformers.build import EAGER, build, filled, library_config
+from ferrule_plugins.model.transformers.build import EAGER, build, filled, library_config, set_attention
+from ferrule_plugins.model.transformers.check import usual_attention
 from ferrule_plugins.model.transformers.flat import NAME, Flat, prepared
 from ferrule_plugins.model.transformers.rope import Lengths, follow_lengths
 from ferrule_plugins.model.transformers.rows import NO_CACHE, Rows
@@ -67,11 +68,15 @@ class TransformersModel(nn.Module, Model):
         self._gives_logits = False  # whether `forward` gives logits
         self.flat: Flat | None = Flat(ctx, self._config, self._lengths)
         self.reason = ""  # why requests do not run flat
+        self._attention = EAGER  # of the library, when they do not
         try:
             self.inner = self.flat.build()
         except CheckpointError as error:
             self._give_up_flat(error)
             self.inner = build(self._config, ctx, EAGER)
+            if not self.inner._can_set_attn_implementation():  # then what it usually has cannot be tried later
+                self._attention = usual_attention(self.inner)
+                self.inner = build(self._config, ctx, self._attention)
 
     @property
     def way(self) -> str:
@@ -131,8 +136,8 @@ class TransformersModel(nn.Module, Model):
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         tensors = {name.removeprefix("inner."): tensor for name, tensor in weights}
         cls = type(self.inner)
+        attention = self._attention if self.flat is None else NAME
         del self.inner  # before there is another one
-        attention = EAGER if self.flat is None else NAME
         self.inner = filled(cls, self._config, tensors, self._ctx, attention)
         if self.flat is not None:
             self._check_flat(self.flat)
@@ -154,7 +159,7 @@ class TransformersModel(nn.Module, Model):
             flat.compare_with_library(self.inner)
         except CheckpointError as error:
             self._give_up_flat(error)
-            self.inner.set_attn_implementation(EAGER)
+            set_attention(self.inner, EAGER)
 
     def _pass(self) -> None:
         """Run a few tokens, of which nothing stays."""

@@ -14,7 +14,9 @@ import torch
 
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.model import BuildContext
+from ferrule_plugins.model.transformers.build import EAGER, set_attention
 from ferrule_plugins.model.transformers.caches import attributes
+from ferrule_plugins.model.transformers.check import usual_attention
 from ferrule_plugins.model.transformers.rope import Lengths
 from ferrule_plugins.model.transformers.rows import Manner, Rows, compute, manners
 
@@ -35,6 +37,7 @@ def find_rows(ctx: BuildContext, inner: Any, logits: Logits, lengths: Lengths) -
     """
     ids, fresh = _text(ctx, inner), attributes(inner)
     wanted = _whole(inner, ids)
+    _check_attention(ctx, inner, ids, wanted)
     _check_causal(inner, ids, wanted)
     _check_next(inner, ids)
     chunks = (len(ids) - sum(_TAIL), *_TAIL)
@@ -115,6 +118,22 @@ def _check_causal(inner: Any, ids: torch.Tensor, wanted: torch.Tensor) -> None:
         "text's first tokens change with the tokens behind them. Only causal models continue text.",
         "If the checkpoint is for a decoder, start with --hf-overrides '{\"is_decoder\": true}'." if decoder else "",
     )
+
+
+def _check_attention(ctx: BuildContext, inner: Any, ids: torch.Tensor, wanted: torch.Tensor) -> None:
+    """Raises CheckpointError for a class whose result is another one with the library's usual attention."""
+    usual = usual_attention(inner)
+    if inner.config._attn_implementation == usual or not inner._can_set_attn_implementation():
+        return
+    set_attention(inner, usual)
+    other = _whole(inner, ids)
+    set_attention(inner, EAGER)
+    if _error(other, wanted, ctx.dtype) > _TWO_FORMULAS:
+        raise CheckpointError(
+            f"{type(inner).__name__} of transformers computes something else with its eager attention than with "
+            f"{usual}: one of them is wrong.",
+            "It would answer with other tokens than transformers does, so it is not served.",
+        )
 
 
 def _check_next(inner: Any, ids: torch.Tensor) -> None:

@@ -5,14 +5,13 @@ It reads slow disks and networks faster than one thread can. https://github.com/
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runai_model_streamer import SafetensorsStreamer
 
+from ferrule.env import told_library
 from ferrule.errors import ConfigError
 from ferrule_plugins.load_format.safetensors import Safetensors
 
@@ -37,7 +36,8 @@ class RunaiStreamer(Safetensors):
         numbers = {name: _whole(name, options[name]) for name in self.options if name in options}
         largest = max(0, *sizes.values(), file.stat().st_size - sum(sizes.values()))  # the header is read as one, too
         numbers["memory_limit"] = max(numbers.get("memory_limit", _AHEAD), largest)
-        with _settings(numbers), SafetensorsStreamer() as streamer:
+        settings = {f"RUNAI_STREAMER_{name.upper()}": str(number) for name, number in numbers.items()}
+        with told_library(settings), SafetensorsStreamer() as streamer:
             streamer.stream_file(str(file))
             yield from streamer.get_tensors()
 
@@ -46,19 +46,3 @@ def _whole(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ConfigError(f"--model-loader-extra-config: {name!r} must be a whole number from 1 on, not {value!r}.")
     return value
-
-
-@contextmanager
-def _settings(numbers: Mapping[str, int]) -> Iterator[None]:
-    """The library reads what it is told from the environment, when it begins with a file."""
-    given = {f"RUNAI_STREAMER_{name.upper()}": str(number) for name, number in numbers.items()}
-    before = {name: os.environ.get(name) for name in given}
-    os.environ.update(given)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

@@ -1,4 +1,4 @@
-"""A checkpoint's ``config.json`` and ``generation_config.json``, read without transformers.
+"""A checkpoint's ``config.json``, or ``params.json``, and ``generation_config.json``, read without transformers.
 
 `read` gives the text part of the configuration in one form, whatever version of transformers wrote it: rotary settings
 are in ``rope_parameters`` and nowhere else, the type of the weights is in ``dtype``, and a key that a model asks for
@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ferrule import mistral_params
 from ferrule.errors import CheckpointError
 
 MAX_BYTES = 64 << 20  # of one JSON file; real ones have kilobytes, an index of shards a few megabytes
@@ -96,14 +97,23 @@ def read_json(file: Path) -> dict[str, Any]:
     return content
 
 
-def read(folder: Path | str, overrides: Mapping[str, Any] | None = None) -> Values:
-    """The text part of a folder's ``config.json`` with `overrides` (``--hf-overrides``) applied.
+def config_file(folder: Path | str, form: str = "auto") -> Path:
+    """The file that describes the model. `form`: hf, mistral, or auto, which is mistral where that is all there is."""
+    file, other = Path(folder) / "config.json", Path(folder) / mistral_params.FILE
+    return other if form == "mistral" or (form == "auto" and other.is_file() and not file.is_file()) else file
+
+
+def read(folder: Path | str, overrides: Mapping[str, Any] | None = None, form: str = "auto") -> Values:
+    """The text part of a folder's configuration with `overrides` (``--hf-overrides``) applied.
 
     An override of ``text_config`` and its like is merged into it; any other value replaces the file's, in the text part
-    too. Raises CheckpointError.
+    too. `form` is that of `config_file`; what is in Mistral's comes out as a ``config.json`` would. Raises
+    CheckpointError.
     """
-    file = Path(folder) / "config.json"
+    file = config_file(folder, form)
     outer = read_json(file)
+    if file.name == mistral_params.FILE:
+        outer = mistral_params.translated(outer, file)
     changes = dict(overrides or {})
     for part in _TEXT_SECTIONS:
         if isinstance(outer.get(part), dict) and isinstance(changes.get(part), dict):
@@ -122,6 +132,8 @@ def read(folder: Path | str, overrides: Mapping[str, Any] | None = None) -> Valu
     values["dtype"] = _dtype(values)
     values.pop("torch_dtype", None)
     _unify_rope(values)
+    if file.name == mistral_params.FILE:
+        check_sizes(values, mistral_params.NAMES)
     return values
 
 
@@ -247,13 +259,13 @@ def check_sizes(config: Mapping[str, Any], names: Mapping[str, str]) -> None:
                 raise CheckpointError(f"{_file(config)}: {own.get(key, key)!r} must be {wanted}, not {size!r:.40}.")
     heads, key_heads = config.get("num_attention_heads"), config.get("num_key_value_heads")
     if isinstance(heads, int) and isinstance(key_heads, int) and key_heads and heads % key_heads:
-        raise CheckpointError(
-            f"{_file(config)}: 'num_attention_heads' {heads} must be a multiple of 'num_key_value_heads' {key_heads}."
-        )
+        name, other = (own.get(key, key) for key in ("num_attention_heads", "num_key_value_heads"))
+        raise CheckpointError(f"{_file(config)}: {name!r} {heads} must be a multiple of {other!r} {key_heads}.")
     for key in _POSITIVE:
         number = config.get(key)
         if number is not None and not _is_positive(number):
-            raise CheckpointError(f"{_file(config)}: {key!r} must be a positive number, not {number!r:.40}.")
+            name = own.get(key, key)
+            raise CheckpointError(f"{_file(config)}: {name!r} must be a positive number, not {number!r:.40}.")
 
 
 def _is_positive(number: Any) -> bool:

@@ -10,7 +10,7 @@ from tools.architecture.source import Import, Module, Rule, Violation
 LAYERS = (
     ("types", "errors", "env_vllm", "env", "log"),
     ("plugin",),
-    ("config", "checkpoint"),
+    ("config", "checkpoint", "mistral_params"),
     ("schema",),
     ("sampling_params", "structured_outputs"),
     ("interfaces",),
@@ -35,6 +35,7 @@ NO_TORCH = frozenset(
         "log",
         "config",
         "checkpoint",
+        "mistral_params",
         "schema",
         "sampling_params",
         "structured_outputs",

@@ -28,6 +28,7 @@ BUDGETS = MappingProxyType(
         "ferrule.log": 220,
         "ferrule.config": 2_400,
         "ferrule.checkpoint": 270,
+        "ferrule.mistral_params": 140,
         "ferrule.schema": 500,
         "ferrule.sampling_params": 200,
         "ferrule.structured_outputs": 600,

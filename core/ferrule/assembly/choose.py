@@ -85,7 +85,7 @@ class Chooser:
     def before_build(self, config: Resolved, device: Device) -> Choice:
         """Everything that the checkpoint's ``config.json`` and the options decide. Raises StartupError."""
         folder = Path(config.model.model)
-        stated = checkpoints.read(config.model.hf_config_path, config.model.hf_overrides)
+        stated = checkpoints.read(config.model.hf_config_path, config.model.hf_overrides, config.model.config_format)
         architecture, name = self._implementation(config, stated)
         model: type[Model] = self._plugins.load("model", name)
         checkpoint = checkpoints.completed(stated, model.config_names, model.config_defaults)

@@ -30,7 +30,7 @@ def open_tokenizer(config: Resolved, plugins: Plugins, folder: Path) -> Tokenize
 def eos_ids(config: Resolved, tokenizer: Tokenizer | None, folder: Path) -> tuple[int, ...]:
     """Ids that end a text: the tokenizer's, those of ``config.json``, and those of ``generation_config.json``."""
     own = tokenizer.eos_token_id if tokenizer is not None else None
-    settings = checkpoint.read(folder, config.model.hf_overrides)
+    settings = checkpoint.read(folder, config.model.hf_overrides, config.model.config_format)
     stated = checkpoint.eos_ids(settings, generation_folder(config, folder))
     return tuple(dict.fromkeys((() if own is None else (own,)) + stated))
 

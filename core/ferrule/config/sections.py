@@ -46,6 +46,12 @@ class ModelConfig:
         None, "Hub token. Default, and what the bare option means: the stored one.", bare=True, secret=True
     )
     hf_config_path: str | None = opt(None, "Folder whose config.json is read instead of the model's.")
+    config_format: str = opt(
+        "auto",
+        "Form of the configuration: config.json (hf) or Mistral's params.json (mistral); auto takes the latter where "
+        "there is no config.json.",
+        choices=("auto", "hf", "mistral"),
+    )
     hf_overrides: dict[str, Any] = opt({}, "Values that replace those of config.json.", json=True)
     max_model_len: int | None = opt(
         None,

@@ -75,13 +75,6 @@ class ModelConfig:
         replaced="--task",
         renamed={"none": "auto"},
     )
-    config_format: str = opt(
-        "auto",
-        "Form of config.json.",
-        choices=("auto", "hf", "mistral"),
-        missing="a reader of Mistral's configuration files",
-        accepted=("hf",),
-    )
     code_revision: str | None = opt(None, "Branch, tag or commit of the model's own code.", missing=_CODE_REVISION)
     quantization_param_path: str | None = opt(None, "File with scales of an fp8 KV cache.", missing=_KV_SCALES)
     rope_scaling: dict[str, Any] = opt({}, "Scaling of positions.", json=True, replaced="--hf-overrides.rope_scaling")

@@ -47,7 +47,7 @@ from ferrule.interfaces.parsers import ChoiceContext
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.service import ChatPrompt, Generate, Health, Output, Prompt, Service
 from ferrule.interfaces.stats import HttpStats, StatLogger
-from ferrule.interfaces.tokenizer import Tokenizer
+from ferrule.interfaces.tokenizer import ChatTokenizer, Tokenizer
 from ferrule.types import EngineRequest
 
 _TURN = 16  # prompts that may be prepared before others get a turn of the event loop
@@ -213,6 +213,8 @@ class FrontendService(Service):
         if report:
             self.template_reads, self.template_keys = frozenset(report["reads"]), frozenset(report["keys"])
             _logger.info("chat template", content_format=report["content"])
+        elif isinstance(self.tokenizer, ChatTokenizer):
+            self.template_reads = self.tokenizer.reads
         if self.ledger.board.leads:
             await warn_of_misfit(self._config.frontend, self._reader, self._constraints.parsers)
 

@@ -41,6 +41,22 @@ class Tokenizer(ABC):
         return None
 
 
+class ChatTokenizer(Tokenizer):
+    """A tokenizer that writes conversations itself, where neither the server nor the request has a chat template."""
+
+    reads: frozenset[str] = frozenset()  # variables that `encode_chat` uses, as tools and reasoning_effort
+
+    @abstractmethod
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], *, continued: bool
+    ) -> list[int]:
+        """Ids of a conversation, up to where the model's next message begins, or, if `continued`, goes on.
+
+        `messages` and `variables` are as chat templates get them: content is a text or a list of text parts, arguments
+        of calls are objects. Raises RequestError for what the model's format does not have.
+        """
+
+
 class TokenizerSource(ABC):
     @abstractmethod
     def open(self, folder: Path, options: dict[str, Any]) -> Tokenizer:

@@ -42,7 +42,7 @@ def check_start(config: Resolved, plugins: Plugins) -> None:
     hooks = open_hooks(plugins)
     if is_path(config.model.model) and is_path(config.model.tokenizer):
         local = localise(config, plugins)
-        checkpoint.read(Path(local.model.hf_config_path), local.model.hf_overrides)
+        checkpoint.read(Path(local.model.hf_config_path), local.model.hf_overrides, local.model.config_format)
         open_api(local, plugins, hooks=hooks)
         open_executor(local, plugins).check(local, plugins)
         return

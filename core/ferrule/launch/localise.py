@@ -10,16 +10,26 @@ from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
 
+from ferrule.checkpoint import config_file
 from ferrule.config import Resolved
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.hub import Choose, ModelHub, Repository
 from ferrule.interfaces.plugins import Plugins
 
 _PATHS = ("/", "./", "../", "~")  # how a name begins that is not a hub id
-_COMMON = ("*.json", "*.jinja", "*.model", "*.tiktoken", "*.txt")  # configuration, tokenizer, chat templates
+_COMMON = (  # configuration, tokenizer, chat templates
+    "*.json",
+    "*.jinja",
+    "*.model",
+    "tokenizer*.model.v*",  # Mistral's
+    "*.tiktoken",
+    "*.txt",
+)
+_CONFIGS = ("config.json", "params.json")
 _SAFETENSORS = "*.safetensors"
 _PICKLES = ("*.bin", "*.pt")
-_OTHER_LAYOUTS = ("consolidated*", "onnx/*", "*.onnx", "tf_*", "flax_*")  # of the same weights
+_MISTRAL = "consolidated*.safetensors"
+_OTHER_LAYOUTS = ("onnx/*", "*.onnx", "tf_*", "flax_*")  # of the same weights
 _MODEL_FOLDER = "A Hugging Face model folder has that file."
 _TRAINING = ("training_args.bin", "optimizer*", "scheduler.pt", "rng_state*")
 
@@ -37,7 +47,7 @@ def localise(config: Resolved, plugins: Plugins) -> Resolved:
         return (*_COMMON, *code, *weight_patterns(names, config.load.load_format))
 
     find = partial(_find, config, plugins)
-    folder = _checked(find("model", model.model, model.revision, weights))
+    folder = _checked(find("model", model.model, model.revision, weights), model.config_format)
     name, revision = model.tokenizer, model.tokenizer_revision
     if name == model.model and (revision == model.revision or Path(name).expanduser().is_dir()):
         tokenizer = folder
@@ -49,10 +59,11 @@ def localise(config: Resolved, plugins: Plugins) -> Resolved:
 
 
 def find_settings(config: Resolved, plugins: Plugins) -> Path:
-    """The folder with the model's ``config.json``, of which nothing else is fetched. Raises as `localise` does."""
+    """The folder with the model's configuration, of which nothing else is fetched. Raises as `localise` does."""
     model = config.model
     code = ("*.py",) if model.trust_remote_code else ()
-    return _checked(_find(config, plugins, "model", model.model, model.revision, lambda _: ("config.json", *code)))
+    found = _find(config, plugins, "model", model.model, model.revision, lambda _: (*_CONFIGS, *code))
+    return _checked(found, model.config_format)
 
 
 def check_remote(config: Resolved, plugins: Plugins) -> list[str]:
@@ -67,7 +78,7 @@ def check_remote(config: Resolved, plugins: Plugins) -> list[str]:
         folder = _local(what, name)
         if folder is not None:
             if what == "model":
-                _checked(folder)
+                _checked(folder, model.config_format)
             continue
         hub, repository = _remote(config, plugins, what, name, revision)
         with _paths_meant(name):
@@ -75,14 +86,16 @@ def check_remote(config: Resolved, plugins: Plugins) -> list[str]:
         if files is None:
             unknown.append(name)
         elif what == "model":
-            _check_listing(repository, files, config.load.load_format)
+            _check_listing(repository, files, config)
     return list(dict.fromkeys(unknown))
 
 
-def _check_listing(repository: Repository, files: Sequence[str], load_format: str) -> None:
+def _check_listing(repository: Repository, files: Sequence[str], config: Resolved) -> None:
     """Raises CheckpointError for a repository that is not a model that can be loaded."""
-    if "config.json" not in files:
-        raise CheckpointError(f"The repository {repository.name!r} has no config.json.", _MODEL_FOLDER)
+    form, load_format = config.model.config_format, config.load.load_format
+    configs = {"hf": _CONFIGS[:1], "mistral": _CONFIGS[1:]}.get(form, _CONFIGS)
+    if not any(name in files for name in configs):
+        raise CheckpointError(f"The repository {repository.name!r} has no {configs[0]}.", _MODEL_FOLDER)
     wanted = weight_patterns(files, load_format)
     kept = [name for name in files if not any(fnmatch(name, pattern) for pattern in repository.ignore)]
     if wanted and not any(fnmatch(name, pattern) for name in kept for pattern in wanted):
@@ -100,11 +113,19 @@ def is_path(name: str) -> bool:
 def weight_patterns(names: Iterable[str], load_format: str) -> tuple[str, ...]:
     """Which weight files to fetch of those that a repository has. `auto` takes pickles only without safetensors.
 
-    For a format that is not built in, all files are fetched, because only its plugin knows which it needs.
+    For a format that is not built in, all files are fetched, because only its plugin knows which it needs. Raises
+    CheckpointError where `auto` finds Mistral's layout alone: a fetch leaves those files out, as most repositories have
+    them beside others.
     """
     if load_format != "auto":
-        return {"safetensors": (_SAFETENSORS,), "pt": _PICKLES, "dummy": ()}.get(load_format, ("*",))
-    has_safetensors = any(fnmatch(name, _SAFETENSORS) and not name.startswith("consolidated") for name in names)
+        known = {"safetensors": (_SAFETENSORS,), "pt": _PICKLES, "mistral": (_MISTRAL,), "dummy": ()}
+        return known.get(load_format, ("*",))
+    weights = [name for name in names if any(fnmatch(name, form) for form in (_SAFETENSORS, *_PICKLES))]
+    if weights and all(fnmatch(name, _MISTRAL) for name in weights):
+        raise CheckpointError(
+            "The repository has its weights in Mistral's form only.", "Start with --load-format mistral."
+        )
+    has_safetensors = any(fnmatch(name, _SAFETENSORS) and not fnmatch(name, _MISTRAL) for name in weights)
     return (_SAFETENSORS,) if has_safetensors else _PICKLES
 
 
@@ -140,7 +161,8 @@ def _remote(
         raise CheckpointError(f"{missing}, and the hub {config.model.hub} {reason}.", _meant(Path(name).expanduser()))
     token = True if config.model.hf_token in {"", "true", "True", True} else config.model.hf_token  # "": the bare flag
     folder = Path(config.load.download_dir).expanduser() if config.load.download_dir else None
-    ignore = (*config.load.ignore_patterns, *_OTHER_LAYOUTS, *_TRAINING)
+    others = () if config.load.load_format == "mistral" else ("consolidated*",)
+    ignore = (*config.load.ignore_patterns, *others, *_OTHER_LAYOUTS, *_TRAINING)
     return hub, Repository(name, revision, token, folder, ignore)
 
 
@@ -157,8 +179,9 @@ def _paths_meant(name: str) -> Iterator[None]:
         raise CheckpointError(error.message, f"{error.hint} {_meant(Path(name).expanduser())}".strip()) from error
 
 
-def _checked(folder: Path) -> Path:
-    if (folder / "config.json").is_file():
+def _checked(folder: Path, form: str) -> Path:
+    file = config_file(folder, form)
+    if file.is_file():
         return folder
     if (folder / "model_index.json").is_file():
         raise CheckpointError(
@@ -167,7 +190,7 @@ def _checked(folder: Path) -> Path:
         )
     nested = sorted(entry.parent.name for entry in folder.glob("*/config.json"))
     hint = f"Its folder {nested[0]!r} has one: name that." if nested else _MODEL_FOLDER
-    raise CheckpointError(f"{folder} has no config.json.", hint)
+    raise CheckpointError(f"{folder} has no {file.name}.", hint)
 
 
 def _folders(parent: Path) -> list[str]:

@@ -51,11 +51,13 @@ class LoadFormatKit(Kit):
     """A load format gives every tensor of a checkpoint once, bit-equal, and refuses what is missing or damaged.
 
     Settings: `writers`, functions (folder, tensors) that write a checkpoint of the format. By default those of the
-    common formats that the plugin does not refuse.
+    common formats that the plugin does not refuse. `name_of`, under which name a tensor of the checkpoint comes out; by
+    default its own.
     """
 
     kind = "load_format"
     writers: Sequence[Write] = (_safetensors, _safetensors_shards, _pickled, _pickled_shards)
+    name_of: Callable[[str], str] = staticmethod(str)
 
     def weights(self) -> dict[str, torch.Tensor]:
         draw = torch.Generator().manual_seed(0)
@@ -170,7 +172,7 @@ class LoadFormatKit(Kit):
             write(folder, weights)
             if self.plugin.refuses(folder) is None:
                 found = True
-                yield folder, weights
+                yield folder, {self.name_of(name): tensor for name, tensor in weights.items()}
         if skip and not found:
             does_not_apply("no writer makes a checkpoint of this format: give `writers`")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,6 @@ from ferrule_plugins.load_format.shards import check_index, known_options, missi
 if TYPE_CHECKING:
     import torch
 
-_SINGLE = "model.safetensors"
 _MAX_HEADER = 100 << 20
 _MAPPED_BYTES = 128 << 20
 _BITS = {
@@ -32,27 +31,37 @@ _BITS = {
 
 
 class Safetensors(WeightSource):
-    """Files are mapped. A subclass may `read` them in another way, and take `options`."""
+    """Files are mapped. A subclass may `read` them in another way, and take `options`.
+
+    `single` is the file of a checkpoint in one, `start` how the files of another layout begin.
+    """
 
     patterns = ("*.safetensors", "*.safetensors.index.json")
     options: tuple[str, ...] = ()
+    single = "model.safetensors"
+    start = ""
 
     @classmethod
     def refuses(cls, folder: Path | None) -> str | None:
         if folder is None:
             return "the model has no folder"
-        return None if weight_files(folder, ".safetensors", _SINGLE) else f"{folder} has no .safetensors file"
+        return None if cls._files(folder) else f"{folder} has no {cls.start}*.safetensors file"
+
+    @classmethod
+    def _files(cls, folder: Path, ignore: Sequence[str] = ()) -> list[Path]:
+        return weight_files(folder, ".safetensors", cls.single, ignore, cls.start)
 
     def tensors(
         self, folder: Path | None, model: Model, options: Mapping[str, Any]
     ) -> Iterator[tuple[str, torch.Tensor]]:
         own = known_options(options, *self.options)
         ignore = options.get("ignore_patterns", ())
-        files = [] if folder is None else weight_files(folder, ".safetensors", _SINGLE, ignore)
+        files = [] if folder is None else self._files(folder, ignore)
         if folder is None or not files:
-            raise CheckpointError(f"{folder} has no .safetensors file.", "--load-format pt reads .bin files.")
+            others = "--load-format pt reads .bin files, mistral consolidated*.safetensors."
+            raise CheckpointError(f"{folder} has no {self.start}*.safetensors file.", others)
         sizes = {file: read_header(file) for file in files}
-        check_index(folder, _SINGLE, sizes)
+        check_index(folder, self.single, sizes)
         with progress(options, sum(sum(tensors.values()) for tensors in sizes.values())) as bar:
             for file, tensors in sizes.items():
                 self.place = str(file)

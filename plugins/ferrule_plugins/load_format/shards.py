@@ -22,11 +22,13 @@ _TOLD_SECONDS = 10.0  # from one line to the next
 _OTHERS = ("consolidated*", "training_args.*", "optimizer*", "scheduler.*", "rng_state*", "adapter_*")
 
 
-def weight_files(folder: Path, ending: str, single: str, ignore: Sequence[str] = ()) -> list[Path]:
+def weight_files(folder: Path, ending: str, single: str, ignore: Sequence[str] = (), start: str = "") -> list[Path]:
     """Files of a folder that hold weights: `single`, else those that `single`.index.json names, else all that match.
 
-    `ignore` are patterns of files that are not there to be read; what an index names is never ignored.
+    `ignore` are patterns of files that are not there to be read; what an index names is never ignored. `start` is the
+    beginning of the names of another layout than that of transformers.
     """
+    others = [form for form in _OTHERS if not start or not form.startswith(start)]
 
     def ignored(name: str) -> bool:
         return any(fnmatch(name, pattern) for pattern in ignore)
@@ -38,8 +40,8 @@ def weight_files(folder: Path, ending: str, single: str, ignore: Sequence[str] =
         return [folder / name for name in sorted(set(weight_map(index).values()))]
     return sorted(
         file
-        for file in folder.glob(f"*{ending}")
-        if file.is_file() and not ignored(file.name) and not any(fnmatch(file.name, other) for other in _OTHERS)
+        for file in folder.glob(f"{start}*{ending}")
+        if file.is_file() and not ignored(file.name) and not any(fnmatch(file.name, other) for other in others)
     )
 
 

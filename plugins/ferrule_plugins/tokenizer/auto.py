@@ -1,4 +1,4 @@
-"""`auto`: the tokenizers library on a folder's ``tokenizer.json``; `slow` where there is no such file."""
+"""`auto`: the tokenizers library on a folder's ``tokenizer.json``; `mistral` or `slow` where there is no such file."""
 
 from __future__ import annotations
 
@@ -98,9 +98,11 @@ class AutoTokenizers(TokenizerSource):
     def open(self, folder: Path, options: dict[str, Any]) -> Tokenizer:
         file = folder / "tokenizer.json"
         if not file.is_file():
+            from ferrule_plugins.tokenizer.mistral import MistralTokenizers, find_file
             from ferrule_plugins.tokenizer.slow import SlowTokenizers
 
-            return SlowTokenizers().open(folder, options)
+            other = SlowTokenizers() if find_file(folder) is None else MistralTokenizers()
+            return other.open(folder, options)
         settings = read_settings(folder)
         specials = special_tokens(settings)
         extra = extra_special_tokens(settings)

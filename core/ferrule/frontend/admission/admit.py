@@ -94,6 +94,9 @@ class PromptReader:
         """A prompt's ids, and its text if it had one. Raises RequestError."""
         if isinstance(prompt, ChatPrompt):
             encoder, param = self._need_encoder(), "messages"
+            written = await self.renderer.encode(prompt, encoder)
+            if written is not None:
+                return self._known(written, param), decode(encoder.tokenizer, written, skip_special_tokens=False)
             text = await self.renderer.render(prompt)
         elif prompt.ids is not None:
             if prompt.text is not None or prompt.suffix:
@@ -105,9 +108,12 @@ class PromptReader:
             if prompt.suffix:
                 text = infill(encoder.tokenizer, text, check_text(prompt.suffix, self.max_characters, "suffix"))
         ids = await encoder.encode(text, add_special_tokens=prompt.add_special_tokens)
+        return self._known(ids, param), text
+
+    def _known(self, ids: Sequence[int], param: str) -> tuple[int, ...]:
         if ids and max(ids) >= self.rules.vocab_size:
             raise RequestError(f"{param} holds a token of the tokenizer that the model does not have.", param)
-        return tuple(ids), text
+        return tuple(ids)
 
     async def bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """Id sequences that must not be generated."""

@@ -13,7 +13,9 @@ from ferrule.errors import ConfigError, ForbiddenError, RequestError, nearest
 from ferrule.frontend.children.pool import ChildPool
 from ferrule.frontend.text.builtin import builtin_templates, find_builtin
 from ferrule.frontend.text.messages import RESERVED, read_documents, read_messages, read_tools
+from ferrule.frontend.text.tokenize import Encoder
 from ferrule.interfaces.service import ChatPrompt
+from ferrule.interfaces.tokenizer import ChatTokenizer
 
 _TASK = "ferrule.frontend.text.template:work"
 _MEMORY_BYTES = 512 << 20  # that a child may write
@@ -64,6 +66,14 @@ def _is_file(option: str) -> bool:
         return False
 
 
+def _check_end(chat: ChatPrompt) -> None:
+    if chat.continue_final_message and chat.add_generation_prompt:
+        raise RequestError(
+            "continue_final_message and add_generation_prompt exclude each other: set one of them to false.",
+            "continue_final_message",
+        )
+
+
 class Renderer:
     """Renders in children: the server's templates in one pool, templates of requests in another that may be blocked.
 
@@ -92,14 +102,22 @@ class Renderer:
         """Child processes that can still run."""
         return self._server_pool.pids | self._request_pool.pids
 
+    async def encode(self, chat: ChatPrompt, encoder: Encoder) -> list[int] | None:
+        """Ids of a conversation that the tokenizer itself writes; None where a template does. Raises RequestError."""
+        tokenizer = encoder.tokenizer
+        if not isinstance(tokenizer, ChatTokenizer) or self.templates or chat.chat_template is not None:
+            return None
+        _check_end(chat)
+        messages = read_messages(chat.messages, self._max_in)
+        given = {**(chat.chat_template_kwargs or {}), "tools": read_tools(chat.tools)}
+        variables = {name: value for name, value in given.items() if name in tokenizer.reads}
+        continued = chat.continue_final_message
+        return await encoder.offload(lambda: tokenizer.encode_chat(messages, variables, continued=continued))
+
     async def render(self, chat: ChatPrompt) -> str:
         """The text of a conversation. Raises RequestError, ForbiddenError for a template of the request's own."""
         template = self._template(chat)
-        if chat.continue_final_message and chat.add_generation_prompt:
-            raise RequestError(
-                "continue_final_message and add_generation_prompt exclude each other: set one of them to false.",
-                "continue_final_message",
-            )
+        _check_end(chat)
         messages = read_messages(chat.messages, self._max_in)
         job = {
             "template": template,

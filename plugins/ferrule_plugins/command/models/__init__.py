@@ -25,6 +25,7 @@ _TAKEN = {  # sections of `Config`, and what decides how a model runs
         "hub",
         "hf_token",
         "hf_config_path",
+        "config_format",
         "hf_overrides",
         "model_impl",
         "trust_remote_code",

@@ -84,7 +84,7 @@ def describe(config: Resolved, plugins: Plugins, named: str) -> Report:
     from ferrule import checkpoint
 
     report = Report(named)
-    values = checkpoint.read(config.model.hf_config_path, config.model.hf_overrides)
+    values = checkpoint.read(config.model.hf_config_path, config.model.hf_overrides, config.model.config_format)
     report.architecture = values["architectures"][0]
     family = find_family(values, (named, config.model.model))
     if family is not None:

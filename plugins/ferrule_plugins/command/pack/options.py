@@ -21,6 +21,7 @@ _TAKEN = {
         "hub",
         "hf_token",
         "hf_config_path",
+        "config_format",
         "hf_overrides",
         "model_impl",
         "trust_remote_code",

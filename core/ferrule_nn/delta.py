@@ -16,6 +16,7 @@ import torch
 from torch.nn import functional as F
 
 from ferrule.interfaces.model import ForwardContext, StateSpec
+from ferrule_nn import ops
 from ferrule_nn.linear import Linear, MergedLinear
 from ferrule_nn.rope import Rotation
 from ferrule_nn.states import GatedRMSNorm, Outcome, ShortConv, StateLayer, run_rows, wide_parameter
@@ -67,23 +68,38 @@ class GatedDelta(StateLayer):
         self.conv1d = ShortConv(f"{name}.conv", mixed, spec.kernel, bias=False, act=spec.act)
         self.A_log = wide_parameter(heads)
         self.dt_bias = wide_parameter(heads)
-        self.norm = GatedRMSNorm(spec.value_dim, eps=spec.norm_eps, gate_first=False)
+        self.norm = GatedRMSNorm(spec.value_dim, eps=spec.norm_eps, gate_first=False, repeats=heads)
         self.out_proj = Linear(spec.values, hidden)
+        self._fused: ops.Delta | None = None
+
+    def pack(self) -> None:
+        spec = self.spec
+        shape = (spec.num_key_heads, spec.num_value_heads, spec.key_dim, spec.value_dim)
+        self._fused = ops.delta(self.A_log, self.dt_bias, shape, _NORM_EPS)
 
     def forward(self, x: torch.Tensor, ctx: ForwardContext, rotation: Rotation | None = None) -> torch.Tensor:
         """[tokens, hidden] → [tokens, hidden]."""
-        spec = self.spec
         mixed, gate, strength, width = self._projected(x)
-        q, k, v = self.conv1d(mixed, ctx).float().split([spec.keys, spec.keys, spec.values], dim=-1)
-        q, k = (_unit(each.unflatten(-1, (spec.num_key_heads, spec.key_dim))) for each in (q, k))
+        mixed = self.conv1d(mixed, ctx)
+        if self._fused is not None and self._fused.accepts(mixed):
+            y = self._fused(mixed, strength, width, ctx.state(self.name))
+        else:
+            y = self._scan(mixed, strength, width, ctx)
+        out: torch.Tensor = self.out_proj(self.norm(y.flatten(1), gate))
+        return out
+
+    def _scan(
+        self, mixed: torch.Tensor, strength: torch.Tensor, width: torch.Tensor, ctx: ForwardContext
+    ) -> torch.Tensor:
+        """What the kernel computes, in torch: to float32 [tokens, value heads, value_dim]."""
+        spec = self.spec
+        q, k, v = torch.split(mixed.float(), [spec.keys, spec.keys, spec.values], dim=-1)
+        q, k = (_unit(each.view(-1, spec.num_key_heads, spec.key_dim)) for each in (q, k))
         shared = spec.num_value_heads // spec.num_key_heads
         q, k = (each.repeat_interleave(shared, dim=1) for each in (q * spec.key_dim**-0.5, k))
-        v = v.unflatten(-1, (spec.num_value_heads, spec.value_dim))
+        v = v.view(-1, spec.num_value_heads, spec.value_dim)
         decay = F.softplus(width.float() + self.dt_bias) * -self.A_log.exp()
-        y = run_rows(ctx.state(self.name), (decay, strength.float().sigmoid(), q, k, v), delta_step, delta_chunk)
-        y = self.norm(y, gate.view(y.shape)).flatten(-2)
-        out: torch.Tensor = self.out_proj(y.to(x.dtype))
-        return out
+        return run_rows(ctx.state(self.name), (decay, strength.float().sigmoid(), q, k, v), delta_step, delta_chunk)
 
     def _projected(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Queries, keys and values [tokens, …], gate [tokens, values], strength and width [tokens, value heads]."""

@@ -11,6 +11,7 @@ import torch
 from torch.nn import functional as F
 
 from ferrule.interfaces.model import ForwardContext, StateSpec
+from ferrule_nn import ops
 from ferrule_nn.configuration import first, need, number
 from ferrule_nn.linear import Linear
 from ferrule_nn.rope import Rotation
@@ -97,6 +98,13 @@ class Mamba2Mixer(StateLayer):
         self.dt_bias = wide_parameter(spec.num_heads)
         self.norm = GatedRMSNorm(inner, spec.groups, spec.norm_eps, spec.gate_first) if spec.gated_norm else None
         self.out_proj = Linear(inner, spec.hidden_size, spec.out_bias)
+        self._fused: ops.Selective | None = None
+
+    def pack(self) -> None:
+        spec, shape = self.spec, self.state.shape
+        self._fused = ops.selective(
+            self.A_log, self.D, self.dt_bias, (shape[0], shape[1], shape[2]), spec.groups, spec.width_limits
+        )
 
     def forward(self, x: torch.Tensor, ctx: ForwardContext, rotation: Rotation | None = None) -> torch.Tensor:
         """[tokens, hidden] → [tokens, hidden]."""
@@ -106,16 +114,26 @@ class Mamba2Mixer(StateLayer):
             scaled = zip(projected.split(parts, dim=-1), spec.multipliers, strict=True)
             projected = torch.cat([part * factor for part, factor in scaled], dim=-1)
         gate, mixed, width = projected.split([parts[0], sum(parts[1:4]), parts[4]], dim=-1)
-        h, b, c = self.conv1d(mixed, ctx).float().split(parts[1:4], dim=-1)
-        h = h.unflatten(-1, (spec.num_heads, spec.head_dim))
-        b, c = (each.unflatten(-1, (spec.groups, spec.state_size)) for each in (b, c))
+        mixed = self.conv1d(mixed, ctx)
+        if self._fused is not None and self._fused.accepts(mixed):
+            y = self._fused(mixed, width, ctx.state(self.name)).flatten(1)
+        else:
+            y = self._scan(mixed, width, ctx)
+        y = (y * F.silu(gate.float())).to(x.dtype) if self.norm is None else self.norm(y, gate)
+        out: torch.Tensor = self.out_proj(y)
+        return out
+
+    def _scan(self, mixed: torch.Tensor, width: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
+        """What the kernel computes, in torch: h, B and C, and step widths, to float32 [tokens, heads * head_dim]."""
+        spec = self.spec
+        h, b, c = torch.split(mixed.float(), spec.parts[1:4], dim=-1)
+        h = h.view(-1, spec.num_heads, spec.head_dim)
+        b, c = (each.view(-1, spec.groups, spec.state_size) for each in (b, c))
         width = F.softplus(width.float() + self.dt_bias).clamp(*spec.width_limits)
         decay = width * -self.A_log.exp()
         y = run_rows(ctx.state(self.name), (decay, width.unsqueeze(-1) * h, b, c), self._step, self._chunk)
-        y = (y + h * self.D.unsqueeze(-1)).flatten(-2)
-        y = y * F.silu(gate.float()) if self.norm is None else self.norm(y, gate)
-        out: torch.Tensor = self.out_proj(y.to(x.dtype))
-        return out
+        skipped: torch.Tensor = h * self.D.unsqueeze(-1)
+        return (y + skipped).flatten(-2)
 
     def _heads(self, x: torch.Tensor, dim: int) -> torch.Tensor:
         """One entry for each head, from one for each group."""

@@ -18,26 +18,35 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import nn
 
+from ferrule.interfaces.model import StateRows
 from ferrule_kernels import cuda, moe
-from ferrule_kernels.cpu import elementwise, library
+from ferrule_kernels.cpu import elementwise, library, states
 
 __all__ = [
     "CachedHeads",
+    "Convolution",
+    "Delta",
     "Family",
+    "GatedNorm",
     "GroupedExperts",
     "Heads",
     "Norm",
     "Route",
     "Rowwise",
+    "Selective",
     "activation",
+    "delta",
     "family",
     "fused_acts",
     "gate",
+    "gated_norm",
     "grouped_experts",
     "heads",
     "layer_norm",
     "rms_norm",
     "router",
+    "selective",
+    "short_conv",
     "weights_device",
 ]
 
@@ -105,6 +114,40 @@ class GroupedExperts(Protocol):
         """As `ferrule_kernels.cuda.grouped.experts`."""
 
 
+class Convolution(Protocol):
+    """A causal convolution of the step's tokens, which leaves each request's last inputs in its slot."""
+
+    def accepts(self, x: torch.Tensor, rows: StateRows, /) -> bool: ...
+
+    def __call__(self, x: torch.Tensor, rows: StateRows, /) -> torch.Tensor: ...
+
+
+class Selective(Protocol):
+    """Mamba 2's scan of the step's tokens, see `ferrule_kernels.cpu.states.Selective`."""
+
+    def accepts(self, mixed: torch.Tensor, /) -> bool: ...
+
+    def __call__(self, mixed: torch.Tensor, width: torch.Tensor, rows: StateRows, /) -> torch.Tensor: ...
+
+
+class Delta(Protocol):
+    """The gated delta rule for the step's tokens, see `ferrule_kernels.cpu.states.Delta`."""
+
+    def accepts(self, mixed: torch.Tensor, /) -> bool: ...
+
+    def __call__(
+        self, mixed: torch.Tensor, strength: torch.Tensor, width: torch.Tensor, rows: StateRows, /
+    ) -> torch.Tensor: ...
+
+
+class GatedNorm(Protocol):
+    """RMS norm of each part of float32 rows x [tokens, size], and a factor silu(z): of z's type."""
+
+    def accepts(self, x: torch.Tensor, z: torch.Tensor, /) -> bool: ...
+
+    def __call__(self, x: torch.Tensor, z: torch.Tensor, /) -> torch.Tensor: ...
+
+
 # Of router logits [tokens, experts], with a bias for the choice, as `ferrule_kernels.moe.route`.
 Route = Callable[[torch.Tensor, moe.Routing, torch.Tensor | None], tuple[torch.Tensor, torch.Tensor]]
 
@@ -122,6 +165,10 @@ class Family:
     activation: Callable[[str, int], Rowwise] | None = None
     route: Route | None = None
     experts: GroupedExperts | None = None
+    short_conv: Callable[[torch.Tensor, torch.Tensor | None, bool], Convolution] | None = None  # weight, bias, silu
+    selective: Callable[..., Selective] | None = None  # as `selective`
+    delta: Callable[..., Delta] | None = None  # as `delta`
+    gated_norm: Callable[[torch.Tensor, int, bool, float, bool], GatedNorm] | None = None  # as `gated_norm`
 
 
 def family(device: torch.device) -> Family | None:
@@ -139,7 +186,15 @@ def _cpu() -> Family | None:
     except library.KernelsUnavailableError:
         return None
     return Family(
-        (torch.float32, torch.bfloat16), elementwise.GATES, elementwise.RMSNorm, elementwise.Heads, elementwise.Gate
+        (torch.float32, torch.bfloat16),
+        elementwise.GATES,
+        elementwise.RMSNorm,
+        elementwise.Heads,
+        elementwise.Gate,
+        short_conv=states.ShortConv,
+        selective=states.Selective,
+        delta=states.Delta,
+        gated_norm=elementwise.GatedNorm,
     )
 
 
@@ -228,3 +283,40 @@ def fused_acts(device: torch.device) -> Collection[str]:
     """Activations that `grouped_experts` computes between its products."""
     kernels = family(device)
     return () if kernels is None else kernels.acts
+
+
+def short_conv(weight: torch.Tensor, bias: torch.Tensor | None, silu: bool) -> Convolution | None:
+    """With weight [channels, 1, kernel] and bias [channels]."""
+    kernels = family(weight.device)
+    return None if kernels is None or kernels.short_conv is None else kernels.short_conv(weight, bias, silu)
+
+
+def selective(
+    a_log: torch.Tensor,
+    skip: torch.Tensor,
+    bias: torch.Tensor,
+    shape: tuple[int, int, int],
+    groups: int,
+    limits: tuple[float, float],
+) -> Selective | None:
+    """As `ferrule_kernels.cpu.states.Selective`; None for a shape that has no kernel."""
+    kernels = family(a_log.device)
+    if kernels is None or kernels.selective is None or shape[1] % 2 or shape[2] % states.LANES:
+        return None
+    return kernels.selective(a_log, skip, bias, shape, groups, limits)
+
+
+def delta(a_log: torch.Tensor, bias: torch.Tensor, shape: tuple[int, int, int, int], eps: float) -> Delta | None:
+    """As `ferrule_kernels.cpu.states.Delta`; None for a shape that has no kernel."""
+    kernels = family(a_log.device)
+    if kernels is None or kernels.delta is None or any(size % states.LANES for size in shape[2:]):
+        return None
+    return kernels.delta(a_log, bias, shape, eps)
+
+
+def gated_norm(weight: torch.Tensor, parts: int, repeats: bool, eps: float, gate_first: bool) -> GatedNorm | None:
+    """Of rows with so many parts, each with its own piece of the weight or, with `repeats`, all with the same."""
+    kernels = family(weight.device)
+    if kernels is None or kernels.gated_norm is None:
+        return None
+    return kernels.gated_norm(weight, parts, repeats, eps, gate_first)

@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from ferrule.interfaces.model import ForwardContext, StateRows, StateSpec
+from ferrule_nn import ops
 from ferrule_nn.mlp import activation
 from ferrule_nn.parameters import parameter
 
@@ -81,10 +82,20 @@ class ShortConv(StateLayer):
         self.weight = parameter(channels, 1, kernel)
         self.bias = parameter(channels) if bias else None
         self.act = activation(act) if act else None
+        self._silu = act in ("silu", "swish")
+        self._fused: ops.Convolution | None = None
+
+    def pack(self) -> None:
+        self._fused = ops.short_conv(self.weight, self.bias, self._silu)
 
     def forward(self, x: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
-        y = run_rows(ctx.state(self.name), (x,), self._step, self._chunk)
-        return y if self.act is None else self.act(y)
+        rows, act = ctx.state(self.name), self.act
+        if self._fused is not None and self._fused.accepts(x, rows):
+            y = self._fused(x, rows)
+            act = None if self._silu else act
+        else:
+            y = run_rows(rows, (x,), self._step, self._chunk)
+        return y if act is None else act(y)
 
     def _step(self, state: torch.Tensor, x: torch.Tensor) -> Outcome:
         """state [n, kernel - 1, channels], x [n, channels]."""
@@ -106,22 +117,33 @@ class ShortConv(StateLayer):
 
 
 class GatedRMSNorm(nn.Module):
-    """RMS norm of each of `groups` equal parts of x, and a factor silu(z), which comes first with `gate_first`.
+    """RMS norm of each part of x, and a factor silu(z), which comes first with `gate_first`.
 
-    x and z are [tokens, size]; it computes in float32 and returns float32.
+    x float32 and z are [tokens, size]; it computes in float32 and returns z's type. There are `groups` equal parts with
+    a weight each, or with `repeats` as many as the rows have, all with the same.
     """
 
-    def __init__(self, size: int, groups: int = 1, eps: float = 1e-5, gate_first: bool = True) -> None:
+    def __init__(
+        self, size: int, groups: int = 1, eps: float = 1e-5, gate_first: bool = True, repeats: int = 0
+    ) -> None:
         super().__init__()
-        self.groups = groups
+        self.groups = repeats or groups
         self.eps = eps
         self.gate_first = gate_first
+        self.repeats = bool(repeats)
         self.weight = parameter(size)
+        self._fused: ops.GatedNorm | None = None
+
+    def pack(self) -> None:
+        self._fused = ops.gated_norm(self.weight, self.groups, self.repeats, self.eps, self.gate_first)
 
     def forward(self, x: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+        if self._fused is not None and self._fused.accepts(x, z):
+            return self._fused(x, z)
         gate = F.silu(z.float())
         x = x.float() * gate if self.gate_first else x.float()
         parts = x.view(*x.shape[:-1], self.groups, -1)
         parts = parts * torch.rsqrt(parts.square().mean(-1, keepdim=True) + self.eps)
-        y: torch.Tensor = parts.flatten(-2) * self.weight.float()
-        return y if self.gate_first else y * gate
+        weight = self.weight.float()
+        y = (parts * (weight if self.repeats else weight.view(self.groups, -1))).flatten(-2)
+        return (y if self.gate_first else y * gate).to(z.dtype)

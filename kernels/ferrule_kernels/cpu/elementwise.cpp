@@ -2,42 +2,13 @@
 //
 // Arithmetic is float32, rounded to the rows' type where a composition of single operations would round. A row is
 // computed by one thread, in one order: its result has the same bits alone and in any batch.
-#include "vectors.h"
+#include "rows.h"
 
 #include <algorithm>
 
 namespace {
 
 constexpr int64_t GRAIN = 1 << 15; // elements that are worth waking another thread for
-
-struct F32 {
-    using Element = float;
-    static inline Floats load(const Element* from) { return ::load<Floats>(from); }
-    static inline void store(Element* to, Floats x) { std::memcpy(to, &x, sizeof x); }
-    static inline Floats round(Floats x) { return x; }
-};
-
-struct BF16 {
-    using Element = uint16_t;
-    static inline Floats load(const Element* from) { return widen(from); }
-    static inline void store(Element* to, Floats x) { narrow(to, x); }
-    static inline Floats round(Floats x) { return (Floats)rounded_bits(x); }
-};
-
-// A vector of which only the first `count` elements may exist; the others are zero.
-template <class T> inline Floats read(const typename T::Element* from, int64_t count) {
-    if (count >= WIDTH) return T::load(from);
-    typename T::Element some[WIDTH] = {};
-    std::memcpy(some, from, count * sizeof *some);
-    return T::load(some);
-}
-
-template <class T> inline void write(typename T::Element* to, Floats x, int64_t count) {
-    if (count >= WIDTH) return T::store(to, x);
-    typename T::Element some[WIDTH];
-    T::store(some, x);
-    std::memcpy(to, some, count * sizeof *some);
-}
 
 }  // namespace
 
@@ -61,6 +32,14 @@ struct Heads {
 struct Gate {
     int64_t size;
     float linear, cubic;  // act(x) = x * sigmoid(linear * x + cubic * x**3)
+};
+
+struct GatedNorm {
+    const float* weight;  // of one part, or of all of them
+    int64_t size, parts;  // numbers of a part, and parts of a token
+    int64_t repeats;      // all parts have the same weight
+    int64_t gate_first;
+    float eps;
 };
 }
 
@@ -116,9 +95,7 @@ template <class T> struct Rows {
         for (int64_t i = 0; i < g.size; i += WIDTH) {
             const int64_t count = g.size - i;
             const Floats x = read<T>(gate_up + i, count), up = read<T>(gate_up + g.size + i, count);
-            const Floats z = x * (g.linear + g.cubic * x * x), e = exponential(z < 0.0f ? z : -z);
-            const Floats act = x * (z < 0.0f ? e : splat(1.0f)) / (1.0f + e);
-            write<T>(out + i, T::round(act) * up, count);
+            write<T>(out + i, T::round(gated(x, x * (g.linear + g.cubic * x * x))) * up, count);
         }
     }
 };
@@ -157,6 +134,35 @@ template <class T> void gate_all(const Gate& g, const void* gate_up, void* out, 
         Rows<T>::gate(g, (const Element*)gate_up + row * 2 * g.size, (Element*)out + row * g.size);
 }
 
+// RMS norm of each part of x, times silu(z), which comes first with `gate_first`.
+template <class T>
+void gated_norm_all(const GatedNorm& n, const float* x, const void* z, int64_t stride, void* out, int64_t tokens) {
+    using Element = typename T::Element;
+#pragma omp parallel for schedule(static) if (tokens * n.parts * n.size > GRAIN)
+    for (int64_t token = 0; token < tokens; token++)
+        for (int64_t part = 0; part < n.parts; part++) {
+            const int64_t at = part * n.size;
+            const float *from = x + token * n.parts * n.size + at, *weight = n.weight + (n.repeats ? 0 : at);
+            const auto* gate = (const Element*)z + token * stride + at;
+            auto* to = (Element*)out + token * n.parts * n.size + at;
+            const auto value = [&](int64_t i, Floats g) {
+                const Floats v = read<F32>(from + i, n.size - i);
+                return n.gate_first ? v * gated(g, g) : v;
+            };
+            Floats squares = {};
+            for (int64_t i = 0; i < n.size; i += WIDTH) {
+                const Floats v = value(i, read<T>(gate + i, n.size - i));
+                squares += v * v;
+            }
+            const float scale = 1.0f / std::sqrt(total(squares) / float(n.size) + n.eps);
+            for (int64_t i = 0; i < n.size; i += WIDTH) {
+                const Floats g = read<T>(gate + i, n.size - i), w = read<F32>(weight + i, n.size - i);
+                const Floats y = value(i, g) * scale * w;
+                write<T>(to + i, n.gate_first ? y : y * gated(g, g), n.size - i);
+            }
+        }
+}
+
 }  // namespace
 
 extern "C" {
@@ -184,4 +190,13 @@ void ferrule_heads_bf16(const Heads* h, void* x, int64_t stride, const void* cos
 void ferrule_gate_f32(const Gate* g, const void* gate_up, void* out, int64_t rows) { gate_all<F32>(*g, gate_up, out, rows); }
 
 void ferrule_gate_bf16(const Gate* g, const void* gate_up, void* out, int64_t rows) { gate_all<BF16>(*g, gate_up, out, rows); }
+
+// out [tokens, parts * size] from float32 x of that shape and z, whose tokens lie `stride` elements apart.
+void ferrule_gated_norm_f32(const GatedNorm* n, const float* x, const void* z, int64_t stride, void* out, int64_t tokens) {
+    gated_norm_all<F32>(*n, x, z, stride, out, tokens);
+}
+
+void ferrule_gated_norm_bf16(const GatedNorm* n, const float* x, const void* z, int64_t stride, void* out, int64_t tokens) {
+    gated_norm_all<BF16>(*n, x, z, stride, out, tokens);
+}
 }

@@ -40,8 +40,16 @@ class _Gate(ctypes.Structure):
     _fields_ = [("size", _INT), ("linear", _FLOAT), ("cubic", _FLOAT)]
 
 
-def _functions(name: str, *arguments: Any) -> dict[torch.dtype, Any]:
-    """The kernel for each type. Raises KernelsUnavailableError."""
+class _GatedNorm(ctypes.Structure):
+    _fields_ = [
+        ("weight", _AT),
+        *((name, _INT) for name in ("size", "parts", "repeats", "gate_first")),
+        ("eps", _FLOAT),
+    ]
+
+
+def functions(name: str, *arguments: Any) -> dict[torch.dtype, Any]:
+    """The kernel for each type, named after it. Raises KernelsUnavailableError."""
     kernels, found = library.load(), {}
     for dtype, suffix in _SUFFIXES.items():
         found[dtype] = function = getattr(kernels, f"{name}_{suffix}")
@@ -57,7 +65,7 @@ class RMSNorm:
         self.weight = weight.detach()  # its memory must outlive the calls
         self.constants = _Norm(weight.data_ptr(), weight.numel(), eps, offset)
         self._at = ctypes.addressof(self.constants)
-        self._call = _functions("ferrule_norm", _AT, _AT, _AT, _FLOAT, _AT, _AT, _INT)[weight.dtype]
+        self._call = functions("ferrule_norm", _AT, _AT, _AT, _FLOAT, _AT, _AT, _INT)[weight.dtype]
 
     def accepts(self, x: torch.Tensor) -> bool:
         return x.is_cpu and x.dtype is self.dtype
@@ -88,7 +96,7 @@ class Heads:
         pointers = [ctypes.pointer(norm.constants) for norm in norms] or 2 * [ctypes.POINTER(_Norm)()]
         self._constants = _Heads(*pointers, *heads, dim, turned, interleaved)
         self._at = ctypes.addressof(self._constants)
-        calls = _functions("ferrule_heads", _AT, _AT, _INT, _AT, _AT, _INT)
+        calls = functions("ferrule_heads", _AT, _AT, _INT, _AT, _AT, _INT)
         self._calls = {dtype: calls[dtype] for dtype in calls if all(norm.dtype == dtype for norm in norms)}
 
     def accepts(self, x: torch.Tensor) -> bool:
@@ -108,7 +116,7 @@ class Gate:
         self._constants = _Gate(size, *GATES[activation])
         self._at = ctypes.addressof(self._constants)
         self._size = size
-        self._calls = _functions("ferrule_gate", _AT, _AT, _AT, _INT)
+        self._calls = functions("ferrule_gate", _AT, _AT, _AT, _INT)
 
     def accepts(self, x: torch.Tensor) -> bool:
         return x.is_cpu and x.dtype in self._calls
@@ -118,4 +126,28 @@ class Gate:
         rows = gate_up.shape[0]
         out = gate_up.new_empty(rows, self._size)
         self._calls[gate_up.dtype](self._at, gate_up.data_ptr(), out.data_ptr(), rows)
+        return out
+
+
+class GatedNorm:
+    """RMS norm of each part of float32 rows, and a factor silu(z), which comes first with `gate_first`.
+
+    `weight` is float32: of all parts, or the same for each of them.
+    """
+
+    def __init__(self, weight: torch.Tensor, parts: int, repeats: bool, eps: float, gate_first: bool) -> None:
+        self._weight = weight.detach().float().contiguous()  # its memory must outlive the calls
+        size = weight.numel() if repeats else weight.numel() // parts
+        self._constants = _GatedNorm(self._weight.data_ptr(), size, parts, repeats, gate_first, eps)
+        self._at = ctypes.addressof(self._constants)
+        self._calls = functions("ferrule_gated_norm", _AT, _AT, _AT, _INT, _AT, _INT)
+
+    def accepts(self, x: torch.Tensor, z: torch.Tensor) -> bool:
+        return x.is_cpu and x.dtype is torch.float32 and z.dtype in self._calls
+
+    def __call__(self, x: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+        """x and z [tokens, parts * size] → the same of z's type."""
+        x, z = x.contiguous(), z if z.stride(1) == 1 else z.contiguous()
+        out = torch.empty(z.shape, dtype=z.dtype)
+        self._calls[z.dtype](self._at, x.data_ptr(), z.data_ptr(), z.stride(0), out.data_ptr(), z.shape[0])
         return out

@@ -22,14 +22,17 @@ from pathlib import Path
 HERE = Path(__file__).parent
 SOURCES = (
     "attention.cpp",
+    "delta.cpp",
     "dense.cpp",
     "elementwise.cpp",
     "machine.cpp",
     "matmul.cpp",
     "matmul_pack.cpp",
     "sampling.cpp",
+    "selective.cpp",
+    "short_conv.cpp",
 )
-HEADERS = ("float8.h", "matmul.h", "panels.h", "tiles.h", "vectors.h")
+HEADERS = ("float8.h", "matmul.h", "panels.h", "rows.h", "states.h", "tiles.h", "vectors.h")
 
 # A compiler that tunes for AMD's processors decides for each loop whether products and sums are rounded together: a row
 # would have other bits alone than in a batch.

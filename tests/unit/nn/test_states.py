@@ -49,11 +49,15 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
 
 
 def make(name: str, dtype: torch.dtype) -> Any:
+    return fill(LAYERS[name], dtype)
+
+
+def fill(build: Callable[[], nn.Module], dtype: torch.dtype) -> Any:
     """The layer with random weights, drawn in float32."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
-        layer = LAYERS[name]()
+        layer = build()
     finally:
         torch.set_default_dtype(before)
     draw = torch.Generator().manual_seed(7)

@@ -11,7 +11,6 @@ b (v - Sᵀk) of all tokens of a part are the solution of one triangular system,
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.nn import functional as F
@@ -94,12 +93,11 @@ class GatedDelta(StateLayer):
     ) -> torch.Tensor:
         """What the kernel computes, in torch: to float32 [tokens, value heads, value_dim]."""
         spec = self.spec
-        wide: Any = mixed.float()
-        q, k, v = wide.split([spec.keys, spec.keys, spec.values], dim=-1)
-        q, k = (_unit(each.unflatten(-1, (spec.num_key_heads, spec.key_dim))) for each in (q, k))
+        q, k, v = torch.split(mixed.float(), [spec.keys, spec.keys, spec.values], dim=-1)
+        q, k = (_unit(each.view(-1, spec.num_key_heads, spec.key_dim)) for each in (q, k))
         shared = spec.num_value_heads // spec.num_key_heads
         q, k = (each.repeat_interleave(shared, dim=1) for each in (q * spec.key_dim**-0.5, k))
-        v = v.unflatten(-1, (spec.num_value_heads, spec.value_dim))
+        v = v.view(-1, spec.num_value_heads, spec.value_dim)
         decay = F.softplus(width.float() + self.dt_bias) * -self.A_log.exp()
         return run_rows(ctx.state(self.name), (decay, strength.float().sigmoid(), q, k, v), delta_step, delta_chunk)
 

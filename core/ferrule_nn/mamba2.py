@@ -126,15 +126,14 @@ class Mamba2Mixer(StateLayer):
     def _scan(self, mixed: torch.Tensor, width: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """What the kernel computes, in torch: h, B and C, and step widths, to float32 [tokens, heads * head_dim]."""
         spec = self.spec
-        wide: Any = mixed.float()
-        h, b, c = wide.split(spec.parts[1:4], dim=-1)
-        h = h.unflatten(-1, (spec.num_heads, spec.head_dim))
-        b, c = (each.unflatten(-1, (spec.groups, spec.state_size)) for each in (b, c))
+        h, b, c = torch.split(mixed.float(), spec.parts[1:4], dim=-1)
+        h = h.view(-1, spec.num_heads, spec.head_dim)
+        b, c = (each.view(-1, spec.groups, spec.state_size) for each in (b, c))
         width = F.softplus(width.float() + self.dt_bias).clamp(*spec.width_limits)
         decay = width * -self.A_log.exp()
         y = run_rows(ctx.state(self.name), (decay, width.unsqueeze(-1) * h, b, c), self._step, self._chunk)
-        out: torch.Tensor = (y + h * self.D.unsqueeze(-1)).flatten(-2)
-        return out
+        skipped: torch.Tensor = h * self.D.unsqueeze(-1)
+        return (y + skipped).flatten(-2)
 
     def _heads(self, x: torch.Tensor, dim: int) -> torch.Tensor:
         """One entry for each head, from one for each group."""

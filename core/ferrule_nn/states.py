@@ -145,6 +145,5 @@ class GatedRMSNorm(nn.Module):
         parts = x.view(*x.shape[:-1], self.groups, -1)
         parts = parts * torch.rsqrt(parts.square().mean(-1, keepdim=True) + self.eps)
         weight = self.weight.float()
-        y = parts * (weight if self.repeats else weight.view(self.groups, -1))
-        out: torch.Tensor = (y.flatten(-2) if self.gate_first else y.flatten(-2) * gate).to(z.dtype)
-        return out
+        y = (parts * (weight if self.repeats else weight.view(self.groups, -1))).flatten(-2)
+        return (y if self.gate_first else y * gate).to(z.dtype)

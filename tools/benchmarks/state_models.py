@@ -1,10 +1,10 @@
-"""State models on a CPU: prefill and decoding of Ferrule and of transformers, in turns, on random bfloat16 weights.
+"""State models on a CPU: prefill and decoding of Ferrule and of transformers, in turns, on one random checkpoint.
 
     python -m tools.benchmarks.state_models --shape mamba2 --rounds 5
     python -m tools.benchmarks.state_models --shape qwen3_5 --rounds 5 --prefix --prompt 1024
 
-Both have one thread and one request. What is counted is the processor's seconds, so that other work on the machine
-matters little. Prints the medians, and the ratio of each round's pair.
+Weights are bfloat16, both have one thread; requests decode in a batch. What is counted is the processor's seconds, so
+that other work on the machine matters little. Prints the medians, and the ratio of each round's pair.
 
 With `--prefix`, Ferrule alone: the seconds to a first token without prefix caching, and with it of prompts that have a
 beginning in common.
@@ -57,42 +57,33 @@ SHAPES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         },
     }
 )
-Run = Callable[[list[int], int], None]  # a prompt, and how many tokens to generate
+Run = Callable[[list[int], int, int], None]  # a prompt, how many requests have it, and how many tokens to generate
 
 
-def write_checkpoint(shape: str, folder: Path) -> None:
-    """A folder without weights."""
+def write_checkpoint(shape: str, folder: Path) -> Run:
+    """A folder with random weights, and transformers' model with them."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     values = dict(SHAPES[shape])
     config = AutoConfig.for_model(values.pop("model_type"), **values, bos_token_id=1, eos_token_id=2, pad_token_id=0)
-    with torch.device("meta"):
-        config.architectures = [type(AutoModelForCausalLM.from_config(config)).__name__]
-    config.dtype = torch.bfloat16
-    config.save_pretrained(folder)
+    torch.manual_seed(0)
+    model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+    model.save_pretrained(folder)
+    model.generation_config.eos_token_id = None
     write_tokenizer(folder)
     (folder / "generation_config.json").write_text(json.dumps({"bos_token_id": 1, "eos_token_id": 2}))
 
-
-def reference(folder: Path) -> Run:
-    """transformers' model of the same shape, with random weights."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    config = AutoConfig.from_pretrained(folder)
-    model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
-    model.generation_config.eos_token_id = None
-
-    def run(ids: list[int], count: int) -> None:
+    def run(ids: list[int], requests: int, count: int) -> None:
         with torch.inference_mode():
-            mask = torch.ones(1, len(ids), dtype=torch.int64)
-            model.generate(torch.tensor([ids]), attention_mask=mask, max_new_tokens=count, do_sample=False)
+            mask = torch.ones(requests, len(ids), dtype=torch.int64)
+            model.generate(torch.tensor([ids] * requests), attention_mask=mask, max_new_tokens=count, do_sample=False)
 
     return run
 
 
-def seconds(run: Run, ids: list[int], count: int) -> float:
+def seconds(run: Run, ids: list[int], requests: int, count: int) -> float:
     start = time.process_time()
-    run(ids, count)
+    run(ids, requests, count)
     return time.process_time() - start
 
 
@@ -130,14 +121,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--prompt", type=int, default=512)
     parser.add_argument("--tokens", type=int, default=16)
+    parser.add_argument("--requests", type=int, nargs="+", default=[1, 16], help="how many decode in a batch")
     parser.add_argument("--prefix", action="store_true", help="what prefix caching saves")
     args = parser.parse_args()
     torch.set_num_threads(1)
     ids = torch.randint(5, 290, (args.prompt,), generator=torch.Generator().manual_seed(0)).tolist()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        write_checkpoint(args.shape, folder)
-        load = LoadConfig(load_format="dummy", use_tqdm_on_load=False)
+        transformers = write_checkpoint(args.shape, folder)
+        load = LoadConfig(use_tqdm_on_load=False)
         with Harness(folder, block_size=16, dtype="bfloat16", load=load) as harness:
             if args.prefix:
                 print(f"{args.shape}, one thread, prompts of {args.prompt} tokens and 24 others")
@@ -145,24 +137,29 @@ def main() -> None:
                 return
             engine = harness.engine(num_blocks=512, prefix_caching=False)
 
-            def own(ids: list[int], count: int) -> None:
-                engine.run([ids], max_tokens=count)
+            def ferrule(ids: list[int], requests: int, count: int) -> None:
+                engine.run([ids] * requests, max_tokens=count)
 
-            rates: dict[str, list[tuple[float, float]]] = {"ferrule": [], "transformers": []}
-            runs = {"ferrule": own, "transformers": reference(folder)}
-            for run in runs.values():
-                run(ids[:32], 2)
-            for _ in range(args.rounds):
-                for name, run in runs.items():
-                    prefill = seconds(run, ids, 1)
-                    decoding = seconds(run, ids[:8], 1 + args.tokens) - seconds(run, ids[:8], 1)
-                    rates[name].append((args.prompt / prefill, args.tokens / decoding))
+            runs = (ferrule, transformers)
+            for run in runs:
+                run(ids[:32], 1, 2)
+            rates = [[measure(run, ids, args.requests, args.tokens) for run in runs] for _ in range(args.rounds)]
     print(f"{args.shape}, one thread, prompt {args.prompt}, {args.tokens} tokens; tokens/s")
-    for place, what in enumerate(("prefill", "decoding")):
-        columns = {name: [rate[place] for rate in each] for name, each in rates.items()}
-        ratios = [a / b for a, b in zip(*columns.values(), strict=True)]
-        medians = ", ".join(f"{name} {statistics.median(each):.1f}" for name, each in columns.items())
-        print(f"{what}: {medians}; ratio {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
+    for place, what in enumerate(("prefill", *(f"decoding {requests}" for requests in args.requests))):
+        pairs = [(ours[place], theirs[place]) for ours, theirs in rates]
+        ratios = [a / b for a, b in pairs]
+        ours, theirs = (statistics.median(each) for each in zip(*pairs, strict=True))
+        spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+        print(f"{what}: ferrule {ours:.1f}, transformers {theirs:.1f}; ratio {spread}")
+
+
+def measure(run: Run, ids: list[int], batches: list[int], tokens: int) -> list[float]:
+    """Tokens per second of prefill, and of decoding by batches of each size."""
+    rates = [len(ids) / seconds(run, ids, 1, 1)]
+    for requests in batches:
+        decoding = seconds(run, ids[:8], requests, 1 + tokens) - seconds(run, ids[:8], requests, 1)
+        rates.append(requests * tokens / decoding)
+    return rates
 
 
 if __name__ == "__main__":

@@ -6,13 +6,14 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from os.path import commonprefix
 from typing import Any
 
 from ferrule.structured_outputs.calls import EnforcedFunction
 from ferrule.types import Anything, Fixed, Form, GrammarSpec, OneOf, Regex, Repeated, Series, Tag, Triggered
 from ferrule_parsing.calls import CallWriter
-from ferrule_parsing.reader import Reader
+from ferrule_parsing.reader import Reader, Tags
 
 Schemas = Mapping[str, Mapping[str, Any]]  # of the arguments of the offered functions, by name
 
@@ -74,6 +75,49 @@ class ToolFormat:
     between: str = "\n"
     dropped: tuple[str, ...] = ()
 
+    @cached_property
+    def text_tags(self) -> Tags | None:
+        """What a text is searched for."""
+        return _tags(*self.open, *self.dropped)
+
+    @cached_property
+    def unclosed_tags(self) -> Tags | None:
+        """The same behind a block whose closing tag has not come."""
+        return _tags(*self.open, *self.dropped, *self.close)
+
+    @cached_property
+    def close_tags(self) -> Tags | None:
+        return _tags(*self.close)
+
+    @cached_property
+    def separators(self) -> frozenset[str]:
+        """Between the calls of a block."""
+        return frozenset((self.separator or "").split())
+
+    @cached_property
+    def ends(self) -> frozenset[str]:
+        """What may stand behind a call and means nothing."""
+        return frozenset(mark for syntax in self.calls for mark in syntax.marks)
+
+    @cached_property
+    def edges(self) -> tuple[str, str, str]:
+        """The brackets that come next, by how many came."""
+        before, behind = self.brackets or ("", "")
+        return before.strip(), behind.strip(), ""
+
+    @cached_property
+    def marks(self) -> Mapping[tuple[int, bool], Tags | None]:
+        """What may stand between the parts of a block, by the brackets that came (0 to 2), and whether a call did."""
+        before, behind, _ = self.edges
+        return {
+            (0, False): _tags(before),
+            (0, True): _tags(*self.ends, *self.separators),
+            (1, False): _tags(behind),
+            (1, True): _tags(behind, *self.ends, *self.separators),
+            (2, False): None,
+            (2, True): None,
+        }
+
     def constraint(
         self, functions: tuple[EnforcedFunction, ...], *, most: int | None, required: bool
     ) -> GrammarSpec | None:
@@ -133,6 +177,12 @@ def _beginning(bare: str, triggers: tuple[str, ...]) -> str:
 def _class(characters: set[str]) -> str:
     """Inside the brackets of a pattern."""
     return "".join(f"\\{one}" if one in r"\]^-[" else one for one in sorted(characters))
+
+
+@lru_cache(maxsize=256)
+def _tags(*texts: str) -> Tags | None:
+    some = tuple(filter(None, texts))
+    return Tags(*some) if some else None
 
 
 def _series(*parts: Form) -> Series:

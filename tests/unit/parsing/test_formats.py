@@ -18,7 +18,7 @@ from ferrule.interfaces.guided_decoding import Vocabulary
 from ferrule.interfaces.parsers import ChoiceContext, TextDelta, ToolParser
 from ferrule.plugin import discover
 from ferrule.types import GrammarSpec
-from ferrule_parsing import FormatParser
+from ferrule_parsing import FormatParser, Tags
 from ferrule_plugins.guided_decoding.guidance import Guidance
 from ferrule_testkit.guided import allowed
 from ferrule_testkit.kits.parsers import Fold, fold
@@ -280,6 +280,29 @@ def test_a_megabyte_of_anything_is_read_in_linear_time(name: str) -> None:
         for at in range(2000):
             parser.feed(TextDelta(text[at : at + 5]))
         parser.finish()
+
+
+@pytest.mark.parametrize("name", PARSERS)
+def test_the_second_call_is_read_with_what_the_first_one_prepared(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What depends on the format alone is made once, not for each of the thousands of calls that an output may have."""
+    module, _, constant = PARSERS[name].conformance.partition(":")
+    samples = getattr(import_module(module), constant)["samples"]
+    text = next("".join(part.text for part in sample) for sample in samples if isinstance(sample[0], CallText))
+    made: list[tuple[str, ...]] = []
+    prepare = Tags.__init__
+
+    def counted(self: Tags, *tags: str) -> None:
+        made.append(tags)
+        prepare(self, *tags)
+
+    monkeypatch.setattr(Tags, "__init__", counted)
+    parser = PARSERS[name](TOOLS)
+    parser.begin(ChoiceContext(tools=TOOLS, tool_choice="auto"))
+    parser.feed(TextDelta(text))
+    made.clear()
+    events = [event for _ in range(3) for event in parser.feed(TextDelta(text))]
+    assert events
+    assert made == []
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,7 @@ class FormatParser(ToolParser):
             own = any(tag == syntax.start for syntax in self.format.calls)
             self._reader.at -= len(tag) if own else 0
             self._enter("" if own else tag, unmarked=False)
+            self._bracket = int(self.format.brings_bracket(tag))
         elif tag and tag not in self.format.dropped:
             self._out.drop_space()
             self._unclosed = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 
 from ferrule.interfaces.parsers import ChoiceContext, Event, TextDelta, ToolParser
@@ -11,7 +11,7 @@ from ferrule.structured_outputs.calls import enforced
 from ferrule.types import GrammarSpec
 from ferrule_parsing.calls import CallWriter
 from ferrule_parsing.formats import CallReader, ToolFormat
-from ferrule_parsing.reader import Reader, Tags
+from ferrule_parsing.reader import Reader
 
 
 class FormatParser(ToolParser):
@@ -98,7 +98,7 @@ class FormatParser(ToolParser):
         return True
 
     def _in_text(self) -> bool:
-        tags = _text_tags(self.format, self._unclosed)
+        tags = self.format.unclosed_tags if self._unclosed else self.format.text_tags
         if tags is None:
             self._out.text(self._reader.rest())
             return False
@@ -108,6 +108,7 @@ class FormatParser(ToolParser):
             own = any(tag == syntax.start for syntax in self.format.calls)
             self._reader.at -= len(tag) if own else 0
             self._enter("" if own else tag, unmarked=False)
+            self._bracket = int(self.format.brings_bracket(tag))
         elif tag and tag not in self.format.dropped:
             self._out.drop_space()
             self._unclosed = False
@@ -153,7 +154,7 @@ class FormatParser(ToolParser):
     def _begins_unmarked(self) -> bool | None:
         text, at = self._reader.text, self._reader.at
         if self.format.brackets is not None:
-            before = self.format.brackets[0].strip()
+            before = self.format.edges[0]
             if text.startswith(before, at):
                 return True
             return None if before.startswith(text[at : at + len(before)]) else False
@@ -174,7 +175,8 @@ class FormatParser(ToolParser):
         self._state = self._in_text
 
     def _close(self) -> bool | None:
-        found = self._take(self.format.close)
+        tags = self.format.close_tags
+        found = "" if tags is None else self._reader.take_any(tags)
         if not found:
             return None if found is None else False
         self._raw = [] if self._found else [*self._raw, found]
@@ -183,14 +185,12 @@ class FormatParser(ToolParser):
         return True
 
     def _bracket_or_mark(self) -> bool | None:
-        next_one = tuple(each.strip() for each in (self.format.brackets or ())[self._bracket : self._bracket + 1])
-        bracket = next_one if self._bracket or not self._found else ()
-        ends, separators = _marks(self.format) if self._found and self._bracket < 2 else ((), ())
-        found = self._take((*bracket, *ends, *separators))
+        tags = self.format.marks[self._bracket, self._found]
+        found = "" if tags is None else self._reader.take_any(tags)
         if not found:
             return None if found is None else False
-        self._bracket += found in bracket
-        self._raw = [] if self._found and found not in separators else [*self._raw, found]
+        self._raw = [] if self._found and found not in self.format.separators else [*self._raw, found]
+        self._bracket += found == self.format.edges[self._bracket]
         return True
 
     def _start_call(self) -> bool | None:
@@ -206,28 +206,7 @@ class FormatParser(ToolParser):
             undecided = undecided or found is None
         return None if undecided else False
 
-    def _take(self, marks: tuple[str, ...]) -> str | None:
-        """The longest mark that stands here, "" for none, None while that cannot be said."""
-        for mark in sorted(marks, key=len, reverse=True):
-            found = self._reader.take(mark)
-            if found is not False:
-                return mark if found else None
-        return ""
-
 
 def _functions(tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     found = [tool.get("function") or {} for tool in tools]
     return [one for one in found if one.get("name")]
-
-
-@lru_cache(maxsize=64)
-def _marks(format: ToolFormat) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What may stand behind a call in its block: what ends it, and what separates it from the next one."""
-    return tuple(mark for syntax in format.calls for mark in syntax.marks), tuple((format.separator or "").split())
-
-
-@lru_cache(maxsize=128)
-def _text_tags(format: ToolFormat, unclosed: bool) -> Tags | None:
-    """What a text is searched for."""
-    tags = (*filter(None, format.open), *format.dropped, *(format.close if unclosed else ()))
-    return Tags(*tags) if tags else None

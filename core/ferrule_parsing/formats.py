@@ -6,13 +6,14 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from os.path import commonprefix
 from typing import Any
 
 from ferrule.structured_outputs.calls import EnforcedFunction
 from ferrule.types import Anything, Fixed, Form, GrammarSpec, OneOf, Regex, Repeated, Series, Tag, Triggered
 from ferrule_parsing.calls import CallWriter
-from ferrule_parsing.reader import Reader
+from ferrule_parsing.reader import Reader, Tags
 
 Schemas = Mapping[str, Mapping[str, Any]]  # of the arguments of the offered functions, by name
 
@@ -60,7 +61,8 @@ class ToolFormat:
     `open` and `close`: the spellings of what begins and ends a block; the first ones are generated. A closing tag may
     be missing. "" among the opening ones: an output may begin with the calls themselves.
     `calls`: the ways in which a call may be written; the first one is generated.
-    `brackets`: the calls of a block stand between them. `separator`: between the calls of a block; None: each call has
+    `brackets`: the calls of a block stand between them; an opening tag that ends with the first one brings it.
+    `separator`: between the calls of a block; None: each call has
     a block of its own. `padding`: what is generated behind the opening tag, and before the closing one.
     `between`: what is generated between blocks. `dropped`: markup in the text that means nothing to clients.
     """
@@ -73,6 +75,49 @@ class ToolFormat:
     padding: tuple[str, str] = ("", "")
     between: str = "\n"
     dropped: tuple[str, ...] = ()
+
+    @cached_property
+    def text_tags(self) -> Tags | None:
+        """What a text is searched for."""
+        return _tags(*self.open, *self.dropped)
+
+    @cached_property
+    def unclosed_tags(self) -> Tags | None:
+        """The same behind a block whose closing tag has not come."""
+        return _tags(*self.open, *self.dropped, *self.close)
+
+    @cached_property
+    def close_tags(self) -> Tags | None:
+        return _tags(*self.close)
+
+    @cached_property
+    def separators(self) -> frozenset[str]:
+        """Between the calls of a block."""
+        return frozenset((self.separator or "").split())
+
+    @cached_property
+    def ends(self) -> frozenset[str]:
+        """What may stand behind a call and means nothing."""
+        return frozenset(mark for syntax in self.calls for mark in syntax.marks)
+
+    @cached_property
+    def edges(self) -> tuple[str, str, str]:
+        """The brackets that come next, by how many came."""
+        before, behind = self.brackets or ("", "")
+        return before.strip(), behind.strip(), ""
+
+    @cached_property
+    def marks(self) -> Mapping[tuple[int, bool], Tags | None]:
+        """What may stand between the parts of a block, by the brackets that came (0 to 2), and whether a call did."""
+        before, behind, _ = self.edges
+        return {
+            (0, False): _tags(before),
+            (0, True): _tags(*self.ends, *self.separators),
+            (1, False): _tags(behind),
+            (1, True): _tags(behind, *self.ends, *self.separators),
+            (2, False): None,
+            (2, True): None,
+        }
 
     def constraint(
         self, functions: tuple[EnforcedFunction, ...], *, most: int | None, required: bool
@@ -89,22 +134,30 @@ class ToolFormat:
         blocks = most
         if self.separator is not None:
             inside, blocks = Repeated(inside, self.separator, 1, most), 1
-        before, behind = self.brackets or ("", "")
-        content = _series(Fixed(self.padding[0] + before), inside, Fixed(behind + self.padding[1]))
         end = self.close[0] if self.close and self.open[0] else ""
         if required:
-            block = _series(Fixed(self.open[0]), content, Fixed(end))
+            block = _series(Fixed(self.open[0]), self._content(self.open[0], inside), Fixed(end))
             return GrammarSpec(form=Repeated(block, self.between, 1, blocks))
-        form = self._chosen(content, end, blocks)
+        form = self._chosen(inside, end, blocks)
         return None if form is None else GrammarSpec(form=form)
 
-    def _chosen(self, content: Form, end: str, blocks: int | None) -> Form | None:
+    def brings_bracket(self, tag: str) -> bool:
+        """Whether the first bracket is the end of this opening tag."""
+        return bool(self.edges[0]) and tag.endswith(self.edges[0])
+
+    def _content(self, tag: str, calls: Form) -> Form:
+        """What stands between an opening tag and the closing one."""
+        before, behind = self.brackets or ("", "")
+        opening = self.padding[0] + ("" if self.brings_bracket(tag) else before)
+        return _series(Fixed(opening), calls, Fixed(behind + self.padding[1]))
+
+    def _chosen(self, calls: Form, end: str, blocks: int | None) -> Form | None:
         """Text and blocks in it, where the model chooses. Without an opening tag, the output begins with the block.
 
         None where an opening tag is a plain word, which a text may contain.
         """
         triggers = spelled = tuple(filter(None, self.open))
-        tags = tuple(Tag(tag, content, end if tag == self.open[0] else "") for tag in spelled)
+        tags = tuple(Tag(tag, self._content(tag, calls), end if tag == self.open[0] else "") for tag in spelled)
         common = commonprefix(spelled)
         if any(map(str.isalpha, common)):  # one trigger, behind which the other spellings cannot be written
             triggers, tags = (common,), tags[:1]
@@ -115,7 +168,7 @@ class ToolFormat:
             return text
         bare = self.brackets[0][0] if self.brackets else "{"
         behind = tuple(_series(Fixed(tag.begin), tag.content, Fixed(tag.end)) for tag in tags)
-        return OneOf((content, *behind, Series((Regex(_beginning(bare, triggers)), text))))
+        return OneOf((self._content("", calls), *behind, Series((Regex(_beginning(bare, triggers)), text))))
 
 
 def _beginning(bare: str, triggers: tuple[str, ...]) -> str:
@@ -133,6 +186,12 @@ def _beginning(bare: str, triggers: tuple[str, ...]) -> str:
 def _class(characters: set[str]) -> str:
     """Inside the brackets of a pattern."""
     return "".join(f"\\{one}" if one in r"\]^-[" else one for one in sorted(characters))
+
+
+@lru_cache(maxsize=256)
+def _tags(*texts: str) -> Tags | None:
+    some = tuple(filter(None, texts))
+    return Tags(*some) if some else None
 
 
 def _series(*parts: Form) -> Series:

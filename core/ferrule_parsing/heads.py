@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from abc import abstractmethod
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from ferrule.types import Fixed, Form, Regex
 from ferrule_parsing.calls import CallWriter
@@ -32,7 +32,7 @@ class CallHead:
     numbered: bool = False
     id_mark: str = ""
 
-    @property
+    @cached_property
     def start(self) -> str:
         """The first word of the head."""
         return next(iter(words_of(self.before)), "")

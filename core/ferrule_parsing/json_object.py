@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
+_LENIENT = json.JSONDecoder(strict=False)
 _SPACE = re.compile(r"[ \t\r\n]*")
 _IN_STRING = re.compile(r'["\\]')
 _IN_NESTED = re.compile(r'["{}\[\]]')
@@ -156,7 +157,7 @@ class ObjectReader:
 def unquote(raw: str) -> str | None:
     """The text of a JSON string; None for anything else. Line breaks in it are accepted."""
     try:
-        value = json.loads(raw, strict=False)
+        value = _LENIENT.decode(raw)
     except ValueError:
         return None
     return value if isinstance(value, str) else None

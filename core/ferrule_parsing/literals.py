@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from ferrule_parsing.reader import Reader, Tags
 
@@ -15,6 +16,7 @@ _ESCAPE = re.compile(r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[0-7
 _UNFINISHED = re.compile(r"\\(?:x[0-9a-fA-F]?|u[0-9a-fA-F]{0,3}|U[0-9a-fA-F]{0,7}|[0-7]{1,2})?")
 _MEANT = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "\n": "", "/": "/"}
 _MEANT |= {mark: mark for mark in "\\'\""}
+_ENCODER = json.JSONEncoder(ensure_ascii=False)
 _CLOSING = {"[": "]", "(": ")", "{": "}"}
 
 
@@ -32,6 +34,15 @@ class Literals:
     end: str = ")"
     separator: str = ", "
     bare: re.Pattern[str] = re.compile(r"""[^\s,()\[\]{}:='"]+""")
+
+    @cached_property
+    def opening(self) -> Tags:
+        return Tags(*self.quotes)
+
+    @cached_property
+    def inside(self) -> dict[str, Tags]:
+        """What a string is searched for, by its quote."""
+        return {quote: Tags(quote, "\\") if self.escapes else Tags(quote) for quote in self.quotes}
 
 
 class _Frame:
@@ -62,7 +73,6 @@ class LiteralReader:
         self._quote = ""
         self._is_key = False
         self._bare: list[str] = []
-        self._tags = {quote: Tags(quote, "\\") if syntax.escapes else Tags(quote) for quote in syntax.quotes}
 
     def read(self, reader: Reader) -> str:
         """The JSON text of what has come."""
@@ -86,7 +96,7 @@ class LiteralReader:
         return True
 
     def _key(self, reader: Reader) -> bool:
-        quote = self._take_quote(reader)
+        quote = reader.take_any(self._syntax.opening)
         if quote is None:
             return False
         frame = self._frames[-1]
@@ -118,7 +128,7 @@ class LiteralReader:
         reader.space()
         if reader.empty:
             return False
-        quote = self._take_quote(reader)
+        quote = reader.take_any(self._syntax.opening)
         if quote is None:
             return False
         if quote:
@@ -176,19 +186,22 @@ class LiteralReader:
         return True
 
     def _in_string(self, reader: Reader) -> bool:
-        text, tag = reader.until(self._tags[self._quote])
-        self._out.append(_inside(text))
-        if tag == "\\":
-            reader.at -= 1
-            return self._escape(reader)
+        tags, tag = self._syntax.inside[self._quote], "\\"
+        while tag == "\\":
+            text, tag = reader.until(tags)
+            self._out.append(_inside(text))
+            if tag == "\\" and not self._escape(reader):
+                return False
         if tag:
             self._out.append('"')
             self._state = self._assigned if self._is_key else self._behind
         return bool(tag)
 
     def _escape(self, reader: Reader) -> bool:
+        """Read the escape whose backslash was read."""
+        reader.at -= 1
         found = _ESCAPE.match(reader.text, reader.at)
-        if found is None or _UNFINISHED.fullmatch(reader.text, reader.at):
+        if found is None or (found.end() == len(reader.text) and _UNFINISHED.fullmatch(found[0])):
             return False
         reader.at = found.end()
         self._out.append(_escaped(found[0]))
@@ -245,14 +258,6 @@ class LiteralReader:
         self._out.append('"')
         self._quote, self._is_key, self._state = quote, False, self._in_string
 
-    def _take_quote(self, reader: Reader) -> str | None:
-        """The quote that was read, "" for none, None while that cannot be said."""
-        for quote in self._syntax.quotes:
-            found = reader.take(quote)
-            if found is not False:
-                return quote if found else None
-        return ""
-
     def _at(self, reader: Reader) -> str:
         return reader.text[reader.at]
 
@@ -284,7 +289,7 @@ def _scalar(token: str) -> str:
 
 def _inside(text: str) -> str:
     """Of a JSON string, without the quotes."""
-    return json.dumps(text, ensure_ascii=False)[1:-1]
+    return _ENCODER.encode(text)[1:-1]
 
 
 def _escaped(escape: str) -> str:

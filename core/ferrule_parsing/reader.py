@@ -25,6 +25,13 @@ class Tags:
         """The first tag at or behind `at`."""
         return self._pattern.search(text, at)
 
+    def here(self, text: str, at: int) -> str | None:
+        """The longest tag that stands at `at`, "" for none, None while that cannot be said."""
+        if len(text) - at < self._longest and (at == len(text) or text[at:] in self._prefixes):
+            return None
+        found = self._pattern.match(text, at)
+        return "" if found is None else found[0]
+
     def open_end(self, text: str, at: int) -> int:
         """Where a tag may have begun that the text does not hold whole; the text's length when none can have."""
         begun = self._beginning.search(text, max(at, len(text) - self._longest + 1))
@@ -70,8 +77,16 @@ class Reader:
             return True
         return None if tag.startswith(self.text[self.at : self.at + len(tag)]) else False
 
+    def take_any(self, tags: Tags) -> str | None:
+        """Read the longest of the tags that stands here: the tag, "" for none, None while that cannot be said."""
+        found = tags.here(self.text, self.at)
+        self.at += len(found or "")
+        return found
+
     def space(self) -> str:
         """Read the white space that stands here."""
+        if not self.text[self.at : self.at + 1].isspace():  # mostly there is none
+            return ""
         return self.match(_SPACE)
 
     def match(self, pattern: re.Pattern[str]) -> str:

@@ -99,7 +99,7 @@ class Phi4Mini(FormatParser):
     conformance = "ferrule_plugins.tool_parser.samples:PHI4_MINI"
     special_tokens = ("<|tool_call|>", "<|/tool_call|>")
     format = ToolFormat(
-        open=("functools", "<|tool_call|>"),
+        open=("functools[", "<|tool_call|>"),  # the word alone stands in other texts
         brackets=_LIST,
         separator=", ",
         calls=(JsonCall(arguments_keys=("arguments", "parameters")),),

@@ -18,7 +18,7 @@ from ferrule.interfaces.guided_decoding import Vocabulary
 from ferrule.interfaces.parsers import ChoiceContext, TextDelta, ToolParser
 from ferrule.plugin import discover
 from ferrule.types import GrammarSpec
-from ferrule_parsing import FormatParser
+from ferrule_parsing import FormatParser, Tags
 from ferrule_plugins.guided_decoding.guidance import Guidance
 from ferrule_testkit.guided import allowed
 from ferrule_testkit.kits.parsers import Fold, fold
@@ -177,9 +177,6 @@ def test_enforced_calls_are_read_and_valid(backend: Guidance, name: str, choice:
 @pytest.mark.parametrize("name", PARSERS)
 def test_strict_functions_are_valid_where_the_model_chooses(backend: Guidance, name: str) -> None:
     parser, spec = made(name, TOOLS, "auto")
-    if name == "phi4_mini_json":
-        assert spec is None, "its opening tag is a word that a text may contain"
-        return
     assert spec is not None
     text = generated(backend, name, spec, seed=1, length=10)
     checked(parser, TOOLS, text, size=5)
@@ -202,6 +199,10 @@ def test_strict_functions_are_valid_where_the_model_chooses(backend: Guidance, n
         ("granite", 'a <tool_call>[{"name": "travel", "arguments": {"from', True),
         ("granite", 'a <tool_call>[{"name": "f"', False),
         ("granite", 'a <|tool_call|>[{"name": "f"', False),
+        ("phi4_mini_json", "import functools\nfunctools.reduce(add, [1])", True),
+        ("phi4_mini_json", 'So: functools[{"name": "travel", "arguments": {"from', True),
+        ("phi4_mini_json", 'So: functools[{"name": "f"', False),
+        ("phi4_mini_json", 'So: <|tool_call|>[{"name": "f"', False),
     ],
 )
 def test_strict_calls_may_begin_with_any_of_unlike_tags(backend: Guidance, name: str, begun: str, goes: bool) -> None:
@@ -280,6 +281,35 @@ def test_a_megabyte_of_anything_is_read_in_linear_time(name: str) -> None:
         for at in range(2000):
             parser.feed(TextDelta(text[at : at + 5]))
         parser.finish()
+
+
+def test_the_word_in_front_of_calls_is_text_where_no_list_follows() -> None:
+    text = 'import functools\nfunctools.reduce(f, [{"name": "now"}]) functools [{"name": "now", "arguments": {}}]'
+    found = fold(PARSERS["phi4_mini_json"](TOOLS), list(text))
+    assert (found.content, found.calls) == (text, [])
+
+
+@pytest.mark.parametrize("name", PARSERS)
+def test_the_second_call_is_read_with_what_the_first_one_prepared(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What depends on the format alone is made once, not for each of the thousands of calls that an output may have."""
+    module, _, constant = PARSERS[name].conformance.partition(":")
+    samples = getattr(import_module(module), constant)["samples"]
+    text = next("".join(part.text for part in sample) for sample in samples if isinstance(sample[0], CallText))
+    made: list[tuple[str, ...]] = []
+    prepare = Tags.__init__
+
+    def counted(self: Tags, *tags: str) -> None:
+        made.append(tags)
+        prepare(self, *tags)
+
+    monkeypatch.setattr(Tags, "__init__", counted)
+    parser = PARSERS[name](TOOLS)
+    parser.begin(ChoiceContext(tools=TOOLS, tool_choice="auto"))
+    parser.feed(TextDelta(text))
+    made.clear()
+    events = [event for _ in range(3) for event in parser.feed(TextDelta(text))]
+    assert events
+    assert made == []
 
 
 @pytest.mark.parametrize(

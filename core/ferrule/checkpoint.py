@@ -236,7 +236,16 @@ _SIZES = {  # the largest that is taken: far beyond any model, and small enough 
     "vocab_size": 1 << 26,
 }
 _POSITIVE = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon", "rope_local_base_freq")
-_NEVER_ZERO = ("num_attention_heads", "n_head", "hidden_size", "n_embd", "vocab_size")
+_NEVER_ZERO = (
+    "num_attention_heads",
+    "num_key_value_heads",
+    "n_head",
+    "head_dim",
+    "hidden_size",
+    "n_embd",
+    "vocab_size",
+)
+_LONGEST = 1 << 27  # tokens: far beyond any model
 
 
 def sizes(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -282,17 +291,26 @@ def max_length(config: Mapping[str, Any], *, sliding_window: bool = True) -> int
     """
     stated = [length for key in _LENGTHS if (length := positive(config, key)) is not None]
     longest = positive(config, "model_max_length")  # Cohere: wins over max_position_embeddings
-    length = longest or (min(stated) if stated else _UNSTATED_LENGTH)
+    length = _sensible(config, longest or (min(stated) if stated else _UNSTATED_LENGTH))
     rope = config.get("rope_parameters") or {}
     if any(isinstance(value, dict) for value in rope.values()):
         rope = rope.get("full_attention") or {}
     kind, factor = rope.get("rope_type"), rope.get("factor") or 1.0
     if kind == "yarn":
-        length = max(int(rope["original_max_position_embeddings"] * factor), 1)
+        original = _sensible(config, rope["original_max_position_embeddings"])
+        length = max(_sensible(config, original * factor), 1)
     elif kind in {"linear", "dynamic"} and not str(config.get("model_type", "")).startswith("gemma3"):
-        length = int(length * factor)  # Gemma 3 states the stretched length
+        length = _sensible(config, length * factor)  # Gemma 3 states the stretched length
     span = window(config)
     return min(length, span) if span and not sliding_window else length
+
+
+def _sensible(config: Mapping[str, Any], length: float) -> int:
+    if length > _LONGEST:
+        keys = {key: config[key] for key in (*_LENGTHS, "model_max_length", "rope_parameters") if config.get(key)}
+        stated = ", ".join(f"{key!r} {value!r:.80}" for key, value in keys.items())
+        raise CheckpointError(f"{_file(config)}: {stated} make a context of more than {_LONGEST} tokens.")
+    return int(length)
 
 
 def window(config: Mapping[str, Any]) -> int:

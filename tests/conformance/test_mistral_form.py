@@ -141,7 +141,7 @@ def test_it_computes_what_the_published_code_does(tmp_path: Path) -> None:
         ({"sliding_window": [4, 8]}, "several widths"),
         ({"quantization": {"qformat_weight": "nvfp4"}}, "'quantization' this model has weights in 'nvfp4'"),
         ({"multimodal": {"whisper_model_args": {}}}, "hears or transcribes"),
-        ({"dim": 128}, "the model needs"),
+        ({"dim": 128}, "'dim' is 128, but the weights"),
     ],
 )
 def test_params_that_cannot_be_are_one_error(tmp_path: Path, changes: dict[str, Any], said: str) -> None:

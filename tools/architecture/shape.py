@@ -27,7 +27,7 @@ BUDGETS = MappingProxyType(
         "ferrule.env_vllm": 350,  # a table
         "ferrule.log": 220,
         "ferrule.config": 2_400,
-        "ferrule.checkpoint": 270,
+        "ferrule.checkpoint": 280,  # reads two forms of configuration, and names what cannot be in either
         "ferrule.mistral_params": 140,
         "ferrule.schema": 500,
         "ferrule.sampling_params": 200,

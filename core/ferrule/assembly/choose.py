@@ -42,6 +42,7 @@ class Choice:
     architecture: str  # of the checkpoint
     implementation: str  # name of the model plugin
     model: Callable[[BuildContext], Model]
+    model_names: Mapping[str, str]  # its own names of common keys
     quantization: str | None
     method: QuantizationMethod | None
     load_options: Mapping[str, Any]  # of `WeightSource.tensors`
@@ -106,6 +107,7 @@ class Chooser:
             context=context,
             architecture=architecture,
             implementation=name,
+            model_names=model.config_names,
             model=model,  # `build` says what a constructor could not do with config.json
             quantization=quantization,
             method=method,

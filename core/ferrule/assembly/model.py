@@ -20,6 +20,7 @@ import torch
 
 from ferrule import checkpoint as checkpoints
 from ferrule.assembly.choose import Choice, Chooser
+from ferrule.assembly.headers import check_headers
 from ferrule.assembly.memory import weight_tensors
 from ferrule.config import Resolved
 from ferrule.errors import CheckpointError, ConfigError
@@ -50,8 +51,9 @@ def check_model(config: Resolved, plugins: Plugins) -> None:
     chooser = Chooser(plugins)
     device = chooser.device(config)
     with device.platform.memory().guard("load"):
-        chooser.before_build(config, device)
+        choice = chooser.before_build(config, device)
         chooser.weight_format(config)
+        check_headers(config, chooser, choice)
 
 
 def load_model(config: Resolved, plugins: Plugins) -> Loaded:
@@ -60,6 +62,7 @@ def load_model(config: Resolved, plugins: Plugins) -> Loaded:
     device = chooser.device(config)
     with device.platform.memory().guard("load"):
         choice = chooser.before_build(config, device)
+        check_headers(config, chooser, choice)
         model = build(choice)
         attention_name, attention = chooser.attention(config, choice, model)
         open_weights = chooser.weight_format(config)

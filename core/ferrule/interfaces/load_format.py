@@ -41,3 +41,10 @@ class WeightSource(ABC):
         ConfigError.
         Raises CheckpointError that names file and tensor for anything missing or damaged.
         """
+
+    def shapes(self, folder: Path | None, options: Mapping[str, Any]) -> Mapping[str, tuple[int, ...]] | None:
+        """Names and shapes of all tensors, as the files have them, or None where only reading the tensors would tell.
+
+        Raises as `tensors` does.
+        """
+        return None

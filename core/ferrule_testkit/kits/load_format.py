@@ -84,6 +84,13 @@ class LoadFormatKit(Kit):
                 form = (got.dtype, got.shape, got.device.type) == (wanted.dtype, wanted.shape, "cpu")
                 promise(form and _bits(got) == _bits(wanted), f"{name!r} is not what was stored")
 
+    def test_shapes_are_those_of_the_tensors(self) -> None:
+        """`shapes`, where the format tells any, are the shapes of the checkpoint's tensors."""
+        for folder, weights in self._checkpoints():
+            found = self.new().shapes(folder, {})
+            wanted = sorted(tuple(tensor.shape) for tensor in weights.values())
+            promise(found is None or sorted(found.values()) == wanted, f"shapes are {shown(found)}")
+
     def test_the_place_of_a_tensor_is_told(self) -> None:
         """`place` names the file of each tensor as it comes, and the folder after the last one."""
         for folder, _ in self._checkpoints():

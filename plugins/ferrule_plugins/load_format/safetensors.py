@@ -45,23 +45,35 @@ class Safetensors(WeightSource):
     def refuses(cls, folder: Path | None) -> str | None:
         if folder is None:
             return "the model has no folder"
-        return None if cls._files(folder) else f"{folder} has no {cls.start}*.safetensors file"
+        return None if cls._files(folder) else f"{folder} has no {cls._kind()} file"
+
+    @classmethod
+    def _kind(cls) -> str:
+        return f"{cls.start}*.safetensors" if cls.start else ".safetensors"
 
     @classmethod
     def _files(cls, folder: Path, ignore: Sequence[str] = ()) -> list[Path]:
         return weight_files(folder, ".safetensors", cls.single, ignore, cls.start)
 
+    def _wanted(self, folder: Path | None, options: Mapping[str, Any]) -> list[Path]:
+        known_options(options, *self.options)
+        files = [] if folder is None else self._files(folder, options.get("ignore_patterns", ()))
+        if not files:
+            others = "--load-format pt reads .bin files, mistral consolidated*.safetensors."
+            raise CheckpointError(f"{folder} has no {self._kind()} file.", others)
+        return files
+
+    def shapes(self, folder: Path | None, options: Mapping[str, Any]) -> Mapping[str, tuple[int, ...]]:
+        files = self._wanted(folder, options)
+        return {name: shape for file in files for name, (shape, _) in shapes(file).items()}
+
     def tensors(
         self, folder: Path | None, model: Model, options: Mapping[str, Any]
     ) -> Iterator[tuple[str, torch.Tensor]]:
         own = known_options(options, *self.options)
-        ignore = options.get("ignore_patterns", ())
-        files = [] if folder is None else self._files(folder, ignore)
-        if folder is None or not files:
-            others = "--load-format pt reads .bin files, mistral consolidated*.safetensors."
-            raise CheckpointError(f"{folder} has no {self.start}*.safetensors file.", others)
+        files = self._wanted(folder, options)
         sizes = {file: read_header(file) for file in files}
-        check_index(folder, self.single, sizes)
+        check_index(files[0].parent, self.single, sizes)
         with progress(options, sum(sum(tensors.values()) for tensors in sizes.values())) as bar:
             for file, tensors in sizes.items():
                 self.place = str(file)

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ferrule.assembly.choose import Choice, Chooser
+from ferrule.assembly.headers import check_headers
 from ferrule.assembly.model import build
 from ferrule.config import Resolved
 from ferrule.errors import FerruleError, StartupError
@@ -19,7 +20,7 @@ from ferrule.frontend.families import find_family
 from ferrule.interfaces.model import Model
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.quantization import LinearLayer, QuantizationMethod
-from ferrule.launch.localise import find_settings
+from ferrule.launch.localise import find_settings, is_path
 from ferrule.runner.cache import snapshots_in
 
 _METHODS = ("int8", "int4", "fp8")  # that quantize float weights as they load
@@ -93,6 +94,8 @@ def describe(config: Resolved, plugins: Plugins, named: str) -> Report:
     try:
         device = chooser.device(config)
         choice = chooser.before_build(config, device)
+        if is_path(named):  # of a repository on a hub, the configuration alone was fetched
+            check_headers(config, chooser, choice)
         meta = replace(choice, context=replace(choice.context, device=torch.device("meta")))
         model = build(meta)
     except StartupError as error:

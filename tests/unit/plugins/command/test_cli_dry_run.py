@@ -9,6 +9,8 @@ import socket
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from ferrule.launch import cli
 from ferrule_contrib import tiny
@@ -92,7 +94,8 @@ def test_contradictions_and_names_are_found(capsys: pytest.CaptureFixture[str]) 
 def test_nothing_is_bound_or_loaded(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     model = tmp_path / "model"
     shutil.copytree(tiny.path(), model)
-    (model / "model.safetensors").write_bytes(b"not weights")
+    hidden = json.loads((model / "config.json").read_text())["hidden_size"]
+    save_file({"not_enough": torch.zeros(hidden, 1 << 20, 0)}, model / "model.safetensors")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         run(capsys, str(model), "--dry-run", "--host", "127.0.0.1", "--port", str(taken.getsockname()[1]))
 

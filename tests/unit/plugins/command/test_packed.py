@@ -364,7 +364,7 @@ def _configured(change: Callable[[dict[str, Any]], None]) -> Callable[[Path], No
         (_tensors(_lost), "lack.*layers.1.self_attn.qkv_proj.packed_weight"),
         (_tensors(_a_part), "q_proj.packed_weight.*shape"),
         (_configured(lambda config: config["quantization_config"].update(layout=3)), "layout 3, and 1 and 2"),
-        (_configured(lambda config: config.update(hidden_size=96)), "shape"),
+        (_configured(lambda config: config.update(hidden_size=96)), "'hidden_size' is 96"),
         (_configured(lambda config: config["quantization_config"]["forms"][0]["layers"].pop()), "does not have"),
     ],
 )

@@ -126,6 +126,11 @@ def variable(field: str) -> str:
     return f"FERRULE_{field.upper()}"
 
 
+def caches() -> str:
+    """The folder for what can be made again."""
+    return os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "ferrule")
+
+
 def before_libraries() -> None:
     """Set what torch and tokenizers read when they are imported or first used, where the user has not.
 
@@ -136,8 +141,7 @@ def before_libraries() -> None:
     that asks for it, not on a pool with a thread for each core: the cores are the model's. What torch compiles is kept
     with the user's caches; by default it would go to a folder that a restart may empty.
     """
-    caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.join(caches, "ferrule", "inductor"))
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.join(caches(), "inductor"))
     if os.environ.setdefault("OMP_WAIT_POLICY", "passive") == "passive":
         os.environ.setdefault("GOMP_SPINCOUNT", "2000")
     os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")

@@ -17,6 +17,7 @@ _TINY = 1e-30  # activations below it are zero
 @dataclass(frozen=True)
 class Form:
     """How weights are kept. `group` counts inputs, 0 is all of them. `digits` are those of the activations, 1 or 2.
+    With `offsets` each group has a bfloat16 that is added to its weights, beside the scale.
 
     8 bits reach from -127 to 127; 4 bits from -8 to 7, and the side of a group's largest number takes the longer half.
     """
@@ -24,6 +25,7 @@ class Form:
     bits: int
     group: int = 0
     digits: int = 1
+    offsets: bool = False
 
     def widths(self, inputs: int) -> tuple[int, int]:
         """(inputs of a group, inputs with those that pad the last group)."""
@@ -33,19 +35,21 @@ class Form:
     def packed_bytes(self, outputs: int, inputs: int) -> int:
         """Memory of a matrix, with its scales, in whole tiles of 16 outputs."""
         group, padded = self.widths(inputs)
-        return -(-outputs // 16) * 16 * (padded // group) * (2 + group * self.bits // 8)
+        return -(-outputs // 16) * 16 * (padded // group) * (2 + 2 * self.offsets + group * self.bits // 8)
 
 
 @dataclass(frozen=True)
 class Quantized:
-    """Numbers int8 [n, groups, group], and scales float32 [n, groups] that bfloat16 can hold."""
+    """Numbers int8 [n, groups, group]; scales, and offsets or None, float32 [n, groups] that bfloat16 can hold."""
 
     numbers: torch.Tensor
     scales: torch.Tensor
+    offsets: torch.Tensor | None = None
 
     def weights(self, inputs: int) -> torch.Tensor:
         """What the numbers stand for, float32 [n, inputs]."""
-        return (self.numbers * self.scales[..., None]).flatten(1)[:, :inputs]
+        cells = self.numbers * self.scales[..., None]
+        return (cells if self.offsets is None else cells + self.offsets[..., None]).flatten(1)[:, :inputs]
 
 
 def quantize(weight: torch.Tensor, form: Form) -> Quantized:
@@ -77,6 +81,8 @@ def multiply(x: torch.Tensor, weight: Quantized, form: Form, bias: torch.Tensor 
     for group in range(parts.shape[1]):
         sums = numbers[:, group].double() @ weight.numbers[:, group].double().t()  # of integers: exact in any order
         y += sums.float() * scales[:, group, None] * weight.scales[None, :, group]
+        if weight.offsets is not None:
+            y += (numbers[:, group].sum(1) * scales[:, group])[:, None] * weight.offsets[None, :, group]
     return y if bias is None else y + bias.float()
 
 

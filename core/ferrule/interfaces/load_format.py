@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,17 @@ if TYPE_CHECKING:
     import torch
 
     from ferrule.interfaces.model import Model
+
+
+@dataclass(frozen=True)
+class Description:
+    """A model folder for files that say all of it themselves. `texts`: small files such as ``config.json``, by name.
+
+    `weights` are the files of the model, which will be in that folder under their own names.
+    """
+
+    texts: Mapping[str, bytes]
+    weights: tuple[Path, ...]
 
 
 class WeightSource(ABC):
@@ -30,6 +42,15 @@ class WeightSource(ABC):
 
         Not asked about a format that was chosen by name; that one's `tensors` raises.
         """
+
+    @classmethod
+    def describe(cls, place: Path) -> Description | None:
+        """What the files of a model say beside weights, for formats whose files say it; None for all others.
+
+        `place` is one of these files, whose name matches `patterns`, or a folder that is not refused. Raises
+        CheckpointError. Called in the launcher: imports neither torch nor what takes as long.
+        """
+        return None
 
     @abstractmethod
     def tensors(

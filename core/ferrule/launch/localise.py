@@ -15,6 +15,7 @@ from ferrule.config import Resolved
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.hub import Choose, ModelHub, Repository
 from ferrule.interfaces.plugins import Plugins
+from ferrule.launch.describe import described
 
 _PATHS = ("/", "./", "../", "~")  # how a name begins that is not a hub id
 _COMMON = (  # configuration, tokenizer, chat templates
@@ -47,12 +48,14 @@ def localise(config: Resolved, plugins: Plugins) -> Resolved:
         return (*_COMMON, *code, *weight_patterns(names, config.load.load_format))
 
     find = partial(_find, config, plugins)
-    folder = _checked(find("model", model.model, model.revision, weights), model.config_format)
+    place = find("model", model.model, model.revision, weights)
+    folder = _checked(_folder(config, plugins, "model", place), model.config_format)
     name, revision = model.tokenizer, model.tokenizer_revision
-    if name == model.model and (revision == model.revision or Path(name).expanduser().is_dir()):
+    if name == model.model and (revision == model.revision or Path(name).expanduser().exists()):
         tokenizer = folder
     else:
         tokenizer = find("tokenizer", name, revision, lambda names: (*_COMMON, *code))
+        tokenizer = described("tokenizer", tokenizer, "auto", plugins) if tokenizer.is_file() else tokenizer
     settings = str(folder) if model.hf_config_path == model.model else model.hf_config_path
     found = replace(model, model=str(folder), tokenizer=str(tokenizer), hf_config_path=settings)
     return replace(config, model=found)
@@ -62,8 +65,12 @@ def find_settings(config: Resolved, plugins: Plugins) -> Path:
     """The folder with the model's configuration, of which nothing else is fetched. Raises as `localise` does."""
     model = config.model
     code = ("*.py",) if model.trust_remote_code else ()
-    found = _find(config, plugins, "model", model.model, model.revision, lambda _: (*_CONFIGS, *code))
-    return _checked(found, model.config_format)
+    place = _find(config, plugins, "model", model.model, model.revision, lambda _: (*_CONFIGS, *code))
+    return _checked(_folder(config, plugins, "model", place), model.config_format)
+
+
+def _folder(config: Resolved, plugins: Plugins, what: str, place: Path) -> Path:
+    return described(what, place, config.load.load_format, plugins)
 
 
 def check_remote(config: Resolved, plugins: Plugins) -> list[str]:
@@ -78,7 +85,7 @@ def check_remote(config: Resolved, plugins: Plugins) -> list[str]:
         folder = _local(what, name)
         if folder is not None:
             if what == "model":
-                _checked(folder, model.config_format)
+                _checked(_folder(config, plugins, what, folder), model.config_format)
             continue
         hub, repository = _remote(config, plugins, what, name, revision)
         with _paths_meant(name):
@@ -106,7 +113,7 @@ def _check_listing(repository: Repository, files: Sequence[str], config: Resolve
 
 
 def is_path(name: str) -> bool:
-    """Whether a name is, or can only be, a folder on this machine: no hub would be asked for it."""
+    """Whether a name is, or can only be, a folder or file on this machine: no hub would be asked for it."""
     return name.startswith(_PATHS) or Path(name).expanduser().exists()
 
 
@@ -139,12 +146,10 @@ def _find(config: Resolved, plugins: Plugins, what: str, name: str, revision: st
 
 
 def _local(what: str, name: str) -> Path | None:
-    """The folder of that name; None where a hub must be asked. Raises CheckpointError where that makes no sense."""
+    """The folder or file of that name; None where a hub must be asked. Raises CheckpointError for a missing path."""
     path = Path(name).expanduser()
-    if path.is_dir():
-        return path.resolve()
-    if path.is_file():
-        raise CheckpointError(f"{name} is a file; the {what} must be a folder or a hub id.", f"Name {path.parent}?")
+    if path.is_dir() or path.is_file():
+        return path.absolute() if path.is_file() else path.resolve()
     if name.startswith(_PATHS):
         raise CheckpointError(_missing(what, name), _meant(path) or _beside(path))
     return None

@@ -8,6 +8,7 @@
 // Packed weights are read once, front to back. They are cut into panels of 64 channels (the last one may have 16, 32 or
 // 48); a panel of C channels holds, for each group:
 //     scales   [C] bfloat16
+//     offsets  [C] bfloat16, where the matrix has them: what is added to each weight of the group
 //     8 bits   [group / 4][C][4] bytes                 four neighbouring inputs of each channel; for tile registers, if
 //              [group / 64][C / 16][16][16][4]         64 divides the group, what one holds lies together
 //     4 bits   [group / 8][C][4] bytes, low half: inputs 0-3 of eight, high half: inputs 4-7
@@ -81,12 +82,13 @@ constexpr int64_t MANY = 9;              // quantized rows from which on tile re
 constexpr int TILE_ROWS = TILES ? 32 : 0;  // of a strip by them
 
 // The quantized rows, in the caller's memory: `q` [rows * digits, k], `scale` and `start` [rows * digits, groups].
-// `start` is what a sum begins with: less the weights' offset times the sum of the activations. Where rows are `tiled`,
-// q is [rows * digits / 16][k / 64][16][64].
+// `start` is what a sum begins with: less half the weights' range times `total`, the sum of the activations. Where rows
+// are `tiled`, q is [rows * digits / 16][k / 64][16][64].
 struct Rows {
     int8_t* q;
     float* scale;
     int32_t* start;
+    int32_t* total;
     int64_t k;
     bool tiled;
 
@@ -95,7 +97,9 @@ struct Rows {
         q = (int8_t*)(((uintptr_t)memory + 63) & ~uintptr_t(63));
         scale = (float*)(q + (count + 15) / 16 * 16 * w.k);
         start = (int32_t*)(scale + count * groups);
+        total = start + count * groups;
     }
+    float sum(int64_t at) const { return float(total[at]) * scale[at]; }  // of a group's activations
     int8_t* at(int64_t row, int64_t input) const {
         return tiled ? q + row / 16 * 16 * k + input / 64 * 1024 + row % 16 * 64 + input % 64 : q + row * k + input;
     }
@@ -155,7 +159,8 @@ template <int DIGITS, class T> void quantize(const Matrix& w, const T* x, int64_
         for (int d = 0; d < DIGITS; d++) {
             const int64_t at = (row * DIGITS + d) * groups + g;
             to.scale[at] = d + 1 < DIGITS ? scale * 256.0f : scale;
-            to.start[at] = -offset * added(sums[d]);
+            to.total[at] = added(sums[d]);
+            to.start[at] = -offset * to.total[at];
         }
     }
 }
@@ -182,7 +187,7 @@ void tile(const Matrix& w, const Panel& of, int column, const Rows& x, int64_t r
     Floats sum[R][C] = {};
     for (int64_t g = 0; g < groups; g++) {
         const auto* scales = (const uint16_t*)panel + column;
-        const uint8_t* from = panel + channels * 2 + place(column);
+        const uint8_t* from = panel + channels * head_bytes(w) + place(column);
         Ints part[R][C];
         for (int r = 0; r < R; r++)
             for (int c = 0; c < C; c++) part[r][c] = Ints{} + x.start[(row + r) * groups + g];
@@ -212,7 +217,11 @@ void tile(const Matrix& w, const Panel& of, int column, const Rows& x, int64_t r
             for (int r = 0; r < R; r++)
                 sum[r][c] += __builtin_convertvector(part[r][c], Floats) * x.scale[(row + r) * groups + g] * scale;
         }
-        panel += channels * (2 + w.group * BITS / 8);
+        for (int c = 0; w.offsets && c < C; c++) {
+            const Floats offset = widen(scales + channels + c * WIDTH);
+            for (int r = 0; r < R; r++) sum[r][c] += x.sum((row + r) * groups + g) * offset;
+        }
+        panel += channels * cell_bytes(w);
         q += w.group;
     }
     for (int r = 0; r < R; r++)
@@ -285,21 +294,23 @@ void strip_by_tiles(const Matrix& w, const Panel& panel, const Rows& x, int64_t 
     tiles.hold(std::min(count, 16), std::max(count - 16, 0));
     Ahead ahead = panel.ahead;
     for (int64_t g = 0; g < groups; g++, ahead = ahead.next(channels, w.group / 4)) {
-        const uint8_t* from = panel.at + g * channels * (2 + w.group);
+        const uint8_t* from = panel.at + g * channels * cell_bytes(w);
         for (int64_t column = 0; column < channels; column += 2 * LANES) {
             const bool two = column + 2 * LANES <= channels;
             const auto some = two ? tile<false, true> : tile<false, false>, all = two ? tile<true, true> : tile<true, false>;
             const auto product = count > 16 ? all : some;
-            product(x.at(row, g * w.group), next, from + channels * 2 + column * TILE_INPUTS, channels, w.group, ahead,
+            product(x.at(row, g * w.group), next, from + channels * head_bytes(w) + column * TILE_INPUTS, channels, w.group, ahead,
                     ahead.from(column, w.group / 4), part + column);
         }
         for (int r = 0; r < count; r++) {
             const int64_t at = (row + r) * groups + g;
             for (int64_t c = 0; c < channels; c += WIDTH) {
                 const Ints all = load<Ints>(part + r * PANEL + c) + x.start[at];
-                const Floats sum = load<Floats>(out + r * PANEL + c);
+                Floats sum = load<Floats>(out + r * PANEL + c);
                 const Floats scale = widen((const uint16_t*)from + c);
-                store(out + r * PANEL + c, sum + __builtin_convertvector(all, Floats) * x.scale[at] * scale);
+                sum += __builtin_convertvector(all, Floats) * x.scale[at] * scale;
+                if (w.offsets) sum += x.sum(at) * widen((const uint16_t*)from + channels + c);
+                store(out + r * PANEL + c, sum);
             }
         }
     }
@@ -345,7 +356,7 @@ void multiply_panel(const Matrix& w, int64_t panel, const Rows& x, int64_t row, 
 
 inline int64_t memory_of(const Matrix& w, int64_t m) {
     const int64_t count = m * w.digits;
-    return 63 + (count + 15) / 16 * 16 * w.k + 8 * count * (w.k / w.group);
+    return 63 + (count + 15) / 16 * 16 * w.k + 12 * count * (w.k / w.group);
 }
 
 // Whether the rows of two products are the same, and quantized alike.

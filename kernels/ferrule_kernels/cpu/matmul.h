@@ -9,7 +9,7 @@ struct Matrix {
     uint8_t* weights;
     const float* bias;  // [n], rounded up to a multiple of 16, or null
     int64_t n, k, inputs, group;
-    int32_t bits, digits;
+    int32_t bits, digits, offsets;  // `offsets`: 1 where groups have them beside their scales
     const float* factors;  // [n] as the bias: what each channel's sum is multiplied by, or null
 };
 
@@ -30,8 +30,12 @@ constexpr int64_t TILE_INPUTS = 64;  // of 8 bits, in a tile register
 inline bool tileable(const Matrix& w) { return w.bits == 8 && w.group % TILE_INPUTS == 0; }
 inline bool tiled(const Matrix& w) { return TILES && tileable(w); }
 
+// Of one group of one channel: what comes before its numbers, and all of it.
+inline int64_t head_bytes(const Matrix& w) { return 2 + 2 * w.offsets; }
+inline int64_t cell_bytes(const Matrix& w) { return head_bytes(w) + w.group * w.bits / 8; }
+
 inline int64_t panel_bytes(const Matrix& w, int64_t channels) {
-    return channels * (w.k / w.group) * (2 + w.group * w.bits / 8);
+    return channels * (w.k / w.group) * cell_bytes(w);
 }
 
 inline Floats numbers(const float* x) { return load<Floats>(x); }

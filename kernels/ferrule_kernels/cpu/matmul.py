@@ -26,6 +26,7 @@ class _Matrix(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("n", "k", "inputs", "group")),
         ("bits", ctypes.c_int32),
         ("digits", ctypes.c_int32),
+        ("offsets", ctypes.c_int32),
         ("factors", ctypes.c_void_p),
     ]
 
@@ -41,7 +42,7 @@ class _Kernels(NamedTuple):
 def _kernels() -> _Kernels:
     """Raises KernelsUnavailableError."""
     loaded, at = library.load(), ctypes.c_void_p
-    loaded.ferrule_pack.argtypes = (at, at, ctypes.c_int32, at)
+    loaded.ferrule_pack.argtypes = (at, at, ctypes.c_int32, at, at)
     loaded.ferrule_multiply.argtypes = (at, at, at, ctypes.c_int64, ctypes.c_int32, ctypes.c_int32, at)
     loaded.ferrule_multiply_memory.argtypes = (at, ctypes.c_int64)
     loaded.ferrule_multiply_memory.restype = ctypes.c_int64
@@ -69,6 +70,7 @@ class PackedMatrix:
 
     With `scales` [n, groups] the weight was quantized before and holds the form's numbers. Scales are kept as bfloat16;
     where a channel has one, what the rounding took from it is given back to the result: those are the `factors`.
+    `offsets` are as the scales, and are added to each weight of a group.
 
     `packed` and `factors` are all there is of it: see ``ferrule_kernels.cpu.packed`` for files of them.
     """
@@ -84,14 +86,17 @@ class PackedMatrix:
         bias: torch.Tensor | None,
         workspace: Workspace,
         scales: torch.Tensor | None = None,
+        offsets: torch.Tensor | None = None,
     ) -> None:
-        rounded = None if scales is None else scales.detach().bfloat16().float().contiguous()
+        if form.offsets != (offsets is not None) or (form.offsets and scales is None):
+            raise ValueError("weights with offsets come as numbers, scales and offsets, and have a form that says so")
+        rounded, added = (None if each is None else _rounded(each) for each in (scales, offsets))
         factors = None if scales is None or rounded is None else _lost(scales.detach().float(), rounded)
         packed = torch.empty(form.packed_bytes(*weight.shape), dtype=torch.uint8)
         self._set_up(packed, factors, tuple(weight.shape), form, bias, workspace)
         source = weight.detach() if weight.dtype in _TYPES else weight.detach().float()
         source = source.contiguous()
-        _kernels().pack(self._address, source.data_ptr(), _TYPES[source.dtype], _at(rounded))
+        _kernels().pack(self._address, source.data_ptr(), _TYPES[source.dtype], _at(rounded), _at(added))
 
     @classmethod
     def of_packed(
@@ -138,7 +143,7 @@ class PackedMatrix:
         self.form, self.packed, self.factors = form, packed, factors
         self._bias = None if bias is None else _channels(bias)
         self._workspace = workspace
-        sizes = self.outputs, padded, self.inputs, group, form.bits, form.digits
+        sizes = self.outputs, padded, self.inputs, group, form.bits, form.digits, int(form.offsets)
         self._matrix = _Matrix(packed.data_ptr(), _at(self._bias), *sizes, _at(factors))
         self._address = ctypes.addressof(self._matrix)
 
@@ -172,6 +177,10 @@ class PackedMatrix:
         memory = self._workspace.at(self._memory(self._address, m))
         self._multiply(self._address, x.data_ptr(), y.data_ptr(), m, _TYPES[x.dtype], _TYPES[made], memory)
         return y if made == wanted else y.to(wanted)
+
+
+def _rounded(values: torch.Tensor) -> torch.Tensor:
+    return values.detach().bfloat16().float().contiguous()
 
 
 def _channels(values: torch.Tensor) -> torch.Tensor:

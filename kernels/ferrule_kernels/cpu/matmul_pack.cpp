@@ -51,8 +51,17 @@ inline int64_t place(int64_t channels, int64_t channel, int64_t input, bool tile
     return square * TILE_INPUTS + input % TILE_INPUTS / 4 * LANES * 4 + channel % LANES * 4 + input % 4;
 }
 
-// Channels past the last have scales of zero. With `given` scales [n, groups] the weights are the numbers themselves.
-template <class T> void pack_panel(const Matrix& w, const T* weights, const float* given, int64_t panel) {
+inline void keep(uint8_t* to, float x) {  // the upper half, which is all there is of it
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    const auto kept = uint16_t(bits >> 16);
+    std::memcpy(to, &kept, 2);
+}
+
+// Channels past the last have scales of zero. With `given` scales [n, groups] the weights are the numbers themselves;
+// `offsets` are as these where the matrix has them.
+template <class T>
+void pack_panel(const Matrix& w, const T* weights, const float* given, const float* offsets, int64_t panel) {
     const int64_t channels = channels_of(w.n, panel), real = std::min<int64_t>(PANEL, w.n - panel * PANEL);
     const float low = w.bits == 8 ? -127.0f : -8.0f, high = w.bits == 8 ? 127.0f : 7.0f;
     const int offset = 1 << (w.bits - 1);
@@ -68,14 +77,12 @@ template <class T> void pack_panel(const Matrix& w, const T* weights, const floa
             const int64_t at = (panel * PANEL + c) * (w.k / w.group) + g;
             const float scale = given ? given[at] : scale_of(w, x.data(), count);
             const float inverse = given ? 1.0f : scale == 0.0f ? 0.0f : 1.0f / scale;
-            uint32_t bits;
-            std::memcpy(&bits, &scale, 4);
-            const auto kept = uint16_t(bits >> 16);
-            std::memcpy(to + c * 2, &kept, 2);
+            keep(to + c * 2, scale);
+            if (w.offsets) keep(to + (channels + c) * 2, offsets[at]);
             for (int64_t i = 0; i < count; i++)
                 bytes[i] = uint8_t(int(std::min(std::max(std::nearbyint(x[i] * inverse), low), high)) + offset);
             std::fill(bytes.begin() + count, bytes.end(), uint8_t(offset));
-            uint8_t* cells = to + channels * 2;
+            uint8_t* cells = to + channels * head_bytes(w);
             for (int64_t i = 0; w.bits == 8 && i < w.group; i += 4)
                 std::memcpy(cells + place(channels, c, i, tiled(w)), &bytes[i], 4);
             for (int64_t i = 0; w.bits == 4 && i < w.group; i += 8) {
@@ -83,15 +90,15 @@ template <class T> void pack_panel(const Matrix& w, const T* weights, const floa
                 std::memcpy(cells + i / 8 * channels * 4 + c * 4, &both, 4);
             }
         }
-        to += channels * (2 + w.group * w.bits / 8);
+        to += channels * cell_bytes(w);
     }
 }
 
-template <class T> void pack(const Matrix& w, const T* weights, const float* given) {
+template <class T> void pack(const Matrix& w, const T* weights, const float* given, const float* offsets) {
     const int64_t panels = panels_of(w.n);
     huge_pages(w.weights, panel_bytes(w, (w.n + LANES - 1) / LANES * LANES));
 #pragma omp parallel for schedule(dynamic, 1)
-    for (int64_t panel = 0; panel < panels; panel++) pack_panel(w, weights, given, panel);
+    for (int64_t panel = 0; panel < panels; panel++) pack_panel(w, weights, given, offsets, panel);
 }
 
 }  // namespace
@@ -99,9 +106,11 @@ template <class T> void pack(const Matrix& w, const T* weights, const float* giv
 extern "C" {
 
 // Quantize weights [n, inputs] into `matrix->weights`; `type` is 0 for float32, 1 for bfloat16. `scales` [n, groups],
-// which bfloat16 can hold, are those of weights that were quantized before and are numbers now; else null.
-void ferrule_pack(const Matrix* matrix, const void* weights, int32_t type, const float* scales) {
-    type ? pack(*matrix, (const uint16_t*)weights, scales) : pack(*matrix, (const float*)weights, scales);
+// which bfloat16 can hold, are those of weights that were quantized before and are numbers now; else null. So are
+// `offsets` [n, groups] where the matrix has them.
+void ferrule_pack(const Matrix* matrix, const void* weights, int32_t type, const float* scales, const float* offsets) {
+    type ? pack(*matrix, (const uint16_t*)weights, scales, offsets)
+         : pack(*matrix, (const float*)weights, scales, offsets);
 }
 
 // As `ferrule_dense_turn`.
@@ -113,7 +122,7 @@ void ferrule_turn(const Matrix* matrix) {
         const int64_t channels = channels_of(w.n, panel);
         uint8_t* to = w.weights + panel * panel_bytes(w, PANEL);
         for (int64_t g = 0; g < w.k / w.group; g++, to += channels * w.group) {
-            to += channels * 2;
+            to += channels * head_bytes(w);
             const std::vector<uint8_t> from(to, to + channels * w.group);
             for (int64_t i = 0; i < w.group; i += 4)
                 for (int64_t c = 0; c < channels; c++)

@@ -7,7 +7,8 @@ The ``quantization_config`` of such a folder:
     dtype          of activations, and of all weights that are not packed
     method         the quantization that made them, or null
     forms          objects that say how the layers which they name are kept:
-                   {"kind": "integers", "bits": 4, "group": 32, "digits": 1, "factors": false, "layers": [...]}
+                   {"kind": "integers", "bits": 4, "group": 32, "digits": 1, "factors": false, "layers": [...]},
+                   and "offsets": true where groups have these
                    {"kind": "bfloat16", "table": false, "layers": [...]}
 
 Names are those of the model's own layers, which merge what a checkpoint may hold apart. A layer has one tensor
@@ -60,7 +61,9 @@ class LayerForm:
         if self.form is None:
             return {"kind": _BFLOAT16, "table": self.table, "layers": list(layers)}
         form = self.form
-        numbers = {"bits": form.bits, "group": form.group, "digits": form.digits}
+        numbers: dict[str, Any] = {"bits": form.bits, "group": form.group, "digits": form.digits}
+        if form.offsets:
+            numbers["offsets"] = True
         return {"kind": _INTEGERS, **numbers, "factors": self.factors, "layers": list(layers)}
 
 
@@ -116,7 +119,7 @@ def _kept(form: Mapping[str, Any], dtype: str) -> LayerForm:
     whole = all(type(number) is int for number in (bits, group, digits))
     if form["kind"] != _INTEGERS or not whole or bits not in (4, 8) or digits not in (1, 2) or group < 0 or group % 8:
         raise ValueError
-    return LayerForm(Form(bits, group, digits), factors=_flag(form["factors"]))
+    return LayerForm(Form(bits, group, digits, _flag(form.get("offsets", False))), factors=_flag(form["factors"]))
 
 
 def _flag(value: Any) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -35,7 +35,7 @@ class Integers:
     """Weights (numbers - zeros) * scales of `bits`, 8 or 4, whose scales are for `group` inputs, 0 for all.
 
     Numbers of 8 bits are int8 [n, k] without zeros; of 4 bits uint8 from 0 to 15, and zeros uint8 [n, groups] from 0 to
-    16, where None is 8. Scales are float32 [n, groups].
+    16, where None is 8. Scales are float32 [n, groups], as `offsets` that are added to weights without zeros.
     """
 
     numbers: torch.Tensor
@@ -43,6 +43,7 @@ class Integers:
     zeros: torch.Tensor | None
     bits: int
     group: int = 0
+    offsets: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,8 @@ class Quantized(LinearScheme):
         device = next(layer.parameters()).device.type
         weights = self.weights(layer)
         check_scales(weights.scales, self.given)
+        if isinstance(weights, Integers) and weights.offsets is not None:
+            check_scales(weights.offsets, self.given)
         for name, own in list(layer.named_parameters(recurse=False)):
             if name != "bias":  # an empty parameter still has the layer's device
                 setattr(layer, name, torch.nn.Parameter(own.data.new_empty(0), requires_grad=False))
@@ -137,11 +140,11 @@ class Quantized(LinearScheme):
 
     def _cpu(self, layer: Any, weights: Integers) -> Product:
         """Zero points need a ninth value for each of sixteen: such weights have 8 bits here."""
-        digits, scales = 2 if self.wide else 1, weights.scales
+        digits, scales, added = 2 if self.wide else 1, weights.scales, weights.offsets is not None
         if weights.bits == 8:
-            form, numbers = Form(8, weights.group, digits), weights.numbers.clamp(min=-127)
+            form, numbers = Form(8, weights.group, digits, added), weights.numbers.clamp(min=-127)
         elif weights.zeros is None:
-            form, numbers = Form(4, weights.group, digits), weights.numbers.to(torch.int8) - 8
+            form, numbers = Form(4, weights.group, digits, added), weights.numbers.to(torch.int8) - 8
         else:
             form = Form(8, weights.group, digits)
             group, inputs = form.widths(weights.numbers.shape[1])[0], weights.numbers.shape[1]
@@ -149,15 +152,18 @@ class Quantized(LinearScheme):
             zeros, factors = (part.repeat_interleave(group, 1)[:, :inputs] for part in (weights.zeros, factors))
             numbers = (weights.numbers.to(torch.int8) - zeros.to(torch.int8)) * factors
         if not self.shared.compiled():
-            return self._torch(layer, form, numbers, scales)
-        self.matrix = matrix = PackedMatrix(numbers, form, layer.bias, self.shared.workspace, scales)
+            return self._torch(layer, form, reference.Quantized(numbers, scales, weights.offsets))
+        workspace = self.shared.workspace
+        self.matrix = matrix = PackedMatrix(numbers, form, layer.bias, workspace, scales, weights.offsets)
         return lambda _, x: matrix.multiply(x, self.dtype)
 
-    def _torch(self, layer: Any, form: Form, numbers: torch.Tensor, scales: torch.Tensor) -> Product:
+    def _torch(self, layer: Any, form: Form, given: reference.Quantized) -> Product:
+        """`given` has numbers [n, k]."""
+        numbers = given.numbers
         group, padded = form.widths(numbers.shape[1])
         cells = torch.nn.functional.pad(numbers, (0, padded - numbers.shape[1])).view(numbers.shape[0], -1, group)
-        weight = reference.Quantized(cells, scales)
-        self._unpacked = cells, scales
+        weight = replace(given, numbers=cells)
+        self._unpacked = tuple(each for each in (cells, given.scales, given.offsets) if each is not None)
         return lambda layer, x: reference.multiply(x, weight, form, layer.bias).to(self.dtype or x.dtype)
 
     def _fp8_cpu(self, layer: Any, weights: Fp8) -> Product:

@@ -1,4 +1,4 @@
-"""Packed layers of every form, and layers in mxfp4, for `ferrule plugins check` and tests. No server imports this."""
+"""Packed layers of every form, layers in mxfp4 and of GGUF files, for `ferrule plugins check` and tests alone."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from ferrule_kernels.cpu import dense
 from ferrule_kernels.cpu.dense import DenseMatrix
 from ferrule_kernels.cpu.matmul import PackedMatrix, Workspace
 from ferrule_kernels.matmul import Form
+from ferrule_plugins.gguf.blocks import GROUP
+from ferrule_plugins.quantization.gguf import form_of
 from ferrule_plugins.quantization.packed import FACTORS, WEIGHT, LayerForm, read, stated
 
 _KEPT = {
@@ -51,5 +53,37 @@ def _mxfp4(layer: LinearLayer, weight: torch.Tensor, config: Mapping[str, Any]) 
     return {"blocks": low | high << 4, "scales": (powers + 127).to(torch.uint8)}
 
 
+_TYPES = {
+    "Q8_0": ["layers.0.mlp.up_proj", "lm_head"],
+    "Q6_K": ["layers.3.mlp.up_proj"],
+    "Q4_K": ["layers.0.self_attn.q_proj", "layers.0.self_attn.k_proj"],
+    "Q4_0": ["layers.0.self_attn.v_proj"],
+    "Q5_1": ["layers.0.mlp.experts.1.down_proj"],
+}
+
+
+def _gguf(layer: LinearLayer, weight: torch.Tensor, config: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Groups of 16 weights between their least and their largest, or around zero for types without offsets."""
+    own = {kind for kind, names in config["types"].items() if layer.name in names}
+    form = form_of(frozenset(own or ("Q4_K", "Q4_0")))
+    groups = weight.float().reshape(len(weight), -1, form.group)
+    half = 2 ** (form.bits - 1)
+    if form.offsets:
+        least, most = groups.amin(2), groups.amax(2)
+        scales = (most - least) / (2 * half - 1)
+        offsets = least + half * scales
+    else:
+        scales, offsets = groups.abs().amax(2) / (half - 1), torch.zeros(groups.shape[:2])
+    apart = (groups - offsets[..., None]) / scales.clamp(min=1e-9)[..., None]
+    times = form.group // GROUP
+    made = {
+        "numbers": apart.round().clamp(-half, half - 1).to(torch.int8).flatten(1),
+        "scales": scales.repeat_interleave(times, 1),
+        "offsets": offsets.repeat_interleave(times, 1),
+    }
+    return made if form.offsets else {name: made[name] for name in ("numbers", "scales")}
+
+
+GGUF = {"config": {"quant_method": "gguf", "types": _TYPES}, "encode": _gguf}
 MXFP4 = {"config": {"quant_method": "mxfp4"}, "encode": _mxfp4}
 PACKED = {"config": stated(_KEPT, torch.bfloat16, "int4"), "encode": _packed}

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,41 @@ def test_a_row_has_the_same_bits_alone_and_in_any_batch(form: Form, dtype: torch
     whole = packed.multiply(x)
     for first, last in ((0, 1), (1, 3), (3, 9), (9, 22), (238, 243), (100, 250)):
         assert torch.equal(packed.multiply(x[first:last]), whole[first:last])
+
+
+OFFSETS = [Form(4, 32), Form(4, 16), Form(8, 32), Form(8, 64), Form(4, 32, 2), Form(8, 64, 2)]
+
+
+@compiled
+@pytest.mark.parametrize("plain", OFFSETS)
+@pytest.mark.parametrize("k", [256, 120])
+def test_offsets_are_added_to_the_weights_of_a_group(plain: Form, k: int) -> None:
+    """As the definition says, and as float64 does: in one row and in the many that tile registers take."""
+    form, draw, n = replace(plain, offsets=True), torch.Generator().manual_seed(k), 70
+    group, padded = form.widths(k)
+    half = 2 ** (form.bits - 1)
+    numbers = torch.randint(1 - half, half, (n, padded), generator=draw).to(torch.int8)
+    numbers[:, k:] = 0
+    scales, offsets = (torch.randn(n, padded // group, generator=draw).bfloat16().float() for _ in range(2))
+    packed = PackedMatrix(numbers[:, :k], form, None, Workspace(), scales, offsets)
+    assert packed.nbytes == form.packed_bytes(n, k)
+    weight = reference.Quantized(numbers.view(n, -1, group), scales, offsets)
+    x = torch.randn(40, k, generator=draw)
+    whole = packed.multiply(x)
+    torch.testing.assert_close(
+        whole, reference.multiply(x, weight, form), rtol=1e-3, atol=5e-3 * float(whole.abs().max())
+    )
+    expected = x.double() @ weight.weights(k).double().t()
+    assert float((whole - expected).abs().max() / expected.abs().max()) < (0.02 if form.digits == 1 else 1e-4)
+    for first, last in ((0, 1), (1, 3), (3, 9), (5, 40)):
+        assert torch.equal(packed.multiply(x[first:last]), whole[first:last])
+
+
+def test_offsets_come_with_a_form_that_has_them() -> None:
+    numbers, scales = torch.zeros(16, 32, dtype=torch.int8), torch.ones(16, 1)
+    for form, offsets in ((Form(8, 32), scales), (Form(8, 32, offsets=True), None)):
+        with pytest.raises(ValueError, match="offsets"):
+            PackedMatrix(numbers, form, None, Workspace(), scales, offsets)
 
 
 @compiled

@@ -37,11 +37,13 @@ def pack(options: PackConfig, config: Resolved, plugins: Plugins) -> int:
     start = time.monotonic()
     named, config = config.model.model, localise(config, plugins)
     source, method = Path(config.model.model), config.model.quantization
+    beside = Path(named).expanduser()
+    place = beside.with_suffix("") if beside.is_file() else source  # a file's folder is in a cache
     if options.output is not None or method is not None:  # else it is known when the model is loaded
-        _check_place(_place(options, source, method or ""), options.force)
+        _check_place(_place(options, place, method or ""), options.force)
     loaded = load_model(config, plugins)
     what = loaded.info.quantization or loaded.info.dtype
-    out = _place(options, source, what)
+    out = _place(options, place, what)
     _check_place(out, options.force)
     with _beside(out) as folder:
         files, size = _write(folder, source, loaded)

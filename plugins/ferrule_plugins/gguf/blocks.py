@@ -1,0 +1,227 @@
+"""Blocks of quantized numbers as integers with scales and offsets, to the numbers that ggml's own code makes of them.
+
+Every type here is of the form number * scale + offset, with one scale and one offset for each `GROUP` numbers of a row,
+whatever the blocks of a file are. https://github.com/ggml-org/ggml/blob/master/src/ggml-quants.c
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ferrule_plugins.gguf.reader import FLOATS, TensorInfo
+
+GROUP = 16  # numbers with one scale, in the finest of the types
+_IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+_FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # doubled
+_FLOAT_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_ROWS = 1 << 22  # numbers that are decoded at a time
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """Numbers int8 [rows, k]; scales and offsets float32 [rows, k / GROUP]. Without offsets these are zero."""
+
+    numbers: torch.Tensor
+    scales: torch.Tensor
+    offsets: torch.Tensor | None
+
+    def centred(self) -> Decoded:
+        """The same weights with numbers on both sides of zero, where they were from 0 to 15 or less."""
+        if self.offsets is None or bool((self.numbers > 15).any()):
+            return self
+        return Decoded(self.numbers - 8, self.scales, self.offsets + 8 * self.scales)
+
+    def widened(self) -> torch.Tensor:
+        """What they stand for, float32 [rows, k]."""
+        cells = self.numbers.view(*self.scales.shape, GROUP) * self.scales.unsqueeze(-1)
+        if self.offsets is not None:
+            cells = cells + self.offsets.unsqueeze(-1)
+        return cells.flatten(1)
+
+
+def map_file(file: Path) -> mmap.mmap:
+    """The bytes of a file, mapped: writes would be seen here alone, and nothing writes."""
+    with file.open("rb") as stream:
+        return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
+
+
+def stored(info: TensorInfo, data: mmap.mmap) -> torch.Tensor:
+    """The tensor in the file: floats in their shape, else bytes [..., bytes of a row]."""
+    if info.type.name in FLOATS:
+        dtype = _FLOAT_TYPES[info.type.name]
+        count = info.num_bytes // dtype.itemsize
+        return torch.frombuffer(data, dtype=dtype, count=count, offset=info.start).view(info.shape)
+    flat = torch.frombuffer(data, dtype=torch.uint8, count=info.num_bytes, offset=info.start)
+    return flat.view(*info.shape[:-1], info.row_bytes)
+
+
+def decode(kind: str, rows: torch.Tensor) -> Decoded:
+    """Rows of blocks, uint8 [rows, bytes]."""
+    parts = [_decode(kind, some) for some in torch.split(rows, max(1, _ROWS // max(1, rows.shape[1])))]
+    if len(parts) == 1:
+        return parts[0]
+    offsets = [part.offsets for part in parts if part.offsets is not None]
+    return Decoded(
+        torch.cat([part.numbers for part in parts]),
+        torch.cat([part.scales for part in parts]),
+        torch.cat(offsets) if offsets else None,
+    )
+
+
+def widen(kind: str, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Rows of blocks as floats, [rows, k]."""
+    size = max(1, _ROWS // max(1, rows.shape[1]))
+    return torch.cat([_decode(kind, some).widened().to(dtype) for some in torch.split(rows, size)])
+
+
+def _decode(kind: str, rows: torch.Tensor) -> Decoded:
+    size = {"Q4_0": 18, "Q4_1": 20, "Q5_0": 22, "Q5_1": 24, "Q8_0": 34, "IQ4_NL": 18, "MXFP4": 17}.get(kind)
+    size = size or {"Q2_K": 84, "Q3_K": 110, "Q4_K": 144, "Q5_K": 176, "Q6_K": 210, "IQ4_XS": 136}[kind]
+    blocks = rows.reshape(-1, size)
+    numbers, scales, offsets = _DECODERS[kind](blocks)
+
+    def spread(values: torch.Tensor) -> torch.Tensor:
+        """[blocks, groups of any size] → [rows, groups of `GROUP`]."""
+        times = numbers.shape[1] // values.shape[1] // GROUP
+        return values.repeat_interleave(times, 1).view(rows.shape[0], -1)
+
+    whole = numbers.to(torch.int8).view(rows.shape[0], -1)
+    return Decoded(whole, spread(scales), None if offsets is None else spread(offsets))
+
+
+_Parts = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
+
+
+def _half(blocks: torch.Tensor, at: int) -> torch.Tensor:
+    """A float of 16 bits of each block, float32 [blocks, 1]."""
+    return blocks[:, at : at + 2].contiguous().view(torch.float16).float()
+
+
+def _nibbles(quants: torch.Tensor) -> torch.Tensor:
+    """Bytes [blocks, n] → [blocks, 2 n]: all low halves, then all high ones."""
+    return torch.cat((quants & 15, quants >> 4), 1)
+
+
+def _fifth_bits(blocks: torch.Tensor, at: int) -> torch.Tensor:
+    """32 bits of each block as 16 or 0, int16 [blocks, 32]."""
+    return _bits(blocks[:, at : at + 4]).to(torch.int16) << 4
+
+
+def _bits(data: torch.Tensor) -> torch.Tensor:
+    """Bytes [blocks, n] → their bits, lowest first, [blocks, 8 n]."""
+    shifts = torch.arange(8, dtype=torch.uint8, device=data.device)
+    return (data.unsqueeze(-1) >> shifts & 1).flatten(1)
+
+
+def _fields(data: torch.Tensor, bits: int) -> torch.Tensor:
+    """Fields of 2 or 4 bits in the k-quants' order: of each n bytes all lowest fields first. [blocks, parts, n]."""
+    shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=data.device)
+    return data.unsqueeze(-2) >> shifts.unsqueeze(-1) & (1 << bits) - 1
+
+
+def _q4_0(b: torch.Tensor) -> _Parts:
+    return _nibbles(b[:, 2:]).to(torch.int8) - 8, _half(b, 0), None
+
+
+def _q4_1(b: torch.Tensor) -> _Parts:
+    return _nibbles(b[:, 4:]), _half(b, 0), _half(b, 2)
+
+
+def _q5_0(b: torch.Tensor) -> _Parts:
+    return (_nibbles(b[:, 6:]) | _fifth_bits(b, 2)) - 16, _half(b, 0), None
+
+
+def _q5_1(b: torch.Tensor) -> _Parts:
+    return _nibbles(b[:, 8:]) | _fifth_bits(b, 4), _half(b, 0), _half(b, 2)
+
+
+def _q8_0(b: torch.Tensor) -> _Parts:
+    return b[:, 2:].contiguous().view(torch.int8), _half(b, 0), None
+
+
+def _table(values: tuple[int, ...], codes: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int8, device=codes.device)[codes.int()]
+
+
+def _iq4_nl(b: torch.Tensor) -> _Parts:
+    return _table(_IQ4, _nibbles(b[:, 2:])), _half(b, 0), None
+
+
+def _iq4_xs(b: torch.Tensor) -> _Parts:
+    """Eight groups of 32, whose scales have 6 bits: four in `low`, two in `high`."""
+    high = b[:, 2:4].contiguous().view(torch.uint16).int()
+    upper = high >> torch.arange(0, 16, 2, dtype=torch.int32) & 3
+    lower = torch.stack((b[:, 4:8] & 15, b[:, 4:8] >> 4), -1).flatten(1).int()
+    numbers = _table(_IQ4, torch.cat([_nibbles(each) for each in torch.split(b[:, 8:], 16, 1)], 1))
+    return numbers, _half(b, 0) * ((lower | upper << 4) - 32).float(), None
+
+
+def _mxfp4(b: torch.Tensor) -> _Parts:
+    powers = torch.exp2(b[:, :1].double() - 128).float()  # the numbers are doubled
+    return _table(_FP4, _nibbles(b[:, 1:])), powers, None
+
+
+def _q2_k(b: torch.Tensor) -> _Parts:
+    both, quants = b[:, :16], b[:, 16:80].view(-1, 2, 32)
+    numbers = _fields(quants, 2).flatten(1)
+    return numbers, _half(b, 80) * (both & 15).float(), -(_half(b, 82) * (both >> 4).float())
+
+
+def _q3_k(b: torch.Tensor) -> _Parts:
+    """The third bit is missing where it says 1, so to speak: without it a number is four less."""
+    low = _fields(b[:, 32:96].view(-1, 2, 32), 2).flatten(1).to(torch.int8)
+    high = _bits(b[:, :32]).view(-1, 32, 8).transpose(1, 2).flatten(1).to(torch.int8)
+    packed = b[:, 96:108]
+    lower = torch.cat((packed[:, :8] & 15, packed[:, :8] >> 4), 1).int()
+    upper = _fields(packed[:, 8:].unsqueeze(1), 2).flatten(1).int()
+    return low - 4 * (1 - high), _half(b, 108) * ((lower | upper << 4) - 32).float(), None
+
+
+def _six_bits(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Eight scales and eight mins of 6 bits in 12 bytes, both float32 [blocks, 8]."""
+    a, b, c = torch.split(packed, 4, 1)
+    scales = torch.cat((a & 63, c & 15 | a >> 6 << 4), 1)
+    mins = torch.cat((b & 63, c >> 4 | b >> 6 << 4), 1)
+    return scales.float(), mins.float()
+
+
+def _q4_k(b: torch.Tensor) -> _Parts:
+    scales, mins = _six_bits(b[:, 4:16])
+    numbers = _fields(b[:, 16:].view(-1, 4, 32), 4).flatten(1)
+    return numbers, _half(b, 0) * scales, -(_half(b, 2) * mins)
+
+
+def _q5_k(b: torch.Tensor) -> _Parts:
+    scales, mins = _six_bits(b[:, 4:16])
+    low = _fields(b[:, 48:].view(-1, 4, 32), 4).flatten(1)
+    high = _bits(b[:, 16:48]).view(-1, 32, 8).transpose(1, 2).flatten(1)
+    return low | high << 4, _half(b, 0) * scales, -(_half(b, 2) * mins)
+
+
+def _q6_k(b: torch.Tensor) -> _Parts:
+    low = _fields(b[:, :128].view(-1, 2, 64), 4).flatten(1)
+    high = _fields(b[:, 128:192].view(-1, 2, 32), 2).flatten(1)
+    scales = b[:, 192:208].contiguous().view(torch.int8)
+    return (low | high << 4).to(torch.int8) - 32, _half(b, 208) * scales.float(), None
+
+
+_DECODERS: Mapping[str, Callable[[torch.Tensor], _Parts]] = {
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q5_0": _q5_0,
+    "Q5_1": _q5_1,
+    "Q8_0": _q8_0,
+    "IQ4_NL": _iq4_nl,
+    "MXFP4": _mxfp4,
+    "Q2_K": _q2_k,
+    "Q3_K": _q3_k,
+    "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
+    "Q6_K": _q6_k,
+    "IQ4_XS": _iq4_xs,
+}

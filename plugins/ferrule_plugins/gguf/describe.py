@@ -1,0 +1,46 @@
+"""The files that a model folder would have beside its weights, made from what a GGUF file says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from ferrule_plugins.gguf.architectures import find, is_quantized, read_config
+from ferrule_plugins.gguf.names import Names
+from ferrule_plugins.gguf.reader import FLOATS, GgufModel
+from ferrule_plugins.gguf.tokens import Vocabulary, read_tokenizer
+
+_SAMPLING = {"temperature": "temp", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
+
+
+def describe(model: GgufModel) -> Mapping[str, bytes]:
+    """Names and contents of the files. Raises CheckpointError for what the file lacks or what is not known here."""
+    config = read_config(model)
+    if is_quantized(model):
+        config["quantization_config"] = {"quant_method": "gguf", "types": _types(model, config)}
+    found: dict[str, Any] = {"config.json": config}
+    if model.get("tokenizer.ggml.model", str, "no_vocab") not in ("no_vocab", "none"):
+        found["tokenizer.json"], found["tokenizer_config.json"] = read_tokenizer(model)
+        vocabulary = Vocabulary(model)
+        config["eos_token_id"], config["bos_token_id"] = vocabulary.ends(), vocabulary.role("bos")
+    stated = {name: model.get(f"general.sampling.{key}", (int, float)) for name, key in _SAMPLING.items()}
+    found["generation_config.json"] = {name: value for name, value in stated.items() if value is not None}
+    return {name: msgspec.json.encode(content) for name, content in found.items()}
+
+
+def _types(model: GgufModel, config: Mapping[str, Any]) -> dict[str, list[str]]:
+    """The layers of each type; that of a tied head is the embedding's."""
+    names = Names(find(model), config)
+    found: dict[str, list[str]] = {}
+    for info in model.tensors.values():
+        if info.type.name in FLOATS:
+            continue
+        for target in names.targets(info):
+            layer, _, suffix = target.name.rpartition(".")
+            if layer == "embed_tokens" and config["tie_word_embeddings"]:
+                layer = "lm_head"
+            if suffix == "weight" and not target.change:
+                found.setdefault(info.type.name, []).append(layer)
+    return found

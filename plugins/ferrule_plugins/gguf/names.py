@@ -1,0 +1,156 @@
+"""Which of our parameters the tensors of a GGUF file are. Its names are the same for all architectures, as ours are.
+
+Rows are what is moved, never numbers within one, so quantized tensors are moved as they are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ferrule.errors import CheckpointError
+from ferrule_plugins.gguf.architectures import Architecture
+from ferrule_plugins.gguf.reader import TensorInfo
+
+_BLOCK = re.compile(r"blk\.(\d+)\.(.+?)(?:\.(weight|bias))?")
+_EXPERTS = re.compile(r"ffn_(gate|up|down)_exps")
+_OUTER = {
+    "token_embd": "embed_tokens",
+    "token_embd_norm": "embed_norm",
+    "position_embd": "embed_positions",
+    "output_norm": "norm",
+    "output": "lm_head",
+}
+_INNER = {
+    "attn_norm_2": "input_layernorm",
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+    "ssm_in": "mixer.in_proj",
+    "ssm_conv1d": "mixer.conv1d",
+    "ssm_x": "mixer.x_proj",
+    "ssm_dt": "mixer.dt_proj",
+    "ssm_norm": "mixer.norm",
+    "ssm_out": "mixer.out_proj",
+}
+_WHOLE = {"attn_sinks": "self_attn.sinks", "exp_probs_b": "mlp.gate.e_score_correction_bias", "ssm_d": "mixer.D"}
+_IGNORED = re.compile(r"rope_freqs|rope_factors_(long|short)|blk\.\d+\.(attn_rot_embd|nextn\..+)")
+
+
+@dataclass(frozen=True)
+class Target:
+    """A parameter, and the rows of the tensor that are its own. With `heads` their features come in pairs.
+
+    `expert` is the index of the one of a stack. `change`: what else is done to a tensor of floats: less_one, log
+    (of what is below zero), conv, flat; keys and values are halves of one of our matrices, see `Joiner`.
+    """
+
+    name: str
+    start: int = 0
+    stop: int = 0
+    heads: int = 0
+    expert: int = -1
+    change: str = ""
+
+
+@dataclass(frozen=True)
+class Names:
+    """The names in one model's files."""
+
+    architecture: Architecture
+    config: Mapping[str, Any]
+
+    def targets(self, info: TensorInfo) -> list[Target]:
+        """What a tensor is; nothing for one that no model reads. Raises CheckpointError for one that is not known."""
+        if _IGNORED.match(info.name):
+            return []
+        outer, _, suffix = info.name.rpartition(".")
+        if outer in _OUTER:
+            return [Target(f"{_OUTER[outer]}.{suffix}", change=self._change(outer, suffix))]
+        found = _BLOCK.fullmatch(info.name)
+        targets = list(self._inner(info, f"layers.{found[1]}.", found[2], found[3] or "weight")) if found else []
+        if not targets:
+            raise CheckpointError(f"{info.file}: the tensor {info.name!r} is not one that is known here.")
+        return targets
+
+    def _change(self, name: str, suffix: str) -> str:
+        more = self.architecture.norms_more and name.endswith("norm") and suffix == "weight"
+        return "less_one" if more else ""
+
+    def _inner(self, info: TensorInfo, layer: str, name: str, suffix: str) -> Iterator[Target]:
+        experts = _EXPERTS.fullmatch(name)
+        if name in self.architecture.names:
+            yield Target(f"{layer}{self.architecture.names[name]}.{suffix}", change=self._change(name, suffix))
+        elif experts:
+            for index in range(info.shape[0]):
+                yield Target(f"{layer}mlp.experts.{index}.{experts[1]}_proj.{suffix}", expert=index)
+        elif name == "attn_qkv":
+            yield from self._projections(layer, suffix)
+        elif name in ("attn_k_b", "attn_v_b"):
+            yield Target(f"{layer}self_attn.kv_b_proj.weight", change="keys" if name == "attn_k_b" else "values")
+        elif name == "ssm_a":
+            yield Target(f"{layer}mixer.A_log", change="log")
+        elif name == "ssm_dt" and "num_heads" in self.config:  # Mamba 2
+            yield Target(f"{layer}mixer.dt_bias")
+        elif name in _WHOLE:
+            yield Target(layer + _WHOLE[name], change="flat")
+        elif name in _INNER:
+            yield from self._usual(info, layer, name, suffix)
+
+    def _usual(self, info: TensorInfo, layer: str, name: str, suffix: str) -> Iterator[Target]:
+        own = _INNER[name]
+        if name == "ffn_up" and self._holds_gates(info):
+            own = "mlp.gate_up_proj"
+        elif layer_has_two(self.config) and name in ("attn_norm", "attn_norm_2"):
+            own = "post_attention_layernorm" if name == "attn_norm" else "input_layernorm"
+        elif name == "attn_norm" and "state_size" in self.config:
+            own = "norm"
+        heads = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}.get(name)
+        paired = int(self.config.get(heads) or self.config["num_attention_heads"]) if heads else 0
+        change = {"ssm_conv1d": "conv" if suffix == "weight" else "", "ssm_norm": "flat"}.get(
+            name, self._change(name, suffix)
+        )
+        yield Target(f"{layer}{own}.{suffix}", heads=paired if self.architecture.paired else 0, change=change)
+
+    def _holds_gates(self, info: TensorInfo) -> bool:
+        return info.shape[0] == 2 * int(self.config.get("intermediate_size") or 0) and len(info.shape) == 2
+
+    def _projections(self, layer: str, suffix: str) -> Iterator[Target]:
+        """Queries, keys and values of one tensor, one behind the other."""
+        heads = int(self.config["num_attention_heads"])
+        width = int(self.config.get("head_dim") or self.config["hidden_size"] // heads)
+        start = 0
+        for name, count in (
+            ("q", heads),
+            *dict.fromkeys("kv", int(self.config.get("num_key_value_heads") or heads)).items(),
+        ):
+            yield Target(f"{layer}self_attn.{name}_proj.{suffix}", start, start + count * width)
+            start += count * width
+
+
+def layer_has_two(config: Mapping[str, Any]) -> bool:
+    """Whether it is one of the Falcons whose two norms have the names of their order, not of what follows them."""
+    return bool(config.get("new_decoder_architecture")) and config.get("num_ln_in_parallel_attn") == 2

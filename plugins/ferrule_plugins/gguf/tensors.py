@@ -1,0 +1,109 @@
+"""The tensors of GGUF files as our parameters: under their names, rows where they belong, quantized or widened."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from ferrule_plugins.gguf.blocks import decode, map_file, stored, widen
+from ferrule_plugins.gguf.names import Names, Target
+from ferrule_plugins.gguf.reader import FLOATS, GgufModel, TensorInfo
+
+HEAD, TABLE = "lm_head", "embed_tokens"
+Pieces = Iterator[tuple[str, torch.Tensor]]
+
+
+@dataclass
+class Reader:
+    """Reads tensors for one model.
+
+    `quantized` maps the names of layers that take quantized weights, those of merged projections included, to whether
+    they take offsets. Whatever else is quantized is widened to `dtype`; `widened` then has the types.
+    """
+
+    names: Names
+    quantized: Mapping[str, bool]
+    dtype: torch.dtype
+    tied: bool
+    widened: set[str] = field(default_factory=set)
+    _halves: dict[str, dict[str, torch.Tensor]] = field(default_factory=dict)
+
+    def read(self, model: GgufModel) -> Iterator[tuple[TensorInfo, str, torch.Tensor]]:
+        """Each parameter's tensor, and the file's that it is from."""
+        data = {file: map_file(file) for file in model.files}
+        for info in model.tensors.values():
+            whole = stored(info, data[info.file])
+            for target in self.names.targets(info):
+                for name, tensor in self._pieces(info, target, _rows(whole, target)):
+                    yield info, name, tensor
+            del whole
+            data[info.file].madvise(mmap.MADV_DONTNEED)  # pages that were read count as this process's otherwise
+
+    def _pieces(self, info: TensorInfo, target: Target, rows: torch.Tensor) -> Pieces:
+        layer, _, suffix = target.name.rpartition(".")
+        if info.type.name in FLOATS:
+            yield from self._floats(target, rows)
+            return
+        if layer in self.quantized and suffix == "weight" and not target.change:
+            yield from self._numbers(info, layer, rows)
+            return
+        if layer == TABLE and self.tied and HEAD in self.quantized:
+            yield from self._numbers(info, HEAD, rows)
+        else:
+            self.widened.add(info.type.name)
+        wide = widen(info.type.name, rows.flatten(0, -2), self.dtype)
+        yield from self._floats(target, wide.view(*rows.shape[:-1], -1))
+
+    def _numbers(self, info: TensorInfo, layer: str, rows: torch.Tensor) -> Pieces:
+        found = decode(info.type.name, rows).centred()
+        yield f"{layer}.numbers", found.numbers
+        yield f"{layer}.scales", found.scales
+        if self.quantized[layer]:
+            none = found.offsets is None
+            yield f"{layer}.offsets", torch.zeros_like(found.scales) if none else found.offsets  # type: ignore[misc]
+
+    def _floats(self, target: Target, tensor: torch.Tensor) -> Pieces:
+        match target.change:
+            case "less_one":
+                tensor = tensor - 1
+            case "log":
+                tensor = (-tensor).log().view(-1) if tensor.shape[-1] == 1 else (-tensor).log()
+            case "conv":
+                tensor = tensor.unsqueeze(1)
+            case "flat":
+                tensor = tensor.flatten()
+            case "keys" | "values":
+                halves = self._halves.setdefault(target.name, {})
+                halves[target.change] = tensor.transpose(1, 2) if target.change == "keys" else tensor
+                if len(halves) < 2:
+                    return
+                tensor = torch.cat((halves["keys"], halves["values"]), 1).flatten(0, 1)
+                del self._halves[target.name]
+        yield target.name, tensor
+
+
+def _rows(whole: torch.Tensor, target: Target) -> torch.Tensor:
+    """The target's share of a tensor [rows, …], or [experts, rows, …]."""
+    if target.expert >= 0:
+        return whole[target.expert]
+    rows = whole[target.start : target.stop] if target.stop else whole
+    if not target.heads:
+        return rows
+    apart = rows.view(target.heads, -1, 2, *rows.shape[1:])
+    return apart.transpose(1, 2).reshape(rows.shape)
+
+
+def layers_of(module: torch.nn.Module) -> dict[str, bool]:
+    """The layers of a model that take quantized weights, as `Reader` needs them."""
+    found = {}
+    for path, part in module.named_modules():
+        names = {name for name, _ in part.named_parameters(recurse=False)}
+        if {"numbers", "scales"} <= names:
+            parent = path.rpartition(".")[0]
+            projections: Mapping[str, int] = getattr(part, "projections", {})
+            for own in (path, *(f"{parent}.{name}" if parent else name for name in projections)):
+                found[own] = "offsets" in names
+    return found

@@ -1,0 +1,68 @@
+"""`gguf`: llama.cpp's files, one or several shards, which describe the model and its tokenizer too.
+
+Quantized tensors go to layers that take them as integers with scales (the quantization method `gguf`), and are widened
+to floats for all others: embeddings, routers, norms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from ferrule import log
+from ferrule.errors import CheckpointError
+from ferrule.interfaces.load_format import Description, WeightSource
+from ferrule.interfaces.model import Model
+from ferrule_plugins.gguf.reader import find_files, read_model
+from ferrule_plugins.load_format.shards import known_options, progress
+
+if TYPE_CHECKING:
+    import torch
+
+_logger = log.get("load_format")
+
+
+class Gguf(WeightSource):
+    patterns = ("*.gguf",)
+
+    @classmethod
+    def refuses(cls, folder: Path | None) -> str | None:
+        if folder is None:
+            return "the model has no folder"
+        return None if any(folder.glob("*.gguf")) else f"{folder} has no .gguf file"
+
+    @classmethod
+    def describe(cls, place: Path) -> Description | None:
+        from ferrule_plugins.gguf.describe import describe
+
+        files = find_files(place)
+        if not files:
+            raise CheckpointError(f"{place} has no .gguf file.")
+        return Description(describe(read_model(files)), tuple(files))
+
+    def tensors(
+        self, folder: Path | None, model: Model, options: Mapping[str, Any]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        from ferrule_plugins.gguf.architectures import find, read_config
+        from ferrule_plugins.gguf.names import Names
+        from ferrule_plugins.gguf.tensors import Reader, layers_of
+
+        known_options(options)
+        files = [] if folder is None else find_files(folder, options.get("ignore_patterns", ()))
+        if not files:
+            raise CheckpointError(f"{folder} has no .gguf file.")
+        found = read_model(files)
+        module = cast("torch.nn.Module", model)
+        dtype = next(each.dtype for each in module.parameters() if each.dtype.is_floating_point)
+        config = read_config(found)
+        reader = Reader(Names(find(found), config), layers_of(module), dtype, config["tie_word_embeddings"])
+        with progress(options, sum(info.num_bytes for info in found.tensors.values())) as bar:
+            for info, name, tensor in reader.read(found):
+                self.place = str(info.file)
+                yield name, tensor
+                bar.update(tensor.nbytes)
+        self.place = str(folder)
+        if reader.widened:
+            kinds = ", ".join(sorted(reader.widened))
+            _logger.info("embeddings and other tensors of %s that no kernel multiplies by are %s here", kinds, dtype)

@@ -1,0 +1,98 @@
+"""`gguf`: the types of llama.cpp's files, as integers of 8 or 4 bits with a scale, and an offset, for 32 or 16 inputs.
+
+Every type is kept without loss but for scales and offsets, which are bfloat16: blocks of a file have them in float16 or
+as integers. What has more than 4 bits takes 8. Activations are quantized to 8 bits for the same groups of inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ferrule.errors import CheckpointError
+from ferrule.interfaces.platform import DeviceCaps
+from ferrule.interfaces.quantization import LinearLayer, LinearScheme, QuantizationMethod
+from ferrule_kernels.matmul import Form
+from ferrule_nn import Dense, checkpoint_parameter
+from ferrule_plugins.gguf.blocks import GROUP, Decoded
+from ferrule_plugins.quantization.products import Integers, Quantized, Shared, cannot_run
+
+_FOUR_BITS = frozenset(("Q2_K", "Q3_K", "Q4_0", "Q4_1", "Q4_K"))
+_SMALL_GROUPS = frozenset(("Q2_K", "Q3_K", "Q6_K"))
+_OFFSETS = frozenset(("Q2_K", "Q4_1", "Q4_K", "Q5_1", "Q5_K"))
+
+
+def form_of(types: frozenset[str]) -> Form:
+    """The form that holds all of these types."""
+    return Form(
+        4 if types <= _FOUR_BITS else 8, GROUP if types & _SMALL_GROUPS else 2 * GROUP, offsets=bool(types & _OFFSETS)
+    )
+
+
+class GgufMethod(QuantizationMethod):
+    conformance = "ferrule_plugins.quantization.samples:GGUF"
+    formats = ("gguf",)
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__(config)
+        self._shared = Shared()
+        types = config.get("types")
+        if not isinstance(types, Mapping) or not all(isinstance(names, list) for names in types.values()):
+            raise CheckpointError("quantization_config does not say of what types the layers of the GGUF file are.")
+        self._types = {name: str(kind) for kind, names in types.items() for name in names}
+
+    @classmethod
+    def refuses(cls, config: Mapping[str, Any], caps: DeviceCaps, dtype: torch.dtype) -> str | None:
+        if not config:
+            return "the weights are not those of a GGUF file with quantized tensors"
+        return cannot_run(caps.platform, dtype)
+
+    def scheme(self, layer: LinearLayer) -> LinearScheme | None:
+        before = layer.name.rpartition(".")[0]
+        parts = [f"{before}.{name}" if before else name for name in layer.projections]
+        whole = self._types.get(layer.name)
+        types = [whole] if whole else [self._types.get(name) for name in parts]
+        if not types or None in types:
+            return None
+        return GgufScheme(self._shared, form_of(frozenset(map(str, types))), torch.float32 if layer.head else None)
+
+
+class GgufScheme(Quantized):
+    """Parameters `numbers` int8 [n, k]; `scales` and, where the form has them, `offsets` float32 [n, k / 16]."""
+
+    def __init__(self, shared: Shared, form: Form, dtype: torch.dtype | None) -> None:
+        super().__init__(shared, dtype)
+        self.form = form
+
+    def allocate(self, layer: Any) -> None:
+        self.given = layer.weight.dtype
+        groups = layer.in_features // GROUP
+        if layer.in_features % (2 * GROUP):
+            raise CheckpointError(f"A quantized layer has {layer.in_features} inputs, which are not whole blocks.")
+        numbers = checkpoint_parameter(layer, (-1, layer.in_features), torch.int8)
+        scales = checkpoint_parameter(layer, (-1, groups), torch.float32)
+        offsets = checkpoint_parameter(layer, (-1, groups), torch.float32) if self.form.offsets else None
+        layer.weight, layer.numbers, layer.scales, layer.offsets = None, numbers, scales, offsets
+
+    def weights(self, layer: Any) -> Integers:
+        numbers, step = layer.numbers.detach(), self.form.group // GROUP
+        scales = layer.scales.detach()[:, ::step].contiguous()
+        offsets = layer.offsets.detach()[:, ::step].contiguous() if self.form.offsets else None
+        if self.form.bits == 4:
+            numbers = (numbers + 8).to(torch.uint8)
+        return Integers(numbers, scales, None, self.form.bits, self.form.group, offsets)
+
+    def pack(self, layer: Any) -> None:
+        if layer.numbers.device.type == "cpu":
+            super().pack(layer)
+            return
+        offsets = layer.offsets.detach() if self.form.offsets else None
+        wide = Decoded(layer.numbers.detach(), layer.scales.detach(), offsets).widened().to(self.given)
+        self.shared.say("quantized weights of GGUF files take 16 bits on GPUs, or 32 with --dtype float32")
+        for name in ("numbers", "scales", "offsets"):
+            setattr(layer, name, None)
+        layer.weight = torch.nn.Parameter(wide, requires_grad=False)
+        layer.scheme, layer.quantized = Dense(), False
+        layer.scheme.pack(layer)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from difflib import get_close_matches
@@ -15,6 +15,7 @@ from ferrule.config import Resolved
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.hub import Choose, ModelHub, Repository
 from ferrule.interfaces.plugins import Plugins
+from ferrule.launch import variants
 from ferrule.launch.describe import described
 
 _PATHS = ("/", "./", "../", "~")  # how a name begins that is not a hub id
@@ -87,12 +88,14 @@ def check_remote(config: Resolved, plugins: Plugins) -> list[str]:
             if what == "model":
                 _checked(_folder(config, plugins, what, folder), model.config_format)
             continue
-        hub, repository = _remote(config, plugins, what, name, revision)
+        hub, repository, kind = _remote(config, plugins, what, name, revision)
         with _paths_meant(name):
             files = hub.files(repository)
         if files is None:
             unknown.append(name)
-        elif what == "model":
+        elif kind and not variants.has(kind, files):
+            raise variants.missing(repository.name, kind, files)
+        elif what == "model" and not kind:
             _check_listing(repository, files, config)
     return list(dict.fromkeys(unknown))
 
@@ -101,9 +104,9 @@ def _check_listing(repository: Repository, files: Sequence[str], config: Resolve
     """Raises CheckpointError for a repository that is not a model that can be loaded."""
     form, load_format = config.model.config_format, config.load.load_format
     configs = {"hf": _CONFIGS[:1], "mistral": _CONFIGS[1:]}.get(form, _CONFIGS)
-    if not any(name in files for name in configs):
-        raise CheckpointError(f"The repository {repository.name!r} has no {configs[0]}.", _MODEL_FOLDER)
     wanted = weight_patterns(files, load_format)
+    if not any(name in files for name in (*configs, *wanted)):  # weights with a name describe themselves
+        raise CheckpointError(f"The repository {repository.name!r} has no {configs[0]}.", _MODEL_FOLDER)
     kept = [name for name in files if not any(fnmatch(name, pattern) for pattern in repository.ignore)]
     if wanted and not any(fnmatch(name, pattern) for name in kept for pattern in wanted):
         raise CheckpointError(
@@ -117,13 +120,16 @@ def is_path(name: str) -> bool:
     return name.startswith(_PATHS) or Path(name).expanduser().exists()
 
 
-def weight_patterns(names: Iterable[str], load_format: str) -> tuple[str, ...]:
+def weight_patterns(names: Sequence[str], load_format: str) -> tuple[str, ...]:
     """Which weight files to fetch of those that a repository has. `auto` takes pickles only without safetensors.
 
-    For a format that is not built in, all files are fetched, because only its plugin knows which it needs. Raises
-    CheckpointError where `auto` finds Mistral's layout alone: a fetch leaves those files out, as most repositories have
-    them beside others.
+    Without a ``config.json`` it takes what describes itself. For a format that is not built in, all files are fetched,
+    because only its plugin knows which it needs. Raises CheckpointError where `auto` finds Mistral's layout alone,
+    because a fetch leaves those files out, as most repositories have them beside others; and for a repository with
+    several models.
     """
+    if load_format == "gguf" or (load_format == "auto" and "config.json" not in names and variants.kinds(names)):
+        return variants.only(names)
     if load_format != "auto":
         known = {"safetensors": (_SAFETENSORS,), "pt": _PICKLES, "mistral": (_MISTRAL,), "dummy": ()}
         return known.get(load_format, ("*",))
@@ -140,9 +146,17 @@ def _find(config: Resolved, plugins: Plugins, what: str, name: str, revision: st
     folder = _local(what, name)
     if folder is not None:
         return folder
-    hub, repository = _remote(config, plugins, what, name, revision)
+    hub, repository, kind = _remote(config, plugins, what, name, revision)
+    seen: list[str] = []
+
+    def of_kind(names: Sequence[str]) -> Sequence[str]:
+        seen[:] = names
+        return (*_COMMON, *variants.patterns(kind))
+
     with _paths_meant(name):
-        return hub.fetch(repository, choose)
+        if not kind:
+            return hub.fetch(repository, choose)
+        return variants.file_of(hub.fetch(repository, of_kind), repository.name, kind, seen)
 
 
 def _local(what: str, name: str) -> Path | None:
@@ -157,18 +171,23 @@ def _local(what: str, name: str) -> Path | None:
 
 def _remote(
     config: Resolved, plugins: Plugins, what: str, name: str, revision: str | None
-) -> tuple[ModelHub, Repository]:
-    """The hub, and what it is asked for. Raises CheckpointError for a name that it cannot have."""
+) -> tuple[ModelHub, Repository, str]:
+    """The hub, what it is asked for, and of which kind the model is to be, see `variants`; "" for the only one.
+
+    Raises CheckpointError for a name that the hub cannot have.
+    """
     hub: ModelHub = plugins.make("hub", config.model.hub)
-    reason = hub.refuses(name)
+    reason, kind = hub.refuses(name), ""
+    if reason is not None and hub.refuses(variants.split(name)[0]) is None:
+        (name, kind), reason = variants.split(name), None
     if reason is not None:
         missing = _missing(what, name).removesuffix(".")
         raise CheckpointError(f"{missing}, and the hub {config.model.hub} {reason}.", _meant(Path(name).expanduser()))
     token = True if config.model.hf_token in {"", "true", "True", True} else config.model.hf_token  # "": the bare flag
     folder = Path(config.load.download_dir).expanduser() if config.load.download_dir else None
     others = () if config.load.load_format == "mistral" else ("consolidated*",)
-    ignore = (*config.load.ignore_patterns, *others, *_OTHER_LAYOUTS, *_TRAINING)
-    return hub, Repository(name, revision, token, folder, ignore)
+    ignore = (*config.load.ignore_patterns, *others, *_OTHER_LAYOUTS, *_TRAINING, *variants.SKIPPED)
+    return hub, Repository(name, revision, token, folder, ignore), kind
 
 
 def _missing(what: str, name: str) -> str:

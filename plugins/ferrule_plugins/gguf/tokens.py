@@ -36,10 +36,10 @@ class Vocabulary:
         self.model = model
         self.tokens: list[str] = model.need("tokenizer.ggml.tokens", list)
         count = len(self.tokens)
-        self.kinds = self._each("token_type", int) or [_NORMAL] * count
-        self.scores = self._each("scores", float) or [0.0] * count
         if not count or not isinstance(self.tokens[0], str):
             raise CheckpointError(f"{model.file}: 'tokenizer.ggml.tokens' is not a list of texts.")
+        self.kinds = self._each("token_type", int) or [_NORMAL] * count
+        self.scores = self._each("scores", float) or [0.0] * count
         self.ids: dict[str, int] = {}
         for index, token in enumerate(self.tokens):
             self.ids.setdefault(token, index)

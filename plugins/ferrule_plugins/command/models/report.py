@@ -116,7 +116,7 @@ def _measure(report: Report, config: Resolved, plugins: Plugins, choice: Choice,
     parameters = list({id(each): each for each in module.parameters()}.values())
     report.parameters = sum(each.numel() for each in parameters)
     width = choice.context.dtype
-    own = sum(each.nbytes for each in parameters)
+    own = sum(each.nbytes for each in parameters) - sum(_packed_less(part) for part in module.modules())
     report.weights = {choice.quantization or _short(width): own}
     if choice.method is None:
         for name in _METHODS:
@@ -145,6 +145,15 @@ def _measure(report: Report, config: Resolved, plugins: Plugins, choice: Choice,
         report.fits = max(0, min(report.context, room // report.token_bytes))
     elif states:
         report.fits = report.context if room > 0 else 0
+
+
+def _packed_less(part: nn.Module) -> int:
+    """Bytes by which a layer that a checkpoint has quantized is smaller once it is packed, where that is known."""
+    form = getattr(getattr(part, "scheme", None), "form", None)
+    if form is None or not getattr(part, "quantized", False):
+        return 0
+    own = sum(each.nbytes for name, each in part.named_parameters(recurse=False) if name != "bias")
+    return own - int(form.packed_bytes(part.out_features, part.in_features))
 
 
 def _saved(module: nn.Module, method: QuantizationMethod) -> int:

@@ -19,6 +19,7 @@ from ferrule.launch.localise import localise, weight_patterns
 from ferrule.plugin import discover
 from ferrule_testkit.fake_hub import FakeHub, commit, fake_hub
 from ferrule_testkit.wheels import Distribution
+from tests.unit.plugins.gguf.files import entry, file, tensor
 
 TOKEN = "hf_" + "x" * 16
 
@@ -220,6 +221,50 @@ def test_a_folder_passes_through_and_a_mistyped_one_gets_a_suggestion(tmp_path: 
 def test_what_cannot_be_a_repository_id_never_reaches_the_hub(name: str) -> None:
     with pytest.raises(CheckpointError, match="is not a folder on this machine"):
         localise(resolve(Config(model=ModelConfig(model=name))), discover())
+
+
+# ------------------------------------------------------------------------------------------------ GGUF
+
+
+def gguf_file(kind: int) -> bytes:
+    """A model of one tensor, whose type is `kind`."""
+    keys = [entry("general.architecture", "llama"), entry("llama.block_count", kind)]
+    return file(keys, [tensor("token_embd.weight", (32, 4), 0, 0)], 512)
+
+
+SEVERAL = {
+    "README.md": b"text",
+    "m-Q4_K_M.gguf": gguf_file(4),
+    "m-IQ4_XS.gguf": gguf_file(5),
+    "mmproj-Q8_0.gguf": b"x",
+    "m-q8_0/m-q8_0-00001-of-00001.gguf": gguf_file(8),
+}
+
+
+def test_a_kind_behind_the_name_is_one_file_of_the_repository(hub: FakeHub, fetch: Fetch, tmp_path: Path) -> None:
+    hub._repositories["org/several"] = {"main": SEVERAL}  # type: ignore[index]
+    hub._repositories["org/one"] = {"main": {"m-Q4_0.gguf": gguf_file(2)}}  # type: ignore[index]
+    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    for name, layers in (("org/several:Q4_K_M", 4), ("org/several:q4_k_m", 4), ("org/several:Q8_0", 8), ("org/one", 2)):
+        model, tokenizer = fetch({"model": name}, **cache)
+        assert model == tokenizer
+        assert json.loads((Path(model) / "config.json").read_bytes())["num_hidden_layers"] == layers
+    asked = [path.rpartition("/")[2] for method, path, _ in hub.requests if method == "GET"]
+    assert {name for name in asked if name.endswith(".gguf")} == {
+        "m-Q4_K_M.gguf",
+        "m-q8_0-00001-of-00001.gguf",
+        "m-Q4_0.gguf",
+    }
+
+
+def test_a_kind_that_is_missing_is_told_with_those_that_are_there(hub: FakeHub, fetch: Fetch) -> None:
+    hub._repositories["org/several"] = {"main": SEVERAL}  # type: ignore[index]
+    listed = "IQ4_XS, Q4_K_M, q8_0"
+    for fetches in (True, False):
+        assert listed in fetch({"model": "org/several:Q5_K"}, fetches=fetches)["error"]
+        assert f"Name one, as :KIND behind it: {listed}" in fetch({"model": "org/several"}, fetches=fetches)["error"]
+    assert fetch({"model": "org/several:Q8_0"}, fetches=False) == {"unknown": []}
+    assert "no model of the kind 'Q8_0'" in fetch({"model": "org/model:Q8_0"})["error"]
 
 
 # ------------------------------------------------------------------------------------------------ another hub

@@ -1,0 +1,52 @@
+"""Quantized blocks: every bit pattern becomes the number that ggml's own code makes of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
+
+from ferrule_plugins.gguf import blocks
+from ferrule_plugins.gguf.blocks import decode, widen
+from ferrule_plugins.gguf.reader import FLOATS, TYPES
+
+QUANTIZED = [kind for kind in TYPES.values() if kind.name not in FLOATS]
+
+
+def test_types_have_the_sizes_of_ggml() -> None:
+    for number, kind in TYPES.items():
+        theirs = GGMLQuantizationType(number)
+        assert (theirs.name, *GGML_QUANT_SIZES[theirs]) == (kind.name, kind.size, kind.num_bytes)
+
+
+def random_rows(kind: str, rows: int = 5, width: int = 512) -> np.ndarray:
+    """Blocks of any bits."""
+    size, num_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
+    return np.random.default_rng(7).integers(0, 256, (rows, width // size * num_bytes), dtype=np.uint8)
+
+
+@pytest.mark.parametrize("kind", [kind.name for kind in QUANTIZED])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of blocks whose scale is not a number
+def test_blocks_are_the_numbers_that_ggml_makes_of_them(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = random_rows(kind)
+    wanted = quants.dequantize(rows, GGMLQuantizationType[kind])
+    assert np.isfinite(wanted).mean() > 0.5
+    for at_a_time in (1 << 22, 1000):  # in one piece, and in several
+        monkeypatch.setattr(blocks, "_ROWS", at_a_time)
+        decoded = decode(kind, torch.from_numpy(rows))
+        assert decoded.numbers.dtype == torch.int8
+        assert np.array_equal(decoded.widened().numpy(), wanted, equal_nan=True)
+        assert np.array_equal(widen(kind, torch.from_numpy(rows), torch.float32).numpy(), wanted, equal_nan=True)
+
+
+@pytest.mark.parametrize("kind", ["Q4_1", "Q4_K", "Q2_K"])
+def test_centred_numbers_fit_four_bits_and_mean_the_same(kind: str) -> None:
+    decoded = decode(kind, torch.from_numpy(random_rows(kind)))
+    centred = decoded.centred()
+    assert centred.numbers.min() >= -8
+    assert centred.numbers.max() <= 7
+    assert decoded.offsets is not None
+    reach = (decoded.offsets.abs() + 16 * decoded.scales.abs()).repeat_interleave(blocks.GROUP, 1)
+    apart = (decoded.widened() - centred.widened()).abs()
+    assert bool((apart <= 1e-6 * reach)[reach.isfinite()].all())

@@ -1,0 +1,212 @@
+"""A file that is named in the place of a model folder: found, described, loaded, quantized, and multiplied by."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType, GGUFWriter, quants
+
+from ferrule.assembly.memory import weight_tensors
+from ferrule.assembly.model import load_model
+from ferrule.config import Config, DeviceConfig, LoadConfig, ModelConfig
+from ferrule.config.resolve import resolve
+from ferrule.errors import CheckpointError
+from ferrule.frontend.inputs import open_inputs
+from ferrule.launch.localise import localise
+from ferrule.plugin import discover
+from ferrule_plugins.command.models.report import describe
+from ferrule_plugins.gguf.blocks import decode
+from ferrule_testkit.checkpoints import SIZES
+from tests.unit.plugins.gguf import converted as c
+
+CASE = c.Case("qwen3", {"head_dim": 64, "hidden_size": 256, "intermediate_size": 512, "tie_word_embeddings": True})
+RANDOM_SCALES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,)}
+KINDS = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", *RANDOM_SCALES)
+
+
+def quantized(weight: np.ndarray, kind: str) -> np.ndarray:
+    """The weight in blocks; of types that the oracle cannot make, random blocks of the same size."""
+    number = GGMLQuantizationType[kind]
+    if kind not in RANDOM_SCALES:
+        return quants.quantize(weight, number)
+    size, num_bytes = gguf.GGML_QUANT_SIZES[number]
+    blocks = np.random.default_rng(len(kind)).integers(
+        0, 256, (len(weight), weight.shape[1] // size, num_bytes), np.uint8
+    )
+    for at in RANDOM_SCALES[kind]:
+        blocks[..., at : at + 2] = np.frombuffer(np.float16(1e-4).tobytes(), np.uint8)
+    return blocks.reshape(len(weight), -1)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, dict[str, torch.Tensor]]:
+    folder = tmp_path_factory.mktemp("checkpoint")
+    return folder, *c.write_checkpoint(CASE, folder)
+
+
+def write(checkpoint: Any, file: Path, kind: str, mixed: str | None = None) -> Path:
+    """The checkpoint with matrices of one type, or its values of another."""
+    folder, config, state = checkpoint
+    writer = GGUFWriter(str(file), "qwen3")
+    c.add_numbers(writer, config)
+    vocabulary = json.loads((folder / "tokenizer.json").read_text())
+    tokens = sorted(vocabulary["model"]["vocab"].items(), key=lambda item: item[1])
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    padding = [f"[PAD{index}]" for index in range(len(tokens), SIZES["vocab_size"])]
+    writer.add_token_list([token for token, _ in tokens] + padding)
+    writer.add_token_types([3] * 5 + [1] * (len(tokens) - 5) + [5] * len(padding))
+    writer.add_token_merges([" ".join(merge) for merge in vocabulary["model"]["merges"]])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_chat_template(json.loads((folder / "tokenizer_config.json").read_text())["chat_template"])
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, 2)
+    for name, tensor in state.items():
+        found = names.get_name(name, (".weight",))
+        if found is None or name.startswith("lm_head"):
+            continue
+        own = mixed if mixed and "v_proj" in name else kind
+        if tensor.dim() < 2 or own == "F32":
+            writer.add_tensor(found, tensor.float().numpy())
+        else:
+            writer.add_tensor(found, quantized(tensor.float().numpy(), own), raw_dtype=GGMLQuantizationType[own])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def config(model: Path | str, load_format: str = "auto", **changes: Any) -> Any:
+    sections = ModelConfig(model=str(model), **changes), LoadConfig(load_format=load_format)
+    return resolve(Config(model=sections[0], load=sections[1], device=DeviceConfig(device="cpu")))
+
+
+def loaded(model: Path | str, load_format: str = "auto", **changes: Any) -> Any:
+    return load_model(localise(config(model, load_format, **changes), discover()), discover())
+
+
+def layer(model: Any, name: str) -> Any:
+    return model.get_submodule(name)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_type_is_multiplied_by_nearly_as_by_its_floats(kind: str, checkpoint: Any, tmp_path: Path) -> None:
+    file = write(checkpoint, tmp_path / "model.gguf", kind)
+    found = loaded(file)
+    assert found.info.quantization == "gguf"
+    _, _, state = checkpoint
+    name = "model.layers.0.mlp.down_proj.weight"
+    rows = torch.from_numpy(quantized(state[name].float().numpy(), kind))
+    weight = decode(kind, rows).widened()
+    x = torch.randn(3, 512, generator=torch.Generator().manual_seed(1)).bfloat16()
+    y = layer(found.model, "layers.0.mlp.down_proj")(x).float()
+    wanted = x.float() @ weight.t()
+    assert float((y - wanted).norm() / wanted.norm()) < 0.012  # activations have 8 bits, scales and the result 16
+
+
+SIZES_IN_BITS = {"Q8_0": 8.5, "Q4_0": 4.5, "Q4_1": 5, "Q4_K": 5, "Q6_K": 9, "Q3_K": 5, "Q2_K": 6, "IQ4_NL": 8.5}
+
+
+@pytest.mark.parametrize("kind", SIZES_IN_BITS)
+def test_memory_is_that_of_the_form(kind: str, checkpoint: Any, tmp_path: Path) -> None:
+    found = loaded(write(checkpoint, tmp_path / "model.gguf", kind))
+    tensors = layer(found.model, "layers.0.mlp.down_proj").packed_tensors()
+    assert sum(each.nbytes for each in tensors) == 256 * 512 * SIZES_IN_BITS[kind] / 8
+    assert found.info.weight_bytes == sum(each.nbytes for each in weight_tensors(found.model))
+
+
+def test_types_may_differ_within_a_merged_layer(checkpoint: Any, tmp_path: Path) -> None:
+    found = loaded(write(checkpoint, tmp_path / "model.gguf", "Q4_0", mixed="Q6_K"))
+    form = layer(found.model, "layers.0.self_attn.qkv_proj").scheme.form
+    assert (form.bits, form.group, form.offsets) == (8, 16, False)
+    plain = loaded(write(checkpoint, tmp_path / "other.gguf", "Q4_0", mixed="F32"))
+    assert not layer(plain.model, "layers.0.self_attn.qkv_proj").quantized
+    assert layer(plain.model, "layers.0.mlp.down_proj").quantized
+
+
+def test_a_tied_head_is_quantized_beside_the_table_of_the_embedding(checkpoint: Any, tmp_path: Path) -> None:
+    found = loaded(write(checkpoint, tmp_path / "model.gguf", "Q8_0"))
+    assert found.model.lm_head.quantized
+    assert found.model.embed_tokens.weight.dtype == torch.bfloat16
+    assert found.model.embed_tokens.weight.shape == (320, 256)
+
+
+def test_the_folder_of_a_file_is_made_once_and_anew_when_the_file_says_something_else(
+    checkpoint: Any, tmp_path: Path
+) -> None:
+    file = write(checkpoint, tmp_path / "model.gguf", "Q8_0")
+    folders = [localise(config(file), discover()).model.model for _ in range(2)]
+    assert folders[0] == folders[1]
+    assert Path(folders[0]).name.startswith("model-")
+    write(checkpoint, file, "Q4_0")
+    assert localise(config(file), discover()).model.model != folders[0]
+
+
+def test_a_folder_with_a_file_and_its_own_configuration_uses_that(checkpoint: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    write(checkpoint, folder / "model.gguf", "Q8_0")
+    assert localise(config(folder), discover()).model.model != str(folder)
+    shutil.copy(checkpoint[0] / "config.json", folder)
+    assert localise(config(folder), discover()).model.model == str(folder)
+    found = loaded(folder)
+    assert found.info.quantization is None  # its config.json does not say so
+    assert loaded(folder, "gguf").info.quantization == "gguf"
+
+
+def test_tokenizer_and_template_are_those_of_the_file(checkpoint: Any, tmp_path: Path) -> None:
+    file = write(checkpoint, tmp_path / "model.gguf", "Q8_0")
+    inputs = open_inputs(localise(config(file), discover()), discover())
+    theirs = open_inputs(localise(config(checkpoint[0]), discover()), discover())
+    assert inputs.tokenizer is not None
+    assert theirs.tokenizer is not None
+    text = "<|im_start|>The quick brown fox 123, user's"
+    assert inputs.tokenizer.encode(text) == theirs.tokenizer.encode(text)
+    assert inputs.templates == theirs.templates
+    other = localise(config(file, tokenizer=str(checkpoint[0])), discover()).model
+    assert (other.tokenizer, other.model) == (str(checkpoint[0]), localise(config(file), discover()).model.model)
+    named = localise(config(checkpoint[0], tokenizer=str(file)), discover()).model
+    assert (Path(named.tokenizer) / "tokenizer.json").is_file()
+
+
+def test_a_report_needs_the_file_alone(checkpoint: Any, tmp_path: Path) -> None:
+    file = write(checkpoint, tmp_path / "model.gguf", "Q4_0")
+    report = describe(localise(config(file), discover()), discover(), str(file))
+    assert (report.architecture, report.implementation, report.refusal) == ("Qwen3ForCausalLM", "native", "")
+    loaded_bytes = loaded(file).info.weight_bytes
+    assert report.weights == {"gguf": pytest.approx(loaded_bytes, rel=0.01)}
+
+
+def test_what_is_no_model_is_refused_with_what_it_is(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"GGUF" + bytes(100))
+    with pytest.raises(CheckpointError, match="has version 0"):
+        localise(config(tmp_path / "model.gguf"), discover())
+    with pytest.raises(CheckpointError, match="has version 0"):
+        localise(config(tmp_path), discover())
+    (tmp_path / "model.txt").write_text("text")
+    with pytest.raises(CheckpointError, match=r"model\.txt is a file"):
+        localise(config(tmp_path / "model.txt"), discover())
+    writer = GGUFWriter(str(tmp_path / "model.gguf"), "clip")
+    writer.add_tensor("v.weight", np.zeros((4, 4), np.float32))
+    for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
+        step()
+    with pytest.raises(CheckpointError, match="'clip' are not read from GGUF"):
+        localise(config(tmp_path / "model.gguf"), discover())

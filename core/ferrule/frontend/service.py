@@ -107,9 +107,7 @@ class FrontendService(Service):
         if self.tokenizer is None:
             return f"token_id:{token_id}".encode()
         piece = self.tokenizer.piece(token_id, False)
-        if piece is None:
-            return self.tokenizer.decode([token_id], skip_special_tokens=False).encode()
-        return piece
+        return self.tokenizer.decode([token_id], skip_special_tokens=False).encode() if piece is None else piece
 
     async def generate(self, request: Generate) -> AsyncIterator[Output]:
         arrival = self._clock()
@@ -303,8 +301,8 @@ class FrontendService(Service):
         choice.prompt_text = prompt.text
         choice.named_stop_ids = checked.named_stop_ids
         choice.show_stop_token = checked.include_stop
-        if not request.thought_tokens and parse.parts_thoughts and detokenizer is not None:
-            choice.answer_tokens = AnswerTokens()
+        parted = not request.thought_tokens and parse.parts_thoughts and detokenizer is not None
+        choice.answer_tokens = AnswerTokens() if parted else None
         return choice
 
 

@@ -46,7 +46,7 @@ def mistral_form(folder: Path, target: Path, **changes: Any) -> Path:
     (target / "params.json").write_text(json.dumps({**params, **changes}))
     weights = {}
     for name, tensor in load_file(folder / "model.safetensors").items():
-        if re.search(r"\.[qk]_proj\.weight", name):
+        if re.search(r"\.[qk]_proj\.weight$", name):
             tensor = tensor.view(-1, 2, head_dim // 2, tensor.shape[1]).transpose(1, 2).reshape(tensor.shape)
         for pattern, replacement in _NAMES:
             name = re.sub(pattern, replacement, name)

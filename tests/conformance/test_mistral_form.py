@@ -72,6 +72,28 @@ def test_tied_embeddings_and_parts_for_images(tmp_path: Path) -> None:
     same(generate(own), generate(folder))
 
 
+def test_fp8_weights_with_one_scale_for_each_matrix(tmp_path: Path) -> None:
+    """As the same numbers in the form of transformers, with its `quantization_config`."""
+    folder = tiny_checkpoint("llama", tmp_path / "llama")
+    weights: dict[str, torch.Tensor] = {}
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        if name.endswith("_proj.weight"):
+            scale = tensor.abs().max() / 448
+            weights[f"{name}_scale"] = scale
+            tensor = (tensor / scale).to(torch.float8_e4m3fn)
+        weights[name] = tensor
+    save_file(weights, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+    (folder / "config.json").write_text(json.dumps(config))
+    quantization = {"qformat_weight": "fp8_e4m3", "qscheme_act": "NO_SCALES"}
+    own = mistral_form(folder, tmp_path / "own", quantization=quantization)
+    scales = load_file(own / "consolidated.safetensors")
+    renamed = {name.replace(".weight_scale", ".qscale_weight"): tensor for name, tensor in scales.items()}
+    save_file(renamed, own / "consolidated.safetensors")
+    same(generate(own), generate(folder))
+
+
 def test_options_choose_the_form_where_a_folder_has_both(tmp_path: Path) -> None:
     folder = tiny_checkpoint("llama", tmp_path / "both")
     expected = generate(folder)

@@ -71,6 +71,7 @@ def test_dummy_weights_need_no_files_and_repeat(tmp_path: Path, name: str, imple
         ("gemma3_text", "Gemma3ForConditionalGeneration", "language_model.model."),
         ("gemma4_text-plain", "Gemma4ForConditionalGeneration", "model.language_model."),
         ("ministral3", "Mistral3ForConditionalGeneration", "language_model.model."),
+        ("llama4", "Llama4ForConditionalGeneration", "language_model.model."),
     ],
 )
 def test_the_text_part_of_a_composite_model_is_the_text_model(
@@ -90,6 +91,18 @@ def test_the_text_part_of_a_composite_model_is_the_text_model(
     config = {"architectures": [architecture], "text_config": text, "vision_config": {"hidden_size": 8}}
     (folder / "config.json").write_text(json.dumps(config))
     assert tokens(folder) == expected
+
+
+def test_windows_of_qwen_2_moe_without_layer_types_are_those_of_transformers(tmp_path: Path) -> None:
+    folder = tiny_checkpoint("qwen2_moe", tmp_path / "moe")
+    config = json.loads((folder / "config.json").read_text())
+    del config["layer_types"]
+    windows = {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}
+    (folder / "config.json").write_text(json.dumps({**config, **windows}))
+    expected = tokens(folder, model_impl="transformers")
+    assert tokens(folder, model_impl="native") == expected
+    with Harness(folder, model_impl="native") as harness:
+        assert sorted(group.window for group in harness.info.groups) == [0, 6]
 
 
 def test_a_native_model_does_without_transformers(tmp_path: Path) -> None:

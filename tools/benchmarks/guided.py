@@ -4,7 +4,8 @@
 
 The vocabulary has the size of Qwen 3's (151,936) and is made of syllables, so that no file is needed; the schema has
 20 fields of five types. Every backend runs in this process, on one thread for the masks; times are wall-clock. With
-`--distinct`, the memory of a process that so many requests come to instead, each with a schema of its own.
+`--distinct`, the memory of a process that so many requests come to instead, each with a schema of its own. With
+`--forced`, how much of the text a grammar leaves no choice about.
 """
 
 from __future__ import annotations
@@ -137,6 +138,22 @@ def measure(backend: GrammarBackend, schema: dict[str, Any], ids: Sequence[int],
     )
 
 
+def forced(backend: GrammarBackend, spec: GrammarSpec, text: str) -> float:
+    """The share of a text's bytes that what precedes them determines: all allowed tokens begin with them."""
+    tokens = backend.vocabulary.tokens
+    firsts = np.array([token[0] if token else 256 for token in tokens])  # 256: the text may end
+    ids = {token: number for number, token in enumerate(tokens)}
+    mask = np.zeros((1, backend.vocabulary.words), np.int32)
+    grammar, count = backend.load(backend.compile(spec)), 0
+    for byte in text.encode():
+        grammar.fill(mask[0])
+        allowed = np.unpackbits(mask.view(np.uint8), bitorder="little")[: len(tokens)].astype(bool)
+        count += len(set(firsts[allowed])) == 1
+        if not grammar.accept([ids[bytes([byte])]]):
+            raise RuntimeError("the backend refuses a value that fits the schema")
+    return count / len(text.encode())
+
+
 def memory(backend: GrammarBackend, name: str, count: int) -> None:
     """Resident memory while `count` requests, each with another schema, follow a value of it: ten lines of figures."""
     grammars = Grammars(lambda _: backend)
@@ -168,6 +185,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backends", nargs="+", default=["guidance", "xgrammar"])
     parser.add_argument("--distinct", type=int, default=0, help="Number of schemas for the measurement of memory.")
+    parser.add_argument("--forced", action="store_true", help="How much of the text a grammar determines.")
     arguments = parser.parse_args()
     words, plugins, (schema, text) = vocabulary(), discover(), example()
     ids = tokenize(text, words)
@@ -177,6 +195,9 @@ def main() -> None:
         opened = time.perf_counter() - began
         if arguments.distinct:
             memory(backend, name, arguments.distinct)
+            continue
+        if arguments.forced:
+            print(f"{name}: bytes forced {forced(backend, GrammarSpec(form=Json(schema)), text):.0%}", flush=True)
             continue
         print(f"{name}: open {opened:.1f} s, {measure(backend, schema, ids)}", flush=True)
 

@@ -33,6 +33,7 @@ from ferrule.frontend.admission.validate import (
 from ferrule.frontend.guided.compiler import GrammarCompiler
 from ferrule.frontend.guided.constraint import Constraints, Parsers, enforces_strict
 from ferrule.frontend.inputs import Inputs, open_inputs
+from ferrule.frontend.output.answer_tokens import AnswerTokens
 from ferrule.frontend.output.beam import BestOf, search_beams
 from ferrule.frontend.output.choice import Choice, OutputStream
 from ferrule.frontend.output.parse import ParseChain, choice_context, open_chain
@@ -106,9 +107,7 @@ class FrontendService(Service):
         if self.tokenizer is None:
             return f"token_id:{token_id}".encode()
         piece = self.tokenizer.piece(token_id, False)
-        if piece is None:
-            return self.tokenizer.decode([token_id], skip_special_tokens=False).encode()
-        return piece
+        return self.tokenizer.decode([token_id], skip_special_tokens=False).encode() if piece is None else piece
 
     async def generate(self, request: Generate) -> AsyncIterator[Output]:
         arrival = self._clock()
@@ -302,6 +301,8 @@ class FrontendService(Service):
         choice.prompt_text = prompt.text
         choice.named_stop_ids = checked.named_stop_ids
         choice.show_stop_token = checked.include_stop
+        parted = not request.thought_tokens and parse.parts_thoughts and detokenizer is not None
+        choice.answer_tokens = AnswerTokens() if parted else None
         return choice
 
 

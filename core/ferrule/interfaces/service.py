@@ -66,6 +66,7 @@ class Generate(Struct, frozen=True, kw_only=True):
     parallel_tool_calls: bool = True
     beam: Beam | None = None  # the params.n best of `width` beams, best first
     raw: bool = False  # True: all text is content as the model wrote it; no parser runs
+    thought_tokens: bool = True  # False: outputs have no ids and logprobs of thoughts and of the markup around them
     streamed: bool = True  # False: the outputs are folded before anybody sees one
 
 

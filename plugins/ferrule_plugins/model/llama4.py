@@ -94,3 +94,9 @@ class Llama4(MoEDecoder):
         if not c["attn_temperature_tuning"]:
             return Attention(layer, spec)
         return GrowingAttention(float(c["attn_scale"]), float(c["floor_scale"]), layer, spec)
+
+
+class Llama4TextPart(Llama4):
+    """The text part of Llama 4 with images."""
+
+    naming = Llama4.naming.of_text_part()

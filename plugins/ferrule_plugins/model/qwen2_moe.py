@@ -20,8 +20,17 @@ class Qwen2Moe(MoEDecoder):
     def describe(self, ctx: BuildContext) -> DecoderSpec:
         spec = DecoderSpec.of(ctx)
         bias = bool(ctx.config["qkv_bias"])
-        return replace(spec, qkv_bias=bias, windows=qwen_windows(ctx, spec.num_layers))
+        return replace(spec, qkv_bias=bias, windows=_windows(ctx, spec.num_layers))
 
     def describe_experts(self, ctx: BuildContext) -> MoESpec:
         shared = int(need(ctx.config, "shared_expert_intermediate_size"))
         return read_moe(ctx, read_routing(ctx), shared_size=shared, shared_gate=True)
+
+
+def _windows(ctx: BuildContext, num_layers: int) -> tuple[int, ...]:
+    """Without `layer_types`: every second layer of those before `max_window_layers`, as transformers has it."""
+    config = ctx.config
+    if config.get("layer_types") or not (config.get("use_sliding_window") and ctx.sliding_window):
+        return qwen_windows(ctx, num_layers)
+    window, first_full = int(config["sliding_window"] or 0), int(config["max_window_layers"])
+    return tuple(window if index % 2 == 0 and index < first_full else 0 for index in range(num_layers))

@@ -91,6 +91,7 @@ class Chat:
             tool_choice=choice.model_dump() if isinstance(choice, NamedTool) else choice,
             parallel_tool_calls=body.parallel_tool_calls is not False,
             beam=beam(body),
+            thought_tokens=body.include_reasoning,
             streamed=body.stream,
         )
 

@@ -196,8 +196,8 @@ class Meter:
 
     def see(self, output: Output) -> None:
         index = output.index
+        self._undecided[index] += output.usage.completion_tokens - self._usages[index].completion_tokens
         self._usages[index] = output.usage
-        self._undecided[index] += len(output.token_ids)
         if output.events and self._asked.reasons:
             thoughts = sum(len(event.text) for event in output.events if isinstance(event, Reasoning))
             texts = sum(len(getattr(event, "text", "") or getattr(event, "fragment", "")) for event in output.events)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,14 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from ferrule.api.app import build_app
 from ferrule.api.lifecycle import Lifecycle
 from ferrule.config import Config, FrontendConfig, ModelConfig
 from ferrule.config.resolve import resolve
 from ferrule.errors import ConfigError
+from ferrule.frontend.output.choice import fold as fold_outputs
 from ferrule.frontend.output.parse import join_events
 from ferrule.frontend.service import FrontendService, build_service
 from ferrule.interfaces.parsers import (
@@ -34,11 +36,11 @@ from ferrule.interfaces.parsers import (
 from ferrule.interfaces.service import ChatPrompt, Generate, Prompt, Service
 from ferrule.plugin import Plugins, discover
 from ferrule.sampling_params import SamplingParams
-from ferrule.types import GrammarSpec
+from ferrule.types import EngineRequest, FinishReason, GrammarSpec, RequestDelta, TokenLogprobs
 from ferrule_plugins.reasoning_parser.deepseek_r1 import DeepSeekR1
 from ferrule_plugins.reasoning_parser.qwen3 import Qwen3
 from ferrule_plugins.tool_parser.hermes import Hermes
-from ferrule_testkit.fake_engine import FakeEngine, says
+from ferrule_testkit.fake_engine import FakeEngine, Script, says, tokens
 from ferrule_testkit.frontend import Answer, fold
 from ferrule_testkit.service import ScriptedService
 from ferrule_testkit.tokenizers import ByteTokenizers
@@ -219,6 +221,85 @@ async def test_calls_and_results_of_the_history_reach_the_template(tmp_path: Pat
         )
         await harness.answer(ChatPrompt(messages=messages))
         assert harness.prompt == '<user>q<assistant>(call_1 f {"a": [1]})<tool>r<assistant>'
+
+
+def in_deltas(ids: Sequence[int], size: int) -> Script:
+    """A script whose deltas have so many tokens."""
+
+    def script(request: EngineRequest) -> Iterator[RequestDelta]:
+        ones = list(tokens(request, ids, FinishReason.STOP))
+        for at in range(0, len(ones), size):
+            some = ones[at : at + size]
+            logprobs = tuple(entry for one in some for entry in one.logprobs)
+            yield replace(some[-1], token_ids=tuple(one.token_ids[0] for one in some), logprobs=logprobs)
+
+    return script
+
+
+WHOLE = "<think>Hm. é</think>\n\né<b>: <tool_call>{}</tool_call>"
+
+
+@pytest.mark.parametrize("size", [1, 7, 100])
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (WHOLE, WHOLE.partition("\n\n")[2]),
+        ("<b>Yes", "<b>Yes"),
+        ("<think>Hm.", ""),
+        ("<think>Hm.</think>", ""),
+    ],
+)
+@pytest.mark.parametrize("held", [(), ("No, never",)])
+async def test_tokens_of_thoughts_that_are_left_out(
+    tmp_path: Path, size: int, text: str, shown: str, held: tuple[str, ...]
+) -> None:
+    """Whatever the deltas, and also where text waits for a stop string: ids and logprobs are the answer's alone."""
+    async with serving(tmp_path, reasoning_parser="qwen3", enable_auto_tool_choice=True) as harness:
+        ids = list(text.encode())
+        harness.engine.script = in_deltas(ids, size)
+        params = SamplingParams(max_tokens=100, logprobs=1, stop=list(held))
+        for wanted, kept in ((True, text), (False, shown)):
+            request = Generate(prompts=(chat(),), params=params, thought_tokens=wanted)
+            (answer,) = fold_outputs([output async for output in await harness.service.generate(request)])
+            assert bytes(answer.token_ids).decode() == kept
+            assert [entry.token_id for entry in answer.logprobs] == list(answer.token_ids)
+            assert list(answer.token_offsets) == sorted(answer.token_offsets)
+            assert answer.usage.completion_tokens == len(ids)
+
+
+async def test_the_best_answers_are_the_same_where_thoughts_are_left_out(tmp_path: Path) -> None:
+    """Answers are ranked by all of their tokens: the second one has the better logprobs, in its thoughts."""
+    async with serving(tmp_path, reasoning_parser="qwen3") as harness:
+
+        def script(request: EngineRequest) -> Iterator[RequestDelta]:
+            best = request.sampling.seed % 2 == 1
+            for delta in tokens(request, b"<think>a</think>" + (b"x" if best else b"y"), FinishReason.STOP):
+                logprobs = tuple(TokenLogprobs(one.token_id, -0.1 if best else -0.5, 1) for one in delta.logprobs)
+                yield replace(delta, logprobs=logprobs)
+
+        harness.engine.script = script
+        params = SamplingParams(max_tokens=100, n=1, best_of=2, seed=0)
+        request = Generate(prompts=(chat(),), params=params, thought_tokens=False)
+        (answer,) = fold_outputs([output async for output in await harness.service.generate(request)])
+        assert (answer.text, bytes(answer.token_ids)) == ("x", b"x")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_logprobs_without_reasoning_are_those_of_the_answer(tmp_path: Path, stream: bool) -> None:
+    flags = {"reasoning_parser": "qwen3"}
+    async with serving(tmp_path, "<think>Hm.</think>\n\nYes.", **flags) as harness:
+        asked = {"messages": CHAT["messages"], "logprobs": True, "return_token_ids": True, "stream": stream}
+        for reasoning, shown in ((True, "<think>Hm.</think>\n\nYes."), (False, "Yes.")):
+            body = {**asked, "include_reasoning": reasoning, "max_tokens": 100}
+            response = await posted(harness.service, body, "chat/completions", **flags)
+            lines = response.text.splitlines() if stream else [response.text]
+            found = [json.loads(line.removeprefix("data: ")) for line in lines if "{" in line]
+            choices = [one for answer in found for one in answer["choices"]]
+            entries = [entry for choice in choices for entry in (choice["logprobs"] or {}).get("content", ())]
+            assert bytes(byte for entry in entries for byte in entry["bytes"]).decode() == shown
+            assert [id for choice in choices for id in choice.get("token_ids", ())] == list(shown.encode())
+            told = [choice.get("delta") or choice.get("message") or {} for choice in choices]
+            assert "".join(one.get("content") or "" for one in told) == "Yes."
 
 
 # ------------------------------------------------------------------------------------------- route

@@ -214,7 +214,7 @@ class BestOf(AsyncIterator[Output]):
         await self._stream.aclose()
 
     def _rank(self, prompt: int, group: list[list[Output]]) -> None:
-        group.sort(key=_total, reverse=True)
+        group.sort(key=self._total, reverse=True)
         n, best = self._checked.n, group[0][-1]
         lost = sum(outputs[-1].usage.completion_tokens for outputs in group[n:])
         usage = replace(best.usage, completion_tokens=best.usage.completion_tokens + lost)
@@ -225,8 +225,7 @@ class BestOf(AsyncIterator[Output]):
                 for output in outputs
             ]
 
-
-def _total(outputs: Sequence[Output]) -> float:
-    if outputs[-1].finish not in {FinishReason.STOP, FinishReason.LENGTH}:
-        return -math.inf
-    return sum(entry.logprob for output in outputs for entry in output.logprobs)
+    def _total(self, outputs: Sequence[Output]) -> float:
+        if outputs[-1].finish not in {FinishReason.STOP, FinishReason.LENGTH}:
+            return -math.inf
+        return self._stream.score(outputs[-1].index)

@@ -8,14 +8,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from copy import copy
-from itertools import chain
-from typing import Any
+from itertools import chain, zip_longest
+from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
 from ferrule import log
 from ferrule.errors import EngineDead, RequestFailed
 from ferrule.frontend.admission.ledger import Account, Ledger
+from ferrule.frontend.output.answer_tokens import AnswerTokens, Token
 from ferrule.frontend.output.parse import ParseChain, join_events
 from ferrule.frontend.output.stops import StopMatcher
 from ferrule.frontend.text.detokenize import Detokenizer
@@ -24,6 +25,7 @@ from ferrule.interfaces.service import Output, Usage
 from ferrule.types import EngineRequest, FinishReason, RequestDelta, TokenLogprobs
 
 _logger = log.get("frontend")
+_Kind = TypeVar("_Kind", bound=Output)
 _FAILED = "This request failed on the server."
 
 
@@ -47,6 +49,8 @@ class Choice:
         self.prompt_text: str | None = None
         self.named_stop_ids: frozenset[int] = frozenset()
         self.show_stop_token = False
+        self.answer_tokens: AnswerTokens | None = None  # set where tokens of thoughts are left out
+        self.score = 0.0  # sum of logprobs, those of tokens that are left out included
         self.request = request
         self.parse = parse
         self._detokenizer = detokenizer
@@ -54,12 +58,17 @@ class Choice:
         self._prompt_logprobs: list[TokenLogprobs | None] = [None]
         self._num_tokens = 0
         self._num_characters = 0
+        self._num_parsed = 0  # characters that went to the parsers
         self._cached = 0
         self._begun = False
 
     def watch(self) -> tuple[Detokenizer | None, StopMatcher | None]:
         """What sees the end of this choice before it is taken; None where there are no stop strings."""
         return (None, None) if self._stops is None else (copy(self._detokenizer), copy(self._stops))
+
+    @property
+    def num_tokens(self) -> int:
+        return self._num_tokens
 
     @property
     def done(self) -> bool:
@@ -71,6 +80,15 @@ class Choice:
         self._prompt_logprobs += delta.prompt_logprobs
         if not delta.token_ids and delta.finish is None:
             return None
+        if self.answer_tokens is None or len(delta.token_ids) < 2:
+            return self._begin(self._take(delta))
+        outputs: list[Output] = []
+        for one in _one_by_one(delta):
+            if not self.done:
+                outputs.append(self._take(one))
+        return self._begin(_fold_one(outputs, Output))
+
+    def _take(self, delta: RequestDelta) -> Output:
         self._cached = max(self._cached, delta.cached)
         text, count, offsets = self._read(delta)
         finish = delta.finish
@@ -78,25 +96,44 @@ class Choice:
         matched = self._stops.matched if self._stops is not None else None
         if matched is not None:
             finish, reason = FinishReason.STOP, matched
-        ids = delta.token_ids[:count]
+        ids, logprobs = delta.token_ids[:count], delta.logprobs[:count]
         self._num_tokens += count
+        self._num_parsed += len(text)
+        self.score += sum(entry.logprob for entry in logprobs)
         self.finish = finish
         events = self.parse.feed(text, ids)
+        answer = None if self.answer_tokens is None else self._answer(self.answer_tokens, ids, logprobs, offsets)
         if self.done:
             events += self.parse.finish()
-        return self._begin(
-            Output(
-                index=self.index,
-                events=events,
-                token_ids=ids,
-                logprobs=delta.logprobs[:count],
-                token_offsets=offsets,
-                finish=finish,
-                stop_reason=reason,
-                error=(delta.error or _FAILED) if finish is FinishReason.ERROR else None,
-                usage=self._usage(),
-            )
+        if self.answer_tokens is not None and answer is not None:
+            if self.done:
+                answer += self.answer_tokens.take([], self._num_characters, *self.parse.parted)
+                answer += self.answer_tokens.finish()
+            ids, offsets = tuple(token.id for token in answer), tuple(token.start for token in answer)
+            logprobs = tuple(token.logprob for token in answer if token.logprob is not None)
+        return Output(
+            index=self.index,
+            events=events,
+            token_ids=ids,
+            logprobs=logprobs,
+            token_offsets=offsets,
+            finish=finish,
+            stop_reason=reason,
+            error=(delta.error or _FAILED) if finish is FinishReason.ERROR else None,
+            usage=self._usage(),
         )
+
+    def _answer(
+        self,
+        tokens: AnswerTokens,
+        ids: tuple[int, ...],
+        logprobs: tuple[TokenLogprobs, ...],
+        offsets: tuple[int, ...],
+    ) -> list[Token]:
+        """The tokens of the answer that are known with one more token."""
+        ends = (*offsets[1:], self._num_characters)
+        found = zip_longest(ids, logprobs, offsets, ends[: len(ids)])
+        return tokens.take([Token(*one) for one in found], self._num_parsed, *self.parse.parted)
 
     def fail(self) -> Output:
         """The last output of a choice whose delta could not be read."""
@@ -194,6 +231,10 @@ class OutputStream(AsyncIterator[Output]):
         """Cancel what still runs. Idempotent."""
         self._abort()
 
+    def score(self, index: int) -> float:
+        """Sum of a choice's logprobs so far."""
+        return self._choices[index].score
+
     async def _next(self) -> tuple[Choice, RequestDelta]:
         if self._single is not None:
             try:
@@ -209,6 +250,7 @@ class OutputStream(AsyncIterator[Output]):
         """Read a delta; whatever that raises ends this choice and no other."""
         if choice.done:
             return None
+        before = choice.num_tokens
         try:
             output = choice.take(delta)
         except RequestFailed:  # of a parser, which is in the log
@@ -218,8 +260,9 @@ class OutputStream(AsyncIterator[Output]):
             output = choice.fail()
         if output is None:
             return None
-        if output.token_ids:
-            self._ledger.tokens(choice.account, len(output.token_ids), output.usage.cached_tokens)
+        new = output.usage.completion_tokens - before
+        if new:
+            self._ledger.tokens(choice.account, new, output.usage.cached_tokens)
         if choice.done:
             self._finish(choice, delta)
         return output
@@ -288,13 +331,24 @@ def fold(outputs: Iterable[Output]) -> list[Answer]:
     grouped: dict[int, list[Output]] = {}
     for output in outputs:
         grouped.setdefault(output.index, []).append(output)
-    return [_fold_one(grouped[index]) for index in sorted(grouped)]
+    return [_fold_one(grouped[index], Answer) for index in sorted(grouped)]
 
 
-def _fold_one(outputs: Sequence[Output]) -> Answer:
+def _one_by_one(delta: RequestDelta) -> Iterable[RequestDelta]:
+    """A delta for each token; the last one has the end."""
+    last = len(delta.token_ids) - 1
+    for place, token in enumerate(delta.token_ids):
+        logprobs = delta.logprobs[place : place + 1]
+        if place == last:
+            yield replace(delta, token_ids=(token,), logprobs=logprobs, prompt_logprobs=())
+        else:
+            yield RequestDelta(id=delta.id, token_ids=(token,), logprobs=logprobs, cached=delta.cached)
+
+
+def _fold_one(outputs: Sequence[Output], kind: type[_Kind]) -> _Kind:
     fields = {name: getattr(outputs[-1], name) for name in Output.__struct_fields__}
     fields |= {name: getattr(outputs[0], name) for name in ("prompt_ids", "prompt_text", "prompt_logprobs")}
     for name in ("events", "token_ids", "logprobs", "token_offsets"):
         fields[name] = tuple(chain.from_iterable(getattr(output, name) for output in outputs))
     fields["events"] = join_events(fields["events"])
-    return Answer(**fields)
+    return kind(**fields)

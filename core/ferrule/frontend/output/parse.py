@@ -38,7 +38,7 @@ class ParseChain:
     What a parser raises is logged with its title, and is a RequestFailed here and in `feed` and `finish`.
     """
 
-    __slots__ = ("_parsers", "_reasoning", "_tools", "called", "special_tokens", "wants_special_tokens")
+    __slots__ = ("_parsers", "_reasoning", "_tools", "called", "parted", "special_tokens", "wants_special_tokens")
 
     def __init__(
         self, parsers: Parsers, tools: Sequence[dict[str, Any]] | None, context: ChoiceContext | None = None
@@ -46,6 +46,7 @@ class ParseChain:
         self._parsers = parsers
         self._reasoning: ReasoningParser | None = None
         self._tools: ToolParser | None = None
+        self.parted = (0, 0)  # characters of thoughts, and of what is not thoughts, that the last text brought
         context, special = context or ChoiceContext(), False
         if parsers.reasoning:
             with self._reasoning_fault("begin"):
@@ -62,6 +63,10 @@ class ParseChain:
         chosen = [parser for parser in (self._reasoning, self._tools) if parser is not None]
         self.special_tokens = tuple(text for parser in chosen for text in parser.special_tokens)
 
+    @property
+    def parts_thoughts(self) -> bool:
+        return self._reasoning is not None
+
     def feed(self, text: str, token_ids: tuple[int, ...] = ()) -> tuple[Event, ...]:
         """Events of new text and the ids that it came from."""
         if self._reasoning is None and self._tools is None:
@@ -69,7 +74,7 @@ class ParseChain:
         events: Iterable[Event] = (Content(text),)
         if self._reasoning is not None:
             with self._reasoning_fault("feed"):
-                events = _checked(self._reasoning.feed(TextDelta(text, token_ids)))
+                events = self._part(self._reasoning.feed(TextDelta(text, token_ids)))
         return join_events(self._read_calls(list(events), token_ids))
 
     def finish(self) -> tuple[Event, ...]:
@@ -79,7 +84,7 @@ class ParseChain:
         rest: list[Event] = []
         if self._reasoning is not None:
             with self._reasoning_fault("finish"):
-                rest = _checked(self._reasoning.finish())
+                rest = self._part(self._reasoning.finish())
         events = self._read_calls(rest, ())
         if self._tools is not None:
             with self._tools_fault("finish"):
@@ -105,6 +110,12 @@ class ParseChain:
             else:
                 read.append(event)
         return read
+
+    def _part(self, events: Iterable[Event]) -> list[Event]:
+        found = _checked(events)
+        thoughts = sum(len(event.text) for event in found if isinstance(event, Reasoning))
+        self.parted = thoughts, sum(len(event.text) for event in found if isinstance(event, Content))
+        return found
 
     def _note(self, events: Iterable[Event]) -> Iterable[Event]:
         found = _checked(events)

@@ -45,6 +45,12 @@ def hub() -> Iterator[FakeHub]:
         "org/model": FILES,
         "org/words": {"tokenizer.json": b"{}"},
         "org/old": {"config.json": CONFIG, "pytorch_model.bin": b"p"},
+        "org/mistral": {
+            "params.json": b"{}",
+            "tekken.json": b"{}",
+            "tokenizer.model.v7": b"t",
+            "consolidated.safetensors": b"c" * 5000,
+        },
     }
     with fake_hub({name: {"main": files, "v1": files} for name, files in repositories.items()}) as running:
         yield running
@@ -140,6 +146,20 @@ def test_a_format_of_another_package_gets_every_file() -> None:
     assert weight_patterns(["x.tensors"], "tensors") == ("*",)
     assert weight_patterns(["a.safetensors", "a.bin"], "auto") == ("*.safetensors",)
     assert weight_patterns(["consolidated.safetensors", "a.bin"], "auto") == ("*.bin", "*.pt")
+
+
+def test_mistral_s_own_layout_is_fetched_where_it_is_asked_for(fetch: Fetch) -> None:
+    wanted = {"params.json", "tekken.json", "tokenizer.model.v7", "consolidated.safetensors"}
+    folder, _ = fetch({"model": "org/mistral"}, {"load_format": "mistral"})
+    assert names(folder) == wanted
+    both, _ = fetch({"model": "org/model"}, {"load_format": "mistral"})
+    assert names(both) == {"config.json", "tokenizer.json", "consolidated.safetensors"}
+    refused = fetch({"model": "org/mistral"})
+    assert "Mistral's form only" in refused["error"]
+    assert "--load-format mistral" in refused["error"]
+    refused = fetch({"model": "org/mistral", "config_format": "hf"}, {"load_format": "mistral"}, fetches=False)
+    assert "has no config.json" in refused["error"]
+    assert fetch({"model": "org/mistral"}, {"load_format": "mistral"}, fetches=False) == {"unknown": []}
 
 
 def test_a_complete_copy_in_the_cache_serves_without_the_hub(hub: FakeHub, fetch: Fetch) -> None:

@@ -51,8 +51,8 @@ class LoadFormatKit(Kit):
     """A load format gives every tensor of a checkpoint once, bit-equal, and refuses what is missing or damaged.
 
     Settings: `writers`, functions (folder, tensors) that write a checkpoint of the format. By default those of the
-    common formats that the plugin does not refuse. `name_of`, under which name a tensor of the checkpoint comes out; by
-    default its own.
+    common formats that the plugin does not refuse; a format that is used only when it is named gives its own.
+    `name_of`, under which name a tensor of the checkpoint comes out; by default its own.
     """
 
     kind = "load_format"
@@ -173,11 +173,11 @@ class LoadFormatKit(Kit):
 
     def _checkpoints(self, skip: bool = True) -> Iterator[tuple[Path, dict[str, torch.Tensor]]]:
         """Folders that the format takes."""
-        found = False
+        found, given = False, self.writers is not LoadFormatKit.writers
         for write in self.writers:
             folder, weights = self.folder(), self.weights()
             write(folder, weights)
-            if self.plugin.refuses(folder) is None:
+            if given or self.plugin.refuses(folder) is None:
                 found = True
                 yield folder, {self.name_of(name): tensor for name, tensor in weights.items()}
         if skip and not found:

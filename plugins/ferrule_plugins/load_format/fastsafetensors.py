@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 class FastSafetensors(Safetensors):
     """Reads to the host's memory, one file at a time: a file's bytes are in memory beside the weights."""
 
+    conformance = "ferrule_plugins.load_format.samples:SAFETENSORS"
+
     @classmethod
     def refuses(cls, folder: Path | None) -> str | None:
         return "used only when it is asked for by name"

@@ -35,6 +35,7 @@ _SMALL = 4096  # bytes
 
 class NumpyCache(WeightSource):
     patterns = PyTorchFiles.patterns
+    conformance = "ferrule_plugins.load_format.samples:PICKLED"
 
     @classmethod
     def refuses(cls, folder: Path | None) -> str | None:

@@ -25,6 +25,7 @@ class RunaiStreamer(Safetensors):
     """Options: `concurrency`, the number of threads; `memory_limit`, bytes that are read ahead, at least a tensor's."""
 
     options = ("concurrency", "memory_limit")
+    conformance = "ferrule_plugins.load_format.samples:SAFETENSORS"
 
     @classmethod
     def refuses(cls, folder: Path | None) -> str | None:

@@ -19,3 +19,19 @@ def _consolidated(folder: Path, weights: Mapping[str, torch.Tensor]) -> None:
 
 
 MISTRAL = {"writers": (_consolidated,), "name_of": staticmethod(renamed)}
+
+
+def _whole(folder: Path, weights: Mapping[str, torch.Tensor]) -> None:
+    from safetensors.torch import save_file
+
+    save_file(dict(weights), str(folder / "model.safetensors"))
+
+
+def _pickled(folder: Path, weights: Mapping[str, torch.Tensor]) -> None:
+    import torch
+
+    torch.save(dict(weights), folder / "pytorch_model.bin")
+
+
+SAFETENSORS = {"writers": (_whole,)}
+PICKLED = {"writers": (_pickled,)}

@@ -124,6 +124,11 @@ def build(config: Any, ctx: BuildContext, attention: str) -> Any:
     return model
 
 
+def usual_attention(model: Any) -> str:
+    """The library's attention that a class has if nobody asks for another."""
+    return "sdpa" if getattr(model, "_supports_sdpa", False) else "eager"
+
+
 def set_attention(model: Any, name: str) -> None:
     """Let attention go to another function of the library's registry, also where the library thinks that it cannot."""
     if model._can_set_attn_implementation():

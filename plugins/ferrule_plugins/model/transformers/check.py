@@ -20,7 +20,7 @@ from torch import nn
 
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.model import AttentionOptions
-from ferrule_plugins.model.transformers.build import set_attention
+from ferrule_plugins.model.transformers.build import EAGER, set_attention
 
 NAME = "ferrule_check"  # of the comparing attention function in the library's registry
 _COMPARISON = "ferrule_comparison"  # attribute of the library's modules
@@ -58,7 +58,7 @@ def check(inner: Any, twin: Any, options: Options, limit: int) -> None:
     longest = max(comparison.windows, default=0)
     if _TOKENS <= longest < limit:  # a window that is not in the configuration
         compared = _hidden(twin, min(longest + _WINDOW, limit))
-    set_attention(twin, usual_attention(twin))
+    set_attention(twin, EAGER)
     plain = _hidden(twin, compared.shape[0], positions=False)
     error = float((compared - plain).norm() / (plain.norm() + 1e-9))
     if not error <= _SAME:
@@ -66,11 +66,6 @@ def check(inner: Any, twin: Any, options: Options, limit: int) -> None:
             f"{type(inner).__name__} of transformers computes something else where its attention is replaced, or where "
             f"it is told the positions of tokens: hidden states differ by {error:.0%}.",
         )
-
-
-def usual_attention(model: Any) -> str:
-    """The library's attention that a class has if nobody asks for another."""
-    return "sdpa" if getattr(model, "_supports_sdpa", False) else "eager"
 
 
 def compare(

@@ -17,8 +17,14 @@ from ferrule.interfaces.quantization import QuantizationMethod
 from ferrule.log import Log
 from ferrule.types import PromptBorder
 from ferrule_plugins.model.transformers import linears
-from ferrule_plugins.model.transformers.build import EAGER, build, filled, library_config, set_attention
-from ferrule_plugins.model.transformers.check import usual_attention
+from ferrule_plugins.model.transformers.build import (
+    EAGER,
+    build,
+    filled,
+    library_config,
+    set_attention,
+    usual_attention,
+)
 from ferrule_plugins.model.transformers.flat import NAME, Flat, prepared
 from ferrule_plugins.model.transformers.rope import Lengths, follow_lengths
 from ferrule_plugins.model.transformers.rows import NO_CACHE, Rows

@@ -14,9 +14,8 @@ import torch
 
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.model import BuildContext
-from ferrule_plugins.model.transformers.build import EAGER, set_attention
+from ferrule_plugins.model.transformers.build import EAGER, set_attention, usual_attention
 from ferrule_plugins.model.transformers.caches import attributes
-from ferrule_plugins.model.transformers.check import usual_attention
 from ferrule_plugins.model.transformers.rope import Lengths
 from ferrule_plugins.model.transformers.rows import Manner, Rows, compute, manners
 

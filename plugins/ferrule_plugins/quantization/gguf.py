@@ -87,7 +87,11 @@ class GgufScheme(Quantized):
     def pack(self, layer: Any) -> None:
         if layer.numbers.device.type == "cpu":
             super().pack(layer)
-            return
+        else:
+            self.widen(layer)
+
+    def widen(self, layer: Any) -> None:
+        """Make it a float layer from here on."""
         offsets = layer.offsets.detach() if self.form.offsets else None
         wide = Decoded(layer.numbers.detach(), layer.scales.detach(), offsets).widened().to(self.given)
         self.shared.say("quantized weights of GGUF files take 16 bits on GPUs, or 32 with --dtype float32")

@@ -20,10 +20,13 @@ from ferrule.config import Config, DeviceConfig, LoadConfig, ModelConfig
 from ferrule.config.resolve import resolve
 from ferrule.errors import CheckpointError
 from ferrule.frontend.inputs import open_inputs
+from ferrule.interfaces.quantization import LinearLayer
 from ferrule.launch.localise import localise
 from ferrule.plugin import discover
+from ferrule_nn import Linear
 from ferrule_plugins.command.models.report import describe
-from ferrule_plugins.gguf.blocks import decode
+from ferrule_plugins.gguf.blocks import Decoded, decode
+from ferrule_plugins.quantization.gguf import GgufMethod
 from ferrule_testkit.checkpoints import SIZES
 from tests.unit.plugins.gguf import converted as c
 
@@ -210,3 +213,21 @@ def test_what_is_no_model_is_refused_with_what_it_is(tmp_path: Path) -> None:
         step()
     with pytest.raises(CheckpointError, match="'clip' are not read from GGUF"):
         localise(config(tmp_path / "model.gguf"), discover())
+
+
+def test_where_no_kernel_takes_them_weights_are_widened() -> None:
+    made = Linear(64, 48)
+    method = GgufMethod({"quant_method": "gguf", "types": {"Q4_1": ["mlp.up_proj"]}})
+    assert made.quantize("mlp.up_proj", method)
+    draw = torch.Generator().manual_seed(1)
+    made.get_parameter("numbers").data.copy_(torch.randint(-8, 8, (48, 64), generator=draw))
+    for name in ("scales", "offsets"):
+        made.get_parameter(name).data.copy_(torch.randn(48, 4, generator=draw))
+    weights = [made.get_parameter(name).detach().clone() for name in ("numbers", "scales", "offsets")]
+    made.scheme.widen(made)  # type: ignore[attr-defined]
+    x = torch.randn(3, 64, generator=draw)
+    assert not made.quantized
+    torch.testing.assert_close(made(x), x @ Decoded(*weights).widened().t(), rtol=1e-4, atol=1e-4)
+    assert method.scheme(LinearLayer("other", 64, 48)) is None
+    with pytest.raises(CheckpointError, match="of what types"):
+        GgufMethod({"quant_method": "gguf"})

@@ -232,6 +232,13 @@ def test_as_many_keys_as_queries_need_not_be_said(tmp_path: Path) -> None:
     assert json.loads(describe(read_model([file]))["config.json"]) == said
 
 
+def test_heads_that_are_not_those_of_the_weights_are_one_error(tmp_path: Path) -> None:
+    file = phi3_file(tmp_path)
+    file.write_bytes(file.read_bytes().replace(b"phi3.attention.head_count_kv", b"phi3.attention.head_count_k~"))
+    with pytest.raises(CheckpointError, match="'blk.0.attn_qkv.weight' has 128 outputs, by the numbers of heads 192"):
+        list(Gguf().tensors(tmp_path, torch.nn.Linear(1, 1), {}))
+
+
 def phi3_file(folder: Path, **changes: Any) -> Path:
     """A family whose file has queries, keys and values in one tensor."""
     case = of("phi3", **changes)

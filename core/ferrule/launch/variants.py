@@ -12,7 +12,8 @@ from ferrule.errors import CheckpointError
 _ENDING = ".gguf"
 _SHARD = re.compile(r"-\d{5}-of-\d{5}$")
 _KIND = re.compile(r"[A-Za-z0-9_]{2,20}")
-SKIPPED = ("mmproj*", "*/mmproj*")  # encoders of images beside the model
+# Beside the model: encoders of images, and what a quantizer measured.
+SKIPPED = ("*mmproj*.gguf", "imatrix*.gguf", "*/imatrix*.gguf", "*imatrix.gguf")
 
 
 def split(name: str) -> tuple[str, str]:

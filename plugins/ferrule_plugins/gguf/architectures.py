@@ -108,7 +108,12 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "falcon": Architecture(model="FalconForCausalLM"),
     "gemma": Architecture(model="GemmaForCausalLM", norms_more=True),
     "gemma2": Architecture(model="Gemma2ForCausalLM", names=_SANDWICH, norms_more=True),
-    "gemma3": Architecture(model="Gemma3ForCausalLM", names=_SANDWICH, norms_more=True),
+    "gemma3": Architecture(
+        model="Gemma3ForCausalLM",
+        config={"rope_local_base_freq": "rope.freq_base_swa"},
+        names=_SANDWICH,
+        norms_more=True,
+    ),
     "glm4": Architecture(model="Glm4ForCausalLM", names=_AROUND, biased_inputs=True),
     "glm4moe": Architecture(model="Glm4MoeForCausalLM", biased_inputs=True),
     "gpt-oss": Architecture(model="GptOssForCausalLM", fixed=_RENORMALISED),
@@ -156,7 +161,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "xverse": Architecture(model="XverseForCausalLM", paired=True),
 }
 # Architectures whose rotation, where the file has no base for it, is not there at all.
-_UNTURNED = ("bloom", "gpt2", "mamba", "mamba2", "mpt", "starcoder")
+_STATES = ("mamba", "mamba2")
+_UNTURNED = ("bloom", "gpt2", *_STATES, "mpt", "starcoder")
 # llama.cpp knows the large sizes of Gemma by their layers: their scores are scaled by the model's width for each head.
 _WIDE_GEMMA = {"gemma2": 46, "gemma3": 62}
 
@@ -186,6 +192,7 @@ def read_config(model: GgufModel) -> dict[str, Any]:
         value = _number(model, key)
         if value is not None:
             config[name] = value
+    _check_numbers(model, config)
     model_name = architecture.sparse if architecture.sparse and config.get("num_experts") else architecture.model
     config["architectures"] = [model_name]
     kinds = model.own("attention.sliding_window_pattern", list)
@@ -218,6 +225,18 @@ def _number(model: GgufModel, key: str) -> Any:
             f"{model.file}: '{model.architecture}.{key}' differs between layers, which is not implemented."
         )
     return value[0]
+
+
+def _check_numbers(model: GgufModel, config: dict[str, Any]) -> None:
+    """Raises CheckpointError where a number is missing without which no name or shape can be told."""
+    counts = () if model.architecture in _STATES else ("num_attention_heads",)
+    for name in ("hidden_size", "num_hidden_layers", *counts):
+        value = config.get(name)
+        if type(value) is not int or value < 1:
+            key = f"{model.architecture}.{_KEYS[name]}"
+            raise CheckpointError(f"{model.file}: {key!r} must be a positive integer, not {value!r:.40}.")
+    if counts and "num_key_value_heads" not in config:  # files may leave it out where it is the same
+        config["num_key_value_heads"] = config["num_attention_heads"]
 
 
 def _biases(model: GgufModel, architecture: Architecture) -> dict[str, bool]:

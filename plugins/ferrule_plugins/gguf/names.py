@@ -108,7 +108,7 @@ class Names:
             for index in range(info.shape[0]):
                 yield Target(f"{layer}mlp.experts.{index}.{experts[1]}_proj.{suffix}", expert=index)
         elif name == "attn_qkv":
-            yield from self._projections(layer, suffix)
+            yield from self._projections(info, layer, suffix)
         elif name in ("attn_k_b", "attn_v_b"):
             yield Target(f"{layer}self_attn.kv_b_proj.weight", change="keys" if name == "attn_k_b" else "values")
         elif name == "ssm_a":
@@ -138,8 +138,8 @@ class Names:
     def _holds_gates(self, info: TensorInfo) -> bool:
         return info.shape[0] == 2 * int(self.config.get("intermediate_size") or 0) and len(info.shape) == 2
 
-    def _projections(self, layer: str, suffix: str) -> Iterator[Target]:
-        """Queries, keys and values of one tensor, one behind the other."""
+    def _projections(self, info: TensorInfo, layer: str, suffix: str) -> Iterator[Target]:
+        """Queries, keys and values of one tensor, one after the other. Raises CheckpointError for other sizes."""
         heads = int(self.config["num_attention_heads"])
         width = int(self.config.get("head_dim") or self.config["hidden_size"] // heads)
         start = 0
@@ -149,6 +149,10 @@ class Names:
         ):
             yield Target(f"{layer}self_attn.{name}_proj.{suffix}", start, start + count * width)
             start += count * width
+        if start != info.shape[0]:
+            raise CheckpointError(
+                f"{info.file}: the tensor {info.name!r} has {info.shape[0]} outputs, by the numbers of heads {start}."
+            )
 
 
 def layer_has_two(config: Mapping[str, Any]) -> bool:

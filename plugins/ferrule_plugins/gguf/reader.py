@@ -62,6 +62,7 @@ TYPES: Mapping[int, BlockType] = {
     39: BlockType("MXFP4", 32, 17),
 }
 FLOATS = ("F32", "F16", "BF16")
+_OTHERS = ("*mmproj*.gguf", "imatrix*.gguf", "*imatrix.gguf")  # encoders of images; what a quantizer measured
 _NAMES_ONLY = {
     9: "Q8_1",
     15: "Q8_K",
@@ -150,9 +151,7 @@ def find_files(place: Path, ignore: Sequence[str] = ()) -> list[Path]:
     if not place.is_dir():
         return _shards(place)
     files = [
-        file
-        for file in sorted(place.glob("*.gguf"))
-        if not file.name.startswith("mmproj") and not any(file.match(pattern) for pattern in ignore)
+        file for file in sorted(place.glob("*.gguf")) if not any(file.match(pattern) for pattern in (*_OTHERS, *ignore))
     ]
     models = [file for file in files if (found := _SHARD.fullmatch(file.name)) is None or int(found[2]) == 1]
     if len(models) > 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from ferrule import checkpoint
+from ferrule.errors import CheckpointError
 from ferrule.interfaces.model import BuildContext
 from ferrule_plugins.gguf.architectures import ARCHITECTURES
 from ferrule_plugins.gguf.describe import describe
@@ -85,6 +87,18 @@ CASES: dict[str, Case] = {
         rope_parameters={
             "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
             "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+        },
+    ),
+    "gemma3 local": of(
+        "gemma3_text",
+        c.one_more,
+        {"rope.freq_base_swa": 100.0},
+        query_pre_attn_scalar=16,
+        num_hidden_layers=6,
+        layer_types=None,
+        rope_parameters={
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            "full_attention": {"rope_type": "default", "rope_theta": 1e6},
         },
     ),
     "glm4": of("glm4"),
@@ -201,3 +215,33 @@ def test_a_file_computes_what_its_checkpoint_does(name: str, tmp_path: Path) -> 
 
 def test_every_architecture_has_a_case() -> None:
     assert {name.partition(" ")[0] for name in CASES} == set(ARCHITECTURES)
+
+
+@pytest.mark.parametrize("key", ["embedding_length", "block_count", "attention.head_count"])
+def test_a_file_without_a_number_that_all_need_is_one_error(key: str, tmp_path: Path) -> None:
+    file, name = phi3_file(tmp_path), f"phi3.{key}"
+    file.write_bytes(file.read_bytes().replace(name.encode(), f"{name[:-1]}~".encode()))
+    with pytest.raises(CheckpointError, match=f"'{name}' must be a positive integer, not None"):
+        describe(read_model([file]))
+
+
+def test_as_many_keys_as_queries_need_not_be_said(tmp_path: Path) -> None:
+    file = phi3_file(tmp_path, num_key_value_heads=4)
+    said = json.loads(describe(read_model([file]))["config.json"])
+    file.write_bytes(file.read_bytes().replace(b"phi3.attention.head_count_kv", b"phi3.attention.head_count_k~"))
+    assert json.loads(describe(read_model([file]))["config.json"]) == said
+
+
+def test_heads_that_are_not_those_of_the_weights_are_one_error(tmp_path: Path) -> None:
+    file = phi3_file(tmp_path)
+    file.write_bytes(file.read_bytes().replace(b"phi3.attention.head_count_kv", b"phi3.attention.head_count_k~"))
+    with pytest.raises(CheckpointError, match="'blk.0.attn_qkv.weight' has 128 outputs, by the numbers of heads 192"):
+        list(Gguf().tensors(tmp_path, torch.nn.Linear(1, 1), {}))
+
+
+def phi3_file(folder: Path, **changes: Any) -> Path:
+    """A family whose file has queries, keys and values in one tensor."""
+    case = of("phi3", **changes)
+    config, state = c.write_checkpoint(case, folder / "checkpoint")
+    c.write_file("phi3", case, config, state, folder / "model.gguf")
+    return folder / "model.gguf"

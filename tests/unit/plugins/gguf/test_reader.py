@@ -148,11 +148,12 @@ def test_shards_that_are_not_a_series_are_errors(tmp_path: Path) -> None:
 
 
 def test_a_folder_with_several_models_names_them(tmp_path: Path) -> None:
-    for name in ("m-Q4_0.gguf", "m-Q8_0.gguf", "mmproj-m.gguf"):
+    for name in ("m-Q4_0.gguf", "m-Q8_0.gguf", "mmproj-m.gguf", "m.mmproj-F16.gguf", "imatrix_m.gguf"):
         written(tmp_path, file(ALL), name)
     with pytest.raises(CheckpointError, match="m-Q4_0.gguf, m-Q8_0.gguf") as caught:
         find_files(tmp_path)
     assert "mmproj" not in str(caught.value)
+    assert "imatrix" not in str(caught.value)
     assert [each.name for each in find_files(tmp_path, ["*Q4_0*"])] == ["m-Q8_0.gguf"]
 
 

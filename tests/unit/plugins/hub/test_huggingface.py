@@ -248,7 +248,8 @@ def test_what_cannot_be_a_repository_id_never_reaches_the_hub(name: str) -> None
 
 def gguf_file(kind: int) -> bytes:
     """A model of one tensor, whose type is `kind`."""
-    keys = [entry("general.architecture", "llama"), entry("llama.block_count", kind)]
+    numbers = {"block_count": kind, "embedding_length": 32, "attention.head_count": 1}
+    keys = [entry("general.architecture", "llama"), *(entry(f"llama.{key}", n) for key, n in numbers.items())]
     return file(keys, [tensor("token_embd.weight", (32, 4), 0, 0)], 512)
 
 

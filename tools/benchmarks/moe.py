@@ -78,7 +78,7 @@ def model(config: Mapping[str, Any], folder: Path, quantization: str | None, tok
     plugins = discover()
     executor = plugins.load("executor", "uni")()
     info = executor.start(resolve(options), plugins)
-    executor.init_cache(64)
+    executor.init_cache(64 + tokens // 16)
     return Bench(executor, info, TokenSampling(seed=0, max_tokens=1, temperature=0.0))
 
 

@@ -8,6 +8,9 @@
 //     keys    [dim / PAIR][16] cells      a cell has PAIR neighbouring dims of one key
 //     values  [16 / PAIR][dim] cells      a cell has one dim of PAIR neighbouring keys
 //
+// Where values are the first numbers of keys (latent attention), there are keys alone, and a tile of values is made of
+// one of keys before it is used: for all query heads, which share the key head.
+//
 // A cache of 8 bits has bytes in the place of a cell's numbers; a block of it is widened to cells before it is used.
 //
 // That is what tile registers read, too: 32 dims of 16 keys, or, where two tiles of values follow each other in memory,
@@ -36,6 +39,8 @@ constexpr int NEAR = 4;                // tiles that few rows read at a time: th
 constexpr int64_t PARTITION = 2048;    // keys of one task where a row has a single query
 constexpr float LOWEST = -INFINITY;
 constexpr float LOG2_E = 1.44269504088896341f;
+
+typedef uint64_t Fours __attribute__((vector_size(32)));
 
 inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }  // `b` where there is a NaN
 
@@ -144,6 +149,8 @@ struct Batch {
     const int64_t* slots;
     int64_t rows, tokens, heads, kv_heads, dim, block_size, table_stride, cache_stride;
     int64_t q_stride, k_stride, v_stride, window;
+    int64_t chunk;        // a query sees keys from the last multiple of it on; 0: from the first
+    int64_t value_dim;    // of keys that are values, too; 0: values are apart, and as wide as keys
     int64_t eights;       // what the cache has: 0 the type of q, 1 E4M3, 2 E5M2
     float scale, soft_cap;
     const float* slopes;  // of ALiBi, one per head, or null
@@ -177,14 +184,17 @@ template <class T, class S> struct Attention {
     const Batch& b;
     const int group;        // heads that share a kv head
     const int64_t depth;    // dims of q and of keys as the products take them
-    const int64_t tile;     // cells of a tile
+    const int64_t wide;     // dims of values and results
+    const int64_t tile;     // cells of a tile of keys
+    const int64_t value_tile;
     const int64_t key_tile; // of keys that were copied
     const int64_t head;     // elements of one block's keys, or values, of one head
     const bool bent;        // scores are more than products times a positive scale
 
     explicit Attention(const Batch& batch)
         : b(batch), group(int(b.heads / b.kv_heads)), depth((b.dim + STEP - 1) / STEP * STEP),
-          tile(LANES * b.dim / T::PAIR), key_tile(LANES * depth / T::PAIR), head(b.block_size * b.dim),
+          wide(b.value_dim ? b.value_dim : b.dim), tile(LANES * b.dim / T::PAIR),
+          value_tile(LANES * wide / T::PAIR), key_tile(LANES * depth / T::PAIR), head(b.block_size * b.dim),
           bent(b.soft_cap || b.slopes || b.scale <= 0.0f) {}
 
     // What a thread computes a task with. `m` and `l` are the running maximum and sum of the softmax. Of what a strip
@@ -195,9 +205,9 @@ template <class T, class S> struct Attention {
         Scratch<float> s, out, m, shrink, base;
         Scratch<Floats> l;
         Space(const Attention& of, int rows)
-            : q(rows * of.depth / T::PAIR), p(2 * STRIP * BLOCK / T::PAIR), keys(PARTS * of.key_tile),
-              values(PARTS * of.tile), s(2 * STRIP * BLOCK), out(rows * of.b.dim), m(rows), shrink(2 * STRIP),
-              base(STRIP), l(rows) {
+            : q(rows * of.depth / T::PAIR), p(2 * STRIP * BLOCK / T::PAIR),
+              keys(PARTS * of.key_tile + of.tile), values(PARTS * of.value_tile + of.tile), s(2 * STRIP * BLOCK),
+              out(rows * of.wide), m(rows), shrink(2 * STRIP), base(STRIP), l(rows) {
             std::fill_n(q.at(0), rows * of.depth / T::PAIR, 0u);  // dims that are rounded up stay zero
         }
     };
@@ -246,11 +256,12 @@ template <class T, class S> struct Attention {
         const char* ahead[PARTS];
     };
 
-    // Tiles [from, until) of a block; `copy` takes those that do not stay where they are. What is asked for lies `far`
-    // tiles later, or in the next block.
+    // Tiles [from, until) of a block; `copy` takes those that do not stay where they are, and has room for one of keys
+    // behind them. What is asked for lies `far` tiles later, or in the next block.
     void read(uint32_t* copy, const Found& found, const Found& next, bool values, int from, int until, int far,
               Cells& to) const {
-        const int64_t part = values ? b.kv_heads * head : 0, size = values ? tile : key_tile;
+        const int64_t part = values && !b.value_dim ? b.kv_heads * head : 0, size = values ? value_tile : key_tile;
+        uint32_t* keys = copy + PARTS * value_tile;  // of 8 bits, widened
         far = std::min(far, found.until - found.from);
         for (int t = from; t < until; t++, copy += size) {
             const Stored *at = found.at[t] + part, *beside = found.at[t ^ 1] + part;
@@ -258,11 +269,42 @@ template <class T, class S> struct Attention {
             to.ahead[t] = (const char*)((over < 0 ? found.at[t + far] : next.at[(next.from + over) % PARTS]) + part);
             to.at[t] = copy;
             const bool apart = values ? (t % 2 ? at - beside : beside - at) != tile * T::PAIR : depth != b.dim;
+            if (values && b.value_dim) {
+                if constexpr (SMALL) widen_all<S>(at, (Element*)keys, tile * T::PAIR, to.ahead[t]);
+                else keys = (uint32_t*)at;
+                turn(keys, copy);
+                continue;
+            }
             if constexpr (SMALL) widen_all<S>(at, (Element*)copy, tile * T::PAIR, to.ahead[t]);
             else if (TILED && apart) copy_lines(copy, at, tile * 4);
             else to.at[t] = (const uint32_t*)at;
             if (size > tile) std::fill_n(copy + tile, size - tile, 0u);
         }
+    }
+
+    // A tile of values from one of keys whose first dims they are.
+    void turn(const uint32_t* keys, uint32_t* values) const {
+        if constexpr (T::PAIR == 1) {
+            for (int64_t d = 0; d < wide; d++)
+                for (int key = 0; key < LANES; key++) values[key * wide + d] = keys[d * LANES + key];
+            return;
+        }
+        // Two cells of keys, dims d and d + 1 of keys 2i and 2i + 1, are two of values when the inner numbers change
+        // places. Four of each are turned at a time.
+        for (int64_t d = 0; d < wide; d += 8)
+            for (int half = 0; half < LANES; half += 8) {
+                Fours x[4];
+                for (int i = 0; i < 4; i++) {
+                    x[i] = load<Fours>(keys + (d / 2 + i) * LANES + half);
+                    x[i] = (x[i] & 0xffff00000000ffff) | (x[i] & 0xffff0000) << 16 | (x[i] >> 16 & 0xffff0000);
+                }
+                const Fours even = {0, 4, 2, 6}, odd = {1, 5, 3, 7}, low = {0, 1, 4, 5}, high = {2, 3, 6, 7};
+                const Fours a = __builtin_shuffle(x[0], x[1], even), b = __builtin_shuffle(x[0], x[1], odd);
+                const Fours c = __builtin_shuffle(x[2], x[3], even), e = __builtin_shuffle(x[2], x[3], odd);
+                const Fours y[4] = {__builtin_shuffle(a, c, low), __builtin_shuffle(b, e, low),
+                                    __builtin_shuffle(a, c, high), __builtin_shuffle(b, e, high)};
+                for (int i = 0; i < 4; i++) std::memcpy(values + (half / 2 + i) * wide + d, &y[i], sizeof y[i]);
+            }
     }
 
     // Some rows of a task and what they see of a block: its tiles [from, until), all of their keys where `whole`.
@@ -317,25 +359,25 @@ template <class T, class S> struct Attention {
         constexpr int inner = LANES / T::PAIR, width = BLOCK / T::PAIR;
         Floats sum[R][C];
         for (int r = 0; r < R; r++)
-            for (int c = 0; c < C; c++) sum[r][c] = load<Floats>(out + r * b.dim + column + c * WIDTH) * shrink[r];
+            for (int c = 0; c < C; c++) sum[r][c] = load<Floats>(out + r * wide + column + c * WIDTH) * shrink[r];
         for (int t = 0; t < PARTS; t++)
             for (int i = 0; i < inner; i++)
                 for (int c = 0; c < C; c++) {
-                    const int64_t at = i * b.dim + column + c * WIDTH;
+                    const int64_t at = i * wide + column + c * WIDTH;
                     if (FIRST && !SMALL && (WIDTH == LANES || c % 2 == 0)) ask_far(values.ahead[t] + at * 4);
                     for (int r = 0; r < R; r++)
                         sum[r][c] = T::multiply_add(sum[r][c], p[r * width + t * inner + i], values.at[t] + at);
                 }
         for (int r = 0; r < R; r++)
-            for (int c = 0; c < C; c++) write_floats(out + r * b.dim + column + c * WIDTH, sum[r][c]);
+            for (int c = 0; c < C; c++) write_floats(out + r * wide + column + c * WIDTH, sum[r][c]);
     }
 
     template <int R, bool FIRST>
     void weigh_all(const uint32_t* p, const Cells& values, const float* shrink, float* out) const {
         int column = 0;
-        for (; column + COLUMNS * WIDTH <= b.dim; column += COLUMNS * WIDTH)
+        for (; column + COLUMNS * WIDTH <= wide; column += COLUMNS * WIDTH)
             weigh<R, COLUMNS, FIRST>(p, values, column, shrink, out);
-        for (; column < b.dim; column += WIDTH) weigh<R, 1, FIRST>(p, values, column, shrink, out);
+        for (; column < wide; column += WIDTH) weigh<R, 1, FIRST>(p, values, column, shrink, out);
     }
 
     // Both products of a strip with a block, for R rows from row i of the strip on; `FIRST` ask for the next block.
@@ -343,7 +385,7 @@ template <class T, class S> struct Attention {
         scores<R, FIRST>(w.q.at((strip.first + i) * depth / T::PAIR), keys, strip.s + i * BLOCK);
     }
     template <int R, bool FIRST> void weigh_rows(Space& w, const Strip& strip, int i, const Cells& values) const {
-        float* out = w.out.at((strip.first + i) * b.dim);
+        float* out = w.out.at((strip.first + i) * wide);
         weigh_all<R, FIRST>(strip.p + i * BLOCK / T::PAIR, values, strip.shrink + i, out);
     }
 
@@ -410,15 +452,15 @@ template <class T, class S> struct Attention {
     void shrink(const Strip& strip, float* out, int dims) const {
         for (int i = 0; i < strip.rows; i++)
             for (int d = 0; d < dims && strip.shrink[i] != 1.0f; d += WIDTH)
-                write_floats(out + i * b.dim + d, load<Floats>(out + i * b.dim + d) * strip.shrink[i]);
+                write_floats(out + i * wide + d, load<Floats>(out + i * wide + d) * strip.shrink[i]);
     }
 
     // `TWO` registers of dims, or the one that is left, of a strip's sums over tiles [from, until).
     template <bool MORE, bool TWO>
     void weigh_tiles(Space& w, const Strip& strip, const Cells& values, int64_t column, int from, int until) const {
-        const int64_t stride = b.dim * 4;
+        const int64_t stride = wide * 4;
         const bool asks = strip.asks && !SMALL;
-        float *out = w.out.at(strip.first * b.dim + column), *below = out + 16 * b.dim;
+        float *out = w.out.at(strip.first * wide + column), *below = out + 16 * wide;
         if (strip.fresh && from == strip.from) {
             TILE_ZERO(0);
             if (TWO) TILE_ZERO(1);
@@ -458,8 +500,8 @@ template <class T, class S> struct Attention {
     }
     void weigh_some(Space& w, const Strip& strip, const Cells& values, int from, int until, int column,
                     int step) const {
-        for (; column < b.dim; column += 2 * LANES * step)
-            if (column + 2 * LANES > b.dim)
+        for (; column < wide; column += 2 * LANES * step)
+            if (column + 2 * LANES > wide)
                 strip.rows > 16 ? weigh_tiles<true, false>(w, strip, values, column, from, until)
                                 : weigh_tiles<false, false>(w, strip, values, column, from, until);
             else
@@ -566,7 +608,7 @@ template <class T, class S> struct Attention {
         }
         std::fill_n(w.m.at(0), rows, LOWEST);
         std::fill_n(w.l.at(0), rows, Floats{});
-        if (!TILED) std::fill_n(w.out.at(0), rows * b.dim, 0.0f);
+        if (!TILED) std::fill_n(w.out.at(0), rows * wide, 0.0f);
 #if TILES
         if constexpr (TILED) {
             if (rows > 16) return run_many(task, then, start, w, asks);
@@ -576,7 +618,10 @@ template <class T, class S> struct Attention {
         run_few(task, then, start, w);
     }
 
-    int64_t oldest_of(int64_t position) const { return b.window ? std::max<int64_t>(position - b.window + 1, 0) : 0; }
+    int64_t oldest_of(int64_t position) const {
+        const int64_t begin = b.chunk ? position / b.chunk * b.chunk : 0;
+        return b.window ? std::max(position - b.window + 1, begin) : begin;
+    }
 
     // A row's scores with a cap and a slope, in units of log 2.
     void bend(Floats* s, int from, int until, const Place& here, int head, int64_t position) const {
@@ -656,8 +701,8 @@ template <class T, class S> struct Attention {
         if (b.sinks) l += std::exp2(b.sinks[head] * LOG2_E - m);
         const float part = 1.0f / l;
         const int64_t token = b.query_start[task.row] + task.first + i / group;
-        auto* to = (Element*)b.out + (token * b.heads + head) * b.dim;
-        for (int d = 0; d < b.dim; d += WIDTH) T::store(to + d, load<Floats>(out + d) * part);
+        auto* to = (Element*)b.out + (token * b.heads + head) * wide;
+        for (int d = 0; d < wide; d += WIDTH) T::store(to + d, load<Floats>(out + d) * part);
     }
 
     void plan(std::vector<Task>& tasks, int32_t& partials) const {
@@ -681,7 +726,7 @@ template <class T, class S> struct Attention {
 
     // Add up the partitions of one row and kv head, in their order.
     void combine(const Task* task, int count, const float* kept, int64_t size) const {
-        std::vector<float> sum(b.dim);
+        std::vector<float> sum(wide);
         for (int i = 0; i < group; i++) {
             float m = LOWEST, l = 0.0f;
             for (int part = 0; part < count; part++) m = std::max(m, kept[(task[part].partial * group + i) * size]);
@@ -691,7 +736,7 @@ template <class T, class S> struct Attention {
                 if (from[0] == LOWEST) continue;
                 const float weight = std::exp2(from[0] - m);
                 l += from[1] * weight;
-                for (int d = 0; d < b.dim; d++) sum[d] += from[2 + d] * weight;
+                for (int d = 0; d < wide; d++) sum[d] += from[2 + d] * weight;
             }
             finish(*task, i, sum.data(), m, l);
         }
@@ -702,13 +747,13 @@ template <class T, class S> struct Attention {
         run(task, then, space, asks);
         for (int i = 0; i < task.count * group; i++) {
             if (task.partial < 0) {
-                finish(task, i, space.out.at(i * b.dim), *space.m.at(i), total(*space.l.at(i)));
+                finish(task, i, space.out.at(i * wide), *space.m.at(i), total(*space.l.at(i)));
                 continue;
             }
             float* to = kept + (task.partial * group + i) * size;
             to[0] = *space.m.at(i);
             to[1] = total(*space.l.at(i));
-            std::memcpy(to + 2, space.out.at(i * b.dim), b.dim * sizeof(float));
+            std::memcpy(to + 2, space.out.at(i * wide), wide * sizeof(float));
         }
     }
 
@@ -716,7 +761,7 @@ template <class T, class S> struct Attention {
         std::vector<Task> tasks;
         int32_t partials = 0;
         plan(tasks, partials);
-        const int64_t size = b.dim + 2;
+        const int64_t size = wide + 2;
         std::vector<float> kept(int64_t(partials) * group * size);
         int most = 0;
         for (const Task& task : tasks) most = std::max(most, task.count * group);
@@ -768,16 +813,17 @@ template <class T, class S> struct Attention {
     static void keep_pairs(uint8_t* to, Words x) { keep((uint16_t*)to, x); }
 
     // The new keys and values of a row. A tile's values are zeroed when its first key is written: what an earlier owner
-    // left there, NaN included, must not come back as 0 * NaN.
+    // left there, NaN included, must not come back as 0 * NaN. So are keys where they are values, too.
     void write(int row, int kv) const {
         const int64_t until = b.query_start[row + 1];
         for (int64_t token = b.query_start[row]; token < until; token++) {
             const int64_t slot = b.slots[token], block = slot / b.block_size, offset = slot % b.block_size;
             auto* keys = (Stored*)b.cache + block * b.cache_stride + kv * head + offset / LANES * LANES * b.dim;
-            auto* values = keys + b.kv_heads * head;
+            auto* values = b.value_dim ? keys : keys + b.kv_heads * head;
             const int at = offset % LANES;
             if (at == 0) std::memset(values, 0, LANES * b.dim * sizeof(Stored));
             write_key(keys, at, token, kv);
+            if (b.value_dim) continue;
             if constexpr (T::PAIR == 2)
                 if (at % 2 == 0 && token + 1 < until && b.slots[token + 1] == slot + 1) {
                     write_pair(values, at, token++, kv);

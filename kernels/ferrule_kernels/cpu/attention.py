@@ -23,7 +23,7 @@ class _Batch(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("table", "query_start", "context_lens", "slots")),
         *((name, ctypes.c_int64) for name in ("rows", "tokens", "heads", "kv_heads", "dim", "block_size")),
         *((name, ctypes.c_int64) for name in ("table_stride", "cache_stride", "q_stride", "k_stride", "v_stride")),
-        *((name, ctypes.c_int64) for name in ("window", "eights")),
+        *((name, ctypes.c_int64) for name in ("window", "chunk", "value_dim", "eights")),
         ("scale", ctypes.c_float),
         ("soft_cap", ctypes.c_float),
         ("slopes", ctypes.c_void_p),
@@ -53,9 +53,9 @@ class Rows:
         self.window = window
 
 
-def cache_shape(num_blocks: int, block_size: int, kv_heads: int, dim: int) -> tuple[int, ...]:
-    """Keys at [:, 0] and values at [:, 1]; within a head the order is the kernel's own."""
-    return (num_blocks, 2, kv_heads, block_size * dim)
+def cache_shape(num_blocks: int, block_size: int, kv_heads: int, dim: int, latent: bool = False) -> tuple[int, ...]:
+    """Keys at [:, 0] and values, unless they are a part of the keys, at [:, 1]; the order in a head is the kernel's."""
+    return (num_blocks, 1 if latent else 2, kv_heads, block_size * dim)
 
 
 def attend(
@@ -66,15 +66,20 @@ def attend(
     rows: Rows,
     options: ScoreOptions,
     window: int = 0,
+    chunk: int = 0,
 ) -> torch.Tensor:
     """Write k and v [tokens, kv_heads, dim] to the cache, and attend with q [tokens, heads, dim].
+
+    Where the cache has room for keys alone, v is a view of k's first numbers, of which the result has as many.
 
     All of one type of `DTYPES`; the cache may also be float8_e4m3fn or float8_e5m2, and then holds what was rounded to
     nearest, at most the type's largest number. Raises KernelsUnavailableError.
     """
-    q, k, v = _rows_of_heads(q), _rows_of_heads(k), _rows_of_heads(v)
+    q, k = _rows_of_heads(q), _rows_of_heads(k)
+    latent, value_dim = cache.shape[1] == 1, v.shape[2]
+    v = k if latent else _rows_of_heads(v)
     tokens, heads, dim = q.shape
-    out = torch.empty((tokens, heads, dim), dtype=q.dtype)
+    out = torch.empty((tokens, heads, value_dim), dtype=q.dtype)
     slopes = torch.tensor(options.alibi_slopes, dtype=torch.float32) if options.alibi_slopes else None
     sinks = options.sinks.float().contiguous() if options.sinks is not None else None
     # Fields in their order, without a loop: this runs once per layer of every step.
@@ -82,7 +87,8 @@ def attend(
         *(q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), cache.data_ptr()),
         *rows.addresses,
         *(rows.count, tokens, heads, k.shape[1], dim, rows.block_size, rows.width, cache.stride(0)),
-        *(q.stride(0), k.stride(0), v.stride(0), window, _EIGHTS.get(cache.dtype, 0), options.scale, options.soft_cap),
+        *(q.stride(0), k.stride(0), v.stride(0), window, chunk, value_dim if latent else 0),
+        *(_EIGHTS.get(cache.dtype, 0), options.scale, options.soft_cap),
         *(_at(slopes), _at(sinks)),
     )
     kernels: Any = library.load()

@@ -21,13 +21,20 @@ from ferrule_kernels.cpu import library
 
 
 class CpuNativeAttention(AttentionBackend):
+    features = frozenset({"latent", "chunk"})
+
     @classmethod
     def refuses(cls, spec: LayerCache, options: AttentionOptions, caps: DeviceCaps, dtype: torch.dtype) -> str | None:
         if caps.platform != "cpu":
             return f"runs on CPUs only, not on {caps.platform}"
         if dtype not in kernel.DTYPES:
             return f"computes in bfloat16 and float32, not in {str(dtype).removeprefix('torch.')}"
-        for name, size in (("--block-size", spec.group.block_size), ("the head size", spec.head_dim)):
+        sizes = {
+            "--block-size": spec.group.block_size,
+            "the head size": spec.head_dim,
+            "the value size": spec.value_dim,
+        }
+        for name, size in sizes.items():
             if size % kernel.LANES:
                 return f"{name} must be a multiple of {kernel.LANES}, not {size}"
         try:
@@ -41,7 +48,9 @@ class CpuNativeAttention(AttentionBackend):
         return definition.cache_type(name, dtype)
 
     def cache_shape(self, spec: LayerCache, num_blocks: int) -> tuple[int, ...]:
-        return kernel.cache_shape(num_blocks, spec.group.block_size, spec.num_kv_heads, spec.head_dim)
+        return kernel.cache_shape(
+            num_blocks, spec.group.block_size, spec.num_kv_heads, spec.head_dim, spec.value_dim > 0
+        )
 
     def plan(self, layout: AttentionLayout) -> kernel.Rows:
         starts = np.concatenate(([0], np.cumsum(layout.query_lens_host))).astype(np.int32)
@@ -64,4 +73,4 @@ class CpuNativeAttention(AttentionBackend):
         plan: Any,
         options: AttentionOptions,
     ) -> torch.Tensor:
-        return kernel.attend(q, k, v, cache, plan, options, options.window or plan.window)
+        return kernel.attend(q, k, v, cache, plan, options, options.window or plan.window, options.chunk)

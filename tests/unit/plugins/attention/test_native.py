@@ -51,6 +51,7 @@ class World:
     options: AttentionOptions
     block_size: int = 16
     cache_type: str = "auto"
+    value_dim: int = 0
 
     def __post_init__(self) -> None:
         torch.manual_seed(self.length)
@@ -58,12 +59,15 @@ class World:
         self.table = (torch.randperm(blocks) + 1).int().unsqueeze(0)
         self.attention = CpuNativeAttention()
         group = CacheGroup("sliding" if self.options.window else "full", self.block_size, self.options.window)
-        shape = self.attention.cache_shape(LayerCache(group, self.kv_heads, self.dim), blocks + 1)
+        spec = LayerCache(group, self.kv_heads, self.dim, value_dim=self.value_dim)
+        shape = self.attention.cache_shape(spec, blocks + 1)
         self.stored = self.attention.cache_type(self.cache_type, self.dtype)
         self.cache = torch.full(shape, float("nan")).to(self.stored)
         self.cache[0] = 0
         sizes = (self.heads, self.kv_heads, self.kv_heads)
         self.q, self.k, self.v = (torch.randn(self.length, n, self.dim).to(self.dtype) for n in sizes)
+        if self.value_dim:
+            self.v = self.k[..., : self.value_dim]
 
     def run(self, start: int, stop: int) -> torch.Tensor:
         positions = torch.arange(start, stop)
@@ -119,9 +123,35 @@ def test_shapes_equal_the_definition(
 
 @COMPUTED
 @pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("cache_type", ["auto", "fp8"])
+@pytest.mark.parametrize(("heads", "dim", "value_dim"), [(4, 576, 512), (3, 80, 48), (70, 64, 64)])
+def test_values_that_are_a_part_of_the_keys(
+    heads: int, dim: int, value_dim: int, cache_type: str, dtype: torch.dtype
+) -> None:
+    world = World(heads, 1, dim, 140, dtype, options(dim), cache_type=cache_type, value_dim=value_dim)
+    assert world.cache[0].numel() == 16 * dim
+    exact = {"rtol": 0, "atol": 1e-5 if dtype is torch.float32 else 2e-2}
+    pieces = [world.run(start, stop) for start, stop in ((0, 70), (70, 138), (138, 139), (139, 140))]
+    torch.testing.assert_close(torch.cat(pieces).double(), world.expected(0, 140), **exact)
+    whole = World(heads, 1, dim, 140, dtype, options(dim), cache_type=cache_type, value_dim=value_dim)
+    assert torch.equal(whole.run(0, 140), torch.cat(pieces))
+
+
+@COMPUTED
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("chunk", [16, 50, 130])
+def test_queries_see_their_own_chunk(chunk: int, dtype: torch.dtype) -> None:
+    world = World(6, 2, 64, 203, dtype, options(64, chunk=chunk))
+    exact = {"rtol": 0, "atol": 1e-5 if dtype is torch.float32 else 2e-2}
+    for start, stop in ((0, 70), (70, 201), (201, 202), (202, 203)):
+        torch.testing.assert_close(world.run(start, stop).double(), world.expected(start, stop), **exact)
+
+
+@COMPUTED
+@pytest.mark.usefixtures("kernels")
 @grid(
     {
-        "more": [{}, {"window": 37}, {"soft_cap": 5.0}],
+        "more": [{}, {"window": 37}, {"soft_cap": 5.0}, {"chunk": 40}],
         "heads,kv_heads,dim,block_size": [(8, 2, 64, 16), (6, 1, 80, 32), (3, 1, 128, 128)],
     }
 )

@@ -14,7 +14,7 @@ from torch import nn
 from ferrule_kernels.cpu import dense
 from ferrule_kernels.cpu.bank import MatrixBank
 from ferrule_kernels.cpu.dense import DenseMatrix
-from ferrule_kernels.moe import Routing, route
+from ferrule_kernels.moe import Routing, combine, route
 from ferrule_nn import ops
 from ferrule_nn.linear import Linear, Packed, PacksForCpu
 from ferrule_nn.mlp import GatedMLP
@@ -102,6 +102,7 @@ class Experts(nn.ModuleList):
         self.blocks: tuple[GatedMLP, ...] = tuple(self)  # type: ignore[arg-type]
         self._grouped: ops.GroupedExperts | None = None  # where the weights are stacked
         self._banks: tuple[MatrixBank, MatrixBank] | None = None  # where the CPU's kernel has all of them
+        self._combine: ops.Combine = combine
 
     def pack(self) -> None:
         for block in self.blocks:
@@ -111,6 +112,7 @@ class Experts(nn.ModuleList):
         parts = [block.gate_up_proj for block in self.blocks], [block.down_proj for block in self.blocks]
         for layer in (*parts[0], *parts[1]):
             layer.pack()
+        self._combine = ops.combiner(parts[0][0].device)
         gate_up, down = bank_of(parts[0]), bank_of(parts[1])
         self._banks = None if gate_up is None or down is None else (gate_up, down)
 
@@ -122,8 +124,9 @@ class Experts(nn.ModuleList):
         tokens, top_k = ids.shape
         if self._grouped is not None:
             return self._grouped_sum(self._grouped, x, weights, ids, weigh_inputs)
+        places = None
         if tokens == 1 and not weigh_inputs:
-            y = self._multiplied(x, ids[0].tolist(), [1] * top_k, shared=True)
+            results = self._multiplied(x, ids[0].tolist(), [1] * top_k, shared=True)
         else:
             order = ids.flatten().sort(stable=True).indices
             counts = ids.flatten().bincount(minlength=len(self.blocks)).tolist()
@@ -133,8 +136,8 @@ class Experts(nn.ModuleList):
                 weights = torch.ones_like(weights)
             used = [expert for expert, count in enumerate(counts) if count]
             results = self._multiplied(rows, used, [counts[expert] for expert in used])
-            y = torch.empty_like(results).index_copy_(0, order, results)
-        return (y.view(tokens, top_k, -1).float() * weights.unsqueeze(-1)).sum(1).to(x.dtype)
+            places = torch.empty_like(order).index_copy_(0, order, torch.arange(order.numel(), device=order.device))
+        return self._combine(results, weights, places).to(x.dtype)
 
     def _multiplied(
         self, rows: torch.Tensor, which: list[int], counts: list[int], shared: bool = False

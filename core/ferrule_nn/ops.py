@@ -20,10 +20,11 @@ from torch import nn
 
 from ferrule.interfaces.model import StateRows
 from ferrule_kernels import cuda, moe
-from ferrule_kernels.cpu import elementwise, library, states
+from ferrule_kernels.cpu import elementwise, library, routing, states
 
 __all__ = [
     "CachedHeads",
+    "Combine",
     "Convolution",
     "Delta",
     "Family",
@@ -35,6 +36,7 @@ __all__ = [
     "Rowwise",
     "Selective",
     "activation",
+    "combiner",
     "delta",
     "family",
     "fused_acts",
@@ -150,6 +152,8 @@ class GatedNorm(Protocol):
 
 # Of router logits [tokens, experts], with a bias for the choice, as `ferrule_kernels.moe.route`.
 Route = Callable[[torch.Tensor, moe.Routing, torch.Tensor | None], tuple[torch.Tensor, torch.Tensor]]
+# Of rows, weights and places, as `ferrule_kernels.moe.combine`.
+Combine = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -164,6 +168,7 @@ class Family:
     layer_norm: Callable[[torch.Tensor, torch.Tensor | None, float], Norm] | None = None  # weight, bias, eps
     activation: Callable[[str, int], Rowwise] | None = None
     route: Route | None = None
+    combine: Combine | None = None
     experts: GroupedExperts | None = None
     short_conv: Callable[[torch.Tensor, torch.Tensor | None, bool], Convolution] | None = None  # weight, bias, silu
     selective: Callable[..., Selective] | None = None  # as `selective`
@@ -191,6 +196,8 @@ def _cpu() -> Family | None:
         elementwise.RMSNorm,
         elementwise.Heads,
         elementwise.Gate,
+        route=routing.route,
+        combine=routing.combine,
         short_conv=states.ShortConv,
         selective=states.Selective,
         delta=states.Delta,
@@ -212,8 +219,8 @@ def triton_family() -> Family:
         gates.Gate,
         norms.LayerNorm,
         gates.Activation,
-        routers.route,
-        grouped.experts,
+        route=routers.route,
+        experts=grouped.experts,
     )
 
 
@@ -266,12 +273,18 @@ def activation(device: torch.device, act: str, size: int) -> Rowwise | None:
     return kernels.activation(act, size)
 
 
-def router(device: torch.device, routing: moe.Routing) -> Route:
+def router(device: torch.device, choice: moe.Routing) -> Route:
     """The function that chooses experts by their scores: a kernel where this device has one, otherwise torch."""
     kernels = family(device)
-    if kernels is None or kernels.route is None or routing.scores == "sparsemixer":
+    if kernels is None or kernels.route is None or choice.scores == "sparsemixer":
         return moe.route
     return kernels.route
+
+
+def combiner(device: torch.device) -> Combine:
+    """The function that sums up the results of each token's experts."""
+    kernels = family(device)
+    return moe.combine if kernels is None or kernels.combine is None else kernels.combine
 
 
 def grouped_experts(device: torch.device) -> GroupedExperts | None:

@@ -94,6 +94,16 @@ def sparsemixer(logits: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, t
     return torch.cat(weights, 1) * routing.scale, torch.cat(ids, 1).int()
 
 
+def combine(rows: torch.Tensor, weights: torch.Tensor, places: torch.Tensor | None = None) -> torch.Tensor:
+    """The weighted sum of each token's rows, [tokens, size] of the rows' type.
+
+    rows [tokens * top_k, size], weights [tokens, top_k]. `places` int64 [tokens * top_k] says where each row is; None
+    where they are in order. Sums are float32.
+    """
+    rows = rows if places is None else rows.index_select(0, places)
+    return (rows.view(*weights.shape, -1).float() * weights.float().unsqueeze(-1)).sum(1).to(rows.dtype)
+
+
 @dataclass(frozen=True)
 class Blocks:
     """Rows, sorted by expert and cut into blocks of one expert each. All on the device, in tensors of known size.

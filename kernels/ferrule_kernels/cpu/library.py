@@ -28,6 +28,7 @@ SOURCES = (
     "machine.cpp",
     "matmul.cpp",
     "matmul_pack.cpp",
+    "routing.cpp",
     "sampling.cpp",
     "selective.cpp",
     "short_conv.cpp",

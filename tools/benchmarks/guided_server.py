@@ -5,8 +5,8 @@
 Any servers with OpenAI's API and one model each; best is one with random weights, whose free output does not end. In
 every round each server takes its turn: `--streams` requests without a constraint, as many with a schema of 20 fields,
 each of `--tokens` tokens at most, and then one request at a time: free, with the schema seen before, and with one never
-seen. The rate is the sum of the streams' own, behind their first tokens. All are medians over the rounds, times are
-wall-clock.
+seen. The rate is that of the time in which all streams decode. All are medians over the
+rounds, times are wall-clock.
 """
 
 from __future__ import annotations
@@ -46,11 +46,10 @@ def schema(name: str = "note") -> dict[str, Any]:
 
 @dataclass
 class Stream:
-    """One answer: when it was asked for, its first and last tokens, and how many there were."""
+    """One answer: when it was asked for, when its parts came, and how many tokens there were."""
 
     asked: float
-    first: float = 0.0
-    last: float = 0.0
+    times: list[float] = field(default_factory=list)
     tokens: int = 0
 
 
@@ -87,8 +86,7 @@ async def stream(session: aiohttp.ClientSession, url: str, body: dict[str, Any])
             if event.get("usage"):
                 found.tokens = event["usage"]["completion_tokens"]
             elif event.get("choices"):
-                found.last = time.perf_counter()
-                found.first = found.first or found.last
+                found.times.append(time.perf_counter())
     return found
 
 
@@ -100,10 +98,13 @@ def body(model: str, tokens: int, extra: dict[str, Any] | None = None) -> dict[s
 
 
 async def rate(session: aiohttp.ClientSession, url: str, bodies: Sequence[dict[str, Any]]) -> float:
-    """Tokens per second of all streams: the sum of their own rates behind the first token."""
+    """Tokens per second of all streams together, while all of them decode."""
     found = await asyncio.gather(*(stream(session, url, each) for each in bodies))
-    each = [(one.tokens - 1) / (one.last - one.first) for one in found if one.tokens > 1 and one.last > one.first]
-    return sum(each)
+    begin, end = max(one.times[0] for one in found), min(one.times[-1] for one in found)
+    if end <= begin:
+        raise SystemExit(f"{url} did not decode all streams at once: more --tokens, or fewer --streams")
+    shares = [sum(begin < time <= end for time in one.times) / len(one.times) for one in found]
+    return sum(share * one.tokens for share, one in zip(shares, found, strict=True)) / (end - begin)
 
 
 async def measure(servers: dict[str, str], streams: int, tokens: int, rounds: int, backend: str | None) -> None:
@@ -133,7 +134,7 @@ async def measure(servers: dict[str, str], streams: int, tokens: int, rounds: in
                     (one.first_new, constrained(f"note_{secrets.token_hex(4)}")),
                 ):
                     single = await stream(session, url, body(model, 4, extra))
-                    times.append(single.first - single.asked)
+                    times.append(single.times[0] - single.asked)
     print(f"{streams} streams of {tokens} tokens, {rounds} rounds, backend {backend or 'as the server chooses'}")
     print("| server | free, tok/s | constrained, tok/s | ratio | first token, free | schema seen before | new schema |")
     print("|---|--:|--:|--:|--:|--:|--:|")

@@ -17,6 +17,9 @@ from ferrule_plugins.quantization.groupwise import AwqScheme, GptqScheme, Groupw
 from ferrule_plugins.quantization.names import matches, spellings
 
 _FLOATS = 16  # bits
+_LAYOUTS = frozenset(  # parts of names; some are of kernels, which have no layout of their own
+    ("auto_round", "auto_gptq", "gptq", "gptqmodel", "auto_awq", "awq", "exllamav2", "triton", "tritonv2", "marlin")
+)
 _SPECIAL = frozenset("*+?^$()[]{}|\\")  # what an expression has, and a name does not
 
 
@@ -35,7 +38,7 @@ class AutoRound(Groupwise):
         layout = _packing(config)
         if "llm_compressor" in layout or "llm-compressor" in layout:
             raise ValueError("reads the layouts of GPTQ and AWQ: `compressed-tensors` reads those of llm-compressor")
-        if not layout.startswith(("auto_round", "auto_gptq", "auto_awq")):
+        if not set(layout.split(":")) <= _LAYOUTS:
             raise ValueError(f"does not read the packing_format {layout!r}")
         activations = config.get("act_bits")
         if activations is not None and (type(activations) is not int or activations < _FLOATS):
@@ -85,7 +88,7 @@ def _blocks(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _settings(config: Mapping[str, Any], changes: Mapping[str, Any]) -> Settings | None:
     """Raises ValueError for what is not read."""
-    stated = {**config, **changes}
+    stated = {**config, **{key: value for key, value in changes.items() if value is not None}}
     bits, kind = stated.get("bits"), str(stated.get("data_type") or "int")
     if type(bits) is int and bits >= _FLOATS:
         return None

@@ -3,9 +3,10 @@
 Both keep words of 32 bits. A weight is (number - zero) * scale.
 
 GPTQ (https://arxiv.org/abs/2210.17323) packs inputs, lowest bits first: eight numbers of 4 bits in a word, or 32 of 3
-bits in three words. Zero points are packed along the outputs, less one but for ``gptq_v2``. With ``desc_act`` a tensor
-`g_idx` says which group each input belongs to. https://github.com/ModelCloud/GPTQModel documents ``dynamic``, settings
-that differ between layers. Its files in the form of Marlin are in `ferrule_plugins.quantization.marlin`.
+bits in three words; ``gptq_p`` has planes of bits. Zero points are packed along the outputs, in ``gptq`` less one. With
+``desc_act`` a tensor `g_idx` says which group each input belongs to. https://github.com/ModelCloud/GPTQModel documents
+``dynamic``, settings that differ between layers. Files in the form of Marlin are read by
+`ferrule_plugins.quantization.marlin`.
 
 AWQ (https://arxiv.org/abs/2306.00978) has these layouts (https://github.com/casper-hansen/AutoAWQ, awq/modules/linear):
 
@@ -31,11 +32,25 @@ from ferrule_nn import checkpoint_parameter
 from ferrule_plugins.quantization.marlin import AWQ_NAMES, MarlinScheme, SparseMarlinScheme
 from ferrule_plugins.quantization.names import agreed, listed, matches, means, spellings
 from ferrule_plugins.quantization.products import Integers, Quantized, Shared, Wide, cannot_run
-from ferrule_plugins.quantization.words import AWQ_ORDER, AWQ_ORDER_8, check_words, outputs, per_words, unpacked
+from ferrule_plugins.quantization.words import (
+    AWQ_ORDER,
+    AWQ_ORDER_8,
+    check_words,
+    outputs,
+    per_words,
+    unpacked,
+    unpacked_planes,
+)
 
 __all__ = ["Awq", "Either", "Gptq", "check_words", "group_problem", "outputs", "unpacked"]
 
-_GPTQ_FORMATS = ("gptq", "gptq_v2", "marlin", "marlin_24")
+_GPTQ_BITS = {  # of each checkpoint_format
+    "gptq": (2, 3, 4, 8),
+    "gptq_v2": (2, 3, 4, 8),
+    "gptq_p": (2, 3, 4, 5, 6, 7, 8),
+    "marlin": (4,),
+    "marlin_24": (4, 8),
+}
 _GPTQ_NAMES = ("gptq", "auto_gptq", "gptq_marlin", "gptq_bitblas", "marlin", "gptq_marlin_24", "bitblas")
 _AWQ_FORMATS = ("gemm", "gemv", "gemv_fast", "marlin")
 _AWQ_BITS = {4: AWQ_ORDER, 8: AWQ_ORDER_8}
@@ -60,7 +75,7 @@ class Settings:
     ordered: bool = False
 
     @classmethod
-    def of(cls, config: Mapping[str, Any], bits: tuple[int, ...] = (2, 3, 4, 8)) -> Settings:
+    def of(cls, config: Mapping[str, Any], bits: tuple[int, ...] = tuple(range(2, 9))) -> Settings:
         """Raises ValueError with what is not read."""
         stated = config.get("bits", config.get("w_bit"))
         group = config.get("group_size", config.get("q_group_size"))
@@ -128,13 +143,12 @@ class Gptq(Groupwise):
         layout, dynamic = _layout(config), config.get("dynamic") or {}
         if layout == "bitblas":
             raise ValueError("does not read the form of BitBLAS, an order that it chose for one GPU")
-        if layout not in _GPTQ_FORMATS:
+        if layout not in _GPTQ_BITS:
             raise ValueError(f"does not read the checkpoint_format {layout!r}")
         if not isinstance(dynamic, Mapping) or not all(isinstance(each, Mapping | None) for each in dynamic.values()):
             raise ValueError("reads 'dynamic' as an object of objects")
-        bits = {"marlin": (4,), "marlin_24": (4, 8)}.get(layout, (2, 3, 4, 8))
-        each_bits = [Settings.of({**config, **(each or {})}, bits) for each in ({}, *dynamic.values())]
-        if layout.startswith("marlin") and any(each.ordered for each in each_bits):
+        found = [Settings.of({**config, **(each or {})}, _GPTQ_BITS[layout]) for each in ({}, *dynamic.values())]
+        if layout.startswith("marlin") and any(each.ordered for each in found):
             raise ValueError("does not read desc_act=true in the form of Marlin, which has no order")
 
     def settings(self, name: str, head: bool) -> Settings | None:
@@ -153,7 +167,7 @@ class Gptq(Groupwise):
             return MarlinScheme(self.shared, dtype, settings.group)
         if layout == "marlin_24":
             return SparseMarlinScheme(self.shared, dtype, settings.bits, settings.group)
-        return GptqScheme(self.shared, dtype, settings, less=layout == "gptq")
+        return GptqScheme(self.shared, dtype, settings, less=layout == "gptq", planes=layout == "gptq_p")
 
 
 def _layout(config: Mapping[str, Any]) -> str:
@@ -216,13 +230,14 @@ class Grouped(Quantized):
     def __init__(self, shared: Shared, dtype: torch.dtype | None, settings: Settings) -> None:
         super().__init__(shared, dtype, wide=True)
         self.bits, self.group, self.ordered = settings.bits, settings.group, settings.ordered
+        self.per = per_words(settings.bits)[0]  # numbers that fill whole words
 
     def groups(self, layer: Any) -> int:
         """How many there are along the inputs."""
         return -(-layer.in_features // self.group) if self.group else 1
 
     def allocate(self, layer: Any) -> None:
-        check_words((layer.in_features, *outputs(layer)), per_words(self.bits)[0])
+        check_words((layer.in_features, *outputs(layer)), self.per)
         self.given = layer.weight.dtype
         made = self.parameters(layer)
         extra = () if self.ordered else ("g_idx",)
@@ -251,9 +266,13 @@ class Grouped(Quantized):
 
 
 class GptqScheme(Grouped):
-    def __init__(self, shared: Shared, dtype: torch.dtype | None, settings: Settings, less: bool) -> None:
+    def __init__(
+        self, shared: Shared, dtype: torch.dtype | None, settings: Settings, less: bool, planes: bool = False
+    ) -> None:
         super().__init__(shared, dtype, settings)
         self._less = less  # zero points are written less one
+        self._unpack = unpacked_planes if planes else unpacked
+        self.per = 32 if planes else self.per
 
     def parameters(self, layer: Any) -> dict[str, torch.nn.Parameter]:
         groups, inputs = self.groups(layer), layer.in_features
@@ -267,8 +286,8 @@ class GptqScheme(Grouped):
         return made
 
     def weights(self, layer: Any) -> Integers | Wide:
-        numbers = unpacked(layer.qweight.detach().t(), self.bits)
-        zeros = unpacked(layer.qzeros.detach(), self.bits).t().to(torch.int16) + self._less
+        numbers = self._unpack(layer.qweight.detach().t(), self.bits)
+        zeros = self._unpack(layer.qzeros.detach(), self.bits).t().to(torch.int16) + self._less
         scales = layer.scales.detach().t()
         if not self.ordered:
             return self.integers(numbers, zeros, scales)
@@ -323,7 +342,7 @@ class AwqFastScheme(AwqVectorScheme):
     """The layout "gemv_fast". Of 32 inputs the numbers 8 a + 2 b + c (a, b < 4; c < 2) stand in the order b, c, a.
 
     Four outputs take turns for 64 inputs each, and four numbers that follow each other are a word of 16 bits. `scales`
-    and `scaled_zeros`, which are -zero * scale, are [groups, n].
+    and `qzeros`, floats that are -zero * scale, are [groups, n].
     """
 
     def parameters(self, layer: Any) -> dict[str, torch.nn.Parameter]:
@@ -332,7 +351,7 @@ class AwqFastScheme(AwqVectorScheme):
         return {
             "qweight": checkpoint_parameter(layer, (-1, layer.in_features), torch.int16, count=lambda n: n // 4),
             "scales": checkpoint_parameter(layer, (rows, -1), torch.float32),
-            "scaled_zeros": checkpoint_parameter(layer, (rows, -1), torch.float32),
+            "qzeros": checkpoint_parameter(layer, (rows, -1), torch.float32),
         }
 
     def weights(self, layer: Any) -> Integers:
@@ -341,7 +360,7 @@ class AwqFastScheme(AwqVectorScheme):
         turns = places.view(len(words), inputs // 64, 4, 64).transpose(1, 2).reshape(-1, inputs // 32, 4, 2, 4)
         numbers = turns.permute(0, 1, 4, 2, 3).reshape(-1, inputs).to(torch.uint8)
         scales = layer.scales.detach()[:groups].t()
-        zeros = (-layer.scaled_zeros.detach()[:groups].t() / scales).round()
+        zeros = (-layer.qzeros.detach()[:groups].t() / scales).round()
         if not bool(((zeros >= 0) & (zeros <= 16) | (scales == 0)).all()):
             raise CheckpointError("A zero point of the checkpoint's quantized weights is not a number of 4 bits.")
         return self.integers(numbers, zeros.nan_to_num(8.0, 8.0, 8.0).to(torch.int16), scales)

@@ -142,10 +142,10 @@ class HqqScheme(Quantized):
             kept = [self._rows(count) for count in rows]
             parts = zip(numbers.split(rows), scale.split(kept), zero.split(kept), strict=True)
             return Wide(torch.cat([self._far_apart(*part) for part in parts]), _FAR)
-        bits, half = self.settings.bits, 1 << (self.settings.bits - 1)
+        bits = self.settings.bits
         if bits == 8:
-            numbers = (numbers.to(torch.int16) - half).to(torch.int8)
-        return Integers(numbers, scale, None, bits, self.settings.group, offsets=(half - zero) * scale)
+            numbers, zero = (numbers.to(torch.int16) - 128).to(torch.int8), zero - 128
+        return Integers(numbers, scale, zero, bits, self.settings.group)
 
     def _far_apart(self, numbers: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor) -> torch.Tensor:
         """Weights [n, k]; scales and zero points [n / group, k] are those of every so many outputs."""

@@ -30,7 +30,16 @@ from ferrule_plugins.quantization.weights import gathered, sorted_by_group
 _log = log.get("quantization")
 _DAMAGED = "The file may be damaged."
 _FP8_UNITS = (8, 9)  # the first compute capability that has them
-_KEPT = {1: 4, 2: 4, 3: 4, 4: 4, 8: 8}  # the bits that the CPU's kernel keeps numbers of so many bits in
+_KEPT = {
+    1: 4,
+    2: 4,
+    3: 4,
+    4: 4,
+    5: 8,
+    6: 8,
+    7: 8,
+    8: 8,
+}  # the bits that the CPU's kernel keeps numbers of so many bits in
 Product = Callable[[Any, torch.Tensor], torch.Tensor]  # of a layer and activations [tokens, in]
 
 
@@ -138,10 +147,9 @@ class Quantized(LinearScheme):
     def _cpu(self, layer: Any, weights: Integers) -> Product:
         """The kernel has no zero points: what they make of a group's weights is added to these."""
         weights, order = sorted_by_group(weights, multiple=8)
-        form_bits, numbers, added = _KEPT[weights.bits], weights.centred(), weights.added()
-        if form_bits == 8:
-            numbers = numbers.clamp(min=-127)
-        form = Form(form_bits, weights.group, 2 if self.wide else 1, added is not None)
+        bits = _KEPT[weights.bits]
+        numbers, added = weights.fitted(-127 if bits == 8 else -8, 127 if bits == 8 else 7)
+        form = Form(bits, weights.group, 2 if self.wide else 1, added is not None)
         given = reference.Quantized(numbers, weights.scales, added)
         product = (self._compiled if self.shared.compiled() else self._torch)(layer, form, given)
         return product if order is None else self._reordered(layer, product, order)
@@ -191,8 +199,10 @@ class Quantized(LinearScheme):
 
     def _cuda(self, layer: Any, weights: Integers) -> Product:
         added = weights.added()
-        if weights.offsets is not None or weights.bits == 8 and (weights.scales.shape[1] > 1 or added is not None):
-            form = f"{weights.bits} bits " + ("with offsets" if weights.offsets is not None else "in groups")
+        floats = weights.zeros is not None and weights.zeros.is_floating_point() or weights.offsets is not None
+        grouped = weights.scales.shape[1] > 1 or added is not None
+        if floats or weights.bits > 4 and (grouped or weights.bits < 8):
+            form = f"{weights.bits} bits " + ("with offsets" if floats else "in groups, or with zero points")
             why = f"no GPU kernel multiplies integers of {form}: such weights take 16 bits, or 32 with --dtype float32"
             return self._widened(layer, Wide(weights.widened(self.given), why))
         if weights.bits == 8:

@@ -14,11 +14,11 @@ _ROWS = 4096  # that are widened at a time
 
 @dataclass(frozen=True)
 class Integers:
-    """Weights (numbers - zeros) * scales of 1 to 4 or 8 `bits`, whose scales are for `group` inputs, 0 for all.
+    """Weights (numbers - zeros) * scales of 1 to 8 `bits`, whose scales are for `group` inputs, 0 for all.
 
-    Numbers of 8 bits are int8 [n, k]; of fewer uint8, from 0 on. Zeros are integers [n, groups]; None is the middle: 0
-    for 8 bits, else half the range. Scales are float32 [n, groups], as `offsets` that are added to the weights. `index`
-    [k] says which group each input belongs to, where groups are not neighbouring inputs.
+    Numbers of 8 bits are int8 [n, k]; of fewer uint8, from 0 on. Zeros are integers or floats [n, groups]; None is the
+    middle: 0 for 8 bits, else half the range. Scales are float32 [n, groups], as are `offsets`, which are added to
+    weights without zeros. `index` [k] says which group each input belongs to, where groups are not neighbours.
     """
 
     numbers: torch.Tensor
@@ -40,10 +40,28 @@ class Integers:
 
     def added(self) -> torch.Tensor | None:
         """What is added to each centred number times its scale, [n, groups]: offsets and zero points."""
+        return self.offsets if self.zeros is None else self._less(self.middle, self.zeros)
+
+    def _less(self, shift: torch.Tensor | int, zeros: torch.Tensor) -> torch.Tensor | None:
+        """What is added to numbers that are less by `shift`; None where it is nothing."""
+        moved = shift - (zeros if zeros.is_floating_point() else zeros.to(torch.int32))
+        return moved * self.scales if bool((moved != 0).any()) else None
+
+    def fitted(self, low: int, high: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Numbers from `low` to `high`, int8, and what is added to each times its scale, [n, groups] or None.
+
+        Each group is moved by the integer nearest to its zero point that leaves its numbers in that range. Of numbers
+        that have one value more than the range, the largest lose a step.
+        """
         if self.zeros is None or bool((self.zeros == self.middle).all()):
-            return self.offsets
-        shift = (self.middle - self.zeros.to(torch.int32)) * self.scales
-        return shift if self.offsets is None else shift + self.offsets
+            return self.centred().clamp(low, high), self.offsets
+        numbers, k = self.numbers.to(torch.int16), self.numbers.shape[1]
+        missing = -k % (self.group or k)
+        cells = torch.cat((numbers, numbers[:, -1:].expand(-1, missing)), 1).view(len(numbers), -1, self.group or k)
+        shift = torch.maximum(self.zeros.round().to(torch.int16), cells.amax(2) - high)
+        shift = torch.minimum(shift, cells.amin(2) - low)
+        moved = (cells - shift.unsqueeze(-1)).clamp(low, high).to(torch.int8)
+        return moved.flatten(1)[:, :k], self._less(shift.to(torch.int32), self.zeros)
 
     def widened(self, dtype: torch.dtype) -> torch.Tensor:
         """What they stand for, [n, k]."""

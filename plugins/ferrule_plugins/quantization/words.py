@@ -39,6 +39,20 @@ def unpacked(words: torch.Tensor, bits: int = 4, order: tuple[int, ...] = ()) ->
     return numbers.flatten(1)
 
 
+def unpacked_planes(words: torch.Tensor, bits: int) -> torch.Tensor:
+    """The same of 32 numbers cut into planes of 4, 2 and 1 of their bits, which follow each other, lowest first."""
+    blocks, found, first, done = words.reshape(len(words), -1, bits), None, 0, 0
+    for width in (8, 4, 2, 1):
+        if bits - done < width:
+            continue
+        part = unpacked(blocks[:, :, first : first + width].flatten(1), width)
+        found = part if found is None else found | part << done
+        first, done = first + width, done + width
+    if found is None:
+        raise ValueError(f"numbers of {bits} bits have no planes")
+    return found
+
+
 def outputs(layer: Any) -> tuple[int, ...]:
     """Of each of the projections that the layer merges."""
     return tuple(layer.projections.values()) or (layer.out_features,)

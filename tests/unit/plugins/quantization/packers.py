@@ -66,6 +66,21 @@ def gptq(given: Numbers, bits: int, less: int = 1, ordered: bool = True) -> Tens
     return {**made, "g_idx": given.index.int()} if ordered else made
 
 
+def gptq_planes(given: Numbers, bits: int) -> Tensors:
+    """Of 32 numbers first the lowest four bits of all, or two, then what is left of them."""
+    planes = {2: [2], 3: [2, 1], 4: [4], 5: [4, 1], 6: [4, 2], 7: [4, 2, 1], 8: [8]}[bits]
+
+    def along(numbers: torch.Tensor) -> torch.Tensor:
+        parts, below = [], 0
+        for width in planes:
+            plane = numbers.reshape(-1, 32) >> below & ((1 << width) - 1)
+            parts.append(words(plane, width))
+            below += width
+        return torch.cat(parts, 1).view(len(numbers), -1)
+
+    return {"qweight": along(given.numbers).t(), "qzeros": along(given.zeros.t()), "scales": given.scales.t()}
+
+
 def awq_gemm(given: Numbers, bits: int = 4) -> Tensors:
     order = {4: [0, 2, 4, 6, 1, 3, 5, 7], 8: [0, 2, 1, 3]}[bits]
 
@@ -109,7 +124,7 @@ def awq_fast(given: Numbers, group: int) -> Tensors:
     return {
         "qweight": signed,
         "scales": _filled_up(given.scales, group).t(),
-        "scaled_zeros": _filled_up(scaled, group).t(),
+        "qzeros": _filled_up(scaled, group).t(),
     }
 
 

@@ -20,6 +20,7 @@ from tests.unit.plugins.quantization.packers import (
     awq_gemv,
     drawn,
     gptq,
+    gptq_planes,
     layer_of,
     loaded,
     marlin,
@@ -59,6 +60,13 @@ def test_gptq_v2_and_symmetric(bits: int) -> None:
     assert off(layer, given.meant) < NEAR
     kept = 8 if bits == 8 else 4
     assert sum(each.nbytes for each in layer.packed_tensors()) == 32 * 64 * kept // 8 + 2 * 32 * 2  # no offsets
+
+
+@pytest.mark.parametrize("bits", range(2, 9))
+def test_gptq_in_planes(bits: int) -> None:
+    given = drawn(64, 96, bits, 32)
+    layer = loaded(_gptq(bits, 32, checkpoint_format="gptq_p"), gptq_planes(given, bits), (64, 96))
+    assert off(layer, given.meant) < NEAR
 
 
 @pytest.mark.parametrize("ordered", [False, True])

@@ -243,6 +243,7 @@ _HQQ = {"weight_quant_params": {"nbits": 4, "group_size": 64, "axis": 1}}
         (Qqq, {"wbits": 8}, "8"),
         (AutoRound, {"bits": 4, "group_size": 32, "packing_format": "llm_compressor"}, "compressed-tensors"),
         (AutoRound, {"bits": 4, "group_size": 32, "packing_format": "gguf"}, "'gguf'"),
+        (AutoRound, {"bits": 4, "group_size": 32, "packing_format": "auto_round:fake"}, "'auto_round:fake'"),
         (AutoRound, {"bits": 4, "group_size": 32, "act_bits": 8}, "to 8 bits"),
         (AutoRound, {"bits": 4, "group_size": 32, "data_type": "mx_fp"}, "'mx_fp'"),
         (AutoRound, {"bits": 4, "group_size": 32, "extra_config": {"a": 4}}, "extra_config"),

@@ -192,7 +192,7 @@ def _materialized(module: torch.nn.Module, name: str) -> torch.nn.Parameter:
 def _in_order(module: torch.nn.Module, parameter: torch.Tensor, target: _Target, tensor: torch.Tensor) -> torch.Tensor:
     """A whole parameter's tensor with its outputs in the parameter's order."""
     layer = module.get_submodule(target.parameter.rpartition(".")[0])
-    if not isinstance(layer, MergedLinear):
+    if not isinstance(layer, MergedLinear) or tensor.dim() < parameter.dim():  # one for all outputs
         return tensor
     return layer.in_order(tensor, parameter.axis if isinstance(parameter, CheckpointParameter) else 0)
 

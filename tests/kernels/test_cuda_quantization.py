@@ -11,13 +11,14 @@ import torch
 pytest.importorskip("triton")
 
 from ferrule.interfaces.quantization import LinearLayer, QuantizationMethod
-from ferrule_nn import Linear, MergedLinear
+from ferrule_nn import Dense, Linear, MergedLinear
 from ferrule_plugins.quantization import integers
 from ferrule_plugins.quantization.compressed import CompressedTensors
 from ferrule_plugins.quantization.fp8 import Fp8Method
 from ferrule_plugins.quantization.groupwise import Awq, Gptq
 from ferrule_plugins.quantization.products import Quantized, Shared
 from ferrule_testkit.quantized import FORMATS
+from tests.unit.plugins.quantization.packers import drawn, gptq, loaded
 
 READERS: dict[str, type[QuantizationMethod]] = {
     "compressed-tensors": CompressedTensors,
@@ -78,6 +79,27 @@ def test_layers_of_checkpoints(name: str, device: torch.device) -> None:
     layer.pack()
     wide = FORMATS[name].wide
     _checked(layer, torch.cat(meant).to(device), 2e-3 if wide else 0.04, 8.6 if "8" in name else 5.6)
+
+
+@pytest.mark.parametrize(("bits", "group", "ordered"), [(3, 40, True), (4, 64, True), (2, 16, False), (8, 0, True)])
+def test_groups_and_orders(bits: int, group: int, ordered: bool, device: torch.device) -> None:
+    """Numbers of fewer bits are kept as four; groups that are no multiple of 32 are filled up."""
+    given = drawn(64, 320, bits, group, symmetric=bits == 8, shuffled=ordered and group > 0)
+    config = {"quant_method": "gptq", "bits": bits, "group_size": group or -1, "desc_act": ordered}
+    with device:
+        layer = loaded(Gptq(config), {name: each.to(device) for name, each in gptq(given, bits).items()}, (64, 320))
+    _checked(layer, given.meant.to(device), 2e-3, 13)
+
+
+@pytest.mark.parametrize(("bits", "group", "symmetric"), [(8, 32, True), (8, 0, False)])
+def test_what_no_kernel_takes_is_widened(bits: int, group: int, symmetric: bool, device: torch.device) -> None:
+    given = drawn(64, 128, bits, group, symmetric)
+    config = {"quant_method": "gptq", "bits": bits, "group_size": group or -1}
+    with device:
+        layer = loaded(Gptq(config), {name: each.to(device) for name, each in gptq(given, bits).items()}, (64, 128))
+    x = torch.randn(3, 128, generator=torch.Generator().manual_seed(1)).to(device)
+    torch.testing.assert_close(layer(x), x @ given.meant.to(device).t(), rtol=1e-3, atol=1e-3)
+    assert isinstance(layer.scheme, Dense)
 
 
 @pytest.mark.parametrize(

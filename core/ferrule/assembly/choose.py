@@ -179,7 +179,7 @@ class Chooser:
 
         if wanted is None and not settings:
             return None, None
-        order = self._plugins.defaults("quantization")
+        order = sorted(self._plugins.defaults("quantization"), key=lambda name: name != form)  # several read some forms
         name = self.choose("quantization", "--quantization", wanted, order, refuses)
         return name, self._plugins.make("quantization", name, settings)
 

@@ -1,14 +1,26 @@
-"""AWQ and GPTQ: weights of 4 bits in groups of inputs, with scales and zero points.
+"""AWQ and GPTQ: weights of few bits in groups of inputs, with scales and zero points.
 
-Both keep words of 32 bits with eight numbers each. GPTQ (https://arxiv.org/abs/2210.17323) packs inputs, lowest bits
-first, and zero points less one (but for ``gptq_v2``). AWQ (https://arxiv.org/abs/2306.00978), in its layout "gemm",
-packs outputs, in the order 0 2 4 6 1 3 5 7. A weight is (number - zero) * scale.
+Both keep words of 32 bits. A weight is (number - zero) * scale.
+
+GPTQ (https://arxiv.org/abs/2210.17323) packs inputs, lowest bits first: eight numbers of 4 bits in a word, or 32 of 3
+bits in three words; ``gptq_p`` has planes of bits. Zero points are packed along the outputs, in ``gptq`` less one. With
+``desc_act`` a tensor `g_idx` says which group each input belongs to. https://github.com/ModelCloud/GPTQModel documents
+``dynamic``, settings that differ between layers. Files in the form of Marlin are read by
+`ferrule_plugins.quantization.marlin`.
+
+AWQ (https://arxiv.org/abs/2306.00978) has these layouts (https://github.com/casper-hansen/AutoAWQ, awq/modules/linear):
+
+    gemm        words along the outputs, in the order 0 2 4 6 1 3 5 7
+    gemv        words along the inputs, in order; groups are filled up to whole words
+    gemv_fast   words of 16 bits, see `AwqFastScheme`; zero points are floats, times their scale
+    marlin      without zero points, in the form of Marlin
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,21 +29,33 @@ from ferrule.errors import CheckpointError
 from ferrule.interfaces.platform import DeviceCaps
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme, QuantizationMethod
 from ferrule_nn import checkpoint_parameter
-from ferrule_plugins.quantization.names import chosen, listed
-from ferrule_plugins.quantization.products import Integers, Quantized, Shared, cannot_run
+from ferrule_plugins.quantization.marlin import AWQ_NAMES, MarlinScheme, SparseMarlinScheme
+from ferrule_plugins.quantization.names import agreed, listed, matches, means, spellings
+from ferrule_plugins.quantization.products import Integers, Quantized, Shared, Wide, cannot_run
+from ferrule_plugins.quantization.words import (
+    AWQ_ORDER,
+    AWQ_ORDER_8,
+    check_words,
+    outputs,
+    per_words,
+    unpacked,
+    unpacked_planes,
+)
 
-AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-IN_ORDER = tuple(range(8))
-_MIDDLE = 8
+__all__ = ["Awq", "Either", "Gptq", "check_words", "group_problem", "outputs", "unpacked"]
 
-
-def unpacked(words: torch.Tensor, bits: int = 4, order: tuple[int, ...] = IN_ORDER) -> torch.Tensor:
-    """int32 [rows, words] to uint8 [rows, numbers]; `order` says which number each place of a word holds."""
-    per = 32 // bits
-    numbers = torch.empty((*words.shape, per), dtype=torch.uint8, device=words.device)
-    for place in range(per):
-        numbers[..., order[place]] = (words >> (bits * place)) & ((1 << bits) - 1)
-    return numbers.flatten(1)
+_GPTQ_BITS = {  # of each checkpoint_format
+    "gptq": (2, 3, 4, 8),
+    "gptq_v2": (2, 3, 4, 8),
+    "gptq_p": (2, 3, 4, 5, 6, 7, 8),
+    "marlin": (4,),
+    "marlin_24": (4, 8),
+}
+_GPTQ_NAMES = ("gptq", "auto_gptq", "gptq_marlin", "gptq_bitblas", "marlin", "gptq_marlin_24", "bitblas")
+_AWQ_FORMATS = ("gemm", "gemv", "gemv_fast", "marlin")
+_AWQ_BITS = {4: AWQ_ORDER, 8: AWQ_ORDER_8}
+_ONLY = "modules_in_block_to_quantize"
+_APART = "projections that are one matrix here have inputs in different orders: they take 16 bits, or 32 with float32"
 
 
 def group_problem(group: Any) -> str | None:
@@ -42,16 +66,28 @@ def group_problem(group: Any) -> str | None:
     return None if whole else f"takes groups of a multiple of 32 inputs, and the group size is {group!r}"
 
 
-def outputs(layer: Any) -> tuple[int, ...]:
-    """Of each of the projections that the layer merges."""
-    return tuple(layer.projections.values()) or (layer.out_features,)
+@dataclass(frozen=True)
+class Settings:
+    """Of one layer. Groups of 0 are all inputs; `ordered` says that inputs of a group are not neighbours."""
 
+    bits: int
+    group: int
+    ordered: bool = False
 
-def check_words(counts: Iterable[int], per: int = 8) -> None:
-    """Raises CheckpointError for numbers that do not fill their words, of `per` each."""
-    for count in counts:
-        if count % per:
-            raise CheckpointError(f"A layer has {count} inputs or outputs, which do not fill words of {per} numbers.")
+    @classmethod
+    def of(cls, config: Mapping[str, Any], bits: tuple[int, ...] = tuple(range(2, 9))) -> Settings:
+        """Raises ValueError with what is not read."""
+        stated = config.get("bits", config.get("w_bit"))
+        group = config.get("group_size", config.get("q_group_size"))
+        ordered = config.get("desc_act") or False
+        if type(stated) is not int or stated not in bits:
+            raise ValueError(f"reads {', '.join(map(str, bits))} bits, and the checkpoint has {stated!r}")
+        if group is not None and (type(group) is not int or group < -1 or group == 0):
+            raise ValueError(f"takes groups of 1 input or more, and the group size is {group!r}")
+        if not isinstance(ordered, bool):
+            raise ValueError(f"finds a desc_act that is not true or false: {ordered!r}")
+        size = 0 if group in (None, -1) else int(group)
+        return cls(stated, size, ordered and size > 0)
 
 
 class Groupwise(QuantizationMethod):
@@ -59,117 +95,272 @@ class Groupwise(QuantizationMethod):
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__(config)
-        self._shared = Shared()
+        self.shared = Shared()
         self._left = listed(config, "modules_to_not_convert")
 
     @classmethod
     def refuses(cls, config: Mapping[str, Any], caps: DeviceCaps, dtype: torch.dtype) -> str | None:
         if not config:
             return "the weights are not quantized"
-        bits = config.get("bits", config.get("w_bit"))
-        if bits != 4:
-            return f"reads 4 bits, and the checkpoint has {bits!r}"
-        return cls.problem(config) or group_problem(config.get("group_size")) or cannot_run(caps.platform, dtype)
+        try:
+            cls.check(config)
+        except ValueError as error:
+            return str(error)
+        return cannot_run(caps.platform, dtype)
 
     @classmethod
     @abstractmethod
-    def problem(cls, config: Mapping[str, Any]) -> str | None:
-        """Why the variant of the format is not read, or None."""
+    def check(cls, config: Mapping[str, Any]) -> None:
+        """Raises ValueError with the variant of the format that is not read."""
 
     def scheme(self, layer: LinearLayer) -> LinearScheme | None:
-        if layer.head and not self.config.get("lm_head") or chosen(layer, self._left):
+        settings = agreed(layer, lambda name: self.settings(name, layer.head))
+        return None if settings is None else self.made(settings, torch.float32 if layer.head else None)
+
+    def settings(self, name: str, head: bool) -> Settings | None:
+        """Those of the layer of that name, None for one that is not quantized."""
+        if head and not self.config.get("lm_head") or any(means(pattern, name) for pattern in self._left):
             return None
-        return self.made(self._group(), torch.float32 if layer.head else None)
+        return Settings.of(self.config)
 
     @abstractmethod
-    def made(self, group: int, dtype: torch.dtype | None) -> LinearScheme:
-        """The format's scheme, with groups of `group` inputs, 0 for all."""
-
-    def _group(self) -> int:
-        return max(int(self.config.get("group_size") or 0), 0)
+    def made(self, settings: Settings, dtype: torch.dtype | None) -> LinearScheme:
+        """The format's scheme."""
 
 
 class Gptq(Groupwise):
-    formats = ("gptq",)
+    formats = _GPTQ_NAMES
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__(config)
+        self._dynamic: Mapping[str, Any] = config.get("dynamic") or {}
+        blocks = config.get(_ONLY) or []
+        lists = blocks if isinstance(blocks, list) and all(isinstance(each, list) for each in blocks) else [blocks]
+        self._only = [name for each in lists for name in listed({_ONLY: each}, _ONLY)]
 
     @classmethod
-    def problem(cls, config: Mapping[str, Any]) -> str | None:
-        if config.get("desc_act"):
-            return "does not read desc_act=true: inputs out of order; a checkpoint made with desc_act=false is read"
-        if config.get("dynamic"):
-            return "does not read 'dynamic': settings that differ between layers"
-        stated = config.get("checkpoint_format", "gptq")
-        return None if stated in ("gptq", "gptq_v2") else f"does not read the checkpoint_format {stated!r}"
+    def check(cls, config: Mapping[str, Any]) -> None:
+        layout, dynamic = _layout(config), config.get("dynamic") or {}
+        if layout == "bitblas":
+            raise ValueError("does not read the form of BitBLAS, an order that it chose for one GPU")
+        if layout not in _GPTQ_BITS:
+            raise ValueError(f"does not read the checkpoint_format {layout!r}")
+        if not isinstance(dynamic, Mapping) or not all(isinstance(each, Mapping | None) for each in dynamic.values()):
+            raise ValueError("reads 'dynamic' as an object of objects")
+        found = [Settings.of({**config, **(each or {})}, _GPTQ_BITS[layout]) for each in ({}, *dynamic.values())]
+        if layout.startswith("marlin") and any(each.ordered for each in found):
+            raise ValueError("does not read desc_act=true in the form of Marlin, which has no order")
 
-    def made(self, group: int, dtype: torch.dtype | None) -> LinearScheme:
-        return GptqScheme(self._shared, dtype, group, less=self.config.get("checkpoint_format") != "gptq_v2")
+    def settings(self, name: str, head: bool) -> Settings | None:
+        stated, named = super().settings(name, head), spellings(name)
+        if stated is None or self._only and not head and not any(means(pattern, name) for pattern in self._only):
+            return None
+        for pattern, changes in self._dynamic.items():
+            if not any(matches(pattern.removeprefix("+:").removeprefix("-:"), each) for each in named):
+                continue
+            return None if pattern.startswith("-:") else Settings.of({**self.config, **(changes or {})})
+        return stated
+
+    def made(self, settings: Settings, dtype: torch.dtype | None) -> LinearScheme:
+        layout = _layout(self.config)
+        if layout == "marlin":
+            return MarlinScheme(self.shared, dtype, settings.group)
+        if layout == "marlin_24":
+            return SparseMarlinScheme(self.shared, dtype, settings.bits, settings.group)
+        return GptqScheme(self.shared, dtype, settings, less=layout == "gptq", planes=layout == "gptq_p")
+
+
+def _layout(config: Mapping[str, Any]) -> str:
+    """How the tensors of a GPTQ checkpoint are laid out."""
+    method = {"marlin": "marlin", "gptq_marlin_24": "marlin_24", "bitblas": "bitblas"}.get(
+        str(config.get("quant_method")), "gptq"
+    )
+    for flag, layout in (("is_marlin_format", "marlin"), ("is_bitblas_format", "bitblas")):
+        method = layout if config.get(flag) else method
+    return str(config.get("checkpoint_format") or config.get("format") or method)
 
 
 class Awq(Groupwise):
-    formats = ("awq",)
+    formats = ("awq", "awq_marlin", "auto_awq")
 
     @classmethod
-    def problem(cls, config: Mapping[str, Any]) -> str | None:
-        version = str(config.get("version", "gemm")).lower()
-        return None if version == "gemm" else f"reads AWQ's layout 'gemm', and version is {version!r}"
+    def check(cls, config: Mapping[str, Any]) -> None:
+        layout = _version(config)
+        if layout not in _AWQ_FORMATS:
+            raise ValueError(f"reads AWQ's layouts {', '.join(_AWQ_FORMATS)}, and version is {layout!r}")
+        Settings.of(config, tuple(_AWQ_BITS) if layout == "gemm" else (4,))
 
-    def made(self, group: int, dtype: torch.dtype | None) -> LinearScheme:
-        return AwqScheme(self._shared, dtype, group)
+    def made(self, settings: Settings, dtype: torch.dtype | None) -> LinearScheme:
+        layout = _version(self.config)
+        if layout == "marlin":
+            return MarlinScheme(self.shared, dtype, settings.group, AWQ_NAMES)
+        kind = {"gemv": AwqVectorScheme, "gemv_fast": AwqFastScheme}.get(layout, AwqScheme)
+        return kind(self.shared, dtype, replace(settings, ordered=False))
+
+
+def _version(config: Mapping[str, Any]) -> str:
+    return str(config.get("version") or config.get("format") or "gemm").lower()
+
+
+class Either(QuantizationMethod):
+    """A name for both, by which other engines mean kernels of their own: ``moe_wna16`` and ``ipex``."""
+
+    conformance = "ferrule_plugins.quantization.integer_samples:EITHER"
+    formats = (*Gptq.formats, *Awq.formats)
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__(config)
+        self._method = _reader(config)(config)
+
+    @classmethod
+    def refuses(cls, config: Mapping[str, Any], caps: DeviceCaps, dtype: torch.dtype) -> str | None:
+        return _reader(config).refuses(config, caps, dtype)
+
+    def scheme(self, layer: LinearLayer) -> LinearScheme | None:
+        return self._method.scheme(layer)
+
+
+def _reader(config: Mapping[str, Any]) -> type[Groupwise]:
+    return Awq if config.get("quant_method") in Awq.formats else Gptq
 
 
 class Grouped(Quantized):
     """Parameters `qweight`, `qzeros`, `scales`; activations keep their precision."""
 
-    def __init__(self, shared: Shared, dtype: torch.dtype | None, group: int) -> None:
+    def __init__(self, shared: Shared, dtype: torch.dtype | None, settings: Settings) -> None:
         super().__init__(shared, dtype, wide=True)
-        self.group = group
+        self.bits, self.group, self.ordered = settings.bits, settings.group, settings.ordered
+        self.per = per_words(settings.bits)[0]  # numbers that fill whole words
 
     def groups(self, layer: Any) -> int:
         """How many there are along the inputs."""
         return -(-layer.in_features // self.group) if self.group else 1
 
     def allocate(self, layer: Any) -> None:
-        check_words((layer.in_features, *outputs(layer)))
-        self.given, groups = layer.weight.dtype, self.groups(layer)
-        made = {
-            "qweight": self.words(layer),
-            "qzeros": checkpoint_parameter(layer, (groups, -1), torch.int32, count=lambda rows: rows // 8),
-            "scales": checkpoint_parameter(layer, (groups, -1), torch.float32),
-        }
-        extra = ("g_idx",) if layer.bias is not None else ("g_idx", "bias")  # old files have biases of zero
+        check_words((layer.in_features, *outputs(layer)), self.per)
+        self.given = layer.weight.dtype
+        made = self.parameters(layer)
+        extra = () if self.ordered else ("g_idx",)
+        if layer.bias is None:  # old files have biases of zero
+            extra = (*extra, "bias")
         layer.ignored_tensors = (*layer.ignored_tensors, *extra)
         layer.weight = None
         for name, parameter in made.items():
             setattr(layer, name, parameter)
 
     @abstractmethod
-    def words(self, layer: Any) -> torch.nn.Parameter:
-        """The parameter of the packed weights."""
+    def parameters(self, layer: Any) -> dict[str, torch.nn.Parameter]:
+        """Those that the checkpoint fills."""
 
-    def integers(self, layer: Any, numbers: torch.Tensor, zeros: torch.Tensor) -> Integers:
-        """From numbers [n, k] and zero points [groups, n]. Zero points that are all 8 are left out."""
-        points = None if bool((zeros == _MIDDLE).all()) else zeros.t().contiguous()
-        return Integers(numbers, layer.scales.detach().t().contiguous(), points, 4, self.group)
+    def along_outputs(self, layer: Any, rows: int) -> torch.nn.Parameter:
+        """Words [rows, ...] of numbers for each output."""
+        return checkpoint_parameter(layer, (rows, -1), torch.int32, count=lambda n: n * self.bits // 32)
+
+    def integers(
+        self, numbers: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor, index: torch.Tensor | None = None
+    ) -> Integers:
+        """From unsigned numbers [n, k], zero points and scales [n, groups]."""
+        if self.bits == 8:
+            numbers, zeros = (numbers.to(torch.int16) - 128).to(torch.int8), zeros.to(torch.int16) - 128
+        return Integers(numbers, scales.contiguous(), zeros.contiguous(), self.bits, self.group, index=index)
 
 
 class GptqScheme(Grouped):
-    def __init__(self, shared: Shared, dtype: torch.dtype | None, group: int, less: bool) -> None:
-        super().__init__(shared, dtype, group)
+    def __init__(
+        self, shared: Shared, dtype: torch.dtype | None, settings: Settings, less: bool, planes: bool = False
+    ) -> None:
+        super().__init__(shared, dtype, settings)
         self._less = less  # zero points are written less one
+        self._unpack = unpacked_planes if planes else unpacked
+        self.per = 32 if planes else self.per
 
-    def words(self, layer: Any) -> torch.nn.Parameter:
-        return checkpoint_parameter(layer, (layer.in_features // 8, -1), torch.int32)
+    def parameters(self, layer: Any) -> dict[str, torch.nn.Parameter]:
+        groups, inputs = self.groups(layer), layer.in_features
+        made: dict[str, torch.nn.Parameter] = {
+            "qweight": checkpoint_parameter(layer, (inputs * self.bits // 32, -1), torch.int32),
+            "qzeros": self.along_outputs(layer, groups),
+            "scales": checkpoint_parameter(layer, (groups, -1), torch.float32),
+        }
+        if self.ordered:
+            made["g_idx"] = checkpoint_parameter(layer, (-1, inputs), torch.int32, count=lambda _: 1, broadcast=True)
+        return made
 
-    def weights(self, layer: Any) -> Integers:
-        numbers = unpacked(layer.qweight.detach().t())
-        zeros = unpacked(layer.qzeros.detach())
-        return self.integers(layer, numbers, zeros + 1 if self._less else zeros)
+    def weights(self, layer: Any) -> Integers | Wide:
+        numbers = self._unpack(layer.qweight.detach().t(), self.bits)
+        zeros = self._unpack(layer.qzeros.detach(), self.bits).t().to(torch.int16) + self._less
+        scales = layer.scales.detach().t()
+        if not self.ordered:
+            return self.integers(numbers, zeros, scales)
+        orders = layer.g_idx.detach()
+        if bool((orders == orders[:1]).all()):
+            return self.integers(numbers, zeros, scales, orders[0])
+        split = (each.split(outputs(layer)) for each in (numbers, zeros, scales))
+        parts = [self.integers(*part) for part in zip(*split, orders, strict=True)]
+        return Wide(torch.cat([part.widened(self.given) for part in parts]), _APART)
 
 
 class AwqScheme(Grouped):
-    def words(self, layer: Any) -> torch.nn.Parameter:
-        return checkpoint_parameter(layer, (layer.in_features, -1), torch.int32, count=lambda rows: rows // 8)
+    """The layout "gemm"."""
+
+    def parameters(self, layer: Any) -> dict[str, torch.nn.Parameter]:
+        groups = self.groups(layer)
+        return {
+            "qweight": self.along_outputs(layer, layer.in_features),
+            "qzeros": self.along_outputs(layer, groups),
+            "scales": checkpoint_parameter(layer, (groups, -1), torch.float32),
+        }
 
     def weights(self, layer: Any) -> Integers:
-        numbers = unpacked(layer.qweight.detach(), order=AWQ_ORDER).t().contiguous()
-        return self.integers(layer, numbers, unpacked(layer.qzeros.detach(), order=AWQ_ORDER))
+        order = _AWQ_BITS[self.bits]
+        numbers, zeros = (unpacked(words.detach(), self.bits, order).t() for words in (layer.qweight, layer.qzeros))
+        return self.integers(numbers.contiguous(), zeros, layer.scales.detach().t())
+
+
+class AwqVectorScheme(Grouped):
+    """The layout "gemv". Zero points and scales of a row are filled up, to `_filled_up` words of eight groups."""
+
+    def parameters(self, layer: Any) -> dict[str, torch.nn.Parameter]:
+        words = self._filled_up(layer)
+        return {
+            "qweight": checkpoint_parameter(layer, (-1, layer.in_features // 8), torch.int32),
+            "qzeros": checkpoint_parameter(layer, (-1, words), torch.int32),
+            "scales": checkpoint_parameter(layer, (-1, 8 * words), torch.float32),
+        }
+
+    def _filled_up(self, layer: Any) -> int:
+        """Words for the zero points of a row: of small groups, so many that they are a multiple of 2 or 4."""
+        times = {64: 2, 32: 4}.get(self.group, 1)
+        return -(-self.groups(layer) // (8 * times)) * times
+
+    def weights(self, layer: Any) -> Integers:
+        groups = self.groups(layer)
+        numbers, zeros = unpacked(layer.qweight.detach()), unpacked(layer.qzeros.detach())[:, :groups]
+        return self.integers(numbers, zeros, layer.scales.detach()[:, :groups])
+
+
+class AwqFastScheme(AwqVectorScheme):
+    """The layout "gemv_fast". Of 32 inputs the numbers 8 a + 2 b + c (a, b < 4; c < 2) stand in the order b, c, a.
+
+    Four outputs take turns for 64 inputs each, and four numbers that follow each other are a word of 16 bits. `scales`
+    and `qzeros`, floats that are -zero * scale, are [groups, n].
+    """
+
+    def parameters(self, layer: Any) -> dict[str, torch.nn.Parameter]:
+        check_words((layer.in_features,), 64)
+        rows = 8 * self._filled_up(layer)
+        return {
+            "qweight": checkpoint_parameter(layer, (-1, layer.in_features), torch.int16, count=lambda n: n // 4),
+            "scales": checkpoint_parameter(layer, (rows, -1), torch.float32),
+            "qzeros": checkpoint_parameter(layer, (rows, -1), torch.float32),
+        }
+
+    def weights(self, layer: Any) -> Integers:
+        words, groups, inputs = layer.qweight.detach().to(torch.int32), self.groups(layer), layer.in_features
+        places = torch.stack([words >> (4 * place) & 15 for place in range(4)], dim=-1)  # [n / 4, k, 4]
+        turns = places.view(len(words), inputs // 64, 4, 64).transpose(1, 2).reshape(-1, inputs // 32, 4, 2, 4)
+        numbers = turns.permute(0, 1, 4, 2, 3).reshape(-1, inputs).to(torch.uint8)
+        scales = layer.scales.detach()[:groups].t()
+        zeros = (-layer.qzeros.detach()[:groups].t() / scales).round()
+        if not bool(((zeros >= 0) & (zeros <= 16) | (scales == 0)).all()):
+            raise CheckpointError("A zero point of the checkpoint's quantized weights is not a number of 4 bits.")
+        return self.integers(numbers, zeros.nan_to_num(8.0, 8.0, 8.0).to(torch.int16), scales)

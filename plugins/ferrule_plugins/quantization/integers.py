@@ -4,6 +4,10 @@ On CPUs `int8` and `int4` quantize activations too, row by row, to 8 bits: the f
 bits, finer than bfloat16, so that nothing is lost but what the weights lose; decoding is as fast, prompts take twice
 the time. On GPUs `int8` quantizes activations; layers of the others multiply in the activations' own type. The head has
 8 bits in all of them.
+
+Other engines have names for weights of 8 bits whose activations keep their type: `experts_int8` for experts alone,
+`tpu_int8` and `neuron_quant` for all layers but the head (https://github.com/vllm-project/vllm, v0.8.4,
+vllm/model_executor/layers/quantization). A checkpoint of floats may ask for them in its configuration.
 """
 
 from __future__ import annotations
@@ -51,6 +55,36 @@ class Int8(FromFloats):
 
 class Int8WeightOnly(FromFloats):
     form = head_form = Form(bits=8, digits=2)
+
+
+class ExpertsInt8(Int8WeightOnly):
+    conformance = {"config": {"quant_method": "experts_int8"}}
+    formats = ("experts_int8",)
+
+    def scheme(self, layer: LinearLayer) -> LinearScheme | None:
+        return super().scheme(layer) if ".experts." in layer.name else None
+
+
+class LayersInt8(Int8WeightOnly):
+    """`tpu_int8` and `neuron_quant`, with the settings that these have."""
+
+    conformance = {"config": {"quant_method": "tpu_int8", "activation_scheme": "none"}}
+    formats = ("tpu_int8", "neuron_quant")
+    _SETTINGS: Mapping[str, tuple[str, ...]] = {  # values that are read
+        "activation_scheme": ("none",),
+        "quantize_method": ("vector_dynamic",),
+        "quant_dtype": ("s8",),
+    }
+
+    @classmethod
+    def refuses(cls, config: Mapping[str, Any], caps: DeviceCaps, dtype: torch.dtype) -> str | None:
+        for key, values in cls._SETTINGS.items():
+            if config.get(key, values[0]) not in values:
+                return f"reads {key} {values[0]!r}, and it is {config[key]!r:.40}"
+        return super().refuses(config, caps, dtype)
+
+    def scheme(self, layer: LinearLayer) -> LinearScheme | None:
+        return None if layer.head else super().scheme(layer)
 
 
 class Int4(FromFloats):

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
 
 import regex
 
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.quantization import LinearLayer
 
+T = TypeVar("T")
 _SECONDS = 1.0  # for one name: expressions by which checkpoints mean layers take microseconds
 _LONGEST = 1000  # characters of an expression, with what its counts repeat: it is compiled to as much memory
 
@@ -33,7 +34,7 @@ def chosen(layer: LinearLayer, patterns: Iterable[str]) -> bool:
     Raises CheckpointError where it means some of the projections that the layer merges, and not the others, and for an
     expression that is not valid or takes too long.
     """
-    found = [any(_means(pattern, name) for pattern in patterns) for name in _names(layer)]
+    found = [any(means(pattern, name) for pattern in patterns) for name in names_of(layer)]
     if any(found) and not all(found):
         raise CheckpointError(
             f"The checkpoint quantizes some of {', '.join(layer.projections)} in {layer.name} and not the others,"
@@ -42,20 +43,37 @@ def chosen(layer: LinearLayer, patterns: Iterable[str]) -> bool:
     return found[0]
 
 
-def _names(layer: LinearLayer) -> list[str]:
+def agreed(layer: LinearLayer, settings: Callable[[str], T]) -> T:
+    """What a configuration says of the layer, by its name. Raises CheckpointError where merged projections differ."""
+    found = [settings(name) for name in names_of(layer)]
+    if any(each != found[0] for each in found):
+        raise CheckpointError(
+            f"The checkpoint quantizes {', '.join(layer.projections)} in {layer.name} in different ways,"
+            " which are one matrix here."
+        )
+    return found[0]
+
+
+def names_of(layer: LinearLayer) -> list[str]:
+    """Names of the projections that the layer merges, or its own."""
     before = layer.name.rpartition(".")[0]
     return [f"{before}.{part}" if before else part for part in layer.projections] or [layer.name]
 
 
-def _means(pattern: str, name: str) -> bool:
-    """Checkpoints say ``model.layers`` where the model's parts are called ``layers``."""
-    names = (name, f"model.{name}")
+def spellings(name: str) -> tuple[str, ...]:
+    """What checkpoints call a layer: ``model.layers`` where the model's parts are called ``layers``."""
+    return (name, f"model.{name}", f"model.language_model.{name}", f"language_model.model.{name}")
+
+
+def means(pattern: str, name: str) -> bool:
+    """Whether the pattern means the projection of that name: see `chosen`."""
     if pattern.startswith("re:"):
-        return any(_matches(pattern[3:], name) for name in names)
-    return any(f".{pattern}." in f".{name}." for name in names)
+        return any(matches(pattern[3:], each) for each in spellings(name))
+    return any(f".{pattern}." in f".{each}." for each in spellings(name))
 
 
-def _matches(expression: str, name: str) -> bool:
+def matches(expression: str, name: str) -> bool:
+    """Whether the expression matches from the name's beginning on. Raises CheckpointError as `chosen`."""
     counts = re.findall(r"\d+", " ".join(re.findall(r"\{[^{}]*\}", expression[:_LONGEST])))
     try:
         if len(expression) > _LONGEST or math.prod(int(count) or 1 for count in counts) > _LONGEST:

@@ -1,7 +1,8 @@
 """How quantized weights are laid out and multiplied on each kind of device: one place for all methods and formats.
 
-A scheme says what the weights are, as integers with scales or as fp8 with scales. Here they are laid out for the kernel
-of the device, and multiplied by. On a GPU they are buffers of the layer, so whatever moves a model moves them.
+A scheme says what the weights are, as integers with scales, as fp8 with scales, or as floats. Here they are laid out
+for the kernel of the device, and multiplied by. On a GPU they are buffers of the layer, so whatever moves a model moves
+them.
 """
 
 from __future__ import annotations
@@ -23,27 +24,31 @@ from ferrule_kernels.cpu.dense import DenseMatrix
 from ferrule_kernels.cpu.matmul import PackedMatrix, Workspace
 from ferrule_kernels.matmul import Form
 from ferrule_nn import Dense
+from ferrule_plugins.quantization.weights import Integers as Integers
+from ferrule_plugins.quantization.weights import gathered, sorted_by_group
 
 _log = log.get("quantization")
 _DAMAGED = "The file may be damaged."
 _FP8_UNITS = (8, 9)  # the first compute capability that has them
+_KEPT = {
+    1: 4,
+    2: 4,
+    3: 4,
+    4: 4,
+    5: 8,
+    6: 8,
+    7: 8,
+    8: 8,
+}  # the bits that the CPU's kernel keeps numbers of so many bits in
 Product = Callable[[Any, torch.Tensor], torch.Tensor]  # of a layer and activations [tokens, in]
 
 
 @dataclass(frozen=True)
-class Integers:
-    """Weights (numbers - zeros) * scales of `bits`, 8 or 4, whose scales are for `group` inputs, 0 for all.
+class Wide:
+    """Weights [n, k] that no kernel multiplies in fewer bits: floats from here on. `why` is said in the log."""
 
-    Numbers of 8 bits are int8 [n, k] without zeros; of 4 bits uint8 from 0 to 15, and zeros uint8 [n, groups] from 0 to
-    16, where None is 8. Scales are float32 [n, groups], as `offsets` that are added to weights without zeros.
-    """
-
-    numbers: torch.Tensor
-    scales: torch.Tensor
-    zeros: torch.Tensor | None
-    bits: int
-    group: int = 0
-    offsets: torch.Tensor | None = None
+    weight: torch.Tensor
+    why: str
 
 
 @dataclass(frozen=True)
@@ -111,19 +116,20 @@ class Quantized(LinearScheme):
         self._product: Product | None = None
 
     @abstractmethod
-    def weights(self, layer: Any) -> Integers | Fp8:
+    def weights(self, layer: Any) -> Integers | Fp8 | Wide:
         """What the layer's parameters hold. Raises CheckpointError for what they may not."""
 
     def pack(self, layer: Any) -> None:
         device = next(layer.parameters()).device.type
         weights = self.weights(layer)
-        check_scales(weights.scales, self.given)
-        if isinstance(weights, Integers) and weights.offsets is not None:
-            check_scales(weights.offsets, self.given)
+        for values in _floats_of(weights):
+            check_scales(values, self.given)
         for name, own in list(layer.named_parameters(recurse=False)):
             if name != "bias":  # an empty parameter still has the layer's device
                 setattr(layer, name, torch.nn.Parameter(own.data.new_empty(0), requires_grad=False))
-        if isinstance(weights, Fp8):
+        if isinstance(weights, Wide):
+            self._product = self._widened(layer, weights)
+        elif isinstance(weights, Fp8):
             self._product = self._fp8_cpu(layer, weights) if device == "cpu" else self._fp8_cuda(layer, weights)
         else:
             self._product = self._cpu(layer, weights) if device == "cpu" else self._cuda(layer, weights)
@@ -139,23 +145,25 @@ class Quantized(LinearScheme):
     # ------------------------------------------------------------------------------------ CPUs
 
     def _cpu(self, layer: Any, weights: Integers) -> Product:
-        """Zero points need a ninth value for each of sixteen: such weights have 8 bits here."""
-        digits, scales, added = 2 if self.wide else 1, weights.scales, weights.offsets is not None
-        if weights.bits == 8:
-            form, numbers = Form(8, weights.group, digits, added), weights.numbers.clamp(min=-127)
-        elif weights.zeros is None:
-            form, numbers = Form(4, weights.group, digits, added), weights.numbers.to(torch.int8) - 8
-        else:
-            form = Form(8, weights.group, digits)
-            group, inputs = form.widths(weights.numbers.shape[1])[0], weights.numbers.shape[1]
-            factors, scales = _factored(scales)
-            zeros, factors = (part.repeat_interleave(group, 1)[:, :inputs] for part in (weights.zeros, factors))
-            numbers = (weights.numbers.to(torch.int8) - zeros.to(torch.int8)) * factors
-        if not self.shared.compiled():
-            return self._torch(layer, form, reference.Quantized(numbers, scales, weights.offsets))
+        """The kernel has no zero points: what they make of a group's weights is added to these."""
+        weights, order = sorted_by_group(weights, multiple=8)
+        bits = _KEPT[weights.bits]
+        numbers, added = weights.fitted(-127 if bits == 8 else -8, 127 if bits == 8 else 7)
+        form = Form(bits, weights.group, 2 if self.wide else 1, added is not None)
+        given = reference.Quantized(numbers, weights.scales, added)
+        product = (self._compiled if self.shared.compiled() else self._torch)(layer, form, given)
+        return product if order is None else self._reordered(layer, product, order)
+
+    def _compiled(self, layer: Any, form: Form, given: reference.Quantized) -> Product:
         workspace = self.shared.workspace
-        self.matrix = matrix = PackedMatrix(numbers, form, layer.bias, workspace, scales, weights.offsets)
+        self.matrix = matrix = PackedMatrix(given.numbers, form, layer.bias, workspace, given.scales, given.offsets)
         return lambda _, x: matrix.multiply(x, self.dtype)
+
+    def _reordered(self, layer: Any, product: Product, order: torch.Tensor) -> Product:
+        """The product of activations whose columns stand otherwise: not one that the `matrix` alone gives."""
+        self._unpacked = (*self.packed_tensors(), order)
+        self.matrix, padded = None, bool((order == layer.in_features).any())
+        return lambda layer, x: product(layer, gathered(x, order, padded))
 
     def _torch(self, layer: Any, form: Form, given: reference.Quantized) -> Product:
         """`given` has numbers [n, k]."""
@@ -174,6 +182,15 @@ class Quantized(LinearScheme):
         self.matrix, self._unpacked = dense.matrix, tuple(dense.packed_tensors())
         return dense.matmul
 
+    def _widened(self, layer: Any, weights: Wide) -> Product:
+        """Make it a float layer from here on, whose experts can be stacked."""
+        self.shared.say(weights.why)
+        layer.weight = torch.nn.Parameter(weights.weight, requires_grad=False)
+        layer.scheme, layer.quantized = dense, _ = Dense(), False
+        dense.pack(layer)
+        self.matrix, self._unpacked = dense.matrix, tuple(dense.packed_tensors())
+        return dense.matmul
+
     # ------------------------------------------------------------------------------------ GPUs
 
     def _keep(self, layer: Any, **tensors: torch.Tensor | None) -> None:
@@ -181,6 +198,13 @@ class Quantized(LinearScheme):
             layer.register_buffer(f"packed_{name}", tensor, persistent=False)
 
     def _cuda(self, layer: Any, weights: Integers) -> Product:
+        added = weights.added()
+        floats = weights.zeros is not None and weights.zeros.is_floating_point() or weights.offsets is not None
+        grouped = weights.scales.shape[1] > 1 or added is not None
+        if floats or weights.bits > 4 and (grouped or weights.bits < 8):
+            form = f"{weights.bits} bits " + ("with offsets" if floats else "in groups, or with zero points")
+            why = f"no GPU kernel multiplies integers of {form}: such weights take 16 bits, or 32 with --dtype float32"
+            return self._widened(layer, Wide(weights.widened(self.given), why))
         if weights.bits == 8:
             from ferrule_kernels.cuda import int8
 
@@ -189,12 +213,18 @@ class Quantized(LinearScheme):
             return lambda layer, x: multiply(x, layer.packed_numbers, layer.packed_scales, layer.bias, self.dtype)
         from ferrule_kernels.cuda import int4
 
+        weights, order = sorted_by_group(weights, multiple=int4.QUARTER)
+        shift = 8 - weights.middle  # fewer bits are numbers of four around the same middle
+        zeros = None if weights.zeros is None or added is None else weights.zeros.to(torch.int32) + shift
         group = weights.group or weights.numbers.shape[1]
-        packed = int4.pack(weights.numbers, weights.scales.to(self.given), weights.zeros, group)
-        self._keep(layer, words=packed.words, scales=packed.scales, zeros=packed.zeros)
+        packed = int4.pack(weights.numbers + shift, weights.scales.to(self.given), zeros, group)
+        self._keep(layer, words=packed.words, scales=packed.scales, zeros=packed.zeros, order=order)
         packed_weight = partial(int4.Packed, group=packed.group, inputs=packed.inputs)
+        padded = order is not None and bool((order == layer.in_features).any())
 
         def product(layer: Any, x: torch.Tensor) -> torch.Tensor:
+            if layer.packed_order is not None:
+                x = gathered(x, layer.packed_order, padded)
             words, scales, zeros = layer.packed_words, layer.packed_scales, layer.packed_zeros
             return int4.multiply(x, packed_weight(words=words, scales=scales, zeros=zeros), layer.bias, self.dtype)
 
@@ -213,15 +243,12 @@ class Quantized(LinearScheme):
         return lambda layer, x: multiply(x, layer.packed_numbers, layer.packed_scales, layer.bias, self.dtype)
 
 
-def _factored(scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Factors int8 and scales whose products are `scales`, nearly.
-
-    Numbers from -16 to 15 leave room for seven factors in 8 bits: the one whose scale loses least as bfloat16.
-    """
-    factors = torch.arange(1, 8, device=scales.device)
-    rounded = (scales[..., None] / factors).bfloat16().float()
-    best = (rounded * factors - scales[..., None]).abs().argmin(2, keepdim=True)
-    return factors[best[..., 0]].to(torch.int8), rounded.gather(2, best)[..., 0]
+def _floats_of(weights: Integers | Fp8 | Wide) -> Iterable[torch.Tensor]:
+    """What must be finite."""
+    if isinstance(weights, Wide):
+        return (weights.weight,)
+    added = weights.added() if isinstance(weights, Integers) else None
+    return (weights.scales,) if added is None else (weights.scales, added)
 
 
 def checked(numbers: torch.Tensor) -> torch.Tensor:

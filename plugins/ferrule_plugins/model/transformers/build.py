@@ -50,19 +50,17 @@ def library_config(ctx: BuildContext) -> Any:
             f"transformers has no model type {kind!r}, and Ferrule has no model {ctx.config.get('architectures')}.",
             "A newer transformers may have it.",
         )
-    if outer.get("quantization_config"):
-        raise CheckpointError(
-            "Quantized checkpoints cannot be served through transformers.",
-            "Serve the checkpoint that it was made from: --quantization int8 or int4 quantizes it as it loads.",
-        )
     if not trusted:
         _check_kind(str(kind), outer)
     try:
         if trusted:
             file: Path | None = getattr(ctx.config, "file", None)  # --hf-config-path may name another
             folder = file.parent if file is not None else ctx.folder
-            return AutoConfig.from_pretrained(folder, trust_remote_code=trusted)
-        config = CONFIG_MAPPING[kind].from_dict(_numbers(dict(outer)))
+            config = AutoConfig.from_pretrained(folder, trust_remote_code=trusted)
+            config.__dict__.pop("quantization_config", None)  # else the library would quantize
+            return config
+        floats = {key: value for key, value in outer.items() if key != "quantization_config"}
+        config = CONFIG_MAPPING[kind].from_dict(_numbers(floats))
         config.get_text_config(decoder=True)  # raises where there are several
         return config
     except (StrictDataclassError, ValueError, TypeError, KeyError, AttributeError) as error:

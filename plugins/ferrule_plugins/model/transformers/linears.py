@@ -4,21 +4,26 @@ A layer is replaced by one of `ferrule_nn` that a quantization method has a sche
 shares its weight with the embedding, layers whose weight their model reads itself (some state models multiply by it in
 code of their own), classes that compute something else than a product, and experts that are one tensor of three
 dimensions.
+
+Of a quantized checkpoint, layers are made before the library's model is: it is given the floats that they stand for, is
+tried with these, and then has the layers in their place. So loading needs the memory of the floats.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
+from ferrule.errors import CheckpointError
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme, QuantizationMethod
 from ferrule.log import Log
-from ferrule_nn import Linear
+from ferrule_nn import Linear, load_into
 
 _log = Log("worker")
+_INPUTS = 1024  # of a layer that are multiplied at a time
 
 
 class _AnyShape(Linear):
@@ -34,17 +39,86 @@ def any_scheme(inner: Any, method: QuantizationMethod) -> bool:
     return any(method.scheme(_layer(inner, path, linear)) is not None for path, linear in _candidates(inner))
 
 
-def replace(inner: Any, method: QuantizationMethod, device: torch.device, run: Callable[[], None]) -> None:
-    """Quantize what can be; each layer's float weight is freed before the next is read. `run` runs the model."""
+def stored(
+    inner: Any,
+    method: QuantizationMethod,
+    tensors: Mapping[str, torch.Tensor],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> tuple[dict[str, Linear], dict[str, torch.Tensor]]:
+    """The packed layers of a checkpoint that is quantized, by their paths, and its tensors with floats in their place.
+
+    Raises CheckpointError for tensors that do not fit.
+    """
+    given, made = dict(tensors), dict[str, Linear]()
+    parts: dict[str, dict[str, torch.Tensor]] = {}
+    for name, tensor in tensors.items():
+        before, _, last = name.rpartition(".")
+        parts.setdefault(before, {})[last] = tensor
+    for path, linear in _candidates(inner):
+        own = parts.get(path, {})
+        scheme = method.scheme(_layer(inner, path, linear))
+        if scheme is None or from_floats(scheme) or own.keys() <= {"weight", "bias"}:
+            continue
+        with torch.device(device):
+            layer = _AnyShape(linear.in_features, linear.out_features, linear.bias is not None).to(dtype)
+        layer.head = _is_head(inner, linear)
+        layer.scheme, layer.quantized = scheme, True
+        scheme.allocate(layer)
+        holder = nn.Module()
+        holder.layer = layer
+        load_into(holder, [(f"layer.{name}", each) for name, each in own.items()])
+        if not layer.packed:
+            raise CheckpointError(f"The checkpoint lacks tensors of {path}: it has {', '.join(sorted(own)) or 'none'}.")
+        for name in own.keys() - {"bias"}:
+            del given[f"{path}.{name}"]
+        given[f"{path}.weight"] = _floats(layer, dtype)
+        made[path] = layer
+    return made, given
+
+
+def from_floats(scheme: LinearScheme) -> bool:
+    """Whether it quantizes float weights, and so leaves a layer's parameters as they are."""
+    return type(scheme).allocate is LinearScheme.allocate
+
+
+def _floats(layer: Linear, dtype: torch.dtype) -> torch.Tensor:
+    """What a packed layer multiplies by, [out, in]: its products with each input alone."""
+    device = layer.device
+    kind = dtype if device.type == "cuda" else torch.float32
+    nothing = layer(torch.zeros((1, layer.in_features), dtype=kind, device=device))
+    rows = []
+    for first in range(0, layer.in_features, _INPUTS):
+        count = min(_INPUTS, layer.in_features - first)
+        x = torch.zeros((count, layer.in_features), dtype=kind, device=device)
+        x[:, first : first + count].fill_diagonal_(1.0)
+        rows.append((layer(x) - nothing).to(dtype))
+    return torch.cat(rows).t().contiguous()
+
+
+def replace(
+    inner: Any,
+    method: QuantizationMethod,
+    device: torch.device,
+    run: Callable[[], None],
+    made: Mapping[str, Linear] | None = None,
+) -> None:
+    """Quantize what can be; each layer's float weight is freed before the next is read. `run` runs the model.
+
+    `made` are the layers of a checkpoint that is quantized.
+    """
     read = _read_by_others(inner, run)
     left, done = 0, 0
     for path, linear in list(_candidates(inner)):
-        scheme = None if path in read or not _is_product(linear) else method.scheme(_layer(inner, path, linear))
-        if scheme is None:
+        if path in read or not _is_product(linear):
+            left += 1
+            continue
+        layer = (made or {}).get(path) or _quantized(inner, path, linear, method, device)
+        if layer is None:
             left += 1
             continue
         parent, _, last = path.rpartition(".")
-        setattr(inner.get_submodule(parent), last, _quantized(linear, scheme, _is_head(inner, linear), device))
+        setattr(inner.get_submodule(parent), last, layer)
         done += 1
     _log.info("linear layers quantized", quantized=done, left_as_they_are=left)
 
@@ -65,12 +139,18 @@ def _is_head(inner: Any, linear: nn.Linear) -> bool:
     return linear is inner.get_output_embeddings()
 
 
-def _quantized(linear: nn.Linear, scheme: LinearScheme, head: bool, device: torch.device) -> Linear:
+def _quantized(
+    inner: Any, path: str, linear: nn.Linear, method: QuantizationMethod, device: torch.device
+) -> Linear | None:
+    """The layer with its float weight quantized; None where the method leaves it as it is."""
+    scheme = method.scheme(_layer(inner, path, linear))
+    if scheme is None or not from_floats(scheme):
+        return None
     weight, bias = linear.weight.detach(), linear.bias
     with torch.device("meta"):
         layer = _AnyShape(linear.in_features, linear.out_features, bias is not None)
     layer.device = device
-    layer.head = head
+    layer.head = _is_head(inner, linear)
     layer.scheme, layer.quantized = scheme, True
     scheme.allocate(layer)
     layer.weight = nn.Parameter(weight, requires_grad=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -16,6 +16,7 @@ from ferrule.interfaces.model import BuildContext, ForwardContext, LayerCache, M
 from ferrule.interfaces.quantization import QuantizationMethod
 from ferrule.log import Log
 from ferrule.types import PromptBorder
+from ferrule_nn import Linear
 from ferrule_plugins.model.transformers import linears
 from ferrule_plugins.model.transformers.build import (
     EAGER,
@@ -141,6 +142,9 @@ class TransformersModel(nn.Module, Model):
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         tensors = {name.removeprefix("inner."): tensor for name, tensor in weights}
+        made: Mapping[str, Linear] = {}
+        if self._method is not None and self._method.config:
+            made, tensors = linears.stored(self.inner, self._method, tensors, self._ctx.dtype, self._ctx.device)
         cls = type(self.inner)
         attention = self._attention if self.flat is None else NAME
         del self.inner  # before there is another one
@@ -154,7 +158,7 @@ class TransformersModel(nn.Module, Model):
             if not self._rows.keeps_cache:
                 _log.warning("this model is slow", model=type(self.inner).__name__, reason=NO_CACHE)
         if self._method is not None:
-            linears.replace(self.inner, self._method, self._ctx.device, self._pass)
+            linears.replace(self.inner, self._method, self._ctx.device, self._pass, made)
         return {name for name, _ in self.named_parameters()}
 
     def _check_flat(self, flat: Flat) -> None:

@@ -1,0 +1,153 @@
+"""HQQ (https://mobiusml.github.io/hqq_blog): a weight is (number - zero) * scale, with zero points that are floats.
+
+Layers have `W_q`, `scale` and `zero` (https://github.com/mobiusml/hqq, hqq/core/quantize.py and bitpack.py). A matrix
+is cut into groups in its order in memory: of neighbouring inputs (``axis`` 1), or of weights that are far apart
+(``axis`` 0), for which there is no kernel here. The rows of groups are packed into bytes, or words for 3 bits, the
+first of them highest: of 4 bits, the first half of the rows is in the upper half of the bytes. ``view_as_float`` says
+that the bytes are called floats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ferrule.errors import CheckpointError
+from ferrule.interfaces.platform import DeviceCaps
+from ferrule.interfaces.quantization import LinearLayer, LinearScheme, QuantizationMethod
+from ferrule_plugins.quantization.decoded import decoded_parameter
+from ferrule_plugins.quantization.names import agreed, listed, means
+from ferrule_plugins.quantization.products import Integers, Quantized, Shared, Wide, cannot_run
+from ferrule_plugins.quantization.words import outputs
+
+_PACKED = {8: 1, 4: 2, 3: 10, 2: 4, 1: 8}  # how many numbers of so many bits one byte has, or word
+_META = (  # what else a layer has in a file
+    *("axis", "channel_wise", "compute_dtype", "encoded_state_dict", "group_size", "nbits", "offload_meta", "optimize"),
+    *("packing", "quant_scale", "quant_zero", "round_zero", "shape", "stores_quant_config", "unpack_view_dtype"),
+    "view_as_float",
+)
+_FAR = "groups of HQQ's axis 0 are not neighbouring inputs: such weights take 16 bits, or 32 with --dtype float32"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Of one layer. Groups of 0 are all inputs, or with `axis` 0 all outputs."""
+
+    bits: int
+    group: int
+    axis: int
+
+    @classmethod
+    def of(cls, stated: Any) -> Settings:
+        """Raises ValueError with what is not read."""
+        if not isinstance(stated, Mapping) or not isinstance(stated.get("weight_quant_params"), Mapping):
+            raise ValueError("finds no 'weight_quant_params'")
+        if stated.get("scale_quant_params") or stated.get("zero_quant_params"):
+            raise ValueError("does not read scales and zero points that are quantized themselves")
+        weights = stated["weight_quant_params"]
+        bits, group, axis = weights.get("nbits"), weights.get("group_size"), weights.get("axis", 0)
+        if type(bits) is not int or bits not in _PACKED:
+            raise ValueError(f"reads 1, 2, 3, 4 and 8 bits, and the checkpoint has {bits!r}")
+        if group is not None and (type(group) is not int or group < 1) or axis not in (0, 1):
+            raise ValueError(f"takes groups of 1 or more along axis 0 or 1, not {group!r} and {axis!r}")
+        if not weights.get("channel_wise", True):
+            raise ValueError("does not read weights that are not quantized channel-wise")
+        return cls(bits, group or 0, axis)
+
+
+class Hqq(QuantizationMethod):
+    conformance = "ferrule_plugins.quantization.integer_samples:HQQ"
+    formats = ("hqq",)
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__(config)
+        self._shared = Shared()
+        self._left = listed(config, "skip_modules")
+        self._one, self._several = _read(config)
+
+    @classmethod
+    def refuses(cls, config: Mapping[str, Any], caps: DeviceCaps, dtype: torch.dtype) -> str | None:
+        if not config:
+            return "the weights are not quantized"
+        try:
+            _read(config)
+        except ValueError as error:
+            return str(error)
+        return cannot_run(caps.platform, dtype)
+
+    def scheme(self, layer: LinearLayer) -> LinearScheme | None:
+        settings = agreed(layer, self._settings)
+        if settings is None:
+            return None
+        return HqqScheme(self._shared, torch.float32 if layer.head else None, settings)
+
+    def _settings(self, name: str) -> Settings | None:
+        if any(means(pattern, name) for pattern in self._left):
+            return None
+        return self._one or next((own for pattern, own in self._several.items() if means(pattern, name)), None)
+
+
+def _read(config: Mapping[str, Any]) -> tuple[Settings | None, dict[str, Settings]]:
+    """The settings of all layers, or those of the layers that are named. Raises ValueError."""
+    stated = config.get("quant_config")
+    if isinstance(stated, Mapping) and stated and "weight_quant_params" not in stated:
+        return None, {name: Settings.of(each) for name, each in stated.items()}
+    return Settings.of(stated), {}
+
+
+class HqqScheme(Quantized):
+    """Parameters `W_q` uint8 [n, k], unpacked; `scale` and `zero` [n, groups], with axis 0 [n / group, k]."""
+
+    def __init__(self, shared: Shared, dtype: torch.dtype | None, settings: Settings) -> None:
+        super().__init__(shared, dtype, wide=True)
+        self.settings = settings
+
+    def allocate(self, layer: Any) -> None:
+        self.given, k, group = layer.weight.dtype, layer.in_features, self.settings.group
+        if self.settings.axis:
+            whole, shape = k % (group or k) == 0, (-1, k // (group or k))
+        else:
+            whole, shape = not group or all(n % group == 0 for n in outputs(layer)), (-1, k)
+        if not whole:
+            raise CheckpointError(f"A layer of {k} inputs has groups of {group}, which reach into the next output.")
+        numbers = decoded_parameter(layer, (-1, k), torch.uint8, self._numbers)
+        scale, zero = (
+            decoded_parameter(layer, shape, torch.float32, lambda given, size: given.float().reshape(size), self._rows)
+            for _ in range(2)
+        )
+        layer.ignored_tensors = (*layer.ignored_tensors, *_META)
+        layer.weight, layer.W_q, layer.scale, layer.zero = None, numbers, scale, zero
+
+    def _rows(self, count: int) -> int:
+        """Of scales, for so many outputs."""
+        return count if self.settings.axis else count // (self.settings.group or count)
+
+    def _numbers(self, packed: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+        """As `unpacked`: what fills up the last row of words is left out."""
+        bits, size = self.settings.bits, shape.numel()
+        words = packed.contiguous().view(torch.int32 if bits == 3 else torch.uint8)
+        rows = [words >> (bits * place) & ((1 << bits) - 1) for place in reversed(range(_PACKED[bits]))]
+        flat = torch.cat(rows).flatten()
+        if not size <= flat.numel() < size + _PACKED[bits] * words.shape[-1]:
+            raise ValueError("another number of weights")
+        return flat[:size].to(torch.uint8).reshape(shape)
+
+    def weights(self, layer: Any) -> Integers | Wide:
+        numbers, scale, zero = layer.W_q.detach(), layer.scale.detach(), layer.zero.detach()
+        if self.settings.axis == 0:
+            rows = outputs(layer)
+            kept = [self._rows(count) for count in rows]
+            parts = zip(numbers.split(rows), scale.split(kept), zero.split(kept), strict=True)
+            return Wide(torch.cat([self._far_apart(*part) for part in parts]), _FAR)
+        bits = self.settings.bits
+        if bits == 8:
+            numbers, zero = (numbers.to(torch.int16) - 128).to(torch.int8), zero - 128
+        return Integers(numbers, scale, zero, bits, self.settings.group)
+
+    def _far_apart(self, numbers: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor) -> torch.Tensor:
+        """Weights [n, k]; scales and zero points [n / group, k] are those of every so many outputs."""
+        weight = (numbers.view(-1, *scale.shape) - zero) * scale
+        return weight.flatten(0, 1).to(self.given)

@@ -1,0 +1,121 @@
+"""Layers in the formats of integers and tables, for `ferrule plugins check` and tests alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ferrule.interfaces.quantization import LinearLayer
+from ferrule_plugins.quantization import marlin
+from ferrule_plugins.quantization.words import AWQ_ORDER, per_words
+
+Tensors = dict[str, torch.Tensor]
+_GROUP = 32
+_WHOLE = ((64, 64), (224, 96), (512, 256))  # inputs and outputs that fill words
+
+
+def packed(numbers: torch.Tensor, bits: int, order: tuple[int, ...] = ()) -> torch.Tensor:
+    """[rows, numbers] to int32 words: what `words.unpacked` reads."""
+    count, across = per_words(bits)
+    cells = numbers.to(torch.int64).reshape(len(numbers), -1, count)
+    words = torch.zeros((*cells.shape[:2], across), dtype=torch.int64)
+    for place in range(count):
+        word, shift = divmod(place * bits, 32)
+        number = cells[..., order[place] if order else place]
+        words[..., word] |= number << shift & 0xFFFFFFFF
+        if shift + bits > 32:
+            words[..., word + 1] |= number >> 32 - shift
+    return torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32).flatten(1)
+
+
+def _rounded(weight: torch.Tensor, bits: int, group: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """numbers [n, k], zero points from 1 on and scales [n, groups]: between the least and the largest of each group."""
+    cells, last = weight.float().view(len(weight), -1, group or weight.shape[1]), (1 << bits) - 1
+    low, high = cells.amin(2).clamp(max=0), cells.amax(2).clamp(min=0)
+    scales = (high - low) / (last - 1)
+    steps = scales.clamp(min=1e-9)
+    zeros = (-low / steps).round().clamp(0, last - 1) + 1
+    numbers = (cells / steps[..., None] + zeros[..., None]).round().clamp(0, last)
+    return numbers.flatten(1).to(torch.int32), zeros.to(torch.int32), scales
+
+
+def _awq(layer: LinearLayer, weight: torch.Tensor, config: Mapping[str, Any]) -> Tensors:
+    numbers, zeros, scales = _rounded(weight, 4, _GROUP)
+    words = (packed(values.t().contiguous(), 4, AWQ_ORDER) for values in (numbers, zeros))
+    return {**dict(zip(("qweight", "qzeros"), words, strict=True)), "scales": scales.t()}
+
+
+def _auto_round(layer: LinearLayer, weight: torch.Tensor, config: Mapping[str, Any]) -> Tensors:
+    numbers, zeros, scales = _rounded(weight, 3, _GROUP)
+    return {"qweight": packed(numbers, 3).t(), "qzeros": packed(zeros.t().contiguous(), 3), "scales": scales.t()}
+
+
+def _qqq(layer: LinearLayer, weight: torch.Tensor, config: Mapping[str, Any]) -> Tensors:
+    scales = weight.float().abs().amax(1, keepdim=True) / 7
+    numbers = (weight.float() / scales.clamp(min=1e-9)).round().to(torch.int32) & 15
+    order = marlin.order_of_tiles(marlin.FOUR, 4, marlin.QQQ_CHANNELS)
+    n, k = numbers.shape
+    tiles = numbers.t().reshape(k // marlin.TILE, marlin.TILE, n // marlin.TILE, marlin.TILE).transpose(1, 2)
+    channels = (scales / 16).t().reshape(-1, len(marlin.CHANNELS))[:, list(marlin.CHANNELS)]
+    blocks = tiles.reshape(len(tiles), -1, order.numel())[..., order]
+    return {"B": packed(blocks.flatten(1), 4), "s_channel": channels.view(1, -1)}
+
+
+def _hqq(layer: LinearLayer, weight: torch.Tensor, config: Mapping[str, Any]) -> Tensors:
+    """Zero points between the integers."""
+    cells = weight.float().view(len(weight), -1, 16)
+    low, high = cells.amin(2), cells.amax(2)
+    scale = (high - low) / 15
+    steps = scale.clamp(min=1e-9)
+    zero = -low / steps
+    numbers = (cells / steps[..., None] + zero[..., None]).round().clamp(0, 15)
+    return {"W_q": numbers.flatten(1).to(torch.uint8), "scale": scale, "zero": zero}
+
+
+def _squeezellm(layer: LinearLayer, weight: torch.Tensor, config: Mapping[str, Any]) -> Tensors:
+    low, high = weight.float().amin(1, keepdim=True), weight.float().amax(1, keepdim=True)
+    table = low + (high - low) * torch.arange(16) / 15
+    numbers = (weight.float().unsqueeze(-1) - table.unsqueeze(1)).abs().argmin(-1)
+    return {"qweight": packed(numbers, 4).t(), "lookup_table": table}
+
+
+def _aqlm(layer: LinearLayer, weight: torch.Tensor, config: Mapping[str, Any]) -> Tensors:
+    """Groups of one input: the first codebook has 256 numbers, the second nothing."""
+    scales = weight.float().abs().amax(1, keepdim=True)
+    codes = ((weight.float() / scales.clamp(min=1e-9) + 1) * 127).round()
+    codes = torch.stack((codes, torch.zeros_like(codes)), dim=-1).to(torch.uint8).view(torch.int8)
+    book = torch.stack((torch.arange(256) / 127 - 1, torch.zeros(256))).view(2, 256, 1, 1)
+    return {"codes": codes, "codebooks": book, "scales": scales.view(-1, 1, 1, 1)}
+
+
+_HQQ = {"weight_quant_params": {"nbits": 4, "group_size": 16, "axis": 1, "channel_wise": True}}
+_AQLM = {"in_group_size": 1, "out_group_size": 1, "num_codebooks": 2, "nbits_per_codebook": 8}
+# What is looked up takes the memory of floats. Those of float16 are multiplied by oneDNN on CPUs.
+_FLOATS = {"sizes": ((64, 48), (224, 96)), "lone_rows": (torch.bfloat16, torch.float32)}
+EITHER = {
+    "config": {"quant_method": "awq", "bits": 4, "group_size": _GROUP, "zero_point": True, "version": "gemm"},
+    "encode": _awq,
+    "sizes": _WHOLE,
+    "error": 0.2,
+}
+AUTO_ROUND = {
+    "config": {"quant_method": "auto-round", "bits": 3, "group_size": _GROUP, "packing_format": "auto_round"},
+    "encode": _auto_round,
+    "sizes": _WHOLE,
+    "error": 0.3,
+}
+QQQ = {
+    "config": {"quant_method": "qqq", "wbits": 4, "group_size": -1, "modules_to_not_convert": ["self_attn"]},
+    "encode": _qqq,
+    "sizes": ((64, 64), (224, 128), (512, 256)),
+    "error": 0.2,
+}
+HQQ = {
+    "config": {"quant_method": "hqq", "quant_config": _HQQ, "skip_modules": []},
+    "encode": _hqq,
+    "sizes": ((64, 48), (208, 100), (512, 256)),
+}
+SQUEEZELLM = {"config": {"quant_method": "squeezellm", "wbits": 4}, "encode": _squeezellm, **_FLOATS}
+AQLM = {"config": {"quant_method": "aqlm", **_AQLM}, "encode": _aqlm, **_FLOATS}

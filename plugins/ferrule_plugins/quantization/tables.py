@@ -1,0 +1,136 @@
+"""Weights that are looked up in tables: SqueezeLLM and AQLM. They are floats of the model's type from here on.
+
+SqueezeLLM (https://arxiv.org/abs/2306.07629; https://github.com/SqueezeAILab/SqueezeLLM, squeezellm/quant.py) packs
+numbers of 3 or 4 bits as GPTQ does, and has a table of floats for each output. Outliers beside them are not read.
+
+AQLM (https://arxiv.org/abs/2401.06118; https://github.com/Vahe1994/AQLM, inference_lib) has for each group of inputs a
+code of each of its codebooks: the sum of what these hold, times a scale for each output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ferrule.errors import CheckpointError
+from ferrule.interfaces.platform import DeviceCaps
+from ferrule.interfaces.quantization import LinearLayer, LinearScheme, QuantizationMethod
+from ferrule_nn import checkpoint_parameter
+from ferrule_plugins.quantization.names import chosen, listed
+from ferrule_plugins.quantization.products import Quantized, Shared, Wide, cannot_run
+from ferrule_plugins.quantization.words import check_words, outputs, per_words, unpacked
+
+_WHY = "weights of {} are looked up once, and take 16 bits from there on, or 32 with --dtype float32"
+_SIZES = ("in_group_size", "out_group_size", "num_codebooks", "nbits_per_codebook")
+_LARGEST = 1 << 12  # of these
+
+
+class SqueezeLlm(QuantizationMethod):
+    conformance = "ferrule_plugins.quantization.integer_samples:SQUEEZELLM"
+    formats = ("squeezellm",)
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__(config)
+        self._shared = Shared()
+        self._left = listed(config, "modules_to_not_convert")
+
+    @classmethod
+    def refuses(cls, config: Mapping[str, Any], caps: DeviceCaps, dtype: torch.dtype) -> str | None:
+        if not config:
+            return "the weights are not quantized"
+        bits = _bits(config)
+        if bits not in (3, 4):
+            return f"reads 3 and 4 bits, and the checkpoint has {bits!r}"
+        return cannot_run(caps.platform, dtype)
+
+    def scheme(self, layer: LinearLayer) -> LinearScheme | None:
+        return None if layer.head or chosen(layer, self._left) else TableScheme(self._shared, int(_bits(self.config)))
+
+
+def _bits(config: Mapping[str, Any]) -> Any:
+    return config.get("wbits", config.get("bits"))
+
+
+class TableScheme(Quantized):
+    """Parameters `qweight` int32 words [k, n] and `lookup_table` [n, numbers]."""
+
+    def __init__(self, shared: Shared, bits: int) -> None:
+        super().__init__(shared, wide=True)
+        self.bits = bits
+
+    def allocate(self, layer: Any) -> None:
+        check_words((layer.in_features,), per_words(self.bits)[0])
+        self.given = layer.weight.dtype
+        words = checkpoint_parameter(layer, (layer.in_features * self.bits // 32, -1), torch.int32)
+        table = checkpoint_parameter(layer, (-1, 1 << self.bits), torch.float32)
+        layer.weight, layer.qweight, layer.lookup_table = None, words, table
+
+    def weights(self, layer: Any) -> Wide:
+        numbers = unpacked(layer.qweight.detach().t(), self.bits)
+        table = layer.lookup_table.detach().to(self.given)
+        return Wide(table.gather(1, numbers.long()), _WHY.format("SqueezeLLM"))
+
+
+class Aqlm(QuantizationMethod):
+    conformance = "ferrule_plugins.quantization.integer_samples:AQLM"
+    formats = ("aqlm",)
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__(config)
+        self._shared = Shared()
+        names = listed(config, "linear_weights_not_to_quantize")
+        self._left = [name.removesuffix(".weight") for name in names]
+
+    @classmethod
+    def refuses(cls, config: Mapping[str, Any], caps: DeviceCaps, dtype: torch.dtype) -> str | None:
+        if not config:
+            return "the weights are not quantized"
+        for key in _SIZES:
+            value = config.get(key)
+            if type(value) is not int or not 1 <= value <= (16 if key == _SIZES[3] else _LARGEST):
+                return f"takes a {key} from 1 on, and it is {value!r}"
+        return cannot_run(caps.platform, dtype)
+
+    def scheme(self, layer: LinearLayer) -> LinearScheme | None:
+        if layer.head or chosen(layer, self._left):
+            return None
+        return AqlmScheme(self._shared, [int(self.config[key]) for key in _SIZES])
+
+
+class AqlmScheme(Quantized):
+    """Parameters `codes` [n / out, k / in, books], `codebooks` [projections, books, codes, out, in] and `scales`."""
+
+    def __init__(self, shared: Shared, sizes: list[int]) -> None:
+        super().__init__(shared, wide=True)
+        self.inner, self.outer, self.books, self.bits = sizes
+
+    def allocate(self, layer: Any) -> None:
+        if layer.in_features % self.inner or any(count % self.outer for count in outputs(layer)):
+            raise CheckpointError(f"A layer has no whole number of groups of {self.outer} x {self.inner} weights.")
+        self.given = layer.weight.dtype
+        kind = torch.int8 if self.bits <= 8 else torch.int16
+        groups = layer.in_features // self.inner
+        book = (self.books, 1 << self.bits, self.outer, self.inner)
+        layer.codes = checkpoint_parameter(layer, (-1, groups, self.books), kind, count=self._rows)
+        layer.codebooks = checkpoint_parameter(layer, (-1, *book), torch.float32, count=lambda _: 1, broadcast=True)
+        layer.scales = checkpoint_parameter(layer, (-1, 1, 1, 1), torch.float32, count=self._rows)
+        layer.weight = None
+
+    def _rows(self, count: int) -> int:
+        """Of codes, for so many outputs."""
+        return count // self.outer
+
+    def weights(self, layer: Any) -> Wide:
+        rows = [self._rows(count) for count in outputs(layer)]
+        codes, scales = (values.detach().split(rows) for values in (layer.codes, layer.scales))
+        parts = zip(codes, layer.codebooks.detach(), scales, strict=True)
+        return Wide(torch.cat([self._looked_up(*part) for part in parts]), _WHY.format("AQLM"))
+
+    def _looked_up(self, codes: torch.Tensor, books: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+        """[n, k]"""
+        found = codes.long() & ((1 << self.bits) - 1)
+        each = torch.stack([book[found[..., number]] for number, book in enumerate(books)])
+        weight = each.sum(0) * scales  # [n / out, k / in, out, in]
+        return weight.transpose(1, 2).flatten(2).flatten(0, 1).to(self.given)

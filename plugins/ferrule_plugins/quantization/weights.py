@@ -1,0 +1,109 @@
+"""Weights as integers with scales, and their groups as kernels read them: sorted, for activations that are gathered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch.nn import functional as F
+
+from ferrule.errors import CheckpointError
+
+_ROWS = 4096  # that are widened at a time
+
+
+@dataclass(frozen=True)
+class Integers:
+    """Weights (numbers - zeros) * scales of 1 to 8 `bits`, whose scales are for `group` inputs, 0 for all.
+
+    Numbers of 8 bits are int8 [n, k]; of fewer uint8, from 0 on. Zeros are integers or floats [n, groups]; None is the
+    middle: 0 for 8 bits, else half the range. Scales are float32 [n, groups], as are `offsets`, which are added to
+    weights without zeros. `index` [k] says which group each input belongs to, where groups are not neighbours.
+    """
+
+    numbers: torch.Tensor
+    scales: torch.Tensor
+    zeros: torch.Tensor | None
+    bits: int
+    group: int = 0
+    offsets: torch.Tensor | None = None
+    index: torch.Tensor | None = None
+
+    @property
+    def middle(self) -> int:
+        """The number that stands for 0 without zero points."""
+        return 0 if self.bits == 8 else 1 << (self.bits - 1)
+
+    def centred(self) -> torch.Tensor:
+        """The numbers less the middle, int8."""
+        return self.numbers if self.bits == 8 else self.numbers.to(torch.int8) - self.middle
+
+    def added(self) -> torch.Tensor | None:
+        """What is added to each centred number times its scale, [n, groups]: offsets and zero points."""
+        return self.offsets if self.zeros is None else self._less(self.middle, self.zeros)
+
+    def _less(self, shift: torch.Tensor | int, zeros: torch.Tensor) -> torch.Tensor | None:
+        """What is added to numbers that are less by `shift`; None where it is nothing."""
+        moved = shift - (zeros if zeros.is_floating_point() else zeros.to(torch.int32))
+        return moved * self.scales if bool((moved != 0).any()) else None
+
+    def fitted(self, low: int, high: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Numbers from `low` to `high`, int8, and what is added to each times its scale, [n, groups] or None.
+
+        Each group is moved by the integer nearest to its zero point that leaves its numbers in that range. Of numbers
+        that have one value more than the range, the largest lose a step.
+        """
+        if self.zeros is None or bool((self.zeros == self.middle).all()):
+            return self.centred().clamp(low, high), self.offsets
+        numbers, k = self.numbers.to(torch.int16), self.numbers.shape[1]
+        missing = -k % (self.group or k)
+        cells = torch.cat((numbers, numbers[:, -1:].expand(-1, missing)), 1).view(len(numbers), -1, self.group or k)
+        shift = torch.maximum(self.zeros.round().to(torch.int16), cells.amax(2) - high)
+        shift = torch.minimum(shift, cells.amin(2) - low)
+        moved = (cells - shift.unsqueeze(-1)).clamp(low, high).to(torch.int8)
+        return moved.flatten(1)[:, :k], self._less(shift.to(torch.int32), self.zeros)
+
+    def widened(self, dtype: torch.dtype) -> torch.Tensor:
+        """What they stand for, [n, k]."""
+        k = self.numbers.shape[1]
+        every = torch.arange(k, device=self.numbers.device)
+        index = every // (self.group or k) if self.index is None else self.index.long()
+        added, rows = self.added(), []
+        for first in range(0, len(self.numbers), _ROWS):  # no second matrix of float32
+            part = slice(first, first + _ROWS)
+            weight = self.centred()[part] * self.scales[part].index_select(1, index)
+            rows.append((weight if added is None else weight + added[part].index_select(1, index)).to(dtype))
+        return torch.cat(rows)
+
+
+def sorted_by_group(weights: Integers, multiple: int) -> tuple[Integers, torch.Tensor | None]:
+    """The weights with groups of a multiple of `multiple` inputs, each group's inputs next to each other.
+
+    With them comes the input that each column multiplies, int32, or None where columns are inputs. The number of inputs
+    stands for columns that only fill up a group. Raises CheckpointError for inputs of no group, or of too large ones.
+    """
+    k, size, count = weights.numbers.shape[1], weights.group, weights.scales.shape[1]
+    fits = not size or size >= k or size % multiple == 0
+    if weights.index is None and fits or count == 1:
+        return replace(weights, index=None), None
+    device = weights.numbers.device
+    index = torch.arange(k, device=device) // size if weights.index is None else weights.index.long()
+    if index.shape != (k,) or int(index.min()) < 0 or int(index.max()) >= count:
+        raise CheckpointError("The checkpoint puts inputs of a layer into groups that the layer does not have.")
+    counts = index.bincount(minlength=count)
+    if int(counts.max()) > size:
+        raise CheckpointError(f"The checkpoint puts more than {size} inputs of a layer into one group.")
+    width, order = -(-size // multiple) * multiple, index.sort(stable=True).indices
+    groups, starts = index[order], counts.cumsum(0) - counts
+    columns = torch.full((count, width), k, device=device)
+    columns[groups, torch.arange(k, device=device) - starts[groups]] = order
+    flat = columns.flatten()[: (count - 1) * width + int(counts[-1])]  # kernels fill up the last group themselves
+    if torch.equal(flat, torch.arange(k, device=device)):
+        return replace(weights, index=None), None
+    numbers = F.pad(weights.numbers, (0, 1)).index_select(1, flat)
+    return replace(weights, numbers=numbers, group=width, index=None), flat.int()
+
+
+def gathered(x: torch.Tensor, order: torch.Tensor, padded: bool) -> torch.Tensor:
+    """Activations [tokens, inputs] in that order; `padded` says that some columns have no input."""
+    return (F.pad(x, (0, 1)) if padded else x).index_select(1, order)

@@ -1,0 +1,65 @@
+"""Numbers of few bits from the words that checkpoints pack them in."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from ferrule.errors import CheckpointError
+
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+AWQ_ORDER_8 = (0, 2, 1, 3)
+_WORD = 32
+
+
+def per_words(bits: int) -> tuple[int, int]:
+    """(numbers, words): the fewest words that whole numbers fill. Three words hold 32 numbers of 3 bits."""
+    words = bits // math.gcd(bits, _WORD)
+    return words * _WORD // bits, words
+
+
+def unpacked(words: torch.Tensor, bits: int = 4, order: tuple[int, ...] = ()) -> torch.Tensor:
+    """int32 [rows, words] to uint8 [rows, numbers], lowest bits first; a number may reach into the next word.
+
+    `order` says which number each place of a word holds.
+    """
+    count, across = per_words(bits)
+    parts = words.reshape(len(words), -1, across)
+    numbers = torch.empty((*parts.shape[:2], count), dtype=torch.uint8, device=words.device)
+    for place in range(count):
+        word, shift = divmod(place * bits, _WORD)
+        number = parts[..., word] >> shift
+        if shift + bits > _WORD:
+            below = _WORD - shift
+            number = number & ((1 << below) - 1) | parts[..., word + 1] << below
+        numbers[..., order[place] if order else place] = number & ((1 << bits) - 1)
+    return numbers.flatten(1)
+
+
+def unpacked_planes(words: torch.Tensor, bits: int) -> torch.Tensor:
+    """The same of 32 numbers cut into planes of 4, 2 and 1 of their bits, which follow each other, lowest first."""
+    blocks, found, first, done = words.reshape(len(words), -1, bits), None, 0, 0
+    for width in (8, 4, 2, 1):
+        if bits - done < width:
+            continue
+        part = unpacked(blocks[:, :, first : first + width].flatten(1), width)
+        found = part if found is None else found | part << done
+        first, done = first + width, done + width
+    if found is None:
+        raise ValueError(f"numbers of {bits} bits have no planes")
+    return found
+
+
+def outputs(layer: Any) -> tuple[int, ...]:
+    """Of each of the projections that the layer merges."""
+    return tuple(layer.projections.values()) or (layer.out_features,)
+
+
+def check_words(counts: Iterable[int], per: int = 8) -> None:
+    """Raises CheckpointError for numbers that do not fill their words, of `per` each."""
+    for count in counts:
+        if count % per:
+            raise CheckpointError(f"A layer has {count} inputs or outputs, which do not fill words of {per} numbers.")

@@ -1,0 +1,269 @@
+"""AutoRound, HQQ, SqueezeLLM, AQLM, and the names of weights of 8 bits: read, refused, and which layers they mean."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from ferrule.errors import CheckpointError
+from ferrule.interfaces.platform import DeviceCaps
+from ferrule_nn import Dense, MergedLinear
+from ferrule_plugins.quantization.autoround import AutoRound
+from ferrule_plugins.quantization.groupwise import Awq, Gptq
+from ferrule_plugins.quantization.hqq import Hqq
+from ferrule_plugins.quantization.integers import ExpertsInt8, LayersInt8
+from ferrule_plugins.quantization.marlin import Qqq
+from ferrule_plugins.quantization.tables import Aqlm, SqueezeLlm
+from tests.unit.plugins.quantization.packers import (
+    Tensors,
+    awq_gemm,
+    drawn,
+    gptq,
+    layer_of,
+    loaded,
+    merged,
+    off,
+    words,
+)
+
+CPU = DeviceCaps("cpu", "a processor", 1 << 30)
+NEAR = 5e-3
+
+
+# ---------------------------------------------------------------------------------------- AutoRound
+
+
+def _auto_round(**changes: Any) -> AutoRound:
+    config = {"quant_method": "auto-round", "bits": 4, "group_size": 32, "sym": False, "data_type": "int", **changes}
+    assert AutoRound.refuses(config, CPU, torch.bfloat16) is None
+    return AutoRound(config)
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+def test_auto_round_in_the_layout_of_gptq(bits: int) -> None:
+    given = drawn(32, 96, bits, 32)
+    for name, less in (("auto_round:auto_gptq", 1), ("auto_gptq", 1), ("auto_round", 0), ("auto_round:gptqmodel", 0)):
+        method = _auto_round(bits=bits, packing_format=name)
+        assert off(loaded(method, gptq(given, bits, less, ordered=False), (32, 96)), given.meant) < NEAR
+    method = _auto_round(bits=bits, backend="auto_round:exllamav2")
+    assert off(loaded(method, gptq(given, bits, less=0), (32, 96)), given.meant) < NEAR
+
+
+def test_auto_round_in_the_layout_of_awq() -> None:
+    given = drawn(32, 96, 4, 32)
+    layer = loaded(_auto_round(packing_format="auto_round:auto_awq"), awq_gemm(given), (32, 96))
+    assert off(layer, given.meant) < NEAR
+
+
+def test_auto_round_has_settings_of_single_layers() -> None:
+    extra = {
+        "model.layers.0.mlp.up_proj": {"bits": 8, "group_size": 128},
+        "model.layers.1.mlp.up_proj": {"bits": 16, "data_type": "float"},
+        r".*mlp\.gate_proj": {"bits": 2},
+        "lm_head": {"bits": 4, "group_size": 64},
+    }
+    method = _auto_round(extra_config=extra, block_name_to_quantize="model.layers")
+
+    def found(name: str) -> tuple[int, int] | None:
+        scheme: Any = method.scheme(layer_of(name))
+        return None if scheme is None else (scheme.bits, scheme.group)
+
+    assert found("layers.0.mlp.up_proj") == (8, 128)
+    assert found("layers.1.mlp.up_proj") is None
+    assert found("layers.3.mlp.gate_proj") == (2, 32)
+    assert found("layers.10.mlp.up_proj") == (4, 32)
+    assert found("lm_head") == (4, 64)
+    assert found("projector.up_proj") is None
+    assert _auto_round().scheme(layer_of("lm_head")) is None
+
+
+# ---------------------------------------------------------------------------------------- HQQ
+
+
+def _hqq(bits: int, group: int | None, axis: int = 1, **more: Any) -> Hqq:
+    params = {"weight_quant_params": {"nbits": bits, "group_size": group, "axis": axis, "channel_wise": True}}
+    config = {"quant_method": "hqq", "quant_config": params, "skip_modules": ["lm_head"], **more}
+    assert Hqq.refuses(config, CPU, torch.bfloat16) is None
+    return Hqq(config)
+
+
+def _hqq_tensors(n: int, k: int, bits: int, group: int, axis: int = 1, seed: int = 0) -> tuple[Tensors, torch.Tensor]:
+    """What ``Quantizer.quantize`` and ``BitPack`` write, and what it means."""
+    draw = torch.Generator().manual_seed(seed)
+    rows = torch.randint(0, 1 << bits, (n * k // group, group) if axis else (group, n * k // group), generator=draw)
+    shape = (len(rows), 1) if axis else (1, rows.shape[1])
+    scale = (torch.rand(shape, generator=draw) * 0.02 + 0.005).half()
+    zero = (torch.rand(shape, generator=draw) * (1 << bits)).half()
+    meant = ((rows - zero.float()) * scale.float()).view(n, k)
+    per = {8: 1, 4: 2, 3: 10, 2: 4, 1: 8}[bits]
+    filled = torch.nn.functional.pad(rows, (0, 0, 0, -len(rows) % per))
+    each = filled.view(per, -1, filled.shape[1])
+    packed = sum(each[place] << (bits * (per - 1 - place)) for place in range(per))
+    assert isinstance(packed, torch.Tensor)
+    meta = {name: torch.tensor(1, dtype=torch.uint8) for name in ("nbits", "axis", "group_size", "view_as_float")}
+    kind = torch.int32 if bits == 3 else torch.uint8
+    return {"W_q": packed.to(kind), "scale": scale, "zero": zero, "shape": torch.tensor([n, k]), **meta}, meant
+
+
+@pytest.mark.parametrize("bits", [8, 4, 3, 2, 1])
+@pytest.mark.parametrize("group", [64, 16, 24])
+def test_hqq(bits: int, group: int) -> None:
+    tensors, meant = _hqq_tensors(32, 192, bits, group)
+    layer = loaded(_hqq(bits, group), tensors, (32, 192))
+    assert off(layer, meant) < NEAR
+    assert (
+        sum(each.nbytes for each in layer.packed_tensors())
+        < 32 * 192 * (8 if bits == 8 else 4) / 8 + 4 * meant.numel() / group + 2048
+    )
+
+
+@pytest.mark.parametrize("bits", [8, 4, 3, 2, 1])
+def test_hqq_of_far_groups_is_widened(bits: int) -> None:
+    tensors, meant = _hqq_tensors(64, 96, bits, 32, axis=0)
+    layer = loaded(_hqq(bits, 32, axis=0), tensors, (64, 96))
+    assert off(layer, meant) < 1e-5
+    assert isinstance(layer.scheme, Dense)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_hqq_merges_projections(axis: int) -> None:
+    rows = {"q_proj": 64, "k_proj": 32}
+    parts = {name: _hqq_tensors(count, 64, 4, 32, axis, seed=count) for name, count in rows.items()}
+    layer = merged(_hqq(4, 32, axis), {name: tensors for name, (tensors, _) in parts.items()}, rows, 64)
+    assert off(layer, torch.cat([meant for _, meant in parts.values()])) < NEAR
+
+
+def test_hqq_bytes_may_be_called_floats() -> None:
+    tensors, meant = _hqq_tensors(32, 128, 4, 64)
+    tensors["W_q"] = tensors["W_q"].view(torch.bfloat16)
+    assert off(loaded(_hqq(4, 64), tensors, (32, 128)), meant) < NEAR
+
+
+def test_hqq_chooses_layers() -> None:
+    params = {"weight_quant_params": {"nbits": 2, "group_size": 16, "axis": 1}}
+    method = Hqq({"quant_method": "hqq", "quant_config": {"self_attn.o_proj": params}, "skip_modules": []})
+    assert method.scheme(layer_of("layers.0.self_attn.o_proj")) is not None
+    assert method.scheme(layer_of("layers.0.mlp.down_proj")) is None
+    assert _hqq(4, 64).scheme(layer_of("lm_head")) is None
+
+
+@pytest.mark.parametrize(("spoiled", "said"), [("W_q", "of another form"), ("scale", "of another form")])
+def test_hqq_tensors_of_another_form_are_told(spoiled: str, said: str) -> None:
+    tensors, _ = _hqq_tensors(32, 128, 4, 64)
+    tensors[spoiled] = tensors[spoiled][1:]
+    with pytest.raises(CheckpointError, match=said):
+        loaded(_hqq(4, 64), tensors, (32, 128))
+
+
+def test_hqq_groups_that_reach_into_the_next_output_are_told() -> None:
+    tensors, _ = _hqq_tensors(32, 96, 4, 64)
+    with pytest.raises(CheckpointError, match="reach into the next output"):
+        loaded(_hqq(4, 64), tensors, (32, 96))
+
+
+def test_projections_that_are_interleaved_are_told() -> None:
+    layer = MergedLinear(64, {"q_proj": 64, "k_proj": 64}, groups=2)
+    with pytest.raises(CheckpointError, match="cannot be told apart"):
+        layer.quantize("qkv_proj", _hqq(4, 64))
+
+
+# ---------------------------------------------------------------------------------------- tables
+
+
+@pytest.mark.parametrize("bits", [3, 4])
+def test_squeezellm(bits: int) -> None:
+    draw = torch.Generator().manual_seed(0)
+    numbers = torch.randint(0, 1 << bits, (48, 96), generator=draw)
+    table = torch.randn((48, 1 << bits), generator=draw)
+    method = SqueezeLlm({"quant_method": "squeezellm", "wbits": bits})
+    layer = loaded(method, {"qweight": words(numbers, bits).t(), "lookup_table": table}, (48, 96))
+    assert off(layer, table.gather(1, numbers)) < 1e-5
+    assert method.scheme(layer_of("lm_head")) is None
+
+
+@pytest.mark.parametrize(("books", "bits", "outer"), [(1, 10, 1), (2, 8, 1), (2, 5, 4)])
+def test_aqlm(books: int, bits: int, outer: int) -> None:
+    """Codes of two projections, each with codebooks of its own, are unsigned."""
+    config = {"quant_method": "aqlm", "in_group_size": 8, "out_group_size": outer, "num_codebooks": books}
+    config = {**config, "nbits_per_codebook": bits, "linear_weights_not_to_quantize": ["lm_head.weight"]}
+    assert Aqlm.refuses(config, CPU, torch.float16) is None
+    draw, parts, meant = torch.Generator().manual_seed(0), {}, []
+    rows = {"gate_proj": 32, "up_proj": 16}
+    for name, count in rows.items():
+        codes = torch.randint(0, 1 << bits, (count // outer, 8, books), generator=draw)
+        codebooks = torch.randn((books, 1 << bits, outer, 8), generator=draw)
+        scales = torch.rand((count // outer, 1, 1, 1), generator=draw) + 0.5
+        weight = torch.zeros(count, 64)
+        for row in range(count):
+            for group in range(8):
+                for book in range(books):
+                    vector = codebooks[book, codes[row // outer, group, book], row % outer]
+                    weight[row, 8 * group : 8 * group + 8] += vector * scales[row // outer, 0, 0, 0]
+        meant.append(weight)
+        stored = codes.to(torch.uint8).view(torch.int8) if bits <= 8 else codes.to(torch.int16)
+        parts[name] = {"codes": stored, "codebooks": codebooks, "scales": scales}
+    method = Aqlm(config)
+    assert off(merged(method, parts, rows, 64), torch.cat(meant)) < 1e-5
+    assert method.scheme(layer_of("lm_head")) is None
+
+
+# ---------------------------------------------------------------------------------------- from floats
+
+
+def test_names_of_eight_bits_mean_some_layers() -> None:
+    names = ("layers.0.mlp.experts.3.down_proj", "layers.0.mlp.up_proj", "lm_head")
+    for method, expected in ((ExpertsInt8({}), [True, False, False]), (LayersInt8({}), [True, True, False])):
+        assert [method.scheme(layer_of(name)) is not None for name in names] == expected
+    weight = torch.randn(64, 64)
+    layer = loaded(LayersInt8({"quant_method": "tpu_int8", "activation_scheme": "none"}), {"weight": weight}, (64, 64))
+    assert off(layer, weight) < 0.01
+
+
+# ---------------------------------------------------------------------------------------- what is refused
+
+_HQQ = {"weight_quant_params": {"nbits": 4, "group_size": 64, "axis": 1}}
+
+
+@pytest.mark.parametrize(
+    ("method", "config", "said"),
+    [
+        (Gptq, {"bits": 5, "group_size": 32}, "2, 3, 4, 8 bits, and the checkpoint has 5"),
+        (Gptq, {"bits": 4, "group_size": 0}, "the group size is 0"),
+        (Gptq, {"bits": 4, "group_size": 32, "desc_act": "yes"}, "'yes'"),
+        (Gptq, {"bits": 4, "group_size": 32, "checkpoint_format": "bitblas"}, "BitBLAS"),
+        (Gptq, {"bits": 4, "group_size": 32, "checkpoint_format": "exotic"}, "'exotic'"),
+        (Gptq, {"bits": 4, "group_size": 32, "dynamic": [1]}, "'dynamic'"),
+        (Gptq, {"bits": 4, "group_size": 32, "dynamic": {"x": {"bits": 7}}}, "has 7"),
+        (Gptq, {"bits": 8, "group_size": 128, "checkpoint_format": "marlin"}, "reads 4 bits"),
+        (Gptq, {"bits": 4, "group_size": 128, "checkpoint_format": "marlin", "desc_act": True}, "no order"),
+        (Awq, {"bits": 4, "group_size": 32, "version": "exllama"}, "'exllama'"),
+        (Awq, {"bits": 3, "group_size": 32}, "has 3"),
+        (Qqq, {"wbits": 8}, "8"),
+        (AutoRound, {"bits": 4, "group_size": 32, "packing_format": "llm_compressor"}, "compressed-tensors"),
+        (AutoRound, {"bits": 4, "group_size": 32, "packing_format": "gguf"}, "'gguf'"),
+        (AutoRound, {"bits": 4, "group_size": 32, "packing_format": "auto_round:fake"}, "'auto_round:fake'"),
+        (AutoRound, {"bits": 4, "group_size": 32, "act_bits": 8}, "to 8 bits"),
+        (AutoRound, {"bits": 4, "group_size": 32, "data_type": "mx_fp"}, "'mx_fp'"),
+        (AutoRound, {"bits": 4, "group_size": 32, "extra_config": {"a": 4}}, "extra_config"),
+        (AutoRound, {"bits": 4, "group_size": 32, "block_name_to_quantize": 4}, "block_name_to_quantize"),
+        (AutoRound, {"bits": 3, "group_size": 32, "packing_format": "auto_round:auto_awq"}, "reads 4 bits"),
+        (Hqq, {"quant_config": {}}, "weight_quant_params"),
+        (Hqq, {"quant_config": {**_HQQ, "scale_quant_params": {"nbits": 8}}}, "quantized themselves"),
+        (Hqq, {"quant_config": {"weight_quant_params": {"nbits": 5}}}, "has 5"),
+        (Hqq, {"quant_config": {"weight_quant_params": {"nbits": 4, "group_size": "x"}}}, "'x'"),
+        (Hqq, {"quant_config": {"weight_quant_params": {"nbits": 4, "channel_wise": False}}}, "channel-wise"),
+        (SqueezeLlm, {"wbits": 2}, "has 2"),
+        (Aqlm, {"in_group_size": 8, "out_group_size": 1, "num_codebooks": 1}, "nbits_per_codebook"),
+        (LayersInt8, {"activation_scheme": "static"}, "'static'"),
+    ],
+)
+def test_variants_that_are_not_read_are_named(method: Any, config: dict[str, Any], said: str) -> None:
+    config = {"quant_method": method.formats[0], **config}
+    assert said in (method.refuses(config, CPU, torch.bfloat16) or "")
+
+
+@pytest.mark.parametrize("method", [Gptq, Awq, Qqq, AutoRound, Hqq, SqueezeLlm, Aqlm])
+def test_floats_are_refused(method: Any) -> None:
+    assert "not quantized" in (method.refuses({}, CPU, torch.bfloat16) or "")

@@ -19,17 +19,37 @@ class Form:
     """How weights are kept. `group` counts inputs, 0 is all of them. `digits` are those of the activations, 1 or 2.
     With `offsets` each group has a bfloat16 that is added to its weights, beside the scale.
 
-    8 bits reach from -127 to 127; 4 bits from -8 to 7, and the side of a group's largest number takes the longer half.
+    8 bits reach from -127 to 127; 2 to 6 bits as 4 from -8 to 7, and the side of a group's largest number takes the
+    longer half. With a `table` of 16 numbers of 8 bits, weights of 4 bits are codes from 0 to 15: places in it.
     """
 
     bits: int
     group: int = 0
     digits: int = 1
     offsets: bool = False
+    table: tuple[int, ...] = ()
+
+    @property
+    def unit(self) -> int:
+        """Groups are a multiple of so many inputs."""
+        return {2: 16, 3: 32, 5: 32, 6: 16}.get(self.bits, 8)
+
+    @property
+    def problem(self) -> str | None:
+        """Why no weights are kept so, or None."""
+        if self.bits not in (2, 3, 4, 5, 6, 8):
+            return f"numbers have 2, 3, 4, 5, 6 or 8 bits, not {self.bits}"
+        if self.group < 0 or self.group % self.unit:
+            return f"groups of numbers of {self.bits} bits are a multiple of {self.unit} inputs, not {self.group}"
+        if self.table and (
+            self.bits != 4 or len(self.table) != 16 or not all(-128 <= one <= 127 for one in self.table)
+        ):
+            return "a table has 16 numbers of 8 bits, for codes of 4"
+        return None
 
     def widths(self, inputs: int) -> tuple[int, int]:
         """(inputs of a group, inputs with those that pad the last group)."""
-        group = self.group or -(-inputs // 8) * 8
+        group = self.group or -(-inputs // self.unit) * self.unit
         return group, -(-inputs // group) * group
 
     def packed_bytes(self, outputs: int, inputs: int) -> int:
@@ -40,7 +60,10 @@ class Form:
 
 @dataclass(frozen=True)
 class Quantized:
-    """Numbers int8 [n, groups, group]; scales, and offsets or None, float32 [n, groups] that bfloat16 can hold."""
+    """Numbers int8 [n, groups, group]; scales, and offsets or None, float32 [n, groups] that bfloat16 can hold.
+
+    Here numbers are what codes stand for, where a form has a table.
+    """
 
     numbers: torch.Tensor
     scales: torch.Tensor
@@ -60,12 +83,12 @@ def quantize(weight: torch.Tensor, form: Form) -> Quantized:
     if form.bits == 8:
         scales = (most.abs() / 127).bfloat16().float()
         return Quantized(_divided(parts, scales).clamp(-127, 127).to(torch.int8), scales)
-    best, least = torch.zeros_like(most), torch.full_like(most, torch.inf)
+    best, least, half = torch.zeros_like(most), torch.full_like(most, torch.inf), 1 << (form.bits - 1)
     for step in range(12):  # of the scales around the one that just fits, the one that loses least
-        scales = (most * 5 / (step - 42)).bfloat16().float()
-        lost = _divided(parts, scales).clamp(-8, 7).mul(scales[..., None]).sub(parts).square().sum(2)
+        scales = (most * 5 / (step - 42) * (8 / half)).bfloat16().float()
+        lost = _divided(parts, scales).clamp(-half, half - 1).mul(scales[..., None]).sub(parts).square().sum(2)
         best, least = torch.where(lost < least, scales, best), torch.minimum(lost, least)
-    return Quantized(_divided(parts, best).clamp(-8, 7).to(torch.int8), best)
+    return Quantized(_divided(parts, best).clamp(-half, half - 1).to(torch.int8), best)
 
 
 def multiply(x: torch.Tensor, weight: Quantized, form: Form, bias: torch.Tensor | None = None) -> torch.Tensor:

@@ -1,7 +1,7 @@
 // Products with quantized weights on CPUs: y = x Wᵀ + b, for one row or hundreds.
 //
-// Weights are unsigned numbers of 8 or 4 bits, with an offset of half their range, and a scale for each output channel
-// and group of inputs. A row of x is quantized when it comes, each group of inputs with the row's own scale, to one or
+// Weights are unsigned numbers of 8, 6, 5, 4, 3 or 2 bits, with an offset of half their range, or codes of 4 bits, which a
+// table makes such numbers of 8 bits, and have a scale for each output channel and group of inputs. A row of x is quantized when it comes, each group of inputs with the row's own scale, to one or
 // two digits of 8 bits; a row of two digits is computed as two rows. Within a group all sums are of integers and exact;
 // groups are added up in their order. So a row's result has the same bits alone and in any batch.
 //
@@ -12,6 +12,7 @@
 //     8 bits   [group / 4][C][4] bytes                 four neighbouring inputs of each channel; for tile registers, if
 //              [group / 64][C / 16][16][16][4]         64 divides the group, what one holds lies together
 //     4 bits   [group / 8][C][4] bytes, low half: inputs 0-3 of eight, high half: inputs 4-7
+//     others   [group / UNIT][WORDS][C][4] bytes, as `Planes` in matmul.h says
 #include <thread>
 #include <vector>
 #include "matmul.h"
@@ -78,6 +79,21 @@ constexpr int TAKEN = 128;
 constexpr int TAKEN = 0;
 #endif
 
+// What a sum of products with a matrix's numbers is too large by, for each of the activations' sum.
+inline int32_t taken_off(const Matrix& w) { return middle(w) - (w.bits == 8 || w.coded ? TAKEN : 0); }
+
+// What the table says of 4 bits in each byte.
+inline Bytes looked_up(Bytes table, Bytes codes) {
+#if defined(__AVX512BW__)
+    return (Bytes)_mm512_shuffle_epi8((__m512i)table, (__m512i)codes);
+#elif defined(__AVX2__)
+    return (Bytes)_mm256_shuffle_epi8((__m256i)table, (__m256i)codes);
+#else
+    for (int i = 0; i < 4 * WIDTH; i++) codes[i] = table[codes[i]];
+    return codes;
+#endif
+}
+
 constexpr int64_t MANY = 9;              // quantized rows from which on tile registers are used: the sums are the same
 constexpr int TILE_ROWS = TILES ? 32 : 0;  // of a strip by them
 
@@ -126,7 +142,7 @@ inline int32_t added(Ints v) {
 // Quantize one row. A group with NaN or infinity in it has a scale of NaN.
 template <int DIGITS, class T> void quantize(const Matrix& w, const T* x, int64_t row, const Rows& to) {
     const int64_t groups = w.k / w.group;
-    const int32_t offset = (1 << (w.bits - 1)) - (w.bits == 8 ? TAKEN : 0);
+    const int32_t offset = taken_off(w);
     constexpr float reach = DIGITS == 1 ? 127.0f : 127.0f * 256.0f;
     for (int64_t g = 0; g < groups; g++) {
         const int64_t first = g * w.group, count = std::min(w.group, w.inputs - first);
@@ -173,7 +189,7 @@ struct Panel {
 };
 
 // out [R][PANEL] = R quantized rows, beginning with `row`, times C vectors of channels, beginning with `column`.
-template <int BITS, bool SQUARES, bool FAR, int R, int C>
+template <int BITS, bool SQUARES, bool CODED, bool FAR, int R, int C>
 void tile(const Matrix& w, const Panel& of, int column, const Rows& x, int64_t row, float* out) {
     const int64_t groups = w.k / w.group, channels = of.channels;
     const int64_t square = SQUARES ? TILE_INPUTS : w.group, step = SQUARES ? LANES * 4 : channels * 4;
@@ -185,6 +201,8 @@ void tile(const Matrix& w, const Panel& of, int column, const Rows& x, int64_t r
     int64_t steps = 0;
     const int8_t* q = x.q + row * w.k;
     Floats sum[R][C] = {};
+    Bytes table = {};
+    for (int i = 0; CODED && i < 4 * WIDTH; i += 16) std::memcpy((char*)&table + i, w.table, 16);
     for (int64_t g = 0; g < groups; g++) {
         const auto* scales = (const uint16_t*)panel + column;
         const uint8_t* from = panel + channels * head_bytes(w) + place(column);
@@ -201,14 +219,23 @@ void tile(const Matrix& w, const Panel& of, int column, const Rows& x, int64_t r
                 }
             }
         }
-        for (int64_t i = 0; BITS == 4 && i < w.group; i += 8, from += step) {
-            if (of.ahead.due(steps++)) fetch<C * WIDTH * 4, FAR>(ahead);
-            for (int c = 0; c < C; c++) {
-                const Ints both = load<Ints>(from + place(c * WIDTH));
-                const Bytes low = (Bytes)(both & 0x0f0f0f0f), high = (Bytes)((both >> 4) & 0x0f0f0f0f);
-                for (int r = 0; r < R; r++) {
-                    part[r][c] = dot<4>(part[r][c], low, load<int32_t>(q + r * w.k + i));
-                    part[r][c] = dot<4>(part[r][c], high, load<int32_t>(q + r * w.k + i + 4));
+        if constexpr (BITS < 8) {
+            typedef Planes<BITS> P;
+            for (int64_t i = 0; i < w.group; i += P::UNIT, from += P::WORDS * step) {
+                for (int word = 0; word < P::WORDS; word++)
+                    if (of.ahead.due(steps++)) fetch<C * WIDTH * 4, FAR>(ahead);
+                for (int c = 0; c < C; c++) {
+                    const uint8_t* words = from + place(c * WIDTH);
+                    const Words upper = P::HIGH ? load<Words>(words + P::LOW_WORDS * step) : Words{};
+#pragma GCC unroll 8
+                    for (int field = 0; field < P::FIELDS; field++) {
+                        const Words lower = load<Words>(words + field * P::LOW / 8 * step);
+                        Words both = lower >> (field * P::LOW % 8) & P::LOW_MASK;
+                        if (P::HIGH) both |= (upper >> (field * P::HIGH) & P::HIGH_MASK) << P::LOW;
+                        const Bytes b = CODED ? looked_up(table, (Bytes)both) : (Bytes)both;
+                        for (int r = 0; r < R; r++)
+                            part[r][c] = dot<CODED ? 8 : BITS>(part[r][c], b, load<int32_t>(q + r * w.k + i + field * 4));
+                    }
                 }
             }
         }
@@ -228,34 +255,43 @@ void tile(const Matrix& w, const Panel& of, int column, const Rows& x, int64_t r
         for (int c = 0; c < C; c++) std::memcpy(out + r * PANEL + column + c * WIDTH, &sum[r][c], sizeof(Floats));
 }
 
-template <int BITS, bool SQUARES, bool FAR, int R>
+template <int BITS, bool SQUARES, bool CODED, bool FAR, int R>
 void strip(const Matrix& w, const Panel& panel, const Rows& x, int64_t row, float* out) {
     constexpr int many = R == 1 ? ALONE : COLUMNS;
     int column = 0;
     for (; column + many * WIDTH <= panel.channels; column += many * WIDTH)
-        tile<BITS, SQUARES, FAR, R, many>(w, panel, column, x, row, out);
-    for (; column < panel.channels; column += WIDTH) tile<BITS, SQUARES, FAR, R, 1>(w, panel, column, x, row, out);
+        tile<BITS, SQUARES, CODED, FAR, R, many>(w, panel, column, x, row, out);
+    for (; column < panel.channels; column += WIDTH)
+        tile<BITS, SQUARES, CODED, FAR, R, 1>(w, panel, column, x, row, out);
 }
 
 // `count` quantized rows, at most ROWS
-template <int BITS, bool SQUARES, bool FAR>
+template <int BITS, bool SQUARES, bool CODED, bool FAR>
 void strips(const Matrix& w, const Panel& panel, const Rows& x, int64_t row, int count, float* out) {
     switch (count) {
-        case 1: return strip<BITS, SQUARES, FAR, 1>(w, panel, x, row, out);
-        case 2: return strip<BITS, SQUARES, FAR, 2>(w, panel, x, row, out);
-        case 3: return strip<BITS, SQUARES, FAR, 3>(w, panel, x, row, out);
-        case 4: return strip<BITS, SQUARES, FAR, 4>(w, panel, x, row, out);
-#if defined(__AVX512F__)
-        case 5: return strip<BITS, SQUARES, FAR, 5>(w, panel, x, row, out);
-        case 6: return strip<BITS, SQUARES, FAR, 6>(w, panel, x, row, out);
-#endif
+        case 1: return strip<BITS, SQUARES, CODED, FAR, 1>(w, panel, x, row, out);
+        case 2: return strip<BITS, SQUARES, CODED, FAR, 2>(w, panel, x, row, out);
+        case 3: return strip<BITS, SQUARES, CODED, FAR, 3>(w, panel, x, row, out);
+        case 4: return strip<BITS, SQUARES, CODED, FAR, 4>(w, panel, x, row, out);
+    }
+    if constexpr (ROWS > FEWER && BITS == 8) {
+        if (count == 5) return strip<BITS, SQUARES, CODED, FAR, 5>(w, panel, x, row, out);
+        return strip<BITS, SQUARES, CODED, FAR, 6>(w, panel, x, row, out);
     }
 }
 
 template <bool FAR>
 void strips(const Matrix& w, const Panel& panel, const Rows& x, int64_t row, int count, float* out) {
-    const auto some = tiled(w) ? strips<8, TILES, FAR> : w.bits == 8 ? strips<8, false, FAR> : strips<4, false, FAR>;
-    some(w, panel, x, row, count, out);
+    if (tiled(w)) return strips<8, TILES, false, FAR>(w, panel, x, row, count, out);
+    if (w.coded) return strips<4, false, true, FAR>(w, panel, x, row, count, out);
+    switch (w.bits) {
+        case 8: return strips<8, false, false, FAR>(w, panel, x, row, count, out);
+        case 6: return strips<6, false, false, FAR>(w, panel, x, row, count, out);
+        case 5: return strips<5, false, false, FAR>(w, panel, x, row, count, out);
+        case 4: return strips<4, false, false, FAR>(w, panel, x, row, count, out);
+        case 3: return strips<3, false, false, FAR>(w, panel, x, row, count, out);
+        case 2: return strips<2, false, false, FAR>(w, panel, x, row, count, out);
+    }
 }
 
 #if TILES
@@ -335,7 +371,7 @@ template <class Y> void finish(const Matrix& w, const float* sums, int64_t panel
 // Quantized rows [row, end) times a panel.
 template <class Y>
 void multiply_panel(const Matrix& w, int64_t panel, const Rows& x, int64_t row, int64_t end, Tiles& tiles, Y* y) {
-    const int64_t channels = channels_of(w.n, panel), most = x.tiled ? TILE_ROWS : w.group == w.k ? ROWS : FEWER;
+    const int64_t channels = channels_of(w.n, panel), most = x.tiled ? TILE_ROWS : w.group == w.k && w.bits == 8 ? ROWS : FEWER;
     const int64_t count = (end - row + most - 1) / most, each = (end - row + count - 1) / count;
     // Rows of a strip, alike, or whole tiles; digits stay together.
     const int64_t step = x.tiled ? most : (each + w.digits - 1) / w.digits * w.digits;
@@ -362,7 +398,7 @@ inline int64_t memory_of(const Matrix& w, int64_t m) {
 // Whether the rows of two products are the same, and quantized alike.
 inline bool alike(const Job& a, const Job& b) {
     const Matrix &v = *a.w, &w = *b.w;
-    return a.x == b.x && a.m == b.m && v.k == w.k && v.inputs == w.inputs && v.group == w.group && v.bits == w.bits &&
+    return a.x == b.x && a.m == b.m && v.k == w.k && v.inputs == w.inputs && v.group == w.group && taken_off(v) == taken_off(w) &&
            v.digits == w.digits;
 }
 

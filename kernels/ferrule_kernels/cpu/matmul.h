@@ -9,8 +9,11 @@ struct Matrix {
     uint8_t* weights;
     const float* bias;  // [n], rounded up to a multiple of 16, or null
     int64_t n, k, inputs, group;
-    int32_t bits, digits, offsets;  // `offsets`: 1 where groups have them beside their scales
+    int32_t bits, digits;
+    int32_t offsets;       // 1 where groups have them beside their scales
+    int32_t coded;         // 1 where numbers are codes of 4 bits: places in the table
     const float* factors;  // [n] as the bias: what each channel's sum is multiplied by, or null
+    uint8_t table[16];     // of codes: what they stand for, plus 128
 };
 
 // One of several products, as `_jobs` in bank.py makes them.
@@ -29,6 +32,18 @@ constexpr int64_t TILE_INPUTS = 64;  // of 8 bits, in a tile register
 // Whether weights can be in the order for tile registers, and whether they are.
 inline bool tileable(const Matrix& w) { return w.bits == 8 && w.group % TILE_INPUTS == 0; }
 inline bool tiled(const Matrix& w) { return TILES && tileable(w); }
+
+// What is taken off a number to get what it stands for.
+inline int32_t middle(const Matrix& w) { return w.coded ? 128 : 1 << (w.bits - 1); }
+
+// Numbers of fewer than 8 bits are cut into a lower part of 4 bits, or 2, and an upper part of what is left. A word of 32
+// bits holds such parts of one channel, byte by byte: the first four inputs' in its lowest bits, the next four's above.
+// UNIT inputs fill whole WORDS, first those of the lower parts.
+template <int BITS> struct Planes {
+    static constexpr int LOW = BITS < 4 ? 2 : 4, HIGH = BITS - LOW, UNIT = 32 / (HIGH ? HIGH : LOW);
+    static constexpr int LOW_WORDS = UNIT * LOW / 32, WORDS = UNIT * BITS / 32, FIELDS = UNIT / 4;
+    static constexpr uint32_t LOW_MASK = 0x01010101u * ((1 << LOW) - 1), HIGH_MASK = 0x01010101u * ((1 << HIGH) - 1);
+};
 
 // Of one group of one channel: what comes before its numbers, and all of it.
 inline int64_t head_bytes(const Matrix& w) { return 2 + 2 * w.offsets; }

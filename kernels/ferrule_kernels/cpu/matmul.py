@@ -24,10 +24,9 @@ class _Matrix(ctypes.Structure):
         ("weights", ctypes.c_void_p),
         ("bias", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("n", "k", "inputs", "group")),
-        ("bits", ctypes.c_int32),
-        ("digits", ctypes.c_int32),
-        ("offsets", ctypes.c_int32),
+        *((name, ctypes.c_int32) for name in ("bits", "digits", "offsets", "coded")),
         ("factors", ctypes.c_void_p),
+        ("table", ctypes.c_uint8 * 16),
     ]
 
 
@@ -68,8 +67,9 @@ class Workspace:
 class PackedMatrix:
     """A weight [n, k] in the kernel's order. Raises KernelsUnavailableError.
 
-    With `scales` [n, groups] the weight was quantized before and holds the form's numbers. Scales are kept as bfloat16;
-    where a channel has one, what the rounding took from it is given back to the result: those are the `factors`.
+    With `scales` [n, groups] the weight was quantized before and holds the form's numbers or codes. Scales are kept as
+    bfloat16; where a channel has one, what the rounding took from it is given back to the result: those are the
+    `factors`.
     `offsets` are as the scales, and are added to each weight of a group.
 
     `packed` and `factors` are all there is of it: see ``ferrule_kernels.cpu.packed`` for files of them.
@@ -88,6 +88,8 @@ class PackedMatrix:
         scales: torch.Tensor | None = None,
         offsets: torch.Tensor | None = None,
     ) -> None:
+        if form.table and scales is None:
+            raise ValueError("weights of a table come as codes, with scales")
         if form.offsets != (offsets is not None) or (form.offsets and scales is None):
             raise ValueError("weights with offsets come as numbers, scales and offsets, and have a form that says so")
         rounded, added = (None if each is None else _rounded(each) for each in (scales, offsets))
@@ -137,14 +139,17 @@ class PackedMatrix:
     ) -> None:
         self._multiply, self._memory = _kernels().multiply, _kernels().memory
         self.outputs, self.inputs = shape
+        if form.problem is not None:
+            raise ValueError(form.problem)
         group, padded = form.widths(self.inputs)
         if group > LONGEST:
             raise ValueError(f"a group of {group} inputs is more than the {LONGEST} whose sums are exact")
         self.form, self.packed, self.factors = form, packed, factors
         self._bias = None if bias is None else _channels(bias)
         self._workspace = workspace
-        sizes = self.outputs, padded, self.inputs, group, form.bits, form.digits, int(form.offsets)
-        self._matrix = _Matrix(packed.data_ptr(), _at(self._bias), *sizes, _at(factors))
+        sizes = self.outputs, padded, self.inputs, group, form.bits, form.digits, int(form.offsets), bool(form.table)
+        table = (ctypes.c_uint8 * 16)(*(number + 128 for number in form.table))
+        self._matrix = _Matrix(packed.data_ptr(), _at(self._bias), *sizes, _at(factors), table)
         self._address = ctypes.addressof(self._matrix)
 
     @property

@@ -16,7 +16,7 @@ inline float rounded(float x) {  // to bfloat16, to nearest, ties to even
 }
 
 // The scale, a bfloat16, with which one group of a channel loses least; `most` is its largest magnitude. 8 bits reach
-// to 127 on both sides; 4 bits from -8 to 7, so the side that the largest number is on takes the longer half.
+// to 127 on both sides; fewer, as 4 bits from -8 to 7, so that the side that the largest number is on takes the longer half.
 inline float scale_of(const Matrix& w, const float* x, int64_t count) {  // zeros follow x
     Floats above = {}, below = {};
     for (int64_t i = 0; i < count; i += WIDTH) {
@@ -27,14 +27,15 @@ inline float scale_of(const Matrix& w, const float* x, int64_t count) {  // zero
     const float highest = largest(above), lowest = -largest(below), most = highest >= -lowest ? highest : lowest;
     if (most == 0.0f) return 0.0f;
     if (w.bits == 8) return rounded(std::fabs(most) / 127.0f);
+    const float half = float(1 << (w.bits - 1));
     float best = 0.0f, least = INFINITY;
     for (int i = 0; i < TRIES; i++) {
-        const float scale = rounded(most * 5.0f / float(i - 42)), inverse = 1.0f / scale;
+        const float scale = rounded(most * 5.0f / float(i - 42) * (8.0f / half)), inverse = 1.0f / scale;
         Floats losses = {};
         for (int64_t j = 0; j < count; j += WIDTH) {
             const Floats number = load<Floats>(x + j);
             Floats v = number * inverse;
-            v = v < -8.0f ? splat(-8.0f) : v > 7.0f ? splat(7.0f) : v;
+            v = v < -half ? splat(-half) : v > half - 1 ? splat(half - 1) : v;
             v = v + NEAREST - NEAREST;
             losses += (number - v * scale) * (number - v * scale);
         }
@@ -58,13 +59,28 @@ inline void keep(uint8_t* to, float x) {  // the upper half, which is all there 
     std::memcpy(to, &kept, 2);
 }
 
+// A group's numbers of one channel, as `Planes` says.
+template <int BITS>
+void keep_planes(const std::vector<uint8_t>& numbers, uint8_t* cells, int64_t channels, int64_t channel) {
+    typedef Planes<BITS> P;
+    for (size_t i = 0; i + P::UNIT <= numbers.size(); i += P::UNIT) {
+        uint32_t words[P::WORDS] = {};
+        for (int field = 0; field < P::FIELDS; field++) {
+            const auto four = load<uint32_t>(&numbers[i + field * 4]);
+            words[field * P::LOW / 8] |= (four & P::LOW_MASK) << (field * P::LOW % 8);
+            if (P::HIGH) words[P::LOW_WORDS] |= (four >> P::LOW & P::HIGH_MASK) << (field * P::HIGH);
+        }
+        for (int word = 0; word < P::WORDS; word++, cells += channels * 4) std::memcpy(cells + channel * 4, &words[word], 4);
+    }
+}
+
 // Channels past the last have scales of zero. With `given` scales [n, groups] the weights are the numbers themselves;
 // `offsets` are as these where the matrix has them.
 template <class T>
 void pack_panel(const Matrix& w, const T* weights, const float* given, const float* offsets, int64_t panel) {
     const int64_t channels = channels_of(w.n, panel), real = std::min<int64_t>(PANEL, w.n - panel * PANEL);
-    const float low = w.bits == 8 ? -127.0f : -8.0f, high = w.bits == 8 ? 127.0f : 7.0f;
-    const int offset = 1 << (w.bits - 1);
+    const int offset = w.coded ? 0 : middle(w);
+    const float low = w.bits == 8 ? -127 : -offset, high = (1 << w.bits) - 1 - offset;
     std::vector<float> x(w.group + WIDTH);
     std::vector<uint8_t> bytes(w.group, uint8_t(offset));
     uint8_t* to = w.weights + panel * panel_bytes(w, PANEL);
@@ -85,9 +101,12 @@ void pack_panel(const Matrix& w, const T* weights, const float* given, const flo
             uint8_t* cells = to + channels * head_bytes(w);
             for (int64_t i = 0; w.bits == 8 && i < w.group; i += 4)
                 std::memcpy(cells + place(channels, c, i, tiled(w)), &bytes[i], 4);
-            for (int64_t i = 0; w.bits == 4 && i < w.group; i += 8) {
-                const uint32_t both = load<uint32_t>(&bytes[i]) | load<uint32_t>(&bytes[i + 4]) << 4;
-                std::memcpy(cells + i / 8 * channels * 4 + c * 4, &both, 4);
+            switch (w.bits) {
+                case 6: keep_planes<6>(bytes, cells, channels, c); break;
+                case 5: keep_planes<5>(bytes, cells, channels, c); break;
+                case 4: keep_planes<4>(bytes, cells, channels, c); break;
+                case 3: keep_planes<3>(bytes, cells, channels, c); break;
+                case 2: keep_planes<2>(bytes, cells, channels, c); break;
             }
         }
         to += channels * cell_bytes(w);

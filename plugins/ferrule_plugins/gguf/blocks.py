@@ -18,6 +18,20 @@ from ferrule_plugins.gguf.reader import FLOATS, TensorInfo
 GROUP = 16  # numbers with one scale, in the finest of the types
 _IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 _FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # doubled
+TABLES: Mapping[str, tuple[int, ...]] = {"IQ4_NL": _IQ4, "IQ4_XS": _IQ4, "MXFP4": _FP4}  # whose blocks have codes
+BITS: Mapping[str, int] = {  # of the numbers
+    "Q2_K": 2,
+    "Q3_K": 3,
+    "Q4_0": 4,
+    "Q4_1": 4,
+    "Q4_K": 4,
+    "Q5_0": 5,
+    "Q5_1": 5,
+    "Q5_K": 5,
+    "Q6_K": 6,
+    "Q8_0": 8,
+    **dict.fromkeys(TABLES, 8),
+}
 _FLOAT_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _ROWS = 1 << 22  # numbers that are decoded at a time
 
@@ -30,11 +44,12 @@ class Decoded:
     scales: torch.Tensor
     offsets: torch.Tensor | None
 
-    def centred(self) -> Decoded:
-        """The same weights with numbers on both sides of zero, where they were from 0 to 15 or less."""
-        if self.offsets is None or bool((self.numbers > 15).any()):
+    def centred(self, kind: str) -> Decoded:
+        """The same weights with numbers on both sides of zero, where those of this type are from 0 on."""
+        if self.offsets is None:
             return self
-        return Decoded(self.numbers - 8, self.scales, self.offsets + 8 * self.scales)
+        half = 1 << (BITS[kind] - 1)
+        return Decoded(self.numbers - half, self.scales, self.offsets + half * self.scales)
 
     def widened(self) -> torch.Tensor:
         """What they stand for, float32 [rows, k]."""

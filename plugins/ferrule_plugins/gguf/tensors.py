@@ -58,7 +58,7 @@ class Reader:
         yield from self._floats(target, wide.view(*rows.shape[:-1], -1))
 
     def _numbers(self, info: TensorInfo, layer: str, rows: torch.Tensor) -> Pieces:
-        found = decode(info.type.name, rows).centred()
+        found = decode(info.type.name, rows).centred(info.type.name)
         yield f"{layer}.numbers", found.numbers
         yield f"{layer}.scales", found.scales
         if self.quantized[layer]:

@@ -1,7 +1,8 @@
-"""`gguf`: the types of llama.cpp's files, as integers of 8 or 4 bits with a scale, and an offset, for 32 or 16 inputs.
+"""`gguf`: the types of llama.cpp's files, as integers of as many bits with a scale, and an offset, for 32 or 16 inputs.
 
 Every type is kept without loss but for scales and offsets, which are bfloat16: blocks of a file have them in float16 or
-as integers. What has more than 4 bits takes 8. Activations are quantized to 8 bits for the same groups of inputs.
+as integers. Codes of IQ4_NL, IQ4_XS and MXFP4 stay codes. Q3_K takes 4 bits, and projections of several types that are
+one matrix take what the largest does. Activations are quantized to 8 bits for the same groups of inputs.
 """
 
 from __future__ import annotations
@@ -16,19 +17,20 @@ from ferrule.interfaces.platform import DeviceCaps
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme, QuantizationMethod
 from ferrule_kernels.matmul import Form
 from ferrule_nn import Dense, checkpoint_parameter
-from ferrule_plugins.gguf.blocks import GROUP, Decoded
-from ferrule_plugins.quantization.products import Integers, Quantized, Shared, cannot_run
+from ferrule_plugins.gguf.blocks import BITS, GROUP, TABLES, Decoded
+from ferrule_plugins.quantization.products import Integers, Quantized, Shared, cannot_run, kept_bits
 
-_FOUR_BITS = frozenset(("Q2_K", "Q3_K", "Q4_0", "Q4_1", "Q4_K"))
 _SMALL_GROUPS = frozenset(("Q2_K", "Q3_K", "Q6_K"))
 _OFFSETS = frozenset(("Q2_K", "Q4_1", "Q4_K", "Q5_1", "Q5_K"))
 
 
 def form_of(types: frozenset[str]) -> Form:
     """The form that holds all of these types."""
-    return Form(
-        4 if types <= _FOUR_BITS else 8, GROUP if types & _SMALL_GROUPS else 2 * GROUP, offsets=bool(types & _OFFSETS)
-    )
+    group = GROUP if types & _SMALL_GROUPS else 2 * GROUP
+    tables = {TABLES.get(kind, ()) for kind in types}
+    if len(tables) == 1 and () not in tables:
+        return Form(4, group, table=tables.pop())
+    return Form(kept_bits(max(BITS[kind] for kind in types), group), group, offsets=bool(types & _OFFSETS))
 
 
 class GgufMethod(QuantizationMethod):
@@ -80,9 +82,14 @@ class GgufScheme(Quantized):
         numbers, step = layer.numbers.detach(), self.form.group // GROUP
         scales = layer.scales.detach()[:, ::step].contiguous()
         offsets = layer.offsets.detach()[:, ::step].contiguous() if self.form.offsets else None
-        if self.form.bits == 4:
-            numbers = (numbers + 8).to(torch.uint8)
-        return Integers(numbers, scales, None, self.form.bits, self.form.group, offsets)
+        if self.form.table:
+            codes = torch.zeros(256, dtype=torch.uint8, device=numbers.device)
+            for code, number in enumerate(self.form.table):
+                codes[number + 128] = code
+            numbers = codes[numbers.int() + 128]
+        elif self.form.bits < 8:
+            numbers = (numbers + (1 << (self.form.bits - 1))).to(torch.uint8)
+        return Integers(numbers, scales, None, self.form.bits, self.form.group, offsets, table=self.form.table)
 
     def pack(self, layer: Any) -> None:
         if layer.numbers.device.type == "cpu":

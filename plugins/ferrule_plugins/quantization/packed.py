@@ -8,7 +8,7 @@ The ``quantization_config`` of such a folder:
     method         the quantization that made them, or null
     forms          objects that say how the layers which they name are kept:
                    {"kind": "integers", "bits": 4, "group": 32, "digits": 1, "factors": false, "layers": [...]},
-                   and "offsets": true where groups have these
+                   and "offsets": true where groups have these, "table": [...] where numbers are codes
                    {"kind": "bfloat16", "table": false, "layers": [...]}
 
 Names are those of the model's own layers, which merge what a checkpoint may hold apart. A layer has one tensor
@@ -64,6 +64,8 @@ class LayerForm:
         numbers: dict[str, Any] = {"bits": form.bits, "group": form.group, "digits": form.digits}
         if form.offsets:
             numbers["offsets"] = True
+        if form.table:
+            numbers["table"] = list(form.table)
         return {"kind": _INTEGERS, **numbers, "factors": self.factors, "layers": list(layers)}
 
 
@@ -117,9 +119,13 @@ def _kept(form: Mapping[str, Any], dtype: str) -> LayerForm:
         return LayerForm(None, table=_flag(form["table"]))
     bits, group, digits = form["bits"], form["group"], form["digits"]
     whole = all(type(number) is int for number in (bits, group, digits))
-    if form["kind"] != _INTEGERS or not whole or bits not in (4, 8) or digits not in (1, 2) or group < 0 or group % 8:
+    table = form.get("table", [])
+    if form["kind"] != _INTEGERS or not whole or digits not in (1, 2) or not all(type(each) is int for each in table):
         raise ValueError
-    return LayerForm(Form(bits, group, digits, _flag(form.get("offsets", False))), factors=_flag(form["factors"]))
+    found = Form(bits, group, digits, _flag(form.get("offsets", False)), tuple(table))
+    if found.problem is not None:
+        raise ValueError(found.problem)
+    return LayerForm(found, factors=_flag(form["factors"]))
 
 
 def _flag(value: Any) -> bool:

@@ -25,21 +25,11 @@ from ferrule_kernels.cpu.matmul import PackedMatrix, Workspace
 from ferrule_kernels.matmul import Form
 from ferrule_nn import Dense
 from ferrule_plugins.quantization.weights import Integers as Integers
-from ferrule_plugins.quantization.weights import gathered, sorted_by_group
+from ferrule_plugins.quantization.weights import gathered, looked_up, sorted_by_group
 
 _log = log.get("quantization")
 _DAMAGED = "The file may be damaged."
 _FP8_UNITS = (8, 9)  # the first compute capability that has them
-_KEPT = {
-    1: 4,
-    2: 4,
-    3: 4,
-    4: 4,
-    5: 8,
-    6: 8,
-    7: 8,
-    8: 8,
-}  # the bits that the CPU's kernel keeps numbers of so many bits in
 Product = Callable[[Any, torch.Tensor], torch.Tensor]  # of a layer and activations [tokens, in]
 
 
@@ -147,9 +137,13 @@ class Quantized(LinearScheme):
     def _cpu(self, layer: Any, weights: Integers) -> Product:
         """The kernel has no zero points: what they make of a group's weights is added to these."""
         weights, order = sorted_by_group(weights, multiple=8)
-        bits = _KEPT[weights.bits]
-        numbers, added = weights.fitted(-127 if bits == 8 else -8, 127 if bits == 8 else 7)
-        form = Form(bits, weights.group, 2 if self.wide else 1, added is not None)
+        bits = kept_bits(weights.bits, weights.group)
+        most = (1 << (bits - 1)) - 1
+        if weights.table:
+            numbers, added = weights.numbers.to(torch.int8), weights.offsets
+        else:
+            numbers, added = weights.fitted(-127 if bits == 8 else -most - 1, most)
+        form = Form(bits, weights.group, 2 if self.wide else 1, added is not None, weights.table)
         given = reference.Quantized(numbers, weights.scales, added)
         product = (self._compiled if self.shared.compiled() else self._torch)(layer, form, given)
         return product if order is None else self._reordered(layer, product, order)
@@ -166,8 +160,8 @@ class Quantized(LinearScheme):
         return lambda layer, x: product(layer, gathered(x, order, padded))
 
     def _torch(self, layer: Any, form: Form, given: reference.Quantized) -> Product:
-        """`given` has numbers [n, k]."""
-        numbers = given.numbers
+        """`given` has numbers or codes [n, k]."""
+        numbers = looked_up(form.table, given.numbers)
         group, padded = form.widths(numbers.shape[1])
         cells = torch.nn.functional.pad(numbers, (0, padded - numbers.shape[1])).view(numbers.shape[0], -1, group)
         weight = replace(given, numbers=cells)
@@ -201,8 +195,9 @@ class Quantized(LinearScheme):
         added = weights.added()
         floats = weights.zeros is not None and weights.zeros.is_floating_point() or weights.offsets is not None
         grouped = weights.scales.shape[1] > 1 or added is not None
-        if floats or weights.bits > 4 and (grouped or weights.bits < 8):
-            form = f"{weights.bits} bits " + ("with offsets" if floats else "in groups, or with zero points")
+        if weights.table or floats or weights.bits > 4 and (grouped or weights.bits < 8):
+            what = "of a table" if weights.table else "with offsets" if floats else "in groups, or with zero points"
+            form = f"{weights.bits} bits {what}"
             why = f"no GPU kernel multiplies integers of {form}: such weights take 16 bits, or 32 with --dtype float32"
             return self._widened(layer, Wide(weights.widened(self.given), why))
         if weights.bits == 8:
@@ -241,6 +236,11 @@ class Quantized(LinearScheme):
             )
         multiply = partial(fp8.multiply if units and not self.wide else fp8.multiply_wide, tall=weights.tall)
         return lambda layer, x: multiply(x, layer.packed_numbers, layer.packed_scales, layer.bias, self.dtype)
+
+
+def kept_bits(bits: int, group: int) -> int:
+    """How many the CPU's kernel keeps numbers of so many bits in, where `group` inputs, or 0 for all, have a scale."""
+    return next(each for each in (2, 3, 4, 5, 6, 8) if each >= bits and group % Form(each).unit == 0)
 
 
 def _floats_of(weights: Integers | Fp8 | Wide) -> Iterable[torch.Tensor]:

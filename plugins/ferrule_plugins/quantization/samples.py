@@ -20,7 +20,7 @@ _KEPT = {
     "layers.0.mlp.up_proj": LayerForm(Form(8) if dense.unit() is None else None),
     "layers.1.mlp.up_proj": LayerForm(Form(8)),
     "layers.2.mlp.up_proj": LayerForm(Form(4, 32, 2)),
-    "layers.3.mlp.up_proj": LayerForm(Form(4, 32)),
+    "layers.3.mlp.up_proj": LayerForm(Form(5, 32)),
     "layers.0.self_attn.qkv_proj": LayerForm(Form(8, digits=2), factors=True),
     "lm_head": LayerForm(Form(8)),
 }
@@ -54,6 +54,7 @@ def _mxfp4(layer: LinearLayer, weight: torch.Tensor, config: Mapping[str, Any]) 
 
 
 _TYPES = {
+    "IQ4_NL": ["layers.1.mlp.up_proj"],
     "Q8_0": ["layers.0.mlp.up_proj", "lm_head"],
     "Q6_K": ["layers.3.mlp.up_proj"],
     "Q4_K": ["layers.0.self_attn.q_proj", "layers.0.self_attn.k_proj"],
@@ -66,6 +67,8 @@ def _gguf(layer: LinearLayer, weight: torch.Tensor, config: Mapping[str, Any]) -
     """Groups of 16 weights between their least and their largest, or around zero for types without offsets."""
     own = {kind for kind, names in config["types"].items() if layer.name in names}
     form = form_of(frozenset(own or ("Q4_K", "Q4_0")))
+    if form.table:
+        return _coded(weight, form)
     groups = weight.float().reshape(len(weight), -1, form.group)
     half = 2 ** (form.bits - 1)
     if form.offsets:
@@ -82,6 +85,15 @@ def _gguf(layer: LinearLayer, weight: torch.Tensor, config: Mapping[str, Any]) -
         "offsets": offsets.repeat_interleave(times, 1),
     }
     return made if form.offsets else {name: made[name] for name in ("numbers", "scales")}
+
+
+def _coded(weight: torch.Tensor, form: Form) -> dict[str, torch.Tensor]:
+    """The nearest of the table's numbers, of which the largest is the group's largest."""
+    groups, table = weight.float().reshape(len(weight), -1, form.group), torch.tensor(form.table)
+    scales = groups.abs().amax(2) / table.max()
+    apart = groups / scales.clamp(min=1e-9)[..., None]
+    numbers = table[(apart.unsqueeze(-1) - table).abs().argmin(-1)]
+    return {"numbers": numbers.to(torch.int8).flatten(1), "scales": scales.repeat_interleave(form.group // GROUP, 1)}
 
 
 GGUF = {"config": {"quant_method": "gguf", "types": _TYPES}, "encode": _gguf}

@@ -18,7 +18,8 @@ class Integers:
 
     Numbers of 8 bits are int8 [n, k]; of fewer uint8, from 0 on. Zeros are integers or floats [n, groups]; None is the
     middle: 0 for 8 bits, else half the range. Scales are float32 [n, groups], as are `offsets`, which are added to
-    weights without zeros. `index` [k] says which group each input belongs to, where groups are not neighbours.
+    weights without zeros. `index` [k] says which group each input belongs to, where groups are not neighbours. With a
+    `table` of 16 numbers of 8 bits, numbers of 4 bits are codes: places in it. They have no zeros.
     """
 
     numbers: torch.Tensor
@@ -28,6 +29,7 @@ class Integers:
     group: int = 0
     offsets: torch.Tensor | None = None
     index: torch.Tensor | None = None
+    table: tuple[int, ...] = ()
 
     @property
     def middle(self) -> int:
@@ -35,7 +37,9 @@ class Integers:
         return 0 if self.bits == 8 else 1 << (self.bits - 1)
 
     def centred(self) -> torch.Tensor:
-        """The numbers less the middle, int8."""
+        """The numbers less the middle, or what codes stand for, int8."""
+        if self.table:
+            return looked_up(self.table, self.numbers)
         return self.numbers if self.bits == 8 else self.numbers.to(torch.int8) - self.middle
 
     def added(self) -> torch.Tensor | None:
@@ -74,6 +78,11 @@ class Integers:
             weight = self.centred()[part] * self.scales[part].index_select(1, index)
             rows.append((weight if added is None else weight + added[part].index_select(1, index)).to(dtype))
         return torch.cat(rows)
+
+
+def looked_up(table: tuple[int, ...], numbers: torch.Tensor) -> torch.Tensor:
+    """What codes stand for, int8; the numbers themselves without a table."""
+    return torch.tensor(table, dtype=torch.int8, device=numbers.device)[numbers.int()] if table else numbers
 
 
 def sorted_by_group(weights: Integers, multiple: int) -> tuple[Integers, torch.Tensor | None]:

@@ -21,6 +21,7 @@ from ferrule_kernels.cpu.matmul import PackedMatrix, Workspace
 from ferrule_kernels.matmul import Form
 
 FORMS = [Form(8), Form(8, digits=2), Form(8, 64), Form(4, 32), Form(4, 32, digits=2), Form(4, 64), Form(4, 128)]
+FORMS += [Form(6, 16), Form(6, 64, digits=2), Form(5, 32), Form(5), Form(3, 32), Form(3, 96), Form(2, 16), Form(2, 64)]
 SHAPES = [(1, 1), (16, 8), (17, 7), (64, 32), (48, 96), (70, 100), (130, 333), (200, 257)]
 BATCHES = (1, 2, 3, 4, 5, 6, 7, 12, 13, 33, 70)
 SOURCES = [str(Path(library.__file__).parent / name) for name in ("matmul.cpp", "matmul_pack.cpp")]
@@ -45,9 +46,9 @@ def _made(form: Form, n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """A weight that the form holds exactly, and a bias. Each group's largest number is the one that sets its scale."""
     draw = torch.Generator().manual_seed(n * 1000 + k)
     group, padded = form.widths(k)
-    top = 127 if form.bits == 8 else 7
+    top = (1 << (form.bits - 1)) - 1
     numbers = torch.randint(-top, top + 1, (n, padded // group, group), generator=draw).float()
-    numbers[:, :, 0] = 127 if form.bits == 8 else -8
+    numbers[:, :, 0] = 127 if form.bits == 8 else -top - 1
     scales = torch.randint(64, 128, (n, padded // group, 1), generator=draw) / 2**11
     weight = (numbers * scales).flatten(1)[:, :k]
     return weight, torch.randn(n, generator=draw)
@@ -110,6 +111,8 @@ def test_a_row_has_the_same_bits_alone_and_in_any_batch(form: Form, dtype: torch
 
 
 OFFSETS = [Form(4, 32), Form(4, 16), Form(8, 32), Form(8, 64), Form(4, 32, 2), Form(8, 64, 2)]
+OFFSETS += [Form(6, 16), Form(5, 32), Form(3, 32, 2), Form(2, 16)]
+TABLE = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 127)
 
 
 @compiled
@@ -135,6 +138,34 @@ def test_offsets_are_added_to_the_weights_of_a_group(plain: Form, k: int) -> Non
     assert float((whole - expected).abs().max() / expected.abs().max()) < (0.02 if form.digits == 1 else 1e-4)
     for first, last in ((0, 1), (1, 3), (3, 9), (5, 40)):
         assert torch.equal(packed.multiply(x[first:last]), whole[first:last])
+
+
+@compiled
+@pytest.mark.parametrize("digits", [1, 2])
+@pytest.mark.parametrize("offsets", [False, True])
+@pytest.mark.parametrize("k", [256, 120])
+def test_codes_stand_for_the_numbers_of_their_table(digits: int, offsets: bool, k: int) -> None:
+    """Codes of 4 bits give the bits that the numbers give as 8 bits, alone and among others."""
+    form, draw, n = Form(4, 32, digits, offsets, TABLE), torch.Generator().manual_seed(k), 70
+    codes = torch.randint(0, 16, (n, k), generator=draw).to(torch.int8)
+    scales = torch.randn(n, -(-k // 32), generator=draw).bfloat16().float()
+    added = torch.randn(scales.shape, generator=draw).bfloat16().float() if offsets else None
+    packed = PackedMatrix(codes, form, None, Workspace(), scales, added)
+    assert packed.nbytes == form.packed_bytes(n, k) == replace(form, table=()).packed_bytes(n, k)
+    numbers = torch.tensor(TABLE, dtype=torch.int8)[codes.int()]
+    whole = PackedMatrix(numbers, Form(8, 32, digits, offsets), None, Workspace(), scales, added)
+    for rows in (1, 3, 20):
+        x = torch.randn(rows, k, generator=draw)
+        assert torch.equal(packed.multiply(x), whole.multiply(x))
+
+
+@pytest.mark.parametrize(
+    "form",
+    [Form(7), Form(4, 12), Form(6, 8), Form(5, 16), Form(3, 16), Form(8, 32, table=TABLE), Form(4, 32, table=(1, 2))],
+)
+def test_forms_that_no_kernel_has(form: Form) -> None:
+    with pytest.raises(ValueError, match="bits|table"):
+        PackedMatrix(torch.zeros(16, 64, dtype=torch.int8), form, None, Workspace(), torch.ones(16, 64))
 
 
 def test_offsets_come_with_a_form_that_has_them() -> None:
@@ -180,7 +211,7 @@ def test_numbers_and_scales_that_are_given_are_kept(form: Form, exact: bool) -> 
     """Also of channels whose numbers do not fill the range; scales that bfloat16 cannot hold are rounded."""
     draw = torch.Generator().manual_seed(5)
     group, padded = form.widths(100)
-    top = 90 if form.bits == 8 else 5
+    top = 90 if form.bits == 8 else (1 << (form.bits - 1)) - 1
     numbers = torch.randint(-top, top + 1, (70, 100), generator=draw)
     scales = torch.rand(70, padded // group, generator=draw) * 0.01 + 0.001
     scales = scales.bfloat16().float() if exact else scales
@@ -264,8 +295,11 @@ from ferrule_kernels.cpu.matmul import PackedMatrix, Workspace
 from ferrule_kernels.matmul import Form
 torch.manual_seed(0)
 made = []
-for form in (Form(8), Form(8, digits=2), Form(4, 32)):
-    packed = PackedMatrix(torch.randn(70, 100), form, None, Workspace())
+forms = [Form(8), Form(8, digits=2), Form(4, 32), Form(6, 16), Form(5, 32, 2), Form(3, 32), Form(2, 16)]
+matrices = [PackedMatrix(torch.randn(70, 100), form, None, Workspace()) for form in forms]
+codes, coded = torch.randint(0, 16, (70, 100)).to(torch.int8), Form(4, 32, table=tuple(range(-127, 128, 17)))
+matrices.append(PackedMatrix(codes, coded, None, Workspace(), torch.rand(70, 4).bfloat16().float()))
+for packed in matrices:
     made += [packed.multiply(torch.randn(m, 100)) for m in (1, 2, 3, 5, 17)]
 torch.save(torch.cat(made), sys.argv[2])
 """

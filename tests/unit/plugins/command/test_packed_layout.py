@@ -23,6 +23,7 @@ pytestmark = pytest.mark.skipif(dense.unit() is None, reason="there are no kerne
 
 # ---------------------------------------------------------------------------------------- what is stated
 
+FOUR = {"kind": "integers", "bits": 4, "group": 32, "digits": 1, "factors": False, "layers": ["a"]}
 KEPT = {"lm_head": LayerForm(None), "layers.0.mlp.up_proj": LayerForm(Form(4, 32), factors=False)}
 CONFIG = stated(KEPT, torch.bfloat16, "int4")
 
@@ -71,7 +72,11 @@ def test_it_refuses_a_processor_without_the_kernels(monkeypatch: pytest.MonkeyPa
         {"forms": [{"kind": "bfloat16", "table": 1, "layers": ["lm_head"]}]},
         {"forms": [{"kind": "bfloat16", "table": False, "layers": "lm_head"}]},
         {"forms": [{"kind": "integers", "bits": 4, "group": 3, "digits": 1, "factors": False, "layers": ["a"]}]},
-        {"forms": [{"kind": "integers", "bits": 2, "group": 0, "digits": 1, "factors": False, "layers": ["a"]}]},
+        {"forms": [{"kind": "integers", "bits": 7, "group": 0, "digits": 1, "factors": False, "layers": ["a"]}]},
+        {"forms": [{"kind": "integers", "bits": 6, "group": 8, "digits": 1, "factors": False, "layers": ["a"]}]},
+        {"forms": [FOUR | {"table": [1, 2]}]},
+        {"forms": [FOUR | {"table": [*range(15), 1.5]}]},
+        {"forms": [FOUR | {"table": 16}]},
         {"forms": [{"kind": "integers", "bits": 8, "group": 0, "digits": 1, "layers": ["a"]}]},
         {"dtype": "float32", "forms": [{"kind": "bfloat16", "table": False, "layers": ["lm_head"]}]},
     ],
@@ -79,6 +84,12 @@ def test_it_refuses_a_processor_without_the_kernels(monkeypatch: pytest.MonkeyPa
 def test_a_configuration_that_is_none(change: dict[str, Any]) -> None:
     with pytest.raises(CheckpointError, match="ferrule pack"):
         FerrulePacked({**CONFIG, **change})
+
+
+@pytest.mark.parametrize("form", [Form(4, 32, 2, True, tuple(range(16))), Form(6, 16), Form(3), Form(2, 16)])
+def test_every_form_is_stated_and_read(form: Form) -> None:
+    kept = {"a": LayerForm(form, factors=True)}
+    assert read(json.loads(json.dumps(stated(kept, torch.bfloat16, "gguf")))) == kept
 
 
 def test_layers_that_no_form_names_are_left() -> None:

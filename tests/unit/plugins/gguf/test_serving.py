@@ -125,7 +125,8 @@ def test_each_type_is_multiplied_by_nearly_as_by_its_floats(kind: str, checkpoin
     assert float((y - wanted).norm() / wanted.norm()) < 0.012  # activations have 8 bits, scales and the result 16
 
 
-SIZES_IN_BITS = {"Q8_0": 8.5, "Q4_0": 4.5, "Q4_1": 5, "Q4_K": 5, "Q6_K": 9, "Q3_K": 5, "Q2_K": 6, "IQ4_NL": 8.5}
+SIZES_IN_BITS = {"Q8_0": 8.5, "Q4_0": 4.5, "Q4_1": 5, "Q4_K": 5, "Q3_K": 5, "Q2_K": 4, "IQ4_NL": 4.5}
+SIZES_IN_BITS |= {"Q5_0": 5.5, "Q5_K": 6, "Q6_K": 7}
 
 
 @pytest.mark.parametrize("kind", SIZES_IN_BITS)
@@ -139,7 +140,7 @@ def test_memory_is_that_of_the_form(kind: str, checkpoint: Any, tmp_path: Path) 
 def test_types_may_differ_within_a_merged_layer(checkpoint: Any, tmp_path: Path) -> None:
     found = loaded(write(checkpoint, tmp_path / "model.gguf", "Q4_0", mixed="Q6_K"))
     form = layer(found.model, "layers.0.self_attn.qkv_proj").scheme.form
-    assert (form.bits, form.group, form.offsets) == (8, 16, False)
+    assert (form.bits, form.group, form.offsets) == (6, 16, False)
     plain = loaded(write(checkpoint, tmp_path / "other.gguf", "Q4_0", mixed="F32"))
     assert not layer(plain.model, "layers.0.self_attn.qkv_proj").quantized
     assert layer(plain.model, "layers.0.mlp.down_proj").quantized

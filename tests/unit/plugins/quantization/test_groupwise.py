@@ -58,8 +58,7 @@ def test_gptq_v2_and_symmetric(bits: int) -> None:
     given = drawn(32, 64, bits, 32, symmetric=True)
     layer = loaded(_gptq(bits, 32, sym=True, static_groups=True, desc_act=True), gptq(given, bits), (32, 64))
     assert off(layer, given.meant) < NEAR
-    kept = 8 if bits == 8 else 4
-    assert sum(each.nbytes for each in layer.packed_tensors()) == 32 * 64 * kept // 8 + 2 * 32 * 2  # no offsets
+    assert sum(each.nbytes for each in layer.packed_tensors()) == 32 * 64 * bits // 8 + 2 * 32 * 2  # no offsets
 
 
 @pytest.mark.parametrize("bits", range(2, 9))

@@ -20,7 +20,7 @@ class Form:
     With `offsets` each group has a bfloat16 that is added to its weights, beside the scale.
 
     8 bits reach from -127 to 127; 2 to 6 bits as 4 from -8 to 7, and the side of a group's largest number takes the
-    longer half. With a `table` of 16 numbers of 8 bits, weights of 4 bits are codes from 0 to 15: places in it.
+    longer half. With a `table` of 16 such numbers of 8 bits, weights of 4 bits are codes from 0 to 15: places in it.
     """
 
     bits: int
@@ -42,9 +42,9 @@ class Form:
         if self.group < 0 or self.group % self.unit:
             return f"groups of numbers of {self.bits} bits are a multiple of {self.unit} inputs, not {self.group}"
         if self.table and (
-            self.bits != 4 or len(self.table) != 16 or not all(-128 <= one <= 127 for one in self.table)
+            self.bits != 4 or len(self.table) != 16 or not all(-127 <= one <= 127 for one in self.table)
         ):
-            return "a table has 16 numbers of 8 bits, for codes of 4"
+            return "a table has 16 numbers from -127 to 127, for codes of 4 bits"
         return None
 
     def widths(self, inputs: int) -> tuple[int, int]:

@@ -297,7 +297,7 @@ torch.manual_seed(0)
 made = []
 forms = [Form(8), Form(8, digits=2), Form(4, 32), Form(6, 16), Form(5, 32, 2), Form(3, 32), Form(2, 16)]
 matrices = [PackedMatrix(torch.randn(70, 100), form, None, Workspace()) for form in forms]
-codes, coded = torch.randint(0, 16, (70, 100)).to(torch.int8), Form(4, 32, table=tuple(range(-128, 128, 17)))
+codes, coded = torch.randint(0, 16, (70, 100)).to(torch.int8), Form(4, 32, table=tuple(range(-120, 128, 16)))
 matrices.append(PackedMatrix(codes, coded, None, Workspace(), torch.rand(70, 4).bfloat16().float()))
 for packed in matrices:
     made += [packed.multiply(torch.randn(m, 100)) for m in (1, 2, 3, 5, 17)]

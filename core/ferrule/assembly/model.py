@@ -128,7 +128,7 @@ def build(choice: Choice) -> Model:
         ) from error
     method = choice.method
     if method is not None:
-        parts = model.named_modules() if isinstance(model, torch.nn.Module) else ()
+        parts = list(model.named_modules()) if isinstance(model, torch.nn.Module) else []  # schemes may add layers
         quantized = [part.quantize(name, method) for name, part in parts if isinstance(part, Quantizable)]
         if not any(quantized):
             raise ConfigError(

@@ -29,9 +29,10 @@ from ferrule.errors import CheckpointError
 from ferrule.interfaces.platform import DeviceCaps
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme, QuantizationMethod
 from ferrule_nn import checkpoint_parameter
+from ferrule_plugins.quantization.apart import side_by_side
 from ferrule_plugins.quantization.marlin import AWQ_NAMES, MarlinScheme, SparseMarlinScheme
-from ferrule_plugins.quantization.names import agreed, listed, matches, means, spellings
-from ferrule_plugins.quantization.products import Integers, Quantized, Shared, Wide, cannot_run
+from ferrule_plugins.quantization.names import listed, matches, means, names_of, spellings
+from ferrule_plugins.quantization.products import Integers, Quantized, Shared, Wide, cannot_run, kept
 from ferrule_plugins.quantization.words import (
     AWQ_ORDER,
     AWQ_ORDER_8,
@@ -73,6 +74,7 @@ class Settings:
     bits: int
     group: int
     ordered: bool = False
+    symmetric: bool = False
 
     @classmethod
     def of(cls, config: Mapping[str, Any], bits: tuple[int, ...] = tuple(range(2, 9))) -> Settings:
@@ -87,7 +89,8 @@ class Settings:
         if not isinstance(ordered, bool):
             raise ValueError(f"finds a desc_act that is not true or false: {ordered!r}")
         size = 0 if group in (None, -1) else int(group)
-        return cls(stated, size, ordered and size > 0)
+        symmetric = config.get("sym") is True or config.get("zero_point") is False
+        return cls(stated, size, ordered and size > 0, symmetric)
 
 
 class Groupwise(QuantizationMethod):
@@ -114,8 +117,8 @@ class Groupwise(QuantizationMethod):
         """Raises ValueError with the variant of the format that is not read."""
 
     def scheme(self, layer: LinearLayer) -> LinearScheme | None:
-        settings = agreed(layer, lambda name: self.settings(name, layer.head))
-        return None if settings is None else self.made(settings, torch.float32 if layer.head else None)
+        found = [self.settings(name, layer.head) for name in names_of(layer)]
+        return side_by_side(layer, found, lambda own: self.made(own, torch.float32 if layer.head else None))
 
     def settings(self, name: str, head: bool) -> Settings | None:
         """Those of the layer of that name, None for one that is not quantized."""
@@ -231,6 +234,8 @@ class Grouped(Quantized):
         super().__init__(shared, dtype, wide=True)
         self.bits, self.group, self.ordered = settings.bits, settings.group, settings.ordered
         self.per = per_words(settings.bits)[0]  # numbers that fill whole words
+        offsets = settings.bits > 3 and not settings.symmetric  # numbers of fewer bits are moved instead
+        self.form = kept(settings.bits, settings.group, self.wide, offsets)
 
     def groups(self, layer: Any) -> int:
         """How many there are along the inputs."""

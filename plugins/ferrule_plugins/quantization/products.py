@@ -40,6 +40,7 @@ _KEPT = {
     7: 8,
     8: 8,
 }  # the bits that the CPU's kernel keeps numbers of so many bits in
+GROUPS = 8  # inputs of a group of the CPU's kernel are a multiple of it
 Product = Callable[[Any, torch.Tensor], torch.Tensor]  # of a layer and activations [tokens, in]
 
 
@@ -70,6 +71,21 @@ class Fp8:
             spread = scales.repeat_interleave(128)[:k]
             out[rows] = (self.numbers[rows].float() * spread).to(dtype)
         return out
+
+
+@dataclass(frozen=True)
+class Floats:
+    """The form of weights that are widened as they load, for who asks how much memory they take."""
+
+    dtype: torch.dtype
+
+    def packed_bytes(self, outputs: int, inputs: int) -> int:
+        return outputs * inputs * self.dtype.itemsize
+
+
+def kept(bits: int, group: int, wide: bool, offsets: bool) -> Form:
+    """How the CPU's kernel keeps numbers of so many bits, in groups of so many inputs, 0 for all."""
+    return Form(_KEPT[bits], -(-group // GROUPS) * GROUPS, 2 if wide else 1, offsets)
 
 
 class Shared:
@@ -146,10 +162,10 @@ class Quantized(LinearScheme):
 
     def _cpu(self, layer: Any, weights: Integers) -> Product:
         """The kernel has no zero points: what they make of a group's weights is added to these."""
-        weights, order = sorted_by_group(weights, multiple=8)
-        bits = _KEPT[weights.bits]
-        numbers, added = weights.fitted(-127 if bits == 8 else -8, 127 if bits == 8 else 7)
-        form = Form(bits, weights.group, 2 if self.wide else 1, added is not None)
+        weights, order = sorted_by_group(weights, multiple=GROUPS)
+        low, high = (-127, 127) if _KEPT[weights.bits] == 8 else (-8, 7)
+        numbers, added = weights.fitted(low, high)
+        form = kept(weights.bits, weights.group, self.wide, added is not None)
         given = reference.Quantized(numbers, weights.scales, added)
         product = (self._compiled if self.shared.compiled() else self._torch)(layer, form, given)
         return product if order is None else self._reordered(layer, product, order)

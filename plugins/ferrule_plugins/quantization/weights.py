@@ -83,9 +83,10 @@ def sorted_by_group(weights: Integers, multiple: int) -> tuple[Integers, torch.T
     stands for columns that only fill up a group. Raises CheckpointError for inputs of no group, or of too large ones.
     """
     k, size, count = weights.numbers.shape[1], weights.group, weights.scales.shape[1]
-    fits = not size or size >= k or size % multiple == 0
-    if weights.index is None and fits or count == 1:
-        return replace(weights, index=None), None
+    if count == 1:
+        return replace(weights, group=0, index=None), None
+    if weights.index is None and size % multiple == 0:
+        return weights, None
     device = weights.numbers.device
     index = torch.arange(k, device=device) // size if weights.index is None else weights.index.long()
     if index.shape != (k,) or int(index.min()) < 0 or int(index.max()) >= count:

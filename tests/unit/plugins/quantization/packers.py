@@ -226,10 +226,12 @@ def loaded(
     return layer
 
 
-def merged(method: QuantizationMethod, parts: Mapping[str, Tensors], rows: Mapping[str, int], inputs: int) -> Linear:
+def merged(
+    method: QuantizationMethod, parts: Mapping[str, Tensors], rows: Mapping[str, int], inputs: int, bias: bool = False
+) -> Linear:
     """A layer of several projections, packed."""
     holder = torch.nn.Module()
-    holder.qkv_proj = layer = MergedLinear(inputs, dict(rows))
+    holder.qkv_proj = layer = MergedLinear(inputs, dict(rows), bias)
     assert layer.quantize("qkv_proj", method)
 
     def tensors() -> Iterator[tuple[str, torch.Tensor]]:
@@ -237,6 +239,7 @@ def merged(method: QuantizationMethod, parts: Mapping[str, Tensors], rows: Mappi
             yield from ((f"{name}.{end}", tensor.contiguous()) for end, tensor in own.items())
 
     load_into(holder, tensors())
+    layer.pack()
     return layer
 
 

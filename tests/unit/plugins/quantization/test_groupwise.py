@@ -9,7 +9,6 @@ import torch
 
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.platform import DeviceCaps
-from ferrule.interfaces.quantization import LinearLayer
 from ferrule_nn import Dense
 from ferrule_plugins.quantization.groupwise import Awq, Either, Gptq
 from ferrule_plugins.quantization.marlin import Qqq
@@ -121,8 +120,33 @@ def test_settings_that_differ_between_layers() -> None:
     assert found("layers.2.mlp.up_proj") == (4, 32, True, None)
     assert found("lm_head") == (8, 32, False, torch.float32)
     assert _gptq(4, 32).scheme(layer_of("lm_head")) is None
-    with pytest.raises(CheckpointError, match="q_proj, k_proj .* different ways"):
-        method.scheme(LinearLayer("layers.0.self_attn.qkv_proj", 64, 96, ("q_proj", "k_proj")))
+
+
+def test_merged_projections_with_settings_of_their_own() -> None:
+    """One of 4 bits, one of 8 in other groups, and one that is not quantized, with biases."""
+    dynamic = {r"+:.*\.k_proj": {"bits": 8, "group_size": 16}, r"-:.*\.v_proj": {}}
+    rows, draw = {"q_proj": 64, "k_proj": 32, "v_proj": 32}, torch.Generator().manual_seed(0)
+    given = {"q_proj": drawn(64, 96, 4, 32), "k_proj": drawn(32, 96, 8, 16, seed=1)}
+    plain = torch.randn((32, 96), generator=draw)
+    parts = {name: gptq(own, 4 if name == "q_proj" else 8) for name, own in given.items()}
+    parts["v_proj"] = {"weight": plain}
+    biases = {name: torch.randn(count, generator=draw) for name, count in rows.items()}
+    for name, bias in biases.items():
+        parts[name]["bias"] = bias
+    layer = merged(_gptq(4, 32, dynamic=dynamic), parts, rows, 96, bias=True)
+    x = torch.randn(5, 96, generator=draw)
+    meant = torch.cat([*(own.meant for own in given.values()), plain])
+    expected = x @ meant.t() + torch.cat(list(biases.values()))
+    assert (layer(x) - expected).norm() < NEAR * expected.norm()
+    assert {name for name, own in layer.named_parameters() if own.numel()} <= {f"{name}.bias" for name in rows}
+
+
+def test_the_memory_that_is_told_before_loading_is_what_it_takes() -> None:
+    for bits, symmetric, shuffled in ((4, False, False), (4, True, False), (3, False, False), (8, False, False)):
+        given = drawn(64, 256, bits, 32, symmetric, shuffled=shuffled)
+        layer = loaded(_gptq(bits, 32, sym=symmetric), gptq(given, bits), (64, 256))
+        scheme: Any = layer.scheme
+        assert scheme.form.packed_bytes(64, 256) == sum(each.nbytes for each in layer.packed_tensors())
 
 
 @pytest.mark.parametrize("only", [["self_attn.o_proj"], [["self_attn.q_proj"], ["self_attn.o_proj"]]])

@@ -11,6 +11,7 @@ from ferrule.errors import CheckpointError
 from ferrule.interfaces.platform import DeviceCaps
 from ferrule_nn import Dense, MergedLinear
 from ferrule_plugins.quantization.autoround import AutoRound
+from ferrule_plugins.quantization.deepspeedfp import DeepSpeedFp
 from ferrule_plugins.quantization.groupwise import Awq, Gptq
 from ferrule_plugins.quantization.hqq import Hqq
 from ferrule_plugins.quantization.integers import ExpertsInt8, LayersInt8
@@ -221,6 +222,26 @@ def test_names_of_eight_bits_mean_some_layers() -> None:
     assert off(layer, weight) < 0.01
 
 
+@pytest.mark.parametrize(("bits", "fraction", "exponents"), [(8, 3, 4), (6, 2, 3)])
+def test_deepspeedfp_rounds_to_the_nearest_float(bits: int, fraction: int, exponents: int) -> None:
+    """Of all that there are: the largest of a group is the largest float."""
+    bias = (1 << (exponents - 1)) - 1
+    floats = [
+        (1 + m / 2**fraction) * 2.0 ** (e - bias) if e else m / 2**fraction * 2.0 ** (1 - bias)
+        for e in range(1 << exponents)
+        for m in range(1 << fraction)
+    ]
+    numbers = torch.tensor(sorted({*floats, *(-each for each in floats)}), dtype=torch.float64)
+    weight = torch.randn(24, 100, generator=torch.Generator().manual_seed(0))
+    cells = torch.nn.functional.pad(weight.flatten(), (0, -weight.numel() % 512)).view(-1, 512).double()
+    scales = cells.abs().amax(1, keepdim=True) / numbers.max()
+    nearest = numbers[(cells.unsqueeze(-1) / scales.unsqueeze(-1) - numbers).abs().argmin(-1)] * scales
+    meant = nearest.flatten()[: weight.numel()].view_as(weight).float()
+    method = DeepSpeedFp({"quant_method": "deepspeedfp", "bits": bits, "group_size": 512})
+    assert off(loaded(method, {"weight": weight}, (24, 100)), meant) < 1e-5
+    assert method.scheme(layer_of("lm_head")) is None
+
+
 # ---------------------------------------------------------------------------------------- what is refused
 
 _HQQ = {"weight_quant_params": {"nbits": 4, "group_size": 64, "axis": 1}}
@@ -256,6 +277,7 @@ _HQQ = {"weight_quant_params": {"nbits": 4, "group_size": 64, "axis": 1}}
         (Hqq, {"quant_config": {"weight_quant_params": {"nbits": 4, "channel_wise": False}}}, "channel-wise"),
         (SqueezeLlm, {"wbits": 2}, "has 2"),
         (Aqlm, {"in_group_size": 8, "out_group_size": 1, "num_codebooks": 1}, "nbits_per_codebook"),
+        (DeepSpeedFp, {"bits": 4}, "not 4"),
         (LayersInt8, {"activation_scheme": "static"}, "'static'"),
     ],
 )

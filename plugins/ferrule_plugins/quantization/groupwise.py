@@ -37,6 +37,7 @@ from ferrule_plugins.quantization.words import (
     AWQ_ORDER,
     AWQ_ORDER_8,
     check_words,
+    in_order,
     outputs,
     per_words,
     unpacked,
@@ -54,7 +55,7 @@ _GPTQ_BITS = {  # of each checkpoint_format
 }
 _GPTQ_NAMES = ("gptq", "auto_gptq", "gptq_marlin", "gptq_bitblas", "marlin", "gptq_marlin_24", "bitblas")
 _AWQ_FORMATS = ("gemm", "gemv", "gemv_fast", "marlin")
-_AWQ_BITS = {4: AWQ_ORDER, 8: AWQ_ORDER_8}
+_AWQ_BITS = {**dict.fromkeys((4, 5, 6, 7), AWQ_ORDER), 8: AWQ_ORDER_8}  # of 5 to 7 by AutoRound
 _ONLY = "modules_in_block_to_quantize"
 _APART = "projections that are one matrix here have inputs in different orders: they take 16 bits, or 32 with float32"
 
@@ -77,7 +78,7 @@ class Settings:
     symmetric: bool = False
 
     @classmethod
-    def of(cls, config: Mapping[str, Any], bits: tuple[int, ...] = tuple(range(2, 9))) -> Settings:
+    def of(cls, config: Mapping[str, Any], bits: tuple[int, ...] = tuple(range(1, 9))) -> Settings:
         """Raises ValueError with what is not read."""
         stated = config.get("bits", config.get("w_bit"))
         group = config.get("group_size", config.get("q_group_size"))
@@ -197,8 +198,10 @@ class Awq(Groupwise):
         layout = _version(self.config)
         if layout == "marlin":
             return MarlinScheme(self.shared, dtype, settings.group, AWQ_NAMES)
-        kind = {"gemv": AwqVectorScheme, "gemv_fast": AwqFastScheme}.get(layout, AwqScheme)
-        return kind(self.shared, dtype, replace(settings, ordered=False))
+        settings = replace(settings, ordered=False)
+        if layout == "gemm":
+            return AwqScheme(self.shared, dtype, settings, _AWQ_BITS[settings.bits])
+        return (AwqVectorScheme if layout == "gemv" else AwqFastScheme)(self.shared, dtype, settings)
 
 
 def _version(config: Mapping[str, Any]) -> str:
@@ -305,7 +308,14 @@ class GptqScheme(Grouped):
 
 
 class AwqScheme(Grouped):
-    """The layout "gemm"."""
+    """The layout "gemm": `order` is that of so many numbers along the outputs."""
+
+    def __init__(
+        self, shared: Shared, dtype: torch.dtype | None, settings: Settings, order: tuple[int, ...] = AWQ_ORDER
+    ) -> None:
+        super().__init__(shared, dtype, settings)
+        self._order = order
+        self.per = max(self.per, len(order))
 
     def parameters(self, layer: Any) -> dict[str, torch.nn.Parameter]:
         groups = self.groups(layer)
@@ -316,8 +326,8 @@ class AwqScheme(Grouped):
         }
 
     def weights(self, layer: Any) -> Integers:
-        order = _AWQ_BITS[self.bits]
-        numbers, zeros = (unpacked(words.detach(), self.bits, order).t() for words in (layer.qweight, layer.qzeros))
+        words = layer.qweight.detach(), layer.qzeros.detach()
+        numbers, zeros = (in_order(unpacked(each, self.bits), self._order).t() for each in words)
         return self.integers(numbers.contiguous(), zeros, layer.scales.detach().t())
 
 

@@ -81,8 +81,8 @@ def gptq_planes(given: Numbers, bits: int) -> Tensors:
     return {"qweight": along(given.numbers).t(), "qzeros": along(given.zeros.t()), "scales": given.scales.t()}
 
 
-def awq_gemm(given: Numbers, bits: int = 4) -> Tensors:
-    order = {4: [0, 2, 4, 6, 1, 3, 5, 7], 8: [0, 2, 1, 3]}[bits]
+def awq_gemm(given: Numbers, bits: int = 4, order: list[int] | None = None) -> Tensors:
+    order = order or {4: [0, 2, 4, 6, 1, 3, 5, 7], 8: [0, 2, 1, 3]}[bits]
 
     def along(numbers: torch.Tensor) -> torch.Tensor:
         return words(numbers.view(len(numbers), -1, len(order))[..., order].flatten(1), bits)

@@ -42,7 +42,7 @@ def _auto_round(**changes: Any) -> AutoRound:
     return AutoRound(config)
 
 
-@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+@pytest.mark.parametrize("bits", range(2, 9))
 def test_auto_round_in_the_layout_of_gptq(bits: int) -> None:
     given = drawn(32, 96, bits, 32)
     for name, less in (("auto_round:auto_gptq", 1), ("auto_gptq", 1), ("auto_round", 0), ("auto_round:gptqmodel", 0)):
@@ -52,9 +52,12 @@ def test_auto_round_in_the_layout_of_gptq(bits: int) -> None:
     assert off(loaded(method, gptq(given, bits, less=0), (32, 96)), given.meant) < NEAR
 
 
-def test_auto_round_in_the_layout_of_awq() -> None:
-    given = drawn(32, 96, 4, 32)
-    layer = loaded(_auto_round(packing_format="auto_round:auto_awq"), awq_gemm(given), (32, 96))
+@pytest.mark.parametrize("bits", [4, 5, 7])
+def test_auto_round_in_the_layout_of_awq(bits: int) -> None:
+    """Eight numbers are interleaved, of any bits."""
+    given = drawn(32, 96, bits, 32)
+    tensors = awq_gemm(given, bits, [0, 2, 4, 6, 1, 3, 5, 7])
+    layer = loaded(_auto_round(bits=bits, packing_format="auto_round:auto_awq"), tensors, (32, 96))
     assert off(layer, given.meant) < NEAR
 
 
@@ -269,7 +272,7 @@ _HQQ = {"weight_quant_params": {"nbits": 4, "group_size": 64, "axis": 1}}
         (AutoRound, {"bits": 4, "group_size": 32, "data_type": "mx_fp"}, "'mx_fp'"),
         (AutoRound, {"bits": 4, "group_size": 32, "extra_config": {"a": 4}}, "extra_config"),
         (AutoRound, {"bits": 4, "group_size": 32, "block_name_to_quantize": 4}, "block_name_to_quantize"),
-        (AutoRound, {"bits": 3, "group_size": 32, "packing_format": "auto_round:auto_awq"}, "reads 4 bits"),
+        (AutoRound, {"bits": 3, "group_size": 32, "packing_format": "auto_round:auto_awq"}, "has 3"),
         (Hqq, {"quant_config": {}}, "weight_quant_params"),
         (Hqq, {"quant_config": {**_HQQ, "scale_quant_params": {"nbits": 8}}}, "quantized themselves"),
         (Hqq, {"quant_config": {"weight_quant_params": {"nbits": 5}}}, "has 5"),

@@ -40,7 +40,7 @@ class DeepSpeedFp(QuantizationMethod):
     @classmethod
     def refuses(cls, config: Mapping[str, Any], caps: DeviceCaps, dtype: torch.dtype) -> str | None:
         bits, group = config.get("bits", 8), config.get("group_size", 512)
-        if bits not in _FORMS or type(group) is not int or group < 1:
+        if type(bits) is not int or bits not in _FORMS or type(group) is not int or group < 1:
             return f"takes 6 or 8 bits in groups of 1 or more, not {bits!r} and {group!r}"
         return cannot_run(caps.platform, dtype)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.platform import DeviceCaps
-from ferrule_nn import Dense, MergedLinear
+from ferrule_nn import Dense, Linear, MergedLinear
 from ferrule_plugins.quantization.autoround import AutoRound
 from ferrule_plugins.quantization.deepspeedfp import DeepSpeedFp
 from ferrule_plugins.quantization.groupwise import Awq, Gptq
@@ -292,3 +293,48 @@ def test_variants_that_are_not_read_are_named(method: Any, config: dict[str, Any
 @pytest.mark.parametrize("method", [Gptq, Awq, Qqq, AutoRound, Hqq, SqueezeLlm, Aqlm])
 def test_floats_are_refused(method: Any) -> None:
     assert "not quantized" in (method.refuses({}, CPU, torch.bfloat16) or "")
+
+
+_SOUND: dict[Any, dict[str, Any]] = {
+    Gptq: {"bits": 4, "group_size": 32, "desc_act": False, "dynamic": {"-:x": {}}, "checkpoint_format": "gptq"},
+    Awq: {"bits": 4, "group_size": 32, "version": "gemm", "modules_to_not_convert": ["x"]},
+    Qqq: {"wbits": 4, "group_size": -1},
+    AutoRound: {"bits": 4, "group_size": 32, "extra_config": {"lm_head": {"bits": 4}}, "block_name_to_quantize": "a"},
+    Hqq: {"quant_config": _HQQ, "skip_modules": ["x"]},
+    SqueezeLlm: {"wbits": 4},
+    Aqlm: {"in_group_size": 8, "out_group_size": 1, "num_codebooks": 2, "nbits_per_codebook": 8},
+    DeepSpeedFp: {"bits": 8, "group_size": 512},
+    LayersInt8: {"activation_scheme": "none"},
+}
+_JUNK: list[Any] = [
+    *(None, 0, -1, 1, 2, 3, 8, 48, 1.5, float("nan"), 10**30, True, "", "x", "marlin", "gptq_p", "gemv", "gemv_fast"),
+    *([], [1], ["a"], [["a"], [1]], {}, {"a": 1}, {"-:(": {}}, {"a": {"bits": 7}}, {"a": {"group_size": []}}),
+    {"weight_quant_params": {"nbits": []}},
+]
+
+
+def _changed(draw: random.Random, config: dict[str, Any]) -> dict[str, Any]:
+    made = dict(config)
+    for _ in range(draw.randint(1, 3)):
+        key = draw.choice([*made, "lm_head"])
+        inner = made.get(key)
+        made[key] = _changed(draw, inner) if isinstance(inner, dict) and draw.random() < 0.6 else draw.choice(_JUNK)
+    return made
+
+
+def test_any_configuration_is_read_refused_or_told() -> None:
+    """With what may be anywhere in JSON: no other error, for no layer."""
+    draw, outcomes = random.Random(0), set()
+    for _ in range(2000):
+        method = draw.choice(list(_SOUND))
+        config = {"quant_method": method.formats[0], **_changed(draw, _SOUND[method])}
+        try:
+            refused = method.refuses(config, CPU, torch.bfloat16)
+            outcomes.add(type(refused))
+            if refused is None:
+                made = method(config)
+                for layer in (Linear(64, 128), MergedLinear(96, {"q_proj": 64, "k_proj": 64}), Linear(100, 36)):
+                    layer.quantize("layers.0.self_attn.qkv_proj", made)
+        except CheckpointError as error:
+            outcomes.add(type(error))
+    assert outcomes == {str, type(None), CheckpointError}

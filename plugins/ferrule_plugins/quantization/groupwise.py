@@ -133,6 +133,7 @@ class Groupwise(QuantizationMethod):
 
 
 class Gptq(Groupwise):
+    conformance = "ferrule_plugins.quantization.integer_samples:GPTQ"
     formats = _GPTQ_NAMES
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -185,6 +186,7 @@ def _layout(config: Mapping[str, Any]) -> str:
 
 
 class Awq(Groupwise):
+    conformance = "ferrule_plugins.quantization.integer_samples:AWQ"
     formats = ("awq", "awq_marlin", "auto_awq")
 
     @classmethod
@@ -211,7 +213,7 @@ def _version(config: Mapping[str, Any]) -> str:
 class Either(QuantizationMethod):
     """A name for both, by which other engines mean kernels of their own: ``moe_wna16`` and ``ipex``."""
 
-    conformance = "ferrule_plugins.quantization.integer_samples:EITHER"
+    conformance = "ferrule_plugins.quantization.integer_samples:AWQ"
     formats = (*Gptq.formats, *Awq.formats)
 
     def __init__(self, config: Mapping[str, Any]) -> None:

@@ -107,7 +107,7 @@ class HeadReader:
         self.failed = False
         self._head = head
         self._known = known
-        self._before: Spellings | None = Spellings(head.before)
+        self._before = Spellings(head.before) if head.before else None
         self._name: list[str] = []
         self._id: list[str] | None = None  # behind the mark of an id
         self._behind: Spellings | None = None  # the name was read

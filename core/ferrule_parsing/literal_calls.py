@@ -120,7 +120,7 @@ class _LiteralCall(HeadedReader):
         super().__init__(syntax.head, known)
         self._syntax = syntax
         self._schemas = schemas
-        self._arguments = LiteralReader(syntax.literals, ())
+        self._arguments: LiteralReader  # of the call whose name was read
 
     def started(self, name: str) -> None:
         properties = self._schemas.get(name, {}).get("properties")

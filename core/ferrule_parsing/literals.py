@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from json.encoder import encode_basestring
 
 from ferrule_parsing.reader import Reader, Tags
 
@@ -16,7 +17,6 @@ _ESCAPE = re.compile(r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[0-7
 _UNFINISHED = re.compile(r"\\(?:x[0-9a-fA-F]?|u[0-9a-fA-F]{0,3}|U[0-9a-fA-F]{0,7}|[0-7]{1,2})?")
 _MEANT = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "\n": "", "/": "/"}
 _MEANT |= {mark: mark for mark in "\\'\""}
-_ENCODER = json.JSONEncoder(ensure_ascii=False)
 _CLOSING = {"[": "]", "(": ")", "{": "}"}
 
 
@@ -86,8 +86,7 @@ class LiteralReader:
 
     def _first(self, reader: Reader) -> bool:
         """In front of a part, or of what closes a value without parts."""
-        reader.space()
-        if reader.empty:
+        if not reader.past_space():
             return False
         frame = self._frames[-1]
         if reader.take(frame.close):
@@ -116,7 +115,7 @@ class LiteralReader:
         if count >= len(self._names):
             self.failed = True
             return False
-        self._out.append(("{" if not count else ", ") + json.dumps(self._names[count], ensure_ascii=False) + ": ")
+        self._out.append(("{" if not count else ", ") + encode_basestring(self._names[count]) + ": ")
         self._frames[-1].count += 1
         if quote:
             self._open_text(quote)
@@ -125,8 +124,7 @@ class LiteralReader:
         return True
 
     def _value(self, reader: Reader) -> bool:
-        reader.space()
-        if reader.empty:
+        if not reader.past_space():
             return False
         quote = reader.take_any(self._syntax.opening)
         if quote is None:
@@ -162,8 +160,7 @@ class LiteralReader:
 
     def _named(self, reader: Reader) -> bool:
         """Behind a word that may be a name."""
-        reader.space()
-        if reader.empty:
+        if not reader.past_space():
             return False
         token, frame = self._bare[0], self._frames[-1]
         self._bare = []
@@ -172,13 +169,12 @@ class LiteralReader:
                 self._out.append(_scalar(token))
                 self._state = self._behind
             return True
-        self._write_key(json.dumps(token, ensure_ascii=False))
+        self._write_key(encode_basestring(token))
         self._state = self._assigned
         return True
 
     def _assigned(self, reader: Reader) -> bool:
-        reader.space()
-        if reader.empty:
+        if not reader.past_space():
             return False
         self.failed = not reader.take(self._syntax.assign if self._frames[-1].ours else ":")
         self._out.append(": ")
@@ -212,8 +208,7 @@ class LiteralReader:
         if not self._frames:
             self.done = True
             return False
-        reader.space()
-        if reader.empty:
+        if not reader.past_space():
             return False
         if reader.take(","):
             self._state = self._first
@@ -284,12 +279,12 @@ def _scalar(token: str) -> str:
             return json.dumps(convert(), allow_nan=False)
         except ValueError:
             continue
-    return json.dumps(token, ensure_ascii=False)
+    return encode_basestring(token)
 
 
 def _inside(text: str) -> str:
     """Of a JSON string, without the quotes."""
-    return _ENCODER.encode(text)[1:-1]
+    return encode_basestring(text)[1:-1]
 
 
 def _escaped(escape: str) -> str:

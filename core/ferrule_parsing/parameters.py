@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from json.encoder import encode_basestring
 from typing import Any
 
 from ferrule.structured_outputs.calls import EnforcedFunction
@@ -147,8 +148,7 @@ class _ParametersReader(HeadedReader):
 
     def _between(self, reader: Reader, out: CallWriter) -> bool:
         """In front of an argument, or of the end."""
-        reader.space()
-        if reader.empty:
+        if not reader.past_space():
             return False
         key = reader.take(self._syntax.key)
         end: bool | None = False
@@ -180,7 +180,7 @@ class _ParametersReader(HeadedReader):
             return False
         key = "".join(self._key).strip()
         self._kinds = self._kinds_of(key, dict(self._syntax.behind_key)[spelling])
-        out.arguments((", " if self._count else "{") + json.dumps(key, ensure_ascii=False) + ": ")
+        out.arguments((", " if self._count else "{") + encode_basestring(key) + ": ")
         self._count += 1
         self._begun, self._break, self._value, self._nested = False, "", [], None
         if self._kinds == _STRING:
@@ -198,7 +198,7 @@ class _ParametersReader(HeadedReader):
 
     def _in_string(self, reader: Reader, out: CallWriter) -> bool:
         text, tag = self._until_end(reader)
-        out.arguments(json.dumps(text, ensure_ascii=False)[1:-1])
+        out.arguments(encode_basestring(text)[1:-1])
         if tag:
             out.arguments('"')
             self._state = self._between
@@ -206,8 +206,7 @@ class _ParametersReader(HeadedReader):
 
     def _in_value(self, reader: Reader, out: CallWriter) -> bool:
         if self._exact and not self._begun:
-            reader.space()
-            if reader.empty:
+            if not reader.past_space():
                 return False
             if reader.text[reader.at] in '"[{':
                 self._nested = ObjectReader()
@@ -284,7 +283,7 @@ def _json_of(text: str, kinds: frozenset[str]) -> str:
         literal = stripped if kind is not None else json_of_literal(stripped)
         if literal is not None:
             return literal
-    return json.dumps(text, ensure_ascii=False)
+    return encode_basestring(text)
 
 
 def _json_type(text: str) -> str | None:

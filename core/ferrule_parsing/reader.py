@@ -75,12 +75,15 @@ class Reader:
         if self.text.startswith(tag, self.at):
             self.at += len(tag)
             return True
-        return None if tag.startswith(self.text[self.at : self.at + len(tag)]) else False
+        if len(self.text) - self.at >= len(tag):
+            return False
+        return None if tag.startswith(self.text[self.at :]) else False
 
     def take_any(self, tags: Tags) -> str | None:
         """Read the longest of the tags that stands here: the tag, "" for none, None while that cannot be said."""
         found = tags.here(self.text, self.at)
-        self.at += len(found or "")
+        if found:
+            self.at += len(found)
         return found
 
     def space(self) -> str:
@@ -88,6 +91,12 @@ class Reader:
         if not self.text[self.at : self.at + 1].isspace():  # mostly there is none
             return ""
         return self.match(_SPACE)
+
+    def past_space(self) -> bool:
+        """Read the white space that stands here, and say whether there is text behind it."""
+        if self.text[self.at : self.at + 1].isspace():
+            self.match(_SPACE)
+        return self.at < len(self.text)
 
     def match(self, pattern: re.Pattern[str]) -> str:
         """Read what matches here; "" when nothing does. The pattern is to be a plain class of characters."""

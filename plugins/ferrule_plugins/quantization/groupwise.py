@@ -32,7 +32,7 @@ from ferrule_nn import checkpoint_parameter
 from ferrule_plugins.quantization.apart import side_by_side
 from ferrule_plugins.quantization.marlin import AWQ_NAMES, MarlinScheme, SparseMarlinScheme
 from ferrule_plugins.quantization.names import listed, matches, means, names_of, spellings
-from ferrule_plugins.quantization.products import Integers, Quantized, Shared, Wide, cannot_run, kept
+from ferrule_plugins.quantization.products import Integers, Quantized, Shared, Wide, cannot_run, has_room, kept
 from ferrule_plugins.quantization.words import (
     AWQ_ORDER,
     AWQ_ORDER_8,
@@ -239,7 +239,7 @@ class Grouped(Quantized):
         super().__init__(shared, dtype, wide=True)
         self.bits, self.group, self.ordered = settings.bits, settings.group, settings.ordered
         self.per = per_words(settings.bits)[0]  # numbers that fill whole words
-        offsets = settings.bits > 3 and not settings.symmetric  # numbers of fewer bits are moved instead
+        offsets = not settings.symmetric and not has_room(settings.bits)
         self.form = kept(settings.bits, settings.group, self.wide, offsets)
 
     def groups(self, layer: Any) -> int:

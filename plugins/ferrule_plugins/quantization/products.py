@@ -30,16 +30,8 @@ from ferrule_plugins.quantization.weights import gathered, sorted_by_group
 _log = log.get("quantization")
 _DAMAGED = "The file may be damaged."
 _FP8_UNITS = (8, 9)  # the first compute capability that has them
-_KEPT = {
-    1: 4,
-    2: 4,
-    3: 4,
-    4: 4,
-    5: 8,
-    6: 8,
-    7: 8,
-    8: 8,
-}  # the bits that the CPU's kernel keeps numbers of so many bits in
+# The bits that the CPU's kernel keeps numbers of so many bits in.
+_KEPT = {1: 4, 2: 4, 3: 4, 4: 4, 5: 8, 6: 8, 7: 8, 8: 8}
 GROUPS = 8  # inputs of a group of the CPU's kernel are a multiple of it
 Product = Callable[[Any, torch.Tensor], torch.Tensor]  # of a layer and activations [tokens, in]
 
@@ -86,6 +78,11 @@ class Floats:
 def kept(bits: int, group: int, wide: bool, offsets: bool) -> Form:
     """How the CPU's kernel keeps numbers of so many bits, in groups of so many inputs, 0 for all."""
     return Form(_KEPT[bits], -(-group // GROUPS) * GROUPS, 2 if wide else 1, offsets)
+
+
+def has_room(bits: int) -> bool:
+    """Whether numbers of so many bits can be moved, so that they need no offsets for zero points."""
+    return _KEPT[bits] > bits
 
 
 class Shared:
@@ -163,8 +160,8 @@ class Quantized(LinearScheme):
     def _cpu(self, layer: Any, weights: Integers) -> Product:
         """The kernel has no zero points: what they make of a group's weights is added to these."""
         weights, order = sorted_by_group(weights, multiple=GROUPS)
-        low, high = (-127, 127) if _KEPT[weights.bits] == 8 else (-8, 7)
-        numbers, added = weights.fitted(low, high)
+        half = 1 << (_KEPT[weights.bits] - 1)
+        numbers, added = weights.fitted(max(-half, -127), half - 1)
         form = kept(weights.bits, weights.group, self.wide, added is not None)
         given = reference.Quantized(numbers, weights.scales, added)
         product = (self._compiled if self.shared.compiled() else self._torch)(layer, form, given)

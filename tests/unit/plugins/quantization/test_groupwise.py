@@ -101,6 +101,15 @@ def test_a_damaged_order_is_told(value: int, said: str) -> None:
         loaded(_gptq(4, 32, desc_act=True), tensors, (32, 128))
 
 
+def test_damaged_orders_of_merged_projections_are_told() -> None:
+    rows, parts = {"q_proj": 32, "k_proj": 32}, {}
+    for seed, (name, count) in enumerate(rows.items()):
+        parts[name] = gptq(drawn(count, 96, 4, 32, seed=seed, shuffled=True), 4)
+    parts["k_proj"]["g_idx"][5] = -1
+    with pytest.raises(CheckpointError, match="groups that the layer does not have"):
+        merged(_gptq(4, 32, desc_act=True), parts, rows, 96)
+
+
 def test_settings_that_differ_between_layers() -> None:
     dynamic = {
         r"-:.*\.k_proj": {},

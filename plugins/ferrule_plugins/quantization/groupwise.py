@@ -299,9 +299,9 @@ class GptqScheme(Grouped):
         numbers = self._unpack(layer.qweight.detach().t(), self.bits)
         zeros = self._unpack(layer.qzeros.detach(), self.bits).t().to(torch.int16) + self._less
         scales = layer.scales.detach().t()
-        if not self.ordered:
+        orders = layer.g_idx.detach() if self.ordered else None
+        if orders is None or not bool(orders.any()):  # of zeros: as they stand
             return self.integers(numbers, zeros, scales)
-        orders = layer.g_idx.detach()
         if bool((orders == orders[:1]).all()):
             return self.integers(numbers, zeros, scales, orders[0])
         split = (each.split(outputs(layer)) for each in (numbers, zeros, scales))

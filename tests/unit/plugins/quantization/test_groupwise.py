@@ -49,6 +49,13 @@ def test_gptq(bits: int, group: int, ordered: bool) -> None:
     assert off(layer, given.meant) < NEAR
 
 
+def test_an_order_of_zeros_is_that_of_the_inputs() -> None:
+    """As older files have it."""
+    given = drawn(32, 96, 4, 32)
+    tensors = {**gptq(given, 4), "g_idx": torch.zeros(96, dtype=torch.int32)}
+    assert off(loaded(_gptq(4, 32, desc_act=True), tensors, (32, 96)), given.meant) < NEAR
+
+
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 def test_gptq_v2_and_symmetric(bits: int) -> None:
     given = drawn(32, 64, bits, 32)
@@ -92,7 +99,7 @@ def test_merged_projections_of_one_order_and_of_several(monkeypatch: pytest.Monk
         assert bool(said) is wide
 
 
-@pytest.mark.parametrize(("value", "said"), [(7, "groups that the layer does not have"), (0, "more than 32 inputs")])
+@pytest.mark.parametrize(("value", "said"), [(7, "groups that the layer does not have"), (1, "more than 32 inputs")])
 def test_a_damaged_order_is_told(value: int, said: str) -> None:
     given = drawn(32, 128, 4, 32, shuffled=True)
     tensors = gptq(given, 4)

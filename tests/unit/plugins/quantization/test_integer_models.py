@@ -33,6 +33,22 @@ def experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_checkpoint("qwen3_moe", tmp_path_factory.mktemp("experts") / "made")
 
 
+@pytest.mark.parametrize("name", ["gptq", "awq", "hqq", "hqq-far", "aqlm", "squeezellm"])
+def test_random_weights(experts: Path, plugins: Plugins, name: str) -> None:
+    """Of no checkpoint: `--load-format dummy` fills whatever parameters a format has."""
+    configs = {key: config for key, (config, *_) in CASES.items()}
+    for axis, key in enumerate(("hqq-far", "hqq")):
+        group = {"weight_quant_params": {"nbits": 4, "group_size": 16, "axis": axis}}
+        configs[key] = {"quant_method": "hqq", "quant_config": group, "skip_modules": ["lm_head"]}
+    sizes = {"in_group_size": 8, "out_group_size": 1, "num_codebooks": 1, "nbits_per_codebook": 8}
+    configs["squeezellm"] = {"quant_method": "squeezellm", "wbits": 4}
+    configs["aqlm"] = {"quant_method": "aqlm", **sizes}
+    overrides = {"quantization_config": configs[name]}
+    loaded = load_folder(experts, plugins, hf_overrides=overrides, load_format="dummy")
+    hidden = torch.randn(2, loaded.info.hidden_size, generator=torch.Generator().manual_seed(1))
+    assert loaded.model.layers[1].mlp(hidden).isfinite().all()  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_a_model_with_experts(experts: Path, plugins: Plugins, tmp_path: Path, name: str) -> None:
     config, bits, group, shuffled, encode = CASES[name]

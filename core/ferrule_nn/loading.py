@@ -174,9 +174,15 @@ def _targets(module: torch.nn.Module, parameters: Mapping[str, torch.Tensor]) ->
         paths = [f"{parent}.{projection}" if parent else projection for projection in child.projections]
         dropped.update(f"{each}.{name}" for each in (path, *paths) for name in child.ignored_tensors)
         start = 0
-        for each, rows in zip(paths, child.projections.values(), strict=True):
+        for each, (projection, rows) in zip(paths, child.projections.items(), strict=True):
             for suffix, _ in child.named_parameters(recurse=False):
                 targets[f"{each}.{suffix}"] = _Target(f"{path}.{suffix}", start, start + rows)
+            part = getattr(child, projection, None)  # a layer of its own within the merged one
+            if isinstance(part, Linear):
+                dropped.update(f"{each}.{name}" for name in part.ignored_tensors)
+                targets.update(
+                    (f"{each}.{own}", _Target(f"{path}.{projection}.{own}")) for own, _ in part.named_parameters()
+                )
             start += rows
     return targets, dropped
 

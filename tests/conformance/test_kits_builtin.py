@@ -18,10 +18,7 @@ from ferrule_testkit.quantized import FORMATS
 PLUGINS = discover()
 
 CHAT = {"messages": [{"role": "user", "content": "hello"}]}
-WHOLE_GROUPS = ((64, 48), (224, 104), (512, 256))
 SMALL = ((64, 48), (200, 100), (129, 17))
-AWQ = ("awq", "awq_marlin", "auto_awq")
-GPTQ = ("gptq", "gptq_marlin", "gptq_marlin_24", "gptq_bitblas", "bitblas", "auto_gptq", "marlin")
 
 
 def encoding(name: str) -> Any:
@@ -72,8 +69,6 @@ SETTINGS: dict[tuple[str, str], dict[str, Any]] = {
         ("quantization", name): {"config": FORMATS[form].config, "encode": encoding(form), **more}
         for name, form, more in (
             ("compressed-tensors", "int8", {}),
-            *((name, "awq", {"sizes": WHOLE_GROUPS, "error": 0.2}) for name in AWQ),
-            *((name, "gptq-zeros", {"sizes": WHOLE_GROUPS, "error": 0.2}) for name in GPTQ),
             # On CPUs fp8 takes the memory of 16 bits: no layer here is so large that the kit asks for less.
             ("fp8", "fp8-blocks", {"sizes": SMALL}),
             ("fbgemm_fp8", "fp8-fbgemm", {"sizes": SMALL}),

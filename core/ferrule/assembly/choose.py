@@ -23,6 +23,7 @@ from ferrule.log import Log
 from ferrule.plugin import load_first
 
 _log = Log("worker")
+_BESIDE = ("quantize_config.json", "quant_config.json")  # where tools kept settings before config.json had them
 
 
 @dataclass(frozen=True)
@@ -170,6 +171,8 @@ class Chooser:
         if not isinstance(given, Mapping):
             raise CheckpointError(f"config.json: quantization_config is an object, not {given!r:.80}.")
         wanted, settings = config.model.quantization, dict(given)
+        if wanted is not None and not settings:
+            settings = self._settings_beside(wanted, context, device)
         form = str(settings.get("quant_method", "an unnamed method"))
 
         def refuses(cls: type[QuantizationMethod]) -> str | None:
@@ -182,6 +185,15 @@ class Chooser:
         order = sorted(self._plugins.defaults("quantization"), key=lambda name: name != form)  # several read some forms
         name = self.choose("quantization", "--quantization", wanted, order, refuses)
         return name, self._plugins.make("quantization", name, settings)
+
+    def _settings_beside(self, wanted: str, context: BuildContext, device: Device) -> dict[str, Any]:
+        """What an older tool wrote in a file of its own; nothing for a method that quantizes float weights."""
+        cls: type[QuantizationMethod] = self._plugins.load("quantization", wanted)
+        files = [context.folder / name for name in _BESIDE] if context.folder else []
+        found = next((file for file in files if file.is_file()), None)
+        if found is None or not cls.formats or cls.refuses({}, device.caps, context.dtype) is None:
+            return {}
+        return {"quant_method": wanted if wanted in cls.formats else cls.formats[0], **checkpoints.read_json(found)}
 
 
 def attention_layers(model: Model) -> list[tuple[LayerCache, AttentionOptions]]:

@@ -128,7 +128,7 @@ def build(choice: Choice) -> Model:
         ) from error
     method = choice.method
     if method is not None:
-        parts = model.named_modules() if isinstance(model, torch.nn.Module) else ()
+        parts = list(model.named_modules()) if isinstance(model, torch.nn.Module) else []  # schemes may add layers
         quantized = [part.quantize(name, method) for name, part in parts if isinstance(part, Quantizable)]
         if not any(quantized):
             raise ConfigError(
@@ -142,7 +142,7 @@ def fill(model: Model, choice: Choice, source: WeightSource) -> None:
 
     Raises CheckpointError, naming file and tensor, for one that does not fit, and for parameters that were not filled.
     """
-    folder = choice.context.folder
+    folder, asked = choice.context.folder, set(_parameters(model))
     try:
         with torch.no_grad():
             tensors = source.tensors(folder, model, choice.load_options)
@@ -151,7 +151,7 @@ def fill(model: Model, choice: Choice, source: WeightSource) -> None:
         if source.place and source.place not in error.message:
             raise CheckpointError(f"{source.place}: {error.message}", error.hint) from None
         raise
-    missing = sorted(set(_parameters(model)) - filled)
+    missing = sorted(asked & set(_parameters(model)) - filled)  # schemes put parameters of their own in their place
     if missing:
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise CheckpointError(f"The weights in {folder} lack {', '.join(missing[:3])}{more}.")

@@ -1,8 +1,9 @@
 """AutoRound (https://arxiv.org/abs/2309.05516), whose files are in the layouts of GPTQ or AWQ: `auto-round` and `inc`.
 
 ``packing_format`` (``backend`` in older files) says which: with "awq" AWQ's, with "gptq" GPTQ's, and else that of
-``gptq_v2``, whose zero points are as they are. ``extra_config`` has settings of single layers, by name or by an
-expression; 16 bits are a layer of floats. https://github.com/intel/auto-round, auto_round/export/export_to_autoround.
+``gptq_v2``, whose zero points are as they are. Numbers of any bits follow each other, across words too.
+``extra_config`` has settings of single layers, by name or by an expression; 16 bits are a layer of floats.
+https://github.com/intel/auto-round, auto_round/export/export_to_autoround and auto_round/utils/bit_packing.py.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class AutoRound(Groupwise):
         within = any(f"{each}.".startswith(f"{block}.") for block in self._blocks for each in named)
         if head or self._blocks and not within:
             return None
-        return super().settings(name, head)
+        return _settings(self.config, {})
 
     def made(self, settings: Settings, dtype: torch.dtype | None) -> LinearScheme:
         if "awq" in self._layout:
@@ -94,4 +95,4 @@ def _settings(config: Mapping[str, Any], changes: Mapping[str, Any]) -> Settings
         return None
     if not kind.startswith("int"):
         raise ValueError(f"reads integers, and the data_type is {kind!r}")
-    return Settings.of({**stated, "desc_act": False}, (4,) if "awq" in _packing(config) else (2, 3, 4, 8))
+    return Settings.of({**stated, "desc_act": False}, (4, 5, 6, 7) if "awq" in _packing(config) else tuple(range(2, 9)))

@@ -32,6 +32,8 @@ class DecodedParameter(CheckpointParameter):
         return True
 
     def expanded(self, tensor: torch.Tensor, view: torch.Tensor) -> torch.Tensor:
+        if tensor.shape == view.shape and tensor.dtype == view.dtype:  # decoded already, as random weights are
+            return tensor
         try:
             return self.decode(tensor, view.shape)
         except (RuntimeError, ValueError) as error:

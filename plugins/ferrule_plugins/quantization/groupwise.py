@@ -29,13 +29,15 @@ from ferrule.errors import CheckpointError
 from ferrule.interfaces.platform import DeviceCaps
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme, QuantizationMethod
 from ferrule_nn import checkpoint_parameter
+from ferrule_plugins.quantization.apart import side_by_side
 from ferrule_plugins.quantization.marlin import AWQ_NAMES, MarlinScheme, SparseMarlinScheme
-from ferrule_plugins.quantization.names import agreed, listed, matches, means, spellings
-from ferrule_plugins.quantization.products import Integers, Quantized, Shared, Wide, cannot_run
+from ferrule_plugins.quantization.names import listed, matches, means, names_of, spellings
+from ferrule_plugins.quantization.products import Integers, Quantized, Shared, Wide, cannot_run, has_room, kept
 from ferrule_plugins.quantization.words import (
     AWQ_ORDER,
     AWQ_ORDER_8,
     check_words,
+    in_order,
     outputs,
     per_words,
     unpacked,
@@ -53,7 +55,7 @@ _GPTQ_BITS = {  # of each checkpoint_format
 }
 _GPTQ_NAMES = ("gptq", "auto_gptq", "gptq_marlin", "gptq_bitblas", "marlin", "gptq_marlin_24", "bitblas")
 _AWQ_FORMATS = ("gemm", "gemv", "gemv_fast", "marlin")
-_AWQ_BITS = {4: AWQ_ORDER, 8: AWQ_ORDER_8}
+_AWQ_BITS = {**dict.fromkeys((4, 5, 6, 7), AWQ_ORDER), 8: AWQ_ORDER_8}  # of 5 to 7 by AutoRound
 _ONLY = "modules_in_block_to_quantize"
 _APART = "projections that are one matrix here have inputs in different orders: they take 16 bits, or 32 with float32"
 
@@ -73,9 +75,10 @@ class Settings:
     bits: int
     group: int
     ordered: bool = False
+    symmetric: bool = False
 
     @classmethod
-    def of(cls, config: Mapping[str, Any], bits: tuple[int, ...] = tuple(range(2, 9))) -> Settings:
+    def of(cls, config: Mapping[str, Any], bits: tuple[int, ...] = tuple(range(1, 9))) -> Settings:
         """Raises ValueError with what is not read."""
         stated = config.get("bits", config.get("w_bit"))
         group = config.get("group_size", config.get("q_group_size"))
@@ -87,7 +90,8 @@ class Settings:
         if not isinstance(ordered, bool):
             raise ValueError(f"finds a desc_act that is not true or false: {ordered!r}")
         size = 0 if group in (None, -1) else int(group)
-        return cls(stated, size, ordered and size > 0)
+        symmetric = config.get("sym") is True or config.get("zero_point") is False
+        return cls(stated, size, ordered and size > 0, symmetric)
 
 
 class Groupwise(QuantizationMethod):
@@ -114,8 +118,8 @@ class Groupwise(QuantizationMethod):
         """Raises ValueError with the variant of the format that is not read."""
 
     def scheme(self, layer: LinearLayer) -> LinearScheme | None:
-        settings = agreed(layer, lambda name: self.settings(name, layer.head))
-        return None if settings is None else self.made(settings, torch.float32 if layer.head else None)
+        found = [self.settings(name, layer.head) for name in names_of(layer)]
+        return side_by_side(layer, found, lambda own: self.made(own, torch.float32 if layer.head else None))
 
     def settings(self, name: str, head: bool) -> Settings | None:
         """Those of the layer of that name, None for one that is not quantized."""
@@ -129,6 +133,7 @@ class Groupwise(QuantizationMethod):
 
 
 class Gptq(Groupwise):
+    conformance = "ferrule_plugins.quantization.integer_samples:GPTQ"
     formats = _GPTQ_NAMES
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -181,6 +186,7 @@ def _layout(config: Mapping[str, Any]) -> str:
 
 
 class Awq(Groupwise):
+    conformance = "ferrule_plugins.quantization.integer_samples:AWQ"
     formats = ("awq", "awq_marlin", "auto_awq")
 
     @classmethod
@@ -194,8 +200,10 @@ class Awq(Groupwise):
         layout = _version(self.config)
         if layout == "marlin":
             return MarlinScheme(self.shared, dtype, settings.group, AWQ_NAMES)
-        kind = {"gemv": AwqVectorScheme, "gemv_fast": AwqFastScheme}.get(layout, AwqScheme)
-        return kind(self.shared, dtype, replace(settings, ordered=False))
+        settings = replace(settings, ordered=False)
+        if layout == "gemm":
+            return AwqScheme(self.shared, dtype, settings, _AWQ_BITS[settings.bits])
+        return (AwqVectorScheme if layout == "gemv" else AwqFastScheme)(self.shared, dtype, settings)
 
 
 def _version(config: Mapping[str, Any]) -> str:
@@ -205,7 +213,7 @@ def _version(config: Mapping[str, Any]) -> str:
 class Either(QuantizationMethod):
     """A name for both, by which other engines mean kernels of their own: ``moe_wna16`` and ``ipex``."""
 
-    conformance = "ferrule_plugins.quantization.integer_samples:EITHER"
+    conformance = "ferrule_plugins.quantization.integer_samples:AWQ"
     formats = (*Gptq.formats, *Awq.formats)
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -231,6 +239,8 @@ class Grouped(Quantized):
         super().__init__(shared, dtype, wide=True)
         self.bits, self.group, self.ordered = settings.bits, settings.group, settings.ordered
         self.per = per_words(settings.bits)[0]  # numbers that fill whole words
+        offsets = not settings.symmetric and not has_room(settings.bits, settings.group)
+        self.form = kept(settings.bits, settings.group, self.wide, offsets)
 
     def groups(self, layer: Any) -> int:
         """How many there are along the inputs."""
@@ -289,9 +299,9 @@ class GptqScheme(Grouped):
         numbers = self._unpack(layer.qweight.detach().t(), self.bits)
         zeros = self._unpack(layer.qzeros.detach(), self.bits).t().to(torch.int16) + self._less
         scales = layer.scales.detach().t()
-        if not self.ordered:
+        orders = layer.g_idx.detach() if self.ordered else None
+        if orders is None or not bool(orders.any()):  # of zeros: as they stand
             return self.integers(numbers, zeros, scales)
-        orders = layer.g_idx.detach()
         if bool((orders == orders[:1]).all()):
             return self.integers(numbers, zeros, scales, orders[0])
         split = (each.split(outputs(layer)) for each in (numbers, zeros, scales))
@@ -300,7 +310,14 @@ class GptqScheme(Grouped):
 
 
 class AwqScheme(Grouped):
-    """The layout "gemm"."""
+    """The layout "gemm": `order` is that of so many numbers along the outputs."""
+
+    def __init__(
+        self, shared: Shared, dtype: torch.dtype | None, settings: Settings, order: tuple[int, ...] = AWQ_ORDER
+    ) -> None:
+        super().__init__(shared, dtype, settings)
+        self._order = order
+        self.per = max(self.per, len(order))
 
     def parameters(self, layer: Any) -> dict[str, torch.nn.Parameter]:
         groups = self.groups(layer)
@@ -311,8 +328,8 @@ class AwqScheme(Grouped):
         }
 
     def weights(self, layer: Any) -> Integers:
-        order = _AWQ_BITS[self.bits]
-        numbers, zeros = (unpacked(words.detach(), self.bits, order).t() for words in (layer.qweight, layer.qzeros))
+        words = layer.qweight.detach(), layer.qzeros.detach()
+        numbers, zeros = (in_order(unpacked(each, self.bits), self._order).t() for each in words)
         return self.integers(numbers.contiguous(), zeros, layer.scales.detach().t())
 
 

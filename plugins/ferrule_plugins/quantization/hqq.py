@@ -18,9 +18,10 @@ import torch
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.platform import DeviceCaps
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme, QuantizationMethod
+from ferrule_plugins.quantization.apart import side_by_side
 from ferrule_plugins.quantization.decoded import decoded_parameter
-from ferrule_plugins.quantization.names import agreed, listed, means
-from ferrule_plugins.quantization.products import Integers, Quantized, Shared, Wide, cannot_run
+from ferrule_plugins.quantization.names import listed, means, names_of
+from ferrule_plugins.quantization.products import Floats, Integers, Quantized, Shared, Wide, cannot_run, kept
 from ferrule_plugins.quantization.words import outputs
 
 _PACKED = {8: 1, 4: 2, 3: 10, 2: 4, 1: 8}  # how many numbers of so many bits one byte has, or word
@@ -79,10 +80,9 @@ class Hqq(QuantizationMethod):
         return cannot_run(caps.platform, dtype)
 
     def scheme(self, layer: LinearLayer) -> LinearScheme | None:
-        settings = agreed(layer, self._settings)
-        if settings is None:
-            return None
-        return HqqScheme(self._shared, torch.float32 if layer.head else None, settings)
+        found = [self._settings(name) for name in names_of(layer)]
+        dtype = torch.float32 if layer.head else None
+        return side_by_side(layer, found, lambda own: HqqScheme(self._shared, dtype, own))
 
     def _settings(self, name: str) -> Settings | None:
         if any(means(pattern, name) for pattern in self._left):
@@ -107,6 +107,7 @@ class HqqScheme(Quantized):
 
     def allocate(self, layer: Any) -> None:
         self.given, k, group = layer.weight.dtype, layer.in_features, self.settings.group
+        self.form = kept(self.settings.bits, group, True, True) if self.settings.axis else Floats(self.given)
         if self.settings.axis:
             whole, shape = k % (group or k) == 0, (-1, k // (group or k))
         else:

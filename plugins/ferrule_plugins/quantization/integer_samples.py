@@ -47,6 +47,14 @@ def _awq(layer: LinearLayer, weight: torch.Tensor, config: Mapping[str, Any]) ->
     return {**dict(zip(("qweight", "qzeros"), words, strict=True)), "scales": scales.t()}
 
 
+def _gptq(layer: LinearLayer, weight: torch.Tensor, config: Mapping[str, Any]) -> Tensors:
+    """The last inputs are the first group. The tensor of groups has a row for each projection."""
+    numbers, zeros, scales = _rounded(weight.flip(1), 4, _GROUP)
+    made = {"qweight": packed(numbers.flip(1), 4).t(), "qzeros": packed(zeros.t() - 1, 4), "scales": scales.t()}
+    index = torch.arange(weight.shape[1]).flip(0) // _GROUP
+    return {**made, "g_idx": index.int().repeat(len(layer.projections) or 1, 1)}
+
+
 def _auto_round(layer: LinearLayer, weight: torch.Tensor, config: Mapping[str, Any]) -> Tensors:
     numbers, zeros, scales = _rounded(weight, 3, _GROUP)
     return {"qweight": packed(numbers, 3).t(), "qzeros": packed(zeros.t().contiguous(), 3), "scales": scales.t()}
@@ -94,7 +102,13 @@ _HQQ = {"weight_quant_params": {"nbits": 4, "group_size": 16, "axis": 1, "channe
 _AQLM = {"in_group_size": 1, "out_group_size": 1, "num_codebooks": 2, "nbits_per_codebook": 8}
 # What is looked up takes the memory of floats. Those of float16 are multiplied by oneDNN on CPUs.
 _FLOATS = {"sizes": ((64, 48), (224, 96)), "lone_rows": (torch.bfloat16, torch.float32)}
-EITHER = {
+GPTQ = {
+    "config": {"quant_method": "gptq", "bits": 4, "group_size": _GROUP, "sym": False, "desc_act": True},
+    "encode": _gptq,
+    "sizes": _WHOLE,
+    "error": 0.2,
+}
+AWQ = {
     "config": {"quant_method": "awq", "bits": 4, "group_size": _GROUP, "zero_point": True, "version": "gemm"},
     "encode": _awq,
     "sizes": _WHOLE,

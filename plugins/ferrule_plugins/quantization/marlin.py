@@ -21,7 +21,7 @@ from ferrule.interfaces.platform import DeviceCaps
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme, QuantizationMethod
 from ferrule_nn import checkpoint_parameter
 from ferrule_plugins.quantization.names import chosen, listed
-from ferrule_plugins.quantization.products import Integers, Quantized, Shared, cannot_run
+from ferrule_plugins.quantization.products import Integers, Quantized, Shared, cannot_run, kept
 from ferrule_plugins.quantization.words import check_words, outputs, unpacked
 
 TILE = 16
@@ -100,6 +100,7 @@ class MarlinScheme(Quantized):
         check_words(outputs(layer), SPAN)
         check_words((layer.in_features,), max(self.group, TILE))
         self.given = layer.weight.dtype
+        self.form = kept(self.bits, self.group, self.wide, False)
         made = self.parameters(layer)
         layer.ignored_tensors = (*layer.ignored_tensors, "workspace", *self.ignored())
         layer.weight = None

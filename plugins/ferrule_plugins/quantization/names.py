@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import regex
 
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.quantization import LinearLayer
 
-T = TypeVar("T")
 _SECONDS = 1.0  # for one name: expressions by which checkpoints mean layers take microseconds
 _LONGEST = 1000  # characters of an expression, with what its counts repeat: it is compiled to as much memory
 
@@ -38,17 +37,6 @@ def chosen(layer: LinearLayer, patterns: Iterable[str]) -> bool:
     if any(found) and not all(found):
         raise CheckpointError(
             f"The checkpoint quantizes some of {', '.join(layer.projections)} in {layer.name} and not the others,"
-            " which are one matrix here."
-        )
-    return found[0]
-
-
-def agreed(layer: LinearLayer, settings: Callable[[str], T]) -> T:
-    """What a configuration says of the layer, by its name. Raises CheckpointError where merged projections differ."""
-    found = [settings(name) for name in names_of(layer)]
-    if any(each != found[0] for each in found):
-        raise CheckpointError(
-            f"The checkpoint quantizes {', '.join(layer.projections)} in {layer.name} in different ways,"
             " which are one matrix here."
         )
     return found[0]

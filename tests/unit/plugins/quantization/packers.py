@@ -81,8 +81,8 @@ def gptq_planes(given: Numbers, bits: int) -> Tensors:
     return {"qweight": along(given.numbers).t(), "qzeros": along(given.zeros.t()), "scales": given.scales.t()}
 
 
-def awq_gemm(given: Numbers, bits: int = 4) -> Tensors:
-    order = {4: [0, 2, 4, 6, 1, 3, 5, 7], 8: [0, 2, 1, 3]}[bits]
+def awq_gemm(given: Numbers, bits: int = 4, order: list[int] | None = None) -> Tensors:
+    order = order or {4: [0, 2, 4, 6, 1, 3, 5, 7], 8: [0, 2, 1, 3]}[bits]
 
     def along(numbers: torch.Tensor) -> torch.Tensor:
         return words(numbers.view(len(numbers), -1, len(order))[..., order].flatten(1), bits)
@@ -226,10 +226,12 @@ def loaded(
     return layer
 
 
-def merged(method: QuantizationMethod, parts: Mapping[str, Tensors], rows: Mapping[str, int], inputs: int) -> Linear:
+def merged(
+    method: QuantizationMethod, parts: Mapping[str, Tensors], rows: Mapping[str, int], inputs: int, bias: bool = False
+) -> Linear:
     """A layer of several projections, packed."""
     holder = torch.nn.Module()
-    holder.qkv_proj = layer = MergedLinear(inputs, dict(rows))
+    holder.qkv_proj = layer = MergedLinear(inputs, dict(rows), bias)
     assert layer.quantize("qkv_proj", method)
 
     def tensors() -> Iterator[tuple[str, torch.Tensor]]:
@@ -237,6 +239,7 @@ def merged(method: QuantizationMethod, parts: Mapping[str, Tensors], rows: Mappi
             yield from ((f"{name}.{end}", tensor.contiguous()) for end, tensor in own.items())
 
     load_into(holder, tensors())
+    layer.pack()
     return layer
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,29 @@ def test_other_names_of_a_method_read_it_too(folder: Path, plugins: Plugins, tmp
     assert load_folder(tmp_path / "made", plugins, quantization="awq_marlin").info.quantization == "awq_marlin"
     with pytest.raises(ConfigError, match="--quantization gptq: the weights are quantized .awq."):
         load_folder(tmp_path / "made", plugins, quantization="gptq")
+
+
+@pytest.mark.parametrize(("file", "method"), [("quantize_config.json", "gptq"), ("quant_config.json", "awq_marlin")])
+def test_settings_may_be_in_a_file_of_their_own(
+    folder: Path, plugins: Plugins, tmp_path: Path, file: str, method: str
+) -> None:
+    """For the method that is named: without a name nothing says what they are settings of."""
+    form, made = method.partition("_")[0], tmp_path / "made"
+    quantized_checkpoint(folder, made, form)
+    expected = load_folder(made, plugins, quantization=method)
+    config = json.loads((made / "config.json").read_text())
+    settings = config.pop("quantization_config")
+    del settings["quant_method"]
+    (made / "config.json").write_text(json.dumps(config))
+    (made / file).write_text(json.dumps(settings))
+    loaded = load_folder(made, plugins, quantization=method)
+    assert loaded.info == expected.info
+    (folder_with := tmp_path / "floats").mkdir()
+    for each in folder.iterdir():
+        (folder_with / each.name).write_bytes(each.read_bytes())
+    (folder_with / file).write_text(json.dumps(settings))
+    assert load_folder(folder_with, plugins, quantization="int8").info.quantization == "int8"
+    assert load_folder(folder_with, plugins).info.quantization is None
 
 
 # ---------------------------------------------------------------------------------------- what is refused

@@ -9,7 +9,6 @@ import torch
 
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.platform import DeviceCaps
-from ferrule.interfaces.quantization import LinearLayer
 from ferrule_nn import Dense
 from ferrule_plugins.quantization.groupwise import Awq, Either, Gptq
 from ferrule_plugins.quantization.marlin import Qqq
@@ -48,6 +47,13 @@ def test_gptq(bits: int, group: int, ordered: bool) -> None:
     given = drawn(64, 160, bits, group, shuffled=ordered and group > 0)
     layer = loaded(_gptq(bits, group, desc_act=ordered), gptq(given, bits), (64, 160))
     assert off(layer, given.meant) < NEAR
+
+
+def test_an_order_of_zeros_is_that_of_the_inputs() -> None:
+    """As older files have it."""
+    given = drawn(32, 96, 4, 32)
+    tensors = {**gptq(given, 4), "g_idx": torch.zeros(96, dtype=torch.int32)}
+    assert off(loaded(_gptq(4, 32, desc_act=True), tensors, (32, 96)), given.meant) < NEAR
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
@@ -92,13 +98,22 @@ def test_merged_projections_of_one_order_and_of_several(monkeypatch: pytest.Monk
         assert bool(said) is wide
 
 
-@pytest.mark.parametrize(("value", "said"), [(7, "groups that the layer does not have"), (0, "more than 32 inputs")])
+@pytest.mark.parametrize(("value", "said"), [(7, "groups that the layer does not have"), (1, "more than 32 inputs")])
 def test_a_damaged_order_is_told(value: int, said: str) -> None:
     given = drawn(32, 128, 4, 32, shuffled=True)
     tensors = gptq(given, 4)
     tensors["g_idx"] = torch.full_like(tensors["g_idx"], value)
     with pytest.raises(CheckpointError, match=said):
         loaded(_gptq(4, 32, desc_act=True), tensors, (32, 128))
+
+
+def test_damaged_orders_of_merged_projections_are_told() -> None:
+    rows, parts = {"q_proj": 32, "k_proj": 32}, {}
+    for seed, (name, count) in enumerate(rows.items()):
+        parts[name] = gptq(drawn(count, 96, 4, 32, seed=seed, shuffled=True), 4)
+    parts["k_proj"]["g_idx"][5] = -1
+    with pytest.raises(CheckpointError, match="groups that the layer does not have"):
+        merged(_gptq(4, 32, desc_act=True), parts, rows, 96)
 
 
 def test_settings_that_differ_between_layers() -> None:
@@ -120,8 +135,33 @@ def test_settings_that_differ_between_layers() -> None:
     assert found("layers.2.mlp.up_proj") == (4, 32, True, None)
     assert found("lm_head") == (8, 32, False, torch.float32)
     assert _gptq(4, 32).scheme(layer_of("lm_head")) is None
-    with pytest.raises(CheckpointError, match="q_proj, k_proj .* different ways"):
-        method.scheme(LinearLayer("layers.0.self_attn.qkv_proj", 64, 96, ("q_proj", "k_proj")))
+
+
+def test_merged_projections_with_settings_of_their_own() -> None:
+    """One of 4 bits, one of 8 in other groups, and one that is not quantized, with biases."""
+    dynamic = {r"+:.*\.k_proj": {"bits": 8, "group_size": 16}, r"-:.*\.v_proj": {}}
+    rows, draw = {"q_proj": 64, "k_proj": 32, "v_proj": 32}, torch.Generator().manual_seed(0)
+    given = {"q_proj": drawn(64, 96, 4, 32), "k_proj": drawn(32, 96, 8, 16, seed=1)}
+    plain = torch.randn((32, 96), generator=draw)
+    parts = {name: gptq(own, 4 if name == "q_proj" else 8) for name, own in given.items()}
+    parts["v_proj"] = {"weight": plain}
+    biases = {name: torch.randn(count, generator=draw) for name, count in rows.items()}
+    for name, bias in biases.items():
+        parts[name]["bias"] = bias
+    layer = merged(_gptq(4, 32, dynamic=dynamic), parts, rows, 96, bias=True)
+    x = torch.randn(5, 96, generator=draw)
+    meant = torch.cat([*(own.meant for own in given.values()), plain])
+    expected = x @ meant.t() + torch.cat(list(biases.values()))
+    assert (layer(x) - expected).norm() < NEAR * expected.norm()
+    assert {name for name, own in layer.named_parameters() if own.numel()} <= {f"{name}.bias" for name in rows}
+
+
+def test_the_memory_that_is_told_before_loading_is_what_it_takes() -> None:
+    for bits, symmetric, shuffled in ((4, False, False), (4, True, False), (3, False, False), (8, False, False)):
+        given = drawn(64, 256, bits, 32, symmetric, shuffled=shuffled)
+        layer = loaded(_gptq(bits, 32, sym=symmetric), gptq(given, bits), (64, 256))
+        scheme: Any = layer.scheme
+        assert scheme.form.packed_bytes(64, 256) == sum(each.nbytes for each in layer.packed_tensors())
 
 
 @pytest.mark.parametrize("only", [["self_attn.o_proj"], [["self_attn.q_proj"], ["self_attn.o_proj"]]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -9,8 +10,9 @@ import torch
 
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.platform import DeviceCaps
-from ferrule_nn import Dense, MergedLinear
+from ferrule_nn import Dense, Linear, MergedLinear
 from ferrule_plugins.quantization.autoround import AutoRound
+from ferrule_plugins.quantization.deepspeedfp import DeepSpeedFp
 from ferrule_plugins.quantization.groupwise import Awq, Gptq
 from ferrule_plugins.quantization.hqq import Hqq
 from ferrule_plugins.quantization.integers import ExpertsInt8, LayersInt8
@@ -41,7 +43,7 @@ def _auto_round(**changes: Any) -> AutoRound:
     return AutoRound(config)
 
 
-@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+@pytest.mark.parametrize("bits", range(2, 9))
 def test_auto_round_in_the_layout_of_gptq(bits: int) -> None:
     given = drawn(32, 96, bits, 32)
     for name, less in (("auto_round:auto_gptq", 1), ("auto_gptq", 1), ("auto_round", 0), ("auto_round:gptqmodel", 0)):
@@ -51,9 +53,12 @@ def test_auto_round_in_the_layout_of_gptq(bits: int) -> None:
     assert off(loaded(method, gptq(given, bits, less=0), (32, 96)), given.meant) < NEAR
 
 
-def test_auto_round_in_the_layout_of_awq() -> None:
-    given = drawn(32, 96, 4, 32)
-    layer = loaded(_auto_round(packing_format="auto_round:auto_awq"), awq_gemm(given), (32, 96))
+@pytest.mark.parametrize("bits", [4, 5, 7])
+def test_auto_round_in_the_layout_of_awq(bits: int) -> None:
+    """Eight numbers are interleaved, of any bits."""
+    given = drawn(32, 96, bits, 32)
+    tensors = awq_gemm(given, bits, [0, 2, 4, 6, 1, 3, 5, 7])
+    layer = loaded(_auto_round(bits=bits, packing_format="auto_round:auto_awq"), tensors, (32, 96))
     assert off(layer, given.meant) < NEAR
 
 
@@ -221,6 +226,26 @@ def test_names_of_eight_bits_mean_some_layers() -> None:
     assert off(layer, weight) < 0.01
 
 
+@pytest.mark.parametrize(("bits", "fraction", "exponents"), [(8, 3, 4), (6, 2, 3)])
+def test_deepspeedfp_rounds_to_the_nearest_float(bits: int, fraction: int, exponents: int) -> None:
+    """Of all that there are: the largest of a group is the largest float."""
+    bias = (1 << (exponents - 1)) - 1
+    floats = [
+        (1 + m / 2**fraction) * 2.0 ** (e - bias) if e else m / 2**fraction * 2.0 ** (1 - bias)
+        for e in range(1 << exponents)
+        for m in range(1 << fraction)
+    ]
+    numbers = torch.tensor(sorted({*floats, *(-each for each in floats)}), dtype=torch.float64)
+    weight = torch.randn(24, 100, generator=torch.Generator().manual_seed(0))
+    cells = torch.nn.functional.pad(weight.flatten(), (0, -weight.numel() % 512)).view(-1, 512).double()
+    scales = cells.abs().amax(1, keepdim=True) / numbers.max()
+    nearest = numbers[(cells.unsqueeze(-1) / scales.unsqueeze(-1) - numbers).abs().argmin(-1)] * scales
+    meant = nearest.flatten()[: weight.numel()].view_as(weight).float()
+    method = DeepSpeedFp({"quant_method": "deepspeedfp", "bits": bits, "group_size": 512})
+    assert off(loaded(method, {"weight": weight}, (24, 100)), meant) < 1e-5
+    assert method.scheme(layer_of("lm_head")) is None
+
+
 # ---------------------------------------------------------------------------------------- what is refused
 
 _HQQ = {"weight_quant_params": {"nbits": 4, "group_size": 64, "axis": 1}}
@@ -248,7 +273,7 @@ _HQQ = {"weight_quant_params": {"nbits": 4, "group_size": 64, "axis": 1}}
         (AutoRound, {"bits": 4, "group_size": 32, "data_type": "mx_fp"}, "'mx_fp'"),
         (AutoRound, {"bits": 4, "group_size": 32, "extra_config": {"a": 4}}, "extra_config"),
         (AutoRound, {"bits": 4, "group_size": 32, "block_name_to_quantize": 4}, "block_name_to_quantize"),
-        (AutoRound, {"bits": 3, "group_size": 32, "packing_format": "auto_round:auto_awq"}, "reads 4 bits"),
+        (AutoRound, {"bits": 3, "group_size": 32, "packing_format": "auto_round:auto_awq"}, "has 3"),
         (Hqq, {"quant_config": {}}, "weight_quant_params"),
         (Hqq, {"quant_config": {**_HQQ, "scale_quant_params": {"nbits": 8}}}, "quantized themselves"),
         (Hqq, {"quant_config": {"weight_quant_params": {"nbits": 5}}}, "has 5"),
@@ -256,6 +281,7 @@ _HQQ = {"weight_quant_params": {"nbits": 4, "group_size": 64, "axis": 1}}
         (Hqq, {"quant_config": {"weight_quant_params": {"nbits": 4, "channel_wise": False}}}, "channel-wise"),
         (SqueezeLlm, {"wbits": 2}, "has 2"),
         (Aqlm, {"in_group_size": 8, "out_group_size": 1, "num_codebooks": 1}, "nbits_per_codebook"),
+        (DeepSpeedFp, {"bits": 4}, "not 4"),
         (LayersInt8, {"activation_scheme": "static"}, "'static'"),
     ],
 )
@@ -267,3 +293,48 @@ def test_variants_that_are_not_read_are_named(method: Any, config: dict[str, Any
 @pytest.mark.parametrize("method", [Gptq, Awq, Qqq, AutoRound, Hqq, SqueezeLlm, Aqlm])
 def test_floats_are_refused(method: Any) -> None:
     assert "not quantized" in (method.refuses({}, CPU, torch.bfloat16) or "")
+
+
+_SOUND: dict[Any, dict[str, Any]] = {
+    Gptq: {"bits": 4, "group_size": 32, "desc_act": False, "dynamic": {"-:x": {}}, "checkpoint_format": "gptq"},
+    Awq: {"bits": 4, "group_size": 32, "version": "gemm", "modules_to_not_convert": ["x"]},
+    Qqq: {"wbits": 4, "group_size": -1},
+    AutoRound: {"bits": 4, "group_size": 32, "extra_config": {"lm_head": {"bits": 4}}, "block_name_to_quantize": "a"},
+    Hqq: {"quant_config": _HQQ, "skip_modules": ["x"]},
+    SqueezeLlm: {"wbits": 4},
+    Aqlm: {"in_group_size": 8, "out_group_size": 1, "num_codebooks": 2, "nbits_per_codebook": 8},
+    DeepSpeedFp: {"bits": 8, "group_size": 512},
+    LayersInt8: {"activation_scheme": "none"},
+}
+_JUNK: list[Any] = [
+    *(None, 0, -1, 1, 2, 3, 8, 48, 1.5, float("nan"), 10**30, True, "", "x", "marlin", "gptq_p", "gemv", "gemv_fast"),
+    *([], [1], ["a"], [["a"], [1]], {}, {"a": 1}, {"-:(": {}}, {"a": {"bits": 7}}, {"a": {"group_size": []}}),
+    {"weight_quant_params": {"nbits": []}},
+]
+
+
+def _changed(draw: random.Random, config: dict[str, Any]) -> dict[str, Any]:
+    made = dict(config)
+    for _ in range(draw.randint(1, 3)):
+        key = draw.choice([*made, "lm_head"])
+        inner = made.get(key)
+        made[key] = _changed(draw, inner) if isinstance(inner, dict) and draw.random() < 0.6 else draw.choice(_JUNK)
+    return made
+
+
+def test_any_configuration_is_read_refused_or_told() -> None:
+    """With what may be anywhere in JSON: no other error, for no layer."""
+    draw, outcomes = random.Random(0), set()
+    for _ in range(2000):
+        method = draw.choice(list(_SOUND))
+        config = {"quant_method": method.formats[0], **_changed(draw, _SOUND[method])}
+        try:
+            refused = method.refuses(config, CPU, torch.bfloat16)
+            outcomes.add(type(refused))
+            if refused is None:
+                made = method(config)
+                for layer in (Linear(64, 128), MergedLinear(96, {"q_proj": 64, "k_proj": 64}), Linear(100, 36)):
+                    layer.quantize("layers.0.self_attn.qkv_proj", made)
+        except CheckpointError as error:
+            outcomes.add(type(error))
+    assert outcomes == {str, type(None), CheckpointError}

@@ -80,6 +80,14 @@ def test_shapes_that_no_tensor_can_have(tmp_path, shape):
         read_header(tmp_path / "m")
 
 
+def test_complex_numbers_are_no_weights(tmp_path):
+    """Not every library that reads these files knows them."""
+    header = json.dumps({"a": {"dtype": "C64", "shape": [1], "data_offsets": [0, 8]}}).encode()
+    (tmp_path / "m").write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
+    with pytest.raises(CheckpointError, match="'a' has the unknown type 'C64'"):
+        read_header(tmp_path / "m")
+
+
 @pytest.mark.parametrize("content", [
     numpy_file((1 << 36,), b"1234"),  # 256 GiB in a file of 132 bytes
     numpy_file((-2, -3), bytes(24)),

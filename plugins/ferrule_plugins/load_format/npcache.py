@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import shutil
+import tokenize
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -23,7 +25,7 @@ from ferrule.errors import CheckpointError
 from ferrule.interfaces.load_format import WeightSource
 from ferrule.interfaces.model import Model
 from ferrule_plugins.load_format.pt import PyTorchFiles
-from ferrule_plugins.load_format.shards import known_options, progress
+from ferrule_plugins.load_format.shards import is_file_name, known_options, progress
 
 if TYPE_CHECKING:
     import torch
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 _FOLDER, _NAMES, _ORIGIN = "np", "weight_names.json", "ferrule.json"
 _MAX_NAMES = 64 << 20  # bytes
 _SMALL = 4096  # bytes
+# What numpy raises for a header, which it reads as Python's own literals.
+_DAMAGED = (OSError, ValueError, TypeError, EOFError, SyntaxError, tokenize.TokenError, RecursionError, MemoryError)
 
 
 class NumpyCache(WeightSource):
@@ -50,7 +54,7 @@ class NumpyCache(WeightSource):
         cache, sources = folder / _FOLDER, _sources(folder)
         if not _is_of(cache, sources):
             _renew(cache, sources, partial(PyTorchFiles().tensors, folder, model, options))
-        integers = frozenset((_origin(cache) or {}).get("bfloat16", ()))
+        integers = _integers(cache)
         files = [cache / name for name in _names(cache)]
         with progress(options, sum(file.stat().st_size for file in files if file.is_file())) as bar:
             for file in files:
@@ -74,6 +78,14 @@ def _origin(cache: Path) -> dict[str, Any] | None:
     return read_json(cache / _ORIGIN) if (cache / _ORIGIN).is_file() else {}
 
 
+def _integers(cache: Path) -> frozenset[str]:
+    """Names of the tensors that are kept as 16-bit integers."""
+    names = (_origin(cache) or {}).get("bfloat16", [])
+    if not isinstance(names, list):
+        raise CheckpointError(f"{cache / _ORIGIN}: 'bfloat16' is no list of names.", _hint(cache))
+    return frozenset(name for name in names if isinstance(name, str))
+
+
 def _is_of(cache: Path, sources: Mapping[str, Any]) -> bool:
     """Whether there is a copy, and of these files."""
     origin = _origin(cache)
@@ -93,8 +105,7 @@ def _names(cache: Path) -> list[str]:
 
 def _checked(name: Any) -> str:
     """A tensor's name, which becomes a file's. Raises CheckpointError for one that cannot."""
-    plain = isinstance(name, str) and name == Path(name).name and "\0" not in name and len(name.encode()) < 256
-    if not plain or name in {"", "..", _NAMES, _ORIGIN}:
+    if not is_file_name(name) or name in {_NAMES, _ORIGIN}:
         raise CheckpointError(f"--load-format npcache: {name!r} cannot be the name of a file.", "--load-format pt")
     return str(name)
 
@@ -104,12 +115,26 @@ def _load(file: Path, bfloat16: bool) -> torch.Tensor:
     import torch
 
     try:
+        _check_header(file, np.dtype(np.int16) if bfloat16 else None)
         mapped: Literal["c"] | None = "c" if file.stat().st_size > _SMALL else None  # nothing cannot be mapped
         array = np.load(file, mmap_mode=mapped, allow_pickle=False)
         tensor = torch.from_numpy(array)
-    except (OSError, ValueError, TypeError, EOFError) as error:
+    except _DAMAGED as error:
         raise CheckpointError(f"{file} cannot be read: {error}.", _hint(file.parent)) from None
     return tensor.view(torch.bfloat16) if bfloat16 else tensor
+
+
+def _check_header(file: Path, expected: np.dtype[Any] | None) -> None:
+    """Raise ValueError where a file is not as long as its shape says: numpy would allocate the shape first."""
+    with file.open("rb") as stream:
+        first = np.lib.format.read_magic(stream) == (1, 0)  # type: ignore[no-untyped-call]
+        read = np.lib.format.read_array_header_1_0 if first else np.lib.format.read_array_header_2_0
+        shape, _, dtype = read(stream)  # type: ignore[no-untyped-call]
+        size = file.stat().st_size - stream.tell()
+    if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != size:
+        raise ValueError(f"shape {shape} and type {dtype} do not fit its {size} bytes")
+    if expected is not None and dtype != expected:
+        raise ValueError(f"its type is {dtype}, not {expected}")
 
 
 def _renew(cache: Path, sources: Mapping[str, Any], tensors: Callable[[], Iterable[tuple[str, torch.Tensor]]]) -> None:

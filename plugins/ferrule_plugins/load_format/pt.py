@@ -70,8 +70,11 @@ def read_file(file: Path) -> dict[str, torch.Tensor]:
     if not file.is_file():
         raise missing_file(file)
     try:
+        mapped = zipfile.is_zipfile(file)
+        if mapped:
+            _check_stored(file)
         # files older than torch 1.6 are not zip archives and cannot be mapped
-        content = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
+        content = torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
     except Exception as error:
         raise CheckpointError(
             f"{file} was refused: it is damaged, or it holds more than tensors ({type(error).__name__}).",
@@ -82,7 +85,19 @@ def read_file(file: Path) -> dict[str, torch.Tensor]:
     for name, value in content.items():
         if not isinstance(name, str) or not isinstance(value, torch.Tensor) or value.layout != torch.strided:
             raise CheckpointError(f"{file}: the entry {name!r} is not a dense tensor.")
+        if value.device.type != "cpu" or value.nbytes > value.untyped_storage().nbytes():
+            raise CheckpointError(
+                f"{file}: the entry {name!r} has fewer bytes than its shape {tuple(value.shape)} needs."
+            )
     return {name: value.detach() for name, value in content.items()}
+
+
+def _check_stored(file: Path) -> None:
+    """Raise ValueError for a compressed archive: torch writes none, and a small one may unpack to any size."""
+    with zipfile.ZipFile(file) as archive:
+        for entry in archive.infolist():
+            if entry.compress_type != zipfile.ZIP_STORED:
+                raise ValueError(f"{entry.filename!r} is compressed")
 
 
 def check_torch(version: str) -> None:

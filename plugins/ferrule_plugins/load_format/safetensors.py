@@ -22,11 +22,12 @@ if TYPE_CHECKING:
 
 _MAX_HEADER = 100 << 20
 _MAPPED_BYTES = 128 << 20
+_MAX_DIMENSIONS = 64  # as torch has it
 _BITS = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 8),
     **dict.fromkeys(("U16", "I16", "F16", "BF16"), 16),
     **dict.fromkeys(("U32", "I32", "F32"), 32),
-    **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
+    **dict.fromkeys(("U64", "I64", "F64"), 64),
 }
 
 
@@ -193,6 +194,8 @@ def _entry(file: Path, name: str, entry: Any) -> tuple[int, int]:
     if bits is None:
         raise CheckpointError(f"{file}: tensor {name!r} has the unknown type {entry.get('dtype')!r}.")
     offsets = entry["data_offsets"]
+    if len(entry["shape"]) > _MAX_DIMENSIONS or math.prod(max(1, size) for size in entry["shape"]) >= 1 << 60:
+        raise CheckpointError(f"{file}: tensor {name!r} has a shape that no tensor can have.")
     if len(offsets) != 2 or (offsets[1] - offsets[0]) * 8 != math.prod(entry["shape"]) * bits:
         kind = f"shape {entry['shape']} and type {entry['dtype']}"
         raise CheckpointError(f"{file}: tensor {name!r} of {kind} does not fit its range {offsets}.")

@@ -51,9 +51,15 @@ def weight_map(index: Path) -> dict[str, str]:
     if not isinstance(content, dict) or not content:
         raise CheckpointError(f"{index} has no 'weight_map'.")
     for tensor, name in content.items():
-        if not isinstance(name, str) or not name or "\\" in name or ".." in name or Path(name).name != name:
+        if not is_file_name(name):
             raise CheckpointError(f"{index}: tensor {tensor!r} is said to be in {name!r}, which is not a file name.")
     return content
+
+
+def is_file_name(name: Any) -> bool:
+    """Whether this names a file of a folder, and cannot lead out of it or be more than a file system takes."""
+    plain = isinstance(name, str) and name.isprintable() and "\\" not in name and ".." not in name
+    return plain and Path(name).name == name != "" and len(name.encode()) < 256
 
 
 def check_index(folder: Path, single: str, tensors: Mapping[Path, Iterable[str]]) -> None:

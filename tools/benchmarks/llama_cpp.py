@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import statistics
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO
@@ -133,4 +132,4 @@ def _pipes(process: subprocess.Popen[str]) -> tuple[IO[str], IO[str]]:
 
 if __name__ == "__main__":
     before_libraries()
-    sys.exit(main())
+    main()

@@ -61,15 +61,19 @@ class CodedScheme(Quantized):
     def pack(self, layer: Any) -> None:
         if next(layer.parameters()).device.type == "cpu":
             super().pack(layer)
-            return
-        self.shared.say("no kernel of this device looks up codes of 4 bits: such weights take 16 bits, or 32, here")
+        else:
+            self.shared.say("no kernel of this device looks up codes of 4 bits: such weights take 16 bits, or 32, here")
+            self.become_floats(layer)
+
+    def become_floats(self, layer: Any) -> None:
+        """Make it a float layer from here on, whose experts can be stacked."""
         made = self.coded(layer)
         check_scales(made.scales, self.given)
         for name, own in list(layer.named_parameters(recurse=False)):
             if name != "bias":
                 setattr(layer, name, torch.nn.Parameter(own.new_empty(0), requires_grad=False))
         layer.weight = torch.nn.Parameter(made.widened(self.given), requires_grad=False)
-        layer.scheme, layer.quantized = Dense(), False  # a float layer from here on, whose experts can be stacked
+        layer.scheme, layer.quantized = Dense(), False
         layer.scheme.pack(layer)
 
 

@@ -168,6 +168,13 @@ def float4(weight: torch.Tensor, group: int = GROUP) -> tuple[Tensors, torch.Ten
     return {**tensors, "weight_packed": pairs[:, ::2] + 16 * pairs[:, 1::2]}, meant.flatten(1)
 
 
+def modelopt(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+    tensors, meant = float4(weight, 16)
+    whole = 1 / tensors["weight_global_scale"].reshape(())
+    named = {"weight": tensors["weight_packed"], "weight_scale": tensors["weight_scale"], "weight_scale_2": whole}
+    return {**named, "input_scale": torch.tensor(0.5)}, meant
+
+
 def bitsandbytes(weight: torch.Tensor, kind: str = "nf4", nested: bool = False) -> tuple[Tensors, torch.Tensor]:
     """Blocks of 64 of the whole matrix; with `nested` their scales are bytes, places in a map of evenly spaced ones."""
     table = torch.tensor(_BNB_TABLES[kind])
@@ -274,6 +281,14 @@ FORMATS: Mapping[str, Format] = {
     ),
     "fp4": Format({**_BNB, "bnb_4bit_quant_type": "fp4"}, lambda weight: bitsandbytes(weight, "fp4")),
     "bitsandbytes-int8": Format({"quant_method": "bitsandbytes", "load_in_8bit": True}, bitsandbytes_rows),
+    "modelopt-fp4": Format(
+        {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16, "ignore": ["lm_head*"]}, modelopt
+    ),
+    "modelopt-fp8": Format(
+        {"quant_method": "modelopt", "quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}},
+        fp8_matrix,
+        wide=False,
+    ),
     "gptq": Format({**_GPTQ, "sym": True}, gptq),
     "gptq-zeros": Format({**_GPTQ, "sym": False}, lambda weight: gptq(weight, symmetric=False)),
     "gptq-v2": Format(

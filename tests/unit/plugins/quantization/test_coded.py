@@ -13,6 +13,7 @@ from ferrule_nn import Dense, Linear
 from ferrule_nn.loading import load_into
 from ferrule_plugins.quantization.coded import CodedScheme
 from ferrule_plugins.quantization.compressed import CompressedTensors
+from ferrule_plugins.quantization.modelopt import ModelOpt
 from ferrule_testkit.quantized import FORMATS
 
 CPU = DeviceCaps("cpu", "a processor", 1 << 30)
@@ -82,3 +83,26 @@ def test_inputs_that_are_not_whole_groups_are_refused() -> None:
     layer = Linear(40, 24)
     with pytest.raises(CheckpointError, match="whole number of groups of 16"):
         layer.quantize("layers.0.mlp.up_proj", CompressedTensors(FORMATS["nvfp4-compressed"].config))
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({}, None),
+        ({"quant_algo": "W4A8_AWQ"}, "'W4A8_AWQ'"),
+        ({"group_size": 32}, "groups of 16"),
+        ({"kv_cache_quant_algo": "FP8"}, "KV cache"),
+        ({"kv_cache_scheme": {"num_bits": 8}}, "KV cache"),
+    ],
+)
+def test_what_is_read_of_modelopt(changed: dict[str, Any], reason: str | None) -> None:
+    config = {**FORMATS["modelopt-fp4"].config, **changed}
+    for each in (config, {"quant_method": "modelopt", "quantization": config}):
+        said = ModelOpt.refuses(each, CPU, torch.bfloat16)
+        assert said is None if reason is None else said is not None and reason in said
+
+
+def test_names_with_stars() -> None:
+    method = ModelOpt({**FORMATS["modelopt-fp4"].config, "ignore": ["model.layers.0.*", "*.router"]})
+    for name, quantized in (("layers.0.up", False), ("layers.10.up", True), ("layers.1.router", False)):
+        assert Linear(64, 24).quantize(name, method) is quantized

@@ -19,6 +19,8 @@ from ferrule_nn.parameters import CheckpointParameter
 
 # Buffers that old checkpoints hold and that are derived from config.json.
 _DERIVED = (r"rotary_emb\.(inv_freq|cos_cached|sin_cached)$",)
+# What bitsandbytes keeps beside a weight, under a name that no parameter can have: `weight.absmax` is `weight_absmax`.
+_BESIDE = re.compile(r"\.weight\.(absmax|quant_map|nested_absmax|nested_quant_map|quant_state)(\.\w+)?$")
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class Naming:
     def rename(self, name: str) -> str:
         for pattern, replacement in self.renames:
             name = re.sub(pattern, replacement, name)
-        return name
+        return _BESIDE.sub(r".weight_\1", name)
 
     def tensors(self, source: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
         """The model's names for a tensor of the checkpoint, and what belongs there: views of it where it is stacked."""

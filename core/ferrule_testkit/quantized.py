@@ -19,6 +19,17 @@ Tensors = dict[str, torch.Tensor]
 Encoder = Callable[[torch.Tensor], tuple[Tensors, torch.Tensor]]
 GROUP = 32
 BLOCK = 128
+# As `weight.quant_map` has them, of bitsandbytes 0.50.
+_BNB_TABLES = {
+    "nf4": [
+        *(-1.0, -0.6961928, -0.52507305, -0.39491749, -0.28444138, -0.18477343, -0.09105004, 0.0),
+        *(0.0795803, 0.1609302, 0.2461123, 0.33791524, 0.44070983, 0.562617, 0.72295684, 1.0),
+    ],
+    "fp4": [
+        *(0.0, 0.00520833, 0.66666669, 1.0, 0.33333334, 0.5, 0.16666667, 0.25),
+        *(0.0, -0.00520833, -0.66666669, -1.0, -0.33333334, -0.5, -0.16666667, -0.25),
+    ],
+}
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
@@ -139,6 +150,64 @@ def packed(weight: torch.Tensor, symmetric: bool = True) -> tuple[Tensors, torch
     return tensors, meant
 
 
+def float4(weight: torch.Tensor, group: int = GROUP) -> tuple[Tensors, torch.Tensor]:
+    """e2m1: groups of 32 with powers of two, or of 16 with e4m3 scales that are 448 at most, by a global scale."""
+    parts = weight.float().view(len(weight), -1, group)
+    most = parts.abs().amax(2).clamp(min=1e-6)
+    if group == GROUP:
+        exponents = (most / 6).log2().ceil()
+        tensors, scales = {"weight_scale": (exponents + 127).to(torch.uint8)}, exponents.exp2()
+    else:
+        whole = 448 * 6 / weight.float().abs().amax().reshape(1)
+        stored = (most / 6 * whole).clamp(min=2**-9).to(torch.float8_e4m3fn)
+        tensors, scales = {"weight_scale": stored, "weight_global_scale": whole}, stored.float() / whole
+    values = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+    codes = ((parts / scales[..., None]).abs()[..., None] - values).abs().argmin(-1)
+    meant = values[codes] * scales[..., None] * torch.where(parts < 0, -1.0, 1.0)
+    pairs = (codes + 8 * (parts < 0)).to(torch.uint8).flatten(1)
+    return {**tensors, "weight_packed": pairs[:, ::2] + 16 * pairs[:, 1::2]}, meant.flatten(1)
+
+
+def modelopt(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+    tensors, meant = float4(weight, 16)
+    whole = 1 / tensors["weight_global_scale"].reshape(())
+    named = {"weight": tensors["weight_packed"], "weight_scale": tensors["weight_scale"], "weight_scale_2": whole}
+    return {**named, "input_scale": torch.tensor(0.5)}, meant
+
+
+def bitsandbytes(weight: torch.Tensor, kind: str = "nf4", nested: bool = False) -> tuple[Tensors, torch.Tensor]:
+    """Blocks of 64 of the whole matrix; with `nested` their scales are bytes, places in a map of evenly spaced ones."""
+    table = torch.tensor(_BNB_TABLES[kind])
+    blocks = weight.float().reshape(-1, 64)
+    absmax = blocks.abs().amax(1).clamp(min=1e-6)
+    state: dict[str, Any] = {"quant_type": kind, "blocksize": 64, "dtype": "float32", "shape": list(weight.shape)}
+    tensors: Tensors = {"weight.absmax": absmax, "weight.quant_map": table}
+    if nested:
+        offset, steps = float(absmax.mean()), torch.linspace(-1, 1, 256)
+        rest = torch.nn.functional.pad(absmax - offset, (0, -len(absmax) % 256)).view(-1, 256)
+        most = rest.abs().amax(1)
+        places = (rest[..., None] / most[:, None, None] - steps).abs().argmin(-1)
+        absmax = ((steps[places] * most[:, None]).flatten() + offset)[: len(absmax)]
+        state |= {"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": offset}
+        tensors |= {"weight.absmax": places.flatten()[: len(absmax)].to(torch.uint8)}
+        tensors |= {"weight.nested_absmax": most, "weight.nested_quant_map": steps}
+    codes = ((blocks / absmax[:, None])[..., None] - table).abs().argmin(-1)
+    meant = (table[codes] * absmax[:, None]).view(weight.shape)
+    pairs = codes.flatten().to(torch.uint8)
+    tensors["weight"] = (pairs[::2] * 16 + pairs[1::2])[:, None]
+    tensors[f"weight.quant_state.bitsandbytes__{kind}"] = torch.frombuffer(
+        bytearray(json.dumps(state).encode()), dtype=torch.uint8
+    )
+    return tensors, meant
+
+
+def bitsandbytes_rows(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+    most = weight.float().abs().amax(1).clamp(min=1e-6)
+    numbers = (weight.float() * (127 / most[:, None])).round()
+    tensors = {"weight": numbers.to(torch.int8), "SCB": most, "weight_format": torch.tensor(0, dtype=torch.uint8)}
+    return tensors, numbers * most[:, None] / 127
+
+
 # ------------------------------------------------------------------------------------------ configurations
 
 
@@ -156,6 +225,11 @@ def _groups(symmetric: bool) -> dict[str, Any]:
     return {"num_bits": 4, "type": "int", "symmetric": symmetric, "strategy": "group", "group_size": GROUP}
 
 
+def _floats(strategy: str, size: int) -> dict[str, Any]:
+    return {"num_bits": 4, "type": "float", "symmetric": True, "strategy": strategy, "group_size": size}
+
+
+_BNB = {"quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": False}
 _GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False}
 _AWQ = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"}
 _FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3"}
@@ -191,6 +265,29 @@ FORMATS: Mapping[str, Format] = {
     "packed": Format(_compressed("pack-quantized", _groups(True), None), packed),
     "packed-zeros": Format(
         _compressed("pack-quantized", _groups(False), None), lambda weight: packed(weight, symmetric=False)
+    ),
+    "mxfp4-compressed": Format(_compressed("mxfp4-pack-quantized", _floats("group", GROUP), None), float4),
+    "nvfp4-compressed": Format(
+        _compressed("nvfp4-pack-quantized", _floats("tensor_group", 16), None), lambda weight: float4(weight, 16)
+    ),
+    "nvfp4-compressed-activations": Format(
+        _compressed("nvfp4-pack-quantized", _floats("tensor_group", 16), _floats("tensor_group", 16)),
+        lambda weight: float4(weight, 16),
+    ),
+    "nf4": Format({**_BNB, "bnb_4bit_quant_type": "nf4"}, bitsandbytes),
+    "nf4-nested": Format(
+        {**_BNB, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True},
+        lambda weight: bitsandbytes(weight, nested=True),
+    ),
+    "fp4": Format({**_BNB, "bnb_4bit_quant_type": "fp4"}, lambda weight: bitsandbytes(weight, "fp4")),
+    "bitsandbytes-int8": Format({"quant_method": "bitsandbytes", "load_in_8bit": True}, bitsandbytes_rows),
+    "modelopt-fp4": Format(
+        {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16, "ignore": ["lm_head*"]}, modelopt
+    ),
+    "modelopt-fp8": Format(
+        {"quant_method": "modelopt", "quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}},
+        fp8_matrix,
+        wide=False,
     ),
     "gptq": Format({**_GPTQ, "sym": True}, gptq),
     "gptq-zeros": Format({**_GPTQ, "sym": False}, lambda weight: gptq(weight, symmetric=False)),

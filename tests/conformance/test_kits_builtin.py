@@ -18,6 +18,7 @@ from ferrule_testkit.quantized import FORMATS
 PLUGINS = discover()
 
 CHAT = {"messages": [{"role": "user", "content": "hello"}]}
+WHOLE_GROUPS = ((64, 48), (224, 104), (512, 256))
 SMALL = ((64, 48), (200, 100), (129, 17))
 
 
@@ -72,6 +73,8 @@ SETTINGS: dict[tuple[str, str], dict[str, Any]] = {
             # On CPUs fp8 takes the memory of 16 bits: no layer here is so large that the kit asks for less.
             ("fp8", "fp8-blocks", {"sizes": SMALL}),
             ("fbgemm_fp8", "fp8-fbgemm", {"sizes": SMALL}),
+            ("modelopt", "modelopt-fp4", {"sizes": WHOLE_GROUPS, "error": 0.2}),
+            ("modelopt_fp4", "modelopt-fp4", {"sizes": WHOLE_GROUPS, "error": 0.2}),
         )
     },
 }

@@ -3,8 +3,9 @@
     python -m tools.benchmarks.llama_cpp --python VENV/bin/python Q4_0.gguf Q8_0.gguf --streams 1,16
 
 VENV is an environment with llama-cpp-python. Both compute steps of so many streams with random tokens, without HTTP;
-Ferrule's also sample. llama.cpp runs in a process of its own, with a cache for each stream. Prints medians over the
-rounds of each round's median step, as tokens per second, and the median of the rounds' ratios.
+Ferrule's also sample. llama.cpp runs in a process of its own, with a cache for each stream. Both have one thread, and
+what is counted is the processor's seconds, so that other work on the machine matters little. Prints tokens per second,
+medians of the rounds, and the median of the rounds' ratios.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO
@@ -26,19 +28,19 @@ from ferrule.plugin import discover
 from ferrule.types import TokenSampling
 from tools.benchmarks.runner import Bench
 
-# Reads lines "streams context steps" and answers each with the seconds of the median step.
+# Reads lines "streams context steps" and answers each with the seconds of all steps.
 _OTHER = """
 import ctypes, sys, time
 import llama_cpp as api
 
-file, threads, most, context = sys.argv[1], *map(int, sys.argv[2:])
+file, most, context = sys.argv[1], *map(int, sys.argv[2:])
 quiet = api.llama_log_callback(lambda *_: None)
 api.llama_log_set(quiet, ctypes.c_void_p(0))
 api.llama_backend_init()
 model = api.llama_model_load_from_file(file.encode(), api.llama_model_default_params())
 options = api.llama_context_default_params()
 options.n_ctx, options.n_seq_max, options.n_batch, options.n_ubatch = most * context, most, 2048, 512
-options.n_threads = options.n_threads_batch = threads
+options.n_threads = options.n_threads_batch = 1
 options.kv_unified = False
 state = api.llama_init_from_model(model, options)
 batch = api.llama_batch_init(2048, 0, 1)
@@ -58,12 +60,10 @@ for line in sys.stdin:
     api.llama_memory_clear(api.llama_get_memory(state), True)
     for stream in range(streams):
         decode([(3 + i, i, stream, i == begun - 1) for i in range(begun)])
-    times = []
+    start = time.process_time()
     for step in range(steps):
-        start = time.perf_counter()
         decode([(3 + (7 * step + stream) % 200, begun + step, stream, True) for stream in range(streams)])
-        times.append(time.perf_counter() - start)
-    print(sorted(times)[len(times) // 2], flush=True)
+    print(time.process_time() - start, flush=True)
 """
 
 
@@ -94,14 +94,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--context", type=int, default=128, help="tokens that each stream begins with")
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=2)
     given = parser.parse_args(arguments)
-    torch.set_num_threads(given.threads)
+    torch.set_num_threads(1)
     streams = [int(each) for each in given.streams.split(",")]
     room = given.context + given.steps + 16
-    print(f"{given.threads} threads, {given.context} tokens of context; Ferrule and llama.cpp, tokens/s")
+    print(f"one thread, {given.context} tokens of context; Ferrule and llama.cpp, tokens/s")
     for file in given.files:
-        command = [given.python, "-c", _OTHER, file, str(given.threads), str(max(streams)), str(room)]
+        command = [given.python, "-c", _OTHER, file, str(max(streams)), str(room)]
         with (
             opened(file, max(streams), room) as ours,
             subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as theirs,
@@ -112,11 +111,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 pairs = []
                 for _ in range(given.rounds):
                     ours.start(count, given.context, given.steps + 1)
-                    step = ours.decode(count, given.context, given.steps)
+                    start = time.process_time()
+                    ours.decode(count, given.context, given.steps)
+                    seconds = time.process_time() - start
                     ours.release(range(count))
                     asked.write(f"{count} {given.context} {given.steps}\n")
                     asked.flush()
-                    pairs.append((count / step, count / float(told.readline())))
+                    pairs.append(tuple(count * given.steps / each for each in (seconds, float(told.readline()))))
                 first, second = (statistics.median(each) for each in zip(*pairs, strict=True))
                 ratios = sorted(a / b for a, b in pairs)
                 spread = f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"

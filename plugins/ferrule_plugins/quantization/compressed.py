@@ -5,6 +5,8 @@ What is read, by `type` and `num_bits` of the weights:
     int 8      numbers int8 [n, k], a scale for each output channel or matrix; activations int8, or as they are
     float 8    e4m3, a scale for each output channel, matrix, or block of 128 x 128; activations fp8, or as they are
     int 4      ``pack-quantized`` (as may be int 8): words of 32 bits along the inputs, scales and zeros for groups
+    float 4    ``nvfp4-pack-quantized``: e2m1 with an e4m3 scale for 16 inputs and one for the matrix, by which these
+               were multiplied; ``mxfp4-pack-quantized``: a power of two for 32 inputs. Activations as they are
 
 Activations are quantized as they come, one scale for each row; scales that were measured before (`dynamic` false) are
 coarser, and not used. https://github.com/vllm-project/compressed-tensors describes the format.
@@ -22,18 +24,24 @@ from ferrule.errors import CheckpointError
 from ferrule.interfaces.platform import DeviceCaps
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme, QuantizationMethod
 from ferrule_nn import checkpoint_parameter
+from ferrule_plugins.quantization.coded import E2M1, Coded, CodedScheme, halves, powers_of_two
 from ferrule_plugins.quantization.fp8 import BLOCK, Fp8Scheme
 from ferrule_plugins.quantization.groupwise import check_words, group_problem, outputs, unpacked
 from ferrule_plugins.quantization.names import chosen, listed
-from ferrule_plugins.quantization.products import Integers, Quantized, Shared, cannot_run
+from ferrule_plugins.quantization.products import Integers, Quantized, Shared, cannot_run, checked
 
 _ALL = "Linear"  # as a target: the class that all such layers have
+# Of float weights of 4 bits: the strategy, and how many inputs have a scale.
+_FLOATS = {"nvfp4-pack-quantized": ("tensor_group", 16), "mxfp4-pack-quantized": ("group", 32)}
 _IN_ORDER = (None, False, "weight", "static")  # of "actorder": inputs stand where they stood
 
 
 @dataclass(frozen=True)
 class Group:
-    """One of `config_groups`, read. `kind` is int8, fp8 or packed; `wide` activations are not quantized."""
+    """One of `config_groups`, read. `kind` is int8, fp8, packed, nvfp4 or mxfp4.
+
+    `wide` activations are not quantized.
+    """
 
     targets: Sequence[str]
     kind: str
@@ -79,9 +87,17 @@ def _group(name: str, values: Any, form: str) -> Group:
         block = weights.get("block_structure")
         odd = strategy == "block" and block != [BLOCK, BLOCK]
         kind, problem = "fp8", f"reads blocks of {BLOCK} x {BLOCK}, and those of {name} are {block}" if odd else None
+    elif weights.get("type") == "float" and bits == 4 and form in _FLOATS and symmetric:
+        asked = strategy, weights.get("group_size")
+        odd = asked != _FLOATS[form]
+        kind, problem = (
+            form[:5],
+            f"reads groups of {_FLOATS[form][1]} in this form: {said}, {asked[1]}" if odd else None,
+        )
     else:
         kind, problem = "", f"does not read what {said}"
-    if isinstance(activations, Mapping) and activations.get("num_bits") != 8 and problem is None:
+    fewest = (4, 8) if kind in ("nvfp4", "mxfp4") else (8,)
+    if isinstance(activations, Mapping) and activations.get("num_bits") not in fewest and problem is None:
         problem = f"does not quantize activations to {activations.get('num_bits')} bits, as {name} asks"
     if problem is not None:
         raise ValueError(problem)
@@ -121,6 +137,8 @@ class CompressedTensors(QuantizationMethod):
         if group.kind == "fp8":
             tall = BLOCK if group.strategy == "block" else 0
             return Fp8Scheme(self._shared, dtype, wide=group.wide, tall=tall)
+        if group.kind in ("nvfp4", "mxfp4"):
+            return Float4Scheme(self._shared, dtype, group.kind)
         return (Int8Scheme if group.kind == "int8" else PackedIntScheme)(self._shared, dtype, group)
 
 
@@ -180,3 +198,32 @@ class PackedIntScheme(Int8Scheme):
             words = layer.weight_zero_point.detach()
             zeros = unpacked(words.t()).t()[: layer.out_features].contiguous()
         return Integers(numbers, scales, zeros, 4, self.group.group)
+
+
+class Float4Scheme(CodedScheme):
+    """Parameters `weight_packed` uint8, of a pair the first in the low half; `weight_scale`, `weight_global_scale`."""
+
+    def __init__(self, shared: Shared, dtype: torch.dtype | None, kind: str) -> None:
+        super().__init__(shared, dtype)
+        self.kind = kind
+        self.group = 16 if kind == "nvfp4" else 32
+
+    def allocate(self, layer: Any) -> None:
+        self.given, k = layer.weight.dtype, layer.in_features
+        if k % self.group:
+            raise CheckpointError(f"{k} inputs of a layer are not a whole number of groups of {self.group}.")
+        kept = torch.float8_e4m3fn if self.kind == "nvfp4" else torch.uint8
+        packed = checkpoint_parameter(layer, (-1, k // 2), torch.uint8)
+        scale = checkpoint_parameter(layer, (-1, k // self.group), kept)
+        layer.ignored_tensors = (*layer.ignored_tensors, "input_global_scale", "input_scale", "weight_shape")
+        if self.kind == "nvfp4":
+            layer.weight_global_scale = checkpoint_parameter(layer, (-1, 1), torch.float32, broadcast=True)
+        layer.weight, layer.weight_packed, layer.weight_scale = None, packed, scale
+
+    def coded(self, layer: Any) -> Coded:
+        scales = layer.weight_scale.detach()
+        if self.kind == "nvfp4":
+            scales = checked(scales).float() / layer.weight_global_scale.detach()
+        else:
+            scales = powers_of_two(scales)
+        return Coded(halves(layer.weight_packed.detach()), E2M1, scales, self.group)

@@ -16,9 +16,9 @@ import torch
 from ferrule.interfaces.platform import DeviceCaps
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme, QuantizationMethod
 from ferrule_nn import checkpoint_parameter
-from ferrule_plugins.quantization.groupwise import outputs
 from ferrule_plugins.quantization.names import chosen, listed
 from ferrule_plugins.quantization.products import Fp8, Quantized, Shared, cannot_run, checked
+from ferrule_plugins.quantization.words import outputs
 
 BLOCK = 128
 

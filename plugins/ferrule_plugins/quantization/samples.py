@@ -1,4 +1,4 @@
-"""Packed layers of every form, layers in mxfp4 and of GGUF files, for `ferrule plugins check` and tests alone."""
+"""Packed layers of every form, layers in mxfp4, nf4 and of GGUF files, for `ferrule plugins check` and tests alone."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from ferrule_kernels.cpu.dense import DenseMatrix
 from ferrule_kernels.cpu.matmul import PackedMatrix, Workspace
 from ferrule_kernels.matmul import Form
 from ferrule_plugins.gguf.blocks import GROUP
+from ferrule_plugins.quantization.bitsandbytes import coded_of
 from ferrule_plugins.quantization.gguf import form_of
 from ferrule_plugins.quantization.packed import FACTORS, WEIGHT, LayerForm, read, stated
 
@@ -94,6 +95,21 @@ def _coded(weight: torch.Tensor, form: Form) -> dict[str, torch.Tensor]:
     apart = groups / scales.clamp(min=1e-9)[..., None]
     numbers = table[(apart.unsqueeze(-1) - table).abs().argmin(-1)]
     return {"numbers": numbers.to(torch.int8).flatten(1), "scales": scales.repeat_interleave(form.group // GROUP, 1)}
+
+
+def _bitsandbytes(layer: LinearLayer, weight: torch.Tensor, config: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """nf4, as parameters are once a file's blocks are told apart; the offset of nested scales is 0 without any."""
+    made = coded_of(weight)
+    pairs = made.codes[:, ::2] << 4 | made.codes[:, 1::2]
+    return {"weight": pairs, "weight_absmax": made.scales, "weight_quant_state": torch.zeros(len(weight), 1)}
+
+
+BITSANDBYTES = {
+    "config": {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
+    "encode": _bitsandbytes,
+    "sizes": ((64, 64), (224, 96), (512, 256)),
+    "error": 0.2,
+}
 
 
 GGUF = {"config": {"quant_method": "gguf", "types": _TYPES}, "encode": _gguf}

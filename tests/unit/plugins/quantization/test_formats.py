@@ -62,7 +62,8 @@ def test_layers_multiply_by_what_the_checkpoint_means(
         y, expected = layer(x), x @ _meant(path, layer, weights).t()
         assert y.dtype == torch.float32
         off = (y - expected).norm() / expected.norm()
-        assert off < (0.02 if name == "int8" else 5e-3), path
+        looked_up = name in ("nf4", "nf4-nested", "fp4")  # a table in 8 bits
+        assert off < (0.02 if name == "int8" else 1e-2 if looked_up else 5e-3), path
     hidden = torch.randn(5, loaded.info.hidden_size, generator=torch.Generator().manual_seed(0))
     assert torch.equal(loaded.reload().logits(hidden), loaded.model.logits(hidden))
 

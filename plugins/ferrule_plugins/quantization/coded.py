@@ -1,0 +1,87 @@
+"""Weights as codes of 4 bits: a number of a table of 16, times the scale of its group.
+
+The tables are those of e2m1 (OCP Microscaling formats 1.0: mxfp4 and nvfp4 have it) and of bitsandbytes' nf4 and fp4.
+On CPUs codes are looked up as numbers of 8 bits: what e2m1 stands for exactly, and a number of nf4 or fp4 to half of
+1/127 of its group's largest. Scales are rounded to bfloat16 there. On other devices they are floats of the
+activations' type.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ferrule_nn import Dense
+from ferrule_plugins.quantization.products import Integers, Quantized, Shared, check_scales
+
+_HALF = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+E2M1 = (*_HALF, *(-value for value in _HALF))
+
+
+@dataclass(frozen=True)
+class Coded:
+    """Codes uint8 [n, k], each a place in `table`; scales float32 [n, groups], each for `group` inputs."""
+
+    codes: torch.Tensor
+    table: tuple[float, ...]
+    scales: torch.Tensor
+    group: int
+
+    def integers(self) -> Integers:
+        """With a table of numbers of 8 bits, of which one is 0.5 for e2m1, else 1/127 of the largest."""
+        most = max(abs(value) for value in self.table)
+        step = 0.5 if self.table == E2M1 else most / 127
+        numbers = tuple(round(value / step) for value in self.table)
+        return Integers(self.codes, self.scales * step, None, 4, self.group, table=numbers)
+
+    def widened(self, dtype: torch.dtype) -> torch.Tensor:
+        """What they stand for, [n, k]."""
+        table = torch.tensor(self.table, device=self.codes.device)
+        scales = self.scales.repeat_interleave(self.group, 1)[:, : self.codes.shape[1]]
+        return (table[self.codes.int()] * scales).to(dtype)
+
+
+class CodedScheme(Quantized):
+    """A scheme that packs what `coded` returns for a layer with loaded parameters. Activations are not quantized."""
+
+    def __init__(self, shared: Shared, dtype: torch.dtype | None = None) -> None:
+        super().__init__(shared, dtype, wide=True)
+
+    @abstractmethod
+    def coded(self, layer: Any) -> Coded:
+        """What the layer's parameters hold. Raises CheckpointError for what they may not."""
+
+    def weights(self, layer: Any) -> Integers:
+        return self.coded(layer).integers()
+
+    def pack(self, layer: Any) -> None:
+        if next(layer.parameters()).device.type == "cpu":
+            super().pack(layer)
+        else:
+            self.shared.say("no kernel of this device looks up codes of 4 bits: such weights take 16 bits, or 32, here")
+            self.become_floats(layer)
+
+    def become_floats(self, layer: Any) -> None:
+        """Make it a float layer from here on, whose experts can be stacked."""
+        made = self.coded(layer)
+        check_scales(made.scales, self.given)
+        for name, own in list(layer.named_parameters(recurse=False)):
+            if name != "bias":
+                setattr(layer, name, torch.nn.Parameter(own.new_empty(0), requires_grad=False))
+        layer.weight = torch.nn.Parameter(made.widened(self.given), requires_grad=False)
+        layer.scheme, layer.quantized = Dense(), False
+        layer.scheme.pack(layer)
+
+
+def halves(pairs: torch.Tensor, first_is_low: bool = True) -> torch.Tensor:
+    """Bytes [n, ...] of two codes each → codes uint8 [n, k]."""
+    low, high = pairs & 15, pairs >> 4
+    return torch.stack((low, high) if first_is_low else (high, low), dim=-1).flatten(1)
+
+
+def powers_of_two(exponents: torch.Tensor) -> torch.Tensor:
+    """Scales of type e8m0, uint8, as float32. 255 is NaN."""
+    return torch.exp2(exponents.float() - 127).masked_fill(exponents == 255, torch.nan)

@@ -1,0 +1,82 @@
+"""NVIDIA's modelopt: e4m3 with a scale for each matrix (FP8), and e2m1 in groups of 16 (NVFP4).
+
+NVFP4 has a `weight` of bytes, of a pair the first in the low half; `weight_scale`, e4m3 for 16 inputs; and
+`weight_scale_2`, which multiplies these (https://github.com/NVIDIA/TensorRT-Model-Optimizer, modelopt/torch/export).
+Activations are not quantized to 4 bits, and the scales that were measured for them (`input_scale`) are not used.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ferrule.errors import CheckpointError
+from ferrule.interfaces.platform import DeviceCaps
+from ferrule.interfaces.quantization import LinearLayer, LinearScheme, QuantizationMethod
+from ferrule_nn import checkpoint_parameter
+from ferrule_plugins.quantization.coded import E2M1, Coded, CodedScheme, halves
+from ferrule_plugins.quantization.fp8 import Fp8Scheme
+from ferrule_plugins.quantization.names import chosen, listed
+from ferrule_plugins.quantization.products import Shared, cannot_run, checked
+
+GROUP = 16
+
+
+class ModelOpt(QuantizationMethod):
+    formats = ("modelopt", "modelopt_fp4")
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__(config)
+        self._shared = Shared()
+        stated = _stated(config)
+        self._left = [_pattern(name) for name in listed(stated, "ignore", "exclude_modules")]
+        self._four_bits = stated.get("quant_algo") == "NVFP4"
+
+    @classmethod
+    def refuses(cls, config: Mapping[str, Any], caps: DeviceCaps, dtype: torch.dtype) -> str | None:
+        if not config:
+            return "the weights are not quantized"
+        stated = _stated(config)
+        if stated.get("quant_algo") not in ("FP8", "NVFP4"):
+            return f"reads FP8 and NVFP4, and quant_algo is {stated.get('quant_algo')!r}"
+        if stated.get("group_size") not in (None, GROUP) and stated["quant_algo"] == "NVFP4":
+            return f"reads groups of {GROUP}, and group_size is {stated['group_size']!r}"
+        if stated.get("kv_cache_scheme") or stated.get("kv_cache_quant_algo"):
+            return "does not read scales of a KV cache"
+        return cannot_run(caps.platform, dtype)
+
+    def scheme(self, layer: LinearLayer) -> LinearScheme | None:
+        if chosen(layer, self._left) or layer.head and not self._left:
+            return None
+        dtype = torch.float32 if layer.head else None
+        return NvFp4Scheme(self._shared, dtype) if self._four_bits else Fp8Scheme(self._shared, dtype)
+
+
+def _stated(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The settings, which older files have one level down."""
+    inner = config.get("quantization")
+    return inner if isinstance(inner, Mapping) else config
+
+
+def _pattern(name: str) -> str:
+    """A name with ``*`` for any characters, as `chosen` has it."""
+    return name if "*" not in name else "re:" + ".*".join(re.escape(part) for part in name.split("*")) + "$"
+
+
+class NvFp4Scheme(CodedScheme):
+    def allocate(self, layer: Any) -> None:
+        self.given, k = layer.weight.dtype, layer.in_features
+        if k % GROUP:
+            raise CheckpointError(f"{k} inputs of a layer are not a whole number of groups of {GROUP}.")
+        weight = checkpoint_parameter(layer, (-1, k // 2), torch.uint8)
+        layer.weight_scale = checkpoint_parameter(layer, (-1, k // GROUP), torch.float8_e4m3fn)
+        layer.weight_scale_2 = checkpoint_parameter(layer, (-1, 1), torch.float32, broadcast=True)
+        layer.weight = weight
+        layer.ignored_tensors = (*layer.ignored_tensors, "input_scale")
+
+    def coded(self, layer: Any) -> Coded:
+        scales = checked(layer.weight_scale.detach()).float() * layer.weight_scale_2.detach()
+        return Coded(halves(layer.weight.detach()), E2M1, scales, GROUP)

@@ -55,8 +55,8 @@ def _mxfp4(layer: LinearLayer, weight: torch.Tensor, config: Mapping[str, Any]) 
 
 
 _TYPES = {
-    "IQ4_NL": ["layers.1.mlp.up_proj"],
-    "Q8_0": ["layers.0.mlp.up_proj", "lm_head"],
+    "IQ4_NL": ["layers.0.mlp.up_proj"],
+    "Q8_0": ["lm_head"],
     "Q6_K": ["layers.3.mlp.up_proj"],
     "Q4_K": ["layers.0.self_attn.q_proj", "layers.0.self_attn.k_proj"],
     "Q4_0": ["layers.0.self_attn.v_proj"],

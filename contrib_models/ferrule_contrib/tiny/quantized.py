@@ -23,10 +23,10 @@ Test = tuple[Dialogue, str]  # and its prompt
 
 # Formats of `ferrule quantize`, with the group size.
 _WRITTEN = {
-    "written as int8": ("int8", 128),
-    "written as fp8": ("fp8", 128),
-    "written as int4": ("int4", 128),
-    "written as int4, --group-size 32": ("int4", 32),
+    "`ferrule quantize --to int8`": ("int8", 128),
+    "`ferrule quantize --to fp8`": ("fp8", 128),
+    "`ferrule quantize --to int4`": ("int4", 128),
+    "`ferrule quantize --to int4 --group-size 32`": ("int4", 32),
 }
 
 

@@ -19,6 +19,7 @@ _LEFT = re.compile(
     r"(?:^|\.)(?:visual|vision|audio|image)\w*\.|(?:^|\.)\w*(?:norm|embed|conv)\w*(?:$|\.)"
     r"|\.(?:gate|router|shared_expert_gate|gate_inp)(?:$|\.)"
 )
+_STACKED = re.compile(r"\.experts\.\w+$")
 _TURNED = ("GPT2LMHeadModel", "OpenAIGPTLMHeadModel")  # weights are [inputs, outputs]
 
 
@@ -51,6 +52,8 @@ def choose(tensors: Mapping[str, torch.Tensor], target: Target, ignore: Sequence
     quantized, ignored = [], ["lm_head"]
     for name, tensor in tensors.items():
         layer = name.removesuffix(_WEIGHT)
+        if tensor.dim() == 3 and _STACKED.search(name):
+            raise ConfigError(f"{name} cannot be quantized: it has the weights of all experts in one tensor.")
         if layer == name or tensor.dim() != 2 or not tensor.is_floating_point() or not _IN_LAYER.search(layer):
             continue
         if _LEFT.search(layer) or any(pattern.fullmatch(layer) for pattern in patterns):

@@ -16,6 +16,7 @@ from ferrule import LLM, SamplingParams
 from ferrule.errors import StartupError
 from ferrule.plugin import discover
 from ferrule_plugins.command.quantize import QuantizeCommand
+from ferrule_plugins.command.quantize.layers import choose
 from ferrule_plugins.command.quantize.run import write
 from ferrule_plugins.command.quantize.targets import target_of
 from ferrule_testkit.checkpoints import tiny_checkpoint
@@ -88,6 +89,24 @@ def test_what_is_written_is_served(to: str, source: Path, tmp_path: Path, capsys
     assert f"{LAYER}.weight_scale" in found
     exact, got = logprobs(source), logprobs(out)
     assert 0 < max(abs(a - b) for a, b in zip(exact, got, strict=True)) < 20 * BOUNDS[to]
+
+
+@pytest.mark.parametrize("to", BOUNDS)
+def test_the_formats_own_library_reads_the_same_weights(to: str, source: Path, tmp_path: Path) -> None:
+    pytest.importorskip("compressed_tensors", reason="compressed-tensors is not installed")
+    from transformers import AutoModelForCausalLM
+
+    out = tmp_path / "out"
+    assert run(source, out, to) == 0
+    model: Any = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
+    model(torch.tensor([[5, 6, 7]]))
+    assert torch.equal(model.get_submodule(LAYER).weight, decoded(contents(out), LAYER))
+
+
+def test_experts_in_one_tensor_are_refused() -> None:
+    tensor = torch.empty(4, 64, 64, device="meta")
+    with pytest.raises(StartupError, match="all experts in one tensor"):
+        choose({"model.layers.0.mlp.experts.gate_up_proj": tensor}, target_of("int8", 32), ())
 
 
 def logprobs(folder: Path) -> list[float]:

@@ -1,20 +1,33 @@
 """Measures what quantization costs the embedded model: ``python -m ferrule_contrib.tiny.quantized [METHOD …]``.
 
-For each method, and for bfloat16, it prints how many of 500 held-out prompts get exactly the expected answer (as
-``python -m ferrule_contrib.tiny.evaluate`` counts), and the perplexity of the expected answers, in Ferrule.
+For bfloat16, for each method of ``--quantization``, and for each format of `ferrule quantize`, it prints how many of
+500 held-out prompts get exactly the expected answer (as ``python -m ferrule_contrib.tiny.evaluate`` counts), and the
+perplexity of the expected answers, in Ferrule.
 """
 
 import argparse
 import math
 import sys
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 
 from ferrule import LLM, SamplingParams
+from ferrule_plugins.command.quantize.run import write
+from ferrule_plugins.command.quantize.targets import target_of
 
 from . import chat, dialogues, path
 from .dialogues import Dialogue
 
 Test = tuple[Dialogue, str]  # and its prompt
+
+# Formats of `ferrule quantize`, with the group size.
+_WRITTEN = {
+    "`ferrule quantize --to int8`": ("int8", 128),
+    "`ferrule quantize --to fp8`": ("fp8", 128),
+    "`ferrule quantize --to int4`": ("int4", 128),
+    "`ferrule quantize --to int4 --group-size 32`": ("int4", 32),
+}
 
 
 def score(llm: LLM, tests: Sequence[Test]) -> int:
@@ -53,12 +66,21 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     template = chat.load_template()
     tests = [(test, chat.prompt_of(test, template)) for test in dialogues.held_out_set(options.seed)]
-    print("| weights | right of 500 | perplexity | MB |\n|---|--:|--:|--:|")
     same = {"dtype": "bfloat16", "kv_cache_dtype": options.kv_cache_dtype, "use_tqdm_on_load": False}
-    for method in (None, *options.methods):
-        with LLM(str(path()), quantization=method, **same) as llm:
+
+    def measure(name: str, folder: Path, method: str | None = None) -> None:
+        with LLM(str(folder), quantization=method, **same) as llm:
             right, surprise, size = score(llm, tests), perplexity(llm, tests), llm.model.weight_bytes / 1e6
-            print(f"| {method or 'bfloat16'} | {right} | {surprise:.4f} | {size:.1f} |", flush=True)
+        print(f"| {name} | {right} | {surprise:.4f} | {size:.1f} |", flush=True)
+
+    print("| weights | correct of 500 | perplexity | MB |\n|---|--:|--:|--:|")
+    measure("bfloat16", path())
+    for method in options.methods:
+        measure(method, path(), method)
+    for name, (form, group) in _WRITTEN.items():
+        with tempfile.TemporaryDirectory() as folder:
+            write(path(), Path(folder), target_of(form, group))
+            measure(name, Path(folder))
     return 0
 
 

@@ -220,7 +220,17 @@ def test_commands_say_in_help_what_they_do(capsys: pytest.CaptureFixture[str]) -
 
 
 def all_options(seen: list[Schema]) -> list[Schema]:
-    for command in ("serve", "run-batch", "pack", "chat", "complete", "collect-env", "completion", "version"):
+    for command in (
+        "serve",
+        "run-batch",
+        "pack",
+        "quantize",
+        "chat",
+        "complete",
+        "collect-env",
+        "completion",
+        "version",
+    ):
         understood([command, "x"])
     for action in ("serve", "startup", "latency", "throughput"):
         understood(["bench", action])

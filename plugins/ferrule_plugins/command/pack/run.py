@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import shutil
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from ferrule.assembly.model import Loaded, load_model
@@ -18,17 +15,13 @@ from ferrule.env import before_libraries
 from ferrule.errors import CheckpointError, ConfigError
 from ferrule.interfaces.plugins import Plugins
 from ferrule.launch.localise import localise
+from ferrule_plugins.command.folder import beside, copy_others
 from ferrule_plugins.command.pack.contents import configuration, contents
 from ferrule_plugins.command.pack.options import PackConfig
 from ferrule_plugins.command.pack.write import write
 from ferrule_plugins.quantization.packed import METHOD
 
 _CONFIG = "config.json"
-_COPIED = frozenset(
-    {".json", ".txt", ".model", ".jinja", ".tiktoken", ".py", ".md"}
-)  # files that are copied beside the weights
-_TEMPLATES = "additional_chat_templates"
-_LICENSES = ("LICENSE", "NOTICE")
 
 
 def pack(options: PackConfig, config: Resolved, plugins: Plugins) -> int:
@@ -37,15 +30,15 @@ def pack(options: PackConfig, config: Resolved, plugins: Plugins) -> int:
     start = time.monotonic()
     named, config = config.model.model, localise(config, plugins)
     source, method = Path(config.model.model), config.model.quantization
-    beside = Path(named).expanduser()
-    place = beside.with_suffix("") if beside.is_file() else source  # a file's folder is in a cache
+    given = Path(named).expanduser()
+    place = given.with_suffix("") if given.is_file() else source  # a file's folder is in a cache
     if options.output is not None or method is not None:  # else it is known when the model is loaded
         _check_place(_place(options, place, method or ""), options.force)
     loaded = load_model(config, plugins)
     what = loaded.info.quantization or loaded.info.dtype
     out = _place(options, place, what)
     _check_place(out, options.force)
-    with _beside(out) as folder:
+    with beside(out) as folder:
         files, size = _write(folder, source, loaded)
     seconds = time.monotonic() - start
     print(f"{named}, {what}: {size / 1e6:.1f} MB in {files} file{'s' * (files > 1)}, {seconds:.1f} s.")
@@ -85,28 +78,6 @@ def _was_packed(out: Path) -> bool:
     return isinstance(stated, dict) and stated.get("quant_method") == METHOD
 
 
-@contextmanager
-def _beside(out: Path) -> Iterator[Path]:
-    """A folder that takes the place of `out` when all went well, and leaves no trace when not. Raises ConfigError."""
-    folder = out.parent / f".{out.name}.{os.getpid()}.part"
-    old = out.parent / f".{out.name}.{os.getpid()}.old"
-    try:
-        folder.mkdir(parents=True)
-        yield folder
-        if out.exists():
-            out.rename(old)
-        folder.rename(out)
-    except OSError as error:
-        raise ConfigError(
-            f"{error.filename or out} cannot be written: {error.strerror or error}.", "--output FOLDER names a place."
-        ) from error
-    finally:
-        if old.exists() and not out.exists():
-            old.rename(out)
-        for left in (folder, old):
-            shutil.rmtree(left, ignore_errors=True)
-
-
 def _write(folder: Path, source: Path, loaded: Loaded) -> tuple[int, int]:
     """How many weight files, and how many bytes. Raises OSError, ConfigError."""
     found = contents(loaded)
@@ -117,39 +88,8 @@ def _write(folder: Path, source: Path, loaded: Loaded) -> tuple[int, int]:
             f"{folder.parent} has {free / 1e9:.2f} GB of free space, and {size / 1e9:.2f} GB are to be written.",
             "--output FOLDER names another place.",
         )
-    _copy_others(source, folder)
+    copy_others(source, folder)
     files = write(folder, found.tensors)
     text = json.dumps(configuration(loaded, found.kept), indent=2)
     (folder / _CONFIG).write_text(text + "\n", encoding="utf-8")
     return len(files), size
-
-
-def _copy_others(source: Path, folder: Path) -> None:
-    """What the folder has beside weights: tokenizer, chat templates, defaults of generation, code, licenses.
-
-    Raises CheckpointError for a link to what is not the model's: a folder may come from anyone, and this one be shared.
-    """
-    files = [file for file in sorted(source.iterdir()) if file.name != _CONFIG and _is_wanted(file)]
-    templates = source / _TEMPLATES
-    files += [file for file in sorted(templates.glob("*.jinja")) if file.is_file()]
-    for file in files:
-        if not _is_own(file, source):
-            raise CheckpointError(
-                f"{file} is a link to {file.resolve()}, which does not belong to the model.",
-                "Replace the link with the file.",
-            )
-        place = folder / file.relative_to(source)
-        place.parent.mkdir(exist_ok=True)
-        shutil.copyfile(file, place)
-
-
-def _is_wanted(file: Path) -> bool:
-    named = file.suffix in _COPIED or file.name.upper().startswith(_LICENSES)
-    return named and file.is_file() and not file.name.endswith(".index.json")
-
-
-def _is_own(file: Path, source: Path) -> bool:
-    """Whether a file is in the folder, or, of a snapshot, among the blobs of the same repository of a hub's cache."""
-    at, root = file.resolve(), source.resolve()
-    snapshot = root.parent.name == "snapshots"
-    return at.is_relative_to(root) or snapshot and at.is_relative_to(root.parent.parent / "blobs")

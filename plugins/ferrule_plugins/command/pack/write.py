@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
@@ -19,6 +19,7 @@ _TYPES = {
     torch.float16: "F16",
     torch.float32: "F32",
     torch.float64: "F64",
+    torch.float8_e4m3fn: "F8_E4M3",
     torch.uint8: "U8",
     torch.int8: "I8",
     torch.int32: "I32",
@@ -59,6 +60,14 @@ def _shards(tensors: Mapping[str, torch.Tensor], most: int) -> Iterator[dict[str
 
 def write_file(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     """One safetensors file. Raises OSError."""
+    with file.open("wb") as stream:
+        write_header(stream, tensors)
+        for tensor in tensors.values():
+            write_data(stream, tensor)
+
+
+def write_header(stream: IO[bytes], tensors: Mapping[str, torch.Tensor]) -> None:
+    """What comes before the data of these tensors; they may be on the meta device. Raises OSError."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     position = 0
     for name, tensor in tensors.items():
@@ -67,7 +76,9 @@ def write_file(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
         position = offsets[1]
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    with file.open("wb") as stream:
-        stream.write(len(text).to_bytes(8, "little") + text)
-        for tensor in tensors.values():
-            stream.write(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().data)
+    stream.write(len(text).to_bytes(8, "little") + text)
+
+
+def write_data(stream: IO[bytes], tensor: torch.Tensor) -> None:
+    """The numbers of one tensor. Raises OSError."""
+    stream.write(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().data)

@@ -23,6 +23,9 @@ from tests.unit.plugins.quantization.loading import load_folder
 CPU = DeviceCaps("cpu", "a processor", 1 << 30)
 METHODS = ("int8", "int8_per_channel_weight_only", "int4", "int4_weight_only")
 
+# The relative error (root of the mean square) of a layer's products: that of the bits of its weights and activations.
+BOUNDS = dict(zip(METHODS, (0.016, 0.011, 0.11, 0.11), strict=True))
+
 
 def _logits(loaded: Loaded) -> torch.Tensor:
     """Of hidden states that are the same for every model of this size."""
@@ -47,6 +50,22 @@ def test_the_option_quantizes_all_layers_and_the_head(folder: Path, plugins: Plu
     assert made.dtype == torch.float32
     assert not torch.equal(made, expected)
     assert (made - expected).norm() < 0.1 * expected.norm()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_layers_are_as_exact_as_their_bits(folder: Path, plugins: Plugins, method: str) -> None:
+    plain, loaded = load_folder(folder, plugins), load_folder(folder, plugins, quantization=method)
+    assert isinstance(plain.model, torch.nn.Module)
+    assert isinstance(loaded.model, torch.nn.Module)
+    floats, errors = dict(plain.model.named_modules()), {}
+    for name, layer in loaded.model.named_modules():
+        exact = floats[name]
+        if isinstance(layer, Linear) and not isinstance(layer, Head) and isinstance(exact, Linear):
+            x = torch.randn(32, layer.in_features, generator=torch.Generator().manual_seed(0)).to(plain.context.dtype)
+            expected = exact(x).float()
+            errors[name] = float((layer(x).float() - expected).norm() / expected.norm())
+    assert errors
+    assert all(BOUNDS[method] / 10 < error < BOUNDS[method] for error in errors.values()), errors
 
 
 def test_a_model_that_is_read_again_is_quantized_again(folder: Path, plugins: Plugins) -> None:

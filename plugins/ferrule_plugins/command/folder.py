@@ -1,0 +1,71 @@
+"""Folders that a command writes: all of one or nothing, and what they take over from the model's."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ferrule.errors import CheckpointError, ConfigError
+
+_CONFIG = "config.json"
+_COPIED = frozenset(
+    {".json", ".txt", ".model", ".jinja", ".tiktoken", ".py", ".md"}
+)  # files that are copied beside the weights
+_TEMPLATES = "additional_chat_templates"
+_LICENSES = ("LICENSE", "NOTICE")
+
+
+@contextmanager
+def beside(out: Path) -> Iterator[Path]:
+    """A folder that takes the place of `out` when all went well, and leaves no trace when not. Raises ConfigError."""
+    folder = out.parent / f".{out.name}.{os.getpid()}.part"
+    old = out.parent / f".{out.name}.{os.getpid()}.old"
+    try:
+        folder.mkdir(parents=True)
+        yield folder
+        if out.exists():
+            out.rename(old)
+        folder.rename(out)
+    except OSError as error:
+        raise ConfigError(
+            f"{error.filename or out} cannot be written: {error.strerror or error}.", "--output FOLDER names a place."
+        ) from error
+    finally:
+        if old.exists() and not out.exists():
+            old.rename(out)
+        for left in (folder, old):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def copy_others(source: Path, folder: Path) -> None:
+    """What the folder has beside weights: tokenizer, chat templates, defaults of generation, code, licenses.
+
+    Raises CheckpointError for a link to what is not the model's: a folder may come from anyone, and this one be shared.
+    """
+    files = [file for file in sorted(source.iterdir()) if file.name != _CONFIG and _is_wanted(file)]
+    templates = source / _TEMPLATES
+    files += [file for file in sorted(templates.glob("*.jinja")) if file.is_file()]
+    for file in files:
+        if not _is_own(file, source):
+            raise CheckpointError(
+                f"{file} is a link to {file.resolve()}, which does not belong to the model.",
+                "Replace the link with the file.",
+            )
+        place = folder / file.relative_to(source)
+        place.parent.mkdir(exist_ok=True)
+        shutil.copyfile(file, place)
+
+
+def _is_wanted(file: Path) -> bool:
+    named = file.suffix in _COPIED or file.name.upper().startswith(_LICENSES)
+    return named and file.is_file() and not file.name.endswith(".index.json")
+
+
+def _is_own(file: Path, source: Path) -> bool:
+    """Whether a file is in the folder, or, of a snapshot, among the blobs of the same repository of a hub's cache."""
+    at, root = file.resolve(), source.resolve()
+    snapshot = root.parent.name == "snapshots"
+    return at.is_relative_to(root) or snapshot and at.is_relative_to(root.parent.parent / "blobs")

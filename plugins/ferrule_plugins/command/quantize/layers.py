@@ -1,0 +1,75 @@
+"""Which tensors of a float checkpoint are quantized: the linear layers of the decoder, by their names and shapes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ferrule.checkpoint import Values
+from ferrule.errors import CheckpointError, ConfigError
+from ferrule_plugins.command.quantize.targets import Target
+
+_WEIGHT = ".weight"
+_IN_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.\d+\.")
+# Other networks of a composite model, routers of experts, and matrices that are not those of products.
+_LEFT = re.compile(
+    r"(?:^|\.)(?:visual|vision|audio|image)\w*\.|(?:^|\.)\w*(?:norm|embed|conv)\w*(?:$|\.)"
+    r"|\.(?:gate|router|shared_expert_gate|gate_inp)(?:$|\.)"
+)
+_STACKED = re.compile(r"\.experts\.\w+$")
+_TURNED = ("GPT2LMHeadModel", "OpenAIGPTLMHeadModel")  # weights are [inputs, outputs]
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What becomes of a checkpoint's tensors: `quantized` layers, and linear layers that are `ignored`, by name."""
+
+    quantized: frozenset[str]
+    ignored: tuple[str, ...]
+
+    def layer(self, tensor: str) -> str | None:
+        """The layer whose weights the tensor is, if they are to be quantized."""
+        name = tensor.removesuffix(_WEIGHT)
+        return name if name != tensor and name in self.quantized else None
+
+
+def check_float(config: Values) -> None:
+    """Raises ConfigError for a checkpoint that is quantized, or of a layout that is not written here."""
+    for key in ("quantization_config", "compression_config"):
+        if config.get(key) or config.outer.get(key):
+            raise ConfigError(f"{config.file}: the checkpoint is quantized already.", "Name the float checkpoint.")
+    name = config["architectures"][0]
+    if name in _TURNED:
+        raise ConfigError(f"{name} cannot be quantized: its weights are stored with inputs first.")
+
+
+def choose(tensors: Mapping[str, torch.Tensor], target: Target, ignore: Sequence[str]) -> Chosen:
+    """By types and shapes alone. Raises ConfigError, and CheckpointError where nothing can be quantized."""
+    patterns = [_compiled(text) for text in ignore]
+    quantized, ignored = [], ["lm_head"]
+    for name, tensor in tensors.items():
+        layer = name.removesuffix(_WEIGHT)
+        if tensor.dim() == 3 and _STACKED.search(name):
+            raise ConfigError(f"{name} cannot be quantized: it has the weights of all experts in one tensor.")
+        if layer == name or tensor.dim() != 2 or not tensor.is_floating_point() or not _IN_LAYER.search(layer):
+            continue
+        if _LEFT.search(layer) or any(pattern.fullmatch(layer) for pattern in patterns):
+            ignored.append(layer)
+            continue
+        problem = target.problem(tensor.shape[1])
+        if problem:
+            raise ConfigError(f"{layer} cannot be quantized: {problem}.", "--group-size or --ignore may help.")
+        quantized.append(layer)
+    if not quantized:
+        raise CheckpointError("The checkpoint has no linear layer to quantize that is known by its name.")
+    return Chosen(frozenset(quantized), tuple(ignored))
+
+
+def _compiled(text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise ConfigError(f"--ignore {text!r} is not a regular expression: {error}.") from None

@@ -1,0 +1,56 @@
+"""The options of `ferrule quantize`: the model, the format, and the folder to write."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ferrule.config import Config
+from ferrule.config.option import opt
+from ferrule_plugins.command import part_options
+
+_TAKEN = {  # sections of `Config`, and what is taken of them
+    "model": ("model", "revision", "hub", "hf_token"),
+    "load": ("download_dir",),
+    "observability": ("log_level", "log_config_file", "debug"),
+    "plugins": ("plugins_allow", "plugins_deny", "plugins_prefer", "plugin"),
+}
+_SAID: Mapping[str, Mapping[str, Any]] = {"model": {"doc": "Folder or hub id of a float checkpoint."}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizeConfig:
+    """What is written."""
+
+    to: str | None = opt(
+        None, "Format of the quantized weights. Required.", choices=("int8", "fp8", "int4"), common=True
+    )
+    output: str | None = opt(None, "Folder to write. Required.", aliases=("-o",), common=True)
+    force: bool = opt(False, "Replace a folder that an earlier run wrote.", common=True)
+    group_size: int = opt(128, "Inputs that share a scale, with --to int4.", ge=8, common=True)
+    ignore: tuple[str, ...] = opt(
+        (),
+        "Regular expressions; layers whose whole name matches one are not quantized. The output layer, embeddings and "
+        "routers of experts never are.",
+        nargs="+",
+        common=True,
+    )
+    evaluate: str = opt(
+        "builtin",
+        "Text file on which the perplexity before and after is measured; builtin: a short English text; none: no "
+        "measurement, which would load both models.",
+        common=True,
+    )
+
+
+def sections() -> Mapping[str, type]:
+    """Every section of the command."""
+    return {**part_options.sections(_TAKEN, _SAID), "quantize": QuantizeConfig}
+
+
+def whole(config: Config) -> Config:
+    """The configuration with its own sections, on the CPU."""
+    full = part_options.whole(config, _TAKEN)
+    return dataclasses.replace(full, device=dataclasses.replace(config.device, device="cpu"))

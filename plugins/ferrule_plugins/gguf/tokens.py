@@ -191,7 +191,7 @@ def _spm(vocabulary: Vocabulary) -> Json:
         vocabulary.ids, _scored_merges(vocabulary), unk_token=unknown, fuse_unk=True, byte_fallback=has_bytes
     )
     return {
-        "normalizer": {"type": "Sequence", "normalizers": steps},
+        "normalizer": {"type": "Sequence", "normalizers": [*_cleaning(vocabulary), *steps]},
         "decoder": {"type": "Sequence", "decoders": back},
         "model": merging,
     }
@@ -212,7 +212,6 @@ def _scored_merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
 
 def _unigram(vocabulary: Vocabulary) -> Json:
     """SentencePiece's unigram model, with the normalization that the file has."""
-    model = vocabulary.model
     unknown = vocabulary.role("unknown")
     prefix = vocabulary.flag("add_space_prefix", True)
     space = {
@@ -221,8 +220,20 @@ def _unigram(vocabulary: Vocabulary) -> Json:
         "prepend_scheme": "always" if prefix else "never",
         "split": True,
     }
+    steps = _cleaning(vocabulary)
+    scored = [[token, score] for token, score in zip(vocabulary.tokens, vocabulary.scores, strict=True)]
+    return {
+        "normalizer": {"type": "Sequence", "normalizers": steps} if steps else None,
+        "pre_tokenizer": space,
+        "decoder": space,
+        "model": {"type": "Unigram", "unk_id": unknown, "vocab": scored, "byte_fallback": False},
+    }
+
+
+def _cleaning(vocabulary: Vocabulary) -> list[Json]:
+    """What becomes of a text before its spaces are marked."""
     steps: list[Json] = []
-    mapping = model.get("tokenizer.ggml.precompiled_charsmap", list)
+    mapping = vocabulary.model.get("tokenizer.ggml.precompiled_charsmap", list)
     if mapping:
         data = bytes(value & 255 for value in mapping if isinstance(value, int))
         steps.append({"type": "Precompiled", "precompiled_charsmap": base64.b64encode(data).decode()})
@@ -231,13 +242,7 @@ def _unigram(vocabulary: Vocabulary) -> Json:
             {"type": "Strip", "strip_left": True, "strip_right": True},
             {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "},
         ]
-    scored = [[token, score] for token, score in zip(vocabulary.tokens, vocabulary.scores, strict=True)]
-    return {
-        "normalizer": {"type": "Sequence", "normalizers": steps} if steps else None,
-        "pre_tokenizer": space,
-        "decoder": space,
-        "model": {"type": "Unigram", "unk_id": unknown, "vocab": scored, "byte_fallback": False},
-    }
+    return steps
 
 
 # ------------------------------------------------------------------------------------------------ WordPiece

@@ -1,8 +1,9 @@
-"""`auto`: the tokenizers library on a folder's ``tokenizer.json``; `mistral` or `slow` where there is no such file."""
+"""`auto`: the tokenizers library on a folder's ``tokenizer.json``; another reader where there is no such file."""
 
 from __future__ import annotations
 
 import ctypes
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import msgspec
 from ferrule.errors import CheckpointError
 from ferrule.frontend.text.detokenize import decode
 from ferrule.interfaces.tokenizer import Tokenizer, TokenizerSource
+from ferrule_plugins.tokenizer import kimi, mistral, sentencepiece
 from ferrule_plugins.tokenizer.files import (
     chat_templates,
     extra_special_tokens,
@@ -96,22 +98,52 @@ class AutoTokenizers(TokenizerSource):
     """Options: `trust_remote_code`, for the fallback."""
 
     def open(self, folder: Path, options: dict[str, Any]) -> Tokenizer:
-        file = folder / "tokenizer.json"
-        if not file.is_file():
-            from ferrule_plugins.tokenizer.mistral import MistralTokenizers, find_file
-            from ferrule_plugins.tokenizer.slow import SlowTokenizers
-
-            other = SlowTokenizers() if find_file(folder) is None else MistralTokenizers()
-            return other.open(folder, options)
-        settings = read_settings(folder)
+        file, settings = folder / "tokenizer.json", read_settings(folder)
+        if file.is_file():
+            core, decoder = _load(file)
+        elif _is_plain(folder, settings, options):
+            file = folder / sentencepiece.FILE
+            core, decoder, settings = _made(file, settings)
+        else:
+            return _open_other(folder, options)
         specials = special_tokens(settings)
         extra = extra_special_tokens(settings)
-        core, decoder = _load(file)
         _add_tokens(core, settings, [*specials.values(), *extra], file)
         _set_ends(core, settings, specials)
         tokenizer = FastTokenizer(core, decoder, specials, extra, chat_templates(folder, settings))
         tokenizer.settings = settings
         return tokenizer
+
+
+def _is_plain(folder: Path, settings: Mapping[str, Any], options: Mapping[str, Any]) -> bool:
+    """Whether the SentencePiece model of a folder is all that there is of its tokenizer."""
+    if not (folder / sentencepiece.FILE).is_file() or mistral.find_file(folder) is not None:
+        return False
+    stated = settings.get("tokenizer_class")
+    remote = options.get("trust_remote_code") is True and "auto_map" in settings
+    return (stated is None or stated in sentencepiece.CLASSES) and not remote
+
+
+def _made(file: Path, stated: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any] | None, dict[str, Any]]:
+    """Of a SentencePiece model: as `_load`, and the settings, of which those that are stated win."""
+    import tokenizers
+
+    whole, settings = sentencepiece.read_file(file)
+    try:
+        core = tokenizers.Tokenizer.from_str(json.dumps(whole))
+    except Exception as error:  # the library raises plain Exception for a model that it cannot use
+        raise CheckpointError(f"{file} is not a tokenizer that can be used: {error}.") from None
+    return core, whole.get("decoder"), {**settings, **stated}
+
+
+def _open_other(folder: Path, options: dict[str, Any]) -> Tokenizer:
+    from ferrule_plugins.tokenizer.slow import SlowTokenizers
+
+    if mistral.find_file(folder) is not None:
+        return mistral.MistralTokenizers().open(folder, options)
+    if (folder / kimi.FILE).is_file() and options.get("trust_remote_code") is not True:
+        return kimi.open_folder(folder)
+    return SlowTokenizers().open(folder, options)
 
 
 def _load(file: Path) -> tuple[Any, Mapping[str, Any] | None]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
@@ -60,6 +61,7 @@ from ferrule_plugins.guided_decoding.support import (
 )
 
 _LONGEST = 500  # characters of an error
+_KNOWN_RULES = 64 << 20  # bytes
 _MOST_TAGS = 64
 _ALL = np.int32(-1)  # a mask of every token; the library may leave one that it finds to be so unwritten
 _PLACE = re.compile(r"^\[[0-9:]+\] \S+:\d+: ")
@@ -77,6 +79,11 @@ class XGrammar(GrammarBackend):
         )
         self._masks = Masks(vocabulary)
         self._batch = xgrammar.BatchGrammarMatcher("auto")
+
+    @cached_property
+    def _compiler(self) -> xgrammar.GrammarCompiler:
+        """Knows the masks of rules that it met before: those of most parts of a new schema."""
+        return xgrammar.GrammarCompiler(self._tokens, max_threads=1, cache_limit_bytes=_KNOWN_RULES)
 
     def refuses(self, spec: GrammarSpec) -> str | None:
         for part in walk(spec.form):
@@ -101,9 +108,8 @@ class XGrammar(GrammarBackend):
         return None
 
     def compile(self, spec: GrammarSpec) -> bytes:
-        compiler = xgrammar.GrammarCompiler(self._tokens, max_threads=1, cache_enabled=False)
         try:
-            compiled = compiler.compile_structural_tag(StructuralTag(format=_format(spec.form, spec)))
+            compiled = self._compiler.compile_structural_tag(StructuralTag(format=_format(spec.form, spec)))
         except RuntimeError as error:
             raise ValueError(_plain(error)) from None
         mask = np.zeros(self.vocabulary.words, np.int32)

@@ -118,7 +118,8 @@ def test_the_document_holds_in_depth(server: servers.Server, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(1800)
 def test_the_document_holds(server: servers.Server, tmp_path: Path) -> None:
-    shallow = run(server, tmp_path, 500, left_out=LEFT_OUT)
-    assert shallow + run(server, tmp_path, 700, deep=True, left_out=LEFT_OUT) >= 5000
+    shallow = run(server, tmp_path, 300, left_out=LEFT_OUT)
+    deep = run(server, tmp_path, 150, deep=True, left_out=LEFT_OUT)
+    assert (shallow >= 1000, deep >= 500) == (True, True), (shallow, deep)

@@ -20,6 +20,7 @@
 // A query's numbers are summed over blocks of 64 keys (128 with tile registers) that begin at multiples of as many,
 // each in one order. Keys that it does not see add nothing, not even a rounding: so its result has the same bits alone,
 // in a batch, and however a prompt is cut, as long as its keys lie in one partition.
+#include "cells.h"
 #include "float8.h"
 #include "tiles.h"
 
@@ -39,103 +40,6 @@ constexpr int NEAR = 4;                // tiles that few rows read at a time: th
 constexpr int64_t PARTITION = 2048;    // keys of one task where a row has a single query
 constexpr float LOWEST = -INFINITY;
 constexpr float LOG2_E = 1.44269504088896341f;
-
-typedef uint64_t Fours __attribute__((vector_size(32)));
-
-inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }  // `b` where there is a NaN
-
-inline float peak(Floats v) {
-#if defined(__AVX512F__)
-    return _mm512_reduce_max_ps((__m512)v);
-#else
-    return largest(v);
-#endif
-}
-
-// 2**x for x <= 1, within 3 units in the last place; below -126 it is zero. Of 0 it is 1.
-inline Floats power_of_two(Floats x) {
-#if defined(__AVX512F__)
-    const Floats n = (Floats)_mm512_roundscale_ps((__m512)x, 8);
-#else
-    const Floats n = (x + 0x1.8p23f) - 0x1.8p23f;
-#endif
-    const Floats r = x - n;
-    Floats y = splat(1.326472725e-3f);
-    y = y * r + 9.671512786e-3f;
-    y = y * r + 5.550733744e-2f;
-    y = y * r + 2.402224208e-1f;
-    y = y * r + 6.931469776e-1f;
-    y = y * r + 1.0f;
-#if defined(__AVX512F__)
-    const __mmask16 near = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
-    return (Floats)_mm512_maskz_scalef_ps(near, (__m512)y, (__m512)n);
-#else
-    y = (Floats)((Ints)y + (__builtin_convertvector(n, Ints) << 23));
-    return x < -126.0f ? Floats{} : y;
-#endif
-}
-
-inline void write_floats(float* to, Floats x) { std::memcpy(to, &x, sizeof x); }
-
-inline void copy_lines(void* to, const void* from, int64_t bytes) {
-    for (int64_t i = 0; i < bytes; i += 64) std::memcpy((char*)to + i, (const char*)from + i, 64);
-}
-
-// Memory for numbers that begins where a line of the cache does; what it holds at first is not said.
-template <class E> class Scratch {
-    struct alignas(64) Line {
-        char bytes[64];
-    };
-    std::unique_ptr<Line[]> lines_;
-
-  public:
-    explicit Scratch(size_t count) : lines_(new Line[(count * sizeof(E) + sizeof(Line) - 1) / sizeof(Line)]) {}
-    E* at(size_t i) { return (E*)lines_.get() + i; }
-};
-
-struct F32 {
-    using Element = float;
-    static constexpr int PAIR = 1;
-    static constexpr int ROWS = WIDTH == 16 ? 6 : 4;  // whose sums fit the registers
-    static inline Floats multiply_add(Floats sum, uint32_t a, const uint32_t* b) {
-        float x;
-        std::memcpy(&x, &a, 4);
-        return sum + x * load<Floats>(b);
-    }
-    static inline Floats read(const Element* from) { return load<Floats>(from); }
-    static inline void store(Element* to, Floats x) { std::memcpy(to, &x, sizeof x); }
-};
-
-struct BF16 {
-    using Element = uint16_t;
-    static constexpr int PAIR = 2;
-#if defined(__AVX512BF16__)
-    static constexpr int ROWS = 6;
-#else
-    static constexpr int ROWS = 4;  // widened numbers need some, too
-#endif
-    static inline Floats multiply_add(Floats sum, uint32_t a, const uint32_t* b) {
-#if defined(__AVX512BF16__)
-        return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32((int)a), (__m512bh)load<Words>(b));
-#else
-        const Words w = load<Words>(b);
-        const uint32_t low = a << 16, high = a & 0xffff0000u;
-        float x, y;
-        std::memcpy(&x, &low, 4);
-        std::memcpy(&y, &high, 4);
-        return sum + x * (Floats)(w << 16) + y * (Floats)(w & 0xffff0000u);
-#endif
-    }
-    static inline Floats read(const Element* from) { return widen(from); }
-    static inline void store(Element* to, Floats x) {
-#if defined(__AVX512BF16__)
-        const __m256bh halves = _mm512_cvtneps_pbh((__m512)x);
-        std::memcpy(to, &halves, sizeof halves);
-#else
-        narrow(to, x);
-#endif
-    }
-};
 
 }  // namespace
 

@@ -33,7 +33,7 @@ SOURCES = (
     "selective.cpp",
     "short_conv.cpp",
 )
-HEADERS = ("float8.h", "matmul.h", "panels.h", "rows.h", "states.h", "tiles.h", "vectors.h")
+HEADERS = ("activations.h", "cells.h", "float8.h", "matmul.h", "panels.h", "rows.h", "states.h", "tiles.h", "vectors.h")
 
 # A compiler that tunes for AMD's processors decides for each loop whether products and sums are rounded together: a row
 # would have other bits alone than in a batch.

@@ -1,9 +1,9 @@
 // Products with quantized weights on CPUs: y = x Wᵀ + b, for one row or hundreds.
 //
 // Weights are unsigned numbers of 8, 6, 5, 4, 3 or 2 bits, with an offset of half their range, or codes of 4 bits, which a
-// table makes such numbers of 8 bits, and have a scale for each output channel and group of inputs. A row of x is quantized when it comes, each group of inputs with the row's own scale, to one or
-// two digits of 8 bits; a row of two digits is computed as two rows. Within a group all sums are of integers and exact;
-// groups are added up in their order. So a row's result has the same bits alone and in any batch.
+// table makes such numbers of 8 bits. Each output channel has a scale for each group of inputs. Rows of x are quantized
+// when they come, as activations.h says; a row of two digits is computed as two rows. Within a group all sums are of
+// integers and exact; groups are added up in their order. So a row's result has the same bits alone and in any batch.
 //
 // Packed weights are read once, front to back. They are cut into panels of 64 channels (the last one may have 16, 32 or
 // 48); a panel of C channels holds, for each group:
@@ -15,10 +15,7 @@
 //     others   [group / UNIT][WORDS][C][4] bytes, as `Planes` in matmul.h says
 #include <thread>
 #include <vector>
-#include "matmul.h"
-#if defined(__AVX2__)
-#include <immintrin.h>
-#endif
+#include "activations.h"
 
 namespace {
 
@@ -30,10 +27,8 @@ constexpr int ROWS = 6, FEWER = 4, COLUMNS = 4, ALONE = 4;
 constexpr int ROWS = 4, FEWER = 4, COLUMNS = 2, ALONE = 8;
 #endif
 typedef uint8_t Bytes __attribute__((vector_size(4 * WIDTH)));
-typedef int8_t Chars __attribute__((vector_size(WIDTH)));
 
 constexpr int64_t CHUNK = TILES ? 256 : 240;  // rows of one task: strips are even
-constexpr float TINY = 1e-30f;   // activations below it are zero
 constexpr int64_t SMALL = 1 << 17; // multiplications that one thread does sooner than two
 constexpr int64_t FEW = 1 << 12;   // activations that one thread quantizes before the others start
 constexpr int64_t SOME = 8;        // rows that are quantized at a time
@@ -72,16 +67,6 @@ template <int BITS> inline Ints dot(Ints sum, Bytes w, int32_t x) {
 #endif
 }
 
-// What `dot` takes off its weights by itself: none of 4 bits, this of 8.
-#if defined(__AVX2__) && !defined(__AVX512VNNI__) && !TILES
-constexpr int TAKEN = 128;
-#else
-constexpr int TAKEN = 0;
-#endif
-
-// What a sum of products with a matrix's numbers is too large by, for each of the activations' sum.
-inline int32_t taken_off(const Matrix& w) { return middle(w) - (w.bits == 8 || w.coded ? TAKEN : 0); }
-
 // What the table says of 4 bits in each byte.
 inline Bytes looked_up(Bytes table, Bytes codes) {
 #if defined(__AVX512BW__)
@@ -94,92 +79,7 @@ inline Bytes looked_up(Bytes table, Bytes codes) {
 #endif
 }
 
-constexpr int64_t MANY = 9;              // quantized rows from which on tile registers are used: the sums are the same
-constexpr int TILE_ROWS = TILES ? 32 : 0;  // of a strip by them
-
-// The quantized rows, in the caller's memory: `q` [rows * digits, k], `scale` and `start` [rows * digits, groups].
-// `start` is what a sum begins with: less half the weights' range times `total`, the sum of the activations. Where rows
-// are `tiled`, q is [rows * digits / 16][k / 64][16][64].
-struct Rows {
-    int8_t* q;
-    float* scale;
-    int32_t* start;
-    int32_t* total;
-    int64_t k;
-    bool tiled;
-
-    Rows(const Matrix& w, int64_t rows, void* memory) : k(w.k), tiled(::tiled(w) && rows * w.digits >= MANY) {
-        const int64_t count = rows * w.digits, groups = w.k / w.group;
-        q = (int8_t*)(((uintptr_t)memory + 63) & ~uintptr_t(63));
-        scale = (float*)(q + (count + 15) / 16 * 16 * w.k);
-        start = (int32_t*)(scale + count * groups);
-        total = start + count * groups;
-    }
-    float sum(int64_t at) const { return float(total[at]) * scale[at]; }  // of a group's activations
-    int8_t* at(int64_t row, int64_t input) const {
-        return tiled ? q + row / 16 * 16 * k + input / 64 * 1024 + row % 16 * 64 + input % 64 : q + row * k + input;
-    }
-};
-
-inline Ints nearest(Floats x) {  // ties to even
-#if defined(__AVX512F__)
-    return (Ints)_mm512_maskz_cvtps_epi32(0xffff, (__m512)x);
-#elif defined(__AVX2__)
-    return (Ints)_mm256_cvtps_epi32((__m256)x);
-#else
-    Ints v;
-    for (int i = 0; i < WIDTH; i++) v[i] = int32_t(std::nearbyint(x[i]));
-    return v;
-#endif
-}
-
-inline int32_t added(Ints v) {
-    int32_t sum = 0;
-    for (int i = 0; i < WIDTH; i++) sum += v[i];
-    return sum;
-}
-
-// Quantize one row. A group with NaN or infinity in it has a scale of NaN.
-template <int DIGITS, class T> void quantize(const Matrix& w, const T* x, int64_t row, const Rows& to) {
-    const int64_t groups = w.k / w.group;
-    const int32_t offset = taken_off(w);
-    constexpr float reach = DIGITS == 1 ? 127.0f : 127.0f * 256.0f;
-    for (int64_t g = 0; g < groups; g++) {
-        const int64_t first = g * w.group, count = std::min(w.group, w.inputs - first);
-        Words magnitudes = {};  // as integers, of which that of NaN is larger than those of all numbers
-        visit(x + first, count, [&](Floats v, int64_t) {
-            const Words bits = (Words)v & 0x7fffffffu;
-            magnitudes = bits > magnitudes ? bits : magnitudes;
-        });
-        uint32_t bits = 0;
-        for (int i = 0; i < WIDTH; i++) bits = std::max(bits, magnitudes[i]);
-        float most;
-        std::memcpy(&most, &bits, 4);
-        const bool finite = bits < 0x7f800000u, zero = !finite || most <= TINY;
-        const float inverse = zero ? 0.0f : reach / most, scale = !finite ? NAN : zero ? 0.0f : most / reach;
-        for (int d = 0; d < DIGITS; d++)
-            for (int64_t i = count; i < w.group; i++) *to.at(row * DIGITS + d, first + i) = 0;
-        Ints sums[2] = {};
-        visit(x + first, count, [&](Floats number, int64_t i) {
-            const Ints v = zero ? Ints{} : nearest(number * inverse);
-            const Ints upper = DIGITS == 1 ? v : (v + 128) >> 8, lower = v - upper * 256;
-            const int64_t n = std::min<int64_t>(WIDTH, count - i);
-            sums[0] += upper;
-            const Chars cells = __builtin_convertvector(upper, Chars);
-            std::memcpy(to.at(row * DIGITS, first + i), &cells, n);
-            if (DIGITS == 1) return;
-            sums[1] += lower;
-            const Chars others = __builtin_convertvector(lower, Chars);
-            std::memcpy(to.at(row * DIGITS + 1, first + i), &others, n);
-        });
-        for (int d = 0; d < DIGITS; d++) {
-            const int64_t at = (row * DIGITS + d) * groups + g;
-            to.scale[at] = d + 1 < DIGITS ? scale * 256.0f : scale;
-            to.total[at] = added(sums[d]);
-            to.start[at] = -offset * to.total[at];
-        }
-    }
-}
+constexpr int TILE_ROWS = TILES ? 32 : 0;  // of a strip by tile registers
 
 // A panel of channels, and what is asked for while it is read.
 struct Panel {

@@ -26,6 +26,7 @@ _ENDS = ("eos", "eot", "eom")
 _KNOWN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<EOT>")
 _BERT_ENDS = (("cls", "[CLS]"), ("seperator", "[SEP]"))
 _LONGEST_WORD = 100  # characters, of WordPiece
+_LONGEST_TOKEN = 512  # characters, of SentencePiece: each place of it may be that of a merge
 Json = dict[str, Any]
 
 
@@ -201,6 +202,8 @@ def _scored_merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
     normal = {token: index for index, token in vocabulary.of(_NORMAL)}
     found = []
     for token, index in normal.items():
+        if len(token) > _LONGEST_TOKEN:
+            raise CheckpointError(f"{vocabulary.model.file}: a token has {len(token)} characters.")
         for at in range(1, len(token)):
             left, right = normal.get(token[:at]), normal.get(token[at:])
             if left is not None and right is not None:

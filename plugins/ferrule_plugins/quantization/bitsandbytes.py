@@ -19,17 +19,18 @@ from typing import Any
 import torch
 
 from ferrule.errors import CheckpointError
-from ferrule.interfaces.platform import DeviceCaps
-from ferrule.interfaces.quantization import LinearLayer, LinearScheme, QuantizationMethod
+from ferrule.interfaces.quantization import LinearLayer, LinearScheme
 from ferrule_nn import checkpoint_parameter
 from ferrule_plugins.quantization.coded import Coded, CodedScheme, halves
 from ferrule_plugins.quantization.decoded import decoded_parameter
-from ferrule_plugins.quantization.names import chosen, listed
-from ferrule_plugins.quantization.products import Integers, Quantized, Shared, cannot_run
+from ferrule_plugins.quantization.method import CheckedMethod
+from ferrule_plugins.quantization.names import chosen
+from ferrule_plugins.quantization.products import Integers, Quantized, Shared
 from ferrule_plugins.quantization.words import outputs
 
 BLOCK = 64
 _NESTED = 256  # scales that share one
+_LONGEST_STATE = 1 << 12  # bytes of the JSON
 _LEAST = 8  # inputs of a group of the CPU's kernel
 # Quantiles of a normal distribution, from the appendix of the paper on QLoRA.
 NF4 = (
@@ -42,35 +43,31 @@ FP4 = (*(value / 12 for value in _TWELFTHS), *(-value / 12 for value in _TWELFTH
 TABLES = {"nf4": NF4, "fp4": FP4}
 
 
-class BitsAndBytes(QuantizationMethod):
+class BitsAndBytes(CheckedMethod):
     conformance = "ferrule_plugins.quantization.samples:BITSANDBYTES"
     formats = ("bitsandbytes",)
-
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        super().__init__(config)
-        self._shared = Shared()
-        self._left = listed(config, "llm_int8_skip_modules")
+    left_keys = ("llm_int8_skip_modules",)
+    from_floats = True
 
     @classmethod
-    def refuses(cls, config: Mapping[str, Any], caps: DeviceCaps, dtype: torch.dtype) -> str | None:
+    def check(cls, config: Mapping[str, Any]) -> None:
         if config and not config.get("load_in_8bit"):
-            kind = config.get("bnb_4bit_quant_type", "fp4")
+            kind = str(config.get("bnb_4bit_quant_type", "fp4"))
             if not config.get("load_in_4bit"):
-                return "finds neither 'load_in_4bit' nor 'load_in_8bit' to be true"
+                raise ValueError("finds neither 'load_in_4bit' nor 'load_in_8bit' to be true")
             if kind not in TABLES:
-                return f"reads {' and '.join(TABLES)}, and bnb_4bit_quant_type is {kind!r}"
-        return cannot_run(caps.platform, dtype)
+                raise ValueError(f"reads {' and '.join(TABLES)}, and bnb_4bit_quant_type is {kind!r}")
 
     def scheme(self, layer: LinearLayer) -> LinearScheme | None:
-        if chosen(layer, self._left) or layer.head and not self._left:
+        if chosen(layer, self.left) or layer.head and not self.left:
             return None  # heads stay as they are, where the configuration does not say what does
         dtype = torch.float32 if layer.head else None
         if self.config.get("load_in_8bit"):
-            return RowsScheme(self._shared, dtype, wide=True)
+            return RowsScheme(self.shared, dtype, wide=True)
         if self.config:
             nested = bool(self.config.get("bnb_4bit_use_double_quant"))
-            return BlocksScheme(self._shared, dtype, str(self.config.get("bnb_4bit_quant_type", "fp4")), nested)
-        return None if layer.in_features % _LEAST else Nf4FromFloats(self._shared, dtype)
+            return BlocksScheme(self.shared, dtype, str(self.config.get("bnb_4bit_quant_type", "fp4")), nested)
+        return None if layer.in_features % _LEAST else Nf4FromFloats(self.shared, dtype)
 
 
 class Nf4FromFloats(CodedScheme):
@@ -140,6 +137,8 @@ class BlocksScheme(CodedScheme):
 
     def _offset(self, given: torch.Tensor, size: torch.Size) -> torch.Tensor:
         """What the JSON adds to nested scales, for each output; what else it says is compared with what is read."""
+        if given.dtype != torch.uint8 or given.numel() > _LONGEST_STATE:
+            raise ValueError("no text of a usual length")
         stated = json.loads(bytes(given.flatten().tolist()))
         expected = {
             "quant_type": self.kind,
@@ -150,9 +149,9 @@ class BlocksScheme(CodedScheme):
             if not isinstance(stated, dict) or stated.get(key) != value:
                 raise ValueError(f"{key} is not {value}")
         offset = stated.get("nested_offset", 0.0) if self.nested else 0.0
-        if not isinstance(offset, int | float):
+        if not isinstance(offset, float):
             raise ValueError("nested_offset is not a number")
-        return torch.full(size, float(offset))
+        return torch.full(size, offset)
 
     def coded(self, layer: Any) -> Coded:
         scales = layer.weight_absmax.detach()

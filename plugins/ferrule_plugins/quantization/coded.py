@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from ferrule_nn import Dense
-from ferrule_plugins.quantization.products import Integers, Quantized, Shared, check_scales
+from ferrule_plugins.quantization.products import Integers, Quantized, Shared, Wide
 
 _HALF = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 E2M1 = (*_HALF, *(-value for value in _HALF))
+_WHY = "no kernel of this device looks up codes of 4 bits: such weights take 16 bits, or 32 with --dtype float32"
 
 
 @dataclass(frozen=True)
@@ -54,26 +54,9 @@ class CodedScheme(Quantized):
     def coded(self, layer: Any) -> Coded:
         """What the layer's parameters hold. Raises CheckpointError for what they may not."""
 
-    def weights(self, layer: Any) -> Integers:
-        return self.coded(layer).integers()
-
-    def pack(self, layer: Any) -> None:
-        if next(layer.parameters()).device.type == "cpu":
-            super().pack(layer)
-        else:
-            self.shared.say("no kernel of this device looks up codes of 4 bits: such weights take 16 bits, or 32, here")
-            self.become_floats(layer)
-
-    def become_floats(self, layer: Any) -> None:
-        """Make it a float layer from here on, whose experts can be stacked."""
-        made = self.coded(layer)
-        check_scales(made.scales, self.given)
-        for name, own in list(layer.named_parameters(recurse=False)):
-            if name != "bias":
-                setattr(layer, name, torch.nn.Parameter(own.new_empty(0), requires_grad=False))
-        layer.weight = torch.nn.Parameter(made.widened(self.given), requires_grad=False)
-        layer.scheme, layer.quantized = Dense(), False
-        layer.scheme.pack(layer)
+    def weights(self, layer: Any) -> Integers | Wide:
+        coded = self.coded(layer)
+        return coded.integers() if coded.codes.device.type == "cpu" else Wide(coded.widened(self.given), _WHY)
 
 
 def halves(pairs: torch.Tensor, first_is_low: bool = True) -> torch.Tensor:

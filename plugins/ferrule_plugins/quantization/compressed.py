@@ -21,14 +21,15 @@ from typing import Any
 import torch
 
 from ferrule.errors import CheckpointError
-from ferrule.interfaces.platform import DeviceCaps
-from ferrule.interfaces.quantization import LinearLayer, LinearScheme, QuantizationMethod
+from ferrule.interfaces.quantization import LinearLayer, LinearScheme
 from ferrule_nn import checkpoint_parameter
 from ferrule_plugins.quantization.coded import E2M1, Coded, CodedScheme, halves, powers_of_two
 from ferrule_plugins.quantization.fp8 import BLOCK, Fp8Scheme
-from ferrule_plugins.quantization.groupwise import check_words, group_problem, outputs, unpacked
+from ferrule_plugins.quantization.groupwise import group_problem
+from ferrule_plugins.quantization.method import CheckedMethod
 from ferrule_plugins.quantization.names import chosen, listed
-from ferrule_plugins.quantization.products import Integers, Quantized, Shared, cannot_run, checked
+from ferrule_plugins.quantization.products import Integers, Quantized, Shared, checked
+from ferrule_plugins.quantization.words import check_words, outputs, unpacked
 
 _ALL = "Linear"  # as a target: the class that all such layers have
 # Of float weights of 4 bits: the strategy, and how many inputs have a scale.
@@ -106,27 +107,20 @@ def _group(name: str, values: Any, form: str) -> Group:
     return Group(targets, kind, strategy, int(bits or 0), not activations, max(group, 0), symmetric)
 
 
-class CompressedTensors(QuantizationMethod):
+class CompressedTensors(CheckedMethod):
     formats = ("compressed-tensors",)
+    left_keys = ("ignore",)
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__(config)
-        self._shared = Shared()
         self._groups = read(config)
-        self._left = listed(config, "ignore")
 
     @classmethod
-    def refuses(cls, config: Mapping[str, Any], caps: DeviceCaps, dtype: torch.dtype) -> str | None:
-        if not config:
-            return "the weights are not quantized"
-        try:
-            read(config)
-        except (CheckpointError, ValueError) as error:
-            return str(error)
-        return cannot_run(caps.platform, dtype)
+    def check(cls, config: Mapping[str, Any]) -> None:
+        read(config)
 
     def scheme(self, layer: LinearLayer) -> LinearScheme | None:
-        if chosen(layer, self._left):
+        if chosen(layer, self.left):
             return None
         for group in self._groups:
             if _ALL in group.targets or chosen(layer, group.targets):
@@ -136,10 +130,10 @@ class CompressedTensors(QuantizationMethod):
     def _made(self, group: Group, dtype: torch.dtype | None) -> LinearScheme:
         if group.kind == "fp8":
             tall = BLOCK if group.strategy == "block" else 0
-            return Fp8Scheme(self._shared, dtype, wide=group.wide, tall=tall)
+            return Fp8Scheme(self.shared, dtype, wide=group.wide, tall=tall)
         if group.kind in ("nvfp4", "mxfp4"):
-            return Float4Scheme(self._shared, dtype, group.kind)
-        return (Int8Scheme if group.kind == "int8" else PackedIntScheme)(self._shared, dtype, group)
+            return Float4Scheme(self.shared, dtype, group.kind)
+        return (Int8Scheme if group.kind == "int8" else PackedIntScheme)(self.shared, dtype, group)
 
 
 class Int8Scheme(Quantized):

@@ -35,6 +35,8 @@ class DecodedParameter(CheckpointParameter):
         if tensor.shape == view.shape and tensor.dtype == view.dtype:  # decoded already, as random weights are
             return tensor
         try:
+            if not tensor.ndim:
+                raise ValueError("a single number")
             return self.decode(tensor, view.shape)
         except (RuntimeError, ValueError) as error:
             shapes = f"{tensor.dtype} {list(tensor.shape)} does not hold {list(view.shape)}"

@@ -14,16 +14,16 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from ferrule.interfaces.platform import DeviceCaps
-from ferrule.interfaces.quantization import LinearLayer, LinearScheme, QuantizationMethod
-from ferrule_plugins.quantization.products import Quantized, Shared, Wide, cannot_run
+from ferrule.interfaces.quantization import LinearLayer, LinearScheme
+from ferrule_plugins.quantization.method import CheckedMethod
+from ferrule_plugins.quantization.products import Quantized, Shared, Wide
 
 _FORMS = {8: (3, -6, 480.0), 6: (2, -2, 28.0)}  # by bits: those of the fraction, the least exponent, the largest number
 _ROWS = 1 << 14  # groups at a time
 _WHY = "floats of {} bits are rounded as DeepSpeed does, and take 16 bits here, or 32 with --dtype float32"
 
 
-class DeepSpeedFp(QuantizationMethod):
+class DeepSpeedFp(CheckedMethod):
     """Settings: `bits`, 8 or 6, and `group_size`."""
 
     conformance: Mapping[str, Any] = {
@@ -32,22 +32,18 @@ class DeepSpeedFp(QuantizationMethod):
         "lone_rows": (torch.bfloat16, torch.float32),
     }
     formats = ("deepspeedfp", "DeepSpeedFP")
-
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        super().__init__(config)
-        self._shared = Shared()
+    from_floats = True
 
     @classmethod
-    def refuses(cls, config: Mapping[str, Any], caps: DeviceCaps, dtype: torch.dtype) -> str | None:
+    def check(cls, config: Mapping[str, Any]) -> None:
         bits, group = config.get("bits", 8), config.get("group_size", 512)
         if type(bits) is not int or bits not in _FORMS or type(group) is not int or group < 1:
-            return f"takes 6 or 8 bits in groups of 1 or more, not {bits!r} and {group!r}"
-        return cannot_run(caps.platform, dtype)
+            raise ValueError(f"takes 6 or 8 bits in groups of 1 or more, not {bits!r} and {group!r}")
 
     def scheme(self, layer: LinearLayer) -> LinearScheme | None:
         if layer.head:
             return None
-        return RoundedScheme(self._shared, int(self.config.get("bits", 8)), int(self.config.get("group_size", 512)))
+        return RoundedScheme(self.shared, int(self.config.get("bits", 8)), int(self.config.get("group_size", 512)))
 
 
 class RoundedScheme(Quantized):
@@ -61,7 +57,8 @@ class RoundedScheme(Quantized):
         weight = layer.weight.detach()
         self.given = weight.dtype
         flat = weight.flatten()
-        cells = F.pad(flat, (0, -flat.numel() % self.group)).view(-1, self.group)
+        group = min(self.group, flat.numel())
+        cells = F.pad(flat, (0, -flat.numel() % group)).view(-1, group)
         rounded = torch.cat([self._rounded(part.float()).to(weight.dtype) for part in torch.split(cells, _ROWS)])
         return Wide(rounded.flatten()[: flat.numel()].view_as(weight), _WHY.format(self.bits))
 

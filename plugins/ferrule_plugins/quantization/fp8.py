@@ -14,46 +14,47 @@ from typing import Any
 import torch
 
 from ferrule.interfaces.platform import DeviceCaps
-from ferrule.interfaces.quantization import LinearLayer, LinearScheme, QuantizationMethod
+from ferrule.interfaces.quantization import LinearLayer, LinearScheme
 from ferrule_nn import checkpoint_parameter
-from ferrule_plugins.quantization.names import chosen, listed
-from ferrule_plugins.quantization.products import Fp8, Quantized, Shared, cannot_run, checked
+from ferrule_plugins.quantization.method import CheckedMethod
+from ferrule_plugins.quantization.names import chosen
+from ferrule_plugins.quantization.products import Fp8, Quantized, Shared, checked
 from ferrule_plugins.quantization.words import outputs
 
 BLOCK = 128
 
 
-class Fp8Method(QuantizationMethod):
+class Fp8Method(CheckedMethod):
     conformance = {"lone_rows": (torch.bfloat16, torch.float32)}  # float16 is multiplied by oneDNN on CPUs
     formats = ("fp8", "fbgemm_fp8")
-
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        super().__init__(config)
-        self._shared = Shared()
-        self._left = listed(config, "modules_to_not_convert", "ignored_layers")
+    left_keys = ("modules_to_not_convert", "ignored_layers")
+    from_floats = True
 
     @classmethod
     def refuses(cls, config: Mapping[str, Any], caps: DeviceCaps, dtype: torch.dtype) -> str | None:
         if not config and caps.platform == "cpu":
             return "CPUs do not multiply fp8, and the weights are not in it: int8 is as small and faster"
+        return super().refuses(config, caps, dtype)
+
+    @classmethod
+    def check(cls, config: Mapping[str, Any]) -> None:
         block = config.get("weight_block_size")
         if block is not None and block != [BLOCK, BLOCK]:
-            return f"reads blocks of {BLOCK} x {BLOCK}, and weight_block_size is {block}"
+            raise ValueError(f"reads blocks of {BLOCK} x {BLOCK}, and weight_block_size is {block}")
         if config.get("fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"):
-            return f"reads e4m3, and fmt is {config['fmt']!r}"
-        return cannot_run(caps.platform, dtype)
+            raise ValueError(f"reads e4m3, and fmt is {config['fmt']!r}")
 
     def scheme(self, layer: LinearLayer) -> LinearScheme | None:
         dtype = torch.float32 if layer.head else None
         if layer.head and not self.config.get("lm_head"):
             return None  # heads stay as they are in these formats
         if not self.config:
-            return Fp8FromFloats(self._shared, dtype)
-        if chosen(layer, self._left):
+            return Fp8FromFloats(self.shared, dtype)
+        if chosen(layer, self.left):
             return None
         if self.config.get("weight_block_size"):
-            return Fp8Scheme(self._shared, dtype, scales="weight_scale_inv", tall=BLOCK)
-        return Fp8Scheme(self._shared, dtype)
+            return Fp8Scheme(self.shared, dtype, scales="weight_scale_inv", tall=BLOCK)
+        return Fp8Scheme(self.shared, dtype)
 
 
 class Fp8FromFloats(Quantized):

@@ -13,12 +13,13 @@ from typing import Any
 import torch
 
 from ferrule.errors import CheckpointError
-from ferrule.interfaces.platform import DeviceCaps
-from ferrule.interfaces.quantization import LinearLayer, LinearScheme, QuantizationMethod
+from ferrule.interfaces.quantization import LinearLayer, LinearScheme
 from ferrule_kernels.matmul import Form
-from ferrule_nn import Dense, checkpoint_parameter
-from ferrule_plugins.gguf.blocks import BITS, GROUP, TABLES, Decoded
-from ferrule_plugins.quantization.products import Integers, Quantized, Shared, cannot_run, kept_bits
+from ferrule_nn import checkpoint_parameter
+from ferrule_plugins.gguf.blocks import BITS, GROUP, TABLES
+from ferrule_plugins.quantization.method import CheckedMethod
+from ferrule_plugins.quantization.names import listed
+from ferrule_plugins.quantization.products import Integers, Quantized, Shared, kept_bits
 
 _SMALL_GROUPS = frozenset(("Q2_K", "Q3_K", "Q6_K"))
 _OFFSETS = frozenset(("Q2_K", "Q4_1", "Q4_K", "Q5_1", "Q5_K"))
@@ -33,23 +34,16 @@ def form_of(types: frozenset[str]) -> Form:
     return Form(kept_bits(max(BITS[kind] for kind in types), group), group, offsets=bool(types & _OFFSETS))
 
 
-class GgufMethod(QuantizationMethod):
+class GgufMethod(CheckedMethod):
     conformance = "ferrule_plugins.quantization.samples:GGUF"
     formats = ("gguf",)
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__(config)
-        self._shared = Shared()
         types = config.get("types")
-        if not isinstance(types, Mapping) or not all(isinstance(names, list) for names in types.values()):
+        if not isinstance(types, Mapping):
             raise CheckpointError("quantization_config does not say of what types the layers of the GGUF file are.")
-        self._types = {name: str(kind) for kind, names in types.items() for name in names}
-
-    @classmethod
-    def refuses(cls, config: Mapping[str, Any], caps: DeviceCaps, dtype: torch.dtype) -> str | None:
-        if not config:
-            return "the weights are not those of a GGUF file with quantized tensors"
-        return cannot_run(caps.platform, dtype)
+        self._types = {name: str(kind) for kind in types for name in listed(types, kind)}
 
     def scheme(self, layer: LinearLayer) -> LinearScheme | None:
         before = layer.name.rpartition(".")[0]
@@ -58,7 +52,7 @@ class GgufMethod(QuantizationMethod):
         types = [whole] if whole else [self._types.get(name) for name in parts]
         if not types or None in types:
             return None
-        return GgufScheme(self._shared, form_of(frozenset(map(str, types))), torch.float32 if layer.head else None)
+        return GgufScheme(self.shared, form_of(frozenset(map(str, types))), torch.float32 if layer.head else None)
 
 
 class GgufScheme(Quantized):
@@ -90,20 +84,3 @@ class GgufScheme(Quantized):
         elif self.form.bits < 8:
             numbers = (numbers + (1 << (self.form.bits - 1))).to(torch.uint8)
         return Integers(numbers, scales, None, self.form.bits, self.form.group, offsets, table=self.form.table)
-
-    def pack(self, layer: Any) -> None:
-        if layer.numbers.device.type == "cpu":
-            super().pack(layer)
-        else:
-            self.widen(layer)
-
-    def widen(self, layer: Any) -> None:
-        """Make it a float layer from here on."""
-        offsets = layer.offsets.detach() if self.form.offsets else None
-        wide = Decoded(layer.numbers.detach(), layer.scales.detach(), offsets).widened().to(self.given)
-        self.shared.say("quantized weights of GGUF files take 16 bits on GPUs, or 32 with --dtype float32")
-        for name in ("numbers", "scales", "offsets"):
-            setattr(layer, name, None)
-        layer.weight = torch.nn.Parameter(wide, requires_grad=False)
-        layer.scheme, layer.quantized = Dense(), False
-        layer.scheme.pack(layer)

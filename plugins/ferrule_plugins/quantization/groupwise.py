@@ -26,13 +26,13 @@ from typing import Any
 import torch
 
 from ferrule.errors import CheckpointError
-from ferrule.interfaces.platform import DeviceCaps
-from ferrule.interfaces.quantization import LinearLayer, LinearScheme, QuantizationMethod
+from ferrule.interfaces.quantization import LinearLayer, LinearScheme
 from ferrule_nn import checkpoint_parameter
 from ferrule_plugins.quantization.apart import side_by_side
 from ferrule_plugins.quantization.marlin import AWQ_NAMES, MarlinScheme, SparseMarlinScheme
+from ferrule_plugins.quantization.method import CheckedMethod
 from ferrule_plugins.quantization.names import listed, matches, means, names_of, spellings
-from ferrule_plugins.quantization.products import Integers, Quantized, Shared, Wide, cannot_run, has_room, kept
+from ferrule_plugins.quantization.products import Integers, Quantized, Shared, Wide, has_room, kept
 from ferrule_plugins.quantization.words import (
     AWQ_ORDER,
     AWQ_ORDER_8,
@@ -43,8 +43,6 @@ from ferrule_plugins.quantization.words import (
     unpacked,
     unpacked_planes,
 )
-
-__all__ = ["Awq", "Either", "Gptq", "check_words", "group_problem", "outputs", "unpacked"]
 
 _GPTQ_BITS = {  # of each checkpoint_format
     "gptq": (2, 3, 4, 8),
@@ -94,28 +92,10 @@ class Settings:
         return cls(stated, size, ordered and size > 0, symmetric)
 
 
-class Groupwise(QuantizationMethod):
+class Groupwise(CheckedMethod):
     """What AWQ and GPTQ share. The head stays as it is unless the checkpoint says otherwise."""
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        super().__init__(config)
-        self.shared = Shared()
-        self._left = listed(config, "modules_to_not_convert")
-
-    @classmethod
-    def refuses(cls, config: Mapping[str, Any], caps: DeviceCaps, dtype: torch.dtype) -> str | None:
-        if not config:
-            return "the weights are not quantized"
-        try:
-            cls.check(config)
-        except ValueError as error:
-            return str(error)
-        return cannot_run(caps.platform, dtype)
-
-    @classmethod
-    @abstractmethod
-    def check(cls, config: Mapping[str, Any]) -> None:
-        """Raises ValueError with the variant of the format that is not read."""
+    left_keys = ("modules_to_not_convert",)
 
     def scheme(self, layer: LinearLayer) -> LinearScheme | None:
         found = [self.settings(name, layer.head) for name in names_of(layer)]
@@ -123,7 +103,7 @@ class Groupwise(QuantizationMethod):
 
     def settings(self, name: str, head: bool) -> Settings | None:
         """Those of the layer of that name, None for one that is not quantized."""
-        if head and not self.config.get("lm_head") or any(means(pattern, name) for pattern in self._left):
+        if head and not self.config.get("lm_head") or any(means(pattern, name) for pattern in self.left):
             return None
         return Settings.of(self.config)
 
@@ -210,7 +190,7 @@ def _version(config: Mapping[str, Any]) -> str:
     return str(config.get("version") or config.get("format") or "gemm").lower()
 
 
-class Either(QuantizationMethod):
+class Either(CheckedMethod):
     """A name for both, by which other engines mean kernels of their own: ``moe_wna16`` and ``ipex``."""
 
     conformance = "ferrule_plugins.quantization.integer_samples:AWQ"
@@ -221,8 +201,8 @@ class Either(QuantizationMethod):
         self._method = _reader(config)(config)
 
     @classmethod
-    def refuses(cls, config: Mapping[str, Any], caps: DeviceCaps, dtype: torch.dtype) -> str | None:
-        return _reader(config).refuses(config, caps, dtype)
+    def check(cls, config: Mapping[str, Any]) -> None:
+        _reader(config).check(config)
 
     def scheme(self, layer: LinearLayer) -> LinearScheme | None:
         return self._method.scheme(layer)

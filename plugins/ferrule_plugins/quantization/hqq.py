@@ -2,7 +2,7 @@
 
 Layers have `W_q`, `scale` and `zero` (https://github.com/mobiusml/hqq, hqq/core/quantize.py and bitpack.py). A matrix
 is cut into groups in its order in memory: of neighbouring inputs (``axis`` 1), or of weights that are far apart
-(``axis`` 0), for which there is no kernel here. The rows of groups are packed into bytes, or words for 3 bits, the
+(``axis`` 0), which no kernel here multiplies. The rows of groups are packed into bytes, or words for 3 bits, the
 first of them highest: of 4 bits, the first half of the rows is in the upper half of the bytes. ``view_as_float`` says
 that the bytes are called floats.
 """
@@ -16,12 +16,12 @@ from typing import Any
 import torch
 
 from ferrule.errors import CheckpointError
-from ferrule.interfaces.platform import DeviceCaps
-from ferrule.interfaces.quantization import LinearLayer, LinearScheme, QuantizationMethod
+from ferrule.interfaces.quantization import LinearLayer, LinearScheme
 from ferrule_plugins.quantization.apart import side_by_side
 from ferrule_plugins.quantization.decoded import decoded_parameter
-from ferrule_plugins.quantization.names import listed, means, names_of
-from ferrule_plugins.quantization.products import Floats, Integers, Quantized, Shared, Wide, cannot_run, kept
+from ferrule_plugins.quantization.method import CheckedMethod
+from ferrule_plugins.quantization.names import means, names_of
+from ferrule_plugins.quantization.products import Floats, Integers, Quantized, Shared, Wide, kept
 from ferrule_plugins.quantization.words import outputs
 
 _PACKED = {8: 1, 4: 2, 3: 10, 2: 4, 1: 8}  # how many numbers of so many bits one byte has, or word
@@ -59,33 +59,26 @@ class Settings:
         return cls(bits, group or 0, axis)
 
 
-class Hqq(QuantizationMethod):
+class Hqq(CheckedMethod):
     conformance = "ferrule_plugins.quantization.integer_samples:HQQ"
     formats = ("hqq",)
+    left_keys = ("skip_modules",)
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__(config)
-        self._shared = Shared()
-        self._left = listed(config, "skip_modules")
         self._one, self._several = _read(config)
 
     @classmethod
-    def refuses(cls, config: Mapping[str, Any], caps: DeviceCaps, dtype: torch.dtype) -> str | None:
-        if not config:
-            return "the weights are not quantized"
-        try:
-            _read(config)
-        except ValueError as error:
-            return str(error)
-        return cannot_run(caps.platform, dtype)
+    def check(cls, config: Mapping[str, Any]) -> None:
+        _read(config)
 
     def scheme(self, layer: LinearLayer) -> LinearScheme | None:
         found = [self._settings(name) for name in names_of(layer)]
         dtype = torch.float32 if layer.head else None
-        return side_by_side(layer, found, lambda own: HqqScheme(self._shared, dtype, own))
+        return side_by_side(layer, found, lambda own: HqqScheme(self.shared, dtype, own))
 
     def _settings(self, name: str) -> Settings | None:
-        if any(means(pattern, name) for pattern in self._left):
+        if any(means(pattern, name) for pattern in self.left):
             return None
         return self._one or next((own for pattern, own in self._several.items() if means(pattern, name)), None)
 

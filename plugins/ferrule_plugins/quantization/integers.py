@@ -17,30 +17,23 @@ from typing import Any
 
 import torch
 
-from ferrule.interfaces.platform import DeviceCaps
-from ferrule.interfaces.quantization import LinearLayer, LinearScheme, QuantizationMethod
+from ferrule.interfaces.quantization import LinearLayer, LinearScheme
 from ferrule_kernels import matmul as reference
 from ferrule_kernels.cpu.matmul import LONGEST, PackedMatrix
 from ferrule_kernels.matmul import Form
 from ferrule_nn import parameter
-from ferrule_plugins.quantization.products import Integers, Quantized, Shared, cannot_run
+from ferrule_plugins.quantization.method import CheckedMethod
+from ferrule_plugins.quantization.products import Integers, Quantized, Shared
 
 _ROWS = 4096  # that torch quantizes at a time
 
 
-class FromFloats(QuantizationMethod):
+class FromFloats(CheckedMethod):
     """One form for all layers but the head."""
 
     form: Form
     head_form: Form
-
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        super().__init__(config)
-        self.shared = Shared()
-
-    @classmethod
-    def refuses(cls, config: Mapping[str, Any], caps: DeviceCaps, dtype: torch.dtype) -> str | None:
-        return cannot_run(caps.platform, dtype)
+    from_floats = True
 
     def scheme(self, layer: LinearLayer) -> LinearScheme | None:
         form = self.head_form if layer.head else self.form
@@ -77,11 +70,10 @@ class LayersInt8(Int8WeightOnly):
     }
 
     @classmethod
-    def refuses(cls, config: Mapping[str, Any], caps: DeviceCaps, dtype: torch.dtype) -> str | None:
+    def check(cls, config: Mapping[str, Any]) -> None:
         for key, values in cls._SETTINGS.items():
             if config.get(key, values[0]) not in values:
-                return f"reads {key} {values[0]!r}, and it is {config[key]!r:.40}"
-        return super().refuses(config, caps, dtype)
+                raise ValueError(f"reads {key} {values[0]!r}, and it is {config[key]!r:.40}")
 
     def scheme(self, layer: LinearLayer) -> LinearScheme | None:
         return None if layer.head else super().scheme(layer)

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 
 from ferrule.errors import CheckpointError
-from ferrule.interfaces.platform import DeviceCaps
-from ferrule.interfaces.quantization import LinearLayer, LinearScheme, QuantizationMethod
+from ferrule.interfaces.quantization import LinearLayer, LinearScheme
 from ferrule_nn import checkpoint_parameter
-from ferrule_plugins.quantization.names import chosen, listed
-from ferrule_plugins.quantization.products import Integers, Quantized, Shared, cannot_run, kept
+from ferrule_plugins.quantization.method import CheckedMethod
+from ferrule_plugins.quantization.names import chosen
+from ferrule_plugins.quantization.products import Integers, Quantized, Shared, kept
 from ferrule_plugins.quantization.words import check_words, outputs, unpacked
 
 TILE = 16
@@ -209,27 +209,22 @@ class QqqScheme(MarlinScheme):
         return Integers(numbers, scales_in_order(layer.s_group.detach(), _GROUPS) * channels, None, 4, self.group)
 
 
-class Qqq(QuantizationMethod):
+class Qqq(CheckedMethod):
     """QQQ (https://arxiv.org/abs/2406.09904): 4 bits, and activations of 8 bits, a scale for each row."""
 
     conformance = "ferrule_plugins.quantization.integer_samples:QQQ"
     formats = ("qqq",)
-
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        super().__init__(config)
-        self._shared = Shared()
-        self._left = listed(config, "modules_to_not_convert")
+    left_keys = ("modules_to_not_convert",)
 
     @classmethod
-    def refuses(cls, config: Mapping[str, Any], caps: DeviceCaps, dtype: torch.dtype) -> str | None:
-        if not config:
-            return "the weights are not quantized"
+    def check(cls, config: Mapping[str, Any]) -> None:
         bits, group = config.get("wbits", config.get("bits")), config.get("group_size", -1)
         if bits != 4 or group not in (-1, 128):
-            return f"reads 4 bits in groups of 128, or of all inputs, and the checkpoint has {bits!r} and {group!r}"
-        return cannot_run(caps.platform, dtype)
+            raise ValueError(
+                f"reads 4 bits in groups of 128, or of all inputs, and the checkpoint has {bits!r}, {group!r}"
+            )
 
     def scheme(self, layer: LinearLayer) -> LinearScheme | None:
-        if layer.head or chosen(layer, self._left):
+        if layer.head or chosen(layer, self.left):
             return None
-        return QqqScheme(self._shared, None, max(int(self.config.get("group_size", -1)), 0))
+        return QqqScheme(self.shared, None, max(int(self.config.get("group_size", -1)), 0))

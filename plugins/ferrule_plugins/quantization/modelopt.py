@@ -14,45 +14,41 @@ from typing import Any
 import torch
 
 from ferrule.errors import CheckpointError
-from ferrule.interfaces.platform import DeviceCaps
-from ferrule.interfaces.quantization import LinearLayer, LinearScheme, QuantizationMethod
+from ferrule.interfaces.quantization import LinearLayer, LinearScheme
 from ferrule_nn import checkpoint_parameter
 from ferrule_plugins.quantization.coded import E2M1, Coded, CodedScheme, halves
 from ferrule_plugins.quantization.fp8 import Fp8Scheme
+from ferrule_plugins.quantization.method import CheckedMethod
 from ferrule_plugins.quantization.names import chosen, listed
-from ferrule_plugins.quantization.products import Shared, cannot_run, checked
+from ferrule_plugins.quantization.products import checked
 
 GROUP = 16
 
 
-class ModelOpt(QuantizationMethod):
+class ModelOpt(CheckedMethod):
     formats = ("modelopt", "modelopt_fp4")
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__(config)
-        self._shared = Shared()
         stated = _stated(config)
-        self._left = [_pattern(name) for name in listed(stated, "ignore", "exclude_modules")]
+        self.left = tuple(_pattern(name) for name in listed(stated, "ignore", "exclude_modules"))
         self._four_bits = stated.get("quant_algo") == "NVFP4"
 
     @classmethod
-    def refuses(cls, config: Mapping[str, Any], caps: DeviceCaps, dtype: torch.dtype) -> str | None:
-        if not config:
-            return "the weights are not quantized"
+    def check(cls, config: Mapping[str, Any]) -> None:
         stated = _stated(config)
         if stated.get("quant_algo") not in ("FP8", "NVFP4"):
-            return f"reads FP8 and NVFP4, and quant_algo is {stated.get('quant_algo')!r}"
+            raise ValueError(f"reads FP8 and NVFP4, and quant_algo is {stated.get('quant_algo')!r}")
         if stated.get("group_size") not in (None, GROUP) and stated["quant_algo"] == "NVFP4":
-            return f"reads groups of {GROUP}, and group_size is {stated['group_size']!r}"
+            raise ValueError(f"reads groups of {GROUP}, and group_size is {stated['group_size']!r}")
         if stated.get("kv_cache_scheme") or stated.get("kv_cache_quant_algo"):
-            return "does not read scales of a KV cache"
-        return cannot_run(caps.platform, dtype)
+            raise ValueError("does not read scales of a KV cache")
 
     def scheme(self, layer: LinearLayer) -> LinearScheme | None:
-        if chosen(layer, self._left) or layer.head and not self._left:
+        if chosen(layer, self.left) or layer.head and not self.left:
             return None
         dtype = torch.float32 if layer.head else None
-        return NvFp4Scheme(self._shared, dtype) if self._four_bits else Fp8Scheme(self._shared, dtype)
+        return NvFp4Scheme(self.shared, dtype) if self._four_bits else Fp8Scheme(self.shared, dtype)
 
 
 def _stated(config: Mapping[str, Any]) -> Mapping[str, Any]:

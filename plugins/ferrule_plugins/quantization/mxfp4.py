@@ -1,41 +1,29 @@
 """Experts in mxfp4, as gpt-oss has them: 32 numbers of 4 bits share a power of two (OCP Microscaling formats 1.0).
 
-On CPUs they are kept as 8 bits with the same scales, which loses nothing, and activations have 15 bits; on other
-devices they are floats of the activations' type. The layers besides experts are floats in such a checkpoint.
+On CPUs they stay codes of 4 bits with the same scales, and activations have 15 bits; on other devices they are floats
+of the activations' type. The layers besides experts are floats in such a checkpoint.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from ferrule.interfaces.platform import DeviceCaps
-from ferrule.interfaces.quantization import LinearLayer, LinearScheme, QuantizationMethod
+from ferrule.interfaces.quantization import LinearLayer, LinearScheme
 from ferrule_nn import checkpoint_parameter
 from ferrule_plugins.quantization.coded import E2M1, Coded, CodedScheme, halves, powers_of_two
-from ferrule_plugins.quantization.products import Shared, cannot_run
+from ferrule_plugins.quantization.method import CheckedMethod
 
 GROUP = 32
 
 
-class Mxfp4(QuantizationMethod):
+class Mxfp4(CheckedMethod):
     conformance = "ferrule_plugins.quantization.samples:MXFP4"
     formats = ("mxfp4",)
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        super().__init__(config)
-        self._shared = Shared()
-
-    @classmethod
-    def refuses(cls, config: Mapping[str, Any], caps: DeviceCaps, dtype: torch.dtype) -> str | None:
-        return (
-            cannot_run(caps.platform, dtype) if config else "reads checkpoints in mxfp4, and the weights are not in it"
-        )
-
     def scheme(self, layer: LinearLayer) -> LinearScheme | None:
-        return Mxfp4Scheme(self._shared) if ".experts." in layer.name else None
+        return Mxfp4Scheme(self.shared) if ".experts." in layer.name else None
 
 
 class Mxfp4Scheme(CodedScheme):

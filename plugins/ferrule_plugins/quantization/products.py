@@ -65,7 +65,7 @@ class Fp8:
 
 @dataclass(frozen=True)
 class Floats:
-    """The form of weights that are widened as they load, for who asks how much memory they take."""
+    """The form of weights that are widened as they load: it says how much memory they take."""
 
     dtype: torch.dtype
 
@@ -195,19 +195,16 @@ class Quantized(LinearScheme):
         return lambda layer, x: reference.multiply(x, weight, form, layer.bias).to(self.dtype or x.dtype)
 
     def _fp8_cpu(self, layer: Any, weights: Fp8) -> Product:
-        self.shared.say("CPUs do not multiply fp8: such weights take 16 bits here, or 32 with --dtype float32")
-        layer.weight = torch.nn.Parameter(weights.widened(self.given), requires_grad=False)
-        dense = Dense()
-        dense.pack(layer)
-        self.matrix, self._unpacked = dense.matrix, tuple(dense.packed_tensors())
-        return dense.matmul
+        why = "CPUs do not multiply fp8: such weights take 16 bits here, or 32 with --dtype float32"
+        return self._widened(layer, Wide(weights.widened(self.given), why))
 
     def _widened(self, layer: Any, weights: Wide) -> Product:
         """Make it a float layer from here on, whose experts can be stacked."""
         self.shared.say(weights.why)
         layer.weight = torch.nn.Parameter(weights.weight, requires_grad=False)
-        layer.scheme, layer.quantized = dense, _ = Dense(), False
+        dense = Dense()
         dense.pack(layer)
+        layer.scheme, layer.quantized = dense, False
         self.matrix, self._unpacked = dense.matrix, tuple(dense.packed_tensors())
         return dense.matmul
 

@@ -15,38 +15,32 @@ from typing import Any
 import torch
 
 from ferrule.errors import CheckpointError
-from ferrule.interfaces.platform import DeviceCaps
-from ferrule.interfaces.quantization import LinearLayer, LinearScheme, QuantizationMethod
+from ferrule.interfaces.quantization import LinearLayer, LinearScheme
 from ferrule_nn import checkpoint_parameter
-from ferrule_plugins.quantization.names import chosen, listed
-from ferrule_plugins.quantization.products import Floats, Quantized, Shared, Wide, cannot_run
+from ferrule_plugins.quantization.method import CheckedMethod
+from ferrule_plugins.quantization.names import chosen
+from ferrule_plugins.quantization.products import Floats, Quantized, Shared, Wide
 from ferrule_plugins.quantization.words import check_words, outputs, per_words, unpacked
 
 _WHY = "weights of {} are looked up once, and take 16 bits from there on, or 32 with --dtype float32"
 _SIZES = ("in_group_size", "out_group_size", "num_codebooks", "nbits_per_codebook")
 _LARGEST = 1 << 12  # of these
+_MOST = 1 << 26  # numbers of a layer's codebooks: published ones have 2^20
 
 
-class SqueezeLlm(QuantizationMethod):
+class SqueezeLlm(CheckedMethod):
     conformance = "ferrule_plugins.quantization.integer_samples:SQUEEZELLM"
     formats = ("squeezellm",)
-
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        super().__init__(config)
-        self._shared = Shared()
-        self._left = listed(config, "modules_to_not_convert")
+    left_keys = ("modules_to_not_convert",)
 
     @classmethod
-    def refuses(cls, config: Mapping[str, Any], caps: DeviceCaps, dtype: torch.dtype) -> str | None:
-        if not config:
-            return "the weights are not quantized"
+    def check(cls, config: Mapping[str, Any]) -> None:
         bits = _bits(config)
         if bits not in (3, 4):
-            return f"reads 3 and 4 bits, and the checkpoint has {bits!r}"
-        return cannot_run(caps.platform, dtype)
+            raise ValueError(f"reads 3 and 4 bits, and the checkpoint has {bits!r}")
 
     def scheme(self, layer: LinearLayer) -> LinearScheme | None:
-        return None if layer.head or chosen(layer, self._left) else TableScheme(self._shared, int(_bits(self.config)))
+        return None if layer.head or chosen(layer, self.left) else TableScheme(self.shared, int(_bits(self.config)))
 
 
 def _bits(config: Mapping[str, Any]) -> Any:
@@ -73,30 +67,29 @@ class TableScheme(Quantized):
         return Wide(table.gather(1, numbers.long()), _WHY.format("SqueezeLLM"))
 
 
-class Aqlm(QuantizationMethod):
+class Aqlm(CheckedMethod):
     conformance = "ferrule_plugins.quantization.integer_samples:AQLM"
     formats = ("aqlm",)
+    left_keys = ("linear_weights_not_to_quantize",)
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__(config)
-        self._shared = Shared()
-        names = listed(config, "linear_weights_not_to_quantize")
-        self._left = [name.removesuffix(".weight") for name in names]
+        self.left = tuple(name.removesuffix(".weight") for name in self.left)
 
     @classmethod
-    def refuses(cls, config: Mapping[str, Any], caps: DeviceCaps, dtype: torch.dtype) -> str | None:
-        if not config:
-            return "the weights are not quantized"
+    def check(cls, config: Mapping[str, Any]) -> None:
         for key in _SIZES:
             value = config.get(key)
             if type(value) is not int or not 1 <= value <= (16 if key == _SIZES[3] else _LARGEST):
-                return f"takes a {key} from 1 on, and it is {value!r}"
-        return cannot_run(caps.platform, dtype)
+                raise ValueError(f"takes a {key} from 1 on, and it is {value!r}")
+        inner, outer, books, bits = (config[key] for key in _SIZES)
+        if inner * outer * books << bits > _MOST:
+            raise ValueError(f"takes codebooks of {_MOST} numbers together, and these have more")
 
     def scheme(self, layer: LinearLayer) -> LinearScheme | None:
-        if layer.head or chosen(layer, self._left):
+        if layer.head or chosen(layer, self.left):
             return None
-        return AqlmScheme(self._shared, [int(self.config[key]) for key in _SIZES])
+        return AqlmScheme(self.shared, [int(self.config[key]) for key in _SIZES])
 
 
 class AqlmScheme(Quantized):

@@ -1,4 +1,4 @@
-"""`auto`: the tokenizers library on a folder's ``tokenizer.json``; another reader where there is no such file."""
+"""`auto`: the tokenizers library on a folder's ``tokenizer.json``; readers of other files where that is missing."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from ferrule.frontend.text.detokenize import decode
 from ferrule.interfaces.tokenizer import Tokenizer, TokenizerSource
 from ferrule_plugins.tokenizer import kimi, mistral, sentencepiece
 from ferrule_plugins.tokenizer.files import (
+    added_tokens,
     chat_templates,
     extra_special_tokens,
+    panics_as_errors,
     read_settings,
     special_tokens,
     token_content,
@@ -64,7 +66,8 @@ class FastTokenizer(Tokenizer):
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         # A batch of one: only the batch call releases the interpreter lock.
-        ids: list[int] = self._core.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        with panics_as_errors():
+            ids: list[int] = self._core.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         return ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -130,7 +133,8 @@ def _made(file: Path, stated: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]
 
     whole, settings = sentencepiece.read_file(file)
     try:
-        core = tokenizers.Tokenizer.from_str(json.dumps(whole))
+        with panics_as_errors():
+            core = tokenizers.Tokenizer.from_str(json.dumps(whole))
     except Exception as error:  # the library raises plain Exception for a model that it cannot use
         raise CheckpointError(f"{file} is not a tokenizer that can be used: {error}.") from None
     return core, whole.get("decoder"), {**settings, **stated}
@@ -153,7 +157,8 @@ def _load(file: Path) -> tuple[Any, Mapping[str, Any] | None]:
         if file.stat().st_size > _MAX_BYTES:
             raise CheckpointError(f"{file} is larger than {_MAX_BYTES} bytes.")
         content = file.read_bytes()
-        core = tokenizers.Tokenizer.from_buffer(content)
+        with panics_as_errors():
+            core = tokenizers.Tokenizer.from_buffer(content)
         core.no_truncation()
         core.no_padding()
         decoder = msgspec.json.decode(content, type=_File).decoder
@@ -179,9 +184,7 @@ def _add_tokens(core: Any, settings: Mapping[str, Any], specials: Sequence[str],
     """Add tokens that only ``tokenizer_config.json`` knows; each must get the id that is stated there."""
     from tokenizers import AddedToken
 
-    stated = settings.get("added_tokens_decoder")
-    rows = sorted((int(key), value) for key, value in stated.items()) if isinstance(stated, Mapping) else []
-    for token_id, value in rows:
+    for token_id, value in added_tokens(settings).items():
         content = token_content(value)
         if content is None or core.token_to_id(content) == token_id:
             continue

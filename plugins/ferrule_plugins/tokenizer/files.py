@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from ferrule.errors import CheckpointError
 
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _MAX_TEMPLATE_BYTES = 1 << 20
+_MOST_DIGITS = 9  # of a token's number
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
@@ -47,6 +49,30 @@ def token_content(value: Any) -> str | None:
     if isinstance(value, Mapping):
         value = value.get("content")
     return value if isinstance(value, str) and value else None
+
+
+def added_tokens(settings: Mapping[str, Any]) -> dict[int, Mapping[str, Any]]:
+    """``added_tokens_decoder``: tokens by their numbers, the least first. Raises CheckpointError for what is none."""
+    found = settings.get("added_tokens_decoder") or {}
+    if not isinstance(found, Mapping) or not all(
+        key.isdecimal() and len(key) <= _MOST_DIGITS and isinstance(value, Mapping) for key, value in found.items()
+    ):
+        raise CheckpointError("tokenizer_config.json: added_tokens_decoder is not tokens by their numbers.")
+    return dict(sorted((int(key), value) for key, value in found.items()))
+
+
+@contextmanager
+def panics_as_errors() -> Iterator[None]:
+    """Make a RuntimeError of a panic in the tokenizers library, which damaged files cause.
+
+    Its class is no Exception, and no module has it: handlers of errors would let it pass.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ == "PanicException":
+            raise RuntimeError(f"the tokenizers library fails on this tokenizer: {error}") from None
+        raise
 
 
 def _items(value: Any) -> list[tuple[str, Any]]:

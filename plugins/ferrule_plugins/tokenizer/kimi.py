@@ -17,7 +17,7 @@ from typing import Any
 from ferrule.errors import CheckpointError
 from ferrule.frontend.text.detokenize import decode
 from ferrule.interfaces.tokenizer import Tokenizer
-from ferrule_plugins.tokenizer.files import chat_templates, read_settings, special_tokens, token_content
+from ferrule_plugins.tokenizer.files import added_tokens, chat_templates, read_settings, special_tokens, token_content
 
 FILE = "tiktoken.model"
 _CLASS, _MODULES = "TikTokenTokenizer", ("tokenization_kimi", "tokenization_moonshot")
@@ -37,7 +37,7 @@ _PATTERN = "|".join(
     )
 )
 _RESERVED = 256  # special tokens, behind all others
-_MAX_BYTES = 64 << 20
+_MAX_BYTES = 16 << 20  # Kimi's has 3
 # A text is cut where so many characters have come, and where a run with or without white space is so long.
 _LONGEST_TEXT, _LONGEST_RUN = 400_000, 25_000
 _RUNS = re.compile(rf"\s{{1,{_LONGEST_RUN}}}|\S{{1,{_LONGEST_RUN}}}")
@@ -55,7 +55,7 @@ class KimiTokenizer(Tokenizer):
         self.special_tokens |= special_tokens(settings)
         self.bos_token_id = specials.get(self.special_tokens.get("bos_token", ""))
         self.eos_token_id = specials.get(self.special_tokens.get("eos_token", ""))
-        shown = {int(key) for key, value in _added(settings).items() if value.get("special") is False}
+        shown = {key for key, value in added_tokens(settings).items() if value.get("special") is False}
         self.all_special_ids = frozenset(self._names.keys() - shown)
         self.chat_template = chat_templates(folder, settings)
         self.settings = settings
@@ -99,25 +99,15 @@ def open_folder(folder: Path) -> KimiTokenizer:
             f"{folder / FILE} is opened by tiktoken.", "Install it: pip install 'ferrule[tiktoken]'"
         ) from None
     ranks = _ranks(folder / FILE)
-    names = {int(key): token_content(value) for key, value in _added(settings).items()}
+    names = {key: token_content(value) for key, value in added_tokens(settings).items()}
     ids = range(len(ranks), len(ranks) + _RESERVED)
     specials = {names.get(token) or f"<|reserved_token_{token}|>": token for token in ids}
     if len(specials) < _RESERVED or sorted(ranks.values()) != list(range(len(ranks))):
         raise CheckpointError(f"{folder} has a tokenizer in which two tokens have one number or one name.")
+    if not all(bytes([byte]) in ranks for byte in range(256)):  # tiktoken panics at a text that has such a byte
+        raise CheckpointError(f"{folder / FILE} does not have a token for each byte.")
     inner = tiktoken.Encoding("kimi", pat_str=_PATTERN, mergeable_ranks=ranks, special_tokens=specials)
     return KimiTokenizer(inner, specials, settings, folder)
-
-
-def _added(settings: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
-    """Special tokens by their number, as a text. Raises CheckpointError for what is none."""
-    found = settings.get("added_tokens_decoder") or {}
-    if not isinstance(found, Mapping) or not all(
-        key.isdecimal() and isinstance(value, Mapping) for key, value in found.items()
-    ):
-        raise CheckpointError(
-            "tokenizer_config.json: added_tokens_decoder is not an object of tokens by their numbers."
-        )
-    return found
 
 
 def _ranks(file: Path) -> dict[bytes, int]:

@@ -22,7 +22,8 @@ CLASSES = frozenset(
     for name in ("Llama", "CodeLlama", "Gemma", "InternLM", "InternLM2", "Baichuan", "Yi")
     for fast in ("", "Fast")
 )
-_MAX_BYTES = 64 << 20
+_MAX_BYTES = 16 << 20  # the largest published have 6
+_MOST_PIECES = 1 << 20
 _PIECES, _TRAINER, _NORMALIZER = 1, 2, 3
 _BYTE = 6  # type of a piece
 _KINDS = {1: "t5", 2: "llama"}  # unigram and BPE
@@ -38,7 +39,7 @@ def read_file(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         metadata = _metadata(file.read_bytes())
     except OSError as error:
         raise CheckpointError(f"{file} cannot be read: {error.strerror}.") from None
-    except (ValueError, KeyError, IndexError, AttributeError, TypeError, struct.error):
+    except ValueError:
         raise CheckpointError(
             f"{file} is not a SentencePiece model of the kinds BPE and unigram.",
             "Put a tokenizer.json beside it, or name another tokenizer with --tokenizer.",
@@ -46,63 +47,80 @@ def read_file(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     return read_tokenizer(GgufModel((file,), metadata, {}))
 
 
+class _Message:
+    """A protobuf message; of a field that comes several times, the last. Raises ValueError for what is none."""
+
+    def __init__(self, data: bytes) -> None:
+        self._fields = dict(_fields(data))
+
+    def number(self, field: int, default: int) -> int:
+        found = self._fields.get(field, default)
+        if not isinstance(found, int):
+            raise ValueError(f"field {field} is not a number")
+        return found - (1 << 64) if found >> 63 == 1 else found
+
+    def bytes(self, field: int, default: bytes = b"") -> bytes:
+        found = self._fields.get(field, default)
+        if not isinstance(found, bytes):
+            raise ValueError(f"field {field} is not of bytes")
+        return found
+
+    def float(self, field: int) -> float:
+        found = self.bytes(field, bytes(4))
+        if len(found) != 4:
+            raise ValueError(f"field {field} does not have 32 bits")
+        return float(struct.unpack("<f", found)[0])
+
+
 def _metadata(data: bytes) -> Mapping[str, Any]:
-    """Raises a usual kind of error for what is no such model."""
-    pieces: list[tuple[str, float, int]] = []
-    trainer: dict[int, Any] = {}
-    normalizer: dict[int, Any] = {}
-    for number, value in _fields(data):
-        if number == _PIECES:
-            own = dict(_fields(value))
-            pieces.append((own[1].decode(), struct.unpack("<f", own.get(2, bytes(4)))[0], own.get(3, 1)))
-        elif number in (_TRAINER, _NORMALIZER):
-            (trainer if number == _TRAINER else normalizer).update(_fields(value))
-    kinds = [kind for _, _, kind in pieces]
-    kind = _KINDS.get(trainer.get(3, 1))
-    if kind is None or not pieces or (kind == "t5" and _BYTE in kinds):
-        raise ValueError
+    """What a GGUF file would say. Raises ValueError for what is no such model."""
+    whole = [(number, value) for number, value in _fields(data) if isinstance(value, bytes)]
+    pieces = [_Message(value) for number, value in whole if number == _PIECES]
+    trainer, normalizer = (
+        _Message(b"".join(value for number, value in whole if number == part)) for part in (_TRAINER, _NORMALIZER)
+    )
+    kinds = [piece.number(3, 1) for piece in pieces]
+    kind = _KINDS.get(trainer.number(3, 1))
+    if kind is None or not 0 < len(pieces) <= _MOST_PIECES or (kind == "t5" and _BYTE in kinds):
+        raise ValueError("another kind of model")
     found = {
         "model": kind,
-        "tokens": [text for text, _, _ in pieces],
-        "scores": [score for _, score, _ in pieces],
+        "tokens": [piece.bytes(1).decode() for piece in pieces],
+        "scores": [piece.float(2) for piece in pieces],
         "token_type": kinds,
-        "add_space_prefix": bool(normalizer.get(3, 1)),
-        "remove_extra_whitespaces": bool(normalizer.get(4, 1)),
-        "precompiled_charsmap": list(normalizer.get(2, b"")),
+        "add_space_prefix": bool(normalizer.number(3, 1)),
+        "remove_extra_whitespaces": bool(normalizer.number(4, 1)),
+        "precompiled_charsmap": list(normalizer.bytes(2)),
         "add_bos_token": True,  # as these classes do where nothing is stated
         "add_eos_token": False,
-        **{f"{role}_token_id": _signed(trainer.get(field, usual)) for field, (role, usual) in _ROLES.items()},
+        **{f"{role}_token_id": trainer.number(field, usual) for field, (role, usual) in _ROLES.items()},
     }
     return {f"tokenizer.ggml.{name}": value for name, value in found.items()}
 
 
-def _signed(number: int) -> int:
-    return number - (1 << 64) if number >> 63 else number
-
-
-def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
-    """Numbers and values of a message's fields: integers, or bytes."""
+def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Numbers and values of a message's fields: integers, or bytes. Raises ValueError."""
     at = 0
     while at < len(data):
         key, at = _integer(data, at)
         if key & 7 not in (0, 1, 2, 5):
-            raise ValueError
+            raise ValueError("a field of another type")
         value: int | bytes
         if key & 7 == 0:
             value, at = _integer(data, at)
         else:
             size, at = _integer(data, at) if key & 7 == 2 else (_SIZES[key & 7 != 1], at)
             if at + size > len(data):
-                raise ValueError
+                raise ValueError("a field that is cut off")
             value, at = data[at : at + size], at + size
         yield key >> 3, value
 
 
 def _integer(data: bytes, at: int) -> tuple[int, int]:
-    """A number of 7 bits to the byte, and where it ends."""
+    """A number of 7 bits to the byte, and where it ends. Raises ValueError."""
     found = 0
-    for place in range(10):
-        found |= (data[at + place] & 127) << (7 * place)
-        if data[at + place] < 128:
+    for place, byte in enumerate(data[at : at + 10]):
+        found |= (byte & 127) << (7 * place)
+        if byte < 128:
             return found, at + place + 1
-    raise ValueError
+    raise ValueError("a number without an end")

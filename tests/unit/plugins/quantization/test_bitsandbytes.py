@@ -85,6 +85,8 @@ def _stated(tensors: dict[str, torch.Tensor], **changed: Any) -> dict[str, torch
         ({"quant_type": "fp4"}, "quant_type is not nf4"),
         ({"nested_offset": "much"}, "nested_offset is not a number"),
         ({"nested_offset": float("nan")}, "not a finite number"),
+        ({"nested_offset": 10**400}, "nested_offset is not a number"),
+        ({"more": "x" * 5000}, "no text of a usual length"),
     ],
 )
 def test_a_state_that_says_otherwise_is_refused(changed: dict[str, Any], message: str) -> None:
@@ -103,6 +105,8 @@ def test_a_state_that_says_otherwise_is_refused(changed: dict[str, Any], message
         ("weight.nested_absmax", torch.zeros(2)),
         ("weight.nested_quant_map", torch.zeros(16)),
         ("weight.quant_state.bitsandbytes__nf4", torch.tensor([123, 255], dtype=torch.uint8)),
+        ("weight.quant_state.bitsandbytes__nf4", torch.tensor([0.5])),
+        ("weight.nested_absmax", torch.tensor(1.0)),
     ],
 )
 def test_tensors_of_another_form_are_refused(name: str, value: torch.Tensor) -> None:

@@ -69,5 +69,5 @@ def test_a_scale_that_is_no_number_is_refused(folders: tuple[Path, Path], tmp_pa
 
 
 def test_floats_are_not_made_mxfp4(folders: tuple[Path, Path]) -> None:
-    with pytest.raises(ConfigError, match="the weights are not in it"):
+    with pytest.raises(ConfigError, match="the weights are not quantized"):
         Harness(folders[0], dtype="float32", quantization="mxfp4").__enter__()

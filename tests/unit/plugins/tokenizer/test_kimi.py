@@ -146,6 +146,16 @@ def test_damaged_files(line: str, tmp_path: Path) -> None:
 def test_added_tokens_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="added_tokens_decoder"):
         opened(write(tmp_path, {**CONFIG, "added_tokens_decoder": {"x": 5}}))
+    with pytest.raises(CheckpointError, match="added_tokens_decoder"):
+        opened(write(tmp_path, {**CONFIG, "added_tokens_decoder": {"9" * 5000: {}}}))
+
+
+def test_every_byte_has_a_token(tmp_path: Path) -> None:
+    file = write(tmp_path) / "tiktoken.model"
+    *lines, last = file.read_text().splitlines()
+    file.write_text("\n".join([*lines[:7], last.split()[0] + " 7", *lines[8:]]))
+    with pytest.raises(CheckpointError, match="a token for each byte"):
+        opened(tmp_path)
 
 
 def test_without_the_library_the_error_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import random
@@ -14,7 +15,9 @@ import pytest
 import sentencepiece
 
 from ferrule.errors import CheckpointError
+from ferrule.interfaces.tokenizer import Tokenizer
 from ferrule_plugins.tokenizer.auto import AutoTokenizers, FastTokenizer, _is_plain
+from ferrule_plugins.tokenizer.sentencepiece import read_file
 
 WORDS = ["Hello", "there", "façade", "ﬁne", "人工", "x" * 9, "12345", "it's"]
 OTHERS = [" ", "  ", "\n", "\t", "ＡＢ", "😀", ".", " Hello"]
@@ -97,6 +100,36 @@ def test_cut_and_changed_files_are_clear_errors(tmp_path: Path) -> None:
             opened(tmp_path, bytes(changed)).encode("Hello there")
         except CheckpointError:
             continue
+
+
+def test_damaged_normalizations_are_errors_that_can_be_caught(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(MODELS["unigram"]())
+    whole, _ = read_file(tmp_path / "tokenizer.model")
+    (step,) = [each for each in whole["normalizer"]["normalizers"] if each["type"] == "Precompiled"]
+    mapping = base64.b64decode(step["precompiled_charsmap"])
+
+    def opened_with(mapping: bytes) -> Tokenizer:
+        step["precompiled_charsmap"] = base64.b64encode(mapping).decode()
+        (tmp_path / "tokenizer.json").write_text(json.dumps(whole))
+        return AutoTokenizers().open(tmp_path, {})
+
+    with pytest.raises(CheckpointError, match="not a tokenizer that can be used"):
+        opened_with(mapping[:9])
+    without_texts = opened_with(mapping[: 4 + int.from_bytes(mapping[:4], "little")])
+    with pytest.raises(RuntimeError, match="the tokenizers library fails on this tokenizer"):
+        without_texts.encode("ＡＢ")
+
+
+def test_merges_of_endless_tokens_are_not_looked_for(tmp_path: Path) -> None:
+    data, endless = MODELS["BPE with bytes"](), b"x" * 600
+    piece = b"\x0a" + _length(endless) + endless
+    with pytest.raises(CheckpointError, match="a token has 600 characters"):
+        opened(tmp_path, data + b"\x0a" + _length(piece) + piece)
+
+
+def _length(data: bytes) -> bytes:
+    """As a protobuf number of two bytes."""
+    return bytes((len(data) & 127 | 128, len(data) >> 7))
 
 
 def test_classes_that_add_to_the_model_are_left_to_their_library(tmp_path: Path) -> None:

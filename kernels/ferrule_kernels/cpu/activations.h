@@ -1,0 +1,110 @@
+// Activations for products with quantized weights: each group of a row's inputs becomes numbers of one or two digits of 8
+// bits, with a scale of the row's own.
+#pragma once
+#include "matmul.h"
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+namespace {
+
+typedef int8_t Chars __attribute__((vector_size(WIDTH)));
+
+constexpr float TINY = 1e-30f;  // activations below it are zero
+constexpr int64_t MANY = 9;     // quantized rows from which on tile registers are used: the sums are the same
+
+// What the instructions of a product take off weights by themselves: none of 4 bits, this of 8.
+#if defined(__AVX2__) && !defined(__AVX512VNNI__) && !TILES
+constexpr int TAKEN = 128;
+#else
+constexpr int TAKEN = 0;
+#endif
+
+// What a sum of products with a matrix's numbers is too large by, for each of the activations' sum.
+inline int32_t taken_off(const Matrix& w) { return middle(w) - (w.bits == 8 || w.coded ? TAKEN : 0); }
+
+// The quantized rows, in the caller's memory: `q` [rows * digits, k], `scale` and `start` [rows * digits, groups].
+// `start` is what a sum begins with: less half the weights' range times `total`, the sum of the activations. Where rows
+// are `tiled`, q is [rows * digits / 16][k / 64][16][64].
+struct Rows {
+    int8_t* q;
+    float* scale;
+    int32_t* start;
+    int32_t* total;
+    int64_t k;
+    bool tiled;
+
+    Rows(const Matrix& w, int64_t rows, void* memory) : k(w.k), tiled(::tiled(w) && rows * w.digits >= MANY) {
+        const int64_t count = rows * w.digits, groups = w.k / w.group;
+        q = (int8_t*)(((uintptr_t)memory + 63) & ~uintptr_t(63));
+        scale = (float*)(q + (count + 15) / 16 * 16 * w.k);
+        start = (int32_t*)(scale + count * groups);
+        total = start + count * groups;
+    }
+    float sum(int64_t at) const { return float(total[at]) * scale[at]; }  // of a group's activations
+    int8_t* at(int64_t row, int64_t input) const {
+        return tiled ? q + row / 16 * 16 * k + input / 64 * 1024 + row % 16 * 64 + input % 64 : q + row * k + input;
+    }
+};
+
+inline Ints nearest(Floats x) {  // ties to even
+#if defined(__AVX512F__)
+    return (Ints)_mm512_maskz_cvtps_epi32(0xffff, (__m512)x);
+#elif defined(__AVX2__)
+    return (Ints)_mm256_cvtps_epi32((__m256)x);
+#else
+    Ints v;
+    for (int i = 0; i < WIDTH; i++) v[i] = int32_t(std::nearbyint(x[i]));
+    return v;
+#endif
+}
+
+inline int32_t added(Ints v) {
+    int32_t sum = 0;
+    for (int i = 0; i < WIDTH; i++) sum += v[i];
+    return sum;
+}
+
+// Quantize one row. A group with NaN or infinity in it has a scale of NaN.
+template <int DIGITS, class T> void quantize(const Matrix& w, const T* x, int64_t row, const Rows& to) {
+    const int64_t groups = w.k / w.group;
+    const int32_t offset = taken_off(w);
+    constexpr float reach = DIGITS == 1 ? 127.0f : 127.0f * 256.0f;
+    for (int64_t g = 0; g < groups; g++) {
+        const int64_t first = g * w.group, count = std::min(w.group, w.inputs - first);
+        Words magnitudes = {};  // as integers, of which that of NaN is larger than those of all numbers
+        visit(x + first, count, [&](Floats v, int64_t) {
+            const Words bits = (Words)v & 0x7fffffffu;
+            magnitudes = bits > magnitudes ? bits : magnitudes;
+        });
+        uint32_t bits = 0;
+        for (int i = 0; i < WIDTH; i++) bits = std::max(bits, magnitudes[i]);
+        float most;
+        std::memcpy(&most, &bits, 4);
+        const bool finite = bits < 0x7f800000u, zero = !finite || most <= TINY;
+        const float inverse = zero ? 0.0f : reach / most, scale = !finite ? NAN : zero ? 0.0f : most / reach;
+        for (int d = 0; d < DIGITS; d++)
+            for (int64_t i = count; i < w.group; i++) *to.at(row * DIGITS + d, first + i) = 0;
+        Ints sums[2] = {};
+        visit(x + first, count, [&](Floats number, int64_t i) {
+            const Ints v = zero ? Ints{} : nearest(number * inverse);
+            const Ints upper = DIGITS == 1 ? v : (v + 128) >> 8, lower = v - upper * 256;
+            const int64_t n = std::min<int64_t>(WIDTH, count - i);
+            sums[0] += upper;
+            const Chars cells = __builtin_convertvector(upper, Chars);
+            std::memcpy(to.at(row * DIGITS, first + i), &cells, n);
+            if (DIGITS == 1) return;
+            sums[1] += lower;
+            const Chars others = __builtin_convertvector(lower, Chars);
+            std::memcpy(to.at(row * DIGITS + 1, first + i), &others, n);
+        });
+        for (int d = 0; d < DIGITS; d++) {
+            const int64_t at = (row * DIGITS + d) * groups + g;
+            to.scale[at] = d + 1 < DIGITS ? scale * 256.0f : scale;
+            to.total[at] = added(sums[d]);
+            to.start[at] = -offset * to.total[at];
+        }
+    }
+}
+
+}  // namespace

@@ -1,0 +1,42 @@
+"""What quantization methods share: one check of the configuration, and the layers that it leaves as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ferrule.errors import CheckpointError
+from ferrule.interfaces.platform import DeviceCaps
+from ferrule.interfaces.quantization import QuantizationMethod
+from ferrule_plugins.quantization.names import listed
+from ferrule_plugins.quantization.products import Shared, cannot_run
+
+_LONGEST = 500  # characters of a reason, which may quote the configuration
+
+
+class CheckedMethod(QuantizationMethod):
+    """`shared` is for the schemes of one model; `left` has what the configuration lists under the keys `left_keys`."""
+
+    left_keys: tuple[str, ...] = ()  # each has names or expressions of layers that are not quantized
+    from_floats = False  # whether weights without a configuration are quantized as they load
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__(config)
+        self.shared = Shared()
+        self.left = listed(config, *self.left_keys)
+
+    @classmethod
+    def refuses(cls, config: Mapping[str, Any], caps: DeviceCaps, dtype: torch.dtype) -> str | None:
+        if not config and not cls.from_floats:
+            return "the weights are not quantized"
+        try:
+            cls.check(config)
+        except (CheckpointError, ValueError) as error:
+            return f"{error!s:.{_LONGEST}}"
+        return cannot_run(caps.platform, dtype)
+
+    @classmethod
+    def check(cls, config: Mapping[str, Any]) -> None:
+        """Raises ValueError or CheckpointError with what is not read. By default everything is."""

@@ -9,19 +9,16 @@ is the processor's seconds, so that other work on the machine matters little. Pr
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from ferrule_testkit.checkpoints import write_tokenizer
 from ferrule_testkit.harness import Engine, Harness
-from tools.benchmarks.state_models import Run, measure
+from tools.benchmarks.state_models import Run, measure, write_checkpoint
 
 # 0.25 billion parameters: 16 layers, and grouped heads.
 SIZES = {
@@ -33,22 +30,8 @@ SIZES = {
     "head_dim": 64,
     "vocab_size": 32_000,
     "max_position_embeddings": 4096,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
 }
 IMPLS = ("ferrule", "transformers")
-
-
-def write_checkpoint(model_type: str, folder: Path) -> None:
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    config = AutoConfig.for_model(model_type, **SIZES)
-    torch.manual_seed(0)
-    model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    model.save_pretrained(folder)
-    write_tokenizer(folder)
-    (folder / "generation_config.json").write_text(json.dumps({"bos_token_id": 1, "eos_token_id": 2}))
 
 
 def runner(engine: Engine) -> Run:
@@ -71,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"one thread, prompt {args.prompt}, {args.tokens} tokens; native and through transformers, tokens/s")
     for family in args.families:
         with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
-            write_checkpoint(family, Path(name))
+            write_checkpoint(family, SIZES, Path(name))
             made = [stack.enter_context(Harness(name, block_size=16, dtype="bfloat16", model_impl=i)) for i in IMPLS]
             runs = [runner(one.engine(num_blocks=512, prefix_caching=False)) for one in made]
             for run in runs:

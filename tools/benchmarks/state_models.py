@@ -60,18 +60,21 @@ SHAPES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 Run = Callable[[list[int], int, int], None]  # a prompt, how many requests have it, and how many tokens to generate
 
 
-def write_checkpoint(shape: str, folder: Path) -> Run:
-    """A folder with random weights, and transformers' model with them."""
+def write_checkpoint(model_type: str, sizes: Mapping[str, Any], folder: Path) -> Any:
+    """A folder with random weights. Returns transformers' model with them."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    values = dict(SHAPES[shape])
-    config = AutoConfig.for_model(values.pop("model_type"), **values, bos_token_id=1, eos_token_id=2, pad_token_id=0)
+    config = AutoConfig.for_model(model_type, **sizes, bos_token_id=1, eos_token_id=2, pad_token_id=0)
     torch.manual_seed(0)
     model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
     model.save_pretrained(folder)
-    model.generation_config.eos_token_id = None
     write_tokenizer(folder)
     (folder / "generation_config.json").write_text(json.dumps({"bos_token_id": 1, "eos_token_id": 2}))
+    return model
+
+
+def generating(model: Any) -> Run:
+    model.generation_config.eos_token_id = None
 
     def run(ids: list[int], requests: int, count: int) -> None:
         with torch.inference_mode():
@@ -128,7 +131,8 @@ def main() -> None:
     ids = torch.randint(5, 290, (args.prompt,), generator=torch.Generator().manual_seed(0)).tolist()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        transformers = write_checkpoint(args.shape, folder)
+        sizes = dict(SHAPES[args.shape])
+        transformers = generating(write_checkpoint(sizes.pop("model_type"), sizes, folder))
         load = LoadConfig(use_tqdm_on_load=False)
         with Harness(folder, block_size=16, dtype="bfloat16", load=load) as harness:
             if args.prefix:

@@ -82,7 +82,7 @@ def _integers(cache: Path) -> frozenset[str]:
     """Names of the tensors that are kept as 16-bit integers."""
     names = (_origin(cache) or {}).get("bfloat16", [])
     if not isinstance(names, list):
-        raise CheckpointError(f"{cache / _ORIGIN}: 'bfloat16' is no list of names.", _hint(cache))
+        raise CheckpointError(f"{cache / _ORIGIN}: 'bfloat16' is not a list of names.", _hint(cache))
     return frozenset(name for name in names if isinstance(name, str))
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ferrule.checkpoint import Values
+from ferrule.checkpoint import Values, architectures
 from ferrule.errors import CheckpointError, ConfigError
 from ferrule_plugins.command.quantize.targets import Target
 
@@ -37,11 +37,11 @@ class Chosen:
 
 
 def check_float(config: Values) -> None:
-    """Raises ConfigError for a checkpoint that is quantized, or of a layout that is not written here."""
+    """Raises ConfigError for a checkpoint that is quantized, or whose layout is not written; CheckpointError."""
     for key in ("quantization_config", "compression_config"):
         if config.get(key) or config.outer.get(key):
             raise ConfigError(f"{config.file}: the checkpoint is quantized already.", "Name the float checkpoint.")
-    name = config["architectures"][0]
+    name = architectures(config)[0]
     if name in _TURNED:
         raise ConfigError(f"{name} cannot be quantized: its weights are stored with inputs first.")
 

@@ -108,7 +108,7 @@ def test_a_copy_whose_types_are_not_as_listed(tmp_path):
     with pytest.raises(CheckpointError, match="its type is float32, not int16"):
         load(NumpyCache(), tmp_path)
     file.write_text(json.dumps({**origin, "bfloat16": 1}))
-    with pytest.raises(CheckpointError, match="'bfloat16' is no list"):
+    with pytest.raises(CheckpointError, match="'bfloat16' is not a list"):
         load(NumpyCache(), tmp_path)
 
 

@@ -13,13 +13,17 @@ from ferrule_parsing.calls import CallWriter
 from ferrule_parsing.formats import CallReader, ToolFormat
 from ferrule_parsing.reader import Reader
 
+MOST_CALLS = (
+    10_000  # of a choice: a megabyte may hold 150,000, which are seconds of work for the parser and for clients
+)
+
 
 class FormatParser(ToolParser):
     """Calls as `format` describes them; a subclass names it.
 
     A call starts as soon as its name is known, and its arguments follow as they come. Text that is not a call is
     content, tags included. What breaks off after the name stays a call with the arguments that came; what follows a
-    broken place is content again. A missing closing tag changes nothing.
+    broken place is content again. A missing closing tag changes nothing. Behind `MOST_CALLS` calls all is content.
     """
 
     format: ToolFormat
@@ -38,6 +42,7 @@ class FormatParser(ToolParser):
         self._found = False  # the block has a call
         self._raw: list[str] = []  # what was read since the block began or its last call ended
         self._call: CallReader | None = None
+        self._calls = 0
 
     def begin(self, context: ChoiceContext) -> None:
         self._parallel = context.parallel_tool_calls
@@ -143,6 +148,7 @@ class FormatParser(ToolParser):
             self._out.end()
             self._raw = []
             self._call = None
+            self._calls += 1
         if call.failed or not call.named:
             self._leave()
         else:
@@ -194,7 +200,7 @@ class FormatParser(ToolParser):
         return True
 
     def _start_call(self) -> bool | None:
-        if self._bracket == 2:
+        if self._bracket == 2 or self._calls == MOST_CALLS:
             return False
         undecided = False
         for syntax in self.format.calls:

@@ -283,6 +283,18 @@ def test_a_megabyte_of_anything_is_read_in_linear_time(name: str) -> None:
         parser.finish()
 
 
+@pytest.mark.parametrize("step", [100, 1 << 20])
+def test_a_choice_has_so_many_calls_and_the_rest_is_text(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ferrule_parsing.format_parser.MOST_CALLS", 50)
+    text = "[" + "get_weather(), " * 80 + "get_weather()]"
+    found = fold(PARSERS["pythonic"](TOOLS), [text[at : at + step] for at in range(0, len(text), step)])
+    assert [call.name for call in found.calls] == ["get_weather"] * 50
+    assert found.content == ", " + "get_weather(), " * 30 + "get_weather()]"
+    again = "<tool_call>" + '{"name": "get_weather"}' + "</tool_call>"
+    found = fold(PARSERS["hermes"](TOOLS), [again * 60])
+    assert (len(found.calls), found.content) == (50, again * 10)
+
+
 def test_the_word_in_front_of_calls_is_text_where_no_list_follows() -> None:
     text = 'import functools\nfunctools.reduce(f, [{"name": "now"}]) functools [{"name": "now", "arguments": {}}]'
     found = fold(PARSERS["phi4_mini_json"](TOOLS), list(text))

@@ -12,9 +12,11 @@ pytest.importorskip("triton")
 
 from ferrule.interfaces.quantization import LinearLayer, QuantizationMethod
 from ferrule_nn import Dense, Linear, MergedLinear
+from ferrule_plugins.gguf.blocks import TABLES, Decoded
 from ferrule_plugins.quantization import integers
 from ferrule_plugins.quantization.compressed import CompressedTensors
 from ferrule_plugins.quantization.fp8 import Fp8Method
+from ferrule_plugins.quantization.gguf import GgufMethod
 from ferrule_plugins.quantization.groupwise import Awq, Gptq
 from ferrule_plugins.quantization.products import Quantized, Shared
 from ferrule_testkit.quantized import FORMATS
@@ -100,6 +102,29 @@ def test_what_no_kernel_takes_is_widened(bits: int, group: int, symmetric: bool,
     x = torch.randn(3, 128, generator=torch.Generator().manual_seed(1)).to(device)
     torch.testing.assert_close(layer(x), x @ given.meant.to(device).t(), rtol=1e-3, atol=1e-3)
     assert isinstance(layer.scheme, Dense)
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0", "IQ4_NL"])
+def test_types_of_gguf_files(kind: str, device: torch.device) -> None:
+    """Four bits without offsets stay four; the others are widened."""
+    with device:
+        layer = Linear(128, 48)
+    assert layer.quantize("mlp.up_proj", GgufMethod({"quant_method": "gguf", "types": {kind: ["mlp.up_proj"]}}))
+    draw = torch.Generator().manual_seed(1)
+    choices = torch.tensor(TABLES.get(kind, range(-8, 8)), dtype=torch.int8)
+    layer.get_parameter("numbers").data.copy_(choices[torch.randint(0, 16, (48, 128), generator=draw)])
+    for name, _ in list(layer.named_parameters())[1:]:
+        values = torch.randn(48, 4, generator=draw).bfloat16().float().repeat_interleave(2, 1)
+        layer.get_parameter(name).data.copy_(values)
+    weights = [parameter.detach().clone() for parameter in layer.parameters()]
+    meant = Decoded(weights[0], weights[1], weights[2] if len(weights) > 2 else None).widened()
+    layer.pack()
+    if kind == "Q4_0":
+        _checked(layer, meant, 2e-3, 6.2)
+    else:
+        x = torch.randn(3, 128, generator=draw).to(device)
+        torch.testing.assert_close(layer(x), x @ meant.t(), rtol=1e-4, atol=1e-2)
+        assert isinstance(layer.scheme, Dense)
 
 
 @pytest.mark.parametrize(

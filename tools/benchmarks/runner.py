@@ -33,11 +33,11 @@ class Bench:
     step: int = 0
 
     def blocks(self, row: int, tokens: int) -> tuple[tuple[int, ...], ...]:
-        """One group after the other, in a row's own range of ids."""
-        size = self.info.groups[0].block_size
-        each = -(-tokens // size)
-        first = 1 + row * each * len(self.info.groups)
-        return tuple(tuple(range(first + g * each, first + (g + 1) * each)) for g in range(len(self.info.groups)))
+        """One paged group after the other, in a row's own range of ids."""
+        groups = sum(group.paged for group in self.info.groups)
+        each = -(-tokens // self.info.groups[0].block_size)
+        first = 1 + row * each * groups
+        return tuple(tuple(range(first + g * each, first + (g + 1) * each)) for g in range(groups))
 
     def run(self, chunks: list[Chunk], admits: list[Admit]) -> None:
         self.step += 1

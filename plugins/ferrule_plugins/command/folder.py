@@ -14,6 +14,7 @@ _CONFIG = "config.json"
 _COPIED = frozenset(
     {".json", ".txt", ".model", ".jinja", ".tiktoken", ".py", ".md"}
 )  # files that are copied beside the weights
+_TOKENIZER = "tokenizer.model.v"
 _TEMPLATES = "additional_chat_templates"
 _LICENSES = ("LICENSE", "NOTICE")
 
@@ -60,7 +61,8 @@ def copy_others(source: Path, folder: Path) -> None:
 
 
 def _is_wanted(file: Path) -> bool:
-    named = file.suffix in _COPIED or file.name.upper().startswith(_LICENSES)
+    kind = file.with_suffix("") if file.name.startswith(_TOKENIZER) else file  # Mistral's has a version behind it
+    named = kind.suffix in _COPIED or file.name.upper().startswith(_LICENSES)
     return named and file.is_file() and not file.name.endswith(".index.json")
 
 

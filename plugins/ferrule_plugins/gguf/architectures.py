@@ -160,8 +160,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "starcoder2": Architecture(model="Starcoder2ForCausalLM", fixed=_GELU),
     "xverse": Architecture(model="XverseForCausalLM", paired=True),
 }
+_STATES = ("mamba", "mamba2")  # files have zeros for what these do not have, such as heads
 # Architectures whose rotation, where the file has no base for it, is not there at all.
-_STATES = ("mamba", "mamba2")
 _UNTURNED = ("bloom", "gpt2", *_STATES, "mpt", "starcoder")
 # llama.cpp knows the large sizes of Gemma by their layers: their scores are scaled by the model's width for each head.
 _WIDE_GEMMA = {"gemma2": 46, "gemma3": 62}
@@ -190,7 +190,7 @@ def read_config(model: GgufModel) -> dict[str, Any]:
     }
     for name, key in {**_KEYS, **architecture.config}.items():
         value = _number(model, key)
-        if value is not None:
+        if value is not None and (value or model.architecture not in _STATES):
             config[name] = value
     _check_numbers(model, config)
     model_name = architecture.sparse if architecture.sparse and config.get("num_experts") else architecture.model

@@ -233,9 +233,11 @@ def test_what_a_link_leads_out_to_is_not_copied(
     blob.parent.mkdir()
     blob.write_text("of the model")
     (folder / "notes.md").symlink_to("../../blobs/1")
+    (folder / "tokenizer.model.v7").write_bytes(b"of Mistral's")
     argv = folder, tmp_path / "out", "-q", "int8", "--dtype", "bfloat16"
     assert pack(plugins, *argv) == 0
     assert (tmp_path / "out" / "notes.md").read_text() == "of the model"
+    assert (tmp_path / "out" / "tokenizer.model.v7").read_bytes() == b"of Mistral's"
     secret.write_text("of someone")
     (folder / "additional_chat_templates").mkdir()
     for link in (folder / "LICENSE", folder / "additional_chat_templates" / "rag.jinja"):

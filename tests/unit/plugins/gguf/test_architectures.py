@@ -51,6 +51,7 @@ _LATENT = {
     "attention.head_count_kv": 1,
 }
 _SIGMOID = {"expert_gating_func": 2, "expert_weights_norm": True, "expert_weights_scale": 1.5}
+_NO_HEADS = {"attention.head_count": 0, "feed_forward_length": 0}  # as llama.cpp's converter writes
 _MOE = {"n_group": 1, "topk_group": 1}
 CASES: dict[str, Case] = {
     "arcee": of("arcee", c.llama),
@@ -130,12 +131,15 @@ CASES: dict[str, Case] = {
     "llama sparse": of("mixtral", c.sparse_llama),
     "llama 3": of("llama-llama3", c.llama),
     "mamba": of(
-        "mamba", c.mamba, {"ssm.conv_kernel": 4, "ssm.inner_size": 96, "ssm.state_size": 16, "ssm.time_step_rank": 4}
+        "mamba",
+        c.mamba,
+        {**_NO_HEADS, "ssm.conv_kernel": 4, "ssm.inner_size": 96, "ssm.state_size": 16, "ssm.time_step_rank": 4},
     ),
     "mamba2": of(
         "mamba2",
         c.mamba2,
         {
+            **_NO_HEADS,
             "ssm.conv_kernel": 4,
             "ssm.inner_size": 128,
             "ssm.state_size": 16,

@@ -13,7 +13,7 @@ from ferrule_parsing.calls import CallWriter
 from ferrule_parsing.formats import CallReader, ToolFormat
 from ferrule_parsing.reader import Reader
 
-MOST_CALLS = (
+_MOST_CALLS = (
     10_000  # of a choice: a megabyte may hold 150,000, which are seconds of work for the parser and for clients
 )
 
@@ -23,7 +23,7 @@ class FormatParser(ToolParser):
 
     A call starts as soon as its name is known, and its arguments follow as they come. Text that is not a call is
     content, tags included. What breaks off after the name stays a call with the arguments that came; what follows a
-    broken place is content again. A missing closing tag changes nothing. Behind `MOST_CALLS` calls all is content.
+    broken place is content again. A missing closing tag changes nothing. Behind 10,000 calls all is content.
     """
 
     format: ToolFormat
@@ -200,7 +200,7 @@ class FormatParser(ToolParser):
         return True
 
     def _start_call(self) -> bool | None:
-        if self._bracket == 2 or self._calls == MOST_CALLS:
+        if self._bracket == 2 or self._calls == _MOST_CALLS:
             return False
         undecided = False
         for syntax in self.format.calls:

@@ -285,7 +285,7 @@ def test_a_megabyte_of_anything_is_read_in_linear_time(name: str) -> None:
 
 @pytest.mark.parametrize("step", [100, 1 << 20])
 def test_a_choice_has_so_many_calls_and_the_rest_is_text(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ferrule_parsing.format_parser.MOST_CALLS", 50)
+    monkeypatch.setattr("ferrule_parsing.format_parser._MOST_CALLS", 50)
     text = "[" + "get_weather(), " * 80 + "get_weather()]"
     found = fold(PARSERS["pythonic"](TOOLS), [text[at : at + step] for at in range(0, len(text), step)])
     assert [call.name for call in found.calls] == ["get_weather"] * 50

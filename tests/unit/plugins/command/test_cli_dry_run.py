@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from ferrule import log
 from ferrule.launch import cli
 from ferrule_contrib import tiny
 from ferrule_plugins.hub.huggingface import HuggingFace
@@ -164,6 +165,7 @@ def test_all_documented_defaults_together_fit_a_model(capsys: pytest.CaptureFixt
 
 def test_a_hub_that_cannot_be_asked_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["serve", "--dry-run", "org/name", "--tokenizer", "org/other"]) == 0
+    log.flush()
     out, err = capsys.readouterr()
     assert rows(out)["--tokenizer"][0] == "org/other"
     assert "whether it has org/name," in err

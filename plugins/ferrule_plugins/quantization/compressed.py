@@ -4,7 +4,8 @@ What is read, by `type` and `num_bits` of the weights:
 
     int 8      numbers int8 [n, k], a scale for each output channel or matrix; activations int8, or as they are
     float 8    e4m3, a scale for each output channel, matrix, or block of 128 x 128; activations fp8, or as they are
-    int 4      ``pack-quantized`` (as may be int 8): words of 32 bits along the inputs, scales and zeros for groups
+    int 1-8    ``pack-quantized``: words of 32 bits along the inputs, scales and zeros for groups or channels; with
+               "actorder" ``group`` a tensor says which group each input belongs to
     float 4    ``nvfp4-pack-quantized``: e2m1 with an e4m3 scale for 16 inputs and one for the matrix, by which these
                were multiplied; ``mxfp4-pack-quantized``: a power of two for 32 inputs. Activations as they are
 
@@ -25,16 +26,20 @@ from ferrule.interfaces.quantization import LinearLayer, LinearScheme
 from ferrule_nn import checkpoint_parameter
 from ferrule_plugins.quantization.coded import E2M1, Coded, CodedScheme, halves, powers_of_two
 from ferrule_plugins.quantization.fp8 import BLOCK, Fp8Scheme
-from ferrule_plugins.quantization.groupwise import group_problem
+from ferrule_plugins.quantization.groupwise import Grouped, Settings
 from ferrule_plugins.quantization.method import CheckedMethod
 from ferrule_plugins.quantization.names import chosen, listed
-from ferrule_plugins.quantization.products import Integers, Quantized, Shared, checked
-from ferrule_plugins.quantization.words import check_words, outputs, unpacked
+from ferrule_plugins.quantization.products import Integers, Quantized, Shared, Wide, checked
+from ferrule_plugins.quantization.words import check_words, outputs, per_words, unpacked
 
 _ALL = "Linear"  # as a target: the class that all such layers have
 # Of float weights of 4 bits: the strategy, and how many inputs have a scale.
 _FLOATS = {"nvfp4-pack-quantized": ("tensor_group", 16), "mxfp4-pack-quantized": ("group", 32)}
-_IN_ORDER = (None, False, "weight", "static")  # of "actorder": inputs stand where they stood
+# Values of "actorder": whether inputs of a group may be anywhere.
+_ORDERED = {None: False, False: False, "weight": False, "static": False, True: True, "group": True, "dynamic": True}
+
+_EIGHT = Settings(8, 0, symmetric=True)
+_EXTRA = ("input_scale", "input_zero_point", "weight_shape")  # tensors that are not used
 
 
 @dataclass(frozen=True)
@@ -47,10 +52,8 @@ class Group:
     targets: Sequence[str]
     kind: str
     strategy: str
-    bits: int
     wide: bool
-    group: int = 0
-    symmetric: bool = True
+    settings: Settings  # of integers
 
 
 def read(config: Mapping[str, Any]) -> list[Group]:
@@ -77,11 +80,10 @@ def _group(name: str, values: Any, form: str) -> Group:
         raise ValueError(f"finds in {name} a 'symmetric' or 'input_activations' of another type")
     said = f"{name} has weights of {bits} bits, type {weights.get('type')!r}, strategy {strategy!r}, format {form!r}"
     if form == "pack-quantized" and weights.get("type") == "int" and strategy in ("group", "channel"):
-        kind, problem = "packed", group_problem(weights.get("group_size"))
-        if bits not in (4, 8) or bits == 8 and (strategy == "group" or not symmetric):
-            problem = f"takes 4 bits, or 8 with a scale for each channel: {said}"
-        if weights.get("actorder") not in _IN_ORDER:
-            problem = f"does not read inputs out of order: actorder of {name} is {weights['actorder']!r}"
+        order = weights.get("actorder")
+        kind, problem = "packed", None
+        if not isinstance(order, str | bool | None) or order not in _ORDERED:
+            problem = f"does not know the actorder of {name}, {order!r}"
     elif weights.get("type") == "int" and bits == 8 and symmetric and strategy in ("tensor", "channel"):
         kind, problem = "int8", None
     elif weights.get("type") == "float" and bits == 8 and strategy in ("tensor", "channel", "block"):
@@ -102,9 +104,11 @@ def _group(name: str, values: Any, form: str) -> Group:
         problem = f"does not quantize activations to {activations.get('num_bits')} bits, as {name} asks"
     if problem is not None:
         raise ValueError(problem)
-    group = int(weights.get("group_size") or 0) if strategy == "group" else 0
-    targets = listed(values, "targets")
-    return Group(targets, kind, strategy, int(bits or 0), not activations, max(group, 0), symmetric)
+    size = weights.get("group_size") if strategy == "group" else None
+    ordered = kind == "packed" and _ORDERED[weights.get("actorder")]
+    stated = {"bits": bits, "group_size": size, "desc_act": ordered, "sym": symmetric}
+    settings = Settings.of(stated) if kind == "packed" else _EIGHT
+    return Group(listed(values, "targets"), kind, strategy, not activations, settings)
 
 
 class CompressedTensors(CheckedMethod):
@@ -133,65 +137,73 @@ class CompressedTensors(CheckedMethod):
             return Fp8Scheme(self.shared, dtype, wide=group.wide, tall=tall)
         if group.kind in ("nvfp4", "mxfp4"):
             return Float4Scheme(self.shared, dtype, group.kind)
-        return (Int8Scheme if group.kind == "int8" else PackedIntScheme)(self.shared, dtype, group)
+        if group.kind == "packed":
+            return PackedIntScheme(self.shared, dtype, group.settings, group.wide)
+        return Int8Scheme(self.shared, dtype, group.wide)
 
 
 class Int8Scheme(Quantized):
     """Parameters `weight` int8 and `weight_scale`."""
 
-    def __init__(self, shared: Shared, dtype: torch.dtype | None, group: Group) -> None:
-        super().__init__(shared, dtype, group.wide)
-        self.group = group
-
     def allocate(self, layer: Any) -> None:
         self.given = layer.weight.dtype
-        extra = ("input_scale", "input_zero_point", "weight_zero_point", "weight_shape", "weight_g_idx")
-        needed = () if self.group.symmetric else ("weight_zero_point",)
-        layer.ignored_tensors = (*layer.ignored_tensors, *(name for name in extra if name not in needed))
-        for name, parameter in self.parameters(layer).items():
-            setattr(layer, name, parameter)
-
-    def parameters(self, layer: Any) -> dict[str, torch.nn.Parameter | None]:
-        """Those that the checkpoint fills, and None for those that it does not have."""
-        return {
-            "weight_scale": checkpoint_parameter(layer, (-1, 1), torch.float32, broadcast=True),
-            "weight": checkpoint_parameter(layer, (-1, layer.in_features), torch.int8),
-        }
+        layer.ignored_tensors = (*layer.ignored_tensors, *_EXTRA, "weight_zero_point", "weight_g_idx")
+        layer.weight_scale = checkpoint_parameter(layer, (-1, 1), torch.float32, broadcast=True)
+        layer.weight = checkpoint_parameter(layer, (-1, layer.in_features), torch.int8)
 
     def weights(self, layer: Any) -> Integers:
         return Integers(layer.weight.detach(), layer.weight_scale.detach(), None, 8)
 
 
-class PackedIntScheme(Int8Scheme):
-    """Parameters `weight_packed`, `weight_scale`, and `weight_zero_point` where groups are not symmetric."""
+class PackedIntScheme(Grouped):
+    """Parameters `weight_packed`, `weight_scale`; `weight_zero_point` where groups are not symmetric, `weight_g_idx`
+    where they are out of order."""
 
-    def parameters(self, layer: Any) -> dict[str, torch.nn.Parameter | None]:
-        k, size, per = layer.in_features, self.group.group, 32 // self.group.bits
-        if size and k % size:
-            raise CheckpointError(f"{k} inputs of a layer are not a whole number of groups of {size}.")
-        groups = k // size if size else 1
-        made: dict[str, torch.nn.Parameter | None] = {
-            "weight_packed": checkpoint_parameter(layer, (-1, -(-k // per)), torch.int32),
+    def __init__(self, shared: Shared, dtype: torch.dtype | None, settings: Settings, wide: bool) -> None:
+        super().__init__(shared, dtype, settings, wide)
+        self.symmetric = settings.symmetric
+        self.block, self.per = self.per, 1  # the last words of a row need not be full
+
+    def allocate(self, layer: Any) -> None:
+        if self.group and layer.in_features % self.group:
+            raise CheckpointError(
+                f"{layer.in_features} inputs of a layer are not a whole number of groups of {self.group}."
+            )
+        ignored = layer.ignored_tensors
+        super().allocate(layer)
+        unused = [name for name in ("weight_zero_point", "weight_g_idx") if not hasattr(layer, name)]
+        layer.ignored_tensors = (*ignored, *_EXTRA, *unused)
+
+    def parameters(self, layer: Any) -> dict[str, torch.nn.Parameter]:
+        groups = self.groups(layer)
+        made: dict[str, torch.nn.Parameter] = {
+            "weight_packed": checkpoint_parameter(layer, (-1, self._words(layer.in_features)), torch.int32),
             "weight_scale": checkpoint_parameter(layer, (-1, groups), torch.float32),
         }
-        if not self.group.symmetric:
-            check_words(outputs(layer)[:-1], per)
-            made["weight_zero_point"] = checkpoint_parameter(
-                layer, (-1, groups), torch.int32, count=lambda rows: -(-rows // per)
-            )
-        return {**made, "weight": None}
+        if not self.symmetric:
+            check_words(outputs(layer)[:-1], self.block)
+            made["weight_zero_point"] = checkpoint_parameter(layer, (-1, groups), torch.int32, count=self._words)
+        if self.ordered:
+            made["weight_g_idx"] = self.order(layer)
+        return made
 
-    def weights(self, layer: Any) -> Integers:
-        bits = self.group.bits
-        numbers = unpacked(layer.weight_packed.detach(), bits, tuple(range(32 // bits)))[:, : layer.in_features]
+    def _words(self, count: int) -> int:
+        """That hold so many numbers."""
+        return -(-count * self.bits // 32)
+
+    def weights(self, layer: Any) -> Integers | Wide:
         scales = layer.weight_scale.detach()
-        if bits == 8:
-            return Integers((numbers.to(torch.int16) - 128).to(torch.int8), scales, None, 8)
-        zeros = None
-        if not self.group.symmetric:  # words along the outputs
-            words = layer.weight_zero_point.detach()
-            zeros = unpacked(words.t()).t()[: layer.out_features].contiguous()
-        return Integers(numbers, scales, zeros, 4, self.group.group)
+        numbers = self._numbers(layer.weight_packed.detach())[:, : layer.in_features]
+        if self.symmetric:
+            zeros = torch.full(scales.shape, 1 << (self.bits - 1), dtype=torch.uint8, device=scales.device)
+        else:  # words along the outputs
+            zeros = self._numbers(layer.weight_zero_point.detach().t()).t()[: layer.out_features]
+        orders = layer.weight_g_idx.detach() if self.ordered else None
+        return self.ordered_integers(layer, numbers, zeros, scales, orders)
+
+    def _numbers(self, words: torch.Tensor) -> torch.Tensor:
+        """Numbers [rows, …] and what fills up the last words."""
+        return unpacked(torch.nn.functional.pad(words, (0, -words.shape[1] % per_words(self.bits)[1])), self.bits)
 
 
 class Float4Scheme(CodedScheme):

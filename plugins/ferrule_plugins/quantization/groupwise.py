@@ -58,14 +58,6 @@ _ONLY = "modules_in_block_to_quantize"
 _APART = "projections that are one matrix here have inputs in different orders: they take 16 bits, or 32 with float32"
 
 
-def group_problem(group: Any) -> str | None:
-    """Why groups of so many inputs are not served, or None. -1 and None are all inputs."""
-    if group in (None, -1):
-        return None
-    whole = isinstance(group, int) and not isinstance(group, bool) and group > 0 and group % 32 == 0
-    return None if whole else f"takes groups of a multiple of 32 inputs, and the group size is {group!r}"
-
-
 @dataclass(frozen=True)
 class Settings:
     """Of one layer. Groups of 0 are all inputs; `ordered` says that inputs of a group are not neighbours."""
@@ -213,10 +205,10 @@ def _reader(config: Mapping[str, Any]) -> type[Groupwise]:
 
 
 class Grouped(Quantized):
-    """Parameters `qweight`, `qzeros`, `scales`; activations keep their precision."""
+    """Parameters `qweight`, `qzeros`, `scales`; activations keep their precision where they are `wide`."""
 
-    def __init__(self, shared: Shared, dtype: torch.dtype | None, settings: Settings) -> None:
-        super().__init__(shared, dtype, wide=True)
+    def __init__(self, shared: Shared, dtype: torch.dtype | None, settings: Settings, wide: bool = True) -> None:
+        super().__init__(shared, dtype, wide)
         self.bits, self.group, self.ordered = settings.bits, settings.group, settings.ordered
         self.per = per_words(settings.bits)[0]  # numbers that fill whole words
         offsets = not settings.symmetric and not has_room(settings.bits, settings.group)
@@ -254,6 +246,22 @@ class Grouped(Quantized):
             numbers, zeros = (numbers.to(torch.int16) - 128).to(torch.int8), zeros.to(torch.int16) - 128
         return Integers(numbers, scales.contiguous(), zeros.contiguous(), self.bits, self.group, index=index)
 
+    def ordered_integers(
+        self, layer: Any, numbers: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor, orders: torch.Tensor | None
+    ) -> Integers | Wide:
+        """The same, where `orders` [projections, k] say which group an input belongs to; None or zeros: neighbours."""
+        if orders is None or not bool(orders.any()):
+            return self.integers(numbers, zeros, scales)
+        if bool((orders == orders[:1]).all()):
+            return self.integers(numbers, zeros, scales, orders[0])
+        split = (torch.split(each, list(outputs(layer))) for each in (numbers, zeros, scales))
+        parts = [self.integers(*part) for part in zip(*split, orders, strict=True)]
+        return Wide(torch.cat([part.widened(self.given) for part in parts]), _APART)
+
+    def order(self, layer: Any) -> torch.nn.Parameter:
+        """A parameter for `orders`."""
+        return checkpoint_parameter(layer, (-1, layer.in_features), torch.int32, count=lambda _: 1, broadcast=True)
+
 
 class GptqScheme(Grouped):
     def __init__(
@@ -272,21 +280,14 @@ class GptqScheme(Grouped):
             "scales": checkpoint_parameter(layer, (groups, -1), torch.float32),
         }
         if self.ordered:
-            made["g_idx"] = checkpoint_parameter(layer, (-1, inputs), torch.int32, count=lambda _: 1, broadcast=True)
+            made["g_idx"] = self.order(layer)
         return made
 
     def weights(self, layer: Any) -> Integers | Wide:
         numbers = self._unpack(layer.qweight.detach().t(), self.bits)
         zeros = self._unpack(layer.qzeros.detach(), self.bits).t().to(torch.int16) + self._less
         scales = layer.scales.detach().t()
-        orders = layer.g_idx.detach() if self.ordered else None
-        if orders is None or not bool(orders.any()):  # of zeros: as they stand
-            return self.integers(numbers, zeros, scales)
-        if bool((orders == orders[:1]).all()):
-            return self.integers(numbers, zeros, scales, orders[0])
-        split = (each.split(outputs(layer)) for each in (numbers, zeros, scales))
-        parts = [self.integers(*part) for part in zip(*split, orders, strict=True)]
-        return Wide(torch.cat([part.widened(self.given) for part in parts]), _APART)
+        return self.ordered_integers(layer, numbers, zeros, scales, layer.g_idx.detach() if self.ordered else None)
 
 
 class AwqScheme(Grouped):

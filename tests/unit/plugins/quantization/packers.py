@@ -66,6 +66,23 @@ def gptq(given: Numbers, bits: int, less: int = 1, ordered: bool = True) -> Tens
     return {**made, "g_idx": given.index.int()} if ordered else made
 
 
+def compressed(given: Numbers, bits: int, symmetric: bool = False, ordered: bool = False) -> Tensors:
+    """As ``pack_to_int32`` of compressed-tensors has it: the last words of a row may hold fewer numbers."""
+
+    def along(numbers: torch.Tensor) -> torch.Tensor:
+        filled = torch.nn.functional.pad(numbers, (0, -numbers.shape[1] % 32))
+        return words(filled, bits)[:, : -(-numbers.shape[1] * bits // 32)]
+
+    made = {
+        "weight_packed": along(given.numbers),
+        "weight_scale": given.scales,
+        "weight_shape": torch.tensor(given.numbers.shape),
+    }
+    if not symmetric:
+        made["weight_zero_point"] = along(given.zeros.t()).t()
+    return {**made, "weight_g_idx": given.index.int()} if ordered else made
+
+
 def gptq_planes(given: Numbers, bits: int) -> Tensors:
     """Of 32 numbers first the lowest four bits of all, or two, then what is left of them."""
     planes = {2: [2], 3: [2, 1], 4: [4], 5: [4, 1], 6: [4, 2], 7: [4, 2, 1], 8: [8]}[bits]

@@ -12,6 +12,7 @@ from ferrule.errors import CheckpointError
 from ferrule.interfaces.platform import DeviceCaps
 from ferrule_nn import Dense, Linear, MergedLinear
 from ferrule_plugins.quantization.autoround import AutoRound
+from ferrule_plugins.quantization.compressed import CompressedTensors
 from ferrule_plugins.quantization.deepspeedfp import DeepSpeedFp
 from ferrule_plugins.quantization.groupwise import Awq, Gptq
 from ferrule_plugins.quantization.hqq import Hqq
@@ -21,6 +22,7 @@ from ferrule_plugins.quantization.tables import Aqlm, SqueezeLlm
 from tests.unit.plugins.quantization.packers import (
     Tensors,
     awq_gemm,
+    compressed,
     drawn,
     gptq,
     layer_of,
@@ -82,6 +84,50 @@ def test_auto_round_has_settings_of_single_layers() -> None:
     assert found("lm_head") == (4, 64)
     assert found("projector.up_proj") is None
     assert _auto_round().scheme(layer_of("lm_head")) is None
+
+
+# ---------------------------------------------------------------------------------------- compressed-tensors
+
+
+def _packed(bits: int, group: int, symmetric: bool = False, **weights: Any) -> CompressedTensors:
+    stated = {"num_bits": bits, "type": "int", "symmetric": symmetric, "strategy": "group" if group else "channel"}
+    weights = {**stated, "group_size": group or None, **weights}
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
+    config = {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": groups}
+    assert CompressedTensors.refuses(config, CPU, torch.bfloat16) is None
+    return CompressedTensors(config)
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("bits", range(1, 9))
+def test_packed_integers_of_any_bits_and_groups(bits: int, symmetric: bool) -> None:
+    for group in (0, 16, 24, 96):
+        given = drawn(40, 96, bits, group, symmetric)
+        layer = loaded(_packed(bits, group, symmetric), compressed(given, bits, symmetric), (40, 96))
+        assert off(layer, given.meant) < NEAR
+    given = drawn(40, 90, bits, 0, symmetric)  # whose rows end within a word
+    layer = loaded(_packed(bits, 0, symmetric), compressed(given, bits, symmetric), (40, 90))
+    assert off(layer, given.meant) < NEAR
+
+
+@pytest.mark.parametrize("order", ["group", "dynamic", True])
+def test_packed_integers_out_of_order(order: Any) -> None:
+    given = drawn(40, 96, 4, 32, shuffled=True)
+    layer = loaded(_packed(4, 32, actorder=order), compressed(given, 4, ordered=True), (40, 96))
+    assert off(layer, given.meant) < NEAR
+    rows, parts = {"q_proj": 64, "k_proj": 32}, {}
+    for name, count in rows.items():
+        parts[name] = drawn(count, 96, 4, 32, seed=count, shuffled=True)
+    written = {name: compressed(own, 4, ordered=True) for name, own in parts.items()}
+    layer = merged(_packed(4, 32, actorder=order), written, rows, 96)
+    assert off(layer, torch.cat([own.meant for own in parts.values()])) < NEAR
+    assert isinstance(layer.scheme, Dense)  # no kernel has two orders
+
+
+def test_packed_projections_share_no_word_of_zero_points() -> None:
+    method = _packed(4, 32)
+    with pytest.raises(CheckpointError, match="20 inputs or outputs, which do not fill words"):
+        MergedLinear(96, {"q_proj": 20, "k_proj": 32}).quantize("qkv_proj", method)
 
 
 # ---------------------------------------------------------------------------------------- HQQ

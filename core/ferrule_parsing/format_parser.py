@@ -13,9 +13,8 @@ from ferrule_parsing.calls import CallWriter
 from ferrule_parsing.formats import CallReader, ToolFormat
 from ferrule_parsing.reader import Reader
 
-_MOST_CALLS = (
-    10_000  # of a choice: a megabyte may hold 150,000, which are seconds of work for the parser and for clients
-)
+# Calls of a choice: a megabyte may hold 150,000, which are seconds of work for the parser and for clients.
+_MOST_CALLS = 10_000
 
 
 class FormatParser(ToolParser):

@@ -106,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as theirs,
         ):
             asked, told = _pipes(theirs)
-            told.readline()
+            _answer(told)
             for count in streams:
                 pairs = []
                 for _ in range(given.rounds):
@@ -117,12 +117,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     ours.release(range(count))
                     asked.write(f"{count} {given.context} {given.steps}\n")
                     asked.flush()
-                    pairs.append(tuple(count * given.steps / each for each in (seconds, float(told.readline()))))
+                    pairs.append(tuple(count * given.steps / each for each in (seconds, float(_answer(told)))))
                 first, second = (statistics.median(each) for each in zip(*pairs, strict=True))
                 ratios = sorted(a / b for a, b in pairs)
                 spread = f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
                 print(f"{file}, {count} streams: {first:.1f}, {second:.1f}; ratio {spread}", flush=True)
             asked.close()
+
+
+def _answer(told: IO[str]) -> str:
+    """The next line. Raises RuntimeError where the process has ended; its own message is on stderr."""
+    line = told.readline()
+    if not line:
+        raise RuntimeError("llama.cpp's process has ended: it may not take this file")
+    return line
 
 
 def _pipes(process: subprocess.Popen[str]) -> tuple[IO[str], IO[str]]:

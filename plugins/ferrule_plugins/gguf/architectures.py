@@ -160,7 +160,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "starcoder2": Architecture(model="Starcoder2ForCausalLM", fixed=_GELU),
     "xverse": Architecture(model="XverseForCausalLM", paired=True),
 }
-_STATES = ("mamba", "mamba2")  # files have zeros for what these do not have, such as heads
+_STATES = ("mamba", "mamba2")
+_NOT_OF_STATES = ("num_attention_heads", "num_key_value_heads", "intermediate_size")  # files may state zeros
 # Architectures whose rotation, where the file has no base for it, is not there at all.
 _UNTURNED = ("bloom", "gpt2", *_STATES, "mpt", "starcoder")
 # llama.cpp knows the large sizes of Gemma by their layers: their scores are scaled by the model's width for each head.
@@ -188,9 +189,10 @@ def read_config(model: GgufModel) -> dict[str, Any]:
         "tie_word_embeddings": "output.weight" not in model.tensors,
         **_biases(model, architecture),
     }
+    unused = _NOT_OF_STATES if model.architecture in _STATES else ()
     for name, key in {**_KEYS, **architecture.config}.items():
         value = _number(model, key)
-        if value is not None and (value or model.architecture not in _STATES):
+        if value is not None and not (value == 0 and name in unused):
             config[name] = value
     _check_numbers(model, config)
     model_name = architecture.sparse if architecture.sparse and config.get("num_experts") else architecture.model

@@ -38,7 +38,6 @@ _FLOATS = {"nvfp4-pack-quantized": ("tensor_group", 16), "mxfp4-pack-quantized":
 # Values of "actorder": whether inputs of a group may be anywhere.
 _ORDERED = {None: False, False: False, "weight": False, "static": False, True: True, "group": True, "dynamic": True}
 
-_EIGHT = Settings(8, 0, symmetric=True)
 _EXTRA = ("input_scale", "input_zero_point", "weight_shape")  # tensors that are not used
 
 
@@ -53,7 +52,7 @@ class Group:
     kind: str
     strategy: str
     wide: bool
-    settings: Settings  # of integers
+    settings: Settings | None = None  # of packed integers
 
 
 def read(config: Mapping[str, Any]) -> list[Group]:
@@ -79,36 +78,39 @@ def _group(name: str, values: Any, form: str) -> Group:
     if not isinstance(symmetric, bool) or not isinstance(activations, Mapping | None):
         raise ValueError(f"finds in {name} a 'symmetric' or 'input_activations' of another type")
     said = f"{name} has weights of {bits} bits, type {weights.get('type')!r}, strategy {strategy!r}, format {form!r}"
-    if form == "pack-quantized" and weights.get("type") == "int" and strategy in ("group", "channel"):
-        order = weights.get("actorder")
-        kind, problem = "packed", None
-        if not isinstance(order, str | bool | None) or order not in _ORDERED:
-            problem = f"does not know the actorder of {name}, {order!r}"
-    elif weights.get("type") == "int" and bits == 8 and symmetric and strategy in ("tensor", "channel"):
-        kind, problem = "int8", None
-    elif weights.get("type") == "float" and bits == 8 and strategy in ("tensor", "channel", "block"):
-        block = weights.get("block_structure")
-        odd = strategy == "block" and block != [BLOCK, BLOCK]
-        kind, problem = "fp8", f"reads blocks of {BLOCK} x {BLOCK}, and those of {name} are {block}" if odd else None
-    elif weights.get("type") == "float" and bits == 4 and form in _FLOATS and symmetric:
-        asked = strategy, weights.get("group_size")
-        odd = asked != _FLOATS[form]
-        kind, problem = (
-            form[:5],
-            f"reads groups of {_FLOATS[form][1]} in this form: {said}, {asked[1]}" if odd else None,
-        )
-    else:
-        kind, problem = "", f"does not read what {said}"
+    kind = _kind(name, weights, form, said)
     fewest = (4, 8) if kind in ("nvfp4", "mxfp4") else (8,)
-    if isinstance(activations, Mapping) and activations.get("num_bits") not in fewest and problem is None:
-        problem = f"does not quantize activations to {activations.get('num_bits')} bits, as {name} asks"
-    if problem is not None:
-        raise ValueError(problem)
-    size = weights.get("group_size") if strategy == "group" else None
-    ordered = kind == "packed" and _ORDERED[weights.get("actorder")]
-    stated = {"bits": bits, "group_size": size, "desc_act": ordered, "sym": symmetric}
-    settings = Settings.of(stated) if kind == "packed" else _EIGHT
+    if isinstance(activations, Mapping) and activations.get("num_bits") not in fewest:
+        raise ValueError(f"does not quantize activations to {activations.get('num_bits')} bits, as {name} asks")
+    settings = None
+    if kind == "packed":
+        size = weights.get("group_size") if strategy == "group" else None
+        ordered = _ORDERED[weights.get("actorder")]
+        settings = Settings.of({"bits": bits, "group_size": size, "desc_act": ordered, "sym": symmetric})
     return Group(listed(values, "targets"), kind, strategy, not activations, settings)
+
+
+def _kind(name: str, weights: Mapping[str, Any], form: str, said: str) -> str:
+    """That of a `Group`. Raises ValueError with what is not read."""
+    kind, bits, strategy = weights.get("type"), weights.get("num_bits"), str(weights.get("strategy"))
+    symmetric, size = weights.get("symmetric", True), weights.get("group_size")
+    if kind == "int" and form == "pack-quantized" and strategy in ("group", "channel"):
+        order = weights.get("actorder")
+        if not isinstance(order, str | bool | None) or order not in _ORDERED:
+            raise ValueError(f"does not know the actorder of {name}, {order!r}")
+        return "packed"
+    if kind == "int" and bits == 8 and symmetric and strategy in ("tensor", "channel"):
+        return "int8"
+    if kind == "float" and bits == 8 and strategy in ("tensor", "channel", "block"):
+        block = weights.get("block_structure")
+        if strategy == "block" and block != [BLOCK, BLOCK]:
+            raise ValueError(f"reads blocks of {BLOCK} x {BLOCK}, and those of {name} are {block}")
+        return "fp8"
+    if kind == "float" and bits == 4 and symmetric and form in _FLOATS:
+        if (strategy, size) != _FLOATS[form]:
+            raise ValueError(f"reads groups of {_FLOATS[form][1]} in this form: {said}, {size}")
+        return form[:5]
+    raise ValueError(f"does not read what {said}")
 
 
 class CompressedTensors(CheckedMethod):
@@ -137,7 +139,7 @@ class CompressedTensors(CheckedMethod):
             return Fp8Scheme(self.shared, dtype, wide=group.wide, tall=tall)
         if group.kind in ("nvfp4", "mxfp4"):
             return Float4Scheme(self.shared, dtype, group.kind)
-        if group.kind == "packed":
+        if group.settings is not None:
             return PackedIntScheme(self.shared, dtype, group.settings, group.wide)
         return Int8Scheme(self.shared, dtype, group.wide)
 

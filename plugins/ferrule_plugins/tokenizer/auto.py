@@ -101,6 +101,10 @@ class AutoTokenizers(TokenizerSource):
     """Options: `trust_remote_code`, for the fallback."""
 
     def open(self, folder: Path, options: dict[str, Any]) -> Tokenizer:
+        with panics_as_errors():
+            return self._open(folder, options)
+
+    def _open(self, folder: Path, options: dict[str, Any]) -> Tokenizer:
         file, settings = folder / "tokenizer.json", read_settings(folder)
         if file.is_file():
             core, decoder = _load(file)
@@ -133,8 +137,7 @@ def _made(file: Path, stated: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]
 
     whole, settings = sentencepiece.read_file(file)
     try:
-        with panics_as_errors():
-            core = tokenizers.Tokenizer.from_str(json.dumps(whole))
+        core = tokenizers.Tokenizer.from_str(json.dumps(whole))
     except Exception as error:  # the library raises plain Exception for a model that it cannot use
         raise CheckpointError(f"{file} is not a tokenizer that can be used: {error}.") from None
     return core, whole.get("decoder"), {**settings, **stated}
@@ -157,8 +160,7 @@ def _load(file: Path) -> tuple[Any, Mapping[str, Any] | None]:
         if file.stat().st_size > _MAX_BYTES:
             raise CheckpointError(f"{file} is larger than {_MAX_BYTES} bytes.")
         content = file.read_bytes()
-        with panics_as_errors():
-            core = tokenizers.Tokenizer.from_buffer(content)
+        core = tokenizers.Tokenizer.from_buffer(content)
         core.no_truncation()
         core.no_padding()
         decoder = msgspec.json.decode(content, type=_File).decoder

@@ -52,7 +52,7 @@ def token_content(value: Any) -> str | None:
 
 
 def added_tokens(settings: Mapping[str, Any]) -> dict[int, Mapping[str, Any]]:
-    """``added_tokens_decoder``: tokens by their numbers, the least first. Raises CheckpointError for what is none."""
+    """``added_tokens_decoder``: tokens by their numbers, the least first. Raises CheckpointError for other data."""
     found = settings.get("added_tokens_decoder") or {}
     if not isinstance(found, Mapping) or not all(
         key.isdecimal() and len(key) <= _MOST_DIGITS and isinstance(value, Mapping) for key, value in found.items()
@@ -63,15 +63,17 @@ def added_tokens(settings: Mapping[str, Any]) -> dict[int, Mapping[str, Any]]:
 
 @contextmanager
 def panics_as_errors() -> Iterator[None]:
-    """Make a RuntimeError of a panic in the tokenizers library, which damaged files cause.
+    """Make a CheckpointError of a panic in a library that is written in Rust, which damaged files cause.
 
-    Its class is no Exception, and no module has it: handlers of errors would let it pass.
+    Its class is not an Exception, and no module exports it: handlers of errors would let it pass.
     """
     try:
         yield
     except BaseException as error:
         if type(error).__name__ == "PanicException":
-            raise RuntimeError(f"the tokenizers library fails on this tokenizer: {error}") from None
+            raise CheckpointError(
+                f"The tokenizer's files are damaged: its library stops with {error!s:.200}."
+            ) from None
         raise
 
 

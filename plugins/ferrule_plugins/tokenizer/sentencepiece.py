@@ -48,7 +48,7 @@ def read_file(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 class _Message:
-    """A protobuf message; of a field that comes several times, the last. Raises ValueError for what is none."""
+    """A protobuf message; of a field that comes several times, the last counts. Raises ValueError for other data."""
 
     def __init__(self, data: bytes) -> None:
         self._fields = dict(_fields(data))
@@ -73,7 +73,7 @@ class _Message:
 
 
 def _metadata(data: bytes) -> Mapping[str, Any]:
-    """What a GGUF file would say. Raises ValueError for what is no such model."""
+    """The metadata of a GGUF file with the same tokenizer. Raises ValueError if the data is not such a model."""
     whole = [(number, value) for number, value in _fields(data) if isinstance(value, bytes)]
     pieces = [_Message(value) for number, value in whole if number == _PIECES]
     trainer, normalizer = (

@@ -113,11 +113,15 @@ def test_damaged_normalizations_are_errors_that_can_be_caught(tmp_path: Path) ->
         (tmp_path / "tokenizer.json").write_text(json.dumps(whole))
         return AutoTokenizers().open(tmp_path, {})
 
-    with pytest.raises(CheckpointError, match="not a tokenizer that can be used"):
+    with pytest.raises(CheckpointError, match="files are damaged"):
         opened_with(mapping[:9])
     without_texts = opened_with(mapping[: 4 + int.from_bytes(mapping[:4], "little")])
-    with pytest.raises(RuntimeError, match="the tokenizers library fails on this tokenizer"):
+    with pytest.raises(CheckpointError, match="files are damaged"):
         without_texts.encode("ＡＢ")
+    added = {"added_tokens_decoder": {str(without_texts.vocab_size): {"content": "ＡＢ", "normalized": True}}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(added))
+    with pytest.raises(CheckpointError, match="files are damaged"):
+        AutoTokenizers().open(tmp_path, {})
 
 
 def test_merges_of_endless_tokens_are_not_looked_for(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -59,14 +60,14 @@ class _Message:
             raise ValueError(f"field {field} is not a number")
         return found - (1 << 64) if found >> 63 == 1 else found
 
-    def bytes(self, field: int, default: bytes = b"") -> bytes:
+    def data(self, field: int, default: bytes = b"") -> bytes:
         found = self._fields.get(field, default)
         if not isinstance(found, bytes):
             raise ValueError(f"field {field} is not of bytes")
         return found
 
-    def float(self, field: int) -> float:
-        found = self.bytes(field, bytes(4))
+    def real(self, field: int) -> float:
+        found = self.data(field, bytes(4))
         if len(found) != 4:
             raise ValueError(f"field {field} does not have 32 bits")
         return float(struct.unpack("<f", found)[0])
@@ -74,23 +75,26 @@ class _Message:
 
 def _metadata(data: bytes) -> Mapping[str, Any]:
     """The metadata of a GGUF file with the same tokenizer. Raises ValueError if the data is not such a model."""
-    whole = [(number, value) for number, value in _fields(data) if isinstance(value, bytes)]
+    fields = list(islice(_fields(data), _MOST_PIECES + 1))
+    if len(fields) > _MOST_PIECES:
+        raise ValueError("too many fields")
+    whole = [(number, value) for number, value in fields if isinstance(value, bytes)]
     pieces = [_Message(value) for number, value in whole if number == _PIECES]
     trainer, normalizer = (
         _Message(b"".join(value for number, value in whole if number == part)) for part in (_TRAINER, _NORMALIZER)
     )
     kinds = [piece.number(3, 1) for piece in pieces]
     kind = _KINDS.get(trainer.number(3, 1))
-    if kind is None or not 0 < len(pieces) <= _MOST_PIECES or (kind == "t5" and _BYTE in kinds):
+    if kind is None or not pieces or (kind == "t5" and _BYTE in kinds):
         raise ValueError("another kind of model")
     found = {
         "model": kind,
-        "tokens": [piece.bytes(1).decode() for piece in pieces],
-        "scores": [piece.float(2) for piece in pieces],
+        "tokens": [piece.data(1).decode() for piece in pieces],
+        "scores": [piece.real(2) for piece in pieces],
         "token_type": kinds,
         "add_space_prefix": bool(normalizer.number(3, 1)),
         "remove_extra_whitespaces": bool(normalizer.number(4, 1)),
-        "precompiled_charsmap": list(normalizer.bytes(2)),
+        "precompiled_charsmap": list(normalizer.data(2)),
         "add_bos_token": True,  # as these classes do where nothing is stated
         "add_eos_token": False,
         **{f"{role}_token_id": trainer.number(field, usual) for field, (role, usual) in _ROLES.items()},

@@ -83,7 +83,17 @@ def test_what_is_stated_wins(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"dGhl 0\n", b"\x0a\xff", b"\x0a\x03abc", b"\xff" * 40, b"\x0b\x00", b"\x0a\x04\x0a\x02\xff\xfe"]
+    "data",
+    [
+        b"",
+        b"dGhl 0\n",
+        b"\x0a\xff",
+        b"\x0a\x03abc",
+        b"\xff" * 40,
+        b"\x0b\x00",
+        b"\x0a\x00" * (1 << 21),
+        b"\x0a\x04\x0a\x02\xff\xfe",
+    ],
 )
 def test_files_that_are_none(data: bytes, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="not a SentencePiece model"):

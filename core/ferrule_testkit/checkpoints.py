@@ -235,6 +235,13 @@ NATIVE: Mapping[str, Recipe] = {
         "deepseek_v32",
         **{**_MLA, **_GROUPED, "q_lora_rank": 24, "index_topk": 10, "index_n_heads": 8, "index_head_dim": 16},
     ),
+    "glm_moe_dsa": _recipe(
+        "glm_moe_dsa",
+        num_hidden_layers=3,
+        indexer_types=["full", "shared", "full"],
+        mlp_layer_types=["dense", "sparse", "sparse"],
+        **{**_MLA, **_GROUPED, "q_lora_rank": 24, "index_topk": 10, "index_n_heads": 8, "index_head_dim": 16},
+    ),
     "dots1": _recipe("dots1", n_routed_experts=4, n_shared_experts=1, n_group=1, topk_group=1, head_dim=16, **_EXPERTS),
     "ernie4_5_moe": _recipe("ernie4_5_moe", moe_num_experts=4, moe_k=2, moe_num_shared_experts=1, **_EXPERTS),
     "glm4_moe": _recipe("glm4_moe", n_routed_experts=4, n_group=1, topk_group=1, head_dim=16, **_EXPERTS),

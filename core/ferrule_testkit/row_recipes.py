@@ -96,7 +96,6 @@ _SERVED: dict[str, dict[str, Any]] = {
     "diffllama": {"head_dim": 16},
     "doge": {"keep_window_size": 64},
     "exaone_moe": {**_EXPERTS, **MIXED, "mlp_layer_types": ["dense", "sparse", "sparse"], "head_dim": 16},
-    "glm_moe_dsa": {**MLA, **_SPARSE, **_TWO_MLPS},
     "gpt_neo": {"num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]], "window_size": 12},
     "granitemoeshared": {"num_local_experts": 4, "shared_intermediate_size": 32},
     "kimi_linear": {

@@ -2,8 +2,8 @@
 
     python -m tools.benchmarks.gguf_shapes FOLDER [SHAPE ...]
 
-The shapes are those of the other benchmarks: `experts` and `latent` of `tools.benchmarks.moe`, `mamba2` of
-`tools.benchmarks.state_models`. Tensors are called as llama.cpp calls them
+The shapes are those of the other benchmarks: `experts` and `latent` of `tools.benchmarks.moe`, `mamba2` and
+`delta` of `tools.benchmarks.state_models`. Tensors are called as llama.cpp calls them
 (https://github.com/ggml-org/llama.cpp, gguf-py/gguf/constants.py).
 """
 
@@ -22,8 +22,8 @@ _BLOCK = 32
 Shapes = Iterator[tuple[str, tuple[int, ...]]]
 
 
-def _attention(at: str, hidden: int, queries: int, keys: int) -> Shapes:
-    yield f"{at}.attn_q.weight", (queries, hidden)
+def _attention(at: str, hidden: int, queries: int, keys: int, gated: bool = False) -> Shapes:
+    yield f"{at}.attn_q.weight", (queries * (2 if gated else 1), hidden)
     yield f"{at}.attn_k.weight", (keys, hidden)
     yield f"{at}.attn_v.weight", (keys, hidden)
     yield f"{at}.attn_output.weight", (hidden, queries)
@@ -86,6 +86,31 @@ def mamba2() -> Shapes:
     yield from _outside(1024)
 
 
+def delta(key_heads: int = 16) -> Shapes:
+    """As Qwen 3.5 0.8B is published, with another vocabulary; fewer heads of keys than of values in larger models."""
+    keys, values = key_heads * 128, 16 * 128
+    for layer in range(24):
+        at = f"blk.{layer}"
+        yield f"{at}.attn_norm.weight", (1024,)
+        yield f"{at}.post_attention_norm.weight", (1024,)
+        yield from _feed_forward(at, 1024, 3584)
+        if layer % 4 == 3:
+            yield from _attention(at, 1024, 8 * 256, 2 * 256, gated=True)
+            yield f"{at}.attn_q_norm.weight", (256,)
+            yield f"{at}.attn_k_norm.weight", (256,)
+            continue
+        yield f"{at}.attn_qkv.weight", (2 * keys + values, 1024)
+        yield f"{at}.attn_gate.weight", (values, 1024)
+        yield f"{at}.ssm_conv1d.weight", (2 * keys + values, 4)
+        yield f"{at}.ssm_dt.bias", (16,)
+        yield f"{at}.ssm_a", (16,)
+        yield f"{at}.ssm_beta.weight", (16, 1024)
+        yield f"{at}.ssm_alpha.weight", (16, 1024)
+        yield f"{at}.ssm_norm.weight", (128,)
+        yield f"{at}.ssm_out.weight", (1024, values)
+    yield from _outside(1024)
+
+
 def _outside(hidden: int) -> Shapes:
     yield "token_embd.weight", (_WORDS, hidden)
     yield "output_norm.weight", (hidden,)
@@ -132,6 +157,28 @@ SHAPES: Mapping[str, tuple[str, Callable[[], Shapes], Mapping[str, Any]]] = {
             "expert_weights_scale": 1.0,
         },
     ),
+    "delta": (
+        "qwen35",
+        delta,
+        {
+            **_HEADS,
+            "embedding_length": 1024,
+            "block_count": 24,
+            "feed_forward_length": 3584,
+            "attention.head_count": 8,
+            "attention.head_count_kv": 2,
+            "attention.key_length": 256,
+            "attention.value_length": 256,
+            "rope.dimension_count": 64,
+            "rope.dimension_sections": [11, 11, 10, 0],
+            "ssm.conv_kernel": 4,
+            "ssm.inner_size": 16 * 128,
+            "ssm.state_size": 128,
+            "ssm.time_step_rank": 16,
+            "ssm.group_count": 16,
+            "full_attention_interval": 4,
+        },
+    ),
     "mamba2": (
         "mamba2",
         mamba2,
@@ -157,7 +204,7 @@ def write(shape: str, file: Path) -> None:
     writer.add_context_length(4096)
     writer.add_vocab_size(_WORDS)
     for key, value in keys.items():
-        add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
+        add: Any = {float: writer.add_float32, list: writer.add_array}.get(type(value), writer.add_uint32)
         add(f"{architecture}.{key}", value)
     _add_tokens(writer)
     for name, dims in tensors():

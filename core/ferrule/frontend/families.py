@@ -61,6 +61,7 @@ FAMILIES = (
     Family("DeepSeek V3", ("deepseek_v3",), (), "deepseek_v3", "", "deepseek_v3"),
     Family("DeepSeek V3.2", ("deepseek_v32",), (), "deepseek_v32", "deepseek_v3"),
     Family("MiniMax M2", ("minimax_m2",), (), "minimax_m2", "minimax_m2"),
+    Family("GLM 5", ("glm_moe_dsa",), (), "glm47", "glm45"),
     Family("GLM 4.7", ("glm4_moe", "glm4_moe_lite"), ("4.7",), "glm47", "glm45"),
     Family("GLM 4.5 and 4.6", ("glm4_moe",), (), "glm45", "glm45"),
     Family("Granite 4", ("granitemoehybrid",), (), "granite4"),

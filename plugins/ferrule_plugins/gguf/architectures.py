@@ -22,7 +22,8 @@ class Architecture:
     `config` maps names of a ``config.json`` to keys that `_KEYS` does not have; `fixed` has values that no key states.
     `names` maps tensors that `ferrule_plugins.gguf.names` has under other names. `paired`: features of queries and keys
     that are turned together are neighbours in the file, and half a head apart in our model. `norms_more`: weights of
-    norms are stored with one added. `biased_inputs`: `attention_bias` says nothing of the output projection.
+    norms are stored with one added. `biased_inputs`: `attention_bias` says nothing of the output projection. `tiled`:
+    see `ferrule_plugins.gguf.names.ValueHeads`.
     """
 
     model: str
@@ -32,9 +33,11 @@ class Architecture:
     names: Mapping[str, str] = field(default_factory=dict)
     paired: bool = False
     norms_more: bool = False
+    tiled: bool = False
     biased_inputs: bool = False
 
 
+NEXT_LAYERS = "num_nextn_predict_layers"
 # What a config.json calls a number, and the key under the architecture's name.
 _KEYS: Mapping[str, str] = {
     "max_position_embeddings": "context_length",
@@ -61,9 +64,16 @@ _KEYS: Mapping[str, str] = {
     "norm_topk_prob": "expert_weights_norm",
     "routed_scaling_factor": "expert_weights_scale",
     "first_k_dense_replace": "leading_dense_block_count",
-    "num_nextn_predict_layers": "nextn_predict_layers",
+    NEXT_LAYERS: "nextn_predict_layers",
 }
 _SSM = {"conv_kernel": "ssm.conv_kernel", "state_size": "ssm.state_size", "intermediate_size": "ssm.inner_size"}
+_DELTA = {
+    "linear_conv_kernel_dim": "ssm.conv_kernel",
+    "linear_key_head_dim": "ssm.state_size",
+    "linear_num_key_heads": "ssm.group_count",
+    "linear_num_value_heads": "ssm.time_step_rank",
+    "full_attention_interval": "full_attention_interval",
+}
 _SCALES = {
     "embedding_multiplier": "embedding_scale",
     "residual_multiplier": "residual_scale",
@@ -152,6 +162,14 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen2": Architecture(model="Qwen2ForCausalLM"),
     "qwen2moe": Architecture(model="Qwen2MoeForCausalLM", fixed={"norm_topk_prob": False}),
     "qwen3": Architecture(model="Qwen3ForCausalLM"),
+    "qwen35": Architecture(model="Qwen3_5ForCausalLM", config=_DELTA, norms_more=True, tiled=True),
+    "qwen35moe": Architecture(model="Qwen3_5MoeForCausalLM", config=_DELTA, norms_more=True, tiled=True),
+    "qwen3next": Architecture(
+        model="Qwen3NextForCausalLM",
+        config=_DELTA,
+        fixed={**_RENORMALISED, "linear_interleaved": False},
+        norms_more=True,
+    ),
     "qwen3moe": Architecture(model="Qwen3MoeForCausalLM", fixed=_RENORMALISED),
     "seed_oss": Architecture(model="SeedOssForCausalLM", biased_inputs=True),
     "smollm3": Architecture(model="SmolLM3ForCausalLM", paired=True),
@@ -201,6 +219,7 @@ def read_config(model: GgufModel) -> dict[str, Any]:
     if kinds is not None and all(isinstance(kind, bool) for kind in kinds):
         config["layer_types"] = ["sliding_attention" if kind else "full_attention" for kind in kinds]
     config = {**architecture.fixed, **config}
+    _check_further(model, config)
     if config.get("num_experts") == 0:
         del config["num_experts"]
     _add_own(model, config)
@@ -227,6 +246,15 @@ def _number(model: GgufModel, key: str) -> Any:
             f"{model.file}: '{model.architecture}.{key}' differs between layers, which is not implemented."
         )
     return value[0]
+
+
+def _check_further(model: GgufModel, config: dict[str, Any]) -> None:
+    """Raises CheckpointError where no layers are left but those that predict further tokens."""
+    further = config.get(NEXT_LAYERS) or 0
+    if type(further) is not int or not 0 <= further < config["num_hidden_layers"]:
+        key = f"{model.architecture}.{_KEYS[NEXT_LAYERS]}"
+        raise CheckpointError(f"{model.file}: {key!r} must be less than the number of blocks, not {further!r:.40}.")
+    config["num_hidden_layers"] -= further  # they are counted among the blocks
 
 
 def _check_numbers(model: GgufModel, config: dict[str, Any]) -> None:
@@ -293,6 +321,22 @@ def _add_own(model: GgufModel, config: dict[str, Any]) -> None:
             config["lm_head_bias"] = has("output.bias")
         case "deepseek2":
             _add_latent(model, config)
+        case "qwen35" | "qwen35moe" | "qwen3next":
+            _add_delta(model, config)
+
+
+def _add_delta(model: GgufModel, config: dict[str, Any]) -> None:
+    """The width of values of the gated delta rule. Raises CheckpointError where its heads cannot be told."""
+    keys, values = (config.get(f"linear_num_{kind}_heads") or 0 for kind in ("key", "value"))
+    if any(type(count) is not int or not 0 < count <= 1 << 16 for count in (keys, values)) or values % keys:
+        raise CheckpointError(
+            f"{model.file}: '{model.architecture}.ssm.time_step_rank' must be a multiple of "
+            f"'{model.architecture}.ssm.group_count', and both positive, not {values!r:.20} and {keys!r:.20}."
+        )
+    sizes = {"linear_value_head_dim": model.own("ssm.inner_size", int, 0) // values, "linear_key_head_dim": 0}
+    config.update({name: config.get(name) or size for name, size in sizes.items()})
+    if any(config[name] < 1 for name in sizes):
+        raise CheckpointError(f"{model.file}: the sizes 'ssm.inner_size' and 'ssm.state_size' must be positive.")
 
 
 def _add_latent(model: GgufModel, config: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ferrule.errors import CheckpointError
-from ferrule_plugins.gguf.architectures import Architecture
+from ferrule_plugins.gguf.architectures import NEXT_LAYERS, Architecture
 from ferrule_plugins.gguf.reader import TensorInfo
 
 _BLOCK = re.compile(r"blk\.(\d+)\.(.+?)(?:\.(weight|bias))?")
@@ -56,6 +56,13 @@ _INNER = {
     "ssm_norm": "mixer.norm",
     "ssm_out": "mixer.out_proj",
 }
+_DELTA = {
+    **dict.fromkeys(("attn_qkv", "attn_gate", "ssm_conv1d", "ssm_norm", "ssm_out", "ssm_ba"), ""),
+    "ssm_beta": "in_proj_b.weight",
+    "ssm_alpha": "in_proj_a.weight",
+    "ssm_dt": "dt_bias",
+    "ssm_a": "A_log",
+}
 _WHOLE = {"attn_sinks": "self_attn.sinks", "exp_probs_b": "mlp.gate.e_score_correction_bias", "ssm_d": "mixer.D"}
 _IGNORED = re.compile(r"rope_freqs|rope_factors_(long|short)|blk\.\d+\.(attn_rot_embd|nextn\..+)")
 
@@ -64,7 +71,8 @@ _IGNORED = re.compile(r"rope_freqs|rope_factors_(long|short)|blk\.\d+\.(attn_rot
 class Target:
     """A parameter, and the rows of the tensor that are its own. With `heads` their features come in pairs.
 
-    `expert` is the index of the one of a stack. `change`: what else is done to a tensor of floats: less_one, log
+    `expert` is the index of the one of a stack. `rows` and `columns` are which ones it has in which order, all as they
+    are where these are empty. `change`: what else is done to a tensor of floats: less_one, log
     (of what is below zero), conv, flat; keys and values are halves of one of our matrices, see `Joiner`.
     """
 
@@ -74,6 +82,56 @@ class Target:
     heads: int = 0
     expert: int = -1
     change: str = ""
+    rows: tuple[int, ...] = ()
+    columns: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class ValueHeads:
+    """The value heads of the gated delta rule: our models have those of one key head together.
+
+    `tiled` files have the first of each key head, then the second of each; `first` is where values begin among
+    queries, keys and values.
+    """
+
+    groups: int
+    each: int
+    width: int
+    first: int
+    tiled: bool
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any], tiled: bool) -> ValueHeads:
+        groups, heads = (int(config[f"linear_num_{kind}_heads"]) for kind in ("key", "value"))
+        first = 2 * groups * int(config["linear_key_head_dim"])
+        return cls(groups, heads // groups, int(config["linear_value_head_dim"]), first, tiled)
+
+    def check(self, info: TensorInfo, name: str) -> None:
+        """Raises CheckpointError for a tensor of another size, before any order is made of it."""
+        heads = self.groups * self.each
+        values = heads * self.width
+        sizes = {"attn_qkv": self.first + values, "ssm_conv1d": self.first + values, "attn_gate": values}
+        sizes |= {"ssm_out": values, "ssm_ba": 2 * heads, "ssm_norm": self.width}
+        found = info.shape[-1 if name == "ssm_out" else 0]
+        if found != sizes.get(name, heads):
+            raise CheckpointError(
+                f"{info.file}: the tensor {info.name!r} has {found} rows or columns, "
+                f"by the numbers of heads {sizes.get(name, heads)}."
+            )
+
+    def order(self, first: int = 0, width: int = 0) -> tuple[int, ...]:
+        """Which row each of ours is, where a head has `width`, and `first` rows are before them."""
+        if not self.tiled or self.each == 1:
+            return ()
+        width = width or self.width
+        heads = (tile * self.groups + group for group in range(self.groups) for tile in range(self.each))
+        rows = (first + head * width + row for head in heads for row in range(width))
+        return (*range(first), *rows)
+
+    def half(self, index: int) -> tuple[int, ...]:
+        """Which rows are one of two numbers of each value head; a key head has all of one, then all of the other."""
+        starts = (group * 2 * self.each + index * self.each for group in range(self.groups))
+        return tuple(start + row for start in starts for row in range(self.each))
 
 
 @dataclass(frozen=True)
@@ -91,6 +149,8 @@ class Names:
         if outer in _OUTER:
             return [Target(f"{_OUTER[outer]}.{suffix}", change=self._change(outer, suffix))]
         found = _BLOCK.fullmatch(info.name)
+        if found and int(found[1]) >= int(self.config["num_hidden_layers"]) and self.config.get(NEXT_LAYERS):
+            return []  # predicts further tokens
         targets = list(self._inner(info, f"layers.{found[1]}.", found[2], found[3] or "weight")) if found else []
         if not targets:
             raise CheckpointError(f"{info.file}: the tensor {info.name!r} is not one that is known here.")
@@ -104,6 +164,8 @@ class Names:
         experts = _EXPERTS.fullmatch(name)
         if name in self.architecture.names:
             yield Target(f"{layer}{self.architecture.names[name]}.{suffix}", change=self._change(name, suffix))
+        elif "linear_num_key_heads" in self.config and name in _DELTA:
+            yield from self._delta(info, layer, name, suffix)
         elif experts:
             for index in range(info.shape[0]):
                 yield Target(f"{layer}mlp.experts.{index}.{experts[1]}_proj.{suffix}", expert=index)
@@ -119,6 +181,27 @@ class Names:
             yield Target(layer + _WHOLE[name], change="flat")
         elif name in _INNER:
             yield from self._usual(info, layer, name, suffix)
+
+    def _delta(self, info: TensorInfo, layer: str, name: str, suffix: str) -> Iterator[Target]:
+        """The gated delta rule's, whose value heads may be in another order, see `ValueHeads`."""
+        at, heads = f"{layer}self_attn.", ValueHeads.of(self.config, self.architecture.tiled)
+        heads.check(info, name)
+        match name:
+            case "attn_qkv":
+                yield Target(f"{at}in_proj_qkv.{suffix}", rows=heads.order(first=heads.first))
+            case "ssm_conv1d":
+                yield Target(f"{at}conv1d.weight", change="conv", rows=heads.order(first=heads.first))
+            case "attn_gate":
+                yield Target(f"{at}in_proj_z.{suffix}", rows=heads.order())
+            case "ssm_out":
+                yield Target(f"{at}out_proj.{suffix}", columns=heads.order())
+            case "ssm_norm":
+                yield Target(f"{at}norm.weight", change="flat")
+            case "ssm_ba":
+                for index, part in enumerate("ba"):
+                    yield Target(f"{at}in_proj_{part}.weight", rows=heads.half(index))
+            case _:
+                yield Target(at + _DELTA[name], change="log" if name == "ssm_a" else "", rows=heads.order(width=1))
 
     def _usual(self, info: TensorInfo, layer: str, name: str, suffix: str) -> Iterator[Target]:
         own = _INNER[name]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from ferrule.errors import CheckpointError
 from ferrule_plugins.gguf.blocks import decode, map_file, stored, widen
 from ferrule_plugins.gguf.names import Names, Target
 from ferrule_plugins.gguf.reader import FLOATS, GgufModel, TensorInfo
@@ -48,7 +49,7 @@ class Reader:
             yield from self._floats(target, rows)
             return
         if layer in self.quantized and suffix == "weight" and not target.change:
-            yield from self._numbers(info, layer, rows)
+            yield from self._numbers(info, layer, rows, target.columns)
             return
         if layer == TABLE and self.tied and HEAD in self.quantized:
             yield from self._numbers(info, HEAD, rows)
@@ -57,15 +58,18 @@ class Reader:
         wide = widen(info.type.name, rows.flatten(0, -2), self.dtype)
         yield from self._floats(target, wide.view(*rows.shape[:-1], -1))
 
-    def _numbers(self, info: TensorInfo, layer: str, rows: torch.Tensor) -> Pieces:
+    def _numbers(self, info: TensorInfo, layer: str, rows: torch.Tensor, columns: tuple[int, ...] = ()) -> Pieces:
         found = decode(info.type.name, rows).centred(info.type.name)
-        yield f"{layer}.numbers", found.numbers
-        yield f"{layer}.scales", found.scales
+        scales, offsets = found.scales, found.offsets
+        group = found.numbers.shape[-1] // scales.shape[-1]
+        yield f"{layer}.numbers", ordered(found.numbers, columns)
+        yield f"{layer}.scales", ordered(scales, columns, group)
         if self.quantized[layer]:
-            none = found.offsets is None
-            yield f"{layer}.offsets", torch.zeros_like(found.scales) if none else found.offsets  # type: ignore[misc]
+            offsets = torch.zeros_like(scales) if offsets is None else offsets
+            yield f"{layer}.offsets", ordered(offsets, columns, group)
 
     def _floats(self, target: Target, tensor: torch.Tensor) -> Pieces:
+        tensor = ordered(tensor, target.columns)
         match target.change:
             case "less_one":
                 tensor = tensor - 1
@@ -89,11 +93,26 @@ def _rows(whole: torch.Tensor, target: Target) -> torch.Tensor:
     """The target's share of a tensor [rows, …], or [experts, rows, …]."""
     if target.expert >= 0:
         return whole[target.expert]
+    if target.rows:
+        return whole[torch.tensor(target.rows)]
     rows = whole[target.start : target.stop] if target.stop else whole
     if not target.heads:
         return rows
     apart = rows.view(target.heads, -1, 2, *rows.shape[1:])
     return apart.transpose(1, 2).reshape(rows.shape)
+
+
+def ordered(rows: torch.Tensor, columns: tuple[int, ...], group: int = 1) -> torch.Tensor:
+    """Columns in another order, where `rows` have one number for each `group` of them.
+
+    Raises CheckpointError where the order takes a group apart.
+    """
+    if not columns:
+        return rows
+    order = torch.tensor(columns).view(-1, group)
+    if (order.diff(dim=1) != 1).any() or (order[:, 0] % group).any():
+        raise CheckpointError(f"Heads of values are not whole groups of {group} numbers, so their order is lost.")
+    return rows[:, order[:, 0] // group]
 
 
 def layers_of(module: torch.nn.Module) -> dict[str, bool]:

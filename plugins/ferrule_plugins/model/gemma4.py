@@ -20,7 +20,8 @@ from ferrule_nn import (
     read_routing,
 )
 from ferrule_plugins.model.gemma4_layer import RENAMES, ExpertsBeside, Gemma4Layer
-from ferrule_plugins.model.gemma_sharing import LayerInputs, SharingDecoder
+from ferrule_plugins.model.gemma_sharing import SharingDecoder
+from ferrule_plugins.model.sharing_attention import LayerInputs
 
 
 class Gemma4(SharingDecoder):

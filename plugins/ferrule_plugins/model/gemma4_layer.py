@@ -10,7 +10,8 @@ from torch import nn
 
 from ferrule_nn import Experts, GatedMLP, Linear, MoESpec, Router, activation, parameter
 from ferrule_nn.norm import add_and_norm
-from ferrule_plugins.model.gemma_sharing import LayerInputs, SharingDecoder
+from ferrule_plugins.model.gemma_sharing import SharingDecoder
+from ferrule_plugins.model.sharing_attention import LayerInputs
 
 RENAMES = (  # the checkpoint has these among the layer's own
     (r"\.(router|experts|(?:pre|post)_feedforward_layernorm_[12])\.", r".beside.\1."),

@@ -32,14 +32,7 @@ from ferrule_nn import (
 )
 
 _KINDS: Mapping[str, str] = MappingProxyType(
-    {
-        "M": "mamba",
-        "linear_attention": "mamba",
-        "*": "attention",
-        "full_attention": "attention",
-        "-": "mlp",
-        "E": "moe",
-    }
+    {"M": "mamba", "linear_attention": "mamba", "*": "attention", "full_attention": "attention", "-": "mlp", "E": "moe"}
 )
 
 

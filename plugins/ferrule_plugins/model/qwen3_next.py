@@ -34,7 +34,7 @@ class DeltaDecoder(Decoder):
         ignored=(r"^mtp\.", r"^model\.visual\."),  # predicts further tokens; reads images
     )
     config_defaults = {"num_key_value_heads": 4, "head_dim": 256, "partial_rotary_factor": 0.25}
-    interleaved = False  # the order of the delta net's input projections
+    interleaved = False  # the order of the delta net's input projections, where `linear_interleaved` does not say
 
     def describe(self, ctx: BuildContext) -> DecoderSpec:
         c = ctx.config
@@ -53,7 +53,7 @@ class DeltaDecoder(Decoder):
             kernel=int(c.get("linear_conv_kernel_dim", 4)),
             act=spec.act,
             norm_eps=spec.norm_eps,
-            interleaved=self.interleaved,
+            interleaved=bool(c.get("linear_interleaved", self.interleaved)),
         )
         return spec
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,74 +16,18 @@ from torch import nn
 
 from ferrule.interfaces.model import BuildContext, ForwardContext
 from ferrule_nn import (
-    Attention,
     AttentionSpec,
     Decoder,
     DecoderSpec,
-    GatedMLP,
     Linear,
     Mamba2Mixer,
     Mamba2Spec,
-    MergedLinear,
     Naming,
-    RMSNorm,
     Rope,
     RopeConfig,
-    Rotation,
     need,
 )
-
-
-def adapter(size: int, rank: int, out: int) -> nn.Module:
-    return nn.Sequential(Linear(size, rank), Linear(rank, out))
-
-
-class SharedWeights(nn.Module):
-    """The projections of a block's attention, which all uses share, and the adapters of each use."""
-
-    def __init__(self, spec: AttentionSpec, out: int, uses: Iterable[int], rank: int) -> None:
-        super().__init__()
-        inner, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-        self.qkv_proj = MergedLinear(spec.hidden_size, {"q_proj": inner, "k_proj": kv, "v_proj": kv})
-        self.o_proj = Linear(inner, out)
-        self.adapters = nn.ModuleDict(
-            {
-                f"{part}{use}": adapter(spec.hidden_size, rank, inner if part == "q" else kv)
-                for use in (uses if rank else ())
-                for part in "qkv"
-            }
-        )
-
-
-class Zamba2Block(nn.Module):
-    """mlp(norm(attention(norm([x, embedded])))), for each of `uses`: numbers among the uses of all blocks."""
-
-    def __init__(self, owner: Zamba2, uses: range) -> None:
-        super().__init__()
-        spec, own = owner.spec, owner.shared
-        self.input_layernorm = RMSNorm(own.hidden_size, spec.norm_eps)
-        self.self_attn = SharedWeights(own, spec.hidden_size, uses, owner.attention_rank)
-        self.pre_ff_layernorm = RMSNorm(spec.hidden_size, spec.norm_eps)
-        self.feed_forward = GatedMLP(spec.hidden_size, spec.inner_size, spec.act, spec.mlp_bias)
-        self.adapters = nn.ModuleDict(
-            {str(use): adapter(spec.hidden_size, owner.rank, 2 * spec.inner_size) for use in uses}
-        )
-        self.uses = nn.ModuleDict()  # attention with a cache of its own, and the weights of `self_attn`
-        for use in uses:
-            attention = Attention(f"shared.{use}.attn", own, owner.rope)
-            attention.qkv_proj, attention.o_proj = self.self_attn.qkv_proj, self.self_attn.o_proj
-            self.uses[str(use)] = attention
-
-    def forward(self, x: torch.Tensor, use: int, ctx: ForwardContext, rotation: Rotation | None) -> torch.Tensor:
-        """x [tokens, 2 * hidden] → [tokens, hidden]."""
-        y, own, mlp = self.input_layernorm(x), self.self_attn, self.feed_forward
-        qkv = own.qkv_proj(y)
-        if len(own.adapters):
-            qkv = qkv + torch.cat([own.adapters[f"{part}{use}"](y) for part in "qkv"], dim=-1)
-        attention: Attention = self.uses[str(use)]  # type: ignore[assignment]
-        y = self.pre_ff_layernorm(own.o_proj(attention.attend(qkv, ctx, rotation).flatten(1)))
-        out: torch.Tensor = mlp.down_proj(mlp.gated(mlp.gate_up_proj(y) + self.adapters[str(use)](y)))
-        return out
+from ferrule_plugins.model.zamba2_block import Zamba2Block
 
 
 class Zamba2Layer(nn.Module):
@@ -140,8 +85,9 @@ class Zamba2(Decoder):
 
     def make_positions(self, ctx: BuildContext) -> None:
         uses = len(self.hybrid)
+        block = partial(Zamba2Block, self.spec, self.shared, self.rope, self.rank, self.attention_rank)
         self.blocks = nn.ModuleList(
-            Zamba2Block(self, range(first, uses, self.num_blocks)) for first in range(min(self.num_blocks, uses))
+            block(range(first, uses, self.num_blocks)) for first in range(min(self.num_blocks, uses))
         )
 
     def make_layer(self, index: int) -> nn.Module:

@@ -153,6 +153,35 @@ def mamba2(config: Any, name: str, tensor: torch.Tensor) -> Pieces:
         yield own.replace("dt_bias", "dt.bias"), each
 
 
+def delta(config: Any, name: str, tensor: torch.Tensor) -> Pieces:
+    """The gated delta rule: Qwen3-Next's projections taken apart, and Qwen 3.5's value heads in tiles."""
+    keys, each = config.linear_num_key_heads, config.linear_num_value_heads // config.linear_num_key_heads
+    width, first = config.linear_value_head_dim, 2 * keys * config.linear_key_head_dim
+
+    def tiled(rows: torch.Tensor, size: int) -> torch.Tensor:
+        return rows.view(keys, each, size, *rows.shape[1:]).swapaxes(0, 1).reshape(rows.shape)
+
+    if name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
+        tensor = tensor + 1
+    if name.endswith("in_proj_qkvz.weight"):
+        sizes = [config.linear_key_head_dim] * 2 + [each * width] * 2
+        *qkv, z = (part.flatten(0, 1) for part in tensor.unflatten(0, (keys, -1)).split(sizes, 1))
+        yield name.replace("qkvz", "qkv"), torch.cat(qkv)
+        yield name.replace("qkvz", "z"), z
+        return
+    if "linear_attn" in name and config.model_type != "qwen3_next":
+        if "in_proj_qkv" in name or "conv1d" in name:
+            tensor = torch.cat((tensor[:first], tiled(tensor[first:], width)))
+        elif "in_proj_z" in name:
+            tensor = tiled(tensor, width)
+        elif "out_proj" in name:
+            tensor = tiled(tensor.t(), width).t()
+        elif "norm" not in name:
+            tensor = tiled(tensor, 1)
+    for own, part in stacked_moe(config, name, tensor):
+        yield from mamba(config, own.replace("dt_bias", "dt_proj.bias"), part)
+
+
 def recipe(case: Case) -> Recipe:
     return Recipe(case.kind, case.changes, case.seed, case.attention)
 

@@ -15,7 +15,9 @@ from ferrule.errors import CheckpointError
 from ferrule.interfaces.model import BuildContext
 from ferrule_plugins.gguf.architectures import ARCHITECTURES
 from ferrule_plugins.gguf.describe import describe
+from ferrule_plugins.gguf.names import Names, ValueHeads
 from ferrule_plugins.gguf.reader import read_model
+from ferrule_plugins.gguf.tensors import ordered
 from ferrule_plugins.load_format.gguf import Gguf
 from ferrule_testkit.checkpoints import RECIPES
 from ferrule_testkit.kits.model import Runner
@@ -52,6 +54,15 @@ _LATENT = {
 }
 _SIGMOID = {"expert_gating_func": 2, "expert_weights_norm": True, "expert_weights_scale": 1.5}
 _NO_HEADS = {"attention.head_count": 0, "feed_forward_length": 0}  # as llama.cpp's converter writes
+_DELTA = {
+    "ssm.conv_kernel": 4,
+    "ssm.state_size": 16,
+    "ssm.group_count": 2,
+    "ssm.time_step_rank": 4,
+    "ssm.inner_size": 96,
+    "full_attention_interval": 2,
+    "rope.dimension_count": 8,
+}
 _MOE = {"n_group": 1, "topk_group": 1}
 CASES: dict[str, Case] = {
     "arcee": of("arcee", c.llama),
@@ -162,7 +173,11 @@ CASES: dict[str, Case] = {
     "qwen2 yarn": of("qwen2-yarn"),
     "qwen2moe": of("qwen2_moe", None, {"expert_shared_feed_forward_length": 32}, norm_topk_prob=False),
     "qwen3": of("qwen3"),
+    "qwen35": of("qwen3_5", c.delta, _DELTA),
+    "qwen35 further": of("qwen3_5", c.delta, {**_DELTA, "block_count": 4, "nextn_predict_layers": 1}),
+    "qwen35moe": of("qwen3_5_moe", c.delta, {**_DELTA, "expert_shared_feed_forward_length": 32}),
     "qwen3moe": of("qwen3_moe"),
+    "qwen3next": of("qwen3_next", c.delta, {**_DELTA, "expert_shared_feed_forward_length": 32}),
     "seed_oss": of("seed_oss"),
     "smollm3": of("smollm3", c.llama, num_hidden_layers=4, no_rope_layer_interval=4),
     "stablelm": of("stablelm"),
@@ -241,6 +256,49 @@ def test_heads_that_are_not_those_of_the_weights_are_one_error(tmp_path: Path) -
     file.write_bytes(file.read_bytes().replace(b"phi3.attention.head_count_kv", b"phi3.attention.head_count_k~"))
     with pytest.raises(CheckpointError, match="'blk.0.attn_qkv.weight' has 128 outputs, by the numbers of heads 192"):
         list(Gguf().tensors(tmp_path, torch.nn.Linear(1, 1), {}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"ssm.group_count": 3}, "must be a multiple of 'qwen35.ssm.group_count'"),
+        ({"ssm.group_count": 0}, "and both positive"),
+        ({"ssm.time_step_rank": 1 << 20}, "must be a multiple of"),
+        ({"ssm.inner_size": 3}, "must be positive"),
+        ({"ssm.state_size": 0}, "must be positive"),
+        ({"ssm.state_size": 1 << 30}, "by the numbers of heads"),
+        ({"ssm.inner_size": 1 << 30}, "by the numbers of heads"),
+        ({"nextn_predict_layers": 3}, "must be less than the number of blocks"),
+    ],
+)
+def test_numbers_of_the_gated_delta_rule_that_do_not_fit_are_one_error(
+    changes: dict[str, int], message: str, tmp_path: Path
+) -> None:
+    case = of("qwen3_5", c.delta, {**_DELTA, **changes})
+    config, state = c.write_checkpoint(case, tmp_path / "checkpoint")
+    file = tmp_path / "model.gguf"
+    c.write_file("qwen35", case, config, state, file)
+    with pytest.raises(CheckpointError, match=message):
+        name_all(file)
+
+
+def name_all(file: Path) -> None:
+    model = read_model([file])
+    names = Names(ARCHITECTURES[model.architecture], json.loads(describe(model)["config.json"]))
+    for info in model.tensors.values():
+        names.targets(info)
+
+
+def test_quantized_columns_are_ordered_by_heads() -> None:
+    """As are their scales, one of which 32 columns have; heads that take groups apart are refused."""
+    heads = ValueHeads(groups=2, each=3, width=64, first=0, tiled=True)
+    wide = torch.randn(4, 6 * 64, generator=torch.Generator().manual_seed(1))
+    scales = wide[:, ::32].contiguous()
+    numbers = ordered(wide, heads.order())
+    assert torch.equal(numbers.view(4, 2, 3, 64), wide.view(4, 3, 2, 64).transpose(1, 2))
+    assert torch.equal(ordered(scales, heads.order(), 32), numbers[:, ::32])
+    with pytest.raises(CheckpointError, match="not whole groups of 128"):
+        ordered(wide[:, ::128], heads.order(), 128)
 
 
 def phi3_file(folder: Path, **changes: Any) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -15,6 +15,8 @@ from ferrule_nn import ops
 from ferrule_nn.linear import Linear, MergedLinear
 from ferrule_nn.norm import norm_kernel
 from ferrule_nn.rope import Rope, Rotation
+
+_NONE = 1.0, 1.0  # scales of cached keys and values that change nothing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +76,7 @@ class Attention(nn.Module):
             soft_cap=spec.soft_cap,
             alibi_slopes=spec.alibi_slopes,
         )
+        self._scales = _NONE  # of cached keys and values
         self._heads: ops.Heads | None = None
         self._cached_heads: ops.CachedHeads | None = None  # `_heads`, where it can write to the cache
 
@@ -105,6 +108,11 @@ class Attention(nn.Module):
         """What this layer keeps for each token."""
         return self.spec.cache
 
+    def set_cache_scales(self, key: float, value: float) -> None:
+        """See `ferrule.interfaces.model.ScaledCache`."""
+        self.options = replace(self.options, scale=self.options.scale / self._scales[0] * key)
+        self._scales = key, value
+
     def forward(self, x: torch.Tensor, ctx: ForwardContext, rotation: Rotation | None = None) -> torch.Tensor:
         """[tokens, hidden] → [tokens, hidden]."""
         return self._projected(self.attend(self.qkv_proj(x), ctx, rotation))
@@ -115,7 +123,7 @@ class Attention(nn.Module):
         heads = self.prepare(qkv.view(qkv.shape[0], -1, spec.head_dim), ctx)
         if self._heads is not None and self._heads.accepts(heads):
             turn = None if rope is None else rotation
-            if self._cached_heads is not None:  # norms, rotation and the cache in one pass, if the backend can
+            if self._cached_heads is not None and self._scales == _NONE:  # with the cache in one pass, if it can be
                 q, finish = heads[:, : spec.num_heads], partial(self._cached_heads.write, heads, turn)
                 out = ctx.attend_heads(self.name, q, finish, self.options)
                 if out is not None:
@@ -129,7 +137,10 @@ class Attention(nn.Module):
                 qk = rope.rotate(qk, rotation)
             qk = self._normed(qk) if spec.norm_turned else qk
             q, k = qk.split_with_sizes([spec.num_heads, spec.num_kv_heads], dim=1)
-        return ctx.attend(self.name, q, k, v, self.options)
+        if self._scales == _NONE:
+            return ctx.attend(self.name, q, k, v, self.options)
+        key, value = self._scales
+        return ctx.attend(self.name, q, k / key, v / value, self.options) * value
 
     def _normed(self, qk: torch.Tensor) -> torch.Tensor:
         """[tokens, query and key heads, head_dim]"""

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ferrule import checkpoint as checkpoints
+from ferrule.assembly.cache_scales import CacheScales
 from ferrule.config import Resolved
 from ferrule.errors import CheckpointError, ConfigError, nearest
 from ferrule.interfaces.attention import AttentionBackend
@@ -47,6 +48,7 @@ class Choice:
     quantization: str | None
     method: QuantizationMethod | None
     load_options: Mapping[str, Any]  # of `WeightSource.tensors`
+    cache_scales: CacheScales
 
 
 class Chooser:
@@ -117,6 +119,7 @@ class Chooser:
                 "use_tqdm_on_load": config.load.use_tqdm_on_load,
                 "ignore_patterns": config.load.ignore_patterns,
             },
+            cache_scales=CacheScales.of(config.model.quantization_param_path, config.cache.kv_cache_dtype),
         )
 
     def attention(self, config: Resolved, choice: Choice, model: Model) -> tuple[str, AttentionBackend]:

@@ -19,6 +19,7 @@ from functools import partial
 import torch
 
 from ferrule import checkpoint as checkpoints
+from ferrule.assembly.cache_scales import CacheScales
 from ferrule.assembly.choose import Choice, Chooser
 from ferrule.assembly.headers import check_headers
 from ferrule.assembly.memory import weight_tensors
@@ -43,6 +44,7 @@ class Loaded:
     platform: Platform
     attention: AttentionBackend
     cache_type: torch.dtype
+    cache_scales: CacheScales
     info: ModelInfo
 
 
@@ -67,8 +69,9 @@ def load_model(config: Resolved, plugins: Plugins) -> Loaded:
         attention_name, attention = chooser.attention(config, choice, model)
         open_weights = chooser.weight_format(config)
         num_parameters = sum(parameter.numel() for parameter in _parameters(model).values())  # `pack` empties some
-        fill(model, choice, open_weights())
+        note = fill(model, choice, open_weights())
         pack(model)
+    chooser.notes += [note] if note else []
     context = choice.context
     info = ModelInfo(
         architecture=choice.architecture,
@@ -98,7 +101,16 @@ def load_model(config: Resolved, plugins: Plugins) -> Loaded:
             f"cache has the model's type, {info.dtype}.",
             "Leave --kv-cache-dtype out.",
         )
-    return Loaded(model, partial(_reload, choice, open_weights), context, device.platform, attention, cache_type, info)
+    return Loaded(
+        model,
+        partial(_reload, choice, open_weights),
+        context,
+        device.platform,
+        attention,
+        cache_type,
+        choice.cache_scales,
+        info,
+    )
 
 
 def _reload(choice: Choice, open_weights: Callable[[], WeightSource]) -> Model:
@@ -137,15 +149,15 @@ def build(choice: Choice) -> Model:
     return model
 
 
-def fill(model: Model, choice: Choice, source: WeightSource) -> None:
-    """Load the checkpoint's weights into the parameters.
+def fill(model: Model, choice: Choice, source: WeightSource) -> str | None:
+    """Load the checkpoint's weights into the parameters. Returns what the log should say of them, if anything.
 
     Raises CheckpointError, naming file and tensor, for one that does not fit, and for parameters that were not filled.
     """
     folder, asked = choice.context.folder, set(_parameters(model))
     try:
         with torch.no_grad():
-            tensors = source.tensors(folder, model, choice.load_options)
+            tensors = choice.cache_scales.without(source.tensors(folder, model, choice.load_options))
             filled = model.load_weights(choice.device.platform.memory().loading(model, tensors))
     except CheckpointError as error:
         if source.place and source.place not in error.message:
@@ -155,6 +167,7 @@ def fill(model: Model, choice: Choice, source: WeightSource) -> None:
     if missing:
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise CheckpointError(f"The weights in {folder} lack {', '.join(missing[:3])}{more}.")
+    return choice.cache_scales.give(model)
 
 
 def pack(model: Model) -> None:

@@ -45,6 +45,9 @@ class ModelConfig:
     hf_token: str | None = opt(
         None, "Hub token. Default, and what the bare option means: the stored one.", bare=True, secret=True
     )
+    quantization_param_path: str | None = opt(
+        None, "JSON file with the scales of each layer's fp8 KV cache. Default: the checkpoint's, or 1."
+    )
     hf_config_path: str | None = opt(None, "Folder whose config.json is read instead of the model's.")
     config_format: str = opt(
         "auto",

@@ -18,7 +18,6 @@ from ferrule.config.parse import config_sections
 _ADAPTERS = "LoRA adapters"
 _CODE_REVISION = "a revision of code apart from weights"
 _DATA_PARALLEL = "data parallelism"
-_KV_SCALES = "scales of a quantized KV cache"
 _MEDIA = "multimodal inputs"
 _NEURON = "the Neuron platform"
 _PARALLEL = "parallel workers"
@@ -76,7 +75,6 @@ class ModelConfig:
         renamed={"none": "auto"},
     )
     code_revision: str | None = opt(None, "Branch, tag or commit of the model's own code.", missing=_CODE_REVISION)
-    quantization_param_path: str | None = opt(None, "File with scales of an fp8 KV cache.", missing=_KV_SCALES)
     rope_scaling: dict[str, Any] = opt({}, "Scaling of positions.", json=True, replaced="--hf-overrides.rope_scaling")
     rope_theta: float | None = opt(None, "Base of the rotary embedding.", ge=0, replaced="--hf-overrides.rope_theta")
     max_context_len_to_capture: int | None = opt(
@@ -189,7 +187,10 @@ class CacheConfig:
 
     swap_space: float = opt(4.0, "GiB of host memory for preempted requests.", ge=0, inert=_NO_SWAP)
     calculate_kv_scales: bool = opt(
-        False, "Compute the scales of an fp8 KV cache while running.", optional_value=True, missing=_KV_SCALES
+        False,
+        "Compute the scales of an fp8 KV cache while running.",
+        optional_value=True,
+        missing="scales of a quantized KV cache, computed while running",
     )
 
 

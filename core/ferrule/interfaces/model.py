@@ -45,6 +45,17 @@ class LayerCache:
     attended: bool = True  # False: the model reads num_kv_heads * head_dim numbers itself (`ForwardContext.recall`)
 
 
+@runtime_checkable
+class ScaledCache(Protocol):
+    """An attention layer that can keep keys and values divided by a number, for a cache of 8 bits."""
+
+    @property
+    def name(self) -> str: ...  # of its cache, with the number of its layer in it
+
+    def set_cache_scales(self, key: float, value: float) -> None:
+        """What is cached, times its scale, are keys and values. Before the first step."""
+
+
 @dataclass(frozen=True)
 class StateSpec:
     """A tensor of `shape` that a recurrent layer keeps for each request, however long that is.

@@ -27,7 +27,7 @@ from ferrule_nn import checkpoint_parameter
 from ferrule_plugins.quantization.coded import E2M1, Coded, CodedScheme, halves, powers_of_two
 from ferrule_plugins.quantization.fp8 import BLOCK, Fp8Scheme
 from ferrule_plugins.quantization.groupwise import Grouped, Settings
-from ferrule_plugins.quantization.method import CheckedMethod
+from ferrule_plugins.quantization.method import CheckedMethod, check_cache_scheme
 from ferrule_plugins.quantization.names import chosen, listed
 from ferrule_plugins.quantization.products import Integers, Quantized, Shared, Wide, checked
 from ferrule_plugins.quantization.words import check_words, outputs, per_words, unpacked
@@ -57,9 +57,9 @@ class Group:
 
 def read(config: Mapping[str, Any]) -> list[Group]:
     """The groups of a configuration. Raises ValueError with what is not read here."""
-    for key in ("kv_cache_scheme", "transform_config"):
-        if config.get(key):
-            raise ValueError(f"does not read {key!r}")
+    if config.get("transform_config"):
+        raise ValueError("does not read 'transform_config'")
+    check_cache_scheme(config.get("kv_cache_scheme"))
     sparsity = config.get("sparsity_config") or {}
     if not isinstance(sparsity, Mapping) or sparsity.get("format", "dense") != "dense":
         raise ValueError("does not read sparse weights")

@@ -40,3 +40,12 @@ class CheckedMethod(QuantizationMethod):
     @classmethod
     def check(cls, config: Mapping[str, Any]) -> None:
         """Raises ValueError or CheckpointError with what is not read. By default everything is."""
+
+
+def check_cache_scheme(scheme: Any) -> None:
+    """Raises ValueError for a `kv_cache_scheme` that is not of fp8 with one scale for a layer's keys or values."""
+    if not scheme:
+        return
+    read = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False}
+    if not isinstance(scheme, Mapping) or any(scheme.get(key, value) != value for key, value in read.items()):
+        raise ValueError(f"reads scales of a cache in fp8, one for each layer, and kv_cache_scheme is {scheme!r}")

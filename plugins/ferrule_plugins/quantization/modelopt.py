@@ -18,7 +18,7 @@ from ferrule.interfaces.quantization import LinearLayer, LinearScheme
 from ferrule_nn import checkpoint_parameter
 from ferrule_plugins.quantization.coded import E2M1, Coded, CodedScheme, halves
 from ferrule_plugins.quantization.fp8 import Fp8Scheme
-from ferrule_plugins.quantization.method import CheckedMethod
+from ferrule_plugins.quantization.method import CheckedMethod, check_cache_scheme
 from ferrule_plugins.quantization.names import chosen, listed
 from ferrule_plugins.quantization.products import checked
 
@@ -41,8 +41,10 @@ class ModelOpt(CheckedMethod):
             raise ValueError(f"reads FP8 and NVFP4, and quant_algo is {stated.get('quant_algo')!r}")
         if stated.get("group_size") not in (None, GROUP) and stated["quant_algo"] == "NVFP4":
             raise ValueError(f"reads groups of {GROUP}, and group_size is {stated['group_size']!r}")
-        if stated.get("kv_cache_scheme") or stated.get("kv_cache_quant_algo"):
-            raise ValueError("does not read scales of a KV cache")
+        cache = stated.get("kv_cache_quant_algo")
+        if cache not in (None, "FP8"):
+            raise ValueError(f"reads scales of an FP8 cache, and kv_cache_quant_algo is {cache!r}")
+        check_cache_scheme(stated.get("kv_cache_scheme"))
 
     def scheme(self, layer: LinearLayer) -> LinearScheme | None:
         if chosen(layer, self.left) or layer.head and not self.left:

@@ -57,6 +57,7 @@ def contents(loaded: Loaded) -> Contents:
     for name, parameter in model.named_parameters():
         if parameter.numel():  # those of packed layers are empty
             tensors.setdefault(name, parameter.detach())
+    tensors.update(loaded.cache_scales.tensors())
     ordered = sorted(tensors.items(), key=lambda item: -item[1].nbytes)
     return Contents(dict(ordered), kept)
 

@@ -87,8 +87,10 @@ def test_inputs_that_are_not_whole_groups_are_refused() -> None:
         ({}, None),
         ({"quant_algo": "W4A8_AWQ"}, "'W4A8_AWQ'"),
         ({"group_size": 32}, "groups of 16"),
-        ({"kv_cache_quant_algo": "FP8"}, "KV cache"),
-        ({"kv_cache_scheme": {"num_bits": 8}}, "KV cache"),
+        ({"kv_cache_quant_algo": "FP8", "kv_cache_scheme": {"num_bits": 8, "type": "float", "dynamic": False}}, None),
+        ({"kv_cache_quant_algo": "NVFP4"}, "FP8 cache"),
+        ({"kv_cache_scheme": {"num_bits": 4}}, "kv_cache_scheme"),
+        ({"kv_cache_scheme": "static"}, "kv_cache_scheme"),
     ],
 )
 def test_what_is_read_of_modelopt(changed: dict[str, Any], reason: str | None) -> None:

@@ -219,7 +219,7 @@ def _changed(name: str, **changes: Any) -> dict[str, Any]:
         (CompressedTensors, _changed("int8", weights__symmetric=False), "does not read"),
         (CompressedTensors, _changed("int8", input_activations__num_bits=4), "to 4 bits"),
         (CompressedTensors, _changed("fp8-compressed-blocks", weights__block_structure=[64, 64]), "128 x 128"),
-        (CompressedTensors, _changed("int8", kv_cache_scheme={"num_bits": 8}), "kv_cache_scheme"),
+        (CompressedTensors, _changed("int8", kv_cache_scheme={"num_bits": 8, "type": "int"}), "kv_cache_scheme"),
         (CompressedTensors, _changed("int8", sparsity_config={"format": "sparse-24-bitmask"}), "sparse"),
         (CompressedTensors, _changed("fp8-compressed-blocks", weights__block_structure=7), "128 x 128"),
         (CompressedTensors, _changed("int8", sparsity_config="dense"), "sparse"),

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from ferrule import LLM, SamplingParams
-from ferrule.errors import ConfigError
+from ferrule.assembly.cache_scales import CacheScales
+from ferrule.errors import CheckpointError, ConfigError
 from ferrule_contrib.tiny import path
 from ferrule_plugins.attention.cpu_native import CpuNativeAttention
 from ferrule_plugins.attention.torch_sdpa import TorchSDPA
@@ -17,8 +24,8 @@ GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 PROMPTS = ["The capital of France is", "one two three four five six seven eight nine ten", "a"]
 
 
-def serve(**options: Any) -> LLM:
-    return LLM(str(path()), dtype="float32", max_model_len=256, use_tqdm_on_load=False, **options)
+def serve(folder: Path | None = None, **options: Any) -> LLM:
+    return LLM(str(folder or path()), dtype="float32", max_model_len=256, use_tqdm_on_load=False, **options)
 
 
 def answers(llm: LLM) -> list[tuple[int, ...]]:
@@ -54,3 +61,91 @@ def test_names_of_types(attention: type[TorchSDPA]) -> None:
         "fp8_e5m2": torch.float8_e5m2,
         "int8": None,
     }
+
+
+def scaled(folder: Path, scales: dict[str, torch.Tensor]) -> Path:
+    """The same model, but its keys and values are 4096 times as large, so that 8 bits do not hold them."""
+    shutil.copytree(path(), folder)
+    weights = load_file(folder / "model.safetensors")
+    factors = {"q_proj": 1 / 4096, "k_proj": 4096, "v_proj": 4096, "o_proj": 1 / 4096}
+    for name, tensor in weights.items():
+        projection = next((each for each in factors if f".{each}." in name), None)
+        weights[name] = tensor.float() if projection is None else tensor.float() * factors[projection]
+    save_file({**weights, **scales}, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+LAYERS = json.loads((path() / "config.json").read_text())["num_hidden_layers"]
+NAMES = {
+    "of today": ("self_attn.k_scale", "self_attn.v_scale"),
+    "of projections": ("self_attn.k_proj.k_scale", "self_attn.v_proj.v_scale"),
+    "of outputs": ("self_attn.k_proj.output_scale", "self_attn.v_proj.output_scale"),
+    "both in one": ("self_attn.kv_scale",),
+}
+
+
+@pytest.mark.parametrize("names", NAMES.values(), ids=NAMES)
+def test_the_scales_of_a_checkpoint_are_used(names: tuple[str, ...], tmp_path: Path) -> None:
+    """Powers of two: what is cached has the bits of the model that needs no scales."""
+    scales = {f"model.layers.{layer}.{name}": torch.tensor(4096.0) for layer in range(LAYERS) for name in names}
+    folder = scaled(tmp_path / "model", {**scales, "model.layers.0.self_attn.q_scale": torch.tensor(3.0)})
+    with serve(kv_cache_dtype="fp8") as plain:
+        wanted = answers(plain)
+    with serve(folder, kv_cache_dtype="fp8") as llm:
+        assert answers(llm) == wanted
+    with serve() as plain, serve(folder) as llm:
+        assert answers(llm) == answers(plain)
+        assert any("--kv-cache-dtype fp8" in note for note in llm.model.notes)
+
+
+def test_packed_weights_have_the_scales(tmp_path: Path) -> None:
+    names = (f"model.layers.{layer}.self_attn.kv_scale" for layer in range(LAYERS))
+    folder = scaled(tmp_path / "model", {name: torch.tensor(4096.0) for name in names})
+    found = []
+    for method in ("int8", None):
+        with serve(folder, kv_cache_dtype="fp8", quantization=method) as llm:
+            found.append(answers(llm))
+        if method:
+            command = [sys.executable, "-m", "ferrule", "pack", str(folder), str(tmp_path / "packed")]
+            subprocess.run([*command, "-q", method, "--dtype", "float32"], check=True, capture_output=True)
+            folder = tmp_path / "packed"
+    assert found[0] == found[1]
+
+
+def test_scales_of_a_file_are_used(tmp_path: Path) -> None:
+    folder, file = scaled(tmp_path / "model", {}), tmp_path / "scales.json"
+    factors = {str(layer): 4096.0 for layer in range(LAYERS)}
+    file.write_text(json.dumps({"kv_cache": {"dtype": "float8_e4m3fn", "scaling_factor": {"0": factors}}}))
+    with serve(kv_cache_dtype="fp8") as plain, serve(folder, kv_cache_dtype="fp8") as without:
+        wanted = answers(plain)
+        assert answers(without) != wanted
+    with serve(folder, kv_cache_dtype="fp8", quantization_param_path=str(file)) as llm:
+        assert answers(llm) == wanted
+
+
+@pytest.mark.parametrize("scale", [torch.tensor(0.0), torch.tensor(float("nan")), torch.ones(4), torch.ones(0)])
+def test_a_scale_that_is_not_one_positive_number_stops_the_start(scale: torch.Tensor) -> None:
+    tensors = [("model.layers.1.self_attn.k_scale", scale)]
+    with pytest.raises(CheckpointError, match=r"layers.1.self_attn.k_scale' must be one positive number"):
+        list(CacheScales(used=True).without(tensors))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {},
+        {"kv_cache": []},
+        {"kv_cache": {"dtype": "int8", "scaling_factor": {"0": {}}}},
+        {"kv_cache": {"dtype": "float8_e4m3fn", "scaling_factor": {"0": {}, "1": {}}}},
+        {"kv_cache": {"dtype": "float8_e4m3fn", "scaling_factor": {"0": {"a": 1.0}}}},
+        {"kv_cache": {"dtype": "float8_e4m3fn", "scaling_factor": {"0": {"0": 10**400}}}},
+        {"kv_cache": {"dtype": "float8_e4m3fn", "scaling_factor": {"0": [1.0]}}},
+    ],
+)
+def test_a_file_of_scales_that_is_not_read_stops_the_start(content: Any, tmp_path: Path) -> None:
+    file = tmp_path / "scales.json"
+    file.write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match="--quantization-param-path"):
+        CacheScales.of(str(file), "fp8")
+    with pytest.raises(ConfigError, match="the cache is of type auto"):
+        CacheScales.of(str(file), "auto")

@@ -17,11 +17,12 @@ from ferrule.checkpoint import read_json
 from ferrule.errors import CheckpointError, ConfigError
 from ferrule.interfaces.model import Model, ScaledCache
 
-_LAYER = r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.(?:self_attn|attn|attention|self_attention)\."
+_LAYER = r"(?:.*\.)?(?:layers|h|blocks)\.(\d{1,6})\.(?:self_attn|attn|attention|self_attention)\."
 _SCALE = re.compile(
-    _LAYER + r"(?:(?:attn\.|qkv_proj\.|[kv]_proj\.)?(?P<part>[kv]+)_scale|(?P<output>[kv])_proj\.output_scale)"
+    _LAYER + r"(?:(?:attn\.|qkv_proj\.|[kv]_proj\.)?(?P<part>k|v|kv)_scale|(?P<output>[kv])_proj\.output_scale)"
 )
 _UNUSED = re.compile(_LAYER + r"(?:attn\.)?(?:q_scale|prob_output_scale|prob_scale|q_proj\.(?:output_scale|q_scale))")
+_CACHE = re.compile(r"layers\.(\d{1,6})\.")  # the name of a layer's cache
 
 
 @dataclass
@@ -58,11 +59,11 @@ class CacheScales:
     def without(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
         """The tensors that are not such scales. Raises CheckpointError for a scale that is not a positive number."""
         for name, tensor in tensors:
-            scale = _SCALE.search(name)
-            if scale and scale.end() == len(name):
+            scale = _SCALE.fullmatch(name)
+            if scale:
                 for part in scale["part"] or scale["output"]:
                     self.found[part][int(scale[1])] = _positive(repr(name), _number(tensor))
-            elif not _UNUSED.search(name):
+            elif not _UNUSED.fullmatch(name):
                 yield name, tensor
 
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -80,9 +81,9 @@ class CacheScales:
             return "the checkpoint's scales of an fp8 cache are used with --kv-cache-dtype fp8"
         given = set()
         for part in model.modules() if isinstance(model, torch.nn.Module) else ():
-            number = re.search(r"\d+", part.name) if isinstance(part, ScaledCache) else None
-            if isinstance(part, ScaledCache) and number and int(number[0]) in layers:
-                layer = int(number[0])
+            place = _CACHE.match(part.name) if isinstance(part, ScaledCache) else None
+            layer = int(place[1]) if place else -1
+            if isinstance(part, ScaledCache) and layer in layers:
                 part.set_cache_scales(keys.get(layer, 1.0), values.get(layer, 1.0))
                 given.add(layer)
         left = len(layers - given)
@@ -91,7 +92,8 @@ class CacheScales:
 
 
 def _number(tensor: torch.Tensor) -> float:
-    return float(tensor) if tensor.numel() == 1 else math.nan  # one for each head is not read
+    """NaN for what is not read, one for each head among that."""
+    return float(tensor) if tensor.numel() == 1 and tensor.is_floating_point() else math.nan
 
 
 def _positive(name: str, value: float) -> float:

@@ -123,7 +123,15 @@ def test_scales_of_a_file_are_used(tmp_path: Path) -> None:
         assert answers(llm) == wanted
 
 
-@pytest.mark.parametrize("scale", [torch.tensor(0.0), torch.tensor(float("nan")), torch.ones(4), torch.ones(0)])
+def test_other_names_are_left_alone() -> None:
+    names = ("layers.0.self_attn.q_scale_proj.weight", "layers.0.mlp.k_scale", f"layers.{'1' * 5000}.attn.k_scale")
+    tensors = [(f"model.{name}", torch.ones(1)) for name in names]
+    assert list(CacheScales(used=True).without(tensors)) == tensors
+
+
+@pytest.mark.parametrize(
+    "scale", [torch.tensor(0.0), torch.tensor(float("nan")), torch.ones(4), torch.ones(0), torch.tensor(1j)]
+)
 def test_a_scale_that_is_not_one_positive_number_stops_the_start(scale: torch.Tensor) -> None:
     tensors = [("model.layers.1.self_attn.k_scale", scale)]
     with pytest.raises(CheckpointError, match=r"layers.1.self_attn.k_scale' must be one positive number"):

@@ -18,12 +18,8 @@ from ferrule import mistral_params
 from ferrule.errors import CheckpointError
 
 MAX_BYTES = 64 << 20  # of one JSON file; real ones have kilobytes, an index of shards a few megabytes
-_TEXT_SECTIONS = (
-    "text_config",
-    "llm_config",
-    "language_config",
-    "thinker_config",
-)  # where composite models keep the text part
+# Where composite models keep the text part.
+_TEXT_SECTIONS = ("text_config", "llm_config", "language_config", "thinker_config")
 _SHARED = (
     "architectures",
     "auto_map",
@@ -33,6 +29,7 @@ _SHARED = (
     "torch_dtype",
     "eos_token_id",
 )
+_MODELOPT = "hf_quant_config.json"
 _LENGTHS = (
     "max_position_embeddings",
     "n_positions",
@@ -114,6 +111,8 @@ def read(folder: Path | str, overrides: Mapping[str, Any] | None = None, form: s
     outer = read_json(file)
     if file.name == mistral_params.FILE:
         outer = mistral_params.translated(outer, file)
+    elif not outer.get("quantization_config"):
+        outer.update(_modelopt_settings(file.with_name(_MODELOPT)))
     changes = dict(overrides or {})
     for part in _TEXT_SECTIONS:
         if isinstance(outer.get(part), dict) and isinstance(changes.get(part), dict):
@@ -135,6 +134,17 @@ def read(folder: Path | str, overrides: Mapping[str, Any] | None = None, form: s
     if file.name == mistral_params.FILE:
         check_sizes(values, mistral_params.NAMES)
     return values
+
+
+def _modelopt_settings(file: Path) -> dict[str, Any]:
+    """What ModelOpt wrote in a file of its own, before it wrote it into ``config.json`` too. Raises CheckpointError."""
+    if not file.is_file():
+        return {}
+    stated = read_json(file)
+    producer = stated.get("producer")
+    if not isinstance(producer, dict) or producer.get("name") != "modelopt":
+        raise CheckpointError(f"{file} is not by ModelOpt: its 'producer' is {producer!r:.80}.")
+    return {"quantization_config": {"quant_method": "modelopt", **stated}}
 
 
 def _text_part(outer: dict[str, Any]) -> dict[str, Any]:

@@ -176,6 +176,22 @@ def test_settings_may_be_in_a_file_of_their_own(
     assert load_folder(folder_with, plugins).info.quantization is None
 
 
+def test_settings_may_be_in_the_file_of_modelopt(folder: Path, plugins: Plugins, tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    quantized_checkpoint(folder, made, "modelopt-fp8")
+    expected = load_folder(made, plugins)
+    config = json.loads((made / "config.json").read_text())
+    settings = config.pop("quantization_config")
+    del settings["quant_method"]
+    (made / "config.json").write_text(json.dumps(config))
+    beside = made / "hf_quant_config.json"
+    beside.write_text(json.dumps({"producer": {"name": "modelopt", "version": "0.29.0"}, **settings}))
+    assert load_folder(made, plugins).info == expected.info
+    beside.write_text(json.dumps({"producer": ["another"], **settings}))
+    with pytest.raises(CheckpointError, match="is not by ModelOpt"):
+        load_folder(made, plugins)
+
+
 # ---------------------------------------------------------------------------------------- what is refused
 
 

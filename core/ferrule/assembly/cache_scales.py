@@ -24,6 +24,8 @@ _SCALE = re.compile(
 _UNUSED = re.compile(_LAYER + r"(?:attn\.)?(?:q_scale|prob_output_scale|prob_scale|q_proj\.(?:output_scale|q_scale))")
 _CACHE = re.compile(r"layers\.(\d{1,6})\.")  # the name of a layer's cache
 
+_LEAST = 2.0**-64  # whatever is divided or multiplied by it, or by its inverse, stays a float32
+
 
 @dataclass
 class CacheScales:
@@ -45,6 +47,8 @@ class CacheScales:
             return scales
         if not scales.used:
             raise ConfigError(f"--quantization-param-path has scales of an fp8 cache, and the cache is of type {kind}.")
+        if not Path(file).is_file():  # a device or a pipe might have no end
+            raise ConfigError(f"--quantization-param-path {file} is not a file.")
         try:
             stated = read_json(Path(file))
             ranks = stated["kv_cache"]["scaling_factor"]
@@ -79,16 +83,13 @@ class CacheScales:
             return None
         if not self.used:
             return "the checkpoint's scales of an fp8 cache are used with --kv-cache-dtype fp8"
-        given = set()
+        left = set(layers)
         for part in model.modules() if isinstance(model, torch.nn.Module) else ():
-            place = _CACHE.match(part.name) if isinstance(part, ScaledCache) else None
-            layer = int(place[1]) if place else -1
-            if isinstance(part, ScaledCache) and layer in layers:
+            if isinstance(part, ScaledCache) and (place := _CACHE.match(part.name)) and int(place[1]) in layers:
+                layer = int(place[1])
                 part.set_cache_scales(keys.get(layer, 1.0), values.get(layer, 1.0))
-                given.add(layer)
-        left = len(layers - given)
-        said = f"the scales of {left} layers' caches are 1, not those that were given: their attention takes none"
-        return said if left else None
+                left.discard(layer)
+        return f"the scales of {len(left)} layers' caches are not used: no attention takes them" if left else None
 
 
 def _number(tensor: torch.Tensor) -> float:
@@ -97,6 +98,8 @@ def _number(tensor: torch.Tensor) -> float:
 
 
 def _positive(name: str, value: float) -> float:
-    if not (math.isfinite(value) and value > 0):
-        raise CheckpointError(f"The cache's scale {name} must be one positive number for all heads, not {value}.")
+    if not _LEAST < value < 1 / _LEAST:
+        raise CheckpointError(
+            f"The cache's scale {name} must be one positive number for all heads, from {_LEAST:.0e} on, not {value}."
+        )
     return value

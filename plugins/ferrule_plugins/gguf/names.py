@@ -72,8 +72,8 @@ class Target:
     """A parameter, and the rows of the tensor that are its own. With `heads` their features come in pairs.
 
     `expert` is the index of the one of a stack. `rows` and `columns` are which ones it has in which order, all as they
-    are where these are empty. `change`: what else is done to a tensor of floats: less_one, log
-    (of what is below zero), conv, flat; keys and values are halves of one of our matrices, see `Joiner`.
+    are where these are empty. `change`: what else is done to a tensor of floats: less_one, log (of what is below zero),
+    conv, flat; keys and values are halves of one of our matrices.
     """
 
     name: str
@@ -112,7 +112,7 @@ class ValueHeads:
         values = heads * self.width
         sizes = {"attn_qkv": self.first + values, "ssm_conv1d": self.first + values, "attn_gate": values}
         sizes |= {"ssm_out": values, "ssm_ba": 2 * heads, "ssm_norm": self.width}
-        found = info.shape[-1 if name == "ssm_out" else 0]
+        found = info.shape[0] if name != "ssm_out" else info.shape[1] if len(info.shape) == 2 else 0
         if found != sizes.get(name, heads):
             raise CheckpointError(
                 f"{info.file}: the tensor {info.name!r} has {found} rows or columns, "

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import cast
 
 import torch
 from torch import nn
 
-from ferrule.errors import CheckpointError
 from ferrule.interfaces.model import BuildContext, ForwardContext, LayerCache
 from ferrule_nn import DecoderSpec, LatentAttention, LatentSpec, Rope, Rotation
 from ferrule_plugins.model.deepseek_v3 import DeepSeekV3
@@ -18,18 +16,18 @@ _QUERIES_AT_ONCE = 16  # each has keys of its own in memory
 
 
 class SparseLatentAttention(LatentAttention):
-    """Latent attention to chosen tokens. Without an indexer of its own, to those that `donor`, before it, chose.
+    """Latent attention to chosen tokens; without an indexer, to those that the layer before chose.
 
-    The cache has what tokens are chosen by beside what is attended to.
+    `choices`, which all layers of a model share, has what the last indexer chose for each part of the step. The cache
+    has what tokens are chosen by beside what is attended to.
     """
 
     def __init__(
-        self, name: str, spec: LatentSpec, rope: Rope, indexer: Indexer | None, donor: SparseLatentAttention | None
+        self, name: str, spec: LatentSpec, rope: Rope, indexer: Indexer | None, choices: list[torch.Tensor]
     ) -> None:
         super().__init__(name, spec, rope)
         self.indexer = indexer
-        self._donor = (donor,)  # in a tuple: not a submodule
-        self.chosen: list[torch.Tensor] = []  # of this step, [queries at once, tokens]
+        self._choices = choices  # of [queries at once, tokens]
 
     @property
     def cache(self) -> LayerCache:
@@ -41,12 +39,12 @@ class SparseLatentAttention(LatentAttention):
         """[tokens, hidden] → [tokens, hidden]."""
         q, latent, turned = self.project(x)
         query, key = self.meet(q, latent, turned, rotation)
-        entries, wanted = key.squeeze(1), x
-        if self.indexer is not None:
-            wanted, index_key = self.indexer(x, q, rotation)
-            entries = torch.cat((entries, index_key), dim=1)
-        self.chosen = []
-        sums = [x.new_empty(0, self.spec.num_heads, self.spec.kv_rank)]
+        indexer, wanted, index_key = self.indexer, x, key[:, 0, :0]
+        if indexer is not None:
+            wanted, index_key = indexer(x, q, rotation)
+            self._choices.clear()
+        entries = torch.cat((key.squeeze(1), index_key), dim=1)
+        sums: list[torch.Tensor] = []
         for number, row in enumerate(ctx.rows):
             own = slice(row.first, row.first + row.count)
             past = torch.cat((ctx.recall(self.name, number), entries[own]))
@@ -55,18 +53,11 @@ class SparseLatentAttention(LatentAttention):
                 last = min(first + _QUERIES_AT_ONCE, row.count)
                 part = slice(row.first + first, row.first + last)
                 known = past[: row.begin + last]
-                chosen = self._choose(wanted[part], known)
-                self.chosen.append(chosen)
-                sums.append(self._sums(query[part], chosen, known))
-        return self.finish(torch.cat(sums))
-
-    def _choose(self, wanted: torch.Tensor, known: torch.Tensor) -> torch.Tensor:
-        """As the next part of the donor's step did, which is the same part of the same row."""
-        donor = self._donor[0]
-        if self.indexer is None and donor is not None:
-            return donor.chosen[len(self.chosen)]
-        indexer = cast(Indexer, self.indexer)
-        return indexer.choose(wanted, known[:, -indexer.dim :])
+                if indexer is not None:
+                    self._choices.append(indexer.choose(wanted[part], known[:, -indexer.dim :]))
+                sums.append(self._sums(query[part], self._choices[len(sums)], known))
+        none = x.new_empty(0, self.spec.num_heads, self.spec.kv_rank)
+        return self.finish(torch.cat((none, *sums)))
 
     def _sums(self, query: torch.Tensor, chosen: torch.Tensor, known: torch.Tensor) -> torch.Tensor:
         """Of the last tokens of `known` [tokens, kv_rank + rope_dim …], whose queries these are."""
@@ -89,20 +80,13 @@ class DeepSeekV32(DeepSeekV3):
     }
 
     def describe(self, ctx: BuildContext) -> DecoderSpec:
-        self.choosers: list[SparseLatentAttention] = []
+        self.choices: list[torch.Tensor] = []
         return super().describe(ctx)
 
     def chooses(self, index: int) -> bool:
-        """Whether layer `index` has an indexer of its own."""
+        """Whether layer `index`, has an indexer of its own."""
         return True
 
     def make_attention(self, index: int) -> nn.Module:
-        own = self.chooses(index)
-        if not own and not self.choosers:
-            raise CheckpointError("config.json: 'indexer_types' has no layer that chooses before one that does not.")
-        indexer = Indexer(self.config, self.latent, self.interleaved_indexer) if own else None
-        donor = None if own else self.choosers[-1]
-        attention = SparseLatentAttention(f"layers.{index}.attn", self.latent, self.rope, indexer, donor)
-        if own:
-            self.choosers.append(attention)
-        return attention
+        own = Indexer(self.config, self.latent, self.interleaved_indexer) if self.chooses(index) else None
+        return SparseLatentAttention(f"layers.{index}.attn", self.latent, self.rope, own, self.choices)

@@ -44,7 +44,6 @@ class Gemma3n(SharingDecoder):
 
     def describe(self, ctx: BuildContext) -> DecoderSpec:
         c = ctx.config
-        self.streams, self.active = int(c["altup_num_inputs"]), int(c["altup_active_idx"])
         spec = DecoderSpec.of(
             ctx,
             period=5,
@@ -57,7 +56,7 @@ class Gemma3n(SharingDecoder):
 
     def make_positions(self, ctx: BuildContext) -> None:
         super().make_positions(ctx)
-        hidden, more = self.spec.hidden_size, self.streams - 1
+        hidden, more = self.spec.hidden_size, int(self.config["altup_num_inputs"]) - 1
         self.altup_projections = nn.ModuleList(Linear(hidden, hidden) for _ in range(more))
         self.altup_unembed_projections = nn.ModuleList(Linear(hidden, hidden) for _ in range(more))
 

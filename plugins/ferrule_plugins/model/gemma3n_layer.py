@@ -13,25 +13,27 @@ from torch import nn
 
 from ferrule_nn import Linear, activation
 from ferrule_plugins.model.altup import AltUp
+from ferrule_plugins.model.gemma_sharing import SharingDecoder
 from ferrule_plugins.model.sharing_attention import LayerInputs
 
 
 class Gemma3nLayer(nn.Module):
-    def __init__(self, owner: Any, index: int) -> None:
+    def __init__(self, owner: SharingDecoder, index: int) -> None:
         super().__init__()
-        hidden, rank, own = owner.spec.hidden_size, int(owner.config["laurel_rank"]), owner.own_size
+        hidden, own, c = owner.spec.hidden_size, owner.own_size, owner.config
+        rank = int(c["laurel_rank"])
         self.input_layernorm = owner.make_norm()
         self.self_attn = owner.make_attention(index)
         self.post_attention_layernorm = owner.make_norm()
         self.pre_feedforward_layernorm = owner.make_norm()
         self.mlp = owner.make_mlp(index)
         self.post_feedforward_layernorm = owner.make_norm()
-        self.altup = AltUp(owner.streams, owner.active, owner.spec)
+        self.altup = AltUp(int(c["altup_num_inputs"]), int(c["altup_active_idx"]), owner.spec)
         self.laurel = nn.Module()
         self.laurel.linear_left, self.laurel.linear_right = Linear(hidden, rank), Linear(rank, hidden)
         self.laurel.post_laurel_norm = owner.make_norm()
         self.act = activation(owner.spec.act)
-        self.scale_corrected = bool(owner.config["altup_correct_scale"])
+        self.scale_corrected = bool(c["altup_correct_scale"])
         self.per_layer_input_gate, self.per_layer_projection = Linear(hidden, own), Linear(own, hidden)
         self.post_per_layer_input_norm = owner.make_norm()
 

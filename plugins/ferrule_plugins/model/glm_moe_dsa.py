@@ -40,6 +40,8 @@ class GlmMoeDsa(DeepSeekV32):
             raise CheckpointError("config.json: 'indexer_types' must say 'full' or 'shared' for each layer.")
         else:
             self.choosing = [_KINDS[kind] for kind in kinds]
+        if not self.choosing[0]:
+            raise CheckpointError("config.json: 'indexer_types' must give the first layer an indexer.")
         return spec
 
     def chooses(self, index: int) -> bool:

@@ -33,9 +33,8 @@ class Indexer(nn.Module):
         super().__init__()
         self.top_k = int(need(config, "index_topk"))
         self.heads, self.dim = int(need(config, "index_n_heads")), int(need(config, "index_head_dim"))
-        self._rope = (
-            Rope(RopeConfig.of(config, latent.rope_dim), interleaved),
-        )  # in a tuple: not a submodule of every layer
+        rope = Rope(RopeConfig.of(config, latent.rope_dim), interleaved)
+        self._rope = (rope,)  # in a tuple, so that torch does not register it as a submodule of every layer
         self.wq_b = Linear(latent.q_rank, self.heads * self.dim)
         self.wk = Linear(latent.hidden_size, self.dim)
         self.k_norm = LayerNorm(self.dim, 1e-6)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -287,6 +288,13 @@ def name_all(file: Path) -> None:
     names = Names(ARCHITECTURES[model.architecture], json.loads(describe(model)["config.json"]))
     for info in model.tensors.values():
         names.targets(info)
+
+
+def test_outputs_of_the_gated_delta_rule_are_a_matrix(tmp_path: Path) -> None:
+    heads = ValueHeads(groups=2, each=2, width=24, first=64, tiled=True)
+    info = replace(next(iter(read_model([phi3_file(tmp_path)]).tensors.values())), shape=(96,))
+    with pytest.raises(CheckpointError, match="has 0 rows or columns, by the numbers of heads 96"):
+        heads.check(info, "ssm_out")
 
 
 def test_quantized_columns_are_ordered_by_heads() -> None:

@@ -129,11 +129,9 @@ def test_other_names_are_left_alone() -> None:
     assert list(CacheScales(used=True).without(tensors)) == tensors
 
 
-@pytest.mark.parametrize(
-    "scale", [torch.tensor(0.0), torch.tensor(float("nan")), torch.ones(4), torch.ones(0), torch.tensor(1j)]
-)
-def test_a_scale_that_is_not_one_positive_number_stops_the_start(scale: torch.Tensor) -> None:
-    tensors = [("model.layers.1.self_attn.k_scale", scale)]
+@pytest.mark.parametrize("scale", [0.0, float("nan"), [1.0] * 4, [], 1j, 1e-30, 1e30])
+def test_a_scale_that_is_not_one_positive_number_stops_the_start(scale: Any) -> None:
+    tensors = [("model.layers.1.self_attn.k_scale", torch.tensor(scale))]
     with pytest.raises(CheckpointError, match=r"layers.1.self_attn.k_scale' must be one positive number"):
         list(CacheScales(used=True).without(tensors))
 
@@ -157,3 +155,5 @@ def test_a_file_of_scales_that_is_not_read_stops_the_start(content: Any, tmp_pat
         CacheScales.of(str(file), "fp8")
     with pytest.raises(ConfigError, match="the cache is of type auto"):
         CacheScales.of(str(file), "auto")
+    with pytest.raises(ConfigError, match="/dev/zero is not a file"):
+        CacheScales.of("/dev/zero", "fp8")

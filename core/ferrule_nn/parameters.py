@@ -24,7 +24,8 @@ class CheckpointParameter(nn.Parameter):
 
     The checkpoint may have one tensor for each projection that the layer merges. `axis` is the dimension of outputs;
     `offsets` maps the first output of each projection, and the number of all outputs, to the index in that dimension.
-    With `broadcast` a projection's tensor may be smaller and is repeated, such as one scale for a whole matrix.
+    With `broadcast` a projection's tensor may be smaller and is repeated, such as one scale for a whole matrix; one
+    number for each output may come without the dimension of size 1.
     """
 
     axis: int
@@ -58,6 +59,8 @@ class CheckpointParameter(nn.Parameter):
         """`tensor` repeated to the shape of `view` where `broadcast` allows it; else as it is."""
         if not self.broadcast:
             return tensor
+        if view.shape == (*tensor.shape, 1):
+            return tensor.unsqueeze(-1)
         try:
             return tensor.expand(view.shape)
         except RuntimeError:  # the shapes do not fit: the loader raises the error, with both

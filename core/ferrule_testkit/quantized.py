@@ -208,7 +208,48 @@ def bitsandbytes_rows(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
     return tensors, numbers * most[:, None] / 127
 
 
+def torchao(weight: torch.Tensor, kind: str) -> tuple[Tensors, torch.Tensor]:
+    """Of `kind` int4 pairs of numbers with scales and what is added; of int8 and intx numbers of 8 and 4 bits."""
+    if kind == "int8":
+        tensors, meant = int8_channels(weight)
+        made = {"qdata": tensors["weight"], "scale": tensors["weight_scale"]}
+        made["zero_point"] = torch.zeros_like(made["scale"], dtype=torch.int8)
+    else:
+        numbers, zeros, scales, meant = _four_bits(weight, symmetric=False)
+        signed, zeros = (numbers - 8).to(torch.int8), (zeros - 8).to(torch.int8)
+        made = {"qdata": signed, "scale": scales, "zero_point": zeros}
+        if kind == "int4":
+            pairs = (signed[:, ::2] & 15) | signed[:, 1::2] << 4
+            made = {"qdata": pairs, "scale": scales.t(), "zero_point": (-zeros * scales.float()).t()}
+    return {f"_weight_{name}": tensor for name, tensor in made.items()}, meant
+
+
+def quark(weight: torch.Tensor, kind: str) -> tuple[Tensors, torch.Tensor]:
+    """Channels of fp8, mxfp4, and 4 bits from 0 on or signed."""
+    if kind == "fp8_e4m3":
+        tensors, meant = fp8_channels(weight)
+        return {**tensors, "weight_scale": tensors["weight_scale"][:, 0]}, meant
+    if kind == "fp4":
+        tensors, meant = float4(weight)
+        return {"weight": tensors["weight_packed"], "weight_scale": tensors["weight_scale"]}, meant
+    numbers, zeros, scales, meant = _four_bits(weight, symmetric=kind == "int4")
+    flip = 8 if kind == "int4" else 0
+    packed = _words(numbers.t() ^ flip, _AWQ_ORDER), _words(zeros.t() ^ flip, _AWQ_ORDER)
+    return {"weight": packed[0], "weight_zero_point": packed[1], "weight_scale": scales.t()}, meant
+
+
 # ------------------------------------------------------------------------------------------ configurations
+
+
+def _torchao(name: str, **values: Any) -> dict[str, Any]:
+    stated = {"default": {"_type": name, "_version": 2, "_data": values}}
+    return {"quant_method": "torchao", "quant_type": stated, "modules_to_not_convert": None}
+
+
+def _quark(dtype: str, strategy: str, activations: Any = None, **values: Any) -> dict[str, Any]:
+    weights = {"dtype": dtype, "qscheme": strategy, "symmetric": True, "group_size": None, **values}
+    schemes = {"global_quant_config": {"weight": weights, "input_tensors": activations}, "layer_quant_config": {}}
+    return {"quant_method": "quark", "exclude": ["*lm_head"], "export": {"pack_method": "reorder"}, **schemes}
 
 
 def _compressed(form: str, weights: Mapping[str, Any], activations: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -295,4 +336,24 @@ FORMATS: Mapping[str, Format] = {
         {**_GPTQ, "sym": False, "checkpoint_format": "gptq_v2"}, lambda weight: gptq(weight, symmetric=False, less=0)
     ),
     "awq": Format(_AWQ, awq),
+    "torchao-int8": Format(_torchao("Int8WeightOnlyConfig"), lambda weight: torchao(weight, "int8")),
+    "torchao-intx": Format(
+        _torchao(
+            "IntxWeightOnlyConfig",
+            weight_dtype={"_type": "torch.dtype", "_data": "int4"},
+            granularity={"_type": "PerGroup", "_data": {"group_size": GROUP}},
+        ),
+        lambda weight: torchao(weight, "intx"),
+    ),
+    "torchao-int4": Format(_torchao("Int4WeightOnlyConfig", group_size=GROUP), lambda weight: torchao(weight, "int4")),
+    "quark-fp8": Format(
+        _quark("fp8_e4m3", "per_channel", {"dtype": "fp8_e4m3"}), lambda weight: quark(weight, "fp8_e4m3"), wide=False
+    ),
+    "quark-mxfp4": Format(
+        _quark("fp4", "per_group", group_size=GROUP, scale_format="e8m0"), lambda weight: quark(weight, "fp4")
+    ),
+    "quark-int4": Format(_quark("int4", "per_group", group_size=GROUP), lambda weight: quark(weight, "int4")),
+    "quark-uint4": Format(
+        _quark("uint4", "per_group", group_size=GROUP, symmetric=False), lambda weight: quark(weight, "uint4")
+    ),
 }

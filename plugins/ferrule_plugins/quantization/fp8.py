@@ -1,9 +1,10 @@
-"""Weights of 8 bits in floating point (e4m3), as checkpoints have them, or made from float ones for GPUs.
+"""Weights of 8 bits in floating point (e4m3), as checkpoints have them, or made from float ones.
 
 Formats: blocks of 128 x 128 with a scale each (`weight_block_size`; DeepSeek-V3 and what follows it,
 https://arxiv.org/abs/2412.19437), one scale for each matrix, and one for each output channel (``fbgemm_fp8``).
 Activations are quantized as they come, with a scale for each row, or for each 128 inputs of a row beside blocks; scales
-of activations that a checkpoint measured (`input_scale`) are coarser, and not used.
+of activations that a checkpoint measured (`input_scale`) are coarser, and not used. CPUs keep the weights as integers
+of 8 bits with a scale for each 32 inputs.
 """
 
 from __future__ import annotations
@@ -13,28 +14,21 @@ from typing import Any
 
 import torch
 
-from ferrule.interfaces.platform import DeviceCaps
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme
 from ferrule_nn import checkpoint_parameter
+from ferrule_plugins.quantization.integers import Online
 from ferrule_plugins.quantization.method import CheckedMethod
 from ferrule_plugins.quantization.names import chosen
-from ferrule_plugins.quantization.products import Fp8, Quantized, Shared, checked
+from ferrule_plugins.quantization.products import FP8_FORM, Fp8, Quantized, Rounded, Shared, checked
 from ferrule_plugins.quantization.words import outputs
 
 BLOCK = 128
 
 
 class Fp8Method(CheckedMethod):
-    conformance = {"lone_rows": (torch.bfloat16, torch.float32)}  # float16 is multiplied by oneDNN on CPUs
-    formats = ("fp8", "fbgemm_fp8")
+    formats = ("fp8", "fbgemm_fp8", "ptpc_fp8")
     left_keys = ("modules_to_not_convert", "ignored_layers")
     from_floats = True
-
-    @classmethod
-    def refuses(cls, config: Mapping[str, Any], caps: DeviceCaps, dtype: torch.dtype) -> str | None:
-        if not config and caps.platform == "cpu":
-            return "CPUs do not multiply fp8, and the weights are not in it: int8 is as small and faster"
-        return super().refuses(config, caps, dtype)
 
     @classmethod
     def check(cls, config: Mapping[str, Any]) -> None:
@@ -49,7 +43,7 @@ class Fp8Method(CheckedMethod):
         if layer.head and not self.config.get("lm_head"):
             return None  # heads stay as they are in these formats
         if not self.config:
-            return Fp8FromFloats(self.shared, dtype)
+            return Fp8FromFloats(FP8_FORM, self.shared, dtype)
         if chosen(layer, self.left):
             return None
         if self.config.get("weight_block_size"):
@@ -57,17 +51,19 @@ class Fp8Method(CheckedMethod):
         return Fp8Scheme(self.shared, dtype)
 
 
-class Fp8FromFloats(Quantized):
-    """Float weights, quantized when they have come, with a scale for each output channel."""
+class Fp8FromFloats(Online):
+    """Float weights, quantized when they have come: on a GPU to e4m3, with a scale for each output channel."""
 
-    def weights(self, layer: Any) -> Fp8:
+    def weights(self, layer: Any) -> Rounded | Fp8:
+        if layer.weight.device.type == "cpu":
+            return super().weights(layer)
         from ferrule_kernels.cuda import fp8
 
         return Fp8(*fp8.quantize_weight(layer.weight.detach()))
 
 
 class Fp8Scheme(Quantized):
-    """fp8 weights of a checkpoint. `scales` is what it calls theirs; with `tall` they are of blocks."""
+    """fp8 weights of a checkpoint. `numbers` and `scales` are what it calls these; with `tall` scales are of blocks."""
 
     def __init__(
         self,
@@ -75,15 +71,16 @@ class Fp8Scheme(Quantized):
         dtype: torch.dtype | None,
         *,
         wide: bool = False,
+        numbers: str = "weight",
         scales: str = "weight_scale",
         tall: int = 0,
     ) -> None:
         super().__init__(shared, dtype, wide)
-        self._scales = scales
+        self._numbers, self._scales = numbers, scales
         self._tall = tall
 
     def allocate(self, layer: Any) -> None:
-        self.given = layer.weight.dtype
+        self.given, self.form = layer.weight.dtype, FP8_FORM
         n, k = -1, layer.in_features
         weight = checkpoint_parameter(layer, (n, k), torch.float8_e4m3fn)
         if self._tall:
@@ -92,11 +89,13 @@ class Fp8Scheme(Quantized):
         else:
             scales = checkpoint_parameter(layer, (n, 1), torch.float32, broadcast=True)
         layer.ignored_tensors = (*layer.ignored_tensors, "input_scale", "input_scale_ub")
-        layer.weight = weight
+        layer.weight = None
+        setattr(layer, self._numbers, weight)
         setattr(layer, self._scales, scales)
 
     def weights(self, layer: Any) -> Fp8:
-        numbers, scales = checked(layer.weight.detach()), getattr(layer, self._scales).detach()
+        numbers, scales = (getattr(layer, name).detach() for name in (self._numbers, self._scales))
+        numbers = checked(numbers)
         if not self._tall:
             return Fp8(numbers, scales[:, 0])
         counts = outputs(layer)

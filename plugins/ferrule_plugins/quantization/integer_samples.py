@@ -98,6 +98,23 @@ def _aqlm(layer: LinearLayer, weight: torch.Tensor, config: Mapping[str, Any]) -
     return {"codes": codes, "codebooks": book, "scales": scales.view(-1, 1, 1, 1)}
 
 
+def _torchao(layer: LinearLayer, weight: torch.Tensor, config: Mapping[str, Any]) -> Tensors:
+    numbers, zeros, scales = _rounded(weight, 4, _GROUP)
+    pairs = (numbers ^ 8).to(torch.uint8)
+    added = (8 - zeros) * scales
+    made = {
+        "qdata": (pairs[:, ::2] | pairs[:, 1::2] << 4).view(torch.int8),
+        "scale": scales.t(),
+        "zero_point": added.t(),
+    }
+    return {f"_weight_{name}": tensor for name, tensor in made.items()}
+
+
+def _quark(layer: LinearLayer, weight: torch.Tensor, config: Mapping[str, Any]) -> Tensors:
+    made = _awq(layer, weight, config)
+    return {"weight": made["qweight"], "weight_zero_point": made["qzeros"], "weight_scale": made["scales"]}
+
+
 _HQQ = {"weight_quant_params": {"nbits": 4, "group_size": 16, "axis": 1, "channel_wise": True}}
 _AQLM = {"in_group_size": 1, "out_group_size": 1, "num_codebooks": 2, "nbits_per_codebook": 8}
 # What is looked up takes the memory of floats. Those of float16 are multiplied by oneDNN on CPUs.
@@ -130,6 +147,20 @@ HQQ = {
     "config": {"quant_method": "hqq", "quant_config": _HQQ, "skip_modules": []},
     "encode": _hqq,
     "sizes": ((64, 48), (208, 100), (512, 256)),
+}
+_PAIRS = {"_type": "Int4WeightOnlyConfig", "_version": 2, "_data": {"group_size": _GROUP}}
+TORCHAO = {
+    "config": {"quant_method": "torchao", "quant_type": {"default": _PAIRS}},
+    "encode": _torchao,
+    "sizes": _WHOLE,
+    "error": 0.2,
+}
+_UINT4 = {"weight": {"dtype": "uint4", "qscheme": "per_group", "group_size": _GROUP}, "input_tensors": None}
+QUARK = {
+    "config": {"quant_method": "quark", "global_quant_config": _UINT4, "exclude": ["lm_head"]},
+    "encode": _quark,
+    "sizes": _WHOLE,
+    "error": 0.2,
 }
 SQUEEZELLM = {"config": {"quant_method": "squeezellm", "wbits": 4}, "encode": _squeezellm, **_FLOATS}
 AQLM = {"config": {"quant_method": "aqlm", **_AQLM}, "encode": _aqlm, **_FLOATS}

@@ -18,14 +18,10 @@ from typing import Any
 import torch
 
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme
-from ferrule_kernels import matmul as reference
-from ferrule_kernels.cpu.matmul import LONGEST, PackedMatrix
+from ferrule_kernels.cpu.matmul import LONGEST
 from ferrule_kernels.matmul import Form
-from ferrule_nn import parameter
 from ferrule_plugins.quantization.method import CheckedMethod
-from ferrule_plugins.quantization.products import Integers, Quantized, Shared
-
-_ROWS = 4096  # that torch quantizes at a time
+from ferrule_plugins.quantization.products import Fp8, Quantized, Rounded, Shared
 
 
 class FromFloats(CheckedMethod):
@@ -96,19 +92,6 @@ class Online(Quantized):
         super().__init__(shared, dtype, wide=form.digits == 2)
         self.form = form
 
-    def pack(self, layer: Any) -> None:
-        if layer.weight.device.type != "cpu" or not self.shared.compiled():
-            super().pack(layer)
-            return
-        self.matrix = matrix = PackedMatrix(layer.weight, self.form, layer.bias, self.shared.workspace)
-        self._product = lambda _, x: matrix.multiply(x, self.dtype)
-        layer.weight = parameter(0)
-
-    def weights(self, layer: Any) -> Integers:
+    def weights(self, layer: Any) -> Rounded | Fp8:
         self.given = layer.weight.dtype
-        chunks = [reference.quantize(rows, self.form) for rows in layer.weight.detach().split(_ROWS)]
-        numbers = torch.cat([chunk.numbers for chunk in chunks]).flatten(1)[:, : layer.in_features]
-        scales = torch.cat([chunk.scales for chunk in chunks])
-        if self.form.bits == 4:
-            numbers = (numbers + 8).to(torch.uint8)
-        return Integers(numbers, scales, None, self.form.bits, self.form.group)
+        return Rounded(layer.weight.detach(), self.form)

@@ -7,7 +7,6 @@ Activations are not quantized to 4 bits, and the scales that were measured for t
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,19 +18,19 @@ from ferrule_nn import checkpoint_parameter
 from ferrule_plugins.quantization.coded import E2M1, Coded, CodedScheme, halves
 from ferrule_plugins.quantization.fp8 import Fp8Scheme
 from ferrule_plugins.quantization.method import CheckedMethod, check_cache_scheme
-from ferrule_plugins.quantization.names import chosen, listed
+from ferrule_plugins.quantization.names import chosen, globbed, listed
 from ferrule_plugins.quantization.products import checked
 
 GROUP = 16
 
 
 class ModelOpt(CheckedMethod):
-    formats = ("modelopt", "modelopt_fp4")
+    formats = ("modelopt", "modelopt_fp4", "nvfp4")
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__(config)
         stated = _stated(config)
-        self.left = tuple(_pattern(name) for name in listed(stated, "ignore", "exclude_modules"))
+        self.left = tuple(globbed(name) for name in listed(stated, "ignore", "exclude_modules"))
         self._four_bits = stated.get("quant_algo") == "NVFP4"
 
     @classmethod
@@ -57,11 +56,6 @@ def _stated(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The settings, which older files have one level down."""
     inner = config.get("quantization")
     return inner if isinstance(inner, Mapping) else config
-
-
-def _pattern(name: str) -> str:
-    """A name with ``*`` for any characters, as `chosen` has it."""
-    return name if "*" not in name else "re:" + ".*".join(re.escape(part) for part in name.split("*")) + "$"
 
 
 class NvFp4Scheme(CodedScheme):

@@ -48,6 +48,11 @@ def names_of(layer: LinearLayer) -> list[str]:
     return [f"{before}.{part}" if before else part for part in layer.projections] or [layer.name]
 
 
+def globbed(name: str) -> str:
+    """A name with ``*`` for any characters as a pattern of `chosen`."""
+    return name if "*" not in name else "re:" + ".*".join(re.escape(part) for part in name.split("*")) + "$"
+
+
 def spellings(name: str) -> tuple[str, ...]:
     """What checkpoints call a layer: ``model.layers`` where the model's parts are called ``layers``."""
     return (name, f"model.{name}", f"model.language_model.{name}", f"language_model.model.{name}")

@@ -31,6 +31,9 @@ _log = log.get("quantization")
 _DAMAGED = "The file may be damaged."
 _FP8_UNITS = (8, 9)  # the first compute capability that has them
 GROUPS = 8  # inputs of a group of the CPU's kernel are a multiple of it
+FP8_FORM = Form(bits=8, group=32)  # of fp8 weights on CPUs, whose kernels multiply integers
+_FP8_MOST = 448  # the largest number of e4m3
+_ROWS = 4096  # that torch quantizes at a time
 Product = Callable[[Any, torch.Tensor], torch.Tensor]  # of a layer and activations [tokens, in]
 
 
@@ -40,6 +43,24 @@ class Wide:
 
     weight: torch.Tensor
     why: str
+
+
+@dataclass(frozen=True)
+class Rounded:
+    """Float weights [n, k] that become the nearest numbers of `form`, which has no offsets and no table."""
+
+    weight: torch.Tensor
+    form: Form
+
+    def integers(self) -> Integers:
+        """By torch: to the same numbers as by the CPU's kernels."""
+        starts = range(0, len(self.weight), _ROWS)
+        chunks = [reference.quantize(self.weight[first : first + _ROWS], self.form) for first in starts]
+        numbers = torch.cat([chunk.numbers for chunk in chunks]).flatten(1)[:, : self.weight.shape[1]]
+        scales = torch.cat([chunk.scales for chunk in chunks])
+        if self.form.bits < 8:
+            numbers = (numbers + (1 << (self.form.bits - 1))).to(torch.uint8)
+        return Integers(numbers, scales, None, self.form.bits, self.form.group)
 
 
 @dataclass(frozen=True)
@@ -61,6 +82,12 @@ class Fp8:
             spread = scales.repeat_interleave(128)[:k]
             out[rows] = (self.numbers[rows].float() * spread).to(dtype)
         return out
+
+    def rounded(self, dtype: torch.dtype, wide: bool) -> Rounded:
+        """As integers with a scale for each 32 inputs: nearer to an fp8 number than that is to its float."""
+        check_scales(self.scales * _FP8_MOST)
+        widened = self.widened(torch.float32 if dtype == torch.float32 else torch.bfloat16)
+        return Rounded(widened, replace(FP8_FORM, digits=2 if wide else 1))
 
 
 @dataclass(frozen=True)
@@ -133,12 +160,16 @@ class Quantized(LinearScheme):
         self._product: Product | None = None
 
     @abstractmethod
-    def weights(self, layer: Any) -> Integers | Fp8 | Wide:
+    def weights(self, layer: Any) -> Integers | Rounded | Fp8 | Wide:
         """What the layer's parameters hold. Raises CheckpointError for what they may not."""
 
     def pack(self, layer: Any) -> None:
         device = next(layer.parameters()).device.type
         weights = self.weights(layer)
+        if isinstance(weights, Fp8) and device == "cpu":
+            weights = weights.rounded(self.given, self.wide)
+        if isinstance(weights, Rounded) and not (device == "cpu" and self.shared.compiled()):
+            weights = weights.integers()
         for values in _floats_of(weights):
             check_scales(values, self.given)
         for name, own in list(layer.named_parameters(recurse=False)):
@@ -147,7 +178,11 @@ class Quantized(LinearScheme):
         if isinstance(weights, Wide):
             self._product = self._widened(layer, weights)
         elif isinstance(weights, Fp8):
-            self._product = self._fp8_cpu(layer, weights) if device == "cpu" else self._fp8_cuda(layer, weights)
+            self._product = self._fp8_cuda(layer, weights)
+        elif isinstance(weights, Rounded):
+            self._product = self._multiplied(
+                PackedMatrix(weights.weight, weights.form, layer.bias, self.shared.workspace)
+            )
         else:
             self._product = self._cpu(layer, weights) if device == "cpu" else self._cuda(layer, weights)
 
@@ -176,7 +211,10 @@ class Quantized(LinearScheme):
 
     def _compiled(self, layer: Any, form: Form, given: reference.Quantized) -> Product:
         workspace = self.shared.workspace
-        self.matrix = matrix = PackedMatrix(given.numbers, form, layer.bias, workspace, given.scales, given.offsets)
+        return self._multiplied(PackedMatrix(given.numbers, form, layer.bias, workspace, given.scales, given.offsets))
+
+    def _multiplied(self, matrix: PackedMatrix) -> Product:
+        self.matrix = matrix
         return lambda _, x: matrix.multiply(x, self.dtype)
 
     def _reordered(self, layer: Any, product: Product, order: torch.Tensor) -> Product:
@@ -193,10 +231,6 @@ class Quantized(LinearScheme):
         weight = replace(given, numbers=cells)
         self._unpacked = tuple(each for each in (cells, given.scales, given.offsets) if each is not None)
         return lambda layer, x: reference.multiply(x, weight, form, layer.bias).to(self.dtype or x.dtype)
-
-    def _fp8_cpu(self, layer: Any, weights: Fp8) -> Product:
-        why = "CPUs do not multiply fp8: such weights take 16 bits here, or 32 with --dtype float32"
-        return self._widened(layer, Wide(weights.widened(self.given), why))
 
     def _widened(self, layer: Any, weights: Wide) -> Product:
         """Make it a float layer from here on, whose experts can be stacked."""
@@ -261,8 +295,10 @@ class Quantized(LinearScheme):
         return lambda layer, x: multiply(x, layer.packed_numbers, layer.packed_scales, layer.bias, self.dtype)
 
 
-def _floats_of(weights: Integers | Fp8 | Wide) -> Iterable[torch.Tensor]:
+def _floats_of(weights: Integers | Rounded | Fp8 | Wide) -> Iterable[torch.Tensor]:
     """What must be finite."""
+    if isinstance(weights, Rounded):
+        return ()
     if isinstance(weights, Wide):
         return (weights.weight,)
     added = weights.added() if isinstance(weights, Integers) else None

@@ -38,7 +38,7 @@ def test_the_embedded_model_in_fewer_bits(method: str, tmp_path: Path) -> None:
     assert f"M parameters, {method}" in log
 
 
-@pytest.mark.parametrize("name", ["fp8-blocks", "gptq", "awq", "packed-zeros"])
+@pytest.mark.parametrize("name", ["torchao-int4", "gptq", "awq", "packed-zeros"])
 def test_a_quantized_checkpoint_says_what_its_weights_mean(name: str, tmp_path: Path) -> None:
     """Beside a checkpoint of float32 weights that are the same numbers: token for token, logprobs to rounding.
 

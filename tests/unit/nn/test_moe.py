@@ -194,7 +194,7 @@ def test_fp8_experts_of_a_checkpoint() -> None:
     expected = _plain(plain, x)
     load_into(block, tensors.items())
     pack(block)  # type: ignore[arg-type]
-    torch.testing.assert_close(block(x), expected, rtol=1e-4, atol=1e-4)
+    assert (block(x) - expected).norm() < 0.02 * expected.norm()
 
 
 # ------------------------------------------------------------------------------------------------- loading

@@ -69,7 +69,7 @@ def _matrix(name: str, layer: Linear, method: str | None) -> Matrix | None:
         return matrix
     raise ConfigError(
         f"{name} has no form that can be written: {method} has another form, or compiled kernels are missing here.",
-        "The log says which kernels there are. fp8 weights are packed with --dtype bfloat16.",
+        "The log says which kernels there are.",
     )
 
 

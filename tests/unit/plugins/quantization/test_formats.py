@@ -62,8 +62,8 @@ def test_layers_multiply_by_what_the_checkpoint_means(
         y, expected = layer(x), x @ _meant(path, layer, weights).t()
         assert y.dtype == torch.float32
         off = (y - expected).norm() / expected.norm()
-        looked_up = name in ("nf4", "nf4-nested", "fp4")  # a table in 8 bits
-        assert off < (0.02 if name == "int8" else 1e-2 if looked_up else 5e-3), path
+        eight = name in ("nf4", "nf4-nested", "fp4") or not FORMATS[name].wide  # 8 bits of a table, or activations
+        assert off < (0.02 if name == "int8" else 1e-2 if eight else 5e-3), path
     hidden = torch.randn(5, loaded.info.hidden_size, generator=torch.Generator().manual_seed(0))
     assert torch.equal(loaded.reload().logits(hidden), loaded.model.logits(hidden))
 
@@ -104,13 +104,25 @@ def test_weights_that_never_got_memory_are_named(monkeypatch: pytest.MonkeyPatch
         layer.pack()
 
 
-@pytest.mark.parametrize("name", ["int8", "gptq", "awq"])
+@pytest.mark.parametrize("method", ["fp8", "ptpc_fp8"])
+def test_fp8_from_floats(folder: Path, plugins: Plugins, method: str) -> None:
+    """On a CPU as integers, whose largest number of 32 is 127."""
+    loaded, floats = load_folder(folder, plugins, quantization=method), _layers(load_folder(folder, plugins))
+    assert loaded.info.quantization == method
+    for path, layer in _layers(loaded).items():
+        x = torch.randn(5, layer.in_features, generator=torch.Generator().manual_seed(1))
+        expected = floats[path](x)
+        assert (layer(x) - expected).norm() < 0.01 * expected.norm(), path
+        assert (path == "lm_head") == isinstance(layer.scheme, Dense)
+
+
+@pytest.mark.parametrize("name", ["int8", "fp8-blocks", "fp8-channels", "gptq", "awq"])
 def test_weights_stay_small(folder: Path, plugins: Plugins, tmp_path: Path, name: str) -> None:
     """In bytes of a layer: scales and zero points of small groups beside the numbers."""
     quantized_checkpoint(folder, tmp_path / "made", name)
     for path, layer in _layers(load_folder(tmp_path / "made", plugins, dtype="bfloat16")).items():
         if path != "lm_head":
-            bits = {"int8": 8, "gptq": 4, "awq": 4}[name] + 1.5
+            bits = {"gptq": 4, "awq": 4}.get(name, 8) + 1.5
             assert (
                 sum(tensor.nbytes for tensor in layer.packed_tensors())
                 <= layer.in_features * layer.out_features * bits / 8
@@ -118,7 +130,7 @@ def test_weights_stay_small(folder: Path, plugins: Plugins, tmp_path: Path, name
             assert not sum(parameter.numel() for parameter in layer.parameters())
 
 
-@pytest.mark.parametrize("name", ["int8", "packed", "awq"])
+@pytest.mark.parametrize("name", ["int8", "fp8-channels", "packed", "awq"])
 def test_without_a_compiler_torch_computes_the_same(
     folder: Path, plugins: Plugins, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,17 +144,6 @@ def test_without_a_compiler_torch_computes_the_same(
     x = torch.randn(3, layer.in_features, generator=torch.Generator().manual_seed(1))
     expected = x @ weights["model.layers.0.mlp.down_proj.weight"].t()
     assert (layer(x) - expected).norm() < 0.02 * expected.norm()
-
-
-def test_fp8_on_a_cpu_is_widened_and_said_once(
-    folder: Path, plugins: Plugins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    quantized_checkpoint(folder, tmp_path / "made", "fp8-blocks")
-    said: list[str] = []
-    monkeypatch.setattr("ferrule_plugins.quantization.products._log.warning", lambda text, *args: said.append(args[0]))
-    load_folder(tmp_path / "made", plugins, dtype="bfloat16")
-    assert len(said) == 1
-    assert "fp8" in said[0]
 
 
 def test_other_names_of_a_method_read_it_too(folder: Path, plugins: Plugins, tmp_path: Path) -> None:
@@ -199,11 +200,6 @@ def test_settings_may_be_in_the_file_of_modelopt(folder: Path, plugins: Plugins,
 def test_methods_of_checkpoints_do_not_take_float_weights(folder: Path, plugins: Plugins, method: str) -> None:
     with pytest.raises(ConfigError, match=f"--quantization {method}: the weights are not quantized"):
         load_folder(folder, plugins, quantization=method)
-
-
-def test_fp8_from_floats_is_for_gpus(folder: Path, plugins: Plugins) -> None:
-    with pytest.raises(ConfigError, match="--quantization fp8: CPUs do not multiply fp8"):
-        load_folder(folder, plugins, quantization="fp8")
 
 
 def _changed(name: str, **changes: Any) -> dict[str, Any]:

@@ -1,0 +1,226 @@
+"""torchao: its tensors in safetensors files, as transformers writes them with a `TorchAoConfig` (torchao 0.18).
+
+A weight is several tensors, called ``_weight_qdata``, ``_weight_scale`` and ``_weight_zero_point``:
+
+    Int8Tensor                 int8 [n, k]; scales [n, 1] or of groups
+    Float8Tensor               e4m3 [n, k]; scales [n, 1], one, or of blocks of 128 x 128
+    IntxUnpackedToInt8Tensor   numbers of 1 to 8 bits as int8 [n, k]; scales and zero points [n, groups]
+    Int4Tensor                 pairs of signed numbers, the first in the low half, [n, k / 2]; scales, and floats that
+                               are added, [groups, n]
+
+``quant_type`` of the configuration says which, for all layers or, as a ``FqnToConfig``, by their names. Files of older
+versions are pickles of Python objects, which are not read. https://github.com/pytorch/ao describes them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ferrule.errors import CheckpointError
+from ferrule.interfaces.quantization import LinearLayer, LinearScheme
+from ferrule_nn import checkpoint_parameter
+from ferrule_plugins.quantization.apart import side_by_side
+from ferrule_plugins.quantization.coded import halves
+from ferrule_plugins.quantization.fp8 import BLOCK, Fp8Scheme
+from ferrule_plugins.quantization.groupwise import Settings
+from ferrule_plugins.quantization.method import CheckedMethod
+from ferrule_plugins.quantization.names import means, names_of
+from ferrule_plugins.quantization.products import Integers, Quantized, Shared, has_room, kept
+
+NUMBERS, SCALES, ZEROS = "_weight_qdata", "_weight_scale", "_weight_zero_point"
+_DEFAULT = "_default"
+_FP8 = {"Float8WeightOnlyConfig": True, "Float8DynamicActivationFloat8WeightConfig": False}
+_INT8 = {"Int8WeightOnlyConfig": True, "Int8DynamicActivationInt8WeightConfig": False}
+_INTX = {"IntxWeightOnlyConfig": True, "Int8DynamicActivationIntxWeightConfig": False}
+
+
+@dataclass(frozen=True)
+class Stored:
+    """How a layer's weights are kept: `kind` is int8, intx, int4 or fp8; `wide` activations are not quantized.
+
+    fp8 has scales for blocks where `settings` says so by its group.
+    """
+
+    kind: str
+    settings: Settings
+    wide: bool
+
+
+def read(stated: Any) -> Stored | None:
+    """One configuration of torchao, None for floats. Raises ValueError with what is not read."""
+    if stated is None:
+        return None
+    values = stated.get("_data") if isinstance(stated, Mapping) else None
+    if not isinstance(stated, Mapping) or not isinstance(values, Mapping):
+        raise ValueError(f"reads configurations of torchao as objects with '_type' and '_data', not {stated!r:.80}")
+    name = str(stated.get("_type"))
+    if name in _FP8:
+        group = _block(values.get("granularity"))
+        return Stored("fp8", Settings.of({"bits": 8, "group_size": group}), _FP8[name])
+    if name in _INT8:
+        group = values.get("group_size") or _group(name, values.get("granularity"))
+        return Stored("int8", Settings.of({"bits": 8, "group_size": group, "sym": True}), _INT8[name])
+    if name in _INTX:
+        if _named(values.get("intx_packing_format"), "UNPACKED_TO_INT8") != "UNPACKED_TO_INT8":
+            raise ValueError(f"reads {name} unpacked to int8, not {values['intx_packing_format']!r:.80}")
+        bits = re.fullmatch(r"int([1-8])", _named(values.get("weight_dtype", values.get("dtype")), "int8"))
+        if bits is None:
+            raise ValueError(f"does not know the numbers of {name}")
+        group = _group(name, values.get("granularity", values.get("weight_granularity")))
+        return Stored("intx", Settings.of({"bits": int(bits[1]), "group_size": group}), _INTX[name])
+    if name == "Int4WeightOnlyConfig":
+        form = _named(values.get("int4_packing_format"), "PLAIN").upper()
+        if form != "PLAIN":
+            raise ValueError(f"reads Int4WeightOnlyConfig in the form PLAIN; {form} is an order of one kind of device")
+        return Stored("int4", Settings.of({"bits": 4, "group_size": values.get("group_size", 128)}), True)
+    raise ValueError(f"does not read {name}")
+
+
+def _named(value: Any, default: str) -> str:
+    """What an enumeration or type is called, however it was written."""
+    return str(value.get("_data")) if isinstance(value, Mapping) else default if value is None else str(value)
+
+
+def _group(name: str, granularity: Any) -> int | None:
+    """Inputs that have a scale, None for all. Raises ValueError."""
+    kind = str(granularity.get("_type")) if isinstance(granularity, Mapping) else "PerRow"
+    if kind in ("PerRow", "PerAxis", "PerTensor"):
+        return None
+    if kind != "PerGroup":
+        raise ValueError(f"does not read {name} with the granularity {kind}")
+    data = granularity.get("_data")
+    return data.get("group_size") if isinstance(data, Mapping) else 0
+
+
+def _block(granularity: Any) -> int | None:
+    """As `_group`, of fp8: the granularity of weights is the last where there are two."""
+    last = granularity[-1] if isinstance(granularity, list) and granularity else granularity
+    if not isinstance(last, Mapping) or last.get("_type") != "PerBlock":
+        return _group("float 8 bits", last)
+    data = last.get("_data")
+    if not isinstance(data, Mapping) or data.get("block_size") != [BLOCK, BLOCK]:
+        raise ValueError(f"reads blocks of {BLOCK} x {BLOCK}, not {data!r:.80}")
+    return BLOCK
+
+
+class TorchAo(CheckedMethod):
+    conformance = "ferrule_plugins.quantization.integer_samples:TORCHAO"
+    formats = ("torchao",)
+    left_keys = ("modules_to_not_convert",)
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__(config)
+        self._all, self._named = _schemes(config)
+
+    @classmethod
+    def check(cls, config: Mapping[str, Any]) -> None:
+        _schemes(config)
+
+    def scheme(self, layer: LinearLayer) -> LinearScheme | None:
+        dtype = torch.float32 if layer.head else None
+        found = [self._stored(name, layer.head) for name in names_of(layer)]
+        return side_by_side(layer, found, lambda own: self._made(own, dtype))
+
+    def _stored(self, name: str, head: bool) -> Stored | None:
+        """Heads stay as they are unless they are named."""
+        if any(means(pattern, name) for pattern in self.left):
+            return None
+        for pattern, own in self._named.items():
+            if means(pattern, name):
+                return own
+        return None if head else self._all
+
+    def _made(self, stored: Stored, dtype: torch.dtype | None) -> LinearScheme:
+        if stored.kind == "fp8":
+            tall = BLOCK if stored.settings.group else 0
+            return Fp8Scheme(self.shared, dtype, wide=stored.wide, tall=tall, numbers=NUMBERS, scales=SCALES)
+        if stored.kind == "int4":
+            return PairsScheme(self.shared, dtype, stored.settings)
+        return IntxScheme(self.shared, dtype, stored)
+
+
+def _schemes(config: Mapping[str, Any]) -> tuple[Stored | None, dict[str, Stored | None]]:
+    """That of all layers, and those of some by name: names before expressions. Raises ValueError."""
+    stated = config.get("quant_type")
+    if isinstance(stated, str):
+        raise ValueError(f"does not read files of old versions, which are pickles: quant_type is {stated!r:.80}")
+    inner = stated.get("default") if isinstance(stated, Mapping) else None
+    if config.get("include_input_output_embeddings"):
+        raise ValueError("does not read embeddings that are quantized")
+    if not isinstance(inner, Mapping) or inner.get("_type") not in ("FqnToConfig", "ModuleFqnToConfig"):
+        return read(inner), {}
+    data = inner.get("_data")
+    named = (data.get("fqn_to_config") or data.get("module_fqn_to_config")) if isinstance(data, Mapping) else None
+    if not isinstance(named, Mapping):
+        raise ValueError("finds no 'fqn_to_config'")
+    found = {str(name).removesuffix(".weight"): read(each) for name, each in named.items()}
+    every = found.pop(_DEFAULT, None)
+    return every, dict(sorted(found.items(), key=lambda item: item[0].startswith("re:")))
+
+
+class IntxScheme(Quantized):
+    """Numbers int8 [n, k], scales and zero points [n, groups]; without these for the kind int8."""
+
+    def __init__(self, shared: Shared, dtype: torch.dtype | None, stored: Stored) -> None:
+        super().__init__(shared, dtype, stored.wide)
+        self.settings = settings = stored.settings
+        offsets = not settings.symmetric and not has_room(settings.bits, settings.group)
+        self.form = kept(settings.bits, settings.group, stored.wide, offsets)
+
+    def allocate(self, layer: Any) -> None:
+        self.given, k, group = layer.weight.dtype, layer.in_features, self.settings.group
+        if group and k % group:
+            raise CheckpointError(f"{k} inputs of a layer are not a whole number of groups of {group}.")
+        groups = k // (group or k)
+        made = {
+            NUMBERS: checkpoint_parameter(layer, (-1, k), torch.int8),
+            SCALES: checkpoint_parameter(layer, (-1, groups), torch.float32, broadcast=not group),
+        }
+        if self.settings.symmetric:
+            layer.ignored_tensors = (*layer.ignored_tensors, ZEROS)
+        else:
+            made[ZEROS] = checkpoint_parameter(layer, (-1, groups), torch.int8, broadcast=not group)
+        layer.weight = None
+        for name, parameter in made.items():
+            setattr(layer, name, parameter)
+
+    def weights(self, layer: Any) -> Integers:
+        numbers, scales = getattr(layer, NUMBERS).detach(), getattr(layer, SCALES).detach()
+        bits, group = self.settings.bits, self.settings.group
+        zeros = None if self.settings.symmetric else getattr(layer, ZEROS).detach().to(torch.int16)
+        if bits == 8:
+            return Integers(numbers, scales, zeros, bits, group)
+        half = 1 << (bits - 1)
+        if bool(((numbers < -half) | (numbers >= half)).any()):
+            raise CheckpointError(f"A quantized weight of the checkpoint is not a number of {bits} bits.")
+        return Integers((numbers + half).to(torch.uint8), scales, None if zeros is None else zeros + half, bits, group)
+
+
+class PairsScheme(Quantized):
+    """Bytes [n, k / 2] of two signed numbers; scales, and what is added, [groups, n]."""
+
+    def __init__(self, shared: Shared, dtype: torch.dtype | None, settings: Settings) -> None:
+        super().__init__(shared, dtype, wide=True)
+        self.group = settings.group
+        self.form = kept(4, settings.group, True, True)
+
+    def allocate(self, layer: Any) -> None:
+        self.given, k = layer.weight.dtype, layer.in_features
+        if k % 2 or self.group and k % self.group:
+            raise CheckpointError(f"{k} inputs of a layer are not a whole number of groups of {self.group}.")
+        groups = k // (self.group or k)
+        numbers = checkpoint_parameter(layer, (-1, k // 2), torch.int8)
+        scales, added = (checkpoint_parameter(layer, (groups, -1), torch.float32) for _ in range(2))
+        layer.weight = None
+        for name, parameter in ((NUMBERS, numbers), (SCALES, scales), (ZEROS, added)):
+            setattr(layer, name, parameter)
+
+    def weights(self, layer: Any) -> Integers:
+        numbers = halves(getattr(layer, NUMBERS).detach().view(torch.uint8)) ^ 8
+        scales, added = (getattr(layer, name).detach().t().contiguous() for name in (SCALES, ZEROS))
+        return Integers(numbers, scales, None, 4, self.group, offsets=added)

@@ -208,6 +208,18 @@ def bitsandbytes_rows(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
     return tensors, numbers * most[:, None] / 127
 
 
+def sparse(weight: torch.Tensor, encode: Encoder | None = None) -> tuple[Tensors, torch.Tensor]:
+    """The two largest of four, quantized by `encode` or not."""
+    places = weight.float().abs().view(-1, 4).argsort(1, descending=True)[:, :2]
+    mask = torch.zeros(weight.numel() // 4, 4, dtype=torch.bool).scatter(1, places, True).view(weight.shape)
+    tensors, meant = encode(weight * mask) if encode else ({"weight": weight}, weight * mask)
+    dense = tensors.pop("weight")
+    bits = (mask.view(len(mask), -1, 8) << torch.arange(8)).sum(2).to(torch.uint8)
+    kept = dense.view(torch.uint8)[mask].view(dense.dtype) if dense.dtype.itemsize == 1 else dense[mask]
+    shape = torch.tensor(weight.shape).reshape(-1, 1)
+    return {**tensors, "compressed": kept.view(len(mask), -1), "bitmask": bits, "shape": shape}, meant
+
+
 def torchao(weight: torch.Tensor, kind: str) -> tuple[Tensors, torch.Tensor]:
     """Of `kind` int4 pairs of numbers with scales and what is added; of int8 and intx numbers of 8 and 4 bits."""
     if kind == "int8":
@@ -239,6 +251,11 @@ def quark(weight: torch.Tensor, kind: str) -> tuple[Tensors, torch.Tensor]:
 
 
 # ------------------------------------------------------------------------------------------ configurations
+
+
+def _sparse(config: Mapping[str, Any]) -> dict[str, Any]:
+    stated = {"format": "sparse-24-bitmask", "sparsity_structure": "2:4", "targets": ["Linear"], "ignore": ["lm_head"]}
+    return {**config, "sparsity_config": stated}
 
 
 def _torchao(name: str, **values: Any) -> dict[str, Any]:
@@ -336,6 +353,16 @@ FORMATS: Mapping[str, Format] = {
         {**_GPTQ, "sym": False, "checkpoint_format": "gptq_v2"}, lambda weight: gptq(weight, symmetric=False, less=0)
     ),
     "awq": Format(_AWQ, awq),
+    "sparse": Format(_sparse({"quant_method": "compressed-tensors", "config_groups": {}}), sparse),
+    "sparse-int8": Format(
+        _sparse(_compressed("int-quantized", _eight_bits("int", "channel"), None)),
+        lambda weight: sparse(weight, int8_channels),
+    ),
+    "sparse-fp8": Format(
+        _sparse(_compressed("float-quantized", _eight_bits("float", "channel"), _eight_bits("float", "token", True))),
+        lambda weight: sparse(weight, fp8_channels),
+        wide=False,
+    ),
     "torchao-int8": Format(_torchao("Int8WeightOnlyConfig"), lambda weight: torchao(weight, "int8")),
     "torchao-intx": Format(
         _torchao(

@@ -59,7 +59,7 @@ def perplexity(llm: LLM, tests: Sequence[Test]) -> float:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m ferrule_contrib.tiny.quantized", description=__doc__)
     parser.add_argument(
-        "methods", nargs="*", default=["int8", "int8_per_channel_weight_only", "int4", "int4_weight_only"]
+        "methods", nargs="*", default=["int8", "int8_per_channel_weight_only", "int4", "int4_weight_only", "fp8"]
     )
     parser.add_argument("--seed", type=int, default=0, help="which drawing of 500 held-out prompts")
     parser.add_argument("--kv-cache-dtype", default="auto", help="type of the KV cache, for all of them")

@@ -9,6 +9,7 @@ What is read, by `type` and `num_bits` of the weights:
     float 4    ``nvfp4-pack-quantized``: e2m1 with an e4m3 scale for 16 inputs and one for the matrix, by which these
                were multiplied; ``mxfp4-pack-quantized``: a power of two for 32 inputs. Activations as they are
 
+Weights of 8 bits, and floats, may be sparse: see `ferrule_plugins.quantization.sparse`.
 Activations are quantized as they come, one scale for each row; scales that were measured before (`dynamic` false) are
 coarser, and not used. https://github.com/vllm-project/compressed-tensors describes the format.
 """
@@ -30,6 +31,7 @@ from ferrule_plugins.quantization.groupwise import Grouped, Settings
 from ferrule_plugins.quantization.method import CheckedMethod, check_cache_scheme
 from ferrule_plugins.quantization.names import chosen, listed
 from ferrule_plugins.quantization.products import Integers, Quantized, Shared, Wide, checked
+from ferrule_plugins.quantization.sparse import Sparse, SparseFloats, Sparsity
 from ferrule_plugins.quantization.words import check_words, outputs, per_words, unpacked
 
 _ALL = "Linear"  # as a target: the class that all such layers have
@@ -60,13 +62,13 @@ def read(config: Mapping[str, Any]) -> list[Group]:
     if config.get("transform_config"):
         raise ValueError("does not read 'transform_config'")
     check_cache_scheme(config.get("kv_cache_scheme"))
-    sparsity = config.get("sparsity_config") or {}
-    if not isinstance(sparsity, Mapping) or sparsity.get("format", "dense") != "dense":
-        raise ValueError("does not read sparse weights")
-    groups = config.get("config_groups")
-    if not isinstance(groups, Mapping) or not groups:
+    sparse, groups = Sparsity(config.get("sparsity_config")).any, config.get("config_groups") or {}
+    if not isinstance(groups, Mapping) or not groups and not sparse:
         raise ValueError("finds no 'config_groups'")
-    return [_group(name, values, str(config.get("format"))) for name, values in groups.items()]
+    found = [_group(name, values, str(config.get("format"))) for name, values in groups.items()]
+    if sparse and any(group.kind not in ("int8", "fp8") for group in found):
+        raise ValueError("reads sparse weights of 8 bits, or floats")
+    return found
 
 
 def _group(name: str, values: Any, form: str) -> Group:
@@ -120,20 +122,20 @@ class CompressedTensors(CheckedMethod):
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__(config)
         self._groups = read(config)
+        self._sparsity = Sparsity(config.get("sparsity_config"))
 
     @classmethod
     def check(cls, config: Mapping[str, Any]) -> None:
         read(config)
 
     def scheme(self, layer: LinearLayer) -> LinearScheme | None:
-        if chosen(layer, self.left):
-            return None
-        for group in self._groups:
-            if _ALL in group.targets or chosen(layer, group.targets):
-                return self._made(group, torch.float32 if layer.head else None)
-        return None
+        dtype = torch.float32 if layer.head else None
+        named = (group for group in self._groups if _ALL in group.targets or chosen(layer, group.targets))
+        group = None if chosen(layer, self.left) else next(named, None)
+        made = None if group is None else self._made(group, dtype)
+        return Sparse(made or SparseFloats(self.shared, dtype)) if self._sparsity.means(layer) else made
 
-    def _made(self, group: Group, dtype: torch.dtype | None) -> LinearScheme:
+    def _made(self, group: Group, dtype: torch.dtype | None) -> Quantized:
         if group.kind == "fp8":
             tall = BLOCK if group.strategy == "block" else 0
             return Fp8Scheme(self.shared, dtype, wide=group.wide, tall=tall)

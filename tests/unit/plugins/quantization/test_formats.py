@@ -23,6 +23,8 @@ from ferrule_plugins.quantization.compressed import CompressedTensors
 from ferrule_plugins.quantization.fp8 import Fp8Method
 from ferrule_plugins.quantization.groupwise import Awq, Gptq
 from ferrule_plugins.quantization.names import chosen
+from ferrule_plugins.quantization.quark import Quark
+from ferrule_plugins.quantization.torchao import TorchAo
 from ferrule_testkit.quantized import FORMATS, quantized_checkpoint
 from tests.unit.plugins.quantization.loading import load_folder
 
@@ -146,6 +148,41 @@ def test_without_a_compiler_torch_computes_the_same(
     assert (layer(x) - expected).norm() < 0.02 * expected.norm()
 
 
+def test_layers_may_have_schemes_of_their_own(folder: Path, plugins: Plugins, tmp_path: Path) -> None:
+    """By names and patterns: of merged projections some stay floats."""
+    own = {"*.down_proj": {"weight": None}, "model.layers.0.self_attn.q_proj": {"weight": None}}
+    weights = _partly(
+        folder, tmp_path / "quark", "quark-uint4", ("down_proj", "0.self_attn.q_proj"), layer_quant_config=own
+    )
+    named = {"re:.*down_proj": None, "model.layers.0.self_attn.q_proj": None}
+    every = FORMATS["torchao-int4"].config["quant_type"]["default"]
+    stated = {"default": {"_type": "FqnToConfig", "_data": {"fqn_to_config": {**named, "_default": every}}}}
+    same = _partly(folder, tmp_path / "torchao", "torchao-int4", ("down_proj", "0.self_attn.q_proj"), quant_type=stated)
+    for made, meant in (("quark", weights), ("torchao", same)):
+        layers = _layers(load_folder(tmp_path / made, plugins))
+        assert isinstance(layers["layers.0.mlp.down_proj"].scheme, Dense)
+        assert not isinstance(layers["layers.0.mlp.gate_up_proj"].scheme, Dense)
+        for path in ("layers.0.self_attn.qkv_proj", "layers.0.mlp.down_proj", "layers.0.mlp.gate_up_proj"):
+            x = torch.randn(5, layers[path].in_features, generator=torch.Generator().manual_seed(1))
+            expected = x @ _meant(path, layers[path], meant).t()
+            assert (layers[path](x) - expected).norm() < 5e-3 * expected.norm(), path
+
+
+def _partly(folder: Path, made: Path, name: str, left: tuple[str, ...], **changes: Any) -> dict[str, torch.Tensor]:
+    """A checkpoint whose projections that end in `left` stay floats; what its weights mean."""
+    meant = quantized_checkpoint(folder, made, name)
+    floats, tensors = load_file(folder / "model.safetensors"), load_file(made / "model.safetensors")
+    for key in [key for key in meant if key.removesuffix(".weight").endswith(left)]:
+        before = key.removesuffix("weight")
+        tensors = {end: value for end, value in tensors.items() if not end.startswith(before)} | {key: floats[key]}
+        meant[key] = floats[key]
+    save_file(tensors, made / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((made / "config.json").read_text())
+    config["quantization_config"] |= changes
+    (made / "config.json").write_text(json.dumps(config))
+    return meant
+
+
 def test_other_names_of_a_method_read_it_too(folder: Path, plugins: Plugins, tmp_path: Path) -> None:
     quantized_checkpoint(folder, tmp_path / "made", "awq")
     assert load_folder(tmp_path / "made", plugins).info.quantization == "awq"
@@ -232,9 +269,16 @@ def _changed(name: str, **changes: Any) -> dict[str, Any]:
         (CompressedTensors, _changed("int8", input_activations__num_bits=4), "to 4 bits"),
         (CompressedTensors, _changed("fp8-compressed-blocks", weights__block_structure=[64, 64]), "128 x 128"),
         (CompressedTensors, _changed("int8", kv_cache_scheme={"num_bits": 8, "type": "int"}), "kv_cache_scheme"),
-        (CompressedTensors, _changed("int8", sparsity_config={"format": "sparse-24-bitmask"}), "sparse"),
+        (CompressedTensors, _changed("int8", sparsity_config={"format": "sparse-bitmask"}), "sparse-bitmask"),
         (CompressedTensors, _changed("fp8-compressed-blocks", weights__block_structure=7), "128 x 128"),
         (CompressedTensors, _changed("int8", sparsity_config="dense"), "sparse"),
+        (CompressedTensors, _changed("packed", sparsity_config={"format": "sparse-24-bitmask"}), "sparse weights of 8"),
+        (Quark, _changed("quark-int4", layer_type_quant_config={"Linear": {}}), "layer_type_quant_config"),
+        (Quark, _changed("quark-int4", export={"pack_method": "tiles"}), "tiles"),
+        (Quark, _changed("quark-int4", layer_quant_config={"*q_proj": {"weight": {"dtype": "fp6_e3m2"}}}), "fp6_e3m2"),
+        (TorchAo, _changed("torchao-int8", quant_type="int8_weight_only"), "pickles"),
+        (TorchAo, _changed("torchao-int8", quant_type={"default": {"_type": "MXFPConfig", "_data": {}}}), "MXFPConfig"),
+        (TorchAo, _changed("torchao-int4", include_input_output_embeddings=True), "embeddings"),
         (CompressedTensors, _changed("int8", targets=7), "'targets' is not a list"),
         (CompressedTensors, _changed("int8", config_groups={}), "config_groups"),
         (CompressedTensors, _changed("int8", weights=None), "weights"),
@@ -301,6 +345,10 @@ def _with_nan(weight: torch.Tensor) -> torch.Tensor:
         ("int8", "weight_scale", _first(3.4e38), "not a finite number"),  # bfloat16 does not hold it
         ("fp8-blocks", "weight_scale_inv", _first(float("nan")), "not a finite number"),
         ("fp8-fbgemm", "weight_scale", _first(float("inf")), "not a finite number"),
+        ("fp8-fbgemm", "weight_scale", _first(1e37), "not a finite number"),  # times e4m3's largest
+        ("sparse-int8", "bitmask", _first(0xFF), "not half of its inputs"),
+        ("torchao-intx", "_weight_qdata", _first(100), "not a number of 4 bits"),
+        ("quark-mxfp4", "weight_scale", _first(255), "not a finite number"),
     ],
 )
 def test_damaged_checkpoints_are_named(

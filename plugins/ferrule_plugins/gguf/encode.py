@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import torch
 
+from ferrule_plugins.quantization.chunks import in_chunks
+
 _SUPER = 256  # numbers of a block of the k-quants
-_CHUNK = 1 << 18  # numbers that are encoded at a time: they stay in a processor's cache
 _CANDIDATES = (-1.0, -0.6, -0.2, 0.2, 0.6, 1.0)  # steps more than the largest number, which makes a scale
 _FINE_CANDIDATES = (-0.6, 0.0, 0.6)
 _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -29,8 +30,7 @@ def encode(kind: str, rows: torch.Tensor) -> np.ndarray:
 
         made: np.ndarray = quants.quantize(rows.float().contiguous().numpy(), GGMLQuantizationType[kind])
         return made
-    blocks = torch.split(rows.reshape(-1, _SUPER), _CHUNK // _SUPER)
-    data = torch.cat([_ENCODERS[kind](some.float()) for some in blocks])
+    data = in_chunks(lambda blocks: _ENCODERS[kind](blocks.float()), rows.reshape(-1, _SUPER))
     return data.view(*rows.shape[:-1], -1).numpy()
 
 

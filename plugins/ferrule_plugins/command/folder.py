@@ -41,6 +41,22 @@ def beside(out: Path) -> Iterator[Path]:
             shutil.rmtree(left, ignore_errors=True)
 
 
+@contextmanager
+def beside_file(out: Path) -> Iterator[Path]:
+    """As `beside`, for one file, whose ending stays what it is. Raises ConfigError."""
+    file = out.parent / f".{out.stem}.{os.getpid()}.part{out.suffix}"
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        yield file
+        file.replace(out)
+    except OSError as error:
+        raise ConfigError(
+            f"{error.filename or out} cannot be written: {error.strerror or error}.", "--output FILE names a place."
+        ) from error
+    finally:
+        file.unlink(missing_ok=True)
+
+
 def copy_others(source: Path, folder: Path) -> None:
     """What the folder has beside weights: tokenizer, chat templates, defaults of generation, code, licenses.
 

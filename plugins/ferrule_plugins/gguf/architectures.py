@@ -19,7 +19,7 @@ _SIGMOID = 2  # of `expert_gating_func`
 class Architecture:
     """One architecture. `model` is the name of ours, `sparse` of the one with experts where that is another.
 
-    `config` maps names of a ``config.json`` to keys that `_KEYS` does not have; `fixed` has values that no key states.
+    `config` maps names of a ``config.json`` to keys that `KEYS` does not have; `fixed` has values that no key states.
     `names` maps tensors that `ferrule_plugins.gguf.names` has under other names. `paired`: features of queries and keys
     that are turned together are neighbours in the file, and half a head apart in our model. `norms_more`: weights of
     norms are stored with one added. `biased_inputs`: `attention_bias` says nothing of the output projection. `tiled`:
@@ -39,7 +39,7 @@ class Architecture:
 
 NEXT_LAYERS = "num_nextn_predict_layers"
 # What a config.json calls a number, and the key under the architecture's name.
-_KEYS: Mapping[str, str] = {
+KEYS: Mapping[str, str] = {
     "max_position_embeddings": "context_length",
     "hidden_size": "embedding_length",
     "num_hidden_layers": "block_count",
@@ -208,7 +208,7 @@ def read_config(model: GgufModel) -> dict[str, Any]:
         **_biases(model, architecture),
     }
     unused = _NOT_OF_STATES if model.architecture in _STATES else ()
-    for name, key in {**_KEYS, **architecture.config}.items():
+    for name, key in {**KEYS, **architecture.config}.items():
         value = _number(model, key)
         if value is not None and not (value == 0 and name in unused):
             config[name] = value
@@ -252,7 +252,7 @@ def _check_further(model: GgufModel, config: dict[str, Any]) -> None:
     """Raises CheckpointError where no layers are left but those that predict further tokens."""
     further = config.get(NEXT_LAYERS) or 0
     if type(further) is not int or not 0 <= further < config["num_hidden_layers"]:
-        key = f"{model.architecture}.{_KEYS[NEXT_LAYERS]}"
+        key = f"{model.architecture}.{KEYS[NEXT_LAYERS]}"
         raise CheckpointError(f"{model.file}: {key!r} must be less than the number of blocks, not {further!r:.40}.")
     config["num_hidden_layers"] -= further  # they are counted among the blocks
 
@@ -263,7 +263,7 @@ def _check_numbers(model: GgufModel, config: dict[str, Any]) -> None:
     for name in ("hidden_size", "num_hidden_layers", *counts):
         value = config.get(name)
         if type(value) is not int or value < 1:
-            key = f"{model.architecture}.{_KEYS[name]}"
+            key = f"{model.architecture}.{KEYS[name]}"
             raise CheckpointError(f"{model.file}: {key!r} must be a positive integer, not {value!r:.40}.")
     if counts and "num_key_value_heads" not in config:  # files may leave it out where it is the same
         config["num_key_value_heads"] = config["num_attention_heads"]

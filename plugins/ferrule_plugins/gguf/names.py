@@ -8,11 +8,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ferrule.errors import CheckpointError
 from ferrule_plugins.gguf.architectures import NEXT_LAYERS, Architecture
-from ferrule_plugins.gguf.reader import TensorInfo
+from ferrule_plugins.gguf.reader import TYPES, TensorInfo
 
 _BLOCK = re.compile(r"blk\.(\d+)\.(.+?)(?:\.(weight|bias))?")
 _EXPERTS = re.compile(r"ffn_(gate|up|down)_exps")
@@ -24,8 +25,8 @@ _OUTER = {
     "output": "lm_head",
 }
 _INNER = {
-    "attn_norm_2": "input_layernorm",
     "attn_norm": "input_layernorm",
+    "attn_norm_2": "input_layernorm",
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
@@ -64,6 +65,8 @@ _DELTA = {
     "ssm_a": "A_log",
 }
 _WHOLE = {"attn_sinks": "self_attn.sinks", "exp_probs_b": "mlp.gate.e_score_correction_bias", "ssm_d": "mixer.D"}
+_STACKS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
+_SUFFIXES = ("weight", "bias")
 _IGNORED = re.compile(r"rope_freqs|rope_factors_(long|short)|blk\.\d+\.(attn_rot_embd|nextn\..+)")
 
 
@@ -155,6 +158,27 @@ class Names:
         if not targets:
             raise CheckpointError(f"{info.file}: the tensor {info.name!r} is not one that is known here.")
         return targets
+
+    def sources(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[Target, ...]]:
+        """The other way round: tensors of a file that has parameters of these shapes, and what each is made of.
+
+        A parameter that two tensors could be is the first one's: the architecture's own name, or that of more models.
+        """
+        layers, experts = (
+            min(int(self.config.get(key) or 0), len(shapes)) for key in ("num_hidden_layers", "num_experts")
+        )  # there are no more of them than tensors
+        inner = dict.fromkeys((*self.architecture.names, *_INNER, *(_STACKS if experts else ())))
+        blocks = (f"blk.{layer}.{name}" for layer in range(layers) for name in inner)
+        found: dict[str, tuple[Target, ...]] = {}
+        left = set(shapes)
+        stack = (experts, 1, 1)
+        for name in (f"{name}.{suffix}" for name in (*_OUTER, *blocks) for suffix in _SUFFIXES):
+            targets = tuple(self.targets(TensorInfo(name, stack, TYPES[0], Path(), 0)))
+            wanted = {target.name for target in targets}
+            if wanted and wanted <= left:
+                found[name] = targets
+                left -= wanted
+        return found
 
     def _change(self, name: str, suffix: str) -> str:
         more = self.architecture.norms_more and name.endswith("norm") and suffix == "weight"

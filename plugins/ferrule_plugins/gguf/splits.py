@@ -16,10 +16,10 @@ def _words(digits: str) -> str:
     return rf"{_CONTRACTION}|{_WORD}|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
 
 
-_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _LLAMA3 = (_words(r"\p{N}{1,3}"),)
 _QWEN2 = (_words(r"\p{N}"),)
-_STARCODER = (r"\p{N}", _GPT2)
+_STARCODER = (r"\p{N}", GPT2)
 _BLOOM = r" ?[^(\s|.,!?…。，、।۔،)]+"
 _PUNCTUATED = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
@@ -28,13 +28,13 @@ _PUNCTUATED = (
 _DEEPSEEK3 = (r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", _PUNCTUATED)
 _GPT4O = ("|".join((f"{_CASED[0]}{_CONTRACTION}?", f"{_CASED[1]}{_CONTRACTION}?", r"\p{N}{1,3}", _CASED_REST)),)
 _GROUPS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
-    (("gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "exaone4", "gigachat", "mellum"), (_GPT2,)),
+    (("gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "exaone4", "gigachat", "mellum"), (GPT2,)),
     (("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"), _LLAMA3),
     (("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), _LLAMA3),
     (("qwen2", "deepseek-r1-qwen", "stablelm2", "hunyuan", "megrez", "grok-2", "solar-open"), _QWEN2),
     (("starcoder", "refact", "command-r", "smollm", "codeshell", "exaone", "minerva-7b"), _STARCODER),
-    (("falcon",), (r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]")),
-    (("default",), (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
+    (("falcon",), (r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]")),
+    (("default",), (r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
     (("bloom", "poro-chat", "gpt3-finnish"), (_BLOOM,)),
     (("viking",), (_BLOOM, r"\p{N}")),
     (("deepseek-coder",), (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", r"\p{N}")),
@@ -48,5 +48,7 @@ _GROUPS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     ),
 )
 SPLITS: Mapping[str, tuple[str, ...]] = {name: cuts for names, cuts in _GROUPS for name in names}
-WHOLE_WORDS = frozenset(("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "lfm2", "tekken"))
+WHOLE_WORDS = frozenset(
+    ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "tekken")
+)
 """Those in which a word that is a token is that token, whatever the merges make of it."""

@@ -10,7 +10,7 @@ from ferrule.errors import CheckpointError, nearest
 from ferrule_plugins.gguf.reader import GgufModel
 from ferrule_plugins.gguf.splits import SPLITS, WHOLE_WORDS
 
-_NORMAL, _UNKNOWN, _CONTROL, _USER, _BYTE = 1, 2, 3, 4, 6  # types of tokens
+NORMAL, UNKNOWN, CONTROL, USER, BYTE = 1, 2, 3, 4, 6  # types of tokens
 _SPACE = "\u2581"  # what SentencePiece writes for a space
 _ROLES = {
     "bos": "bos",
@@ -39,7 +39,7 @@ class Vocabulary:
         count = len(self.tokens)
         if not count or not isinstance(self.tokens[0], str):
             raise CheckpointError(f"{model.file}: 'tokenizer.ggml.tokens' is not a list of texts.")
-        self.kinds = self._each("token_type", int) or [_NORMAL] * count
+        self.kinds = self._each("token_type", int) or [NORMAL] * count
         self.scores = self._each("scores", float) or [0.0] * count
         self.ids: dict[str, int] = {}
         for index, token in enumerate(self.tokens):
@@ -72,7 +72,7 @@ class Vocabulary:
         known = [
             self.ids[token]
             for token in _KNOWN_ENDS
-            if self.kinds[self.ids.get(token, 0)] == _CONTROL and token in self.ids
+            if self.kinds[self.ids.get(token, 0)] == CONTROL and token in self.ids
         ]
         return list(dict.fromkeys(id for id in (*stated, *known) if id is not None))
 
@@ -90,7 +90,7 @@ def read_tokenizer(model: GgufModel) -> tuple[Json, Json]:
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [_added(index, token, vocabulary) for index, token in vocabulary.of(_UNKNOWN, _CONTROL, _USER)],
+        "added_tokens": [_added(index, token, vocabulary) for index, token in vocabulary.of(UNKNOWN, CONTROL, USER)],
         "normalizer": None,
         "pre_tokenizer": None,
         "post_processor": None,
@@ -100,7 +100,7 @@ def read_tokenizer(model: GgufModel) -> tuple[Json, Json]:
 
 
 def _added(index: int, token: str, vocabulary: Vocabulary) -> Json:
-    special = vocabulary.kinds[index] != _USER
+    special = vocabulary.kinds[index] != USER
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     return {"id": index, "content": token, **flags, "special": special}
 
@@ -186,8 +186,8 @@ def _spm(vocabulary: Vocabulary) -> Json:
     ]
     if prefix:
         back.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
-    unknown = next((token for _, token in vocabulary.of(_UNKNOWN)), None)
-    has_bytes = any(True for _ in vocabulary.of(_BYTE))
+    unknown = next((token for _, token in vocabulary.of(UNKNOWN)), None)
+    has_bytes = any(True for _ in vocabulary.of(BYTE))
     merging = _merging(
         vocabulary.ids, _scored_merges(vocabulary), unk_token=unknown, fuse_unk=True, byte_fallback=has_bytes
     )
@@ -199,7 +199,7 @@ def _spm(vocabulary: Vocabulary) -> Json:
 
 
 def _scored_merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
-    normal = {token: index for index, token in vocabulary.of(_NORMAL)}
+    normal = {token: index for index, token in vocabulary.of(NORMAL)}
     found = []
     for token, index in normal.items():
         if len(token) > _LONGEST_TOKEN:
@@ -253,7 +253,7 @@ def _cleaning(vocabulary: Vocabulary) -> list[Json]:
 
 def _word_piece(vocabulary: Vocabulary) -> Json:
     """BERT's: a file has a mark before the first piece of a word, where the model's own has one before the others."""
-    special = {index for index, _ in vocabulary.of(_UNKNOWN, _CONTROL, _USER)}
+    special = {index for index, _ in vocabulary.of(UNKNOWN, CONTROL, USER)}
     ids: dict[str, int] = {}
     for index, token in enumerate(vocabulary.tokens):
         own = token if index in special else token[1:] if token.startswith(_SPACE) else f"##{token}"

@@ -48,7 +48,7 @@ def check_float(config: Values) -> None:
 
 def choose(tensors: Mapping[str, torch.Tensor], target: Target, ignore: Sequence[str]) -> Chosen:
     """By types and shapes alone. Raises ConfigError, and CheckpointError where nothing can be quantized."""
-    patterns = [_compiled(text) for text in ignore]
+    patterns = [compiled(text) for text in ignore]
     quantized, ignored = [], ["lm_head"]
     for name, tensor in tensors.items():
         layer = name.removesuffix(_WEIGHT)
@@ -68,7 +68,8 @@ def choose(tensors: Mapping[str, torch.Tensor], target: Target, ignore: Sequence
     return Chosen(frozenset(quantized), tuple(ignored))
 
 
-def _compiled(text: str) -> re.Pattern[str]:
+def compiled(text: str) -> re.Pattern[str]:
+    """An expression of --ignore. Raises ConfigError."""
     try:
         return re.compile(text)
     except re.error as error:

@@ -25,10 +25,20 @@ class QuantizeConfig:
     """What is written."""
 
     to: str | None = opt(
-        None, "Format of the quantized weights. Required.", choices=("int8", "fp8", "int4"), common=True
+        None,
+        "Format of the quantized weights. Required. int8, fp8 and int4 are a folder in the layout of "
+        "compressed-tensors; q8_0, q4_0 and q4_k_m are one GGUF file.",
+        choices=("int8", "fp8", "int4", "q8_0", "q4_0", "q4_k_m"),
+        common=True,
     )
-    output: str | None = opt(None, "Folder to write. Required.", aliases=("-o",), common=True)
-    force: bool = opt(False, "Replace a folder that an earlier run wrote.", common=True)
+    output: str | None = opt(None, "Folder or GGUF file to write. Required.", aliases=("-o",), common=True)
+    force: bool = opt(False, "Replace a folder that an earlier run wrote, or a GGUF file.", common=True)
+    skip_tokenizer: bool = opt(
+        False,
+        "Leave the tokenizer out of a GGUF file, which cannot state every one: --tokenizer names it when the "
+        "file is served.",
+        common=True,
+    )
     group_size: int = opt(128, "Inputs that share a scale, with --to int4.", ge=8, common=True)
     ignore: tuple[str, ...] = opt(
         (),

@@ -39,9 +39,10 @@ def text_of(named: str) -> str | None:
     return text
 
 
-def perplexity(folder: Path, text: str) -> float:
+def perplexity(folder: Path, text: str, tokenizer_of: Path | None = None) -> float:
     """Of the text's tokens, each given those before it in a window. Raises StartupError, ConfigError."""
-    with LLM(str(folder), use_tqdm_on_load=False, device="cpu") as llm:
+    named = None if tokenizer_of is None else str(tokenizer_of)
+    with LLM(str(folder), tokenizer=named, use_tqdm_on_load=False, device="cpu") as llm:
         tokenizer = llm.get_tokenizer()
         if tokenizer is None:
             raise ConfigError(f"{folder} has no tokenizer to measure the perplexity with.", "--evaluate none.")

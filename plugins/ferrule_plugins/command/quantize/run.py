@@ -19,16 +19,18 @@ from ferrule.env import before_libraries
 from ferrule.errors import CheckpointError, ConfigError
 from ferrule.interfaces.plugins import Plugins
 from ferrule.launch.localise import localise
-from ferrule_plugins.command.folder import beside, copy_others
+from ferrule_plugins.command.folder import beside, beside_file, copy_others
 from ferrule_plugins.command.pack.write import write_data, write_header
+from ferrule_plugins.command.quantize import gguf_file
 from ferrule_plugins.command.quantize.layers import Chosen, check_float, choose
 from ferrule_plugins.command.quantize.options import QuantizeConfig
 from ferrule_plugins.command.quantize.perplexity import perplexity, text_of
+from ferrule_plugins.command.quantize.source import SINGLE, check_finite, file_sizes
 from ferrule_plugins.command.quantize.targets import Target, target_of
-from ferrule_plugins.load_format.safetensors import Safetensors, read_header
-from ferrule_plugins.load_format.shards import check_index, progress, weight_files
+from ferrule_plugins.load_format.safetensors import Safetensors
+from ferrule_plugins.load_format.shards import progress
 
-_CONFIG, _SINGLE, _MARK = "config.json", "model.safetensors", "quantized_by"
+_CONFIG, _MARK = "config.json", "quantized_by"
 Tensors = Mapping[str, torch.Tensor]
 
 
@@ -37,16 +39,19 @@ def quantize(options: QuantizeConfig, config: Resolved, plugins: Plugins) -> int
     before_libraries()
     start = time.monotonic()
     out = Path(options.output or "").expanduser()
-    _check_place(out, options.force)
+    mix = gguf_file.MIXES.get(options.to or "")
+    (gguf_file.check_place if mix else _check_place)(out, options.force)
     text = text_of(options.evaluate)
     named, config = config.model.model, localise(config, plugins)
     source = Path(config.model.model)
     check_float(read(source))
-    target = target_of(options.to or "", options.group_size)
     before = None if text is None else perplexity(source, text)
-    with beside(out) as folder:
-        old, new = write(source, folder, target, options.ignore)
-        after = None if text is None else perplexity(folder, text)
+    with beside_file(out) if mix else beside(out) as place:
+        if mix:
+            old, new = gguf_file.write(source, place, mix, options.ignore, tokenizer=not options.skip_tokenizer)
+        else:
+            old, new = write(source, place, target_of(options.to or "", options.group_size), options.ignore)
+        after = None if text is None else perplexity(place, text, source if options.skip_tokenizer else None)
     seconds = time.monotonic() - start
     print(f"{named}, {options.to}: {old / 1e6:.1f} MB before, {new / 1e6:.1f} MB after, {seconds:.1f} s.")
     if before is not None and after is not None:
@@ -57,11 +62,8 @@ def quantize(options: QuantizeConfig, config: Resolved, plugins: Plugins) -> int
 
 def write(source: Path, folder: Path, target: Target, ignore: tuple[str, ...] = ()) -> tuple[int, int]:
     """Fill the folder; returns bytes of weights before and after. Raises CheckpointError, ConfigError, OSError."""
-    files = weight_files(source, ".safetensors", _SINGLE)
-    if not files:
-        raise CheckpointError(f"{source} has no .safetensors file.", "Other formats cannot be quantized.")
-    sizes = {file: read_header(file) for file in files}
-    check_index(source, _SINGLE, sizes)
+    sizes = file_sizes(source)
+    files = list(sizes)
     # Mapped tensors are not read until their numbers are needed.
     forms = {file: {name: _form(tensor) for name, tensor in _tensors(file, sizes[file])} for file in files}
     chosen = choose({name: form for file in files for name, form in forms[file].items()}, target, ignore)
@@ -77,7 +79,7 @@ def write(source: Path, folder: Path, target: Target, ignore: tuple[str, ...] = 
             with (folder / file.name).open("wb") as stream:
                 write_header(stream, results[file])
                 for name, tensor in _tensors(file, sizes[file]):
-                    _check(file, name, tensor)
+                    check_finite(file, name, tensor)
                     for result in _results({name: tensor}, target, chosen).values():
                         write_data(stream, result)
                     bar.update(sizes[file][name])
@@ -107,15 +109,10 @@ def _results(tensors: Tensors, target: Target, chosen: Chosen) -> dict[str, torc
     return found
 
 
-def _check(file: Path, name: str, tensor: torch.Tensor) -> None:
-    if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-        raise CheckpointError(f"{file}: the tensor {name!r} has numbers that are not finite (NaN or infinity).")
-
-
 def _write_index(folder: Path, results: Mapping[Path, Tensors], size: int) -> None:
     places = {name: file.name for file, tensors in results.items() for name in tensors}
     index = {"metadata": {"total_size": size}, "weight_map": places}
-    (folder / f"{_SINGLE}.index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    (folder / f"{SINGLE}.index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
 def _write_config(source: Path, folder: Path, quantization: Mapping[str, Any]) -> None:

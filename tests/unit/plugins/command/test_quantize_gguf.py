@@ -1,0 +1,248 @@
+"""`ferrule quantize` to a GGUF file: what the readers make of it is what the checkpoint has."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+
+from ferrule import LLM, SamplingParams
+from ferrule.errors import StartupError
+from ferrule.plugin import discover
+from ferrule_plugins.command.quantize import QuantizeCommand
+from ferrule_plugins.command.quantize.gguf_file import MIXES, write
+from ferrule_plugins.gguf.architectures import ARCHITECTURES, read_config
+from ferrule_plugins.gguf.names import Names
+from ferrule_plugins.gguf.reader import GgufModel, read_model
+from ferrule_plugins.gguf.splits import SPLITS
+from ferrule_plugins.gguf.tensors import Reader
+from ferrule_plugins.gguf.written import ACTIVATIONS
+from ferrule_plugins.gguf.written_tokens import describe
+from ferrule_testkit import checkpoints
+from ferrule_testkit.checkpoints import tiny_checkpoint
+from tests.unit.plugins.gguf.test_tokens import of_spm
+
+WIDE = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
+KINDS = ("arcee", "gemma", "gemma2", "granite", "llama", "llama-tied", "llama-llama3", "qwen2", "qwen3", "qwen3_moe")
+
+
+def recipe(name: str, folder: Path, **changes: Any) -> Path:
+    """The checkpoint of the testkit with other sizes."""
+    values = dict(checkpoints.RECIPES[name].changes) | changes
+    made = {**checkpoints.RECIPES, name: dataclasses.replace(checkpoints.RECIPES[name], changes=values)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoints, "RECIPES", made)
+        return tiny_checkpoint(name, folder)
+
+
+def contents(folder: Path) -> dict[str, torch.Tensor]:
+    found = {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
+    return {name.removeprefix("model."): tensor for name, tensor in found.items()}
+
+
+def parameters(model: GgufModel) -> dict[str, torch.Tensor]:
+    config = read_config(model)
+    names = Names(ARCHITECTURES[model.architecture], config)
+    reader = Reader(names, {}, torch.float32, bool(config["tie_word_embeddings"]))
+    return {name: tensor.clone() for _, name, tensor in reader.read(model)}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_readers_find_the_parameters_of_the_checkpoint(name: str, tmp_path: Path) -> None:
+    source = recipe(name, tmp_path / "in", **({"query_pre_attn_scalar": 16} if name == "gemma2" else {}))
+    file = tmp_path / "out.gguf"
+    write(source, file, MIXES["q8_0"], [".*"])  # embeddings are the only ones that are quantized
+    model = read_model([file])
+    exact, got = contents(source), parameters(model)
+    if "lm_head.weight" not in got:
+        exact.pop("lm_head.weight", None)
+    got = {own: tensor for own, tensor in got.items() if own in exact}
+    assert got.keys() == exact.keys()
+    for own, tensor in exact.items():
+        assert torch.allclose(got[own], tensor.float(), atol=1e-6), own
+    config = json.loads((source / "config.json").read_text())
+    assert read_config(model)["architectures"] == config["architectures"]
+    assert ("rope_freqs.weight" in model.tensors) == (name == "llama-llama3")
+
+
+def test_all_architectures_are_tried() -> None:
+    assert set(ACTIVATIONS) <= {name.partition("-")[0].replace("_", "") for name in KINDS}
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return recipe("qwen3", tmp_path_factory.mktemp("source"), **WIDE, num_hidden_layers=8, tie_word_embeddings=True)
+
+
+def run(source: Path, out: Path, to: str, *more: str) -> int:
+    return QuantizeCommand().run([str(source), "--to", to, "-o", str(out), "--evaluate", "none", *more], discover())
+
+
+TYPES = {
+    "q8_0": {"token_embd": "Q8_0", "blk.0.attn_v": "Q8_0", "blk.1.attn_v": "Q8_0", "blk.0.attn_q": "Q8_0"},
+    "q4_0": {"token_embd": "Q6_K", "blk.0.attn_v": "Q4_0", "blk.1.attn_v": "Q4_0", "blk.0.attn_q": "Q4_0"},
+    "q4_k_m": {"token_embd": "Q6_K", "blk.0.attn_v": "Q6_K", "blk.1.attn_v": "Q4_K", "blk.0.attn_q": "Q4_K"},
+}
+
+
+@pytest.mark.parametrize("to", MIXES)
+def test_types_are_those_of_llama_cpp(
+    to: str, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "model.gguf"
+    assert run(source, out, to, "--ignore", r".*\.layers\.3\..*") == 0
+    assert f"Serve it: ferrule serve {out}" in capsys.readouterr().out
+    model = read_model([out])
+    found = {name: model.tensors[f"{name}.weight"].type.name for name in TYPES[to]}
+    assert found == TYPES[to]
+    # The first and last of eight layers, and every third between them; the fourth is ignored.
+    finer = [n for n in range(8) if model.tensors[f"blk.{n}.ffn_down.weight"].type.name == "Q6_K"]
+    assert finer == ([0, 6, 7] if to == "q4_k_m" else [])
+    assert model.tensors["blk.3.ffn_down.weight"].type.name == "F32"
+    assert model.tensors["blk.0.attn_norm.weight"].type.name == "F32"
+    exact, got = contents(source), parameters(model)
+    for own, tensor in exact.items():
+        error = (got[own] - tensor.float()).norm() / tensor.float().norm()
+        assert error < (0.01 if to == "q8_0" else 0.1), own
+
+
+def test_what_is_written_is_served(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "model.gguf"
+    assert run(source, out, "q8_0") == 0
+    ids = list(range(5, 29))
+    asked = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+    told = []
+    for model in (source, out):
+        with LLM(str(model), use_tqdm_on_load=False, dtype="float32", device="cpu") as llm:
+            tokenizer: Any = llm.get_tokenizer()
+            output: Any = llm.generate([{"prompt_token_ids": ids}], asked, use_tqdm=False)[0].prompt_logprobs
+            told.append([position[token].logprob for token, position in zip(ids[1:], output[1:], strict=True)])
+            texts = tokenizer.encode("Hello <|im_start|> 12 world"), tokenizer.chat_template, tokenizer.eos_token_id
+            told.append(texts)
+    assert told[1] == told[3]
+    assert 0 < max(abs(a - b) for a, b in zip(told[0], told[2], strict=True)) < 0.3
+
+
+@pytest.mark.parametrize(
+    ("values", "more", "told"),
+    [
+        ({"architectures": ["MixtralForCausalLM"]}, (), "Mixtral.* is not written to GGUF"),
+        ({"hidden_act": "gelu"}, (), "activation 'gelu'"),
+        ({"sliding_window": 64, "use_sliding_window": True}, (), "which layers are of which kind"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}}, (), "'yarn'"),
+        ({"num_attention_heads": 0}, (), "num_attention_heads"),
+        ({"rope_parameters": {"rope_type": "linear"}}, (), "needs a positive 'factor'"),
+        ({"num_hidden_layers": 7}, (), "has no name in GGUF files"),
+        ({"num_hidden_layers": 10**12}, (), "there are fewer"),
+        ({"quantization_config": {"quant_method": "fp8"}}, (), "is quantized already"),
+        ({}, ("-o", "folder"), "must end in .gguf"),
+    ],
+)
+def test_what_is_refused(
+    values: dict[str, Any],
+    more: tuple[str, ...],
+    told: str,
+    source: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = changed(source, tmp_path / "in", values)
+    with pytest.raises(StartupError, match=told):
+        run(folder, tmp_path / "out.gguf", "q4_k_m", *more)
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+def changed(source: Path, folder: Path, values: Mapping[str, Any]) -> Path:
+    folder.mkdir()
+    for file in source.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **values}))
+    return folder
+
+
+def test_nan_in_a_tensor(source: Path, tmp_path: Path) -> None:
+    folder = changed(source, tmp_path / "in", {})
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    tensors["model.layers.1.mlp.up_proj.weight"][3, 5] = float("nan")
+    save_file(tensors, file, {"format": "pt"})
+    with pytest.raises(StartupError, match=r"blk.1.ffn_up.weight.*not finite"):
+        run(folder, tmp_path / "out.gguf", "q8_0")
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+def test_only_gguf_files_are_replaced(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.gguf"
+    out.write_text("something else")
+    with pytest.raises(StartupError, match="is not a GGUF file"):
+        run(source, out, "q8_0", "--force")
+    out.unlink()
+    assert run(source, out, "q8_0") == 0
+    with pytest.raises(StartupError, match="exists"):
+        run(source, out, "q4_0")
+    assert run(source, out, "q4_0", "--force", "--skip-tokenizer") == 0
+    assert read_model([out]).metadata["tokenizer.ggml.model"] == "no_vocab"
+
+
+# ---------------------------------------------------------------------------------------------------- tokenizers
+
+
+def folder_of(core: Tokenizer, folder: Path, **settings: Any) -> Path:
+    core.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"], "eos_token_id": [2, 3]}))
+    return folder
+
+
+@pytest.mark.parametrize("prefix", [True, False])
+def test_sentencepiece(prefix: bool, tmp_path: Path) -> None:
+    core, _ = of_spm(prefix)
+    folder = folder_of(core, tmp_path, bos_token="<s>", eos_token="</s>", unk_token="<unk>", chat_template="{{ x }}")
+    found = describe(folder, 400)
+    assert found["tokenizer.ggml.model"] == "llama"
+    assert found["tokenizer.ggml.token_type"][:5] == [2, 3, 3, 4, 6]
+    assert found["tokenizer.ggml.token_type"][-1] == 5
+    assert [found[f"tokenizer.ggml.{role}_token_id"] for role in ("bos", "eos", "eot", "unknown")] == [1, 2, 3, 0]
+    assert found["tokenizer.chat_template"] == "{{ x }}"
+
+
+def byte_level(cuts: tuple[str, ...]) -> Tokenizer:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    core = Tokenizer(models.BPE({letter: index for index, letter in enumerate(alphabet)}, []))
+    steps = [pre_tokenizers.Split(Regex(cut), "isolated") for cut in cuts]
+    core.pre_tokenizer = pre_tokenizers.Sequence([*steps, pre_tokenizers.ByteLevel(False, use_regex=False)])
+    return core
+
+
+@pytest.mark.parametrize("name", ["gpt-2", "dbrx", "deepseek-r1-qwen", "deepseek-v3", "tekken"])
+def test_how_texts_are_cut_has_a_name(name: str, tmp_path: Path) -> None:
+    core = byte_level(SPLITS[name])
+    if name == "tekken":
+        core.model.ignore_merges = True
+    assert describe(folder_of(core, tmp_path), 256)["tokenizer.ggml.pre"] == name
+
+
+@pytest.mark.parametrize(
+    ("core", "told"),
+    [
+        (byte_level((r"\p{L}",)), "no name that is known"),
+        (Tokenizer(models.Unigram([("a", 0.0)], 0)), "only tokenizers of byte-pair encoding"),
+    ],
+)
+def test_other_tokenizers_are_refused(core: Tokenizer, told: str, tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match=told):
+        describe(folder_of(core, tmp_path), 256)
+
+
+def test_ids_beyond_the_embedding_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match="has the id 255, of 255"):
+        describe(folder_of(byte_level(SPLITS["gpt-2"]), tmp_path), 255)

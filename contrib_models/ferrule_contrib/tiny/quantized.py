@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ferrule import LLM, SamplingParams
+from ferrule_plugins.command.quantize import gguf_file
 from ferrule_plugins.command.quantize.run import write
 from ferrule_plugins.command.quantize.targets import target_of
 
@@ -68,8 +69,8 @@ def main(argv: list[str] | None = None) -> int:
     tests = [(test, chat.prompt_of(test, template)) for test in dialogues.held_out_set(options.seed)]
     same = {"dtype": "bfloat16", "kv_cache_dtype": options.kv_cache_dtype, "use_tqdm_on_load": False}
 
-    def measure(name: str, folder: Path, method: str | None = None) -> None:
-        with LLM(str(folder), quantization=method, **same) as llm:
+    def measure(name: str, model: Path, method: str | None = None) -> None:
+        with LLM(str(model), tokenizer=str(path()), quantization=method, **same) as llm:
             right, surprise, size = score(llm, tests), perplexity(llm, tests), llm.model.weight_bytes / 1e6
         print(f"| {name} | {right} | {surprise:.4f} | {size:.1f} |", flush=True)
 
@@ -81,6 +82,11 @@ def main(argv: list[str] | None = None) -> int:
         with tempfile.TemporaryDirectory() as folder:
             write(path(), Path(folder), target_of(form, group))
             measure(name, Path(folder))
+    for kind, mix in gguf_file.MIXES.items():
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "model.gguf"
+            gguf_file.write(path(), file, mix, tokenizer=False)
+            measure(f"`ferrule quantize --to {kind}`", file)
     return 0
 
 

@@ -124,6 +124,8 @@ def _four_bits(values: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
 def _best_scale(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Scales [rows, groups, 1] of values [rows, groups, group], the meta device included."""
     rows, groups, width = values.shape
+    if values.is_meta:  # whose operations take longer than those on numbers
+        return values.new_empty((rows, groups, 1), dtype=dtype)
     return _scale(in_chunks(_searched, values.view(-1, width)), dtype).view(rows, groups, 1)
 
 

@@ -15,10 +15,12 @@ from ferrule_nn import Dense, Linear, MergedLinear
 from ferrule_plugins.gguf.blocks import TABLES, Decoded
 from ferrule_plugins.quantization import integers
 from ferrule_plugins.quantization.compressed import CompressedTensors
-from ferrule_plugins.quantization.fp8 import Fp8Method
+from ferrule_plugins.quantization.fp8 import Fp8FromFloats, Fp8Method
 from ferrule_plugins.quantization.gguf import GgufMethod
 from ferrule_plugins.quantization.groupwise import Awq, Gptq
 from ferrule_plugins.quantization.products import Quantized, Shared
+from ferrule_plugins.quantization.quark import Quark
+from ferrule_plugins.quantization.torchao import TorchAo
 from ferrule_testkit.quantized import FORMATS
 from tests.unit.plugins.quantization.packers import drawn, gptq, loaded
 
@@ -26,6 +28,8 @@ READERS: dict[str, type[QuantizationMethod]] = {
     "compressed-tensors": CompressedTensors,
     "fp8": Fp8Method,
     "fbgemm_fp8": Fp8Method,
+    "quark": Quark,
+    "torchao": TorchAo,
     "gptq": Gptq,
     "awq": Awq,
 }
@@ -41,7 +45,8 @@ def capability(request: Any, device: torch.device, monkeypatch: pytest.MonkeyPat
         yield torch.cuda.get_device_capability(device)
         return
     monkeypatch.setattr(Quantized, "_cpu", Quantized._cuda)
-    monkeypatch.setattr(Quantized, "_fp8_cpu", Quantized._fp8_cuda)
+    monkeypatch.setattr(Quantized, "_fp8_cpu", lambda scheme, weights: weights)
+    monkeypatch.setattr(Fp8FromFloats, "weights", Fp8FromFloats.e4m3)
     monkeypatch.setattr(Shared, "compiled", lambda self: False)  # else the CPU's kernel quantizes float weights
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: request.param)
     yield request.param

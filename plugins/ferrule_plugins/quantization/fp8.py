@@ -55,8 +55,9 @@ class Fp8FromFloats(Online):
     """Float weights, quantized when they have come: on a GPU to e4m3, with a scale for each output channel."""
 
     def weights(self, layer: Any) -> Rounded | Fp8:
-        if layer.weight.device.type == "cpu":
-            return super().weights(layer)
+        return super().weights(layer) if layer.weight.device.type == "cpu" else self.e4m3(layer)
+
+    def e4m3(self, layer: Any) -> Fp8:
         from ferrule_kernels.cuda import fp8
 
         return Fp8(*fp8.quantize_weight(layer.weight.detach()))

@@ -167,7 +167,7 @@ class Quantized(LinearScheme):
         device = next(layer.parameters()).device.type
         weights = self.weights(layer)
         if isinstance(weights, Fp8) and device == "cpu":
-            weights = weights.rounded(self.given, self.wide)
+            weights = self._fp8_cpu(weights)
         if isinstance(weights, Rounded) and not (device == "cpu" and self.shared.compiled()):
             weights = weights.integers()
         for values in _floats_of(weights):
@@ -195,6 +195,9 @@ class Quantized(LinearScheme):
         return self._product(layer, x)
 
     # ------------------------------------------------------------------------------------ CPUs
+
+    def _fp8_cpu(self, weights: Fp8) -> Rounded | Fp8:
+        return weights.rounded(self.given, self.wide)
 
     def _cpu(self, layer: Any, weights: Integers) -> Product:
         """The kernel has no zero points: what they make of a group's weights is added to these."""

@@ -209,6 +209,8 @@ def _unify_rope(values: Values) -> None:
 def _rope(values: Values, stated: Mapping[str, Any], theta: Any) -> dict[str, Any]:
     rope = {key: value for key, value in stated.items() if key != "type"}
     name = rope.get("rope_type", stated.get("type", "default"))
+    if not isinstance(name, str):
+        raise CheckpointError(f"{values.file}: 'rope_type' must be a name, not {name!r:.80}.")
     rope["rope_type"] = _ROPE_NAMES.get(name, name)
     if theta is not None:
         rope.setdefault("rope_theta", theta)

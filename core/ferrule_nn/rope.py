@@ -52,6 +52,8 @@ class RopeConfig:
         kind = "longrope" if kind == "su" else kind  # its first name
         theta = options.get("rope_theta") or config.get("rope_theta") or 10000.0
         partial = options.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
+        if not 0 < float(partial) <= 1:
+            raise CheckpointError(f"config.json: 'partial_rotary_factor' is a share of a head, not {partial!r:.40}.")
         limit = config.get("max_position_embeddings") or 2048
         original = config.get("original_max_position_embeddings")
         if original and kind in ("llama3", "yarn", "longrope"):

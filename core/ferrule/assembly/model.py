@@ -13,7 +13,7 @@ more than one layer is there in both forms; `pack` then finds it done.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -118,6 +118,17 @@ def _reload(choice: Choice, open_weights: Callable[[], WeightSource]) -> Model:
     fill(model, choice, open_weights())
     pack(model)
     return model
+
+
+def outline(config: Resolved, chooser: Chooser, *, compare: bool = True) -> tuple[Choice, Model]:
+    """What a start would choose, and the model on the meta device, which takes no memory. Raises StartupError.
+
+    With `compare` sizes are compared with the headers of weights that are there.
+    """
+    choice = chooser.before_build(config, chooser.device(config))
+    if compare:
+        check_headers(config, chooser, choice)
+    return choice, build(replace(choice, context=replace(choice.context, device=torch.device("meta"))))
 
 
 def build(choice: Choice) -> Model:

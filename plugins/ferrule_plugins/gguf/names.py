@@ -164,9 +164,8 @@ class Names:
 
         A parameter that two tensors could be is the first one's: the architecture's own name, or that of more models.
         """
-        layers, experts = (
-            min(int(self.config.get(key) or 0), len(shapes)) for key in ("num_hidden_layers", "num_experts")
-        )  # there are no more of them than tensors
+        most = len(shapes)  # a layer or an expert has one tensor or more
+        layers, experts = (min(int(self.config.get(key) or 0), most) for key in ("num_hidden_layers", "num_experts"))
         inner = dict.fromkeys((*self.architecture.names, *_INNER, *(_STACKS if experts else ())))
         blocks = (f"blk.{layer}.{name}" for layer in range(layers) for name in inner)
         found: dict[str, tuple[Target, ...]] = {}

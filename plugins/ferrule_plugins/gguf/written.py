@@ -37,6 +37,7 @@ _ALTERNATE = ("gemma2",)  # every second layer has a window, which no key states
 _FLOATS = ("epsilon", "scale", "softcapping", "freq_base", "factor", "clamp_kqv")  # what keys of floats end in
 # Not the model's: what a checkpoint says of itself, and what is compared by its tensors.
 _APART = frozenset(("architectures", "model_type", "dtype", "rope_parameters", "bos_token_id", "eos_token_id", "bias"))
+_LARGEST, _F32_MOST = 2**32 - 1, torch.finfo(torch.float32).max  # of 32 bits
 _TOLERANCE = 1e-6  # of a float that is stored with 32 bits
 _F32 = TYPES[0]
 _SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads")
@@ -89,6 +90,10 @@ def describe(config: Values, shapes: Mapping[str, tuple[int, ...]]) -> Written:
             raise CheckpointError(f"Rotary scaling of the kind {rope.kind!r} is not written to GGUF files.")
     metadata: dict[str, Any] = {"general.architecture": name}
     for key, value in keys.items():
+        if not value <= _F32_MOST:
+            raise CheckpointError(
+                f"{config.file}: {value!r:.40} is no number of 32 bits, as a GGUF file has for {key}."
+            )
         metadata[f"{name}.{key}"] = float(value) if key.endswith(_FLOATS) else value
     _compare(config, read_config(_model(metadata, tensors, own)))
     return Written(name, metadata, tensors, added)
@@ -128,6 +133,8 @@ def _keys(name: str, config: Values) -> dict[str, Any]:
     if activation != ACTIVATIONS[name]:
         raise CheckpointError(f"{config.file}: GGUF files of {name!r} cannot state the activation {activation!r}.")
     kinds, window = config.get("layer_types") or [], config.get("sliding_window")
+    if not isinstance(kinds, list):
+        raise CheckpointError(f"{config.file}: 'layer_types' is not a list.")
     if window and name not in _ALTERNATE and config.get("use_sliding_window") is not False:
         kinds = ["sliding_attention"]  # which llama.cpp would not compute
     usual = ("sliding_attention", "full_attention") if name in _ALTERNATE else ("full_attention",) * 2
@@ -141,11 +148,14 @@ def _keys(name: str, config: Values) -> dict[str, Any]:
     }
     if config.get("use_sliding_window") is False:
         del stated["sliding_window"]
-    found = {
-        key: stated[own]
-        for own, key in {**KEYS, **ARCHITECTURES[name].config}.items()
-        if isinstance(stated.get(own), (int, float))
-    }
+    found = {}
+    for own, key in {**KEYS, **ARCHITECTURES[name].config}.items():
+        value = stated.get(own)
+        if value is None:
+            continue
+        if not isinstance(value, (int, float)) or not 0 <= value <= _LARGEST:
+            raise CheckpointError(f"{config.file}: {own!r} is {value!r:.40}, which no key of a GGUF file can state.")
+        found[key] = value
     return {**found, "attention.value_length": stated["head_dim"]}
 
 

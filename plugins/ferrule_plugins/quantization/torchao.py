@@ -98,10 +98,12 @@ def _group(name: str, granularity: Any) -> int | None:
 
 
 def _block(granularity: Any) -> int | None:
-    """As `_group`, of fp8: the granularity of weights is the last where there are two."""
+    """Of fp8, the side of a block, None for rows and matrices: that of weights is the last where there are two."""
     last = granularity[-1] if isinstance(granularity, list) and granularity else granularity
     if not isinstance(last, Mapping) or last.get("_type") != "PerBlock":
-        return _group("float 8 bits", last)
+        if _group("float 8 bits", last) is not None:
+            raise ValueError("reads fp8 with scales for rows, matrices and blocks, not for groups")
+        return None
     data = last.get("_data")
     if not isinstance(data, Mapping) or data.get("block_size") != [BLOCK, BLOCK]:
         raise ValueError(f"reads blocks of {BLOCK} x {BLOCK}, not {data!r:.80}")

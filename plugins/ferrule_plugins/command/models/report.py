@@ -12,8 +12,7 @@ import torch
 from torch import nn
 
 from ferrule.assembly.choose import Choice, Chooser
-from ferrule.assembly.headers import check_headers
-from ferrule.assembly.model import build
+from ferrule.assembly.model import outline
 from ferrule.config import Resolved
 from ferrule.errors import FerruleError, StartupError
 from ferrule.frontend.families import find_family
@@ -92,12 +91,8 @@ def describe(config: Resolved, plugins: Plugins, named: str) -> Report:
         report.family, report.flags, report.template = family.title, family.flags, family.template
     chooser = Chooser(plugins)
     try:
-        device = chooser.device(config)
-        choice = chooser.before_build(config, device)
-        if is_path(named):  # of a repository on a hub, the configuration alone was fetched
-            check_headers(config, chooser, choice)
-        meta = replace(choice, context=replace(choice.context, device=torch.device("meta")))
-        model = build(meta)
+        # Of a repository on a hub, the configuration alone was fetched.
+        choice, model = outline(config, chooser, compare=is_path(named))
     except StartupError as error:
         report.refusal = " ".join(part for part in (error.message, error.hint) if part)
         return report

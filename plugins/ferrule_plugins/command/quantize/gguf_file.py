@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shutil
 from collections.abc import Mapping, Sequence
@@ -134,11 +135,8 @@ def _is_finer(layer: int, layers: int) -> bool:
 
 def _opened(file: Path, metadata: Mapping[str, Any], plan: Mapping[str, _Planned]) -> Any:
     """A writer of the `gguf` package whose next bytes are those of tensors."""
-    try:
-        from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter
-    except ImportError:
-        raise ConfigError("GGUF files need the package gguf.", "pip install 'ferrule[gguf]'") from None
     import numpy as np
+    from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter
 
     writer = GGUFWriter(str(file), metadata["general.architecture"])
     kinds = {bool: GGUFValueType.BOOL, int: GGUFValueType.UINT32, float: GGUFValueType.FLOAT32}
@@ -158,7 +156,10 @@ def _opened(file: Path, metadata: Mapping[str, Any], plan: Mapping[str, _Planned
 
 
 def check_place(file: Path, force: bool) -> None:
-    """Raises ConfigError where something is that may not be replaced, or where the name would not be that of a file."""
+    """Raises ConfigError where something is that may not be replaced, where the name would not be that of a file, and
+    without the package that writes files."""
+    if importlib.util.find_spec("gguf") is None:
+        raise ConfigError("GGUF files need the package gguf.", "pip install 'ferrule[gguf]'")
     if file.suffix != ".gguf":
         raise ConfigError(f"{file} is not named like a GGUF file.", "--output must end in .gguf.")
     if not file.exists() and not file.is_symlink():

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 
 from ferrule import __version__
+from ferrule.assembly.choose import Chooser
+from ferrule.assembly.model import outline
 from ferrule.checkpoint import read, read_json
 from ferrule.config import Resolved
 from ferrule.env import before_libraries
@@ -40,11 +42,14 @@ def quantize(options: QuantizeConfig, config: Resolved, plugins: Plugins) -> int
     start = time.monotonic()
     out = Path(options.output or "").expanduser()
     mix = gguf_file.MIXES.get(options.to or "")
+    if options.skip_tokenizer and not mix:
+        raise ConfigError(f"--skip-tokenizer is for GGUF files: --to {', '.join(gguf_file.MIXES)}.")
     (gguf_file.check_place if mix else _check_place)(out, options.force)
     text = text_of(options.evaluate)
     named, config = config.model.model, localise(config, plugins)
     source = Path(config.model.model)
     check_float(read(source))
+    outline(config, Chooser(plugins))
     before = None if text is None else perplexity(source, text)
     with beside_file(out) if mix else beside(out) as place:
         if mix:
@@ -56,7 +61,8 @@ def quantize(options: QuantizeConfig, config: Resolved, plugins: Plugins) -> int
     print(f"{named}, {options.to}: {old / 1e6:.1f} MB before, {new / 1e6:.1f} MB after, {seconds:.1f} s.")
     if before is not None and after is not None:
         print(f"Perplexity: {before:.4f} before, {after:.4f} after ({after / before - 1:+.2%}).")
-    print(f"Serve it: ferrule serve {shlex.quote(str(out))}")
+    tokenizer = f" --tokenizer {shlex.quote(named)}" if options.skip_tokenizer and named else ""
+    print(f"Serve it: ferrule serve {shlex.quote(str(out))}{tokenizer}")
     return 0
 
 

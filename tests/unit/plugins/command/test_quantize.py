@@ -181,6 +181,7 @@ def changed(source: Path, folder: Path, values: dict[str, Any]) -> Path:
         ({}, ("--group-size", "24"), "groups of 24"),
         ({}, ("--evaluate", "/does/not/exist"), "cannot be read"),
         ({}, ("--to", "int3"), "int3"),
+        ({}, ("--skip-tokenizer",), "is for GGUF files"),
     ],
 )
 def test_what_is_refused(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from ferrule_plugins.gguf.written import ACTIVATIONS
 from ferrule_plugins.gguf.written_tokens import describe
 from ferrule_testkit import checkpoints
 from ferrule_testkit.checkpoints import tiny_checkpoint
+from tests.unit.plugins.command.test_quantize import changed
 from tests.unit.plugins.gguf.test_tokens import of_spm
 
 WIDE = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
@@ -133,14 +134,18 @@ def test_what_is_written_is_served(source: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "more", "told"),
     [
-        ({"architectures": ["MixtralForCausalLM"]}, (), "Mixtral.* is not written to GGUF"),
+        (
+            {"architectures": ["MixtralForCausalLM"], "num_local_experts": 2, "num_experts_per_tok": 1},
+            (),
+            "Mixtral.* is not written to GGUF",
+        ),
         ({"hidden_act": "gelu"}, (), "activation 'gelu'"),
         ({"sliding_window": 64, "use_sliding_window": True}, (), "which layers are of which kind"),
         ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}}, (), "'yarn'"),
         ({"num_attention_heads": 0}, (), "num_attention_heads"),
-        ({"rope_parameters": {"rope_type": "linear"}}, (), "needs a positive 'factor'"),
+        ({"rope_parameters": {"rope_type": "linear"}}, (), "needs 'factor'"),
         ({"num_hidden_layers": 7}, (), "has no name in GGUF files"),
-        ({"num_hidden_layers": 10**12}, (), "there are fewer"),
+        ({"num_hidden_layers": 10**12}, (), "num_hidden_layers"),
         ({"quantization_config": {"quant_method": "fp8"}}, (), "is quantized already"),
         ({}, ("-o", "folder"), "must end in .gguf"),
     ],
@@ -158,15 +163,6 @@ def test_what_is_refused(
     with pytest.raises(StartupError, match=told):
         run(folder, tmp_path / "out.gguf", "q4_k_m", *more)
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
-
-
-def changed(source: Path, folder: Path, values: Mapping[str, Any]) -> Path:
-    folder.mkdir()
-    for file in source.iterdir():
-        (folder / file.name).write_bytes(file.read_bytes())
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, **values}))
-    return folder
 
 
 def test_nan_in_a_tensor(source: Path, tmp_path: Path) -> None:
@@ -191,6 +187,29 @@ def test_only_gguf_files_are_replaced(source: Path, tmp_path: Path) -> None:
         run(source, out, "q4_0")
     assert run(source, out, "q4_0", "--force", "--skip-tokenizer") == 0
     assert read_model([out]).metadata["tokenizer.ggml.model"] == "no_vocab"
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"partial_rotary_factor": 1e12}, "partial_rotary_factor"),  # would be a terabyte of angles
+        ({"head_dim": 10**12}, "head_dim"),
+        ({"num_attention_heads": []}, "num_attention_heads|cannot build"),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e300}}, "no number of 32 bits"),
+        ({"rope_scaling": {"rope_type": []}}, "rope_type"),
+        ({"layer_types": 7}, "layer_types|cannot build"),
+    ],
+)
+def test_configurations_that_no_file_states(values: dict[str, Any], told: str, source: Path, tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match=told):
+        run(changed(source, tmp_path / "in", values), tmp_path / "out.gguf", "q8_0")
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+def test_without_the_package_nothing_is_read(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(StartupError, match=r"need the package gguf"):
+        run(source, tmp_path / "out.gguf", "q8_0")
 
 
 # ---------------------------------------------------------------------------------------------------- tokenizers

@@ -28,6 +28,12 @@ from ferrule_plugins.quantization.torchao import TorchAo
 from ferrule_testkit.quantized import FORMATS, quantized_checkpoint
 from tests.unit.plugins.quantization.loading import load_folder
 
+_FP8_GROUPS = {
+    "default": {
+        "_type": "Float8WeightOnlyConfig",
+        "_data": {"granularity": {"_type": "PerGroup", "_data": {"group_size": 32}}},
+    }
+}
 CPU = DeviceCaps("cpu", "a processor", 1 << 30)
 GPU = DeviceCaps("cuda", "a GPU", 1 << 34, frozenset({"sm90"}))
 BF16 = torch.bfloat16
@@ -278,6 +284,7 @@ def _changed(name: str, **changes: Any) -> dict[str, Any]:
         (Quark, _changed("quark-int4", layer_quant_config={"*q_proj": {"weight": {"dtype": "fp6_e3m2"}}}), "fp6_e3m2"),
         (TorchAo, _changed("torchao-int8", quant_type="int8_weight_only"), "pickles"),
         (TorchAo, _changed("torchao-int8", quant_type={"default": {"_type": "MXFPConfig", "_data": {}}}), "MXFPConfig"),
+        (TorchAo, _changed("torchao-int8", quant_type=_FP8_GROUPS), "not for groups"),
         (TorchAo, _changed("torchao-int4", include_input_output_embeddings=True), "embeddings"),
         (CompressedTensors, _changed("int8", targets=7), "'targets' is not a list"),
         (CompressedTensors, _changed("int8", config_groups={}), "config_groups"),

@@ -26,6 +26,7 @@ _FILE = "tokenizer.json"
 _BYTES = frozenset(f"<0x{value:02X}>" for value in range(256))
 _UNMERGED = -1e6  # the score of a token that no merge makes
 _ROLES = {"bos_token": "bos", "unk_token": "unknown", "pad_token": "padding"}
+_LEFT_OUT = "--skip-tokenizer leaves it out of the file."
 _SAMPLES = (
     "The quick brown fox can't jump over 1234567 lazy dogs!?  (It is 3.14 m high.)",
     "  def f(x):\n\treturn x[0] + 'a'  # WE'LL see\r\n\n\n   end ",
@@ -42,11 +43,11 @@ def describe(folder: Path, size: int) -> dict[str, Any]:
     """
     file = folder / _FILE
     if not file.is_file():
-        raise CheckpointError(f"{folder} has no {_FILE}.", "Tokenizers of other forms are not written to GGUF files.")
+        raise CheckpointError(f"{folder} has no {_FILE}, by which a tokenizer is written to GGUF files.", _LEFT_OUT)
     content, tokenizer = read_json(file), AutoTokenizers().open(folder, {})
     model = content.get("model")
     if not isinstance(model, dict) or model.get("type") != "BPE" or not isinstance(model.get("vocab"), dict):
-        raise CheckpointError(f"{file}: only tokenizers of byte-pair encoding are written to GGUF files.")
+        raise CheckpointError(f"{file}: only tokenizers of byte-pair encoding are written to GGUF files.", _LEFT_OUT)
     found = {**_tokens(file, content, size), **_ends(folder, tokenizer)}
     found |= _spm(content, found) if model.get("byte_fallback") else _bpe(file, content)
     if isinstance(tokenizer.chat_template, Mapping):
@@ -106,7 +107,8 @@ def _bpe(file: Path, content: Json) -> dict[str, Any]:
     for name, known in SPLITS.items():
         if known == cuts and (name in WHOLE_WORDS) == whole and (name == "qwen2") == composed:
             return {"model": "gpt2", "pre": name, "merges": [" ".join(merge) for merge in _merges(content)]}
-    raise CheckpointError(f"{file}: GGUF files have no name that is known here for how this tokenizer cuts texts.")
+    why = "GGUF files have no name that is known here for how this tokenizer cuts texts."
+    raise CheckpointError(f"{file}: {why}", _LEFT_OUT)
 
 
 def _cuts(stated: Any) -> tuple[str, ...] | None:
@@ -152,6 +154,5 @@ def _compare(file: Path, tokenizer: Tokenizer, metadata: Mapping[str, Any]) -> N
         for special in (False, True):
             if read_back.encode(text, add_special_tokens=special) != tokenizer.encode(text, add_special_tokens=special):
                 raise CheckpointError(
-                    f"{file}: readers of a GGUF file would make other tokens of {text!r:.60}.",
-                    "This tokenizer cannot be written to one.",
+                    f"{file}: readers of a GGUF file would make other tokens of {text!r:.60}.", _LEFT_OUT
                 )

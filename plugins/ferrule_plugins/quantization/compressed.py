@@ -29,12 +29,11 @@ from ferrule_plugins.quantization.coded import E2M1, Coded, CodedScheme, halves,
 from ferrule_plugins.quantization.fp8 import BLOCK, Fp8Scheme
 from ferrule_plugins.quantization.groupwise import Grouped, Settings
 from ferrule_plugins.quantization.method import CheckedMethod, check_cache_scheme
-from ferrule_plugins.quantization.names import chosen, listed
+from ferrule_plugins.quantization.names import chosen, listed, targeted
 from ferrule_plugins.quantization.products import Integers, Quantized, Shared, Wide, checked
 from ferrule_plugins.quantization.sparse import Sparse, SparseFloats, Sparsity
 from ferrule_plugins.quantization.words import check_words, outputs, per_words, unpacked
 
-_ALL = "Linear"  # as a target: the class that all such layers have
 # Of float weights of 4 bits: the strategy, and how many inputs have a scale.
 _FLOATS = {"nvfp4-pack-quantized": ("tensor_group", 16), "mxfp4-pack-quantized": ("group", 32)}
 # Values of "actorder": whether inputs of a group may be anywhere.
@@ -130,7 +129,7 @@ class CompressedTensors(CheckedMethod):
 
     def scheme(self, layer: LinearLayer) -> LinearScheme | None:
         dtype = torch.float32 if layer.head else None
-        named = (group for group in self._groups if _ALL in group.targets or chosen(layer, group.targets))
+        named = (group for group in self._groups if targeted(layer, group.targets))
         group = None if chosen(layer, self.left) else next(named, None)
         made = None if group is None else self._made(group, dtype)
         return Sparse(made or SparseFloats(self.shared, dtype)) if self._sparsity.means(layer) else made
@@ -211,11 +210,11 @@ class PackedIntScheme(Grouped):
 
 
 class Float4Scheme(CodedScheme):
-    """Parameters `weight_packed` uint8, of a pair the first in the low half; `weight_scale`, `weight_global_scale`."""
+    """Parameters `numbers` uint8, of a pair the first in the low half; `weight_scale`, `weight_global_scale`."""
 
-    def __init__(self, shared: Shared, dtype: torch.dtype | None, kind: str) -> None:
+    def __init__(self, shared: Shared, dtype: torch.dtype | None, kind: str, numbers: str = "weight_packed") -> None:
         super().__init__(shared, dtype)
-        self.kind = kind
+        self.kind, self._numbers = kind, numbers
         self.group = 16 if kind == "nvfp4" else 32
 
     def allocate(self, layer: Any) -> None:
@@ -225,10 +224,11 @@ class Float4Scheme(CodedScheme):
         kept = torch.float8_e4m3fn if self.kind == "nvfp4" else torch.uint8
         packed = checkpoint_parameter(layer, (-1, k // 2), torch.uint8)
         scale = checkpoint_parameter(layer, (-1, k // self.group), kept)
-        layer.ignored_tensors = (*layer.ignored_tensors, "input_global_scale", "input_scale", "weight_shape")
+        layer.ignored_tensors = (*layer.ignored_tensors, "input_global_scale", *_EXTRA)
         if self.kind == "nvfp4":
             layer.weight_global_scale = checkpoint_parameter(layer, (-1, 1), torch.float32, broadcast=True)
-        layer.weight, layer.weight_packed, layer.weight_scale = None, packed, scale
+        layer.weight, layer.weight_scale = None, scale
+        setattr(layer, self._numbers, packed)
 
     def coded(self, layer: Any) -> Coded:
         scales = layer.weight_scale.detach()
@@ -236,4 +236,4 @@ class Float4Scheme(CodedScheme):
             scales = checked(scales).float() / layer.weight_global_scale.detach()
         else:
             scales = powers_of_two(scales)
-        return Coded(halves(layer.weight_packed.detach()), E2M1, scales, self.group)
+        return Coded(halves(getattr(layer, self._numbers).detach()), E2M1, scales, self.group)

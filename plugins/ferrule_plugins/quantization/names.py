@@ -12,6 +12,7 @@ import regex
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.quantization import LinearLayer
 
+_CLASS = "Linear"
 _SECONDS = 1.0  # for one name: expressions by which checkpoints mean layers take microseconds
 _LONGEST = 1000  # characters of an expression, with what its counts repeat: it is compiled to as much memory
 
@@ -40,6 +41,11 @@ def chosen(layer: LinearLayer, patterns: Iterable[str]) -> bool:
             " which are one matrix here."
         )
     return found[0]
+
+
+def targeted(layer: LinearLayer, targets: Iterable[str]) -> bool:
+    """As `chosen`, of compressed-tensors, which also has the class of all linear layers as a target."""
+    return _CLASS in targets or chosen(layer, targets)
 
 
 def names_of(layer: LinearLayer) -> list[str]:

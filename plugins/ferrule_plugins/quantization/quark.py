@@ -21,8 +21,7 @@ import torch
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme
 from ferrule_nn import checkpoint_parameter
 from ferrule_plugins.quantization.apart import side_by_side
-from ferrule_plugins.quantization.coded import E2M1, Coded, CodedScheme, halves, powers_of_two
-from ferrule_plugins.quantization.compressed import Int8Scheme
+from ferrule_plugins.quantization.compressed import Float4Scheme, Int8Scheme
 from ferrule_plugins.quantization.fp8 import BLOCK, Fp8Scheme
 from ferrule_plugins.quantization.groupwise import Grouped, Settings
 from ferrule_plugins.quantization.method import CheckedMethod
@@ -98,7 +97,7 @@ class Quark(CheckedMethod):
             signed = stored.dtype == "int4"
             return QuarkIntScheme(self.shared, dtype, stored.settings, order=self._order, signed=signed)
         if stored.dtype == "fp4":
-            return MxScheme(self.shared, dtype)
+            return Float4Scheme(self.shared, dtype, "mxfp4", numbers="weight")
         if stored.dtype == "int8":
             return Int8Scheme(self.shared, dtype, stored.wide)
         return Fp8Scheme(self.shared, dtype, wide=stored.wide, tall=BLOCK if stored.strategy == "per_block" else 0)
@@ -143,18 +142,3 @@ class QuarkIntScheme(Grouped):
         words = layer.weight.detach(), layer.weight_zero_point.detach()
         numbers, zeros = (in_order(unpacked(each), self._order).t() ^ self._flip for each in words)
         return self.integers(numbers.contiguous(), zeros, layer.weight_scale.detach().t())
-
-
-class MxScheme(CodedScheme):
-    """Parameters `weight` uint8 [n, k / 2] and `weight_scale` uint8 [n, k / 32]."""
-
-    def allocate(self, layer: Any) -> None:
-        self.given, k = layer.weight.dtype, layer.in_features
-        weight = checkpoint_parameter(layer, (-1, k // 2), torch.uint8)
-        layer.weight_scale = checkpoint_parameter(layer, (-1, -(-k // _MX_GROUP)), torch.uint8)
-        layer.weight = weight
-        layer.ignored_tensors = (*layer.ignored_tensors, "input_scale", "weight_zero_point")
-
-    def coded(self, layer: Any) -> Coded:
-        scales = powers_of_two(layer.weight_scale.detach())
-        return Coded(halves(layer.weight.detach()), E2M1, scales, _MX_GROUP)

@@ -18,10 +18,9 @@ import torch
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme
 from ferrule_nn import checkpoint_parameter
-from ferrule_plugins.quantization.names import chosen, listed
+from ferrule_plugins.quantization.names import chosen, listed, targeted
 from ferrule_plugins.quantization.products import Quantized, Shared, Wide
 
-_ALL = "Linear"  # as a target: the class that all such layers have
 _WHY = "no kernel leaves out the zeros of sparse weights: they take 16 bits as others do, or 32 with --dtype float32"
 
 
@@ -38,8 +37,7 @@ class Sparsity:
 
     def means(self, layer: LinearLayer) -> bool:
         """Whether the layer's weights are sparse."""
-        named = _ALL in self._targets or chosen(layer, self._targets)
-        return self.any and named and not chosen(layer, self._left)
+        return self.any and targeted(layer, self._targets) and not chosen(layer, self._left)
 
 
 class Sparse(LinearScheme):

@@ -194,8 +194,10 @@ class Chooser:
         cls: type[QuantizationMethod] = self._plugins.load("quantization", wanted)
         files = [context.folder / name for name in _BESIDE] if context.folder else []
         found = next((file for file in files if file.is_file()), None)
-        if found is None or not cls.formats or cls.refuses({}, device.caps, context.dtype) is None:
+        if context.folder is None or not cls.formats or cls.refuses({}, device.caps, context.dtype) is None:
             return {}
+        if found is None:
+            return dict(cls.settings_of(context.folder))
         return {"quant_method": wanted if wanted in cls.formats else cls.formats[0], **checkpoints.read_json(found)}
 
 

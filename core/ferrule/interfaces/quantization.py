@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
@@ -71,6 +72,14 @@ class QuantizationMethod(ABC):
 
         An empty `config` is that of float weights, which some methods quantize as they load.
         """
+
+    @classmethod
+    def settings_of(cls, folder: Path) -> Mapping[str, Any]:
+        """The ``quantization_config`` of a checkpoint whose config.json has none, from other files of its folder.
+
+        Called where the user names the method; empty for a folder without such files. Raises CheckpointError.
+        """
+        return {}
 
     @abstractmethod
     def scheme(self, layer: LinearLayer) -> LinearScheme | None:

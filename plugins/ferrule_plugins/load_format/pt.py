@@ -1,7 +1,8 @@
 """`pt`: PyTorch's own format (.bin, .pt), one file or shards with an index.
 
 These files are pickles. They are read with the restricted unpickler only, which builds tensors and plain containers and
-calls nothing else; a file that asks for more is refused, and there is no second try without the restriction.
+calls nothing else; a file that asks for more is refused, and there is no second try without the restriction. Files of
+HQQ have dictionaries of tensors: see `ferrule_plugins.quantization.hqq_file`.
 """
 
 from __future__ import annotations
@@ -64,6 +65,15 @@ def _files(folder: Path, ignore: Sequence[str] = ()) -> list[Path]:
 
 def read_file(file: Path) -> dict[str, torch.Tensor]:
     """Tensors of one file. Raises CheckpointError naming the file, and the entry that is not a dense tensor."""
+    from ferrule_plugins.quantization import hqq_file
+
+    content = entries(file)
+    return hqq_file.tensors(content) if hqq_file.is_hqq(content) else _checked(file, content)
+
+
+def entries(file: Path) -> dict[Any, Any]:
+    """What one file holds by name, mapped: tensors, and what else the restricted unpickler makes. Raises
+    CheckpointError."""
     import torch
 
     check_torch(torch.__version__)
@@ -82,6 +92,12 @@ def read_file(file: Path) -> dict[str, torch.Tensor]:
         ) from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{file} holds a {type(content).__name__} where tensors by name are expected.")
+    return content
+
+
+def _checked(file: Path, content: Mapping[Any, Any]) -> dict[str, torch.Tensor]:
+    import torch
+
     for name, value in content.items():
         if not isinstance(name, str) or not isinstance(value, torch.Tensor) or value.layout != torch.strided:
             raise CheckpointError(f"{file}: the entry {name!r} is not a dense tensor.")

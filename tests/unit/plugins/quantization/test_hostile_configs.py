@@ -27,6 +27,7 @@ CONFIGS: list[dict[str, Any]] = [
         "linear_weights_not_to_quantize": [],
     },
     {"quant_method": "hqq", "quant_config": {"weight_quant_params": HQQ}, "skip_modules": ["lm_head"]},
+    {"quant_method": "hqq", "quant_config": {"layers.0.mlp.up_proj": {"weight_quant_params": HQQ}}},
     {"quant_method": "qqq", "wbits": 4, "group_size": 128, "modules_to_not_convert": ["x"]},
     {"quant_method": "squeezellm", "wbits": 4},
     {

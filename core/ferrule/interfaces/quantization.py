@@ -75,9 +75,10 @@ class QuantizationMethod(ABC):
 
     @classmethod
     def settings_of(cls, folder: Path) -> Mapping[str, Any]:
-        """The ``quantization_config`` of a checkpoint whose config.json has none, from other files of its folder.
+        """What other files of a checkpoint's folder say of its weights, as keys of a ``quantization_config``.
 
-        Called where the user names the method; empty for a folder without such files. Raises CheckpointError.
+        Called for the method that reads the checkpoint. Keys of the configuration itself come first; where it has none,
+        and the user names the method, these are all there are. Raises CheckpointError.
         """
         return {}
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import torch
 
 _SINGLE = "pytorch_model.bin"
+_COUNTS = "sparse_threshold."  # before names of layers: numbers that SqueezeLLM keeps beside its tensors
 _SAFE_TORCH = (2, 6)  # before it, the restricted unpickler could be escaped (CVE-2025-32434)
 
 
@@ -33,7 +34,7 @@ class PyTorchFiles(WeightSource):
     def refuses(cls, folder: Path | None) -> str | None:
         if folder is None:
             return "the model has no folder"
-        if not _files(folder):
+        if not weights_of(folder):
             return f"{folder} has no .bin or .pt file"
         safer = Safetensors.refuses(folder) is None
         return "the folder has .safetensors files too, which cannot hold code" if safer else None
@@ -42,7 +43,7 @@ class PyTorchFiles(WeightSource):
         self, folder: Path | None, model: Model, options: Mapping[str, Any]
     ) -> Iterator[tuple[str, torch.Tensor]]:
         known_options(options)
-        files = [] if folder is None else _files(folder, options.get("ignore_patterns", ()))
+        files = [] if folder is None else weights_of(folder, options.get("ignore_patterns", ()))
         if folder is None or not files:
             raise CheckpointError(
                 f"{folder} has no .bin or .pt file.", "--load-format safetensors reads the other kind."
@@ -59,7 +60,8 @@ class PyTorchFiles(WeightSource):
         self.place = str(folder)
 
 
-def _files(folder: Path, ignore: Sequence[str] = ()) -> list[Path]:
+def weights_of(folder: Path, ignore: Sequence[str] = ()) -> list[Path]:
+    """The folder's files in this format; what an index names may not be there."""
     return weight_files(folder, ".bin", _SINGLE, ignore) or weight_files(folder, ".pt", "model.pt", ignore)
 
 
@@ -98,6 +100,7 @@ def entries(file: Path) -> dict[Any, Any]:
 def _checked(file: Path, content: Mapping[Any, Any]) -> dict[str, torch.Tensor]:
     import torch
 
+    content = {name: value for name, value in content.items() if not (type(value) is int and _is_count(name))}
     for name, value in content.items():
         if not isinstance(name, str) or not isinstance(value, torch.Tensor) or value.layout != torch.strided:
             raise CheckpointError(f"{file}: the entry {name!r} is not a dense tensor.")
@@ -106,6 +109,10 @@ def _checked(file: Path, content: Mapping[Any, Any]) -> dict[str, torch.Tensor]:
                 f"{file}: the entry {name!r} has fewer bytes than its shape {tuple(value.shape)} needs."
             )
     return {name: value.detach() for name, value in content.items()}
+
+
+def _is_count(name: Any) -> bool:
+    return isinstance(name, str) and name.startswith(_COUNTS)
 
 
 def _check_stored(file: Path) -> None:

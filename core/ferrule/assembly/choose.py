@@ -190,7 +190,7 @@ class Chooser:
         name = self.choose("quantization", "--quantization", wanted, order, refuses)
         if settings and not beside and context.folder is not None:
             cls: type[QuantizationMethod] = self._plugins.load("quantization", name)
-            settings = {**cls.settings_of(context.folder), **settings}
+            settings = {**cls.settings_of(context.folder, settings), **settings}
         return name, self._plugins.make("quantization", name, settings)
 
     def _settings_beside(self, wanted: str, context: BuildContext, device: Device) -> dict[str, Any]:
@@ -200,7 +200,8 @@ class Chooser:
         found = next((file for file in files if file.is_file()), None)
         if context.folder is None or not cls.formats or cls.refuses({}, device.caps, context.dtype) is None:
             return {}
-        known, stated = cls.settings_of(context.folder), {} if found is None else checkpoints.read_json(found)
+        stated = {} if found is None else checkpoints.read_json(found)
+        known = cls.settings_of(context.folder, stated)
         if not known and found is None:
             return {}
         return {"quant_method": wanted if wanted in cls.formats else cls.formats[0], **known, **stated}

@@ -74,11 +74,12 @@ class QuantizationMethod(ABC):
         """
 
     @classmethod
-    def settings_of(cls, folder: Path) -> Mapping[str, Any]:
+    def settings_of(cls, folder: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
         """What other files of a checkpoint's folder say of its weights, as keys of a ``quantization_config``.
 
-        Called for the method that reads the checkpoint. Keys of the configuration itself come first; where it has none,
-        and the user names the method, these are all there are. Raises CheckpointError.
+        Called for the method that reads the checkpoint. `config` is what the checkpoint's configuration says, and its
+        keys come first. Where it is empty, and the user names the method, these are all there are. Raises
+        CheckpointError.
         """
         return {}
 

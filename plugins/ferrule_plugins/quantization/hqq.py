@@ -79,7 +79,7 @@ class Hqq(CheckedMethod):
         _read(config)
 
     @classmethod
-    def settings_of(cls, folder: Path) -> Mapping[str, Any]:
+    def settings_of(cls, folder: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
         file = folder / FILE
         if not file.is_file():
             return {}

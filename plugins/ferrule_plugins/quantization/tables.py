@@ -46,7 +46,7 @@ class SqueezeLlm(CheckedMethod):
         return None if layer.head or chosen(layer, self.left) else TableScheme(self.shared, self.config)
 
     @classmethod
-    def settings_of(cls, folder: Path) -> Mapping[str, Any]:
+    def settings_of(cls, folder: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
         return outliers.stated(folder)
 
 

@@ -303,7 +303,7 @@ _HQQ = {"weight_quant_params": {"nbits": 4, "group_size": 64, "axis": 1}}
         (Gptq, {"bits": 5, "group_size": 32}, "2, 3, 4, 8 bits, and the checkpoint has 5"),
         (Gptq, {"bits": 4, "group_size": 0}, "the group size is 0"),
         (Gptq, {"bits": 4, "group_size": 32, "desc_act": "yes"}, "'yes'"),
-        (Gptq, {"bits": 4, "group_size": 32, "checkpoint_format": "bitblas"}, "BitBLAS"),
+        (Gptq, {"bits": 4, "group_size": 32, "checkpoint_format": "exl3"}, "exl3"),
         (Gptq, {"bits": 4, "group_size": 32, "checkpoint_format": "exotic"}, "'exotic'"),
         (Gptq, {"bits": 4, "group_size": 32, "dynamic": [1]}, "'dynamic'"),
         (Gptq, {"bits": 4, "group_size": 32, "dynamic": {"x": {"bits": 7}}}, "has 7"),

@@ -1,7 +1,8 @@
 """`pt`: PyTorch's own format (.bin, .pt), one file or shards with an index.
 
 These files are pickles. They are read with the restricted unpickler only, which builds tensors and plain containers and
-calls nothing else; a file that asks for more is refused, and there is no second try without the restriction.
+calls nothing else; a file that asks for more is refused, and there is no second try without the restriction. Files of
+HQQ have dictionaries of tensors: see `ferrule_plugins.quantization.hqq_file`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     import torch
 
 _SINGLE = "pytorch_model.bin"
+_COUNTS = "sparse_threshold."  # before names of layers: numbers that SqueezeLLM keeps beside its tensors
 _SAFE_TORCH = (2, 6)  # before it, the restricted unpickler could be escaped (CVE-2025-32434)
 
 
@@ -32,7 +34,7 @@ class PyTorchFiles(WeightSource):
     def refuses(cls, folder: Path | None) -> str | None:
         if folder is None:
             return "the model has no folder"
-        if not _files(folder):
+        if not weights_of(folder):
             return f"{folder} has no .bin or .pt file"
         safer = Safetensors.refuses(folder) is None
         return "the folder has .safetensors files too, which cannot hold code" if safer else None
@@ -41,7 +43,7 @@ class PyTorchFiles(WeightSource):
         self, folder: Path | None, model: Model, options: Mapping[str, Any]
     ) -> Iterator[tuple[str, torch.Tensor]]:
         known_options(options)
-        files = [] if folder is None else _files(folder, options.get("ignore_patterns", ()))
+        files = [] if folder is None else weights_of(folder, options.get("ignore_patterns", ()))
         if folder is None or not files:
             raise CheckpointError(
                 f"{folder} has no .bin or .pt file.", "--load-format safetensors reads the other kind."
@@ -58,12 +60,22 @@ class PyTorchFiles(WeightSource):
         self.place = str(folder)
 
 
-def _files(folder: Path, ignore: Sequence[str] = ()) -> list[Path]:
+def weights_of(folder: Path, ignore: Sequence[str] = ()) -> list[Path]:
+    """The folder's files in this format; what an index names may not be there."""
     return weight_files(folder, ".bin", _SINGLE, ignore) or weight_files(folder, ".pt", "model.pt", ignore)
 
 
 def read_file(file: Path) -> dict[str, torch.Tensor]:
     """Tensors of one file. Raises CheckpointError naming the file, and the entry that is not a dense tensor."""
+    from ferrule_plugins.quantization import hqq_file
+
+    content = entries(file)
+    return hqq_file.tensors(content) if hqq_file.is_hqq(content) else _checked(file, content)
+
+
+def entries(file: Path) -> dict[Any, Any]:
+    """What one file holds by name, mapped: tensors, and what else the restricted unpickler makes. Raises
+    CheckpointError."""
     import torch
 
     check_torch(torch.__version__)
@@ -82,6 +94,13 @@ def read_file(file: Path) -> dict[str, torch.Tensor]:
         ) from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{file} holds a {type(content).__name__} where tensors by name are expected.")
+    return content
+
+
+def _checked(file: Path, content: Mapping[Any, Any]) -> dict[str, torch.Tensor]:
+    import torch
+
+    content = {name: value for name, value in content.items() if not (type(value) is int and _is_count(name))}
     for name, value in content.items():
         if not isinstance(name, str) or not isinstance(value, torch.Tensor) or value.layout != torch.strided:
             raise CheckpointError(f"{file}: the entry {name!r} is not a dense tensor.")
@@ -90,6 +109,10 @@ def read_file(file: Path) -> dict[str, torch.Tensor]:
                 f"{file}: the entry {name!r} has fewer bytes than its shape {tuple(value.shape)} needs."
             )
     return {name: value.detach() for name, value in content.items()}
+
+
+def _is_count(name: Any) -> bool:
+    return isinstance(name, str) and name.startswith(_COUNTS)
 
 
 def _check_stored(file: Path) -> None:

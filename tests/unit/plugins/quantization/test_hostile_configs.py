@@ -27,8 +27,10 @@ CONFIGS: list[dict[str, Any]] = [
         "linear_weights_not_to_quantize": [],
     },
     {"quant_method": "hqq", "quant_config": {"weight_quant_params": HQQ}, "skip_modules": ["lm_head"]},
+    {"quant_method": "hqq", "quant_config": {"layers.0.mlp.up_proj": {"weight_quant_params": HQQ}}},
     {"quant_method": "qqq", "wbits": 4, "group_size": 128, "modules_to_not_convert": ["x"]},
-    {"quant_method": "squeezellm", "wbits": 4},
+    {"quant_method": "squeezellm", "wbits": 4, "include_sparse": True, "topX": 10},
+    {"quant_method": "gptq", "checkpoint_format": "bitblas", "bits": 4, "group_size": 32, "bitblas_zeros": "zeros"},
     {
         "quant_method": "auto-round",
         "bits": 4,

@@ -13,6 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ferrule import LLM, SamplingParams
+from ferrule.assembly.choose import Chooser
+from ferrule.assembly.model import outline
+from ferrule.config import Config, ModelConfig
+from ferrule.config.resolve import resolve
+from ferrule.plugin import discover
 from ferrule_plugins.command.quantize import gguf_file
 from ferrule_plugins.command.quantize.run import write
 from ferrule_plugins.command.quantize.targets import target_of
@@ -82,10 +87,11 @@ def main(argv: list[str] | None = None) -> int:
         with tempfile.TemporaryDirectory() as folder:
             write(path(), Path(folder), target_of(form, group))
             measure(name, Path(folder))
+    choice, _ = outline(resolve(Config(model=ModelConfig(model=str(path())))), Chooser(discover()))
     for kind, mix in gguf_file.MIXES.items():
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "model.gguf"
-            gguf_file.write(path(), file, mix, tokenizer=False)
+            gguf_file.write(path(), file, mix, choice, tokenizer=False)
             measure(f"`ferrule quantize --to {kind}`", file)
     return 0
 

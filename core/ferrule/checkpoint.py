@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -79,10 +80,7 @@ def completed(config: Mapping[str, Any], names: Mapping[str, str], defaults: Map
 def read_json(file: Path) -> dict[str, Any]:
     """One JSON object from a file. Raises CheckpointError naming the file."""
     try:
-        size = file.stat().st_size
-        if size > MAX_BYTES:
-            raise CheckpointError(f"{file} has {size} bytes; no configuration is larger than {MAX_BYTES}.")
-        content = json.loads(file.read_bytes())
+        content = json.loads(read_small(file, MAX_BYTES, "configuration"))
     except FileNotFoundError:
         raise CheckpointError(f"{file} does not exist.") from None
     except OSError as error:
@@ -92,6 +90,18 @@ def read_json(file: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise CheckpointError(f"{file} holds a {type(content).__name__} where an object is expected.")
     return content
+
+
+def read_small(file: Path, limit: int, what: str) -> bytes:
+    """The bytes of a file, which is named as what it is in errors. Raises OSError, and CheckpointError: for one with
+    more bytes than `limit`, and for a pipe or a device, which might never end.
+    """
+    status = file.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise CheckpointError(f"{file} cannot be read: it is not a file.")
+    if status.st_size > limit:
+        raise CheckpointError(f"{file} has {status.st_size} bytes; no {what} is larger than {limit}.")
+    return file.read_bytes()
 
 
 def config_file(folder: Path | str, form: str = "auto") -> Path:
@@ -309,7 +319,7 @@ def max_length(config: Mapping[str, Any], *, sliding_window: bool = True) -> int
         rope = rope.get("full_attention") or {}
     kind, factor = rope.get("rope_type"), rope.get("factor") or 1.0
     if kind == "yarn":
-        original = _sensible(config, rope["original_max_position_embeddings"])
+        original = _sensible(config, rope.get("original_max_position_embeddings") or length)
         length = max(_sensible(config, original * factor), 1)
     elif kind in {"linear", "dynamic"} and not str(config.get("model_type", "")).startswith("gemma3"):
         length = _sensible(config, length * factor)  # Gemma 3 states the stretched length

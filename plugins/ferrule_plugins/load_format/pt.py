@@ -7,15 +7,17 @@ HQQ have dictionaries of tensors: see `ferrule_plugins.quantization.hqq_file`.
 
 from __future__ import annotations
 
+import mmap
 import re
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.load_format import WeightSource
 from ferrule.interfaces.model import Model
+from ferrule_plugins.load_format.pickles import check_tuples
 from ferrule_plugins.load_format.safetensors import Safetensors
 from ferrule_plugins.load_format.shards import check_index, known_options, missing_file, progress, weight_files
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 _SINGLE = "pytorch_model.bin"
 _COUNTS = "sparse_threshold."  # before names of layers: numbers that SqueezeLLM keeps beside its tensors
+_PICKLES = 5  # in a file before torch 1.6
 _SAFE_TORCH = (2, 6)  # before it, the restricted unpickler could be escaped (CVE-2025-32434)
 
 
@@ -84,7 +87,9 @@ def entries(file: Path) -> dict[Any, Any]:
     try:
         mapped = zipfile.is_zipfile(file)
         if mapped:
-            _check_stored(file)
+            _check_archive(file)
+        else:
+            _check_pickles(file)
         # files older than torch 1.6 are not zip archives and cannot be mapped
         content = torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
     except Exception as error:
@@ -102,7 +107,9 @@ def _checked(file: Path, content: Mapping[Any, Any]) -> dict[str, torch.Tensor]:
 
     content = {name: value for name, value in content.items() if not (type(value) is int and _is_count(name))}
     for name, value in content.items():
-        if not isinstance(name, str) or not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+        if not isinstance(name, str):
+            raise CheckpointError(f"{file} has an entry whose name is of the type {type(name).__name__}.")
+        if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
             raise CheckpointError(f"{file}: the entry {name!r} is not a dense tensor.")
         if value.device.type != "cpu" or value.nbytes > value.untyped_storage().nbytes():
             raise CheckpointError(
@@ -115,12 +122,25 @@ def _is_count(name: Any) -> bool:
     return isinstance(name, str) and name.startswith(_COUNTS)
 
 
-def _check_stored(file: Path) -> None:
-    """Raise ValueError for a compressed archive: torch writes none, and a small one may unpack to any size."""
+def _check_archive(file: Path) -> None:
+    """Raise an error for a compressed archive, or for tuples that take endless time.
+
+    torch compresses nothing, and a small archive may unpack to any size.
+    """
     with zipfile.ZipFile(file) as archive:
         for entry in archive.infolist():
             if entry.compress_type != zipfile.ZIP_STORED:
                 raise ValueError(f"{entry.filename!r} is compressed")
+            if entry.filename.lower().endswith("data.pkl"):  # torch does not tell capital letters apart
+                with archive.open(entry) as stream:
+                    check_tuples(stream)
+
+
+def _check_pickles(file: Path) -> None:
+    """As `_check_archive`, of a file before torch 1.6: a magic number, versions, the tensors and their storages."""
+    with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        for _ in range(_PICKLES):
+            check_tuples(cast("IO[bytes]", content))
 
 
 def check_torch(version: str) -> None:

@@ -1,13 +1,14 @@
-"""Scales of an fp8 cache that a checkpoint has beside its weights: what is cached, times its scale, are keys or values.
+"""Scales of an fp8 cache: what is cached, times its scale, are keys or values.
 
-Names: https://docs.vllm.ai/en/latest/features/quantization/quantized_kvcache/, and older ones of the same tools.
+They are those of the checkpoint, of a file, or calculated when the model is loaded. Names in checkpoints:
+https://docs.vllm.ai/en/latest/features/quantization/quantized_kvcache/, and older ones of the same tools.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,27 +25,35 @@ _SCALE = re.compile(
 _UNUSED = re.compile(_LAYER + r"(?:attn\.)?(?:q_scale|prob_output_scale|prob_scale|q_proj\.(?:output_scale|q_scale))")
 _CACHE = re.compile(r"layers\.(\d{1,6})\.")  # the name of a layer's cache
 
+_KEYS, _VALUES = 200.0, 100.0  # what the largest key and value that were seen become at most: of 448 or 57344
 _LEAST = 2.0**-64  # whatever is divided or multiplied by it, or by its inverse, stays a float32
 
 
 @dataclass
 class CacheScales:
-    """Takes the scales from among the tensors of a checkpoint, and gives them to the layers where they are `used`."""
+    """Takes the scales from among the tensors of a checkpoint, and gives them to the layers where they are `used`.
+
+    Where they are to be `calculated`, layers get none before `measure` was called.
+    """
 
     used: bool
+    calculated: bool = False
     stated: dict[int, float] = field(default_factory=dict)  # which the user gave, for keys and values
     found: dict[str, dict[int, float]] = field(default_factory=lambda: {"k": {}, "v": {}})
+    measured: dict[str, dict[int, float]] = field(default_factory=lambda: {"k": {}, "v": {}})
 
     @classmethod
-    def of(cls, file: str | None, kind: str) -> CacheScales:
+    def of(cls, file: str | None, kind: str, calculated: bool = False) -> CacheScales:
         """For a cache of the type `kind`; of a file, if there is one, with a number for each layer's keys and values.
 
         The file: ``{"kv_cache": {"dtype": "float8_e4m3fn", "scaling_factor": {"0": {LAYER: NUMBER}}}}``. Raises
         ConfigError for a file that is not read.
         """
-        scales = cls(used=kind.startswith("fp8"))
+        scales = cls(used=kind.startswith("fp8"), calculated=calculated)
         if file is None:
             return scales
+        if calculated:
+            raise ConfigError("--calculate-kv-scales and --quantization-param-path both say what the scales are.")
         if not scales.used:
             raise ConfigError(f"--quantization-param-path has scales of an fp8 cache, and the cache is of type {kind}.")
         if not Path(file).is_file():  # a device or a pipe might have no end
@@ -75,9 +84,33 @@ class CacheScales:
         scales = ((part, layer, scale) for part, layers in self.found.items() for layer, scale in layers.items())
         return {f"layers.{layer}.self_attn.{part}_scale": torch.tensor(scale) for part, layer, scale in scales}
 
+    def measure(self, largest: Mapping[str, tuple[float, float]]) -> str:
+        """Calculate the scales from the `largest` key and value that each layer cached; returns what the log says.
+
+        They are powers of two, so dividing by them rounds nothing, and the last bits of a sum hardly change them.
+        Raises CheckpointError for a layer whose keys or values are not finite.
+        """
+        for name, both in largest.items():
+            place = _CACHE.match(name)
+            if not all(math.isfinite(most) for most in both):
+                raise CheckpointError(f"--calculate-kv-scales: keys or values of {name} are not finite numbers.")
+            if place:
+                keys, values = both
+                self.measured["k"][int(place[1])] = _power_of_two(keys / _KEYS)
+                self.measured["v"][int(place[1])] = _power_of_two(values / _VALUES)
+        if not self.measured["k"]:
+            return "--calculate-kv-scales calculated nothing: no attention takes scales of its cache"
+        ranges = (sorted(self.measured[part].values()) for part in "kv")
+        keys_said, values_said = (f"{each[0]:g} to {each[-1]:g}" for each in ranges)
+        return f"scales of {len(self.measured['k'])} layers' caches calculated: keys {keys_said}, values {values_said}"
+
     def give(self, model: Model) -> str | None:
         """Returns what the log should say of them, if anything."""
-        keys, values = (self.stated or self.found[part] for part in "kv")
+        if self.calculated and self.used and not self.measured["k"]:
+            return None
+        if self.calculated and not self.used:
+            return "--calculate-kv-scales changes nothing without --kv-cache-dtype fp8"
+        keys, values = (self.measured[part] or self.stated or self.found[part] for part in "kv")
         layers = keys.keys() | values.keys()
         if not layers:
             return None
@@ -95,6 +128,11 @@ class CacheScales:
 def _number(tensor: torch.Tensor) -> float:
     """NaN for what is not read, one for each head among that."""
     return float(tensor) if tensor.numel() == 1 and tensor.is_floating_point() else math.nan
+
+
+def _power_of_two(value: float) -> float:
+    """The least that is not below a value; 1 for 0."""
+    return math.ldexp(1.0, max(-63, min(63, math.ceil(math.log2(value))))) if value > 0 else 1.0
 
 
 def _positive(name: str, value: float) -> float:

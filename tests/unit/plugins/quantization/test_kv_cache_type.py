@@ -19,6 +19,7 @@ from ferrule.errors import CheckpointError, ConfigError
 from ferrule_contrib.tiny import path
 from ferrule_plugins.attention.cpu_native import CpuNativeAttention
 from ferrule_plugins.attention.torch_sdpa import TorchSDPA
+from ferrule_plugins.executor.calibration import fixed_tokens
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 PROMPTS = ["The capital of France is", "one two three four five six seven eight nine ten", "a"]
@@ -157,3 +158,44 @@ def test_a_file_of_scales_that_is_not_read_stops_the_start(content: Any, tmp_pat
         CacheScales.of(str(file), "auto")
     with pytest.raises(ConfigError, match="/dev/zero is not a file"):
         CacheScales.of("/dev/zero", "fp8")
+
+
+def test_calculated_scales_fit_large_keys_and_values(tmp_path: Path) -> None:
+    """Powers of two: what is cached has the bits of the model whose keys and values are smaller, also after sleep."""
+    folder = scaled(tmp_path / "model", {f"model.layers.0.self_attn.{part}_scale": torch.tensor(3.0) for part in "kv"})
+    with serve(kv_cache_dtype="fp8", calculate_kv_scales=True) as plain:
+        wanted, said = answers(plain), plain.model.notes
+        assert any(f"scales of {LAYERS} layers' caches calculated: keys " in note for note in said)
+    with serve(folder, kv_cache_dtype="fp8", calculate_kv_scales=True, enable_sleep_mode=True) as llm:
+        assert answers(llm) == wanted
+        llm.sleep()
+        llm.wake_up()
+        assert answers(llm) == wanted
+    with serve(calculate_kv_scales=True) as llm:
+        assert any("changes nothing without --kv-cache-dtype fp8" in note for note in llm.model.notes)
+
+
+def test_calculated_scales_are_powers_of_two_within_bounds() -> None:
+    scales = CacheScales(used=True, calculated=True)
+    largest = {"layers.3.attn": (200.0, 100.1), "layers.4.attn": (0.0, 3e38), "layers.5.attn": (1e-38, 7.0)}
+    said = scales.measure(largest)
+    assert scales.measured == {"k": {3: 1.0, 4: 1.0, 5: 2.0**-63}, "v": {3: 2.0, 4: 2.0**63, 5: 0.125}}
+    assert "scales of 3 layers' caches calculated" in said
+    for broken in (float("nan"), float("inf")):
+        with pytest.raises(CheckpointError, match=r"keys or values of layers\.1\.attn are not finite"):
+            scales.measure({"layers.1.attn": (1.0, broken)})
+
+
+def test_an_attention_without_scales_is_named() -> None:
+    scales = CacheScales(used=True, calculated=True)
+    assert "no attention takes scales" in scales.measure({})
+    with pytest.raises(ConfigError, match="--calculate-kv-scales and --quantization-param-path"):
+        CacheScales.of("scales.json", "fp8", calculated=True)
+
+
+def test_tokens_of_the_calibration_are_the_same_at_each_start() -> None:
+    first, again = (fixed_tokens(64, 300, {"bos_token_id": 7}) for _ in range(2))
+    assert first == again
+    assert first[0] == 7
+    assert len(set(first)) > 32
+    assert fixed_tokens(64, 300, {"bos_token_id": 300})[1:] == first[1:]

@@ -119,7 +119,9 @@ class Chooser:
                 "use_tqdm_on_load": config.load.use_tqdm_on_load,
                 "ignore_patterns": config.load.ignore_patterns,
             },
-            cache_scales=CacheScales.of(config.model.quantization_param_path, config.cache.kv_cache_dtype),
+            cache_scales=CacheScales.of(
+                config.model.quantization_param_path, config.cache.kv_cache_dtype, config.cache.calculate_kv_scales
+            ),
         )
 
     def attention(self, config: Resolved, choice: Choice, model: Model) -> tuple[str, AttentionBackend]:

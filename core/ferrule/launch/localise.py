@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from difflib import get_close_matches
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 from ferrule.checkpoint import config_file
 from ferrule.config import Resolved
@@ -29,12 +30,25 @@ _COMMON = (  # configuration, tokenizer, chat templates
     "*.txt",
 )
 _CONFIGS = ("config.json", "params.json")
-# Weight files of the formats among which `auto` chooses, in its order.
-_FORMS = {
-    "safetensors": ("*.safetensors",),
-    "pt": ("*.bin", "*.pt"),
-    "mistral": ("consolidated*.safetensors",),
-}
+# Weight files of three forms, and the forms among which each load format takes the first that there is.
+_FORMS = MappingProxyType(
+    {
+        "safetensors": ("*.safetensors",),
+        "pt": ("*.bin", "*.pt"),
+        "mistral": ("consolidated*.safetensors",),
+    }
+)
+_READS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "auto": tuple(_FORMS),
+        **dict.fromkeys(("hf", "bitsandbytes"), ("safetensors", "pt")),
+        **dict.fromkeys(("safetensors", "fastsafetensors", "runai_streamer"), ("safetensors",)),
+        **dict.fromkeys(("sharded_state", "runai_streamer_sharded"), ("safetensors",)),
+        **dict.fromkeys(("pt", "npcache"), ("pt",)),
+        "mistral": ("mistral",),
+        "dummy": (),
+    }
+)
 _MISTRAL = "consolidated*"  # what other formats leave out, although it looks like theirs
 _OTHER_LAYOUTS = ("onnx/*", "*.onnx", "tf_*", "flax_*")  # of the same weights
 _ADAPTERS = ("adapter_*", "*/adapter_*")
@@ -130,20 +144,20 @@ def is_path(name: str) -> bool:
 def weight_patterns(names: Sequence[str], load_format: str) -> tuple[str, ...]:
     """Which weight files to fetch of those that a repository has: those of one format, as many have weights in several.
 
-    `auto` takes the first format, in its order, of which the repository has a file, and without a ``config.json`` what
-    describes itself. For a format that is not built in, all files are fetched, because only its plugin knows which it
-    needs. Raises CheckpointError for a repository with several models.
+    A load format takes the first form that it reads of which the repository has a file, and `auto` without a
+    ``config.json`` what describes itself. For a format that is not built in, all files are fetched, because only its
+    plugin knows which it needs. Raises CheckpointError for a repository with several models.
     """
     if load_format == "gguf" or (load_format == "auto" and "config.json" not in names and variants.kinds(names)):
         return variants.only(names)
-    if load_format != "auto":
-        return {**_FORMS, "dummy": ()}.get(load_format, ("*",))
+    if load_format not in _READS:
+        return ("*",)
     candidates = _without(names, (*_OTHER_LAYOUTS, *_TRAINING, *_ADAPTERS))
-    for form, patterns in _FORMS.items():
+    for form in _READS[load_format]:
         own = candidates if form == "mistral" else _without(candidates, (_MISTRAL,))
-        if len(_without(own, patterns)) < len(own):
-            return patterns
-    return tuple(pattern for patterns in _FORMS.values() for pattern in patterns)
+        if len(_without(own, _FORMS[form])) < len(own):
+            return _FORMS[form]
+    return tuple(pattern for form in _READS[load_format] for pattern in _FORMS[form])
 
 
 def _apart(others: Sequence[str], wanted: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:

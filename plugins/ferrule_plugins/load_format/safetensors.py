@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import torch
 
 _MAX_HEADER = 100 << 20
+_METADATA = "__metadata__"  # a key of the header that is no tensor's
 _MAPPED_BYTES = 128 << 20
 _MAX_DIMENSIONS = 64  # as torch has it
 _BITS = {
@@ -46,25 +47,25 @@ class Safetensors(WeightSource):
     def refuses(cls, folder: Path | None) -> str | None:
         if folder is None:
             return "the model has no folder"
-        return None if cls._files(folder) else f"{folder} has no {cls._kind()} file"
+        return None if cls.files(folder) else f"{folder} has no {cls._kind()} file"
 
     @classmethod
     def _kind(cls) -> str:
         return f"{cls.start}*.safetensors" if cls.start else ".safetensors"
 
     @classmethod
-    def _files(cls, folder: Path, ignore: Sequence[str] = ()) -> list[Path]:
+    def files(cls, folder: Path, ignore: Sequence[str] = ()) -> list[Path]:
         return weight_files(folder, ".safetensors", cls.single, ignore, cls.start)
 
     def _wanted(self, folder: Path | None, options: Mapping[str, Any]) -> list[Path]:
         known_options(options, *self.options)
-        files = [] if folder is None else self._files(folder, options.get("ignore_patterns", ()))
+        files = [] if folder is None else self.files(folder, options.get("ignore_patterns", ()))
         if not files:
             others = "--load-format pt reads .bin files, mistral consolidated*.safetensors."
             raise CheckpointError(f"{folder} has no {self._kind()} file.", others)
         return files
 
-    def shapes(self, folder: Path | None, options: Mapping[str, Any]) -> Mapping[str, tuple[int, ...]]:
+    def shapes(self, folder: Path | None, options: Mapping[str, Any]) -> Mapping[str, tuple[int, ...]] | None:
         files = self._wanted(folder, options)
         return {name: shape for file in files for name, (shape, _) in shapes(file).items()}
 
@@ -124,14 +125,27 @@ def read_header(file: Path) -> dict[str, int]:
     not JSON, an unknown type, and ranges that overlap, leave holes, do not fit their shape, or end before or after the
     file does.
     """
-    header, data = _read(file)
+    header, data = _tensors(file)
     return _check_ranges(file, header, data)
 
 
 def shapes(file: Path) -> dict[str, tuple[tuple[int, ...], int]]:
     """Tensor name → shape and bytes, in the order of the data. Raises CheckpointError as `read_header` does."""
-    header, data = _read(file)
+    header, data = _tensors(file)
     return {name: (tuple(header[name]["shape"]), size) for name, size in _check_ranges(file, header, data).items()}
+
+
+def _tensors(file: Path) -> tuple[dict[str, Any], int]:
+    """What the header says of each tensor, and the size of the data."""
+    header, data = _read(file)
+    header.pop(_METADATA, None)
+    return header, data
+
+
+def metadata(file: Path) -> dict[str, str]:
+    """The texts that a file has about itself. Raises CheckpointError for a damaged header."""
+    stated = _read(file)[0].get(_METADATA)
+    return {key: value for key, value in stated.items() if isinstance(value, str)} if isinstance(stated, dict) else {}
 
 
 def _read(file: Path) -> tuple[dict[str, Any], int]:
@@ -161,7 +175,6 @@ def _parse(file: Path, text: bytes) -> dict[str, Any]:
         raise CheckpointError(f"{file} has a damaged header: {error}.") from None
     if not isinstance(header, dict):
         raise CheckpointError(f"{file} has a damaged header: it is not a JSON object.")
-    header.pop("__metadata__", None)
     return header
 
 

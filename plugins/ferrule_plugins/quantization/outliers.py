@@ -36,7 +36,7 @@ def _names(folder: Path) -> Iterable[str]:
     files = weight_files(folder, ".safetensors", "model.safetensors")
     if files:
         return [name for file in files for name in safetensors.read_header(file)]
-    return [name for file in pt.weights_of(folder) for name in pt.read_file(file)]
+    return [name for file in pt.PyTorchFiles.files(folder) for name in pt.read_file(file)]
 
 
 class OutlierParameter(CheckpointParameter):

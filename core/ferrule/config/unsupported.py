@@ -172,7 +172,11 @@ class ParallelConfig:
         False, "Replicate the vision encoder.", optional_value=True, missing=_MEDIA
     )
     max_parallel_loading_workers: int | None = opt(
-        None, "Most workers that load weights at once.", ge=0, inert="there is one worker, which loads alone", accepted=(1,)
+        None,
+        "Most workers that load weights at once.",
+        ge=0,
+        inert="there is one worker, which loads alone",
+        accepted=(1,),
     )
     ray_workers_use_nsight: bool = opt(False, "Profile Ray workers.", optional_value=True, missing=_RAY)
     disable_custom_all_reduce: bool = opt(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import re
+import sys
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from ferrule.errors import CheckpointError
 from ferrule.interfaces.load_format import WeightSource
 from ferrule.interfaces.model import Model
 from ferrule_plugins.load_format.pickles import check_tuples
-from ferrule_plugins.load_format.safetensors import Safetensors
+from ferrule_plugins.load_format.safetensors import Safetensors, large_first
 from ferrule_plugins.load_format.shards import check_index, known_options, missing_file, progress, weight_files
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ class PyTorchFiles(WeightSource):
     def tensors(
         self, folder: Path | None, model: Model, options: Mapping[str, Any]
     ) -> Iterator[tuple[str, torch.Tensor]]:
+        from ferrule_kernels.cpu.pages import drop_file_pages
+
         known_options(options)
         files = [] if folder is None else self.files(folder, options.get("ignore_patterns", ()))
         if folder is None or not files:
@@ -61,9 +64,13 @@ class PyTorchFiles(WeightSource):
         with progress(options, total) as bar:
             for file in files:
                 self.place = str(file)
-                for name, tensor in contents.pop(file).items():
+                content, mapped = contents.pop(file), is_mapped(file)
+                for name in large_first({name: tensor.nbytes for name, tensor in content.items()}):
+                    tensor = content[name]
                     yield name, tensor
                     bar.update(tensor.nbytes)
+                    if mapped:  # pages that were read count as this process's otherwise
+                        drop_file_pages(tensor)
         self.place = str(folder)
 
 
@@ -84,13 +91,11 @@ def entries(file: Path) -> dict[Any, Any]:
     if not file.is_file():
         raise missing_file(file)
     try:
-        mapped = zipfile.is_zipfile(file)
-        if mapped:
+        if zipfile.is_zipfile(file):
             _check_archive(file)
         else:
             _check_pickles(file)
-        # files older than torch 1.6 are not zip archives and cannot be mapped
-        content = torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
+        content = torch.load(file, map_location="cpu", weights_only=True, mmap=is_mapped(file))
     except Exception as error:
         raise CheckpointError(
             f"{file} was refused: it is damaged, or it holds more than tensors ({type(error).__name__}).",
@@ -119,6 +124,20 @@ def _checked(file: Path, content: Mapping[Any, Any]) -> dict[str, torch.Tensor]:
 
 def _is_count(name: Any) -> bool:
     return isinstance(name, str) and name.startswith(_COUNTS)
+
+
+def is_mapped(file: Path) -> bool:
+    """Whether a file can be mapped: those older than torch 1.6 are not zip archives, and cannot.
+
+    Numbers of the other byte order are turned in memory, which is then not what the file has.
+    """
+    if not zipfile.is_zipfile(file):
+        return False
+    with zipfile.ZipFile(file) as archive:
+        orders = [entry for entry in archive.infolist() if entry.filename.endswith("/byteorder")]
+        return all(
+            entry.file_size == len(sys.byteorder) and archive.read(entry) == sys.byteorder.encode() for entry in orders
+        )
 
 
 def _check_archive(file: Path) -> None:

@@ -8,17 +8,15 @@ and the file does not have is a CheckpointError that names both.
 from __future__ import annotations
 
 import copy
-import json
 import math
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ferrule import mistral_params
 from ferrule.errors import CheckpointError
+from ferrule.small_files import read_json as read_json
 
-MAX_BYTES = 64 << 20  # of one JSON file; real ones have kilobytes, an index of shards a few megabytes
 # Where composite models keep the text part.
 _TEXT_SECTIONS = ("text_config", "llm_config", "language_config", "thinker_config")
 _SHARED = (
@@ -75,33 +73,6 @@ def completed(config: Mapping[str, Any], names: Mapping[str, str], defaults: Map
     for key, value in defaults.items():
         complete.setdefault(key, value)
     return complete
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """One JSON object from a file. Raises CheckpointError naming the file."""
-    try:
-        content = json.loads(read_small(file, MAX_BYTES, "configuration"))
-    except FileNotFoundError:
-        raise CheckpointError(f"{file} does not exist.") from None
-    except OSError as error:
-        raise CheckpointError(f"{file} cannot be read: {error.strerror}.") from None
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{file} is not valid JSON: {error}.") from None
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{file} holds a {type(content).__name__} where an object is expected.")
-    return content
-
-
-def read_small(file: Path, limit: int, what: str) -> bytes:
-    """The bytes of a file, which is named as what it is in errors. Raises OSError, and CheckpointError: for one with
-    more bytes than `limit`, and for a pipe or a device, which might never end.
-    """
-    status = file.stat()
-    if not stat.S_ISREG(status.st_mode):
-        raise CheckpointError(f"{file} cannot be read: it is not a file.")
-    if status.st_size > limit:
-        raise CheckpointError(f"{file} has {status.st_size} bytes; no {what} is larger than {limit}.")
-    return file.read_bytes()
 
 
 def config_file(folder: Path | str, form: str = "auto") -> Path:

@@ -29,6 +29,7 @@ BUDGETS = MappingProxyType(
         "ferrule.config": 2_400,
         "ferrule.checkpoint": 300,  # reads two forms of configuration, names what cannot be in either, and refuses pipes
         "ferrule.mistral_params": 140,
+        "ferrule.small_files": 50,
         "ferrule.schema": 500,
         "ferrule.sampling_params": 200,
         "ferrule.structured_outputs": 600,

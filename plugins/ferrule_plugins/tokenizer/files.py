@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ferrule.checkpoint import read_json, read_small
 from ferrule.errors import CheckpointError
+from ferrule.small_files import read_json, read_small
 
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _MAX_TEMPLATE_BYTES = 1 << 20

@@ -120,6 +120,7 @@ def test_no_configuration_is_another_kind_of_error(seed: int, plugins: Plugins) 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_none_of_a_hundred_thousand_is(plugins: Plugins) -> None:
     with bounded_memory():
         assert all(outcomes(4, 100_000, plugins).values())

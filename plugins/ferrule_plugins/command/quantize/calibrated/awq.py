@@ -50,7 +50,7 @@ class Fold:
 
 def quantize(weight: torch.Tensor, inputs: Inputs, group: int) -> Numbers:
     """Of weights [outputs, inputs], float32: numbers and zero points of 4 bits, in ranges that may cut off weights."""
-    grouped = weight.unflatten(1, (-1, group)).transpose(0, 1)  # [groups, outputs, group]
+    grouped = weight.reshape(len(weight), -1, group).transpose(0, 1)  # [groups, outputs, group]
     at = torch.arange(weight.shape[1]).view(-1, group)
     products = inputs.products[at.unsqueeze(2), at.unsqueeze(1)] / max(1, inputs.count)  # [groups, group, group]
     best, least = _range(grouped, 1.0), torch.full(grouped.shape[:2], float("inf"))
@@ -68,7 +68,7 @@ def quantize(weight: torch.Tensor, inputs: Inputs, group: int) -> Numbers:
 
 def rounded(weight: torch.Tensor, group: int) -> torch.Tensor:
     """What the weights become without factors, and without cutting any off."""
-    grouped = weight.unflatten(1, (-1, group))
+    grouped = weight.reshape(len(weight), -1, group)
     return _restored(grouped, *_range(grouped, 1.0)).flatten(1)
 
 
@@ -190,11 +190,14 @@ def _pair(path: str, module: nn.Module) -> Fold | None:
         both = module.gate_up_proj
         up = both.projections["up_proj"]
         return Fold((f"{before}down_proj",), _row_divider(both, slice(both.out_features - up, None)))
-    plain = isinstance(module, Attention) and type(module).forward in (Attention.forward, GatedAttention.forward)
-    if not plain or type(module).prepare is not Attention.prepare or type(module).attend is not Attention.attend:
-        return None
-    spec = module.spec
-    if spec.qkv_clip:
+    return _values_pair(before, module) if isinstance(module, Attention) else None
+
+
+def _values_pair(before: str, module: Attention) -> Fold | None:
+    """Of the output projection: its inputs are sums of values, or these times a gate."""
+    kind, spec = type(module), module.spec
+    known = kind.forward in (Attention.forward, GatedAttention.forward) and kind.attend is Attention.attend
+    if not known or kind.prepare is not Attention.prepare or spec.qkv_clip:
         return None
     times, head = spec.num_heads // spec.num_kv_heads, spec.head_dim
     values = slice(module.qkv_proj.out_features - spec.num_kv_heads * head, None)

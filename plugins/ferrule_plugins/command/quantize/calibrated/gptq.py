@@ -43,7 +43,7 @@ def quantize(weight: torch.Tensor, inputs: Inputs, bits: int, group: int, ordere
 
 def rounded(weight: torch.Tensor, sizes: torch.Tensor, bits: int, group: int) -> Numbers:
     """Each weight to its nearest number. `sizes` [inputs] are the mean squares of the inputs."""
-    grouped, half = weight.unflatten(1, (-1, group)), 1 << (bits - 1)
+    grouped, half = weight.reshape(len(weight), -1, group), 1 << (bits - 1)
     scales = torch.stack(
         [scale_of(grouped[:, at], sizes[at * group : (at + 1) * group], bits) for at in range(grouped.shape[1])], dim=1
     )
@@ -108,7 +108,8 @@ def _inverse_root(products: torch.Tensor) -> torch.Tensor:
         if not int(problem):
             upper, problem = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
             if not int(problem) and bool(torch.isfinite(upper).all()):
-                return upper
+                found: torch.Tensor = upper
+                return found
         damping *= 10
     raise CheckpointError(
         "A layer's inputs with the calibration texts cannot be inverted.", "--calibration names others."

@@ -108,7 +108,7 @@ class GptqLayout(Layout):
             "lm_head": False,
             "checkpoint_format": "gptq",
         }
-        left = {f"-:^{re.escape(name)}$": {} for name in ignored if name != "lm_head"}
+        left: dict[str, Any] = {f"-:^{re.escape(name)}$": {} for name in ignored if name != "lm_head"}
         return {**config, "dynamic": left} if left else config
 
 
@@ -128,7 +128,7 @@ class AwqLayout(Layout):
 
     def tensors(self, numbers: Numbers) -> dict[str, torch.Tensor]:
         def along_outputs(values: torch.Tensor) -> torch.Tensor:
-            return packed(values.t().unflatten(1, (-1, 8))[..., list(AWQ_ORDER)].flatten(1), 4)
+            return packed(values.t().reshape(values.shape[1], -1, 8)[..., list(AWQ_ORDER)].flatten(1), 4)
 
         return {
             "qweight": along_outputs(numbers.numbers),

@@ -35,7 +35,7 @@ class Prompts:
             self._text = ""
             next(_rows(self._rows), None) or self._fail("is empty")
         elif named == "builtin":
-            self._text = _builtin()
+            self._text = _builtin()[: most * length * _CHARACTERS]
         else:
             self._text = self._read(path)
 
@@ -58,7 +58,7 @@ class Prompts:
             found = asyncio.run(self._conversations(inputs.tokenizer, config, inputs.templates, longest))
         found = [ids[: self.length] for ids in found if len(ids) >= _LEAST]
         if not found:
-            self._fail("has no text of two tokens")
+            self._fail("has no text of two tokens of the model's tokenizer")
         return found
 
     def _windows(self, tokenizer: Tokenizer) -> list[list[int]]:

@@ -144,7 +144,7 @@ class Calibrated:
 
     def _forms_of(self, found: Mapping[str, torch.Tensor], names: Any) -> dict[str, torch.Tensor]:
         """The tensors of a file of the new checkpoint, on the meta device."""
-        forms = {}
+        forms: dict[str, torch.Tensor] = {}
         for name in names:
             layer = name.removesuffix(_WEIGHT)
             if name.endswith(_WEIGHT) and layer in self._quantized:

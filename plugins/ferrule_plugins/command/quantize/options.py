@@ -67,7 +67,13 @@ class QuantizeConfig:
         common=True,
     )
     calibration_samples: int = opt(128, "Most texts of --calibration that are used.", ge=1, le=100_000, common=True)
-    calibration_length: int = opt(512, "Most tokens of a text of --calibration.", ge=2, le=1_000_000, common=True)
+    calibration_length: int | None = opt(
+        None,
+        "Most tokens of a text of --calibration; by default 512, or the model's context if that is shorter.",
+        ge=2,
+        le=1_000_000,
+        common=True,
+    )
     ignore: tuple[str, ...] = opt(
         (),
         "Regular expressions; layers whose whole name matches one are not quantized. The output layer, embeddings and "

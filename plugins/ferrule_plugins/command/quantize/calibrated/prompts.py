@@ -19,6 +19,7 @@ from ferrule.interfaces.tokenizer import Tokenizer
 
 _CHARACTERS = 16  # of a text that are read for each token
 _LONGEST_ROW = 16 << 20  # characters
+_USUAL = 512  # tokens of a text
 _LEAST = 2  # tokens of a text
 _ROWS = (".jsonl", ".ndjson")
 
@@ -26,16 +27,20 @@ _ROWS = (".jsonl", ".ndjson")
 class Prompts:
     """A source of texts: `named` is a file, or "builtin". Opened early, so that a fault is found before long work."""
 
-    def __init__(self, named: str, most: int, length: int) -> None:
-        """Raises ConfigError for a file that cannot be read or is empty."""
-        self.named, self.most, self.length = named, most, length
+    def __init__(self, named: str, most: int, length: int | None = None) -> None:
+        """Of `most` texts with `length` tokens, or what is usual and the model takes.
+
+        Raises ConfigError for a file that cannot be read or is empty.
+        """
+        self.named, self.most, self.length = named, most, length or _USUAL
+        self._strict = length is not None
         path = Path(named).expanduser()
         self._rows = path if named != "builtin" and path.suffix.lower() in _ROWS else None
         if self._rows is not None:
             self._text = ""
             next(_rows(self._rows), None) or self._fail("is empty")
         elif named == "builtin":
-            self._text = _builtin()[: most * length * _CHARACTERS]
+            self._text = _builtin()[: most * self.length * _CHARACTERS]
         else:
             self._text = self._read(path)
 
@@ -44,6 +49,8 @@ class Prompts:
 
         `longest`: tokens that the model takes.
         """
+        if self.length > longest and not self._strict:
+            self.length = longest
         if self.length > longest:
             raise ConfigError(f"--calibration-length {self.length} is more than the model's context of {longest}.")
         try:

@@ -61,6 +61,7 @@ class Calibrated:
         for index in range(walk.num_layers):
             names = [name for name in found if walk.index_of(name) == index]
             self._parts.append(walk.parts(index, names))
+            self._check_whole(index)
             for name, part in self._parts[index].items():
                 module = walk.model.layers[index].get_submodule(part.path)
                 if chosen.layer(name) is not None and isinstance(module, Linear):
@@ -70,6 +71,16 @@ class Calibrated:
         self._quantized = quantized
         self._ignored = (*chosen.ignored, *sorted(chosen.quantized - quantized))
         self._forms = {file.name: self._forms_of(found, sizes) for file, sizes in self._sizes.items()}
+
+    def _check_whole(self, index: int) -> None:
+        """Raises ConfigError where the checkpoint has no tensors of their own for parameters of a layer."""
+        layer, found = self.walk.model.layers[index], {(part.path, part.own) for part in self._parts[index].values()}
+        needed = {tuple(name.rpartition(".")[::2]) for name, _ in layer.named_parameters()}
+        if missing := sorted(needed - found):
+            raise ConfigError(
+                f"Layer {index} cannot be calibrated: the checkpoint has no tensor of its own for "
+                f"{'.'.join(missing[0])}, and experts in one tensor are not quantized."
+            )
 
     def check(self, samples: Sequence[Sequence[int]]) -> None:
         """Read all weights once. Raises CheckpointError for one that is not finite, and ids without an embedding."""

@@ -27,7 +27,7 @@ BUDGETS = MappingProxyType(
         "ferrule.env_vllm": 350,  # a table
         "ferrule.log": 220,
         "ferrule.config": 2_400,
-        "ferrule.checkpoint": 300,  # reads two forms of configuration, names what cannot be in either, and refuses pipes
+        "ferrule.checkpoint": 300,  # reads two forms of configuration, names what neither can have, refuses pipes
         "ferrule.mistral_params": 140,
         "ferrule.small_files": 50,
         "ferrule.schema": 500,

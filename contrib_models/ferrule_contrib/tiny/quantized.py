@@ -6,6 +6,10 @@ perplexity of the expected answers, in Ferrule.
 """
 
 import argparse
+import contextlib
+import io
+import itertools
+import json
 import math
 import sys
 import tempfile
@@ -19,7 +23,7 @@ from ferrule.assembly.model import outline
 from ferrule.config import Config, ModelConfig
 from ferrule.config.resolve import resolve
 from ferrule.plugin import discover
-from ferrule_plugins.command.quantize import gguf_file
+from ferrule_plugins.command.quantize import QuantizeCommand, gguf_file
 from ferrule_plugins.command.quantize.run import write
 from ferrule_plugins.command.quantize.targets import target_of
 
@@ -36,6 +40,14 @@ _WRITTEN = {
     "`ferrule quantize --to int4`": ("int4", 128),
     "`ferrule quantize --to int4 --group-size 32`": ("int4", 32),
 }
+
+# Formats that are calibrated, with further options: with training dialogues, of which none is held out.
+_CALIBRATED = {
+    "`ferrule quantize --to gptq`": ("gptq",),
+    "`ferrule quantize --to gptq --desc-act`": ("gptq", "--desc-act"),
+    "`ferrule quantize --to awq`": ("awq",),
+}
+_NUM_TEXTS = 256
 
 
 def score(llm: LLM, tests: Sequence[Test]) -> int:
@@ -62,6 +74,22 @@ def perplexity(llm: LLM, tests: Sequence[Test]) -> float:
             total -= position[token].logprob if position else 0.0
             count += 1
     return math.exp(total / count)
+
+
+def write_texts(file: Path) -> None:
+    """Training dialogues, each whole, for --calibration."""
+    template = chat.load_template()
+    drawn = itertools.islice(dialogues.stream("calibration", dict(dialogues.HELD_OUT_COUNTS)), _NUM_TEXTS)
+    texts = (chat.prompt_of(one, template) + chat.completion_of(one) + chat.END for one in drawn)
+    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+
+
+def calibrate(to: str, *more: str, out: Path, texts: Path) -> None:
+    """`ferrule quantize`, without what it prints."""
+    words = [str(path()), "--to", to, "-o", str(out), "--evaluate", "none", "--log-level", "error", *more]
+    words += ["--calibration", str(texts), "--calibration-samples", str(_NUM_TEXTS)]
+    with contextlib.redirect_stdout(io.StringIO()):
+        QuantizeCommand().run(words, discover())
 
 
 HEADING = "| weights | correct of 500 | perplexity | MB |\n|---|--:|--:|--:|"
@@ -98,6 +126,11 @@ def written() -> Iterator[tuple[str, Path]]:
         with tempfile.TemporaryDirectory() as folder:
             write(path(), Path(folder), target_of(form, group))
             yield name, Path(folder)
+    for name, (form, *more) in _CALIBRATED.items():
+        with tempfile.TemporaryDirectory() as folder:
+            write_texts(Path(folder) / "texts.jsonl")
+            calibrate(form, *more, out=Path(folder) / "model", texts=Path(folder) / "texts.jsonl")
+            yield name, Path(folder) / "model"
     choice, _ = outline(resolve(Config(model=ModelConfig(model=str(path())))), Chooser(discover()))
     for kind, mix in gguf_file.MIXES.items():
         with tempfile.TemporaryDirectory() as folder:

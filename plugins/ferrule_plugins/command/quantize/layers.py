@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
 from ferrule.checkpoint import Values, architectures
 from ferrule.errors import CheckpointError, ConfigError
-from ferrule_plugins.command.quantize.targets import Target
 
 _WEIGHT = ".weight"
 _IN_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.\d+\.")
@@ -46,7 +46,13 @@ def check_float(config: Values) -> None:
         raise ConfigError(f"{name} cannot be quantized: its weights are stored with inputs first.")
 
 
-def choose(tensors: Mapping[str, torch.Tensor], target: Target, ignore: Sequence[str]) -> Chosen:
+class HasProblem(Protocol):
+    """A format, which may not take a linear layer of every size."""
+
+    def problem(self, outputs: int, inputs: int) -> str | None: ...
+
+
+def choose(tensors: Mapping[str, torch.Tensor], target: HasProblem, ignore: Sequence[str]) -> Chosen:
     """By types and shapes alone. Raises ConfigError, and CheckpointError where nothing can be quantized."""
     patterns = [compiled(text) for text in ignore]
     quantized, ignored = [], ["lm_head"]
@@ -59,7 +65,7 @@ def choose(tensors: Mapping[str, torch.Tensor], target: Target, ignore: Sequence
         if _LEFT.search(layer) or any(pattern.fullmatch(layer) for pattern in patterns):
             ignored.append(layer)
             continue
-        problem = target.problem(tensor.shape[1])
+        problem = target.problem(*tensor.shape)
         if problem:
             raise ConfigError(f"{layer} cannot be quantized: {problem}.", "--group-size or --ignore may help.")
         quantized.append(layer)

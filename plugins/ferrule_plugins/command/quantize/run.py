@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import shutil
 import time
@@ -12,27 +11,31 @@ from typing import Any
 
 import torch
 
-from ferrule import __version__
-from ferrule.assembly.choose import Chooser
+from ferrule.assembly.choose import Choice, Chooser
 from ferrule.assembly.model import outline
 from ferrule.checkpoint import read, read_json
 from ferrule.config import Resolved
 from ferrule.env import before_libraries
 from ferrule.errors import CheckpointError, ConfigError
+from ferrule.interfaces.model import Model
 from ferrule.interfaces.plugins import Plugins
 from ferrule.launch.localise import localise
 from ferrule_plugins.command.folder import beside, beside_file, copy_others
 from ferrule_plugins.command.pack.write import write_data, write_header
 from ferrule_plugins.command.quantize import gguf_file
+from ferrule_plugins.command.quantize.calibrated.methods import check_model, method_of
+from ferrule_plugins.command.quantize.calibrated.prompts import Prompts
+from ferrule_plugins.command.quantize.calibrated.run import Calibrated
+from ferrule_plugins.command.quantize.calibrated.walk import Walk
 from ferrule_plugins.command.quantize.layers import Chosen, check_float, choose
-from ferrule_plugins.command.quantize.options import QuantizeConfig
+from ferrule_plugins.command.quantize.options import CALIBRATED, QuantizeConfig, check
 from ferrule_plugins.command.quantize.perplexity import perplexity, text_of
-from ferrule_plugins.command.quantize.source import SINGLE, check_finite, file_sizes
+from ferrule_plugins.command.quantize.source import check_finite, file_sizes
 from ferrule_plugins.command.quantize.targets import Target, target_of
+from ferrule_plugins.command.quantize.written import CONFIG, MARK, write_config, write_index
 from ferrule_plugins.load_format.safetensors import Safetensors
 from ferrule_plugins.load_format.shards import progress
 
-_CONFIG, _MARK = "config.json", "quantized_by"
 Tensors = Mapping[str, torch.Tensor]
 
 
@@ -40,30 +43,55 @@ def quantize(options: QuantizeConfig, config: Resolved, plugins: Plugins) -> int
     """Read the model's float weights, and write them with fewer bits. Raises StartupError."""
     before_libraries()
     start = time.monotonic()
+    check(options)
     out = Path(options.output or "").expanduser()
     mix = gguf_file.MIXES.get(options.to or "")
-    if options.skip_tokenizer and not mix:
-        raise ConfigError(f"--skip-tokenizer is for GGUF files: --to {', '.join(gguf_file.MIXES)}.")
     (gguf_file.check_place if mix else _check_place)(out, options.force)
     text = text_of(options.evaluate)
+    prompts = _prompts(options)
     named, config = config.model.model, localise(config, plugins)
     source = Path(config.model.model)
     check_float(read(source))
-    choice, _ = outline(config, Chooser(plugins))
+    choice, model = outline(config, Chooser(plugins))
+    job = None if prompts is None else _calibrated(options, source, choice, model)
+    samples = [] if prompts is None else prompts.samples(config, plugins, choice.context.max_model_len)
+    if job is not None:
+        job.check(samples)
     before = None if text is None else perplexity(source, text)
+    report = ""
     with beside_file(out) if mix else beside(out) as place:
         if mix:
             old, new = gguf_file.write(source, place, mix, choice, options.ignore, tokenizer=not options.skip_tokenizer)
+        elif job is not None:
+            old, new, told = job.write(place, samples)
+            report = str(told)
         else:
             old, new = write(source, place, target_of(options.to or "", options.group_size), options.ignore)
         after = None if text is None else perplexity(place, text, source if options.skip_tokenizer else None)
     seconds = time.monotonic() - start
     print(f"{named}, {options.to}: {old / 1e6:.1f} MB before, {new / 1e6:.1f} MB after, {seconds:.1f} s.")
+    if report:
+        print(report)
     if before is not None and after is not None:
         print(f"Perplexity: {before:.4f} before, {after:.4f} after ({after / before - 1:+.2%}).")
     tokenizer = f" --tokenizer {shlex.quote(named)}" if options.skip_tokenizer and named else ""
     print(f"Serve it: ferrule serve {shlex.quote(str(out))}{tokenizer}")
     return 0
+
+
+def _prompts(options: QuantizeConfig) -> Prompts | None:
+    """The calibration texts; None for a format without. Raises ConfigError."""
+    if options.to not in CALIBRATED:
+        return None
+    return Prompts(options.calibration, options.calibration_samples, options.calibration_length)
+
+
+def _calibrated(options: QuantizeConfig, source: Path, choice: Choice, model: Model) -> Calibrated:
+    """Raises CheckpointError, ConfigError for a model that cannot be quantized with texts."""
+    method = method_of(options.to or "", options.bits, options.group_size, options.desc_act)
+    walk = Walk(model, choice.context, choice.architecture)
+    check_model(method, walk.model, choice.architecture)
+    return Calibrated(source, walk, method, options.ignore)
 
 
 def write(source: Path, folder: Path, target: Target, ignore: tuple[str, ...] = ()) -> tuple[int, int]:
@@ -90,8 +118,8 @@ def write(source: Path, folder: Path, target: Target, ignore: tuple[str, ...] = 
                         write_data(stream, result)
                     bar.update(sizes[file][name])
     if len(files) > 1:
-        _write_index(folder, results, new)
-    _write_config(source, folder, target.config(chosen.ignored))
+        write_index(folder, {file.name: tensors for file, tensors in results.items()}, new)
+    write_config(source, folder, target.config(chosen.ignored))
     return old, new
 
 
@@ -115,17 +143,6 @@ def _results(tensors: Tensors, target: Target, chosen: Chosen) -> dict[str, torc
     return found
 
 
-def _write_index(folder: Path, results: Mapping[Path, Tensors], size: int) -> None:
-    places = {name: file.name for file, tensors in results.items() for name in tensors}
-    index = {"metadata": {"total_size": size}, "weight_map": places}
-    (folder / f"{SINGLE}.index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
-
-
-def _write_config(source: Path, folder: Path, quantization: Mapping[str, Any]) -> None:
-    values = {**read_json(source / _CONFIG), "quantization_config": quantization, _MARK: f"ferrule {__version__}"}
-    (folder / _CONFIG).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-
-
 def _check_place(out: Path, force: bool) -> None:
     """Raises ConfigError where something is that may not be replaced."""
     if not out.exists() and not out.is_symlink():
@@ -138,6 +155,6 @@ def _check_place(out: Path, force: bool) -> None:
 
 def _is_ours(out: Path) -> bool:
     try:
-        return _MARK in read_json(out / _CONFIG)
+        return MARK in read_json(out / CONFIG)
     except CheckpointError:  # whatever it is, it is not ours to remove
         return False

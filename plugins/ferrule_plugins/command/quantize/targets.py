@@ -31,8 +31,8 @@ class Target(ABC):
     def restored(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The weights that `quantized` stands for, in float32."""
 
-    def problem(self, inputs: int) -> str | None:
-        """Why a layer with so many inputs cannot be quantized."""
+    def problem(self, outputs: int, inputs: int) -> str | None:
+        """Why a layer of this size cannot be quantized."""
         return None
 
     def config(self, ignored: Sequence[str]) -> dict[str, Any]:
@@ -86,7 +86,7 @@ class Packed4(Target):
         self.group = group
         self.weights = _arguments(4, "int", "group", dynamic=False, group=group)
 
-    def problem(self, inputs: int) -> str | None:
+    def problem(self, outputs: int, inputs: int) -> str | None:
         if inputs % self.group or inputs % 8:
             return f"{inputs} inputs are not a whole number of groups of {self.group}"
         return None

@@ -169,6 +169,7 @@ def fill(model: Model, choice: Choice, source: WeightSource) -> str | None:
     try:
         with torch.no_grad():
             tensors = choice.cache_scales.without(source.tensors(folder, model, choice.load_options))
+            tensors = tensors if choice.method is None else choice.method.decoded(tensors)
             filled = model.load_weights(choice.device.platform.memory().loading(model, tensors))
     except CheckpointError as error:
         if source.place and source.place not in error.message:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -86,6 +86,13 @@ class QuantizationMethod(ABC):
     @abstractmethod
     def scheme(self, layer: LinearLayer) -> LinearScheme | None:
         """Make the scheme of one layer; None leaves it as it is, as a checkpoint's list of ignored layers may ask."""
+
+    def decoded(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+        """A checkpoint's tensors, with floats in place of those that are quantized and of no linear layer.
+
+        An example is an embedding. Raises CheckpointError for tensors that do not fit each other.
+        """
+        return tensors
 
 
 @runtime_checkable

@@ -5,9 +5,9 @@ A weight is several tensors, called ``_weight_qdata``, ``_weight_scale`` and ``_
     Int8Tensor                 int8 [n, k]; scales [n, 1] or of groups
     Float8Tensor               e4m3 [n, k]; scales [n, 1], one, or of blocks of 128 x 128
     IntxUnpackedToInt8Tensor   numbers of 1 to 8 bits as int8 [n, k]; scales and zero points [n, groups]
-    Int4Tensor                 pairs of signed numbers, the first in the low half, [n, k / 2]; scales, and floats that
-                               are added, [groups, n]
+    Int4Tensor …               numbers of 4 bits in several orders, see `ferrule_plugins.quantization.torchao_int4`
 
+An embedding (``include_input_output_embeddings``) has those of integers, and becomes floats when its tensors come.
 ``quant_type`` of the configuration says which, for all layers or, as a ``FqnToConfig``, by their names. Files of older
 versions are pickles of Python objects, which are not read. https://github.com/pytorch/ao describes them.
 """
@@ -15,7 +15,7 @@ versions are pickles of Python objects, which are not read. https://github.com/p
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,18 +24,33 @@ import torch
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme
 from ferrule_nn import checkpoint_parameter
+from ferrule_plugins.quantization import embeddings
 from ferrule_plugins.quantization.apart import side_by_side
-from ferrule_plugins.quantization.coded import halves
 from ferrule_plugins.quantization.fp8 import BLOCK, Fp8Scheme
 from ferrule_plugins.quantization.groupwise import Settings
 from ferrule_plugins.quantization.method import CheckedMethod
 from ferrule_plugins.quantization.names import means, names_of
 from ferrule_plugins.quantization.products import Integers, Quantized, Shared, has_room, kept
+from ferrule_plugins.quantization.torchao_int4 import (
+    NUMBERS,
+    SCALES,
+    ZEROS,
+    Int4Scheme,
+    PairsScheme,
+    TilesScheme,
+    WordsScheme,
+)
 
-NUMBERS, SCALES, ZEROS = "_weight_qdata", "_weight_scale", "_weight_zero_point"
 _DEFAULT = "_default"
+_EMBEDDINGS = "include_input_output_embeddings"
 _FP8 = {"Float8WeightOnlyConfig": True, "Float8DynamicActivationFloat8WeightConfig": False}
 _INT8 = {"Int8WeightOnlyConfig": True, "Int8DynamicActivationInt8WeightConfig": False}
+_INT4: Mapping[str, type[Int4Scheme]] = {
+    "PLAIN": PairsScheme,
+    "TILE_PACKED_TO_4D": TilesScheme,
+    "PLAIN_INT32": WordsScheme,
+}
+_FP8_INT4 = "Float8DynamicActivationInt4WeightConfig"  # whose groups are of 128 inputs
 _INTX = {"IntxWeightOnlyConfig": True, "Int8DynamicActivationIntxWeightConfig": False}
 
 
@@ -43,12 +58,13 @@ _INTX = {"IntxWeightOnlyConfig": True, "Int8DynamicActivationIntxWeightConfig": 
 class Stored:
     """How a layer's weights are kept: `kind` is int8, intx, int4 or fp8; `wide` activations are not quantized.
 
-    fp8 has scales for blocks where `settings` says so by its group.
+    fp8 has scales for blocks where `settings` says so by its group. `packing` is the order of int4.
     """
 
     kind: str
     settings: Settings
     wide: bool
+    packing: str = "PLAIN"
 
 
 def read(stated: Any) -> Stored | None:
@@ -73,12 +89,18 @@ def read(stated: Any) -> Stored | None:
             raise ValueError(f"does not know the numbers of {name}")
         group = _group(name, values.get("granularity", values.get("weight_granularity")))
         return Stored("intx", Settings.of({"bits": int(bits[1]), "group_size": group}), _INTX[name])
-    if name == "Int4WeightOnlyConfig":
-        form = _named(values.get("int4_packing_format"), "PLAIN").upper()
-        if form != "PLAIN":
-            raise ValueError(f"reads Int4WeightOnlyConfig in the form PLAIN; {form} is an order of one kind of device")
-        return Stored("int4", Settings.of({"bits": 4, "group_size": values.get("group_size", 128)}), True)
+    if name in ("Int4WeightOnlyConfig", _FP8_INT4):
+        return _int4(name, values)
     raise ValueError(f"does not read {name}")
+
+
+def _int4(name: str, values: Mapping[str, Any]) -> Stored:
+    """Of 4 bits. Raises ValueError."""
+    default, group = ("PRESHUFFLED", 128) if name == _FP8_INT4 else ("PLAIN", values.get("group_size", 128))
+    packing = _named(values.get("int4_packing_format"), default).upper()
+    if packing not in _INT4:
+        raise ValueError(f"reads {name} in the forms {', '.join(_INT4)}, not {packing:.80}")
+    return Stored("int4", Settings.of({"bits": 4, "group_size": group}), True, packing)
 
 
 def _named(value: Any, default: str) -> str:
@@ -125,25 +147,34 @@ class TorchAo(CheckedMethod):
 
     def scheme(self, layer: LinearLayer) -> LinearScheme | None:
         dtype = torch.float32 if layer.head else None
-        found = [self._stored(name, layer.head) for name in names_of(layer)]
+        found = [_fitting(self._stored(name, layer.head), layer.in_features) for name in names_of(layer)]
         return side_by_side(layer, found, lambda own: self._made(own, dtype))
 
     def _stored(self, name: str, head: bool) -> Stored | None:
-        """Heads stay as they are unless they are named."""
+        """Heads stay as they are unless they are named, or embeddings are quantized too."""
         if any(means(pattern, name) for pattern in self.left):
             return None
         for pattern, own in self._named.items():
             if means(pattern, name):
                 return own
-        return None if head else self._all
+        return None if head and not self.config.get(_EMBEDDINGS) else self._all
 
     def _made(self, stored: Stored, dtype: torch.dtype | None) -> LinearScheme:
         if stored.kind == "fp8":
             tall = BLOCK if stored.settings.group else 0
             return Fp8Scheme(self.shared, dtype, wide=stored.wide, tall=tall, numbers=NUMBERS, scales=SCALES)
         if stored.kind == "int4":
-            return PairsScheme(self.shared, dtype, stored.settings)
+            return _INT4[stored.packing](self.shared, dtype, stored.settings.group)
         return IntxScheme(self.shared, dtype, stored)
+
+    def decoded(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+        return embeddings.decoded(tensors)
+
+
+def _fitting(stored: Stored | None, inputs: int) -> Stored | None:
+    """None for a layer that torchao leaves as it is, since its inputs do not fill groups."""
+    skipped = stored is not None and stored.kind == "int4" and inputs % (stored.settings.group or inputs)
+    return None if skipped else stored
 
 
 def _schemes(config: Mapping[str, Any]) -> tuple[Stored | None, dict[str, Stored | None]]:
@@ -152,8 +183,6 @@ def _schemes(config: Mapping[str, Any]) -> tuple[Stored | None, dict[str, Stored
     if isinstance(stated, str):
         raise ValueError(f"does not read files of old versions, which are pickles: quant_type is {stated!r:.80}")
     inner = stated.get("default") if isinstance(stated, Mapping) else None
-    if config.get("include_input_output_embeddings"):
-        raise ValueError("does not read embeddings that are quantized")
     if not isinstance(inner, Mapping) or inner.get("_type") not in ("FqnToConfig", "ModuleFqnToConfig"):
         return read(inner), {}
     data = inner.get("_data")
@@ -201,28 +230,3 @@ class IntxScheme(Quantized):
         if bool(((numbers < -half) | (numbers >= half)).any()):
             raise CheckpointError(f"A quantized weight of the checkpoint is not a number of {bits} bits.")
         return Integers((numbers + half).to(torch.uint8), scales, None if zeros is None else zeros + half, bits, group)
-
-
-class PairsScheme(Quantized):
-    """Bytes [n, k / 2] of two signed numbers; scales, and what is added, [groups, n]."""
-
-    def __init__(self, shared: Shared, dtype: torch.dtype | None, settings: Settings) -> None:
-        super().__init__(shared, dtype, wide=True)
-        self.group = settings.group
-        self.form = kept(4, settings.group, True, True)
-
-    def allocate(self, layer: Any) -> None:
-        self.given, k = layer.weight.dtype, layer.in_features
-        if k % 2 or self.group and k % self.group:
-            raise CheckpointError(f"{k} inputs of a layer are not a whole number of groups of {self.group}.")
-        groups = k // (self.group or k)
-        numbers = checkpoint_parameter(layer, (-1, k // 2), torch.int8)
-        scales, added = (checkpoint_parameter(layer, (groups, -1), torch.float32) for _ in range(2))
-        layer.weight = None
-        for name, parameter in ((NUMBERS, numbers), (SCALES, scales), (ZEROS, added)):
-            setattr(layer, name, parameter)
-
-    def weights(self, layer: Any) -> Integers:
-        numbers = halves(getattr(layer, NUMBERS).detach().view(torch.uint8)) ^ 8
-        scales, added = (getattr(layer, name).detach().t().contiguous() for name in (SCALES, ZEROS))
-        return Integers(numbers, scales, None, 4, self.group, offsets=added)

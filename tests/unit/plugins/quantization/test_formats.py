@@ -28,6 +28,7 @@ from ferrule_plugins.quantization.torchao import TorchAo
 from ferrule_testkit.quantized import FORMATS, quantized_checkpoint
 from tests.unit.plugins.quantization.loading import load_folder
 
+_PRESHUFFLED = {"default": {"_type": "Float8DynamicActivationInt4WeightConfig", "_data": {}}}
 _FP8_GROUPS = {
     "default": {
         "_type": "Float8WeightOnlyConfig",
@@ -285,7 +286,7 @@ def _changed(name: str, **changes: Any) -> dict[str, Any]:
         (TorchAo, _changed("torchao-int8", quant_type="int8_weight_only"), "pickles"),
         (TorchAo, _changed("torchao-int8", quant_type={"default": {"_type": "MXFPConfig", "_data": {}}}), "MXFPConfig"),
         (TorchAo, _changed("torchao-int8", quant_type=_FP8_GROUPS), "not for groups"),
-        (TorchAo, _changed("torchao-int4", include_input_output_embeddings=True), "embeddings"),
+        (TorchAo, _changed("torchao-int4", quant_type=_PRESHUFFLED), "PRESHUFFLED"),
         (CompressedTensors, _changed("int8", targets=7), "'targets' is not a list"),
         (CompressedTensors, _changed("int8", config_groups={}), "config_groups"),
         (CompressedTensors, _changed("int8", weights=None), "weights"),

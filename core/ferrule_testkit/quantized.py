@@ -25,6 +25,7 @@ from ferrule_testkit.quantized_bytes import (
     fp8_matrix,
     int8_channels,
     int8_groups,
+    int8_zeros,
     mxfp6,
     mxfp8,
 )
@@ -340,6 +341,9 @@ FORMATS: Mapping[str, Format] = {
     ),
     "int8-groups": Format(
         _compressed("naive-quantized", _eight_bits("int", "group", group_size=GROUP), None), int8_groups
+    ),
+    "int8-zeros": Format(
+        _compressed("int-quantized", {**_eight_bits("int", "channel"), "symmetric": False}, None), int8_zeros
     ),
     "nvfp4-compressed": Format(
         _compressed("nvfp4-pack-quantized", _floats("tensor_group", 16), None), lambda weight: float4(weight, 16)

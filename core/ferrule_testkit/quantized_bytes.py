@@ -77,3 +77,13 @@ def int8_groups(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
     numbers = (parts / scales[..., None]).round().clamp(-127, 127)
     meant = (numbers * scales[..., None]).flatten(1)
     return {"weight": numbers.flatten(1).to(torch.int8), "weight_scale": scales}, meant
+
+
+def int8_zeros(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+    """A scale and a zero point for each output channel."""
+    low, high = weight.float().amin(1, keepdim=True).clamp(max=0), weight.float().amax(1, keepdim=True).clamp(min=0)
+    scales = (high - low).clamp(min=1e-8) / 255
+    zeros = (-128 - low / scales).round().clamp(-128, 127)
+    numbers = (weight.float() / scales + zeros).round().clamp(-128, 127)
+    tensors = {"weight": numbers.to(torch.int8), "weight_scale": scales, "weight_zero_point": zeros.to(torch.int8)}
+    return tensors, (numbers - zeros) * scales

@@ -2,7 +2,8 @@
 
 What is read, by `type` and `num_bits` of the weights:
 
-    int 8      numbers int8 [n, k], a scale for each output channel, matrix or group; activations int8, or as they are
+    int 2-8    numbers int8 [n, k], a scale for each output channel, matrix or group, and zero points or not;
+               activations int8, or as they are
     float 8    e4m3, a scale for each output channel, matrix, group or block; activations fp8, or as they are;
                ``mxfp8-quantized``: a power of two for 32 inputs
     int 1-8    ``pack-quantized``: words of 32 bits along the inputs, scales and zeros for groups or channels; with
@@ -68,6 +69,7 @@ class Group:
     settings: Settings | None = None  # of packed integers
     block: tuple[int, int] | None = None  # outputs and inputs that share a scale of fp8
     size: int = 0  # inputs that share a scale of int8; 0: all
+    symmetric: bool = True  # without zero points, of int8
 
 
 def read(config: Mapping[str, Any]) -> list[Group]:
@@ -106,7 +108,7 @@ def _group(name: str, values: Any, form: str) -> Group:
     if kind == "fp8":
         block = block_of(weights, "block_structure") if strategy == "block" else _rows(weights)
     size = int(weights["group_size"]) if kind == "int8" and strategy == "group" else 0
-    return Group(listed(values, "targets"), kind, strategy, not activations, settings, block, size)
+    return Group(listed(values, "targets"), kind, strategy, not activations, settings, block, size, symmetric)
 
 
 def _rows(weights: Mapping[str, Any]) -> tuple[int, int] | None:
@@ -126,7 +128,8 @@ def _kind(name: str, weights: Mapping[str, Any], form: str, said: str) -> str:
     if form not in _READ:
         raise ValueError(f"does not read the format {form!r:.80}{_WHY_NOT.get(form, '')}")
     grouped = strategy == "group" and type(size) is int and 0 < size <= _LARGEST
-    if kind == "int" and bits == 8 and symmetric and form in _PLAIN and (strategy in ("tensor", "channel") or grouped):
+    few = type(bits) is int and 2 <= bits <= 8
+    if kind == "int" and few and form in _PLAIN and (strategy in ("tensor", "channel") or grouped):
         return "int8"
     if kind == "float" and bits == 8 and form == "mxfp8-quantized":
         if not grouped or size != MX[1]:
@@ -176,27 +179,33 @@ class CompressedTensors(CheckedMethod):
             return Float4Scheme(self.shared, dtype, group.kind)
         if group.settings is not None:
             return PackedIntScheme(self.shared, dtype, group.settings, group.wide)
-        return Int8Scheme(self.shared, dtype, group.wide, group.size)
+        return Int8Scheme(self.shared, dtype, group.wide, group.size, group.symmetric)
 
 
 class Int8Scheme(Quantized):
-    """Parameters `weight` int8 and `weight_scale`, one or [n, groups]."""
+    """Parameters `weight` int8 and `weight_scale`, one or [n, groups]; `weight_zero_point` where not symmetric."""
 
-    def __init__(self, shared: Shared, dtype: torch.dtype | None, wide: bool, size: int = 0) -> None:
+    def __init__(
+        self, shared: Shared, dtype: torch.dtype | None, wide: bool, size: int = 0, symmetric: bool = True
+    ) -> None:
         super().__init__(shared, dtype, wide)
-        self._size = size
+        self._size, self._symmetric = size, symmetric
 
     def allocate(self, layer: Any) -> None:
         self.given, groups = layer.weight.dtype, 1
         if self._size:
             check_groups(layer.in_features, self._size)
             groups = layer.in_features // self._size
-        layer.ignored_tensors = (*layer.ignored_tensors, *_EXTRA, "weight_zero_point", "weight_g_idx")
+        unused = ("weight_zero_point", "weight_g_idx") if self._symmetric else ("weight_g_idx",)
+        layer.ignored_tensors = (*layer.ignored_tensors, *_EXTRA, *unused)
         layer.weight_scale = checkpoint_parameter(layer, (-1, groups), torch.float32, broadcast=groups == 1)
+        if not self._symmetric:
+            layer.weight_zero_point = checkpoint_parameter(layer, (-1, groups), torch.int8, broadcast=groups == 1)
         layer.weight = checkpoint_parameter(layer, (-1, layer.in_features), torch.int8)
 
     def weights(self, layer: Any) -> Integers:
-        return Integers(layer.weight.detach(), layer.weight_scale.detach(), None, 8, self._size)
+        zeros = None if self._symmetric else layer.weight_zero_point.detach()
+        return Integers(layer.weight.detach(), layer.weight_scale.detach(), zeros, 8, self._size)
 
 
 class PackedIntScheme(Grouped):

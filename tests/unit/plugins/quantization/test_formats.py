@@ -276,7 +276,7 @@ def _changed(name: str, **changes: Any) -> dict[str, Any]:
         (CompressedTensors, _changed("int8", input_activations="int8"), "another type"),
         (CompressedTensors, _changed("packed", weights__num_bits=9), "has 9"),
         (CompressedTensors, _changed("packed", weights__group_size=0), "groups of 1 input or more"),
-        (CompressedTensors, _changed("int8", weights__symmetric=False), "does not read"),
+        (CompressedTensors, _changed("int8", weights__num_bits=16), "does not read"),
         (CompressedTensors, _changed("int8", input_activations__num_bits=4), "to 4 bits"),
         (CompressedTensors, _changed("fp8-compressed-blocks", weights__block_structure=None), "block_structure"),
         (CompressedTensors, _changed("int8", kv_cache_scheme={"num_bits": 8, "type": "int"}), "kv_cache_scheme"),

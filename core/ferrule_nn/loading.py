@@ -127,7 +127,16 @@ def load_into(
         several = naming.of_expert(source) or ""
         if "{}" in several and several.replace("{}", str(len(whole))) in targets:
             raise CheckpointError(f"The checkpoint holds {source!r} of {len(whole)} experts, and the model has more.")
-    return _filled(targets, seen)
+    return _filled(targets, seen) | _ones(module, parameters, {targets[name].parameter for name in seen})
+
+
+def _ones(module: torch.nn.Module, parameters: Mapping[str, torch.nn.Parameter], filled: set[str]) -> set[str]:
+    """Fill the optional parameters for which no tensor came. Returns their names."""
+    names = {name for name, own in parameters.items() if isinstance(own, CheckpointParameter) and own.optional}
+    for name in names - filled:
+        own = _materialized(module, name) if parameters[name].is_meta else parameters[name]
+        own.data.fill_(1)
+    return names - filled
 
 
 class _Pending:

@@ -25,23 +25,30 @@ class CheckpointParameter(nn.Parameter):
     The checkpoint may have one tensor for each projection that the layer merges. `axis` is the dimension of outputs;
     `offsets` maps the first output of each projection, and the number of all outputs, to the index in that dimension.
     With `broadcast` a projection's tensor may be smaller and is repeated, such as one scale for a whole matrix; one
-    number for each output may come without the dimension of size 1.
+    number for each output may come without the dimension of size 1. `optional` are factors that are 1 where a
+    checkpoint has none.
     """
 
     axis: int
     offsets: Mapping[int, int]
     broadcast: bool
+    optional: bool
 
     def __new__(
-        cls, data: torch.Tensor, axis: int, offsets: Mapping[int, int], broadcast: bool = False
+        cls,
+        data: torch.Tensor,
+        axis: int,
+        offsets: Mapping[int, int],
+        broadcast: bool = False,
+        optional: bool = False,
     ) -> CheckpointParameter:
         made: CheckpointParameter = super().__new__(cls, data, False)
-        made.axis, made.offsets, made.broadcast = axis, offsets, broadcast
+        made.axis, made.offsets, made.broadcast, made.optional = axis, offsets, broadcast, optional
         return made
 
     def with_data(self, data: torch.Tensor) -> CheckpointParameter:
         """The same parameter with other memory."""
-        return CheckpointParameter(data, self.axis, self.offsets, self.broadcast)
+        return CheckpointParameter(data, self.axis, self.offsets, self.broadcast, self.optional)
 
     def outputs(self, start: int, stop: int) -> torch.Tensor:
         """A view of outputs [start, stop) of the layer, which begin and end a projection; of all where `stop` is 0."""

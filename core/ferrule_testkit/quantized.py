@@ -15,10 +15,22 @@ from typing import Any
 
 import torch
 
-Tensors = dict[str, torch.Tensor]
+from ferrule_testkit.quantized_bytes import (
+    BLOCK,
+    GROUP,
+    Tensors,
+    fp8_blocks,
+    fp8_channels,
+    fp8_exponents,
+    fp8_matrix,
+    int8_channels,
+    int8_groups,
+    int8_zeros,
+    mxfp6,
+    mxfp8,
+)
+
 Encoder = Callable[[torch.Tensor], tuple[Tensors, torch.Tensor]]
-GROUP = 32
-BLOCK = 128
 # As `weight.quant_map` has them, of bitsandbytes 0.50.
 _BNB_TABLES = {
     "nf4": [
@@ -68,36 +80,6 @@ def quantized_checkpoint(source: Path, target: Path, name: str) -> dict[str, tor
 
 
 # ------------------------------------------------------------------------------------------ encoders
-
-
-def int8_channels(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
-    """A scale for each output channel that reaches half a step past the range, as its makers choose it."""
-    scales = weight.float().abs().amax(1, keepdim=True).clamp(min=1e-8) / 127.5
-    numbers = (weight.float() / scales).round().clamp(-128, 127)
-    return {"weight": numbers.to(torch.int8), "weight_scale": scales}, numbers * scales
-
-
-def fp8_channels(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
-    scales = weight.float().abs().amax(1, keepdim=True).clamp(min=1e-8) / 448
-    numbers = (weight.float() / scales).to(torch.float8_e4m3fn)
-    return {"weight": numbers, "weight_scale": scales}, numbers.float() * scales
-
-
-def fp8_matrix(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
-    """One scale, and one that was measured for activations."""
-    scale = weight.float().abs().amax() / 448
-    numbers = (weight.float() / scale).to(torch.float8_e4m3fn)
-    return {"weight": numbers, "weight_scale": scale, "input_scale": torch.tensor(0.5)}, numbers.float() * scale
-
-
-def fp8_blocks(weight: torch.Tensor, scale_name: str = "weight_scale_inv") -> tuple[Tensors, torch.Tensor]:
-    n, k = weight.shape
-    padded = torch.nn.functional.pad(weight.float(), (0, -k % BLOCK, 0, -n % BLOCK))
-    parts = padded.view(padded.shape[0] // BLOCK, BLOCK, -1, BLOCK)
-    scales = parts.abs().amax((1, 3)).clamp(min=1e-8) / 448
-    numbers = (parts / scales[:, None, :, None]).to(torch.float8_e4m3fn)
-    meant = (numbers.float() * scales[:, None, :, None]).reshape(padded.shape)[:n, :k]
-    return {"weight": numbers.view(padded.shape)[:n, :k], scale_name: scales}, meant
 
 
 def _four_bits(weight: torch.Tensor, symmetric: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -173,6 +155,15 @@ def modelopt(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
     whole = 1 / tensors["weight_global_scale"].reshape(())
     named = {"weight": tensors["weight_packed"], "weight_scale": tensors["weight_scale"], "weight_scale_2": whole}
     return {**named, "input_scale": torch.tensor(0.5)}, meant
+
+
+def modelopt_int4(weight: torch.Tensor, smoothed: bool) -> tuple[Tensors, torch.Tensor]:
+    """Two outputs in a byte; with `smoothed` activations are multiplied by 1 and 2 in turn."""
+    factors = 1.0 + torch.arange(weight.shape[1]) % 2 if smoothed else torch.ones(weight.shape[1])
+    numbers, _, scales, meant = _four_bits(weight / factors, symmetric=True)
+    codes = (numbers ^ 8).to(torch.uint8)
+    tensors = {"weight": codes[::2] | codes[1::2] << 4, "weight_scale": scales.float()}
+    return {**tensors, **({"pre_quant_scale": factors.bfloat16()} if smoothed else {})}, meant * factors
 
 
 def bitsandbytes(weight: torch.Tensor, kind: str = "nf4", nested: bool = False) -> tuple[Tensors, torch.Tensor]:
@@ -275,6 +266,14 @@ def _compressed(form: str, weights: Mapping[str, Any], activations: Mapping[str,
     return {"quant_method": "compressed-tensors", **stated, "config_groups": {"group_0": group}}
 
 
+def _modelopt(algorithm: str, **values: Any) -> dict[str, Any]:
+    return {"quant_method": "modelopt", "quant_algo": algorithm, "ignore": ["lm_head"], **values}
+
+
+def _with_scales(tensors: Tensors, meant: torch.Tensor, change: Any) -> tuple[Tensors, torch.Tensor]:
+    return {**tensors, "weight_scale": change(tensors["weight_scale"])}, meant
+
+
 def _eight_bits(kind: str, strategy: str, dynamic: bool = False, **more: Any) -> dict[str, Any]:
     return {"num_bits": 8, "type": kind, "symmetric": True, "strategy": strategy, "dynamic": dynamic, **more}
 
@@ -314,6 +313,9 @@ FORMATS: Mapping[str, Format] = {
         wide=False,
     ),
     "fp8-blocks": Format({**_FP8, "weight_block_size": [BLOCK, BLOCK]}, fp8_blocks, wide=False),
+    "fp8-exponents": Format(
+        {**_FP8, "weight_block_size": [BLOCK, BLOCK], "scale_fmt": "ue8m0"}, fp8_exponents, wide=False
+    ),
     "fp8-matrix": Format({**_FP8, "activation_scheme": "static"}, fp8_matrix, wide=False),
     "fp8-fbgemm": Format(
         {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_to_not_convert": ["lm_head"]},
@@ -325,6 +327,24 @@ FORMATS: Mapping[str, Format] = {
         _compressed("pack-quantized", _groups(False), None), lambda weight: packed(weight, symmetric=False)
     ),
     "mxfp4-compressed": Format(_compressed("mxfp4-pack-quantized", _floats("group", GROUP), None), float4),
+    "mxfp6-compressed": Format(
+        _compressed("mxfp6-pack-quantized", {**_floats("group", GROUP), "num_bits": 6}, None), mxfp6
+    ),
+    "mxfp8-compressed": Format(
+        _compressed(
+            "mxfp8-quantized",
+            _eight_bits("float", "group", group_size=GROUP),
+            _eight_bits("float", "group", True, group_size=GROUP),
+        ),
+        mxfp8,
+        wide=False,
+    ),
+    "int8-groups": Format(
+        _compressed("naive-quantized", _eight_bits("int", "group", group_size=GROUP), None), int8_groups
+    ),
+    "int8-zeros": Format(
+        _compressed("int-quantized", {**_eight_bits("int", "channel"), "symmetric": False}, None), int8_zeros
+    ),
     "nvfp4-compressed": Format(
         _compressed("nvfp4-pack-quantized", _floats("tensor_group", 16), None), lambda weight: float4(weight, 16)
     ),
@@ -342,6 +362,13 @@ FORMATS: Mapping[str, Format] = {
     "modelopt-fp4": Format(
         {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16, "ignore": ["lm_head*"]}, modelopt
     ),
+    "modelopt-mxfp8": Format(_modelopt("MXFP8", group_size=GROUP), mxfp8, wide=False),
+    "modelopt-blocks": Format(
+        _modelopt("fp8_pb_wo"),
+        lambda weight: _with_scales(*fp8_blocks(weight, "weight_scale"), lambda scales: scales[:, None, :, None]),
+    ),
+    "modelopt-int4": Format(_modelopt("W4A16_AWQ", group_size=GROUP), lambda weight: modelopt_int4(weight, True)),
+    "modelopt-int4-plain": Format(_modelopt("W4A8_AWQ", group_size=GROUP), lambda weight: modelopt_int4(weight, False)),
     "modelopt-fp8": Format(
         {"quant_method": "modelopt", "quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}},
         fp8_matrix,

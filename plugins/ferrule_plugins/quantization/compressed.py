@@ -2,12 +2,15 @@
 
 What is read, by `type` and `num_bits` of the weights:
 
-    int 8      numbers int8 [n, k], a scale for each output channel or matrix; activations int8, or as they are
-    float 8    e4m3, a scale for each output channel, matrix, or block of 128 x 128; activations fp8, or as they are
+    int 2-8    numbers int8 [n, k], a scale for each output channel, matrix or group, and zero points or not;
+               activations int8, or as they are
+    float 8    e4m3, a scale for each output channel, matrix, group or block; activations fp8, or as they are;
+               ``mxfp8-quantized``: a power of two for 32 inputs
     int 1-8    ``pack-quantized``: words of 32 bits along the inputs, scales and zeros for groups or channels; with
                "actorder" ``group`` a tensor says which group each input belongs to
     float 4    ``nvfp4-pack-quantized``: e2m1 with an e4m3 scale for 16 inputs and one for the matrix, by which these
                were multiplied; ``mxfp4-pack-quantized``: a power of two for 32 inputs. Activations as they are
+    float 6    ``mxfp6-pack-quantized``: e2m3, four in three bytes, with a power of two for 32 inputs
 
 Weights of 8 bits, and floats, may be sparse: see `ferrule_plugins.quantization.sparse`.
 Activations are quantized as they come, one scale for each row; scales that were measured before (`dynamic` false) are
@@ -22,20 +25,30 @@ from typing import Any
 
 import torch
 
-from ferrule.errors import CheckpointError
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme
 from ferrule_nn import checkpoint_parameter
 from ferrule_plugins.quantization.coded import E2M1, Coded, CodedScheme, halves, powers_of_two
-from ferrule_plugins.quantization.fp8 import BLOCK, Fp8Scheme
+from ferrule_plugins.quantization.fp8 import MX, Fp8Scheme, block_of
 from ferrule_plugins.quantization.groupwise import Grouped, Settings
 from ferrule_plugins.quantization.method import CheckedMethod, check_cache_scheme
 from ferrule_plugins.quantization.names import chosen, listed, targeted
 from ferrule_plugins.quantization.products import Integers, Quantized, Shared, Wide, checked
+from ferrule_plugins.quantization.scales import check_groups, scale_parameter
 from ferrule_plugins.quantization.sparse import Sparse, SparseFloats, Sparsity
 from ferrule_plugins.quantization.words import check_words, outputs, per_words, unpacked
 
 # Of float weights of 4 bits: the strategy, and how many inputs have a scale.
 _FLOATS = {"nvfp4-pack-quantized": ("tensor_group", 16), "mxfp4-pack-quantized": ("group", 32)}
+_PLAIN = ("naive-quantized", "int-quantized", "float-quantized")  # numbers of 8 bits with scales beside them
+_READ = (*_PLAIN, *_FLOATS, "pack-quantized", "mxfp8-quantized", "mxfp6-pack-quantized")
+_WHY_NOT = {
+    "dense": ": groups of it have floats, of which nothing says what they are rounded to",
+    "marlin-24": ", an order that was chosen for one GPU's kernels, and that no version writes any more",
+    "sparse-bitmask": ": sparse weights are described by 'sparsity_config'",
+    "sparse-24-bitmask": ": sparse weights are described by 'sparsity_config'",
+    "mixed-precision": ": it is for groups with formats of their own, and this one has none",
+}
+_LARGEST = 1 << 20  # inputs of a group
 # Values of "actorder": whether inputs of a group may be anywhere.
 _ORDERED = {None: False, False: False, "weight": False, "static": False, True: True, "group": True, "dynamic": True}
 
@@ -44,7 +57,7 @@ _EXTRA = ("input_scale", "input_zero_point", "weight_shape")  # tensors that are
 
 @dataclass(frozen=True)
 class Group:
-    """One of `config_groups`, read. `kind` is int8, fp8, packed, nvfp4 or mxfp4.
+    """One of `config_groups`, read. `kind` is int8, fp8, packed, nvfp4, mxfp4 or mxfp6.
 
     `wide` activations are not quantized.
     """
@@ -54,6 +67,9 @@ class Group:
     strategy: str
     wide: bool
     settings: Settings | None = None  # of packed integers
+    block: tuple[int, int] | None = None  # outputs and inputs that share a scale of fp8
+    size: int = 0  # inputs that share a scale of int8; 0: all
+    symmetric: bool = True  # without zero points, of int8
 
 
 def read(config: Mapping[str, Any]) -> list[Group]:
@@ -80,7 +96,7 @@ def _group(name: str, values: Any, form: str) -> Group:
         raise ValueError(f"finds in {name} a 'symmetric' or 'input_activations' of another type")
     said = f"{name} has weights of {bits} bits, type {weights.get('type')!r}, strategy {strategy!r}, format {form!r}"
     kind = _kind(name, weights, form, said)
-    fewest = (4, 8) if kind in ("nvfp4", "mxfp4") else (8,)
+    fewest = {"nvfp4": (4, 8), "mxfp4": (4, 6, 8), "mxfp6": (6, 8)}.get(kind, (8,))
     if isinstance(activations, Mapping) and activations.get("num_bits") not in fewest:
         raise ValueError(f"does not quantize activations to {activations.get('num_bits')} bits, as {name} asks")
     settings = None
@@ -88,7 +104,16 @@ def _group(name: str, values: Any, form: str) -> Group:
         size = weights.get("group_size") if strategy == "group" else None
         ordered = _ORDERED[weights.get("actorder")]
         settings = Settings.of({"bits": bits, "group_size": size, "desc_act": ordered, "sym": symmetric})
-    return Group(listed(values, "targets"), kind, strategy, not activations, settings)
+    block = None
+    if kind == "fp8":
+        block = block_of(weights, "block_structure") if strategy == "block" else _rows(weights)
+    size = int(weights["group_size"]) if kind == "int8" and strategy == "group" else 0
+    return Group(listed(values, "targets"), kind, strategy, not activations, settings, block, size, symmetric)
+
+
+def _rows(weights: Mapping[str, Any]) -> tuple[int, int] | None:
+    """The block of a group's inputs; None without groups."""
+    return (1, weights["group_size"]) if weights.get("strategy") == "group" else None
 
 
 def _kind(name: str, weights: Mapping[str, Any], form: str, said: str) -> str:
@@ -100,13 +125,24 @@ def _kind(name: str, weights: Mapping[str, Any], form: str, said: str) -> str:
         if not isinstance(order, str | bool | None) or order not in _ORDERED:
             raise ValueError(f"does not know the actorder of {name}, {order!r}")
         return "packed"
-    if kind == "int" and bits == 8 and symmetric and strategy in ("tensor", "channel"):
+    if form not in _READ:
+        raise ValueError(f"does not read the format {form!r:.80}{_WHY_NOT.get(form, '')}")
+    grouped = strategy == "group" and type(size) is int and 0 < size <= _LARGEST
+    few = type(bits) is int and 2 <= bits <= 8
+    if kind == "int" and few and form in _PLAIN and (strategy in ("tensor", "channel") or grouped):
         return "int8"
-    if kind == "float" and bits == 8 and strategy in ("tensor", "channel", "block"):
-        block = weights.get("block_structure")
-        if strategy == "block" and block != [BLOCK, BLOCK]:
-            raise ValueError(f"reads blocks of {BLOCK} x {BLOCK}, and those of {name} are {block}")
+    if kind == "float" and bits == 8 and form == "mxfp8-quantized":
+        if not grouped or size != MX[1]:
+            raise ValueError(f"reads groups of {MX[1]} in this form: {said}, {size}")
         return "fp8"
+    if kind == "float" and bits == 8 and form in _PLAIN and (strategy in ("tensor", "channel", "block") or grouped):
+        if strategy == "block" and block_of(weights, "block_structure") is None:
+            raise ValueError(f"finds no 'block_structure' in {name}")
+        return "fp8"
+    if kind == "float" and bits == 6 and symmetric and form == "mxfp6-pack-quantized":
+        if not grouped or size != MX[1]:
+            raise ValueError(f"reads groups of {MX[1]} in this form: {said}, {size}")
+        return "mxfp6"
     if kind == "float" and bits == 4 and symmetric and form in _FLOATS:
         if (strategy, size) != _FLOATS[form]:
             raise ValueError(f"reads groups of {_FLOATS[form][1]} in this form: {said}, {size}")
@@ -136,26 +172,40 @@ class CompressedTensors(CheckedMethod):
 
     def _made(self, group: Group, dtype: torch.dtype | None) -> Quantized:
         if group.kind == "fp8":
-            tall = BLOCK if group.strategy == "block" else 0
-            return Fp8Scheme(self.shared, dtype, wide=group.wide, tall=tall)
+            return Fp8Scheme(self.shared, dtype, wide=group.wide, block=group.block)
+        if group.kind == "mxfp6":
+            return Float6Scheme(self.shared, dtype, wide=group.wide)
         if group.kind in ("nvfp4", "mxfp4"):
             return Float4Scheme(self.shared, dtype, group.kind)
         if group.settings is not None:
             return PackedIntScheme(self.shared, dtype, group.settings, group.wide)
-        return Int8Scheme(self.shared, dtype, group.wide)
+        return Int8Scheme(self.shared, dtype, group.wide, group.size, group.symmetric)
 
 
 class Int8Scheme(Quantized):
-    """Parameters `weight` int8 and `weight_scale`."""
+    """Parameters `weight` int8 and `weight_scale`, one or [n, groups]; `weight_zero_point` where not symmetric."""
+
+    def __init__(
+        self, shared: Shared, dtype: torch.dtype | None, wide: bool, size: int = 0, symmetric: bool = True
+    ) -> None:
+        super().__init__(shared, dtype, wide)
+        self._size, self._symmetric = size, symmetric
 
     def allocate(self, layer: Any) -> None:
-        self.given = layer.weight.dtype
-        layer.ignored_tensors = (*layer.ignored_tensors, *_EXTRA, "weight_zero_point", "weight_g_idx")
-        layer.weight_scale = checkpoint_parameter(layer, (-1, 1), torch.float32, broadcast=True)
+        self.given, groups = layer.weight.dtype, 1
+        if self._size:
+            check_groups(layer.in_features, self._size)
+            groups = layer.in_features // self._size
+        unused = ("weight_zero_point", "weight_g_idx") if self._symmetric else ("weight_g_idx",)
+        layer.ignored_tensors = (*layer.ignored_tensors, *_EXTRA, *unused)
+        layer.weight_scale = checkpoint_parameter(layer, (-1, groups), torch.float32, broadcast=groups == 1)
+        if not self._symmetric:
+            layer.weight_zero_point = checkpoint_parameter(layer, (-1, groups), torch.int8, broadcast=groups == 1)
         layer.weight = checkpoint_parameter(layer, (-1, layer.in_features), torch.int8)
 
     def weights(self, layer: Any) -> Integers:
-        return Integers(layer.weight.detach(), layer.weight_scale.detach(), None, 8)
+        zeros = None if self._symmetric else layer.weight_zero_point.detach()
+        return Integers(layer.weight.detach(), layer.weight_scale.detach(), zeros, 8, self._size)
 
 
 class PackedIntScheme(Grouped):
@@ -168,10 +218,7 @@ class PackedIntScheme(Grouped):
         self.block, self.per = self.per, 1  # the last words of a row need not be full
 
     def allocate(self, layer: Any) -> None:
-        if self.group and layer.in_features % self.group:
-            raise CheckpointError(
-                f"{layer.in_features} inputs of a layer are not a whole number of groups of {self.group}."
-            )
+        check_groups(layer.in_features, self.group or 1)
         ignored = layer.ignored_tensors
         super().allocate(layer)
         unused = [name for name in ("weight_zero_point", "weight_g_idx") if not hasattr(layer, name)]
@@ -209,6 +256,30 @@ class PackedIntScheme(Grouped):
         return unpacked(torch.nn.functional.pad(words, (0, -words.shape[1] % per_words(self.bits)[1])), self.bits)
 
 
+class Float6Scheme(Quantized):
+    """Parameters `weight_packed` uint8, of four numbers e2m3 in three bytes; `weight_scale`, exponents for 32 inputs.
+
+    An e2m3 is an integer from -60 to 60 by 8.
+    """
+
+    def allocate(self, layer: Any) -> None:
+        self.given, k = layer.weight.dtype, layer.in_features
+        check_groups(k, MX[1])
+        packed = checkpoint_parameter(layer, (-1, k // 4 * 3), torch.uint8)
+        layer.weight_scale = scale_parameter(layer, k // MX[1])
+        layer.weight, layer.weight_packed = None, packed
+        layer.ignored_tensors = (*layer.ignored_tensors, *_EXTRA)
+
+    def weights(self, layer: Any) -> Integers:
+        first, second, third = layer.weight_packed.detach().unflatten(1, (-1, 3)).unbind(2)
+        parts = first, first >> 6 | second << 2, second >> 4 | third << 4, third >> 2
+        codes = torch.stack(parts, dim=2).flatten(1) & 63
+        mantissa, exponent = codes & 7, codes >> 3 & 3
+        whole = torch.where(exponent == 0, mantissa, (8 + mantissa) << (exponent.clamp(min=1) - 1)).to(torch.int8)
+        numbers = torch.where(codes >= 32, -whole, whole)
+        return Integers(numbers, layer.weight_scale.detach() / 8, None, 8, MX[1])
+
+
 class Float4Scheme(CodedScheme):
     """Parameters `numbers` uint8, of a pair the first in the low half; `weight_scale`, `weight_global_scale`."""
 
@@ -219,8 +290,7 @@ class Float4Scheme(CodedScheme):
 
     def allocate(self, layer: Any) -> None:
         self.given, k = layer.weight.dtype, layer.in_features
-        if k % self.group:
-            raise CheckpointError(f"{k} inputs of a layer are not a whole number of groups of {self.group}.")
+        check_groups(k, self.group)
         kept = torch.float8_e4m3fn if self.kind == "nvfp4" else torch.uint8
         packed = checkpoint_parameter(layer, (-1, k // 2), torch.uint8)
         scale = checkpoint_parameter(layer, (-1, k // self.group), kept)

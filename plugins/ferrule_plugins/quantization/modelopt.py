@@ -1,13 +1,25 @@
-"""NVIDIA's modelopt: e4m3 with a scale for each matrix (FP8), and e2m1 in groups of 16 (NVFP4).
+"""NVIDIA's modelopt, by its `quant_algo`; `weight` is [n, k] unless it says otherwise.
 
-NVFP4 has a `weight` of bytes, of a pair the first in the low half; `weight_scale`, e4m3 for 16 inputs; and
-`weight_scale_2`, which multiplies these (https://github.com/NVIDIA/TensorRT-Model-Optimizer, modelopt/torch/export).
-Activations are not quantized to 4 bits, and the scales that were measured for them (`input_scale`) are not used.
+    FP8                        e4m3, one `weight_scale`
+    FP8_PER_CHANNEL_PER_TOKEN  e4m3, a scale for each output channel
+    FP8_PB_WO                  e4m3, a scale for each block of 128 x 128, of four dimensions
+    MXFP8                      e4m3, a byte for 32 inputs, the exponent of their scale
+    NVFP4 and its variants     e2m1, of a pair the first in the low half; `weight_scale`, e4m3 for 16 or 32 inputs, and
+                               `weight_scale_2`, which multiplies these
+    MXFP4, W4A8_MXFP4_FP8      e2m1, and a byte for 32 inputs
+    W4A16_AWQ, W4A8_AWQ        integers of 4 bits, two outputs in a byte [n / 2, k], the first in the low half
+    W8A16, W8A8_SQ_PER_CHANNEL int8, a scale for each output channel
+    MIXED_PRECISION            one of these for each of `quantized_layers`; the others are floats
+
+Layers of AWQ and SmoothQuant may have a `pre_quant_scale`, which multiplies activations. Activations are quantized as
+they come, to 8 bits where the algorithm says so for weights of 8 bits, and scales that were measured for them
+(`input_scale`) are not used. https://github.com/NVIDIA/Model-Optimizer, modelopt/torch/export, version 0.47.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,41 +27,107 @@ import torch
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme
 from ferrule_nn import checkpoint_parameter
+from ferrule_plugins.quantization.apart import side_by_side
 from ferrule_plugins.quantization.coded import E2M1, Coded, CodedScheme, halves
-from ferrule_plugins.quantization.fp8 import Fp8Scheme
+from ferrule_plugins.quantization.compressed import Float4Scheme, Int8Scheme
+from ferrule_plugins.quantization.fp8 import BLOCKS, MX, Fp8Scheme
 from ferrule_plugins.quantization.method import CheckedMethod, check_cache_scheme
-from ferrule_plugins.quantization.names import chosen, globbed, listed
-from ferrule_plugins.quantization.products import checked
+from ferrule_plugins.quantization.names import globbed, listed, means, names_of, spellings
+from ferrule_plugins.quantization.products import Integers, Quantized, Shared, checked
+from ferrule_plugins.quantization.scales import Smoothed, check_groups
+from ferrule_plugins.quantization.words import outputs
 
-GROUP = 16
+_FP8 = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "FP8_PB_REAL", "MXFP8")
+_INT8 = ("W8A16", "W8A8_SQ_PER_CHANNEL")
+_INT4 = ("W4A16_AWQ", "INT4_AWQ", "W4A8_AWQ")
+_NVFP4 = ("NVFP4", "NVFP4_AWQ", "W4A16_NVFP4", "W4A8_NVFP4_FP8")
+_MXFP4 = ("MXFP4", "W4A8_MXFP4_FP8")
+_MIXED = "MIXED_PRECISION"
+_SMOOTHED = ("NVFP4_AWQ", "W8A8_SQ_PER_CHANNEL", *_INT4)
+_GROUPS = {  # inputs of a group: the usual number, and all that are read
+    **dict.fromkeys(_NVFP4, (16, (16, 32))),
+    "W4A8_NVFP4_FP8": (32, (16, 32)),
+    **dict.fromkeys((*_MXFP4, "MXFP8"), (32, (32,))),
+    **dict.fromkeys(_INT4, (128, tuple(range(8, 4097, 8)))),
+}
+
+
+@dataclass(frozen=True)
+class Stored:
+    """How a layer's weights are kept. `group` counts inputs; 0 without groups."""
+
+    algorithm: str
+    group: int
+
+    @classmethod
+    def of(cls, stated: Mapping[str, Any]) -> Stored:
+        """Raises ValueError with what is not read."""
+        name = str(stated.get("quant_algo")).upper()
+        if name not in (*_FP8, *_INT8, *_INT4, *_NVFP4, *_MXFP4):
+            raise ValueError(f"does not read the quant_algo {stated.get('quant_algo')!r:.80}")
+        usual, read = _GROUPS.get(name, (0, ()))
+        group = stated.get("group_size") or usual
+        if read and (type(group) is not int or group not in read):
+            sizes = " or ".join(map(str, read)) if len(read) < 3 else "a multiple of 8"
+            raise ValueError(
+                f"reads groups of {sizes} inputs of {name}, and group_size is {stated['group_size']!r:.80}"
+            )
+        return cls(name, group if read else 0)
 
 
 class ModelOpt(CheckedMethod):
-    formats = ("modelopt", "modelopt_fp4", "nvfp4")
+    formats = ("modelopt", "modelopt_fp4", "modelopt_mxfp8", "modelopt_mixed", "nvfp4")
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__(config)
         stated = _stated(config)
         self.left = tuple(globbed(name) for name in listed(stated, "ignore", "exclude_modules"))
-        self._four_bits = stated.get("quant_algo") == "NVFP4"
+        self._all, self._some = _schemes(stated)
 
     @classmethod
     def check(cls, config: Mapping[str, Any]) -> None:
         stated = _stated(config)
-        if stated.get("quant_algo") not in ("FP8", "NVFP4"):
-            raise ValueError(f"reads FP8 and NVFP4, and quant_algo is {stated.get('quant_algo')!r}")
-        if stated.get("group_size") not in (None, GROUP) and stated["quant_algo"] == "NVFP4":
-            raise ValueError(f"reads groups of {GROUP}, and group_size is {stated['group_size']!r}")
+        _schemes(stated)
         cache = stated.get("kv_cache_quant_algo")
         if cache not in (None, "FP8"):
             raise ValueError(f"reads scales of an FP8 cache, and kv_cache_quant_algo is {cache!r}")
         check_cache_scheme(stated.get("kv_cache_scheme"))
 
     def scheme(self, layer: LinearLayer) -> LinearScheme | None:
-        if chosen(layer, self.left) or layer.head and not self.left:
+        if layer.head and not self.left and self._all:
             return None
         dtype = torch.float32 if layer.head else None
-        return NvFp4Scheme(self.shared, dtype) if self._four_bits else Fp8Scheme(self.shared, dtype)
+        return side_by_side(layer, [self._stored(name) for name in names_of(layer)], lambda own: self._made(own, dtype))
+
+    def _stored(self, name: str) -> Stored | None:
+        """That of the layer, or of the modules that it is part of; None for floats."""
+        if any(means(pattern, name) for pattern in self.left):
+            return None
+        if self._all is not None:
+            return self._all
+        for spelled in spellings(name):
+            while spelled:
+                if spelled in self._some:
+                    return self._some[spelled]
+                spelled = spelled.rpartition(".")[0]
+        return None
+
+    def _made(self, stored: Stored, dtype: torch.dtype | None) -> LinearScheme:
+        made = self._plain(stored, dtype)
+        return Smoothed(made) if stored.algorithm in _SMOOTHED else made
+
+    def _plain(self, stored: Stored, dtype: torch.dtype | None) -> Quantized:
+        name = stored.algorithm
+        if name in _FP8:
+            block = MX if name == "MXFP8" else BLOCKS if "_PB_" in name else None
+            return Fp8Scheme(self.shared, dtype, wide=name == "FP8_PB_WO", block=block)
+        if name in _INT8:
+            return Int8Scheme(self.shared, dtype, wide=name == "W8A16")
+        if name in _INT4:
+            return Int4Scheme(self.shared, dtype, stored.group)
+        if name in _MXFP4:
+            return Float4Scheme(self.shared, dtype, "mxfp4", numbers="weight")
+        return NvFp4Scheme(self.shared, dtype, stored.group)
 
 
 def _stated(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -58,17 +136,53 @@ def _stated(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return inner if isinstance(inner, Mapping) else config
 
 
+def _schemes(stated: Mapping[str, Any]) -> tuple[Stored | None, dict[str, Stored]]:
+    """That of all layers, or those of some by their names. Raises ValueError."""
+    if str(stated.get("quant_algo")).upper() != _MIXED:
+        return Stored.of(stated), {}
+    layers = stated.get("quantized_layers")
+    if not isinstance(layers, Mapping) or not layers or not all(isinstance(each, Mapping) for each in layers.values()):
+        raise ValueError(f"finds no 'quantized_layers' with an object for each layer of {_MIXED}")
+    return None, {str(name): Stored.of(each) for name, each in layers.items()}
+
+
 class NvFp4Scheme(CodedScheme):
+    def __init__(self, shared: Shared, dtype: torch.dtype | None, group: int) -> None:
+        super().__init__(shared, dtype)
+        self._group = group
+
     def allocate(self, layer: Any) -> None:
         self.given, k = layer.weight.dtype, layer.in_features
-        if k % GROUP:
-            raise CheckpointError(f"{k} inputs of a layer are not a whole number of groups of {GROUP}.")
+        check_groups(k, self._group)
         weight = checkpoint_parameter(layer, (-1, k // 2), torch.uint8)
-        layer.weight_scale = checkpoint_parameter(layer, (-1, k // GROUP), torch.float8_e4m3fn)
+        layer.weight_scale = checkpoint_parameter(layer, (-1, k // self._group), torch.float8_e4m3fn)
         layer.weight_scale_2 = checkpoint_parameter(layer, (-1, 1), torch.float32, broadcast=True)
         layer.weight = weight
         layer.ignored_tensors = (*layer.ignored_tensors, "input_scale")
 
     def coded(self, layer: Any) -> Coded:
         scales = checked(layer.weight_scale.detach()).float() * layer.weight_scale_2.detach()
-        return Coded(halves(layer.weight.detach()), E2M1, scales, GROUP)
+        return Coded(halves(layer.weight.detach()), E2M1, scales, self._group)
+
+
+class Int4Scheme(Quantized):
+    """Parameters `weight` uint8 [n / 2, k], numbers from -8 to 7; `weight_scale` [n, groups]."""
+
+    def __init__(self, shared: Shared, dtype: torch.dtype | None, group: int) -> None:
+        super().__init__(shared, dtype, wide=True)
+        self._group = group
+
+    def allocate(self, layer: Any) -> None:
+        self.given, k = layer.weight.dtype, layer.in_features
+        check_groups(k, self._group)
+        if any(rows % 2 for rows in outputs(layer)):
+            raise CheckpointError("Weights of which two outputs share a byte are of an odd number of outputs.")
+        weight = checkpoint_parameter(layer, (-1, k), torch.uint8, count=lambda rows: rows // 2)
+        layer.weight_scale = checkpoint_parameter(layer, (-1, k // self._group), torch.float32)
+        layer.weight = weight  # `weight_scale_2` is that of activations' type, to which numbers were rounded before
+        layer.ignored_tensors = (*layer.ignored_tensors, "input_scale", "weight_scale_2")
+
+    def weights(self, layer: Any) -> Integers:
+        pairs = layer.weight.detach()
+        numbers = torch.stack((pairs & 15, pairs >> 4), dim=1).flatten(0, 1) ^ 8
+        return Integers(numbers, layer.weight_scale.detach(), None, 4, self._group)

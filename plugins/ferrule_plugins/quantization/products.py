@@ -34,6 +34,11 @@ GROUPS = 8  # inputs of a group of the CPU's kernel are a multiple of it
 FP8_FORM = Form(bits=8, group=32)  # of fp8 weights on CPUs, whose kernels multiply integers
 _FP8_MOST = 448  # the largest number of e4m3
 _ROWS = 4096  # that torch quantizes at a time
+_BLOCK = 128  # inputs that have a scale in the GPU's kernels for blocks
+_WHY_BLOCKS = (
+    f"no GPU kernel multiplies fp8 whose scales are not for {_BLOCK} inputs: such weights take 16 bits, or 32 with"
+    " --dtype float32"
+)
 Product = Callable[[Any, torch.Tensor], torch.Tensor]  # of a layer and activations [tokens, in]
 
 
@@ -65,11 +70,12 @@ class Rounded:
 
 @dataclass(frozen=True)
 class Fp8:
-    """Weights fp8 e4m3 [n, k], with scales float32 [n], or [blocks of `tall` outputs, blocks of 128 inputs]."""
+    """Weights fp8 e4m3 [n, k], with scales float32 [n], or [blocks of `tall` outputs, blocks of `step` inputs]."""
 
     numbers: torch.Tensor
     scales: torch.Tensor
     tall: int = 0
+    step: int = 128
 
     def widened(self, dtype: torch.dtype) -> torch.Tensor:
         """What they stand for, [n, k]."""
@@ -77,10 +83,11 @@ class Fp8:
             return (self.numbers.float() * self.scales[:, None]).to(dtype)
         n, k = self.numbers.shape
         out = torch.empty((n, k), dtype=dtype, device=self.numbers.device)
-        for row, scales in enumerate(self.scales):  # block by block: no second matrix of float32
-            rows = slice(row * self.tall, (row + 1) * self.tall)
-            spread = scales.repeat_interleave(128)[:k]
-            out[rows] = (self.numbers[rows].float() * spread).to(dtype)
+        for first in range(0, n, _ROWS):  # no second matrix of float32
+            numbers = self.numbers[first : first + _ROWS].float()
+            blocks = torch.arange(first, first + len(numbers), device=numbers.device) // self.tall
+            spread = self.scales[blocks].repeat_interleave(self.step, 1)[:, :k]
+            out[first : first + _ROWS] = (numbers * spread).to(dtype)
         return out
 
     def rounded(self, dtype: torch.dtype, wide: bool) -> Rounded:
@@ -168,6 +175,8 @@ class Quantized(LinearScheme):
         weights = self.weights(layer)
         if isinstance(weights, Fp8) and device == "cpu":
             weights = self._fp8_cpu(weights)
+        elif isinstance(weights, Fp8) and weights.tall and weights.step != _BLOCK:
+            weights = Wide(weights.widened(self.given), _WHY_BLOCKS)
         if isinstance(weights, Rounded) and not (device == "cpu" and self.shared.compiled()):
             weights = weights.integers()
         for values in _floats_of(weights):

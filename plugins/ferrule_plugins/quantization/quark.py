@@ -22,7 +22,7 @@ from ferrule.interfaces.quantization import LinearLayer, LinearScheme
 from ferrule_nn import checkpoint_parameter
 from ferrule_plugins.quantization.apart import side_by_side
 from ferrule_plugins.quantization.compressed import Float4Scheme, Int8Scheme
-from ferrule_plugins.quantization.fp8 import BLOCK, Fp8Scheme
+from ferrule_plugins.quantization.fp8 import BLOCK, BLOCKS, Fp8Scheme
 from ferrule_plugins.quantization.groupwise import Grouped, Settings
 from ferrule_plugins.quantization.method import CheckedMethod
 from ferrule_plugins.quantization.names import globbed, listed, means, names_of
@@ -100,7 +100,7 @@ class Quark(CheckedMethod):
             return Float4Scheme(self.shared, dtype, "mxfp4", numbers="weight")
         if stored.dtype == "int8":
             return Int8Scheme(self.shared, dtype, stored.wide)
-        return Fp8Scheme(self.shared, dtype, wide=stored.wide, tall=BLOCK if stored.strategy == "per_block" else 0)
+        return Fp8Scheme(self.shared, dtype, wide=stored.wide, block=BLOCKS if stored.strategy == "per_block" else None)
 
 
 def _schemes(config: Mapping[str, Any]) -> tuple[Stored | None, dict[str, Stored | None]]:

@@ -26,7 +26,7 @@ from ferrule.interfaces.quantization import LinearLayer, LinearScheme
 from ferrule_nn import checkpoint_parameter
 from ferrule_plugins.quantization import embeddings
 from ferrule_plugins.quantization.apart import side_by_side
-from ferrule_plugins.quantization.fp8 import BLOCK, Fp8Scheme
+from ferrule_plugins.quantization.fp8 import BLOCK, BLOCKS, Fp8Scheme
 from ferrule_plugins.quantization.groupwise import Settings
 from ferrule_plugins.quantization.method import CheckedMethod
 from ferrule_plugins.quantization.names import means, names_of
@@ -161,8 +161,8 @@ class TorchAo(CheckedMethod):
 
     def _made(self, stored: Stored, dtype: torch.dtype | None) -> LinearScheme:
         if stored.kind == "fp8":
-            tall = BLOCK if stored.settings.group else 0
-            return Fp8Scheme(self.shared, dtype, wide=stored.wide, tall=tall, numbers=NUMBERS, scales=SCALES)
+            block = BLOCKS if stored.settings.group else None
+            return Fp8Scheme(self.shared, dtype, wide=stored.wide, block=block, numbers=NUMBERS, scales=SCALES)
         if stored.kind == "int4":
             return _INT4[stored.packing](self.shared, dtype, stored.settings.group)
         return IntxScheme(self.shared, dtype, stored)

@@ -71,7 +71,9 @@ def test_layers_multiply_by_what_the_checkpoint_means(
         y, expected = layer(x), x @ _meant(path, layer, weights).t()
         assert y.dtype == torch.float32
         off = (y - expected).norm() / expected.norm()
-        eight = name in ("nf4", "nf4-nested", "fp4") or not FORMATS[name].wide  # 8 bits of a table, or activations
+        eight = (
+            name in ("nf4", "nf4-nested", "fp4", "modelopt-blocks") or not FORMATS[name].wide
+        )  # 8 bits of a table, or activations
         assert off < (0.02 if name == "int8" else 1e-2 if eight else 5e-3), path
     hidden = torch.randn(5, loaded.info.hidden_size, generator=torch.Generator().manual_seed(0))
     assert torch.equal(loaded.reload().logits(hidden), loaded.model.logits(hidden))
@@ -125,13 +127,16 @@ def test_fp8_from_floats(folder: Path, plugins: Plugins, method: str) -> None:
         assert (path == "lm_head") == isinstance(layer.scheme, Dense)
 
 
-@pytest.mark.parametrize("name", ["int8", "fp8-blocks", "fp8-channels", "gptq", "awq"])
+@pytest.mark.parametrize(
+    "name",
+    ["int8", "fp8-blocks", "fp8-channels", "gptq", "awq", "mxfp8-compressed", "mxfp6-compressed", "modelopt-int4"],
+)
 def test_weights_stay_small(folder: Path, plugins: Plugins, tmp_path: Path, name: str) -> None:
     """In bytes of a layer: scales and zero points of small groups beside the numbers."""
     quantized_checkpoint(folder, tmp_path / "made", name)
     for path, layer in _layers(load_folder(tmp_path / "made", plugins, dtype="bfloat16")).items():
         if path != "lm_head":
-            bits = {"gptq": 4, "awq": 4}.get(name, 8) + 1.5
+            bits = {"gptq": 4, "awq": 4, "modelopt-int4": 4}.get(name, 8) + 1.5
             assert (
                 sum(tensor.nbytes for tensor in layer.packed_tensors())
                 <= layer.in_features * layer.out_features * bits / 8
@@ -263,21 +268,21 @@ def _changed(name: str, **changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("method", "config", "said"),
     [
-        (Fp8Method, _changed("fp8-blocks", weight_block_size=[64, 128]), "128 x 128"),
+        (Fp8Method, _changed("fp8-blocks", weight_block_size=[64, 0]), "outputs and inputs"),
         (Fp8Method, _changed("fp8-blocks", fmt="e5m2"), "e5m2"),
-        (Fp8Method, _changed("fp8-blocks", weight_block_size=7), "128 x 128"),
+        (Fp8Method, _changed("fp8-blocks", weight_block_size=7), "outputs and inputs"),
         (CompressedTensors, _changed("packed", weights__actorder="columns"), "actorder"),
         (CompressedTensors, _changed("packed", weights__actorder=["group"]), "['group']"),
         (CompressedTensors, _changed("packed", weights__symmetric="false"), "another type"),
         (CompressedTensors, _changed("int8", input_activations="int8"), "another type"),
         (CompressedTensors, _changed("packed", weights__num_bits=9), "has 9"),
         (CompressedTensors, _changed("packed", weights__group_size=0), "groups of 1 input or more"),
-        (CompressedTensors, _changed("int8", weights__symmetric=False), "does not read"),
+        (CompressedTensors, _changed("int8", weights__num_bits=16), "does not read"),
         (CompressedTensors, _changed("int8", input_activations__num_bits=4), "to 4 bits"),
-        (CompressedTensors, _changed("fp8-compressed-blocks", weights__block_structure=[64, 64]), "128 x 128"),
+        (CompressedTensors, _changed("fp8-compressed-blocks", weights__block_structure=None), "block_structure"),
         (CompressedTensors, _changed("int8", kv_cache_scheme={"num_bits": 8, "type": "int"}), "kv_cache_scheme"),
         (CompressedTensors, _changed("int8", sparsity_config={"format": "sparse-bitmask"}), "sparse-bitmask"),
-        (CompressedTensors, _changed("fp8-compressed-blocks", weights__block_structure=7), "128 x 128"),
+        (CompressedTensors, _changed("fp8-compressed-blocks", weights__block_structure=7), "outputs and inputs"),
         (CompressedTensors, _changed("int8", sparsity_config="dense"), "sparse"),
         (CompressedTensors, _changed("packed", sparsity_config={"format": "sparse-24-bitmask"}), "sparse weights of 8"),
         (Quark, _changed("quark-int4", layer_type_quant_config={"Linear": {}}), "layer_type_quant_config"),
@@ -295,6 +300,50 @@ def _changed(name: str, **changes: Any) -> dict[str, Any]:
 def test_variants_that_are_not_read_are_named(method: Any, config: dict[str, Any], said: str) -> None:
     for caps in (CPU, GPU):
         assert said in (method.refuses(config, caps, BF16) or "")
+
+
+@pytest.mark.parametrize(
+    ("form", "kind", "size", "said"),
+    [
+        ("naive-quantized", "int", None, None),
+        ("naive-quantized", "float", 64, None),
+        ("int-quantized", "int", 32, None),
+        ("float-quantized", "float", None, None),
+        ("mxfp8-quantized", "float", 32, None),
+        ("mxfp8-quantized", "float", 16, "groups of 32"),
+        ("pack-quantized", "int", 32, None),
+        ("nvfp4-pack-quantized", "float", None, "does not read"),
+        ("mxfp4-pack-quantized", "float", 32, "does not read"),
+        ("mxfp6-pack-quantized", "float", 32, "does not read"),
+        ("dense", "float", None, "'dense': groups of it have floats"),
+        ("marlin-24", "int", 128, "'marlin-24'"),
+        ("sparse-bitmask", "int", None, "sparsity_config"),
+        ("sparse-24-bitmask", "int", None, "sparsity_config"),
+        ("mixed-precision", "int", None, "formats of their own"),
+        ("one-of-tomorrow", "int", None, "'one-of-tomorrow'"),
+    ],
+)
+def test_every_format_of_eight_bits_is_read_or_named(form: str, kind: str, size: int | None, said: str | None) -> None:
+    """Names of `CompressionFormat` in compressed-tensors 0.20; a format of the group goes before that of all."""
+    weights = {"num_bits": 8, "type": kind, "symmetric": True, "strategy": "group" if size else "channel"}
+    group = {"targets": ["Linear"], "weights": {**weights, "group_size": size}, "input_activations": None}
+    for config in ({"format": form}, {"format": "mixed-precision", "own": form}):
+        own = {"format": config["own"]} if "own" in config else {}
+        stated = {"quant_method": "compressed-tensors", "format": config["format"], "config_groups": {"a": group | own}}
+        found = CompressedTensors.refuses(stated, CPU, BF16)
+        assert found is None if said is None else said in (found or ""), stated
+
+
+@pytest.mark.parametrize("strategy", ["tensor", "channel", "group", "block", "token", "tensor_group", "attn_head"])
+def test_every_strategy_is_read_or_named(strategy: str) -> None:
+    more = {"block_structure": [64, 32]} if strategy == "block" else {"group_size": 32} if strategy == "group" else {}
+    found = CompressedTensors.refuses(_changed("fp8-channels", weights=_eight(strategy, **more)), CPU, BF16)
+    assert (found is None) == (strategy in ("tensor", "channel", "group", "block")), found
+    assert found is None or repr(strategy) in found
+
+
+def _eight(strategy: str, **more: Any) -> dict[str, Any]:
+    return {"num_bits": 8, "type": "float", "symmetric": True, "strategy": strategy, **more}
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -53,6 +53,11 @@ CONFIGS: list[dict[str, Any]] = [
     {"quant_method": "modelopt", "quantization": {"quant_algo": "FP8", "exclude_modules": ["lm*"]}},
     {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16},
     {
+        "quant_method": "modelopt",
+        "quant_algo": "MIXED_PRECISION",
+        "quantized_layers": {"model.layers.0.mlp": {"quant_algo": "W4A16_AWQ", "group_size": 32}},
+    },
+    {
         "quant_method": "bitsandbytes",
         "load_in_4bit": True,
         "bnb_4bit_quant_type": "nf4",

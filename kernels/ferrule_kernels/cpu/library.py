@@ -32,6 +32,7 @@ SOURCES = (
     "sampling.cpp",
     "selective.cpp",
     "short_conv.cpp",
+    "tables.cpp",
 )
 HEADERS = ("activations.h", "cells.h", "float8.h", "matmul.h", "panels.h", "rows.h", "states.h", "tiles.h", "vectors.h")
 

@@ -90,12 +90,11 @@ def _squeezellm(layer: LinearLayer, weight: torch.Tensor, config: Mapping[str, A
 
 
 def _aqlm(layer: LinearLayer, weight: torch.Tensor, config: Mapping[str, Any]) -> Tensors:
-    """Groups of one input: the first codebook has 256 numbers, the second nothing."""
+    """Each codebook says one of a group's eight weights, and zero of the others."""
     scales = weight.float().abs().amax(1, keepdim=True)
-    codes = ((weight.float() / scales.clamp(min=1e-9) + 1) * 127).round()
-    codes = torch.stack((codes, torch.zeros_like(codes)), dim=-1).to(torch.uint8).view(torch.int8)
-    book = torch.stack((torch.arange(256) / 127 - 1, torch.zeros(256))).view(2, 256, 1, 1)
-    return {"codes": codes, "codebooks": book, "scales": scales.view(-1, 1, 1, 1)}
+    codes = ((weight.float() / scales.clamp(min=1e-9) + 1) * 127).round().to(torch.uint8).view(torch.int8)
+    books = torch.eye(8).view(8, 1, 1, 8) * (torch.arange(256) / 127 - 1).view(1, 256, 1, 1)
+    return {"codes": codes.view(len(weight), -1, 8), "codebooks": books, "scales": scales.view(-1, 1, 1, 1)}
 
 
 def _torchao(layer: LinearLayer, weight: torch.Tensor, config: Mapping[str, Any]) -> Tensors:
@@ -116,9 +115,7 @@ def _quark(layer: LinearLayer, weight: torch.Tensor, config: Mapping[str, Any]) 
 
 
 _HQQ = {"weight_quant_params": {"nbits": 4, "group_size": 16, "axis": 1, "channel_wise": True}}
-_AQLM = {"in_group_size": 1, "out_group_size": 1, "num_codebooks": 2, "nbits_per_codebook": 8}
-# What is looked up takes the memory of floats. Those of float16 are multiplied by oneDNN on CPUs.
-_FLOATS = {"sizes": ((64, 48), (224, 96)), "lone_rows": (torch.bfloat16, torch.float32)}
+_AQLM = {"in_group_size": 8, "out_group_size": 1, "num_codebooks": 8, "nbits_per_codebook": 8}
 GPTQ = {
     "config": {"quant_method": "gptq", "bits": 4, "group_size": _GROUP, "sym": False, "desc_act": True},
     "encode": _gptq,
@@ -162,5 +159,6 @@ QUARK = {
     "sizes": _WHOLE,
     "error": 0.2,
 }
-SQUEEZELLM = {"config": {"quant_method": "squeezellm", "wbits": 4}, "encode": _squeezellm, **_FLOATS}
-AQLM = {"config": {"quant_method": "aqlm", **_AQLM}, "encode": _aqlm, **_FLOATS}
+_TABLES = ((64, 48), (224, 96))
+SQUEEZELLM = {"config": {"quant_method": "squeezellm", "wbits": 4}, "encode": _squeezellm, "sizes": _TABLES}
+AQLM = {"config": {"quant_method": "aqlm", **_AQLM}, "encode": _aqlm, "sizes": _TABLES}

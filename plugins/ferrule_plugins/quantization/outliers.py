@@ -39,6 +39,10 @@ def _names(folder: Path) -> Iterable[str]:
     return [name for file in pt.PyTorchFiles.files(folder) for name in pt.read_file(file)]
 
 
+def expected(config: Mapping[str, Any]) -> bool:
+    return bool(config.get(SPARSE) or config.get(FULL))
+
+
 class OutlierParameter(CheckpointParameter):
     """Keeps tensors of any size, for each projection that the layer merges; its own numbers, one for each, mean
     nothing. `most` is how many entries such a tensor may have."""

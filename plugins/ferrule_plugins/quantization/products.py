@@ -22,7 +22,9 @@ from ferrule_kernels import matmul as reference
 from ferrule_kernels.cpu import library
 from ferrule_kernels.cpu.dense import DenseMatrix
 from ferrule_kernels.cpu.matmul import PackedMatrix, Workspace
+from ferrule_kernels.cpu.tables import MergedTables
 from ferrule_kernels.matmul import Form
+from ferrule_kernels.tables import Additive, Palette
 from ferrule_nn import Dense
 from ferrule_plugins.quantization.weights import Integers as Integers
 from ferrule_plugins.quantization.weights import gathered, looked_up, sorted_by_group
@@ -48,6 +50,25 @@ class Wide:
 
     weight: torch.Tensor
     why: str
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Weights [n, k] that are looked up, of each of the layer's projections. Where no kernel looks them up, they are
+    widened, and `why` is said."""
+
+    projections: tuple[Palette | Additive, ...]
+    why: str
+
+    def widened(self, dtype: torch.dtype) -> Wide:
+        return Wide(torch.cat([each.weights().to(dtype) for each in self.projections]), self.why)
+
+    def floats(self) -> Iterable[torch.Tensor]:
+        """All numbers."""
+        for each in self.projections:
+            yield from (each.table,) if isinstance(each, Palette) else (each.books,)
+            if isinstance(each, Additive) and each.scales is not None:
+                yield each.scales
 
 
 @dataclass(frozen=True)
@@ -167,7 +188,7 @@ class Quantized(LinearScheme):
         self._product: Product | None = None
 
     @abstractmethod
-    def weights(self, layer: Any) -> Integers | Rounded | Fp8 | Wide:
+    def weights(self, layer: Any) -> Integers | Rounded | Fp8 | Wide | Tables:
         """What the layer's parameters hold. Raises CheckpointError for what they may not."""
 
     def pack(self, layer: Any) -> None:
@@ -184,7 +205,9 @@ class Quantized(LinearScheme):
         for name, own in list(layer.named_parameters(recurse=False)):
             if name != "bias":  # an empty parameter still has the layer's device
                 setattr(layer, name, torch.nn.Parameter(own.data.new_empty(0), requires_grad=False))
-        if isinstance(weights, Wide):
+        if isinstance(weights, Tables):
+            self._product = self._tables(layer, weights, device)
+        elif isinstance(weights, Wide):
             self._product = self._widened(layer, weights)
         elif isinstance(weights, Fp8):
             self._product = self._fp8_cuda(layer, weights)
@@ -224,6 +247,13 @@ class Quantized(LinearScheme):
     def _compiled(self, layer: Any, form: Form, given: reference.Quantized) -> Product:
         workspace = self.shared.workspace
         return self._multiplied(PackedMatrix(given.numbers, form, layer.bias, workspace, given.scales, given.offsets))
+
+    def _tables(self, layer: Any, weights: Tables, device: str) -> Product:
+        if device != "cpu" or not self.shared.compiled():
+            return self._widened(layer, weights.widened(self.given))
+        matrix = MergedTables(weights.projections, self.given, layer.bias)
+        self._unpacked = matrix.tensors()
+        return lambda _, x: matrix.multiply(x, self.dtype)
 
     def _multiplied(self, matrix: PackedMatrix) -> Product:
         self.matrix = matrix
@@ -307,8 +337,10 @@ class Quantized(LinearScheme):
         return lambda layer, x: multiply(x, layer.packed_numbers, layer.packed_scales, layer.bias, self.dtype)
 
 
-def _floats_of(weights: Integers | Rounded | Fp8 | Wide) -> Iterable[torch.Tensor]:
+def _floats_of(weights: Integers | Rounded | Fp8 | Wide | Tables) -> Iterable[torch.Tensor]:
     """What must be finite."""
+    if isinstance(weights, Tables):
+        return weights.floats()
     if isinstance(weights, Rounded):
         return ()
     if isinstance(weights, Wide):

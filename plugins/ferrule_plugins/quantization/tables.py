@@ -1,4 +1,4 @@
-"""Weights that are looked up in tables: SqueezeLLM and AQLM. They are floats of the model's type from here on.
+"""Weights that are looked up in tables: SqueezeLLM and AQLM. On a CPU they stay codes; on a GPU they are widened.
 
 SqueezeLLM (https://arxiv.org/abs/2306.07629; https://github.com/SqueezeAILab/SqueezeLLM, squeezellm/quant.py) packs
 numbers of 3 or 4 bits as GPTQ does, and has a table of floats for each output. To these
@@ -18,11 +18,13 @@ import torch
 
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme
+from ferrule_kernels.cpu.tables import palette_form, unit
+from ferrule_kernels.tables import ENTRIES, Additive, AdditiveForm, Palette, PaletteForm
 from ferrule_nn import checkpoint_parameter
 from ferrule_plugins.quantization import outliers
 from ferrule_plugins.quantization.method import CheckedMethod
 from ferrule_plugins.quantization.names import chosen
-from ferrule_plugins.quantization.products import Floats, Quantized, Shared, Wide
+from ferrule_plugins.quantization.products import Floats, Quantized, Shared, Tables, Wide
 from ferrule_plugins.quantization.words import check_words, outputs, per_words, unpacked
 
 _WHY = "weights of {} are looked up once, and take 16 bits from there on, or 32 with --dtype float32"
@@ -64,15 +66,26 @@ class TableScheme(Quantized):
     def allocate(self, layer: Any) -> None:
         check_words((layer.in_features,), per_words(self.bits)[0])
         outliers.allocate(layer, self.config)
-        self.given, self.form = layer.weight.dtype, Floats(layer.weight.dtype)
+        self.given = layer.weight.dtype
+        self.form: Floats | PaletteForm = Floats(self.given)
+        if _looks_up(self, layer) and not outliers.expected(self.config):
+            self.form = palette_form(self.bits, self.given)
         words = checkpoint_parameter(layer, (layer.in_features * self.bits // 32, -1), torch.int32)
         table = checkpoint_parameter(layer, (-1, 1 << self.bits), torch.float32)
         layer.weight, layer.qweight, layer.lookup_table = None, words, table
 
-    def weights(self, layer: Any) -> Wide:
-        numbers = unpacked(layer.qweight.detach().t(), self.bits)
-        table = layer.lookup_table.detach().to(self.given)
-        return Wide(outliers.add(layer, table.gather(1, numbers.long())), _WHY.format("SqueezeLLM"))
+    def weights(self, layer: Any) -> Tables | Wide:
+        codes, table = unpacked(layer.qweight.detach().t(), self.bits), layer.lookup_table.detach()
+        if outliers.expected(self.config):
+            floats = table.to(self.given).gather(1, codes.long())
+            return Wide(outliers.add(layer, floats), _WHY.format("SqueezeLLM with outliers"))
+        return Tables((Palette(codes, table, self.bits),), _WHY.format("SqueezeLLM"))
+
+
+def _looks_up(scheme: Quantized, layer: Any) -> bool:
+    """Whether the CPU's kernel will multiply: also of a model that is built to be measured alone."""
+    device = getattr(layer, "device", layer.weight.device)
+    return device.type != "cuda" and scheme.shared.compiled()
 
 
 class Aqlm(CheckedMethod):
@@ -110,7 +123,11 @@ class AqlmScheme(Quantized):
     def allocate(self, layer: Any) -> None:
         if layer.in_features % self.inner or any(count % self.outer for count in outputs(layer)):
             raise CheckpointError(f"A layer has no whole number of groups of {self.outer} x {self.inner} weights.")
-        self.given, self.form = layer.weight.dtype, Floats(layer.weight.dtype)
+        self.given = layer.weight.dtype
+        self.form: Floats | AdditiveForm = Floats(self.given)
+        if self._has_kernel and _looks_up(self, layer):
+            item = unit(self.given).itemsize
+            self.form = AdditiveForm(self.books, self.bits, self.inner, item, len(outputs(layer)))
         kind = torch.int8 if self.bits <= 8 else torch.int16
         groups = layer.in_features // self.inner
         book = (self.books, 1 << self.bits, self.outer, self.inner)
@@ -123,11 +140,25 @@ class AqlmScheme(Quantized):
         """Of codes, for so many outputs."""
         return count // self.outer
 
-    def weights(self, layer: Any) -> Wide:
+    @property
+    def _has_kernel(self) -> bool:
+        return self.outer == 1 and self.inner in ENTRIES
+
+    def weights(self, layer: Any) -> Wide | Tables:
         rows = [self._rows(count) for count in outputs(layer)]
         codes, scales = (values.detach().split(rows) for values in (layer.codes, layer.scales))
-        parts = zip(codes, layer.codebooks.detach(), scales, strict=True)
-        return Wide(torch.cat([self._looked_up(*part) for part in parts]), _WHY.format("AQLM"))
+        parts = list(zip(codes, layer.codebooks.detach(), scales, strict=True))
+        why = _WHY.format("AQLM")
+        if self._has_kernel:
+            return Tables(tuple(self._additive(*part) for part in parts), why)
+        return Wide(torch.cat([self._looked_up(*part) for part in parts]), why)
+
+    def _additive(self, codes: torch.Tensor, books: torch.Tensor, scales: torch.Tensor) -> Additive:
+        """Of groups of one output. Bits that a code does not have are dropped, as the format's own programs do."""
+        unsigned = codes.view(torch.uint8) if codes.dtype == torch.int8 else codes
+        if self.bits not in (8, 16):
+            unsigned = unsigned & ((1 << self.bits) - 1)
+        return Additive(unsigned, books.flatten(2), scales.flatten())
 
     def _looked_up(self, codes: torch.Tensor, books: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
         """[n, k]"""

@@ -231,7 +231,12 @@ def test_squeezellm(bits: int) -> None:
     method = SqueezeLlm({"quant_method": "squeezellm", "wbits": bits})
     layer = loaded(method, {"qweight": words(numbers, bits).t(), "lookup_table": table}, (48, 96))
     assert off(layer, table.gather(1, numbers)) < 1e-5
+    assert _bytes_kept(layer) == layer.scheme.form.packed_bytes(48, 96)  # type: ignore[attr-defined]
     assert method.scheme(layer_of("lm_head")) is None
+
+
+def _bytes_kept(layer: Linear) -> int:
+    return sum(each.nbytes for each in layer.scheme.packed_tensors())
 
 
 @pytest.mark.parametrize(("books", "bits", "outer"), [(1, 10, 1), (2, 8, 1), (2, 5, 4)])
@@ -256,7 +261,10 @@ def test_aqlm(books: int, bits: int, outer: int) -> None:
         stored = codes.to(torch.uint8).view(torch.int8) if bits <= 8 else codes.to(torch.int16)
         parts[name] = {"codes": stored, "codebooks": codebooks, "scales": scales}
     method = Aqlm(config)
-    assert off(merged(method, parts, rows, 64), torch.cat(meant)) < 1e-5
+    layer = merged(method, parts, rows, 64)
+    assert off(layer, torch.cat(meant)) < 1e-5
+    if outer == 1:
+        assert _bytes_kept(layer) == layer.scheme.form.packed_bytes(48, 64)  # type: ignore[attr-defined]
     assert method.scheme(layer_of("lm_head")) is None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,6 +19,8 @@ from ferrule.interfaces.plugins import Plugins
 from ferrule.launch import variants
 from ferrule.launch.describe import described
 
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")  # of an address, not of a hub id or path
+_STREAMED = {"runai_streamer": ("s3://",)}  # formats that read weights from a store, and how names of its models begin
 _PATHS = ("/", "./", "../", "~")  # how a name begins that is not a hub id
 _COMMON = (  # configuration, tokenizer, chat templates
     "*.json",
@@ -46,7 +49,8 @@ def localise(config: Resolved, plugins: Plugins) -> Resolved:
     code = ("*.py",) if model.trust_remote_code else ()
 
     def weights(names: Sequence[str]) -> Sequence[str]:
-        return (*_COMMON, *code, *weight_patterns(names, config.load.load_format))
+        read_there = model.model.startswith(_STREAMED.get(config.load.load_format, ()))
+        return (*_COMMON, *code, *(() if read_there else weight_patterns(names, config.load.load_format)))
 
     find = partial(_find, config, plugins)
     place = find("model", model.model, model.revision, weights)
@@ -131,7 +135,16 @@ def weight_patterns(names: Sequence[str], load_format: str) -> tuple[str, ...]:
     if load_format == "gguf" or (load_format == "auto" and "config.json" not in names and variants.kinds(names)):
         return variants.only(names)
     if load_format != "auto":
-        known = {"safetensors": (_SAFETENSORS,), "pt": _PICKLES, "mistral": (_MISTRAL,), "dummy": ()}
+        known = {
+            "safetensors": (_SAFETENSORS,),
+            "fastsafetensors": (_SAFETENSORS,),
+            "runai_streamer": (_SAFETENSORS,),
+            "pt": _PICKLES,
+            "npcache": _PICKLES,
+            "mistral": (_MISTRAL,),
+            "tensorizer": ("*.tensors",),
+            "dummy": (),
+        }
         return known.get(load_format, ("*",))
     weights = [name for name in names if any(fnmatch(name, form) for form in (_SAFETENSORS, *_PICKLES))]
     if weights and all(fnmatch(name, _MISTRAL) for name in weights):
@@ -176,18 +189,25 @@ def _remote(
 
     Raises CheckpointError for a name that the hub cannot have.
     """
-    hub: ModelHub = plugins.make("hub", config.model.hub)
+    hub_name = _hub_name(name, config.model.hub)
+    hub: ModelHub = plugins.make("hub", hub_name)
     reason, kind = hub.refuses(name), ""
     if reason is not None and hub.refuses(variants.split(name)[0]) is None:
         (name, kind), reason = variants.split(name), None
     if reason is not None:
         missing = _missing(what, name).removesuffix(".")
-        raise CheckpointError(f"{missing}, and the hub {config.model.hub} {reason}.", _meant(Path(name).expanduser()))
+        raise CheckpointError(f"{missing}, and the hub {hub_name} {reason}.", _meant(Path(name).expanduser()))
     token = True if config.model.hf_token in {"", "true", "True", True} else config.model.hf_token  # "": the bare flag
     folder = Path(config.load.download_dir).expanduser() if config.load.download_dir else None
     others = () if config.load.load_format == "mistral" else ("consolidated*",)
     ignore = (*config.load.ignore_patterns, *others, *_OTHER_LAYOUTS, *_TRAINING, *variants.SKIPPED)
     return hub, Repository(name, revision, token, folder, ignore), kind
+
+
+def _hub_name(name: str, chosen: str) -> str:
+    """The hub to ask: of the name of an address's scheme, such as ``s3``; for other names the one that is chosen."""
+    scheme = _SCHEME.match(name)
+    return scheme[1].lower() if scheme else chosen
 
 
 def _missing(what: str, name: str) -> str:

@@ -35,3 +35,12 @@ def _pickled(folder: Path, weights: Mapping[str, torch.Tensor]) -> None:
 
 SAFETENSORS = {"writers": (_whole,)}
 PICKLED = {"writers": (_pickled,)}
+
+
+def _tensorized(folder: Path, weights: Mapping[str, torch.Tensor]) -> None:
+    from ferrule_plugins.tensorizer.write import write
+
+    write(folder / "model.tensors", weights)
+
+
+TENSORIZER = {"writers": (_tensorized,)}

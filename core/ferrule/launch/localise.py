@@ -19,7 +19,7 @@ from ferrule.interfaces.plugins import Plugins
 from ferrule.launch import variants
 from ferrule.launch.describe import described
 
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")  # of an address, not of a hub id or path
+_SCHEME = re.compile(r"([a-z][a-z0-9]*)://")
 _STREAMED = {"runai_streamer": ("s3://",)}  # formats that read weights from a store, and how names of its models begin
 _PATHS = ("/", "./", "../", "~")  # how a name begins that is not a hub id
 _COMMON = (  # configuration, tokenizer, chat templates
@@ -189,7 +189,8 @@ def _remote(
 
     Raises CheckpointError for a name that the hub cannot have.
     """
-    hub_name = _hub_name(name, config.model.hub)
+    scheme = _SCHEME.match(name)  # the hub of that name is asked, if there is one
+    hub_name = scheme[1] if scheme and scheme[1] in plugins.names("hub") else config.model.hub
     hub: ModelHub = plugins.make("hub", hub_name)
     reason, kind = hub.refuses(name), ""
     if reason is not None and hub.refuses(variants.split(name)[0]) is None:
@@ -202,12 +203,6 @@ def _remote(
     others = () if config.load.load_format == "mistral" else ("consolidated*",)
     ignore = (*config.load.ignore_patterns, *others, *_OTHER_LAYOUTS, *_TRAINING, *variants.SKIPPED)
     return hub, Repository(name, revision, token, folder, ignore), kind
-
-
-def _hub_name(name: str, chosen: str) -> str:
-    """The hub to ask: of the name of an address's scheme, such as ``s3``; for other names the one that is chosen."""
-    scheme = _SCHEME.match(name)
-    return scheme[1].lower() if scheme else chosen
 
 
 def _missing(what: str, name: str) -> str:

@@ -64,7 +64,7 @@ class Safetensors(WeightSource):
             raise CheckpointError(f"{folder} has no {self._kind()} file.", others)
         return files
 
-    def shapes(self, folder: Path | None, options: Mapping[str, Any]) -> Mapping[str, tuple[int, ...]]:
+    def shapes(self, folder: Path | None, options: Mapping[str, Any]) -> Mapping[str, tuple[int, ...]] | None:
         files = self._wanted(folder, options)
         return {name: shape for file in files for name, (shape, _) in shapes(file).items()}
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from ferrule.errors import CheckpointError
 from ferrule_plugins.tensorizer import crypt
@@ -57,7 +57,7 @@ def _read(descriptor: int, entry: Entry, how: Reading, pool: ThreadPoolExecutor)
     _fill(descriptor, memoryview(content), entry.header)
     header = tensor_header(bytes(content), entry, encrypted=how.key is not None)
     raw = torch.empty(entry.size, dtype=torch.uint8)
-    view = memoryview(raw.numpy())
+    view = memoryview(cast("Any", raw.numpy()))
     starts = range(0, entry.size, _READ_BYTES)
     for _ in pool.map(lambda at: _fill(descriptor, view[at : at + _READ_BYTES], entry.data + at), starts):
         pass

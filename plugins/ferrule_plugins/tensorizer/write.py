@@ -9,9 +9,9 @@ import hashlib
 import secrets
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import torch
 
@@ -64,9 +64,10 @@ def _entry(name: str, tensor: torch.Tensor, header: int, data: int) -> bytes:
 def _append(stream: IO[bytes], name: str, tensor: torch.Tensor, key: bytes | None) -> int:
     """Write one tensor. Returns where its data begins."""
     named, kind, form = _described(name, tensor)
-    raw = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy() if tensor.numel() else b""
+    raw: Any = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy() if tensor.numel() else b""
     data = memoryview(raw)
-    encryption, parts = b"", [data]
+    encryption: bytes = b""
+    parts: Sequence[bytes | memoryview] = [data]
     if key:
         encryption, parts = crypt.encrypt(data, secrets.token_bytes(crypt.NONCE_BYTES), key)
         encryption = len(encryption).to_bytes(8, "little") + encryption

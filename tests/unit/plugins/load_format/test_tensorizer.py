@@ -1,4 +1,4 @@
-"""tensorizer's files: what the library writes is read bit-equal, and the other way; what is damaged is one clear error."""
+"""tensorizer's files: what the library writes is read bit-equal, and what we write by the library; damage is an error."""
 
 import os
 import resource

@@ -38,6 +38,7 @@ class FakeS3:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True  # headers and content are written one after the other
 
             def log_message(self, *args: Any) -> None:
                 pass

@@ -1,4 +1,4 @@
-"""tensorizer's files: what the library writes is read bit-equal, and what we write by the library; damage is an error."""
+"""tensorizer's files: the library's are read bit-equal, and it reads ours; what is damaged is one clear error."""
 
 import os
 import resource

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from botocore.loaders import create_loader
 from safetensors.torch import save
 
 from ferrule.config import Config, LoadConfig, ModelConfig
@@ -38,6 +39,8 @@ MODEL = {
     "models/tiny-2/config.json": b"another",
 }
 NAME = "s3://bucket/models/tiny"
+LOADER = create_loader()  # of what boto3 knows of S3: it would be read anew for each client
+PLUGINS = discover()
 
 
 @pytest.fixture
@@ -47,6 +50,7 @@ def store(monkeypatch, tmp_path):
             monkeypatch.delenv(name)
         for name, value in {**environment(running), "XDG_CACHE_HOME": str(tmp_path / "cache")}.items():
             monkeypatch.setenv(name, value)
+        monkeypatch.setattr("botocore.session.create_loader", lambda *_: LOADER)
         yield running
 
 
@@ -55,7 +59,7 @@ def configured(name=NAME, load_format="auto", **model):
 
 
 def find(name=NAME, load_format="auto", **model):
-    return Path(localise(configured(name, load_format, **model), discover()).model.model)
+    return Path(localise(configured(name, load_format, **model), PLUGINS).model.model)
 
 
 def files(folder):
@@ -116,11 +120,11 @@ def test_downloads_go_where_they_are_told(store, tmp_path):
 
 
 def test_a_dry_run_downloads_nothing(store, tmp_path):
-    assert check_remote(configured(), discover()) == []
+    assert check_remote(configured(), PLUGINS) == []
     assert store.fetched() == []
     assert not (tmp_path / "cache").exists()
     assert "has no weights for --load-format tensorizer" in refused(
-        check_remote, configured(load_format="tensorizer"), discover()
+        check_remote, configured(load_format="tensorizer"), PLUGINS
     )
 
 
@@ -195,19 +199,20 @@ def test_a_file_where_a_folder_must_be(store):
 # ------------------------------------------------------------------------------------------ stores that misbehave
 
 
-def test_listings_without_end(store):
-    page = listing(
-        ((f"models/tiny/{index}.json", b"x") for index in range(1000)),
-        "<NextContinuationToken>x</NextContinuationToken>",
-    )
+def test_listings_without_end(store, monkeypatch):
+    page = listing([("models/tiny/a.json", b"x")], "<NextContinuationToken>x</NextContinuationToken>")
     store.listed = lambda prefix: page
+    monkeypatch.setattr(stores, "_MAX_PAGES", 10)
     assert "a listing without end" in refused()
     assert len(store.requests) == stores._MAX_PAGES
-    store.requests.clear()
-    store.listed = None
-    store.objects["bucket"] = {f"models/tiny/{index}": b"" for index in range(20_000)}
-    assert "more than 10000 objects" in refused()
-    assert len(store.requests) == 11
+
+
+def test_more_objects_than_a_model_has(store, monkeypatch):
+    monkeypatch.setattr(stores, "MAX_OBJECTS", 100)
+    store.objects["bucket"] = {f"models/tiny/{index}": b"" for index in range(2000)}
+    store.page = 30
+    assert "more than 100 objects" in refused()
+    assert len(store.requests) == 4
 
 
 def test_an_object_that_changes_while_it_is_fetched(store):

@@ -23,13 +23,14 @@ from ferrule_plugins.s3.store import SCHEME
 if TYPE_CHECKING:
     import torch
 
+_NUMBERS = ("concurrency", "memory_limit")
 _AHEAD = 1 << 30  # bytes read ahead where `memory_limit` is not given; the library's own limit is 40 GB
 
 
 class RunaiStreamer(Safetensors):
     """Options: `concurrency`, the number of threads; `memory_limit`, bytes that are read ahead, at least a tensor's."""
 
-    options = ("concurrency", "memory_limit")
+    options = _NUMBERS
     conformance = "ferrule_plugins.load_format.samples:SAFETENSORS"
 
     @classmethod
@@ -68,7 +69,7 @@ class RunaiStreamer(Safetensors):
         self, place: str, header: int, sizes: Mapping[str, int], options: Mapping[str, Any]
     ) -> Iterator[tuple[str, torch.Tensor]]:
         """The tensors of a file or object; `header` are bytes, which are read as one like a tensor."""
-        numbers = {name: _whole(name, options[name]) for name in self.options if name in options}
+        numbers = {name: _whole(name, options[name]) for name in _NUMBERS if name in options}
         largest = max(0, header, *sizes.values())
         numbers["memory_limit"] = max(numbers.get("memory_limit", _AHEAD), largest)
         settings = {f"RUNAI_STREAMER_{name.upper()}": str(number) for name, number in numbers.items()}

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import torch
 
 _MAX_HEADER = 100 << 20
+_METADATA = "__metadata__"  # a key of the header that is no tensor's
 _MAPPED_BYTES = 128 << 20
 _MAX_DIMENSIONS = 64  # as torch has it
 _BITS = {
@@ -124,14 +125,27 @@ def read_header(file: Path) -> dict[str, int]:
     not JSON, an unknown type, and ranges that overlap, leave holes, do not fit their shape, or end before or after the
     file does.
     """
-    header, data = _read(file)
+    header, data = _tensors(file)
     return _check_ranges(file, header, data)
 
 
 def shapes(file: Path) -> dict[str, tuple[tuple[int, ...], int]]:
     """Tensor name → shape and bytes, in the order of the data. Raises CheckpointError as `read_header` does."""
-    header, data = _read(file)
+    header, data = _tensors(file)
     return {name: (tuple(header[name]["shape"]), size) for name, size in _check_ranges(file, header, data).items()}
+
+
+def _tensors(file: Path) -> tuple[dict[str, Any], int]:
+    """What the header says of each tensor, and the size of the data."""
+    header, data = _read(file)
+    header.pop(_METADATA, None)
+    return header, data
+
+
+def metadata(file: Path) -> dict[str, str]:
+    """The texts that a file has about itself. Raises CheckpointError for a damaged header."""
+    stated = _read(file)[0].get(_METADATA)
+    return {key: value for key, value in stated.items() if isinstance(value, str)} if isinstance(stated, dict) else {}
 
 
 def _read(file: Path) -> tuple[dict[str, Any], int]:
@@ -146,6 +160,7 @@ def _read(file: Path) -> tuple[dict[str, Any], int]:
 def remote_shapes(file: Path, size: int, read: Callable[[int], bytes]) -> dict[str, tuple[tuple[int, ...], int]]:
     """As `shapes`, for a file of `size` bytes elsewhere; `read` gives its next bytes. `file` is for messages."""
     header, data = _header(file, size, read)
+    header.pop(_METADATA, None)
     return {name: (tuple(header[name]["shape"]), size) for name, size in _check_ranges(file, header, data).items()}
 
 
@@ -171,7 +186,6 @@ def _parse(file: Path, text: bytes) -> dict[str, Any]:
         raise CheckpointError(f"{file} has a damaged header: {error}.") from None
     if not isinstance(header, dict):
         raise CheckpointError(f"{file} has a damaged header: it is not a JSON object.")
-    header.pop("__metadata__", None)
     return header
 
 

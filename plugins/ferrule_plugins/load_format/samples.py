@@ -33,7 +33,14 @@ def _pickled(folder: Path, weights: Mapping[str, torch.Tensor]) -> None:
     torch.save(dict(weights), folder / "pytorch_model.bin")
 
 
+def _state(folder: Path, weights: Mapping[str, torch.Tensor]) -> None:
+    from safetensors.torch import save_file
+
+    save_file(dict(weights), str(folder / "model-rank-0-part-0.safetensors"))
+
+
 SAFETENSORS = {"writers": (_whole,)}
+SHARDED = {"writers": (_state,)}
 PICKLED = {"writers": (_pickled,)}
 
 

@@ -18,8 +18,10 @@ from ferrule.log import Log
 _log = Log("worker")
 _TOLD_SECONDS = 10.0  # from one line to the next
 
+RANKS = "model-rank-*-part-*.safetensors"  # the state of vLLM's workers
+
 # Files beside the weights that have the same endings: other layouts of the same weights, and a trainer's state.
-_OTHERS = ("consolidated*", "training_args.*", "optimizer*", "scheduler.*", "rng_state*", "adapter_*")
+_OTHERS = (RANKS, "consolidated*", "training_args.*", "optimizer*", "scheduler.*", "rng_state*", "adapter_*")
 
 
 def weight_files(folder: Path, ending: str, single: str, ignore: Sequence[str] = (), start: str = "") -> list[Path]:

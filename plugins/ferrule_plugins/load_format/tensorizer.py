@@ -8,11 +8,12 @@ The layout is in `ferrule_plugins.tensorizer.layout`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from ferrule import checkpoint
 from ferrule.env import object_store
 from ferrule.errors import CheckpointError, ConfigError
 from ferrule.interfaces.load_format import WeightSource
@@ -28,6 +29,8 @@ from ferrule_plugins.tensorizer.read import Reading, read_tensors
 if TYPE_CHECKING:
     import torch
 
+    from ferrule_plugins.sharded.names import WorkerState
+
 SINGLE = "model.tensors"
 _ENDING = ".tensors"
 _MARKER = "vllm_tensorized_marker"
@@ -38,10 +41,9 @@ _NUMBERS = ("num_readers",)
 _NAMES = (*_TEXTS, *_SECRETS, *_SWITCHES, *_NUMBERS)
 _OUTER = "tensorizer_config"  # newer versions of vLLM have the settings in it
 _MAX_READERS = 64
-_PADDING = 64  # vLLM's embeddings have a multiple of so many rows
 _SHARDED = re.compile(r"%0\dd|-rank-\d+\.tensors$")
-# Buffers that are made anew: of rotary embeddings, and scales of vLLM's attention, which begin with a line.
-_DERIVED = re.compile(r"(^|\.)(cos_sin_cache|inv_freq|original_inv_freq|cos_cached|sin_cached|_\w+)$")
+# Buffers of rotary embeddings, which are made anew.
+_DERIVED = re.compile(r"(^|\.)(cos_sin_cache|inv_freq|original_inv_freq|cos_cached|sin_cached)$")
 
 
 @dataclass(frozen=True)
@@ -73,9 +75,10 @@ class Tensorizer(WeightSource):
         settings = _settings(options)
         if settings.place is not None and settings.place.startswith(SCHEME):
             return None
-        entries = read_index(_file(folder, settings)).entries
-        of_vllm = settings.of_vllm or any(_plain(entry.name) == _MARKER for entry in entries)
-        return None if of_vllm else {_plain(entry.name): entry.shape for entry in entries}
+        file = _file(folder, settings)
+        if settings.of_vllm or _is_of_vllm(file):
+            return None
+        return {_plain(entry.name): entry.shape for entry in read_index(file).entries if not _is_derived(entry)}
 
     def tensors(
         self, folder: Path | None, model: Model, options: Mapping[str, Any]
@@ -83,17 +86,35 @@ class Tensorizer(WeightSource):
         settings = _settings(options)
         file = _file(folder, settings)
         key = None if settings.key is None else read_key(_local(settings.key, settings.access))
-        entries = read_index(file).entries
-        of_vllm = settings.of_vllm or any(_plain(entry.name) == _MARKER for entry in entries)
-        sizes = _sizes(model) if of_vllm else {}
+        entries = [entry for entry in read_index(file).entries if not _is_derived(entry)]
+        names = [_plain(entry.name) for entry in entries]
+        state = _state(folder, model, names) if settings.of_vllm or _is_of_vllm(file) else None
         self.place = str(file)
         with progress(options, sum(entry.size for entry in entries)) as bar:
-            for entry, tensor in read_tensors(file, Reading(settings.readers, settings.verify, key)):
+            for entry, tensor in read_tensors(file, Reading(settings.readers, settings.verify, key, set(entries))):
                 name = _plain(entry.name)
+                yield from [(name, tensor)] if state is None else state.tensors(name, [tensor])
                 bar.update(entry.size)
-                if not _is_derived(entry, name):
-                    yield name, _without_padding(tensor, sizes.get(name))
         self.place = str(folder or file)
+
+
+def _is_of_vllm(file: Path) -> bool:
+    return any(_plain(entry.name) == _MARKER for entry in read_index(file).entries)
+
+
+def _state(folder: Path | None, model: Model, names: Sequence[str]) -> WorkerState | None:
+    """What makes a checkpoint's tensors of those of vLLM's worker, for a native implementation.
+
+    Raises CheckpointError for a quantized model.
+    """
+    from ferrule_plugins.sharded.names import WorkerState
+
+    if folder and (folder / "config.json").is_file() and checkpoint.read(folder).get("quantization_config"):
+        raise CheckpointError(
+            f"{folder} is a quantized model, whose weights vLLM has laid out for vLLM's kernels.",
+            "Serve the checkpoint that they were made from.",
+        )
+    return WorkerState(cast("torch.nn.Module", model), names) if hasattr(model, "naming") else None
 
 
 def _plain(name: str) -> str:
@@ -101,20 +122,8 @@ def _plain(name: str) -> str:
     return name.removeprefix(".")
 
 
-def _is_derived(entry: Entry, name: str) -> bool:
-    return name == _MARKER or (entry.kind == BUFFER and _DERIVED.search(name) is not None)
-
-
-def _sizes(model: Model) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(each.shape) for name, each in cast("torch.nn.Module", model).named_parameters()}
-
-
-def _without_padding(tensor: torch.Tensor, shape: tuple[int, ...] | None) -> torch.Tensor:
-    """Rows that vLLM has added to an embedding or head are left out."""
-    if shape is None or len(shape) != 2 or tensor.dim() != 2 or tensor.shape[1] != shape[1]:
-        return tensor
-    padded = -(-shape[0] // _PADDING) * _PADDING
-    return tensor[: shape[0]] if shape[0] < tensor.shape[0] == padded else tensor
+def _is_derived(entry: Entry) -> bool:
+    return _plain(entry.name) == _MARKER or (entry.kind == BUFFER and _DERIVED.search(entry.name) is not None)
 
 
 def _file(folder: Path | None, settings: _Settings) -> Path:

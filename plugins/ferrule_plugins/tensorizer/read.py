@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,11 +21,12 @@ _READ_BYTES = 8 << 20  # of one thread at a time
 
 @dataclass(frozen=True)
 class Reading:
-    """How a file is read: `readers` threads, hashes compared or not, and the key of an encrypted one."""
+    """How a file is read: `readers` threads, hashes compared or not, the key of an encrypted one, and which tensors."""
 
     readers: int = 1
     verify: bool = False
     key: bytes | None = None
+    wanted: Container[Entry] | None = None  # None: all
 
 
 def read_tensors(file: Path, how: Reading) -> Iterator[tuple[Entry, torch.Tensor]]:
@@ -40,6 +41,8 @@ def read_tensors(file: Path, how: Reading) -> Iterator[tuple[Entry, torch.Tensor
         crypt.require()
     with file.open("rb") as stream, ThreadPoolExecutor(how.readers) as pool:
         for entry in index.entries:
+            if how.wanted is not None and entry not in how.wanted:
+                continue
             try:
                 yield entry, _read(stream.fileno(), entry, how, pool)
             except ValueError as error:

@@ -9,7 +9,7 @@ import hashlib
 import secrets
 import struct
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -29,20 +29,30 @@ def supported(tensor: torch.Tensor) -> bool:
 
 def write(file: Path, tensors: Mapping[str, torch.Tensor], key: bytes | None = None) -> None:
     """One file of tensors that are `supported`. Raises OSError."""
-    length = sum(len(_entry(name, tensor, 0, 0)) for name, tensor in tensors.items())
+    write_each(file, tensors.items(), tensors, key)
+
+
+def write_each(
+    file: Path,
+    tensors: Iterable[tuple[str, torch.Tensor]],
+    forms: Mapping[str, torch.Tensor],
+    key: bytes | None = None,
+) -> None:
+    """As `write`, one tensor after the other. `forms` are all of them, by name; they may be on the meta device."""
+    length = sum(len(_entry(name, tensor, 0, 0)) for name, tensor in forms.items())
     flags = ENCRYPTED.to_bytes(32, "little") if key else bytes(32)
     version = _ENCRYPTED if key else _PLAIN
     index: list[bytes] = []
     with file.open("wb") as stream:
-        stream.write(MAGIC + HEADER.pack(version, flags, 0, len(tensors)) + length.to_bytes(8, "little"))
+        stream.write(MAGIC + HEADER.pack(version, flags, 0, len(forms)) + length.to_bytes(8, "little"))
         begin = stream.tell()
         stream.write(bytes(length))
-        for name, tensor in tensors.items():
+        for name, tensor in tensors:
             start = stream.tell()
             index.append(_entry(name, tensor, start, _append(stream, name, tensor, key)))
         total = stream.tell()
         stream.seek(len(MAGIC))
-        stream.write(HEADER.pack(version, flags, total, len(tensors)))
+        stream.write(HEADER.pack(version, flags, total, len(index)))
         stream.seek(begin)
         stream.write(b"".join(index))
 

@@ -42,9 +42,18 @@ class PackConfig:
 
     output: str | None = opt(
         None,
-        "Folder to write. Default: packed-METHOD, or packed-TYPE, in the model's folder.",
+        "Folder to write. Default: packed-METHOD, packed-TYPE, or sharded-RANKS, in the model's folder.",
         aliases=("-o",),
         common=True,
+    )
+    format: str = opt(
+        "packed",
+        "What is written: weights as the CPU's kernels read them, or float weights as the workers of vLLM hold them.",
+        choices=("packed", "sharded_state"),
+        common=True,
+    )
+    tensor_parallel_size: int = opt(
+        1, "Number of workers whose state --format sharded_state writes.", ge=1, le=1024, aliases=("-tp",)
     )
     force: bool = opt(False, "Replace a folder that an earlier run wrote.", common=True)
 

@@ -21,17 +21,20 @@ from ferrule_plugins.command.pack.options import PackConfig
 from ferrule_plugins.command.pack.write import write
 from ferrule_plugins.quantization.packed import METHOD
 
-_CONFIG = "config.json"
+_CONFIG, _SHARDED = "config.json", "sharded_state"
 
 
 def pack(options: PackConfig, config: Resolved, plugins: Plugins) -> int:
     """Load the model as `ferrule serve` does, and write it. Raises StartupError."""
+    _check(options, config)
     before_libraries()
     start = time.monotonic()
     named, config = config.model.model, localise(config, plugins)
     source, method = Path(config.model.model), config.model.quantization
     given = Path(named).expanduser()
     place = given.with_suffix("") if given.is_file() else source  # a file's folder is in a cache
+    if options.format == _SHARDED:
+        return _pack_ranks(options, config, plugins, place, start)
     if options.output is not None or method is not None:  # else it is known when the model is loaded
         _check_place(_place(options, place, method or ""), options.force)
     loaded = load_model(config, plugins)
@@ -43,6 +46,42 @@ def pack(options: PackConfig, config: Resolved, plugins: Plugins) -> int:
     seconds = time.monotonic() - start
     print(f"{named}, {what}: {size / 1e6:.1f} MB in {files} file{'s' * (files > 1)}, {seconds:.1f} s.")
     print(f"Serve it: ferrule serve {shlex.quote(str(out))}{_further(loaded, config)}")
+    return 0
+
+
+def _check(options: PackConfig, config: Resolved) -> None:
+    """Raises ConfigError for options that contradict each other."""
+    if options.format != _SHARDED and options.tensor_parallel_size > 1:
+        raise ConfigError(
+            f"--tensor-parallel-size {options.tensor_parallel_size}: packed weights are those of one worker.",
+            f"--format {_SHARDED} writes the state of several.",
+        )
+    if options.format == _SHARDED and config.model.quantization is not None:
+        raise ConfigError(
+            f"--quantization {config.model.quantization}: --format {_SHARDED} writes float weights.",
+            "The server can quantize them when it reads them.",
+        )
+
+
+def _pack_ranks(options: PackConfig, config: Resolved, plugins: Plugins, place: Path, start: float) -> int:
+    from ferrule_plugins.command.pack.sharded import state_of, write_state
+
+    ranks, source = options.tensor_parallel_size, Path(config.model.model)
+    out = place / f"sharded-{ranks}" if options.output is None else Path(options.output).expanduser()
+    _check_place(out, options.force)
+    state = state_of(config, plugins, ranks)
+    size = state.bytes(ranks)
+    with beside(out) as folder:
+        _check_space(folder, size)
+        copy_others(source, folder)
+        files = write_state(folder, state, ranks)
+    seconds, several = time.monotonic() - start, "s" * (files > 1)
+    print(
+        f"{config.model.model}, {ranks} rank{'s' * (ranks > 1)}: {size / 1e6:.1f} MB in {files} file{several}, "
+        f"{seconds:.1f} s."
+    )
+    further = "" if config.model.dtype == "auto" else f" --dtype {config.model.dtype}"
+    print(f"Serve it: ferrule serve {shlex.quote(str(out))}{further}")
     return 0
 
 
@@ -69,9 +108,13 @@ def _check_place(out: Path, force: bool) -> None:
 
 
 def _was_packed(out: Path) -> bool:
+    from ferrule_plugins.command.pack.sharded import was_written
+
     if out.is_symlink() or not (out / _CONFIG).is_file():
         return False
     try:
+        if was_written(out):
+            return True
         stated = read_json(out / _CONFIG).get("quantization_config")
     except CheckpointError:  # whatever it is, it is not ours to remove
         return False
@@ -82,14 +125,19 @@ def _write(folder: Path, source: Path, loaded: Loaded) -> tuple[int, int]:
     """How many weight files, and how many bytes. Raises OSError, ConfigError."""
     found = contents(loaded)
     size = sum(tensor.nbytes for tensor in found.tensors.values())
+    _check_space(folder, size)
+    copy_others(source, folder)
+    files = write(folder, found.tensors)
+    text = json.dumps(configuration(loaded, found.kept), indent=2)
+    (folder / _CONFIG).write_text(text + "\n", encoding="utf-8")
+    return len(files), size
+
+
+def _check_space(folder: Path, size: int) -> None:
+    """Raises ConfigError where so many bytes are not free."""
     free = shutil.disk_usage(folder).free
     if size > free:
         raise ConfigError(
             f"{folder.parent} has {free / 1e9:.2f} GB of free space, and {size / 1e9:.2f} GB are to be written.",
             "--output FOLDER names another place.",
         )
-    copy_others(source, folder)
-    files = write(folder, found.tensors)
-    text = json.dumps(configuration(loaded, found.kept), indent=2)
-    (folder / _CONFIG).write_text(text + "\n", encoding="utf-8")
-    return len(files), size

@@ -30,7 +30,7 @@ _TYPES = {
 
 def write(folder: Path, tensors: Mapping[str, torch.Tensor], most: int = SHARD_BYTES) -> list[Path]:
     """The files that were written, an index not among them. Raises OSError."""
-    parts = list(_shards(tensors, most))
+    parts = list(shards(tensors, most))
     if len(parts) == 1:
         write_file(folder / SINGLE, tensors)
         return [folder / SINGLE]
@@ -45,7 +45,7 @@ def write(folder: Path, tensors: Mapping[str, torch.Tensor], most: int = SHARD_B
     return files
 
 
-def _shards(tensors: Mapping[str, torch.Tensor], most: int) -> Iterator[dict[str, torch.Tensor]]:
+def shards(tensors: Mapping[str, torch.Tensor], most: int = SHARD_BYTES) -> Iterator[dict[str, torch.Tensor]]:
     """The tensors in their order, cut before the bytes of a file pass `most`."""
     part: dict[str, torch.Tensor] = {}
     size = 0
@@ -66,9 +66,12 @@ def write_file(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
             write_data(stream, tensor)
 
 
-def write_header(stream: IO[bytes], tensors: Mapping[str, torch.Tensor]) -> None:
-    """What comes before the data of these tensors; they may be on the meta device. Raises OSError."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+def write_header(stream: IO[bytes], tensors: Mapping[str, torch.Tensor], **said: str) -> None:
+    """What comes before the data of these tensors; they may be on the meta device. Raises OSError.
+
+    `said` are further texts about the file.
+    """
+    header: dict[str, Any] = {"__metadata__": {"format": "pt", **said}}
     position = 0
     for name, tensor in tensors.items():
         offsets = [position, position + tensor.nbytes]

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from ferrule.errors import CheckpointError, ConfigError
+from ferrule_nn import Embedding, Naming
 from ferrule_plugins.load_format.tensorizer import Tensorizer
 from ferrule_plugins.tensorizer import layout
 from ferrule_plugins.tensorizer.read import Reading, read_tensors
@@ -94,18 +95,19 @@ def test_a_module_by_the_library(tmp_path):
 
 
 class Embedded(torch.nn.Module):
+    naming = Naming()
+
     def __init__(self):
         super().__init__()
-        self.embed_tokens = torch.nn.Embedding(70, 4)
-        self.proj = torch.nn.Linear(4, 100, bias=False)
+        self.embed_tokens = Embedding(70, 4)
 
 
 def test_a_file_of_vllms_worker(tmp_path):
     buffers = {"layer.rotary_emb.cos_sin_cache", "layer.attn._k_scale", "layer.bias_of_router"}
+    kept = {"embed_tokens.weight", "layer.bias_of_router"}
     tensors = {
         "embed_tokens.weight": torch.arange(512.0).reshape(128, 4),
-        "proj.weight": torch.ones(128, 4),
-        **{name: torch.ones(2) for name in sorted(buffers)},
+        **{name: torch.tensor(1.0) for name in sorted(buffers)},
     }
     file = tmp_path / "model.tensors"
 
@@ -120,17 +122,19 @@ def test_a_file_of_vllms_worker(tmp_path):
         file.write_bytes(content)
 
     saved()
-    assert load(tmp_path, Embedded()).keys() == {"embed_tokens.weight", "proj.weight", "layer.bias_of_router"}
+    assert load(tmp_path, Embedded()).keys() == kept | {"layer.attn._k_scale"}
     assert load(tmp_path, Embedded())["embed_tokens.weight"].shape == (128, 4)
     cut = load(tmp_path, Embedded(), vllm_tensorized=True)
     assert torch.equal(cut["embed_tokens.weight"], tensors["embed_tokens.weight"][:70])
     assert Tensorizer().shapes(tmp_path, {}) is not None
     saved(**{".vllm_tensorized_marker": torch.ones(1)})
     found = load(tmp_path, Embedded())
-    assert found.keys() == cut.keys()
+    assert found.keys() == cut.keys() == kept
     assert found["embed_tokens.weight"].shape == (70, 4)
-    assert found["proj.weight"].shape == (100, 4)
     assert Tensorizer().shapes(tmp_path, {}) is None
+    (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "gptq"}}')
+    with pytest.raises(CheckpointError, match="laid out for vLLM's kernels"):
+        load(tmp_path, Embedded())
 
 
 def test_it_is_chosen_where_there_is_nothing_else(tmp_path):

@@ -132,7 +132,8 @@ def test_a_file_of_vllms_worker(tmp_path):
     assert found.keys() == cut.keys() == kept
     assert found["embed_tokens.weight"].shape == (70, 4)
     assert Tensorizer().shapes(tmp_path, {}) is None
-    (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "gptq"}}')
+    stated = '{"architectures": ["LlamaForCausalLM"], "quantization_config": {"quant_method": "gptq"}}'
+    (tmp_path / "config.json").write_text(stated)
     with pytest.raises(CheckpointError, match="laid out for vLLM's kernels"):
         load(tmp_path, Embedded())
 

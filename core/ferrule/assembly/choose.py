@@ -173,7 +173,7 @@ class Chooser:
         given = context.config.get("quantization_config") or {}
         if not isinstance(given, Mapping):
             raise CheckpointError(f"config.json: quantization_config is an object, not {given!r:.80}.")
-        wanted, settings = config.model.quantization, dict(given)
+        wanted, settings = self._wanted_method(config), dict(given)
         if wanted is not None and not settings:
             settings = self._settings_beside(wanted, context, device)
         form = str(settings.get("quant_method", "an unnamed method"))
@@ -188,6 +188,20 @@ class Chooser:
         order = sorted(self._plugins.defaults("quantization"), key=lambda name: name != form)  # several read some forms
         name = self.choose("quantization", "--quantization", wanted, order, refuses)
         return name, self._plugins.make("quantization", name, settings)
+
+    def _wanted_method(self, config: Resolved) -> str | None:
+        """What `--quantization` names, or the load format implies. Raises ConfigError where these differ."""
+        wanted, form = config.model.quantization, config.load.load_format
+        if form == "auto":
+            return wanted
+        source: type[WeightSource] = self._plugins.load("load_format", form)
+        if source.quantization is not None and wanted not in (None, source.quantization):
+            raise ConfigError(
+                f"--load-format {form} is for weights quantized with {source.quantization}, and --quantization is "
+                f"{wanted}.",
+                "Leave one of the two out.",
+            )
+        return source.quantization or wanted
 
     def _settings_beside(self, wanted: str, context: BuildContext, device: Device) -> dict[str, Any]:
         """What an older tool wrote in a file of its own; nothing for a method that quantizes float weights."""

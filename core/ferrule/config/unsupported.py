@@ -113,7 +113,7 @@ class LoadConfig:
         "cpu",
         "Device that pickled weights are read to.",
         objects=True,
-        inert="they are read to host memory and then moved",
+        inert="they are read to the host's memory, whatever device they were saved on, and then moved",
     )
     qlora_adapter_name_or_path: str | None = opt(
         None, "Name or path of a QLoRA adapter.", inert="vLLM ignores it too since 0.9"
@@ -172,7 +172,11 @@ class ParallelConfig:
         False, "Replicate the vision encoder.", optional_value=True, missing=_MEDIA
     )
     max_parallel_loading_workers: int | None = opt(
-        None, "Most workers that load weights at once.", ge=0, inert="there is one worker", accepted=(1,)
+        None,
+        "Most workers that load weights at once.",
+        ge=0,
+        inert="there is one worker, which loads alone",
+        accepted=(1,),
     )
     ray_workers_use_nsight: bool = opt(False, "Profile Ray workers.", optional_value=True, missing=_RAY)
     disable_custom_all_reduce: bool = opt(

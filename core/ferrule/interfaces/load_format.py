@@ -30,10 +30,14 @@ class WeightSource(ABC):
 
     `place` is set by `tensors` before each tensor that it yields, to the file that holds it, and to the folder after
     the last one. Error messages about a tensor name it and this place.
+
+    `quantization` is the method that the format is made for: `--quantization` is that where it names none, and naming
+    another is an error.
     """
 
     patterns: tuple[str, ...] = ()
     place: str = ""
+    quantization: str | None = None
 
     @classmethod
     @abstractmethod

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -10,6 +9,7 @@ from difflib import get_close_matches
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 from ferrule.checkpoint import config_file
 from ferrule.config import Resolved
@@ -19,7 +19,6 @@ from ferrule.interfaces.plugins import Plugins
 from ferrule.launch import variants
 from ferrule.launch.describe import described
 
-_SCHEME = re.compile(r"([a-z][a-z0-9]*)://")
 _STREAMED = {"runai_streamer": ("s3://",)}  # formats that read weights from a store, and how names of its models begin
 _PATHS = ("/", "./", "../", "~")  # how a name begins that is not a hub id
 _COMMON = (  # configuration, tokenizer, chat templates
@@ -34,6 +33,17 @@ _CONFIGS = ("config.json", "params.json")
 _SAFETENSORS = "*.safetensors"
 _PICKLES = ("*.bin", "*.pt")
 _MISTRAL = "consolidated*.safetensors"
+_EITHER = ("auto", "hf", "bitsandbytes")  # safetensors or pickles
+_KNOWN = MappingProxyType(
+    {
+        **dict.fromkeys(("safetensors", "fastsafetensors", "runai_streamer"), (_SAFETENSORS,)),
+        **dict.fromkeys(("sharded_state", "runai_streamer_sharded"), (_SAFETENSORS,)),
+        **dict.fromkeys(("pt", "npcache"), _PICKLES),
+        "mistral": (_MISTRAL,),
+        "tensorizer": ("*.tensors",),
+        "dummy": (),
+    }
+)
 _OTHER_LAYOUTS = ("onnx/*", "*.onnx", "tf_*", "flax_*")  # of the same weights
 _MODEL_FOLDER = "A Hugging Face model folder has that file."
 _TRAINING = ("training_args.bin", "optimizer*", "scheduler.pt", "rng_state*")
@@ -134,20 +144,10 @@ def weight_patterns(names: Sequence[str], load_format: str) -> tuple[str, ...]:
     """
     if load_format == "gguf" or (load_format == "auto" and "config.json" not in names and variants.kinds(names)):
         return variants.only(names)
-    if load_format != "auto":
-        known = {
-            "safetensors": (_SAFETENSORS,),
-            "fastsafetensors": (_SAFETENSORS,),
-            "runai_streamer": (_SAFETENSORS,),
-            "pt": _PICKLES,
-            "npcache": _PICKLES,
-            "mistral": (_MISTRAL,),
-            "tensorizer": ("*.tensors",),
-            "dummy": (),
-        }
-        return known.get(load_format, ("*",))
+    if load_format not in _EITHER:
+        return _KNOWN.get(load_format, ("*",))
     weights = [name for name in names if any(fnmatch(name, form) for form in (_SAFETENSORS, *_PICKLES))]
-    if weights and all(fnmatch(name, _MISTRAL) for name in weights):
+    if load_format == "auto" and weights and all(fnmatch(name, _MISTRAL) for name in weights):
         raise CheckpointError(
             "The repository has its weights in Mistral's form only.", "Start with --load-format mistral."
         )
@@ -189,8 +189,8 @@ def _remote(
 
     Raises CheckpointError for a name that the hub cannot have.
     """
-    scheme = _SCHEME.match(name)  # the hub of that name is asked, if there is one
-    hub_name = scheme[1] if scheme and scheme[1] in plugins.names("hub") else config.model.hub
+    scheme, sign, _ = name.partition("://")  # of an address: the hub of that name is asked, if there is one
+    hub_name = scheme if sign and scheme in plugins.names("hub") else config.model.hub
     hub: ModelHub = plugins.make("hub", hub_name)
     reason, kind = hub.refuses(name), ""
     if reason is not None and hub.refuses(variants.split(name)[0]) is None:

@@ -7,6 +7,7 @@ to floats for all others: embeddings, routers, norms.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -57,11 +58,15 @@ class Gguf(WeightSource):
         dtype = next(each.dtype for each in module.parameters() if each.dtype.is_floating_point)
         config = read_config(found)
         reader = Reader(Names(find(found), config), layers_of(module), dtype, config["tie_word_embeddings"])
-        with progress(options, sum(info.num_bytes for info in found.tensors.values())) as bar:
+        ends = dict(zip(found.tensors, accumulate(info.num_bytes for info in found.tensors.values()), strict=True))
+        total, done = max(ends.values(), default=0), 0  # bytes of the file: tensors that are widened have more
+        with progress(options, total) as bar:
             for info, name, tensor in reader.read(found):
                 self.place = str(info.file)
                 yield name, tensor
-                bar.update(tensor.nbytes)
+                bar.update(ends[info.name] - done)
+                done = ends[info.name]
+            bar.update(total - done)
         self.place = str(folder)
         if reader.widened:
             kinds = ", ".join(sorted(reader.widened))

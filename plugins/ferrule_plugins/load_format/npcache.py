@@ -13,7 +13,7 @@ import json
 import math
 import shutil
 import tokenize
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -51,7 +51,7 @@ class NumpyCache(WeightSource):
         known_options(options)
         if folder is None:
             raise CheckpointError("--load-format npcache: the model has no folder.")
-        cache, sources = folder / _FOLDER, _sources(folder)
+        cache, sources = folder / _FOLDER, _sources(folder, options.get("ignore_patterns", ()))
         if not _is_of(cache, sources):
             _renew(cache, sources, partial(PyTorchFiles().tensors, folder, model, options))
         integers = _integers(cache)
@@ -61,13 +61,15 @@ class NumpyCache(WeightSource):
                 self.place = str(file)
                 tensor = _load(file, file.name in integers)
                 yield file.name, tensor
-                bar.update(tensor.nbytes)
+                bar.update(file.stat().st_size)
         self.place = str(folder)
 
 
-def _sources(folder: Path) -> dict[str, list[int]]:
+def _sources(folder: Path, ignore: Sequence[str]) -> dict[str, list[int]]:
     """Size and time of change, in nanoseconds, of each file that the copy may be made of."""
-    files = (file for pattern in PyTorchFiles.patterns for file in folder.glob(pattern))
+    found = (file for pattern in PyTorchFiles.patterns for file in folder.glob(pattern))
+    wanted = {file.name for file in PyTorchFiles.files(folder, ignore)}
+    files = [file for file in found if file.name in wanted or file.suffix == ".json"]
     return {file.name: [file.stat().st_size, file.stat().st_mtime_ns] for file in sorted(files)}
 
 

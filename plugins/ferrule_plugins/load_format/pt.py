@@ -32,16 +32,20 @@ class PyTorchFiles(WeightSource):
     def refuses(cls, folder: Path | None) -> str | None:
         if folder is None:
             return "the model has no folder"
-        if not _files(folder):
+        if not cls.files(folder):
             return f"{folder} has no .bin or .pt file"
         safer = Safetensors.refuses(folder) is None
         return "the folder has .safetensors files too, which cannot hold code" if safer else None
+
+    @classmethod
+    def files(cls, folder: Path, ignore: Sequence[str] = ()) -> list[Path]:
+        return weight_files(folder, ".bin", _SINGLE, ignore) or weight_files(folder, ".pt", "model.pt", ignore)
 
     def tensors(
         self, folder: Path | None, model: Model, options: Mapping[str, Any]
     ) -> Iterator[tuple[str, torch.Tensor]]:
         known_options(options)
-        files = [] if folder is None else _files(folder, options.get("ignore_patterns", ()))
+        files = [] if folder is None else self.files(folder, options.get("ignore_patterns", ()))
         if folder is None or not files:
             raise CheckpointError(
                 f"{folder} has no .bin or .pt file.", "--load-format safetensors reads the other kind."
@@ -56,10 +60,6 @@ class PyTorchFiles(WeightSource):
                     yield name, tensor
                     bar.update(tensor.nbytes)
         self.place = str(folder)
-
-
-def _files(folder: Path, ignore: Sequence[str] = ()) -> list[Path]:
-    return weight_files(folder, ".bin", _SINGLE, ignore) or weight_files(folder, ".pt", "model.pt", ignore)
 
 
 def read_file(file: Path) -> dict[str, torch.Tensor]:

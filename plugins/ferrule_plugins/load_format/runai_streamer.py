@@ -30,7 +30,7 @@ _AHEAD = 1 << 30  # bytes read ahead where `memory_limit` is not given; the libr
 class RunaiStreamer(Safetensors):
     """Options: `concurrency`, the number of threads; `memory_limit`, bytes that are read ahead, at least a tensor's."""
 
-    options = _NUMBERS
+    options: tuple[str, ...] = _NUMBERS
     conformance = "ferrule_plugins.load_format.samples:SAFETENSORS"
 
     @classmethod

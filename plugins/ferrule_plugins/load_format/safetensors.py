@@ -47,19 +47,19 @@ class Safetensors(WeightSource):
     def refuses(cls, folder: Path | None) -> str | None:
         if folder is None:
             return "the model has no folder"
-        return None if cls._files(folder) else f"{folder} has no {cls._kind()} file"
+        return None if cls.files(folder) else f"{folder} has no {cls._kind()} file"
 
     @classmethod
     def _kind(cls) -> str:
         return f"{cls.start}*.safetensors" if cls.start else ".safetensors"
 
     @classmethod
-    def _files(cls, folder: Path, ignore: Sequence[str] = ()) -> list[Path]:
+    def files(cls, folder: Path, ignore: Sequence[str] = ()) -> list[Path]:
         return weight_files(folder, ".safetensors", cls.single, ignore, cls.start)
 
     def _wanted(self, folder: Path | None, options: Mapping[str, Any]) -> list[Path]:
         known_options(options, *self.options)
-        files = [] if folder is None else self._files(folder, options.get("ignore_patterns", ()))
+        files = [] if folder is None else self.files(folder, options.get("ignore_patterns", ()))
         if not files:
             others = "--load-format pt reads .bin files, mistral consolidated*.safetensors."
             raise CheckpointError(f"{folder} has no {self._kind()} file.", others)

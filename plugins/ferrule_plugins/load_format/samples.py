@@ -41,6 +41,7 @@ def _state(folder: Path, weights: Mapping[str, torch.Tensor]) -> None:
 
 SAFETENSORS = {"writers": (_whole,)}
 SHARDED = {"writers": (_state,)}
+EITHER = {"writers": (_whole, _pickled)}
 PICKLED = {"writers": (_pickled,)}
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -66,7 +67,7 @@ class ShardedState(Safetensors):
         pattern = known_options(options, *self.options).get("pattern", PATTERN)
         if folder is None:
             raise CheckpointError("The model has no folder.")
-        found = _files(folder, _expression(pattern), pattern)
+        found = _files(folder, _expression(pattern), pattern, options.get("ignore_patterns", ()))
         if (folder / "config.json").is_file() and checkpoint.read(folder).get("quantization_config"):
             raise CheckpointError(
                 f"{folder} has the state of a quantized model, which is laid out for vLLM's kernels.",
@@ -131,9 +132,10 @@ def _expression(pattern: Any) -> re.Pattern[str]:
     return re.compile("".join(words))
 
 
-def _files(folder: Path, expression: re.Pattern[str], pattern: str) -> list[list[Path]]:
+def _files(folder: Path, expression: re.Pattern[str], pattern: str, ignore: Sequence[str]) -> list[list[Path]]:
     """The parts of each rank, in order. Raises CheckpointError where there are none, or one is missing."""
     names = [file.name for file in folder.iterdir() if file.is_file()] if folder.is_dir() else []
+    names = [name for name in names if not any(fnmatch(name, each) for each in ignore)]
     matches = [match for match in map(expression.fullmatch, names) if match]
     if not matches:
         raise CheckpointError(

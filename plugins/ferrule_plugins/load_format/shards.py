@@ -17,6 +17,7 @@ from ferrule.log import Log
 
 _log = Log("worker")
 _TOLD_SECONDS = 10.0  # from one line to the next
+_LONG_SECONDS = 3.0  # of loading that is told when it ends, if not before
 
 RANKS = "model-rank-*-part-*.safetensors"  # the state of vLLM's workers
 
@@ -108,10 +109,10 @@ def known_options(options: Mapping[str, Any], *names: str) -> dict[str, Any]:
 
 
 class _Told:
-    """Progress where there is no terminal: a line of the log, now and then."""
+    """Progress where there is no terminal: a line of the log, now and then, and one at the end of what took long."""
 
     def __init__(self, total: int) -> None:
-        self._total, self._done = total, 0
+        self._total, self._done, self._said = total, 0, -1
         self._start = self._last = time.monotonic()
 
     def update(self, count: int) -> None:
@@ -119,8 +120,18 @@ class _Told:
         now = time.monotonic()
         if now - self._last >= _TOLD_SECONDS:
             self._last = now
-            rate = self._done / (now - self._start) / 2**20
-            _log.info("loading weights", done=f"{self._done / max(1, self._total):.0%}", rate=f"{rate:.0f} MiB/s")
+            self._tell(now)
+
+    def end(self) -> None:
+        """Tell the last state, if loading took so long that it is worth a line, and if it was not told."""
+        now = time.monotonic()
+        if now - self._start >= _LONG_SECONDS and self._said != self._done:
+            self._tell(now)
+
+    def _tell(self, now: float) -> None:
+        self._said = self._done
+        rate = self._done / max(now - self._start, 1e-9) / 2**20
+        _log.info("loading weights", done=f"{self._done / max(1, self._total):.0%}", rate=f"{rate:.0f} MiB/s")
 
 
 @contextmanager
@@ -132,7 +143,9 @@ def progress(options: Mapping[str, Any], total: int) -> Iterator[Any]:
     from tqdm import tqdm
 
     if not sys.stderr.isatty():
-        yield _Told(total)
+        told = _Told(total)
+        yield told
+        told.end()
         return
     hidden = not options.get("use_tqdm_on_load", True)
     with tqdm(total=total, unit="B", unit_scale=True, desc="Loading weights", disable=hidden) as bar:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -54,6 +55,7 @@ class _Settings:
     verify: bool
     of_vllm: bool
     access: Access
+    ignore: Sequence[str]
 
 
 class Tensorizer(WeightSource):
@@ -130,8 +132,9 @@ def _file(folder: Path | None, settings: _Settings) -> Path:
     """The file on this machine; one of a store is downloaded. Raises CheckpointError."""
     if settings.place is not None:
         return _local(settings.place, settings.access)
-    files = [] if folder is None else sorted(folder.glob(f"*{_ENDING}"))
-    if folder is not None and (folder / SINGLE).is_file():
+    found = [] if folder is None else sorted(folder.glob(f"*{_ENDING}"))
+    files = [file for file in found if not any(fnmatch(file.name, pattern) for pattern in settings.ignore)]
+    if folder is not None and folder / SINGLE in files:
         return folder / SINGLE
     if any(_SHARDED.search(file.name) for file in files):
         raise CheckpointError(
@@ -139,9 +142,9 @@ def _file(folder: Path | None, settings: _Settings) -> Path:
             "Write the model with --tensor-parallel-size 1.",
         )
     if len(files) != 1:
-        found = f"several: {', '.join(file.name for file in files[:3])}" if files else "none"
+        several = f"several {_ENDING} files: {', '.join(file.name for file in files[:3])}"
         raise CheckpointError(
-            f"--load-format tensorizer: {folder} should have one {_ENDING} file, and has {found}.",
+            f"{folder} has {several if files else f'no {_ENDING} file'}.",
             '--model-loader-extra-config \'{"tensorizer_uri": "FILE"}\' names one.',
         )
     return files[0]
@@ -187,6 +190,7 @@ def _settings(options: Mapping[str, Any]) -> _Settings:
             own.get("s3_access_key_id") or said.tensorizer_key_id,
             own.get("s3_secret_access_key") or said.tensorizer_secret,
         ),
+        ignore=options.get("ignore_patterns", ()),
     )
 
 

@@ -15,6 +15,9 @@ from ferrule.interfaces.hub import Choose, ModelHub, Repository
 from ferrule_plugins.s3.fetch import fetch
 from ferrule_plugins.s3.store import Store, place, refusal
 
+# Of files in folders within the model's: else a bucket of many models would be downloaded before one is missed.
+_DEEP_BYTES = 16 << 20
+
 
 class S3(ModelHub):
     """The newest state is fetched: a bucket has no revisions. `token` is for other hubs, and not sent."""
@@ -33,10 +36,15 @@ class S3(ModelHub):
         patterns = choose(list(objects))
         ignored = [form for each in repository.ignore for form in (each, each.replace("/**/", "/"))]
 
-        def matches(name: str, forms: Sequence[str]) -> bool:
-            return any(fnmatch(name, form) for form in forms)
+        def wanted(name: str, form: str) -> bool:
+            deep = "/" in name and "/" not in form and form != "*"
+            return fnmatch(name, form) and not (deep and objects[name].size > _DEEP_BYTES)
 
-        names = [name for name in objects if matches(name, patterns) and not matches(name, ignored)]
+        names = [
+            name
+            for name in objects
+            if any(wanted(name, form) for form in patterns) and not any(fnmatch(name, form) for form in ignored)
+        ]
         return fetch(store, objects, names, repository.folder)
 
     def _open(self, repository: Repository) -> Store:

@@ -16,6 +16,7 @@ from ferrule.errors import CheckpointError, StartupError
 from ferrule.interfaces.hub import Repository
 from ferrule.launch.localise import check_remote, localise
 from ferrule.plugin import discover
+from ferrule_plugins.hub import s3 as hub
 from ferrule_plugins.hub.s3 import S3
 from ferrule_plugins.load_format.runai_streamer import RunaiStreamer
 from ferrule_plugins.load_format.safetensors import Safetensors
@@ -170,6 +171,15 @@ def test_names_that_are():
 def test_a_whole_bucket_and_a_folder_whose_name_begins_alike(store):
     assert (fetch("*.json", name="s3://bucket") / "models" / "tiny-2" / "config.json").read_bytes() == b"another"
     assert "has no objects" in refused(name="s3://bucket/models/tin")
+
+
+def test_large_files_of_folders_within_are_not_the_models(store, monkeypatch):
+    monkeypatch.setattr(hub, "_DEEP_BYTES", 10_000)
+    assert len(MODEL["models/tiny/model.safetensors"]) > 10_000
+    assert "has no config.json" in refused(find, "s3://bucket/models")
+    assert "models/tiny/config.json" in store.fetched()
+    assert (fetch("*") / "model.safetensors").is_file()
+    assert (fetch("*", name="s3://bucket/models") / "tiny" / "model.safetensors").is_file()
 
 
 def test_there_are_no_revisions(store):

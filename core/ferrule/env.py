@@ -217,6 +217,39 @@ def terminal(variables: Mapping[str, str] | None = None) -> Terminal:
     return Terminal(source.get("OPENAI_API_KEY") or None, bool(source.get("NO_COLOR")) or dumb, dumb, state)
 
 
+class ObjectStore(Struct, frozen=True):
+    """What variables of Run:ai's streamer, AWS and tensorizer say of an S3 store, beside what boto3 reads itself.
+
+    None: not set. `path_style` puts the bucket's name in the path of addresses and not in the host. The last three are
+    tensorizer's, for its own files.
+    """
+
+    endpoint: str | None
+    region: str | None
+    path_style: bool
+    unsigned: bool
+    tensorizer_endpoint: str | None
+    tensorizer_key_id: str | None
+    tensorizer_secret: str | None
+
+
+def object_store(variables: Mapping[str, str] | None = None) -> ObjectStore:
+    source = os.environ if variables is None else variables
+
+    def first(*names: str) -> str | None:
+        return next((source[name] for name in names if source.get(name)), None)
+
+    return ObjectStore(
+        endpoint=first("RUNAI_STREAMER_S3_ENDPOINT", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
+        region=first("AWS_REGION", "AWS_DEFAULT_REGION"),
+        path_style=source.get("RUNAI_STREAMER_S3_USE_VIRTUAL_ADDRESSING", "1").strip().lower() in ("0", "false"),
+        unsigned=source.get("RUNAI_STREAMER_S3_UNSIGNED", "0").strip() == "1",
+        tensorizer_endpoint=first("S3_ENDPOINT_URL"),
+        tensorizer_key_id=first("S3_ACCESS_KEY_ID"),
+        tensorizer_secret=first("S3_SECRET_ACCESS_KEY"),
+    )
+
+
 def report(variables: Mapping[str, str] | None = None) -> dict[str, str]:
     """The variables that matter to a bug report; values of those that look secret are left out."""
     source = os.environ if variables is None else variables

@@ -20,6 +20,7 @@ from ferrule.interfaces.plugins import Plugins
 from ferrule.launch import variants
 from ferrule.launch.describe import described
 
+_STREAMED = {"runai_streamer": ("s3://",)}  # formats that read weights from a store, and how names of its models begin
 _PATHS = ("/", "./", "../", "~")  # how a name begins that is not a hub id
 _COMMON = (  # configuration, tokenizer, chat templates
     "*.json",
@@ -30,12 +31,13 @@ _COMMON = (  # configuration, tokenizer, chat templates
     "*.txt",
 )
 _CONFIGS = ("config.json", "params.json")
-# Weight files of three forms, and the forms among which each load format takes the first that there is.
+# Weight files by their form, and the forms among which each load format takes the first that there is.
 _FORMS = MappingProxyType(
     {
         "safetensors": ("*.safetensors",),
         "pt": ("*.bin", "*.pt"),
         "mistral": ("consolidated*.safetensors",),
+        "tensorizer": ("*.tensors",),
     }
 )
 _READS: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -46,6 +48,7 @@ _READS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         **dict.fromkeys(("sharded_state", "runai_streamer_sharded"), ("safetensors",)),
         **dict.fromkeys(("pt", "npcache"), ("pt",)),
         "mistral": ("mistral",),
+        "tensorizer": ("tensorizer",),
         "dummy": (),
     }
 )
@@ -66,6 +69,8 @@ def localise(config: Resolved, plugins: Plugins) -> Resolved:
     code = ("*.py",) if model.trust_remote_code else ()
 
     def weights(names: Sequence[str]) -> Sequence[str]:
+        if model.model.startswith(_STREAMED.get(config.load.load_format, ())):
+            return (*_COMMON, *code)  # weights are read where they are
         wanted = weight_patterns(_without(names, _ignored(config)), config.load.load_format)
         return _apart((*_COMMON, *code), wanted, names)
 
@@ -214,13 +219,15 @@ def _remote(
 
     Raises CheckpointError for a name that the hub cannot have.
     """
-    hub: ModelHub = plugins.make("hub", config.model.hub)
+    scheme, sign, _ = name.partition("://")  # of an address: the hub of that name is asked, if there is one
+    hub_name = scheme if sign and scheme in plugins.names("hub") else config.model.hub
+    hub: ModelHub = plugins.make("hub", hub_name)
     reason, kind = hub.refuses(name), ""
     if reason is not None and hub.refuses(variants.split(name)[0]) is None:
         (name, kind), reason = variants.split(name), None
     if reason is not None:
         missing = _missing(what, name).removesuffix(".")
-        raise CheckpointError(f"{missing}, and the hub {config.model.hub} {reason}.", _meant(Path(name).expanduser()))
+        raise CheckpointError(f"{missing}, and the hub {hub_name} {reason}.", _meant(Path(name).expanduser()))
     token = True if config.model.hf_token in {"", "true", "True", True} else config.model.hf_token  # "": the bare flag
     folder = Path(config.load.download_dir).expanduser() if config.load.download_dir else None
     return hub, Repository(name, revision, token, folder, _ignored(config)), kind

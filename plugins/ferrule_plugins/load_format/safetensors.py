@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -162,12 +162,23 @@ def _read(file: Path) -> tuple[dict[str, Any], int]:
         raise missing_file(file)
     size = file.stat().st_size
     with file.open("rb") as stream:
-        length = int.from_bytes(stream.read(8), "little")
-        if size < 8 or length > min(_MAX_HEADER, size - 8):
-            raise CheckpointError(
-                f"{file} is not a safetensors file, or is truncated: {size} bytes, header length {length}."
-            )
-        return _parse(file, stream.read(length)), size - 8 - length
+        return _header(file, size, stream.read)
+
+
+def remote_shapes(file: Path, size: int, read: Callable[[int], bytes]) -> dict[str, tuple[tuple[int, ...], int]]:
+    """As `shapes`, for a file of `size` bytes elsewhere; `read` gives its next bytes. `file` is for messages."""
+    header, data = _header(file, size, read)
+    header.pop(_METADATA, None)
+    return {name: (tuple(header[name]["shape"]), size) for name, size in _check_ranges(file, header, data).items()}
+
+
+def _header(file: Path, size: int, read: Callable[[int], bytes]) -> tuple[dict[str, Any], int]:
+    length = int.from_bytes(read(8), "little")
+    if size < 8 or length > min(_MAX_HEADER, size - 8):
+        raise CheckpointError(
+            f"{file} is not a safetensors file, or is truncated: {size} bytes, header length {length}."
+        )
+    return _parse(file, read(length)), size - 8 - length
 
 
 def _parse(file: Path, text: bytes) -> dict[str, Any]:

@@ -31,21 +31,30 @@ def weight_files(folder: Path, ending: str, single: str, ignore: Sequence[str] =
     `ignore` are patterns of files that are not there to be read; what an index names is never ignored. `start` is the
     beginning of the names of another layout than that of transformers.
     """
+    names = [file.name for file in sorted(folder.glob("*")) if file.is_file()]
+    return [folder / name for name in weight_names(folder, names, ending, single, ignore, start)]
+
+
+def weight_names(
+    folder: Path, names: Sequence[str], ending: str, single: str, ignore: Sequence[str] = (), start: str = ""
+) -> list[str]:
+    """As `weight_files`, of the names that there are, which need not be in the folder. An index must be."""
     others = [form for form in _OTHERS if not start or not form.startswith(start)]
 
     def ignored(name: str) -> bool:
         return any(fnmatch(name, pattern) for pattern in ignore)
 
-    if (folder / single).is_file() and not ignored(single):
-        return [folder / single]
+    if single in names and not ignored(single):
+        return [single]
     index = folder / f"{single}.index.json"
     if index.is_file():
-        return [folder / name for name in sorted(set(weight_map(index).values()))]
-    return sorted(
-        file
-        for file in folder.glob(f"{start}*{ending}")
-        if file.is_file() and not ignored(file.name) and not any(fnmatch(file.name, other) for other in others)
-    )
+        return sorted(set(weight_map(index).values()))
+    return [
+        name
+        for name in names
+        if name.startswith(start) and name.endswith(ending)
+        if not ignored(name) and not any(fnmatch(name, other) for other in others)
+    ]
 
 
 def weight_map(index: Path) -> dict[str, str]:

@@ -42,18 +42,22 @@ class PackConfig:
 
     output: str | None = opt(
         None,
-        "Folder to write. Default: packed-METHOD, packed-TYPE, or sharded-RANKS, in the model's folder.",
+        "Folder to write. Default: packed-METHOD, packed-TYPE, sharded-RANKS or tensorizer, in the model's folder.",
         aliases=("-o",),
         common=True,
     )
     format: str = opt(
         "packed",
-        "What is written: weights as the CPU's kernels read them, or float weights as the workers of vLLM hold them.",
-        choices=("packed", "sharded_state"),
+        "What is written: weights as the CPU's kernels read them, float weights as the workers of vLLM hold them, or a "
+        "checkpoint's tensors in a file of CoreWeave's tensorizer.",
+        choices=("packed", "sharded_state", "tensorizer"),
         common=True,
     )
     tensor_parallel_size: int = opt(
         1, "Number of workers whose state --format sharded_state writes.", ge=1, le=1024, aliases=("-tp",)
+    )
+    encryption_keyfile: str | None = opt(
+        None, "File with the key that --format tensorizer encrypts tensors with; a new one is written if it is missing."
     )
     force: bool = opt(False, "Replace a folder that an earlier run wrote.", common=True)
 

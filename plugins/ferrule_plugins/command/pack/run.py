@@ -21,7 +21,7 @@ from ferrule_plugins.command.pack.options import PackConfig
 from ferrule_plugins.command.pack.write import write
 from ferrule_plugins.quantization.packed import METHOD
 
-_CONFIG, _SHARDED = "config.json", "sharded_state"
+_CONFIG, _SHARDED, _TENSORS = "config.json", "sharded_state", "tensorizer"
 
 
 def pack(options: PackConfig, config: Resolved, plugins: Plugins) -> int:
@@ -35,6 +35,8 @@ def pack(options: PackConfig, config: Resolved, plugins: Plugins) -> int:
     place = given.with_suffix("") if given.is_file() else source  # a file's folder is in a cache
     if options.format == _SHARDED:
         return _pack_ranks(options, config, plugins, place, start)
+    if options.format == _TENSORS:
+        return _pack_tensors(options, config, plugins, place, start)
     if options.output is not None or method is not None:  # else it is known when the model is loaded
         _check_place(_place(options, place, method or ""), options.force)
     loaded = load_model(config, plugins)
@@ -51,6 +53,13 @@ def pack(options: PackConfig, config: Resolved, plugins: Plugins) -> int:
 
 def _check(options: PackConfig, config: Resolved) -> None:
     """Raises ConfigError for options that contradict each other."""
+    if options.format != _TENSORS and options.encryption_keyfile is not None:
+        raise ConfigError(f"--encryption-keyfile: only --format {_TENSORS} writes encrypted weights.")
+    if options.format == _TENSORS and (config.model.quantization is not None or config.model.dtype != "auto"):
+        raise ConfigError(
+            f"--format {_TENSORS} writes a checkpoint's tensors as they are, without --quantization and --dtype.",
+            "The server can convert them when it reads them.",
+        )
     if options.format != _SHARDED and options.tensor_parallel_size > 1:
         raise ConfigError(
             f"--tensor-parallel-size {options.tensor_parallel_size}: packed weights are those of one worker.",
@@ -85,6 +94,20 @@ def _pack_ranks(options: PackConfig, config: Resolved, plugins: Plugins, place: 
     return 0
 
 
+def _pack_tensors(options: PackConfig, config: Resolved, plugins: Plugins, place: Path, start: float) -> int:
+    from ferrule_plugins.command.pack.tensorized import Key, further, write_tensors
+
+    out = place / _TENSORS if options.output is None else Path(options.output).expanduser()
+    _check_place(out, options.force)
+    named = options.encryption_keyfile
+    key = None if named is None else Key.of(Path(named).expanduser().absolute())
+    with beside(out) as folder:
+        size = write_tensors(folder, config, plugins, key)
+    print(f"{config.model.model}, {_TENSORS}: {size / 1e6:.1f} MB in 1 file, {time.monotonic() - start:.1f} s.")
+    print(f"Serve it: ferrule serve {shlex.quote(str(out))}{further(key)}")
+    return 0
+
+
 def _place(options: PackConfig, source: Path, what: str) -> Path:
     """The folder to write: the one that was named, or one in the model's own."""
     return source / f"packed-{what}" if options.output is None else Path(options.output).expanduser()
@@ -108,12 +131,12 @@ def _check_place(out: Path, force: bool) -> None:
 
 
 def _was_packed(out: Path) -> bool:
-    from ferrule_plugins.command.pack.sharded import was_written
+    from ferrule_plugins.command.pack import sharded, tensorized
 
     if out.is_symlink() or not (out / _CONFIG).is_file():
         return False
     try:
-        if was_written(out):
+        if sharded.was_written(out) or tensorized.was_written(out):
             return True
         stated = read_json(out / _CONFIG).get("quantization_config")
     except CheckpointError:  # whatever it is, it is not ours to remove

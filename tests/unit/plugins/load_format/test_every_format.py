@@ -19,6 +19,7 @@ from ferrule.launch.localise import weight_patterns
 from ferrule.plugin import discover
 from ferrule_plugins.load_format import safetensors as safetensors_files
 from ferrule_plugins.load_format import shards
+from ferrule_plugins.tensorizer.write import write
 from ferrule_testkit.checkpoints import tiny_checkpoint
 from ferrule_testkit.harness import Harness
 from ferrule_testkit.quantized import quantized_checkpoint
@@ -65,6 +66,7 @@ LAYOUTS: Mapping[str, tuple[Callable[[Path], None] | None, str]] = {
     "mistral": (safetensors("consolidated.safetensors"), "consolidated*"),
     "sharded_state": (safetensors("model-rank-0-part-0.safetensors"), "model-rank-*"),
     "runai_streamer_sharded": (safetensors("model-rank-0-part-0.safetensors"), "*-part-0*"),
+    "tensorizer": (lambda folder: write(folder / "model.tensors", WEIGHTS), "*.tensors"),
     "hf": (safetensors("model.safetensors"), "model*"),
     "bitsandbytes": (pickled, "*.bin"),
     "pt": (pickled, "*.bin"),

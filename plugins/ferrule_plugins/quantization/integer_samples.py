@@ -114,6 +114,27 @@ def _quark(layer: LinearLayer, weight: torch.Tensor, config: Mapping[str, Any]) 
     return {"weight": made["qweight"], "weight_zero_point": made["qzeros"], "weight_scale": made["scales"]}
 
 
+def _fp_quant(layer: LinearLayer, weight: torch.Tensor, config: Mapping[str, Any]) -> Tensors:
+    """nvfp4 of weights that are rotated by a permutation of 16 inputs."""
+    order = torch.arange(16).roll(5)
+    groups = weight.float().view(len(weight), -1, 16)[..., order]
+    scales = groups.abs().amax(-1).clamp(min=1e-9) / 6
+    whole = 256 / scales.max()
+    kept = (scales * whole).to(torch.float8_e4m3fn)
+    scaled = groups / (kept.float() / whole).clamp(min=1e-9).unsqueeze(-1)
+    values = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+    codes = (scaled.abs().unsqueeze(-1) - values).abs().argmin(-1) + 8 * (scaled < 0)
+    low, high = codes.to(torch.uint8).reshape(len(codes), -1, 2).unbind(-1)
+    matrix = torch.zeros(16, 16)
+    matrix[order, torch.arange(16)] = 1
+    return {
+        "qweight": low | high << 4,
+        "scales": kept.view(torch.uint8),
+        "weight_global_scale": whole.view(1),
+        "forward_hadamard_matrix": matrix.repeat(len(layer.projections) or 1, 1, 1),
+    }
+
+
 _HQQ = {"weight_quant_params": {"nbits": 4, "group_size": 16, "axis": 1, "channel_wise": True}}
 _AQLM = {"in_group_size": 8, "out_group_size": 1, "num_codebooks": 8, "nbits_per_codebook": 8}
 GPTQ = {
@@ -157,6 +178,13 @@ QUARK = {
     "config": {"quant_method": "quark", "global_quant_config": _UINT4, "exclude": ["lm_head"]},
     "encode": _quark,
     "sizes": _WHOLE,
+    "error": 0.2,
+}
+FP_QUANT = {
+    "config": {"quant_method": "fp_quant", "forward_dtype": "nvfp4", "hadamard_group_size": 16},
+    "encode": _fp_quant,
+    "sizes": ((64, 48), (224, 96)),
+    "lone_rows": (torch.bfloat16, torch.float32),
     "error": 0.2,
 }
 _TABLES = ((64, 48), (224, 96))

@@ -20,7 +20,7 @@ GROUP = 32
 
 class Mxfp4(CheckedMethod):
     conformance = "ferrule_plugins.quantization.samples:MXFP4"
-    formats = ("mxfp4",)
+    formats = ("mxfp4", "gpt_oss_mxfp4")
 
     def scheme(self, layer: LinearLayer) -> LinearScheme | None:
         return Mxfp4Scheme(self.shared) if ".experts." in layer.name else None

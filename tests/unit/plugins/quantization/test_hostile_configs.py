@@ -69,6 +69,7 @@ CONFIGS: list[dict[str, Any]] = [
     {"quant_method": "gguf", "types": {"Q4_0": ["model.layers.0.mlp.up_proj"]}},
     {"quant_method": "gptq_marlin_24", "bits": 8, "group_size": 128},
     {"quant_method": "tpu_int8", "activation_scheme": "none"},
+    {"quant_method": "fp_quant", "forward_dtype": "mxfp4", "hadamard_group_size": 32, "pseudoquantization": False},
 ]
 VALUES: list[Any] = [
     *(None, True, 0, -1, 1, 3, 7, 128, 2**31, 10**12, 10**40, 1.5, float("nan")),

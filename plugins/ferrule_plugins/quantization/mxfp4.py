@@ -1,7 +1,8 @@
 """Experts in mxfp4, as gpt-oss has them: 32 numbers of 4 bits share a power of two (OCP Microscaling formats 1.0).
 
 On CPUs they stay codes of 4 bits with the same scales, and activations have 15 bits; on other devices they are floats
-of the activations' type. The layers besides experts are floats in such a checkpoint.
+of the activations' type. The layers besides experts are floats in such a checkpoint. Float weights of all layers but
+the head become such numbers as they load.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from ferrule.interfaces.quantization import LinearLayer, LinearScheme
 from ferrule_nn import checkpoint_parameter
 from ferrule_plugins.quantization.coded import E2M1, Coded, CodedScheme, halves, powers_of_two
 from ferrule_plugins.quantization.method import CheckedMethod
+from ferrule_plugins.quantization.online import Mxfp4FromFloats
 
 GROUP = 32
 
@@ -21,8 +23,11 @@ GROUP = 32
 class Mxfp4(CheckedMethod):
     conformance = "ferrule_plugins.quantization.samples:MXFP4"
     formats = ("mxfp4", "gpt_oss_mxfp4")
+    from_floats = True
 
     def scheme(self, layer: LinearLayer) -> LinearScheme | None:
+        if not self.config:
+            return None if layer.head else Mxfp4FromFloats(self.shared)
         return Mxfp4Scheme(self.shared) if ".experts." in layer.name else None
 
 

@@ -26,11 +26,6 @@ from ferrule.plugin import load_first
 _log = Log("worker")
 _BESIDE = ("quantize_config.json", "quant_config.json")  # where tools kept settings before config.json had them
 
-_NOT_METHODS = {  # documented names of other engines, and what to do instead
-    "online": "names no scheme; use int8, int4, fp8 or int8_per_channel_weight_only",
-    "deepseek_v4_fp8": "is not supported; DeepSeek-V4 is served from a checkpoint of floats",
-}
-
 
 @dataclass(frozen=True)
 class Device:
@@ -181,9 +176,6 @@ class Chooser:
         if not isinstance(given, Mapping):
             raise CheckpointError(f"config.json: quantization_config is an object, not {given!r:.80}.")
         wanted, settings = self._wanted_method(config), dict(given)
-        for name in (wanted, str(settings.get("quant_method"))):
-            if name in _NOT_METHODS and name not in self._plugins.names("quantization"):
-                raise ConfigError(f"--quantization: {name} {_NOT_METHODS[name]}.")
         beside = wanted is not None and not settings
         if wanted is not None and beside:
             settings = self._settings_beside(wanted, context, device)

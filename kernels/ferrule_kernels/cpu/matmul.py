@@ -13,6 +13,8 @@ from ferrule_kernels.cpu import library
 from ferrule_kernels.matmul import Form
 
 _TYPES = {torch.float32: 0, torch.bfloat16: 1}
+_PANEL = 256  # outputs: a multiple of what the kernel keeps together
+_CONVERTED = 1 << 22  # weights that are converted at a time
 LANES = 16  # channels are rounded up to it
 LONGEST = 65536  # inputs: the sum of a group must fit 32 bits
 
@@ -96,9 +98,19 @@ class PackedMatrix:
         factors = None if scales is None or rounded is None else _lost(scales.detach().float(), rounded)
         packed = torch.empty(form.packed_bytes(*weight.shape), dtype=torch.uint8)
         self._set_up(packed, factors, tuple(weight.shape), form, bias, workspace)
-        source = weight.detach() if weight.dtype in _TYPES else weight.detach().float()
-        source = source.contiguous()
-        _kernels().pack(self._address, source.data_ptr(), _TYPES[source.dtype], _at(rounded), _at(added))
+        rows = max(1, _CONVERTED // max(1, self.inputs) // _PANEL) * _PANEL
+        for first in range(0, self.outputs, rows):
+            self._pack(weight[first : first + rows].detach(), first, rounded, added)
+
+    def _pack(self, part: torch.Tensor, first: int, scales: torch.Tensor | None, offsets: torch.Tensor | None) -> None:
+        """Pack the outputs from `first` on, behind all before them. So weights are not converted as a whole."""
+        if part.dtype not in _TYPES:  # numbers of 8 bits are exact in bfloat16
+            part = part.to(torch.bfloat16 if part.dtype in (torch.int8, torch.uint8) else torch.float32)
+        part = part.contiguous()
+        matrix = _Matrix.from_buffer_copy(self._matrix)
+        matrix.weights, matrix.n = matrix.weights + self.form.packed_bytes(first, self.inputs), len(part)
+        numbers = (None if each is None else each[first:].data_ptr() for each in (scales, offsets))
+        _kernels().pack(ctypes.addressof(matrix), part.data_ptr(), _TYPES[part.dtype], *numbers)
 
     @classmethod
     def of_packed(

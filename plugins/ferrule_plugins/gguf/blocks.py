@@ -7,7 +7,7 @@ whatever the blocks of a file are. https://github.com/ggml-org/ggml/blob/master/
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,7 +33,7 @@ BITS: Mapping[str, int] = {  # of the numbers
     **dict.fromkeys(TABLES, 8),
 }
 _FLOAT_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-_ROWS = 1 << 22  # numbers that are decoded at a time
+_ROWS = 1 << 20  # bytes that are decoded at a time
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,11 @@ class Decoded:
     offsets: torch.Tensor | None
 
     def centred(self, kind: str) -> Decoded:
-        """The same weights with numbers on both sides of zero, where those of this type are from 0 on."""
+        """The same weights with numbers on both sides of zero, where those of this type are from 0 on, in place."""
         if self.offsets is None:
             return self
         half = 1 << (BITS[kind] - 1)
-        return Decoded(self.numbers - half, self.scales, self.offsets + half * self.scales)
+        return Decoded(self.numbers.sub_(half), self.scales, self.offsets.add_(self.scales, alpha=half))
 
     def widened(self) -> torch.Tensor:
         """What they stand for, float32 [rows, k]."""
@@ -76,22 +76,41 @@ def stored(info: TensorInfo, data: mmap.mmap) -> torch.Tensor:
 
 
 def decode(kind: str, rows: torch.Tensor) -> Decoded:
-    """Rows of blocks, uint8 [rows, bytes]."""
-    parts = [_decode(kind, some) for some in torch.split(rows, max(1, _ROWS // max(1, rows.shape[1])))]
-    if len(parts) == 1:
-        return parts[0]
-    offsets = [part.offsets for part in parts if part.offsets is not None]
-    return Decoded(
-        torch.cat([part.numbers for part in parts]),
-        torch.cat([part.scales for part in parts]),
-        torch.cat(offsets) if offsets else None,
-    )
+    """Rows of blocks, uint8 [rows, bytes]: some at a time, each put in its place, so that nothing is there twice."""
+    whole: Decoded | None = None
+    for start, some in _some_rows(rows):
+        part = _decode(kind, some)
+        if len(some) == len(rows):
+            return part
+        if whole is None:
+            whole = Decoded(*(None if each is None else _room(each, rows) for each in _tensors(part)))  # type: ignore[arg-type]  # only offsets are None
+        for place, each in zip(_tensors(whole), _tensors(part), strict=True):
+            if place is not None and each is not None:
+                place[start : start + len(some)] = each
+    return whole or _decode(kind, rows)
 
 
-def widen(kind: str, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Rows of blocks as floats, [rows, k]."""
+def widen(kind: str, rows: torch.Tensor, dtype: torch.dtype, place: torch.Tensor | None = None) -> torch.Tensor:
+    """Rows of blocks as floats, [rows, k], in `place` where there is one."""
+    for start, some in _some_rows(rows):
+        part = _decode(kind, some).widened()
+        place = _room(part, rows, dtype) if place is None else place
+        place[start : start + len(some)] = part
+    return _decode(kind, rows).widened().to(dtype) if place is None else place
+
+
+def _some_rows(rows: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
     size = max(1, _ROWS // max(1, rows.shape[1]))
-    return torch.cat([_decode(kind, some).widened().to(dtype) for some in torch.split(rows, size)])
+    return ((start, rows[start : start + size]) for start in range(0, len(rows), size))
+
+
+def _tensors(decoded: Decoded) -> tuple[torch.Tensor | None, ...]:
+    return decoded.numbers, decoded.scales, decoded.offsets
+
+
+def _room(part: torch.Tensor, rows: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """For as many rows as all have."""
+    return torch.empty(len(rows), part.shape[1], dtype=dtype or part.dtype)
 
 
 def _decode(kind: str, rows: torch.Tensor) -> Decoded:

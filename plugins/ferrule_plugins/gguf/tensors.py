@@ -12,7 +12,9 @@ from ferrule.errors import CheckpointError
 from ferrule_plugins.gguf.blocks import decode, map_file, stored, widen
 from ferrule_plugins.gguf.names import Names, Target
 from ferrule_plugins.gguf.reader import FLOATS, GgufModel, TensorInfo
+from ferrule_plugins.load_format.shards import give_back
 
+_TRIMMED_BYTES = 8 << 20  # from one request to give memory back to the next
 HEAD, TABLE = "lm_head", "embed_tokens"
 Pieces = Iterator[tuple[str, torch.Tensor]]
 
@@ -22,19 +24,21 @@ class Reader:
     """Reads tensors for one model.
 
     `quantized` maps the names of layers that take quantized weights, those of merged projections included, to whether
-    they take offsets. Whatever else is quantized is widened to `dtype`; `widened` then has the types.
+    they take offsets. Whatever else is quantized is widened to `dtype`; `widened` then has the types. `places` are the
+    model's parameters: what is widened is put into them.
     """
 
     names: Names
     quantized: Mapping[str, bool]
     dtype: torch.dtype
     tied: bool
+    places: Mapping[str, torch.Tensor] = field(default_factory=dict)
     widened: set[str] = field(default_factory=set)
     _halves: dict[str, dict[str, torch.Tensor]] = field(default_factory=dict)
 
     def read(self, model: GgufModel) -> Iterator[tuple[TensorInfo, str, torch.Tensor]]:
         """Each parameter's tensor, and the file's that it is from."""
-        data = {file: map_file(file) for file in model.files}
+        data, since = {file: map_file(file) for file in model.files}, 0
         for info in model.tensors.values():
             whole = stored(info, data[info.file])
             for target in self.names.targets(info):
@@ -42,6 +46,10 @@ class Reader:
                     yield info, name, tensor
             del whole
             data[info.file].madvise(mmap.MADV_DONTNEED)  # pages that were read count as this process's otherwise
+            since += info.num_bytes
+            if since > _TRIMMED_BYTES:
+                give_back()  # what decoding took
+                since = 0
 
     def _pieces(self, info: TensorInfo, target: Target, rows: torch.Tensor) -> Pieces:
         layer, _, suffix = target.name.rpartition(".")
@@ -55,18 +63,26 @@ class Reader:
             yield from self._numbers(info, HEAD, rows)
         else:
             self.widened.add(info.type.name)
-        wide = widen(info.type.name, rows.flatten(0, -2), self.dtype)
+        wide = widen(info.type.name, rows.flatten(0, -2), self.dtype, self._place(info, target))
         yield from self._floats(target, wide.view(*rows.shape[:-1], -1))
+
+    def _place(self, info: TensorInfo, target: Target) -> torch.Tensor | None:
+        """The parameter itself, where it is all of a tensor: a large table is not there twice."""
+        place = self.places.get(target.name)
+        whole = target == Target(target.name) and place is not None and place.shape == info.shape
+        return place.detach() if whole and place is not None and place.dtype == self.dtype else None
 
     def _numbers(self, info: TensorInfo, layer: str, rows: torch.Tensor, columns: tuple[int, ...] = ()) -> Pieces:
         found = decode(info.type.name, rows).centred(info.type.name)
-        scales, offsets = found.scales, found.offsets
-        group = found.numbers.shape[-1] // scales.shape[-1]
-        yield f"{layer}.numbers", ordered(found.numbers, columns)
-        yield f"{layer}.scales", ordered(scales, columns, group)
+        numbers, scales, offsets = found.numbers, found.scales, found.offsets
+        del found  # each tensor is let go when the next is asked for
+        group = numbers.shape[-1] // scales.shape[-1]
+        yield f"{layer}.numbers", ordered(numbers, columns)
+        del numbers
         if self.quantized[layer]:
             offsets = torch.zeros_like(scales) if offsets is None else offsets
             yield f"{layer}.offsets", ordered(offsets, columns, group)
+        yield f"{layer}.scales", ordered(scales, columns, group)
 
     def _floats(self, target: Target, tensor: torch.Tensor) -> Pieces:
         tensor = ordered(tensor, target.columns)

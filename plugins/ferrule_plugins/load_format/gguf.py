@@ -57,7 +57,13 @@ class Gguf(WeightSource):
         module = cast("torch.nn.Module", model)
         dtype = next(each.dtype for each in module.parameters() if each.dtype.is_floating_point)
         config = read_config(found)
-        reader = Reader(Names(find(found), config), layers_of(module), dtype, config["tie_word_embeddings"])
+        layers = layers_of(module)
+        places = {  # not of layers that give up their parameters when they have all
+            name: each
+            for name, each in module.named_parameters()
+            if name.rpartition(".")[0] not in layers and not each.is_meta
+        }
+        reader = Reader(Names(find(found), config), layers, dtype, config["tie_word_embeddings"], places)
         ends = dict(zip(found.tensors, accumulate(info.num_bytes for info in found.tensors.values()), strict=True))
         total, done = max(ends.values(), default=0), 0  # bytes of the file: tensors that are widened have more
         with progress(options, total) as bar:

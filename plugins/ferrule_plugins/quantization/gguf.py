@@ -82,5 +82,5 @@ class GgufScheme(Quantized):
                 codes[number + 128] = code
             numbers = codes[numbers.int() + 128]
         elif self.form.bits < 8:
-            numbers = (numbers + (1 << (self.form.bits - 1))).to(torch.uint8)
+            numbers = numbers.add_(1 << (self.form.bits - 1)).view(torch.uint8)  # the parameter is given up anyway
         return Integers(numbers, scales, None, self.form.bits, self.form.group, offsets, table=self.form.table)

@@ -50,7 +50,7 @@ class Integers:
         """The numbers less the middle, or what codes stand for, int8."""
         if self.table:
             return looked_up(self.table, self.numbers)
-        return self.numbers if self.bits == 8 else self.numbers.to(torch.int8) - self.middle
+        return self.numbers if self.bits == 8 else self.numbers.to(torch.int8, copy=True).sub_(self.middle)
 
     def added(self) -> torch.Tensor | None:
         """What is added to each centred number times its scale, [n, groups]: offsets and zero points."""
@@ -68,7 +68,8 @@ class Integers:
         that have one value more than the range, the largest lose a step.
         """
         if self.zeros is None or bool((self.zeros == self.middle).all()):
-            return self.centred().clamp(low, high), self.offsets
+            numbers = self.centred()
+            return (numbers.clamp(low, high) if numbers is self.numbers else numbers.clamp_(low, high)), self.offsets
         numbers, k = self.numbers.to(torch.int16), self.numbers.shape[1]
         missing = -k % (self.group or k)
         cells = torch.cat((numbers, numbers[:, -1:].expand(-1, missing)), 1).view(len(numbers), -1, self.group or k)

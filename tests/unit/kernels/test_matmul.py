@@ -235,6 +235,23 @@ def test_a_result_is_its_own() -> None:
 
 
 @compiled
+@compiled
+@pytest.mark.parametrize("form", [Form(8), Form(4, 32, offsets=True), Form(6, 16)])
+def test_some_outputs_at_a_time_are_packed_as_all_are(form: Form, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw, (n, k) = torch.Generator().manual_seed(5), (600, 96)
+    numbers = torch.randint(-8, 8, (n, k), generator=draw).to(torch.int8)
+    sizes = n, form.widths(k)[1] // form.widths(k)[0]
+    scales = torch.rand(*sizes, generator=draw)
+    offsets = torch.rand(*sizes, generator=draw) if form.offsets else None
+    packed = [
+        PackedMatrix(each, form, None, Workspace(), scales, offsets).packed for each in (numbers, numbers.float())
+    ]
+    monkeypatch.setattr(matmul, "_CONVERTED", 1)  # 256 outputs
+    packed.append(PackedMatrix(numbers, form, None, Workspace(), scales, offsets).packed)
+    assert torch.equal(packed[0], packed[1])
+    assert torch.equal(packed[0], packed[2])
+
+
 def test_memory_is_that_of_the_form() -> None:
     for form, bits in ((Form(8), 8.01), (Form(4, 32), 4.51), (Form(4, 128), 4.13)):
         packed = PackedMatrix(torch.randn(256, 4096), form, None, Workspace())

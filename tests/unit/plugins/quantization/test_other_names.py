@@ -1,4 +1,4 @@
-"""FP-Quant, and names by which other engines call formats that are read: each is a method, or says what to use."""
+"""FP-Quant, and names by which other engines call formats that are read: each is a method."""
 
 from __future__ import annotations
 
@@ -27,20 +27,14 @@ DOCUMENTED = (
     *("marlin", "modelopt", "moe_wna16", "neuron_quant", "nvfp4", "ptpc_fp8"),
     *("qqq", "quark", "squeezellm", "torchao", "tpu_int8", "auto_awq"),
     *("auto_gptq", "fp_quant", "modelopt_fp4", "humming", "inc", "mxfp4"),
-    *("gpt_oss_mxfp4", "int8_per_channel_weight_only"),
+    *("gpt_oss_mxfp4", "int8_per_channel_weight_only", "online", "deepseek_v4_fp8"),
+    *("modelopt_mxfp8", "modelopt_mixed", "fp8_per_tensor", "fp8_per_block", "fp8_per_channel"),
+    *("nvfp4_per_token", "mxfp8"),
 )
 
 
 def test_every_documented_name_is_a_method(plugins: Plugins) -> None:
     assert set(DOCUMENTED) <= set(plugins.names("quantization"))
-
-
-@pytest.mark.parametrize("name", ["online", "deepseek_v4_fp8"])
-def test_names_that_are_no_method_say_what_to_use(folder: Path, plugins: Plugins, name: str) -> None:
-    with pytest.raises(ConfigError, match=f"--quantization: {name} .*(use|served)"):
-        load_folder(folder, plugins, quantization=name)
-    with pytest.raises(ConfigError, match=f"--quantization: {name} "):
-        load_folder(folder, plugins, hf_overrides={"quantization_config": {"quant_method": name}})
 
 
 @pytest.mark.parametrize(("form", "alias"), [("gptq", "auto_gptq"), ("awq", "auto_awq"), ("gptq", "gptq_bitblas")])

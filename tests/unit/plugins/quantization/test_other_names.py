@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from ferrule.errors import CheckpointError, ConfigError
+from ferrule.errors import CheckpointError
 from ferrule.interfaces.platform import DeviceCaps
 from ferrule.interfaces.plugins import Plugins
 from ferrule_plugins.quantization.any_format import AnyFormat

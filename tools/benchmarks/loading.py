@@ -52,7 +52,7 @@ def _to_memory(files: Sequence[Path]) -> list[Any]:
     found = []
     for file in files:
         found.append(torch.empty(file.stat().st_size, dtype=torch.uint8))
-        view = memoryview(found[-1].numpy())
+        view = found[-1].numpy().data
         with file.open("rb", buffering=0) as stream:
             while count := stream.readinto(view[: 1 << 30]):
                 view = view[count:]

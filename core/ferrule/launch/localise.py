@@ -9,7 +9,6 @@ from difflib import get_close_matches
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 
 from ferrule.checkpoint import config_file
 from ferrule.config import Resolved
@@ -32,16 +31,7 @@ _CONFIGS = ("config.json", "params.json")
 _SAFETENSORS = "*.safetensors"
 _PICKLES = ("*.bin", "*.pt")
 _MISTRAL = "consolidated*.safetensors"
-_EITHER = ("auto", "hf", "bitsandbytes")  # safetensors or pickles
-_KNOWN = MappingProxyType(
-    {
-        **dict.fromkeys(("safetensors", "fastsafetensors", "runai_streamer"), (_SAFETENSORS,)),
-        **dict.fromkeys(("sharded_state", "runai_streamer_sharded"), (_SAFETENSORS,)),
-        **dict.fromkeys(("pt", "npcache"), _PICKLES),
-        "mistral": (_MISTRAL,),
-        "dummy": (),
-    }
-)
+_SAFE = ("safetensors", "fastsafetensors", "runai_streamer", "sharded_state", "runai_streamer_sharded")
 _OTHER_LAYOUTS = ("onnx/*", "*.onnx", "tf_*", "flax_*")  # of the same weights
 _MODEL_FOLDER = "A Hugging Face model folder has that file."
 _TRAINING = ("training_args.bin", "optimizer*", "scheduler.pt", "rng_state*")
@@ -141,8 +131,9 @@ def weight_patterns(names: Sequence[str], load_format: str) -> tuple[str, ...]:
     """
     if load_format == "gguf" or (load_format == "auto" and "config.json" not in names and variants.kinds(names)):
         return variants.only(names)
-    if load_format not in _EITHER:
-        return _KNOWN.get(load_format, ("*",))
+    if load_format not in ("auto", "hf", "bitsandbytes"):  # these read either kind
+        known = {"pt": _PICKLES, "npcache": _PICKLES, "mistral": (_MISTRAL,), "dummy": ()}
+        return known.get(load_format, (_SAFETENSORS,) if load_format in _SAFE else ("*",))
     weights = [name for name in names if any(fnmatch(name, form) for form in (_SAFETENSORS, *_PICKLES))]
     if load_format == "auto" and weights and all(fnmatch(name, _MISTRAL) for name in weights):
         raise CheckpointError(

@@ -10,7 +10,6 @@ from difflib import get_close_matches
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 
 from ferrule.checkpoint import config_file
 from ferrule.config import Resolved

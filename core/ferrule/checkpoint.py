@@ -8,7 +8,6 @@ and the file does not have is a CheckpointError that names both.
 from __future__ import annotations
 
 import copy
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,8 +15,8 @@ from typing import Any
 
 from ferrule import mistral_params
 from ferrule.errors import CheckpointError
+from ferrule.small_files import read_json as read_json
 
-MAX_BYTES = 64 << 20  # of one JSON file; real ones have kilobytes, an index of shards a few megabytes
 # Where composite models keep the text part.
 _TEXT_SECTIONS = ("text_config", "llm_config", "language_config", "thinker_config")
 _SHARED = (
@@ -74,24 +73,6 @@ def completed(config: Mapping[str, Any], names: Mapping[str, str], defaults: Map
     for key, value in defaults.items():
         complete.setdefault(key, value)
     return complete
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """One JSON object from a file. Raises CheckpointError naming the file."""
-    try:
-        size = file.stat().st_size
-        if size > MAX_BYTES:
-            raise CheckpointError(f"{file} has {size} bytes; no configuration is larger than {MAX_BYTES}.")
-        content = json.loads(file.read_bytes())
-    except FileNotFoundError:
-        raise CheckpointError(f"{file} does not exist.") from None
-    except OSError as error:
-        raise CheckpointError(f"{file} cannot be read: {error.strerror}.") from None
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{file} is not valid JSON: {error}.") from None
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{file} holds a {type(content).__name__} where an object is expected.")
-    return content
 
 
 def config_file(folder: Path | str, form: str = "auto") -> Path:
@@ -309,7 +290,7 @@ def max_length(config: Mapping[str, Any], *, sliding_window: bool = True) -> int
         rope = rope.get("full_attention") or {}
     kind, factor = rope.get("rope_type"), rope.get("factor") or 1.0
     if kind == "yarn":
-        original = _sensible(config, rope["original_max_position_embeddings"])
+        original = _sensible(config, rope.get("original_max_position_embeddings") or length)
         length = max(_sensible(config, original * factor), 1)
     elif kind in {"linear", "dynamic"} and not str(config.get("model_type", "")).startswith("gemma3"):
         length = _sensible(config, length * factor)  # Gemma 3 states the stretched length

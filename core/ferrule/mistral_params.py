@@ -77,15 +77,15 @@ def _windows(params: Mapping[str, Any], file: Path) -> dict[str, Any]:
     window = params.get("sliding_window")
     if not isinstance(window, list):
         return {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": window}
-    widths = {width for width in window if width is not None}
-    if len(widths) != 1:
+    stated = [width for width in window if width is not None]
+    if any(width != stated[0] for width in stated[1:]) or not stated:
         raise CheckpointError(f"{file}: 'sliding_window' {window!r:.80} has several widths, which is not implemented.")
     kinds = ["full_attention" if width is None else "sliding_attention" for width in window]
     layers = params["n_layers"] if isinstance(params["n_layers"], int) else 0  # anything else is refused later
     return {
         "architectures": ["MinistralForCausalLM"],
         "model_type": "ministral",
-        "sliding_window": widths.pop(),
+        "sliding_window": stated[0],
         "layer_types": [kinds[layer % len(kinds)] for layer in range(min(layers, 1 << 12))],
     }
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 from torch import nn
 
+from ferrule.errors import CheckpointError
 from ferrule.interfaces.model import AttentionOptions, ForwardContext, LayerCache
 from ferrule.types import CacheGroup
 from ferrule_nn import ops
@@ -49,6 +50,26 @@ class AttentionSpec:
         return LayerCache(group, self.num_kv_heads, self.head_dim)
 
 
+class HeadScales:
+    """What the keys and values of single heads are divided by beside their layer's scales, shares of the largest."""
+
+    def __init__(self, keys: Sequence[float], values: Sequence[float], num_heads: int, device: torch.device) -> None:
+        shares = torch.tensor([keys, values], dtype=torch.float64)
+        shares = (shares / shares.amax(1, keepdim=True)).clamp(min=2.0**-64).to(device, torch.float32).unsqueeze(-1)
+        self._key, self._value = shares.unbind()  # [key heads, 1]
+        self._queries, self._results = shares.repeat_interleave(num_heads // len(keys), 1).unbind()  # [heads, 1]
+
+    def cached(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries, keys and values [tokens, heads, head_dim] as attention reads them."""
+        return (q * self._queries).to(q.dtype), (k / self._key).to(k.dtype), (v / self._value).to(v.dtype)
+
+    def result(self, out: torch.Tensor) -> torch.Tensor:
+        """What attention gives of such values, [tokens, heads, head_dim]."""
+        return (out * self._results).to(out.dtype)
+
+
 class Attention(nn.Module):
     """Projections q, k, v in one product, rotation, attention, output projection.
 
@@ -77,6 +98,7 @@ class Attention(nn.Module):
             alibi_slopes=spec.alibi_slopes,
         )
         self._scales = _NONE  # of cached keys and values
+        self._head_scales: HeadScales | None = None
         self._heads: ops.Heads | None = None
         self._cached_heads: ops.CachedHeads | None = None  # `_heads`, where it can write to the cache
 
@@ -111,7 +133,18 @@ class Attention(nn.Module):
     def set_cache_scales(self, key: float, value: float) -> None:
         """See `ferrule.interfaces.model.ScaledCache`."""
         self.options = replace(self.options, scale=self.options.scale / self._scales[0] * key)
-        self._scales = key, value
+        self._scales, self._head_scales = (key, value), None
+
+    def set_head_scales(self, keys: Sequence[float], values: Sequence[float]) -> None:
+        """See `ferrule.interfaces.model.HeadScaledCache`."""
+        heads = self.spec.num_kv_heads
+        if {len(keys), len(values)} != {heads}:
+            raise CheckpointError(
+                f"The cache's scales of {self.name} are {len(keys)} of keys and {len(values)} of values, "
+                f"and it has {heads} heads of each."
+            )
+        self.set_cache_scales(max(keys), max(values))  # of a head, its own share of the largest
+        self._head_scales = HeadScales(keys, values, self.spec.num_heads, ops.weights_device(self))
 
     def forward(self, x: torch.Tensor, ctx: ForwardContext, rotation: Rotation | None = None) -> torch.Tensor:
         """[tokens, hidden] → [tokens, hidden]."""
@@ -121,9 +154,10 @@ class Attention(nn.Module):
         """[tokens, (query, key and value heads) * head_dim], which may be overwritten → [tokens, heads, head_dim]."""
         spec, rope = self.spec, self._rope[0]
         heads = self.prepare(qkv.view(qkv.shape[0], -1, spec.head_dim), ctx)
+        unscaled = self._scales == _NONE and self._head_scales is None
         if self._heads is not None and self._heads.accepts(heads):
             turn = None if rope is None else rotation
-            if self._cached_heads is not None and self._scales == _NONE:  # with the cache in one pass, if it can be
+            if self._cached_heads is not None and unscaled:  # with the cache in one pass, if it can be
                 q, finish = heads[:, : spec.num_heads], partial(self._cached_heads.write, heads, turn)
                 out = ctx.attend_heads(self.name, q, finish, self.options)
                 if out is not None:
@@ -137,10 +171,13 @@ class Attention(nn.Module):
                 qk = rope.rotate(qk, rotation)
             qk = self._normed(qk) if spec.norm_turned else qk
             q, k = qk.split_with_sizes([spec.num_heads, spec.num_kv_heads], dim=1)
-        if self._scales == _NONE:
+        if unscaled:
             return ctx.attend(self.name, q, k, v, self.options)
         key, value = self._scales
-        return ctx.attend(self.name, q, k / key, v / value, self.options) * value
+        if self._head_scales is None:
+            return ctx.attend(self.name, q, k / key, v / value, self.options) * value
+        q, k, v = self._head_scales.cached(q, k / key, v / value)
+        return self._head_scales.result(ctx.attend(self.name, q, k, v, self.options) * value)
 
     def _normed(self, qk: torch.Tensor) -> torch.Tensor:
         """[tokens, query and key heads, head_dim]"""

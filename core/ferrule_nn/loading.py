@@ -107,7 +107,10 @@ def load_into(
                 continue
             target = targets.get(name)
             if target is None:
-                raise CheckpointError(f"The checkpoint holds a tensor that the model does not have: {source!r}.")
+                raise CheckpointError(
+                    f"The checkpoint holds a tensor that the model does not have: {source!r}.",
+                    "If the weights are quantized, and config.json does not say so, --quantization names the method.",
+                )
             if target.parameter not in parameters:
                 raise CheckpointError(f"The checkpoint holds {source!r} beside other tensors of the same weights.")
             parameter = parameters[target.parameter]

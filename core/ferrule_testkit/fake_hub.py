@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import unquote
 
 Files = Mapping[str, bytes]
 _Answer = tuple[int, dict[str, str], bytes]
@@ -47,7 +48,7 @@ class FakeHub:
                 self.answer(body=True)
 
             def answer(self, body: bool) -> None:
-                path = self.path.split("?")[0]
+                path = unquote(self.path.split("?")[0])
                 hub.requests.append((self.command, path, self.headers.get("Authorization")))
                 status, headers, content = hub._route(path)
                 self.send_response(status)

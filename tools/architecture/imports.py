@@ -10,7 +10,7 @@ from tools.architecture.source import Import, Module, Rule, Violation
 LAYERS = (
     ("types", "errors", "env_vllm", "env", "log"),
     ("plugin",),
-    ("config", "checkpoint", "mistral_params"),
+    ("config", "checkpoint", "mistral_params", "small_files"),
     ("schema",),
     ("sampling_params", "structured_outputs"),
     ("interfaces",),
@@ -36,6 +36,7 @@ NO_TORCH = frozenset(
         "config",
         "checkpoint",
         "mistral_params",
+        "small_files",
         "schema",
         "sampling_params",
         "structured_outputs",

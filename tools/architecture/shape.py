@@ -27,8 +27,9 @@ BUDGETS = MappingProxyType(
         "ferrule.env_vllm": 350,  # a table
         "ferrule.log": 220,
         "ferrule.config": 2_400,
-        "ferrule.checkpoint": 280,  # reads two forms of configuration, and names what cannot be in either
+        "ferrule.checkpoint": 300,  # reads two forms of configuration, names what cannot be in either, and refuses pipes
         "ferrule.mistral_params": 140,
+        "ferrule.small_files": 50,
         "ferrule.schema": 500,
         "ferrule.sampling_params": 200,
         "ferrule.structured_outputs": 600,
@@ -36,7 +37,7 @@ BUDGETS = MappingProxyType(
         "ferrule.client": 400,
         "ferrule.frontend": 3_300,  # with the table of families and their parsers
         "ferrule.api": 1_800,
-        "ferrule.launch": 1_050,  # with which files of a repository each load format needs
+        "ferrule.launch": 1_100,  # with which files of a hub or a store are fetched, and why a process ended
         "ferrule.llm": 1_250,  # one engine, three ways to call it: batches, steps, and as they come
         "ferrule_nn": 2_800,  # what eighty families are described with: experts, latent attention, states
         "ferrule_parsing": 2_400,

@@ -2,33 +2,17 @@
 
     python -m tools.benchmarks.llama_cpp --python VENV/bin/python Q4_0.gguf Q8_0.gguf --streams 1,16
 
-VENV is an environment with llama-cpp-python. Both compute steps of so many streams with random tokens, without HTTP;
-Ferrule's also sample. llama.cpp runs in a process of its own, with a cache for each stream. Both have one thread, and
-what is counted is the processor's seconds, so that other work on the machine matters little. Prints tokens per second,
-medians of the rounds, and the median of the rounds' ratios.
+VENV is an environment with llama-cpp-python. llama.cpp has a cache for each stream, and tokens are arbitrary.
+`tools.benchmarks.beside` says what is measured.
 """
 
 from __future__ import annotations
 
-import argparse
-import statistics
-import subprocess
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import IO
+from collections.abc import Sequence
 
-import torch
+from ferrule.env import before_libraries
+from tools.benchmarks.beside import arguments, compare
 
-from ferrule.config import Config, LoadConfig, ModelConfig, SchedulerConfig
-from ferrule.config.resolve import resolve
-from ferrule.env import before_libraries, read
-from ferrule.launch.localise import localise
-from ferrule.plugin import discover
-from ferrule.types import TokenSampling
-from tools.benchmarks.runner import Bench
-
-# Reads lines "streams context steps" and answers each with the seconds of all steps.
 _OTHER = """
 import ctypes, sys, time
 import llama_cpp as api
@@ -67,76 +51,8 @@ for line in sys.stdin:
 """
 
 
-@contextmanager
-def opened(file: str, streams: int, room: int) -> Iterator[Bench]:
-    """Ferrule with a cache for so many streams of `room` tokens."""
-    config = Config(
-        model=ModelConfig(model=file, max_model_len=room),
-        load=LoadConfig(use_tqdm_on_load=False),
-        scheduler=SchedulerConfig(max_num_seqs=streams + 1),
-        env=read(),
-    )
-    plugins = discover()
-    executor = plugins.load("executor", "uni")()
-    try:
-        info = executor.start(localise(resolve(config), plugins), plugins)
-        executor.init_cache(min(info.max_blocks, 2 + (streams + 1) * -(-room // info.groups[0].block_size)))
-        yield Bench(executor, info, TokenSampling(seed=0, max_tokens=1))
-    finally:
-        executor.shutdown()
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="+", metavar="FILE.gguf")
-    parser.add_argument("--python", required=True, help="of an environment with llama-cpp-python")
-    parser.add_argument("--streams", default="1,16")
-    parser.add_argument("--context", type=int, default=128, help="tokens that each stream begins with")
-    parser.add_argument("--steps", type=int, default=24)
-    parser.add_argument("--rounds", type=int, default=5)
-    given = parser.parse_args(arguments)
-    torch.set_num_threads(1)
-    streams = [int(each) for each in given.streams.split(",")]
-    room = given.context + given.steps + 16
-    print(f"one thread, {given.context} tokens of context; Ferrule and llama.cpp, tokens/s")
-    for file in given.files:
-        command = [given.python, "-c", _OTHER, file, str(max(streams)), str(room)]
-        with (
-            opened(file, max(streams), room) as ours,
-            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as theirs,
-        ):
-            asked, told = _pipes(theirs)
-            _answer(told)
-            for count in streams:
-                pairs = []
-                for _ in range(given.rounds):
-                    ours.start(count, given.context, given.steps + 1)
-                    start = time.process_time()
-                    ours.decode(count, given.context, given.steps)
-                    seconds = time.process_time() - start
-                    ours.release(range(count))
-                    asked.write(f"{count} {given.context} {given.steps}\n")
-                    asked.flush()
-                    pairs.append(tuple(count * given.steps / each for each in (seconds, float(_answer(told)))))
-                first, second = (statistics.median(each) for each in zip(*pairs, strict=True))
-                ratios = sorted(a / b for a, b in pairs)
-                spread = f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
-                print(f"{file}, {count} streams: {first:.1f}, {second:.1f}; ratio {spread}", flush=True)
-            asked.close()
-
-
-def _answer(told: IO[str]) -> str:
-    """The next line. Raises RuntimeError where the process has ended; its own message is on stderr."""
-    line = told.readline()
-    if not line:
-        raise RuntimeError("llama.cpp's process has ended: it may not take this file")
-    return line
-
-
-def _pipes(process: subprocess.Popen[str]) -> tuple[IO[str], IO[str]]:
-    if process.stdin is None or process.stdout is None:
-        raise RuntimeError("the process has no pipes")
-    return process.stdin, process.stdout
+def main(given: Sequence[str] | None = None) -> None:
+    compare(arguments(__doc__, "FILE.gguf", given), _OTHER, "llama.cpp")
 
 
 if __name__ == "__main__":

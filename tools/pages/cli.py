@@ -26,10 +26,8 @@ _BUILDS = (
     *("CMAKE_BUILD_TYPE", "MAX_JOBS", "NVCC_THREADS", "VERBOSE", "VLLM_USE_PRECOMPILED"),
     "VLLM_TEST_USE_PRECOMPILED_NIGHTLY_WHEEL",
 )
-_SYSTEM = (
-    *("CUDA_HOME", "CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH", "LOCAL_RANK"),
-    *("Q_SCALE_CONSTANT", "K_SCALE_CONSTANT", "V_SCALE_CONSTANT"),
-)
+_SYSTEM = (*("CUDA_HOME", "CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH", "LOCAL_RANK"),)
+_CONSTANTS = ("Q_SCALE_CONSTANT", "K_SCALE_CONSTANT", "V_SCALE_CONSTANT")
 
 
 def page() -> str:
@@ -85,7 +83,8 @@ when the one of Ferrule is not set."""
     yield f"""
 Not read at all: `VLLM_HOST_IP` and `VLLM_PORT`, which are addresses between nodes there and set by accident in
 orchestrators; {", ".join(map(_code, _BUILDS))}, which are for building; {", ".join(map(_code, _SYSTEM))},
-which drivers and libraries read themselves."""
+which drivers and libraries read themselves; {", ".join(map(_code, _CONSTANTS))}, whose
+defaults `--calculate-kv-scales` has."""
 
 
 def _here(known: Foreign) -> str:

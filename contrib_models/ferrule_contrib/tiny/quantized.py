@@ -9,10 +9,16 @@ import argparse
 import math
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from ferrule import LLM, SamplingParams
+from ferrule.assembly.choose import Chooser
+from ferrule.assembly.model import outline
+from ferrule.config import Config, ModelConfig
+from ferrule.config.resolve import resolve
+from ferrule.plugin import discover
 from ferrule_plugins.command.quantize import gguf_file
 from ferrule_plugins.command.quantize.run import write
 from ferrule_plugins.command.quantize.targets import target_of
@@ -21,6 +27,7 @@ from . import chat, dialogues, path
 from .dialogues import Dialogue
 
 Test = tuple[Dialogue, str]  # and its prompt
+METHODS = ("int8", "int8_per_channel_weight_only", "int4", "int4_weight_only", "fp8", "bitsandbytes")
 
 # Formats of `ferrule quantize`, with the group size.
 _WRITTEN = {
@@ -57,36 +64,66 @@ def perplexity(llm: LLM, tests: Sequence[Test]) -> float:
     return math.exp(total / count)
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m ferrule_contrib.tiny.quantized", description=__doc__)
-    parser.add_argument(
-        "methods", nargs="*", default=["int8", "int8_per_channel_weight_only", "int4", "int4_weight_only", "fp8"]
-    )
-    parser.add_argument("--seed", type=int, default=0, help="which drawing of 500 held-out prompts")
-    parser.add_argument("--kv-cache-dtype", default="auto", help="type of the KV cache, for all of them")
-    options = parser.parse_args(argv)
+HEADING = "| weights | correct of 500 | perplexity | MB |\n|---|--:|--:|--:|"
+
+
+class Row(NamedTuple):
+    name: str
+    correct: int
+    perplexity: float
+    megabytes: float
+
+    def __str__(self) -> str:
+        return f"| {self.name} | {self.correct} | {self.perplexity:.4f} | {self.megabytes:.1f} |"
+
+
+def held_out(seed: int = 0, count: int | None = None) -> list[Test]:
+    """The 500 held-out prompts of a drawing, or the first of them."""
     template = chat.load_template()
-    tests = [(test, chat.prompt_of(test, template)) for test in dialogues.held_out_set(options.seed)]
-    same = {"dtype": "bfloat16", "kv_cache_dtype": options.kv_cache_dtype, "use_tqdm_on_load": False}
+    return [(test, chat.prompt_of(test, template)) for test in dialogues.held_out_set(seed)[:count]]
 
-    def measure(name: str, model: Path, method: str | None = None) -> None:
-        with LLM(str(model), tokenizer=str(path()), quantization=method, **same) as llm:
-            right, surprise, size = score(llm, tests), perplexity(llm, tests), llm.model.weight_bytes / 1e6
-        print(f"| {name} | {right} | {surprise:.4f} | {size:.1f} |", flush=True)
 
-    print("| weights | correct of 500 | perplexity | MB |\n|---|--:|--:|--:|")
-    measure("bfloat16", path())
-    for method in options.methods:
-        measure(method, path(), method)
+def measure(
+    tests: Sequence[Test], name: str, model: Path, method: str | None = None, kv_cache_dtype: str = "auto"
+) -> Row:
+    """A model in bfloat16, with a method of ``--quantization``."""
+    same: dict[str, Any] = {"dtype": "bfloat16", "kv_cache_dtype": kv_cache_dtype, "use_tqdm_on_load": False}
+    with LLM(str(model), tokenizer=str(path()), quantization=method, **same) as llm:
+        return Row(name, score(llm, tests), perplexity(llm, tests), llm.model.weight_bytes / 1e6)
+
+
+def written() -> Iterator[tuple[str, Path]]:
+    """The embedded model as `ferrule quantize` writes it, in each format. Each is there until the next is asked for."""
     for name, (form, group) in _WRITTEN.items():
         with tempfile.TemporaryDirectory() as folder:
             write(path(), Path(folder), target_of(form, group))
-            measure(name, Path(folder))
+            yield name, Path(folder)
+    choice, _ = outline(resolve(Config(model=ModelConfig(model=str(path())))), Chooser(discover()))
     for kind, mix in gguf_file.MIXES.items():
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "model.gguf"
-            gguf_file.write(path(), file, mix, tokenizer=False)
-            measure(f"`ferrule quantize --to {kind}`", file)
+            gguf_file.write(path(), file, mix, choice, tokenizer=False)
+            yield f"`ferrule quantize --to {kind}`", file
+
+
+def rows(tests: Sequence[Test], methods: Sequence[str], kv_cache_dtype: str = "auto") -> Iterator[Row]:
+    """Of bfloat16, of the methods, and of what `ferrule quantize` writes."""
+    yield measure(tests, "bfloat16", path(), None, kv_cache_dtype)
+    for method in methods:
+        yield measure(tests, method, path(), method, kv_cache_dtype)
+    for name, model in written():
+        yield measure(tests, name, model, None, kv_cache_dtype)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m ferrule_contrib.tiny.quantized", description=__doc__)
+    parser.add_argument("methods", nargs="*", default=METHODS)
+    parser.add_argument("--seed", type=int, default=0, help="which drawing of 500 held-out prompts")
+    parser.add_argument("--kv-cache-dtype", default="auto", help="type of the KV cache, for all of them")
+    options = parser.parse_args(argv)
+    print(HEADING)
+    for row in rows(held_out(options.seed), options.methods, options.kv_cache_dtype):
+        print(row, flush=True)
     return 0
 
 

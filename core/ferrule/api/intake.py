@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
@@ -81,11 +82,12 @@ class Intake:
         return TooLargeError(f"The body is larger than the limit of {self._limits.max_body_bytes} bytes.")
 
     async def _next(self) -> bytes:
-        try:
+        message: Message | None = None
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._limits.body_timeout):
                 message = await self._receive()
-        except TimeoutError:
-            raise TooSlowError(f"No byte of the body came for {self._limits.body_timeout:g} s.") from None
+        if message is None:  # raised here, without a context: the frames of a TimeoutError know the task that failed
+            raise TooSlowError(f"No byte of the body came for {self._limits.body_timeout:g} s.")
         if message["type"] != "http.request":
             raise ClientGone()
         self.done = not message.get("more_body", False)

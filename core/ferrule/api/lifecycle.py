@@ -65,6 +65,10 @@ class Exchange:
         """Wait until the client has left."""
         await self.gone.wait()
 
+    def forget(self) -> None:
+        """The exchange is over. A cause that was raised has a traceback, and its frames have this object: a cycle."""
+        self._cause = None
+
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Await `work`, or raise what the exchange was stopped for once the work has unwound."""
         if self._cause is not None:
@@ -80,6 +84,7 @@ class Exchange:
             raise self._cause from None
         finally:
             self._task = outer
+            del task  # it has the exception, whose traceback has this frame
 
 
 class Lifecycle:
@@ -127,6 +132,7 @@ class Lifecycle:
         try:
             yield exchange
         finally:
+            exchange.forget()
             self.board.add(LOAD, -exchange.works)
             self._open.discard(exchange)
             if not self._open:

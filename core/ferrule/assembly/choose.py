@@ -119,7 +119,9 @@ class Chooser:
                 "use_tqdm_on_load": config.load.use_tqdm_on_load,
                 "ignore_patterns": config.load.ignore_patterns,
             },
-            cache_scales=CacheScales.of(config.model.quantization_param_path, config.cache.kv_cache_dtype),
+            cache_scales=CacheScales.of(
+                config.model.quantization_param_path, config.cache.kv_cache_dtype, config.cache.calculate_kv_scales
+            ),
         )
 
     def attention(self, config: Resolved, choice: Choice, model: Model) -> tuple[str, AttentionBackend]:
@@ -174,7 +176,8 @@ class Chooser:
         if not isinstance(given, Mapping):
             raise CheckpointError(f"config.json: quantization_config is an object, not {given!r:.80}.")
         wanted, settings = self._wanted_method(config), dict(given)
-        if wanted is not None and not settings:
+        beside = wanted is not None and not settings
+        if wanted is not None and beside:
             settings = self._settings_beside(wanted, context, device)
         form = str(settings.get("quant_method", "an unnamed method"))
 
@@ -187,6 +190,9 @@ class Chooser:
             return None, None
         order = sorted(self._plugins.defaults("quantization"), key=lambda name: name != form)  # several read some forms
         name = self.choose("quantization", "--quantization", wanted, order, refuses)
+        if settings and not beside and context.folder is not None:
+            cls: type[QuantizationMethod] = self._plugins.load("quantization", name)
+            settings = {**cls.settings_of(context.folder, settings), **settings}
         return name, self._plugins.make("quantization", name, settings)
 
     def _wanted_method(self, config: Resolved) -> str | None:
@@ -208,9 +214,13 @@ class Chooser:
         cls: type[QuantizationMethod] = self._plugins.load("quantization", wanted)
         files = [context.folder / name for name in _BESIDE] if context.folder else []
         found = next((file for file in files if file.is_file()), None)
-        if found is None or not cls.formats or cls.refuses({}, device.caps, context.dtype) is None:
+        if context.folder is None or not cls.formats or cls.refuses({}, device.caps, context.dtype) is None:
             return {}
-        return {"quant_method": wanted if wanted in cls.formats else cls.formats[0], **checkpoints.read_json(found)}
+        stated = {} if found is None else checkpoints.read_json(found)
+        known = cls.settings_of(context.folder, stated)
+        if not known and found is None:
+            return {}
+        return {"quant_method": wanted if wanted in cls.formats else cls.formats[0], **known, **stated}
 
 
 def attention_layers(model: Model) -> list[tuple[LayerCache, AttentionOptions]]:

@@ -128,6 +128,11 @@ class CacheConfig:
         "Type of cache entries; auto: the model's; fp8 is fp8_e4m3. Of 8 bits, twice the tokens fit.",
         choices=("auto", "fp8", "fp8_e4m3", "fp8_e5m2", "bfloat16"),
     )
+    calculate_kv_scales: bool = opt(
+        False,
+        "Calculate the scales of an fp8 KV cache when the model is loaded. Default: the checkpoint's, or 1.",
+        optional_value=True,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

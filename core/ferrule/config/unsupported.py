@@ -190,12 +190,6 @@ class CacheConfig:
     """The KV cache."""
 
     swap_space: float = opt(4.0, "GiB of host memory for preempted requests.", ge=0, inert=_NO_SWAP)
-    calculate_kv_scales: bool = opt(
-        False,
-        "Compute the scales of an fp8 KV cache while running.",
-        optional_value=True,
-        missing="scales of a quantized KV cache, computed while running",
-    )
 
 
 @dataclass(frozen=True, kw_only=True)

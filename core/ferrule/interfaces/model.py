@@ -56,6 +56,17 @@ class ScaledCache(Protocol):
         """What is cached, times its scale, are keys and values. Before the first step."""
 
 
+@runtime_checkable
+class HeadScaledCache(ScaledCache, Protocol):
+    """A `ScaledCache` that can also keep each head's keys and values divided by numbers of their own."""
+
+    def set_head_scales(self, keys: Sequence[float], values: Sequence[float]) -> None:
+        """As `set_cache_scales`, with a scale for each key head and each value head.
+
+        Raises CheckpointError for another number of them.
+        """
+
+
 @dataclass(frozen=True)
 class StateSpec:
     """A tensor of `shape` that a recurrent layer keeps for each request, however long that is.

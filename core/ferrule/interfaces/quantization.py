@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
@@ -71,6 +72,16 @@ class QuantizationMethod(ABC):
 
         An empty `config` is that of float weights, which some methods quantize as they load.
         """
+
+    @classmethod
+    def settings_of(cls, folder: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What other files of a checkpoint's folder say of its weights, as keys of a ``quantization_config``.
+
+        Called for the method that reads the checkpoint. `config` is what the checkpoint's configuration says, and its
+        keys come first. Where it is empty, and the user names the method, these are all there are. Raises
+        CheckpointError.
+        """
+        return {}
 
     @abstractmethod
     def scheme(self, layer: LinearLayer) -> LinearScheme | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import glob
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from difflib import get_close_matches
@@ -19,7 +20,6 @@ from ferrule.interfaces.plugins import Plugins
 from ferrule.launch import variants
 from ferrule.launch.describe import described
 
-_STREAMED = {"runai_streamer": ("s3://",)}  # formats that read weights from a store, and how names of its models begin
 _PATHS = ("/", "./", "../", "~")  # how a name begins that is not a hub id
 _COMMON = (  # configuration, tokenizer, chat templates
     "*.json",
@@ -30,21 +30,31 @@ _COMMON = (  # configuration, tokenizer, chat templates
     "*.txt",
 )
 _CONFIGS = ("config.json", "params.json")
-_SAFETENSORS = "*.safetensors"
-_PICKLES = ("*.bin", "*.pt")
-_MISTRAL = "consolidated*.safetensors"
-_EITHER = ("auto", "hf", "bitsandbytes")  # safetensors or pickles
-_KNOWN = MappingProxyType(
+# Weight files of four forms, and the forms among which each load format takes the first that there is.
+_FORMS = MappingProxyType(
     {
-        **dict.fromkeys(("safetensors", "fastsafetensors", "runai_streamer"), (_SAFETENSORS,)),
-        **dict.fromkeys(("sharded_state", "runai_streamer_sharded"), (_SAFETENSORS,)),
-        **dict.fromkeys(("pt", "npcache"), _PICKLES),
-        "mistral": (_MISTRAL,),
+        "safetensors": ("*.safetensors",),
+        "pt": ("*.bin", "*.pt"),
+        "mistral": ("consolidated*.safetensors",),
         "tensorizer": ("*.tensors",),
+    }
+)
+_READS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "auto": tuple(_FORMS),
+        **dict.fromkeys(("hf", "bitsandbytes"), ("safetensors", "pt")),
+        **dict.fromkeys(("safetensors", "fastsafetensors", "runai_streamer"), ("safetensors",)),
+        **dict.fromkeys(("sharded_state", "runai_streamer_sharded"), ("safetensors",)),
+        **dict.fromkeys(("pt", "npcache"), ("pt",)),
+        "mistral": ("mistral",),
+        "tensorizer": ("tensorizer",),
         "dummy": (),
     }
 )
+_STREAMED = {"runai_streamer": ("s3://",)}  # formats that read weights from a store, and how names of its models begin
+_MISTRAL = "consolidated*"  # what other formats leave out, although it looks like theirs
 _OTHER_LAYOUTS = ("onnx/*", "*.onnx", "tf_*", "flax_*")  # of the same weights
+_ADAPTERS = ("adapter_*", "*/adapter_*")
 _MODEL_FOLDER = "A Hugging Face model folder has that file."
 _TRAINING = ("training_args.bin", "optimizer*", "scheduler.pt", "rng_state*")
 
@@ -59,8 +69,9 @@ def localise(config: Resolved, plugins: Plugins) -> Resolved:
     code = ("*.py",) if model.trust_remote_code else ()
 
     def weights(names: Sequence[str]) -> Sequence[str]:
-        read_there = model.model.startswith(_STREAMED.get(config.load.load_format, ()))
-        return (*_COMMON, *code, *(() if read_there else weight_patterns(names, config.load.load_format)))
+        wanted = weight_patterns(_without(names, _ignored(config)), config.load.load_format)
+        wanted = () if model.model.startswith(_STREAMED.get(config.load.load_format, ())) else wanted
+        return _apart((*_COMMON, *code), wanted, names)
 
     find = partial(_find, config, plugins)
     place = find("model", model.model, model.revision, weights)
@@ -118,11 +129,11 @@ def _check_listing(repository: Repository, files: Sequence[str], config: Resolve
     """Raises CheckpointError for a repository that is not a model that can be loaded."""
     form, load_format = config.model.config_format, config.load.load_format
     configs = {"hf": _CONFIGS[:1], "mistral": _CONFIGS[1:]}.get(form, _CONFIGS)
-    wanted = weight_patterns(files, load_format)
+    kept = _without(files, repository.ignore)
+    wanted = weight_patterns(kept, load_format)
     if not any(name in files for name in (*configs, *wanted)):  # weights with a name describe themselves
         raise CheckpointError(f"The repository {repository.name!r} has no {configs[0]}.", _MODEL_FOLDER)
-    kept = [name for name in files if not any(fnmatch(name, pattern) for pattern in repository.ignore)]
-    if wanted and not any(fnmatch(name, pattern) for name in kept for pattern in wanted):
+    if wanted and len(_without(kept, wanted)) == len(kept):
         raise CheckpointError(
             f"The repository {repository.name!r} has no weights for --load-format {load_format}: no file matches "
             f"{' or '.join(wanted)}."
@@ -135,24 +146,42 @@ def is_path(name: str) -> bool:
 
 
 def weight_patterns(names: Sequence[str], load_format: str) -> tuple[str, ...]:
-    """Which weight files to fetch of those that a repository has. `auto` takes pickles only without safetensors.
+    """Which weight files to fetch of those that a repository has: those of one format, as many have weights in several.
 
-    Without a ``config.json`` it takes what describes itself. For a format that is not built in, all files are fetched,
-    because only its plugin knows which it needs. Raises CheckpointError where `auto` finds Mistral's layout alone,
-    because a fetch leaves those files out, as most repositories have them beside others; and for a repository with
-    several models.
+    A load format takes the first form that it reads of which the repository has a file, and `auto` without a
+    ``config.json`` what describes itself. For a format that is not built in, all files are fetched, because only its
+    plugin knows which it needs. Raises CheckpointError for a repository with several models.
     """
     if load_format == "gguf" or (load_format == "auto" and "config.json" not in names and variants.kinds(names)):
         return variants.only(names)
-    if load_format not in _EITHER:
-        return _KNOWN.get(load_format, ("*",))
-    weights = [name for name in names if any(fnmatch(name, form) for form in (_SAFETENSORS, *_PICKLES))]
-    if load_format == "auto" and weights and all(fnmatch(name, _MISTRAL) for name in weights):
-        raise CheckpointError(
-            "The repository has its weights in Mistral's form only.", "Start with --load-format mistral."
-        )
-    has_safetensors = any(fnmatch(name, _SAFETENSORS) and not fnmatch(name, _MISTRAL) for name in weights)
-    return (_SAFETENSORS,) if has_safetensors else _PICKLES
+    if load_format not in _READS:
+        return ("*",)
+    candidates = _without(names, (*_OTHER_LAYOUTS, *_TRAINING, *_ADAPTERS))
+    for form in _READS[load_format]:
+        own = candidates if form == "mistral" else _without(candidates, (_MISTRAL,))
+        if len(_without(own, _FORMS[form])) < len(own):
+            return _FORMS[form]
+    return tuple(pattern for form in _READS[load_format] for pattern in _FORMS[form])
+
+
+def _apart(others: Sequence[str], wanted: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
+    """Patterns of `wanted` weights and `others`, without files of Mistral's form where the weights are of another.
+
+    A pattern cannot leave out what another one matches: where a repository has both forms, names take its place.
+    """
+    if wanted == _FORMS["mistral"] or len(_without(names, (_MISTRAL,))) == len(names):
+        return (*others, *wanted)
+    kept = _without(names, (_MISTRAL,))
+    return tuple(glob.escape(name) for name in kept if any(fnmatch(name, form) for form in (*others, *wanted)))
+
+
+def _without(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
+    return [name for name in names if not any(fnmatch(name, pattern) for pattern in patterns)]
+
+
+def _ignored(config: Resolved) -> tuple[str, ...]:
+    """Patterns of files that are not downloaded, whatever is chosen."""
+    return (*config.load.ignore_patterns, *_OTHER_LAYOUTS, *_TRAINING, *variants.SKIPPED)
 
 
 def _find(config: Resolved, plugins: Plugins, what: str, name: str, revision: str | None, choose: Choose) -> Path:
@@ -200,9 +229,7 @@ def _remote(
         raise CheckpointError(f"{missing}, and the hub {hub_name} {reason}.", _meant(Path(name).expanduser()))
     token = True if config.model.hf_token in {"", "true", "True", True} else config.model.hf_token  # "": the bare flag
     folder = Path(config.load.download_dir).expanduser() if config.load.download_dir else None
-    others = () if config.load.load_format == "mistral" else ("consolidated*",)
-    ignore = (*config.load.ignore_patterns, *others, *_OTHER_LAYOUTS, *_TRAINING, *variants.SKIPPED)
-    return hub, Repository(name, revision, token, folder, ignore), kind
+    return hub, Repository(name, revision, token, folder, _ignored(config)), kind
 
 
 def _missing(what: str, name: str) -> str:

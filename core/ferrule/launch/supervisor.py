@@ -32,7 +32,22 @@ _GRACE = 8.0  # seconds that children have to exit before they are killed
 _TICK = 1.0  # seconds between two checks of the heartbeats
 _PREFIX = "ferrule-"
 
+# What mostly ends a process so.
+_SIGNALS = {
+    "SIGBUS": "a file that it was reading, such as one with weights, became shorter, or its disk failed",
+    "SIGKILL": "the system may have no memory left",
+}
+
 _logger = log.get("launch")
+
+
+def how(status: int) -> str:
+    """What an exit status says, where it is negative by the name of its signal."""
+    named = {each.value: each.name for each in signal.Signals}.get(-status)
+    if named is None:
+        return f"status={status}"
+    told = f": {_SIGNALS[named]}" if named in _SIGNALS else ""
+    return f"status={status} ({named}{told})"
 
 
 def process_table(
@@ -134,7 +149,7 @@ class Supervisor:
         if not expected and self._status == 0:
             self._status = status if 0 < status < 128 else 1
             if status != 1:  # with 1 the child has said why
-                _logger.error("process ended unexpectedly name=%s pid=%d status=%d", child.spec.name, child.pid, status)
+                _logger.error("process ended unexpectedly name=%s pid=%d %s", child.spec.name, child.pid, how(status))
         if is_api:
             return not expected or not self._apis()
         # The engine is gone. The API processes send errors to their clients and then exit by themselves.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import time
 from collections.abc import Callable, Sequence
@@ -28,6 +29,7 @@ from ferrule.runner.grammars import Grammars
 from ferrule.runner.model_runner import ModelRunner, TextSupport
 from ferrule.runner.state import RunnerLimits
 from ferrule.types import Admit, Chunk, CompiledGrammar, ModelInfo, StepPlan, StepResult, TokenSampling
+from ferrule_plugins.executor.calibration import calibrate
 from ferrule_plugins.executor.host_copy import HostCopy
 
 _log = Log("worker")
@@ -77,6 +79,11 @@ class Worker:
             block_size=context.block_size,
             cache_type=loaded.cache_type,
         )
+        if loaded.cache_scales.calculated and loaded.cache_scales.used:
+            with self.platform.memory().guard("load"):
+                tokens = step_tokens(self.config.scheduler, limits.max_model_len)
+                notes = calibrate(loaded, limits, sampler, tokens)
+            loaded = dataclasses.replace(loaded, info=replace(loaded.info, notes=loaded.info.notes + notes))
         execution = self.platform.execution()
         self.depth = execution.depth()
         execution.optimise(loaded.model, self.config)

@@ -6,8 +6,8 @@ Rows are what is moved, never numbers within one, so quantized tensors are moved
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,7 @@ _DELTA = {
     "ssm_a": "A_log",
 }
 _WHOLE = {"attn_sinks": "self_attn.sinks", "exp_probs_b": "mlp.gate.e_score_correction_bias", "ssm_d": "mixer.D"}
+_MERGED = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}  # where a checkpoint has one tensor too
 _STACKS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
 _SUFFIXES = ("weight", "bias")
 _IGNORED = re.compile(r"rope_freqs|rope_factors_(long|short)|blk\.\d+\.(attn_rot_embd|nextn\..+)")
@@ -76,7 +77,8 @@ class Target:
 
     `expert` is the index of the one of a stack. `rows` and `columns` are which ones it has in which order, all as they
     are where these are empty. `change`: what else is done to a tensor of floats: less_one, log (of what is below zero),
-    conv, flat; keys and values are halves of one of our matrices.
+    conv, flat; keys and values are halves of one of our matrices. by_group: of files that are written, queries, keys
+    and values come for each key head in turn.
     """
 
     name: str
@@ -159,25 +161,38 @@ class Names:
             raise CheckpointError(f"{info.file}: the tensor {info.name!r} is not one that is known here.")
         return targets
 
-    def sources(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[Target, ...]]:
-        """The other way round: tensors of a file that has parameters of these shapes, and what each is made of.
+    def sources(
+        self, names: Collection[str], rename: Callable[[str], str], by_group: bool = False
+    ) -> dict[str, tuple[Target, ...]]:
+        """The other way round: tensors of a file that has these parameters, and what each is made of.
 
         A parameter that two tensors could be is the first one's: the architecture's own name, or that of more models.
+        `rename` is what the model does to names of a checkpoint.
         """
-        most = len(shapes)  # a layer or an expert has one tensor or more
+        most = len(names)  # a layer or an expert has one tensor or more
         layers, experts = (min(int(self.config.get(key) or 0), most) for key in ("num_hidden_layers", "num_experts"))
-        inner = dict.fromkeys((*self.architecture.names, *_INNER, *(_STACKS if experts else ())))
+        inner = dict.fromkeys((*self.architecture.names, *_INNER, *_MERGED, *(_STACKS if experts else ())))
         blocks = (f"blk.{layer}.{name}" for layer in range(layers) for name in inner)
         found: dict[str, tuple[Target, ...]] = {}
-        left = set(shapes)
+        left = set(names)
         stack = (experts, 1, 1)
         for name in (f"{name}.{suffix}" for name in (*_OUTER, *blocks) for suffix in _SUFFIXES):
-            targets = tuple(self.targets(TensorInfo(name, stack, TYPES[0], Path(), 0)))
-            wanted = {target.name for target in targets}
-            if wanted and wanted <= left:
-                found[name] = targets
-                left -= wanted
+            for candidate in self._candidates(TensorInfo(name, stack, TYPES[0], Path(), 0), by_group):
+                targets = tuple(replace(target, name=rename(target.name)) for target in candidate)
+                wanted = {target.name for target in targets}
+                if wanted and wanted <= left:
+                    found[name] = targets
+                    left -= wanted
         return found
+
+    def _candidates(self, info: TensorInfo, by_group: bool) -> Iterator[tuple[Target, ...]]:
+        block = _BLOCK.fullmatch(info.name)
+        kind = block[2] if block else ""
+        if kind != "attn_qkv":
+            yield tuple(self.targets(info))
+        if block and kind in _MERGED:
+            change = "by_group" if by_group and kind == "attn_qkv" else ""
+            yield (Target(f"layers.{block[1]}.{_MERGED[kind]}.{block[3]}", change=change),)
 
     def _change(self, name: str, suffix: str) -> str:
         more = self.architecture.norms_more and name.endswith("norm") and suffix == "weight"

@@ -11,7 +11,7 @@ from ferrule_plugins.gguf.reader import GgufModel
 from ferrule_plugins.gguf.splits import SPLITS, WHOLE_WORDS
 
 NORMAL, UNKNOWN, CONTROL, USER, BYTE = 1, 2, 3, 4, 6  # types of tokens
-_SPACE = "\u2581"  # what SentencePiece writes for a space
+SPACE = "\u2581"  # what SentencePiece writes for a space
 _ROLES = {
     "bos": "bos",
     "eos": "eos",
@@ -177,10 +177,10 @@ def _merging(ids: Mapping[str, int], merges: Sequence[Sequence[str]], **changes:
 def _spm(vocabulary: Vocabulary) -> Json:
     """SentencePiece's BPE, whose merges are the pairs of tokens that make a token, the best score first."""
     prefix = vocabulary.flag("add_space_prefix", True)
-    spaces = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
-    steps = [{"type": "Prepend", "prepend": _SPACE}, spaces] if prefix else [spaces]
+    spaces = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+    steps = [{"type": "Prepend", "prepend": SPACE}, spaces] if prefix else [spaces]
     back: list[Json] = [
-        {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
+        {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
         {"type": "ByteFallback"},
         {"type": "Fuse"},
     ]
@@ -219,7 +219,7 @@ def _unigram(vocabulary: Vocabulary) -> Json:
     prefix = vocabulary.flag("add_space_prefix", True)
     space = {
         "type": "Metaspace",
-        "replacement": _SPACE,
+        "replacement": SPACE,
         "prepend_scheme": "always" if prefix else "never",
         "split": True,
     }
@@ -256,7 +256,7 @@ def _word_piece(vocabulary: Vocabulary) -> Json:
     special = {index for index, _ in vocabulary.of(UNKNOWN, CONTROL, USER)}
     ids: dict[str, int] = {}
     for index, token in enumerate(vocabulary.tokens):
-        own = token if index in special else token[1:] if token.startswith(_SPACE) else f"##{token}"
+        own = token if index in special else token[1:] if token.startswith(SPACE) else f"##{token}"
         ids.setdefault(own, index)
     unknown = vocabulary.role("unknown")
     lower = {"clean_text": True, "handle_chinese_chars": True, "strip_accents": None, "lowercase": True}

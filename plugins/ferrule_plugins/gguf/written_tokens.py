@@ -6,8 +6,9 @@ through.
 
 from __future__ import annotations
 
+import base64
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,22 @@ from ferrule.errors import CheckpointError
 from ferrule.interfaces.tokenizer import Tokenizer
 from ferrule_plugins.gguf.reader import GgufModel
 from ferrule_plugins.gguf.splits import GPT2, SPLITS, WHOLE_WORDS
-from ferrule_plugins.gguf.tokens import BYTE, CONTROL, NORMAL, UNKNOWN, USER, read_tokenizer
+from ferrule_plugins.gguf.tokens import BYTE, CONTROL, NORMAL, SPACE, UNKNOWN, USER, read_tokenizer
 from ferrule_plugins.tokenizer.auto import AutoTokenizers
 
 _UNUSED = 5
 _FILE = "tokenizer.json"
 _BYTES = frozenset(f"<0x{value:02X}>" for value in range(256))
 _UNMERGED = -1e6  # the score of a token that no merge makes
-_ROLES = {"bos_token": "bos", "unk_token": "unknown", "pad_token": "padding"}
+_ROLES = {
+    "bos_token": "bos",
+    "unk_token": "unknown",
+    "pad_token": "padding",
+    "cls_token": "cls",
+    "sep_token": "seperator",
+    "mask_token": "mask",
+}
+_CONTINUED = "##"
 _LEFT_OUT = "--skip-tokenizer leaves it out of the file."
 _SAMPLES = (
     "The quick brown fox can't jump over 1234567 lazy dogs!?  (It is 3.14 m high.)",
@@ -46,10 +55,12 @@ def describe(folder: Path, size: int) -> dict[str, Any]:
         raise CheckpointError(f"{folder} has no {_FILE}, by which a tokenizer is written to GGUF files.", _LEFT_OUT)
     content, tokenizer = read_json(file), AutoTokenizers().open(folder, {})
     model = content.get("model")
-    if not isinstance(model, dict) or model.get("type") != "BPE" or not isinstance(model.get("vocab"), dict):
-        raise CheckpointError(f"{file}: only tokenizers of byte-pair encoding are written to GGUF files.", _LEFT_OUT)
+    model = model if isinstance(model, dict) else {}
+    kind = str(model.get("type"))
+    if kind not in _KINDS or not isinstance(model.get("vocab"), (dict, list)):
+        raise CheckpointError(f"{file}: tokenizers of the kind {kind!r} are not written to GGUF files.", _LEFT_OUT)
     found = {**_tokens(file, content, size), **_ends(folder, tokenizer)}
-    found |= _spm(content, found) if model.get("byte_fallback") else _bpe(file, content)
+    found |= _KINDS[kind](file, content, found)
     if isinstance(tokenizer.chat_template, Mapping):
         raise CheckpointError(f"{folder} has several chat templates, which are not written to GGUF files.")
     metadata = {f"tokenizer.ggml.{key}": value for key, value in found.items()}
@@ -64,8 +75,11 @@ def _tokens(file: Path, content: Json, size: int) -> dict[str, Any]:
     tokens = [f"[PAD{index}]" for index in range(size)]
     kinds = [_UNUSED] * size
     added = {entry["content"]: entry for entry in content.get("added_tokens") or ()}
+    vocabulary = _vocabulary(content)
     unknown = content["model"].get("unk_token")
-    numbers = {**content["model"]["vocab"], **{text: entry["id"] for text, entry in added.items()}}
+    if isinstance(content["model"]["vocab"], list):
+        unknown = next((token for token, index in vocabulary.items() if index == content["model"].get("unk_id")), None)
+    numbers = {**vocabulary, **{text: entry["id"] for text, entry in added.items()}}
     for token, index in numbers.items():
         if not isinstance(index, int) or not 0 <= index < size:
             raise CheckpointError(
@@ -76,6 +90,12 @@ def _tokens(file: Path, content: Json, size: int) -> dict[str, Any]:
         fallback = content["model"].get("byte_fallback") and token in _BYTES
         kinds[index] = UNKNOWN if token == unknown else BYTE if fallback else special
     return {"tokens": tokens, "token_type": kinds}
+
+
+def _vocabulary(content: Json) -> Mapping[str, int]:
+    """Tokens and their ids; a unigram model has them in order, with scores."""
+    stated = content["model"]["vocab"]
+    return stated if isinstance(stated, dict) else {entry[0]: index for index, entry in enumerate(stated)}
 
 
 def _ends(folder: Path, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -100,8 +120,10 @@ def _merges(content: Json) -> list[Sequence[str]]:
     return [merge.split(" ", 1) if isinstance(merge, str) else merge for merge in merges]
 
 
-def _bpe(file: Path, content: Json) -> dict[str, Any]:
-    """Byte-level BPE. Raises CheckpointError for a way of cutting texts that has no name."""
+def _bpe(file: Path, content: Json, found: Mapping[str, Any]) -> dict[str, Any]:
+    """Byte-level BPE, or SentencePiece's. Raises CheckpointError for a way of cutting texts that has no name."""
+    if content["model"].get("byte_fallback"):
+        return _spm(content, found)
     cuts, composed = _cuts(content.get("pre_tokenizer")), (content.get("normalizer") or {}).get("type") == "NFC"
     whole = bool(content["model"].get("ignore_merges"))
     for name, known in SPLITS.items():
@@ -136,10 +158,56 @@ def _spm(content: Json, found: Mapping[str, Any]) -> dict[str, Any]:
     scores: dict[str, float] = {}
     for rank, (left, right) in enumerate(_merges(content)):
         scores.setdefault(left + right, -float(rank))
-    steps = [*_steps(content.get("normalizer"), "normalizers"), *_steps(content.get("pre_tokenizer"), "pretokenizers")]
-    prefix = any(step.get("type") == "Prepend" or step.get("prepend_scheme", "never") != "never" for step in steps)
     every = [scores.get(token, _UNMERGED) for token in found["tokens"]]
-    return {"model": "llama", "pre": "default", "scores": every, "add_space_prefix": prefix}
+    return {"model": "llama", "pre": "default", "scores": every, "add_space_prefix": _prefix(content)}
+
+
+def _prefix(content: Json) -> bool:
+    """Whether a space is put before each text."""
+    steps = [*_steps(content.get("normalizer"), "normalizers"), *_steps(content.get("pre_tokenizer"), "pretokenizers")]
+    return any(step.get("type") == "Prepend" or step.get("prepend_scheme", "never") != "never" for step in steps)
+
+
+def _unigram(file: Path, content: Json, found: Mapping[str, Any]) -> dict[str, Any]:
+    """SentencePiece's unigram model, with what becomes of a text before. `_compare` finds what else is done to it."""
+    unknown = content["model"].get("unk_id")
+    if not isinstance(unknown, int):
+        raise CheckpointError(f"{file}: a unigram model without an unknown token is not written.", _LEFT_OUT)
+    scores = {entry[0]: float(entry[1]) for entry in content["model"]["vocab"]}
+    made = {
+        "model": "t5",
+        "pre": "default",
+        "unknown_token_id": unknown,
+        "scores": [scores.get(token, 0.0) for token in found["tokens"]],
+        "add_space_prefix": _prefix(content),
+    }
+    for step in _steps(content.get("normalizer"), "normalizers"):
+        match step:
+            case {"type": "Precompiled", "precompiled_charsmap": str(charsmap)}:
+                made["precompiled_charsmap"] = list(base64.b64decode(charsmap))
+            case {"type": "Replace", "pattern": {"Regex": str(expression)}} if "{2,}" in expression:
+                made["remove_extra_whitespaces"] = True
+    return made
+
+
+def _word_piece(file: Path, content: Json, found: Mapping[str, Any]) -> dict[str, Any]:
+    """BERT's: a file has a mark before the first piece of a word, where the model's own has one before the others."""
+    tokens = [
+        token
+        if kind != NORMAL
+        else token.removeprefix(_CONTINUED)
+        if token.startswith(_CONTINUED)
+        else f"{SPACE}{token}"
+        for token, kind in zip(found["tokens"], found["token_type"], strict=True)
+    ]
+    return {"model": "bert", "tokens": tokens}
+
+
+_KINDS: Mapping[str, Callable[[Path, Json, Mapping[str, Any]], dict[str, Any]]] = {
+    "BPE": _bpe,
+    "Unigram": _unigram,
+    "WordPiece": _word_piece,
+}
 
 
 def _compare(file: Path, tokenizer: Tokenizer, metadata: Mapping[str, Any]) -> None:

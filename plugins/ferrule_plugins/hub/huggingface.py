@@ -13,7 +13,7 @@ from ferrule.interfaces.hub import Choose, ModelHub, Repository
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?")
 # One weight file of each kind: `choose` shows by them which kind of weights a complete copy needs.
-_SAMPLES = ("model.safetensors", "pytorch_model.bin")
+_SAMPLES = ("model.safetensors", "pytorch_model.bin", "consolidated.safetensors")
 
 _logger = log.get("hub")
 
@@ -100,11 +100,12 @@ def _download(repository: Repository, patterns: Sequence[str], *, offline: bool 
 
 
 def _cached(repository: Repository, choose: Choose) -> Path | None:
-    """A complete snapshot in the cache. Which weights it has is unknown: try each sort."""
+    """A complete snapshot in the cache. If other weights were fetched than would be chosen now, they are used."""
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    for sample in _SAMPLES:
-        patterns = choose([sample])
+    listing = _cached_listing(repository)
+    for names in (*((listing,) if listing else ()), *([sample] for sample in _SAMPLES)):
+        patterns = choose(names)
         try:
             folder = _download(repository, patterns, offline=True)
         except LocalEntryNotFoundError:
@@ -113,6 +114,19 @@ def _cached(repository: Repository, choose: Choose) -> Path | None:
         if not weights or any(next(folder.rglob(pattern), None) for pattern in weights):
             return folder
     return None
+
+
+def _cached_listing(repository: Repository) -> list[str] | None:
+    """Names of all files at the revision, where the library remembers them; it checks then that a copy is complete."""
+    try:
+        from huggingface_hub import errors, get_cached_repo_tree
+    except ImportError:  # older versions remember none
+        return None
+    try:
+        tree = get_cached_repo_tree(repository.name, revision=repository.revision, cache_dir=repository.folder)
+    except errors.CachedRepoTreeNotFoundError:
+        return None
+    return [file.path for file in tree]
 
 
 def _cached_files(repository: Repository) -> list[str] | None:

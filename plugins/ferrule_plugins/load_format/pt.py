@@ -1,27 +1,33 @@
 """`pt`: PyTorch's own format (.bin, .pt), one file or shards with an index.
 
 These files are pickles. They are read with the restricted unpickler only, which builds tensors and plain containers and
-calls nothing else; a file that asks for more is refused, and there is no second try without the restriction.
+calls nothing else; a file that asks for more is refused, and there is no second try without the restriction. Files of
+HQQ have dictionaries of tensors: see `ferrule_plugins.quantization.hqq_file`.
 """
 
 from __future__ import annotations
 
+import mmap
 import re
+import sys
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.load_format import WeightSource
 from ferrule.interfaces.model import Model
-from ferrule_plugins.load_format.safetensors import Safetensors
+from ferrule_plugins.load_format.pickles import check_tuples
+from ferrule_plugins.load_format.safetensors import Safetensors, large_first
 from ferrule_plugins.load_format.shards import check_index, known_options, missing_file, progress, weight_files
 
 if TYPE_CHECKING:
     import torch
 
 _SINGLE = "pytorch_model.bin"
+_COUNTS = "sparse_threshold."  # before names of layers: numbers that SqueezeLLM keeps beside its tensors
+_PICKLES = 5  # in a file before torch 1.6
 _SAFE_TORCH = (2, 6)  # before it, the restricted unpickler could be escaped (CVE-2025-32434)
 
 
@@ -44,6 +50,8 @@ class PyTorchFiles(WeightSource):
     def tensors(
         self, folder: Path | None, model: Model, options: Mapping[str, Any]
     ) -> Iterator[tuple[str, torch.Tensor]]:
+        from ferrule_kernels.cpu.pages import drop_file_pages
+
         known_options(options)
         files = [] if folder is None else self.files(folder, options.get("ignore_patterns", ()))
         if folder is None or not files:
@@ -56,25 +64,38 @@ class PyTorchFiles(WeightSource):
         with progress(options, total) as bar:
             for file in files:
                 self.place = str(file)
-                for name, tensor in contents.pop(file).items():
+                content, mapped = contents.pop(file), is_mapped(file)
+                for name in large_first({name: tensor.nbytes for name, tensor in content.items()}):
+                    tensor = content[name]
                     yield name, tensor
                     bar.update(tensor.nbytes)
+                    if mapped:  # pages that were read count as this process's otherwise
+                        drop_file_pages(tensor)
         self.place = str(folder)
 
 
 def read_file(file: Path) -> dict[str, torch.Tensor]:
     """Tensors of one file. Raises CheckpointError naming the file, and the entry that is not a dense tensor."""
+    from ferrule_plugins.quantization import hqq_file
+
+    content = entries(file)
+    return hqq_file.tensors(content) if hqq_file.is_hqq(content) else _checked(file, content)
+
+
+def entries(file: Path) -> dict[Any, Any]:
+    """What one file holds by name, mapped: tensors, and what else the restricted unpickler makes. Raises
+    CheckpointError."""
     import torch
 
     check_torch(torch.__version__)
     if not file.is_file():
         raise missing_file(file)
     try:
-        mapped = zipfile.is_zipfile(file)
-        if mapped:
-            _check_stored(file)
-        # files older than torch 1.6 are not zip archives and cannot be mapped
-        content = torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
+        if zipfile.is_zipfile(file):
+            _check_archive(file)
+        else:
+            _check_pickles(file)
+        content = torch.load(file, map_location="cpu", weights_only=True, mmap=is_mapped(file))
     except Exception as error:
         raise CheckpointError(
             f"{file} was refused: it is damaged, or it holds more than tensors ({type(error).__name__}).",
@@ -82,8 +103,17 @@ def read_file(file: Path) -> dict[str, torch.Tensor]:
         ) from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{file} holds a {type(content).__name__} where tensors by name are expected.")
+    return content
+
+
+def _checked(file: Path, content: Mapping[Any, Any]) -> dict[str, torch.Tensor]:
+    import torch
+
+    content = {name: value for name, value in content.items() if not (type(value) is int and _is_count(name))}
     for name, value in content.items():
-        if not isinstance(name, str) or not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+        if not isinstance(name, str):
+            raise CheckpointError(f"{file} has an entry whose name is of the type {type(name).__name__}.")
+        if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
             raise CheckpointError(f"{file}: the entry {name!r} is not a dense tensor.")
         if value.device.type != "cpu" or value.nbytes > value.untyped_storage().nbytes():
             raise CheckpointError(
@@ -92,12 +122,43 @@ def read_file(file: Path) -> dict[str, torch.Tensor]:
     return {name: value.detach() for name, value in content.items()}
 
 
-def _check_stored(file: Path) -> None:
-    """Raise ValueError for a compressed archive: torch writes none, and a small one may unpack to any size."""
+def _is_count(name: Any) -> bool:
+    return isinstance(name, str) and name.startswith(_COUNTS)
+
+
+def is_mapped(file: Path) -> bool:
+    """Whether a file can be mapped: those older than torch 1.6 are not zip archives, and cannot.
+
+    Numbers of the other byte order are turned in memory, which is then not what the file has.
+    """
+    if not zipfile.is_zipfile(file):
+        return False
+    with zipfile.ZipFile(file) as archive:
+        orders = [entry for entry in archive.infolist() if entry.filename.endswith("/byteorder")]
+        return all(
+            entry.file_size == len(sys.byteorder) and archive.read(entry) == sys.byteorder.encode() for entry in orders
+        )
+
+
+def _check_archive(file: Path) -> None:
+    """Raise an error for a compressed archive, or for tuples that take endless time.
+
+    torch compresses nothing, and a small archive may unpack to any size.
+    """
     with zipfile.ZipFile(file) as archive:
         for entry in archive.infolist():
             if entry.compress_type != zipfile.ZIP_STORED:
                 raise ValueError(f"{entry.filename!r} is compressed")
+            if entry.filename.lower().endswith("data.pkl"):  # torch does not tell capital letters apart
+                with archive.open(entry) as stream:
+                    check_tuples(stream)
+
+
+def _check_pickles(file: Path) -> None:
+    """As `_check_archive`, of a file before torch 1.6: a magic number, versions, the tensors and their storages."""
+    with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        for _ in range(_PICKLES):
+            check_tuples(cast("IO[bytes]", content))
 
 
 def check_torch(version: str) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _MAX_HEADER = 100 << 20
 _METADATA = "__metadata__"  # a key of the header that is no tensor's
-_MAPPED_BYTES = 128 << 20
+_MAPPED_BYTES = 64 << 20
 _MAX_DIMENSIONS = 64  # as torch has it
 _BITS = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 8),
@@ -92,16 +92,24 @@ class Safetensors(WeightSource):
 
 
 def _mapped(file: Path, sizes: Mapping[str, int]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Map the file anew for every few tensors: pages that were read count as this process's as long as it is mapped."""
+    """Map the file anew for every few tensors: pages that were read count as this process's as long as it is mapped.
+
+    Those of a large tensor count least while little of the model has been written, so these come first.
+    """
     from safetensors import SafetensorError, safe_open
 
     try:
-        for names in _batches(sizes):
+        for names in _batches(large_first(sizes)):
             with safe_open(file, framework="pt", device="cpu") as opened:
                 for name in names:
                     yield name, opened.get_tensor(name)
     except SafetensorError as error:
         raise CheckpointError(f"{file} cannot be read: {error}.") from error
+
+
+def large_first(sizes: Mapping[str, int]) -> dict[str, int]:
+    """The same tensors, those first that are larger than what is mapped at once; else in the order that they have."""
+    return dict(sorted(sizes.items(), key=lambda item: -item[1] if item[1] > _MAPPED_BYTES else 0))
 
 
 def _batches(sizes: Mapping[str, int]) -> Iterator[list[str]]:

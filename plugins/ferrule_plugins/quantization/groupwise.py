@@ -5,8 +5,8 @@ Both keep words of 32 bits. A weight is (number - zero) * scale.
 GPTQ (https://arxiv.org/abs/2210.17323) packs inputs, lowest bits first: eight numbers of 4 bits in a word, or 32 of 3
 bits in three words; ``gptq_p`` has planes of bits. Zero points are packed along the outputs, in ``gptq`` less one. With
 ``desc_act`` a tensor `g_idx` says which group each input belongs to. https://github.com/ModelCloud/GPTQModel documents
-``dynamic``, settings that differ between layers. Files in the form of Marlin are read by
-`ferrule_plugins.quantization.marlin`.
+``dynamic``, settings that differ between layers. Files in the forms of Marlin and BitBLAS are read by
+`ferrule_plugins.quantization.marlin` and `ferrule_plugins.quantization.bitblas`.
 
 AWQ (https://arxiv.org/abs/2306.00978) has these layouts (https://github.com/casper-hansen/AutoAWQ, awq/modules/linear):
 
@@ -14,6 +14,7 @@ AWQ (https://arxiv.org/abs/2306.00978) has these layouts (https://github.com/cas
     gemv        words along the inputs, in order; groups are filled up to whole words
     gemv_fast   words of 16 bits, see `AwqFastScheme`; zero points are floats, times their scale
     marlin      without zero points, in the form of Marlin
+    bitblas     with zero points, in the form of BitBLAS
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,6 +30,7 @@ import torch
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme
 from ferrule_nn import checkpoint_parameter
+from ferrule_plugins.quantization import bitblas
 from ferrule_plugins.quantization.apart import side_by_side
 from ferrule_plugins.quantization.marlin import AWQ_NAMES, MarlinScheme, SparseMarlinScheme
 from ferrule_plugins.quantization.method import CheckedMethod
@@ -50,9 +53,10 @@ _GPTQ_BITS = {  # of each checkpoint_format
     "gptq_p": (2, 3, 4, 5, 6, 7, 8),
     "marlin": (4,),
     "marlin_24": (4, 8),
+    "bitblas": bitblas.BITS,
 }
 _GPTQ_NAMES = ("gptq", "auto_gptq", "gptq_marlin", "gptq_bitblas", "marlin", "gptq_marlin_24", "bitblas")
-_AWQ_FORMATS = ("gemm", "gemv", "gemv_fast", "marlin")
+_AWQ_FORMATS = ("gemm", "gemv", "gemv_fast", "marlin", "bitblas")
 _AWQ_BITS = {**dict.fromkeys((4, 5, 6, 7), AWQ_ORDER), 8: AWQ_ORDER_8}  # of 5 to 7 by AutoRound
 _ONLY = "modules_in_block_to_quantize"
 _APART = "projections that are one matrix here have inputs in different orders: they take 16 bits, or 32 with float32"
@@ -103,6 +107,10 @@ class Groupwise(CheckedMethod):
     def made(self, settings: Settings, dtype: torch.dtype | None) -> LinearScheme:
         """The format's scheme."""
 
+    def bitblas_scheme(self, settings: Settings, dtype: torch.dtype | None, symmetric: bool) -> LinearScheme:
+        zeros, bits, group = str(self.config.get(bitblas.ZEROS)), settings.bits, settings.group
+        return bitblas.BitblasScheme(self.shared, dtype, bits=bits, group=group, symmetric=symmetric, zeros=zeros)
+
 
 class Gptq(Groupwise):
     conformance = "ferrule_plugins.quantization.integer_samples:GPTQ"
@@ -118,8 +126,6 @@ class Gptq(Groupwise):
     @classmethod
     def check(cls, config: Mapping[str, Any]) -> None:
         layout, dynamic = _layout(config), config.get("dynamic") or {}
-        if layout == "bitblas":
-            raise ValueError("does not read the form of BitBLAS, an order that it chose for one GPU")
         if layout not in _GPTQ_BITS:
             raise ValueError(f"does not read the checkpoint_format {layout!r}")
         if not isinstance(dynamic, Mapping) or not all(isinstance(each, Mapping | None) for each in dynamic.values()):
@@ -127,6 +133,12 @@ class Gptq(Groupwise):
         found = [Settings.of({**config, **(each or {})}, _GPTQ_BITS[layout]) for each in ({}, *dynamic.values())]
         if layout.startswith("marlin") and any(each.ordered for each in found):
             raise ValueError("does not read desc_act=true in the form of Marlin, which has no order")
+        for each in found if layout == "bitblas" else ():
+            bitblas.check(each.bits, each.symmetric, each.ordered)
+
+    @classmethod
+    def settings_of(cls, folder: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
+        return bitblas.stated(folder) if _layout(config) == "bitblas" else {}
 
     def settings(self, name: str, head: bool) -> Settings | None:
         stated, named = super().settings(name, head), spellings(name)
@@ -144,6 +156,8 @@ class Gptq(Groupwise):
             return MarlinScheme(self.shared, dtype, settings.group)
         if layout == "marlin_24":
             return SparseMarlinScheme(self.shared, dtype, settings.bits, settings.group)
+        if layout == "bitblas":
+            return self.bitblas_scheme(settings, dtype, settings.symmetric)
         return GptqScheme(self.shared, dtype, settings, less=layout == "gptq", planes=layout == "gptq_p")
 
 
@@ -168,10 +182,16 @@ class Awq(Groupwise):
             raise ValueError(f"reads AWQ's layouts {', '.join(_AWQ_FORMATS)}, and version is {layout!r}")
         Settings.of(config, tuple(_AWQ_BITS) if layout == "gemm" else (4,))
 
+    @classmethod
+    def settings_of(cls, folder: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
+        return bitblas.stated(folder) if _version(config) == "bitblas" else {}
+
     def made(self, settings: Settings, dtype: torch.dtype | None) -> LinearScheme:
         layout = _version(self.config)
         if layout == "marlin":
             return MarlinScheme(self.shared, dtype, settings.group, AWQ_NAMES)
+        if layout == "bitblas":  # with zero points that are in the middle where weights are symmetric
+            return self.bitblas_scheme(settings, dtype, symmetric=False)
         settings = replace(settings, ordered=False)
         if layout == "gemm":
             return AwqScheme(self.shared, dtype, settings, _AWQ_BITS[settings.bits])
@@ -179,7 +199,8 @@ class Awq(Groupwise):
 
 
 def _version(config: Mapping[str, Any]) -> str:
-    return str(config.get("version") or config.get("format") or "gemm").lower()
+    found = [config.get(key) for key in ("version", "format", "checkpoint_format")]
+    return str(next((each for each in found if each), "gemm")).lower()
 
 
 class Either(CheckedMethod):
@@ -195,6 +216,10 @@ class Either(CheckedMethod):
     @classmethod
     def check(cls, config: Mapping[str, Any]) -> None:
         _reader(config).check(config)
+
+    @classmethod
+    def settings_of(cls, folder: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
+        return _reader(config).settings_of(folder, config)
 
     def scheme(self, layer: LinearLayer) -> LinearScheme | None:
         return self._method.scheme(layer)

@@ -3,33 +3,40 @@
 Layers have `W_q`, `scale` and `zero` (https://github.com/mobiusml/hqq, hqq/core/quantize.py and bitpack.py). A matrix
 is cut into groups in its order in memory: of neighbouring inputs (``axis`` 1), or of weights that are far apart
 (``axis`` 0), which no kernel here multiplies. The rows of groups are packed into bytes, or words for 3 bits, the
-first of them highest: of 4 bits, the first half of the rows is in the upper half of the bytes. ``view_as_float`` says
-that the bytes are called floats.
+first of them highest: of 4 bits, the first half of the rows is in the upper half of the bytes. Numbers of 5 and 6 bits
+have a byte each, and 1.58 bits, three values, are packed as 2. ``view_as_float`` says that the bytes are called floats.
+
+Scales and zero points that are quantized themselves (``scale_quant_params``, ``zero_quant_params``) are in HQQ's own
+files alone, see `ferrule_plugins.quantization.hqq_file`. Newer versions of HQQ ignore these settings, and keep floats.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme
+from ferrule_plugins.load_format.pt import entries
 from ferrule_plugins.quantization.apart import side_by_side
 from ferrule_plugins.quantization.decoded import decoded_parameter
+from ferrule_plugins.quantization.hqq_file import FILE, PACKED, is_hqq, settings, unpacked
 from ferrule_plugins.quantization.method import CheckedMethod
-from ferrule_plugins.quantization.names import means, names_of
+from ferrule_plugins.quantization.names import means, names_of, spellings
 from ferrule_plugins.quantization.products import Floats, Integers, Quantized, Shared, Wide, kept
 from ferrule_plugins.quantization.words import outputs
 
-_PACKED = {8: 1, 4: 2, 3: 10, 2: 4, 1: 8}  # how many numbers of so many bits one byte has, or word
+_PACKING = {8: "8bit_u8", 6: "8bit_u8", 5: "8bit_u8", 4: "4bit_u8", 3: "3bit_32", 2: "2bit_u8", 1: "1bit_u8"}
 _META = (  # what else a layer has in a file
     *("axis", "channel_wise", "compute_dtype", "encoded_state_dict", "group_size", "nbits", "offload_meta", "optimize"),
     *("packing", "quant_scale", "quant_zero", "round_zero", "shape", "stores_quant_config", "unpack_view_dtype"),
     "view_as_float",
 )
+_TERNARY = 1.58
 _FAR = "groups of HQQ's axis 0 are not neighbouring inputs: such weights take 16 bits, or 32 with --dtype float32"
 
 
@@ -46,12 +53,11 @@ class Settings:
         """Raises ValueError with what is not read."""
         if not isinstance(stated, Mapping) or not isinstance(stated.get("weight_quant_params"), Mapping):
             raise ValueError("finds no 'weight_quant_params'")
-        if stated.get("scale_quant_params") or stated.get("zero_quant_params"):
-            raise ValueError("does not read scales and zero points that are quantized themselves")
         weights = stated["weight_quant_params"]
         bits, group, axis = weights.get("nbits"), weights.get("group_size"), weights.get("axis", 0)
-        if type(bits) is not int or bits not in _PACKED:
-            raise ValueError(f"reads 1, 2, 3, 4 and 8 bits, and the checkpoint has {bits!r}")
+        bits = 2 if bits == _TERNARY else bits
+        if type(bits) is not int or bits not in _PACKING:
+            raise ValueError(f"reads 1, 1.58, 2, 3, 4, 5, 6 and 8 bits, and the checkpoint has {bits!r}")
         if group is not None and (type(group) is not int or group < 1) or axis not in (0, 1):
             raise ValueError(f"takes groups of 1 or more along axis 0 or 1, not {group!r} and {axis!r}")
         if not weights.get("channel_wise", True):
@@ -72,6 +78,14 @@ class Hqq(CheckedMethod):
     def check(cls, config: Mapping[str, Any]) -> None:
         _read(config)
 
+    @classmethod
+    def settings_of(cls, folder: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
+        file = folder / FILE
+        if not file.is_file():
+            return {}
+        content = entries(file)
+        return settings(content) if is_hqq(content) else {}
+
     def scheme(self, layer: LinearLayer) -> LinearScheme | None:
         found = [self._settings(name) for name in names_of(layer)]
         dtype = torch.float32 if layer.head else None
@@ -80,7 +94,12 @@ class Hqq(CheckedMethod):
     def _settings(self, name: str) -> Settings | None:
         if any(means(pattern, name) for pattern in self.left):
             return None
-        return self._one or next((own for pattern, own in self._several.items() if means(pattern, name)), None)
+        if self._one is not None:
+            return self._one
+        known = next((each for each in spellings(name) if each in self._several), None)  # files name every layer
+        if known is not None:
+            return self._several[known]
+        return next((own for pattern, own in self._several.items() if means(pattern, name)), None)
 
 
 def _read(config: Mapping[str, Any]) -> tuple[Settings | None, dict[str, Settings]]:
@@ -122,12 +141,14 @@ class HqqScheme(Quantized):
     def _numbers(self, packed: torch.Tensor, shape: torch.Size) -> torch.Tensor:
         """As `unpacked`: what fills up the last row of words is left out."""
         bits, size = self.settings.bits, shape.numel()
+        width, per = PACKED[_PACKING[bits]]
         words = packed.contiguous().view(torch.int32 if bits == 3 else torch.uint8)
-        rows = [words >> (bits * place) & ((1 << bits) - 1) for place in reversed(range(_PACKED[bits]))]
-        flat = torch.cat(rows).flatten()
-        if not size <= flat.numel() < size + _PACKED[bits] * words.shape[-1]:
+        if not size <= words.numel() * per < size + per * words.shape[-1]:
             raise ValueError("another number of weights")
-        return flat[:size].to(torch.uint8).reshape(shape)
+        flat = unpacked(words, width, per).flatten()[:size].to(torch.uint8)
+        if width > bits and bool((flat >> bits).any()):
+            raise ValueError("numbers of more bits")
+        return flat.reshape(shape)
 
     def weights(self, layer: Any) -> Integers | Wide:
         numbers, scale, zero = layer.W_q.detach(), layer.scale.detach(), layer.zero.detach()

@@ -43,9 +43,9 @@ class CheckedMethod(QuantizationMethod):
 
 
 def check_cache_scheme(scheme: Any) -> None:
-    """Raises ValueError for a `kv_cache_scheme` that is not of fp8 with one scale for a layer's keys or values."""
+    """Raises ValueError for a `kv_cache_scheme` that is not of fp8, with scales of layers or of single heads."""
     if not scheme:
         return
-    read = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False}
-    if not isinstance(scheme, Mapping) or any(scheme.get(key, value) != value for key, value in read.items()):
-        raise ValueError(f"reads scales of a cache in fp8, one for each layer, and kv_cache_scheme is {scheme!r}")
+    read = {"num_bits": (8,), "type": ("float",), "strategy": ("tensor", "attn_head"), "dynamic": (False,)}
+    if not isinstance(scheme, Mapping) or any(scheme.get(key, values[0]) not in values for key, values in read.items()):
+        raise ValueError(f"reads scales of a cache in fp8, one for each layer or head, not kv_cache_scheme {scheme!r}")

@@ -1,7 +1,8 @@
 """Weights that are looked up in tables: SqueezeLLM and AQLM. They are floats of the model's type from here on.
 
 SqueezeLLM (https://arxiv.org/abs/2306.07629; https://github.com/SqueezeAILab/SqueezeLLM, squeezellm/quant.py) packs
-numbers of 3 or 4 bits as GPTQ does, and has a table of floats for each output. Outliers beside them are not read.
+numbers of 3 or 4 bits as GPTQ does, and has a table of floats for each output. To these
+`ferrule_plugins.quantization.outliers` are added.
 
 AQLM (https://arxiv.org/abs/2401.06118; https://github.com/Vahe1994/AQLM, inference_lib) has for each group of inputs a
 code of each of its codebooks: the sum of what these hold, times a scale for each output.
@@ -10,6 +11,7 @@ code of each of its codebooks: the sum of what these hold, times a scale for eac
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ import torch
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme
 from ferrule_nn import checkpoint_parameter
+from ferrule_plugins.quantization import outliers
 from ferrule_plugins.quantization.method import CheckedMethod
 from ferrule_plugins.quantization.names import chosen
 from ferrule_plugins.quantization.products import Floats, Quantized, Shared, Wide
@@ -40,7 +43,11 @@ class SqueezeLlm(CheckedMethod):
             raise ValueError(f"reads 3 and 4 bits, and the checkpoint has {bits!r}")
 
     def scheme(self, layer: LinearLayer) -> LinearScheme | None:
-        return None if layer.head or chosen(layer, self.left) else TableScheme(self.shared, int(_bits(self.config)))
+        return None if layer.head or chosen(layer, self.left) else TableScheme(self.shared, self.config)
+
+    @classmethod
+    def settings_of(cls, folder: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
+        return outliers.stated(folder)
 
 
 def _bits(config: Mapping[str, Any]) -> Any:
@@ -50,12 +57,13 @@ def _bits(config: Mapping[str, Any]) -> Any:
 class TableScheme(Quantized):
     """Parameters `qweight` int32 words [k, n] and `lookup_table` [n, numbers]."""
 
-    def __init__(self, shared: Shared, bits: int) -> None:
+    def __init__(self, shared: Shared, config: Mapping[str, Any]) -> None:
         super().__init__(shared, wide=True)
-        self.bits = bits
+        self.bits, self.config = int(_bits(config)), config
 
     def allocate(self, layer: Any) -> None:
         check_words((layer.in_features,), per_words(self.bits)[0])
+        outliers.allocate(layer, self.config)
         self.given, self.form = layer.weight.dtype, Floats(layer.weight.dtype)
         words = checkpoint_parameter(layer, (layer.in_features * self.bits // 32, -1), torch.int32)
         table = checkpoint_parameter(layer, (-1, 1 << self.bits), torch.float32)
@@ -64,7 +72,7 @@ class TableScheme(Quantized):
     def weights(self, layer: Any) -> Wide:
         numbers = unpacked(layer.qweight.detach().t(), self.bits)
         table = layer.lookup_table.detach().to(self.given)
-        return Wide(table.gather(1, numbers.long()), _WHY.format("SqueezeLLM"))
+        return Wide(outliers.add(layer, table.gather(1, numbers.long())), _WHY.format("SqueezeLLM"))
 
 
 class Aqlm(CheckedMethod):

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from ferrule.errors import CheckpointError
+from ferrule.errors import CheckpointError, RequestError
 from ferrule.frontend.text.detokenize import decode
 from ferrule.interfaces.tokenizer import Tokenizer, TokenizerSource
 from ferrule_plugins.tokenizer import kimi, mistral, sentencepiece
@@ -28,10 +28,18 @@ from ferrule_plugins.tokenizer.token_bytes import TokenBytes, make_token_bytes
 _MAX_BYTES = 256 << 20
 
 
+class _Model(msgspec.Struct):
+    """Of a BPE model. `merges` are pairs of tokens, or texts of two."""
+
+    continuing_subword_prefix: str | None = None
+    merges: msgspec.Raw = msgspec.Raw(b"[]")
+
+
 class _File(msgspec.Struct):
     """What is read of a ``tokenizer.json`` beside the library; the vocabulary is passed over, not decoded."""
 
     decoder: Any = None
+    model: _Model | None = None
 
 
 class FastTokenizer(Tokenizer):
@@ -67,7 +75,11 @@ class FastTokenizer(Tokenizer):
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         # A batch of one: only the batch call releases the interpreter lock.
         with panics_as_errors():
-            ids: list[int] = self._core.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+            try:
+                found = self._core.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+            except Exception as error:  # the library raises plain Exception for a text that it has no tokens for
+                raise RequestError(f"The model's tokenizer cannot encode this text: {error!s:.200}.") from None
+        ids: list[int] = found[0].ids
         return ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -115,8 +127,12 @@ class AutoTokenizers(TokenizerSource):
             return _open_other(folder, options)
         specials = special_tokens(settings)
         extra = extra_special_tokens(settings)
-        _add_tokens(core, settings, [*specials.values(), *extra], file)
-        _set_ends(core, settings, specials)
+        try:
+            _add_tokens(core, settings, [*specials.values(), *extra], file)
+            _set_ends(core, settings, specials)
+        except (TypeError, ValueError) as error:  # the library's, for a token that it cannot add
+            stated = folder / "tokenizer_config.json"
+            raise CheckpointError(f"{stated} has special tokens of another kind: {error!s:.200}.") from None
         tokenizer = FastTokenizer(core, decoder, specials, extra, chat_templates(folder, settings))
         tokenizer.settings = settings
         return tokenizer
@@ -160,11 +176,13 @@ def _load(file: Path) -> tuple[Any, Mapping[str, Any] | None]:
         if file.stat().st_size > _MAX_BYTES:
             raise CheckpointError(f"{file} is larger than {_MAX_BYTES} bytes.")
         content = file.read_bytes()
+        stated = msgspec.json.decode(content, type=_File)
+        _check_merges(stated.model)
         core = tokenizers.Tokenizer.from_buffer(content)
         core.no_truncation()
         core.no_padding()
-        decoder = msgspec.json.decode(content, type=_File).decoder
-        del content
+        decoder = stated.decoder
+        del content, stated
         _trim()
     except OSError as error:
         raise CheckpointError(f"{file} cannot be read: {error.strerror}.") from None
@@ -173,6 +191,20 @@ def _load(file: Path) -> tuple[Any, Mapping[str, Any] | None]:
     except Exception as error:  # the library raises plain Exception for a file that it cannot use
         raise CheckpointError(f"{file} is not a tokenizer that can be used: {error}.") from None
     return core, decoder if isinstance(decoder, Mapping) else None
+
+
+def _check_merges(model: _Model | None) -> None:
+    """Raise ValueError where the second token of a merge does not begin as `continuing_subword_prefix` says.
+
+    The library cuts as many bytes off whatever they are, and ends the process where it cuts through a character.
+    """
+    prefix = model.continuing_subword_prefix if model is not None else None
+    if model is None or not prefix:
+        return
+    for merge in msgspec.json.decode(model.merges, type=list[str | tuple[str, str]]):
+        second = merge[1] if isinstance(merge, tuple) else merge.partition(" ")[2]
+        if not second.startswith(prefix):
+            raise ValueError(f"a merge with {second!r:.80}, which does not begin with {prefix!r:.80}")
 
 
 def _trim() -> None:
@@ -210,14 +242,14 @@ def _set_ends(core: Any, settings: Mapping[str, Any], specials: Mapping[str, str
         return
     from tokenizers import processors
 
-    names, form = [], "$A:0"
+    names, form = [], ["$A:0"]
     if settings.get("add_bos_token") and (bos := specials.get("bos_token")):
         names.append(bos)
-        form = f"{bos}:0 {form}"
+        form = [f"{bos}:0", *form]
     if settings.get("add_eos_token") and (eos := specials.get("eos_token")):
         names.append(eos)
-        form = f"{form} {eos}:0"
+        form = [*form, f"{eos}:0"]
     ids = {name: core.token_to_id(name) for name in names}
     core.post_processor = processors.TemplateProcessing(
-        single=form, pair=f"{form} $B:1", special_tokens=list(ids.items())
+        single=form, pair=[*form, "$B:1"], special_tokens=list(ids.items())
     )

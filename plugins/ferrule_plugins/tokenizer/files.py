@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ferrule.checkpoint import read_json
 from ferrule.errors import CheckpointError
+from ferrule.small_files import read_json, read_small
 
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _MAX_TEMPLATE_BYTES = 1 << 20
@@ -46,9 +46,16 @@ def extra_special_tokens(settings: Mapping[str, Any]) -> list[str]:
 
 
 def token_content(value: Any) -> str | None:
+    """Of a token that is a string or an object. Raises CheckpointError for a string that is not Unicode text."""
     if isinstance(value, Mapping):
         value = value.get("content")
-    return value if isinstance(value, str) and value else None
+    if not isinstance(value, str) or not value:
+        return None
+    try:
+        value.encode()
+    except UnicodeEncodeError:  # JSON can write half of a pair of surrogates
+        raise CheckpointError(f"tokenizer_config.json: the token {value!r:.80} is not Unicode text.") from None
+    return value
 
 
 def added_tokens(settings: Mapping[str, Any]) -> dict[int, Mapping[str, Any]]:
@@ -117,12 +124,7 @@ def chat_templates(folder: Path, settings: Mapping[str, Any]) -> str | dict[str,
 def read_template(file: Path) -> str:
     """Raises CheckpointError naming the file."""
     try:
-        content = file.read_bytes()
-        if len(content) > _MAX_TEMPLATE_BYTES:
-            raise CheckpointError(
-                f"{file} has {len(content)} bytes; no chat template is larger than {_MAX_TEMPLATE_BYTES}."
-            )
-        return content.decode()
+        return read_small(file, _MAX_TEMPLATE_BYTES, "chat template").decode()
     except OSError as error:
         raise CheckpointError(f"{file} cannot be read: {error.strerror}.") from None
     except UnicodeDecodeError:

@@ -85,8 +85,8 @@ class KimiTokenizer(Tokenizer):
 def open_folder(folder: Path) -> KimiTokenizer:
     """Raises CheckpointError: for another family's file, which would be cut wrongly, too."""
     settings = read_settings(folder)
-    code = (settings.get("auto_map") or {}).get("AutoTokenizer") or [f"{_MODULES[0]}.{_CLASS}"]
-    if settings.get("tokenizer_class") != _CLASS or code[0] not in {f"{module}.{_CLASS}" for module in _MODULES}:
+    known = [f"{module}.{_CLASS}" for module in _MODULES]
+    if settings.get("tokenizer_class") != _CLASS or _code(settings) not in known:
         raise CheckpointError(
             f"{folder / FILE} does not say how texts are cut, and tokenizer_config.json does not name Kimi's "
             f"{_CLASS}, whose pattern is known here.",
@@ -108,6 +108,13 @@ def open_folder(folder: Path) -> KimiTokenizer:
         raise CheckpointError(f"{folder / FILE} does not have a token for each byte.")
     inner = tiktoken.Encoding("kimi", pat_str=_PATTERN, mergeable_ranks=ranks, special_tokens=specials)
     return KimiTokenizer(inner, specials, settings, folder)
+
+
+def _code(settings: Mapping[str, Any]) -> Any:
+    """The class that a checkpoint names, or the known one where it names none."""
+    stated = settings.get("auto_map") or {}
+    code = stated.get("AutoTokenizer") if isinstance(stated, Mapping) else stated
+    return (code[0] if isinstance(code, list) and code else code) or f"{_MODULES[0]}.{_CLASS}"
 
 
 def _ranks(file: Path) -> dict[bytes, int]:

@@ -12,14 +12,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from ferrule.errors import CheckpointError, RequestError
 from ferrule.frontend.text.detokenize import decode
 from ferrule.interfaces.tokenizer import ChatTokenizer, Tokenizer, TokenizerSource
+from ferrule_plugins.tokenizer.files import panics_as_errors
 from ferrule_plugins.tokenizer.token_bytes import TokenBytes, make_token_bytes
 
 TEKKEN = "tekken.json"
 _SENTENCEPIECE = re.compile(r"^tokenizer\.(?:mm\.)?model\.v(\d+)(?:m\d+)?$")
 _MAX_BYTES = 256 << 20
+_MOST_SPECIAL = 1 << 16  # the library makes a name for each; published ones have 1,000
 _ROLES = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 _CALL_ID = re.compile(r"[a-zA-Z0-9]{9}")
 _WORDS = {  # how the pieces of a sentencepiece model become text
@@ -31,6 +35,17 @@ _WORDS = {  # how the pieces of a sentencepiece model become text
         {"type": "Strip", "content": " ", "start": 1, "stop": 0},
     ],
 }
+
+
+class _Config(msgspec.Struct):
+    default_vocab_size: int
+    default_num_special_tokens: int
+
+
+class _Tekken(msgspec.Struct):
+    """What is checked of a ``tekken.json`` before the library reads it."""
+
+    config: _Config
 
 
 def find_file(folder: Path) -> Path | None:
@@ -69,7 +84,8 @@ class MistralTokenizer(ChatTokenizer):
             if special is not None:
                 ids.append(special)
             elif part:
-                ids += self._inner.encode(part, bos=False, eos=False)
+                with panics_as_errors():
+                    ids += self._inner.encode(part, bos=False, eos=False)
         return ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -173,12 +189,25 @@ class MistralTokenizers(TokenizerSource):
             from mistral_common.protocol.instruct.validator import ValidationMode
             from mistral_common.tokens.tokenizers.mistral import MistralTokenizer as Outer
 
-            return MistralTokenizer(Outer.from_file(file, ValidationMode.test))
+            if file.name == TEKKEN:
+                _check_sizes(file)
+            with panics_as_errors():
+                return MistralTokenizer(Outer.from_file(file, ValidationMode.test))
         except ImportError as error:
             raise CheckpointError(
                 f"{file} is a tokenizer in Mistral's own form, and what reads it is not installed: {error}.",
                 "Install it: pip install 'ferrule[mistral]'",
             ) from None
+        except CheckpointError:
+            raise
         except Exception as error:  # the library has no common class for a file that it cannot use
             cause = " ".join(str(error).split()) or type(error).__name__
             raise CheckpointError(f"{file} is not a tokenizer that can be used: {cause:.200}.") from None
+
+
+def _check_sizes(file: Path) -> None:
+    """Raise ValueError for numbers of tokens that take all memory, or leave a byte without one: the library panics."""
+    config = msgspec.json.decode(file.read_bytes(), type=_Tekken).config
+    special, others = config.default_num_special_tokens, config.default_vocab_size - config.default_num_special_tokens
+    if not 0 <= special <= _MOST_SPECIAL or others < 256:
+        raise ValueError(f"it has {others} tokens and {special} special ones")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import signal
@@ -14,10 +15,12 @@ from typing import Any
 import httpx
 import pytest
 
+from ferrule.api.intake import Intake
+from ferrule.api.lifecycle import Exchange, Lifecycle
 from ferrule.api.server import open_front, serve
 from ferrule.config import Config, FrontendConfig, LimitsConfig
 from ferrule.env import Environment
-from ferrule.errors import CheckpointError
+from ferrule.errors import CheckpointError, EngineDead
 from ferrule.interfaces.service import Service
 from ferrule.plugin import discover
 from ferrule_testkit.service import ScriptedService
@@ -28,8 +31,9 @@ STREAM = {"prompt": "hello", "stream": True}
 
 
 class Running:
-    def __init__(self, port: int, service: ScriptedService, task: asyncio.Task[int]) -> None:
+    def __init__(self, port: int, service: ScriptedService, task: asyncio.Task[int], lifecycle: Lifecycle) -> None:
         self.port = port
+        self.lifecycle = lifecycle
         self.service = service
         self.task = task
         self.http = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=240)
@@ -61,8 +65,9 @@ async def running(connect: Any = None, env: Environment | None = None, **values:
     async def ready() -> Service:
         return service
 
-    task = asyncio.create_task(serve(config, open_front(config, PLUGINS), listener, connect or ready))
-    server = Running(port, service, task)
+    front = open_front(config, PLUGINS)
+    task = asyncio.create_task(serve(config, front, listener, connect or ready))
+    server = Running(port, service, task, front.lifecycle)
     try:
         while True:
             if task.done():
@@ -129,6 +134,37 @@ async def test_endless_trailers_are_cut() -> None:
         head = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n0\r\nx: "
         assert status_of(await server.raw(head + b"a" * 300_000)) == 431
         assert (await server.http.get("/health")).status_code == 200
+
+
+@pytest.mark.parametrize("how", ["left", "refused", "late", "cut"])
+async def test_no_cycle_keeps_the_body_of_a_call_that_failed(how: str) -> None:
+    """Counted without the collector: what a finished call read is free at once."""
+
+    def alive() -> int:
+        return sum(type(each) in (Exchange, Intake) for each in gc.get_objects())
+
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 1000000\r\n\r\n"
+    async with running(limits={"body_timeout": 0.2} if how == "late" else {}) as server:
+        gc.collect()
+        before = alive()  # of other tests
+        gc.disable()
+        try:
+            for _ in range(3):
+                _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+                writer.write(head + (b"]" if how == "refused" else b'{"prompt": "' + b"a" * 100_000))
+                await asyncio.sleep(0.05)
+                if how == "cut":
+                    server.lifecycle.cut(EngineDead("The engine has stopped."))
+                if how == "late":
+                    await asyncio.sleep(0.3)
+                writer.close()
+            for _ in range(100):
+                if alive() <= before:
+                    break
+                await asyncio.sleep(0.05)
+            assert alive() <= before
+        finally:
+            gc.enable()
 
 
 async def test_slow_headers_are_cut_and_others_are_not() -> None:

@@ -6,7 +6,8 @@ import importlib.util
 import re
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,11 @@ from typing import Any
 import torch
 
 from ferrule import __version__
-from ferrule.checkpoint import completed, read
+from ferrule.assembly.choose import Choice
+from ferrule.assembly.model import build
+from ferrule.checkpoint import read
 from ferrule.errors import ConfigError
+from ferrule.interfaces.model import Model
 from ferrule_plugins.command.quantize.layers import compiled
 from ferrule_plugins.command.quantize.source import check_finite, open_source
 from ferrule_plugins.gguf import written, written_tokens
@@ -28,6 +32,7 @@ _SIZES = {kind.name: kind for kind in TYPES.values()}
 _SMALLER = {"Q4_K": "Q5_0", "Q6_K": "Q8_0"}  # where rows are not whole blocks of 256
 _BLOCK = re.compile(r"blk\.(\d+)\.(\w+)\.weight")
 _ROUTER = "ffn_gate_inp"
+_BYTES = ("tokenizer.ggml.precompiled_charsmap",)
 
 
 @dataclass(frozen=True)
@@ -64,13 +69,16 @@ MIXES: Mapping[str, Mix] = {
 }
 
 
-def write(source: Path, file: Path, mix: Mix, ignore: Sequence[str] = (), *, tokenizer: bool = True) -> tuple[int, int]:
-    """Returns bytes of weights before and after. Raises CheckpointError, ConfigError, OSError."""
-    config, tensors = read(source), open_source(source)
-    config = completed(config, {"num_local_experts": "num_experts"}, {})  # type: ignore[assignment]  # a copy of it
-    model = written.describe(config, {name: tuple(tensor.shape) for name, tensor in tensors.items()})
-    own = written.by_our_names(tensors)
-    plan = _plan(model, own, mix, [compiled(text) for text in ignore])
+def write(
+    source: Path, file: Path, mix: Mix, choice: Choice, ignore: Sequence[str] = (), *, tokenizer: bool = True
+) -> tuple[int, int]:
+    """Returns bytes of weights before and after; `choice` is of the model.
+
+    Raises CheckpointError, ConfigError, OSError.
+    """
+    tensors = open_source(source)
+    model = written.describe(read(source), tensors, partial(_built, choice))
+    plan = _plan(model, mix, [compiled(text) for text in ignore])
     new = sum(each.num_bytes for each in plan.values())
     free = shutil.disk_usage(file.parent).free
     if new > free:
@@ -91,7 +99,7 @@ def write(source: Path, file: Path, mix: Mix, ignore: Sequence[str] = (), *, tok
     old = sum(tensor.nbytes for tensor in tensors.values())
     with progress({}, new) as bar:
         for name, each in plan.items():
-            whole = model.added[name] if name in model.added else written.joined(model.tensors[name], own)
+            whole = model.added[name] if name in model.added else model.joined(name)
             check_finite(source, name, whole)
             writer.write_tensor_data(encode(each.kind, whole))
             bar.update(each.num_bytes)
@@ -109,14 +117,18 @@ class _Planned:
         return prod(self.shape) // _SIZES[self.kind].size * _SIZES[self.kind].num_bytes
 
 
-def _plan(
-    model: written.Written, own: Mapping[str, torch.Tensor], mix: Mix, ignore: Sequence[re.Pattern[str]]
-) -> dict[str, _Planned]:
+def _built(choice: Choice, config: Mapping[str, Any]) -> Model:
+    """A model of another configuration, that takes no memory. Raises CheckpointError."""
+    context = replace(choice.context, config=config, device=torch.device("meta"))
+    return build(replace(choice, context=context, quantization=None, method=None))
+
+
+def _plan(model: written.Written, mix: Mix, ignore: Sequence[re.Pattern[str]]) -> dict[str, _Planned]:
     """The tensors of the file in their order."""
     tied, layers = "output.weight" not in model.tensors, int(model.metadata[f"{model.name}.block_count"])
     found = {}
     for name, targets in model.tensors.items():
-        first = own[targets[0].name]
+        first = model.own[targets[0].name]
         shape = (len(targets), *first.shape) if targets[0].expert >= 0 else tuple(first.shape)
         kind = mix.type_of(name, shape, layers, tied)
         layer = f"model.{targets[0].name.removesuffix('.weight')}"
@@ -144,7 +156,7 @@ def _opened(file: Path, metadata: Mapping[str, Any], plan: Mapping[str, _Planned
         if key == "general.architecture":  # the writer states it
             continue
         if isinstance(value, list):
-            writer.add_array(key, value)
+            writer.add_array(key, bytes(value) if key in _BYTES else value)
         else:
             writer.add_key_value(key, value, kinds.get(type(value), GGUFValueType.STRING))
     for name, each in plan.items():

@@ -49,11 +49,11 @@ def quantize(options: QuantizeConfig, config: Resolved, plugins: Plugins) -> int
     named, config = config.model.model, localise(config, plugins)
     source = Path(config.model.model)
     check_float(read(source))
-    outline(config, Chooser(plugins))
+    choice, _ = outline(config, Chooser(plugins))
     before = None if text is None else perplexity(source, text)
     with beside_file(out) if mix else beside(out) as place:
         if mix:
-            old, new = gguf_file.write(source, place, mix, options.ignore, tokenizer=not options.skip_tokenizer)
+            old, new = gguf_file.write(source, place, mix, choice, options.ignore, tokenizer=not options.skip_tokenizer)
         else:
             old, new = write(source, place, target_of(options.to or "", options.group_size), options.ignore)
         after = None if text is None else perplexity(place, text, source if options.skip_tokenizer else None)

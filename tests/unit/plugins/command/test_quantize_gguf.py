@@ -11,27 +11,25 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
 from ferrule import LLM, SamplingParams
 from ferrule.errors import StartupError
 from ferrule.plugin import discover
 from ferrule_plugins.command.quantize import QuantizeCommand
-from ferrule_plugins.command.quantize.gguf_file import MIXES, write
+from ferrule_plugins.command.quantize.gguf_file import MIXES
 from ferrule_plugins.gguf.architectures import ARCHITECTURES, read_config
 from ferrule_plugins.gguf.names import Names
 from ferrule_plugins.gguf.reader import GgufModel, read_model
 from ferrule_plugins.gguf.splits import SPLITS
 from ferrule_plugins.gguf.tensors import Reader
-from ferrule_plugins.gguf.written import ACTIVATIONS
 from ferrule_plugins.gguf.written_tokens import describe
 from ferrule_testkit import checkpoints
 from ferrule_testkit.checkpoints import tiny_checkpoint
 from tests.unit.plugins.command.test_quantize import changed
-from tests.unit.plugins.gguf.test_tokens import of_spm
+from tests.unit.plugins.gguf.test_tokens import TEXTS, of_spm
 
 WIDE = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
-KINDS = ("arcee", "gemma", "gemma2", "granite", "llama", "llama-tied", "llama-llama3", "qwen2", "qwen3", "qwen3_moe")
 
 
 def recipe(name: str, folder: Path, **changes: Any) -> Path:
@@ -53,28 +51,6 @@ def parameters(model: GgufModel) -> dict[str, torch.Tensor]:
     names = Names(ARCHITECTURES[model.architecture], config)
     reader = Reader(names, {}, torch.float32, bool(config["tie_word_embeddings"]))
     return {name: tensor.clone() for _, name, tensor in reader.read(model)}
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_readers_find_the_parameters_of_the_checkpoint(name: str, tmp_path: Path) -> None:
-    source = recipe(name, tmp_path / "in", **({"query_pre_attn_scalar": 16} if name == "gemma2" else {}))
-    file = tmp_path / "out.gguf"
-    write(source, file, MIXES["q8_0"], [".*"])  # embeddings are the only ones that are quantized
-    model = read_model([file])
-    exact, got = contents(source), parameters(model)
-    if "lm_head.weight" not in got:
-        exact.pop("lm_head.weight", None)
-    got = {own: tensor for own, tensor in got.items() if own in exact}
-    assert got.keys() == exact.keys()
-    for own, tensor in exact.items():
-        assert torch.allclose(got[own], tensor.float(), atol=1e-6), own
-    config = json.loads((source / "config.json").read_text())
-    assert read_config(model)["architectures"] == config["architectures"]
-    assert ("rope_freqs.weight" in model.tensors) == (name == "llama-llama3")
-
-
-def test_all_architectures_are_tried() -> None:
-    assert set(ACTIVATIONS) <= {name.partition("-")[0].replace("_", "") for name in KINDS}
 
 
 @pytest.fixture(scope="module")
@@ -134,14 +110,19 @@ def test_what_is_written_is_served(source: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "more", "told"),
     [
+        ({"architectures": ["HeliumForCausalLM"], "head_dim": 64}, (), "Helium.* is not written to GGUF"),
+        ({"hidden_act": "gelu"}, (), "would take 'hidden_act' as silu, not gelu"),
         (
-            {"architectures": ["MixtralForCausalLM"], "num_local_experts": 2, "num_experts_per_tok": 1},
+            {"sliding_window": 64, "use_sliding_window": True, "layer_types": 8 * ["sliding_attention"]},
             (),
-            "Mixtral.* is not written to GGUF",
+            "which layers are of which kind",
         ),
-        ({"hidden_act": "gelu"}, (), "activation 'gelu'"),
-        ({"sliding_window": 64, "use_sliding_window": True}, (), "which layers are of which kind"),
-        ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}}, (), "'yarn'"),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}}, (), "'dynamic'"),
+        (
+            {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4, "attention_factor": 3.0}},
+            (),
+            "would take 'rope'",
+        ),
         ({"num_attention_heads": 0}, (), "num_attention_heads"),
         ({"rope_parameters": {"rope_type": "linear"}}, (), "needs 'factor'"),
         ({"num_hidden_layers": 7}, (), "has no name in GGUF files"),
@@ -250,11 +231,52 @@ def test_how_texts_are_cut_has_a_name(name: str, tmp_path: Path) -> None:
     assert describe(folder_of(core, tmp_path), 256)["tokenizer.ggml.pre"] == name
 
 
+def lowered(core: Tokenizer) -> Tokenizer:
+    core.normalizer = normalizers.Lowercase()
+    return core
+
+
+def test_unigrams(tmp_path: Path) -> None:
+    core = Tokenizer(models.Unigram())
+    steps = [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+    core.normalizer, core.pre_tokenizer = normalizers.Sequence(steps), pre_tokenizers.Metaspace()
+    special = ["<unk>", "<s>", "</s>"]
+    trainer = trainers.UnigramTrainer(vocab_size=120, special_tokens=special, unk_token="<unk>", show_progress=False)
+    core.train_from_iterator(TEXTS * 3, trainer)
+    found = describe(folder_of(core, tmp_path, bos_token="<s>", eos_token="</s>", unk_token="<unk>"), 130)
+    ggml = {key.removeprefix("tokenizer.ggml."): value for key, value in found.items()}
+    assert (ggml["model"], ggml["unknown_token_id"], ggml["add_space_prefix"]) == ("t5", 0, True)
+    assert ggml["remove_extra_whitespaces"] is True
+    assert ggml["token_type"][:4] == [2, 3, 3, 1]
+    assert len(ggml["scores"]) == len(ggml["tokens"]) == 130
+    assert min(ggml["scores"]) < -1
+
+
+def test_word_pieces(tmp_path: Path) -> None:
+    core = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    core.normalizer, core.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+    core.train_from_iterator(
+        TEXTS * 3, trainers.WordPieceTrainer(vocab_size=200, special_tokens=special, show_progress=False)
+    )
+    core.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    names = {"unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]"}
+    found = describe(folder_of(core, tmp_path, **names), 210)
+    assert found["tokenizer.ggml.model"] == "bert"
+    tokens = found["tokenizer.ggml.tokens"]
+    assert tokens[:4] == special
+    own = sorted(core.get_vocab(), key=core.token_to_id)
+    whole, rest = (next(index for index, token in enumerate(own) if token.startswith(start)) for start in ("x", "##"))
+    assert (tokens[whole], tokens[rest]) == (f"\u2581{own[whole]}", own[rest][2:])
+    assert [found[f"tokenizer.ggml.{role}_token_id"] for role in ("cls", "seperator", "padding")] == [2, 3, 0]
+
+
 @pytest.mark.parametrize(
     ("core", "told"),
     [
         (byte_level((r"\p{L}",)), "no name that is known"),
-        (Tokenizer(models.Unigram([("a", 0.0)], 0)), "only tokenizers of byte-pair encoding"),
+        (Tokenizer(models.WordLevel({"a": 0}, "a")), "of the kind 'WordLevel' are not written"),
+        (lowered(Tokenizer(models.Unigram([("a", 0.0), ("h", -1.0)], 0))), "would make other tokens"),
     ],
 )
 def test_other_tokenizers_are_refused(core: Tokenizer, told: str, tmp_path: Path) -> None:

@@ -148,18 +148,37 @@ def test_a_format_of_another_package_gets_every_file() -> None:
     assert weight_patterns(["consolidated.safetensors", "a.bin"], "auto") == ("*.bin", "*.pt")
 
 
-def test_mistral_s_own_layout_is_fetched_where_it_is_asked_for(fetch: Fetch) -> None:
+def test_weights_are_of_the_first_format_that_the_repository_has() -> None:
+    def chosen(*files: str) -> tuple[str, ...]:
+        return weight_patterns(["config.json", *files], "auto")
+
+    mistral = ("consolidated*.safetensors",)
+    assert chosen("consolidated.safetensors", "params.json") == mistral
+    beside = ("training_args.bin", "onnx/model.bin", "adapter_model.safetensors", "consolidated.safetensors.index.json")
+    assert chosen("consolidated-00001-of-00002.safetensors", *beside) == mistral
+    assert chosen("consolidated.safetensors", "model.safetensors", "model.bin") == ("*.safetensors",)
+    assert set(chosen()) == {"*.safetensors", "*.bin", "*.pt", *mistral}
+
+
+def test_mistral_s_own_layout_is_fetched_where_there_is_no_other_and_where_it_is_asked_for(
+    hub: FakeHub, fetch: Fetch
+) -> None:
     wanted = {"params.json", "tekken.json", "tokenizer.model.v7", "consolidated.safetensors"}
-    folder, _ = fetch({"model": "org/mistral"}, {"load_format": "mistral"})
+    assert fetch({"model": "org/mistral"}, fetches=False) == {"unknown": []}
+    folder, tokenizer = fetch({"model": "org/mistral"})
+    assert folder == tokenizer
     assert names(folder) == wanted
-    both, _ = fetch({"model": "org/model"}, {"load_format": "mistral"})
+    assert fetch({"model": "org/mistral"}, HF_HUB_OFFLINE="1") == [folder, tokenizer]
+    hub._repositories["org/index"] = {"main": {**FILES, "consolidated.safetensors.index.json": b"{}", "a[1].json": b""}}  # type: ignore[index]
+    mixed, _ = fetch({"model": "org/index"})
+    assert names(mixed) == {"config.json", "tokenizer.json", "model.safetensors", "a[1].json"}
+    ignored, _ = fetch({"model": "org/model", "revision": "v1"}, {"ignore_patterns": ["model*", "*.bin", "original/*"]})
+    assert names(ignored) == {"config.json", "tokenizer.json", "consolidated.safetensors"}
+    both, tokenizer = fetch({"model": "org/model"}, {"load_format": "mistral"})
     assert names(both) == {"config.json", "tokenizer.json", "consolidated.safetensors"}
-    refused = fetch({"model": "org/mistral"})
-    assert "Mistral's form only" in refused["error"]
-    assert "--load-format mistral" in refused["error"]
-    refused = fetch({"model": "org/mistral", "config_format": "hf"}, {"load_format": "mistral"}, fetches=False)
+    assert fetch({"model": "org/model"}, HF_HUB_OFFLINE="1") == [both, tokenizer]
+    refused = fetch({"model": "org/mistral", "config_format": "hf"}, fetches=False)
     assert "has no config.json" in refused["error"]
-    assert fetch({"model": "org/mistral"}, {"load_format": "mistral"}, fetches=False) == {"unknown": []}
 
 
 def test_a_complete_copy_in_the_cache_serves_without_the_hub(hub: FakeHub, fetch: Fetch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from ferrule.config import LoadConfig
 from ferrule.errors import CheckpointError, ConfigError
 from ferrule.launch.localise import weight_patterns
 from ferrule.plugin import discover
+from ferrule_plugins.load_format import safetensors as safetensors_files
 from ferrule_plugins.load_format import shards
 from ferrule_plugins.tensorizer.write import write
 from ferrule_testkit.checkpoints import tiny_checkpoint
@@ -224,3 +226,40 @@ def test_bitsandbytes_is_not_another_method(floats: Path) -> None:
     with pytest.raises(ConfigError, match="--load-format bitsandbytes is for weights quantized with bitsandbytes"):
         tokens(floats, "bitsandbytes", quantization="int8")
     assert tokens(floats, "bitsandbytes", quantization="bitsandbytes")[0] == "bitsandbytes"
+
+
+# ------------------------------------------------------------------------------------------------- memory
+
+
+def test_pages_of_a_pickled_file_are_dropped_and_read_again(tmp_path: Path) -> None:
+    weights = {f"{name}.weight": torch.randn(400, 300) for name in "abc"}
+    torch.save(weights, tmp_path / "pytorch_model.bin")
+    found = load("pt", tmp_path)  # all are dropped
+    assert all(torch.equal(found[name], value) for name, value in weights.items())
+
+
+def test_pickled_numbers_of_the_other_byte_order(tmp_path: Path) -> None:
+    weight = torch.randn(400, 300)
+    torch.save({"a.weight": weight}, tmp_path / "whole.bin")
+    with (
+        zipfile.ZipFile(tmp_path / "whole.bin") as whole,
+        zipfile.ZipFile(tmp_path / "pytorch_model.bin", "w") as turned,
+    ):
+        for entry in whole.infolist():
+            content = whole.read(entry)
+            if entry.filename.endswith("/byteorder"):
+                content = b"big"
+            elif "/data/" in entry.filename:
+                content = np.frombuffer(content, dtype=np.float32).byteswap().tobytes()
+            turned.writestr(entry.filename, content)
+    (tmp_path / "whole.bin").unlink()
+    assert torch.equal(load("pt", tmp_path)["a.weight"], weight)
+
+
+def test_the_largest_tensors_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(safetensors_files, "_MAPPED_BYTES", 64)
+    weights = {name: torch.zeros(count) for name, count in (("a", 4), ("b", 20), ("c", 8), ("d", 30))}
+    save_file(weights, str(tmp_path / "model.safetensors"))
+    stored = list(safetensors_files.read_header(tmp_path / "model.safetensors"))
+    small = [name for name in stored if name in "ac"]
+    assert list(load("safetensors", tmp_path)) == ["d", "b", *small]

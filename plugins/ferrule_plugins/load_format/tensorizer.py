@@ -132,7 +132,7 @@ def _file(folder: Path | None, settings: _Settings) -> Path:
     """The file on this machine; one of a store is downloaded. Raises CheckpointError."""
     if settings.place is not None:
         return _local(settings.place, settings.access)
-    found = [] if folder is None else sorted(folder.glob(f"*{_ENDING}"))
+    found = [] if folder is None else [file for file in sorted(folder.glob(f"*{_ENDING}")) if file.is_file()]
     files = [file for file in found if not any(fnmatch(file.name, pattern) for pattern in settings.ignore)]
     if folder is not None and folder / SINGLE in files:
         return folder / SINGLE

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ferrule.checkpoint import read_json
 from ferrule.env import caches
 from ferrule.errors import CheckpointError
+from ferrule.small_files import read_json
 from ferrule_plugins.s3.store import Access, Object, Place, Store, is_relative, place, refusal
 
 LISTING = ".ferrule-s3.json"  # in each folder: what the bucket has, downloaded or not

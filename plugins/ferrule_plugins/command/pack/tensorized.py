@@ -15,10 +15,10 @@ import torch
 from ferrule import __version__
 from ferrule.assembly.choose import Chooser
 from ferrule.assembly.model import outline
-from ferrule.checkpoint import read_json
 from ferrule.config import Resolved
 from ferrule.errors import ConfigError
 from ferrule.interfaces.plugins import Plugins
+from ferrule.small_files import read_json
 from ferrule_plugins.command.folder import copy_others
 from ferrule_plugins.load_format.dummy import Dummy
 from ferrule_plugins.load_format.gguf import Gguf

@@ -157,7 +157,8 @@ def test_weights_are_of_the_first_format_that_the_repository_has() -> None:
     beside = ("training_args.bin", "onnx/model.bin", "adapter_model.safetensors", "consolidated.safetensors.index.json")
     assert chosen("consolidated-00001-of-00002.safetensors", *beside) == mistral
     assert chosen("consolidated.safetensors", "model.safetensors", "model.bin") == ("*.safetensors",)
-    assert set(chosen()) == {"*.safetensors", "*.bin", "*.pt", *mistral}
+    assert chosen("model.tensors") == ("*.tensors",)
+    assert set(chosen()) == {"*.safetensors", "*.bin", "*.pt", "*.tensors", *mistral}
 
 
 def test_mistral_s_own_layout_is_fetched_where_there_is_no_other_and_where_it_is_asked_for(

@@ -154,6 +154,7 @@ def test_it_is_chosen_where_there_is_nothing_else(tmp_path):
 def test_which_file(tmp_path):
     with pytest.raises(CheckpointError, match="has no .tensors file"):
         load(tmp_path)
+    os.mkfifo(tmp_path / "pipe.tensors")
     write(tmp_path / "x.tensors", {"a": torch.ones(1)})
     assert load(tmp_path).keys() == {"a"}
     write(tmp_path / "y.tensors", {"b": torch.ones(1)})

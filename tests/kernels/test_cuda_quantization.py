@@ -18,6 +18,7 @@ from ferrule_plugins.quantization.compressed import CompressedTensors
 from ferrule_plugins.quantization.fp8 import Fp8FromFloats, Fp8Method
 from ferrule_plugins.quantization.gguf import GgufMethod
 from ferrule_plugins.quantization.groupwise import Awq, Gptq
+from ferrule_plugins.quantization.modelopt import ModelOpt
 from ferrule_plugins.quantization.products import Quantized, Shared
 from ferrule_plugins.quantization.quark import Quark
 from ferrule_plugins.quantization.torchao import TorchAo
@@ -28,10 +29,15 @@ READERS: dict[str, type[QuantizationMethod]] = {
     "compressed-tensors": CompressedTensors,
     "fp8": Fp8Method,
     "fbgemm_fp8": Fp8Method,
+    "modelopt": ModelOpt,
     "quark": Quark,
     "torchao": TorchAo,
     "gptq": Gptq,
     "awq": Awq,
+}
+WIDENED = {  # of which no kernel multiplies the numbers
+    *("mxfp4-compressed", "mxfp6-compressed", "mxfp8-compressed", "nvfp4-compressed", "nvfp4-compressed-activations"),
+    *("int8-groups", "int8-zeros", "modelopt-fp4", "modelopt-mxfp8", "quark-mxfp4", "sparse", "torchao-int4"),
 }
 PARTS = {"a_proj": 64, "b_proj": 32}
 
@@ -68,7 +74,7 @@ def _checked(layer: Linear, meant: torch.Tensor, error: float, bits: float) -> N
     assert all(tensor.device.type == "cpu" for tensor in layer.buffers())
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", [name for name in FORMATS if FORMATS[name].config["quant_method"] in READERS])
 def test_layers_of_checkpoints(name: str, device: torch.device) -> None:
     method = READERS[FORMATS[name].config["quant_method"]](FORMATS[name].config)
     with device:
@@ -81,11 +87,18 @@ def test_layers_of_checkpoints(name: str, device: torch.device) -> None:
         meant.append(means)
         for key, parameter in layer.named_parameters():
             part = parameter.outputs(start, start + rows)
-            part.copy_(parameter.expanded(tensors[key].to(device), part))
+            given = tensors.get(key, torch.ones(1, 256) if parameter.optional else None)
+            part.copy_(parameter.expanded(given.to(device), part))
         start += rows
     layer.pack()
-    wide = FORMATS[name].wide
-    _checked(layer, torch.cat(meant).to(device), 2e-3 if wide else 0.04, 8.6 if "8" in name else 5.6)
+    wide, whole = FORMATS[name].wide, torch.cat(meant).to(device)
+    assert (not layer.quantized) == (name in WIDENED)
+    if layer.quantized:
+        eight = "8" in name or name == "modelopt-blocks"
+        _checked(layer, whole, 2e-3 if wide else 0.04, 8.7 if eight else 5.6)
+    else:
+        x = torch.randn(5, 256, generator=torch.Generator().manual_seed(1)).to(device)
+        torch.testing.assert_close(layer(x), x @ whole.t(), rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize(("bits", "group", "ordered"), [(3, 40, True), (4, 64, True), (2, 16, False), (8, 0, True)])

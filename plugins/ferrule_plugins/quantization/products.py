@@ -196,8 +196,6 @@ class Quantized(LinearScheme):
         weights = self.weights(layer)
         if isinstance(weights, Fp8) and device == "cpu":
             weights = self._fp8_cpu(weights)
-        elif isinstance(weights, Fp8) and weights.tall and weights.step != _BLOCK:
-            weights = Wide(weights.widened(self.given), _WHY_BLOCKS)
         if isinstance(weights, Rounded) and not (device == "cpu" and self.shared.compiled()):
             weights = weights.integers()
         for values in _floats_of(weights):
@@ -325,6 +323,8 @@ class Quantized(LinearScheme):
         return product
 
     def _fp8_cuda(self, layer: Any, weights: Fp8) -> Product:
+        if weights.tall and weights.step != _BLOCK:
+            return self._widened(layer, Wide(weights.widened(self.given), _WHY_BLOCKS))
         from ferrule_kernels.cuda import fp8
 
         self._keep(layer, numbers=weights.numbers.contiguous(), scales=weights.scales.contiguous())

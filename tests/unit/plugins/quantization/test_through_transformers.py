@@ -31,7 +31,7 @@ def _products(folder: Path, plugins: Plugins) -> tuple[torch.Tensor, int]:
     return torch.cat(results), layers
 
 
-@pytest.mark.parametrize("name", ["gptq-zeros", "awq", "packed", "int8", "fp8-blocks", "modelopt-int4"])
+@pytest.mark.parametrize("name", ["gptq-zeros", "awq", "packed", "int8", "fp8-exponents", "modelopt-int4"])
 def test_equals_the_floats_that_it_stands_for(folder: Path, plugins: Plugins, tmp_path: Path, name: str) -> None:
     made = tmp_path / "made"
     meant = quantized_checkpoint(folder, made, name)

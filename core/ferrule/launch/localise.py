@@ -20,21 +20,11 @@ from ferrule.launch import variants
 from ferrule.launch.describe import described
 
 _PATHS = ("/", "./", "../", "~")  # how a name begins that is not a hub id
-_COMMON = (  # configuration, tokenizer, chat templates
-    "*.json",
-    "*.jinja",
-    "*.model",
-    "tokenizer*.model.v*",  # Mistral's
-    "*.tiktoken",
-    "*.txt",
-)
+# Configuration, tokenizers (Mistral's too), chat templates.
+_COMMON = ("*.json", "*.jinja", "*.model", "tokenizer*.model.v*", "*.tiktoken", "*.txt")
 _CONFIGS = ("config.json", "params.json")
 # Weight files of the formats among which `auto` chooses, in its order.
-_FORMS = {
-    "safetensors": ("*.safetensors",),
-    "pt": ("*.bin", "*.pt"),
-    "mistral": ("consolidated*.safetensors",),
-}
+_FORMS = {"safetensors": ("*.safetensors",), "pt": ("*.bin", "*.pt"), "mistral": ("consolidated*.safetensors",)}
 _MISTRAL = "consolidated*"  # what other formats leave out, although it looks like theirs
 _OTHER_LAYOUTS = ("onnx/*", "*.onnx", "tf_*", "flax_*")  # of the same weights
 _ADAPTERS = ("adapter_*", "*/adapter_*")

@@ -21,14 +21,8 @@ from ferrule.launch import variants
 from ferrule.launch.describe import described
 
 _PATHS = ("/", "./", "../", "~")  # how a name begins that is not a hub id
-_COMMON = (  # configuration, tokenizer, chat templates
-    "*.json",
-    "*.jinja",
-    "*.model",
-    "tokenizer*.model.v*",  # Mistral's
-    "*.tiktoken",
-    "*.txt",
-)
+# Configuration, tokenizers (Mistral's too), chat templates.
+_COMMON = ("*.json", "*.jinja", "*.model", "tokenizer*.model.v*", "*.tiktoken", "*.txt")
 _CONFIGS = ("config.json", "params.json")
 # Weight files by their form, and the forms among which each load format takes the first that there is.
 _FORMS = MappingProxyType(

@@ -40,6 +40,15 @@ def test_blocks_are_the_numbers_that_ggml_makes_of_them(kind: str, monkeypatch: 
         assert np.array_equal(widen(kind, torch.from_numpy(rows), torch.float32).numpy(), wanted, equal_nan=True)
 
 
+@pytest.mark.parametrize("at_a_time", [1 << 22, 1000])
+def test_what_is_widened_is_put_in_its_place(at_a_time: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "_ROWS", at_a_time)
+    rows = torch.from_numpy(random_rows("Q6_K"))
+    place = torch.empty(5, 512, dtype=torch.bfloat16)
+    assert widen("Q6_K", rows, torch.bfloat16, place) is place
+    assert torch.equal(place.view(torch.int16), widen("Q6_K", rows, torch.bfloat16).view(torch.int16))
+
+
 @pytest.mark.parametrize("kind", blocks.BITS)
 def test_centred_numbers_fit_their_bits_and_mean_the_same(kind: str) -> None:
     decoded, same = (decode(kind, torch.from_numpy(random_rows(kind))) for _ in range(2))

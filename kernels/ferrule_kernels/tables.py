@@ -96,9 +96,8 @@ class Additive:
     def weights(self) -> torch.Tensor:
         """What the codes stand for, [n, k], with the scales."""
         found = self.places().long()
-        total = sum(book[found[..., number]] for number, book in enumerate(self.books))
-        assert isinstance(total, torch.Tensor)
-        weight = total.flatten(1)
+        each = [book[found[..., number]] for number, book in enumerate(self.books)]
+        weight = torch.stack(each).sum(0).flatten(1)
         return weight if self.scales is None else weight * self.scales[:, None]
 
 

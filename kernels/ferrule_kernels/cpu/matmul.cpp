@@ -26,12 +26,21 @@ constexpr int ROWS = 6, FEWER = 4, COLUMNS = 4, ALONE = 4;
 #else
 constexpr int ROWS = 4, FEWER = 4, COLUMNS = 2, ALONE = 8;
 #endif
+// Numbers of 3 and 5 bits, of which each upper bit is unpacked by itself, take longer to unpack than to multiply: TALL rows
+// share what was unpacked of one vector of channels. Those of 6, 4 and 2 bits are as fast or faster in tiles that are wider.
+#if defined(__AVX512VNNI__)
+constexpr int TALL = 12;
+#else
+constexpr int TALL = 0;
+#endif
 typedef uint8_t Bytes __attribute__((vector_size(4 * WIDTH)));
 
 constexpr int64_t CHUNK = TILES ? 256 : 240;  // rows of one task: strips are even
 constexpr int64_t SMALL = 1 << 17; // multiplications that one thread does sooner than two
 constexpr int64_t FEW = 1 << 12;   // activations that one thread quantizes before the others start
 constexpr int64_t SOME = 8;        // rows that are quantized at a time
+
+constexpr bool tall(int bits) { return TALL > 0 && (bits == 3 || bits == 5); }
 
 // Add to each channel the products of four unsigned weights with four signed activations.
 template <int BITS> inline Ints dot(Ints sum, Bytes w, int32_t x) {
@@ -131,7 +140,9 @@ void tile(const Matrix& w, const Panel& of, int column, const Rows& x, int64_t r
                     for (int field = 0; field < P::FIELDS; field++) {
                         const Words lower = load<Words>(words + field * P::LOW / 8 * step);
                         Words both = lower >> (field * P::LOW % 8) & P::LOW_MASK;
-                        if (P::HIGH) both |= (upper >> (field * P::HIGH) & P::HIGH_MASK) << P::LOW;
+                        constexpr uint32_t high = P::HIGH_MASK << P::LOW;
+                        const int shift = field * P::HIGH - P::LOW;
+                        if (P::HIGH) both |= (shift < 0 ? upper << -shift : upper >> (shift < 0 ? 0 : shift)) & high;
                         const Bytes b = CODED ? looked_up(table, (Bytes)both) : (Bytes)both;
                         for (int r = 0; r < R; r++)
                             part[r][c] = dot<CODED ? 8 : BITS>(part[r][c], b, load<int32_t>(q + r * w.k + i + field * 4));
@@ -165,7 +176,14 @@ void strip(const Matrix& w, const Panel& panel, const Rows& x, int64_t row, floa
         tile<BITS, SQUARES, CODED, FAR, R, 1>(w, panel, column, x, row, out);
 }
 
-// `count` quantized rows, at most ROWS
+// The same, of more rows than FEWER: one vector of channels after the other.
+template <int BITS, int R>
+void tall_strip(const Matrix& w, const Panel& panel, const Rows& x, int64_t row, float* out) {
+    for (int column = 0; column < panel.channels; column += WIDTH)
+        tile<BITS, false, false, true, R, 1>(w, panel, column, x, row, out);
+}
+
+// `count` quantized rows, at most ROWS, or TALL
 template <int BITS, bool SQUARES, bool CODED, bool FAR>
 void strips(const Matrix& w, const Panel& panel, const Rows& x, int64_t row, int count, float* out) {
     switch (count) {
@@ -173,6 +191,18 @@ void strips(const Matrix& w, const Panel& panel, const Rows& x, int64_t row, int
         case 2: return strip<BITS, SQUARES, CODED, FAR, 2>(w, panel, x, row, out);
         case 3: return strip<BITS, SQUARES, CODED, FAR, 3>(w, panel, x, row, out);
         case 4: return strip<BITS, SQUARES, CODED, FAR, 4>(w, panel, x, row, out);
+    }
+    if constexpr (tall(BITS)) {
+        switch (count) {
+            case 5: return tall_strip<BITS, 5>(w, panel, x, row, out);
+            case 6: return tall_strip<BITS, 6>(w, panel, x, row, out);
+            case 7: return tall_strip<BITS, 7>(w, panel, x, row, out);
+            case 8: return tall_strip<BITS, 8>(w, panel, x, row, out);
+            case 9: return tall_strip<BITS, 9>(w, panel, x, row, out);
+            case 10: return tall_strip<BITS, 10>(w, panel, x, row, out);
+            case 11: return tall_strip<BITS, 11>(w, panel, x, row, out);
+            case 12: return tall_strip<BITS, 12>(w, panel, x, row, out);
+        }
     }
     if constexpr (ROWS > FEWER && BITS == 8) {
         if (count == 5) return strip<BITS, SQUARES, CODED, FAR, 5>(w, panel, x, row, out);
@@ -268,16 +298,22 @@ template <class Y> void finish(const Matrix& w, const float* sums, int64_t panel
     }
 }
 
+// Of a strip.
+inline int64_t most_rows(const Matrix& w, bool tiled) {
+    if (tiled) return TILE_ROWS;
+    return tall(w.bits) ? TALL : w.group == w.k && w.bits == 8 ? ROWS : FEWER;
+}
+
 // Quantized rows [row, end) times a panel.
 template <class Y>
 void multiply_panel(const Matrix& w, int64_t panel, const Rows& x, int64_t row, int64_t end, Tiles& tiles, Y* y) {
-    const int64_t channels = channels_of(w.n, panel), most = x.tiled ? TILE_ROWS : w.group == w.k && w.bits == 8 ? ROWS : FEWER;
+    const int64_t channels = channels_of(w.n, panel), most = most_rows(w, x.tiled);
     const int64_t count = (end - row + most - 1) / most, each = (end - row + count - 1) / count;
     // Rows of a strip, alike, or whole tiles; digits stay together.
     const int64_t step = x.tiled ? most : (each + w.digits - 1) / w.digits * w.digits;
     const uint8_t* from = w.weights + panel * panel_bytes(w, PANEL);
     Panel part = {from, channels, ahead_of(count, from + panel_bytes(w, channels))};
-    alignas(64) float sums[std::max(ROWS, TILE_ROWS) * PANEL];
+    alignas(64) float sums[std::max(std::max(ROWS, TALL), TILE_ROWS) * PANEL];
     for (; row < end; row += step, part.ahead = part.ahead.next(channels, w.k * w.bits / 32)) {
         const int here = int(std::min<int64_t>(step, end - row));
 #if TILES

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -122,8 +123,7 @@ def folds(layer: nn.Module, run: Callable[[], object], dtypes: Mapping[str, torc
     """
     found = []
     for path, fed in _fed_by_norms(layer, run).items():
-        norm = layer.get_submodule(path)
-        assert isinstance(norm, RMSNorm | LayerNorm)
+        norm: Any = layer.get_submodule(path)
         found.append(Fold(tuple(fed), _norm_divider(norm, dtypes[f"{path}.weight"])))
     if not found:
         raise ConfigError("AWQ's factors have no place: no norm of a layer feeds its linear layers.", _OTHERS)
@@ -168,7 +168,8 @@ def _fed_by_norms(layer: nn.Module, run: Callable[[], object]) -> dict[str, list
 def _norm_divider(norm: RMSNorm | LayerNorm, dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
     def divide(factors: torch.Tensor) -> torch.Tensor:
         """The factors that are left when the norm's weight is one that the checkpoint's type has."""
-        assert norm.weight is not None
+        if norm.weight is None:
+            raise RuntimeError("a norm without weights cannot divide")
         old = norm.weight.detach() + norm.offset
         weight = (old / factors - norm.offset).to(dtype).float()
         new = weight + norm.offset

@@ -62,7 +62,7 @@ class Prompts:
         if self._rows is None:
             found = self._windows(inputs.tokenizer)
         else:
-            found = asyncio.run(self._conversations(inputs.tokenizer, config, inputs.templates, longest))
+            found = asyncio.run(self._conversations(self._rows, inputs.tokenizer, config, inputs.templates, longest))
         found = [ids[: self.length] for ids in found if len(ids) >= _LEAST]
         if not found:
             self._fail("has no text of two tokens of the model's tokenizer")
@@ -77,13 +77,12 @@ class Prompts:
         return [begin + ids[start : start + width] for start in itertools.islice(starts, self.most)]
 
     async def _conversations(
-        self, tokenizer: Tokenizer, config: Resolved, templates: dict[str, str], longest: int
+        self, rows: Path, tokenizer: Tokenizer, config: Resolved, templates: dict[str, str], longest: int
     ) -> list[list[int]]:
         renderer = Renderer(config.frontend, config.limits, templates, tokenizer.special_tokens, longest)
         found: list[list[int]] = []
-        assert self._rows is not None
         try:
-            for number, row in enumerate(itertools.islice(_rows(self._rows), self.most), 1):
+            for number, row in enumerate(itertools.islice(_rows(rows), self.most), 1):
                 text, messages = row.get("text"), row.get("messages")
                 if isinstance(text, str):
                     found.append(tokenizer.encode(text[: self.length * _CHARACTERS]))

@@ -94,9 +94,8 @@ class Walk:
 
     def __init__(self, model: Model, context: BuildContext, architecture: str) -> None:
         reason = _reason(model)
-        if reason is not None:
+        if reason is not None or not isinstance(model, Decoder):
             raise ConfigError(f"{architecture} cannot be calibrated: {reason}.", _OTHERS)
-        assert isinstance(model, Decoder)
         self.model = model
         self._context = replace(context, dtype=torch.float32, device=torch.device("cpu"), config=model.config)
         with building(self._context):  # what is on the meta device has no frequencies

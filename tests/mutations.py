@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import random
 import resource
 import signal
@@ -132,11 +133,15 @@ def bounded_memory() -> Iterator[None]:
 
 @contextmanager
 def _interrupted() -> Iterator[Callable[[], object]]:
-    """With it comes what starts the clock anew. Until it ends, a test's own limit of time is not counted."""
+    """With it comes what starts the clock anew. Until it ends, a test's own limit of time is not counted, and nothing
+    is logged.
+    """
 
     def late(number: int, frame: Any) -> None:
         raise Late(f"a file took more than {SECONDS} seconds")
 
+    logged = logging.root.manager.disable
+    logging.disable()  # a test keeps all that is logged while it runs
     left = signal.getitimer(signal.ITIMER_REAL)
     before = signal.signal(signal.SIGALRM, late)
     try:
@@ -144,3 +149,4 @@ def _interrupted() -> Iterator[Callable[[], object]]:
     finally:
         signal.signal(signal.SIGALRM, before)
         signal.setitimer(signal.ITIMER_REAL, *left)
+        logging.disable(logged)

@@ -17,7 +17,7 @@ from ferrule_testkit.quantized import quantized_checkpoint
 from tools.quality.layers import measure
 from tools.quality.schemes import schemes
 
-# Formats of checkpoints that other tools write, in which the embedded model is measured.
+# Formats of checkpoints that other tools write, in which the embedded model is measured. Others have the same numbers.
 CHECKPOINTS = (
     "gptq",
     "gptq-zeros",
@@ -27,7 +27,6 @@ CHECKPOINTS = (
     "fp4",
     "mxfp4-compressed",
     "nvfp4-compressed",
-    "quark-int4",
 )
 
 

@@ -70,6 +70,7 @@ SETTINGS: dict[tuple[str, str], dict[str, Any]] = {
         for name, form, more in (
             ("compressed-tensors", "int8", {}),
             ("fp8", "fp8-blocks", {}),
+            ("deepseek_v4_fp8", "fp8-blocks", {}),
             ("fbgemm_fp8", "fp8-fbgemm", {}),
             ("ptpc_fp8", "fp8-fbgemm", {}),
             ("modelopt", "modelopt-fp4", {"sizes": WHOLE_GROUPS, "error": 0.2}),

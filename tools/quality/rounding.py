@@ -25,16 +25,22 @@ class Rounding:
     """`levels` from -1 to 1, in order, times the scale of each `group` of inputs; 0 is all of a row.
 
     The scale is the group's largest size; where the levels are `ranged`, they reach from its least number to its
-    largest, and with `power` it is the next power of two times that number.
+    largest, and with `power` it is the next power of two times that number. Inputs are divided by the `factors`, in
+    turn, before they are rounded, and multiplied by them afterwards.
     """
 
     levels: tuple[float, ...]
     group: int = 0
     ranged: bool = False
     power: float = 0.0
+    factors: tuple[float, ...] = (1.0,)
 
     def __call__(self, values: torch.Tensor) -> torch.Tensor:
         """The nearest numbers of a matrix [rows, inputs]."""
+        factors = torch.tensor(self.factors).repeat(values.shape[1])[: values.shape[1]]
+        return self._nearest(values / factors) * factors
+
+    def _nearest(self, values: torch.Tensor) -> torch.Tensor:
         group = self.group or values.shape[1]
         parts = F.pad(values, (0, -values.shape[1] % group)).view(len(values), -1, group)
         middle = torch.zeros(())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,6 +24,8 @@ Encode = Callable[[LinearLayer, torch.Tensor, Mapping[str, Any]], Tensors]
 BYTE, BYTES_OF_32 = integers(8), integers(8, 32)  # activations
 _NAME = "layers.2.mlp.up_proj"
 _ON_CPU = (E4M3, integers(8, 32))  # fp8
+_GROUPS_OF_32 = (replace(E4M3, group=32, power=448.0), integers(8, 32))  # mxfp8
+_E2M3 = (replace(floats(3, 0, 7.5, 32), power=7.5), integers(8, 32))  # mxfp6
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ class Scheme:
             made = dict(self.encode(LinearLayer(self.name, k, n), weight, self.config or {}))
         if self.encode is None or self.stored:
             load_into(holder, ((f"layer.{name}", tensor.contiguous()) for name, tensor in made.items()))
+            layer.pack()  # where a tensor that may be missing is
         else:
             for name, tensor in made.items():
                 layer.get_parameter(name).data.copy_(tensor)
@@ -78,13 +81,24 @@ FROM_FLOATS: Mapping[str, Scheme] = {
     "deepspeedfp": Scheme("deepspeedfp", (floats(3, -6, 480, 512),)),
     "deepspeedfp, 6 bits": Scheme("deepspeedfp", (floats(2, -2, 28, 512),), config={"bits": 6}),
     "bitsandbytes": Scheme("bitsandbytes", (coded("nf4"),)),
+    "fp8_per_tensor, fp8_per_channel": Scheme("fp8_per_channel", (integers(8, 32),), BYTES_OF_32),
+    "fp8_per_block": Scheme("fp8_per_block", (integers(8, 32),), BYTES_OF_32),
+    "mxfp8": Scheme("mxfp8", (integers(8, 32),), BYTES_OF_32),
+    "mxfp4, from floats": Scheme("mxfp4", (e2m1(32, power=True),)),
+    "nvfp4_per_token": Scheme("nvfp4_per_token", (e2m1(16),), name="layers.0.mlp.experts.1.down_proj"),
+    "online": Scheme("online", (integers(8, 32),), BYTES_OF_32, {"quant_method": "online", "linear": "mxfp8"}),
 }
 # Weights of the checkpoints in `ferrule_testkit.quantized.FORMATS`.
 _STORED: Mapping[str, tuple[Rounding, ...]] = {
     **dict.fromkeys(("int8", "int8-weights", "bitsandbytes-int8", "sparse-int8", "torchao-int8"), (integers(8),)),
     **dict.fromkeys(("fp8-channels", "fp8-compressed-blocks", "fp8-blocks", "fp8-matrix", "fp8-fbgemm"), _ON_CPU),
-    **dict.fromkeys(("modelopt-fp8", "sparse-fp8", "quark-fp8"), _ON_CPU),
-    **dict.fromkeys(("packed", "gptq", "quark-int4"), (integers(4, 32),)),
+    **dict.fromkeys(("modelopt-fp8", "modelopt-blocks", "sparse-fp8", "quark-fp8", "fp8-exponents"), _ON_CPU),
+    **dict.fromkeys(("mxfp8-compressed", "modelopt-mxfp8"), _GROUPS_OF_32),
+    **dict.fromkeys(("packed", "gptq", "quark-int4", "modelopt-int4-plain"), (integers(4, 32),)),
+    "modelopt-int4": (replace(integers(4, 32), factors=(1.0, 2.0)),),
+    "mxfp6-compressed": _E2M3,
+    "int8-groups": (integers(8, 32),),
+    "int8-zeros": (ranged(8),),
     **dict.fromkeys(("packed-zeros", "gptq-zeros", "gptq-v2", "awq", "quark-uint4"), (ranged(4, 32),)),
     **dict.fromkeys(("torchao-intx", "torchao-int4"), (ranged(4, 32),)),
     **dict.fromkeys(("mxfp4-compressed", "quark-mxfp4"), (e2m1(32, power=True),)),
@@ -102,6 +116,7 @@ _SAMPLED: Mapping[str, tuple[str, Mapping[str, Any], tuple[Rounding, ...], Round
     "qqq": ("qqq", integer_samples.QQQ, (integers(4),), BYTE),
     "squeezellm": ("squeezellm", integer_samples.SQUEEZELLM, (ranged(4),), None),
     "aqlm, books of 256 numbers": ("aqlm", integer_samples.AQLM, (integers(8),), None),
+    "fp_quant, nvfp4": ("fp_quant", integer_samples.FP_QUANT, (e2m1(16),), None),
     "moe_wna16, ipex": ("moe_wna16", integer_samples.AWQ, (ranged(4, 32),), None),
     "mxfp4": ("mxfp4", samples.MXFP4, (e2m1(32, power=True),), None),
     "ferrule_packed, 4 bits": ("ferrule_packed", samples.PACKED, (integers(4, 32),), None),
@@ -118,6 +133,8 @@ def schemes() -> Iterator[tuple[str, Scheme]]:
         plugin = str(form.config["quant_method"])
         made = Scheme(plugin, _STORED[name], activations, form.config, _stored(form.encode), stored=True)
         yield f"`{name}`", Scheme(**{**vars(made), "halved": name.startswith("sparse")})
+        if name == "gptq":
+            yield "humming, of gptq", replace(made, plugin="humming")
     for title, (plugin, sample, weights, activations) in _SAMPLED.items():
         name = "layers.0.mlp.experts.1.down_proj" if plugin == "mxfp4" else _NAME
         yield title, Scheme(plugin, weights, activations, sample["config"], sample["encode"], name=name)

@@ -14,7 +14,7 @@ _USAGE = "Usage: ferrule pack MODEL [OUT] [-q METHOD] [--dtype TYPE] [options]"
 
 
 class PackCommand(Command):
-    summary = "Write a model's weights as the CPU's kernels, vLLM's workers or tensorizer read them, for quick starts."
+    summary = "Write a model's weights as the kernels, vLLM's workers or tensorizer read them."
 
     def run(self, argv: Sequence[str], plugins: Plugins) -> int:
         """Returns 0 when the folder is there. Raises StartupError; then there is none, or the one that was."""

@@ -296,7 +296,7 @@ def test_a_long_text_is_cut(gemma2: Path, text: Path) -> None:
         ("a.txt", "a", "no text of two tokens"),
         ("a.jsonl", '{"text": "Hello world"}\n[1]', "line 2.*not an object"),
         ("a.jsonl", "{", "line 1"),
-        ("a.jsonl", '{"prompt": "Hello"}', 'line 1 has neither "text" nor "messages"'),
+        ("a.jsonl", '\n{"prompt": "Hello"}', 'line 2 has neither "text" nor "messages"'),
         ("a.jsonl", '{"messages": [{"role": 1}]}', "line 1: "),
     ],
 )

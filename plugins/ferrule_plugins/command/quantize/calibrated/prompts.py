@@ -82,7 +82,7 @@ class Prompts:
         renderer = Renderer(config.frontend, config.limits, templates, tokenizer.special_tokens, longest)
         found: list[list[int]] = []
         try:
-            for number, row in enumerate(itertools.islice(_rows(rows), self.most), 1):
+            for number, row in itertools.islice(_rows(rows), self.most):
                 text, messages = row.get("text"), row.get("messages")
                 if isinstance(text, str):
                     found.append(tokenizer.encode(text[: self.length * _CHARACTERS]))
@@ -109,8 +109,8 @@ class Prompts:
         raise ConfigError(f"--calibration {self.named} {what}.")
 
 
-def _rows(file: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a file, one on each line. Raises ConfigError with the line's number."""
+def _rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The numbers of a file's lines and the objects on them. Raises ConfigError with the line's number."""
     number = 0
     try:
         with file.open(encoding="utf-8") as stream:
@@ -121,7 +121,7 @@ def _rows(file: Path) -> Iterator[dict[str, Any]]:
                 row = json.loads(line)
                 if not isinstance(row, dict):
                     raise ValueError("it is not an object")
-                yield row
+                yield number, row
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--calibration {file} cannot be read: {error}.") from None
     except (ValueError, RecursionError) as error:

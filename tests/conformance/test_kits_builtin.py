@@ -89,7 +89,7 @@ if not torch.cuda.is_available():  # under Triton's interpreter, which is slow; 
     }
     # What takes longest under the interpreter, and is asked of the kernel in tests/kernels too.
     INTERPRETED = {
-        "test_windows_soft_caps_slopes_and_sinks": {"triton"},
+        "test_windows_soft_caps_slopes_and_sinks": {"triton", "flex_attention"},
         "test_long_rows": {"triton", "flex_attention"},
         "test_types": {"triton", "flex_attention"},
         "test_groups_of_heads": {"triton", "flex_attention"},

@@ -32,6 +32,8 @@ from tools.architecture.shape import code_lines
 
 TEMPLATES = ROOT / "templates" / "plugin"
 MOST_LINES = 60
+MOST = pytest.param("not (random_work or every_cut or any_cut or linear or chunks)", id="most")
+ALL = pytest.param("", marks=pytest.mark.slow, id="all")
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
 OFFLINE = ["-q", "--no-deps", "--no-index"]
 # What `pip wheel` asks of each project's build backend, in a copy of one process: pip starts three for each.
@@ -109,12 +111,17 @@ def test_every_kind_has_a_template_and_no_other() -> None:
     assert {folder.name for folder in TEMPLATES.iterdir() if folder.is_dir()} == set(KINDS)
 
 
-def test_each_passes_its_conformance_kit(installed: Installed) -> None:
-    """One pytest for all, away from this repository; the installed wheels are what it imports."""
+@pytest.mark.parametrize("chosen", [MOST, ALL])
+def test_each_passes_its_conformance_kit(installed: Installed, chosen: str) -> None:
+    """One pytest for all, away from this repository; the installed wheels are what it imports.
+
+    In `make test` without the promises that take longest, which built-in plugins of each kind keep there.
+    """
     report = installed.site.parent / "report.xml"
     tests = [str(installed.sources / f"demo_{kind}" / "tests") for kind in KINDS]
     options = ["-q", "-c", os.devnull, "-p", "no:cacheprovider", "-W", "ignore", "--import-mode=importlib"]
-    installed.run("-m", "pytest", *options, "--rootdir", str(installed.sources), "--junitxml", str(report), *tests)
+    options += ["-k", chosen, "--rootdir", str(installed.sources), "--junitxml", str(report)]
+    installed.run("-m", "pytest", *options, *tests)
     passed = dict.fromkeys(KINDS, 0)
     for case in ET.parse(report).iter("testcase"):
         if case.find("skipped") is None:

@@ -1,6 +1,6 @@
 """The compiled kernels: the ones that were installed with the package, else built once into the user's cache.
 
-The sources are plain C++ with a C interface: no header of torch or Python, so that they compile in half a minute and one
+The sources are plain C++ with a C interface: no header of torch or Python, so they compile in half a minute and one
 build serves every version of both. Threads are those of torch: its OpenMP library is in the process already, and the
 kernels are linked against none of their own.
 """

@@ -95,16 +95,22 @@ class Remote:
 
 
 def remote(folder: Path) -> Remote | None:
-    """Where a folder was fetched from; None for any other. Raises CheckpointError for a damaged listing."""
+    """Where a folder was fetched from; None for any other. Raises CheckpointError for a damaged listing.
+
+    A folder's name has the hash of its listing. One that has not got it was not fetched here: a model from elsewhere
+    may have such a file too, and would name a bucket that is then asked with the user's credentials.
+    """
     file = folder / LISTING
     if not file.is_file():
         return None
     stated = read_json(file)
     try:
         objects = {str(name): Object(int(size), str(etag)) for name, (size, etag) in stated["objects"].items()}
-        return Remote(Place(str(stated["bucket"]), str(stated["prefix"])), objects)
+        found = Remote(Place(str(stated["bucket"]), str(stated["prefix"])), objects)
     except (KeyError, TypeError, ValueError, AttributeError):
         raise CheckpointError(f"{file} is damaged.", "Remove its folder: it is fetched anew.") from None
+    place = folder.resolve()
+    return found if _folder(found.at, objects, place.parent.parent) == place else None
 
 
 def _is_there(file: Path, wanted: Object) -> bool:

@@ -33,7 +33,7 @@ from ferrule_nn import checkpoint_parameter
 from ferrule_plugins.quantization import bitblas
 from ferrule_plugins.quantization.apart import side_by_side
 from ferrule_plugins.quantization.marlin import AWQ_NAMES, MarlinScheme, SparseMarlinScheme
-from ferrule_plugins.quantization.method import CheckedMethod
+from ferrule_plugins.quantization.method import CheckedMethod, OneOf
 from ferrule_plugins.quantization.names import listed, matches, means, names_of, spellings
 from ferrule_plugins.quantization.products import Integers, Quantized, Shared, Wide, has_room, kept
 from ferrule_plugins.quantization.words import (
@@ -203,30 +203,13 @@ def _version(config: Mapping[str, Any]) -> str:
     return str(next((each for each in found if each), "gemm")).lower()
 
 
-class Either(CheckedMethod):
+class Either(OneOf):
     """A name for both, by which other engines mean kernels of their own: ``moe_wna16`` and ``ipex``."""
 
     conformance = "ferrule_plugins.quantization.integer_samples:AWQ"
+    methods = (Awq, Gptq)
+    usual = Gptq
     formats = (*Gptq.formats, *Awq.formats)
-
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        super().__init__(config)
-        self._method = _reader(config)(config)
-
-    @classmethod
-    def check(cls, config: Mapping[str, Any]) -> None:
-        _reader(config).check(config)
-
-    @classmethod
-    def settings_of(cls, folder: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
-        return _reader(config).settings_of(folder, config)
-
-    def scheme(self, layer: LinearLayer) -> LinearScheme | None:
-        return self._method.scheme(layer)
-
-
-def _reader(config: Mapping[str, Any]) -> type[Groupwise]:
-    return Awq if config.get("quant_method") in Awq.formats else Gptq
 
 
 class Grouped(Quantized):

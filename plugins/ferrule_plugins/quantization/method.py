@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.platform import DeviceCaps
-from ferrule.interfaces.quantization import QuantizationMethod
+from ferrule.interfaces.quantization import LinearLayer, LinearScheme, QuantizationMethod
 from ferrule_plugins.quantization.names import listed
 from ferrule_plugins.quantization.products import Shared, cannot_run
 
@@ -40,6 +41,36 @@ class CheckedMethod(QuantizationMethod):
     @classmethod
     def check(cls, config: Mapping[str, Any]) -> None:
         """Raises ValueError or CheckpointError with what is not read. By default everything is."""
+
+
+class OneOf(CheckedMethod):
+    """A name for several `methods`: the one reads that has the checkpoint's format, or `usual` where none is named."""
+
+    methods: tuple[type[CheckedMethod], ...] = ()
+    usual: type[CheckedMethod]
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__(config)
+        self._method = self._reader(config)(config)
+
+    @classmethod
+    def _reader(cls, config: Mapping[str, Any]) -> type[CheckedMethod]:
+        form = config.get("quant_method")
+        return next((method for method in cls.methods if form in method.formats), cls.usual)
+
+    @classmethod
+    def check(cls, config: Mapping[str, Any]) -> None:
+        cls._reader(config).check(config)
+
+    @classmethod
+    def settings_of(cls, folder: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
+        return cls._reader(config).settings_of(folder, config)
+
+    def scheme(self, layer: LinearLayer) -> LinearScheme | None:
+        return self._method.scheme(layer)
+
+    def decoded(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+        return self._method.decoded(tensors)
 
 
 def check_cache_scheme(scheme: Any) -> None:

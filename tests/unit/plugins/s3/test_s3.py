@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import threading
 from pathlib import Path
 
@@ -354,6 +355,17 @@ def test_a_listing_that_was_damaged(store):
     for text in ("{}", '{"bucket": "b", "prefix": "", "objects": {"a": 1}}', "x"):
         (folder / fetching.LISTING).write_text(text)
         assert fetching.LISTING in refused(load, RunaiStreamer(), folder)
+
+
+def test_a_listing_that_came_with_a_model_names_no_bucket(store, tmp_path):
+    """A copy of a fetched folder, or one whose listing was changed, is not asked for in the store."""
+    fetched = find(load_format="runai_streamer")
+    shutil.copytree(fetched, tmp_path / "model")
+    assert fetching.remote(fetched) is not None
+    assert fetching.remote(tmp_path / "model") is None
+    listing = fetched / fetching.LISTING
+    listing.write_text(listing.read_text().replace('"bucket"', '"x"', 1).replace('"x": "bucket"', '"bucket": "others"'))
+    assert fetching.remote(fetched) is None
 
 
 # ------------------------------------------------------------------------------------------------- one object

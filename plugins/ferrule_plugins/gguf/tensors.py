@@ -12,7 +12,7 @@ from ferrule.errors import CheckpointError
 from ferrule_plugins.gguf.blocks import decode, map_file, stored, widen
 from ferrule_plugins.gguf.names import Names, Target
 from ferrule_plugins.gguf.reader import FLOATS, GgufModel, TensorInfo
-from ferrule_plugins.load_format.shards import give_back
+from ferrule_plugins.heap import give_back
 
 _TRIMMED_BYTES = 8 << 20  # from one request to give memory back to the next
 HEAD, TABLE = "lm_head", "embed_tokens"

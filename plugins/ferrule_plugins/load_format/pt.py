@@ -1,7 +1,7 @@
 """`pt`: PyTorch's own format (.bin, .pt), one file or shards with an index.
 
 These files are pickles. They are read with the restricted unpickler only, which builds tensors and plain containers and
-calls nothing else; a file that asks for more is refused, and there is no second try without the restriction. Files of
+calls nothing else; a file that asks for more is refused, and is never read without the restriction. Files of
 HQQ have dictionaries of tensors: see `ferrule_plugins.quantization.hqq_file`.
 """
 

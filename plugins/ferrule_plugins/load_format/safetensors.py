@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
 
 _MAX_HEADER = 100 << 20
-_METADATA = "__metadata__"  # a key of the header that is no tensor's
+_METADATA = "__metadata__"  # a key of the header that does not name a tensor
 _MAPPED_BYTES = 64 << 20
 _MAX_DIMENSIONS = 64  # as torch has it
 _BITS = {

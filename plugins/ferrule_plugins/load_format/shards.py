@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import sys
 import time
 from collections import Counter
@@ -151,10 +150,3 @@ def progress(options: Mapping[str, Any], total: int) -> Iterator[Any]:
     hidden = not options.get("use_tqdm_on_load", True)
     with tqdm(total=total, unit="B", unit_scale=True, desc="Loading weights", disable=hidden) as bar:
         yield bar
-
-
-def give_back() -> None:
-    """Return freed memory to the system: glibc keeps it otherwise, and decoded tensors are of many sizes."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)

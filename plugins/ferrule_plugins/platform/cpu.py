@@ -7,7 +7,6 @@ emulated half precision is slower than float32. A type that is named is used as 
 
 from __future__ import annotations
 
-import ctypes
 import os
 import platform
 from collections.abc import Callable, Mapping
@@ -20,6 +19,7 @@ from ferrule.config import CacheConfig, ModelConfig, Resolved, SchedulerConfig
 from ferrule.errors import ConfigError
 from ferrule.interfaces.platform import DeviceCaps, DeviceMemory, Execution, Platform
 from ferrule.log import Log
+from ferrule_plugins.heap import give_back
 
 _log = Log("platform")
 _X86 = frozenset(
@@ -53,10 +53,7 @@ class CpuMemory(DeviceMemory):
         return wanted
 
     def trim(self) -> None:
-        """glibc keeps what is freed, unless it is asked; others give it back by themselves, or have no way to ask."""
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-        if trim is not None:
-            trim(0)
+        give_back()
 
 
 class CpuExecution(Execution):

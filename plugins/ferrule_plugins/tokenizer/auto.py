@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ import msgspec
 from ferrule.errors import CheckpointError, RequestError
 from ferrule.frontend.text.detokenize import decode
 from ferrule.interfaces.tokenizer import Tokenizer, TokenizerSource
+from ferrule_plugins.heap import give_back
 from ferrule_plugins.tokenizer import kimi, mistral, sentencepiece
 from ferrule_plugins.tokenizer.files import (
     added_tokens,
@@ -183,7 +183,7 @@ def _load(file: Path) -> tuple[Any, Mapping[str, Any] | None]:
         core.no_padding()
         decoder = stated.decoder
         del content, stated
-        _trim()
+        give_back()  # what parsing took: 50 MB for a vocabulary of 150,000
     except OSError as error:
         raise CheckpointError(f"{file} cannot be read: {error.strerror}.") from None
     except CheckpointError:
@@ -205,13 +205,6 @@ def _check_merges(model: _Model | None) -> None:
         second = merge[1] if isinstance(merge, tuple) else merge.partition(" ")[2]
         if not second.startswith(prefix):
             raise ValueError(f"a merge with {second!r:.80}, which does not begin with {prefix!r:.80}")
-
-
-def _trim() -> None:
-    """Give back what parsing took: 50 MB for a vocabulary of 150,000. glibc would keep it."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
 
 
 def _add_tokens(core: Any, settings: Mapping[str, Any], specials: Sequence[str], file: Path) -> None:

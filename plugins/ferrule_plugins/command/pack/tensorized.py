@@ -46,7 +46,7 @@ class Key:
         return cls(file, secrets.token_bytes(crypt.KEY_BYTES) if new else crypt.read_key(file), new)
 
     def save(self) -> None:
-        """Write a new key to its file, which nobody else may read. Raises ConfigError."""
+        """Write a new key to a file that only its owner can read. Raises ConfigError."""
         if not self.new:
             return
         try:

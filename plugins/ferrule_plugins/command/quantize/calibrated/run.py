@@ -184,7 +184,7 @@ def _lost(weight: torch.Tensor, restored: torch.Tensor, inputs: Inputs) -> float
 
 @contextmanager
 def _told(total: int) -> Iterator[Any]:
-    """What is told of layers: a bar on a terminal, else a line of the log for each."""
+    """Progress by layers: a bar on a terminal, otherwise a log line for each layer."""
     from tqdm import tqdm
 
     if not sys.stderr.isatty():

@@ -111,8 +111,8 @@ def known_options(options: Mapping[str, Any], *names: str) -> dict[str, Any]:
 class _Told:
     """Progress where there is no terminal: a line of the log, now and then, and one at the end of what took long."""
 
-    def __init__(self, total: int) -> None:
-        self._total, self._done, self._said = total, 0, -1
+    def __init__(self, total: int, what: str) -> None:
+        self._total, self._done, self._said, self._what = total, 0, -1, what
         self._start = self._last = time.monotonic()
 
     def update(self, count: int) -> None:
@@ -131,22 +131,22 @@ class _Told:
     def _tell(self, now: float) -> None:
         self._said = self._done
         rate = self._done / max(now - self._start, 1e-9) / 2**20
-        _log.info("loading weights", done=f"{self._done / max(1, self._total):.0%}", rate=f"{rate:.0f} MiB/s")
+        _log.info(self._what, done=f"{self._done / max(1, self._total):.0%}", rate=f"{rate:.0f} MiB/s")
 
 
 @contextmanager
-def progress(options: Mapping[str, Any], total: int) -> Iterator[Any]:
-    """What is told of `total` bytes as they come, with `update`: a bar on a terminal, else lines in the log.
+def progress(options: Mapping[str, Any], total: int, what: str = "loading weights") -> Iterator[Any]:
+    """Progress over `total` bytes, counted by `update`: a bar on a terminal, else lines in the log, with `what` is done.
 
     ``--no-use-tqdm-on-load`` turns the bar off, and not the lines.
     """
     from tqdm import tqdm
 
     if not sys.stderr.isatty():
-        told = _Told(total)
+        told = _Told(total, what)
         yield told
         told.end()
         return
     hidden = not options.get("use_tqdm_on_load", True)
-    with tqdm(total=total, unit="B", unit_scale=True, desc="Loading weights", disable=hidden) as bar:
+    with tqdm(total=total, unit="B", unit_scale=True, desc=what.capitalize(), disable=hidden) as bar:
         yield bar

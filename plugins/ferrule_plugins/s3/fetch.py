@@ -22,11 +22,14 @@ from typing import Any
 
 from ferrule.env import caches
 from ferrule.errors import CheckpointError
+from ferrule.log import Log
 from ferrule.small_files import read_json
+from ferrule_plugins.load_format.shards import progress
 from ferrule_plugins.s3.store import Access, Object, Place, Store, is_relative, place, refusal
 
 LISTING = ".ferrule-s3.json"  # in each folder: what the bucket has, downloaded or not
 _LOCK = ".ferrule-s3.lock"
+_log = Log("hub")
 _BLOCK = 1 << 20  # bytes
 _FILES = 4  # that are downloaded at a time
 _TRIES = 3
@@ -72,7 +75,11 @@ def _folder(at: Place, objects: Mapping[str, Object], root: Path | None) -> Path
 def _locked(folder: Path) -> Iterator[None]:
     """One process at a time writes to a folder; others wait."""
     with (folder / _LOCK).open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            _log.info("waiting for another process that fetches the same files", folder=str(folder))
+            fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
@@ -138,8 +145,8 @@ def _link_known(folder: Path, objects: Mapping[str, Object], names: Iterable[str
 
 
 def _download_all(store: Store, objects: Mapping[str, Object], names: list[str], folder: Path) -> None:
-    from tqdm import tqdm
-
+    if not names:
+        return
     total = sum(objects[name].size for name in names)
     free = shutil.disk_usage(folder).free
     if total + _SPARE > free:
@@ -147,8 +154,7 @@ def _download_all(store: Store, objects: Mapping[str, Object], names: list[str],
             f"{store.at} has {total / 1e9:.2f} GB to download, and {folder} {free / 1e9:.2f} GB of free space.",
             "--download-dir names another folder.",
         )
-    bar = tqdm(total=total, unit="B", unit_scale=True, desc=f"Fetching {store.at}", disable=None if names else True)
-    with bar, ThreadPoolExecutor(_FILES) as pool:
+    with progress({}, total, "fetching weights") as bar, ThreadPoolExecutor(_FILES) as pool:
         running = [pool.submit(_download, store, name, objects[name], folder / name, bar) for name in names]
         try:
             for each in running:

@@ -97,7 +97,7 @@ def write(
     }
     writer = _opened(file, metadata, plan)
     old = sum(tensor.nbytes for tensor in tensors.values())
-    with progress({}, new) as bar:
+    with progress({}, new, "quantizing") as bar:
         for name, each in plan.items():
             whole = model.added[name] if name in model.added else model.joined(name)
             check_finite(source, name, whole)

@@ -108,7 +108,7 @@ def write(source: Path, folder: Path, target: Target, ignore: tuple[str, ...] = 
         raise ConfigError(f"{folder.parent} has {free / 1e9:.2f} GB of free space; {new / 1e9:.2f} GB are needed.")
     copy_others(source, folder)
     old = sum(sum(tensors.values()) for tensors in sizes.values())
-    with progress({}, old) as bar:
+    with progress({}, old, "quantizing") as bar:
         for file in files:
             with (folder / file.name).open("wb") as stream:
                 write_header(stream, results[file])

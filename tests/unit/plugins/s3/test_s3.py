@@ -1,9 +1,12 @@
 """Models of an S3 store: a fake one on loopback, which can misbehave."""
 
+import fcntl
 import json
 import os
 import shutil
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -355,6 +358,19 @@ def test_a_listing_that_was_damaged(store):
     for text in ("{}", '{"bucket": "b", "prefix": "", "objects": {"a": 1}}', "x"):
         (folder / fetching.LISTING).write_text(text)
         assert fetching.LISTING in refused(load, RunaiStreamer(), folder)
+
+
+def test_two_that_fetch_the_same_wait_for_each_other(store, caplog):
+    caplog.set_level("INFO")
+    folder = find()
+    with (folder / ".ferrule-s3.lock").open("w") as lock, ThreadPoolExecutor() as pool:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        second = pool.submit(find)
+        while "waiting for another process" not in caplog.text and not second.done():
+            time.sleep(0.01)
+        assert not second.done()
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        assert second.result() == folder
 
 
 def test_a_listing_that_came_with_a_model_names_no_bucket(store, tmp_path):

@@ -136,7 +136,7 @@ class _Told:
 
 @contextmanager
 def progress(options: Mapping[str, Any], total: int, what: str = "loading weights") -> Iterator[Any]:
-    """Progress over `total` bytes, counted by `update`: a bar on a terminal, else lines in the log, with `what` is done.
+    """Progress over `total` bytes, counted by `update`: a bar on a terminal, else lines in the log. `what` is done.
 
     ``--no-use-tqdm-on-load`` turns the bar off, and not the lines.
     """

@@ -30,8 +30,11 @@ def text_of(named: str) -> str | None:
     """The text of --evaluate; None where nothing is measured. Raises ConfigError."""
     if named in ("none", "builtin"):
         return _TEXT if named == "builtin" else None
+    file = Path(named).expanduser()
+    if file.exists() and not file.is_file():  # a device or a pipe might have no end
+        raise ConfigError(f"--evaluate {named} is not a file.")
     try:
-        text = Path(named).expanduser().read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--evaluate {named} cannot be read: {error}.") from None
     if not text.strip():

@@ -180,6 +180,7 @@ def changed(source: Path, folder: Path, values: dict[str, Any]) -> Path:
         ({}, ("--ignore", ".*"), "no linear layer"),
         ({}, ("--group-size", "24"), "groups of 24"),
         ({}, ("--evaluate", "/does/not/exist"), "cannot be read"),
+        ({}, ("--evaluate", "/dev/zero"), "is not a file"),
         ({}, ("--to", "int3"), "int3"),
         ({}, ("--skip-tokenizer",), "is for GGUF files"),
     ],

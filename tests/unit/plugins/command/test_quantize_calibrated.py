@@ -308,6 +308,12 @@ def test_texts_that_are_refused(name: str, content: str, told: str, gemma2: Path
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
+@pytest.mark.parametrize("place", ["/dev/zero", "."])
+def test_texts_are_in_a_file(place: str, gemma2: Path, tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match="is not a file"):
+        run(gemma2, tmp_path / "out", "gptq", Path(place))
+
+
 @pytest.mark.parametrize(
     ("to", "more", "told"),
     [

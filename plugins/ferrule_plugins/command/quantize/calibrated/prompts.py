@@ -35,6 +35,8 @@ class Prompts:
         self.named, self.most, self.length = named, most, length or _USUAL
         self._strict = length is not None
         path = Path(named).expanduser()
+        if named != "builtin" and path.exists() and not path.is_file():  # a device or a pipe might have no end
+            self._fail("is not a file")
         self._rows = path if named != "builtin" and path.suffix.lower() in _ROWS else None
         if self._rows is not None:
             self._text = ""

@@ -14,10 +14,23 @@ WAITING_TOKENS = 4  # and the tokens of their prompts
 LOAD = 5  # API process: requests with a body that it is serving
 CHECKED = 6  # API process: 1 once everything that it needs before weights are loaded is open
 
-_CELLS = 8
+# Of each API key, for the process that writes them: see `ferrule.callers`.
+MAX_CALLERS = 1024
+OPEN = 0  # requests in progress
+SPENT_IN = 1  # number of the minute
+SPENT = 2  # and the tokens that were used in it
+
+_FIRST_CALLER = 8
+_PER_CALLER = 3
+_CELLS = _FIRST_CALLER + _PER_CALLER * MAX_CALLERS
 _BYTES = 8 * _CELLS
 ENGINE = 0  # row of the engine; API process i has row i + 1
 _POLL = 0.005  # seconds between two looks at a cell
+
+
+def caller_cell(number: int, which: int) -> int:
+    """The cell of a caller by its number, for OPEN, SPENT_IN or SPENT."""
+    return _FIRST_CALLER + _PER_CALLER * number + which
 
 
 class Board:
@@ -74,6 +87,9 @@ class Board:
 
     def get(self, cell: int, row: int = ENGINE) -> float:
         return self._cells[row * _CELLS + cell]
+
+    def mine(self, cell: int) -> float:
+        return self.get(cell, self.row)
 
     def total(self, cell: int) -> int:
         """The sum over all processes."""

@@ -70,8 +70,8 @@ class Prometheus(StatLogger):
     def _bounds(self, metric: catalog.Metric) -> Sequence[float]:
         return self._tokens if metric.buckets is catalog.TOKENS else metric.buckets
 
-    def _count(self, *key: str) -> None:
-        self._stores.own.cells(key, 1)[0] += 1
+    def _count(self, *key: str, value: float = 1) -> None:
+        self._stores.own.cells(key, 1)[0] += value
 
     # ---- what happens
 
@@ -102,6 +102,10 @@ class Prometheus(StatLogger):
         if stats.called_tools is not None:
             mode = "streaming" if stats.streamed else "non_streaming"
             self._count(catalog.TOOLS, mode, "tool_call" if stats.called_tools else "no_tool_call", "chat_completions")
+        if stats.key_name:
+            self._count(catalog.KEY_CHOICES, stats.key_name)
+            self._count(catalog.KEY_PROMPT, stats.key_name, value=stats.prompt_tokens)
+            self._count(catalog.KEY_GENERATION, stats.key_name, value=stats.generation_tokens)
         for metric in catalog.SERVED:
             if metric.choice is not None and (value := metric.choice(stats)) is not None:
                 self._by_name[metric.name].observe(value)

@@ -67,7 +67,10 @@ class Chooser:
         """
         if wanted is None:
             chosen = load_first(self._plugins, kind, order, refuses)
-            self.notes += [f"{kind} {name} refused: {reason}" for name, reason in chosen.refusals]
+            for name, reason in chosen.refusals:
+                self.notes.append(f"{kind} {name} refused: {reason}")
+                if reason.startswith("--"):  # what the user has set decides this, perhaps without wanting it
+                    _log.warning("%s %s is used in place of %s: %s", kind, chosen.name, name, reason)
             return chosen.name
         reason = refuses(self._plugins.load(kind, wanted))
         if reason is not None:

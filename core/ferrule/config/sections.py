@@ -108,6 +108,11 @@ class LoadConfig:
     download_dir: str | None = opt(None, "Folder for downloads. Default: the hub's cache.")
     model_loader_extra_config: dict[str, Any] = opt({}, "Options of the load format.", json=True)
     ignore_patterns: tuple[str, ...] = opt(("original/**/*",), "Files that are neither downloaded nor read.", nargs="+")
+    verify_weights: bool = opt(
+        False,
+        "Compare the model's files with their digests before they are loaded: those of a file SHA256SUMS in its "
+        "folder, or those that the Hugging Face cache names its files by.",
+    )
     use_tqdm_on_load: bool = opt(True, "Show a progress bar while loading.")
 
 

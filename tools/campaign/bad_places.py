@@ -61,7 +61,6 @@ _SITE = (
 _READ_ONLY = 'exec unshare -m sh -c "mount -o remount,ro,bind / && exec \\"\\$@\\"" sh "$@"'
 _FOREIGN = 'exec unshare --user --map-user=54321 --map-group=54321 "$@"'  # who owns nothing, and has no name
 _NO_SHM = 'exec unshare -m sh -c "mount -t tmpfs -o ro,size=4k none /dev/shm && exec \\"\\$@\\"" sh "$@"'
-_CACHE = str(Path("~/.cache").expanduser())  # where kernels have been compiled, if they were not installed
 
 PLACES = (
     Case("plain"),
@@ -81,8 +80,8 @@ PLACES = (
     Case("nofile-16", "ulimit -n", limits={resource.RLIMIT_NOFILE: 16}),
     Case("nofile-64", "", limits={resource.RLIMIT_NOFILE: 64}),
     Case("no-home", shell='unset HOME; exec "$@"'),
-    Case("home-nowhere", env={"HOME": "/nonexistent", "XDG_CACHE_HOME": _CACHE}, shell=_FOREIGN),
-    Case("foreign-uid", env={"XDG_CACHE_HOME": _CACHE}, shell=f"unset HOME USER LOGNAME; {_FOREIGN}"),
+    Case("home-nowhere", env={"HOME": "/proc/nowhere"}, shell=_FOREIGN),
+    Case("foreign-uid", shell=f"unset HOME USER LOGNAME; {_FOREIGN}"),
     Case("no-shm", shell=_NO_SHM),
     Case("read-only-root", "FERRULE_RPC_BASE_PATH", env={"TMPDIR": "/nonexistent"}, shell=_READ_ONLY),
     Case("read-only-root-tmpdir", env={"TMPDIR": "/dev/shm"}, shell=_READ_ONLY),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from ferrule.errors import ConfigError, FerruleError, PluginError, StartupError, nearest
@@ -127,7 +127,14 @@ class Plugins:
 
     def offers(self, kind: str, name: str) -> tuple[PluginRef, ...]:
         """Every reference of this kind and name, usable or not."""
-        return tuple(ref for ref in self.refs if ref.kind == kind and ref.name == name)
+        return self._by_id.get((kind, name), ())
+
+    @cached_property
+    def _by_id(self) -> dict[tuple[str, str], tuple[PluginRef, ...]]:
+        found: dict[tuple[str, str], list[PluginRef]] = {}
+        for ref in self.refs:
+            found.setdefault((ref.kind, ref.name), []).append(ref)
+        return {key: tuple(refs) for key, refs in found.items()}
 
     def find(self, kind: str, name: str) -> PluginRef:
         """The plugin that the name stands for. Raises PluginError when it is missing, denied, ambiguous …"""

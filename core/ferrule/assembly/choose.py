@@ -49,6 +49,7 @@ class Choice:
     method: QuantizationMethod | None
     load_options: Mapping[str, Any]  # of `WeightSource.tensors`
     cache_scales: CacheScales
+    load_timeout: float = 0.0  # seconds without a tensor after which loading is given up; 0: never
 
 
 class Chooser:
@@ -125,6 +126,7 @@ class Chooser:
             cache_scales=CacheScales.of(
                 config.model.quantization_param_path, config.cache.kv_cache_dtype, config.cache.calculate_kv_scales
             ),
+            load_timeout=config.load.load_timeout,
         )
 
     def attention(self, config: Resolved, choice: Choice, model: Model) -> tuple[str, AttentionBackend]:

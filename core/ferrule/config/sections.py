@@ -60,6 +60,7 @@ class ModelConfig:
         None,
         "Longest prompt plus output, in tokens. Default: the model's own limit, or what the KV cache has room for.",
         ge=1,
+        le=1 << 27,
         human=True,
         opens=("auto", "-1"),
         common=True,
@@ -113,6 +114,12 @@ class LoadConfig:
         "Compare the model's files with their digests before they are loaded: those of a file SHA256SUMS in its "
         "folder, or those that the Hugging Face cache names its files by.",
     )
+    load_timeout: float = opt(
+        0.0,
+        "Seconds without another tensor after which a start that loads weights gives up; 0: it waits, and says so.",
+        ge=0,
+        server=True,
+    )
     use_tqdm_on_load: bool = opt(True, "Show a progress bar while loading.")
 
 
@@ -125,7 +132,7 @@ class CacheConfig:
         0.9, "Share of device memory that this instance may use.", gt=0, le=1, aliases=("--device-memory-utilization",)
     )
     cpu_offload_gb: float = opt(0.0, "GiB of weights that stay with the host, from where the GPU reads them.", ge=0)
-    num_gpu_blocks_override: int | None = opt(None, "Exact number of cache blocks.", ge=1)
+    num_gpu_blocks_override: int | None = opt(None, "Exact number of cache blocks.", ge=1, le=2**31 - 2)
     enable_prefix_caching: bool = opt(True, "Reuse the cache of equal prompt beginnings.")
     cache_scope: str = opt(
         "global",
@@ -151,11 +158,12 @@ class CacheConfig:
 class SchedulerConfig:
     """Who runs in a step."""
 
-    max_num_seqs: int | None = opt(None, "Most requests that run at once. Default: 256.", ge=1, common=True)
+    max_num_seqs: int | None = opt(None, "Most requests that run at once. Default: 256.", ge=1, le=1 << 16, common=True)
     max_num_batched_tokens: int | None = opt(
         None,
         "Most tokens in one step. Default: 2048; without chunked prefill, max_model_len where that is more.",
         ge=1,
+        le=1 << 27,
         human=True,
     )
     enable_chunked_prefill: bool = opt(True, "Split long prompts over steps.", optional_value=True, opens=("None",))
@@ -387,6 +395,9 @@ class PluginConfig:
     )
     tool_parser_plugin: str = opt("", "Python file with tool parsers.", server=True)
     reasoning_parser_plugin: str = opt("", "Python file with reasoning parsers.")
+    plugin_import_timeout: float = opt(
+        300.0, "Seconds that the import of a plugin may take; 0: any number.", ge=0, server=True
+    )
     plugin_adapter: str = opt("", "Module for files written for others: ferrule_plugins.compat_vllm.", server=True)
 
 

@@ -21,6 +21,7 @@ from ferrule.plugin import Plugins
 from ferrule.wire.board import ENGINE, Board
 
 LENGTH_BYTES = 4  # of the number before a boot message, big-endian
+MAX_BOOT_BYTES = 256 << 20  # of a boot message; one of 50,000 plugins has 15 MiB
 
 _logger = log.get("launch")
 

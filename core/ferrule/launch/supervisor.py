@@ -185,7 +185,13 @@ class Supervisor:
 
 def private_dir(base: str | None) -> Path:
     """A new folder for the sockets of this run, mode 0700. Folders left by runs that were killed are removed."""
-    root = Path(base or tempfile.gettempdir())
+    try:
+        root = Path(base or tempfile.gettempdir())
+    except FileNotFoundError:
+        raise ConfigError(
+            "There is no folder for temporary files that can be written.",
+            "Set TMPDIR to one, or FERRULE_RPC_BASE_PATH to a folder for the sockets between processes.",
+        ) from None
     for stale in root.glob(f"{_PREFIX}[0-9]*-*"):
         owner = stale.name.split("-")[1]
         if owner.isdigit() and not _is_running(int(owner)):

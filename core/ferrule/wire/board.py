@@ -6,6 +6,8 @@ import mmap
 import threading
 from pathlib import Path
 
+from ferrule.waiting import waiting
+
 BEAT = 0  # monotonic seconds, one clock for the machine: when the process last showed that it is alive
 STALLED = 1  # engine: seconds for which work has waited without a step's end
 READY = 2  # API process: 1 once it could serve
@@ -64,9 +66,10 @@ class Board:
     def wait_checked(self, stopping: threading.Event) -> bool:
         """Wait until every API process has put CHECKED: weights may be loaded. False when `stopping` came first."""
         processes = max(self.rows - 1, 1)  # without a file, the engine's process has the API in it
-        while self.total(CHECKED) < processes:
-            if stopping.wait(_POLL):
-                return False
+        with waiting("the API processes, which open what they need"):
+            while self.total(CHECKED) < processes:
+                if stopping.wait(_POLL):
+                    return False
         return True
 
     @property

@@ -52,9 +52,11 @@ class ServeCommand(Command):
         from ferrule.hooks import open_hooks
         from ferrule.launch.localise import localise
         from ferrule.launch.prepare import prepare
+        from ferrule.launch.resources import check_limits
         from ferrule.launch.supervisor import Supervisor
         from ferrule_plugins.command.listen import listening
 
+        check_limits()
         config, chosen = prepare(with_model(parsed.config), parsed.notices, plugins, "launch")
         with listening(config.frontend) as listeners:
             config = localise(config, chosen)

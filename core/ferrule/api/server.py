@@ -33,6 +33,7 @@ Connect = Callable[[], Awaitable[Service]]
 _WATCH_SECONDS = 0.2  # between two looks at the engine's health
 _LAST_WORDS = 1.0  # seconds that a dead server answers 503 before it goes
 _FLUSH = 3.0  # seconds to send the last errors and to close connections
+_SHORT_FLUSH = 1.0  # the same after a second signal
 
 _logger = log.get("api")
 
@@ -57,7 +58,8 @@ def open_front(config: Config, plugins: Plugins, board: Board | None = None, hoo
 
 
 async def serve(config: Config, front: Front, listener: socket.socket, connect: Connect) -> int:
-    """Serve until a signal or the engine's death; return the process's exit status, 0 only for a clean end.
+    """Serve until a signal or the engine's death; return the process's exit status: 0 for a clean end, 1 after a death,
+    128 + the signal when it came before the engine was ready, or a second one cut the drain short.
 
     `connect` is awaited once, while the server already answers 503 "starting"; it returns the service when the
     engine is ready, and raises StartupError or EngineDead when that will never be. Raises what `connect` raised as
@@ -80,15 +82,17 @@ async def serve(config: Config, front: Front, listener: socket.socket, connect: 
                 await _drain(config, lifecycle, stop)
         lifecycle.cut(UnavailableError("The server is shutting down."))
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(lifecycle.quiet(), _FLUSH)
+            await asyncio.wait_for(lifecycle.quiet(), _SHORT_FLUSH if stop.insisted.is_set() else _FLUSH)
     finally:
         for task in (*beside, opening):
             task.cancel()
-        server.should_exit = True
+        server.should_exit, server.force_exit = True, stop.insisted.is_set()
         await running
     if opening.done() and not opening.cancelled() and isinstance(opening.exception(), StartupError):
         opening.result()
-    return 1 if lifecycle.state == DEAD else 0
+    if lifecycle.state == DEAD:
+        return 1
+    return 0 if lifecycle.live.attached and not stop.insisted.is_set() else 128 + stop.number
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -102,21 +106,23 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 class Stop:
-    """SIGTERM or SIGINT: the first asks, the second insists."""
+    """SIGTERM, SIGINT or SIGQUIT: the first asks, the second insists."""
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()
         self.insisted = asyncio.Event()
+        self.number = 0  # of the last signal
 
-    def signal(self) -> None:
+    def signal(self, number: int) -> None:
+        self.number = number
         (self.insisted if self.asked.is_set() else self.asked).set()
 
     @contextlib.contextmanager
     def on_signals(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
-        numbers = (signal.SIGTERM, signal.SIGINT)
+        numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
         for number in numbers:
-            loop.add_signal_handler(number, self.signal)
+            loop.add_signal_handler(number, self.signal, number)
         try:
             yield
         finally:

@@ -36,13 +36,13 @@ _logger = log.get("api")
 
 def run_api(boot: Boot, hooks: HookRunner) -> int:
     """Serve until the supervisor says stop or the engine dies. Returns the exit status."""
-    os.set_inheritable(boot.alive_fd, False)
     os.set_inheritable(boot.listen_fd, False)
     listener = socket.socket(fileno=boot.listen_fd)
 
     async def main() -> int:
-        watchdog = boot.config.parallel.watchdog_timeout
-        client = ProcessClient(Path(boot.socket_path), boot.alive_fd, boot.board(), watchdog)
+        parallel = boot.config.parallel
+        restarts = parallel.engine_restarts > 0
+        client = ProcessClient(Path(boot.socket_path), boot.board(), parallel.watchdog_timeout, restarts)
         return await _serve(boot.config, boot.plugins, hooks, listener, client)
 
     return _run(main())

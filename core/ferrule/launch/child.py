@@ -74,8 +74,7 @@ def main(argv: list[str]) -> int:
 
 def report(error: BaseException) -> None:
     """Print a start-up error as one block."""
-    log.flush()
-    print(f"\nferrule: {error}\n", file=sys.stderr, flush=True)
+    log.last_words(f"\nferrule: {error}\n\n")
 
 
 if __name__ == "__main__":

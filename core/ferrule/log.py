@@ -85,8 +85,13 @@ def setup(level: str, process: str = "", stream: TextIO | None = None, prefix: s
     sink = _Sink(sys.stderr if stream is None else stream)
     sink.setFormatter(_Lines(process, prefix))
     root.addHandler(sink)
-    logging.getLogger(_ROOT).setLevel(level.upper())
+    set_level(level)
     atexit.register(sink.close)
+
+
+def set_level(level: str) -> None:
+    """Of Ferrule's own records, from now on."""
+    logging.getLogger(_ROOT).setLevel(level.upper())
 
 
 def setup_from(path: str) -> None:
@@ -126,7 +131,7 @@ def flush(timeout: float = _FLUSH_SECONDS) -> None:
 
 
 def last_words(text: str, timeout: float = 1.0) -> None:
-    """Write to stderr what a process says before it exits; a pipe that is not read holds it up for `timeout` seconds."""
+    """Write to stderr what a process says before it exits. A pipe that nobody reads takes `timeout` seconds of it."""
 
     def write() -> None:
         data = text.encode("utf-8", "backslashreplace")

@@ -10,7 +10,7 @@ import signal
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import uvicorn
@@ -21,6 +21,7 @@ from ferrule.api import tls
 from ferrule.api.app import build_app
 from ferrule.api.lifecycle import DEAD, Lifecycle
 from ferrule.api.protocol import protocol_class
+from ferrule.api.reload import Reloads
 from ferrule.config import Config
 from ferrule.errors import FerruleError, StartupError, UnavailableError
 from ferrule.hooks import HookRunner
@@ -45,6 +46,7 @@ class Front:
     lifecycle: Lifecycle
     app: ASGIApp
     context: ssl.SSLContext | None
+    reloads: Reloads = field(default_factory=Reloads)
 
 
 def open_front(config: Config, plugins: Plugins, board: Board | None = None, hooks: HookRunner | None = None) -> Front:
@@ -53,17 +55,27 @@ def open_front(config: Config, plugins: Plugins, board: Board | None = None, hoo
     Raises ConfigError, and PluginError for routers that cannot be served.
     """
     lifecycle = Lifecycle(board)
-    app = build_app(config, plugins, lifecycle, hooks)
-    return Front(lifecycle, app, tls.context_of(config.frontend))
+    reloads = Reloads()
+    app = build_app(config, plugins, lifecycle, hooks, reloads)
+    if context := tls.context_of(config.frontend):
+        reloads.add("certificates", lambda _: tls.reload(context, config.frontend))
+    reloads.add("log levels of HTTP", set_levels)
+    return Front(lifecycle, app, context, reloads)
 
 
-async def serve(config: Config, front: Front, listener: socket.socket, connect: Connect) -> int:
+async def serve(
+    config: Config,
+    front: Front,
+    listener: socket.socket,
+    connect: Connect,
+    reread: Callable[[], Config] | None = None,
+) -> int:
     """Serve until a signal or the engine's death; return the process's exit status: 0 for a clean end, 1 after a death,
     128 + the signal when it came before the engine was ready, or a second one cut the drain short.
 
     `connect` is awaited once, while the server already answers 503 "starting"; it returns the service when the
     engine is ready, and raises StartupError or EngineDead when that will never be. Raises what `connect` raised as
-    StartupError.
+    StartupError. `reread` reads the configuration at SIGHUP; None: that signal keeps its meaning.
     """
     lifecycle, context = front.lifecycle, front.context
     server = _Server(_uvicorn_config(config, front.app), context, config.limits.header_timeout)
@@ -74,7 +86,7 @@ async def serve(config: Config, front: Front, listener: socket.socket, connect: 
     if context and config.frontend.enable_ssl_refresh:
         beside.append(asyncio.create_task(tls.refresh(context, config.frontend)))
     try:
-        with stop.on_signals():
+        with stop.on_signals(), front.reloads.on_hangup(reread) if reread else contextlib.nullcontext():
             await _first(stop.asked.wait(), lifecycle.died.wait(), asyncio.shield(running))
             if lifecycle.state == DEAD:
                 await _after_death(config, stop)
@@ -150,11 +162,16 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _uvicorn_config(config: Config, app: Callable[..., Any]) -> uvicorn.Config:
-    front, limits = config.frontend, config.limits
-    level = logging.getLevelNamesMapping().get(front.uvicorn_log_level.upper(), 5)  # 5: uvicorn's trace
+def set_levels(config: Config) -> None:
+    """Set what the HTTP server logs, where there is no file that says so."""
+    level = logging.getLevelNamesMapping().get(config.frontend.uvicorn_log_level.upper(), 5)  # 5: uvicorn's trace
     for name in () if config.observability.log_config_file else ("uvicorn.error", "ferrule.access"):
         logging.getLogger(name).setLevel(level)
+
+
+def _uvicorn_config(config: Config, app: Callable[..., Any]) -> uvicorn.Config:
+    limits = config.limits
+    set_levels(config)
     return uvicorn.Config(
         app,
         http=protocol_class(limits),

@@ -95,7 +95,7 @@ class DemuxClient(EngineClient):
     """Subclasses carry messages: `_post` sends one, and they call `_dispatch` with what comes back.
 
     `watchdog` is the time in seconds after which an engine that makes no progress is ended. With `restarts` another
-    engine may follow one that has died (`lose`): requests that it has said nothing of are then submitted to the next one,
+    engine may follow one that has died (`lose`): requests that it has said nothing of are then submitted to the next,
     once. One that is itself the cause cannot take down engine after engine.
     """
 

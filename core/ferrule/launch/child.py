@@ -48,7 +48,8 @@ def main(argv: list[str]) -> int:
     stream = os.fdopen(os.dup(0), "rb", buffering=0)
     boot = read_boot(stream)
     die_with_parent(stream)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher's word counts, not the terminal's
+    for number in (signal.SIGINT, signal.SIGHUP):  # the launcher's word counts, not the terminal's
+        signal.signal(number, signal.SIG_IGN)
     hooks, status = HookRunner(), 1
     try:
         open_log(boot.config, boot.name if boot.config.frontend.api_server_count > 1 else argv[0])

@@ -18,7 +18,10 @@ from types import FrameType
 from ferrule import log
 from ferrule.assembly.engine import build_engine, open_executor
 from ferrule.engine.loop import EngineLoop
+from ferrule.errors import FerruleError
+from ferrule.launch.prepare import reload_log
 from ferrule.launch.process import Boot
+from ferrule.launch.reload import told
 from ferrule.wire.board import BEAT, STALLED, Board
 from ferrule.wire.engine_socket import EngineSocket
 from ferrule.wire.messages import Ready
@@ -45,7 +48,12 @@ def run_engine(boot: Boot) -> int:
         if not serving.is_set():
             raise _Stopped
 
+    def on_sighup(signum: int, frame: FrameType | None) -> None:
+        # on a thread: this one may be in the middle of writing to the log
+        threading.Thread(target=_reload_log, args=(Path(boot.socket_path).parent,), name="reload").start()
+
     signal.signal(signal.SIGTERM, on_sigterm)
+    signal.signal(signal.SIGHUP, on_sighup)
     socket = EngineSocket(Path(boot.socket_path))
     board = boot.board()
     executor = open_executor(boot.config, boot.plugins)
@@ -68,6 +76,13 @@ def run_engine(boot: Boot) -> int:
     engine.executor.shutdown()
     socket.close()
     return 0
+
+
+def _reload_log(folder: Path) -> None:
+    try:
+        reload_log(told(folder))
+    except (FerruleError, OSError, ValueError) as error:
+        _logger.error("SIGHUP: the engine's log stays as it was: %s", error)
 
 
 def _stacks() -> str:

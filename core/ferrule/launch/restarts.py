@@ -9,8 +9,8 @@ _LONGEST_PAUSE = 60  # seconds
 class Restarts:
     """At most `most` restarts in a row, each after a pause twice as long as the one before: 1, 2, 4 … 60 seconds.
 
-    An engine that never served is not started again before the first one that did: what kept it from starting, such as a
-    damaged checkpoint, is still there.
+    Before one has served, none is started again: what kept it from starting, such as a damaged checkpoint, is still
+    there.
     """
 
     def __init__(self, most: int) -> None:

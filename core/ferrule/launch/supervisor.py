@@ -25,7 +25,9 @@ from ferrule import log
 from ferrule.config import Resolved
 from ferrule.errors import ConfigError
 from ferrule.launch.group import kill_group
+from ferrule.launch.prepare import reload_log
 from ferrule.launch.process import Boot, Child
+from ferrule.launch.reload import Reloader, tell
 from ferrule.launch.restarts import Restarts
 from ferrule.plugin import Plugins
 from ferrule.wire import lifeline
@@ -34,7 +36,7 @@ from ferrule.wire.board import BEAT, ENGINE_NUMBER, Board
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 
 _GRACE = 8.0  # seconds that children have to exit before they are killed
-_SHORT_GRACE = 2.0  # the same after a second signal
+_SHORT_GRACE = 2.0  # the same after a second signal, and before there was anything to lose
 _TICK = 1.0  # seconds between two checks of the heartbeats
 _PREFIX = "ferrule-"
 
@@ -54,6 +56,11 @@ def how(status: int) -> str:
         return f"status={status}"
     told = f": {_SIGNALS[named]}" if named in _SIGNALS else ""
     return f"status={status} ({named}{told})"
+
+
+def _as_asked(status: int) -> bool:
+    """Whether a process that was asked to stop has: it may not yet have known what to do at that signal."""
+    return status in (0, -signal.SIGTERM) or status > 128
 
 
 def process_table(config: Resolved, plugins: Plugins, run_dir: Path, listen_fds: Sequence[int]) -> list[Boot]:
@@ -79,8 +86,15 @@ def start_engine(spec: Boot) -> Child:
 class Supervisor:
     """Starts the processes of the table and waits until all have ended. `run` is called on the main thread, once."""
 
-    def __init__(self, config: Resolved, plugins: Plugins, listeners: Sequence[socket.socket]) -> None:
+    def __init__(
+        self,
+        config: Resolved,
+        plugins: Plugins,
+        listeners: Sequence[socket.socket],
+        reloader: Reloader,
+    ) -> None:
         self._config = config
+        self._reloader = reloader
         self._plugins = plugins
         self._listeners = listeners
         self._events: queue.SimpleQueue[tuple[Child | None, int]] = queue.SimpleQueue()
@@ -101,7 +115,7 @@ class Supervisor:
         when it was stopped before it was ready, or a second signal cut the drain short."""
         run_dir = private_dir(self._config.env.rpc_base_path)
         self._board = Board.create(run_dir / "board", self._config.frontend.api_server_count)
-        previous = {number: signal.signal(number, self._on_signal) for number in STOPS}
+        previous = {number: signal.signal(number, self._on_signal) for number in (*STOPS, signal.SIGHUP)}
         try:
             self._start(run_dir)
             self._watch()
@@ -136,7 +150,7 @@ class Supervisor:
         self._events.put((child, child.wait()))
 
     def _watch(self) -> None:
-        """Return when all processes must stop. The first signal makes the API processes drain, the second one ends it."""
+        """Return when all processes must stop. The first signal makes the API processes drain, the second ends that."""
         while self._deadline is None or time.monotonic() < self._deadline:
             try:
                 child, number = self._events.get(timeout=_TICK)
@@ -144,7 +158,9 @@ class Supervisor:
                 self._feel_pulses()
                 self._tick()
                 continue
-            if child is None:
+            if child is None and number == signal.SIGHUP:
+                self._reload()
+            elif child is None:
                 if self._asked:
                     _logger.warning("second signal, stopping now")
                     self._insisted = number
@@ -163,6 +179,22 @@ class Supervisor:
         for api in self._apis():
             api.terminate()
 
+    def _reload(self) -> None:
+        """Tell the processes that serve what has changed; an engine that is started later is given it then."""
+        if self._asked:
+            return
+        try:
+            self._config = self._reloader.read(self._config)
+            reload_log(self._config)
+        except ConfigError as error:
+            _logger.error("SIGHUP: nothing is reloaded: %s", error)
+            return
+        self._first = replace(self._first, config=self._config)
+        tell(Path(self._first.socket_path).parent, self._config)
+        for row, child in enumerate(self._children):
+            if self._board.get(BEAT, row):  # it listens to the signal since before
+                child.terminate(signal.SIGHUP)
+
     def _apis(self) -> list[Child]:
         """The API processes that run."""
         return [child for child in self._children[1:] if child.poll() is None]
@@ -178,7 +210,7 @@ class Supervisor:
 
     def _api_ended(self, child: Child, status: int) -> bool:
         """Record that an API process has ended; True if all others must stop."""
-        expected = self._deadline is not None or (self._asked and (status == 0 or status > 128))
+        expected = self._deadline is not None or (self._asked and _as_asked(status))
         if not expected:
             self._fail(child, status)
         return not expected or not self._apis()
@@ -256,10 +288,11 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT):
             for child in self._children:
                 child.terminate(number)
-        deadline = time.monotonic() + (_SHORT_GRACE if self._insisted else _GRACE)
+        hurry = self._insisted or (self._asked and not self._was_ready)
+        deadline = time.monotonic() + (_SHORT_GRACE if hurry else _GRACE)
         for child in self._children:
             status = child.end(max(0.0, deadline - time.monotonic()))
-            if status not in (0, -signal.SIGKILL) and status < 128:
+            if status != -signal.SIGKILL and not _as_asked(status):
                 self._fail(child, status)
 
 

@@ -1,7 +1,7 @@
 """A process's lifeline: a named pipe that it alone keeps open to write, so that its readers see the process end.
 
-The launcher makes the pipe before it starts the process, and the process inherits the end to write. A reader may come at
-any time, also after the end: the pipe has then no writer, which reading tells.
+The launcher makes the pipe before it starts the process, and the process inherits the end to write. A reader may come
+at any time, also after the end: the pipe has then no writer, which reading tells.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from ferrule.types import EngineRequest, EngineStats, FinishReason, RequestDelta
 from ferrule.wire.board import BEAT, CHECKED, READY, STALLED, Board
 from ferrule.wire.messages import Call, CallReply, Cancel, Deltas, Fatal, FromEngine, Ready, Submit, ToEngine
 
+_LOST = "A message between the server's processes was lost; this request cannot be finished."
 _RESTARTING = "The engine has stopped and is being started again."
 _SILENCE = 10.0  # seconds without a heartbeat until the engine counts as stalled
 
@@ -207,6 +208,24 @@ class DemuxClient(EngineClient):
             if not reply.done():
                 reply.set_exception(error)
 
+    def _fail_all(self) -> None:
+        """A message was lost, and nobody knows whose: everything that waits ends with an error."""
+        _logger.error(
+            "a message between this process and the engine was lost: open requests end", open=len(self._streams)
+        )
+        streams, self._streams = self._streams, {}
+        self.cancel(list(streams))
+        for stream in streams.values():
+            stream.end(FinishReason.ERROR, _LOST)
+        for reply in self._calls.values():
+            if not reply.done():
+                reply.set_exception(RequestFailed(_LOST))
+
+    def probe(self) -> None:
+        """To be called every second: what waits must hear of a message that was lost, though nothing follows it."""
+        if not self._lost and self._dead is None and (self._streams or self._calls):
+            self._post(Call(0, "stats"))
+
     def _found(self, ready: Ready) -> None:
         """An engine has answered: the first one, or the one that follows one that died."""
         self.info, self.num_blocks = ready.info, ready.num_blocks
@@ -241,3 +260,5 @@ class DemuxClient(EngineClient):
             self._found(message)
         elif isinstance(message, Fatal):
             self.die(message.message)
+        else:
+            self._fail_all()

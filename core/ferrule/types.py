@@ -363,6 +363,7 @@ class EngineStats(Struct, frozen=True, kw_only=True, omit_defaults=True):
     corrupted_requests: int = 0  # ended by non-finite logits or an id out of range
     stalled_seconds: float = 0.0  # work exists, but no step has ended for this long
     sleep_level: int = 0  # 0: awake
+    restarts: int = 0  # engines that have died and were followed by another; counters go on over them
 
     @property
     def cache_usage(self) -> float:

@@ -25,6 +25,7 @@ from ferrule.api.lifecycle import ClientGone, Exchange, Lifecycle
 from ferrule.api.middleware import surround
 from ferrule.api.origin import Hosts, check_origin, host_of
 from ferrule.api.paths import Entry, PathTable, access_of
+from ferrule.api.reload import Reloads
 from ferrule.api.respond import Answer, Send
 from ferrule.api.routes import assemble
 from ferrule.callers import Caller
@@ -50,11 +51,20 @@ _logger = log.get("api")
 _access = log.get("access")
 
 
-def build_app(config: Config, plugins: Plugins, lifecycle: Lifecycle, hooks: HookRunner | None = None) -> ASGIApp:
+def build_app(
+    config: Config,
+    plugins: Plugins,
+    lifecycle: Lifecycle,
+    hooks: HookRunner | None = None,
+    reloads: Reloads | None = None,
+) -> ASGIApp:
     """The application with the routes of the chosen router plugins. Raises StartupError, PluginError."""
     context = RouterContext(config, plugins, lifecycle.service, lambda: lifecycle.load)
     inner, table = assemble(config, plugins, context)
     frame = Frame(config, lifecycle, inner, table, hooks or HookRunner())
+    if reloads is not None:
+        reloads.add("keys", frame.take_keys)
+        reloads.add("limits of bodies", frame.take_limits)
     return surround(frame, config.frontend)
 
 
@@ -73,6 +83,13 @@ class Frame:
         self._hooks = hooks
         self._front = config.frontend
         self._root = "/" + config.frontend.root_path.strip("/")
+
+    def take_keys(self, config: Config) -> None:
+        """Other keys from now on."""
+        self._keys = Keys.of(config)
+
+    def take_limits(self, config: Config) -> None:
+        self._config = config
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

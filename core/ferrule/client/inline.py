@@ -71,5 +71,5 @@ class InlineClient(DemuxClient):
 
     async def close(self) -> None:
         self._stop.set()
-        await asyncio.to_thread(self._thread.join, 10.0)
+        await asyncio.to_thread(self._thread.join, 10.0 if self._ready.is_set() else 1.0)  # loading does not look
         self.die("The engine client was closed.")

@@ -234,6 +234,9 @@ class ParallelConfig:
 
     distributed_executor_backend: str = opt("uni", "Executor plugin.", kind="executor", opens=("None",))
     watchdog_timeout: float = opt(120.0, "Seconds without progress, with work waiting, until the engine exits.", gt=0)
+    engine_restarts: int = opt(
+        0, "Times in a row that an engine that has died is started again; 0: the server exits.", ge=0, server=True
+    )
     worker_extension_cls: str = opt("", "Class (module.Class) whose methods collective_rpc may call on workers.")
 
 

@@ -7,7 +7,7 @@ import gc
 import os
 import socket
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,9 @@ from ferrule.interfaces.service import Service
 from ferrule.launch.check import open_api
 from ferrule.launch.engine_main import watch_progress
 from ferrule.launch.listen import exposure, reach
+from ferrule.launch.prepare import reload_log
 from ferrule.launch.process import Boot
+from ferrule.launch.reload import Reloader, told
 from ferrule.plugin import Plugins
 from ferrule.wire.board import BEAT, READY, Board
 
@@ -36,25 +38,27 @@ _logger = log.get("api")
 
 def run_api(boot: Boot, hooks: HookRunner) -> int:
     """Serve until the supervisor says stop or the engine dies. Returns the exit status."""
-    os.set_inheritable(boot.alive_fd, False)
     os.set_inheritable(boot.listen_fd, False)
     listener = socket.socket(fileno=boot.listen_fd)
 
     async def main() -> int:
-        watchdog = boot.config.parallel.watchdog_timeout
-        client = ProcessClient(Path(boot.socket_path), boot.alive_fd, boot.board(), watchdog)
-        return await _serve(boot.config, boot.plugins, hooks, listener, client)
+        parallel = boot.config.parallel
+        restarts = parallel.engine_restarts > 0
+        client = ProcessClient(Path(boot.socket_path), boot.board(), parallel.watchdog_timeout, restarts)
+        folder = Path(boot.socket_path).parent
+        return await _serve(boot.config, boot.plugins, hooks, listener, client, lambda: told(folder))
 
     return _run(main())
 
 
-def run_one_process(config: Resolved, plugins: Plugins, listener: socket.socket) -> int:
+def run_one_process(config: Resolved, plugins: Plugins, listener: socket.socket, reloader: Reloader) -> int:
     """`--disable-frontend-multiprocessing`: HTTP, engine and model in this process. Raises StartupError."""
     hooks = open_hooks(plugins)
     hooks.process_started("api-0", config)
 
     async def main() -> int:
-        return await _serve(config, plugins, hooks, listener, InlineClient(config, plugins, checked=False))
+        client = InlineClient(config, plugins, checked=False)
+        return await _serve(config, plugins, hooks, listener, client, lambda: reloader.read(config))
 
     status = 1
     try:
@@ -75,12 +79,14 @@ async def _serve(
     hooks: HookRunner,
     listener: socket.socket,
     client: ProcessClient | InlineClient,
+    reread: Callable[[], Resolved],
 ) -> int:
     board = client.board
 
     async with AsyncExitStack() as stack:
         stack.push_async_callback(client.close)
         front, inputs = open_api(config, plugins, board, hooks)  # while the engine imports its libraries
+        front.reloads.add("log", reload_log)
         client.begin_loading()
 
         async def connect() -> Service:
@@ -89,6 +95,7 @@ async def _serve(
                 watch_progress(client.loop, config.parallel.watchdog_timeout, board)
             service = build_service(config, plugins, client, hooks=hooks, inputs=inputs)
             stack.push_async_callback(service.close)
+            front.reloads.add("limits of requests", lambda new: service.take_limits(new.limits))
             service.start()
             gc.freeze()  # what is here now stays
             if board.leads:
@@ -100,7 +107,7 @@ async def _serve(
 
         beating = asyncio.create_task(_beat(board))
         stack.callback(beating.cancel)
-        return await serve(config, front, listener, connect)
+        return await serve(config, front, listener, connect, reread)
 
 
 async def _beat(board: Board) -> None:

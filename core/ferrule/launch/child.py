@@ -73,7 +73,8 @@ def main(argv: list[str]) -> int:
         report(error)
         return 1
     die_with_parent(stream)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher's word counts, not the terminal's
+    for number in (signal.SIGINT, signal.SIGHUP):  # the launcher's word counts, not the terminal's
+        signal.signal(number, signal.SIG_IGN)
     hooks, status = HookRunner(), 1
     try:
         open_log(boot.config, boot.name if boot.config.frontend.api_server_count > 1 else argv[0])
@@ -100,8 +101,7 @@ def main(argv: list[str]) -> int:
 
 def report(error: BaseException) -> None:
     """Print a start-up error as one block."""
-    log.flush()
-    print(f"\nferrule: {error}\n", file=sys.stderr, flush=True)
+    log.last_words(f"\nferrule: {error}\n\n")
 
 
 if __name__ == "__main__":

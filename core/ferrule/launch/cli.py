@@ -104,10 +104,12 @@ def _command(name: str, argv: list[str], plugins: Plugins) -> int:
 
 def _report(error: FerruleError, words: Sequence[str]) -> None:
     """One readable block on stderr; the traceback only with --debug."""
+    from ferrule import log
+
     if "--debug" in words:
         import traceback
 
         traceback.print_exception(error)
     command = words[0] if words and not words[0].startswith("-") else ""
     lines = "\n".join("  " + line for line in str(error).splitlines())
-    print(f"{f'ferrule {command}'.strip()}: error:\n{lines}", file=sys.stderr, flush=True)
+    log.last_words(f"{f'ferrule {command}'.strip()}: error:\n{lines}\n")

@@ -25,6 +25,17 @@ def open_log(config: Config, process: str) -> None:
         log.setup(observability.log_level, process, prefix=config.env.logging_prefix)
 
 
+def reload_log(config: Config) -> None:
+    """Take the level, or what the file of the log now says. Raises ConfigError."""
+    observability = config.observability
+    if not config.env.configure_logging:
+        return
+    if observability.log_config_file:
+        log.setup_from(observability.log_config_file)
+    else:
+        log.set_level(observability.log_level)
+
+
 def prepare(config: Config, notices: Sequence[str], plugins: Plugins, area: str) -> tuple[Resolved, Plugins]:
     """Set up the log, apply the plugin options, fill what is open, and check names.
 

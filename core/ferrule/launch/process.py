@@ -33,10 +33,10 @@ class Boot(msgspec.Struct, frozen=True, kw_only=True):
     role: str  # what `ferrule.launch.child` is called with
     config: Resolved
     plugins: Plugins
-    socket_path: str  # the engine's; the board is beside it
+    socket_path: str  # engine: its own; API: the first engine's. The board is beside it
     row: int = ENGINE  # on the board
     listen_fd: int = -1  # the HTTP socket, already bound
-    alive_fd: int = -1  # engine: its end of the pipe that tells that it lives; API: the other end
+    alive_fd: int = -1  # engine: its end of the lifeline
 
     @property
     def inherited(self) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ WAITING = 3  # API process: choices that wait for their first token
 WAITING_TOKENS = 4  # and the tokens of their prompts
 LOAD = 5  # API process: requests with a body that it is serving
 CHECKED = 6  # API process: 1 once everything that it needs before weights are loaded is open
+ENGINE_NUMBER = 7  # engine's row, by the launcher: restarts before the engine that runs; -1: none runs or will
 
 # Of each API key, for the process that writes them: see `ferrule.callers`.
 MAX_CALLERS = 1024
@@ -36,7 +37,8 @@ def caller_cell(number: int, which: int) -> int:
 
 
 class Board:
-    """A row of numbers for each process. A cell has one writer, its row's process; a reader sees whole values.
+    """A row of numbers for each process. A cell has one writer, its row's process; a reader sees whole values. The row
+    of an engine that has died is the launcher's, until the next one runs.
 
     `path` names the file, made by `Board.create`; without one the only row is this process's own, whatever it does.
     """
@@ -54,9 +56,14 @@ class Board:
 
     @classmethod
     def create(cls, path: Path, num_api: int) -> Board:
-        """For the launcher, which writes nothing."""
+        """For the launcher."""
         path.write_bytes(bytes(_BYTES * (1 + num_api)))
         return cls(path)
+
+    def engine_ended(self) -> None:
+        """For the launcher: an engine does not beat while it loads."""
+        for cell in (BEAT, STALLED):
+            self.put(cell, 0.0)
 
     @property
     def ready(self) -> bool:

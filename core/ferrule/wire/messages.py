@@ -28,7 +28,11 @@ class Call(Struct, frozen=True, tag=True):
     args: tuple[Any, ...] = ()
 
 
-ToEngine = Submit | Cancel | Call
+class Gap(Struct, frozen=True, tag=True):
+    """A message was lost: said by what receives from the other end, and by the engine to the client whose it was."""
+
+
+ToEngine = Submit | Cancel | Call | Gap
 
 
 class Ready(Struct, frozen=True, tag=True):
@@ -60,7 +64,7 @@ class Fatal(Struct, frozen=True, tag=True):
     message: str
 
 
-FromEngine = Ready | Deltas | CallReply | Fatal
+FromEngine = Ready | Deltas | CallReply | Fatal | Gap
 
 
 class Channel(Protocol):

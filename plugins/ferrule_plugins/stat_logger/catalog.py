@@ -171,6 +171,12 @@ ENGINE = (
         ),
         values=(),
     ),
+    Metric(
+        name="ferrule:engine_restarts_total",
+        kind="counter",
+        doc="Engines that have died and were started again (--engine-restarts).",
+        engine=lambda stats: {(): stats.restarts},
+    ),
     _engine("num_preemptions_total", "counter", "Preemptions of requests.", "preemptions"),
     _engine("prompt_tokens_total", "counter", "Prompt tokens of requests with a first token.", "prompt_tokens"),
     _engine(

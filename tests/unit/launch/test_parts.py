@@ -35,6 +35,7 @@ from ferrule.types import (
     TokenLogprobs,
     TokenSampling,
 )
+from ferrule.wire import lifeline
 from ferrule.wire.board import BEAT, ENGINE, READY, STALLED, WAITING, Board
 from ferrule.wire.engine_socket import EngineSocket
 from ferrule.wire.messages import Call, CallReply, Cancel, Deltas, Ready, Submit, ToEngine
@@ -157,8 +158,8 @@ async def test_calls_are_answered_by_number() -> None:
 async def test_client_and_engine_socket_talk_over_a_private_socket(tmp_path: Path) -> None:
     path = tmp_path / "engine.sock"
     engine = EngineSocket(path)
-    read, write = os.pipe()
-    client = ProcessClient(path, read)
+    alive = lifeline.hold(path)
+    client = ProcessClient(path)
     assert path.stat().st_mode & 0o077 == 0
     await asyncio.to_thread(engine.receive, 0.3)  # hello comes before the model is there, and is not answered
     assert client.health().state == "starting"
@@ -169,7 +170,7 @@ async def test_client_and_engine_socket_talk_over_a_private_socket(tmp_path: Pat
     deltas = [d async for d in client.generate(request("a"))]
     assert [token for d in deltas for token in d.token_ids] == [7, 8]
     await serving
-    os.close(write)  # the engine's end
+    os.close(alive)  # as when the engine's process ends
     async with asyncio.timeout(120):
         while client.health().state != "dead":
             await asyncio.sleep(0.02)
@@ -201,7 +202,7 @@ def test_foreign_frames_are_dropped(tmp_path: Path) -> None:
     peer.connect(f"ipc://{path}")
     for frame in (b"", b"\x80\x04\x95.", b"{}", os.urandom(64), msgspec.msgpack.encode({"type": "Exec", "code": "1"})):
         peer.send(frame)
-    peer.send(msgspec.msgpack.encode(Cancel(("a",))))
+    peer.send(msgspec.msgpack.encode((1, Cancel(("a",)))))
     messages: list[ToEngine] = []
     for _ in range(1200):
         messages += [message for _, message in engine.receive(0.1)]
@@ -311,8 +312,8 @@ async def test_an_engine_without_a_heartbeat_or_progress_is_stalled(
     engine.ready = Ready(INFO, 9)
     Board.create(tmp_path / "board", 1)
     beats, board = Board(tmp_path / "board", ENGINE), Board(tmp_path / "board", 1)
-    read, write = os.pipe()
-    client = ProcessClient(tmp_path / "engine.sock", read, board, 30.0)
+    alive = lifeline.hold(tmp_path / "engine.sock")
+    client = ProcessClient(tmp_path / "engine.sock", board, 30.0)
     serving = asyncio.create_task(asyncio.to_thread(_received, engine, Call))
     await asyncio.wait_for(client.wait_ready(), 120)
     now = 1000.0
@@ -333,7 +334,7 @@ async def test_an_engine_without_a_heartbeat_or_progress_is_stalled(
     assert client.health().state == "ready"
     await serving
     await client.close()
-    os.close(write)
+    os.close(alive)
     engine.close()
 
 

@@ -348,7 +348,8 @@ class EngineStats(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Gauges now, and counters since start (monotone)."""
 
     running: int = 0
-    waiting: int = 0
+    waiting: int = 0  # those that are paused included
+    paused: int = 0  # get no steps, because their output is not read
     blocks_total: int = 0
     blocks_used: int = 0  # held by live requests
     blocks_cached: int = 0  # free, but holding a reusable prefix

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from ferrule.client.demux import DemuxClient
+from ferrule.config import LimitsConfig
 from ferrule.wire.board import Board
 from ferrule.wire.engine_socket import ClientSocket
 from ferrule.wire.messages import Call, ToEngine
@@ -17,8 +18,15 @@ class ProcessClient(DemuxClient):
 
     remote = True
 
-    def __init__(self, path: Path, alive_fd: int, board: Board | None = None, watchdog: float = 120.0) -> None:
-        super().__init__(board, watchdog)
+    def __init__(
+        self,
+        path: Path,
+        alive_fd: int,
+        board: Board | None = None,
+        watchdog: float = 120.0,
+        max_buffered: int = LimitsConfig.max_buffered_bytes,
+    ) -> None:
+        super().__init__(board, watchdog, max_buffered)
         self._socket: ClientSocket | None = ClientSocket(path, b"api-%d" % self.board.row)
         self._alive_fd = alive_fd
         self._loop = asyncio.get_running_loop()

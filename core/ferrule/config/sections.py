@@ -384,6 +384,13 @@ class LimitsConfig:
     max_waiting_tokens: int = opt(
         8_000_000, "Most prompt tokens in the queue.", ge=1, human=True, aliases=("--max-num-queued-tokens",)
     )
+    max_buffered_bytes: int = opt(
+        512 << 20,
+        "Most memory, about, that an API process keeps for its clients: bodies, prompts in the queue, unread output.",
+        ge=1 << 20,
+        human=True,
+        server=True,
+    )
     max_connections: int = opt(4096, "Most open connections.", ge=1, server=True)
     header_timeout: float = opt(10.0, "Seconds to receive a request's headers.", gt=0, server=True)
     body_timeout: float = opt(30.0, "Seconds without progress while a body is received.", gt=0, server=True)

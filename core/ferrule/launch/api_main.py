@@ -41,8 +41,8 @@ def run_api(boot: Boot, hooks: HookRunner) -> int:
     listener = socket.socket(fileno=boot.listen_fd)
 
     async def main() -> int:
-        watchdog = boot.config.parallel.watchdog_timeout
-        client = ProcessClient(Path(boot.socket_path), boot.alive_fd, boot.board(), watchdog)
+        limits = boot.config.parallel.watchdog_timeout, boot.config.limits.max_buffered_bytes
+        client = ProcessClient(Path(boot.socket_path), boot.alive_fd, boot.board(), *limits)
         return await _serve(boot.config, boot.plugins, hooks, listener, client)
 
     return _run(main())

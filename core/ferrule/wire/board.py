@@ -13,6 +13,7 @@ WAITING = 3  # API process: choices that wait for their first token
 WAITING_TOKENS = 4  # and the tokens of their prompts
 LOAD = 5  # API process: requests with a body that it is serving
 CHECKED = 6  # API process: 1 once everything that it needs before weights are loaded is open
+BUFFERED = 7  # API process: bytes that it keeps for its clients
 
 _CELLS = 8
 _BYTES = 8 * _CELLS

@@ -208,7 +208,8 @@ class OutputStream(AsyncIterator[Output]):
         self._choices = choices
         self._left = len(choices)
         self._tasks = tasks  # the service's: they may outlive this stream by a step
-        self._arrived: asyncio.Queue[tuple[Choice, RequestDelta] | EngineDead] = asyncio.Queue()
+        # Bounded: what is not read waits in the streams, where the engine is told to pause.
+        self._arrived: asyncio.Queue[tuple[Choice, RequestDelta] | EngineDead] = asyncio.Queue(len(choices))
         self._closed = False
         self._single = streams[0] if len(streams) == 1 else None
         if self._single is None:
@@ -269,6 +270,8 @@ class OutputStream(AsyncIterator[Output]):
 
     def _finish(self, choice: Choice, delta: RequestDelta) -> None:
         self._left -= 1
+        if not self._left:
+            self._let_go()
         if delta.finish is not None:
             choice.last = delta
         if choice.last is not None:
@@ -291,11 +294,16 @@ class OutputStream(AsyncIterator[Output]):
                 if delta.finish is not None:
                     choice.last = delta
                 if not choice.done:
-                    self._arrived.put_nowait((choice, delta))
+                    await self._arrived.put((choice, delta))
         except EngineDead as error:
-            self._arrived.put_nowait(error)
+            await self._arrived.put(error)
         if choice.done:
             self._settle(choice)
+
+    def _let_go(self) -> None:
+        """Nobody reads any more: each task that waits for room gets it, and puts nothing after that."""
+        while not self._arrived.empty():
+            self._arrived.get_nowait()
 
     def _settle(self, choice: Choice) -> None:
         last = choice.last or RequestDelta(id=choice.id)
@@ -306,6 +314,7 @@ class OutputStream(AsyncIterator[Output]):
         if self._closed:
             return
         self._closed = True
+        self._let_go()
         running = [choice for choice in self._choices if not choice.done]
         if running:
             self._cancel([choice.id for choice in running], FinishReason.ABORT)

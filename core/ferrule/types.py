@@ -364,6 +364,7 @@ class EngineStats(Struct, frozen=True, kw_only=True, omit_defaults=True):
     corrupted_requests: int = 0  # ended by non-finite logits or an id out of range
     stalled_seconds: float = 0.0  # work exists, but no step has ended for this long
     sleep_level: int = 0  # 0: awake
+    buffered_bytes: int = 0  # that API processes keep for their clients; the engine does not know
 
     @property
     def cache_usage(self) -> float:

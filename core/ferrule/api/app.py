@@ -19,7 +19,8 @@ from starlette.types import ASGIApp
 
 from ferrule import log
 from ferrule.api.auth import Keys
-from ferrule.api.endpoints import GIVEN, Given
+from ferrule.api.budget import Budget, Claim
+from ferrule.api.endpoints import GIVEN, Given, reads_body
 from ferrule.api.intake import Intake, Message, Receive
 from ferrule.api.lifecycle import ClientGone, Exchange, Lifecycle
 from ferrule.api.middleware import surround
@@ -34,6 +35,7 @@ from ferrule.interfaces.http import SCOPE_KEY, Access, RequestInfo, RouterContex
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.stats import HttpStats
 from ferrule.schema import REQUEST_ID
+from ferrule.wire.buffers import Buffers
 
 _MAX_QUERY_FIELDS = 64
 _LINGER = (1.0, 8 << 20)  # seconds and bytes for the rest of a body that was refused
@@ -67,6 +69,8 @@ class Frame:
         self._table = table
         self._keys = Keys.of(config)
         self._hooks = hooks
+        self.buffers = Buffers(lifecycle.board, config.limits.max_buffered_bytes)
+        self._budget = Budget(self.buffers, self._keys.several)
         self._front = config.frontend
         self._root = "/" + config.frontend.root_path.strip("/")
 
@@ -77,14 +81,15 @@ class Frame:
             return
         start = time.monotonic()
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        intake = Intake(receive, headers, self._config.limits)
         close = scope.get("state", {}).get(CLOSE, lambda: None)
         template, status = "none", 499
-        with self._lifecycle.exchange() as exchange:
+        with self._lifecycle.exchange() as exchange, self._budget.claim(exchange.stop) as claim:
+            intake = Intake(receive, headers, self._config.limits, self._budget, claim)
             answer = Answer(send, scope["method"], exchange, close, self._front.sse_keepalive)
+            answer.share = claim.share
             request_id = self._request_id(headers, answer)
             try:
-                entry, params = self._admit(scope, headers)
+                entry, params = self._admit(scope, headers, claim)
                 if entry.body is not None:
                     self._lifecycle.work(exchange)
                 template = entry.path
@@ -118,7 +123,7 @@ class Frame:
             answer.extra.append(("x-request-id", given if REQUEST_ID.fullmatch(given) else request_id))
         return request_id
 
-    def _admit(self, scope: Scope, headers: dict[str, str]) -> tuple[Entry, dict[str, str]]:
+    def _admit(self, scope: Scope, headers: dict[str, str], claim: Claim) -> tuple[Entry, dict[str, str]]:
         """Auth comes before anything that tells what exists; only the public list is free."""
         path = (scope.get("raw_path") or scope["path"].encode()).partition(b"?")[0].decode("latin-1")
         if self._root != "/" and path.startswith(self._root + "/"):
@@ -128,6 +133,7 @@ class Frame:
         access = access_of(methods) if known is None else known.access
         if access is not Access.PUBLIC:
             self._authorise(scope, path, headers, access)
+            claim.key = hash(headers.get("authorization")) if self._keys.several else 0
         entry, params = self._table.find(scope["method"], path)
         if access is not Access.PUBLIC:
             self._lifecycle.admit(work=entry.body is not None)
@@ -150,11 +156,11 @@ class Frame:
             raise RequestError("The query string is malformed or has too many fields.") from None
         receive: Receive = intake.receive
         if entry.body is not None:
-            body, value = await exchange.run(intake.json())
-            self._check_fields(entry, value, answer)
+            given = Given(*await exchange.run(intake.json(reads_body(entry.endpoint))))
+            self._check_fields(entry, given.value, answer)
             self._lifecycle.admit(work=True)  # the body may have taken its time
-            receive = _given(body, exchange)
-            scope[GIVEN] = Given(body, value)
+            receive = _given(given.body, exchange)
+            scope[GIVEN] = given
             if "content-type" not in answer.info.headers:
                 scope["headers"] = [*scope["headers"], (b"content-type", b"application/json")]
         chosen = {"route": entry.route, "endpoint": entry.route.endpoint, "method": entry.method}

@@ -22,6 +22,7 @@ class Keys:
         digests = tuple(_digest(key.encode()) for key in keys if key)
         self._digests = {Access.KEY: digests, Access.ADMIN: (_digest(admin.encode()),) if admin else digests}
         self._separate = bool(admin)
+        self.several = len(set(digests)) > 1
 
     @classmethod
     def of(cls, config: Config) -> Keys:

@@ -372,6 +372,9 @@ class LimitsConfig:
     max_body_bytes: int = opt(32 << 20, "Largest request body.", ge=1, human=True, server=True)
     max_header_bytes: int = opt(64 << 10, "Largest header block.", ge=1024, human=True, server=True)
     max_json_depth: int = opt(64, "Deepest nesting of a JSON body.", ge=1, server=True)
+    max_json_values: int = opt(
+        1 << 20, "Most numbers in a JSON body. A string counts as four, a list or object as eight.", ge=1, server=True
+    )
     max_n: int = opt(128, "Most answers per prompt (n, best_of).", ge=1)
     max_prompts: int = opt(1024, "Most prompts in one request, and most n x prompts.", ge=1)
     max_stop_strings: int = opt(64, "Most stop strings.", ge=0)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from ferrule import log
-from ferrule.errors import EngineDead, RequestFailed
+from ferrule.errors import EngineDead, RequestFailed, UnavailableError
 from ferrule.frontend.admission.ledger import Account, Ledger
 from ferrule.frontend.output.answer_tokens import AnswerTokens, Token
 from ferrule.frontend.output.parse import ParseChain, join_events
@@ -148,9 +148,13 @@ class Choice:
             return output
         self._begun = True
         wanted = self.request.sampling.prompt_logprobs is not None
+        ids, self.request = (
+            self.request.prompt_ids,
+            replace(self.request, prompt_ids=()),
+        )  # told once
         return replace(
             output,
-            prompt_ids=self.request.prompt_ids,
+            prompt_ids=ids,
             prompt_text=self.prompt_text,
             prompt_logprobs=tuple(self._prompt_logprobs) if wanted else None,
         )
@@ -211,6 +215,8 @@ class OutputStream(AsyncIterator[Output]):
         # Bounded: what is not read waits in the streams, where the engine is told to pause.
         self._arrived: asyncio.Queue[tuple[Choice, RequestDelta] | EngineDead] = asyncio.Queue(len(choices))
         self._closed = False
+        self._kept = ledger.buffers.share()  # what a client gets as a whole is collected until then
+        self._whole = not all(choice.account.streamed for choice in choices)
         self._single = streams[0] if len(streams) == 1 else None
         if self._single is None:
             for choice, stream in zip(choices, streams, strict=True):
@@ -231,6 +237,7 @@ class OutputStream(AsyncIterator[Output]):
     async def aclose(self) -> None:
         """Cancel what still runs. Idempotent."""
         self._abort()
+        self._kept.close()
 
     def score(self, index: int) -> float:
         """Sum of a choice's logprobs so far."""
@@ -262,11 +269,19 @@ class OutputStream(AsyncIterator[Output]):
         if output is None:
             return None
         new = output.usage.completion_tokens - before
+        if self._whole:
+            self._keep(output)
         if new:
             self._ledger.tokens(choice.account, new, output.usage.cached_tokens)
         if choice.done:
             self._finish(choice, delta)
         return output
+
+    def _keep(self, output: Output) -> None:
+        top = len(output.logprobs[0].top) if output.logprobs else 0
+        self._kept.grow(200 + 100 * len(output.token_ids) + len(output.logprobs) * (200 + 200 * top))
+        if self._ledger.buffers.full:
+            raise UnavailableError("The server is short of memory for answers.", retry_after=1)
 
     def _finish(self, choice: Choice, delta: RequestDelta) -> None:
         self._left -= 1

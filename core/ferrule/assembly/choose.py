@@ -68,10 +68,10 @@ class Chooser:
         """
         if wanted is None:
             chosen = load_first(self._plugins, kind, order, refuses)
-            for name, reason in chosen.refusals:
-                self.notes.append(f"{kind} {name} refused: {reason}")
-                if reason.startswith("--"):  # what the user has set decides this, perhaps without wanting it
-                    _log.warning("%s %s is used in place of %s: %s", kind, chosen.name, name, reason)
+            for refused, why in chosen.refusals:
+                self.notes.append(f"{kind} {refused} refused: {why}")
+                if why.startswith("--"):  # what the user has set decides this, perhaps without wanting it
+                    _log.warning("%s %s is used in place of %s: %s", kind, chosen.name, refused, why)
             return chosen.name
         reason = refuses(self._plugins.load(kind, wanted))
         if reason is not None:

@@ -411,6 +411,9 @@ class LimitsConfig:
     max_body_bytes: int = opt(32 << 20, "Largest request body.", ge=1, human=True, server=True)
     max_header_bytes: int = opt(64 << 10, "Largest header block.", ge=1024, human=True, server=True)
     max_json_depth: int = opt(64, "Deepest nesting of a JSON body.", ge=1, server=True)
+    max_json_values: int = opt(
+        1 << 20, "Most numbers in a JSON body. A string counts as four, a list or object as eight.", ge=1, server=True
+    )
     max_n: int = opt(128, "Most answers per prompt (n, best_of).", ge=1)
     max_prompts: int = opt(1024, "Most prompts in one request, and most n x prompts.", ge=1)
     max_stop_strings: int = opt(64, "Most stop strings.", ge=0)
@@ -426,6 +429,13 @@ class LimitsConfig:
     max_key_requests: int | None = opt(None, "Most requests in progress for one API key.", ge=1, server=True)
     key_tokens_per_minute: int | None = opt(
         None, "Most tokens of prompts and answers in a minute for one API key.", ge=1, human=True, server=True
+    )
+    max_buffered_bytes: int = opt(
+        512 << 20,
+        "Most memory, about, that an API process keeps for its clients: bodies, prompts in the queue, unread output.",
+        ge=1 << 20,
+        human=True,
+        server=True,
     )
     max_connections: int = opt(4096, "Most open connections.", ge=1, server=True)
     header_timeout: float = opt(10.0, "Seconds to receive a request's headers.", gt=0, server=True)

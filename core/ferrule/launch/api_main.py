@@ -42,11 +42,11 @@ def run_api(boot: Boot, hooks: HookRunner) -> int:
     listener = socket.socket(fileno=boot.listen_fd)
 
     async def main() -> int:
-        parallel = boot.config.parallel
+        parallel, limits = boot.config.parallel, boot.config.limits
         restarts = parallel.engine_restarts > 0
-        client = ProcessClient(Path(boot.socket_path), boot.board(), parallel.watchdog_timeout, restarts)
-        folder = Path(boot.socket_path).parent
-        return await _serve(boot.config, boot.plugins, hooks, listener, client, lambda: told(folder))
+        path, watchdog = Path(boot.socket_path), parallel.watchdog_timeout
+        client = ProcessClient(path, boot.board(), watchdog, restarts, limits.max_buffered_bytes)
+        return await _serve(boot.config, boot.plugins, hooks, listener, client, lambda: told(path.parent))
 
     return _run(main())
 

@@ -16,6 +16,7 @@ WAITING_TOKENS = 4  # and the tokens of their prompts
 LOAD = 5  # API process: requests with a body that it is serving
 CHECKED = 6  # API process: 1 once everything that it needs before weights are loaded is open
 ENGINE_NUMBER = 7  # engine's row, by the launcher: restarts before the engine that runs; -1: none runs or will
+BUFFERED = 8  # API process: bytes that it keeps for its clients
 
 # Of each API key, for the process that writes them: see `ferrule.callers`.
 MAX_CALLERS = 1024
@@ -23,7 +24,7 @@ OPEN = 0  # requests in progress
 SPENT_IN = 1  # number of the minute
 SPENT = 2  # and the tokens that were used in it
 
-_FIRST_CALLER = 8
+_FIRST_CALLER = 9
 _PER_CALLER = 3
 _CELLS = _FIRST_CALLER + _PER_CALLER * MAX_CALLERS
 _BYTES = 8 * _CELLS

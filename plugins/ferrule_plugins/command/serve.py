@@ -53,8 +53,8 @@ class ServeCommand(Command):
         from ferrule.hooks import open_hooks
         from ferrule.launch.localise import localise
         from ferrule.launch.prepare import prepare
-        from ferrule.launch.resources import check_limits
         from ferrule.launch.reload import Reloader
+        from ferrule.launch.resources import check_limits
         from ferrule.launch.supervisor import Supervisor
         from ferrule_plugins.command.listen import listening
 

@@ -140,10 +140,10 @@ ENGINE = (
     Metric(
         name="vllm:num_requests_waiting_by_reason",
         kind="gauge",
-        doc="Waiting requests by reason. No request is ever deferred.",
+        doc="Waiting requests by reason. Deferred are those whose output is not read.",
         labels=("reason",),
         values=(("capacity",), ("deferred",)),
-        engine=lambda stats: {("capacity",): stats.waiting, ("deferred",): 0},
+        engine=lambda stats: {("capacity",): stats.waiting - stats.paused, ("deferred",): stats.paused},
     ),
     Metric(
         name="vllm:engine_sleep_state",
@@ -154,6 +154,12 @@ ENGINE = (
         engine=lambda stats: {(state,): float(level == stats.sleep_level) for level, state in enumerate(_SLEEP)},
     ),
     _USAGE,
+    Metric(
+        name="ferrule:buffered_bytes",
+        kind="gauge",
+        doc="Memory, about, that API processes keep for bodies, prompts in the queue and unread output.",
+        engine=lambda stats: {(): stats.buffered_bytes},
+    ),
     Metric(
         name="ferrule:state_snapshots",
         kind="gauge",

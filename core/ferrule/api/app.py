@@ -18,6 +18,8 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from ferrule import log
+from ferrule.api.access_log import log_call
+from ferrule.api.arrivals import offered
 from ferrule.api.auth import Keys
 from ferrule.api.endpoints import GIVEN, Given
 from ferrule.api.intake import Intake, Message, Receive
@@ -38,20 +40,20 @@ from ferrule.schema import REQUEST_ID
 _MAX_QUERY_FIELDS = 64
 _LINGER = (1.0, 8 << 20)  # seconds and bytes for the rest of a body that was refused
 _METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
-_LOGGED = 512  # characters of a path that the access log repeats
 
 Scope = Message
 CLOSE = "ferrule.close"  # scope["state"] key: a function that makes the connection close after this answer
 
 _logger = log.get("api")
-_access = log.get("access")
 
 
 def build_app(config: Config, plugins: Plugins, lifecycle: Lifecycle, hooks: HookRunner | None = None) -> ASGIApp:
     """The application with the routes of the chosen router plugins. Raises StartupError, PluginError."""
     context = RouterContext(config, plugins, lifecycle.service, lambda: lifecycle.load)
     inner, table = assemble(config, plugins, context)
-    frame = Frame(config, lifecycle, inner, table, hooks or HookRunner())
+    hooks = hooks or HookRunner()
+    lifecycle.probes = offered(table.probes, config, hooks)
+    frame = Frame(config, lifecycle, inner, table, hooks)
     return surround(frame, config.frontend)
 
 
@@ -215,9 +217,6 @@ def _strict(unknown: Sequence[str], known: Iterable[str]) -> RequestError:
 
 
 def _log(scope: Scope, status: int, seconds: float) -> None:
-    """One line per call, escaped: nothing from the wire can make a second line."""
     raw = scope.get("raw_path") or scope["path"].encode()
-    path = raw[:_LOGGED].decode("ascii", "backslashreplace").encode("unicode_escape").decode("ascii")
     client = "{}:{}".format(*scope["client"]) if scope.get("client") else "-"
-    version = scope.get("http_version", "1.1")
-    _access.info('%s - "%s %s HTTP/%s" %d %.0fms', client, scope["method"], path, version, status, seconds * 1000)
+    log_call(client, (scope["method"], raw, scope.get("http_version", "1.1")), status, seconds)

@@ -1,11 +1,10 @@
-"""API keys: hashed at start, compared in constant time, all of them each time."""
+"""API keys, and which kind of route needs which."""
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 from collections.abc import Iterable
 
+from ferrule.api.keys import KeyRing
 from ferrule.config import Config
 from ferrule.errors import UnauthorisedError
 from ferrule.interfaces.http import Access
@@ -19,8 +18,8 @@ class Keys:
     """The server's keys. Without any, everybody is let in; an admin key alone guards the admin routes alone."""
 
     def __init__(self, keys: Iterable[str], admin: str | None = None) -> None:
-        digests = tuple(_digest(key.encode()) for key in keys if key)
-        self._digests = {Access.KEY: digests, Access.ADMIN: (_digest(admin.encode()),) if admin else digests}
+        ring = KeyRing(keys)
+        self._rings = {Access.KEY: ring, Access.ADMIN: KeyRing([admin]) if admin else ring}
         self._separate = bool(admin)
 
     @classmethod
@@ -30,16 +29,6 @@ class Keys:
 
     def check(self, authorizations: list[bytes], access: Access) -> None:
         """Raise UnauthorisedError unless the one Authorization header carries a key for this kind of route."""
-        digests = self._digests[access]
-        if not digests:
-            return
-        scheme, _, key = authorizations[0].partition(b" ") if len(authorizations) == 1 else (b"", b"", b"")
-        presented = _digest(key.strip())
-        matches = [hmac.compare_digest(presented, digest) for digest in digests]
-        if scheme.lower() != b"bearer" or not any(matches):
+        if not self._rings[access].admits(authorizations):
             what = "The admin key" if self._separate and access is Access.ADMIN else "A valid API key"
             raise UnauthorisedError(f"{what} is needed: send the header 'Authorization: Bearer KEY'.")
-
-
-def _digest(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()

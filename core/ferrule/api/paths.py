@@ -14,6 +14,7 @@ from ferrule.api.fields import Shape
 from ferrule.errors import MethodError, NotFoundError, StartupError, nearest
 from ferrule.interfaces.http import Access
 from ferrule.schema import printable
+from ferrule.wire.doorway import Probe
 
 _SHOWN = 128  # characters of a path that an error repeats
 
@@ -46,10 +47,17 @@ def routes_of(entries: Iterable[Entry]) -> list[APIRoute]:
 class PathTable:
     """Built once. A template's `{name}` stands for one segment; a last `{name:path}` for the rest of the path.
 
+    `probes` are the calls that the launcher's door may answer as well, "GET /health".
     `absent` says of paths that are not there, or with a last `/` of all below them, what would be right.
     """
 
-    def __init__(self, entries: Iterable[Entry], absent: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        entries: Iterable[Entry],
+        absent: Mapping[str, str] | None = None,
+        probes: Mapping[str, Probe] | None = None,
+    ) -> None:
+        self.probes = probes or {}
         self._absent = dict(absent or {})
         self._exact: dict[str, dict[str, Entry]] = {}
         self._templates: dict[tuple[str, ...], dict[str, Entry]] = {}

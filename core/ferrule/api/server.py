@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import logging
 import signal
 import socket
 import ssl
@@ -17,9 +16,11 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from ferrule import log
-from ferrule.api import tls
+from ferrule.api import access_log, tls
 from ferrule.api.app import build_app
+from ferrule.api.arrivals import Arrivals
 from ferrule.api.lifecycle import DEAD, Lifecycle
+from ferrule.api.loop_guard import LoopGuard
 from ferrule.api.protocol import protocol_class
 from ferrule.config import Config
 from ferrule.errors import FerruleError, StartupError, UnavailableError
@@ -27,6 +28,7 @@ from ferrule.hooks import HookRunner
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.service import Service
 from ferrule.wire.board import Board
+from ferrule.wire.doorway import Doorway
 
 Connect = Callable[[], Awaitable[Service]]
 
@@ -56,16 +58,19 @@ def open_front(config: Config, plugins: Plugins, board: Board | None = None, hoo
     return Front(lifecycle, app, tls.context_of(config.frontend))
 
 
-async def serve(config: Config, front: Front, listener: socket.socket, connect: Connect) -> int:
+async def serve(config: Config, front: Front, listener: socket.socket | Doorway, connect: Connect) -> int:
     """Serve until a signal or the engine's death; return the process's exit status, 0 only for a clean end.
 
+    `listener` is where connections come from: a socket that listens, or the launcher's door.
     `connect` is awaited once, while the server already answers 503 "starting"; it returns the service when the
     engine is ready, and raises StartupError or EngineDead when that will never be. Raises what `connect` raised as
     StartupError.
     """
     lifecycle, context = front.lifecycle, front.context
-    server = _Server(_uvicorn_config(config, front.app), context, config.limits.header_timeout)
-    running = asyncio.create_task(server.serve(sockets=[listener]))
+    arrivals = Arrivals(listener, lifecycle, lifecycle.probes) if isinstance(listener, Doorway) else None
+    server = _Server(_uvicorn_config(config, front.app), context, config.limits.header_timeout, arrivals)
+    running = asyncio.create_task(server.serve(sockets=[listener] if isinstance(listener, socket.socket) else []))
+    guard = LoopGuard(lifecycle.live.stalled)
     stop = Stop()
     opening = asyncio.create_task(_open(connect, lifecycle))
     beside = [asyncio.create_task(_watch(opening, lifecycle))]
@@ -86,6 +91,7 @@ async def serve(config: Config, front: Front, listener: socket.socket, connect: 
             task.cancel()
         server.should_exit = True
         await running
+        guard.close()
     if opening.done() and not opening.cancelled() and isinstance(opening.exception(), StartupError):
         opening.result()
     return 1 if lifecycle.state == DEAD else 0
@@ -125,10 +131,16 @@ class Stop:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server without its signal handlers, and with a time limit for TLS handshakes."""
+    """uvicorn's server without its signal handlers, and with a time limit for TLS handshakes.
 
-    def __init__(self, config: uvicorn.Config, context: ssl.SSLContext | None, patience: float) -> None:
+    With `arrivals` connections come from there and not from a socket that listens.
+    """
+
+    def __init__(
+        self, config: uvicorn.Config, context: ssl.SSLContext | None, patience: float, arrivals: Arrivals | None
+    ) -> None:
         super().__init__(config)
+        self._arrivals = arrivals
         self._tls: dict[str, Any] = {"ssl": context, "ssl_handshake_timeout": patience} if context else {}
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -137,6 +149,9 @@ class _Server(uvicorn.Server):
         protocol = functools.partial(made, config=config, server_state=self.server_state, app_state={})
         listening = [loop.create_server(protocol, sock=sock, backlog=2048, **self._tls) for sock in sockets or ()]
         self.servers = [await server for server in listening]
+        if self._arrivals is not None:
+            self._arrivals.open(protocol)
+            self.servers.append(self._arrivals)  # type: ignore[arg-type]  # it is closed as the others are
         self.started = True
 
     @contextlib.contextmanager
@@ -146,9 +161,7 @@ class _Server(uvicorn.Server):
 
 def _uvicorn_config(config: Config, app: Callable[..., Any]) -> uvicorn.Config:
     front, limits = config.frontend, config.limits
-    level = logging.getLevelNamesMapping().get(front.uvicorn_log_level.upper(), 5)  # 5: uvicorn's trace
-    for name in () if config.observability.log_config_file else ("uvicorn.error", "ferrule.access"):
-        logging.getLogger(name).setLevel(level)
+    access_log.set_level(config)
     return uvicorn.Config(
         app,
         http=protocol_class(limits),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import time
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Sequence
 from itertools import chain
@@ -16,10 +15,8 @@ from ferrule.client.base import EngineClient
 from ferrule.errors import EngineDead, ForbiddenError, RequestError, RequestFailed
 from ferrule.interfaces.service import Health
 from ferrule.types import EngineRequest, EngineStats, FinishReason, RequestDelta
-from ferrule.wire.board import BEAT, CHECKED, STALLED, Board
+from ferrule.wire.board import CHECKED, Board
 from ferrule.wire.messages import Call, CallReply, Cancel, Deltas, Fatal, FromEngine, Ready, Submit, ToEngine
-
-_SILENCE = 10.0  # seconds without a heartbeat until the engine counts as stalled
 
 
 class DeltaStream(AsyncIterator[RequestDelta]):
@@ -135,18 +132,9 @@ class DemuxClient(EngineClient):
             return Health(state="dead", detail=str(self._dead))
         if not self._ready.is_set():
             return Health(state="starting")
-        if waits := self._stalled():
+        if waits := self.board.stalled(self._watchdog):
             return Health(state="stalled", detail=f"The engine has made no progress for {waits:.0f} s.")
         return Health(state="ready" if self.board.ready else "starting")
-
-    def _stalled(self) -> float:
-        """Seconds without a sign of progress from the engine; 0 while they are within the limits.
-
-        A process that was stopped, or that holds the interpreter, is silent. A step that takes long is only slow.
-        """
-        beat, waits = self.board.get(BEAT), self.board.get(STALLED)
-        silent = time.monotonic() - beat if beat else 0.0
-        return max(silent if silent > min(_SILENCE, self._watchdog) else 0, waits if waits > self._watchdog / 2 else 0)
 
     def stats(self) -> EngineStats:
         return self._stats

@@ -28,6 +28,7 @@ from ferrule.launch.listen import base_url
 from ferrule.launch.process import Boot
 from ferrule.plugin import Plugins
 from ferrule.wire.board import BEAT, READY, Board
+from ferrule.wire.doorway import Doorway, Loaded
 
 _POLL = 0.02  # seconds between two looks at what the other API processes say
 
@@ -39,11 +40,17 @@ def run_api(boot: Boot, hooks: HookRunner) -> int:
     os.set_inheritable(boot.alive_fd, False)
     os.set_inheritable(boot.listen_fd, False)
     listener = socket.socket(fileno=boot.listen_fd)
+    doorway = None
+    if boot.door_fd >= 0:
+        os.set_inheritable(boot.door_fd, False)
+        doorway = Doorway(socket.socket(fileno=boot.door_fd))
 
     async def main() -> int:
         watchdog = boot.config.parallel.watchdog_timeout
-        client = ProcessClient(Path(boot.socket_path), boot.alive_fd, boot.board(), watchdog)
-        return await _serve(boot.config, boot.plugins, hooks, listener, client)
+        board = boot.board()
+        board.watched = doorway is not None
+        client = ProcessClient(Path(boot.socket_path), boot.alive_fd, board, watchdog)
+        return await _serve(boot.config, boot.plugins, hooks, listener, client, doorway)
 
     return _run(main())
 
@@ -75,7 +82,9 @@ async def _serve(
     hooks: HookRunner,
     listener: socket.socket,
     client: ProcessClient | InlineClient,
+    doorway: Doorway | None = None,
 ) -> int:
+    """`listener` says where the server answers; connections come from the doorway, where there is one."""
     board = client.board
 
     async with AsyncExitStack() as stack:
@@ -91,6 +100,8 @@ async def _serve(
             stack.push_async_callback(service.close)
             service.start()
             gc.freeze()  # what is here now stays
+            if doorway is not None and board.leads:
+                doorway.send(Loaded(client.info))
             if board.leads:
                 while board.total(READY) < board.rows - 2:
                     await asyncio.sleep(_POLL)
@@ -100,7 +111,7 @@ async def _serve(
 
         beating = asyncio.create_task(_beat(board))
         stack.callback(beating.cancel)
-        return await serve(config, front, listener, connect)
+        return await serve(config, front, doorway or listener, connect)
 
 
 async def _beat(board: Board) -> None:

@@ -24,6 +24,7 @@ from msgspec.structs import replace
 from ferrule import log
 from ferrule.config import Resolved
 from ferrule.errors import ConfigError
+from ferrule.launch.door import Door, has_door
 from ferrule.launch.process import Boot, Child
 from ferrule.plugin import Plugins
 from ferrule.wire.board import BEAT, Board
@@ -51,10 +52,15 @@ def how(status: int) -> str:
 
 
 def process_table(
-    config: Resolved, plugins: Plugins, run_dir: Path, listen_fds: Sequence[int], pipe: tuple[int, int]
+    config: Resolved,
+    plugins: Plugins,
+    run_dir: Path,
+    listen_fds: Sequence[int],
+    pipe: tuple[int, int],
+    door_fds: Sequence[int] = (-1,),
 ) -> list[Boot]:
-    """What will run. API processes share one listening socket or have one each; `pipe` is the engine's, to read and to
-    write."""
+    """What will run. API processes share one listening socket or have one each, and have one of the door's each, if
+    there is a door; `pipe` is the engine's, to read and to write."""
     alive_read, alive_write = pipe
     path = str(run_dir / "engine-0.sock")
     engine = Boot(
@@ -62,7 +68,13 @@ def process_table(
     )
     api = replace(engine, role="api", alive_fd=alive_read)
     return [engine] + [
-        replace(api, name=f"api-{number}", row=number + 1, listen_fd=listen_fds[number % len(listen_fds)])
+        replace(
+            api,
+            name=f"api-{number}",
+            row=number + 1,
+            listen_fd=listen_fds[number % len(listen_fds)],
+            door_fd=door_fds[number % len(door_fds)],
+        )
         for number in range(config.frontend.api_server_count)
     ]
 
@@ -79,18 +91,23 @@ class Supervisor:
         self._pulses: dict[
             int, tuple[float, int]
         ] = {}  # row -> its last heartbeat, and the number of ticks since it changed
+        self._door: Door | None = None
         self._status = 0  # of the first failure; later ones do not change it
 
     def run(self) -> int:
         """Return the exit status: 0 only if no child failed and all ended on request."""
         run_dir = private_dir(self._config.env.rpc_base_path)
         board = Board.create(run_dir / "board", self._config.frontend.api_server_count)
+        if has_door(self._config):
+            self._door = Door(self._config, self._plugins, board, run_dir, self._listeners)
         previous = {number: signal.signal(number, self._on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             self._start(run_dir)
             self._watch(board)
         finally:
             self._stop()
+            if self._door is not None:
+                self._door.close()
             shutil.rmtree(run_dir, ignore_errors=True)
             for number, handler in previous.items():
                 signal.signal(number, handler)
@@ -102,16 +119,20 @@ class Supervisor:
     def _start(self, run_dir: Path) -> None:
         pipe = os.pipe()
         fds = [listener.fileno() for listener in self._listeners]
+        door_fds = [end.fileno() for end in self._door.far_ends] if self._door is not None else (-1,)
         try:
-            for spec in process_table(self._config, self._plugins, run_dir, fds, pipe):
+            for spec in process_table(self._config, self._plugins, run_dir, fds, pipe, door_fds):
                 child = Child(spec)
                 self._children.append(child)
                 threading.Thread(target=self._wait, args=(child,), name=f"wait-{spec.name}", daemon=True).start()
         finally:
             for end in pipe:
                 os.close(end)
-            for listener in self._listeners:
-                listener.close()
+            if self._door is None:
+                for listener in self._listeners:
+                    listener.close()
+        if self._door is not None:
+            self._door.open()
 
     def _wait(self, child: Child) -> None:
         self._events.put((child, child.wait()))
@@ -135,6 +156,8 @@ class Supervisor:
                 return
             else:
                 draining = True
+                if self._door is not None:
+                    self._door.drain()
                 for api in self._apis():
                     api.terminate()
 

@@ -77,9 +77,9 @@ def offered(probes: Mapping[str, Probe], config: Config, hooks: HookRunner) -> M
     """What the door may answer: nothing that an operator's middleware must see, or that a plugin's hook decides on."""
     if config.frontend.middleware:
         return {}
+    asked, adds = hooks.has("authorise"), hooks.has("register_metrics")
     return {
         call: probe
         for call, probe in probes.items()
-        if not (probe.keyed and hooks.has("authorise"))
-        and not (probe.what == "metrics" and hooks.has("register_metrics"))
+        if not (probe.keyed and asked) and not (probe.what == "metrics" and adds)
     }

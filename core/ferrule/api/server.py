@@ -160,7 +160,7 @@ class _Server(uvicorn.Server):
 
 
 def _uvicorn_config(config: Config, app: Callable[..., Any]) -> uvicorn.Config:
-    front, limits = config.frontend, config.limits
+    limits = config.limits
     access_log.set_level(config)
     return uvicorn.Config(
         app,

@@ -52,15 +52,15 @@ class StatLogger(ABC):
         self.model = model
 
     def share(self, folder: Path, number: int) -> None:
-        """Called first, where the figures of an API process are read by another process: `number` is this one's, from 0.
+        """Called first, where the figures of an API process are read by others: `number` is this one's, from 0.
 
         All API processes may write to `folder`, which is theirs alone and goes with them, so that each can show the sum
         of what all were told. What an engine says is told in the first process only.
         """
 
     def follow(self, folder: Path) -> None:
-        """Called first, in the launcher, on an instance that is told nothing: `exposition` is to show what the instances
-        that share `folder` were told. Only a logger that overrides this is asked; without it, an API process answers.
+        """Called first, in the launcher, on an instance that is told nothing: `exposition` is to show what the
+        instances that share `folder` were told. Only a logger that overrides this is asked; without it, an API process answers.
         """
 
     @abstractmethod

@@ -92,7 +92,7 @@ class ProbeReader:
         except httptools.HttpParserError:
             return None
         call.method = parser.get_method().decode()
-        call.keep_alive = parser.should_keep_alive()
+        call.keep_alive = not any(name == b"connection" and b"close" in value.lower() for name, value in call.headers)
         return call if call.complete and self._understood(call) else None
 
     def _understood(self, call: Call) -> bool:

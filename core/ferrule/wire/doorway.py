@@ -23,10 +23,10 @@ _CONNECTIONS = b"c"
 
 
 class Probe(Struct, frozen=True):
-    """What a path answers with: the server's `health`, or its `metrics`. `keyed`: it needs the API key, if one is set."""
+    """What a path answers with."""
 
-    what: str
-    keyed: bool = False
+    what: str  # "health" or "metrics": the server's
+    keyed: bool = False  # it needs the API key, if one is set
 
 
 class Offer(Struct, frozen=True, tag=True):

@@ -60,7 +60,8 @@ class StatLogger(ABC):
 
     def follow(self, folder: Path) -> None:
         """Called first, in the launcher, on an instance that is told nothing: `exposition` is to show what the
-        instances that share `folder` were told. Only a logger that overrides this is asked; without it, an API process answers.
+        instances that share `folder` were told. Only a logger that overrides this is asked; without one, an API process
+        answers.
         """
 
     @abstractmethod

@@ -15,7 +15,7 @@ from ferrule.launch.probes import Answer, Call, Figures, ProbeReader, answer_byt
 from ferrule.wire.board import Board
 from ferrule.wire.doorway import Answered, Doorway, Fresh, Loaded, Message, Offer, Refresh
 
-_FRESH = 0.05  # seconds that an API process has to bring its figures up to date
+_FRESH = 0.02  # seconds that an API process has to bring its figures up to date
 
 
 class Desk:

@@ -29,7 +29,7 @@ from ferrule.api.paths import Entry, PathTable, access_of
 from ferrule.api.respond import Answer, Send
 from ferrule.api.routes import assemble
 from ferrule.config import Config
-from ferrule.errors import RequestError, UnauthorisedError, nearest
+from ferrule.errors import OverloadedError, RequestError, UnauthorisedError, nearest
 from ferrule.hooks import HookRunner
 from ferrule.interfaces.hooks import AccessRequest
 from ferrule.interfaces.http import SCOPE_KEY, Access, RequestInfo, RouterContext
@@ -133,6 +133,8 @@ class Frame:
         entry, params = self._table.find(scope["method"], path)
         if access is not Access.PUBLIC:
             self._lifecycle.admit(work=entry.body is not None)
+        if entry.room:
+            self._lifecycle.service.check_room()
         return entry, params
 
     def _authorise(self, scope: Scope, path: str, headers: dict[str, str], access: Access) -> None:
@@ -189,6 +191,8 @@ class Frame:
             _logger.error("an answer failed after its start", status=failure.status)
             await answer.write(b"", more=False)
             return failure.status
+        if isinstance(error, OverloadedError):
+            await intake.skip()
         early = not intake.done
         await answer.failure(failure, more=early)
         if early:

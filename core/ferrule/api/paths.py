@@ -23,7 +23,7 @@ _SHOWN = 128  # characters of a path that an error repeats
 class Entry:
     """One method of one path. `body` is what its JSON body may hold; None when FastAPI reads no JSON for the route.
 
-    `log_fault` logs the exception that is being handled as a fault of the router.
+    `log_fault` logs the exception that is being handled as a fault of the router. `room`: it needs room in the queue.
     """
 
     route: APIRoute
@@ -32,6 +32,7 @@ class Entry:
     body: Shape | None
     endpoint: Endpoint
     log_fault: Callable[[str], None] = log_unexpected
+    room: bool = False
 
     @property
     def path(self) -> str:

@@ -20,7 +20,7 @@ from ferrule.api.fields import Shape
 from ferrule.api.paths import Entry, PathTable, routes_of
 from ferrule.config import Config
 from ferrule.errors import StartupError
-from ferrule.interfaces.http import Access, RouterContext, access_of
+from ferrule.interfaces.http import Access, RouterContext, needs_of
 from ferrule.interfaces.plugins import Plugins
 from ferrule.plugin import Component, check_plugins
 from ferrule.plugin.faults import fault_logger, log_fault
@@ -82,9 +82,9 @@ def entries_of(router: APIRouter, faults: Callable[[str], None] = log_unexpected
             route = APIRoute(**{name: getattr(found, name) for name in _COPIED})
         adapter = body_type(route)
         body = None if adapter is None else _shape(adapter)
-        endpoint = endpoint_of(route, adapter)
+        endpoint, needed = endpoint_of(route, adapter), needs_of(route)
         for method in sorted(route.methods or ()):
-            yield Entry(route, method, access_of(route), body, endpoint, faults)
+            yield Entry(route, method, needed.access, body, endpoint, faults, needed.room)
 
 
 @lru_cache(maxsize=128)

@@ -163,6 +163,10 @@ class FrontendService(Service):
     def answered(self, stats: HttpStats) -> None:
         self.ledger.loggers.tell("on_http", lambda logger: logger.on_http(stats), always=True)
 
+    def check_room(self) -> None:
+        if self.ledger.waiting >= self._config.limits.max_waiting_requests:
+            raise self.ledger.full("requests", "max_num_queued_reqs")
+
     def stalled(self, seconds: float) -> None:
         self.ledger.loggers.tell("on_stall", lambda logger: logger.on_stall(seconds), always=True)
 

@@ -139,6 +139,9 @@ class Administration(ABC):
     def answered(self, stats: HttpStats) -> None:
         """Count an HTTP call that was answered."""
 
+    def check_room(self) -> None:
+        """Raise OverloadedError while the queue is full."""
+
     def stalled(self, seconds: float) -> None:
         """Count a stall of the event loop."""
 

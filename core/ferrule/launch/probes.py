@@ -89,7 +89,7 @@ class ProbeReader:
         parser = httptools.HttpRequestParser(call)
         try:
             parser.feed_data(head[:length])
-        except httptools.HttpParserError:
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             return None
         call.method = parser.get_method().decode()
         call.keep_alive = not any(name == b"connection" and b"close" in value.lower() for name, value in call.headers)
@@ -138,6 +138,8 @@ def answer_bytes(call: Call, answer: Answer, config: Resolved) -> bytes:
     lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}", f"date: {formatdate(usegmt=True)}"]
     lines += [f"{name}: {value}" for name, value in headers]
     lines.append(f"content-length: {len(body)}")
+    if config.frontend.allowed_origins:
+        lines.append("vary: Origin")  # CORS: a probe with an origin is not answered here
     if config.frontend.enable_request_id_headers:
         lines.append(f"x-request-id: {secrets.token_hex(16)}")
     if not call.keep_alive:

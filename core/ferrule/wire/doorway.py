@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import socket
+from array import array
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -20,6 +21,7 @@ from ferrule.types import ModelInfo
 AT_ONCE = 16  # most connections of one message: an API process takes one message in a turn of its event loop
 _BYTES = 1 << 17  # of the largest message
 _CONNECTIONS = b"c"
+_ROOM = socket.CMSG_SPACE(AT_ONCE * array("i").itemsize)
 
 
 class Probe(Struct, frozen=True):
@@ -103,7 +105,8 @@ class Doorway:
     def receive(self) -> tuple[Sequence[socket.socket], Message | None]:
         """Connections that were given, or a message. Raises BlockingIOError when nothing has come, EOFError when the
         other end has gone."""
-        data, descriptors, _, _ = socket.recv_fds(self._end, _BYTES, AT_ONCE, socket.MSG_CMSG_CLOEXEC)
+        data, ancillary, _, _ = self._end.recvmsg(_BYTES, _ROOM, socket.MSG_CMSG_CLOEXEC)  # recv_fds drops the flag
+        descriptors = array("i", b"".join(rights for _, _, rights in ancillary))
         if descriptors or data == _CONNECTIONS:
             return [_adopted(descriptor) for descriptor in descriptors], None
         if not data:

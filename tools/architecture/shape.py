@@ -34,9 +34,10 @@ BUDGETS = MappingProxyType(
         "ferrule.sampling_params": 200,
         "ferrule.structured_outputs": 600,
         "ferrule.wire": 300,
+        "ferrule.callers": 200,
         "ferrule.client": 400,
-        "ferrule.frontend": 3_300,  # with the table of families and their parsers
-        "ferrule.api": 1_800,
+        "ferrule.frontend": 3_400,  # with the table of families and their parsers
+        "ferrule.api": 2_000,
         "ferrule.launch": 1_100,  # with which files of a hub or a store are fetched, and why a process ended
         "ferrule.llm": 1_250,  # one engine, three ways to call it: batches, steps, and as they come
         "ferrule_nn": 2_800,  # what eighty families are described with: experts, latent attention, states

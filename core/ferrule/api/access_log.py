@@ -12,11 +12,12 @@ _LOGGED = 512  # characters of a path that the access log repeats
 _access = log.get("access")
 
 
-def log_call(client: str, request: tuple[str, bytes, str], status: int, seconds: float) -> None:
-    """`client` is host:port, or "-"; `request` is method, path and version of HTTP."""
+def log_call(client: str, request: tuple[str, bytes, str], status: int, seconds: float, key: str = "") -> None:
+    """`client` is host:port, or "-"; `request` is method, path and version of HTTP; `key` is its API key's name."""
     method, raw, version = request
     path = raw[:_LOGGED].decode("ascii", "backslashreplace").encode("unicode_escape").decode("ascii")
-    _access.info('%s - "%s %s HTTP/%s" %d %.0fms', client, method, path, version, status, seconds * 1000)
+    named = {"key": key} if key else {}
+    _access.info('%s - "%s %s HTTP/%s" %d %.0fms', client, method, path, version, status, seconds * 1000, **named)
 
 
 def set_level(config: Config) -> None:

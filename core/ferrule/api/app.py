@@ -25,9 +25,11 @@ from ferrule.api.endpoints import GIVEN, Given
 from ferrule.api.intake import Intake, Message, Receive
 from ferrule.api.lifecycle import ClientGone, Exchange, Lifecycle
 from ferrule.api.middleware import surround
+from ferrule.api.origin import Hosts, check_origin, host_of
 from ferrule.api.paths import Entry, PathTable, access_of
 from ferrule.api.respond import Answer, Send
 from ferrule.api.routes import assemble
+from ferrule.callers import Caller
 from ferrule.config import Config
 from ferrule.errors import OverloadedError, RequestError, UnauthorisedError, nearest
 from ferrule.hooks import HookRunner
@@ -36,10 +38,12 @@ from ferrule.interfaces.http import SCOPE_KEY, Access, RequestInfo, RouterContex
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.stats import HttpStats
 from ferrule.schema import REQUEST_ID
+from ferrule.wire.doorway import Offer
 
 _MAX_QUERY_FIELDS = 64
 _LINGER = (1.0, 8 << 20)  # seconds and bytes for the rest of a body that was refused
 _METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
+_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 Scope = Message
 CLOSE = "ferrule.close"  # scope["state"] key: a function that makes the connection close after this answer
@@ -52,8 +56,9 @@ def build_app(config: Config, plugins: Plugins, lifecycle: Lifecycle, hooks: Hoo
     context = RouterContext(config, plugins, lifecycle.service, lambda: lifecycle.load)
     inner, table = assemble(config, plugins, context)
     hooks = hooks or HookRunner()
-    lifecycle.probes = offered(table.probes, config, hooks)
     frame = Frame(config, lifecycle, inner, table, hooks)
+    probes = offered(table.probes, config, hooks)
+    lifecycle.offer = lambda: Offer(probes, frame.keys.callers.digests)
     return surround(frame, config.frontend)
 
 
@@ -67,7 +72,8 @@ class Frame:
         self._lifecycle = lifecycle
         self._inner = inner
         self._table = table
-        self._keys = Keys.of(config)
+        self.keys = Keys(config, lifecycle.board)
+        self._hosts = Hosts((*config.frontend.allowed_hosts, config.frontend.host or ""))
         self._hooks = hooks
         self._front = config.frontend
         self._root = "/" + config.frontend.root_path.strip("/")
@@ -81,18 +87,19 @@ class Frame:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         intake = Intake(receive, headers, self._config.limits)
         close = scope.get("state", {}).get(CLOSE, lambda: None)
-        template, status = "none", 499
+        template, status, caller = "none", 499, None
         with self._lifecycle.exchange() as exchange:
             answer = Answer(send, scope["method"], exchange, close, self._front.sse_keepalive)
             request_id = self._request_id(headers, answer)
             try:
-                entry, params = self._admit(scope, headers)
+                entry, params, caller = self._admit(scope, headers)
                 if entry.body is not None:
                     self._lifecycle.work(exchange)
                 template = entry.path
                 answer.route, answer.log_fault = f"{entry.method} {entry.path}", entry.log_fault
-                answer.info = RequestInfo(request_id, headers, exchange.left)
-                await self._serve({**scope, "path_params": params}, entry, intake, answer, exchange)
+                answer.info = RequestInfo(request_id, headers, exchange.left, key_name=caller.name if caller else "")
+                with self.keys.callers.visit(caller if entry.body is not None else None):
+                    await self._serve({**scope, "path_params": params}, entry, intake, answer, exchange)
                 status = answer.status
             except ClientGone:
                 status = 499
@@ -110,7 +117,7 @@ class Frame:
                     )
                 )
                 if not self._front.disable_uvicorn_access_log:
-                    _log(scope, status, time.monotonic() - start)
+                    _log(scope, status, time.monotonic() - start, caller)
 
     def _request_id(self, headers: dict[str, str], answer: Answer) -> str:
         """Ours, always random. With the flag, the client's own is echoed when it is valid."""
@@ -120,7 +127,7 @@ class Frame:
             answer.extra.append(("x-request-id", given if REQUEST_ID.fullmatch(given) else request_id))
         return request_id
 
-    def _admit(self, scope: Scope, headers: dict[str, str]) -> tuple[Entry, dict[str, str]]:
+    def _admit(self, scope: Scope, headers: dict[str, str]) -> tuple[Entry, dict[str, str], Caller | None]:
         """Auth comes before anything that tells what exists; only the public list is free."""
         path = (scope.get("raw_path") or scope["path"].encode()).partition(b"?")[0].decode("latin-1")
         if self._root != "/" and path.startswith(self._root + "/"):
@@ -128,23 +135,33 @@ class Frame:
         methods, _ = self._table.methods(path)
         known = methods.get("GET" if scope["method"] == "HEAD" else scope["method"])
         access = access_of(methods) if known is None else known.access
-        if access is not Access.PUBLIC:
-            self._authorise(scope, path, headers, access)
+        if access is Access.PUBLIC:
+            return *self._table.find(scope["method"], path), None
+        self._check_browser(scope, headers)
+        caller = self._authorise(scope, path, headers, access)
         entry, params = self._table.find(scope["method"], path)
-        if access is not Access.PUBLIC:
-            self._lifecycle.admit(work=entry.body is not None)
+        self._lifecycle.admit(work=entry.body is not None)
         if entry.room:
             self._lifecycle.service.check_room()
-        return entry, params
+        return entry, params, caller
 
-    def _authorise(self, scope: Scope, path: str, headers: dict[str, str], access: Access) -> None:
+    def _check_browser(self, scope: Scope, headers: dict[str, str]) -> None:
+        """Raise ForbiddenError for what only a browser sends, misled by somebody else's page."""
+        if not self.keys.callers:
+            self._hosts.check(host_of([value for name, value in scope["headers"] if name == b"host"]))
+        if scope["method"] not in _SAFE_METHODS and (origin := headers.get("origin")):
+            content_type, authorised = headers.get("content-type", ""), "authorization" in headers
+            check_origin(origin, headers.get("host", ""), content_type, authorised, self._front.allowed_origins)
+
+    def _authorise(self, scope: Scope, path: str, headers: dict[str, str], access: Access) -> Caller | None:
         """A hook's word counts; without one, the key decides. Raises UnauthorisedError."""
         client = (scope.get("client") or ("",))[0]
         verdict = self._hooks.authorise(AccessRequest(scope["method"], path, headers, client))
         if verdict is False:
             raise UnauthorisedError("Not authorised.")
-        if verdict is None:
-            self._keys.check([value for name, value in scope["headers"] if name == b"authorization"], access)
+        if verdict is True:
+            return None
+        return self.keys.check([value for name, value in scope["headers"] if name == b"authorization"], access)
 
     async def _serve(self, scope: Scope, entry: Entry, intake: Intake, answer: Answer, exchange: Exchange) -> None:
         """Call the application, while the connection is watched for the client's end."""
@@ -220,7 +237,8 @@ def _strict(unknown: Sequence[str], known: Iterable[str]) -> RequestError:
     return RequestError(f"{what}: {', '.join(unknown)}.{hint} The server runs with --strict-requests.", unknown[0])
 
 
-def _log(scope: Scope, status: int, seconds: float) -> None:
+def _log(scope: Scope, status: int, seconds: float, caller: Caller | None) -> None:
     raw = scope.get("raw_path") or scope["path"].encode()
     client = "{}:{}".format(*scope["client"]) if scope.get("client") else "-"
-    log_call(client, (scope["method"], raw, scope.get("http_version", "1.1")), status, seconds)
+    request = (scope["method"], raw, scope.get("http_version", "1.1"))
+    log_call(client, request, status, seconds, caller.name if caller else "")

@@ -17,31 +17,41 @@ from ferrule.errors import FerruleError
 from ferrule.hooks import HookRunner
 from ferrule.wire.doorway import Answered, Doorway, Fresh, Message, Offer, Probe, Refresh
 
+_RENEWED = 1.0  # seconds between two looks at what is offered
+
 MakeProtocol = Callable[[], asyncio.Protocol]
 
 
 class Arrivals:
     """uvicorn's view of a server: what `open` begins, `close` ends."""
 
-    def __init__(self, doorway: Doorway, lifecycle: Lifecycle, probes: Mapping[str, Probe]) -> None:
+    def __init__(self, doorway: Doorway, lifecycle: Lifecycle) -> None:
         self._doorway = doorway
         self._lifecycle = lifecycle
-        self._probes = probes
+        self._offer: Offer | None = None  # the last one that was sent
         self._tasks: set[asyncio.Task[None]] = set()
 
     def open(self, make_protocol: MakeProtocol) -> None:
         self._make_protocol = make_protocol
         self._loop = asyncio.get_running_loop()
-        self._doorway.send(Offer(self._probes))
         self._loop.add_reader(self._doorway.fileno(), self._on_readable)
+        self._renew()
 
     def close(self) -> None:
         """Take no more connections; those that were not taken are closed."""
+        self._renewal.cancel()
         self._loop.remove_reader(self._doorway.fileno())
         self._doorway.close()
 
     async def wait_closed(self) -> None:
         """Nothing is left to wait for: uvicorn waits for the connections."""
+
+    def _renew(self) -> None:
+        """Say what is offered, and again when it has changed: files of keys may be read again."""
+        offer = self._lifecycle.offer()
+        if offer != self._offer and self._doorway.send(offer):
+            self._offer = offer
+        self._renewal = self._loop.call_later(_RENEWED, self._renew)
 
     def _on_readable(self) -> None:
         try:

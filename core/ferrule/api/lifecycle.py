@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
@@ -19,7 +19,7 @@ from ferrule.errors import EngineDead, FerruleError, UnavailableError
 from ferrule.interfaces.service import Health, Service
 from ferrule.interfaces.stats import HttpStats
 from ferrule.wire.board import LOAD, STATE, STATES, Board
-from ferrule.wire.doorway import Probe
+from ferrule.wire.doorway import Offer
 
 T = TypeVar("T")
 
@@ -95,7 +95,7 @@ class Lifecycle:
         self.board = board or Board()
         self.state = STARTING
         self.detail = "The model is being loaded."
-        self.probes: Mapping[str, Probe] = {}  # what the launcher's door may answer, by method and path
+        self.offer: Callable[[], Offer] = lambda: Offer({})  # what the launcher's door may answer
         self.live = LiveService(self)
         self.service = cast(Service, self.live)
         self.died = asyncio.Event()

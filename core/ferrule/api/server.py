@@ -67,7 +67,7 @@ async def serve(config: Config, front: Front, listener: socket.socket | Doorway,
     StartupError.
     """
     lifecycle, context = front.lifecycle, front.context
-    arrivals = Arrivals(listener, lifecycle, lifecycle.probes) if isinstance(listener, Doorway) else None
+    arrivals = Arrivals(listener, lifecycle) if isinstance(listener, Doorway) else None
     server = _Server(_uvicorn_config(config, front.app), context, config.limits.header_timeout, arrivals)
     running = asyncio.create_task(server.serve(sockets=[listener] if isinstance(listener, socket.socket) else []))
     guard = LoopGuard(lifecycle.live.stalled)

@@ -122,6 +122,13 @@ class CacheConfig:
     cpu_offload_gb: float = opt(0.0, "GiB of weights that stay with the host, from where the GPU reads them.", ge=0)
     num_gpu_blocks_override: int | None = opt(None, "Exact number of cache blocks.", ge=1)
     enable_prefix_caching: bool = opt(True, "Reuse the cache of equal prompt beginnings.")
+    cache_scope: str = opt(
+        "global",
+        "Who may reuse the cache of a prompt: everybody, or only requests with the same API key, so that no client can "
+        "tell by the time of an answer what others have asked.",
+        choices=("global", "key"),
+        server=True,
+    )
     prefix_caching_hash_algo: str = opt("sha256", "Hash of cache blocks.", choices=("builtin", "sha256"))
     kv_cache_dtype: str = opt(
         "auto",
@@ -283,6 +290,19 @@ class FrontendConfig:
         common=True,
         server=True,
     )
+    api_key_file: str | None = opt(
+        None,
+        "YAML file of keys, NAME: KEY or NAME: {sha256: …, max_requests: …, tokens_per_minute: …, admin: true}; read "
+        "again on SIGHUP. Logs and metrics have the names.",
+        server=True,
+    )
+    allowed_hosts: tuple[str, ...] = opt(
+        (),
+        "Domains under which a server without API keys answers, such as llm.example.com or *.example.com; * for all. "
+        "Addresses and names inside a network need not be told.",
+        nargs="+",
+        server=True,
+    )
     admin_key: str | None = opt(
         None,
         "Key of the routes for administration; without one the API key opens them.",
@@ -383,6 +403,10 @@ class LimitsConfig:
     )
     max_waiting_tokens: int = opt(
         8_000_000, "Most prompt tokens in the queue.", ge=1, human=True, aliases=("--max-num-queued-tokens",)
+    )
+    max_key_requests: int | None = opt(None, "Most requests in progress for one API key.", ge=1, server=True)
+    key_tokens_per_minute: int | None = opt(
+        None, "Most tokens of prompts and answers in a minute for one API key.", ge=1, human=True, server=True
     )
     max_connections: int = opt(4096, "Most open connections.", ge=1, server=True)
     header_timeout: float = opt(10.0, "Seconds to receive a request's headers.", gt=0, server=True)

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from ferrule import log
 from ferrule.assembly.vocabulary import format_tokens, read_vocabulary, special_ids
+from ferrule.callers import CALLER, Visit
 from ferrule.client.base import EngineClient
 from ferrule.config import Resolved
 from ferrule.errors import EngineDead, FerruleError, NotFoundError, RequestError, UnavailableError
@@ -25,9 +26,11 @@ from ferrule.frontend.admission.validate import (
     Rules,
     Seeds,
     check_beam,
+    check_count,
     check_params,
     check_priority,
     check_salt,
+    scoped,
     wrap_seed,
 )
 from ferrule.frontend.guided.compiler import GrammarCompiler
@@ -120,7 +123,7 @@ class FrontendService(Service):
         count = checked.best_of
         if request.beam is not None:
             checked, count = check_beam(request.beam, request, checked, self._reader.rules), request.beam.width
-        self._check_count(len(request.prompts), count)
+        check_count(len(request.prompts), count, self._config.limits.max_prompts)
         with self.ledger.reserve(len(request.prompts) * count) as reservation:
             words = await self._reader.bad_words(checked.bad_words)
             prompts = []
@@ -136,6 +139,7 @@ class FrontendService(Service):
             rules = self._reader.rules
             enforced = [await self._constraints.enforce(request, rules, *one) for one in read]
             self._check_available()
+            salt = scoped(salt, CALLER.get(), self._config.cache.cache_scope)
             shared = {"arrival": arrival, "priority": priority, "cache_salt": salt}
             requests = []
             for prepared, (sampling, grammar) in zip(prompts, enforced, strict=True):
@@ -243,13 +247,6 @@ class FrontendService(Service):
             found += await asyncio.to_thread(check_processors, request.logits_processors, rules)
         return found
 
-    def _check_count(self, num_prompts: int, n: int) -> None:
-        most = self._config.limits.max_prompts
-        if not 1 <= num_prompts <= most:
-            raise RequestError(f"There must be 1 to {most} prompts in a request, not {num_prompts}.", "prompt")
-        if num_prompts * n > most:
-            raise RequestError(f"{num_prompts} prompts with n = {n} are more than {most} answers.", "n")
-
     def _draw_seeds(self, checked: Checked) -> list[int]:
         seed = self._seeds.draw() if checked.seed is None else checked.seed
         return [wrap_seed(seed, number) for number in range(checked.best_of)]
@@ -281,12 +278,13 @@ class FrontendService(Service):
             if isinstance(error, EngineDead):
                 raise UnavailableError("The engine is not running.") from None
             raise
-        model = self.resolve(request.model)
+        model, caller = self.resolve(request.model), CALLER.get()
         for one, choice in zip(requests, choices, strict=True):
             choice.account.id = one.id
             self.ledger.loggers.hooks.request_admitted(one.id, model, len(one.prompt_ids), request.params)
         if not self._config.frontend.disable_log_requests:
-            _log_requests(requests, [prompt for prompt, _ in read], checked.best_of, self._config.frontend.max_log_len)
+            prompts = [prompt for prompt, _ in read]
+            _log_requests(requests, prompts, checked.best_of, self._config.frontend.max_log_len, caller)
         outputs = OutputStream(cancel, self.ledger, choices, streams, self._tasks)
         return BestOf(outputs, checked) if checked.best_of > checked.n else outputs
 
@@ -307,6 +305,7 @@ class FrontendService(Service):
             detokenizer = _detokenizer(self.tokenizer, prompt.ids, checked, parse, kept)
         stops = StopMatcher(checked.stops, checked.include_stop) if checked.stops is not None else None
         account = Account(engine_request.arrival, len(prompt.ids), prompt.sampling.max_tokens, checked.n, prompt.weight)
+        account.caller = CALLER.get()
         reservation.turn(account)
         choice = Choice(index, engine_request, account, parse, detokenizer, stops)
         choice.prompt_text = prompt.text
@@ -377,15 +376,21 @@ def _vocabulary(tokenizer: Tokenizer | None, rules: Rules, written: tuple[str, .
 
 
 def _log_requests(
-    requests: Sequence[EngineRequest], prompts: Sequence[Prepared], num_choices: int, max_length: int | None
+    requests: Sequence[EngineRequest],
+    prompts: Sequence[Prepared],
+    num_choices: int,
+    max_length: int | None,
+    caller: Visit | None,
 ) -> None:
     """One line for each prompt, of which at most `max_length` characters or ids are shown."""
+    named = {"key": caller.name} if caller else {}
     for number, prompt in enumerate(prompts):
         request = requests[number * num_choices]
         shown = prompt.ids[:max_length] if prompt.text is None else prompt.text[:max_length]
         _logger.info(
             "request",
             id=request.id,
+            **named,
             n=num_choices,
             prompt_tokens=len(prompt.ids),
             max_tokens=prompt.sampling.max_tokens,

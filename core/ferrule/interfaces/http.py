@@ -105,6 +105,7 @@ class RequestInfo:
     id: str  # ours, random; the client's own is in `headers`
     headers: Mapping[str, str]  # lower-case names
     disconnected: Callable[[], Awaitable[None]]  # resolves when the client has left
+    key_name: str = ""  # of the API key that it came with; empty where none was needed
     unknown_fields: tuple[str, ...] = ()  # body fields that no model declares, such as ``a.b[2].c``; printable
 
 

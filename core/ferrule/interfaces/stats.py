@@ -33,6 +33,7 @@ class RequestStats(Struct, frozen=True, kw_only=True):
     longest: int | None = None  # with the last of a prompt's n choices: the most tokens that one of them has
     called_tools: bool | None = None  # None: no tool parser read the choice
     streamed: bool = True
+    key_name: str = ""  # of the API key that the request came with
 
 
 class HttpStats(Struct, frozen=True, kw_only=True):

@@ -24,7 +24,7 @@ from ferrule.hooks import HookRunner, open_hooks
 from ferrule.interfaces.service import Service
 from ferrule.launch.check import open_api
 from ferrule.launch.engine_main import watch_progress
-from ferrule.launch.listen import base_url
+from ferrule.launch.listen import exposure, reach
 from ferrule.launch.process import Boot
 from ferrule.plugin import Plugins
 from ferrule.wire.board import BEAT, READY, Board
@@ -160,4 +160,6 @@ def announce(config: Resolved, client: EngineClient, listener: socket.socket, ho
     _logger.info("%s; longest request %d tokens", room, info.max_model_len)
     for line in (*suggestions(config), *hooks.report_header(config)):
         _logger.info("%s", line)
-    _logger.info("ready at %s/v1", base_url(listener, config))
+    if warning := exposure(listener, config):
+        _logger.warning("%s", warning)
+    _logger.info("ready at %s", reach(listener, config))

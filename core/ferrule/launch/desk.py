@@ -41,7 +41,7 @@ class Desk:
         if isinstance(message, Offer):
             self._offers[doorway] = message
             if len(self._offers) == len(self._doorways):
-                self._reader = ProbeReader(self._config, message.probes)
+                self._reader = ProbeReader(self._config, message)
         elif isinstance(message, Loaded):
             self._figures.load(message.info)
         elif isinstance(message, Fresh) and message.number == self._number and self._fresh is not None:
@@ -87,7 +87,7 @@ class Desk:
         """Log an answer and have it counted. `began` is a monotonic time, `sent` the bytes of the body."""
         seconds = time.monotonic() - began
         if not self._config.frontend.disable_uvicorn_access_log:
-            log_call(client, (call.method, call.target, "1.1"), status, seconds)
+            log_call(client, (call.method, call.target, "1.1"), status, seconds, call.key)
         stats = HttpStats(route=call.path, method=call.method, status=status, seconds=seconds, received=0, sent=sent)
         self._doorways[0].send(Answered(stats))
 

@@ -6,9 +6,10 @@ anything that asks for more than the plain answer. Whatever else it is, errors i
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
 import secrets
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from http import HTTPStatus
@@ -16,16 +17,16 @@ from pathlib import Path
 
 import httptools
 
-from ferrule.api.keys import KeyRing
+from ferrule.api.origin import Hosts, host_of
 from ferrule.config import Resolved
-from ferrule.errors import PluginError, UnavailableError
+from ferrule.errors import PluginError, RequestError, UnavailableError
 from ferrule.frontend.admission.ledger import Loggers
 from ferrule.frontend.stat_loggers import open_followers
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.service import Health
 from ferrule.types import ModelInfo
 from ferrule.wire.board import STATE, STATES, Board
-from ferrule.wire.doorway import Probe
+from ferrule.wire.doorway import Offer, Probe
 
 Answer = tuple[int, list[tuple[str, str]], bytes]  # status, headers and body
 
@@ -51,6 +52,7 @@ class Call:
     probe: Probe = field(default_factory=lambda: Probe(""))
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
     complete: bool = False
+    key: str = ""  # the name of the API key, where one was needed
 
     def on_url(self, url: bytes) -> None:
         self.target += url
@@ -65,13 +67,16 @@ class Call:
 class ProbeReader:
     """Tells probes from other requests by what an API process offers."""
 
-    def __init__(self, config: Resolved, probes: Mapping[str, Probe]) -> None:
+    def __init__(self, config: Resolved, offer: Offer) -> None:
         root = config.frontend.root_path.strip("/")
         self._root = f"/{root}" if root else ""
-        self._probes = probes
+        self._probes, self._keys = offer.probes, offer.keys
         self._elsewhere = _ELSEWHERE | ({b"x-request-id"} if config.frontend.enable_request_id_headers else set())
-        self._keys = KeyRing(config.frontend.api_key)
-        calls = [*probes, *(f"HEAD {call.removeprefix('GET ')}" for call in probes if call.startswith("GET "))]
+        self._hosts = Hosts((*config.frontend.allowed_hosts, config.frontend.host or ""))
+        calls = [
+            *offer.probes,
+            *(f"HEAD {call.removeprefix('GET ')}" for call in offer.probes if call.startswith("GET ")),
+        ]
         self._starts = tuple(
             f"{method} {root}{path} HTTP/1.1\r\n".encode()
             for method, _, path in (call.partition(" ") for call in calls)
@@ -103,9 +108,23 @@ class ProbeReader:
         if probe is None or len(names) > _MAX_HEADERS or not self._elsewhere.isdisjoint(names):
             return False
         call.probe = probe
-        authorizations = [value for name, value in call.headers if name == b"authorization"]
         lengths = [value for name, value in call.headers if name == b"content-length"]
-        return (not probe.keyed or self._keys.admits(authorizations)) and all(each == b"0" for each in lengths)
+        return all(each == b"0" for each in lengths) and (not probe.keyed or self._allowed(call))
+
+    def _allowed(self, call: Call) -> bool:
+        """The rules of `ferrule.api.app`: a key where there are any, else a host that may be that of this server."""
+        if not self._keys:
+            try:
+                self._hosts.check(host_of([value for name, value in call.headers if name == b"host"]))
+            except RequestError:
+                return False
+            return True
+        given = [value.partition(b" ") for name, value in call.headers if name == b"authorization"]
+        scheme, _, key = given[0] if len(given) == 1 else (b"", b"", b"")
+        presented = hashlib.sha256(key.strip()).digest()
+        matches = [name for name, digest in self._keys.items() if hmac.compare_digest(presented, digest)]
+        call.key = matches[0] if matches and scheme.lower() == b"bearer" else ""
+        return bool(call.key)
 
 
 def health(config: Resolved, board: Board, draining: bool) -> Health:

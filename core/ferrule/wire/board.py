@@ -19,10 +19,23 @@ STATE = 7  # API process: the place in STATES of what it says about itself
 STATES = ("starting", "ready", "draining", "dead")
 _SILENCE = 10.0  # seconds without a heartbeat until a process counts as stalled
 
-_CELLS = 8
+# Of each API key, for the process that writes them: see `ferrule.callers`.
+MAX_CALLERS = 1024
+OPEN = 0  # requests in progress
+SPENT_IN = 1  # number of the minute
+SPENT = 2  # and the tokens that were used in it
+
+_FIRST_CALLER = 8
+_PER_CALLER = 3
+_CELLS = _FIRST_CALLER + _PER_CALLER * MAX_CALLERS
 _BYTES = 8 * _CELLS
 ENGINE = 0  # row of the engine; API process i has row i + 1
 _POLL = 0.005  # seconds between two looks at a cell
+
+
+def caller_cell(number: int, which: int) -> int:
+    """The cell of a caller by its number, for OPEN, SPENT_IN or SPENT."""
+    return _FIRST_CALLER + _PER_CALLER * number + which
 
 
 class Board:
@@ -94,6 +107,9 @@ class Board:
         """
         waits = self.get(STALLED)
         return max(self.silent(ENGINE, watchdog), waits if waits > watchdog / 2 else 0.0)
+
+    def mine(self, cell: int) -> float:
+        return self.get(cell, self.row)
 
     def total(self, cell: int) -> int:
         """The sum over all processes."""

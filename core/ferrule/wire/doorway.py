@@ -28,13 +28,17 @@ class Probe(Struct, frozen=True):
     """What a path answers with."""
 
     what: str  # "health" or "metrics": the server's
-    keyed: bool = False  # it needs the API key, if one is set
+    keyed: bool = False  # it needs an API key, if there is one; else a host that a server without keys answers under
 
 
 class Offer(Struct, frozen=True, tag=True):
-    """An API process's first words: what the door may answer for it, by method and path ("GET /health")."""
+    """What the door may answer for an API process, by method and path ("GET /health"), and with which API keys.
+
+    It is the process's first message, and comes again when the keys have changed.
+    """
 
     probes: Mapping[str, Probe]
+    keys: Mapping[str, bytes] = {}  # name → SHA-256
 
 
 class Loaded(Struct, frozen=True, tag=True):

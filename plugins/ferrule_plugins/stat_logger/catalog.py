@@ -47,6 +47,9 @@ GAP = "vllm:inter_token_latency_seconds"
 SUCCESS = "vllm:request_success_total"
 TOOLS = "vllm:tool_call_parser_invocations_total"
 REJECTED = "vllm:admission_rejections_total"
+KEY_CHOICES = "ferrule:key_choices_total"
+KEY_PROMPT = "ferrule:key_prompt_tokens_total"
+KEY_GENERATION = "ferrule:key_generation_tokens_total"
 CACHE_INFO = "vllm:cache_config_info"
 CALLS = "http_requests_total"
 DURATION = "http_request_duration_seconds"
@@ -82,6 +85,10 @@ def _engine(name: str, kind: str, doc: str, field: str) -> Metric:
 
 def _choice(name: str, doc: str, buckets: tuple[float, ...], read: Callable[[RequestStats], float | None]) -> Metric:
     return Metric(name=f"vllm:{name}", kind="histogram", doc=doc, buckets=buckets, choice=read)
+
+
+def _of_key(name: str, doc: str) -> Metric:
+    return Metric(name=name, kind="counter", doc=doc, labels=("key",), values=None, common=("model_name",))
 
 
 def _alias(name: str, doc: str, metric: Metric, deprecated: str = "") -> Metric:
@@ -279,6 +286,9 @@ REQUESTS = (
         values=tuple(product(("streaming", "non_streaming"), ("tool_call", "no_tool_call"), ("chat_completions",))),
         common=("model_name",),
     ),
+    _of_key(KEY_CHOICES, "Choices that ended, by the name of the API key; there is no series without keys."),
+    _of_key(KEY_PROMPT, "Prompt tokens of these choices, by the name of the API key."),
+    _of_key(KEY_GENERATION, "Generated tokens of these choices, by the name of the API key."),
 )
 
 DEPRECATED = (

@@ -87,8 +87,8 @@ class Prometheus(StatLogger):
         figures = [float(stat[name]) for stat in gc.get_stats() for name, _, _ in _GC_FIGURES]
         self._stores.own.cells(_GC, len(figures))[:] = array("d", figures)
 
-    def _count(self, *key: str) -> None:
-        self._stores.own.cells(key, 1)[0] += 1
+    def _count(self, *key: str, value: float = 1) -> None:
+        self._stores.own.cells(key, 1)[0] += value
 
     # ---- what happens
 
@@ -121,6 +121,10 @@ class Prometheus(StatLogger):
         if stats.called_tools is not None:
             mode = "streaming" if stats.streamed else "non_streaming"
             self._count(catalog.TOOLS, mode, "tool_call" if stats.called_tools else "no_tool_call", "chat_completions")
+        if stats.key_name:
+            self._count(catalog.KEY_CHOICES, stats.key_name)
+            self._count(catalog.KEY_PROMPT, stats.key_name, value=stats.prompt_tokens)
+            self._count(catalog.KEY_GENERATION, stats.key_name, value=stats.generation_tokens)
         for metric in catalog.SERVED:
             if metric.choice is not None and (value := metric.choice(stats)) is not None:
                 self._by_name[metric.name].observe(value)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from ferrule.config import Config, FrontendConfig
 from ferrule.config.resolve import resolve
 from ferrule.launch.probes import ProbeReader, answer_bytes, health, health_answer
 from ferrule.wire.board import BEAT, READY, STALLED, STATE, STATES, Board
-from ferrule.wire.doorway import Probe
+from ferrule.wire.doorway import Offer, Probe
 
 PROBES = {
     "GET /health": Probe("health"),
@@ -22,8 +24,8 @@ PROBES = {
 }
 
 
-def reader(**front: Any) -> ProbeReader:
-    return ProbeReader(resolve(Config(frontend=FrontendConfig(**front))), PROBES)
+def reader(keys: Mapping[str, bytes] | None = None, **front: Any) -> ProbeReader:
+    return ProbeReader(resolve(Config(frontend=FrontendConfig(**front))), Offer(PROBES, keys or {}))
 
 
 def head(line: str, *headers: str) -> bytes:
@@ -75,11 +77,20 @@ def test_everything_else_is_left_to_others(given: bytes) -> None:
 
 
 def test_the_key_is_needed_where_it_is() -> None:
-    keyed = reader(api_key=("secret",))
+    keyed = reader({"alice": hashlib.sha256(b"secret").digest()})
     assert keyed.read(head("GET /health"))
-    assert keyed.read(head("GET /metrics", "authorization: Bearer secret"))
+    found = keyed.read(head("GET /metrics", "authorization: Bearer secret"))
+    assert found is not None
+    assert found.key == "alice"
     for wrong in ((), ("authorization: Bearer other",), ("authorization: Bearer secret",) * 2, ("x-api-key: secret",)):
         assert keyed.read(head("GET /metrics", *wrong)) is None
+
+
+def test_a_server_without_keys_answers_under_its_own_names_only() -> None:
+    strange = head("GET /metrics").replace(b"host: x", b"host: rebound.example.com")
+    assert reader().read(strange) is None
+    assert reader(allowed_hosts=("rebound.example.com",)).read(strange)
+    assert reader().read(strange.replace(b"/metrics", b"/health"))
 
 
 def test_a_prefix_may_be_there() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from ferrule.callers import Visit
 from ferrule.config import LimitsConfig
 from ferrule.errors import OverloadedError, RequestError
 from ferrule.hooks import HookRunner
@@ -71,6 +72,7 @@ class Account:
     first_token: float = 0.0
     streamed: bool = True
     called_tools: bool | None = None  # None: no tool parser reads it
+    caller: Visit | None = None
     group: Sequence[Account] = ()  # all choices of the prompt
     last_token: float = field(init=False)
 
@@ -100,6 +102,8 @@ class Reservation:
         """One of the places is an account's now."""
         self.count -= 1
         self.tokens -= account.weight
+        if account.caller is not None:
+            account.caller.spend(account.prompt)
 
 
 class Ledger:
@@ -158,6 +162,8 @@ class Ledger:
             account.first_token = now
         account.last_token = now
         account.generated += count
+        if account.caller is not None:
+            account.caller.spend(count)
         account.cached = max(account.cached, cached)
         self.loggers.tell("on_tokens", lambda logger: logger.on_tokens(first, count, gap))
 
@@ -210,5 +216,6 @@ def _stats(account: Account, finish: FinishReason, times: RequestTimes, preempti
         num_preemptions=preemptions,
         longest=max(one.generated for one in group) if all(one.settled for one in group) else None,
         called_tools=account.called_tools,
+        key_name=account.caller.name if account.caller else "",
         streamed=account.streamed,
     )

@@ -18,6 +18,8 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from ferrule import log
+from ferrule.api.access_log import log_call
+from ferrule.api.arrivals import offered
 from ferrule.api.auth import Keys
 from ferrule.api.budget import Budget
 from ferrule.api.endpoints import GIVEN, Given, reads_body
@@ -31,7 +33,7 @@ from ferrule.api.respond import Answer, Send
 from ferrule.api.routes import assemble
 from ferrule.callers import Caller
 from ferrule.config import Config
-from ferrule.errors import RequestError, UnauthorisedError, nearest
+from ferrule.errors import OverloadedError, RequestError, UnauthorisedError, nearest
 from ferrule.hooks import HookRunner
 from ferrule.interfaces.hooks import AccessRequest
 from ferrule.interfaces.http import SCOPE_KEY, Access, RequestInfo, RouterContext
@@ -39,18 +41,17 @@ from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.stats import HttpStats
 from ferrule.schema import REQUEST_ID
 from ferrule.wire.buffers import Buffers
+from ferrule.wire.doorway import Offer
 
 _MAX_QUERY_FIELDS = 64
 _LINGER = (1.0, 8 << 20)  # seconds and bytes for the rest of a body that was refused
 _METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
-_LOGGED = 512  # characters of a path that the access log repeats
 
 Scope = Message
 CLOSE = "ferrule.close"  # scope["state"] key: a function that makes the connection close after this answer
 
 _logger = log.get("api")
-_access = log.get("access")
 
 
 def build_app(
@@ -63,10 +64,13 @@ def build_app(
     """The application with the routes of the chosen router plugins. Raises StartupError, PluginError."""
     context = RouterContext(config, plugins, lifecycle.service, lambda: lifecycle.load)
     inner, table = assemble(config, plugins, context)
-    frame = Frame(config, lifecycle, inner, table, hooks or HookRunner())
+    hooks = hooks or HookRunner()
+    frame = Frame(config, lifecycle, inner, table, hooks)
     if reloads is not None:
         reloads.add("keys", frame.take_keys)
         reloads.add("limits of bodies", frame.take_limits)
+    probes = offered(table.probes, config, hooks)
+    lifecycle.offer = lambda: Offer(probes, frame.keys.callers.digests)
     return surround(frame, config.frontend)
 
 
@@ -160,6 +164,8 @@ class Frame:
         caller = self._authorise(scope, path, headers, access)
         entry, params = self._table.find(scope["method"], path)
         self._lifecycle.admit(work=entry.body is not None)
+        if entry.room:
+            self._lifecycle.service.check_room()
         return entry, params, caller
 
     def _check_browser(self, scope: Scope, headers: dict[str, str]) -> None:
@@ -225,6 +231,8 @@ class Frame:
             _logger.error("an answer failed after its start", status=failure.status)
             await answer.write(b"", more=False)
             return failure.status
+        if isinstance(error, OverloadedError):
+            await intake.skip()
         early = not intake.done
         await answer.failure(failure, more=early)
         if early:
@@ -253,12 +261,7 @@ def _strict(unknown: Sequence[str], known: Iterable[str]) -> RequestError:
 
 
 def _log(scope: Scope, status: int, seconds: float, caller: Caller | None) -> None:
-    """One line per call, escaped: nothing from the wire can make a second line."""
-    named = {"key": caller.name} if caller else {}
     raw = scope.get("raw_path") or scope["path"].encode()
-    path = raw[:_LOGGED].decode("ascii", "backslashreplace").encode("unicode_escape").decode("ascii")
     client = "{}:{}".format(*scope["client"]) if scope.get("client") else "-"
-    version = scope.get("http_version", "1.1")
-    _access.info(
-        '%s - "%s %s HTTP/%s" %d %.0fms', client, scope["method"], path, version, status, seconds * 1000, **named
-    )
+    request = (scope["method"], raw, scope.get("http_version", "1.1"))
+    log_call(client, request, status, seconds, caller.name if caller else "")

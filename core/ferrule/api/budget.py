@@ -38,7 +38,7 @@ class Claim:
 
 
 class Budget:
-    """Of one process. Where there are `several_keys`, one gets half of it at most. Waits for room end after `patience`."""
+    """Of one process. With `several_keys`, one gets half of it at most. A wait for room ends after `patience`."""
 
     def __init__(self, buffers: Buffers, several_keys: Callable[[], bool] = bool, patience: float = 10.0) -> None:
         self.buffers = buffers

@@ -16,6 +16,7 @@ from ferrule.errors import RequestError, TooLargeError, TooSlowError
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 
+_SKIP_SECONDS = 1.0
 _PIECE = 1 << 16  # bytes scanned without giving other requests a turn
 
 
@@ -135,6 +136,12 @@ class Intake:
             while (await self._receive())["type"] != "http.disconnect":
                 pass
             exchange.stop(ClientGone())
+
+    async def skip(self) -> None:
+        """Drop a small body that is about to be here, so that the connection can go on after an early answer."""
+        length = self._headers.get("content-length", "")
+        if length.isdigit() and int(length[:20]) <= _PIECE:
+            await self.linger(_SKIP_SECONDS, _PIECE)
 
     async def linger(self, seconds: float, num_bytes: int) -> None:
         """Read and drop what is still on its way, so that the client gets to read an early answer."""

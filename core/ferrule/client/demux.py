@@ -19,13 +19,12 @@ from ferrule.config import LimitsConfig
 from ferrule.errors import EngineDead, ForbiddenError, RequestError, RequestFailed
 from ferrule.interfaces.service import Health
 from ferrule.types import EngineRequest, EngineStats, FinishReason, RequestDelta
-from ferrule.wire.board import BEAT, CHECKED, READY, STALLED, Board
+from ferrule.wire.board import CHECKED, READY, Board
 from ferrule.wire.buffers import Buffers
 from ferrule.wire.messages import Call, CallReply, Cancel, Deltas, Fatal, FromEngine, Pause, Ready, Submit, ToEngine
 
 _LOST = "A message between the server's processes was lost; this request cannot be finished."
 _RESTARTING = "The engine has stopped and is being started again."
-_SILENCE = 10.0  # seconds without a heartbeat until the engine counts as stalled
 _MAX_UNREAD = 32 << 10  # bytes of deltas, about, that may wait for their reader while the request gets steps
 _PATIENCE = 0.1  # seconds for which more may wait: the reader's turn on the event loop may be next
 
@@ -203,18 +202,9 @@ class DemuxClient(EngineClient):
             return Health(state="dead", detail=str(self._dead))
         if not self._ready.is_set():
             return Health(state="starting", detail=_RESTARTING if self._lost else "")
-        if waits := self._stalled():
+        if waits := self.board.stalled(self._watchdog):
             return Health(state="stalled", detail=f"The engine has made no progress for {waits:.0f} s.")
         return Health(state="ready" if self.board.ready else "starting")
-
-    def _stalled(self) -> float:
-        """Seconds without a sign of progress from the engine; 0 while they are within the limits.
-
-        A process that was stopped, or that holds the interpreter, is silent. A step that takes long is only slow.
-        """
-        beat, waits = self.board.get(BEAT), self.board.get(STALLED)
-        silent = time.monotonic() - beat if beat else 0.0
-        return max(silent if silent > min(_SILENCE, self._watchdog) else 0, waits if waits > self._watchdog / 2 else 0)
 
     def stats(self) -> EngineStats:
         return self._stats

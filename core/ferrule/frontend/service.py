@@ -42,6 +42,7 @@ from ferrule.frontend.output.beam import BestOf, search_beams
 from ferrule.frontend.output.choice import Choice, OutputStream
 from ferrule.frontend.output.parse import ParseChain, choice_context, open_chain
 from ferrule.frontend.output.stops import StopMatcher
+from ferrule.frontend.stat_loggers import open_loggers
 from ferrule.frontend.template_fit import warn_of_misfit
 from ferrule.frontend.text.detokenize import Detokenizer, open_detokenizer
 from ferrule.frontend.text.render import Renderer
@@ -51,7 +52,7 @@ from ferrule.interfaces.guided_decoding import Vocabulary
 from ferrule.interfaces.parsers import ChoiceContext
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.service import ChatPrompt, Generate, Health, Output, Prompt, Service
-from ferrule.interfaces.stats import HttpStats, StatLogger
+from ferrule.interfaces.stats import HttpStats
 from ferrule.interfaces.tokenizer import ChatTokenizer, Tokenizer
 from ferrule.types import EngineRequest
 
@@ -157,12 +158,22 @@ class FrontendService(Service):
         except EngineDead:
             raise UnavailableError("The engine is not running.") from None
 
-    def exposition(self) -> tuple[str, str]:
+    def report(self) -> None:
         self.ledger.engine(self._client.stats())
+
+    def exposition(self) -> tuple[str, str]:
+        self.report()
         return self.ledger.loggers.exposition()
 
     def answered(self, stats: HttpStats) -> None:
         self.ledger.loggers.tell("on_http", lambda logger: logger.on_http(stats), always=True)
+
+    def check_room(self) -> None:
+        if self.ledger.waiting >= self._config.limits.max_waiting_requests:
+            raise self.ledger.full("requests", "max_num_queued_reqs")
+
+    def stalled(self, seconds: float) -> None:
+        self.ledger.loggers.tell("on_stall", lambda logger: logger.on_stall(seconds), always=True)
 
     async def read(self, prompt: Prompt | ChatPrompt) -> tuple[list[int], str | None]:
         """A prompt's ids, and its text if it had one or was rendered. Raises RequestError."""
@@ -331,7 +342,7 @@ def build_service(
     reader = open_reader(config, plugins, client, inputs, folder)
     hooks = hooks or open_hooks(plugins)
     hooks.register_metrics()
-    loggers = Loggers(_stat_loggers(config, plugins, client), hooks, config.observability.disable_log_stats)
+    loggers = Loggers(open_loggers(config, plugins, client), hooks, config.observability.disable_log_stats)
     vocabulary = partial(_vocabulary, inputs.tokenizer, reader.rules, format_tokens(config, plugins))
     compiler = GrammarCompiler(plugins, config.decoding, vocabulary)
     return FrontendService(config, client, reader, inputs.parsers, compiler, loggers)
@@ -392,15 +403,3 @@ def _log_requests(
             max_tokens=prompt.sampling.max_tokens,
             prompt=shown,
         )
-
-
-def _stat_loggers(config: Resolved, plugins: Plugins, client: EngineClient) -> list[tuple[str, StatLogger]]:
-    """All that are installed, with their titles. Raises PluginError."""
-    loggers: list[tuple[str, StatLogger]] = []
-    for name in plugins.defaults("stat_logger"):
-        logger: StatLogger = plugins.make("stat_logger", name, config, client.info)
-        if client.board.shared is not None:
-            with plugins.blamed("stat_logger", name):
-                logger.share(*client.board.shared)
-        loggers.append((plugins.title("stat_logger", name), logger))
-    return loggers

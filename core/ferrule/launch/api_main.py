@@ -30,6 +30,7 @@ from ferrule.launch.process import Boot
 from ferrule.launch.reload import Reloader, told
 from ferrule.plugin import Plugins
 from ferrule.wire.board import BEAT, READY, Board
+from ferrule.wire.doorway import Doorway, Loaded
 
 _POLL = 0.02  # seconds between two looks at what the other API processes say
 
@@ -40,13 +41,19 @@ def run_api(boot: Boot, hooks: HookRunner) -> int:
     """Serve until the supervisor says stop or the engine dies. Returns the exit status."""
     os.set_inheritable(boot.listen_fd, False)
     listener = socket.socket(fileno=boot.listen_fd)
+    doorway = None
+    if boot.door_fd >= 0:
+        os.set_inheritable(boot.door_fd, False)
+        doorway = Doorway(socket.socket(fileno=boot.door_fd))
 
     async def main() -> int:
         parallel, limits = boot.config.parallel, boot.config.limits
         restarts = parallel.engine_restarts > 0
         path, watchdog = Path(boot.socket_path), parallel.watchdog_timeout
-        client = ProcessClient(path, boot.board(), watchdog, restarts, limits.max_buffered_bytes)
-        return await _serve(boot.config, boot.plugins, hooks, listener, client, lambda: told(path.parent))
+        board = boot.board()
+        board.watched = doorway is not None
+        client = ProcessClient(path, board, watchdog, restarts, limits.max_buffered_bytes)
+        return await _serve(boot.config, boot.plugins, hooks, listener, client, lambda: told(path.parent), doorway)
 
     return _run(main())
 
@@ -80,7 +87,9 @@ async def _serve(
     listener: socket.socket,
     client: ProcessClient | InlineClient,
     reread: Callable[[], Resolved],
+    doorway: Doorway | None = None,
 ) -> int:
+    """`listener` says where the server answers; connections come from the doorway, where there is one."""
     board = client.board
 
     async with AsyncExitStack() as stack:
@@ -98,6 +107,8 @@ async def _serve(
             front.reloads.add("limits of requests", lambda new: service.take_limits(new.limits))
             service.start()
             gc.freeze()  # what is here now stays
+            if doorway is not None and board.leads:
+                doorway.send(Loaded(client.info))
             if board.leads:
                 while board.total(READY) < board.rows - 2:
                     await asyncio.sleep(_POLL)
@@ -107,7 +118,7 @@ async def _serve(
 
         beating = asyncio.create_task(_beat(board))
         stack.callback(beating.cancel)
-        return await serve(config, front, listener, connect, reread)
+        return await serve(config, front, doorway or listener, connect, reread)
 
 
 async def _beat(board: Board) -> None:

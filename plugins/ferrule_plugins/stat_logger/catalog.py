@@ -36,6 +36,7 @@ _HTTP_FINE = (
     60.0,
 )
 _SIZES = tuple(float(1 << power) for power in range(6, 27, 2))  # 64 bytes … 64 MiB
+_STALL = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 TOKENS = (-1.0,)  # stands for 1, 2, 5, 10 … up to the longest context
 
 Values = Mapping[tuple[str, ...], float]  # values of a metric's own labels → figure
@@ -55,6 +56,7 @@ DURATION = "http_request_duration_seconds"
 DURATION_FINE = "http_request_duration_highr_seconds"
 RECEIVED = "http_request_size_bytes"
 SENT = "http_response_size_bytes"
+STALL = "ferrule:event_loop_stall_seconds"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -383,6 +385,13 @@ HTTP = (
         values=None,
         common=(),
         buckets=_SIZES,
+    ),
+    Metric(
+        name=STALL,
+        kind="histogram",
+        doc="Seconds by which an API process's event loop was late, where they were 5 ms or more.",
+        common=(),
+        buckets=_STALL,
     ),
 )
 

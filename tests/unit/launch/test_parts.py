@@ -15,7 +15,6 @@ import msgspec
 import pytest
 import zmq
 
-from ferrule.client import demux as client_demux
 from ferrule.client.demux import DemuxClient
 from ferrule.client.process import ProcessClient
 from ferrule.config import Config, FrontendConfig
@@ -36,6 +35,7 @@ from ferrule.types import (
     TokenLogprobs,
     TokenSampling,
 )
+from ferrule.wire import board as board_module
 from ferrule.wire import lifeline
 from ferrule.wire.board import BEAT, ENGINE, READY, STALLED, WAITING, Board
 from ferrule.wire.engine_socket import EngineSocket
@@ -367,7 +367,7 @@ async def test_an_engine_without_a_heartbeat_or_progress_is_stalled(
     serving = asyncio.create_task(asyncio.to_thread(_received, engine, Call))
     await asyncio.wait_for(client.wait_ready(), 120)
     now = 1000.0
-    monkeypatch.setattr(client_demux, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(board_module, "time", SimpleNamespace(monotonic=lambda: now))
     beats.put(BEAT, now)
     assert client.health().state == "starting"  # this process has not said that it could serve
     board.put(READY, 1)

@@ -185,6 +185,11 @@ class Visit:
         self._callers = callers
         self.name = name
 
+    @property
+    def has_others(self) -> bool:
+        """Whether the server has more keys than this one."""
+        return len(self._callers) > 1
+
     def spend(self, tokens: int) -> None:
         self._callers.spend(self.name, tokens)
 

@@ -135,10 +135,10 @@ class CacheConfig:
     num_gpu_blocks_override: int | None = opt(None, "Exact number of cache blocks.", ge=1, le=2**31 - 2)
     enable_prefix_caching: bool = opt(True, "Reuse the cache of equal prompt beginnings.")
     cache_scope: str = opt(
-        "global",
+        "auto",
         "Who may reuse the cache of a prompt: everybody, or only requests with the same API key, so that no client can "
-        "tell by the time of an answer what others have asked.",
-        choices=("global", "key"),
+        "tell by the time of an answer what others have asked; auto: key where there are several keys.",
+        choices=("auto", "global", "key"),
         server=True,
     )
     prefix_caching_hash_algo: str = opt("sha256", "Hash of cache blocks.", choices=("builtin", "sha256"))

@@ -8,7 +8,8 @@ The ``quantization_config`` of such a folder:
     method         the quantization that made them, or null
     forms          objects that say how the layers which they name are kept:
                    {"kind": "integers", "bits": 4, "group": 32, "digits": 1, "factors": false, "layers": [...]},
-                   and "offsets": true where groups have these, "table": [...] where numbers are codes
+                   and "offsets": true where groups have these, "table": [...] where numbers are codes, "halves": true
+                   where scales are float16, "block" and "steps" where they have two levels
                    {"kind": "bfloat16", "table": false, "layers": [...]}
 
 Names are those of the model's own layers, which merge what a checkpoint may hold apart. A layer has one tensor
@@ -66,6 +67,10 @@ class LayerForm:
             numbers["offsets"] = True
         if form.table:
             numbers["table"] = list(form.table)
+        if form.halves:
+            numbers["halves"] = True
+        if form.block:
+            numbers |= {"block": form.block, "steps": form.steps}
         return {"kind": _INTEGERS, **numbers, "factors": self.factors, "layers": list(layers)}
 
 
@@ -118,11 +123,13 @@ def _kept(form: Mapping[str, Any], dtype: str) -> LayerForm:
     if form["kind"] == _BFLOAT16 and dtype == _BFLOAT16:
         return LayerForm(None, table=_flag(form["table"]))
     bits, group, digits = form["bits"], form["group"], form["digits"]
-    whole = all(type(number) is int for number in (bits, group, digits))
+    block, steps = form.get("block", 0), form.get("steps", 0)
+    whole = all(type(number) is int for number in (bits, group, digits, block, steps))
     table = form.get("table", [])
     if form["kind"] != _INTEGERS or not whole or digits not in (1, 2) or not all(type(each) is int for each in table):
         raise ValueError
-    found = Form(bits, group, digits, _flag(form.get("offsets", False)), tuple(table))
+    offsets, halves = (_flag(form.get(name, False)) for name in ("offsets", "halves"))
+    found = Form(bits, group, digits, offsets, tuple(table), halves, block, steps)
     if found.problem is not None:
         raise ValueError(found.problem)
     return LayerForm(found, factors=_flag(form["factors"]))

@@ -12,9 +12,10 @@ The ``quantization_config`` of such a folder:
                    where scales are float16, "block" and "steps" where they have two levels
                    {"kind": "bfloat16", "table": false, "layers": [...]}
 
-Names are those of the model's own layers, which merge what a checkpoint may hold apart. A layer has one tensor
-`packed_weight` and, with `factors`, `packed_factors`. With `table` it is the head of a tied model, and the embedding
-reads its rows there. A layer that no form names is as in any checkpoint.
+Names are those of the model's own layers, which merge what a checkpoint may hold apart; projections in different forms
+are layers within these, such as qkv_proj.v_proj. A layer has one tensor `packed_weight` and, with `factors`,
+`packed_factors`. With `table` it is the head of a tied model, and the embedding reads its rows there. A layer that no
+form names is as in any checkpoint.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from ferrule_kernels.cpu.matmul import LANES, LONGEST, PackedMatrix, Workspace
 from ferrule_kernels.cpu.packed import LAYOUTS, layout, room
 from ferrule_kernels.matmul import Form
 from ferrule_nn import CheckpointParameter, Dense
+from ferrule_plugins.quantization.apart import Apart
 from ferrule_plugins.quantization.products import check_scales
 
 METHOD = "ferrule_packed"
@@ -168,14 +170,24 @@ class FerrulePacked(QuantizationMethod):
     def scheme(self, layer: LinearLayer) -> LinearScheme | None:
         kept = self._kept.get(layer.name)
         if kept is None:
-            return None
+            return self._apart(layer)
         if not kept.table:
-            return PackedScheme(kept, self._workspace, self._turn)
+            return self._packed(kept)
         if not layer.head:
             raise CheckpointError(
                 f"quantization_config says that the embedding is in {layer.name}, which is not a head."
             )
         return PackedTable(self._turn)
+
+    def _apart(self, layer: LinearLayer) -> LinearScheme | None:
+        """Of projections that are kept in different forms, as layers within the one that merges them."""
+        found = {name: self._kept.get(f"{layer.name}.{name}") for name in layer.projections}
+        if not any(found.values()):
+            return None
+        return Apart({name: self._packed(kept) if kept else None for name, kept in found.items()})
+
+    def _packed(self, kept: LayerForm) -> LinearScheme:
+        return PackedScheme(kept, self._workspace, self._turn)
 
 
 def _missing_kernel(config: Mapping[str, Any]) -> str | None:

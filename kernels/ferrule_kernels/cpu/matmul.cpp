@@ -319,10 +319,10 @@ void strip_by_tiles(const Matrix& w, const Panel& panel, const Rows& x, int64_t 
 #endif
 
 // Add up the digits of `count` quantized rows, and write.
-template <class Y> void finish(const Matrix& w, const float* sums, int64_t panel, int64_t row, int count, Y* y) {
+template <class Y> void finish(const Matrix& w, const float* sums, int64_t panel, int64_t row, int count, Y* y, int64_t across) {
     const int64_t first = panel * PANEL, channels = std::min<int64_t>(PANEL, w.n - first);
     for (int i = 0; i < count; i += w.digits) {
-        Y* to = y + (row + i) / w.digits * w.n + first;
+        Y* to = y + (row + i) / w.digits * across + first;
         for (int64_t c = 0; c < channels; c += WIDTH) {
             Floats sum = load<Floats>(sums + i * PANEL + c);
             if (w.digits == 2) sum += load<Floats>(sums + (i + 1) * PANEL + c);
@@ -340,8 +340,8 @@ inline int64_t most_rows(const Matrix& w, bool tiled) {
 }
 
 // Quantized rows [row, end) times a panel.
-template <class Y>
-void multiply_panel(const Matrix& w, int64_t panel, const Rows& x, int64_t row, int64_t end, Tiles& tiles, Y* y) {
+template <class Y> void multiply_panel(const Job& job, int64_t panel, const Rows& x, int64_t row, int64_t end, Tiles& tiles) {
+    const Matrix& w = *job.w;
     const int64_t channels = channels_of(w.n, panel), most = most_rows(w, x.tiled);
     const int64_t count = (end - row + most - 1) / most, each = (end - row + count - 1) / count;
     // Rows of a strip, alike, or whole tiles; digits stay together.
@@ -357,7 +357,7 @@ void multiply_panel(const Matrix& w, int64_t panel, const Rows& x, int64_t row, 
         else
 #endif
         part.ahead.far ? strips<true>(w, part, x, row, here, sums) : strips<false>(w, part, x, row, here, sums);
-        finish(w, sums, panel, row, here, y);
+        finish(w, sums, panel, row, here, (Y*)job.y, job.across);
     }
 }
 
@@ -420,7 +420,7 @@ template <class X, class Y> void multiply(const std::vector<Job>& jobs, void* me
             const Job& job = jobs[owner];
             const int64_t count = panels_of(job.w->n), first = own / count * CHUNK;
             const int64_t end = std::min(job.m * job.w->digits, first + CHUNK);
-            multiply_panel(*job.w, own % count, rows[source[owner]], first, end, tiles, (Y*)job.y);
+            multiply_panel<Y>(job, own % count, rows[source[owner]], first, end, tiles);
         }
     }
 }
@@ -445,7 +445,7 @@ int64_t ferrule_multiply_memory(const Matrix* matrix, int64_t m) { return memory
 
 // x [m, inputs] to y [m, n], both contiguous; types as above.
 void ferrule_multiply(const Matrix* w, const void* x, void* y, int64_t m, int32_t x_type, int32_t y_type, void* memory) {
-    multiply({Job{w, x, y, m}}, x_type, y_type, memory);
+    multiply({Job{w, x, y, m, w->n}}, x_type, y_type, memory);
 }
 
 // Several products at once, in the memory that each of them needs.

@@ -19,12 +19,13 @@ struct Matrix {
     uint8_t table[16];     // of codes: what they stand for, plus 128
 };
 
-// One of several products, as `_jobs` in bank.py makes them.
+// One of several products, as bank.py makes them.
 struct Job {
     const Matrix* w;
     const void* x;
     void* y;
     int64_t m;
+    int64_t across;  // from a row of y to the next
 };
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -176,6 +177,11 @@ class PackedMatrix:
         """The address of memory for so many rows in so many products with such matrices, until the next call."""
         each = self._memory(self._address, 1)  # at least what rounding up adds to a product's rows
         return self._workspace.at(self._memory(self._address, rows) + products * each)
+
+    @staticmethod
+    def memory_of(matrices: Sequence[PackedMatrix], rows: int) -> int:
+        """The address of memory for so many rows in a product with each of these, until the next call."""
+        return matrices[0]._workspace.at(sum(each._memory(each._address, rows) for each in matrices))
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """Everything that the kernel reads."""

@@ -56,15 +56,18 @@ def _mxfp4(layer: LinearLayer, weight: torch.Tensor, config: Mapping[str, Any]) 
 _TYPES = {
     "IQ4_NL": ["layers.0.mlp.up_proj"],
     "Q8_0": ["lm_head"],
+    "Q5_K": ["layers.1.mlp.up_proj"],
+    "Q4_K": ["layers.2.mlp.up_proj"],
     "Q6_K": ["layers.3.mlp.up_proj"],
-    "Q4_K": ["layers.0.self_attn.q_proj", "layers.0.self_attn.k_proj", "layers.0.self_attn.v_proj"],
+    "IQ4_XS": ["layers.4.mlp.up_proj"],
+    "Q4_1": ["layers.0.self_attn.q_proj", "layers.0.self_attn.k_proj", "layers.0.self_attn.v_proj"],
     "Q5_1": ["layers.0.mlp.experts.1.down_proj"],
 }
 
 
 def _gguf(layer: LinearLayer, weight: torch.Tensor, config: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     return levelled(
-        weight, form_of(next((kind for kind, names in config["types"].items() if layer.name in names), "Q4_K"))
+        weight, form_of(next((kind for kind, names in config["types"].items() if layer.name in names), "Q4_1"))
     )
 
 
@@ -127,6 +130,10 @@ BITSANDBYTES = {
 }
 
 
-GGUF = {"config": {"quant_method": "gguf", "types": _TYPES}, "encode": _gguf}
+GGUF = {
+    "config": {"quant_method": "gguf", "types": _TYPES},
+    "encode": _gguf,
+    "sizes": ((64, 48), (256, 100), (512, 17), (512, 256), (256, 64)),
+}
 MXFP4 = {"config": {"quant_method": "mxfp4"}, "encode": _mxfp4}
 PACKED = {"config": stated(_KEPT, torch.bfloat16, "int4"), "encode": _packed}

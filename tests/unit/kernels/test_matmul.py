@@ -17,6 +17,7 @@ import torch
 
 from ferrule_kernels import matmul as reference
 from ferrule_kernels.cpu import library, matmul
+from ferrule_kernels.cpu.bank import Abreast
 from ferrule_kernels.cpu.matmul import PackedMatrix, Workspace
 from ferrule_kernels.matmul import Form, Levels
 
@@ -206,6 +207,22 @@ def test_groups_multiply_the_scales_of_their_block(form: Form, n: int, k: int) -
         assert torch.equal(packed.multiply(x[first:last]), whole[first:last])
 
 
+@compiled
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_products_side_by_side_are_those_of_each_matrix(dtype: torch.dtype) -> None:
+    made, workspace, k = [], Workspace(), 768
+    for form, n in ((LEVELS[0], 70), (LEVELS[0], 64), (LEVELS[1], 33), (Form(8, 0, 2), 5)):
+        if form.steps:
+            made.append(
+                PackedMatrix(*_levelled(form, n, k)[:1], form, torch.randn(n), workspace, *_levelled(form, n, k)[1:])
+            )
+        else:
+            made.append(PackedMatrix(torch.randn(n, k), form, None, workspace))
+    for rows in (1, 2, 19):
+        x = torch.randn(rows, k, generator=torch.Generator().manual_seed(rows)).to(dtype)
+        assert torch.equal(Abreast(made).multiply(x), torch.cat([matrix.multiply(x) for matrix in made], 1))
+
+
 def reference_numbers(form: Form, numbers: torch.Tensor) -> torch.Tensor:
     """What codes stand for; the numbers themselves without a table."""
     return torch.tensor(form.table, dtype=torch.int8)[numbers.int()] if form.table else numbers
@@ -375,6 +392,7 @@ def test_each_generation_of_processors_computes_the_same(march: str, tmp_path: P
     script = """
 import ctypes, sys, torch
 from ferrule_kernels.cpu import library, matmul
+from ferrule_kernels.cpu.bank import Abreast
 if sys.argv[1]:
     library.load = lambda: ctypes.CDLL(sys.argv[1])
 from ferrule_kernels.cpu.matmul import PackedMatrix, Workspace

@@ -109,6 +109,12 @@ class LoadConfig:
     model_loader_extra_config: dict[str, Any] = opt({}, "Options of the load format.", json=True)
     ignore_patterns: tuple[str, ...] = opt(("original/**/*",), "Files that are neither downloaded nor read.", nargs="+")
     use_tqdm_on_load: bool = opt(True, "Show a progress bar while loading.")
+    pt_load_map_location: str = opt(
+        "cpu",
+        "Device that tensors of .bin and .pt files are put on before they are copied to the model's; or an object of "
+        'devices by the locations that files state, such as {"cuda:1": "cuda:0"}.',
+        objects=True,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

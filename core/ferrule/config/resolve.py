@@ -11,6 +11,7 @@ import dataclasses
 import re
 from typing import Any
 
+from ferrule.config.locations import map_locations
 from ferrule.config.parse import config_sections
 from ferrule.config.resolved import Resolved, ResolvedDecoding, ResolvedModel, ResolvedScheduler
 from ferrule.config.schema import Schema
@@ -194,6 +195,10 @@ def _contradictions(config: Config) -> list[str]:
             "--engine-restarts needs an engine with a process of its own: with --disable-frontend-multiprocessing the "
             "engine's end is that of the server."
         )
+    try:
+        map_locations(config.load.pt_load_map_location)
+    except ValueError as error:
+        problems.append(f"--pt-load-map-location {config.load.pt_load_map_location!r:.80}: {error}.")
     compilation = config.device.compilation_config
     level = compilation.get("level", compilation.get("mode", 0))
     if type(level) is not int or not 0 <= level <= 3:

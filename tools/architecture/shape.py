@@ -36,8 +36,8 @@ BUDGETS = MappingProxyType(
         "ferrule.wire": 300,
         "ferrule.client": 400,
         "ferrule.frontend": 3_300,  # with the table of families and their parsers
-        "ferrule.api": 1_800,
-        "ferrule.launch": 1_100,  # with which files of a hub or a store are fetched, and why a process ended
+        "ferrule.api": 1_850,  # with what SIGHUP reloads
+        "ferrule.launch": 1_300,  # with which files are fetched, why a process ended, restarts, and what SIGHUP reloads
         "ferrule.llm": 1_250,  # one engine, three ways to call it: batches, steps, and as they come
         "ferrule_nn": 2_800,  # what eighty families are described with: experts, latent attention, states
         "ferrule_parsing": 2_400,

@@ -120,7 +120,7 @@ class FrontendService(Service):
         count = checked.best_of
         if request.beam is not None:
             checked, count = check_beam(request.beam, request, checked, self._reader.rules), request.beam.width
-        self._check_count(len(request.prompts), count)
+        _check_count(self._config.limits.max_prompts, len(request.prompts), count)
         with self.ledger.reserve(len(request.prompts) * count) as reservation:
             words = await self._reader.bad_words(checked.bad_words)
             prompts = []
@@ -239,13 +239,6 @@ class FrontendService(Service):
             found += await asyncio.to_thread(check_processors, request.logits_processors, rules)
         return found
 
-    def _check_count(self, num_prompts: int, n: int) -> None:
-        most = self._config.limits.max_prompts
-        if not 1 <= num_prompts <= most:
-            raise RequestError(f"There must be 1 to {most} prompts in a request, not {num_prompts}.", "prompt")
-        if num_prompts * n > most:
-            raise RequestError(f"{num_prompts} prompts with n = {n} are more than {most} answers.", "n")
-
     def _draw_seeds(self, checked: Checked) -> list[int]:
         seed = self._seeds.draw() if checked.seed is None else checked.seed
         return [wrap_seed(seed, number) for number in range(checked.best_of)]
@@ -345,6 +338,13 @@ def open_reader(config: Resolved, plugins: Plugins, client: EngineClient, inputs
     specials = tokenizer.special_tokens if tokenizer else {}
     renderer = Renderer(config.frontend, config.limits, inputs.templates, specials, rules.max_model_len)
     return PromptReader(rules, Encoder(tokenizer) if tokenizer is not None else None, renderer)
+
+
+def _check_count(most: int, num_prompts: int, n: int) -> None:
+    if not 1 <= num_prompts <= most:
+        raise RequestError(f"There must be 1 to {most} prompts in a request, not {num_prompts}.", "prompt")
+    if num_prompts * n > most:
+        raise RequestError(f"{num_prompts} prompts with n = {n} are more than {most} answers.", "n")
 
 
 def _engine_request(prompt: Prepared, **fields: Any) -> EngineRequest:

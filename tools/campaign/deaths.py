@@ -66,7 +66,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Case:
-    """`strike` gets the server and pids by role. `restarts` is the value of --engine-restarts; `exits`: the server ends."""
+    """`strike` gets the server and pids by role. `exits`: the server ends; else `restarts` engines follow at most."""
 
     strike: Callable[[servers.Server, Mapping[str, int]], None]
     exits: bool = True

@@ -222,10 +222,10 @@ async def test_a_fault_of_the_clients_own_task_is_the_end(tmp_path: Path, monkey
     first = tmp_path / "engine-0.sock"
     alive = lifeline.hold(first)
     client = ProcessClient(first)
-    monkeypatch.setattr(client, "_socket", None)  # its task meets what it cannot handle
     monkeypatch.setattr(client, "_on_readable", lambda: 1 / 0)
     with pytest.raises(EngineDead, match="connection to the engine"):
         await asyncio.wait_for(client.wait_ready(), 60)
+    await client.close()
     os.close(alive)
 
 

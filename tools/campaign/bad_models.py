@@ -99,6 +99,8 @@ MODELS = (
     Case("batched-tokens", "max-num-batched-tokens", with_args("--max-num-batched-tokens", str(10**15))),
     Case("cache-space", "FERRULE_CPU_KVCACHE_SPACE", env={"FERRULE_CPU_KVCACHE_SPACE": "100000"}),
     Case("memory-3-gib", "", limits={resource.RLIMIT_AS: 3 << 30}),
-    Case("memory-3-gib-cache", "KVCACHE", limits={resource.RLIMIT_AS: 3 << 30}, env={"FERRULE_CPU_KVCACHE_SPACE": "4"}),
+    Case(
+        "memory-3-gib-cache", "KVCACHE", limits={resource.RLIMIT_AS: 3 << 30}, env={"FERRULE_CPU_KVCACHE_SPACE": "3.5"}
+    ),
     Case("memory-1-gib", "memory", limits={resource.RLIMIT_AS: 1 << 30}),
 )

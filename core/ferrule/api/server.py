@@ -58,18 +58,20 @@ def open_front(config: Config, plugins: Plugins, board: Board | None = None, hoo
     return Front(lifecycle, app, tls.context_of(config.frontend))
 
 
-async def serve(config: Config, front: Front, listener: socket.socket | Doorway, connect: Connect) -> int:
+async def serve(
+    config: Config, front: Front, listener: socket.socket | None, connect: Connect, doorway: Doorway | None = None
+) -> int:
     """Serve until a signal or the engine's death; return the process's exit status, 0 only for a clean end.
 
-    `listener` is where connections come from: a socket that listens, or the launcher's door.
+    Connections come from `listener`, and from the launcher's door, if it has one.
     `connect` is awaited once, while the server already answers 503 "starting"; it returns the service when the
     engine is ready, and raises StartupError or EngineDead when that will never be. Raises what `connect` raised as
     StartupError.
     """
     lifecycle, context = front.lifecycle, front.context
-    arrivals = Arrivals(listener, lifecycle) if isinstance(listener, Doorway) else None
+    arrivals = Arrivals(doorway, lifecycle) if doorway is not None else None
     server = _Server(_uvicorn_config(config, front.app), context, config.limits.header_timeout, arrivals)
-    running = asyncio.create_task(server.serve(sockets=[listener] if isinstance(listener, socket.socket) else []))
+    running = asyncio.create_task(server.serve(sockets=[] if listener is None else [listener]))
     guard = LoopGuard(lifecycle.live.stalled)
     stop = Stop()
     opening = asyncio.create_task(_open(connect, lifecycle))
@@ -133,7 +135,7 @@ class Stop:
 class _Server(uvicorn.Server):
     """uvicorn's server without its signal handlers, and with a time limit for TLS handshakes.
 
-    With `arrivals` connections come from there and not from a socket that listens.
+    Connections come from `arrivals` as well.
     """
 
     def __init__(

@@ -189,6 +189,8 @@ def _contradictions(config: Config) -> list[str]:
         problems.append("--enable-auto-tool-choice needs --tool-call-parser NAME: without it no call is understood.")
     if config.frontend.disable_frontend_multiprocessing and config.frontend.api_server_count > 1:
         problems.append("--disable-frontend-multiprocessing is one process: it does not go with --api-server-count.")
+    if config.frontend.disable_frontend_multiprocessing and config.frontend.probe_port is not None:
+        problems.append("--probe-port is the launcher's: it does not go with --disable-frontend-multiprocessing.")
     compilation = config.device.compilation_config
     level = compilation.get("level", compilation.get("mode", 0))
     if type(level) is not int or not 0 <= level <= 3:

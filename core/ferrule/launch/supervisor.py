@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from ferrule import log
 from ferrule.config import Resolved
 from ferrule.errors import ConfigError
-from ferrule.launch.door import Door, has_door
+from ferrule.launch.door import Door, accepts, has_door
 from ferrule.launch.process import Boot, Child
 from ferrule.plugin import Plugins
 from ferrule.wire.board import BEAT, Board
@@ -82,10 +82,17 @@ def process_table(
 class Supervisor:
     """Starts the processes of the table and waits until all have ended. `run` is called on the main thread, once."""
 
-    def __init__(self, config: Resolved, plugins: Plugins, listeners: Sequence[socket.socket]) -> None:
+    def __init__(
+        self,
+        config: Resolved,
+        plugins: Plugins,
+        listeners: Sequence[socket.socket],
+        probe: socket.socket | None = None,
+    ) -> None:
         self._config = config
         self._plugins = plugins
         self._listeners = listeners
+        self._probe = probe
         self._events: queue.SimpleQueue[tuple[Child | None, int]] = queue.SimpleQueue()
         self._children: list[Child] = []  # in the order of the board's rows
         self._pulses: dict[
@@ -99,7 +106,8 @@ class Supervisor:
         run_dir = private_dir(self._config.env.rpc_base_path)
         board = Board.create(run_dir / "board", self._config.frontend.api_server_count)
         if has_door(self._config):
-            self._door = Door(self._config, self._plugins, board, run_dir, self._listeners)
+            listeners = self._listeners if accepts(self._config) else ()
+            self._door = Door(self._config, self._plugins, board, run_dir, listeners, self._probe)
         previous = {number: signal.signal(number, self._on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             self._start(run_dir)
@@ -128,7 +136,7 @@ class Supervisor:
         finally:
             for end in pipe:
                 os.close(end)
-            if self._door is None:
+            if not accepts(self._config):
                 for listener in self._listeners:
                     listener.close()
         if self._door is not None:

@@ -53,10 +53,10 @@ class ServeCommand(Command):
         from ferrule.launch.localise import localise
         from ferrule.launch.prepare import prepare
         from ferrule.launch.supervisor import Supervisor
-        from ferrule_plugins.command.listen import listening
+        from ferrule_plugins.command.listen import listening, probing
 
         config, chosen = prepare(with_model(parsed.config), parsed.notices, plugins, "launch")
-        with listening(config.frontend) as listeners:
+        with listening(config.frontend) as listeners, probing(config.frontend) as probe:
             config = localise(config, chosen)
             if config.frontend.disable_frontend_multiprocessing:
                 from ferrule.launch.api_main import run_one_process  # not in a launcher: it has the HTTP server in it
@@ -64,7 +64,7 @@ class ServeCommand(Command):
                 return run_one_process(config, chosen, listeners[0])
             hooks = open_hooks(chosen)
             hooks.process_started("launcher", config)
-            status = Supervisor(config, chosen, listeners).run()
+            status = Supervisor(config, chosen, listeners, probe).run()
             hooks.process_stopping("launcher", status)
             return status
 

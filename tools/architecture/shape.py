@@ -33,7 +33,7 @@ BUDGETS = MappingProxyType(
         "ferrule.schema": 500,
         "ferrule.sampling_params": 200,
         "ferrule.structured_outputs": 600,
-        "ferrule.wire": 450,
+        "ferrule.wire": 450,  # with what the launcher's door and API processes say to each other
         "ferrule.callers": 200,
         "ferrule.client": 500,
         "ferrule.frontend": 3_400,  # with the table of families and their parsers

@@ -68,23 +68,23 @@ def open_front(config: Config, plugins: Plugins, board: Board | None = None, hoo
 async def serve(
     config: Config,
     front: Front,
-    listener: socket.socket | Doorway,
+    listener: socket.socket | None,
     connect: Connect,
     reread: Callable[[], Config] | None = None,
+    doorway: Doorway | None = None,
 ) -> int:
     """Serve until a signal or the engine's death; return the process's exit status: 0 for a clean end, 1 after a death,
     128 + the signal when it came before the engine was ready, or a second one cut the drain short.
 
-
-    `listener` is where connections come from: a socket that listens, or the launcher's door.
+    Connections come from `listener`, and from the launcher's door, if it has one.
     `connect` is awaited once, while the server already answers 503 "starting"; it returns the service when the
     engine is ready, and raises StartupError or EngineDead when that will never be. Raises what `connect` raised as
     StartupError. `reread` reads the configuration at SIGHUP; None: that signal keeps its meaning.
     """
     lifecycle, context = front.lifecycle, front.context
-    arrivals = Arrivals(listener, lifecycle) if isinstance(listener, Doorway) else None
+    arrivals = Arrivals(doorway, lifecycle) if doorway is not None else None
     server = _Server(_uvicorn_config(config, front.app), context, config.limits.header_timeout, arrivals)
-    running = asyncio.create_task(server.serve(sockets=[listener] if isinstance(listener, socket.socket) else []))
+    running = asyncio.create_task(server.serve(sockets=[] if listener is None else [listener]))
     guard = LoopGuard(lifecycle.live.stalled)
     stop = Stop()
     opening = asyncio.create_task(_open(connect, lifecycle))
@@ -152,7 +152,7 @@ class Stop:
 class _Server(uvicorn.Server):
     """uvicorn's server without its signal handlers, and with a time limit for TLS handshakes.
 
-    With `arrivals` connections come from there and not from a socket that listens.
+    Connections come from `arrivals` as well.
     """
 
     def __init__(

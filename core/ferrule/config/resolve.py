@@ -199,6 +199,8 @@ def _contradictions(config: Config) -> list[str]:
         map_locations(config.load.pt_load_map_location)
     except ValueError as error:
         problems.append(f"--pt-load-map-location {config.load.pt_load_map_location!r:.80}: {error}.")
+    if config.frontend.disable_frontend_multiprocessing and config.frontend.probe_port is not None:
+        problems.append("--probe-port is the launcher's: it does not go with --disable-frontend-multiprocessing.")
     compilation = config.device.compilation_config
     level = compilation.get("level", compilation.get("mode", 0))
     if type(level) is not int or not 0 <= level <= 3:

@@ -276,6 +276,13 @@ class FrontendConfig:
 
     host: str | None = opt(None, "Address to listen on. Default: all interfaces.", server=True, common=True)
     port: int = opt(8000, "Port to listen on; 0 takes a free one.", ge=0, le=65535, server=True, common=True)
+    probe_port: int | None = opt(
+        None,
+        "Port that answers /health, /ping and /metrics only, without TLS; 0 takes a free one.",
+        ge=0,
+        le=65535,
+        server=True,
+    )
     uds: str | None = opt(None, "Unix socket to listen on instead of host and port.", server=True)
     api_server_count: int = opt(1, "API processes that share the port.", ge=1, le=64, server=True, aliases=("-asc",))
     ssl_keyfile: str | None = opt(None, "TLS: file of the private key.", server=True)

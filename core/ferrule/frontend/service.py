@@ -145,7 +145,7 @@ class FrontendService(Service):
             requests = []
             for prepared, (sampling, grammar) in zip(prompts, enforced, strict=True):
                 sampling = replace(sampling, bad_words=words, processors=processors)
-                seeded = [replace(sampling, seed=seed) for seed in self._draw_seeds(checked)]
+                seeded = [replace(sampling, seed=seed) for seed in _draw_seeds(self._seeds, checked)]
                 requests += [_engine_request(prepared, sampling=one, grammar=grammar, **shared) for one in seeded]
             return self._submit(request, checked, read, requests, reservation)
 
@@ -169,8 +169,7 @@ class FrontendService(Service):
         self.ledger.loggers.tell("on_http", lambda logger: logger.on_http(stats), always=True)
 
     def check_room(self) -> None:
-        if self.ledger.waiting >= self._config.limits.max_waiting_requests:
-            raise self.ledger.full("requests", "max_num_queued_reqs")
+        self.ledger.check_room()
 
     def stalled(self, seconds: float) -> None:
         self.ledger.loggers.tell("on_stall", lambda logger: logger.on_stall(seconds), always=True)
@@ -253,10 +252,6 @@ class FrontendService(Service):
         if request.logits_processors:
             found += await asyncio.to_thread(check_processors, request.logits_processors, rules)
         return found
-
-    def _draw_seeds(self, checked: Checked) -> list[int]:
-        seed = self._seeds.draw() if checked.seed is None else checked.seed
-        return [wrap_seed(seed, number) for number in range(checked.best_of)]
 
     def _submit(
         self,
@@ -374,6 +369,11 @@ def _detokenizer(
         kept=kept,
         spaces_between_special_tokens=checked.spaces_between_special_tokens,
     )
+
+
+def _draw_seeds(seeds: Seeds, checked: Checked) -> list[int]:
+    seed = seeds.draw() if checked.seed is None else checked.seed
+    return [wrap_seed(seed, number) for number in range(checked.best_of)]
 
 
 def _vocabulary(tokenizer: Tokenizer | None, rules: Rules, written: tuple[str, ...]) -> Vocabulary:

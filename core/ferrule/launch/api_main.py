@@ -23,6 +23,7 @@ from ferrule.frontend.service import build_service
 from ferrule.hooks import HookRunner, open_hooks
 from ferrule.interfaces.service import Service
 from ferrule.launch.check import open_api
+from ferrule.launch.door import accepts
 from ferrule.launch.engine_main import watch_progress
 from ferrule.launch.listen import exposure, reach
 from ferrule.launch.prepare import reload_log
@@ -89,7 +90,7 @@ async def _serve(
     reread: Callable[[], Resolved],
     doorway: Doorway | None = None,
 ) -> int:
-    """`listener` says where the server answers; connections come from the doorway, where there is one."""
+    """`listener` says where the server answers, also where a door accepts for this process."""
     board = client.board
 
     async with AsyncExitStack() as stack:
@@ -118,7 +119,8 @@ async def _serve(
 
         beating = asyncio.create_task(_beat(board))
         stack.callback(beating.cancel)
-        return await serve(config, front, doorway or listener, connect, reread)
+        own = None if doorway and accepts(config) else listener
+        return await serve(config, front, own, connect, reread, doorway)
 
 
 async def _beat(board: Board) -> None:

@@ -11,7 +11,17 @@ from ferrule.api.access_log import log_call
 from ferrule.config import Resolved
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.stats import HttpStats
-from ferrule.launch.probes import Answer, Call, Figures, ProbeReader, answer_bytes, health, health_answer
+from ferrule.launch.probes import (
+    ALONE,
+    Answer,
+    Call,
+    Figures,
+    ProbeReader,
+    answer_bytes,
+    health,
+    health_answer,
+    unavailable,
+)
 from ferrule.wire.board import Board
 from ferrule.wire.doorway import Answered, Doorway, Fresh, Loaded, Message, Offer, Refresh
 
@@ -30,6 +40,7 @@ class Desk:
         self._figures = Figures(config, plugins, folder)
         self._offers: dict[Doorway, Offer] = {}
         self._reader: ProbeReader | None = None  # until every API process has said what it offers
+        self._alone = ProbeReader(config, ALONE)
         self._number = 0
         self._fresh: asyncio.Future[None] | None = None
         self._begun: asyncio.Task[Answer] | None = None  # the metrics that are made
@@ -59,12 +70,20 @@ class Desk:
             return call if self._figures.open and now.state != "starting" else None
         return call if call.probe.what == "health" else None
 
+    def read_alone(self, head: bytes) -> Call | None:
+        """The probe that these are where nobody else could answer it, whatever the state."""
+        call = self._reader.read(head) if self._reader is not None else None
+        return call or self._alone.read(head)
+
     async def answer(self, call: Call) -> tuple[int, bytes]:
         """Status, and the whole answer."""
-        if call.probe.what == "metrics":
+        now = health(self._config, self._board, self.draining)
+        if call.probe.what == "metrics" and self._figures.open:
             answer = await self._metrics()
+        elif call.probe.what == "metrics":
+            answer = unavailable(now.detail or "The metrics cannot be shown here.")
         else:
-            answer = health_answer(health(self._config, self._board, self.draining))
+            answer = health_answer(now)
         return answer[0], answer_bytes(call, answer, self._config)
 
     async def _metrics(self) -> Answer:

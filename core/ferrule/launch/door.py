@@ -16,13 +16,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Coroutine, Sequence
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
 from ferrule import log
 from ferrule.api import access_log
 from ferrule.config import Resolved
-from ferrule.errors import UnavailableError
+from ferrule.errors import NotFoundError, UnavailableError
 from ferrule.interfaces.plugins import Plugins
 from ferrule.launch.desk import Desk, resolve
 from ferrule.launch.probes import Call
@@ -42,10 +43,17 @@ class Door:
     """Made on the launcher's main thread. `open` starts the thread, which owns all but `drain` and `close`."""
 
     def __init__(
-        self, config: Resolved, plugins: Plugins, board: Board, folder: Path, listeners: Sequence[socket.socket]
+        self,
+        config: Resolved,
+        plugins: Plugins,
+        board: Board,
+        folder: Path,
+        listeners: Sequence[socket.socket],
+        probe: socket.socket | None = None,
     ) -> None:
         self._config = config
-        self._listeners = listeners
+        self._listeners = [*listeners, *([probe] if probe is not None else [])]
+        self._probe = probe  # `--probe-port`
         pairs = [Doorway.pair() for _ in range(config.frontend.api_server_count)]
         self.far_ends = [theirs for _, theirs in pairs]  # the children's
         self._doorways = deque(ours for ours, _ in pairs)  # of the processes that live; the next one's turn is first
@@ -64,6 +72,8 @@ class Door:
         for end in self.far_ends:
             end.close()
         access_log.set_level(self._config)
+        if self._probe is not None:
+            _logger.info("probes are answered on port %d, without TLS", self._probe.getsockname()[1])
         self._thread.start()
 
     def drain(self) -> None:
@@ -132,6 +142,9 @@ class Door:
                 self._loop.call_later(_RETRY, self._resume, listener)
                 break
             connection.setblocking(False)
+            if listener is self._probe:
+                self._start(self._attend(connection))
+                continue
             try:
                 call = self._look(connection)
             except BlockingIOError:
@@ -156,13 +169,25 @@ class Door:
 
     # ---- probes
 
-    def _look(self, connection: socket.socket) -> Call | None:
-        """The probe that has arrived; None for anything else. Raises BlockingIOError when nothing has arrived, and
-        ConnectionError when nothing will."""
+    def _look(self, connection: socket.socket, alone: bool = False) -> Call | None:
+        """The probe that has arrived; None for anything else, which is not answered here unless `alone`.
+
+        Raises BlockingIOError when nothing has arrived, and ConnectionError when nothing will.
+        """
         head = connection.recv(_LOOKED_AT, socket.MSG_PEEK)
         if not head:
             raise ConnectionResetError
-        return self._desk.read(head)
+        return self._desk.read_alone(head) if alone else self._desk.read(head)
+
+    async def _attend(self, connection: socket.socket) -> None:
+        """A connection to the probes' own port, where nobody else answers."""
+        await self._readable(connection, self._config.limits.header_timeout)
+        try:
+            call = self._look(connection, alone=True)
+        except OSError:
+            connection.close()
+        else:
+            await self._answer(connection, call, alone=True)
 
     async def _wait(self, connection: socket.socket) -> None:
         """For a client's first bytes, for a moment."""
@@ -189,38 +214,40 @@ class Door:
         finally:
             self._loop.remove_reader(connection.fileno())
 
-    async def _answer(self, connection: socket.socket, call: Call) -> None:
+    async def _answer(self, connection: socket.socket, call: Call | None, alone: bool = False) -> None:
         """Answer a probe, and the probes that follow it on the connection; hand it over for anything else."""
-        given_away = False
+        mine = True
         try:
-            limits = self._config.limits
             client = _client_of(connection)
-            while True:
-                began = time.monotonic()
-                connection.recv(call.length)
-                call.keep_alive = call.keep_alive and self._idle < _IDLE
-                status, answer = await self._desk.answer(call)
-                async with asyncio.timeout(limits.write_timeout):
-                    await self._loop.sock_sendall(connection, answer)
-                self._desk.note(call, client, status, len(answer.partition(b"\r\n\r\n")[2]), began)
+            while call is not None:
+                await self._send(connection, call, client)
                 if not call.keep_alive:
                     return
                 self._idle += 1
                 try:
-                    await self._readable(connection, limits.keep_alive_timeout)
+                    await self._readable(connection, self._config.limits.keep_alive_timeout)
                 finally:
                     self._idle -= 1
-                following = self._look(connection)
-                if following is None:
-                    self._hand([connection])
-                    given_away = True
-                    return
-                call = following
+                call = self._look(connection, alone)
+            if alone:
+                await self._loop.sock_sendall(connection, _NOT_HERE)
+            else:
+                mine = False
+                self._hand([connection])
         except (OSError, TimeoutError):  # the client has left, or does not read, or says nothing more
             return
         finally:
-            if not given_away:
+            if mine:
                 connection.close()
+
+    async def _send(self, connection: socket.socket, call: Call, client: str) -> None:
+        began = time.monotonic()
+        connection.recv(call.length)
+        call.keep_alive = call.keep_alive and self._idle < _IDLE
+        status, answer = await self._desk.answer(call)
+        async with asyncio.timeout(self._config.limits.write_timeout):
+            await self._loop.sock_sendall(connection, answer)
+        self._desk.note(call, client, status, len(answer.partition(b"\r\n\r\n")[2]), began)
 
     # ---- everything else
 
@@ -262,12 +289,16 @@ class Door:
         return False
 
 
-def has_door(config: Resolved) -> bool:
-    """With TLS nothing can be told before the handshake, which is an API process's: it accepts by itself.
-
-    Sockets that keep the borders of messages and tell of the other's end are Linux's.
+def accepts(config: Resolved) -> bool:
+    """Whether a door accepts for the API processes. With TLS nothing can be told before the handshake, which is theirs;
+    sockets that keep the borders of messages and tell of the other's end are Linux's.
     """
     return config.frontend.ssl_certfile is None and sys.platform == "linux"
+
+
+def has_door(config: Resolved) -> bool:
+    """Whether there is one, if only for `--probe-port`."""
+    return accepts(config) or config.frontend.probe_port is not None
 
 
 def _client_of(connection: socket.socket) -> str:
@@ -278,13 +309,15 @@ def _client_of(connection: socket.socket) -> str:
     return "-"
 
 
-def _refusal() -> bytes:
-    message = "The server has too many open connections."
-    error = {"message": message, "type": UnavailableError.kind, "param": None, "code": UnavailableError.status}
-    body = json.dumps({"error": error}).encode()
-    lines = ["HTTP/1.1 503 Service Unavailable", "content-type: application/json", "retry-after: 1"]
+def _refusal(status: int, kind: str, message: str, *headers: str) -> bytes:
+    """An error that ends a connection."""
+    body = json.dumps({"error": {"message": message, "type": kind, "param": None, "code": status}}).encode()
+    lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}", "content-type: application/json", *headers]
     lines += ["connection: close", f"content-length: {len(body)}"]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
-_FULL = _refusal()
+_FULL = _refusal(503, UnavailableError.kind, "The server has too many open connections.", "retry-after: 1")
+_NOT_HERE = _refusal(
+    404, NotFoundError.kind, "This port answers GET /health and /ping, and /metrics with the key that it may need."
+)

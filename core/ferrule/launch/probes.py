@@ -30,6 +30,7 @@ from ferrule.wire.doorway import Offer, Probe
 
 Answer = tuple[int, list[tuple[str, str]], bytes]  # status, headers and body
 
+ALONE = Offer({"GET /health": Probe("health"), "GET /ping": Probe("health"), "POST /ping": Probe("health")})
 _MAX_HEADERS = 128
 _RETRY = 5  # seconds
 _ELSEWHERE = frozenset({b"origin", b"transfer-encoding", b"expect", b"upgrade"})  # headers that ask for more
@@ -145,7 +146,11 @@ def health(config: Resolved, board: Board, draining: bool) -> Health:
 def health_answer(now: Health) -> Answer:
     if now.state == "ready":
         return 200, [("content-type", "application/json")], _json({"status": now.state})
-    message = f"The server is {now.state}. {now.detail}".strip()
+    return unavailable(f"The server is {now.state}. {now.detail}".strip())
+
+
+def unavailable(message: str) -> Answer:
+    """503 with an error."""
     error = {"message": message, "type": UnavailableError.kind, "param": None, "code": UnavailableError.status}
     headers = [("content-type", "application/json"), ("retry-after", str(_RETRY))]
     return UnavailableError.status, headers, _json({"error": error})

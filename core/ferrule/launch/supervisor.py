@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from ferrule import log
 from ferrule.config import Resolved
 from ferrule.errors import ConfigError
-from ferrule.launch.door import Door, has_door
+from ferrule.launch.door import Door, accepts, has_door
 from ferrule.launch.group import kill_group
 from ferrule.launch.prepare import reload_log
 from ferrule.launch.process import Boot, Child
@@ -106,11 +106,13 @@ class Supervisor:
         plugins: Plugins,
         listeners: Sequence[socket.socket],
         reloader: Reloader,
+        probe: socket.socket | None = None,
     ) -> None:
         self._config = config
         self._reloader = reloader
         self._plugins = plugins
         self._listeners = listeners
+        self._probe = probe
         self._events: queue.SimpleQueue[tuple[Child | None, int]] = queue.SimpleQueue()
         self._children: list[Child] = []  # in the order of the board's rows: the engine, the API processes
         self._pulses: dict[
@@ -131,7 +133,8 @@ class Supervisor:
         run_dir = private_dir(self._config.env.rpc_base_path)
         self._board = Board.create(run_dir / "board", self._config.frontend.api_server_count)
         if has_door(self._config):
-            self._door = Door(self._config, self._plugins, self._board, run_dir, self._listeners)
+            listeners = self._listeners if accepts(self._config) else ()
+            self._door = Door(self._config, self._plugins, self._board, run_dir, listeners, self._probe)
         previous = {number: signal.signal(number, self._on_signal) for number in (*STOPS, signal.SIGHUP)}
         try:
             self._start(run_dir)
@@ -159,7 +162,7 @@ class Supervisor:
             for row, spec in enumerate(apis, 1):
                 self._add(row, Child(spec))
         finally:
-            if self._door is None:
+            if not accepts(self._config):
                 for listener in self._listeners:
                     listener.close()
         if self._door is not None:

@@ -60,12 +60,12 @@ class ServeCommand(Command):
         from ferrule.launch.reload import Reloader
         from ferrule.launch.resources import check_limits
         from ferrule.launch.supervisor import Supervisor
-        from ferrule_plugins.command.listen import listening
+        from ferrule_plugins.command.listen import listening, probing
 
         check_limits()
         config, chosen = prepare(with_model(parsed.config), parsed.notices, plugins, "launch")
         reloader = Reloader(parsed.config, lambda: _reread(argv, plugins))
-        with listening(config.frontend) as listeners:
+        with listening(config.frontend) as listeners, probing(config.frontend) as probe:
             config = localise(config, chosen)
             if config.frontend.disable_frontend_multiprocessing:
                 from ferrule.launch.api_main import run_one_process  # not in a launcher: it has the HTTP server in it
@@ -73,7 +73,7 @@ class ServeCommand(Command):
                 return run_one_process(config, chosen, listeners[0], reloader)
             hooks = open_hooks(chosen)
             hooks.process_started("launcher", config)
-            status = Supervisor(config, chosen, listeners, reloader).run()
+            status = Supervisor(config, chosen, listeners, reloader, probe).run()
             hooks.process_stopping("launcher", status)
             return status
 

@@ -148,6 +148,11 @@ class Ledger:
         self.loggers.tell("on_rejected", lambda logger: logger.on_rejected(reason))
         return OverloadedError(f"The queue is full: too many {what} wait.", self.retry_after)
 
+    def check_room(self) -> None:
+        """Raise OverloadedError when not one more choice has a place."""
+        if self.waiting >= self.limits.max_waiting_requests:
+            raise self.full("requests", "max_num_queued_reqs")
+
     @contextmanager
     def reserve(self, count: int) -> Iterator[Reservation]:
         """Hold places for `count` choices; those that did not become accounts are given back at the end."""

@@ -37,7 +37,7 @@ BUDGETS = MappingProxyType(
         "ferrule.client": 400,
         "ferrule.frontend": 3_300,  # with the table of families and their parsers
         "ferrule.api": 1_800,
-        "ferrule.launch": 1_100,  # with which files of a hub or a store are fetched, and why a process ended
+        "ferrule.launch": 1_250,  # with which files of a hub or a store are fetched, and what a process starts with
         "ferrule.llm": 1_250,  # one engine, three ways to call it: batches, steps, and as they come
         "ferrule_nn": 2_800,  # what eighty families are described with: experts, latent attention, states
         "ferrule_parsing": 2_400,

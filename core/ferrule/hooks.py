@@ -61,6 +61,10 @@ class HookRunner:
         """Exceptions so far, by plugin, of those that raised any."""
         return {guard.title: guard.faults.count for guard in self._guards if guard.faults.count}
 
+    def has(self, name: str) -> bool:
+        """Whether a plugin overrides this hook."""
+        return any(hasattr(guard, name) for guard in self._guards)
+
     def process_started(self, process: str, config: Resolved) -> None:
         self._manager.hook.process_started(process=process, config=config)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from ferrule.config import Config, FrontendConfig, LimitsConfig, ModelConfig, ObservabilityConfig
+from ferrule.config import CacheConfig, Config, FrontendConfig, LimitsConfig, ModelConfig, ObservabilityConfig
 from ferrule.config.resolve import resolve
 from ferrule.frontend.output import choice as frontend_output
 from ferrule.frontend.service import FrontendService, build_service
@@ -98,6 +98,7 @@ async def serving(
             ),
             frontend=FrontendConfig(**{"chat_template": CHATML, **sections.get("frontend", {})}),
             limits=LimitsConfig(**{"template_timeout": 120.0, **sections.get("limits", {})}),
+            cache=CacheConfig(**sections.get("cache", {})),
             observability=ObservabilityConfig(**sections.get("observability", {})),
         )
     )

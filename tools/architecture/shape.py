@@ -33,11 +33,12 @@ BUDGETS = MappingProxyType(
         "ferrule.schema": 500,
         "ferrule.sampling_params": 200,
         "ferrule.structured_outputs": 600,
-        "ferrule.wire": 300,
-        "ferrule.client": 400,
-        "ferrule.frontend": 3_300,  # with the table of families and their parsers
-        "ferrule.api": 1_850,  # with what SIGHUP reloads
-        "ferrule.launch": 1_300,  # with which files are fetched, why a process ended, restarts, and what SIGHUP reloads
+        "ferrule.wire": 450,  # with what the launcher's door and API processes say to each other
+        "ferrule.callers": 200,
+        "ferrule.client": 500,
+        "ferrule.frontend": 3_400,  # with the table of families and their parsers
+        "ferrule.api": 2_600,  # with the budget of bytes, the event loop's guard, and what SIGHUP reloads
+        "ferrule.launch": 2_100,  # with which files are fetched, the door for probes, restarts, and reloads
         "ferrule.llm": 1_250,  # one engine, three ways to call it: batches, steps, and as they come
         "ferrule_nn": 2_800,  # what eighty families are described with: experts, latent attention, states
         "ferrule_parsing": 2_400,

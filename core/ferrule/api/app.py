@@ -18,34 +18,40 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from ferrule import log
+from ferrule.api.access_log import log_call
+from ferrule.api.arrivals import offered
 from ferrule.api.auth import Keys
-from ferrule.api.endpoints import GIVEN, Given
+from ferrule.api.budget import Budget
+from ferrule.api.endpoints import GIVEN, Given, reads_body
 from ferrule.api.intake import Intake, Message, Receive
 from ferrule.api.lifecycle import ClientGone, Exchange, Lifecycle
 from ferrule.api.middleware import surround
+from ferrule.api.origin import Hosts, check_origin, host_of
 from ferrule.api.paths import Entry, PathTable, access_of
 from ferrule.api.reload import Reloads
 from ferrule.api.respond import Answer, Send
 from ferrule.api.routes import assemble
+from ferrule.callers import Caller
 from ferrule.config import Config
-from ferrule.errors import RequestError, UnauthorisedError, nearest
+from ferrule.errors import OverloadedError, RequestError, UnauthorisedError, nearest
 from ferrule.hooks import HookRunner
 from ferrule.interfaces.hooks import AccessRequest
 from ferrule.interfaces.http import SCOPE_KEY, Access, RequestInfo, RouterContext
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.stats import HttpStats
 from ferrule.schema import REQUEST_ID
+from ferrule.wire.buffers import Buffers
+from ferrule.wire.doorway import Offer
 
 _MAX_QUERY_FIELDS = 64
 _LINGER = (1.0, 8 << 20)  # seconds and bytes for the rest of a body that was refused
 _METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
-_LOGGED = 512  # characters of a path that the access log repeats
+_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 Scope = Message
 CLOSE = "ferrule.close"  # scope["state"] key: a function that makes the connection close after this answer
 
 _logger = log.get("api")
-_access = log.get("access")
 
 
 def build_app(
@@ -58,10 +64,13 @@ def build_app(
     """The application with the routes of the chosen router plugins. Raises StartupError, PluginError."""
     context = RouterContext(config, plugins, lifecycle.service, lambda: lifecycle.load)
     inner, table = assemble(config, plugins, context)
-    frame = Frame(config, lifecycle, inner, table, hooks or HookRunner())
+    hooks = hooks or HookRunner()
+    frame = Frame(config, lifecycle, inner, table, hooks)
     if reloads is not None:
         reloads.add("keys", frame.take_keys)
         reloads.add("limits of bodies", frame.take_limits)
+    probes = offered(table.probes, config, hooks)
+    lifecycle.offer = lambda: Offer(probes, frame.keys.callers.digests)
     return surround(frame, config.frontend)
 
 
@@ -75,14 +84,17 @@ class Frame:
         self._lifecycle = lifecycle
         self._inner = inner
         self._table = table
-        self._keys = Keys.of(config)
+        self.keys = Keys(config, lifecycle.board)
+        self._hosts = Hosts((*config.frontend.allowed_hosts, config.frontend.host or ""))
         self._hooks = hooks
+        self.buffers = Buffers(lifecycle.board, config.limits.max_buffered_bytes)
+        self._budget = Budget(self.buffers, lambda: len(self.keys.callers) > 1)
         self._front = config.frontend
         self._root = "/" + config.frontend.root_path.strip("/")
 
     def take_keys(self, config: Config) -> None:
-        """Other keys from now on."""
-        self._keys = Keys.of(config)
+        """Other keys from now on. Raises ConfigError: they stay as they were."""
+        self.keys.take(config)
 
     def take_limits(self, config: Config) -> None:
         self._config = config
@@ -94,20 +106,23 @@ class Frame:
             return
         start = time.monotonic()
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        intake = Intake(receive, headers, self._config.limits)
         close = scope.get("state", {}).get(CLOSE, lambda: None)
-        template, status = "none", 499
-        with self._lifecycle.exchange() as exchange:
+        template, status, caller = "none", 499, None
+        with self._lifecycle.exchange() as exchange, self._budget.claim(exchange.stop) as claim:
+            intake = Intake(receive, headers, self._config.limits, self._budget, claim)
             answer = Answer(send, scope["method"], exchange, close, self._front.sse_keepalive)
+            answer.share = claim.share
             request_id = self._request_id(headers, answer)
             try:
-                entry, params = self._admit(scope, headers)
+                entry, params, caller = self._admit(scope, headers)
+                claim.key = caller.name if caller else ""
                 if entry.body is not None:
                     self._lifecycle.work(exchange)
                 template = entry.path
                 answer.route, answer.log_fault = f"{entry.method} {entry.path}", entry.log_fault
-                answer.info = RequestInfo(request_id, headers, exchange.left)
-                await self._serve({**scope, "path_params": params}, entry, intake, answer, exchange)
+                answer.info = RequestInfo(request_id, headers, exchange.left, key_name=caller.name if caller else "")
+                with self.keys.callers.visit(caller if entry.body is not None else None):
+                    await self._serve({**scope, "path_params": params}, entry, intake, answer, exchange)
                 status = answer.status
             except ClientGone:
                 status = 499
@@ -125,7 +140,7 @@ class Frame:
                     )
                 )
                 if not self._front.disable_uvicorn_access_log:
-                    _log(scope, status, time.monotonic() - start)
+                    _log(scope, status, time.monotonic() - start, caller)
 
     def _request_id(self, headers: dict[str, str], answer: Answer) -> str:
         """Ours, always random. With the flag, the client's own is echoed when it is valid."""
@@ -135,7 +150,7 @@ class Frame:
             answer.extra.append(("x-request-id", given if REQUEST_ID.fullmatch(given) else request_id))
         return request_id
 
-    def _admit(self, scope: Scope, headers: dict[str, str]) -> tuple[Entry, dict[str, str]]:
+    def _admit(self, scope: Scope, headers: dict[str, str]) -> tuple[Entry, dict[str, str], Caller | None]:
         """Auth comes before anything that tells what exists; only the public list is free."""
         path = (scope.get("raw_path") or scope["path"].encode()).partition(b"?")[0].decode("latin-1")
         if self._root != "/" and path.startswith(self._root + "/"):
@@ -143,21 +158,33 @@ class Frame:
         methods, _ = self._table.methods(path)
         known = methods.get("GET" if scope["method"] == "HEAD" else scope["method"])
         access = access_of(methods) if known is None else known.access
-        if access is not Access.PUBLIC:
-            self._authorise(scope, path, headers, access)
+        if access is Access.PUBLIC:
+            return *self._table.find(scope["method"], path), None
+        self._check_browser(scope, headers)
+        caller = self._authorise(scope, path, headers, access)
         entry, params = self._table.find(scope["method"], path)
-        if access is not Access.PUBLIC:
-            self._lifecycle.admit(work=entry.body is not None)
-        return entry, params
+        self._lifecycle.admit(work=entry.body is not None)
+        if entry.room:
+            self._lifecycle.service.check_room()
+        return entry, params, caller
 
-    def _authorise(self, scope: Scope, path: str, headers: dict[str, str], access: Access) -> None:
+    def _check_browser(self, scope: Scope, headers: dict[str, str]) -> None:
+        """Raise ForbiddenError for what only a browser sends, misled by somebody else's page."""
+        if not self.keys.callers:
+            self._hosts.check(host_of([value for name, value in scope["headers"] if name == b"host"]))
+        if scope["method"] not in _SAFE_METHODS and (origin := headers.get("origin")):
+            content_type, authorised = headers.get("content-type", ""), "authorization" in headers
+            check_origin(origin, headers.get("host", ""), content_type, authorised, self._front.allowed_origins)
+
+    def _authorise(self, scope: Scope, path: str, headers: dict[str, str], access: Access) -> Caller | None:
         """A hook's word counts; without one, the key decides. Raises UnauthorisedError."""
         client = (scope.get("client") or ("",))[0]
         verdict = self._hooks.authorise(AccessRequest(scope["method"], path, headers, client))
         if verdict is False:
             raise UnauthorisedError("Not authorised.")
-        if verdict is None:
-            self._keys.check([value for name, value in scope["headers"] if name == b"authorization"], access)
+        if verdict is True:
+            return None
+        return self.keys.check([value for name, value in scope["headers"] if name == b"authorization"], access)
 
     async def _serve(self, scope: Scope, entry: Entry, intake: Intake, answer: Answer, exchange: Exchange) -> None:
         """Call the application, while the connection is watched for the client's end."""
@@ -167,11 +194,11 @@ class Frame:
             raise RequestError("The query string is malformed or has too many fields.") from None
         receive: Receive = intake.receive
         if entry.body is not None:
-            body, value = await exchange.run(intake.json())
-            self._check_fields(entry, value, answer)
+            given = Given(*await exchange.run(intake.json(reads_body(entry.endpoint))))
+            self._check_fields(entry, given.value, answer)
             self._lifecycle.admit(work=True)  # the body may have taken its time
-            receive = _given(body, exchange)
-            scope[GIVEN] = Given(body, value)
+            receive = _given(given.body, exchange)
+            scope[GIVEN] = given
             if "content-type" not in answer.info.headers:
                 scope["headers"] = [*scope["headers"], (b"content-type", b"application/json")]
         chosen = {"route": entry.route, "endpoint": entry.route.endpoint, "method": entry.method}
@@ -204,6 +231,8 @@ class Frame:
             _logger.error("an answer failed after its start", status=failure.status)
             await answer.write(b"", more=False)
             return failure.status
+        if isinstance(error, OverloadedError):
+            await intake.skip()
         early = not intake.done
         await answer.failure(failure, more=early)
         if early:
@@ -231,10 +260,8 @@ def _strict(unknown: Sequence[str], known: Iterable[str]) -> RequestError:
     return RequestError(f"{what}: {', '.join(unknown)}.{hint} The server runs with --strict-requests.", unknown[0])
 
 
-def _log(scope: Scope, status: int, seconds: float) -> None:
-    """One line per call, escaped: nothing from the wire can make a second line."""
+def _log(scope: Scope, status: int, seconds: float, caller: Caller | None) -> None:
     raw = scope.get("raw_path") or scope["path"].encode()
-    path = raw[:_LOGGED].decode("ascii", "backslashreplace").encode("unicode_escape").decode("ascii")
     client = "{}:{}".format(*scope["client"]) if scope.get("client") else "-"
-    version = scope.get("http_version", "1.1")
-    _access.info('%s - "%s %s HTTP/%s" %d %.0fms', client, scope["method"], path, version, status, seconds * 1000)
+    request = (scope["method"], raw, scope.get("http_version", "1.1"))
+    log_call(client, request, status, seconds, caller.name if caller else "")

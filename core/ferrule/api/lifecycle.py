@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
 from ferrule.errors import EngineDead, FerruleError, UnavailableError
 from ferrule.interfaces.service import Health, Service
 from ferrule.interfaces.stats import HttpStats
-from ferrule.wire.board import LOAD, Board
+from ferrule.wire.board import LOAD, STATE, STATES, Board
+from ferrule.wire.doorway import Offer
 
 T = TypeVar("T")
 
@@ -94,6 +95,7 @@ class Lifecycle:
         self.board = board or Board()
         self.state = STARTING
         self.detail = "The model is being loaded."
+        self.offer: Callable[[], Offer] = lambda: Offer({})  # what the launcher's door may answer
         self.live = LiveService(self)
         self.service = cast(Service, self.live)
         self.died = asyncio.Event()
@@ -105,18 +107,22 @@ class Lifecycle:
         """The engine is up: requests may come. Ignored when a drain or a death came first."""
         if self.state == STARTING:
             self.live.attach(service)
-            self.state, self.detail = READY, ""
+            self._enter(READY, "")
 
     def drain(self) -> None:
         """No new work from here on."""
         if self.state != DEAD:
-            self.state, self.detail = DRAINING, "The server is shutting down."
+            self._enter(DRAINING, "The server is shutting down.")
 
     def die(self, detail: str) -> None:
         """The engine is gone: every open exchange ends with an error. `detail` is fit for clients."""
-        self.state, self.detail = DEAD, detail
+        self._enter(DEAD, detail)
         self.cut(EngineDead(detail))
         self.died.set()
+
+    def _enter(self, state: str, detail: str) -> None:
+        self.state, self.detail = state, detail
+        self.board.put(STATE, STATES.index(state))
 
     def cut(self, cause: FerruleError) -> None:
         """End every open exchange."""
@@ -199,3 +205,8 @@ class LiveService:
         self._early.append(stats)
         while self._early and self._service is not None:
             self._service.answered(self._early.popleft())
+
+    def stalled(self, seconds: float) -> None:
+        """Count a stall of the event loop, once there is a service."""
+        if self._service is not None:
+            self._service.stalled(seconds)

@@ -14,6 +14,7 @@ from ferrule.api.fields import Shape
 from ferrule.errors import MethodError, NotFoundError, StartupError, nearest
 from ferrule.interfaces.http import Access
 from ferrule.schema import printable
+from ferrule.wire.doorway import Probe
 
 _SHOWN = 128  # characters of a path that an error repeats
 
@@ -22,7 +23,7 @@ _SHOWN = 128  # characters of a path that an error repeats
 class Entry:
     """One method of one path. `body` is what its JSON body may hold; None when FastAPI reads no JSON for the route.
 
-    `log_fault` logs the exception that is being handled as a fault of the router.
+    `log_fault` logs the exception that is being handled as a fault of the router. `room`: it needs room in the queue.
     """
 
     route: APIRoute
@@ -31,6 +32,7 @@ class Entry:
     body: Shape | None
     endpoint: Endpoint
     log_fault: Callable[[str], None] = log_unexpected
+    room: bool = False
 
     @property
     def path(self) -> str:
@@ -46,10 +48,17 @@ def routes_of(entries: Iterable[Entry]) -> list[APIRoute]:
 class PathTable:
     """Built once. A template's `{name}` stands for one segment; a last `{name:path}` for the rest of the path.
 
+    `probes` are the calls that the launcher's door may answer as well, "GET /health".
     `absent` says of paths that are not there, or with a last `/` of all below them, what would be right.
     """
 
-    def __init__(self, entries: Iterable[Entry], absent: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        entries: Iterable[Entry],
+        absent: Mapping[str, str] | None = None,
+        probes: Mapping[str, Probe] | None = None,
+    ) -> None:
+        self.probes = probes or {}
         self._absent = dict(absent or {})
         self._exact: dict[str, dict[str, Entry]] = {}
         self._templates: dict[tuple[str, ...], dict[str, Entry]] = {}

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from functools import partial
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from ferrule.api.app import CLOSE
 from ferrule.api.errors import failure_of
+from ferrule.api.turns import Turns
 from ferrule.config import LimitsConfig
 from ferrule.errors import FerruleError, HeadersTooLargeError, RequestError, TooSlowError, UnavailableError
 
@@ -20,13 +22,14 @@ _LINGER_SECONDS = 1.0  # for a refused client to read its answer
 
 
 class GuardedProtocol(HttpToolsProtocol):
-    """One connection. `limits` is set by `protocol_class`.
+    """One connection. `limits` and `turns` are set by `protocol_class`.
 
     `_unspent` counts bytes received since the parser last finished something (headers, body bytes, a message): it
     bounds a header that never ends, trailers, and a body that nobody asked for.
     """
 
     limits: LimitsConfig
+    turns: Turns
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -137,7 +140,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
-        super()._start_asgi_task(cycle, app)
+        self.turns.begin(partial(super()._start_asgi_task, cycle, app))
 
     # ---- refusing
 
@@ -183,5 +186,5 @@ class GuardedProtocol(HttpToolsProtocol):
 
 
 def protocol_class(limits: LimitsConfig) -> type[GuardedProtocol]:
-    """The protocol with its limits, as uvicorn takes it."""
-    return type("Protocol", (GuardedProtocol,), {"limits": limits})
+    """The protocol with its limits, as uvicorn takes it. Its connections share the turns of one event loop."""
+    return type("Protocol", (GuardedProtocol,), {"limits": limits, "turns": Turns()})

@@ -20,10 +20,11 @@ from ferrule.api.fields import Shape
 from ferrule.api.paths import Entry, PathTable, routes_of
 from ferrule.config import Config
 from ferrule.errors import StartupError
-from ferrule.interfaces.http import Access, RouterContext, access_of
+from ferrule.interfaces.http import Access, RouterContext, needs_of
 from ferrule.interfaces.plugins import Plugins
 from ferrule.plugin import Component, check_plugins
 from ferrule.plugin.faults import fault_logger, log_fault
+from ferrule.wire.doorway import Probe
 
 _ADMIN_IS_OFF = "Routes for administration are off; FERRULE_SERVER_DEV_MODE=1 switches them on."
 _COPIED = [name for name in inspect.signature(APIRoute).parameters if name != "form_limits"]
@@ -33,26 +34,38 @@ def assemble(config: Config, plugins: Plugins, context: RouterContext) -> tuple[
     """The application, and the table of its paths. Raises StartupError, PluginError."""
     entries: list[Entry] = []
     absent: dict[str, str] = {}
+    probes: dict[str, Probe] = {}
     public = PUBLIC | (PUBLIC_METRICS if config.frontend.public_metrics else frozenset())
     check_plugins(plugins, (), Component.HTTP)
     for name in plugins.chosen("router", config.frontend.routers):
-        found, advice = _asked(plugins, name, context)
+        found, advice, offered = _asked(plugins, name, context)
         entries += found
         absent |= advice
+        probes |= offered
     for entry in entries:
         if entry.access is Access.PUBLIC and ((entry.method, entry.path) not in public or entry.body is not None):
             raise StartupError(f"Route {entry.method} {entry.path} may not be public.")
     if not config.env.server_dev_mode:
         absent |= {entry.path: _ADMIN_IS_OFF for entry in entries if entry.access is Access.ADMIN}
         entries = [entry for entry in entries if entry.access is not Access.ADMIN]
-    return application(config, entries), PathTable(entries, absent)
+    return application(config, entries), PathTable(entries, absent, probes)
 
 
-def _asked(plugins: Plugins, name: str, context: RouterContext) -> tuple[Sequence[Entry], Mapping[str, str]]:
+def _asked(
+    plugins: Plugins, name: str, context: RouterContext
+) -> tuple[Sequence[Entry], Mapping[str, str], Mapping[str, Probe]]:
+    """Its routes, what it says of absent ones, and which of its calls are probes."""
     router = plugins.make("router", name)
     faults = fault_logger(plugins, partial(log_fault, plugins.title("router", name)))
     with plugins.blamed("router", name):
-        return list(entries_of(router.router(context), faults)), router.absent(context)
+        entries = list(entries_of(router.router(context), faults))
+        whats = router.probes(context)
+        probes = {
+            f"{entry.method} {entry.path}": Probe(whats[entry.path], entry.access is not Access.PUBLIC)
+            for entry in entries
+            if entry.path in whats and entry.access is not Access.ADMIN
+        }
+        return entries, router.absent(context), probes
 
 
 def entries_of(router: APIRouter, faults: Callable[[str], None] = log_unexpected) -> Iterator[Entry]:
@@ -69,9 +82,9 @@ def entries_of(router: APIRouter, faults: Callable[[str], None] = log_unexpected
             route = APIRoute(**{name: getattr(found, name) for name in _COPIED})
         adapter = body_type(route)
         body = None if adapter is None else _shape(adapter)
-        endpoint = endpoint_of(route, adapter)
+        endpoint, needed = endpoint_of(route, adapter), needs_of(route)
         for method in sorted(route.methods or ()):
-            yield Entry(route, method, access_of(route), body, endpoint, faults)
+            yield Entry(route, method, needed.access, body, endpoint, faults, needed.room)
 
 
 @lru_cache(maxsize=128)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import logging
 import signal
 import socket
 import ssl
@@ -17,9 +16,11 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from ferrule import log
-from ferrule.api import tls
+from ferrule.api import access_log, tls
 from ferrule.api.app import build_app
+from ferrule.api.arrivals import Arrivals
 from ferrule.api.lifecycle import DEAD, Lifecycle
+from ferrule.api.loop_guard import LoopGuard
 from ferrule.api.protocol import protocol_class
 from ferrule.api.reload import Reloads
 from ferrule.config import Config
@@ -28,6 +29,7 @@ from ferrule.hooks import HookRunner
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.service import Service
 from ferrule.wire.board import Board
+from ferrule.wire.doorway import Doorway
 
 Connect = Callable[[], Awaitable[Service]]
 
@@ -59,27 +61,31 @@ def open_front(config: Config, plugins: Plugins, board: Board | None = None, hoo
     app = build_app(config, plugins, lifecycle, hooks, reloads)
     if context := tls.context_of(config.frontend):
         reloads.add("certificates", lambda _: tls.reload(context, config.frontend))
-    reloads.add("log levels of HTTP", set_levels)
+    reloads.add("log levels of HTTP", access_log.set_level)
     return Front(lifecycle, app, context, reloads)
 
 
 async def serve(
     config: Config,
     front: Front,
-    listener: socket.socket,
+    listener: socket.socket | None,
     connect: Connect,
     reread: Callable[[], Config] | None = None,
+    doorway: Doorway | None = None,
 ) -> int:
     """Serve until a signal or the engine's death; return the process's exit status: 0 for a clean end, 1 after a death,
     128 + the signal when it came before the engine was ready, or a second one cut the drain short.
 
+    Connections come from `listener`, and from the launcher's door, if it has one.
     `connect` is awaited once, while the server already answers 503 "starting"; it returns the service when the
     engine is ready, and raises StartupError or EngineDead when that will never be. Raises what `connect` raised as
     StartupError. `reread` reads the configuration at SIGHUP; None: that signal keeps its meaning.
     """
     lifecycle, context = front.lifecycle, front.context
-    server = _Server(_uvicorn_config(config, front.app), context, config.limits.header_timeout)
-    running = asyncio.create_task(server.serve(sockets=[listener]))
+    arrivals = Arrivals(doorway, lifecycle) if doorway is not None else None
+    server = _Server(_uvicorn_config(config, front.app), context, config.limits.header_timeout, arrivals)
+    running = asyncio.create_task(server.serve(sockets=[] if listener is None else [listener]))
+    guard = LoopGuard(lifecycle.live.stalled)
     stop = Stop()
     opening = asyncio.create_task(_open(connect, lifecycle))
     beside = [asyncio.create_task(_watch(opening, lifecycle))]
@@ -100,6 +106,7 @@ async def serve(
             task.cancel()
         server.should_exit, server.force_exit = True, stop.insisted.is_set()
         await running
+        guard.close()
     if opening.done() and not opening.cancelled() and isinstance(opening.exception(), StartupError):
         opening.result()
     if lifecycle.state == DEAD:
@@ -143,10 +150,16 @@ class Stop:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server without its signal handlers, and with a time limit for TLS handshakes."""
+    """uvicorn's server without its signal handlers, and with a time limit for TLS handshakes.
 
-    def __init__(self, config: uvicorn.Config, context: ssl.SSLContext | None, patience: float) -> None:
+    Connections come from `arrivals` as well.
+    """
+
+    def __init__(
+        self, config: uvicorn.Config, context: ssl.SSLContext | None, patience: float, arrivals: Arrivals | None
+    ) -> None:
         super().__init__(config)
+        self._arrivals = arrivals
         self._tls: dict[str, Any] = {"ssl": context, "ssl_handshake_timeout": patience} if context else {}
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -155,6 +168,9 @@ class _Server(uvicorn.Server):
         protocol = functools.partial(made, config=config, server_state=self.server_state, app_state={})
         listening = [loop.create_server(protocol, sock=sock, backlog=2048, **self._tls) for sock in sockets or ()]
         self.servers = [await server for server in listening]
+        if self._arrivals is not None:
+            self._arrivals.open(protocol)
+            self.servers.append(self._arrivals)  # type: ignore[arg-type]  # it is closed as the others are
         self.started = True
 
     @contextlib.contextmanager
@@ -162,16 +178,9 @@ class _Server(uvicorn.Server):
         yield
 
 
-def set_levels(config: Config) -> None:
-    """Set what the HTTP server logs, where there is no file that says so."""
-    level = logging.getLevelNamesMapping().get(config.frontend.uvicorn_log_level.upper(), 5)  # 5: uvicorn's trace
-    for name in () if config.observability.log_config_file else ("uvicorn.error", "ferrule.access"):
-        logging.getLogger(name).setLevel(level)
-
-
 def _uvicorn_config(config: Config, app: Callable[..., Any]) -> uvicorn.Config:
     limits = config.limits
-    set_levels(config)
+    access_log.set_level(config)
     return uvicorn.Config(
         app,
         http=protocol_class(limits),

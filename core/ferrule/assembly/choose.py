@@ -13,6 +13,7 @@ import torch
 from ferrule import checkpoint as checkpoints
 from ferrule.assembly.cache_scales import CacheScales
 from ferrule.config import Resolved
+from ferrule.config.locations import map_locations
 from ferrule.errors import CheckpointError, ConfigError, nearest
 from ferrule.interfaces.attention import AttentionBackend
 from ferrule.interfaces.load_format import WeightSource
@@ -49,6 +50,7 @@ class Choice:
     method: QuantizationMethod | None
     load_options: Mapping[str, Any]  # of `WeightSource.tensors`
     cache_scales: CacheScales
+    load_timeout: float = 0.0  # seconds without a tensor after which loading is given up; 0: never
 
 
 class Chooser:
@@ -67,7 +69,10 @@ class Chooser:
         """
         if wanted is None:
             chosen = load_first(self._plugins, kind, order, refuses)
-            self.notes += [f"{kind} {name} refused: {reason}" for name, reason in chosen.refusals]
+            for refused, why in chosen.refusals:
+                self.notes.append(f"{kind} {refused} refused: {why}")
+                if why.startswith("--"):  # what the user has set decides this, perhaps without wanting it
+                    _log.warning("%s %s is used in place of %s: %s", kind, chosen.name, refused, why)
             return chosen.name
         reason = refuses(self._plugins.load(kind, wanted))
         if reason is not None:
@@ -118,10 +123,12 @@ class Chooser:
                 **config.load.model_loader_extra_config,
                 "use_tqdm_on_load": config.load.use_tqdm_on_load,
                 "ignore_patterns": config.load.ignore_patterns,
+                "pt_load_map_location": map_locations(config.load.pt_load_map_location),
             },
             cache_scales=CacheScales.of(
                 config.model.quantization_param_path, config.cache.kv_cache_dtype, config.cache.calculate_kv_scales
             ),
+            load_timeout=config.load.load_timeout,
         )
 
     def attention(self, config: Resolved, choice: Choice, model: Model) -> tuple[str, AttentionBackend]:

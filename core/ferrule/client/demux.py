@@ -15,15 +15,18 @@ from msgspec.structs import replace
 from ferrule import log
 from ferrule.client.base import EngineClient
 from ferrule.client.figures import past_of, with_past
+from ferrule.config import LimitsConfig
 from ferrule.errors import EngineDead, ForbiddenError, RequestError, RequestFailed
 from ferrule.interfaces.service import Health
 from ferrule.types import EngineRequest, EngineStats, FinishReason, RequestDelta
-from ferrule.wire.board import BEAT, CHECKED, READY, STALLED, Board
-from ferrule.wire.messages import Call, CallReply, Cancel, Deltas, Fatal, FromEngine, Ready, Submit, ToEngine
+from ferrule.wire.board import CHECKED, READY, Board
+from ferrule.wire.buffers import Buffers
+from ferrule.wire.messages import Call, CallReply, Cancel, Deltas, Fatal, FromEngine, Pause, Ready, Submit, ToEngine
 
 _LOST = "A message between the server's processes was lost; this request cannot be finished."
 _RESTARTING = "The engine has stopped and is being started again."
-_SILENCE = 10.0  # seconds without a heartbeat until the engine counts as stalled
+_MAX_UNREAD = 32 << 10  # bytes of deltas, about, that may wait for their reader while the request gets steps
+_PATIENCE = 0.1  # seconds for which more may wait: the reader's turn on the event loop may be next
 
 _logger = log.get("client")
 
@@ -32,10 +35,11 @@ class DeltaStream(AsyncIterator[RequestDelta]):
     """One request's deltas; those that have come since the last was read are one. So a process that lags behind the
     engine does less for each token. `aclose` before the terminal one cancels the request.
 
-    `request` is kept where it may be submitted again, until the first delta.
+    When nobody reads, the engine pauses the request until all deltas that are here have been read. `request` is kept
+    where it may be submitted again, until the first delta.
     """
 
-    __slots__ = ("_client", "_done", "_error", "_id", "_items", "_waiter", "request")
+    __slots__ = ("_client", "_done", "_error", "_id", "_items", "_paused", "_since", "_unread", "_waiter", "request")
 
     def __init__(self, client: DemuxClient, request_id: str, request: EngineRequest | None = None) -> None:
         self.request = request
@@ -45,8 +49,13 @@ class DeltaStream(AsyncIterator[RequestDelta]):
         self._waiter: asyncio.Future[None] | None = None
         self._error: EngineDead | None = None
         self._done = False
+        self._paused = False
+        self._since = 0.0  # when the first of `_items` came
+        self._unread = client.buffers.share()
 
     async def __anext__(self) -> RequestDelta:
+        if self._paused and not self._items:
+            self._pause(False)
         while not self._items:
             if self._error is not None:
                 raise self._error
@@ -58,13 +67,25 @@ class DeltaStream(AsyncIterator[RequestDelta]):
             finally:
                 self._waiter = None
         items, self._items = self._items, []
+        self._unread.close()
         return items[0] if len(items) == 1 else _joined(items)
 
     def push(self, delta: RequestDelta) -> None:
         self.request = None
+        now = time.monotonic()
+        if not self._items:
+            self._since = now
         self._items.append(delta)
+        self._unread.grow(_weight(delta))
         self._done = delta.finish is not None
         self._wake()
+        excess = self._unread.size > _MAX_UNREAD or self._client.buffers.full
+        if excess and now - self._since > _PATIENCE and not (self._paused or self._done):
+            self._pause(True)
+
+    def _pause(self, paused: bool) -> None:
+        self._paused = paused
+        self._client.pause(self._id, paused)
 
     def end(self, reason: FinishReason, error: str | None = None) -> None:
         """The last delta, in place of the engine's."""
@@ -82,7 +103,16 @@ class DeltaStream(AsyncIterator[RequestDelta]):
         """Idempotent."""
         if not self._done and self._error is None:
             self._done = True
+            self._unread.close()
             self._client.forget(self._id)
+
+
+def _weight(delta: RequestDelta) -> int:
+    """Bytes that a delta takes, about."""
+    entries = delta.logprobs or delta.prompt_logprobs
+    top = len(entries[0].top) if entries else 0
+    num_entries = len(delta.logprobs) + len(delta.prompt_logprobs)
+    return 240 + 40 * len(delta.token_ids) + num_entries * (100 + 120 * top)
 
 
 def _joined(deltas: Sequence[RequestDelta]) -> RequestDelta:
@@ -97,11 +127,19 @@ class DemuxClient(EngineClient):
 
     `watchdog` is the time in seconds after which an engine that makes no progress is ended. With `restarts` another
     engine may follow one that has died (`lose`): requests that it has said nothing of are then submitted to the next,
-    once. One that is itself the cause cannot take down engine after engine.
+    once. One that is itself the cause cannot take down engine after engine. When this process keeps `max_buffered`
+    bytes, requests whose output waits to be read are paused however little it is.
     """
 
-    def __init__(self, board: Board | None = None, watchdog: float = 120.0, restarts: bool = False) -> None:
+    def __init__(
+        self,
+        board: Board | None = None,
+        watchdog: float = 120.0,
+        restarts: bool = False,
+        max_buffered: int = LimitsConfig.max_buffered_bytes,
+    ) -> None:
         self.board = board or Board()
+        self.buffers = Buffers(self.board, max_buffered)
         self._watchdog = watchdog
         self._restarts = restarts
         self._lost = False  # the engine has died, and the next one has not answered
@@ -138,6 +176,11 @@ class DemuxClient(EngineClient):
         elif self._dead is None and ids:
             self._post(Cancel(tuple(ids), reason))
 
+    def pause(self, request_id: str, paused: bool) -> None:
+        """Let the engine give a request no steps, or steps again."""
+        if self._dead is None and not self._lost and request_id in self._streams:
+            self._post(Pause(request_id, paused))
+
     def forget(self, request_id: str) -> None:
         """Cancel, and drop what still comes."""
         if self._streams.pop(request_id, None) is not None:
@@ -159,18 +202,9 @@ class DemuxClient(EngineClient):
             return Health(state="dead", detail=str(self._dead))
         if not self._ready.is_set():
             return Health(state="starting", detail=_RESTARTING if self._lost else "")
-        if waits := self._stalled():
+        if waits := self.board.stalled(self._watchdog):
             return Health(state="stalled", detail=f"The engine has made no progress for {waits:.0f} s.")
         return Health(state="ready" if self.board.ready else "starting")
-
-    def _stalled(self) -> float:
-        """Seconds without a sign of progress from the engine; 0 while they are within the limits.
-
-        A process that was stopped, or that holds the interpreter, is silent. A step that takes long is only slow.
-        """
-        beat, waits = self.board.get(BEAT), self.board.get(STALLED)
-        silent = time.monotonic() - beat if beat else 0.0
-        return max(silent if silent > min(_SILENCE, self._watchdog) else 0, waits if waits > self._watchdog / 2 else 0)
 
     def stats(self) -> EngineStats:
         return self._stats

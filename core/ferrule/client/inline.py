@@ -22,7 +22,7 @@ class InlineClient(DemuxClient):
     """
 
     def __init__(self, config: Resolved, plugins: Plugins, *, checked: bool = True) -> None:
-        super().__init__(watchdog=config.parallel.watchdog_timeout)
+        super().__init__(None, config.parallel.watchdog_timeout, max_buffered=config.limits.max_buffered_bytes)
         if checked:
             self.begin_loading()
         self._channel = QueueChannel(self._deliver)

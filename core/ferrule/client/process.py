@@ -10,6 +10,7 @@ from typing import Any
 
 from ferrule import log
 from ferrule.client.demux import DemuxClient
+from ferrule.config import LimitsConfig
 from ferrule.wire import lifeline
 from ferrule.wire.board import ENGINE_NUMBER, Board
 from ferrule.wire.engine_socket import ClientSocket
@@ -26,8 +27,15 @@ class ProcessClient(DemuxClient):
 
     remote = True
 
-    def __init__(self, path: Path, board: Board | None = None, watchdog: float = 120.0, restarts: bool = False) -> None:
-        super().__init__(board, watchdog, restarts)
+    def __init__(
+        self,
+        path: Path,
+        board: Board | None = None,
+        watchdog: float = 120.0,
+        restarts: bool = False,
+        max_buffered: int = LimitsConfig.max_buffered_bytes,
+    ) -> None:
+        super().__init__(board, watchdog, restarts, max_buffered)
         self._path = path
         self._loop = asyncio.get_running_loop()
         self._connect(0)

@@ -11,6 +11,7 @@ import dataclasses
 import re
 from typing import Any
 
+from ferrule.config.locations import map_locations
 from ferrule.config.parse import config_sections
 from ferrule.config.resolved import Resolved, ResolvedDecoding, ResolvedModel, ResolvedScheduler
 from ferrule.config.schema import Schema
@@ -178,6 +179,8 @@ def _contradictions(config: Config) -> list[str]:
         problems.append(f"{_named('api_key')} is empty: give a key, or leave it out to serve without one.")
     if config.frontend.admin_key is not None and not config.frontend.admin_key.strip():
         problems.append(f"{_named('admin_key')} is empty: give a key, or leave it out.")
+    if config.cache.cache_scope == "key" and not (config.frontend.api_key or config.frontend.api_key_file):
+        problems.append("--cache-scope key needs API keys: --api-key or --api-key-file.")
     if model.logits_processor_pattern is not None:
         try:
             re.compile(model.logits_processor_pattern)
@@ -192,6 +195,12 @@ def _contradictions(config: Config) -> list[str]:
             "--engine-restarts needs an engine with a process of its own: with --disable-frontend-multiprocessing the "
             "engine's end is that of the server."
         )
+    try:
+        map_locations(config.load.pt_load_map_location)
+    except ValueError as error:
+        problems.append(f"--pt-load-map-location {config.load.pt_load_map_location!r:.80}: {error}.")
+    if config.frontend.disable_frontend_multiprocessing and config.frontend.probe_port is not None:
+        problems.append("--probe-port is the launcher's: it does not go with --disable-frontend-multiprocessing.")
     compilation = config.device.compilation_config
     level = compilation.get("level", compilation.get("mode", 0))
     if type(level) is not int or not 0 <= level <= 3:

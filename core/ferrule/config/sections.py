@@ -60,6 +60,7 @@ class ModelConfig:
         None,
         "Longest prompt plus output, in tokens. Default: the model's own limit, or what the KV cache has room for.",
         ge=1,
+        le=1 << 27,
         human=True,
         opens=("auto", "-1"),
         common=True,
@@ -108,7 +109,24 @@ class LoadConfig:
     download_dir: str | None = opt(None, "Folder for downloads. Default: the hub's cache.")
     model_loader_extra_config: dict[str, Any] = opt({}, "Options of the load format.", json=True)
     ignore_patterns: tuple[str, ...] = opt(("original/**/*",), "Files that are neither downloaded nor read.", nargs="+")
+    verify_weights: bool = opt(
+        False,
+        "Compare the model's files with their digests before they are loaded: those of a file SHA256SUMS in its "
+        "folder, or those that the Hugging Face cache names its files by.",
+    )
+    load_timeout: float = opt(
+        0.0,
+        "Seconds without another tensor after which a start that loads weights gives up; 0: it waits, and says so.",
+        ge=0,
+        server=True,
+    )
     use_tqdm_on_load: bool = opt(True, "Show a progress bar while loading.")
+    pt_load_map_location: str = opt(
+        "cpu",
+        "Device that tensors of .bin and .pt files are put on before they are copied to the model's; or an object of "
+        'devices by the locations that files state, such as {"cuda:1": "cuda:0"}.',
+        objects=True,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,8 +138,15 @@ class CacheConfig:
         0.9, "Share of device memory that this instance may use.", gt=0, le=1, aliases=("--device-memory-utilization",)
     )
     cpu_offload_gb: float = opt(0.0, "GiB of weights that stay with the host, from where the GPU reads them.", ge=0)
-    num_gpu_blocks_override: int | None = opt(None, "Exact number of cache blocks.", ge=1)
+    num_gpu_blocks_override: int | None = opt(None, "Exact number of cache blocks.", ge=1, le=2**31 - 2)
     enable_prefix_caching: bool = opt(True, "Reuse the cache of equal prompt beginnings.")
+    cache_scope: str = opt(
+        "auto",
+        "Who may reuse the cache of a prompt: everybody, or only requests with the same API key, so that no client can "
+        "tell by the time of an answer what others have asked; auto: key where there are several keys.",
+        choices=("auto", "global", "key"),
+        server=True,
+    )
     prefix_caching_hash_algo: str = opt("sha256", "Hash of cache blocks.", choices=("builtin", "sha256"))
     kv_cache_dtype: str = opt(
         "auto",
@@ -139,11 +164,12 @@ class CacheConfig:
 class SchedulerConfig:
     """Who runs in a step."""
 
-    max_num_seqs: int | None = opt(None, "Most requests that run at once. Default: 256.", ge=1, common=True)
+    max_num_seqs: int | None = opt(None, "Most requests that run at once. Default: 256.", ge=1, le=1 << 16, common=True)
     max_num_batched_tokens: int | None = opt(
         None,
         "Most tokens in one step. Default: 2048; without chunked prefill, max_model_len where that is more.",
         ge=1,
+        le=1 << 27,
         human=True,
     )
     enable_chunked_prefill: bool = opt(True, "Split long prompts over steps.", optional_value=True, opens=("None",))
@@ -250,6 +276,13 @@ class FrontendConfig:
 
     host: str | None = opt(None, "Address to listen on. Default: all interfaces.", server=True, common=True)
     port: int = opt(8000, "Port to listen on; 0 takes a free one.", ge=0, le=65535, server=True, common=True)
+    probe_port: int | None = opt(
+        None,
+        "Port that answers /health, /ping and /metrics only, without TLS; 0 takes a free one.",
+        ge=0,
+        le=65535,
+        server=True,
+    )
     uds: str | None = opt(None, "Unix socket to listen on instead of host and port.", server=True)
     api_server_count: int = opt(1, "API processes that share the port.", ge=1, le=64, server=True, aliases=("-asc",))
     ssl_keyfile: str | None = opt(None, "TLS: file of the private key.", server=True)
@@ -284,6 +317,19 @@ class FrontendConfig:
         secret=True,
         env="api_key",
         common=True,
+        server=True,
+    )
+    api_key_file: str | None = opt(
+        None,
+        "YAML file of keys, NAME: KEY or NAME: {sha256: …, max_requests: …, tokens_per_minute: …, admin: true}; read "
+        "again on SIGHUP. Logs and metrics have the names.",
+        server=True,
+    )
+    allowed_hosts: tuple[str, ...] = opt(
+        (),
+        "Domains under which a server without API keys answers, such as llm.example.com or *.example.com; * for all. "
+        "Addresses and names inside a network need not be told.",
+        nargs="+",
         server=True,
     )
     admin_key: str | None = opt(
@@ -365,6 +411,9 @@ class PluginConfig:
     )
     tool_parser_plugin: str = opt("", "Python file with tool parsers.", server=True)
     reasoning_parser_plugin: str = opt("", "Python file with reasoning parsers.")
+    plugin_import_timeout: float = opt(
+        300.0, "Seconds that the import of a plugin may take; 0: any number.", ge=0, server=True
+    )
     plugin_adapter: str = opt("", "Module for files written for others: ferrule_plugins.compat_vllm.", server=True)
 
 
@@ -375,6 +424,9 @@ class LimitsConfig:
     max_body_bytes: int = opt(32 << 20, "Largest request body.", ge=1, human=True, server=True)
     max_header_bytes: int = opt(64 << 10, "Largest header block.", ge=1024, human=True, server=True)
     max_json_depth: int = opt(64, "Deepest nesting of a JSON body.", ge=1, server=True)
+    max_json_values: int = opt(
+        1 << 20, "Most numbers in a JSON body. A string counts as four, a list or object as eight.", ge=1, server=True
+    )
     max_n: int = opt(128, "Most answers per prompt (n, best_of).", ge=1)
     max_prompts: int = opt(1024, "Most prompts in one request, and most n x prompts.", ge=1)
     max_stop_strings: int = opt(64, "Most stop strings.", ge=0)
@@ -386,6 +438,17 @@ class LimitsConfig:
     )
     max_waiting_tokens: int = opt(
         8_000_000, "Most prompt tokens in the queue.", ge=1, human=True, aliases=("--max-num-queued-tokens",)
+    )
+    max_key_requests: int | None = opt(None, "Most requests in progress for one API key.", ge=1, server=True)
+    key_tokens_per_minute: int | None = opt(
+        None, "Most tokens of prompts and answers in a minute for one API key.", ge=1, human=True, server=True
+    )
+    max_buffered_bytes: int = opt(
+        512 << 20,
+        "Most memory, about, that an API process keeps for its clients: bodies, prompts in the queue, unread output.",
+        ge=1 << 20,
+        human=True,
+        server=True,
     )
     max_connections: int = opt(4096, "Most open connections.", ge=1, server=True)
     header_timeout: float = opt(10.0, "Seconds to receive a request's headers.", gt=0, server=True)

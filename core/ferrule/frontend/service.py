@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from ferrule import log
 from ferrule.assembly.vocabulary import format_tokens, read_vocabulary, special_ids
+from ferrule.callers import CALLER, Visit
 from ferrule.client.base import EngineClient
 from ferrule.config import LimitsConfig, Resolved
 from ferrule.errors import EngineDead, FerruleError, NotFoundError, RequestError, UnavailableError
@@ -26,9 +27,11 @@ from ferrule.frontend.admission.validate import (
     Rules,
     Seeds,
     check_beam,
+    check_count,
     check_params,
     check_priority,
     check_salt,
+    scoped,
     wrap_seed,
 )
 from ferrule.frontend.guided.compiler import GrammarCompiler
@@ -39,6 +42,7 @@ from ferrule.frontend.output.beam import BestOf, search_beams
 from ferrule.frontend.output.choice import Choice, OutputStream
 from ferrule.frontend.output.parse import ParseChain, choice_context, open_chain
 from ferrule.frontend.output.stops import StopMatcher
+from ferrule.frontend.stat_loggers import open_loggers
 from ferrule.frontend.template_fit import warn_of_misfit
 from ferrule.frontend.text.detokenize import Detokenizer, open_detokenizer
 from ferrule.frontend.text.render import Renderer
@@ -48,7 +52,7 @@ from ferrule.interfaces.guided_decoding import Vocabulary
 from ferrule.interfaces.parsers import ChoiceContext
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.service import ChatPrompt, Generate, Health, Output, Prompt, Service
-from ferrule.interfaces.stats import HttpStats, StatLogger
+from ferrule.interfaces.stats import HttpStats
 from ferrule.interfaces.tokenizer import ChatTokenizer, Tokenizer
 from ferrule.types import EngineRequest
 
@@ -120,7 +124,7 @@ class FrontendService(Service):
         count = checked.best_of
         if request.beam is not None:
             checked, count = check_beam(request.beam, request, checked, self._reader.rules), request.beam.width
-        _check_count(self._config.limits.max_prompts, len(request.prompts), count)
+        check_count(len(request.prompts), count, self._config.limits.max_prompts)
         with self.ledger.reserve(len(request.prompts) * count) as reservation:
             words = await self._reader.bad_words(checked.bad_words)
             prompts = []
@@ -136,11 +140,12 @@ class FrontendService(Service):
             rules = self._reader.rules
             enforced = [await self._constraints.enforce(request, rules, *one) for one in read]
             self._check_available()
+            salt = scoped(salt, CALLER.get(), self._config.cache.cache_scope)
             shared = {"arrival": arrival, "priority": priority, "cache_salt": salt}
             requests = []
             for prepared, (sampling, grammar) in zip(prompts, enforced, strict=True):
                 sampling = replace(sampling, bad_words=words, processors=processors)
-                seeded = [replace(sampling, seed=seed) for seed in self._draw_seeds(checked)]
+                seeded = [replace(sampling, seed=seed) for seed in _draw_seeds(self._seeds, checked)]
                 requests += [_engine_request(prepared, sampling=one, grammar=grammar, **shared) for one in seeded]
             return self._submit(request, checked, read, requests, reservation)
 
@@ -153,12 +158,21 @@ class FrontendService(Service):
         except EngineDead:
             raise UnavailableError("The engine is not running.") from None
 
-    def exposition(self) -> tuple[str, str]:
+    def report(self) -> None:
         self.ledger.engine(self._client.stats())
+
+    def exposition(self) -> tuple[str, str]:
+        self.report()
         return self.ledger.loggers.exposition()
 
     def answered(self, stats: HttpStats) -> None:
         self.ledger.loggers.tell("on_http", lambda logger: logger.on_http(stats), always=True)
+
+    def check_room(self) -> None:
+        self.ledger.check_room()
+
+    def stalled(self, seconds: float) -> None:
+        self.ledger.loggers.tell("on_stall", lambda logger: logger.on_stall(seconds), always=True)
 
     async def read(self, prompt: Prompt | ChatPrompt) -> tuple[list[int], str | None]:
         """A prompt's ids, and its text if it had one or was rendered. Raises RequestError."""
@@ -239,10 +253,6 @@ class FrontendService(Service):
             found += await asyncio.to_thread(check_processors, request.logits_processors, rules)
         return found
 
-    def _draw_seeds(self, checked: Checked) -> list[int]:
-        seed = self._seeds.draw() if checked.seed is None else checked.seed
-        return [wrap_seed(seed, number) for number in range(checked.best_of)]
-
     def _submit(
         self,
         request: Generate,
@@ -270,12 +280,13 @@ class FrontendService(Service):
             if isinstance(error, EngineDead):
                 raise UnavailableError("The engine is not running.") from None
             raise
-        model = self.resolve(request.model)
+        model, caller = self.resolve(request.model), CALLER.get()
         for one, choice in zip(requests, choices, strict=True):
             choice.account.id = one.id
             self.ledger.loggers.hooks.request_admitted(one.id, model, len(one.prompt_ids), request.params)
         if not self._config.frontend.disable_log_requests:
-            _log_requests(requests, [prompt for prompt, _ in read], checked.best_of, self._config.frontend.max_log_len)
+            prompts = [prompt for prompt, _ in read]
+            _log_requests(requests, prompts, checked.best_of, self._config.frontend.max_log_len, caller)
         outputs = OutputStream(cancel, self.ledger, choices, streams, self._tasks)
         return BestOf(outputs, checked) if checked.best_of > checked.n else outputs
 
@@ -296,6 +307,7 @@ class FrontendService(Service):
             detokenizer = _detokenizer(self.tokenizer, prompt.ids, checked, parse, kept)
         stops = StopMatcher(checked.stops, checked.include_stop) if checked.stops is not None else None
         account = Account(engine_request.arrival, len(prompt.ids), prompt.sampling.max_tokens, checked.n, prompt.weight)
+        account.caller = CALLER.get()
         reservation.turn(account)
         choice = Choice(index, engine_request, account, parse, detokenizer, stops)
         choice.prompt_text = prompt.text
@@ -325,7 +337,7 @@ def build_service(
     reader = open_reader(config, plugins, client, inputs, folder)
     hooks = hooks or open_hooks(plugins)
     hooks.register_metrics()
-    loggers = Loggers(_stat_loggers(config, plugins, client), hooks, config.observability.disable_log_stats)
+    loggers = Loggers(open_loggers(config, plugins, client), hooks, config.observability.disable_log_stats)
     vocabulary = partial(_vocabulary, inputs.tokenizer, reader.rules, format_tokens(config, plugins))
     compiler = GrammarCompiler(plugins, config.decoding, vocabulary)
     return FrontendService(config, client, reader, inputs.parsers, compiler, loggers)
@@ -338,13 +350,6 @@ def open_reader(config: Resolved, plugins: Plugins, client: EngineClient, inputs
     specials = tokenizer.special_tokens if tokenizer else {}
     renderer = Renderer(config.frontend, config.limits, inputs.templates, specials, rules.max_model_len)
     return PromptReader(rules, Encoder(tokenizer) if tokenizer is not None else None, renderer)
-
-
-def _check_count(most: int, num_prompts: int, n: int) -> None:
-    if not 1 <= num_prompts <= most:
-        raise RequestError(f"There must be 1 to {most} prompts in a request, not {num_prompts}.", "prompt")
-    if num_prompts * n > most:
-        raise RequestError(f"{num_prompts} prompts with n = {n} are more than {most} answers.", "n")
 
 
 def _engine_request(prompt: Prepared, **fields: Any) -> EngineRequest:
@@ -366,6 +371,11 @@ def _detokenizer(
     )
 
 
+def _draw_seeds(seeds: Seeds, checked: Checked) -> list[int]:
+    seed = seeds.draw() if checked.seed is None else checked.seed
+    return [wrap_seed(seed, number) for number in range(checked.best_of)]
+
+
 def _vocabulary(tokenizer: Tokenizer | None, rules: Rules, written: tuple[str, ...]) -> Vocabulary:
     if tokenizer is None:
         raise RequestError("This server runs without a tokenizer: it cannot constrain output.", "structured_outputs")
@@ -373,29 +383,23 @@ def _vocabulary(tokenizer: Tokenizer | None, rules: Rules, written: tuple[str, .
 
 
 def _log_requests(
-    requests: Sequence[EngineRequest], prompts: Sequence[Prepared], num_choices: int, max_length: int | None
+    requests: Sequence[EngineRequest],
+    prompts: Sequence[Prepared],
+    num_choices: int,
+    max_length: int | None,
+    caller: Visit | None,
 ) -> None:
     """One line for each prompt, of which at most `max_length` characters or ids are shown."""
+    named = {"key": caller.name} if caller else {}
     for number, prompt in enumerate(prompts):
         request = requests[number * num_choices]
         shown = prompt.ids[:max_length] if prompt.text is None else prompt.text[:max_length]
         _logger.info(
             "request",
             id=request.id,
+            **named,
             n=num_choices,
             prompt_tokens=len(prompt.ids),
             max_tokens=prompt.sampling.max_tokens,
             prompt=shown,
         )
-
-
-def _stat_loggers(config: Resolved, plugins: Plugins, client: EngineClient) -> list[tuple[str, StatLogger]]:
-    """All that are installed, with their titles. Raises PluginError."""
-    loggers: list[tuple[str, StatLogger]] = []
-    for name in plugins.defaults("stat_logger"):
-        logger: StatLogger = plugins.make("stat_logger", name, config, client.info)
-        if client.board.shared is not None:
-            with plugins.blamed("stat_logger", name):
-                logger.share(*client.board.shared)
-        loggers.append((plugins.title("stat_logger", name), logger))
-    return loggers

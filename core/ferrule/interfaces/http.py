@@ -71,24 +71,31 @@ class Needs:
     """The dependency that `needs` makes. The frame reads it when the application is built; called, it does nothing."""
 
     access: Access
+    room: bool = False
 
     async def __call__(self) -> None:
         return None
 
 
-def needs(access: Access) -> params.Depends:
+def needs(access: Access, room: bool = False) -> params.Depends:
     """For ``dependencies=[…]`` of a route, or of an APIRouter for all its routes; a route's own wins.
 
-    Without it a route is `Access.KEY`.
+    Without it a route is `Access.KEY`. With `room` it generates: while the queue is full, a call is answered 429 before
+    its body is looked at.
     """
-    needed: params.Depends = Depends(Needs(access))
+    needed: params.Depends = Depends(Needs(access, room))
     return needed
 
 
-def access_of(route: APIRoute) -> Access:
-    """Who may call a route: the last mark counts, as FastAPI puts those of the router before those of the route."""
+def needs_of(route: APIRoute) -> Needs:
+    """What a route needs: the last mark counts, as FastAPI puts those of the router before those of the route."""
     marks = [needed.dependency for needed in route.dependencies]
-    return next((mark.access for mark in reversed(marks) if isinstance(mark, Needs)), Access.KEY)
+    return next((mark for mark in reversed(marks) if isinstance(mark, Needs)), Needs(Access.KEY))
+
+
+def access_of(route: APIRoute) -> Access:
+    """Who may call a route."""
+    return needs_of(route).access
 
 
 @dataclass(frozen=True)
@@ -98,6 +105,7 @@ class RequestInfo:
     id: str  # ours, random; the client's own is in `headers`
     headers: Mapping[str, str]  # lower-case names
     disconnected: Callable[[], Awaitable[None]]  # resolves when the client has left
+    key_name: str = ""  # of the API key that it came with; empty where none was needed
     unknown_fields: tuple[str, ...] = ()  # body fields that no model declares, such as ``a.b[2].c``; printable
 
 
@@ -199,5 +207,11 @@ class Router(ABC):
         """Paths that clients may try and nobody serves, each with a sentence that says what would be right.
 
         A path that ends in ``/`` stands for itself without it, and for all below.
+        """
+        return {}
+
+    def probes(self, ctx: RouterContext) -> Mapping[str, str]:
+        """Paths of this router that only say what the server itself knows: ``health`` (200 or 503, with the state) or
+        ``metrics`` (what `exposition` gives). The launcher answers them without this process, whatever it does.
         """
         return {}

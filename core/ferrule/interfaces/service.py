@@ -139,6 +139,15 @@ class Administration(ABC):
     def answered(self, stats: HttpStats) -> None:
         """Count an HTTP call that was answered."""
 
+    def check_room(self) -> None:
+        """Raise OverloadedError while the queue is full."""
+
+    def stalled(self, seconds: float) -> None:
+        """Count a stall of the event loop."""
+
+    def report(self) -> None:
+        """Tell the stat loggers the newest figures of the engine now; they are told once a second anyway."""
+
     @abstractmethod
     def exposition(self) -> tuple[str, str]:
         """(media type, text) of the metrics."""

@@ -33,6 +33,7 @@ class RequestStats(Struct, frozen=True, kw_only=True):
     longest: int | None = None  # with the last of a prompt's n choices: the most tokens that one of them has
     called_tools: bool | None = None  # None: no tool parser read the choice
     streamed: bool = True
+    key_name: str = ""  # of the API key that the request came with
 
 
 class HttpStats(Struct, frozen=True, kw_only=True):
@@ -52,10 +53,16 @@ class StatLogger(ABC):
         self.model = model
 
     def share(self, folder: Path, number: int) -> None:
-        """Called first, and only where several API processes serve: `number` is this one's, from 0.
+        """Called first, where the figures of an API process are read by others: `number` is this one's, from 0.
 
-        All of them may write to `folder`, which is theirs alone and goes with them, so that each can show the sum of
-        what all were told. What an engine says is told in the first process only.
+        All API processes may write to `folder`, which is theirs alone and goes with them, so that each can show the sum
+        of what all were told. What an engine says is told in the first process only.
+        """
+
+    def follow(self, folder: Path) -> None:
+        """Called first, in the launcher, on an instance that is told nothing: `exposition` is to show what the
+        instances that share `folder` were told. Only a logger that overrides this is asked; without one, an API process
+        answers.
         """
 
     @abstractmethod
@@ -75,6 +82,9 @@ class StatLogger(ABC):
 
     def on_http(self, stats: HttpStats) -> None:
         """An HTTP call was answered; also with --disable-log-stats, where nothing else is told."""
+
+    def on_stall(self, seconds: float) -> None:
+        """The API process's event loop was late by so much: nothing else could be done meanwhile."""
 
     def exposition(self) -> tuple[str, str] | None:
         """(media type, text) for ``GET /metrics``, or None. Those of all loggers follow each other."""

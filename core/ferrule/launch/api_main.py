@@ -23,13 +23,15 @@ from ferrule.frontend.service import build_service
 from ferrule.hooks import HookRunner, open_hooks
 from ferrule.interfaces.service import Service
 from ferrule.launch.check import open_api
+from ferrule.launch.door import accepts
 from ferrule.launch.engine_main import watch_progress
-from ferrule.launch.listen import base_url
+from ferrule.launch.listen import exposure, reach
 from ferrule.launch.prepare import reload_log
 from ferrule.launch.process import Boot
 from ferrule.launch.reload import Reloader, told
 from ferrule.plugin import Plugins
 from ferrule.wire.board import BEAT, READY, Board
+from ferrule.wire.doorway import Doorway, Loaded
 
 _POLL = 0.02  # seconds between two looks at what the other API processes say
 
@@ -40,13 +42,19 @@ def run_api(boot: Boot, hooks: HookRunner) -> int:
     """Serve until the supervisor says stop or the engine dies. Returns the exit status."""
     os.set_inheritable(boot.listen_fd, False)
     listener = socket.socket(fileno=boot.listen_fd)
+    doorway = None
+    if boot.door_fd >= 0:
+        os.set_inheritable(boot.door_fd, False)
+        doorway = Doorway(socket.socket(fileno=boot.door_fd))
 
     async def main() -> int:
-        parallel = boot.config.parallel
+        parallel, limits = boot.config.parallel, boot.config.limits
         restarts = parallel.engine_restarts > 0
-        client = ProcessClient(Path(boot.socket_path), boot.board(), parallel.watchdog_timeout, restarts)
-        folder = Path(boot.socket_path).parent
-        return await _serve(boot.config, boot.plugins, hooks, listener, client, lambda: told(folder))
+        path, watchdog = Path(boot.socket_path), parallel.watchdog_timeout
+        board = boot.board()
+        board.watched = doorway is not None
+        client = ProcessClient(path, board, watchdog, restarts, limits.max_buffered_bytes)
+        return await _serve(boot.config, boot.plugins, hooks, listener, client, lambda: told(path.parent), doorway)
 
     return _run(main())
 
@@ -80,7 +88,9 @@ async def _serve(
     listener: socket.socket,
     client: ProcessClient | InlineClient,
     reread: Callable[[], Resolved],
+    doorway: Doorway | None = None,
 ) -> int:
+    """`listener` says where the server answers, also where a door accepts for this process."""
     board = client.board
 
     async with AsyncExitStack() as stack:
@@ -98,6 +108,8 @@ async def _serve(
             front.reloads.add("limits of requests", lambda new: service.take_limits(new.limits))
             service.start()
             gc.freeze()  # what is here now stays
+            if doorway is not None and board.leads:
+                doorway.send(Loaded(client.info))
             if board.leads:
                 while board.total(READY) < board.rows - 2:
                     await asyncio.sleep(_POLL)
@@ -107,7 +119,8 @@ async def _serve(
 
         beating = asyncio.create_task(_beat(board))
         stack.callback(beating.cancel)
-        return await serve(config, front, listener, connect, reread)
+        own = None if doorway and accepts(config) else listener
+        return await serve(config, front, own, connect, reread, doorway)
 
 
 async def _beat(board: Board) -> None:
@@ -156,4 +169,6 @@ def announce(config: Resolved, client: EngineClient, listener: socket.socket, ho
     _logger.info("%s; longest request %d tokens", room, info.max_model_len)
     for line in (*suggestions(config), *hooks.report_header(config)):
         _logger.info("%s", line)
-    _logger.info("ready at %s/v1", base_url(listener, config))
+    if warning := exposure(listener, config):
+        _logger.warning("%s", warning)
+    _logger.info("ready at %s", reach(listener, config))

@@ -1,12 +1,38 @@
-"""The server's URL, for messages."""
+"""Where the server can be reached, for messages."""
 
 from __future__ import annotations
 
 import ipaddress
 import socket
+import ssl
 from urllib.parse import quote
 
 from ferrule.config import Resolved
+
+
+def exposure(listener: socket.socket, config: Resolved) -> str:
+    """A warning where others than this machine may use the server without a key; else an empty text."""
+    front = config.frontend
+    if front.api_key or front.api_key_file or front.ssl_cert_reqs == ssl.CERT_REQUIRED:
+        return ""
+    if listener.family == socket.AF_UNIX or _address(listener).is_loopback:
+        return ""
+    where = "on all addresses of this machine" if _address(listener).is_unspecified else f"on {_address(listener)}"
+    return (
+        f"port {listener.getsockname()[1]} is open {where}, and there is no API key: whoever reaches it may use the "
+        "model. Give --api-key or --api-key-file, or --host 127.0.0.1 to serve this machine alone"
+    )
+
+
+def reach(listener: socket.socket, config: Resolved) -> str:
+    """Where the server answers, for the log: the URL, and whether it has others."""
+    everywhere = listener.family != socket.AF_UNIX and _address(listener).is_unspecified
+    others = f", and on port {listener.getsockname()[1]} of all addresses of this machine" if everywhere else ""
+    return f"{base_url(listener, config)}/v1{others}"
+
+
+def _address(listener: socket.socket) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    return ipaddress.ip_address(listener.getsockname()[0].partition("%")[0])
 
 
 def base_url(listener: socket.socket, config: Resolved) -> str:
@@ -16,6 +42,6 @@ def base_url(listener: socket.socket, config: Resolved) -> str:
         return f"http+unix://{quote(listener.getsockname(), safe='')}{root}"
     scheme = "https" if config.frontend.ssl_certfile else "http"
     host, port = listener.getsockname()[:2]
-    if config.frontend.host is None or ipaddress.ip_address(host.partition("%")[0]).is_unspecified:
+    if _address(listener).is_unspecified:
         host = "127.0.0.1"
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}{root}"

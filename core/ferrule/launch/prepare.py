@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ferrule import log
 from ferrule.config import Config, Resolved
@@ -46,6 +47,7 @@ def prepare(config: Config, notices: Sequence[str], plugins: Plugins, area: str)
     for notice in (*notices, *chosen.problems):
         _logger.warning("%s", notice)
     resolved = one_worker(resolve(config), chosen)
+    chosen = replace(chosen, import_timeout=resolved.plugins.plugin_import_timeout)
     check_names(resolved, chosen)
     for id in chosen.options:
         kind, _, name = id.partition(":")

@@ -21,6 +21,7 @@ from ferrule.plugin import Plugins
 from ferrule.wire.board import ENGINE, Board
 
 LENGTH_BYTES = 4  # of the number before a boot message, big-endian
+MAX_BOOT_BYTES = 256 << 20  # of a boot message; one of 50,000 plugins has 15 MiB
 
 _logger = log.get("launch")
 
@@ -35,11 +36,12 @@ class Boot(msgspec.Struct, frozen=True, kw_only=True):
     socket_path: str  # engine: its own; API: the first engine's. The board is beside it
     row: int = ENGINE  # on the board
     listen_fd: int = -1  # the HTTP socket, already bound
+    door_fd: int = -1  # where connections come from, if the launcher accepts them
     alive_fd: int = -1  # engine: its end of the lifeline
 
     @property
     def inherited(self) -> tuple[int, ...]:
-        return tuple(fd for fd in (self.listen_fd, self.alive_fd) if fd >= 0)
+        return tuple(fd for fd in (self.listen_fd, self.door_fd, self.alive_fd) if fd >= 0)
 
     def board(self) -> Board:
         return Board(Path(self.socket_path).with_name("board"), self.row)

@@ -23,13 +23,13 @@ from ferrule.errors import ConfigError
 
 # By section: the options whose new values are taken. What is in the files of other options is the components' matter.
 RELOADED = {
-    "frontend": frozenset({"api_key", "admin_key", "uvicorn_log_level"}),
+    "frontend": frozenset({"api_key", "api_key_file", "admin_key", "uvicorn_log_level"}),
     "observability": frozenset({"log_level"}),
     "limits": frozenset(
         {
             *("max_body_bytes", "max_json_depth", "body_timeout", "max_n", "max_prompts", "max_stop_strings"),
             *("max_stop_length", "max_bad_words", "max_prompt_logprob_cells", "max_waiting_requests"),
-            "max_waiting_tokens",
+            *("max_waiting_tokens", "max_key_requests", "key_tokens_per_minute"),
         }
     ),
 }

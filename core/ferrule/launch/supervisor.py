@@ -24,6 +24,7 @@ from msgspec.structs import replace
 from ferrule import log
 from ferrule.config import Resolved
 from ferrule.errors import ConfigError
+from ferrule.launch.door import Door, accepts, has_door
 from ferrule.launch.group import kill_group
 from ferrule.launch.prepare import reload_log
 from ferrule.launch.process import Boot, Child
@@ -63,13 +64,26 @@ def _as_asked(status: int) -> bool:
     return status in (0, -signal.SIGTERM) or status > 128
 
 
-def process_table(config: Resolved, plugins: Plugins, run_dir: Path, listen_fds: Sequence[int]) -> list[Boot]:
-    """What will run. API processes share one listening socket or have one each."""
+def process_table(
+    config: Resolved,
+    plugins: Plugins,
+    run_dir: Path,
+    listen_fds: Sequence[int],
+    door_fds: Sequence[int] = (-1,),
+) -> list[Boot]:
+    """What will run. API processes share one listening socket or have one each, and have one of the door's each, if
+    there is a door."""
     path = str(run_dir / "engine-0.sock")
     engine = Boot(name="engine-0", role="engine", config=config, plugins=plugins, socket_path=path)
     api = replace(engine, role="api")
     return [engine] + [
-        replace(api, name=f"api-{number}", row=number + 1, listen_fd=listen_fds[number % len(listen_fds)])
+        replace(
+            api,
+            name=f"api-{number}",
+            row=number + 1,
+            listen_fd=listen_fds[number % len(listen_fds)],
+            door_fd=door_fds[number % len(door_fds)],
+        )
         for number in range(config.frontend.api_server_count)
     ]
 
@@ -92,11 +106,13 @@ class Supervisor:
         plugins: Plugins,
         listeners: Sequence[socket.socket],
         reloader: Reloader,
+        probe: socket.socket | None = None,
     ) -> None:
         self._config = config
         self._reloader = reloader
         self._plugins = plugins
         self._listeners = listeners
+        self._probe = probe
         self._events: queue.SimpleQueue[tuple[Child | None, int]] = queue.SimpleQueue()
         self._children: list[Child] = []  # in the order of the board's rows: the engine, the API processes
         self._pulses: dict[
@@ -108,6 +124,7 @@ class Supervisor:
         self._asked = self._insisted = 0  # signals that asked to stop
         self._was_ready = False  # when it was asked to stop
         self._deadline: float | None = None  # the engine has died for good: until when API processes tell their clients
+        self._door: Door | None = None
         self._status = 0  # 1 since the first failure
 
     def run(self) -> int:
@@ -115,12 +132,17 @@ class Supervisor:
         when it was stopped before it was ready, or a second signal cut the drain short."""
         run_dir = private_dir(self._config.env.rpc_base_path)
         self._board = Board.create(run_dir / "board", self._config.frontend.api_server_count)
+        if has_door(self._config):
+            listeners = self._listeners if accepts(self._config) else ()
+            self._door = Door(self._config, self._plugins, self._board, run_dir, listeners, self._probe)
         previous = {number: signal.signal(number, self._on_signal) for number in (*STOPS, signal.SIGHUP)}
         try:
             self._start(run_dir)
             self._watch()
         finally:
             self._stop()
+            if self._door is not None:
+                self._door.close()
             shutil.rmtree(run_dir, ignore_errors=True)
             for number, handler in previous.items():
                 signal.signal(number, handler)
@@ -132,15 +154,19 @@ class Supervisor:
 
     def _start(self, run_dir: Path) -> None:
         fds = [listener.fileno() for listener in self._listeners]
+        door_fds = [end.fileno() for end in self._door.far_ends] if self._door is not None else (-1,)
         try:
-            engine, *apis = process_table(self._config, self._plugins, run_dir, fds)
+            engine, *apis = process_table(self._config, self._plugins, run_dir, fds, door_fds)
             self._first = engine
             self._add(0, start_engine(engine))
             for row, spec in enumerate(apis, 1):
                 self._add(row, Child(spec))
         finally:
-            for listener in self._listeners:
-                listener.close()
+            if not accepts(self._config):
+                for listener in self._listeners:
+                    listener.close()
+        if self._door is not None:
+            self._door.open()
 
     def _add(self, row: int, child: Child) -> None:
         self._children[row : row + 1] = [child]
@@ -178,6 +204,8 @@ class Supervisor:
         if self._pause is not None or (self._restarts.in_a_row and not self._board.get(BEAT)):
             self._status = 1  # an engine has died, and no other one has taken its place
             self._engine_is_gone()
+        if self._door is not None:
+            self._door.drain()
         for api in self._apis():
             api.terminate()
 
@@ -300,7 +328,13 @@ class Supervisor:
 
 def private_dir(base: str | None) -> Path:
     """A new folder for the sockets of this run, mode 0700. Folders left by runs that were killed are removed."""
-    root = Path(base or tempfile.gettempdir())
+    try:
+        root = Path(base or tempfile.gettempdir())
+    except FileNotFoundError:
+        raise ConfigError(
+            "There is no folder for temporary files that can be written.",
+            "Set TMPDIR to one, or FERRULE_RPC_BASE_PATH to a folder for the sockets between processes.",
+        ) from None
     for stale in root.glob(f"{_PREFIX}[0-9]*-*"):
         owner = stale.name.split("-")[1]
         if owner.isdigit() and not _is_running(int(owner)):

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import mmap
 import threading
+import time
 from pathlib import Path
+
+from ferrule.waiting import waiting
 
 BEAT = 0  # monotonic seconds, one clock for the machine: when the process last showed that it is alive
 STALLED = 1  # engine: seconds for which work has waited without a step's end
@@ -14,11 +17,29 @@ WAITING_TOKENS = 4  # and the tokens of their prompts
 LOAD = 5  # API process: requests with a body that it is serving
 CHECKED = 6  # API process: 1 once everything that it needs before weights are loaded is open
 ENGINE_NUMBER = 7  # engine's row, by the launcher: restarts before the engine that runs; -1: none runs or will
+BUFFERED = 8  # API process: bytes that it keeps for its clients
+STATE = 9  # API process: the place in STATES of what it says about itself
 
-_CELLS = 8
+STATES = ("starting", "ready", "draining", "dead")
+_SILENCE = 10.0  # seconds without a heartbeat until a process counts as stalled
+
+# Of each API key, for the process that writes them: see `ferrule.callers`.
+MAX_CALLERS = 1024
+OPEN = 0  # requests in progress
+SPENT_IN = 1  # number of the minute
+SPENT = 2  # and the tokens that were used in it
+
+_FIRST_CALLER = 10
+_PER_CALLER = 3
+_CELLS = _FIRST_CALLER + _PER_CALLER * MAX_CALLERS
 _BYTES = 8 * _CELLS
 ENGINE = 0  # row of the engine; API process i has row i + 1
 _POLL = 0.005  # seconds between two looks at a cell
+
+
+def caller_cell(number: int, which: int) -> int:
+    """The cell of a caller by its number, for OPEN, SPENT_IN or SPENT."""
+    return _FIRST_CALLER + _PER_CALLER * number + which
 
 
 class Board:
@@ -31,6 +52,7 @@ class Board:
     def __init__(self, path: Path | None = None, row: int = ENGINE) -> None:
         self.folder = path and path.parent
         self.row = row
+        self.watched = False  # the launcher reads what this process writes to the folder
         if path is None:
             memory = mmap.mmap(-1, _BYTES)
         else:
@@ -58,15 +80,16 @@ class Board:
     def wait_checked(self, stopping: threading.Event) -> bool:
         """Wait until every API process has put CHECKED: weights may be loaded. False when `stopping` came first."""
         processes = max(self.rows - 1, 1)  # without a file, the engine's process has the API in it
-        while self.total(CHECKED) < processes:
-            if stopping.wait(_POLL):
-                return False
+        with waiting("the API processes, which open what they need"):
+            while self.total(CHECKED) < processes:
+                if stopping.wait(_POLL):
+                    return False
         return True
 
     @property
     def shared(self) -> tuple[Path, int] | None:
-        """The folder of the API processes and this one's number, where there are several."""
-        return (self.folder, self.row - 1) if self.folder and self.rows > 2 else None
+        """The folder of the API processes and this one's number, where others read what this one writes there."""
+        return (self.folder, self.row - 1) if self.folder and (self.watched or self.rows > 2) else None
 
     @property
     def leads(self) -> bool:
@@ -81,6 +104,23 @@ class Board:
 
     def get(self, cell: int, row: int = ENGINE) -> float:
         return self._cells[row * _CELLS + cell]
+
+    def silent(self, row: int, limit: float = _SILENCE) -> float:
+        """Seconds since a process showed that it is alive; 0 while they are within the limit, or before the first."""
+        beat = self.get(BEAT, row)
+        silent = time.monotonic() - beat if beat else 0.0
+        return silent if silent > min(_SILENCE, limit) else 0.0
+
+    def stalled(self, watchdog: float) -> float:
+        """Seconds without a sign of progress from the engine; 0 while they are within the limits.
+
+        A process that was stopped, or that holds the interpreter, is silent. A step that takes long is only slow.
+        """
+        waits = self.get(STALLED)
+        return max(self.silent(ENGINE, watchdog), waits if waits > watchdog / 2 else 0.0)
+
+    def mine(self, cell: int) -> float:
+        return self.get(cell, self.row)
 
     def total(self, cell: int) -> int:
         """The sum over all processes."""

@@ -66,6 +66,16 @@ def listening(front: FrontendConfig) -> Iterator[list[socket.socket]]:
     yield [bind(front.host, port, shared=True) for _ in range(front.api_server_count)]
 
 
+@contextmanager
+def probing(front: FrontendConfig) -> Iterator[socket.socket | None]:
+    """The socket of `--probe-port`. Raises StartupError."""
+    if front.probe_port is None:
+        yield None
+        return
+    with bind(front.host, front.probe_port) as listener:
+        yield listener
+
+
 def bind_file(path: str) -> socket.socket:
     """Listen on a Unix socket, with the mode that the umask leaves. Raises StartupError.
 

@@ -7,17 +7,21 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from ferrule.config import Config
 from ferrule.config.help import Usage
 from ferrule.config.option import opt
 from ferrule.config.parse import Parsed, parse_command
 from ferrule.config.unsupported import engine_sections
+from ferrule.env import Environment
 from ferrule.errors import ConfigError
 from ferrule.interfaces.command import Command
 from ferrule.interfaces.plugins import Plugins
 
 USAGE = Usage("ferrule serve", "Serve a model over HTTP.", "model")
 EMBEDDED_NAME = "ferrule-tiny"
+_EMBEDDED_CACHE = 0.25  # GiB, for 50 requests of its longest: the default would take memory and time for nothing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,12 +58,14 @@ class ServeCommand(Command):
         from ferrule.launch.localise import localise
         from ferrule.launch.prepare import prepare
         from ferrule.launch.reload import Reloader
+        from ferrule.launch.resources import check_limits
         from ferrule.launch.supervisor import Supervisor
-        from ferrule_plugins.command.listen import listening
+        from ferrule_plugins.command.listen import listening, probing
 
+        check_limits()
         config, chosen = prepare(with_model(parsed.config), parsed.notices, plugins, "launch")
         reloader = Reloader(parsed.config, lambda: _reread(argv, plugins))
-        with listening(config.frontend) as listeners:
+        with listening(config.frontend) as listeners, probing(config.frontend) as probe:
             config = localise(config, chosen)
             if config.frontend.disable_frontend_multiprocessing:
                 from ferrule.launch.api_main import run_one_process  # not in a launcher: it has the HTTP server in it
@@ -67,7 +73,7 @@ class ServeCommand(Command):
                 return run_one_process(config, chosen, listeners[0], reloader)
             hooks = open_hooks(chosen)
             hooks.process_started("launcher", config)
-            status = Supervisor(config, chosen, listeners, reloader).run()
+            status = Supervisor(config, chosen, listeners, reloader, probe).run()
             hooks.process_stopping("launcher", status)
             return status
 
@@ -100,4 +106,7 @@ def with_model(config: Config) -> Config:
     names = config.model.served_model_name or (EMBEDDED_NAME,)
     print(f"No model was named: serving the embedded one as {names[0]}.", file=sys.stderr, flush=True)
     model = dataclasses.replace(config.model, model=str(tiny.path()), served_model_name=names)
-    return dataclasses.replace(config, model=model)
+    env = config.env
+    if env.cpu_kvcache_space == Environment().cpu_kvcache_space:
+        env = replace(env, cpu_kvcache_space=_EMBEDDED_CACHE)
+    return dataclasses.replace(config, model=model, env=env)

@@ -6,7 +6,7 @@ import time
 
 from fastapi import APIRouter
 
-from ferrule.interfaces.http import JSON, CurrentRequest, EventStream, Router, RouterContext, streams
+from ferrule.interfaces.http import JSON, Access, CurrentRequest, EventStream, Router, RouterContext, needs, streams
 from ferrule.interfaces.service import Service
 from ferrule_plugins.router.invocations import Invocation, Invocations
 from ferrule_plugins.router.openai_answers import ChatCompletion, Completion, ModelCard, ModelList, ModelPermission
@@ -19,6 +19,7 @@ class OpenAI(Router):
     def router(self, ctx: RouterContext) -> APIRouter:
         routes = APIRouter(tags=["openai"])
         cards = _Cards(ctx.service)
+        queued = [needs(Access.KEY, room=True)]
         completions, chats, invocations = Completions(ctx), Chat(ctx), Invocations(ctx)
 
         @routes.get("/v1/models", summary="The served models.")
@@ -31,6 +32,7 @@ class OpenAI(Router):
 
         @routes.post(
             "/v1/completions",
+            dependencies=queued,
             response_model=Completion,
             responses=streams(Completion),
             summary="Continue one or more prompts.",
@@ -40,6 +42,7 @@ class OpenAI(Router):
 
         @routes.post(
             "/v1/chat/completions",
+            dependencies=queued,
             response_model=ChatCompletion,
             responses=streams(ChatCompletion),
             summary="Answer a conversation.",
@@ -49,6 +52,7 @@ class OpenAI(Router):
 
         @routes.post(
             "/invocations",
+            dependencies=queued,
             response_model=Completion | ChatCompletion,
             responses=streams(Completion | ChatCompletion),
             summary="Either of the two, by the body's shape: for SageMaker.",

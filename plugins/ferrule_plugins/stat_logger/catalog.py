@@ -36,6 +36,7 @@ _HTTP_FINE = (
     60.0,
 )
 _SIZES = tuple(float(1 << power) for power in range(6, 27, 2))  # 64 bytes … 64 MiB
+_STALL = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 TOKENS = (-1.0,)  # stands for 1, 2, 5, 10 … up to the longest context
 
 Values = Mapping[tuple[str, ...], float]  # values of a metric's own labels → figure
@@ -46,12 +47,16 @@ GAP = "vllm:inter_token_latency_seconds"
 SUCCESS = "vllm:request_success_total"
 TOOLS = "vllm:tool_call_parser_invocations_total"
 REJECTED = "vllm:admission_rejections_total"
+KEY_CHOICES = "ferrule:key_choices_total"
+KEY_PROMPT = "ferrule:key_prompt_tokens_total"
+KEY_GENERATION = "ferrule:key_generation_tokens_total"
 CACHE_INFO = "vllm:cache_config_info"
 CALLS = "http_requests_total"
 DURATION = "http_request_duration_seconds"
 DURATION_FINE = "http_request_duration_highr_seconds"
 RECEIVED = "http_request_size_bytes"
 SENT = "http_response_size_bytes"
+STALL = "ferrule:event_loop_stall_seconds"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +85,10 @@ def _engine(name: str, kind: str, doc: str, field: str) -> Metric:
 
 def _choice(name: str, doc: str, buckets: tuple[float, ...], read: Callable[[RequestStats], float | None]) -> Metric:
     return Metric(name=f"vllm:{name}", kind="histogram", doc=doc, buckets=buckets, choice=read)
+
+
+def _of_key(name: str, doc: str) -> Metric:
+    return Metric(name=name, kind="counter", doc=doc, labels=("key",), values=None, common=("model_name",))
 
 
 def _alias(name: str, doc: str, metric: Metric, deprecated: str = "") -> Metric:
@@ -133,10 +142,10 @@ ENGINE = (
     Metric(
         name="vllm:num_requests_waiting_by_reason",
         kind="gauge",
-        doc="Waiting requests by reason. No request is ever deferred.",
+        doc="Waiting requests by reason. Deferred are those whose output is not read.",
         labels=("reason",),
         values=(("capacity",), ("deferred",)),
-        engine=lambda stats: {("capacity",): stats.waiting, ("deferred",): 0},
+        engine=lambda stats: {("capacity",): stats.waiting - stats.paused, ("deferred",): stats.paused},
     ),
     Metric(
         name="vllm:engine_sleep_state",
@@ -147,6 +156,12 @@ ENGINE = (
         engine=lambda stats: {(state,): float(level == stats.sleep_level) for level, state in enumerate(_SLEEP)},
     ),
     _USAGE,
+    Metric(
+        name="ferrule:buffered_bytes",
+        kind="gauge",
+        doc="Memory, about, that API processes keep for bodies, prompts in the queue and unread output.",
+        engine=lambda stats: {(): stats.buffered_bytes},
+    ),
     Metric(
         name="ferrule:state_snapshots",
         kind="gauge",
@@ -283,6 +298,9 @@ REQUESTS = (
         values=tuple(product(("streaming", "non_streaming"), ("tool_call", "no_tool_call"), ("chat_completions",))),
         common=("model_name",),
     ),
+    _of_key(KEY_CHOICES, "Choices that ended, by the name of the API key; there is no series without keys."),
+    _of_key(KEY_PROMPT, "Prompt tokens of these choices, by the name of the API key."),
+    _of_key(KEY_GENERATION, "Generated tokens of these choices, by the name of the API key."),
 )
 
 DEPRECATED = (
@@ -367,6 +385,13 @@ HTTP = (
         values=None,
         common=(),
         buckets=_SIZES,
+    ),
+    Metric(
+        name=STALL,
+        kind="histogram",
+        doc="Seconds by which an API process's event loop was late, where they were 5 ms or more.",
+        common=(),
+        buckets=_STALL,
     ),
 )
 

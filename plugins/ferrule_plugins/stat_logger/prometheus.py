@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+from array import array
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -20,6 +22,12 @@ from ferrule_plugins.stat_logger.series import Histogram, Key, Stores, one_two_f
 
 _BLOCKS = ("blocks",)  # key of a figure that is not shown by itself
 _PID = ("pid",)
+_GC = ("gc",)
+_GC_FIGURES = (  # of a generation, in the order of the cells
+    ("collected", "python_gc_objects_collected", "Objects collected during gc"),
+    ("uncollectable", "python_gc_objects_uncollectable", "Uncollectable objects found during GC"),
+    ("collections", "python_gc_collections", "Number of times this generation was collected"),
+)
 
 Series = list[tuple[list[str], list[float]]]  # values of labels, and cells
 
@@ -45,11 +53,15 @@ class Prometheus(StatLogger):
     def share(self, folder: Path, number: int) -> None:
         self._open(Stores(folder, number))
 
+    def follow(self, folder: Path) -> None:
+        self._open(Stores(folder, None))
+
     def _open(self, stores: Stores) -> None:
         """Make every series whose labels are known, so that each is there from the first scrape."""
         self._stores = stores
         stores.own.cells(_PID, 1)[0] = os.getpid()
         stores.own.cells(_BLOCKS, 1)
+        self._note_collections()
         self._histograms: dict[Key, Histogram] = {}
         for metric in (*catalog.SERVED, *catalog.HTTP):
             for values in () if metric.same_as else metric.values or ():
@@ -70,8 +82,13 @@ class Prometheus(StatLogger):
     def _bounds(self, metric: catalog.Metric) -> Sequence[float]:
         return self._tokens if metric.buckets is catalog.TOKENS else metric.buckets
 
-    def _count(self, *key: str) -> None:
-        self._stores.own.cells(key, 1)[0] += 1
+    def _note_collections(self) -> None:
+        """What the garbage collector of this process did, for a process that follows."""
+        figures = [float(stat[name]) for stat in gc.get_stats() for name, _, _ in _GC_FIGURES]
+        self._stores.own.cells(_GC, len(figures))[:] = array("d", figures)
+
+    def _count(self, *key: str, value: float = 1) -> None:
+        self._stores.own.cells(key, 1)[0] += value
 
     # ---- what happens
 
@@ -89,6 +106,8 @@ class Prometheus(StatLogger):
         if engine == 0:
             self._stores.own.cells(_BLOCKS, 1)[0] = stats.blocks_total
 
+        self._note_collections()
+
     def on_tokens(self, first: bool, num_tokens: int, gap: float) -> None:
         """Tokens that arrive together share the time since the previous ones; with the first token they count as 0."""
         if first:
@@ -102,12 +121,19 @@ class Prometheus(StatLogger):
         if stats.called_tools is not None:
             mode = "streaming" if stats.streamed else "non_streaming"
             self._count(catalog.TOOLS, mode, "tool_call" if stats.called_tools else "no_tool_call", "chat_completions")
+        if stats.key_name:
+            self._count(catalog.KEY_CHOICES, stats.key_name)
+            self._count(catalog.KEY_PROMPT, stats.key_name, value=stats.prompt_tokens)
+            self._count(catalog.KEY_GENERATION, stats.key_name, value=stats.generation_tokens)
         for metric in catalog.SERVED:
             if metric.choice is not None and (value := metric.choice(stats)) is not None:
                 self._by_name[metric.name].observe(value)
 
     def on_rejected(self, reason: str) -> None:
         self._count(catalog.REJECTED, reason)
+
+    def on_stall(self, seconds: float) -> None:
+        self._by_name[catalog.STALL].observe(seconds)
 
     def on_http(self, stats: HttpStats) -> None:
         self._count(catalog.CALLS, stats.route, stats.method, f"{stats.status // 100}xx")
@@ -157,16 +183,20 @@ class Prometheus(StatLogger):
             yield from ProcessCollector(registry=None).collect()
             yield from GCCollector(CollectorRegistry()).collect()
             return
+        processes = self._stores.by_process()
         families: dict[str, Metric] = {}
-        for number, store in self._stores.by_process():
+        for number, store in processes:
             pid = store.records().get(_PID)
             if pid is None:  # the other process is just starting
                 continue
+            labels = {"process": f"api-{number}"} if len(processes) > 1 else {}
             for family in ProcessCollector(pid=lambda pid=pid: int(pid[0]), registry=None).collect():
                 known = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
                 for sample in family.samples:
-                    known.add_sample(sample.name, {"process": f"api-{number}"}, sample.value)
+                    known.add_sample(sample.name, labels, sample.value)
         yield from families.values()
+        if len(processes) == 1:
+            yield from _collections(processes[0][1].records().get(_GC, ()))
 
     def _cache_info(self, blocks: float) -> Metric:
         cache = self.config.cache
@@ -188,6 +218,15 @@ class Prometheus(StatLogger):
 
 def _key(metric: catalog.Metric, values: Sequence[str], engine: int = 0) -> Key:
     return (metric.name, *([str(engine)] if "engine" in metric.common else []), *values)
+
+
+def _collections(figures: Sequence[float]) -> Iterator[Metric]:
+    """The families of `GCCollector`, from the cells of another process."""
+    for place, (_, name, doc) in enumerate(_GC_FIGURES):
+        family = CounterMetricFamily(name, doc, labels=["generation"])
+        for generation, value in enumerate(list(figures)[place :: len(_GC_FIGURES)]):
+            family.add_metric([str(generation)], value)
+        yield family
 
 
 def _buckets(figures: list[float], bounds: Sequence[float]) -> tuple[list[tuple[str, float]], float]:

@@ -76,10 +76,11 @@ class Store:
 class Stores:
     """This process's store, and those of its siblings to add up."""
 
-    def __init__(self, folder: Path | None = None, number: int = 0) -> None:
+    def __init__(self, folder: Path | None = None, number: int | None = 0) -> None:
+        """Without a number this process only reads: its own store is not one of them."""
         self.folder = folder
-        self.own = Store(folder and folder / f"{_PREFIX}{number}")
-        self._known = {str(number): self.own}
+        self.own = Store(None if folder is None or number is None else folder / f"{_PREFIX}{number}")
+        self._known = {} if number is None else {str(number): self.own}
 
     def by_process(self) -> list[tuple[str, Store]]:
         """Each with the process's number, in one order for all: sums must be the same to the last bit, or a counter

@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ferrule.config import Config, ModelConfig
+from ferrule.callers import Callers
+from ferrule.config import Config, FrontendConfig, LimitsConfig, ModelConfig
 from ferrule.config.resolve import resolve
 from ferrule.errors import (
     EngineDead,
@@ -310,6 +311,41 @@ async def test_prompt_logprobs_of_several_steps_are_whole(folder: Path) -> None:
     assert output.prompt_logprobs is not None
     assert len(output.prompt_logprobs) == 4
     assert output.usage.cached_tokens == 2
+
+
+# ------------------------------------------------------------------------------------------- API keys
+
+
+async def test_what_is_generated_for_a_key_is_counted_for_it(folder: Path) -> None:
+    recorder = type("Seeing", (Recorder,), {"seen": []})
+    callers = Callers(Config(frontend=FrontendConfig(api_key=("a", "b")), limits=LimitsConfig(key_tokens_per_minute=9)))
+    caller = callers.find(b"b")
+    async with serving(folder, FakeEngine(), FakePlugins(stat_logger={"r": recorder})) as service:
+        with callers.visit(caller):
+            stream = await service.generate(ask("hello", max_tokens=5))
+        async for _ in stream:  # the visit is over, and yet these are its tokens
+            pass
+        await outputs(service, ask("hello"))
+    assert [stats.key_name for kind, stats, *_ in recorder.seen if kind == "finish"] == ["key-2", ""]
+    with pytest.raises(OverloadedError, match="10 of its 9"), callers.visit(caller):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("scope", "others", "apart"),
+    [("global", True, False), ("key", True, True), ("auto", True, True), ("auto", False, False)],
+)
+async def test_caches_of_keys_are_apart(folder: Path, scope: str, others: bool, apart: bool) -> None:
+    front, engine = FrontendConfig(api_key=("a", "b") if others else ("a",)), FakeEngine()
+    callers = Callers(Config(frontend=front))
+    async with serving(folder, engine, cache={"cache_scope": scope}, frontend={"api_key": front.api_key}) as service:
+        for key, salt in (("a", None), ("b", None), ("a", None), ("a", "s"), ("b", "s")):
+            key = key if others else "a"
+            with callers.visit(callers.find(key.encode())):
+                await outputs(service, one(cache_salt=salt))
+    salts = [request.cache_salt for request in engine.requests]
+    assert salts[0] == salts[2]
+    assert len(set(salts)) == (4 if apart else 2)
 
 
 # ------------------------------------------------------------------------------------------- refusals

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import socket
 from collections.abc import Callable
@@ -14,7 +15,6 @@ import msgspec
 import pytest
 import zmq
 
-from ferrule.client import demux as client_demux
 from ferrule.client.demux import DemuxClient
 from ferrule.client.process import ProcessClient
 from ferrule.config import Config, FrontendConfig
@@ -35,10 +35,11 @@ from ferrule.types import (
     TokenLogprobs,
     TokenSampling,
 )
+from ferrule.wire import board as board_module
 from ferrule.wire import lifeline
 from ferrule.wire.board import BEAT, ENGINE, READY, STALLED, WAITING, Board
 from ferrule.wire.engine_socket import EngineSocket
-from ferrule.wire.messages import Call, CallReply, Cancel, Deltas, Ready, Submit, ToEngine
+from ferrule.wire.messages import Call, CallReply, Cancel, Deltas, Pause, Ready, Submit, ToEngine
 from ferrule_plugins.command.bench.figures import percentile, random_prompts
 from ferrule_plugins.command.bench.load import Record, figures_of
 from ferrule_plugins.command.listen import bind, listening
@@ -112,6 +113,55 @@ async def test_what_came_since_the_last_look_is_one_delta() -> None:
     )
     with pytest.raises(StopAsyncIteration):
         await anext(stream)
+
+
+@pytest.fixture
+def long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever waits to be read has waited for a second."""
+    clock = itertools.count()
+    monkeypatch.setattr("ferrule.client.demux.time.monotonic", lambda: float(next(clock)))
+
+
+@pytest.mark.usefixtures("long_ago")
+async def test_a_request_whose_output_is_not_read_is_paused_until_all_of_it_is() -> None:
+    client = Recorder()
+    stream = client.generate(request("a"))
+    logprobs = (TokenLogprobs(1, -0.5, 1, ((1, -0.5),) * 20),)
+    for token in range(40):
+        client.deliver(RequestDelta("a", (token,), logprobs))
+    assert client.sent[1:] == [Pause("a", True)]
+    assert 40 * 2400 < client.buffers.used < 40 * 3000
+    assert len((await anext(stream)).token_ids) == 40
+    assert client.buffers.used == 0
+    assert client.sent[2:] == []
+    more = asyncio.create_task(anext(stream))
+    await asyncio.sleep(0)
+    assert client.sent[2:] == [Pause("a", False)]
+    client.deliver(RequestDelta("a", (40,), finish=FinishReason.LENGTH))
+    assert (await more).token_ids == (40,)
+
+
+@pytest.mark.usefixtures("long_ago")
+async def test_when_memory_is_short_any_unread_output_pauses_and_a_dropped_stream_counts_no_more() -> None:
+    client = Recorder()
+    client.buffers.limit = 700
+    stream = client.generate(request("a"))
+    client.deliver(RequestDelta("a", (1,)), RequestDelta("a", (2,)))
+    assert client.sent[1:] == []
+    client.deliver(RequestDelta("a", (3,)))
+    assert client.sent[1:] == [Pause("a", True)]
+    client.deliver(RequestDelta("a", (), finish=FinishReason.ABORT))
+    assert client.buffers.used > 700
+    del stream
+    assert client.buffers.used == 0
+
+
+async def test_a_lag_of_the_event_loop_is_no_reason_to_pause() -> None:
+    client = Recorder()
+    stream = client.generate(request("a"))
+    client.deliver(*(RequestDelta("a", (token,)) for token in range(1000)))
+    assert len((await anext(stream)).token_ids) == 1000
+    assert len(client.sent) == 1
 
 
 async def test_closing_early_cancels_once_and_drops_what_comes() -> None:
@@ -317,7 +367,7 @@ async def test_an_engine_without_a_heartbeat_or_progress_is_stalled(
     serving = asyncio.create_task(asyncio.to_thread(_received, engine, Call))
     await asyncio.wait_for(client.wait_ready(), 120)
     now = 1000.0
-    monkeypatch.setattr(client_demux, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(board_module, "time", SimpleNamespace(monotonic=lambda: now))
     beats.put(BEAT, now)
     assert client.health().state == "starting"  # this process has not said that it could serve
     board.put(READY, 1)

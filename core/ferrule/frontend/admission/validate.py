@@ -15,6 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 from pydantic import TypeAdapter
 
+from ferrule.callers import Visit
 from ferrule.config import LimitsConfig
 from ferrule.errors import RequestError
 from ferrule.frontend.output.stops import StopStrings
@@ -178,8 +179,23 @@ def check_beam(beam: Beam, request: Generate, checked: Checked, rules: Rules) ->
     return replace(checked, best_of=checked.n, base=replace(checked.base, logprobs=checked.logprobs))
 
 
+def check_count(num_prompts: int, n: int, most: int) -> None:
+    if not 1 <= num_prompts <= most:
+        raise RequestError(f"There must be 1 to {most} prompts in a request, not {num_prompts}.", "prompt")
+    if num_prompts * n > most:
+        raise RequestError(f"{num_prompts} prompts with n = {n} are more than {most} answers.", "n")
+
+
 def check_salt(salt: Any) -> str | None:
     return None if salt is None else str(checked_as(_SALT, salt, "cache_salt"))
+
+
+def scoped(salt: str | None, caller: Visit | None, scope: str) -> str | None:
+    """What a prompt's blocks are cached under, with `--cache-scope`. A client's own salt is printable: it cannot be
+    another key's."""
+    if caller is None or scope == "global" or (scope == "auto" and not caller.has_others):
+        return salt
+    return f"{caller.name}\0{salt or ''}"
 
 
 def check_priority(priority: Any) -> int:

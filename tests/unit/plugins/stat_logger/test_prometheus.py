@@ -80,7 +80,7 @@ def test_every_name_is_there_from_the_first_scrape_with_its_type_labels_and_buck
             continue
         family = found[family_name(metric.name, metric.kind)]
         assert family.type == metric.kind
-        assert family.samples
+        assert family.samples or metric.values is None  # of keys there are none yet
         for sample in family.samples:
             assert set(sample.labels) - {"le"} == {*metric.common, *metric.labels}, metric.name
         if metric.kind == "histogram" and metric.buckets is not catalog.TOKENS:
@@ -97,7 +97,8 @@ GAUGES = """num_requests_running num_requests_waiting kv_cache_usage_perc gpu_ca
 COUNTERS = """num_preemptions_total prompt_tokens_total generation_tokens_total request_success_total
     gpu_prefix_cache_queries_total gpu_prefix_cache_hits_total prefix_cache_queries_total prefix_cache_hits_total
     corrupted_requests_total prompt_tokens_cached_total prompt_tokens_by_source_total admission_rejections_total
-    tool_call_parser_invocations_total ferrule:engine_restarts_total"""
+    tool_call_parser_invocations_total ferrule:key_choices_total ferrule:key_prompt_tokens_total
+    ferrule:key_generation_tokens_total ferrule:engine_restarts_total"""
 HISTOGRAMS = """iteration_tokens_total time_to_first_token_seconds time_per_output_token_seconds
     e2e_request_latency_seconds request_queue_time_seconds request_inference_time_seconds request_prefill_time_seconds
     request_decode_time_seconds request_prompt_tokens request_generation_tokens request_max_num_generation_tokens
@@ -181,6 +182,25 @@ def test_a_step_is_counted_once_however_often_it_is_told() -> None:
     assert value(logger, "iteration_tokens_total_sum") == 31
     assert value(logger, "iteration_tokens_total_bucket", le="8.0") == 0
     assert value(logger, "iteration_tokens_total_bucket", le="16.0") == 3
+
+
+def test_choices_of_keys_are_counted_by_their_names() -> None:
+    logger = Prometheus(CONFIG, fake_model())
+    assert "ferrule:key_choices_total{" not in logger.exposition()[1]
+    for _ in range(2):
+        logger.on_finish(request_stats(key_name="alice"))
+    found = {
+        sample.name: (sample.labels["key"], sample.value)
+        for family in families(logger.exposition()[1]).values()
+        for sample in family.samples
+        if "key" in sample.labels
+    }
+    stats = request_stats()
+    assert found == {
+        "ferrule:key_choices_total": ("alice", 2),
+        "ferrule:key_prompt_tokens_total": ("alice", 2 * stats.prompt_tokens),
+        "ferrule:key_generation_tokens_total": ("alice", 2 * stats.generation_tokens),
+    }
 
 
 def test_latencies_and_requests() -> None:

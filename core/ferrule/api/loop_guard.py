@@ -1,0 +1,63 @@
+"""The server watches its own event loop: how late it is, and what it does while it is very late."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+from ferrule import log
+
+_TICK = 0.02  # seconds between two looks on the loop
+_COUNTED = 0.005  # seconds of lateness that are counted
+_LONG = 1.0  # seconds after which the log says what the loop does
+_QUIET = 60.0  # seconds between two such lines
+_CALLS = 12  # innermost calls that such a line has
+
+_logger = log.get("api")
+
+
+class LoopGuard:
+    """`count` is told of each stall in seconds, on the loop. To be made and closed on the loop."""
+
+    def __init__(self, count: Callable[[float], None]) -> None:
+        self._count = count
+        self._loop = asyncio.get_running_loop()
+        self._owner = threading.get_ident()
+        self._seen = self._due = time.monotonic()
+        self._closed = threading.Event()
+        self._tick = self._loop.call_soon(self._on_tick)
+        threading.Thread(target=self._watch, name="loop-guard", daemon=True).start()
+
+    def _on_tick(self) -> None:
+        now = time.monotonic()
+        if now - self._due >= _COUNTED:
+            self._count(now - self._due)
+        self._seen, self._due = now, now + _TICK
+        self._tick = self._loop.call_later(_TICK, self._on_tick)
+
+    def _watch(self) -> None:
+        """On a thread: at most one line a minute. A stall has one, whatever its length."""
+        told, quiet_until = 0.0, 0.0
+        while not self._closed.wait(_LONG / 2):
+            seen, now = self._seen, time.monotonic()
+            if now - seen < _LONG or seen == told or now < quiet_until:
+                continue
+            told, quiet_until = seen, now + _QUIET
+            where = _place(sys._current_frames().get(self._owner))
+            _logger.warning("the event loop has not turned for %.1f s: it is in %s", now - seen, where)
+
+    def close(self) -> None:
+        self._tick.cancel()
+        self._closed.set()
+
+
+def _place(frame: FrameType | None) -> str:
+    """The innermost calls of a stack in one line, the innermost first."""
+    calls = [f"{call.name} ({Path(call.filename).name}:{call.lineno})" for call in traceback.extract_stack(frame)]
+    return " < ".join(calls[: -_CALLS - 1 : -1])

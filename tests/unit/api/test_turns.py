@@ -1,0 +1,71 @@
+"""A burst has its turns, and the event loop is watched; nothing here depends on how fast the machine is."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+import pytest
+
+from ferrule.api import loop_guard
+from ferrule.api.loop_guard import LoopGuard
+from ferrule.api.turns import AT_ONCE, Turns
+
+
+def test_a_burst_begins_in_its_order_and_lets_others_run() -> None:
+    async def burst() -> list[int]:
+        turns, begun, seen = Turns(), [], []
+
+        def start(number: int) -> Callable[[], None]:
+            return lambda: begun.append(number)
+
+        for number in range(5 * AT_ONCE + 3):
+            turns.begin(start(number))
+        while len(begun) < 5 * AT_ONCE + 3:
+            seen.append(len(begun))
+            await asyncio.sleep(0)
+        assert begun == list(range(5 * AT_ONCE + 3))
+        await asyncio.sleep(0)
+        turns.begin(start(-1))  # at rest again: it begins at once
+        assert begun[-1] == -1
+        return seen
+
+    seen = asyncio.run(burst())
+    assert seen[0] == AT_ONCE
+    assert all(later - earlier <= AT_ONCE for earlier, later in zip(seen, seen[1:], strict=False))
+
+
+def test_a_request_that_begins_may_bring_others() -> None:
+    async def nested() -> list[str]:
+        turns, begun = Turns(), []
+        for _ in range(AT_ONCE):
+            turns.begin(lambda: begun.append("first"))
+        turns.begin(lambda: turns.begin(lambda: begun.append("inner")))
+        while "inner" not in begun:
+            await asyncio.sleep(0)
+        return begun
+
+    assert asyncio.run(nested()) == ["first"] * AT_ONCE + ["inner"]
+
+
+def test_a_stall_is_counted_and_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(loop_guard, "_LONG", 0.05)
+    stalls: list[float] = []
+
+    async def stall() -> None:
+        guard = LoopGuard(stalls.append)
+        await asyncio.sleep(0.05)
+        with caplog.at_level(logging.WARNING, logger="ferrule.api"):
+            end = time.monotonic() + 60
+            while not caplog.records and time.monotonic() < end:
+                time.sleep(0.01)  # holds the loop until the guard has said so
+        while not stalls or max(stalls) < 0.05:
+            await asyncio.sleep(0.01)
+        guard.close()
+
+    asyncio.run(stall())
+    said = caplog.records[0].getMessage()
+    assert "the event loop has not turned for" in said
+    assert "stall (test_turns.py:" in said

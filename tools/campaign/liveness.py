@@ -1,0 +1,217 @@
+"""How long probes take while a server is under load: `python -m tools.campaign.liveness PYTHON … [--load burst]`.
+
+Each argument is the Python of an environment with one checkout installed. Each serves the embedded model on loopback,
+one after the other, with the same load. A sampler in a process of its own opens a new connection every 50 ms, whether
+earlier ones were answered or not, so that a stall counts with its whole length. Shown are, for each load, median, 99th
+percentile and maximum of the probes, and of the answers to the load by status.
+
+- burst: 2,600 chats at once, on a connection each;
+- bodies: ten bodies of 31 MiB of token ids at once;
+- prompts: four prompts of 27 MB of text at once;
+- overload: for ten seconds, ten times the connections that the queue has room for, each asking again once answered.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import multiprocessing
+import resource
+import signal
+import socket
+import ssl
+import subprocess
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from multiprocessing.connection import Connection
+
+_EVERY = 0.05  # seconds between two probes
+_PATIENCE = 60.0  # seconds; an answer that takes longer counts as this
+_HEALTHY = 90.0
+PROBES = ("/health", "/metrics")
+QUEUE = 64  # --max-waiting-requests of the server under overload
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+
+Figures = dict[str, list[float]]  # seconds of the answers, by what they are
+
+
+def request(path: str, body: bytes | None = None) -> bytes:
+    """One request, after which the connection closes."""
+    method = "GET" if body is None else "POST"
+    head = f"{method} {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n"
+    if body is not None:
+        head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
+    return head.encode() + b"\r\n" + (body or b"")
+
+
+async def ask(port: int, message: bytes, context: ssl.SSLContext | None = None) -> tuple[str, float]:
+    """Status and seconds from before the connection to the answer's end; "lost" where there is none."""
+    began, status = time.perf_counter(), "lost"
+    with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
+        async with asyncio.timeout(_PATIENCE):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+            try:
+                writer.write(message)
+                answer = await reader.read(64)
+                while await reader.read(1 << 16):
+                    pass
+                status = answer[9:12].decode() or status
+            finally:
+                writer.close()
+    return status, time.perf_counter() - began
+
+
+async def sample(port: int, ends: Callable[[], bool], every: float = _EVERY) -> Figures:
+    """Ask each of the probes every `every` seconds until `ends` says so."""
+    found: Figures = defaultdict(list)
+
+    async def one(path: str) -> None:
+        status, seconds = await ask(port, request(path))
+        found[path if status == "200" else f"{path} {status}"].append(seconds)
+
+    tasks: list[asyncio.Task[None]] = []
+    due = time.perf_counter()
+    while not ends():
+        tasks += [asyncio.create_task(one(path)) for path in PROBES]
+        due += every
+        await asyncio.sleep(max(0.0, due - time.perf_counter()))
+    await asyncio.gather(*tasks)
+    return found
+
+
+def _sampler(port: int, end: Connection) -> None:
+    end.send(asyncio.run(sample(port, end.poll)))
+
+
+@contextlib.contextmanager
+def sampling(port: int) -> Iterator[Figures]:
+    """Sample during the block; the figures are there after it."""
+    found: Figures = {}
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_sampler, args=(port, theirs))
+    process.start()
+    time.sleep(1.0)  # it imports, and begins with a server at rest
+    try:
+        yield found
+        time.sleep(0.2)
+    finally:
+        ours.send(None)
+        found.update(ours.recv())
+        process.join()
+
+
+# ------------------------------------------------------------------------------------------------ loads
+
+
+async def burst(port: int, count: int = 2600) -> Figures:
+    """`count` chats at once."""
+    body = json.dumps({"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}).encode()
+    return await _together(port, [request(CHAT, body)] * count)
+
+
+async def bodies(port: int, count: int = 10) -> Figures:
+    """`count` bodies of 31 MiB: nearly as many token ids as a body may have."""
+    body = b'{"max_tokens":1,"prompt":[' + b",".join([b"1000000"] * 4_060_000) + b"]}"
+    return await _together(port, [request(COMPLETIONS, body)] * count)
+
+
+async def prompts(port: int, count: int = 4) -> Figures:
+    """`count` prompts of 27 MB."""
+    body = json.dumps({"max_tokens": 1, "prompt": "The quick brown fox jumps. " * 1_000_000}).encode()
+    return await _together(port, [request(COMPLETIONS, body)] * count)
+
+
+async def overload(port: int, seconds: float = 10.0, clients: int = 10 * QUEUE) -> Figures:
+    """`clients` connections that ask again as soon as they are answered."""
+    body = json.dumps({"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 64}).encode()
+    found: Figures = defaultdict(list)
+    end = time.perf_counter() + seconds
+
+    async def client() -> None:
+        while time.perf_counter() < end:
+            status, took = await ask(port, request(CHAT, body))
+            found[status].append(took)
+
+    await asyncio.gather(*[client() for _ in range(clients)])
+    return found
+
+
+async def _together(port: int, messages: Sequence[bytes]) -> Figures:
+    found: Figures = defaultdict(list)
+    for status, seconds in await asyncio.gather(*[ask(port, message) for message in messages]):
+        found[status].append(seconds)
+    return found
+
+
+LOADS: Mapping[str, Callable[[int], Awaitable[Figures]]] = {
+    "burst": burst,
+    "bodies": bodies,
+    "prompts": prompts,
+    "overload": overload,
+}
+
+# ------------------------------------------------------------------------------------------------ servers
+
+
+@contextlib.contextmanager
+def serving(python: str, *options: str) -> Iterator[int]:
+    """The port of a server that is healthy. Raises SystemExit when it does not start."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+    command = [python, "-m", "ferrule", "serve", "--host", "127.0.0.1", "--port", str(port), *options]
+    process = subprocess.Popen([*command, "--disable-log-requests"], stdout=-3, stderr=-3)
+    try:
+        end = time.perf_counter() + _HEALTHY
+        while asyncio.run(ask(port, request("/health")))[0] != "200":
+            if process.poll() is not None or time.perf_counter() > end:
+                raise SystemExit(f"{python}: the server did not start")
+            time.sleep(0.05)
+        asyncio.run(burst(port, 8))  # to warm up
+        yield port
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+
+
+def measure(python: str, load: str) -> tuple[Figures, Figures]:
+    """Seconds of the probes, and of the answers to the load, of a new server."""
+    options = ("--max-waiting-requests", str(QUEUE)) if load == "overload" else ()
+    with serving(python, *options) as port, sampling(port) as probes:
+        answers = asyncio.run(_awaited(LOADS[load](port)))
+    return probes, answers
+
+
+async def _awaited(work: Awaitable[Figures]) -> Figures:
+    return await work
+
+
+def show(title: str, figures: Figures) -> None:
+    """A line for each kind of answer: how many, and median, 99th percentile and maximum in ms."""
+    for name, seconds in sorted(figures.items()):
+        ranked = sorted(seconds)
+        median, high = (1e3 * ranked[len(ranked) * share // 100] for share in (50, 99))
+        print(f"{title:28} {name:14} {len(ranked):6}   {median:9.1f} {high:9.1f} {1e3 * ranked[-1]:9.1f}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("pythons", nargs="+", metavar="PYTHON", help="of an environment with a checkout")
+    parser.add_argument("--load", choices=LOADS, help="this load only")
+    options = parser.parse_args()
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    print(f"{'':28} {'answer':14} {'count':>6}   {'p50 ms':>9} {'p99 ms':>9} {'max ms':>9}")
+    for load in [options.load] if options.load else LOADS:
+        for number, python in enumerate(options.pythons):
+            probes, answers = measure(python, load)
+            show(f"{load} [{number}]", probes)
+            show(f"{load} [{number}] load", answers)
+
+
+if __name__ == "__main__":
+    main()

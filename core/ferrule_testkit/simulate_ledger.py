@@ -16,6 +16,7 @@ from ferrule.types import (
     EngineStats,
     FinishReason,
     RequestDelta,
+    RequestTimes,
     StepPlan,
 )
 from ferrule_testkit.fakes import Solo
@@ -209,15 +210,10 @@ class Ledger:
         passed = most < self.limits.max_num_partial_prefills and self._num_long(list(self._slots.values())) >= most
         for other in self.live.values():
             if other.slot < 0 and not other.paused and not (passed and self._num_long([other])):
-                require(self._rank(track) <= self._rank(other), f"I11: {track.request.id} overtook {other.request.id}")
-
-    def _rank(self, track: Track) -> tuple[float, ...]:
-        request = track.request
-        if self._policy == "fcfs":
-            return (track.sequence,)
-        if self._policy == "priority":
-            return (request.priority, request.arrival, track.sequence)
-        return (request.arrival + SECONDS_PER_LEVEL * request.priority, track.sequence)
+                require(
+                    rank(track, self._policy) <= rank(other, self._policy),
+                    f"I11: {track.request.id} overtook {other.request.id}",
+                )
 
     def _chunk(self, chunk: Chunk) -> None:
         track = self.live.get(chunk.id)
@@ -299,10 +295,7 @@ class Ledger:
         )
         require(delta.times is not None, f"I13: {id} ended without its times")
         if delta.times is not None:
-            times = [delta.times.arrival, delta.times.scheduled, delta.times.first_token, delta.times.finished]
-            reached = [time for time in times if time]
-            require(reached == sorted(reached), f"I17: times of {id} run backwards: {times}")
-            require(bool(delta.times.first_token) == (track.num_tokens > 0), f"I17: first token of {id} at {times}")
+            check_times(id, delta.times, track.num_tokens)
         del self.live[id]
         self.finished += 1
         self.quiet_steps = 0
@@ -314,13 +307,8 @@ class Ledger:
         paused = sum(track.paused for track in self.live.values())
         require(stats.paused == paused, f"I19: {stats.paused} requests count as paused, {paused} are")
         require(stats.running + stats.waiting == len(self.live), "I17: running + waiting is not what is here")
-        require(stats.running <= self.limits.max_num_seqs, f"I8: {stats.running} requests run")
-        used = stats.blocks_used
-        require(min(used, stats.blocks_cached) >= 0, "I17: a gauge is negative")
-        require(used + stats.blocks_cached <= stats.blocks_total, "I1: more blocks than there are")
-        require(0 <= stats.snapshots <= self.limits.num_snapshots, f"I18: {stats.snapshots} snapshots are kept")
-        require(stats.blocks_total == self.limits.num_blocks - 1, "I1: blocks are lost")
-        require(bool(self.live) or not used, f"I4: {used} blocks in use without a request")
+        check_gauges(stats, self.limits)
+        require(bool(self.live) or not stats.blocks_used, f"I4: {stats.blocks_used} blocks in use without a request")
         require(stats.generation_tokens == self.tokens, f"I17: {stats.generation_tokens} tokens, {self.tokens} seen")
         require(stats.prefix_hits <= stats.prefix_queries, "I17: more hits than queries")
         if self._last is not None:
@@ -333,3 +321,30 @@ class Ledger:
         known = sum(track.limit for track in self.live.values())
         bound = (MAX_PREEMPTIONS + 1) * known + self.limits.num_blocks + self.limits.max_num_seqs + 2
         require(self.quiet_steps <= bound, f"I10: nothing was heard for {self.quiet_steps} steps")
+
+
+def check_gauges(stats: EngineStats, limits: SchedulerLimits) -> None:
+    """What holds for the figures whatever requests there are."""
+    require(stats.running <= limits.max_num_seqs, f"I8: {stats.running} requests run")
+    require(min(stats.blocks_used, stats.blocks_cached) >= 0, "I17: a gauge is negative")
+    require(stats.blocks_used + stats.blocks_cached <= stats.blocks_total, "I1: more blocks than there are")
+    require(0 <= stats.snapshots <= limits.num_snapshots, f"I18: {stats.snapshots} snapshots are kept")
+    require(stats.blocks_total == limits.num_blocks - 1, "I1: blocks are lost")
+
+
+def check_times(id: str, times: RequestTimes, num_tokens: int) -> None:
+    """The times of a request that has ended with so many tokens."""
+    points = [times.arrival, times.scheduled, times.first_token, times.finished]
+    reached = [time for time in points if time]
+    require(reached == sorted(reached), f"I17: times of {id} run backwards: {points}")
+    require(bool(times.first_token) == (num_tokens > 0), f"I17: first token of {id} at {points}")
+
+
+def rank(track: Track, policy: str) -> tuple[float, ...]:
+    """Requests with a lower one come first, by what is documented of the policy."""
+    request = track.request
+    if policy == "fcfs":
+        return (track.sequence,)
+    if policy == "priority":
+        return (request.priority, request.arrival, track.sequence)
+    return (request.arrival + SECONDS_PER_LEVEL * request.priority, track.sequence)

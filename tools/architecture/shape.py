@@ -51,6 +51,7 @@ TABLES = frozenset(
         "core/ferrule/config/sections.py",
         "core/ferrule/config/unsupported.py",
         "core/ferrule_testkit/row_recipes.py",
+        "plugins/ferrule_plugins/stat_logger/catalog.py",
     }
 )
 

@@ -9,7 +9,7 @@ order, so a later plan cannot spoil an earlier one. Results of a life that has e
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 
 from ferrule.engine.cache import BlockDelta, KVCacheManager, footprint
@@ -51,6 +51,30 @@ class Draft:
         self.preempted = True
 
 
+class Slots:
+    """Which slots of the runner are free, and which the next plan says to give back."""
+
+    def __init__(self, count: int) -> None:
+        self.free = list(range(count - 1, -1, -1))
+        self.releases: list[int] = []
+        self._count = count
+
+    def release(self, slot: int) -> None:
+        self.free.append(slot)
+        self.releases.append(slot)
+
+    def take_releases(self) -> tuple[int, ...]:
+        found = tuple(self.releases)
+        self.releases.clear()
+        return found
+
+    def check(self, taken: Iterable[int]) -> None:
+        """Raise AssertionError unless every slot is free or has one owner."""
+        slots = sorted([*self.free, *taken])
+        if slots != list(range(self._count)):
+            raise AssertionError(f"I9: slots are lost, or have two owners: {slots}")
+
+
 class DefaultScheduler(Scheduler):
     """Serves running requests first, those that decode before those that prefill, then the waiting queue.
 
@@ -67,8 +91,7 @@ class DefaultScheduler(Scheduler):
         self.counters = Counters()
         self._prefills = Prefills(limits)
         self._requests: dict[str, Request] = {}
-        self._slots = list(range(limits.max_num_seqs - 1, -1, -1))  # free
-        self._releases: list[int] = []  # slots that the next plan gives back
+        self._slots = Slots(limits.max_num_seqs)
         self._sequence = 0
         self._epoch = 0
         self._step = 0
@@ -116,9 +139,7 @@ class DefaultScheduler(Scheduler):
         if not draft.chunks:
             return None
         self._step += 1
-        plan = StepPlan(self._step, tuple(draft.chunks.values()), tuple(draft.admits), tuple(self._releases))
-        self._releases.clear()
-        return plan
+        return StepPlan(self._step, tuple(draft.chunks.values()), tuple(draft.admits), self._slots.take_releases())
 
     def _budget(self) -> int:
         limit = self.limits.max_num_batched_tokens
@@ -135,7 +156,7 @@ class DefaultScheduler(Scheduler):
             elif todo and draft.budget and request.running:
                 self._give(request, 1, draft, now)
         rules, decoding = self._prefills, len(draft.chunks)
-        draft.budget = rules.budget(prefills, self.waiting, decoding, len(self._slots), draft.budget)
+        draft.budget = rules.budget(prefills, self.waiting, decoding, len(self._slots.free), draft.budget)
         draft.share = rules.share(prefills, self.waiting, draft.budget)
         for request in prefills:
             if request.running:
@@ -168,7 +189,7 @@ class DefaultScheduler(Scheduler):
 
     def _admit_head(self, draft: Draft, now: float) -> bool:
         """Let the request run whose turn it is; False when there is none or it must wait."""
-        if not (self.waiting and draft.budget and self._slots):
+        if not (self.waiting and draft.budget and self._slots.free):
             return False
         request = self._prefills.next(self.running.values(), self.waiting)
         if request is None:
@@ -191,7 +212,7 @@ class DefaultScheduler(Scheduler):
             self.counters.prefix_queries += request.num_prompt
             self.counters.prefix_hits += hit.tokens
         self._epoch += 1
-        request.begin(self._slots.pop(), self._epoch, hit.tokens, now)
+        request.begin(self._slots.free.pop(), self._epoch, hit.tokens, now)
         self.running[request.id] = request
         draft.admits.append(request.admit(hit.snapshot))
         self._send(request, count, blocks, draft)
@@ -224,8 +245,7 @@ class DefaultScheduler(Scheduler):
         """Take a running request's blocks and slot. The slot may be reused at once: plans release before they admit."""
         del self.running[request.id]
         self.cache.release(request.id)
-        self._slots.append(request.slot)
-        self._releases.append(request.slot)
+        self._slots.release(request.slot)
 
     # ------------------------------------------------------------------------------------ results
 
@@ -294,7 +314,7 @@ class DefaultScheduler(Scheduler):
         """Not counted as preemptions: no request was preferred. The runner forgets its slots by itself."""
         for request in list(self.running.values()):
             self._retreat(request, now)
-        self._releases.clear()
+        self._slots.take_releases()
         return self.cache.reset()
 
     def check(self) -> None:
@@ -302,9 +322,7 @@ class DefaultScheduler(Scheduler):
         self.waiting.check()
         if len(self.running) + len(self.waiting) + len(self.waiting.paused) != len(self._requests):
             raise AssertionError("I4: a request neither runs nor waits")
-        slots = sorted(self._slots + [request.slot for request in self.running.values()])
-        if slots != list(range(self.limits.max_num_seqs)):
-            raise AssertionError(f"I9: slots are lost, or have two owners: {slots}")
+        self._slots.check(request.slot for request in self.running.values())
         for request in self._requests.values():
             request.check(self.limits.depth)
 

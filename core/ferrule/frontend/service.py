@@ -37,6 +37,7 @@ from ferrule.frontend.admission.validate import (
 from ferrule.frontend.guided.compiler import GrammarCompiler
 from ferrule.frontend.guided.constraint import Constraints, Parsers, enforces_strict
 from ferrule.frontend.inputs import Inputs, open_inputs
+from ferrule.frontend.operations import Operations
 from ferrule.frontend.output.answer_tokens import AnswerTokens
 from ferrule.frontend.output.beam import BestOf, search_beams
 from ferrule.frontend.output.choice import Choice, OutputStream
@@ -51,8 +52,7 @@ from ferrule.hooks import HookRunner, open_hooks
 from ferrule.interfaces.guided_decoding import Vocabulary
 from ferrule.interfaces.parsers import ChoiceContext
 from ferrule.interfaces.plugins import Plugins
-from ferrule.interfaces.service import ChatPrompt, Generate, Health, Output, Prompt, Service
-from ferrule.interfaces.stats import HttpStats
+from ferrule.interfaces.service import ChatPrompt, Generate, Output, Prompt, Service
 from ferrule.interfaces.tokenizer import ChatTokenizer, Tokenizer
 from ferrule.types import EngineRequest
 
@@ -60,7 +60,7 @@ _TURN = 16  # prompts that may be prepared before others get a turn of the event
 _logger = log.get("frontend")
 
 
-class FrontendService(Service):
+class FrontendService(Operations, Service):
     """Built by `build_service`. One event loop owns it; `close` ends its children, threads and tasks."""
 
     def __init__(
@@ -148,31 +148,6 @@ class FrontendService(Service):
                 seeded = [replace(sampling, seed=seed) for seed in _draw_seeds(self._seeds, checked)]
                 requests += [_engine_request(prepared, sampling=one, grammar=grammar, **shared) for one in seeded]
             return self._submit(request, checked, read, requests, reservation)
-
-    def health(self) -> Health:
-        return self._client.health()
-
-    async def call(self, name: str, *args: Any) -> Any:
-        try:
-            return await self._client.call(name, *args)
-        except EngineDead:
-            raise UnavailableError("The engine is not running.") from None
-
-    def report(self) -> None:
-        self.ledger.engine(self._client.stats())
-
-    def exposition(self) -> tuple[str, str]:
-        self.report()
-        return self.ledger.loggers.exposition()
-
-    def answered(self, stats: HttpStats) -> None:
-        self.ledger.loggers.tell("on_http", lambda logger: logger.on_http(stats), always=True)
-
-    def check_room(self) -> None:
-        self.ledger.check_room()
-
-    def stalled(self, seconds: float) -> None:
-        self.ledger.loggers.tell("on_stall", lambda logger: logger.on_stall(seconds), always=True)
 
     async def read(self, prompt: Prompt | ChatPrompt) -> tuple[list[int], str | None]:
         """A prompt's ids, and its text if it had one or was rendered. Raises RequestError."""

@@ -38,13 +38,13 @@ class EpochNotRenewed(DefaultScheduler):
 class SlotReusedWithoutRelease(DefaultScheduler):
     def _vacate(self, request: Request) -> None:
         super()._vacate(request)
-        self._releases.pop()
+        self._slots.releases.pop()
 
 
 class SlotLost(DefaultScheduler):
     def _preempt(self, request: Request, draft: Draft, now: float) -> None:
         super()._preempt(request, draft, now)
-        self._slots.pop()
+        self._slots.free.pop()
 
 
 class PreemptKeepsBlocks(DefaultScheduler):
@@ -114,7 +114,7 @@ class BudgetOverrun(DefaultScheduler):
 class OneSeqTooMany(DefaultScheduler):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._slots.insert(0, self.limits.max_num_seqs)
+        self._slots.free.insert(0, self.limits.max_num_seqs)
 
     def check(self) -> None:
         self.cache.check(frozenset(self.running))

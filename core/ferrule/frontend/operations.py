@@ -1,0 +1,43 @@
+"""`Operations`: what operators and the HTTP edge ask of the service beside generation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ferrule.client.base import EngineClient
+from ferrule.errors import EngineDead, UnavailableError
+from ferrule.frontend.admission.ledger import Ledger
+from ferrule.interfaces.service import Administration, Health
+from ferrule.interfaces.stats import HttpStats
+
+
+class Operations(Administration):
+    """Part of a service, which has these two."""
+
+    ledger: Ledger
+    _client: EngineClient
+
+    def health(self) -> Health:
+        return self._client.health()
+
+    async def call(self, name: str, *args: Any) -> Any:
+        try:
+            return await self._client.call(name, *args)
+        except EngineDead:
+            raise UnavailableError("The engine is not running.") from None
+
+    def report(self) -> None:
+        self.ledger.engine(self._client.stats())
+
+    def exposition(self) -> tuple[str, str]:
+        self.report()
+        return self.ledger.loggers.exposition()
+
+    def answered(self, stats: HttpStats) -> None:
+        self.ledger.loggers.tell("on_http", lambda logger: logger.on_http(stats), always=True)
+
+    def check_room(self) -> None:
+        self.ledger.check_room()
+
+    def stalled(self, seconds: float) -> None:
+        self.ledger.loggers.tell("on_stall", lambda logger: logger.on_stall(seconds), always=True)

@@ -156,11 +156,8 @@ class Ledger:
         most = self.limits.max_num_partial_prefills
         require(len(found) <= most, f"I8: {len(found)} prompts are in progress, at most {most} may be")
         most = self.limits.max_long_partial_prefills
-        long = self._num_long(found)
+        long = num_long(found, self._long)
         require(long <= most, f"I8: {long} long prompts are in progress, at most {most} may be")
-
-    def _num_long(self, tracks: Sequence[Track]) -> int:
-        return sum(len(track.request.prompt_ids) > self._long for track in tracks)
 
     def _released(self, slot: int, plan: StepPlan) -> None:
         require(slot in self._slots, f"I9: slot {slot} is released, but no request has it")
@@ -207,9 +204,11 @@ class Ledger:
         if self._policy not in ("fcfs", "priority", "priority_ageing"):
             return
         most = self.limits.max_long_partial_prefills
-        passed = most < self.limits.max_num_partial_prefills and self._num_long(list(self._slots.values())) >= most
+        passed = (
+            most < self.limits.max_num_partial_prefills and num_long(list(self._slots.values()), self._long) >= most
+        )
         for other in self.live.values():
-            if other.slot < 0 and not other.paused and not (passed and self._num_long([other])):
+            if other.slot < 0 and not other.paused and not (passed and num_long([other], self._long)):
                 require(
                     rank(track, self._policy) <= rank(other, self._policy),
                     f"I11: {track.request.id} overtook {other.request.id}",
@@ -348,3 +347,8 @@ def rank(track: Track, policy: str) -> tuple[float, ...]:
     if policy == "priority":
         return (request.priority, request.arrival, track.sequence)
     return (request.arrival + SECONDS_PER_LEVEL * request.priority, track.sequence)
+
+
+def num_long(tracks: Sequence[Track], threshold: int) -> int:
+    """How many have prompts of more tokens."""
+    return sum(len(track.request.prompt_ids) > threshold for track in tracks)

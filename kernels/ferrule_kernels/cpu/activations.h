@@ -60,9 +60,36 @@ inline Ints nearest(Floats x) {  // ties to even
 }
 
 inline int32_t added(Ints v) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_epi32((__m512i)v);
+#else
     int32_t sum = 0;
     for (int i = 0; i < WIDTH; i++) sum += v[i];
     return sum;
+#endif
+}
+
+inline uint32_t largest(Words v) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_epu32((__m512i)v);
+#else
+    uint32_t most = 0;
+    for (int i = 0; i < WIDTH; i++) most = std::max(most, v[i]);
+    return most;
+#endif
+}
+
+// Write `count` numbers of 8 bits, at most WIDTH.
+inline void store(int8_t* to, Ints v, int64_t count) {
+#if defined(__AVX512F__)
+    const __m128i cells = _mm512_maskz_cvtepi32_epi8(0xffff, (__m512i)v);
+#else
+    const auto cells = __builtin_convertvector(v, Chars);
+#endif
+    if (count == WIDTH)
+        std::memcpy(to, &cells, WIDTH);
+    else
+        std::memcpy(to, &cells, count);
 }
 
 // Quantize one row. A group with NaN or infinity in it has a scale of NaN.
@@ -77,8 +104,7 @@ template <int DIGITS, class T> void quantize(const Matrix& w, const T* x, int64_
             const Words bits = (Words)v & 0x7fffffffu;
             magnitudes = bits > magnitudes ? bits : magnitudes;
         });
-        uint32_t bits = 0;
-        for (int i = 0; i < WIDTH; i++) bits = std::max(bits, magnitudes[i]);
+        const uint32_t bits = largest(magnitudes);
         float most;
         std::memcpy(&most, &bits, 4);
         const bool finite = bits < 0x7f800000u, zero = !finite || most <= TINY;
@@ -91,12 +117,10 @@ template <int DIGITS, class T> void quantize(const Matrix& w, const T* x, int64_
             const Ints upper = DIGITS == 1 ? v : (v + 128) >> 8, lower = v - upper * 256;
             const int64_t n = std::min<int64_t>(WIDTH, count - i);
             sums[0] += upper;
-            const Chars cells = __builtin_convertvector(upper, Chars);
-            std::memcpy(to.at(row * DIGITS, first + i), &cells, n);
+            store(to.at(row * DIGITS, first + i), upper, n);
             if (DIGITS == 1) return;
             sums[1] += lower;
-            const Chars others = __builtin_convertvector(lower, Chars);
-            std::memcpy(to.at(row * DIGITS + 1, first + i), &others, n);
+            store(to.at(row * DIGITS + 1, first + i), lower, n);
         });
         for (int d = 0; d < DIGITS; d++) {
             const int64_t at = g * to.count + row * DIGITS + d;

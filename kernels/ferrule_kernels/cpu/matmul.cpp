@@ -1,6 +1,6 @@
 // Products with quantized weights on CPUs: y = x Wᵀ + b, for one row or hundreds.
 //
-// Weights are unsigned numbers of 8, 6, 5, 4, 3 or 2 bits, with an offset of half their range, or codes of 4 bits, which a
+// Weights are unsigned numbers of 8, 6, 5, 4, 3 or 2 bits, from which `middle` is taken off, or codes of 4 bits, which a
 // table makes such numbers of 8 bits. Each output channel has a scale for each group of inputs. Rows of x are quantized
 // when they come, as activations.h says; a row of two digits is computed as two rows. Within a group all sums are of
 // integers and exact; groups are added up in their order. So a row's result has the same bits alone and in any batch.
@@ -23,14 +23,14 @@
 namespace {
 
 // A tile has up to ROWS rows, FEWER where a group's sums are added up beside them, and COLUMNS vectors of channels, ALONE
-// for a single row: so many that its sums stay in registers.
+// for a single row. A group's sums stay in registers; beside HOLD of them at most, those of all groups do, too.
 #if defined(__AVX512F__)
 constexpr int ROWS = 6, FEWER = 4, COLUMNS = 4, ALONE = 4, HOLD = 16;
 #else
 constexpr int ROWS = 4, FEWER = 4, COLUMNS = 2, ALONE = 8, HOLD = 8;
 #endif
-// Where one instruction multiplies, unpacking and scaling take a large share of the time: TALL rows share what was
-// unpacked of NARROW vectors of channels. All sums of a group stay in registers, those of a row in the nearest cache.
+// Numbers of 2, 3, 5 and 6 bits take a large share of the time to unpack, where one instruction multiplies: TALL rows share
+// what was unpacked of NARROW vectors of channels. Those of 8 and 4 bits are as fast or faster in tiles that are wider.
 #if defined(__AVX512VNNI__)
 constexpr int TALL = 8, NARROW = 2;
 #else
@@ -43,8 +43,7 @@ constexpr int64_t SMALL = 1 << 17; // multiplications that one thread does soone
 constexpr int64_t FEW = 1 << 12;   // activations that one thread quantizes before the others start
 constexpr int64_t SOME = 8;        // rows that are quantized at a time
 
-// Whether strips are of TALL rows.
-inline bool tall(const Matrix& w) { return TALL > 0 && (w.bits < 8 || w.group < w.k); }
+constexpr bool tall(int bits) { return TALL > 0 && bits != 8 && bits != 4; }
 
 // Add to each channel the products of four unsigned weights with four signed activations.
 template <int BITS> inline Ints dot(Ints sum, Bytes w, int32_t x) {
@@ -112,7 +111,7 @@ inline Floats steps_of(int bits, const uint8_t* at, bool of_offsets) {
     return __builtin_convertvector(bits == 8 ? all : of_offsets ? all >> 4 : all & 15, Floats);
 }
 
-// Arrays of vectors become registers where loops over them are unrolled at once.
+// Arrays of vectors become registers where the loops over them are unrolled early, which GCC does on request alone.
 #define EACH(i, count) _Pragma("GCC unroll 16") for (int i = 0; i < count; i++)
 
 // out [R][PANEL] = R quantized rows, beginning with `row`, times C vectors of channels, beginning with `column`.
@@ -235,14 +234,10 @@ void strip(const Matrix& w, const Panel& panel, const Rows& x, int64_t row, floa
 // `count` quantized rows, of R at least, and at most ROWS, or TALL
 template <int BITS, bool SQUARES, bool CODED, bool FAR, int R = 1>
 void strips(const Matrix& w, const Panel& panel, const Rows& x, int64_t row, int count, float* out) {
-    constexpr bool whole = BITS == 8 && R <= ROWS;
-    if (count > R) {
-        if constexpr (R < std::max(TALL, ROWS)) strips<BITS, SQUARES, CODED, FAR, R + 1>(w, panel, x, row, count, out);
-    } else if (R <= FEWER || whole && !tall(w)) {
-        if constexpr (R <= FEWER || whole) strip<BITS, SQUARES, CODED, FAR, R, R == 1 ? ALONE : COLUMNS>(w, panel, x, row, out);
-    } else if constexpr (R <= TALL) {
-        strip<BITS, SQUARES, CODED, FAR, R, NARROW>(w, panel, x, row, out);
-    }
+    constexpr int most = tall(BITS) ? TALL : BITS == 8 ? ROWS : FEWER;
+    constexpr int many = R == 1 ? ALONE : R > FEWER && tall(BITS) ? NARROW : COLUMNS;
+    if (count == R) return strip<BITS, SQUARES, CODED, FAR, R, many>(w, panel, x, row, out);
+    if constexpr (R < most) strips<BITS, SQUARES, CODED, FAR, R + 1>(w, panel, x, row, count, out);
 }
 
 template <bool FAR>
@@ -336,7 +331,7 @@ template <class Y> void finish(const Matrix& w, const float* sums, int64_t panel
 // Of a strip.
 inline int64_t most_rows(const Matrix& w, bool tiled) {
     if (tiled) return TILE_ROWS;
-    return tall(w) ? TALL : w.group == w.k && w.bits == 8 ? ROWS : FEWER;
+    return tall(w.bits) ? TALL : w.group == w.k && w.bits == 8 ? ROWS : FEWER;
 }
 
 // Quantized rows [row, end) times a panel.

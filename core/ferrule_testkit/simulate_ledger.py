@@ -67,6 +67,15 @@ class Track:
     def num_known(self) -> int:
         return len(self.request.prompt_ids) + self.num_tokens
 
+    def rank(self, policy: str) -> tuple[float, ...]:
+        """The lowest comes first."""
+        request = self.request
+        if policy == "fcfs":
+            return (self.sequence,)
+        if policy == "priority":
+            return (request.priority, request.arrival, self.sequence)
+        return (request.arrival + SECONDS_PER_LEVEL * request.priority, self.sequence)
+
 
 class Ledger:
     """Follows every request from `add` to its terminal delta. `policy` names the order to expect, or is ""."""
@@ -112,10 +121,6 @@ class Ledger:
             track.num_unsure += self._may_be_late
         track.paused = paused
         self.quiet_steps = 0
-
-    @property
-    def has_work(self) -> bool:
-        return any(not track.paused for track in self.live.values())
 
     # ------------------------------------------------------------------------------------ plans
 
@@ -209,15 +214,8 @@ class Ledger:
         passed = most < self.limits.max_num_partial_prefills and self._num_long(list(self._slots.values())) >= most
         for other in self.live.values():
             if other.slot < 0 and not other.paused and not (passed and self._num_long([other])):
-                require(self._rank(track) <= self._rank(other), f"I11: {track.request.id} overtook {other.request.id}")
-
-    def _rank(self, track: Track) -> tuple[float, ...]:
-        request = track.request
-        if self._policy == "fcfs":
-            return (track.sequence,)
-        if self._policy == "priority":
-            return (request.priority, request.arrival, track.sequence)
-        return (request.arrival + SECONDS_PER_LEVEL * request.priority, track.sequence)
+                first = track.rank(self._policy) <= other.rank(self._policy)
+                require(first, f"I11: {track.request.id} overtook {other.request.id}")
 
     def _chunk(self, chunk: Chunk) -> None:
         track = self.live.get(chunk.id)
@@ -297,12 +295,7 @@ class Ledger:
             0 <= late <= 1 + track.num_unsure,
             f"I17: {id} counts {delta.num_preemptions} preemptions, had {track.num_preemptions}",
         )
-        require(delta.times is not None, f"I13: {id} ended without its times")
-        if delta.times is not None:
-            times = [delta.times.arrival, delta.times.scheduled, delta.times.first_token, delta.times.finished]
-            reached = [time for time in times if time]
-            require(reached == sorted(reached), f"I17: times of {id} run backwards: {times}")
-            require(bool(delta.times.first_token) == (track.num_tokens > 0), f"I17: first token of {id} at {times}")
+        _check_times(track, delta)
         del self.live[id]
         self.finished += 1
         self.quiet_steps = 0
@@ -310,8 +303,8 @@ class Ledger:
     # ------------------------------------------------------------------------------------ figures
 
     def figures(self, stats: EngineStats, has_work: bool) -> None:
-        require(has_work == self.has_work, f"I10: has_work is {has_work} with {len(self.live)} requests")
         paused = sum(track.paused for track in self.live.values())
+        require(has_work == (paused < len(self.live)), f"I10: has_work is {has_work} with {len(self.live)} requests")
         require(stats.paused == paused, f"I19: {stats.paused} requests count as paused, {paused} are")
         require(stats.running + stats.waiting == len(self.live), "I17: running + waiting is not what is here")
         require(stats.running <= self.limits.max_num_seqs, f"I8: {stats.running} requests run")
@@ -333,3 +326,12 @@ class Ledger:
         known = sum(track.limit for track in self.live.values())
         bound = (MAX_PREEMPTIONS + 1) * known + self.limits.num_blocks + self.limits.max_num_seqs + 2
         require(self.quiet_steps <= bound, f"I10: nothing was heard for {self.quiet_steps} steps")
+
+
+def _check_times(track: Track, delta: RequestDelta) -> None:
+    require(delta.times is not None, f"I13: {delta.id} ended without its times")
+    if delta.times is not None:
+        times = [delta.times.arrival, delta.times.scheduled, delta.times.first_token, delta.times.finished]
+        reached = [time for time in times if time]
+        require(reached == sorted(reached), f"I17: times of {delta.id} run backwards: {times}")
+        require(bool(delta.times.first_token) == (track.num_tokens > 0), f"I17: first token of {delta.id} at {times}")

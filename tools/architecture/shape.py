@@ -36,7 +36,7 @@ BUDGETS = MappingProxyType(
         "ferrule.wire": 300,
         "ferrule.client": 400,
         "ferrule.frontend": 3_300,  # with the table of families and their parsers
-        "ferrule.api": 1_800,
+        "ferrule.api": 2_200,  # with room for bodies, decoding in turns, and what HTTP's parser lets through
         "ferrule.launch": 1_100,  # with which files of a hub or a store are fetched, and why a process ended
         "ferrule.llm": 1_250,  # one engine, three ways to call it: batches, steps, and as they come
         "ferrule_nn": 2_800,  # what eighty families are described with: experts, latent attention, states

@@ -69,9 +69,7 @@ class DefaultScheduler(Scheduler):
         self._requests: dict[str, Request] = {}
         self._slots = list(range(limits.max_num_seqs - 1, -1, -1))  # free
         self._releases: list[int] = []  # slots that the next plan gives back
-        self._sequence = 0
-        self._epoch = 0
-        self._step = 0
+        self._sequence = self._epoch = self._step = 0
 
     # ------------------------------------------------------------------------------------ requests
 
@@ -90,10 +88,6 @@ class DefaultScheduler(Scheduler):
         return [self._end(request, RequestDelta(request.id), reason, now) for request in found]
 
     def pause(self, id: str, paused: bool, now: float) -> None:
-        """A paused request gives its slot back, and its blocks, which stay in the cache until others need the room.
-
-        So it holds up nobody. It is not counted as preempted: whoever reads slowly must not come to run alone.
-        """
         if not paused:
             self.waiting.resume(id, now)
         elif request := self._requests.get(id):

@@ -215,7 +215,7 @@ class World:
         plan = self.scheduler.schedule(self.clock.now)
         self.ledger.planned(plan)
         if plan is None:
-            if self.ledger.has_work and not self.in_flight:
+            if not (self.in_flight or all(track.paused for track in self.ledger.live.values())):
                 raise Violation("I10: work waits, nothing is in flight, and nothing can be planned")
             return False
         self.in_flight.append((plan, self.device.run(plan)))

@@ -16,7 +16,6 @@ from ferrule.types import (
     EngineStats,
     FinishReason,
     RequestDelta,
-    RequestTimes,
     StepPlan,
 )
 from ferrule_testkit.fakes import Solo
@@ -68,6 +67,15 @@ class Track:
     def num_known(self) -> int:
         return len(self.request.prompt_ids) + self.num_tokens
 
+    def rank(self, policy: str) -> tuple[float, ...]:
+        """The lowest comes first."""
+        request = self.request
+        if policy == "fcfs":
+            return (self.sequence,)
+        if policy == "priority":
+            return (request.priority, request.arrival, self.sequence)
+        return (request.arrival + SECONDS_PER_LEVEL * request.priority, self.sequence)
+
 
 class Ledger:
     """Follows every request from `add` to its terminal delta. `policy` names the order to expect, or is ""."""
@@ -114,10 +122,6 @@ class Ledger:
         track.paused = paused
         self.quiet_steps = 0
 
-    @property
-    def has_work(self) -> bool:
-        return any(not track.paused for track in self.live.values())
-
     # ------------------------------------------------------------------------------------ plans
 
     def planned(self, plan: StepPlan | None) -> None:
@@ -156,8 +160,11 @@ class Ledger:
         most = self.limits.max_num_partial_prefills
         require(len(found) <= most, f"I8: {len(found)} prompts are in progress, at most {most} may be")
         most = self.limits.max_long_partial_prefills
-        long = num_long(found, self._long)
+        long = self._num_long(found)
         require(long <= most, f"I8: {long} long prompts are in progress, at most {most} may be")
+
+    def _num_long(self, tracks: Sequence[Track]) -> int:
+        return sum(len(track.request.prompt_ids) > self._long for track in tracks)
 
     def _released(self, slot: int, plan: StepPlan) -> None:
         require(slot in self._slots, f"I9: slot {slot} is released, but no request has it")
@@ -204,15 +211,11 @@ class Ledger:
         if self._policy not in ("fcfs", "priority", "priority_ageing"):
             return
         most = self.limits.max_long_partial_prefills
-        passed = (
-            most < self.limits.max_num_partial_prefills and num_long(list(self._slots.values()), self._long) >= most
-        )
+        passed = most < self.limits.max_num_partial_prefills and self._num_long(list(self._slots.values())) >= most
         for other in self.live.values():
-            if other.slot < 0 and not other.paused and not (passed and num_long([other], self._long)):
-                require(
-                    rank(track, self._policy) <= rank(other, self._policy),
-                    f"I11: {track.request.id} overtook {other.request.id}",
-                )
+            if other.slot < 0 and not other.paused and not (passed and self._num_long([other])):
+                first = track.rank(self._policy) <= other.rank(self._policy)
+                require(first, f"I11: {track.request.id} overtook {other.request.id}")
 
     def _chunk(self, chunk: Chunk) -> None:
         track = self.live.get(chunk.id)
@@ -292,9 +295,7 @@ class Ledger:
             0 <= late <= 1 + track.num_unsure,
             f"I17: {id} counts {delta.num_preemptions} preemptions, had {track.num_preemptions}",
         )
-        require(delta.times is not None, f"I13: {id} ended without its times")
-        if delta.times is not None:
-            check_times(id, delta.times, track.num_tokens)
+        _check_times(track, delta)
         del self.live[id]
         self.finished += 1
         self.quiet_steps = 0
@@ -302,12 +303,17 @@ class Ledger:
     # ------------------------------------------------------------------------------------ figures
 
     def figures(self, stats: EngineStats, has_work: bool) -> None:
-        require(has_work == self.has_work, f"I10: has_work is {has_work} with {len(self.live)} requests")
         paused = sum(track.paused for track in self.live.values())
+        require(has_work == (paused < len(self.live)), f"I10: has_work is {has_work} with {len(self.live)} requests")
         require(stats.paused == paused, f"I19: {stats.paused} requests count as paused, {paused} are")
         require(stats.running + stats.waiting == len(self.live), "I17: running + waiting is not what is here")
-        check_gauges(stats, self.limits)
-        require(bool(self.live) or not stats.blocks_used, f"I4: {stats.blocks_used} blocks in use without a request")
+        require(stats.running <= self.limits.max_num_seqs, f"I8: {stats.running} requests run")
+        used = stats.blocks_used
+        require(min(used, stats.blocks_cached) >= 0, "I17: a gauge is negative")
+        require(used + stats.blocks_cached <= stats.blocks_total, "I1: more blocks than there are")
+        require(0 <= stats.snapshots <= self.limits.num_snapshots, f"I18: {stats.snapshots} snapshots are kept")
+        require(stats.blocks_total == self.limits.num_blocks - 1, "I1: blocks are lost")
+        require(bool(self.live) or not used, f"I4: {used} blocks in use without a request")
         require(stats.generation_tokens == self.tokens, f"I17: {stats.generation_tokens} tokens, {self.tokens} seen")
         require(stats.prefix_hits <= stats.prefix_queries, "I17: more hits than queries")
         if self._last is not None:
@@ -322,33 +328,10 @@ class Ledger:
         require(self.quiet_steps <= bound, f"I10: nothing was heard for {self.quiet_steps} steps")
 
 
-def check_gauges(stats: EngineStats, limits: SchedulerLimits) -> None:
-    """What holds for the figures whatever requests there are."""
-    require(stats.running <= limits.max_num_seqs, f"I8: {stats.running} requests run")
-    require(min(stats.blocks_used, stats.blocks_cached) >= 0, "I17: a gauge is negative")
-    require(stats.blocks_used + stats.blocks_cached <= stats.blocks_total, "I1: more blocks than there are")
-    require(0 <= stats.snapshots <= limits.num_snapshots, f"I18: {stats.snapshots} snapshots are kept")
-    require(stats.blocks_total == limits.num_blocks - 1, "I1: blocks are lost")
-
-
-def check_times(id: str, times: RequestTimes, num_tokens: int) -> None:
-    """The times of a request that has ended with so many tokens."""
-    points = [times.arrival, times.scheduled, times.first_token, times.finished]
-    reached = [time for time in points if time]
-    require(reached == sorted(reached), f"I17: times of {id} run backwards: {points}")
-    require(bool(times.first_token) == (num_tokens > 0), f"I17: first token of {id} at {points}")
-
-
-def rank(track: Track, policy: str) -> tuple[float, ...]:
-    """Requests with a lower one come first, by what is documented of the policy."""
-    request = track.request
-    if policy == "fcfs":
-        return (track.sequence,)
-    if policy == "priority":
-        return (request.priority, request.arrival, track.sequence)
-    return (request.arrival + SECONDS_PER_LEVEL * request.priority, track.sequence)
-
-
-def num_long(tracks: Sequence[Track], threshold: int) -> int:
-    """How many have prompts of more tokens."""
-    return sum(len(track.request.prompt_ids) > threshold for track in tracks)
+def _check_times(track: Track, delta: RequestDelta) -> None:
+    require(delta.times is not None, f"I13: {delta.id} ended without its times")
+    if delta.times is not None:
+        times = [delta.times.arrival, delta.times.scheduled, delta.times.first_token, delta.times.finished]
+        reached = [time for time in times if time]
+        require(reached == sorted(reached), f"I17: times of {delta.id} run backwards: {times}")
+        require(bool(delta.times.first_token) == (track.num_tokens > 0), f"I17: first token of {delta.id} at {times}")

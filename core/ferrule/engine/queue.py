@@ -14,7 +14,9 @@ Entry = tuple[tuple[float, ...], int, Request]  # key, sequence (unique, so requ
 class WaitingQueue:
     """A sorted list: its operations move pointers, a few microseconds for 100,000 requests.
 
-    Paused requests stand beside it: they are not counted, and nobody waits behind them.
+    Paused requests stand beside it: they are not counted, and nobody waits behind them. They have given back their
+    slots, and their blocks, which stay in the cache until others need the room. That is not a preemption: whoever reads
+    slowly must not come to run alone.
     """
 
     def __init__(self, policy: SchedulingPolicy) -> None:

@@ -113,10 +113,6 @@ class DefaultScheduler(Scheduler):
         return [self._end(request, RequestDelta(request.id), reason, now) for request in found]
 
     def pause(self, id: str, paused: bool, now: float) -> None:
-        """A paused request gives its slot back, and its blocks, which stay in the cache until others need the room.
-
-        So it holds up nobody. It is not counted as preempted: whoever reads slowly must not come to run alone.
-        """
         if not paused:
             self.waiting.resume(id, now)
         elif request := self._requests.get(id):

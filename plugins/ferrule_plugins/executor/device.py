@@ -224,17 +224,25 @@ class Worker:
     def restore(self, part: str) -> None:
         """Weights are the host's copy, else those of the checkpoint as it is now; the cache is empty.
 
-        Raises CheckpointError, EngineDead.
+        Raises CheckpointError, ConfigError for memory that is not there, EngineDead.
         """
         with self.platform.memory().guard("load" if part == "weights" else "cache"):
             if part == "weights":
                 self.model_runner.use(self._weights())
             else:
-                self.model_runner.init_cache(self._num_blocks, self._num_snapshots)
-                self.platform.memory().commit(self.model_runner.cache_tensors)
+                self._open_cache()
             self._missing.discard(part)
             if not self._missing:
                 self._warm_up(self.model_runner)
+
+    def _open_cache(self) -> None:
+        """Allocate the cache; what of it was written to is given back when there is not memory for all."""
+        self.model_runner.init_cache(self._num_blocks, self._num_snapshots)
+        try:
+            self.platform.memory().commit(self.model_runner.cache_tensors)
+        except BaseException:
+            self.model_runner.release_cache()
+            raise
 
     def _weights(self) -> Model:
         """The model that sleeps, awake; else one that is loaded again."""

@@ -70,7 +70,7 @@ def test_the_process_table(capsys: pytest.CaptureFixture[str]) -> None:
     ]
     assert " ".join(found["api-2"]) == "api HTTP on 127.0.0.1, port 8000 (python -m ferrule.launch.child api)"
     found = rows(run(capsys, "--dry-run", "--disable-frontend-multiprocessing"))
-    assert [name for name in found if not name.startswith("-")] == ["launcher"]
+    assert [name for name in found if not name.startswith(("-", "FERRULE"))] == ["launcher"]
 
 
 def test_all_values(capsys: pytest.CaptureFixture[str]) -> None:

@@ -120,7 +120,7 @@ class FrontendService(Operations, Service):
         self.resolve(request.model)
         checked = check_params(request.params, self._reader.rules)
         priority, salt = check_priority(request.priority), check_salt(request.cache_salt)
-        processors = await self._processors(request)
+        processors = await _processors(request, self._reader.rules, self._client.remote)
         count = checked.best_of
         if request.beam is not None:
             checked, count = check_beam(request.beam, request, checked, self._reader.rules), request.beam.width
@@ -220,14 +220,6 @@ class FrontendService(Operations, Service):
         if health.state != "ready":
             raise UnavailableError(f"The engine cannot take requests now: {health.state}.")
 
-    async def _processors(self, request: Generate) -> Processors:
-        """On a thread, where modules that the client names have to be imported."""
-        rules, functions = self._reader.rules, request.params.logits_processors or ()
-        found = check_functions(functions, rules, self._client.remote)
-        if request.logits_processors:
-            found += await asyncio.to_thread(check_processors, request.logits_processors, rules)
-        return found
-
     def _submit(
         self,
         request: Generate,
@@ -325,6 +317,14 @@ def open_reader(config: Resolved, plugins: Plugins, client: EngineClient, inputs
     specials = tokenizer.special_tokens if tokenizer else {}
     renderer = Renderer(config.frontend, config.limits, inputs.templates, specials, rules.max_model_len)
     return PromptReader(rules, Encoder(tokenizer) if tokenizer is not None else None, renderer)
+
+
+async def _processors(request: Generate, rules: Rules, remote: bool) -> Processors:
+    """On a thread, where modules that the client names have to be imported."""
+    found = check_functions(request.params.logits_processors or (), rules, remote)
+    if request.logits_processors:
+        found += await asyncio.to_thread(check_processors, request.logits_processors, rules)
+    return found
 
 
 def _engine_request(prompt: Prepared, **fields: Any) -> EngineRequest:

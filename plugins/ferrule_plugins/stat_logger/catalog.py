@@ -80,7 +80,8 @@ class Metric:
 
 
 def _engine(name: str, kind: str, doc: str, field: str) -> Metric:
-    return Metric(name=f"vllm:{name}", kind=kind, doc=doc, engine=lambda stats: {(): getattr(stats, field)})
+    full = name if ":" in name else f"vllm:{name}"
+    return Metric(name=full, kind=kind, doc=doc, engine=lambda stats: {(): getattr(stats, field)})
 
 
 def _choice(name: str, doc: str, buckets: tuple[float, ...], read: Callable[[RequestStats], float | None]) -> Metric:
@@ -179,12 +180,7 @@ ENGINE = (
         ),
         values=(),
     ),
-    Metric(
-        name="ferrule:engine_restarts_total",
-        kind="counter",
-        doc="Engines that have died and were started again (--engine-restarts).",
-        engine=lambda stats: {(): stats.restarts},
-    ),
+    _engine("ferrule:engine_restarts_total", "counter", "Engines that were started after one had died.", "restarts"),
     _engine("num_preemptions_total", "counter", "Preemptions of requests.", "preemptions"),
     _engine("prompt_tokens_total", "counter", "Prompt tokens of requests with a first token.", "prompt_tokens"),
     _engine(

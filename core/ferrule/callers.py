@@ -67,19 +67,19 @@ class Callers:
 
     def __init__(self, config: Config, board: Board | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         """Raises ConfigError for a file that cannot be used."""
-        self._config = config
         self._board = board or Board()
         self._clock = clock
         self._known: dict[str, int] = {}  # name → its number on the board
         self._callers: tuple[Caller, ...] = ()
-        self.read()
+        self.read(config)
 
-    def __bool__(self) -> bool:
-        return bool(self._callers)
+    def __len__(self) -> int:
+        return len(self._callers)
 
-    def read(self) -> tuple[str, ...]:
-        """Read the file again, and return the names of all keys. With a ConfigError everything stays as it was."""
-        front, limits = self._config.frontend, self._config.limits
+    def read(self, config: Config) -> tuple[str, ...]:
+        """Take the keys of a configuration, and of the file as it is now; return the names of all. With a ConfigError
+        everything stays as it was."""
+        front, limits = config.frontend, config.limits
         found = [Caller(f"key-{number}", _digest(key.encode())) for number, key in enumerate(front.api_key, 1)]
         if front.api_key_file:
             found += read_file(Path(front.api_key_file))
@@ -184,6 +184,11 @@ class Visit:
     def __init__(self, callers: Callers, name: str) -> None:
         self._callers = callers
         self.name = name
+
+    @property
+    def has_others(self) -> bool:
+        """Whether the server has more keys than this one."""
+        return len(self._callers) > 1
 
     def spend(self, tokens: int) -> None:
         self._callers.spend(self.name, tokens)

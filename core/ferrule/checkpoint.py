@@ -112,8 +112,7 @@ def read(folder: Path | str, overrides: Mapping[str, Any] | None = None, form: s
     values["dtype"] = _dtype(values)
     values.pop("torch_dtype", None)
     _unify_rope(values)
-    if file.name == mistral_params.FILE:
-        check_sizes(values, mistral_params.NAMES)
+    check_sizes(values, mistral_params.NAMES if file.name == mistral_params.FILE else {})
     return values
 
 

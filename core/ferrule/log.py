@@ -9,6 +9,7 @@ never waits.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import os
 import queue
@@ -25,6 +26,7 @@ from ferrule.errors import ConfigError
 _ROOT = "ferrule"
 _QUEUE_LINES = 8192
 _FLUSH_SECONDS = 2.0
+_STUCK_SECONDS = 0.5  # without a line written: nobody reads the pipe, and to wait on would only hold up the exit
 _FIELDS = "ferrule_fields"
 
 
@@ -83,8 +85,13 @@ def setup(level: str, process: str = "", stream: TextIO | None = None, prefix: s
     sink = _Sink(sys.stderr if stream is None else stream)
     sink.setFormatter(_Lines(process, prefix))
     root.addHandler(sink)
-    logging.getLogger(_ROOT).setLevel(level.upper())
+    set_level(level)
     atexit.register(sink.close)
+
+
+def set_level(level: str) -> None:
+    """Of Ferrule's own records, from now on."""
+    logging.getLogger(_ROOT).setLevel(level.upper())
 
 
 def setup_from(path: str) -> None:
@@ -121,6 +128,26 @@ def flush(timeout: float = _FLUSH_SECONDS) -> None:
     for handler in logging.getLogger().handlers:
         if isinstance(handler, _Sink):
             handler.drain(timeout)
+
+
+def last_words(text: str, timeout: float = 1.0) -> None:
+    """Write to stderr what a process says before it exits. A pipe that nobody reads takes `timeout` seconds of it."""
+
+    def write() -> None:
+        data = text.encode("utf-8", "backslashreplace")
+        with contextlib.suppress(OSError):
+            while data:
+                data = data[os.write(descriptor, data) :]
+
+    flush()
+    try:
+        descriptor = sys.stderr.fileno()
+    except ValueError:  # not a file
+        sys.stderr.write(text)
+        return
+    thread = threading.Thread(target=write, name="last-words", daemon=True)
+    thread.start()
+    thread.join(timeout)
 
 
 def escape(text: str) -> str:
@@ -189,20 +216,25 @@ class _Sink(logging.Handler):
         except Exception:  # a value whose __str__ raises must not end the caller
             self.handleError(record)
 
-    def drain(self, timeout: float) -> None:
-        deadline = time.monotonic() + timeout
+    def drain(self, timeout: float) -> bool:
+        """Wait until all lines are written. False when they are not after `timeout` seconds, or the stream is stuck."""
+        deadline, moved = time.monotonic() + timeout, time.monotonic()
         with self._lines.all_tasks_done:
-            while self._lines.unfinished_tasks and (left := deadline - time.monotonic()) > 0:
-                self._lines.all_tasks_done.wait(left)
+            while left := self._lines.unfinished_tasks:
+                self._lines.all_tasks_done.wait(_STUCK_SECONDS / 4)
+                now = time.monotonic()
+                if self._lines.unfinished_tasks < left:
+                    moved = now
+                if now > deadline or now - moved > _STUCK_SECONDS:
+                    return False
+        return True
 
     def close(self) -> None:
         """Write what is left, within a bound, and end the thread. Idempotent."""
         if self._thread.is_alive():
-            self.drain(_FLUSH_SECONDS)
-            try:
-                self._lines.put_nowait(None)
-            except queue.Full:  # the stream is not read: the thread ends with the process
+            if not self.drain(_FLUSH_SECONDS):  # the thread ends with the process
                 return
+            self._lines.put_nowait(None)
             self._thread.join(_FLUSH_SECONDS)
             if self._descriptor is not None:
                 os.close(self._descriptor)

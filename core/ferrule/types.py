@@ -348,7 +348,8 @@ class EngineStats(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Gauges now, and counters since start (monotone)."""
 
     running: int = 0
-    waiting: int = 0
+    waiting: int = 0  # those that are paused included
+    paused: int = 0  # get no steps, because their output is not read
     blocks_total: int = 0
     blocks_used: int = 0  # held by live requests
     blocks_cached: int = 0  # free, but holding a reusable prefix
@@ -363,6 +364,8 @@ class EngineStats(Struct, frozen=True, kw_only=True, omit_defaults=True):
     corrupted_requests: int = 0  # ended by non-finite logits or an id out of range
     stalled_seconds: float = 0.0  # work exists, but no step has ended for this long
     sleep_level: int = 0  # 0: awake
+    restarts: int = 0  # engines that have died and were followed by another; counters go on over them
+    buffered_bytes: int = 0  # that API processes keep for their clients; the engine does not know
 
     @property
     def cache_usage(self) -> float:

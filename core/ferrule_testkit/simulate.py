@@ -136,6 +136,8 @@ class World:
         )
         self.in_flight: deque[tuple[StepPlan, StepResult]] = deque()
         self.submitted = 0
+        self.pauses = random.Random(repr(setup))  # another generator, so that nothing else changes
+        self.pausing = self.pauses.choice((0.0, 0.0, 0.1, 0.4))  # chance in a step
 
     # ------------------------------------------------------------------------------------ rules
 
@@ -194,6 +196,11 @@ class World:
     def cancel(self, ids: list[str], reason: FinishReason) -> None:
         self.ledger.cancelled(ids, reason, self.scheduler.cancel(ids, reason, self.clock.now))
 
+    def pause(self, id: str, paused: bool) -> None:
+        """The client stops to read a request's output, or reads again."""
+        self.scheduler.pause(id, paused, self.clock.now)
+        self.ledger.pause(id, paused)
+
     def fail(self, id: str) -> None:
         """From now on the device returns error rows for this request."""
         self.device.failing.add(id)
@@ -208,7 +215,7 @@ class World:
         plan = self.scheduler.schedule(self.clock.now)
         self.ledger.planned(plan)
         if plan is None:
-            if self.ledger.live and not self.in_flight:
+            if self.ledger.has_work and not self.in_flight:
                 raise Violation("I10: work waits, nothing is in flight, and nothing can be planned")
             return False
         self.in_flight.append((plan, self.device.run(plan)))
@@ -236,6 +243,9 @@ class World:
             self.add(self.draw_request())
         if rng.random() < 0.08 and self.ledger.live:
             self.disturb()
+        if self.ledger.live and self.pauses.random() < self.pausing:
+            live = list(self.ledger.live)
+            self.pause(self.pauses.choice(live), self.pauses.random() < 0.5)
         begun = self.plan()
         if not begun or len(self.in_flight) >= self.limits.depth or rng.random() < 0.3:
             self.end_step()
@@ -257,6 +267,8 @@ class World:
 
     def drain(self) -> None:
         """Let everything end. Nothing may be left."""
+        for id in list(self.ledger.live):
+            self.pause(id, False)
         while self.ledger.live or self.in_flight:
             self.clock.advance(0.01)
             if not self.plan() or len(self.in_flight) >= self.limits.depth:

@@ -1,6 +1,6 @@
 """The ledger: what must hold of plans, deltas and figures, written down beside the scheduler and not in it.
 
-Numbers I1 to I18 are those of docs/engine.md. The ledger reads only what crosses the `Scheduler` interface, so it
+Numbers I1 to I19 are those of docs/engine.md. The ledger reads only what crosses the `Scheduler` interface, so it
 judges any scheduler; what is inside (blocks, queues) is judged by `Scheduler.check`, called after each step.
 """
 
@@ -59,6 +59,9 @@ class Track:
         self.num_tokens = 0
         self.num_prompt_logprobs = 0
         self.num_preemptions = 0
+        self.paused = False
+        self.gives_back = False  # its slot, since a pause: that release is not a preemption
+        self.num_unsure = 0  # pauses that may have come behind a preemption whose release was not planned yet
 
     @property
     def num_known(self) -> int:
@@ -100,6 +103,19 @@ class Ledger:
         for delta in deltas:
             require(delta.finish is reason and not delta.token_ids, f"I14: {delta.id} ended by {delta.finish}")
             self._finish(self.live[delta.id], delta)
+
+    def pause(self, id: str, paused: bool) -> None:
+        """From now on a request gets no steps, or gets them again."""
+        track = self.live[id]
+        if paused and track.slot >= 0 and not track.gives_back:
+            track.gives_back = True
+            track.num_unsure += self._may_be_late
+        track.paused = paused
+        self.quiet_steps = 0
+
+    @property
+    def has_work(self) -> bool:
+        return any(not track.paused for track in self.live.values())
 
     # ------------------------------------------------------------------------------------ plans
 
@@ -151,6 +167,9 @@ class Ledger:
         track.slot = -1
         if track.request.id not in self.live:
             return
+        if track.gives_back:
+            track.gives_back = False
+            return
         track.num_preemptions += 1
         self.preemptions += 1
         gone = set(plan.releases)
@@ -189,7 +208,7 @@ class Ledger:
         most = self.limits.max_long_partial_prefills
         passed = most < self.limits.max_num_partial_prefills and self._num_long(list(self._slots.values())) >= most
         for other in self.live.values():
-            if other.slot < 0 and not (passed and self._num_long([other])):
+            if other.slot < 0 and not other.paused and not (passed and self._num_long([other])):
                 require(self._rank(track) <= self._rank(other), f"I11: {track.request.id} overtook {other.request.id}")
 
     def _rank(self, track: Track) -> tuple[float, ...]:
@@ -205,6 +224,7 @@ class Ledger:
         require(track is not None, f"I13: {chunk.id} runs, but is not here")
         if track is None:
             return
+        require(not track.paused, f"I19: {chunk.id} runs although it is paused")
         require((chunk.slot, chunk.epoch) == (track.slot, track.epoch), f"I9: {chunk.id} runs in another's slot")
         end = chunk.start + chunk.count
         if track.next_start < 0:
@@ -239,6 +259,7 @@ class Ledger:
         for delta in deltas:
             require(delta.id in self.live, f"I13: a delta for {delta.id}, which is not here")
             track = self.live[delta.id]
+            require(not track.paused, f"I19: a delta for {delta.id}, which is paused")
             self._content(track, delta)
             if delta.finish is FinishReason.ERROR:
                 require(delta.id in failing and bool(delta.error), f"I15: {delta.id} failed for no reason")
@@ -271,8 +292,11 @@ class Ledger:
 
     def _finish(self, track: Track, delta: RequestDelta) -> None:
         id = track.request.id
-        late = delta.num_preemptions - track.num_preemptions  # the release of a preemption may not be planned yet
-        require(late in (0, 1), f"I17: {id} counts {delta.num_preemptions} preemptions, had {track.num_preemptions}")
+        late = delta.num_preemptions - track.num_preemptions  # its release may not be planned yet
+        require(
+            0 <= late <= 1 + track.num_unsure,
+            f"I17: {id} counts {delta.num_preemptions} preemptions, had {track.num_preemptions}",
+        )
         require(delta.times is not None, f"I13: {id} ended without its times")
         if delta.times is not None:
             times = [delta.times.arrival, delta.times.scheduled, delta.times.first_token, delta.times.finished]
@@ -286,7 +310,9 @@ class Ledger:
     # ------------------------------------------------------------------------------------ figures
 
     def figures(self, stats: EngineStats, has_work: bool) -> None:
-        require(has_work == bool(self.live), f"I10: has_work is {has_work} with {len(self.live)} requests")
+        require(has_work == self.has_work, f"I10: has_work is {has_work} with {len(self.live)} requests")
+        paused = sum(track.paused for track in self.live.values())
+        require(stats.paused == paused, f"I19: {stats.paused} requests count as paused, {paused} are")
         require(stats.running + stats.waiting == len(self.live), "I17: running + waiting is not what is here")
         require(stats.running <= self.limits.max_num_seqs, f"I8: {stats.running} requests run")
         used = stats.blocks_used

@@ -8,7 +8,7 @@ from ferrule.engine.loop import EngineLoop
 from ferrule.engine.scheduler import DefaultScheduler
 from ferrule.interfaces.scheduler import SchedulerLimits
 from ferrule.types import CacheGroup, EngineRequest, FinishReason, TokenSampling
-from ferrule.wire.messages import Cancel, Submit
+from ferrule.wire.messages import Cancel, Pause, Submit
 from ferrule_testkit.fakes import FakeExecutor, VirtualClock, solo
 from ferrule_testkit.simulate import load
 
@@ -72,6 +72,11 @@ def test_random_clients(policy, depth):
             inbox.append((client, Cancel((id,), reason)))
             if client == owners[id]:
                 cancelled.setdefault(id, reason)
+        if requests and rng.random() < 0.1:
+            id = rng.choice(list(requests)[-6:])
+            inbox.append((rng.choice(CLIENTS), Pause(id, step < 1200 and rng.random() < 0.7)))
+        if step == 1200:
+            inbox.extend((owners[id], Pause(id, False)) for id in requests)
         loop.step()
         scheduler.check()
     assert not scheduler.has_work()

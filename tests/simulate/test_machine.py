@@ -44,6 +44,11 @@ class SchedulerMachine(RuleBasedStateMachine):
     def spoil(self, data):
         self.world.fail(data.draw(st.sampled_from(sorted(self.world.ledger.live))))
 
+    @precondition(lambda self: self.world.ledger.live)
+    @rule(data=st.data(), paused=st.booleans())
+    def pause(self, data, paused):
+        self.world.pause(data.draw(st.sampled_from(sorted(self.world.ledger.live))), paused)
+
     @rule()
     def reset_cache(self):
         self.world.reset_cache()

@@ -8,7 +8,7 @@ from tools.architecture.source import Import, Module, Rule, Violation
 
 # Bottom first: a module of core imports from its own layer and the ones before it.
 LAYERS = (
-    ("types", "errors", "env_vllm", "env", "log"),
+    ("types", "errors", "env_vllm", "env", "log", "waiting"),
     ("plugin",),
     ("config", "checkpoint", "mistral_params", "small_files"),
     ("schema",),
@@ -34,6 +34,7 @@ NO_TORCH = frozenset(
         "env_vllm",
         "env",
         "log",
+        "waiting",
         "config",
         "checkpoint",
         "mistral_params",

@@ -1,1 +1,5 @@
-"""Drivers that put a real server under load and say how it bore it; no test of the suite depends on their figures."""
+"""Campaigns: drivers that start real servers, do bad things to them, and say what they came to.
+
+Each module is one subject, ``python -m tools.campaign.<subject>``. A run may take minutes, so `make test` has only a
+few cases of each.
+"""

@@ -21,12 +21,14 @@ from ferrule import log
 from ferrule.api.access_log import log_call
 from ferrule.api.arrivals import offered
 from ferrule.api.auth import Keys
-from ferrule.api.endpoints import GIVEN, Given
+from ferrule.api.budget import Budget
+from ferrule.api.endpoints import GIVEN, Given, reads_body
 from ferrule.api.intake import Intake, Message, Receive
 from ferrule.api.lifecycle import ClientGone, Exchange, Lifecycle
 from ferrule.api.middleware import surround
 from ferrule.api.origin import Hosts, check_origin, host_of
 from ferrule.api.paths import Entry, PathTable, access_of
+from ferrule.api.reload import Reloads
 from ferrule.api.respond import Answer, Send
 from ferrule.api.routes import assemble
 from ferrule.callers import Caller
@@ -38,6 +40,7 @@ from ferrule.interfaces.http import SCOPE_KEY, Access, RequestInfo, RouterContex
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.stats import HttpStats
 from ferrule.schema import REQUEST_ID
+from ferrule.wire.buffers import Buffers
 from ferrule.wire.doorway import Offer
 
 _MAX_QUERY_FIELDS = 64
@@ -51,12 +54,21 @@ CLOSE = "ferrule.close"  # scope["state"] key: a function that makes the connect
 _logger = log.get("api")
 
 
-def build_app(config: Config, plugins: Plugins, lifecycle: Lifecycle, hooks: HookRunner | None = None) -> ASGIApp:
+def build_app(
+    config: Config,
+    plugins: Plugins,
+    lifecycle: Lifecycle,
+    hooks: HookRunner | None = None,
+    reloads: Reloads | None = None,
+) -> ASGIApp:
     """The application with the routes of the chosen router plugins. Raises StartupError, PluginError."""
     context = RouterContext(config, plugins, lifecycle.service, lambda: lifecycle.load)
     inner, table = assemble(config, plugins, context)
     hooks = hooks or HookRunner()
     frame = Frame(config, lifecycle, inner, table, hooks)
+    if reloads is not None:
+        reloads.add("keys", frame.take_keys)
+        reloads.add("limits of bodies", frame.take_limits)
     probes = offered(table.probes, config, hooks)
     lifecycle.offer = lambda: Offer(probes, frame.keys.callers.digests)
     return surround(frame, config.frontend)
@@ -75,8 +87,17 @@ class Frame:
         self.keys = Keys(config, lifecycle.board)
         self._hosts = Hosts((*config.frontend.allowed_hosts, config.frontend.host or ""))
         self._hooks = hooks
+        self.buffers = Buffers(lifecycle.board, config.limits.max_buffered_bytes)
+        self._budget = Budget(self.buffers, lambda: len(self.keys.callers) > 1)
         self._front = config.frontend
         self._root = "/" + config.frontend.root_path.strip("/")
+
+    def take_keys(self, config: Config) -> None:
+        """Other keys from now on. Raises ConfigError: they stay as they were."""
+        self.keys.take(config)
+
+    def take_limits(self, config: Config) -> None:
+        self._config = config
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -85,14 +106,16 @@ class Frame:
             return
         start = time.monotonic()
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        intake = Intake(receive, headers, self._config.limits)
         close = scope.get("state", {}).get(CLOSE, lambda: None)
         template, status, caller = "none", 499, None
-        with self._lifecycle.exchange() as exchange:
+        with self._lifecycle.exchange() as exchange, self._budget.claim(exchange.stop) as claim:
+            intake = Intake(receive, headers, self._config.limits, self._budget, claim)
             answer = Answer(send, scope["method"], exchange, close, self._front.sse_keepalive)
+            answer.share = claim.share
             request_id = self._request_id(headers, answer)
             try:
                 entry, params, caller = self._admit(scope, headers)
+                claim.key = caller.name if caller else ""
                 if entry.body is not None:
                     self._lifecycle.work(exchange)
                 template = entry.path
@@ -171,11 +194,11 @@ class Frame:
             raise RequestError("The query string is malformed or has too many fields.") from None
         receive: Receive = intake.receive
         if entry.body is not None:
-            body, value = await exchange.run(intake.json())
-            self._check_fields(entry, value, answer)
+            given = Given(*await exchange.run(intake.json(reads_body(entry.endpoint))))
+            self._check_fields(entry, given.value, answer)
             self._lifecycle.admit(work=True)  # the body may have taken its time
-            receive = _given(body, exchange)
-            scope[GIVEN] = Given(body, value)
+            receive = _given(given.body, exchange)
+            scope[GIVEN] = given
             if "content-type" not in answer.info.headers:
                 scope["headers"] = [*scope["headers"], (b"content-type", b"application/json")]
         chosen = {"route": entry.route, "endpoint": entry.route.endpoint, "method": entry.method}

@@ -28,6 +28,11 @@ class Keys:
     def __init__(self, config: Config, board: Board | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         """Raises ConfigError."""
         self.callers = Callers(config, board, clock)
+        self.take(config)
+
+    def take(self, config: Config) -> None:
+        """The keys of this configuration, and of the file as it is now. Raises ConfigError: all stay as they were."""
+        self.callers.read(config)
         admin = config.frontend.admin_key
         self._admin = hashlib.sha256(admin.encode()).digest() if admin else None
 

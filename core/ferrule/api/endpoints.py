@@ -84,6 +84,11 @@ def endpoint_of(route: APIRoute, body: TypeAdapter[Any] | None) -> Endpoint:
     return AsyncExitStackMiddleware(request_response(respond))
 
 
+def reads_body(endpoint: Endpoint) -> bool:
+    """Whether the handler may read the bytes of its JSON body: it takes the request."""
+    return not (isinstance(endpoint, _Direct) and endpoint.request is None)
+
+
 def _is_direct(route: APIRoute) -> bool:
     """Whether FastAPI would do no more for the route than `_Direct` does."""
     needed = route.dependant  # what FastAPI has read from the handler's signature

@@ -7,7 +7,8 @@ import contextlib
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
-from ferrule.api.json_body import JsonScan, decode, scan_whole
+from ferrule.api.budget import LARGE, Budget, Claim
+from ferrule.api.json_body import JsonScan, decode, decode_large, scan_whole
 from ferrule.api.lifecycle import ClientGone, Exchange
 from ferrule.config import LimitsConfig
 from ferrule.errors import RequestError, TooLargeError, TooSlowError
@@ -20,20 +21,45 @@ _PIECE = 1 << 16  # bytes scanned without giving other requests a turn
 
 
 class Intake:
-    """Reads one request's body under the limits. `done` tells whether all of it was read."""
+    """Reads one request's body under the limits. `done` tells whether all of it was read.
 
-    def __init__(self, receive: Receive, headers: Mapping[str, str], limits: LimitsConfig) -> None:
+    `claim` is what the exchange has of the `budget`: while the body comes, its bytes; then the value's, about.
+    """
+
+    def __init__(
+        self, receive: Receive, headers: Mapping[str, str], limits: LimitsConfig, budget: Budget, claim: Claim
+    ) -> None:
+        self._budget = budget
+        self._claim = claim
         self._receive = receive
         self._headers = headers
         self._limits = limits
         self.received = 0  # bytes
         self.done = headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers
 
-    async def json(self) -> tuple[bytes, Any]:
-        """The whole body, and the value that it holds. Raises RequestError, ClientGone."""
+    async def json(self, keep: bool = True) -> tuple[bytes, Any]:
+        """The whole body, and the value that it holds; without `keep` the body is empty.
+
+        Raises RequestError, ClientGone, UnavailableError.
+        """
         self._check_headers()
-        body, scan = await self._read()
-        return body, decode(body, scan)
+        first = await self._next()
+        if self.done and len(first) <= _PIECE:
+            await self._budget.grow(self._claim, 2 * len(first))
+            scan = scan_whole(first, self._limits.max_json_depth, self._limits.max_json_values)
+            return first, decode(first, scan)
+        self._claim.reading = True
+        try:
+            body, scan = await self._read(first)
+        finally:
+            self._claim.reading = False
+        more = len(body) + scan.num_bytes - self._claim.share.size
+        if more > 0:
+            await self._budget.grow(self._claim, more)
+        value = await decode_large(body, scan)
+        kept = bytes(body) if keep else b""
+        self._budget.resize(self._claim, len(kept) + scan.num_bytes)
+        return kept, value
 
     async def receive(self) -> Message:
         """ASGI's `receive` under the limits, for handlers that read the body themselves."""
@@ -55,25 +81,32 @@ class Intake:
         if "charset" in rest and "utf-8" not in rest and "utf8" not in rest:
             raise RequestError("The body must be UTF-8.", "Content-Type")
 
-    async def _read(self) -> tuple[bytes, JsonScan]:
-        """All of the body, scanned as it arrives."""
-        first = await self._next()
-        if self.done:
-            self._count(len(first))
-            if len(first) <= _PIECE:
-                return first, scan_whole(first, self._limits.max_json_depth)
-        pieces, total, piece = [first], 0, first
-        scan = JsonScan(self._limits.max_json_depth)
+    async def _read(self, piece: bytes) -> tuple[bytearray, JsonScan]:
+        """All of the body, of which the first piece is here, scanned as it arrives."""
+        body = bytearray()
+        scan = JsonScan(self._limits.max_json_depth, self._limits.max_json_values)
         while True:
-            total += len(piece)
-            self._count(total)
+            self._count(len(body) + len(piece))
+            await self._reserve(len(body) + len(piece))
+            body += piece
             for start in range(0, len(piece), _PIECE):
                 scan.feed(piece[start : start + _PIECE])
                 await asyncio.sleep(0)
             if self.done:
-                return b"".join(pieces), scan
+                return body, scan
             piece = await self._next()
-            pieces.append(piece)
+
+    async def _reserve(self, total: int) -> None:
+        """Room for the bytes that are here; once they are a megabyte, for the whole body and as much for its value."""
+        has = self._claim.share.size
+        if total <= has:
+            return
+        if total < LARGE:
+            await self._budget.grow(self._claim, total - has)
+            return
+        length = self._headers.get("content-length", "")
+        whole = max(total, int(length) if length.isdigit() else self._limits.max_body_bytes)
+        await self._budget.grow(self._claim, min(2 * whole, self._budget.most) - has, turn=True)
 
     def _count(self, total: int) -> None:
         if total > self._limits.max_body_bytes:
@@ -94,6 +127,7 @@ class Intake:
         self.done = not message.get("more_body", False)
         body = bytes(message.get("body", b""))
         self.received += len(body)
+        self._claim.received = self.received
         return body
 
     async def watch(self, exchange: Exchange) -> None:

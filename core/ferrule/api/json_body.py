@@ -6,25 +6,32 @@ runs at the speed of `bytes` methods and can be fed as the bytes arrive.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 
 from ferrule import log
+from ferrule.api.json_turns import decode_in_turns
+from ferrule.config import LimitsConfig
 from ferrule.errors import RequestError
 from ferrule.schema import printable
 
 _logger = log.get("api")
 
-# Budget for the values of one body. A string, list or object costs 8, any other element 1: some 4 million token ids,
-# or half a million strings. It bounds the memory that decoding may take to a small multiple of the largest body.
-MAX_COST = 1 << 22
-_COST = 8
+# What values cost, in the unit that `max_values` limits: a number 1, a string 4, a list or object 8. It bounds the
+# memory and the time that decoding may take, whatever the size of the body.
+_STRING_COST = 4
+_INNER_COST = 8
+_VALUE_BYTES = 40  # that a unit of cost takes as Python's objects: a number with its place in a list
+_SMALL = 1 << 18  # bytes of a body that is decoded at once
+_MAX_NAMED = 1 << 20  # bytes of a body in which the place of a bad number is looked for
 _MAX_REPEATED = 16  # repeated fields that are named
 _MAX_COMPARED = 1 << 16  # bytes of a body that is searched for repeated fields
 _INT_DIGITS = 19  # digits of the largest 64-bit integer
@@ -44,9 +51,12 @@ _OPENING = frozenset(b"[{")
 class JsonScan:
     """Feed it a body in pieces; it raises RequestError as soon as a limit is passed."""
 
-    def __init__(self, max_depth: int) -> None:
+    def __init__(self, max_depth: int, max_values: int = LimitsConfig.max_json_values) -> None:
         self.has_long_int = False  # an integer that does not fit in 64 bits was seen outside strings
         self._max_depth = max_depth
+        self._max_values = max_values
+        self._num_text = 0  # bytes of strings
+        self._width = 1  # bytes that Python may need for a character
         self._depth = 0
         self._cost = 0
         self._in_string = False
@@ -58,22 +68,33 @@ class JsonScan:
             self._feed_plain(piece)
         else:
             self._feed_escaped(piece)
-        if self._cost > MAX_COST:
-            raise RequestError("The body holds too many values.")
+        if self._cost > self._max_values:
+            raise RequestError(
+                f"The body holds too many values: at most {self._max_values} numbers, of which a string counts as four "
+                "and a list or object as eight (--max-json-values)."
+            )
+        if self._width < 4 and not (piece.isascii() and b"\\u" not in piece):
+            self._width = 4
+
+    @property
+    def num_bytes(self) -> int:
+        """What the value will take in memory, about."""
+        return self._cost * _VALUE_BYTES + self._num_text * self._width
 
     def _feed_plain(self, piece: bytes) -> None:
         """Without escapes every quotation mark begins or ends a string."""
         parts = piece.split(b'"')
-        self._between(b"".join(parts[self._in_string :: 2]))
-        self._cost += _COST * ((len(parts) - self._in_string) // 2)
+        self._between(b"".join(parts[self._in_string :: 2]), len(piece))
+        self._cost += _STRING_COST * ((len(parts) - self._in_string) // 2)
         self._in_string ^= len(parts) % 2 == 0
 
     def _feed_escaped(self, piece: bytes) -> None:
+        length = len(piece)
         if self._in_string:
             piece = self._after_string(piece)
         parts = _STRING.split(piece)  # what stands between strings, alternating with the group
-        self._between(b"".join(parts[::2]))
-        self._cost += _COST * (len(parts) // 2)
+        self._between(b"".join(parts[::2]), length)
+        self._cost += _STRING_COST * (len(parts) // 2)
         if len(parts) > 1 and parts[-2] is not None:
             self._after_string(parts[-2])
 
@@ -87,13 +108,14 @@ class JsonScan:
         self._escaped = self._escaped or piece[place : place + 1] == b"\\"  # the last byte
         return piece[place + 1 :]
 
-    def _between(self, text: bytes) -> None:
-        """What stands outside strings."""
+    def _between(self, text: bytes, length: int) -> None:
+        """What stands outside strings, in a piece of `length` bytes."""
+        self._num_text += length - len(text)
         self._cost += text.count(b",")
         for byte in text.translate(None, _NOT_BRACKETS):
             if byte in _OPENING:
                 self._depth += 1
-                self._cost += _COST
+                self._cost += _INNER_COST
                 if self._depth > self._max_depth:
                     raise RequestError(f"The body is nested deeper than {self._max_depth} levels.")
             else:
@@ -114,9 +136,9 @@ def _exceeds(text: bytes) -> bool:
     return False
 
 
-def scan_whole(body: bytes, max_depth: int) -> JsonScan:
+def scan_whole(body: bytes, max_depth: int, max_values: int = LimitsConfig.max_json_values) -> JsonScan:
     """Scan a body that is here as a whole; the common small one costs a few microseconds."""
-    scan = JsonScan(max_depth)
+    scan = JsonScan(max_depth, max_values)
     if len(body) > 1 << 16 or body.count(b"[") + body.count(b"{") > max_depth or _LONG_INT.search(body):
         scan.feed(body)
     return scan
@@ -127,10 +149,31 @@ _UNFIT = object()
 _raw_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-def decode(body: bytes, scan: JsonScan) -> Any:
+def decode(body: bytes | bytearray, scan: JsonScan) -> Any:
     """The value. Raises RequestError; the message never repeats a value of the client's."""
-    try:
+    with _refusing(body):
         value = _decoder.decode(body)
+    return _checked(value, body, scan)
+
+
+async def decode_large(body: bytes | bytearray, scan: JsonScan) -> Any:
+    """As `decode`, with turns for others."""
+    if len(body) <= _SMALL:
+        return decode(body, scan)
+    turns = decode_in_turns(body)
+    with _refusing(body):
+        while True:
+            try:
+                next(turns)
+            except StopIteration as end:
+                return _checked(end.value, body, scan)
+            await asyncio.sleep(0)
+
+
+@contextmanager
+def _refusing(body: bytes | bytearray) -> Iterator[None]:
+    try:
+        yield
     except UnicodeDecodeError:
         raise RequestError("The body is not valid UTF-8.") from None
     except msgspec.DecodeError as error:
@@ -139,6 +182,9 @@ def decode(body: bytes, scan: JsonScan) -> Any:
         raise RequestError(_syntax(body)) from None
     except RecursionError:
         raise RequestError("The body is nested too deeply.") from None
+
+
+def _checked(value: Any, body: bytes | bytearray, scan: JsonScan) -> Any:
     if scan.has_long_int:
         raise _unfit(body)
     if len(body) <= _MAX_COMPARED and (names := _repeated(body)):
@@ -146,7 +192,7 @@ def decode(body: bytes, scan: JsonScan) -> Any:
     return value
 
 
-def _unfit(body: bytes) -> RequestError:
+def _unfit(body: bytes | bytearray) -> RequestError:
     """Name the place of a number that does not fit in 64 bits; in a large body only the field."""
     if len(body) <= _MAX_COMPARED:
         try:
@@ -154,13 +200,15 @@ def _unfit(body: bytes) -> RequestError:
         except ValueError:  # what follows the number is not JSON, or not UTF-8
             return RequestError(_syntax(body))
         place = next(_places(found, ""), "")
+    elif len(body) > _MAX_NAMED:
+        place = ""
     else:
         place = next((printable(name) for name, raw in _fields(body) if _exceeds(_STRING.sub(b"", bytes(raw)))), "")
     what = "integers must fit in 64 bits, and other numbers in a float"
     return RequestError(f"{place}: {what}." if place else f"{what.capitalize()}.", place or None)
 
 
-def _fields(body: bytes) -> Iterable[tuple[str, msgspec.Raw]]:
+def _fields(body: bytes | bytearray) -> Iterable[tuple[str, msgspec.Raw]]:
     try:
         return _raw_fields.decode(body).items()
     except ValueError:  # not an object, or names that are not UTF-8
@@ -198,7 +246,7 @@ def _distinct(pairs: list[tuple[str, Any]]) -> None:
 _repetitions = json.JSONDecoder(object_pairs_hook=_distinct)
 
 
-def _repeated(body: bytes) -> list[str]:
+def _repeated(body: bytes | bytearray) -> list[str]:
     """Names that an object holds more than once."""
     try:
         _repetitions.decode(body.decode())
@@ -207,7 +255,7 @@ def _repeated(body: bytes) -> list[str]:
     return []
 
 
-def _named(body: bytes) -> list[str]:
+def _named(body: bytes | bytearray) -> list[str]:
     found: set[str] = set()
 
     def note(pairs: list[tuple[str, Any]]) -> None:
@@ -217,7 +265,7 @@ def _named(body: bytes) -> list[str]:
     return [printable(name) for name in sorted(found)[:_MAX_REPEATED]]
 
 
-def _syntax(body: bytes) -> str:
+def _syntax(body: bytes | bytearray) -> str:
     if not body.strip():
         return "The body is empty; a JSON object is expected."
     if body.startswith(b"\xef\xbb\xbf"):

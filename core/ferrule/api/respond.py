@@ -10,11 +10,13 @@ from ferrule.api.errors import Failure, failure_of, log_unexpected
 from ferrule.api.intake import Message
 from ferrule.api.lifecycle import ClientGone, Exchange
 from ferrule.interfaces.http import EventStream, RequestInfo, encode
+from ferrule.wire.buffers import Share
 
 Send = Callable[[Message], Awaitable[None]]
 
 _DONE = b"data: [DONE]\n\n"
 _PING = b": ping\n\n"
+_PIECE = 1 << 16  # bytes of a body that are handed to the connection at once
 
 
 class Answer:
@@ -24,6 +26,7 @@ class Answer:
     so that no proxy takes it for dead; 0: never.
     """
 
+    share: Share | None = None  # where what is being sent is counted
     info: RequestInfo  # set before a handler is called
     route = "a request"  # what it answers, for the log, and what logs that its router failed
     log_fault: Callable[[str], None] = staticmethod(log_unexpected)
@@ -50,9 +53,26 @@ class Answer:
         elif message["type"] == "http.response.body":
             body = b"" if self._head else message.get("body", b"")
             self.sent += len(body)
-            self._exchange.answered = not message.get("more_body", False)
+            more = bool(message.get("more_body", False))
+            if len(body) > _PIECE:
+                body = await self._send_pieces(body)
+            self._exchange.answered = not more
             message = {**message, "body": body}
         await self._send(message)
+
+    async def _send_pieces(self, body: bytes) -> bytes:
+        """Send a large body while the client reads it; returns the last piece of it. It is counted until then."""
+        if self.share is not None:
+            self.share.grow(len(body))
+        last = (len(body) - 1) // _PIECE * _PIECE
+        try:
+            for start in range(0, last, _PIECE):
+                piece = body[start : start + _PIECE]
+                await self._send({"type": "http.response.body", "body": piece, "more_body": True})
+        finally:
+            if self.share is not None:
+                self.share.grow(-len(body))
+        return body[last:]
 
     async def write(self, data: bytes, more: bool = True) -> None:
         await self.send({"type": "http.response.body", "body": data, "more_body": more})

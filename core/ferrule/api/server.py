@@ -9,7 +9,7 @@ import signal
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import uvicorn
@@ -22,6 +22,7 @@ from ferrule.api.arrivals import Arrivals
 from ferrule.api.lifecycle import DEAD, Lifecycle
 from ferrule.api.loop_guard import LoopGuard
 from ferrule.api.protocol import protocol_class
+from ferrule.api.reload import Reloads
 from ferrule.config import Config
 from ferrule.errors import FerruleError, StartupError, UnavailableError
 from ferrule.hooks import HookRunner
@@ -35,6 +36,7 @@ Connect = Callable[[], Awaitable[Service]]
 _WATCH_SECONDS = 0.2  # between two looks at the engine's health
 _LAST_WORDS = 1.0  # seconds that a dead server answers 503 before it goes
 _FLUSH = 3.0  # seconds to send the last errors and to close connections
+_SHORT_FLUSH = 1.0  # the same after a second signal
 
 _logger = log.get("api")
 
@@ -46,6 +48,7 @@ class Front:
     lifecycle: Lifecycle
     app: ASGIApp
     context: ssl.SSLContext | None
+    reloads: Reloads = field(default_factory=Reloads)
 
 
 def open_front(config: Config, plugins: Plugins, board: Board | None = None, hooks: HookRunner | None = None) -> Front:
@@ -54,19 +57,30 @@ def open_front(config: Config, plugins: Plugins, board: Board | None = None, hoo
     Raises ConfigError, and PluginError for routers that cannot be served.
     """
     lifecycle = Lifecycle(board)
-    app = build_app(config, plugins, lifecycle, hooks)
-    return Front(lifecycle, app, tls.context_of(config.frontend))
+    reloads = Reloads()
+    app = build_app(config, plugins, lifecycle, hooks, reloads)
+    if context := tls.context_of(config.frontend):
+        reloads.add("certificates", lambda _: tls.reload(context, config.frontend))
+    reloads.add("log levels of HTTP", access_log.set_level)
+    return Front(lifecycle, app, context, reloads)
 
 
 async def serve(
-    config: Config, front: Front, listener: socket.socket | None, connect: Connect, doorway: Doorway | None = None
+    config: Config,
+    front: Front,
+    listener: socket.socket | None,
+    connect: Connect,
+    reread: Callable[[], Config] | None = None,
+    doorway: Doorway | None = None,
 ) -> int:
-    """Serve until a signal or the engine's death; return the process's exit status, 0 only for a clean end.
+    """Serve until a signal or the engine's death; return the process's exit status: 0 for a clean end, 1 after a death,
+    128 + the signal when it came before the engine was ready, or a second one cut the drain short.
+
 
     Connections come from `listener`, and from the launcher's door, if it has one.
     `connect` is awaited once, while the server already answers 503 "starting"; it returns the service when the
     engine is ready, and raises StartupError or EngineDead when that will never be. Raises what `connect` raised as
-    StartupError.
+    StartupError. `reread` reads the configuration at SIGHUP; None: that signal keeps its meaning.
     """
     lifecycle, context = front.lifecycle, front.context
     arrivals = Arrivals(doorway, lifecycle) if doorway is not None else None
@@ -79,7 +93,7 @@ async def serve(
     if context and config.frontend.enable_ssl_refresh:
         beside.append(asyncio.create_task(tls.refresh(context, config.frontend)))
     try:
-        with stop.on_signals():
+        with stop.on_signals(), front.reloads.on_hangup(reread) if reread else contextlib.nullcontext():
             await _first(stop.asked.wait(), lifecycle.died.wait(), asyncio.shield(running))
             if lifecycle.state == DEAD:
                 await _after_death(config, stop)
@@ -87,16 +101,18 @@ async def serve(
                 await _drain(config, lifecycle, stop)
         lifecycle.cut(UnavailableError("The server is shutting down."))
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(lifecycle.quiet(), _FLUSH)
+            await asyncio.wait_for(lifecycle.quiet(), _SHORT_FLUSH if stop.insisted.is_set() else _FLUSH)
     finally:
         for task in (*beside, opening):
             task.cancel()
-        server.should_exit = True
+        server.should_exit, server.force_exit = True, stop.insisted.is_set()
         await running
         guard.close()
     if opening.done() and not opening.cancelled() and isinstance(opening.exception(), StartupError):
         opening.result()
-    return 1 if lifecycle.state == DEAD else 0
+    if lifecycle.state == DEAD:
+        return 1
+    return 0 if lifecycle.live.attached and not stop.insisted.is_set() else 128 + stop.number
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -110,21 +126,23 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 class Stop:
-    """SIGTERM or SIGINT: the first asks, the second insists."""
+    """SIGTERM, SIGINT or SIGQUIT: the first asks, the second insists."""
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()
         self.insisted = asyncio.Event()
+        self.number = 0  # of the last signal
 
-    def signal(self) -> None:
+    def signal(self, number: int) -> None:
+        self.number = number
         (self.insisted if self.asked.is_set() else self.asked).set()
 
     @contextlib.contextmanager
     def on_signals(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
-        numbers = (signal.SIGTERM, signal.SIGINT)
+        numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
         for number in numbers:
-            loop.add_signal_handler(number, self.signal)
+            loop.add_signal_handler(number, self.signal, number)
         try:
             yield
         finally:

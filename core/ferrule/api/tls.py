@@ -48,6 +48,14 @@ def _made(front: FrontendConfig) -> ssl.SSLContext:
     return create_ssl_context(*files, ssl.PROTOCOL_TLS_SERVER, *options)
 
 
+def reload(context: ssl.SSLContext, front: FrontendConfig) -> None:
+    """Take the files as they are now for new connections. Raises OSError, and keeps the old ones then."""
+    _made(front)  # tried first: a context that was given half of a pair would serve nobody
+    context.load_cert_chain(str(front.ssl_certfile), front.ssl_keyfile, _NO_PASSPHRASE)
+    if front.ssl_ca_certs:
+        context.load_verify_locations(front.ssl_ca_certs)
+
+
 async def refresh(context: ssl.SSLContext, front: FrontendConfig) -> None:
     """Take changed files for new connections, for ever. What does not fit is said, and the old ones stay in use.
 
@@ -62,10 +70,7 @@ async def refresh(context: ssl.SSLContext, front: FrontendConfig) -> None:
             continue
         used = now
         try:
-            _made(front)  # tried first: a context that was given half of a pair would serve nobody
-            context.load_cert_chain(str(front.ssl_certfile), front.ssl_keyfile, _NO_PASSPHRASE)
-            if front.ssl_ca_certs:
-                context.load_verify_locations(front.ssl_ca_certs)
+            reload(context, front)
             _logger.info("TLS: the changed certificate files are in use")
         except OSError as error:
             _logger.error("TLS: the changed certificate files do not work, the old ones stay in use: %s", error)

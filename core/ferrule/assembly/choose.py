@@ -49,6 +49,7 @@ class Choice:
     method: QuantizationMethod | None
     load_options: Mapping[str, Any]  # of `WeightSource.tensors`
     cache_scales: CacheScales
+    load_timeout: float = 0.0  # seconds without a tensor after which loading is given up; 0: never
 
 
 class Chooser:
@@ -67,7 +68,10 @@ class Chooser:
         """
         if wanted is None:
             chosen = load_first(self._plugins, kind, order, refuses)
-            self.notes += [f"{kind} {name} refused: {reason}" for name, reason in chosen.refusals]
+            for refused, why in chosen.refusals:
+                self.notes.append(f"{kind} {refused} refused: {why}")
+                if why.startswith("--"):  # what the user has set decides this, perhaps without wanting it
+                    _log.warning("%s %s is used in place of %s: %s", kind, chosen.name, refused, why)
             return chosen.name
         reason = refuses(self._plugins.load(kind, wanted))
         if reason is not None:
@@ -122,6 +126,7 @@ class Chooser:
             cache_scales=CacheScales.of(
                 config.model.quantization_param_path, config.cache.kv_cache_dtype, config.cache.calculate_kv_scales
             ),
+            load_timeout=config.load.load_timeout,
         )
 
     def attention(self, config: Resolved, choice: Choice, model: Model) -> tuple[str, AttentionBackend]:

@@ -6,9 +6,11 @@ import os
 import time
 from dataclasses import dataclass
 from dataclasses import replace as replaced
+from pathlib import Path
 
 from msgspec.structs import replace
 
+from ferrule.assembly.integrity import verify
 from ferrule.assembly.limits import scheduler_limits
 from ferrule.config import Resolved
 from ferrule.config.chosen import chosen_plugins
@@ -55,6 +57,8 @@ def build_engine(config: Resolved, plugins: Plugins, channel: Channel, executor:
 
 
 def _built(config: Resolved, plugins: Plugins, channel: Channel, executor: Executor) -> Engine:
+    if config.load.verify_weights:
+        verify(Path(config.model.model))
     policy: SchedulingPolicy = plugins.make("policy", config.scheduler.scheduling_policy)
     info = executor.start(config, plugins)
     try:

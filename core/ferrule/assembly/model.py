@@ -12,7 +12,7 @@ more than one layer is there in both forms; `pack` then finds it done.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -32,6 +32,9 @@ from ferrule.interfaces.platform import Platform
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.quantization import Quantizable
 from ferrule.types import ModelInfo
+from ferrule.waiting import Progress, waiting
+
+_TOO_SLOW = "See --load-timeout: it counts from the last tensor that came."
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,8 @@ def load_model(config: Resolved, plugins: Plugins) -> Loaded:
         attention_name, attention = chooser.attention(config, choice, model)
         open_weights = chooser.weight_format(config)
         num_parameters = sum(parameter.numel() for parameter in _parameters(model).values())  # `pack` empties some
+        if choice.method is None:
+            device.platform.memory().check_weights(sum(tensor.nbytes for tensor in weight_tensors(model)))
         note = fill(model, choice, open_weights())
         pack(model)
     chooser.notes += [note] if note else []
@@ -167,8 +172,9 @@ def fill(model: Model, choice: Choice, source: WeightSource) -> str | None:
     """
     folder, asked = choice.context.folder, set(_parameters(model))
     try:
-        with torch.no_grad():
-            tensors = choice.cache_scales.without(source.tensors(folder, model, choice.load_options))
+        with torch.no_grad(), waiting(f"the weights in {folder}", choice.load_timeout, _TOO_SLOW) as progress:
+            tensors = _told(source.tensors(folder, model, choice.load_options), progress)
+            tensors = choice.cache_scales.without(tensors)
             tensors = tensors if choice.method is None else choice.method.decoded(tensors)
             filled = model.load_weights(choice.device.platform.memory().loading(model, tensors))
     except CheckpointError as error:
@@ -182,11 +188,18 @@ def fill(model: Model, choice: Choice, source: WeightSource) -> str | None:
     return choice.cache_scales.give(model)
 
 
+def _told(tensors: Iterable[tuple[str, torch.Tensor]], progress: Progress) -> Iterator[tuple[str, torch.Tensor]]:
+    for number, (name, tensor) in enumerate(tensors, 1):
+        progress.step(f"tensor {number}, {name}")
+        yield name, tensor
+
+
 def pack(model: Model) -> None:
     """Have every part of a filled model lay its weights out for the kernels that read them."""
-    for part in model.modules() if isinstance(model, torch.nn.Module) else ():
-        if isinstance(part, Packable):
-            part.pack()
+    with waiting("the weights to be laid out for the kernels"):
+        for part in model.modules() if isinstance(model, torch.nn.Module) else ():
+            if isinstance(part, Packable):
+                part.pack()
 
 
 def _parameters(model: Model) -> dict[str, torch.Tensor]:

@@ -4,37 +4,58 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from itertools import chain
 from typing import Any
 
 from msgspec.structs import replace
 
+from ferrule import log
 from ferrule.client.base import EngineClient
+from ferrule.client.figures import past_of, with_past
+from ferrule.config import LimitsConfig
 from ferrule.errors import EngineDead, ForbiddenError, RequestError, RequestFailed
 from ferrule.interfaces.service import Health
 from ferrule.types import EngineRequest, EngineStats, FinishReason, RequestDelta
-from ferrule.wire.board import CHECKED, Board
-from ferrule.wire.messages import Call, CallReply, Cancel, Deltas, Fatal, FromEngine, Ready, Submit, ToEngine
+from ferrule.wire.board import CHECKED, READY, Board
+from ferrule.wire.buffers import Buffers
+from ferrule.wire.messages import Call, CallReply, Cancel, Deltas, Fatal, FromEngine, Pause, Ready, Submit, ToEngine
+
+_LOST = "A message between the server's processes was lost; this request cannot be finished."
+_RESTARTING = "The engine has stopped and is being started again."
+_MAX_UNREAD = 32 << 10  # bytes of deltas, about, that may wait for their reader while the request gets steps
+_PATIENCE = 0.1  # seconds for which more may wait: the reader's turn on the event loop may be next
+
+_logger = log.get("client")
 
 
 class DeltaStream(AsyncIterator[RequestDelta]):
     """One request's deltas; those that have come since the last was read are one. So a process that lags behind the
     engine does less for each token. `aclose` before the terminal one cancels the request.
+
+    When nobody reads, the engine pauses the request until all deltas that are here have been read. `request` is kept
+    where it may be submitted again, until the first delta.
     """
 
-    __slots__ = ("_client", "_done", "_error", "_id", "_items", "_waiter")
+    __slots__ = ("_client", "_done", "_error", "_id", "_items", "_paused", "_since", "_unread", "_waiter", "request")
 
-    def __init__(self, client: DemuxClient, request_id: str) -> None:
+    def __init__(self, client: DemuxClient, request_id: str, request: EngineRequest | None = None) -> None:
+        self.request = request
         self._client = client
         self._id = request_id
         self._items: list[RequestDelta] = []
         self._waiter: asyncio.Future[None] | None = None
         self._error: EngineDead | None = None
         self._done = False
+        self._paused = False
+        self._since = 0.0  # when the first of `_items` came
+        self._unread = client.buffers.share()
 
     async def __anext__(self) -> RequestDelta:
+        if self._paused and not self._items:
+            self._pause(False)
         while not self._items:
             if self._error is not None:
                 raise self._error
@@ -46,12 +67,29 @@ class DeltaStream(AsyncIterator[RequestDelta]):
             finally:
                 self._waiter = None
         items, self._items = self._items, []
+        self._unread.close()
         return items[0] if len(items) == 1 else _joined(items)
 
     def push(self, delta: RequestDelta) -> None:
+        self.request = None
+        now = time.monotonic()
+        if not self._items:
+            self._since = now
         self._items.append(delta)
+        self._unread.grow(_weight(delta))
         self._done = delta.finish is not None
         self._wake()
+        excess = self._unread.size > _MAX_UNREAD or self._client.buffers.full
+        if excess and now - self._since > _PATIENCE and not (self._paused or self._done):
+            self._pause(True)
+
+    def _pause(self, paused: bool) -> None:
+        self._paused = paused
+        self._client.pause(self._id, paused)
+
+    def end(self, reason: FinishReason, error: str | None = None) -> None:
+        """The last delta, in place of the engine's."""
+        self.push(RequestDelta(self._id, finish=reason, error=error))
 
     def fail(self, error: EngineDead) -> None:
         self._error = error
@@ -65,7 +103,16 @@ class DeltaStream(AsyncIterator[RequestDelta]):
         """Idempotent."""
         if not self._done and self._error is None:
             self._done = True
+            self._unread.close()
             self._client.forget(self._id)
+
+
+def _weight(delta: RequestDelta) -> int:
+    """Bytes that a delta takes, about."""
+    entries = delta.logprobs or delta.prompt_logprobs
+    top = len(entries[0].top) if entries else 0
+    num_entries = len(delta.logprobs) + len(delta.prompt_logprobs)
+    return 240 + 40 * len(delta.token_ids) + num_entries * (100 + 120 * top)
 
 
 def _joined(deltas: Sequence[RequestDelta]) -> RequestDelta:
@@ -78,16 +125,30 @@ def _joined(deltas: Sequence[RequestDelta]) -> RequestDelta:
 class DemuxClient(EngineClient):
     """Subclasses carry messages: `_post` sends one, and they call `_dispatch` with what comes back.
 
-    `watchdog` is the time in seconds after which an engine that makes no progress is ended.
+    `watchdog` is the time in seconds after which an engine that makes no progress is ended. With `restarts` another
+    engine may follow one that has died (`lose`): requests that it has said nothing of are then submitted to the next,
+    once. One that is itself the cause cannot take down engine after engine. When this process keeps `max_buffered`
+    bytes, requests whose output waits to be read are paused however little it is.
     """
 
-    def __init__(self, board: Board | None = None, watchdog: float = 120.0) -> None:
+    def __init__(
+        self,
+        board: Board | None = None,
+        watchdog: float = 120.0,
+        restarts: bool = False,
+        max_buffered: int = LimitsConfig.max_buffered_bytes,
+    ) -> None:
         self.board = board or Board()
+        self.buffers = Buffers(self.board, max_buffered)
         self._watchdog = watchdog
+        self._restarts = restarts
+        self._lost = False  # the engine has died, and the next one has not answered
         self._streams: dict[str, DeltaStream] = {}
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._numbers = itertools.count(1)
         self._stats = EngineStats()
+        self._past = EngineStats()  # what the engines that have died had counted
+        self._served = 0.0  # what the board said of this process when it lost its engine
         self._dead: EngineDead | None = None
         self._ready = asyncio.Event()
 
@@ -102,14 +163,23 @@ class DemuxClient(EngineClient):
     def generate(self, request: EngineRequest) -> DeltaStream:
         if self._dead is not None:
             raise self._dead
-        stream = DeltaStream(self, request.id)
+        stream = DeltaStream(self, request.id, request if self._restarts else None)
         self._streams[request.id] = stream
-        self._post(Submit(request))
+        if not self._lost:  # else it is submitted with those that wait for the next engine
+            self._post(Submit(request))
         return stream
 
     def cancel(self, ids: Sequence[str], reason: FinishReason = FinishReason.ABORT) -> None:
-        if self._dead is None and ids:
+        if self._lost:
+            for stream in filter(None, [self._streams.pop(id, None) for id in ids]):
+                stream.end(reason)
+        elif self._dead is None and ids:
             self._post(Cancel(tuple(ids), reason))
+
+    def pause(self, request_id: str, paused: bool) -> None:
+        """Let the engine give a request no steps, or steps again."""
+        if self._dead is None and not self._lost and request_id in self._streams:
+            self._post(Pause(request_id, paused))
 
     def forget(self, request_id: str) -> None:
         """Cancel, and drop what still comes."""
@@ -117,8 +187,8 @@ class DemuxClient(EngineClient):
             self.cancel([request_id])
 
     async def call(self, name: str, *args: Any) -> Any:
-        if self._dead is not None:
-            raise self._dead
+        if self._dead is not None or self._lost:
+            raise self._dead or EngineDead(_RESTARTING)
         number = next(self._numbers)
         reply = self._calls[number] = asyncio.get_running_loop().create_future()
         self._post(Call(number, name, args))
@@ -131,7 +201,7 @@ class DemuxClient(EngineClient):
         if self._dead is not None:
             return Health(state="dead", detail=str(self._dead))
         if not self._ready.is_set():
-            return Health(state="starting")
+            return Health(state="starting", detail=_RESTARTING if self._lost else "")
         if waits := self.board.stalled(self._watchdog):
             return Health(state="stalled", detail=f"The engine has made no progress for {waits:.0f} s.")
         return Health(state="ready" if self.board.ready else "starting")
@@ -149,19 +219,65 @@ class DemuxClient(EngineClient):
         """Latch the first cause and end everything that waits."""
         if self._dead is not None:
             return
-        self._dead = EngineDead(message)
-        for stream in self._streams.values():
-            stream.fail(self._dead)
+        self._dead, self._lost = EngineDead(message), False
+        self._end_all(self._dead, ())
+        self._ready.set()
+
+    def lose(self, message: str) -> None:
+        """The engine has died, and another one may follow: what it has said nothing of waits for that one."""
+        self._lost = True
+        self._ready.clear()
+        self._served = self._served or self.board.get(READY, self.board.row)
+        self.board.put(READY, 0.0)
+        self._stats = self._past = past_of(self._stats)
+        self._end_all(EngineDead(message), [id for id, stream in self._streams.items() if stream.request is not None])
+
+    def _end_all(self, error: EngineDead, kept: Collection[str]) -> None:
+        """End everything that waits for the engine but the streams of `kept`."""
+        streams, self._streams = self._streams, {id: self._streams[id] for id in kept}
+        for id, stream in streams.items():
+            if id not in self._streams:
+                stream.fail(error)
         for reply in self._calls.values():
             if not reply.done():
-                reply.set_exception(self._dead)
-        self._streams.clear()
+                reply.set_exception(error)
+
+    def _fail_all(self) -> None:
+        """A message was lost, and nobody knows whose: everything that waits ends with an error."""
+        _logger.error(
+            "a message between this process and the engine was lost: open requests end", open=len(self._streams)
+        )
+        streams, self._streams = self._streams, {}
+        self.cancel(list(streams))
+        for stream in streams.values():
+            stream.end(FinishReason.ERROR, _LOST)
+        for reply in self._calls.values():
+            if not reply.done():
+                reply.set_exception(RequestFailed(_LOST))
+
+    def probe(self) -> None:
+        """To be called every second: what waits must hear of a message that was lost, though nothing follows it."""
+        if not self._lost and self._dead is None and (self._streams or self._calls):
+            self._post(Call(0, "stats"))
+
+    def _found(self, ready: Ready) -> None:
+        """An engine has answered: the first one, or the one that follows one that died."""
+        self.info, self.num_blocks = ready.info, ready.num_blocks
         self._ready.set()
+        if self._lost:
+            self._lost = False
+            _logger.info("another engine serves", submitted_again=len(self._streams))
+            for stream in self._streams.values():
+                if stream.request is not None:
+                    self._post(Submit(stream.request))
+                    stream.request = None
+            self.board.put(READY, self._served)
+            self._served = 0.0
 
     def _dispatch(self, message: FromEngine) -> None:
         if isinstance(message, Deltas):
             if message.stats is not None:
-                self._stats = message.stats
+                self._stats = with_past(self._past, message.stats)
             for delta in message.deltas:
                 find = self._streams.get if delta.finish is None else self._streams.pop
                 if (stream := find(delta.id, None)) is not None:
@@ -175,7 +291,8 @@ class DemuxClient(EngineClient):
                     kind = {500: RequestFailed, 403: ForbiddenError}.get(message.status, RequestError)
                     reply.set_exception(kind(message.error))
         elif isinstance(message, Ready):
-            self.info, self.num_blocks = message.info, message.num_blocks
-            self._ready.set()
+            self._found(message)
         elif isinstance(message, Fatal):
             self.die(message.message)
+        else:
+            self._fail_all()

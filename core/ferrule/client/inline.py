@@ -22,7 +22,7 @@ class InlineClient(DemuxClient):
     """
 
     def __init__(self, config: Resolved, plugins: Plugins, *, checked: bool = True) -> None:
-        super().__init__(watchdog=config.parallel.watchdog_timeout)
+        super().__init__(None, config.parallel.watchdog_timeout, max_buffered=config.limits.max_buffered_bytes)
         if checked:
             self.begin_loading()
         self._channel = QueueChannel(self._deliver)
@@ -71,5 +71,5 @@ class InlineClient(DemuxClient):
 
     async def close(self) -> None:
         self._stop.set()
-        await asyncio.to_thread(self._thread.join, 10.0)
+        await asyncio.to_thread(self._thread.join, 10.0 if self._ready.is_set() else 1.0)  # loading does not look
         self.die("The engine client was closed.")

@@ -1,4 +1,4 @@
-"""The engine in another process: a client of its socket, and a pipe that ends when it dies."""
+"""The engine in another process: a client of its socket, and a lifeline that ends when it dies."""
 
 from __future__ import annotations
 
@@ -7,24 +7,53 @@ import os
 from pathlib import Path
 
 from ferrule.client.demux import DemuxClient
-from ferrule.wire.board import Board
+from ferrule.config import LimitsConfig
+from ferrule.wire import lifeline
+from ferrule.wire.board import ENGINE_NUMBER, Board
 from ferrule.wire.engine_socket import ClientSocket
 from ferrule.wire.messages import Call, ToEngine
 
+_PROBE = 1.0  # seconds between two messages while something waits
+_POLL = 0.02  # seconds between two looks at what the launcher says of the next engine
+
 
 class ProcessClient(DemuxClient):
-    """`alive_fd` is the read end of a pipe whose only writer is the engine: its end is the engine's end."""
+    """`path` is the socket of the first engine. With `restarts` the board tells when another one follows, and which."""
 
     remote = True
 
-    def __init__(self, path: Path, alive_fd: int, board: Board | None = None, watchdog: float = 120.0) -> None:
-        super().__init__(board, watchdog)
-        self._socket: ClientSocket | None = ClientSocket(path, b"api-%d" % self.board.row)
-        self._alive_fd = alive_fd
+    def __init__(
+        self,
+        path: Path,
+        board: Board | None = None,
+        watchdog: float = 120.0,
+        restarts: bool = False,
+        max_buffered: int = LimitsConfig.max_buffered_bytes,
+    ) -> None:
+        super().__init__(board, watchdog, restarts, max_buffered)
+        self._path = path
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(alive_fd, self._on_engine_end)
+        self._connect(0)
+
+    def _connect(self, number: int) -> None:
+        """Talk to the engine that was started as the `number`-th after the first one."""
+        path = lifeline.socket_path(self._path, number)
+        self._number = number
+        self._alive_fd = lifeline.watch(path)
+        self._socket: ClientSocket | None = ClientSocket(path, b"api-%d" % self.board.row)
+        self._loop.add_reader(self._alive_fd, self._on_lifeline)
         self._loop.add_reader(self._socket.fd, self._on_readable)
         self._greeter = self._loop.create_task(self._greet(self._socket), name="engine-greeter")
+        self._loop.call_soon(self._on_lifeline)  # it may have died already
+
+    def _disconnect(self) -> None:
+        self._greeter.cancel()
+        if self._socket is not None:
+            self._loop.remove_reader(self._alive_fd)
+            self._loop.remove_reader(self._socket.fd)
+            os.close(self._alive_fd)
+            self._socket.close()
+            self._socket = None
 
     async def _greet(self, socket: ClientSocket) -> None:
         """Greet until the engine answers, which it does once its model is loaded."""
@@ -33,6 +62,9 @@ class ProcessClient(DemuxClient):
             self._on_readable()
             await asyncio.sleep(0.05)
         self._post(Call(0, "stats"))  # an engine sends its figures to those that it has heard from
+        while True:
+            await asyncio.sleep(_PROBE)
+            self.probe()
 
     def _post(self, message: ToEngine) -> None:
         if self._socket is not None and self._socket.send(message):
@@ -43,17 +75,26 @@ class ProcessClient(DemuxClient):
             for message in self._socket.receive():
                 self._dispatch(message)
 
-    def _on_engine_end(self) -> None:
-        if not os.read(self._alive_fd, 1):
-            self._loop.remove_reader(self._alive_fd)
-            self._on_readable()  # its last words, if there were any
+    def _on_lifeline(self) -> None:
+        if self._socket is None or not lifeline.has_ended(self._alive_fd):
+            return
+        self._on_readable()  # its last words, if there were any
+        self._disconnect()
+        if self._restarts:
+            self.lose("The engine process has ended.")
+            self._greeter = self._loop.create_task(self._follow(), name="next-engine")
+        else:
             self.die("The engine process has ended.")
 
+    async def _follow(self) -> None:
+        """Connect to the next engine once the launcher has started it; the end of all is when there will be none."""
+        while (number := int(self.board.get(ENGINE_NUMBER))) == self._number:
+            await asyncio.sleep(_POLL)
+        if number < 0:
+            self.die("The engine process has ended.")
+        else:
+            self._connect(number)
+
     async def close(self) -> None:
-        self._greeter.cancel()
-        if self._socket is not None:
-            self._loop.remove_reader(self._alive_fd)
-            self._loop.remove_reader(self._socket.fd)
-            self._socket.close()
-            self._socket = None
+        self._disconnect()
         self.die("The engine client was closed.")

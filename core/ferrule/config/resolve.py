@@ -191,6 +191,11 @@ def _contradictions(config: Config) -> list[str]:
         problems.append("--disable-frontend-multiprocessing is one process: it does not go with --api-server-count.")
     if config.frontend.disable_frontend_multiprocessing and config.frontend.probe_port is not None:
         problems.append("--probe-port is the launcher's: it does not go with --disable-frontend-multiprocessing.")
+    if config.frontend.disable_frontend_multiprocessing and config.parallel.engine_restarts:
+        problems.append(
+            "--engine-restarts needs an engine with a process of its own: with --disable-frontend-multiprocessing the "
+            "engine's end is that of the server."
+        )
     compilation = config.device.compilation_config
     level = compilation.get("level", compilation.get("mode", 0))
     if type(level) is not int or not 0 <= level <= 3:

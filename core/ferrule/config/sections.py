@@ -60,6 +60,7 @@ class ModelConfig:
         None,
         "Longest prompt plus output, in tokens. Default: the model's own limit, or what the KV cache has room for.",
         ge=1,
+        le=1 << 27,
         human=True,
         opens=("auto", "-1"),
         common=True,
@@ -108,6 +109,17 @@ class LoadConfig:
     download_dir: str | None = opt(None, "Folder for downloads. Default: the hub's cache.")
     model_loader_extra_config: dict[str, Any] = opt({}, "Options of the load format.", json=True)
     ignore_patterns: tuple[str, ...] = opt(("original/**/*",), "Files that are neither downloaded nor read.", nargs="+")
+    verify_weights: bool = opt(
+        False,
+        "Compare the model's files with their digests before they are loaded: those of a file SHA256SUMS in its "
+        "folder, or those that the Hugging Face cache names its files by.",
+    )
+    load_timeout: float = opt(
+        0.0,
+        "Seconds without another tensor after which a start that loads weights gives up; 0: it waits, and says so.",
+        ge=0,
+        server=True,
+    )
     use_tqdm_on_load: bool = opt(True, "Show a progress bar while loading.")
 
 
@@ -120,13 +132,13 @@ class CacheConfig:
         0.9, "Share of device memory that this instance may use.", gt=0, le=1, aliases=("--device-memory-utilization",)
     )
     cpu_offload_gb: float = opt(0.0, "GiB of weights that stay with the host, from where the GPU reads them.", ge=0)
-    num_gpu_blocks_override: int | None = opt(None, "Exact number of cache blocks.", ge=1)
+    num_gpu_blocks_override: int | None = opt(None, "Exact number of cache blocks.", ge=1, le=2**31 - 2)
     enable_prefix_caching: bool = opt(True, "Reuse the cache of equal prompt beginnings.")
     cache_scope: str = opt(
-        "global",
+        "auto",
         "Who may reuse the cache of a prompt: everybody, or only requests with the same API key, so that no client can "
-        "tell by the time of an answer what others have asked.",
-        choices=("global", "key"),
+        "tell by the time of an answer what others have asked; auto: key where there are several keys.",
+        choices=("auto", "global", "key"),
         server=True,
     )
     prefix_caching_hash_algo: str = opt("sha256", "Hash of cache blocks.", choices=("builtin", "sha256"))
@@ -146,11 +158,12 @@ class CacheConfig:
 class SchedulerConfig:
     """Who runs in a step."""
 
-    max_num_seqs: int | None = opt(None, "Most requests that run at once. Default: 256.", ge=1, common=True)
+    max_num_seqs: int | None = opt(None, "Most requests that run at once. Default: 256.", ge=1, le=1 << 16, common=True)
     max_num_batched_tokens: int | None = opt(
         None,
         "Most tokens in one step. Default: 2048; without chunked prefill, max_model_len where that is more.",
         ge=1,
+        le=1 << 27,
         human=True,
     )
     enable_chunked_prefill: bool = opt(True, "Split long prompts over steps.", optional_value=True, opens=("None",))
@@ -221,6 +234,9 @@ class ParallelConfig:
 
     distributed_executor_backend: str = opt("uni", "Executor plugin.", kind="executor", opens=("None",))
     watchdog_timeout: float = opt(120.0, "Seconds without progress, with work waiting, until the engine exits.", gt=0)
+    engine_restarts: int = opt(
+        0, "Times in a row that an engine that has died is started again; 0: the server exits.", ge=0, server=True
+    )
     worker_extension_cls: str = opt("", "Class (module.Class) whose methods collective_rpc may call on workers.")
 
 
@@ -389,6 +405,9 @@ class PluginConfig:
     )
     tool_parser_plugin: str = opt("", "Python file with tool parsers.", server=True)
     reasoning_parser_plugin: str = opt("", "Python file with reasoning parsers.")
+    plugin_import_timeout: float = opt(
+        300.0, "Seconds that the import of a plugin may take; 0: any number.", ge=0, server=True
+    )
     plugin_adapter: str = opt("", "Module for files written for others: ferrule_plugins.compat_vllm.", server=True)
 
 
@@ -399,6 +418,9 @@ class LimitsConfig:
     max_body_bytes: int = opt(32 << 20, "Largest request body.", ge=1, human=True, server=True)
     max_header_bytes: int = opt(64 << 10, "Largest header block.", ge=1024, human=True, server=True)
     max_json_depth: int = opt(64, "Deepest nesting of a JSON body.", ge=1, server=True)
+    max_json_values: int = opt(
+        1 << 20, "Most numbers in a JSON body. A string counts as four, a list or object as eight.", ge=1, server=True
+    )
     max_n: int = opt(128, "Most answers per prompt (n, best_of).", ge=1)
     max_prompts: int = opt(1024, "Most prompts in one request, and most n x prompts.", ge=1)
     max_stop_strings: int = opt(64, "Most stop strings.", ge=0)
@@ -414,6 +436,13 @@ class LimitsConfig:
     max_key_requests: int | None = opt(None, "Most requests in progress for one API key.", ge=1, server=True)
     key_tokens_per_minute: int | None = opt(
         None, "Most tokens of prompts and answers in a minute for one API key.", ge=1, human=True, server=True
+    )
+    max_buffered_bytes: int = opt(
+        512 << 20,
+        "Most memory, about, that an API process keeps for its clients: bodies, prompts in the queue, unread output.",
+        ge=1 << 20,
+        human=True,
+        server=True,
     )
     max_connections: int = opt(4096, "Most open connections.", ge=1, server=True)
     header_timeout: float = opt(10.0, "Seconds to receive a request's headers.", gt=0, server=True)

@@ -24,7 +24,7 @@ from ferrule.types import (
     RequestTimes,
     StepPlan,
 )
-from ferrule.wire.messages import Call, CallReply, Cancel, Channel, Deltas, Submit
+from ferrule.wire.messages import Call, CallReply, Cancel, Channel, Deltas, Gap, Pause, Submit
 
 IDLE_SECONDS = 0.25  # longest wait for a message; bounds how late a stop is noticed
 STALL_POLL_SECONDS = 0.01
@@ -71,6 +71,7 @@ class EngineLoop:
         self._calling = False  # an executor's call may take long: that does not count as a stall
         self._in_flight: deque[tuple[StepPlan, Step]] = deque()
         self._owners: dict[str, bytes] = {}  # request id -> client, oldest first
+        self._paused: set[str] = set()  # their clients do not read
         self._preparing = Preparing()
         self._outbox: dict[bytes, list[RequestDelta]] = {}  # a key for each client that was heard
         self._stuck = False  # work waits, nothing runs, nothing could be planned
@@ -122,7 +123,7 @@ class EngineLoop:
 
     def _fail_oldest(self, now: float) -> None:
         """Something must give when nothing can run: one request ends, rather than all of them waiting for ever."""
-        id = next(id for id in self._owners if id not in self._preparing)
+        id = next(id for id in self._owners if id not in self._preparing and id not in self._paused)
         _logger.error("nothing can be scheduled for %.1f s: request %s ends", self._stall_seconds, id)
         deltas = self.scheduler.cancel([id], FinishReason.ERROR, now)
         error = "The request could not be scheduled."
@@ -148,6 +149,12 @@ class EngineLoop:
                 self._submit(client, message.request)
             elif isinstance(message, Cancel):
                 self._cancel([id for id in message.ids if self._owners.get(id) == client], message.reason)
+            elif isinstance(message, Gap):
+                _logger.error("a message of client %s was lost: its requests end", client.decode("utf-8", "replace"))
+                self._cancel([id for id, owner in self._owners.items() if owner == client], FinishReason.ABORT)
+                self._channel.send(client, message)
+            elif isinstance(message, Pause):
+                self._pause(client, message)
             else:
                 self._channel.send(client, self._answer(message))
 
@@ -201,6 +208,11 @@ class EngineLoop:
             self._end(request, reason)
         self._deliver(self.scheduler.cancel(ids, reason, self._clock()))
 
+    def _pause(self, client: bytes, message: Pause) -> None:
+        if self._owners.get(message.id) == client:
+            (self._paused.add if message.paused else self._paused.discard)(message.id)
+            self.scheduler.pause(message.id, message.paused, self._clock())
+
     def _end(self, request: EngineRequest, finish: FinishReason, error: str | None = None) -> None:
         """The last word on a request that the scheduler does not know."""
         times = RequestTimes(arrival=request.arrival, finished=self._clock())
@@ -208,8 +220,11 @@ class EngineLoop:
 
     def _deliver(self, deltas: list[RequestDelta]) -> None:
         for delta in deltas:
-            client = self._owners.pop(delta.id) if delta.finish is not None else self._owners[delta.id]
+            client = self._owners[delta.id]
             self._outbox[client].append(delta)
+            if delta.finish is not None:
+                del self._owners[delta.id]
+                self._paused.discard(delta.id)
             self._stats_due = self._stats_due or not self._owners
 
     def _flush(self) -> None:

@@ -12,13 +12,17 @@ Entry = tuple[tuple[float, ...], int, Request]  # key, sequence (unique, so requ
 
 
 class WaitingQueue:
-    """A sorted list: its operations move pointers, a few microseconds for 100,000 requests."""
+    """A sorted list: its operations move pointers, a few microseconds for 100,000 requests.
+
+    Paused requests stand beside it: they are not counted, and nobody waits behind them.
+    """
 
     def __init__(self, policy: SchedulingPolicy) -> None:
         self._policy = policy
         self._entries: list[Entry] = []
         self._keys: dict[str, tuple[float, ...]] = {}
         self._sorted_at: float | None = None
+        self.paused: dict[str, Request] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -37,7 +41,20 @@ class WaitingQueue:
     def head(self) -> Request:
         return self._entries[0][2]
 
+    def pause(self, request: Request) -> None:
+        if request.id not in self.paused:
+            self.remove(request)
+            self.paused[request.id] = request
+
+    def resume(self, id: str, now: float) -> None:
+        """A request that was paused waits again, in the place that its policy gives it."""
+        if id in self.paused:
+            self.push(self.paused.pop(id), now)
+
     def remove(self, request: Request) -> None:
+        """A request that waits, or is paused."""
+        if self.paused.pop(request.id, None) is not None:
+            return
         key = self._keys.pop(request.id)
         del self._entries[bisect_left(self._entries, (key, request.sequence))]
 
@@ -56,5 +73,7 @@ class WaitingQueue:
             raise AssertionError("I4: the waiting queue is out of order")
         if {r.id: key for key, _, r in self._entries} != self._keys or len(self._keys) != len(self._entries):
             raise AssertionError("I4: the waiting queue and its keys disagree")
-        if any(request.running for _, _, request in self._entries):
+        if any(request.running for request in (*self, *self.paused.values())):
             raise AssertionError("I9: a waiting request has a slot")
+        if self.paused.keys() & self._keys.keys():
+            raise AssertionError("I19: a paused request waits")

@@ -79,14 +79,7 @@ class DefaultScheduler(Scheduler):
         """Queue an admitted request. Raises ValueError when it is here already or can never run."""
         if request.id in self._requests:
             raise ValueError("a request with this id is already here")
-        limits = self.limits
-        limit = min(len(request.prompt_ids) + request.sampling.max_tokens, limits.max_model_len)
-        if not 0 < len(request.prompt_ids) < limit:
-            raise ValueError(f"a prompt of {len(request.prompt_ids)} tokens leaves nothing to do within {limit}")
-        if footprint(limits, limit - 1) > limits.num_blocks - 1:
-            raise ValueError(f"{limit} tokens do not fit the KV cache, which has {limits.num_blocks - 1} blocks")
-        if not limits.chunked_prefill and limit - 1 > limits.max_num_batched_tokens:
-            raise ValueError(f"{limit} tokens do not fit one step, and chunked prefill is off")
+        limit = _longest(request, self.limits)
         self._sequence += 1
         entry = Request(request, self._sequence, limit, self.cache.chain(request))
         self.waiting.push(entry, now)
@@ -96,8 +89,20 @@ class DefaultScheduler(Scheduler):
         found = [self._requests[id] for id in dict.fromkeys(ids) if id in self._requests]
         return [self._end(request, RequestDelta(request.id), reason, now) for request in found]
 
+    def pause(self, id: str, paused: bool, now: float) -> None:
+        """A paused request gives its slot back, and its blocks, which stay in the cache until others need the room.
+
+        So it holds up nobody. It is not counted as preempted: whoever reads slowly must not come to run alone.
+        """
+        if not paused:
+            self.waiting.resume(id, now)
+        elif request := self._requests.get(id):
+            if request.running:
+                self._retreat(request, now)
+            self.waiting.pause(request)
+
     def has_work(self) -> bool:
-        return bool(self._requests)
+        return bool(self.running or self.waiting)
 
     # ------------------------------------------------------------------------------------ planning
 
@@ -273,7 +278,8 @@ class DefaultScheduler(Scheduler):
         pool = self.cache.pool
         return EngineStats(
             running=len(self.running),
-            waiting=len(self.waiting),
+            waiting=len(self.waiting) + len(self.waiting.paused),
+            paused=len(self.waiting.paused),
             blocks_total=pool.num_blocks - 1,
             blocks_used=pool.num_used,
             blocks_cached=pool.num_idle,
@@ -294,10 +300,22 @@ class DefaultScheduler(Scheduler):
     def check(self) -> None:
         self.cache.check(frozenset(self.running))
         self.waiting.check()
-        if len(self.running) + len(self.waiting) != len(self._requests):
+        if len(self.running) + len(self.waiting) + len(self.waiting.paused) != len(self._requests):
             raise AssertionError("I4: a request neither runs nor waits")
         slots = sorted(self._slots + [request.slot for request in self.running.values()])
         if slots != list(range(self.limits.max_num_seqs)):
             raise AssertionError(f"I9: slots are lost, or have two owners: {slots}")
         for request in self._requests.values():
             request.check(self.limits.depth)
+
+
+def _longest(request: EngineRequest, limits: SchedulerLimits) -> int:
+    """The most tokens that the request may ever have. Raises ValueError when it can never run."""
+    limit = min(len(request.prompt_ids) + request.sampling.max_tokens, limits.max_model_len)
+    if not 0 < len(request.prompt_ids) < limit:
+        raise ValueError(f"a prompt of {len(request.prompt_ids)} tokens leaves nothing to do within {limit}")
+    if footprint(limits, limit - 1) > limits.num_blocks - 1:
+        raise ValueError(f"{limit} tokens do not fit the KV cache, which has {limits.num_blocks - 1} blocks")
+    if not limits.chunked_prefill and limit - 1 > limits.max_num_batched_tokens:
+        raise ValueError(f"{limit} tokens do not fit one step, and chunked prefill is off")
+    return limit

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -16,7 +17,7 @@ from ferrule import log
 from ferrule.assembly.vocabulary import format_tokens, read_vocabulary, special_ids
 from ferrule.callers import CALLER, Visit
 from ferrule.client.base import EngineClient
-from ferrule.config import Resolved
+from ferrule.config import LimitsConfig, Resolved
 from ferrule.errors import EngineDead, FerruleError, NotFoundError, RequestError, UnavailableError
 from ferrule.frontend.admission.admit import Prepared, PromptReader, read_rules
 from ferrule.frontend.admission.ledger import Account, Ledger, Loggers, Reservation
@@ -199,6 +200,12 @@ class FrontendService(Service):
         self.tokenizer = reader.tokenizer
         self._special_ids.cache_clear()
         await former.close()
+
+    def take_limits(self, limits: LimitsConfig) -> None:
+        """Other limits, for the requests from now on."""
+        self._config = dataclasses.replace(self._config, limits=limits)
+        self.ledger.limits = limits
+        self._reader.rules = replace(self._reader.rules, limits=limits)
 
     async def close(self) -> None:
         """End children, threads and tasks. The client is the caller's to close."""

@@ -107,6 +107,25 @@ class DeviceMemory(ABC):
         """The weights on their way into `model`, by name. Between two of them it may move what is already there."""
         return weights
 
+    def check_weights(self, num_bytes: int) -> None:
+        """Raise ConfigError if weights of this size, all of which are in the memory at once, cannot fit.
+
+        Called before they are loaded; not for weights that are quantized meanwhile. The default checks nothing.
+        """
+
+    def keeps_more(self, config: Resolved) -> bool:
+        """Whether the cache is to have all of `cache_bytes`, also what running requests cannot fill: it keeps prefixes.
+
+        False: it has no more than the requests that run at a time can fill.
+        """
+        return True
+
+    def commit(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Make the memory of cache and states real, all of it zeros that may not have been written yet.
+
+        Raises ConfigError where it is not there. The default does nothing, as is right where to allocate is enough.
+        """
+
     def rehearse(self, step: Callable[[], None]) -> None:
         """Measure what a step needs beside weights and cache: `step` computes the largest one, without a cache.
 

@@ -83,8 +83,8 @@ class SchedulingPolicy(ABC):
 class Scheduler(ABC):
     """Plans steps and credits their results. Up to `limits.depth` plans may be in flight; commits come in order.
 
-    Seven methods must be written. The two others, which concern what is cached, have a default that is safe for any
-    scheduler.
+    Seven methods must be written. The three others, which concern what is cached and whose output is not read, have a
+    default that is safe for any scheduler.
     """
 
     def __init__(self, limits: SchedulerLimits, policy: SchedulingPolicy, plugins: Plugins | None = None) -> None:
@@ -110,7 +110,7 @@ class Scheduler(ABC):
 
     @abstractmethod
     def has_work(self) -> bool:
-        """True while a request is waiting or running."""
+        """True while a request is waiting or running, and is not paused."""
 
     @abstractmethod
     def stats(self) -> EngineStats:
@@ -119,6 +119,13 @@ class Scheduler(ABC):
     @abstractmethod
     def check(self) -> None:
         """Raise AssertionError naming the invariant that does not hold."""
+
+    def pause(self, id: str, paused: bool, now: float) -> None:
+        """Give a request no steps until it is called with `paused` False; unknown ids are ignored.
+
+        A paused request is not work: `has_work` does not count it. It may be cancelled. By default requests are never
+        paused, and the output that a client does not read is not bounded.
+        """
 
     def reset_cache(self) -> bool:
         """Forget reusable prefixes; False when live requests hold some of them (those stay)."""

@@ -7,7 +7,7 @@ import gc
 import os
 import socket
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,9 @@ from ferrule.launch.check import open_api
 from ferrule.launch.door import accepts
 from ferrule.launch.engine_main import watch_progress
 from ferrule.launch.listen import exposure, reach
+from ferrule.launch.prepare import reload_log
 from ferrule.launch.process import Boot
+from ferrule.launch.reload import Reloader, told
 from ferrule.plugin import Plugins
 from ferrule.wire.board import BEAT, READY, Board
 from ferrule.wire.doorway import Doorway, Loaded
@@ -38,7 +40,6 @@ _logger = log.get("api")
 
 def run_api(boot: Boot, hooks: HookRunner) -> int:
     """Serve until the supervisor says stop or the engine dies. Returns the exit status."""
-    os.set_inheritable(boot.alive_fd, False)
     os.set_inheritable(boot.listen_fd, False)
     listener = socket.socket(fileno=boot.listen_fd)
     doorway = None
@@ -47,22 +48,25 @@ def run_api(boot: Boot, hooks: HookRunner) -> int:
         doorway = Doorway(socket.socket(fileno=boot.door_fd))
 
     async def main() -> int:
-        watchdog = boot.config.parallel.watchdog_timeout
+        parallel, limits = boot.config.parallel, boot.config.limits
+        restarts = parallel.engine_restarts > 0
+        path, watchdog = Path(boot.socket_path), parallel.watchdog_timeout
         board = boot.board()
         board.watched = doorway is not None
-        client = ProcessClient(Path(boot.socket_path), boot.alive_fd, board, watchdog)
-        return await _serve(boot.config, boot.plugins, hooks, listener, client, doorway)
+        client = ProcessClient(path, board, watchdog, restarts, limits.max_buffered_bytes)
+        return await _serve(boot.config, boot.plugins, hooks, listener, client, lambda: told(path.parent), doorway)
 
     return _run(main())
 
 
-def run_one_process(config: Resolved, plugins: Plugins, listener: socket.socket) -> int:
+def run_one_process(config: Resolved, plugins: Plugins, listener: socket.socket, reloader: Reloader) -> int:
     """`--disable-frontend-multiprocessing`: HTTP, engine and model in this process. Raises StartupError."""
     hooks = open_hooks(plugins)
     hooks.process_started("api-0", config)
 
     async def main() -> int:
-        return await _serve(config, plugins, hooks, listener, InlineClient(config, plugins, checked=False))
+        client = InlineClient(config, plugins, checked=False)
+        return await _serve(config, plugins, hooks, listener, client, lambda: reloader.read(config))
 
     status = 1
     try:
@@ -83,6 +87,7 @@ async def _serve(
     hooks: HookRunner,
     listener: socket.socket,
     client: ProcessClient | InlineClient,
+    reread: Callable[[], Resolved],
     doorway: Doorway | None = None,
 ) -> int:
     """`listener` says where the server answers, also where a door accepts for this process."""
@@ -91,6 +96,7 @@ async def _serve(
     async with AsyncExitStack() as stack:
         stack.push_async_callback(client.close)
         front, inputs = open_api(config, plugins, board, hooks)  # while the engine imports its libraries
+        front.reloads.add("log", reload_log)
         client.begin_loading()
 
         async def connect() -> Service:
@@ -99,6 +105,7 @@ async def _serve(
                 watch_progress(client.loop, config.parallel.watchdog_timeout, board)
             service = build_service(config, plugins, client, hooks=hooks, inputs=inputs)
             stack.push_async_callback(service.close)
+            front.reloads.add("limits of requests", lambda new: service.take_limits(new.limits))
             service.start()
             gc.freeze()  # what is here now stays
             if doorway is not None and board.leads:
@@ -112,7 +119,8 @@ async def _serve(
 
         beating = asyncio.create_task(_beat(board))
         stack.callback(beating.cancel)
-        return await serve(config, front, None if doorway and accepts(config) else listener, connect, doorway)
+        own = None if doorway is not None and accepts(config) else listener
+        return await serve(config, front, own, connect, reread, doorway)
 
 
 async def _beat(board: Board) -> None:

@@ -14,6 +14,7 @@ from ferrule.hooks import HookRunner, open_hooks
 from ferrule.interfaces.plugins import Plugins
 from ferrule.launch.localise import check_remote, is_path, localise
 from ferrule.plugin import Component, check_plugins
+from ferrule.waiting import waiting
 from ferrule.wire.board import Board
 
 _logger = log.get("launch")
@@ -26,7 +27,10 @@ def open_api(
 
     Raises StartupError.
     """
-    return open_front(config, plugins, board, hooks), open_inputs(config, plugins)
+    with waiting("routers, certificates and middleware to be opened"):
+        front = open_front(config, plugins, board, hooks)
+    with waiting("the tokenizer, the chat template and the parsers to be opened"):
+        return front, open_inputs(config, plugins)
 
 
 _MADE_ALONE = frozenset({"policy", "router"})  # kinds whose plugins are made before the model is loaded, from nothing

@@ -12,18 +12,38 @@ from typing import BinaryIO
 import msgspec
 
 from ferrule import log
-from ferrule.errors import FerruleError
+from ferrule.errors import FerruleError, StartupError
 from ferrule.hooks import HookRunner, open_hooks
 from ferrule.launch.prepare import open_log
-from ferrule.launch.process import LENGTH_BYTES, Boot
+from ferrule.launch.process import LENGTH_BYTES, MAX_BOOT_BYTES, Boot
+from ferrule.launch.resources import as_startup_error
+from ferrule.launch.streams import leave, usable_streams
 
 _PR_SET_PDEATHSIG = 1
+_READ_BYTES = 1 << 20  # of the boot message, at once
 
 
 def read_boot(stream: BinaryIO) -> Boot:
-    """Read the boot message that `Child` wrote."""
-    length = int.from_bytes(stream.read(LENGTH_BYTES), "big")
-    return msgspec.json.decode(stream.read(length), type=Boot)
+    """Read the boot message that `Child` wrote. Raises StartupError where it is not one, or ends early."""
+    length = int.from_bytes(_exactly(stream, LENGTH_BYTES), "big")
+    if length > MAX_BOOT_BYTES:
+        raise StartupError(f"The boot message has {length} bytes; the largest that is read has {MAX_BOOT_BYTES}.")
+    try:
+        return msgspec.json.decode(_exactly(stream, length), type=Boot)
+    except msgspec.MsgspecError as error:
+        raise StartupError(f"The boot message cannot be read: {error}.") from None
+
+
+def _exactly(stream: BinaryIO, length: int) -> bytes:
+    """A pipe gives what is in it, which may be less than was asked for."""
+    parts, left = [], length
+    while left:
+        part = stream.read(min(left, _READ_BYTES))
+        if not part:
+            raise StartupError(f"The boot message ends {left} bytes early: the parent process may have died.")
+        parts.append(part)
+        left -= len(part)
+    return b"".join(parts)
 
 
 def die_with_parent(stream: BinaryIO) -> None:
@@ -45,10 +65,16 @@ def main(argv: list[str]) -> int:
     if len(argv) != 1 or argv[0] not in roles:
         print(f"usage: python -m ferrule.launch.child {{{','.join(roles)}}} < boot message", file=sys.stderr)
         return 2
+    usable_streams()
     stream = os.fdopen(os.dup(0), "rb", buffering=0)
-    boot = read_boot(stream)
+    try:
+        boot = read_boot(stream)
+    except StartupError as error:
+        report(error)
+        return 1
     die_with_parent(stream)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher's word counts, not the terminal's
+    for number in (signal.SIGINT, signal.SIGHUP):  # the launcher's word counts, not the terminal's
+        signal.signal(number, signal.SIG_IGN)
     hooks, status = HookRunner(), 1
     try:
         open_log(boot.config, boot.name if boot.config.frontend.api_server_count > 1 else argv[0])
@@ -63,10 +89,11 @@ def main(argv: list[str]) -> int:
 
             status = run_api(boot, hooks)
         return status
-    except FerruleError as error:
-        if boot.config.observability.debug:
+    except (FerruleError, MemoryError, OSError, RuntimeError) as error:
+        told = error if isinstance(error, FerruleError) else as_startup_error(error)
+        if told is None or boot.config.observability.debug:
             raise
-        report(error)
+        report(told)
         return 1
     finally:
         hooks.process_stopping(boot.name, status)
@@ -74,9 +101,8 @@ def main(argv: list[str]) -> int:
 
 def report(error: BaseException) -> None:
     """Print a start-up error as one block."""
-    log.flush()
-    print(f"\nferrule: {error}\n", file=sys.stderr, flush=True)
+    log.last_words(f"\nferrule: {error}\n\n")
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    leave(main(sys.argv[1:]))

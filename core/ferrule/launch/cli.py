@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 from ferrule import __version__, env
 from ferrule.errors import ConfigError, FerruleError, nearest
+from ferrule.launch.resources import as_startup_error
+from ferrule.launch.streams import leave, usable_streams
 
 if TYPE_CHECKING:
     from ferrule.plugin import Plugins
@@ -22,8 +24,14 @@ _INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line, without the program's name, and return the exit status."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    """Run one command line, without the program's name, and return the exit status.
+
+    Without `argv` it is the program itself, whose command line it runs, and it does not return.
+    """
+    if argv is None:
+        usable_streams()
+        leave(main(sys.argv[1:]))
+    words = list(argv)
     try:
         status = _run(words)
         sys.stdout.flush()
@@ -36,6 +44,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # the reader of the output has exited (`ferrule --help | head`)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (MemoryError, OSError, RuntimeError) as error:
+        told = as_startup_error(error)
+        if told is None:
+            raise
+        _report(told, words)
+        if isinstance(error, OSError):  # it may be the output's: what is left of it cannot be written either
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 
 
@@ -88,10 +104,12 @@ def _command(name: str, argv: list[str], plugins: Plugins) -> int:
 
 def _report(error: FerruleError, words: Sequence[str]) -> None:
     """One readable block on stderr; the traceback only with --debug."""
+    from ferrule import log
+
     if "--debug" in words:
         import traceback
 
         traceback.print_exception(error)
     command = words[0] if words and not words[0].startswith("-") else ""
     lines = "\n".join("  " + line for line in str(error).splitlines())
-    print(f"{f'ferrule {command}'.strip()}: error:\n{lines}", file=sys.stderr, flush=True)
+    log.last_words(f"{f'ferrule {command}'.strip()}: error:\n{lines}\n")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
+from pathlib import Path
 
 from ferrule.client.process import ProcessClient
 from ferrule.config import Resolved
 from ferrule.errors import EngineDead, StartupError
-from ferrule.launch.process import Child
-from ferrule.launch.supervisor import private_dir, process_table
+from ferrule.launch.supervisor import private_dir, process_table, start_engine
 from ferrule.plugin import Plugins
 from ferrule.wire.board import READY, Board
 
@@ -26,14 +25,9 @@ class EngineChild(ProcessClient):
     def __init__(self, config: Resolved, plugins: Plugins) -> None:
         self._folder = private_dir(config.env.rpc_base_path)
         Board.create(self._folder / "board", num_api=1)
-        pipe = os.pipe()
-        engine, own = process_table(config, plugins, self._folder, [-1], pipe)
-        try:
-            self._child = Child(engine)
-        finally:
-            os.close(engine.alive_fd)
-        super().__init__(self._folder / "engine-0.sock", own.alive_fd, own.board(), config.parallel.watchdog_timeout)
-        self._pipe = own.alive_fd
+        engine, own = process_table(config, plugins, self._folder, [-1])
+        self._child = start_engine(engine)
+        super().__init__(Path(engine.socket_path), own.board(), config.parallel.watchdog_timeout)
 
     async def wait_ready(self) -> None:
         """Return when the model is loaded. Raises StartupError."""
@@ -49,5 +43,4 @@ class EngineChild(ProcessClient):
         await super().close()
         self._child.terminate()
         await asyncio.to_thread(self._child.end, _GRACE)
-        os.close(self._pipe)
         shutil.rmtree(self._folder, ignore_errors=True)

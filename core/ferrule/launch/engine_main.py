@@ -9,7 +9,7 @@ import faulthandler
 import gc
 import os
 import signal
-import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -18,7 +18,10 @@ from types import FrameType
 from ferrule import log
 from ferrule.assembly.engine import build_engine, open_executor
 from ferrule.engine.loop import EngineLoop
+from ferrule.errors import FerruleError
+from ferrule.launch.prepare import reload_log
 from ferrule.launch.process import Boot
+from ferrule.launch.reload import told
 from ferrule.wire.board import BEAT, STALLED, Board
 from ferrule.wire.engine_socket import EngineSocket
 from ferrule.wire.messages import Ready
@@ -26,26 +29,41 @@ from ferrule.wire.messages import Ready
 _logger = log.get("engine")
 
 
-def run_engine(boot: Boot) -> int:
-    """Serve plans until SIGTERM (exit status 0) or a fatal fault (1). SIGTERM before weights are loaded ends at once.
+class _Stopped(BaseException):
+    """SIGTERM came while the model was being loaded."""
 
-    The write end of `boot.alive_fd` stays open for as long as this process lives, and in no other process.
+
+def run_engine(boot: Boot) -> int:
+    """Serve plans until SIGTERM (exit status 0) or a fatal fault (1). SIGTERM before the model is loaded ends at once.
+
+    `boot.alive_fd` stays open for as long as this process lives, and in no other process.
     """
     os.set_inheritable(boot.alive_fd, False)
-    stopping, loading = threading.Event(), threading.Event()
+    stopping, loading, serving = threading.Event(), threading.Event(), threading.Event()
 
     def on_sigterm(signum: int, frame: FrameType | None) -> None:
         stopping.set()
         if not loading.is_set():  # libraries are imported, which takes seconds
             os._exit(0)
+        if not serving.is_set():
+            raise _Stopped
+
+    def on_sighup(signum: int, frame: FrameType | None) -> None:
+        # on a thread: this one may be in the middle of writing to the log
+        threading.Thread(target=_reload_log, args=(Path(boot.socket_path).parent,), name="reload").start()
 
     signal.signal(signal.SIGTERM, on_sigterm)
+    signal.signal(signal.SIGHUP, on_sighup)
     socket = EngineSocket(Path(boot.socket_path))
     board = boot.board()
     executor = open_executor(boot.config, boot.plugins)
     board.wait_checked(stopping)
-    loading.set()
-    engine = build_engine(boot.config, boot.plugins, socket, executor)
+    try:
+        loading.set()
+        engine = build_engine(boot.config, boot.plugins, socket, executor)
+        serving.set()
+    except _Stopped:
+        return 0
     socket.ready = Ready(engine.info, engine.num_blocks)
     gc.freeze()  # what is here now stays: to look through it again and again would stall steps
     watch_progress(engine.loop, boot.config.parallel.watchdog_timeout, board)
@@ -58,6 +76,21 @@ def run_engine(boot: Boot) -> int:
     engine.executor.shutdown()
     socket.close()
     return 0
+
+
+def _reload_log(folder: Path) -> None:
+    try:
+        reload_log(told(folder))
+    except (FerruleError, OSError, ValueError) as error:
+        _logger.error("SIGHUP: the engine's log stays as it was: %s", error)
+
+
+def _stacks() -> str:
+    """Where each thread is."""
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        file.seek(0)
+        return file.read()
 
 
 def watch_progress(loop: EngineLoop, timeout: float, board: Board) -> None:
@@ -81,7 +114,7 @@ def watch_progress(loop: EngineLoop, timeout: float, board: Board) -> None:
             if waits > timeout:
                 _logger.error("no progress for %.0f s with work waiting: the engine stops", timeout)
                 log.flush()
-                faulthandler.dump_traceback(sys.stderr, all_threads=True)
+                log.last_words(_stacks())
                 os._exit(1)
             time.sleep(pause)
 

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
-from ferrule.checkpoint import config_file
+from ferrule.checkpoint import config_file, read
 from ferrule.config import Resolved
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.hub import Choose, ModelHub, Repository
@@ -77,6 +77,7 @@ def localise(config: Resolved, plugins: Plugins) -> Resolved:
         tokenizer = find("tokenizer", name, revision, lambda names: (*_COMMON, *code))
         tokenizer = described("tokenizer", tokenizer, "auto", plugins) if tokenizer.is_file() else tokenizer
     settings = str(folder) if model.hf_config_path == model.model else model.hf_config_path
+    read(Path(settings), model.hf_overrides, model.config_format)  # what no model has is told before anything is loaded
     found = replace(model, model=str(folder), tokenizer=str(tokenizer), hf_config_path=settings)
     return replace(config, model=found)
 

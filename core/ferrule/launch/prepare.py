@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ferrule import log
 from ferrule.config import Config, Resolved
@@ -24,6 +25,17 @@ def open_log(config: Config, process: str) -> None:
         log.setup(observability.log_level, process, prefix=config.env.logging_prefix)
 
 
+def reload_log(config: Config) -> None:
+    """Take the level, or what the file of the log now says. Raises ConfigError."""
+    observability = config.observability
+    if not config.env.configure_logging:
+        return
+    if observability.log_config_file:
+        log.setup_from(observability.log_config_file)
+    else:
+        log.set_level(observability.log_level)
+
+
 def prepare(config: Config, notices: Sequence[str], plugins: Plugins, area: str) -> tuple[Resolved, Plugins]:
     """Set up the log, apply the plugin options, fill what is open, and check names.
 
@@ -35,6 +47,7 @@ def prepare(config: Config, notices: Sequence[str], plugins: Plugins, area: str)
     for notice in (*notices, *chosen.problems):
         _logger.warning("%s", notice)
     resolved = one_worker(resolve(config), chosen)
+    chosen = replace(chosen, import_timeout=resolved.plugins.plugin_import_timeout)
     check_names(resolved, chosen)
     for id in chosen.options:
         kind, _, name = id.partition(":")

@@ -21,6 +21,7 @@ from ferrule.plugin import Plugins
 from ferrule.wire.board import ENGINE, Board
 
 LENGTH_BYTES = 4  # of the number before a boot message, big-endian
+MAX_BOOT_BYTES = 256 << 20  # of a boot message; one of 50,000 plugins has 15 MiB
 
 _logger = log.get("launch")
 
@@ -32,11 +33,11 @@ class Boot(msgspec.Struct, frozen=True, kw_only=True):
     role: str  # what `ferrule.launch.child` is called with
     config: Resolved
     plugins: Plugins
-    socket_path: str  # the engine's; the board is beside it
+    socket_path: str  # engine: its own; API: the first engine's. The board is beside it
     row: int = ENGINE  # on the board
     listen_fd: int = -1  # the HTTP socket, already bound
     door_fd: int = -1  # where connections come from, if the launcher accepts them
-    alive_fd: int = -1  # engine: its end of the pipe that tells that it lives; API: the other end
+    alive_fd: int = -1  # engine: its end of the lifeline
 
     @property
     def inherited(self) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """The launcher: binds the port, starts the processes, and stops all of them when one ends.
 
-It imports no torch and holds no state of a request. The first cause is kept: a server whose engine died
-exits with a non-zero status, however it is stopped afterwards.
+It imports no torch and holds no state of a request. An engine that dies may be started again (`Restarts`). The first
+cause is kept: a server whose engine died for good exits with status 1, however it is stopped afterwards.
 """
 
 from __future__ import annotations
@@ -25,11 +25,19 @@ from ferrule import log
 from ferrule.config import Resolved
 from ferrule.errors import ConfigError
 from ferrule.launch.door import Door, accepts, has_door
+from ferrule.launch.group import kill_group
+from ferrule.launch.prepare import reload_log
 from ferrule.launch.process import Boot, Child
+from ferrule.launch.reload import Reloader, tell
+from ferrule.launch.restarts import Restarts
 from ferrule.plugin import Plugins
-from ferrule.wire.board import BEAT, Board
+from ferrule.wire import lifeline
+from ferrule.wire.board import BEAT, ENGINE_NUMBER, Board
+
+STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 
 _GRACE = 8.0  # seconds that children have to exit before they are killed
+_SHORT_GRACE = 2.0  # the same after a second signal, and before there was anything to lose
 _TICK = 1.0  # seconds between two checks of the heartbeats
 _PREFIX = "ferrule-"
 
@@ -51,22 +59,23 @@ def how(status: int) -> str:
     return f"status={status} ({named}{told})"
 
 
+def _as_asked(status: int) -> bool:
+    """Whether a process that was asked to stop has: it may not yet have known what to do at that signal."""
+    return status in (0, -signal.SIGTERM) or status > 128
+
+
 def process_table(
     config: Resolved,
     plugins: Plugins,
     run_dir: Path,
     listen_fds: Sequence[int],
-    pipe: tuple[int, int],
     door_fds: Sequence[int] = (-1,),
 ) -> list[Boot]:
     """What will run. API processes share one listening socket or have one each, and have one of the door's each, if
-    there is a door; `pipe` is the engine's, to read and to write."""
-    alive_read, alive_write = pipe
+    there is a door."""
     path = str(run_dir / "engine-0.sock")
-    engine = Boot(
-        name="engine-0", role="engine", config=config, plugins=plugins, socket_path=path, alive_fd=alive_write
-    )
-    api = replace(engine, role="api", alive_fd=alive_read)
+    engine = Boot(name="engine-0", role="engine", config=config, plugins=plugins, socket_path=path)
+    api = replace(engine, role="api")
     return [engine] + [
         replace(
             api,
@@ -79,6 +88,15 @@ def process_table(
     ]
 
 
+def start_engine(spec: Boot) -> Child:
+    """Start an engine with its lifeline."""
+    alive = lifeline.hold(Path(spec.socket_path))
+    try:
+        return Child(replace(spec, alive_fd=alive))
+    finally:
+        os.close(alive)
+
+
 class Supervisor:
     """Starts the processes of the table and waits until all have ended. `run` is called on the main thread, once."""
 
@@ -87,31 +105,40 @@ class Supervisor:
         config: Resolved,
         plugins: Plugins,
         listeners: Sequence[socket.socket],
+        reloader: Reloader,
         probe: socket.socket | None = None,
     ) -> None:
         self._config = config
+        self._reloader = reloader
         self._plugins = plugins
         self._listeners = listeners
         self._probe = probe
         self._events: queue.SimpleQueue[tuple[Child | None, int]] = queue.SimpleQueue()
-        self._children: list[Child] = []  # in the order of the board's rows
+        self._children: list[Child] = []  # in the order of the board's rows: the engine, the API processes
         self._pulses: dict[
             int, tuple[float, int]
         ] = {}  # row -> its last heartbeat, and the number of ticks since it changed
+        self._restarts = Restarts(config.parallel.engine_restarts)
+        self._serving_since: float | None = None  # the engine, by its first heartbeat
+        self._pause: int | None = None  # ticks until the engine that has died is started again
+        self._asked = self._insisted = 0  # signals that asked to stop
+        self._was_ready = False  # when it was asked to stop
+        self._deadline: float | None = None  # the engine has died for good: until when API processes tell their clients
         self._door: Door | None = None
-        self._status = 0  # of the first failure; later ones do not change it
+        self._status = 0  # 1 since the first failure
 
     def run(self) -> int:
-        """Return the exit status: 0 only if no child failed and all ended on request."""
+        """Return the exit status: 1 after a failure, 0 when the server was stopped and drained, and 128 + the signal
+        when it was stopped before it was ready, or a second signal cut the drain short."""
         run_dir = private_dir(self._config.env.rpc_base_path)
-        board = Board.create(run_dir / "board", self._config.frontend.api_server_count)
+        self._board = Board.create(run_dir / "board", self._config.frontend.api_server_count)
         if has_door(self._config):
             listeners = self._listeners if accepts(self._config) else ()
-            self._door = Door(self._config, self._plugins, board, run_dir, listeners, self._probe)
-        previous = {number: signal.signal(number, self._on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+            self._door = Door(self._config, self._plugins, self._board, run_dir, listeners, self._probe)
+        previous = {number: signal.signal(number, self._on_signal) for number in (*STOPS, signal.SIGHUP)}
         try:
             self._start(run_dir)
-            self._watch(board)
+            self._watch()
         finally:
             self._stop()
             if self._door is not None:
@@ -119,82 +146,162 @@ class Supervisor:
             shutil.rmtree(run_dir, ignore_errors=True)
             for number, handler in previous.items():
                 signal.signal(number, handler)
-        return self._status
+        cut_short = self._insisted or (self._asked if not self._was_ready else 0)
+        return self._status or (128 + cut_short if cut_short else 0)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._events.put((None, number))
 
     def _start(self, run_dir: Path) -> None:
-        pipe = os.pipe()
         fds = [listener.fileno() for listener in self._listeners]
         door_fds = [end.fileno() for end in self._door.far_ends] if self._door is not None else (-1,)
         try:
-            for spec in process_table(self._config, self._plugins, run_dir, fds, pipe, door_fds):
-                child = Child(spec)
-                self._children.append(child)
-                threading.Thread(target=self._wait, args=(child,), name=f"wait-{spec.name}", daemon=True).start()
+            engine, *apis = process_table(self._config, self._plugins, run_dir, fds, door_fds)
+            self._first = engine
+            self._add(0, start_engine(engine))
+            for row, spec in enumerate(apis, 1):
+                self._add(row, Child(spec))
         finally:
-            for end in pipe:
-                os.close(end)
             if not accepts(self._config):
                 for listener in self._listeners:
                     listener.close()
         if self._door is not None:
             self._door.open()
 
+    def _add(self, row: int, child: Child) -> None:
+        self._children[row : row + 1] = [child]
+        threading.Thread(target=self._wait, args=(child,), name=f"wait-{child.spec.name}", daemon=True).start()
+
     def _wait(self, child: Child) -> None:
         self._events.put((child, child.wait()))
 
-    def _watch(self, board: Board) -> None:
-        """Return when all processes must stop, or after a second signal. The first makes the API processes drain."""
-        draining = False
-        while True:
+    def _watch(self) -> None:
+        """Return when all processes must stop. The first signal makes the API processes drain, the second ends that."""
+        while self._deadline is None or time.monotonic() < self._deadline:
             try:
                 child, number = self._events.get(timeout=_TICK)
             except queue.Empty:
-                self._feel_pulses(board)
+                self._feel_pulses()
+                self._tick()
                 continue
-            if child is not None:
-                if self._ended(child, number, draining):
+            if child is None and number == signal.SIGHUP:
+                self._reload()
+            elif child is None:
+                if self._asked:
+                    _logger.warning("second signal, stopping now")
+                    self._insisted = number
                     return
-            elif draining:
-                _logger.warning("second signal, stopping now")
-                for other in self._children:
-                    other.kill()
+                self._drain(number)
+            elif child.spec.role == "engine":
+                self._engine_ended(child, number)
+            elif self._api_ended(child, number):
                 return
-            else:
-                draining = True
-                if self._door is not None:
-                    self._door.drain()
-                for api in self._apis():
-                    api.terminate()
+
+    def _drain(self, number: int) -> None:
+        self._asked, self._was_ready = number, self._board.ready
+        if self._pause is not None or (self._restarts.in_a_row and not self._board.get(BEAT)):
+            self._status = 1  # an engine has died, and no other one has taken its place
+            self._engine_is_gone()
+        if self._door is not None:
+            self._door.drain()
+        for api in self._apis():
+            api.terminate()
+
+    def _reload(self) -> None:
+        """Tell the processes that serve what has changed; an engine that is started later is given it then."""
+        if self._asked:
+            return
+        try:
+            self._config = self._reloader.read(self._config)
+            reload_log(self._config)
+        except ConfigError as error:
+            _logger.error("SIGHUP: nothing is reloaded: %s", error)
+            return
+        self._first = replace(self._first, config=self._config)
+        tell(Path(self._first.socket_path).parent, self._config)
+        for row, child in enumerate(self._children):
+            if self._board.get(BEAT, row):  # it listens to the signal since before
+                child.terminate(signal.SIGHUP)
 
     def _apis(self) -> list[Child]:
         """The API processes that run."""
-        return [child for child in self._children if child.spec.role == "api" and child.poll() is None]
+        return [child for child in self._children[1:] if child.poll() is None]
 
-    def _ended(self, child: Child, status: int, draining: bool) -> bool:
-        """Record that a child has ended; True if all others must stop."""
-        is_api = child.spec.role == "api"
-        expected = draining and is_api and status == 0
-        if not expected and self._status == 0:
-            self._status = status if 0 < status < 128 else 1
-            if status != 1:  # with 1 the child has said why
-                _logger.error("process ended unexpectedly name=%s pid=%d %s", child.spec.name, child.pid, how(status))
-        if is_api:
-            return not expected or not self._apis()
-        # The engine is gone. The API processes send errors to their clients and then exit by themselves.
+    def _fail(self, child: Child, status: int) -> None:
+        if self._status == 0:
+            self._status = 1
+            self._log_end(child, status)
+
+    def _log_end(self, child: Child, status: int) -> None:
+        if status != 1:  # with 1 the child has said why
+            _logger.error("process ended unexpectedly name=%s pid=%d %s", child.spec.name, child.pid, how(status))
+
+    def _api_ended(self, child: Child, status: int) -> bool:
+        """Record that an API process has ended; True if all others must stop."""
+        expected = self._deadline is not None or (self._asked and _as_asked(status))
+        if not expected:
+            self._fail(child, status)
+        return not expected or not self._apis()
+
+    # ---------------------------------------------------------------------------------------- the engine
+
+    def _engine_ended(self, child: Child, status: int) -> None:
+        """Plan the next start, or let the API processes send errors to their clients and exit by themselves."""
+        pause = None if self._asked else self._restarts.pause(self._served_for())
+        self._serving_since = None
+        self._pulses.pop(0, None)
+        self._board.engine_ended()
+        if pause is None:
+            if self._restarts.in_a_row and not self._asked:
+                _logger.error("the engine has died after %d restarts: it is not started again", self._restarts.in_a_row)
+            self._fail(child, status)
+            self._engine_is_gone()
+            return
+        self._log_end(child, status)
+        counts = {"restart": self._restarts.in_a_row, "of": self._restarts.most}
+        _logger.warning("the engine has died and is started again", in_seconds=pause, **counts)
+        self._pause = pause
+        kill_group(child.pid)
+
+    def _served_for(self) -> float | None:
+        if not self._board.get(BEAT):
+            return None
+        return 0.0 if self._serving_since is None else time.monotonic() - self._serving_since
+
+    def _engine_is_gone(self) -> None:
+        """Tell the API processes that no engine will follow."""
+        self._pause = None
+        self._board.put(ENGINE_NUMBER, -1.0)
         if not self._config.env.keep_alive_on_engine_death:
-            self._await_end(self._apis())
-        return False
+            self._deadline = time.monotonic() + _GRACE
 
-    def _feel_pulses(self, board: Board) -> None:
+    def _tick(self) -> None:
+        """Start the next engine when its time has come and the workers of the dead one are gone, with their memory."""
+        if self._pause is None:
+            return
+        self._pause -= 1
+        if self._pause > 0:
+            return
+        if kill_group(self._children[0].pid):
+            self._pause = None
+            number = self._board.get(ENGINE_NUMBER) + 1
+            path = lifeline.socket_path(Path(self._first.socket_path), int(number))
+            self._add(0, start_engine(replace(self._first, socket_path=str(path))))
+            self._board.put(ENGINE_NUMBER, number)
+        elif self._pause * _TICK < -_GRACE:
+            _logger.error("processes of the dead engine do not end: it is not started again")
+            self._status = 1
+            self._engine_is_gone()
+
+    def _feel_pulses(self) -> None:
         """Kill a process whose heartbeat has not changed for longer than the watchdog's timeout.
 
         Ticks are counted, not seconds, so that a machine that was suspended does not look like processes that hang.
         """
         for row, child in enumerate(self._children):
-            beat = board.get(BEAT, row)
+            beat = self._board.get(BEAT, row)
+            if beat and row == 0 and self._serving_since is None:
+                self._serving_since = time.monotonic()
             last, ticks = self._pulses.get(row, (beat, 0))
             self._pulses[row] = (beat, ticks + 1 if beat and beat == last else 0)
             if ticks * _TICK > self._config.parallel.watchdog_timeout and child.poll() is None:
@@ -202,21 +309,30 @@ class Supervisor:
                 child.kill()
 
     def _stop(self) -> None:
-        """Stop all children that still run. API processes exit at once after a second signal, so two are sent."""
+        """Stop all children that still run. API processes exit at once after a second signal, so two are sent.
+
+        One that has to be killed for that is not a failure; one that ends in another way than it should is.
+        """
         for number in (signal.SIGTERM, signal.SIGINT):
             for child in self._children:
                 child.terminate(number)
-        self._await_end(self._children)
-
-    def _await_end(self, children: Sequence[Child]) -> None:
-        deadline = time.monotonic() + _GRACE
-        for child in children:
-            child.end(max(0.0, deadline - time.monotonic()))
+        hurry = self._insisted or (self._asked and not self._was_ready)
+        deadline = time.monotonic() + (_SHORT_GRACE if hurry else _GRACE)
+        for child in self._children:
+            status = child.end(max(0.0, deadline - time.monotonic()))
+            if status != -signal.SIGKILL and not _as_asked(status):
+                self._fail(child, status)
 
 
 def private_dir(base: str | None) -> Path:
     """A new folder for the sockets of this run, mode 0700. Folders left by runs that were killed are removed."""
-    root = Path(base or tempfile.gettempdir())
+    try:
+        root = Path(base or tempfile.gettempdir())
+    except FileNotFoundError:
+        raise ConfigError(
+            "There is no folder for temporary files that can be written.",
+            "Set TMPDIR to one, or FERRULE_RPC_BASE_PATH to a folder for the sockets between processes.",
+        ) from None
     for stale in root.glob(f"{_PREFIX}[0-9]*-*"):
         owner = stale.name.split("-")[1]
         if owner.isdigit() and not _is_running(int(owner)):

@@ -10,15 +10,23 @@ from ferrule.plugin.files import load_file
 from ferrule.plugin.kinds import KINDS, load_object
 from ferrule.plugin.options import declared_options, describe_options
 from ferrule.plugin.refs import Origin, PluginRef
+from ferrule.waiting import waiting
 
+_TOO_LONG = "See --plugin-import-timeout; --plugins-deny leaves a plugin out."
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-def load_ref(ref: PluginRef) -> type:
+def load_ref(ref: PluginRef, limit: float = 0.0) -> type:
     """Import the plugin and return its class, a complete subclass of the kind's base class. Raises PluginError.
 
-    A class that was written for an earlier contract comes as its adapter makes it.
+    A class that was written for an earlier contract comes as its adapter makes it. An import that takes longer than
+    `limit` seconds, if that is not 0, ends this process.
     """
+    with waiting(f"the import of {_title(ref)[0].lower()}{_title(ref)[1:]}", limit, _TOO_LONG):
+        return _load_ref(ref)
+
+
+def _load_ref(ref: PluginRef) -> type:
     kind = KINDS[ref.kind]
     base, earlier = kind.load_base(ref.contract), kind.earlier.get(ref.contract)
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from ferrule.errors import ConfigError, FerruleError, PluginError, StartupError, nearest
@@ -25,7 +25,8 @@ class Plugins:
 
     `refs` has the built-in plugins first, then the others by distribution, then files. `problems` are sentences about
     metadata or options that could not be used; `shadowed` are installs that Python does not see. `options` has the
-    values of `--plugin-config`, by kind:name and option.
+    values of `--plugin-config`, by kind:name and option. An import that takes longer than `import_timeout` seconds, if
+    it is not 0, ends the process: only processes that are Ferrule's own have such a limit.
     """
 
     refs: tuple[PluginRef, ...] = ()
@@ -33,6 +34,7 @@ class Plugins:
     problems: tuple[str, ...] = ()
     selection: Selection = Selection()
     options: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    import_timeout: float = 0.0
 
     def names(self, kind: str) -> tuple[str, ...]:
         """Names that can be chosen, built-ins first, broken ones included; so are names that two offer."""
@@ -42,7 +44,7 @@ class Plugins:
 
     def load(self, kind: str, name: str) -> Any:
         """Import one plugin and return its class. Raises PluginError: see `find`, and whatever the import did."""
-        return load_ref(self.find(kind, name))
+        return load_ref(self.find(kind, name), self.import_timeout)
 
     def make(self, kind: str, name: str, *args: Any, **kwargs: Any) -> Any:
         """Import one plugin and make it with what its kind is made with. Raises PluginError: see `load`, `factory`."""
@@ -127,7 +129,14 @@ class Plugins:
 
     def offers(self, kind: str, name: str) -> tuple[PluginRef, ...]:
         """Every reference of this kind and name, usable or not."""
-        return tuple(ref for ref in self.refs if ref.kind == kind and ref.name == name)
+        return self._by_id.get((kind, name), ())
+
+    @cached_property
+    def _by_id(self) -> dict[tuple[str, str], tuple[PluginRef, ...]]:
+        found: dict[tuple[str, str], list[PluginRef]] = {}
+        for ref in self.refs:
+            found.setdefault((ref.kind, ref.name), []).append(ref)
+        return {key: tuple(refs) for key, refs in found.items()}
 
     def find(self, kind: str, name: str) -> PluginRef:
         """The plugin that the name stands for. Raises PluginError when it is missing, denied, ambiguous …"""

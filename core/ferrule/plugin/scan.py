@@ -70,7 +70,7 @@ def scan() -> Scan:
             if refs.setdefault(key, ref) is not ref:
                 problems.append(f"{install.name}: {ref.id} is listed twice; the first counts")
     ordered = sorted(refs.values(), key=lambda ref: (not ref.builtin, ref.distribution))
-    return Scan(tuple(ordered), tuple(shadowed), tuple(problems))
+    return Scan(tuple(ordered), tuple(shadowed), tuple(dict.fromkeys(problems)))
 
 
 def _refs(install: _Install, problems: list[str]) -> Iterator[PluginRef]:

@@ -77,6 +77,10 @@ class StateStore:
         self._saved: dict[str, torch.Tensor] = {}  # each [snapshots, *shape]
 
     @property
+    def all_tensors(self) -> list[torch.Tensor]:
+        return [*self.tensors.values(), *self._saved.values()]
+
+    @property
     def request_bytes(self) -> int:
         """Of one request's states, and of a snapshot."""
         return sum(math.prod(shape) * dtype.itemsize for shape, dtype in self._specs.values())

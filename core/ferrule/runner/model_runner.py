@@ -109,6 +109,11 @@ class ModelRunner:
         self.recurrent.allocate(num_snapshots)
         self._bind(views)
 
+    @property
+    def cache_tensors(self) -> list[torch.Tensor]:
+        """The memory of cache and states."""
+        return [*self._storages, *self.recurrent.all_tensors]
+
     def _bind(self, views: dict[str, torch.Tensor]) -> None:
         self._bound = Bindings(self._attention, self.cache.paged, self.cache.places, views, self.recurrent.tensors)
 

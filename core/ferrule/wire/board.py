@@ -7,6 +7,8 @@ import threading
 import time
 from pathlib import Path
 
+from ferrule.waiting import waiting
+
 BEAT = 0  # monotonic seconds, one clock for the machine: when the process last showed that it is alive
 STALLED = 1  # engine: seconds for which work has waited without a step's end
 READY = 2  # API process: 1 once it could serve
@@ -14,7 +16,9 @@ WAITING = 3  # API process: choices that wait for their first token
 WAITING_TOKENS = 4  # and the tokens of their prompts
 LOAD = 5  # API process: requests with a body that it is serving
 CHECKED = 6  # API process: 1 once everything that it needs before weights are loaded is open
-STATE = 7  # API process: the place in STATES of what it says about itself
+ENGINE_NUMBER = 7  # engine's row, by the launcher: restarts before the engine that runs; -1: none runs or will
+BUFFERED = 8  # API process: bytes that it keeps for its clients
+STATE = 9  # API process: the place in STATES of what it says about itself
 
 STATES = ("starting", "ready", "draining", "dead")
 _SILENCE = 10.0  # seconds without a heartbeat until a process counts as stalled
@@ -25,7 +29,7 @@ OPEN = 0  # requests in progress
 SPENT_IN = 1  # number of the minute
 SPENT = 2  # and the tokens that were used in it
 
-_FIRST_CALLER = 8
+_FIRST_CALLER = 10
 _PER_CALLER = 3
 _CELLS = _FIRST_CALLER + _PER_CALLER * MAX_CALLERS
 _BYTES = 8 * _CELLS
@@ -39,7 +43,8 @@ def caller_cell(number: int, which: int) -> int:
 
 
 class Board:
-    """A row of numbers for each process. A cell has one writer, its row's process; a reader sees whole values.
+    """A row of numbers for each process. A cell has one writer, its row's process; a reader sees whole values. The row
+    of an engine that has died is the launcher's, until the next one runs.
 
     `path` names the file, made by `Board.create`; without one the only row is this process's own, whatever it does.
     """
@@ -58,9 +63,14 @@ class Board:
 
     @classmethod
     def create(cls, path: Path, num_api: int) -> Board:
-        """For the launcher, which writes nothing."""
+        """For the launcher."""
         path.write_bytes(bytes(_BYTES * (1 + num_api)))
         return cls(path)
+
+    def engine_ended(self) -> None:
+        """For the launcher: an engine does not beat while it loads."""
+        for cell in (BEAT, STALLED):
+            self.put(cell, 0.0)
 
     @property
     def ready(self) -> bool:
@@ -70,9 +80,10 @@ class Board:
     def wait_checked(self, stopping: threading.Event) -> bool:
         """Wait until every API process has put CHECKED: weights may be loaded. False when `stopping` came first."""
         processes = max(self.rows - 1, 1)  # without a file, the engine's process has the API in it
-        while self.total(CHECKED) < processes:
-            if stopping.wait(_POLL):
-                return False
+        with waiting("the API processes, which open what they need"):
+            while self.total(CHECKED) < processes:
+                if stopping.wait(_POLL):
+                    return False
         return True
 
     @property

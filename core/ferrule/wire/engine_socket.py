@@ -1,4 +1,5 @@
-"""Both ends of the engine's socket: msgpack frames over ZeroMQ on a private Unix socket, a closed set of types.
+"""Both ends of the engine's socket: msgpack frames over ZeroMQ on a private Unix socket, a closed set of types. A
+frame is a number and a message.
 
 The engine binds before it loads anything, so that clients may connect and greet at any time; a client greets by
 calling ``hello`` and is answered with `Ready` once the model is loaded.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +18,7 @@ import zmq
 
 from ferrule import log
 from ferrule.errors import StartupError
+from ferrule.wire.link import Receiver, Sender
 from ferrule.wire.messages import Call, FromEngine, Ready, ToEngine
 
 HELLO = "hello"
@@ -39,8 +42,10 @@ class EngineSocket:
         except zmq.ZMQError as error:
             raise StartupError(f"Cannot create the engine's socket in {path.parent}: {error.strerror}.") from error
         os.chmod(path, stat.S_IRUSR | stat.S_IWUSR)
-        self._decoder = msgspec.msgpack.Decoder(ToEngine)
+        self._decoder = msgspec.msgpack.Decoder(tuple[int, ToEngine])
         self._encoder = msgspec.msgpack.Encoder()
+        self._receivers: defaultdict[bytes, Receiver[ToEngine]] = defaultdict(Receiver)
+        self._senders: defaultdict[bytes, Sender[FromEngine]] = defaultdict(Sender)
         self.ready: Ready | None = None
 
     def receive(self, timeout: float) -> list[tuple[bytes, ToEngine]]:
@@ -54,19 +59,21 @@ class EngineSocket:
             except zmq.Again:
                 return messages
             try:
-                message = self._decoder.decode(frames[-1])
+                number, message = self._decoder.decode(frames[-1])
             except ValueError:  # msgspec's own errors, and a text that is not UTF-8
                 _logger.warning("dropped a frame that is not a message, bytes=%d", len(frames[-1]))
                 continue
-            if isinstance(message, Call) and message.name == HELLO:
-                if self.ready is not None:
-                    self.send(frames[0], self.ready)
-                continue
-            messages.append((frames[0], message))
+            client = frames[0]
+            for taken in self._receivers[client].take(number, message):
+                if not isinstance(taken, Call) or taken.name != HELLO:
+                    messages.append((client, taken))
+                elif self.ready is not None:
+                    self.send(client, self.ready)
 
     def send(self, client: bytes, message: FromEngine) -> None:
         """Queue a message; one for a client that has gone is dropped by the socket."""
-        self._socket.send_multipart([client, self._encoder.encode(message)], zmq.NOBLOCK)
+        frame = self._encoder.encode(self._senders[client].stamp(message))
+        self._socket.send_multipart([client, frame], zmq.NOBLOCK)
 
     def close(self) -> None:
         self._socket.close()
@@ -89,7 +96,9 @@ class ClientSocket:
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._socket.connect(f"ipc://{path}")
         self._encoder = msgspec.msgpack.Encoder()
-        self._decoder = msgspec.msgpack.Decoder(FromEngine)
+        self._decoder = msgspec.msgpack.Decoder(tuple[int, FromEngine])
+        self._receiver: Receiver[FromEngine] = Receiver()
+        self._sender: Sender[ToEngine] = Sender()
         self.fd = int(self._socket.getsockopt(zmq.FD))
 
     def greet(self) -> None:
@@ -101,7 +110,7 @@ class ClientSocket:
 
         ZeroMQ's descriptor is edge-triggered: sending may consume the edge of a message that has just arrived.
         """
-        self._socket.send(self._encoder.encode(message), zmq.NOBLOCK)
+        self._socket.send(self._encoder.encode(self._sender.stamp(message)), zmq.NOBLOCK)
         return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
     def receive(self) -> Iterator[FromEngine]:
@@ -111,7 +120,7 @@ class ClientSocket:
                 frame = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            yield self._decoder.decode(frame)
+            yield from self._receiver.take(*self._decoder.decode(frame))
 
     def close(self) -> None:
         self._socket.close()

@@ -14,10 +14,17 @@ class Submit(Struct, frozen=True, tag=True):
 
 
 class Cancel(Struct, frozen=True, tag=True):
-    """The one message that flows backwards. `reason` is ABORT (client gone, deadline) or STOP (stop string found)."""
+    """`reason` is ABORT (client gone, deadline) or STOP (stop string found)."""
 
     ids: tuple[str, ...]
     reason: FinishReason = FinishReason.ABORT
+
+
+class Pause(Struct, frozen=True, tag=True):
+    """The output of a request is not read: it gets no steps from here on, or, with `paused` False, gets them again."""
+
+    id: str
+    paused: bool
 
 
 class Call(Struct, frozen=True, tag=True):
@@ -28,7 +35,11 @@ class Call(Struct, frozen=True, tag=True):
     args: tuple[Any, ...] = ()
 
 
-ToEngine = Submit | Cancel | Call
+class Gap(Struct, frozen=True, tag=True):
+    """A message was lost: said by what receives from the other end, and by the engine to the client whose it was."""
+
+
+ToEngine = Submit | Cancel | Pause | Call | Gap
 
 
 class Ready(Struct, frozen=True, tag=True):
@@ -60,7 +71,7 @@ class Fatal(Struct, frozen=True, tag=True):
     message: str
 
 
-FromEngine = Ready | Deltas | CallReply | Fatal
+FromEngine = Ready | Deltas | CallReply | Fatal | Gap
 
 
 class Channel(Protocol):

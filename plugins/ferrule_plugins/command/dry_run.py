@@ -79,7 +79,7 @@ def processes(config: Resolved, plugins: Plugins) -> Iterator[Process]:
         return
     yield Process("launcher", "supervisor", "starts the others; ends them all when one ends")
     runs = {"engine": f"scheduler, cache, {engine}", "api": f"HTTP on {address}"}
-    for spec in process_table(config, plugins, Path(), (-1,), (-1, -1)):
+    for spec in process_table(config, plugins, Path(), (-1,)):
         yield Process(spec.name, spec.role, f"{runs[spec.role]}  (python -m ferrule.launch.child {spec.role})")
 
 

@@ -12,6 +12,7 @@ from ferrule.config.help import Usage
 from ferrule.config.option import opt
 from ferrule.config.parse import Parsed, parse_command
 from ferrule.config.unsupported import engine_sections
+from ferrule.errors import ConfigError
 from ferrule.interfaces.command import Command
 from ferrule.interfaces.plugins import Plugins
 
@@ -52,21 +53,33 @@ class ServeCommand(Command):
         from ferrule.hooks import open_hooks
         from ferrule.launch.localise import localise
         from ferrule.launch.prepare import prepare
+        from ferrule.launch.reload import Reloader
+        from ferrule.launch.resources import check_limits
         from ferrule.launch.supervisor import Supervisor
         from ferrule_plugins.command.listen import listening, probing
 
+        check_limits()
         config, chosen = prepare(with_model(parsed.config), parsed.notices, plugins, "launch")
+        reloader = Reloader(parsed.config, lambda: _reread(argv, plugins))
         with listening(config.frontend) as listeners, probing(config.frontend) as probe:
             config = localise(config, chosen)
             if config.frontend.disable_frontend_multiprocessing:
                 from ferrule.launch.api_main import run_one_process  # not in a launcher: it has the HTTP server in it
 
-                return run_one_process(config, chosen, listeners[0])
+                return run_one_process(config, chosen, listeners[0], reloader)
             hooks = open_hooks(chosen)
             hooks.process_started("launcher", config)
-            status = Supervisor(config, chosen, listeners, probe).run()
+            status = Supervisor(config, chosen, listeners, reloader, probe).run()
             hooks.process_stopping("launcher", status)
             return status
+
+
+def _reread(argv: Sequence[str], plugins: Plugins) -> Config:
+    """What the same command line would be given now: the configuration file may have changed. Raises ConfigError."""
+    parsed = parse_command(argv, USAGE, plugins, sections=sections())
+    if parsed is None:
+        raise ConfigError("The command line asks for help.")
+    return parsed.config
 
 
 def _dry_run(parsed: Parsed, plugins: Plugins) -> int:

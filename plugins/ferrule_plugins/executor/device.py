@@ -13,11 +13,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from ferrule.assembly.limits import scheduler_limits
 from ferrule.assembly.memory import device_tensors
 from ferrule.assembly.model import Loaded, check_model, load_model
 from ferrule.assembly.vocabulary import open_backend, open_tokenizer
 from ferrule.config import Resolved
 from ferrule.config.resolve import step_tokens
+from ferrule.engine.cache import footprint
 from ferrule.errors import ConfigError, EngineDead
 from ferrule.interfaces.executor import Step
 from ferrule.interfaces.model import Model
@@ -149,7 +151,12 @@ class Worker:
         max_blocks = left // page_bytes if page_bytes else 2  # without pages, no block is ever used
         self._num_snapshots = snapshots
         info = replace(info, max_num_seqs=fewer, notes=notes, max_snapshots=snapshots, state_bytes=state_bytes)
-        return replace(info, groups=runner.cache.groups, page_bytes=page_bytes, max_blocks=max_blocks)
+        info = replace(info, groups=runner.cache.groups, page_bytes=page_bytes, max_blocks=max_blocks)
+        if page_bytes and not loaded.platform.memory().keeps_more(self.config):
+            limits = scheduler_limits(self.config, info, max_blocks)
+            usable = 1 + limits.max_num_seqs * footprint(limits, info.max_model_len)
+            info = replace(info, max_blocks=min(max_blocks, usable))
+        return info
 
     def init_cache(self, num_blocks: int) -> None:
         """Allocate `num_blocks`, the null block included. Raises EngineDead when then not one token can be computed."""
@@ -221,6 +228,7 @@ class Worker:
                 self.model_runner.use(self._weights())
             else:
                 self.model_runner.init_cache(self._num_blocks, self._num_snapshots)
+                self.platform.memory().commit(self.model_runner.cache_tensors)
             self._missing.discard(part)
             if not self._missing:
                 self._warm_up(self.model_runner)

@@ -17,9 +17,9 @@ import torch
 
 from ferrule.config import CacheConfig, ModelConfig, Resolved, SchedulerConfig
 from ferrule.errors import ConfigError
-from ferrule.interfaces.platform import DeviceCaps, DeviceMemory, Execution, Platform
+from ferrule.interfaces.platform import DeviceCaps, Execution, Platform
 from ferrule.log import Log
-from ferrule_plugins.heap import give_back
+from ferrule_plugins.platform.cpu_memory import CpuMemory, limit
 
 _log = Log("platform")
 _X86 = frozenset(
@@ -34,26 +34,6 @@ _TYPES = {
     "float": torch.float32,
     "float32": torch.float32,
 }
-
-
-class CpuMemory(DeviceMemory):
-    """`total` is what this process may use, in bytes."""
-
-    def __init__(self, total: int) -> None:
-        self._total = total
-
-    def cache_bytes(self, config: Resolved) -> int:
-        wanted = int(config.env.cpu_kvcache_space * 2**30)
-        if wanted > self._total:
-            there = self._total / 2**30
-            raise ConfigError(
-                f"The KV cache is to have {wanted / 2**30:.1f} GiB, but there are {there:.1f} GiB of memory.",
-                "Set FERRULE_CPU_KVCACHE_SPACE (GiB) to less.",
-            )
-        return wanted
-
-    def trim(self) -> None:
-        give_back()
 
 
 class CpuExecution(Execution):
@@ -142,9 +122,7 @@ def describe(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) 
         elif key.strip() in ("flags", "Features"):
             flags = frozenset(value.split())
             break
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = _first(cgroup / "memory.max")
-    return DeviceCaps("cpu", name, min(memory, int(limit)) if limit.isdigit() else memory, flags & (_X86 | _ARM))
+    return DeviceCaps("cpu", name, limit(proc, cgroup), flags & (_X86 | _ARM))
 
 
 def bind(spec: str) -> int:

@@ -74,6 +74,7 @@ class Completions:
             logits_processors=processors(body),
             beam=beam(body),
             raw=True,
+            streamed=body.stream,
         )
 
 

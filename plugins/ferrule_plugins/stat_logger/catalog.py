@@ -142,10 +142,10 @@ ENGINE = (
     Metric(
         name="vllm:num_requests_waiting_by_reason",
         kind="gauge",
-        doc="Waiting requests by reason. No request is ever deferred.",
+        doc="Waiting requests by reason. Deferred are those whose output is not read.",
         labels=("reason",),
         values=(("capacity",), ("deferred",)),
-        engine=lambda stats: {("capacity",): stats.waiting, ("deferred",): 0},
+        engine=lambda stats: {("capacity",): stats.waiting - stats.paused, ("deferred",): stats.paused},
     ),
     Metric(
         name="vllm:engine_sleep_state",
@@ -156,6 +156,12 @@ ENGINE = (
         engine=lambda stats: {(state,): float(level == stats.sleep_level) for level, state in enumerate(_SLEEP)},
     ),
     _USAGE,
+    Metric(
+        name="ferrule:buffered_bytes",
+        kind="gauge",
+        doc="Memory, about, that API processes keep for bodies, prompts in the queue and unread output.",
+        engine=lambda stats: {(): stats.buffered_bytes},
+    ),
     Metric(
         name="ferrule:state_snapshots",
         kind="gauge",
@@ -172,6 +178,12 @@ ENGINE = (
             *("num_gpu_blocks_override", "prefix_caching_hash_algo"),
         ),
         values=(),
+    ),
+    Metric(
+        name="ferrule:engine_restarts_total",
+        kind="counter",
+        doc="Engines that have died and were started again (--engine-restarts).",
+        engine=lambda stats: {(): stats.restarts},
     ),
     _engine("num_preemptions_total", "counter", "Preemptions of requests.", "preemptions"),
     _engine("prompt_tokens_total", "counter", "Prompt tokens of requests with a first token.", "prompt_tokens"),

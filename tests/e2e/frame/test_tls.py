@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import http.client
 import json
+import signal
 import socket
 import ssl
 import subprocess
@@ -114,10 +115,12 @@ def health(port: int, context: ssl.SSLContext) -> int:
         connection.close()
 
 
-def serial(port: int) -> int:
+def serial(port: int, client: Pair | None = None) -> int:
     """Of the certificate that a new connection is shown."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    if client is not None:
+        context.load_cert_chain(client.cert, client.key)
     with socket.create_connection(("127.0.0.1", port), 240) as plain, context.wrap_socket(plain) as secure:
         shown = secure.getpeercert(binary_form=True)
     return x509.load_der_x509_certificate(shown or b"").serial_number
@@ -204,6 +207,10 @@ def test_client_certificates(authority: Authority, tmp_path: Path) -> None:
         with socket.create_connection(("127.0.0.1", server.port), 240) as silent:  # no handshake
             assert silent.recv(1) == b""
         wait_for(lambda: late_headers(server.port, known) == 408, server)
+        renewed = authority.issue("server")  # in the same files
+        assert serial(server.port, client) == pair.serial
+        server.process.send_signal(signal.SIGHUP)
+        wait_for(lambda: serial(server.port, client) == renewed.serial, server)
 
 
 def late_headers(port: int, context: ssl.SSLContext) -> int:

@@ -225,6 +225,31 @@ class AdmitsWhatCannotFit(DefaultScheduler):
         super().add(request, now)
 
 
+class PausedKeepsRunning(DefaultScheduler):
+    def pause(self, id: str, paused: bool, now: float) -> None:
+        request = self._requests.get(id)
+        if not (paused and request is not None and request.running):
+            super().pause(id, paused, now)
+
+
+class PausedForEver(DefaultScheduler):
+    def pause(self, id: str, paused: bool, now: float) -> None:
+        if paused or self._sequence % 3:
+            super().pause(id, paused, now)
+
+
+class PausedCountsAsWork(DefaultScheduler):
+    def has_work(self) -> bool:
+        return bool(self._requests)
+
+
+class PauseCountsAsPreemption(DefaultScheduler):
+    def pause(self, id: str, paused: bool, now: float) -> None:
+        if paused and id in self.running:
+            self.running[id].num_preemptions += 1
+        super().pause(id, paused, now)
+
+
 FLOW_BUGS: tuple[type[DefaultScheduler], ...] = (
     StaleEpochAccepted,
     EpochNotRenewed,
@@ -252,4 +277,8 @@ FLOW_BUGS: tuple[type[DefaultScheduler], ...] = (
     ErrorRowIgnored,
     PromptLogprobsTwice,
     AdmitsWhatCannotFit,
+    PausedKeepsRunning,
+    PausedForEver,
+    PausedCountsAsWork,
+    PauseCountsAsPreemption,
 )

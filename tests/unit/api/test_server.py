@@ -299,7 +299,7 @@ async def test_starting_then_ready_then_stopped() -> None:
 async def test_stop_while_starting() -> None:
     async with running(asyncio.Event().wait) as server:
         assert await first_health(server) == 503
-        assert await server.stopped() == 0
+        assert await server.stopped() == 128 + signal.SIGTERM
 
 
 async def test_an_engine_that_cannot_start_ends_the_server() -> None:
@@ -351,7 +351,7 @@ async def test_a_second_signal_does_not_wait() -> None:
             assert not server.task.done()
             os.kill(os.getpid(), signal.SIGINT)
             assert "[DONE]" not in (await stream.aread()).decode()
-        assert await asyncio.wait_for(server.task, 120) == 0
+        assert await asyncio.wait_for(server.task, 120) == 128 + signal.SIGINT
 
 
 async def test_death_of_the_engine_ends_streams_and_the_server() -> None:

@@ -11,7 +11,7 @@ from ferrule.engine.scheduler import DefaultScheduler
 from ferrule.errors import CheckpointError, EngineDead, RequestError, RequestFailed
 from ferrule.interfaces.scheduler import Scheduler, SchedulerLimits
 from ferrule.types import CacheGroup, CompiledGrammar, EngineRequest, FinishReason, TokenSampling
-from ferrule.wire.messages import Call, CallReply, Cancel, Deltas, Submit
+from ferrule.wire.messages import Call, CallReply, Cancel, Deltas, Pause, Submit
 from ferrule_plugins.policy.fcfs import FcfsPolicy
 from ferrule_testkit.fakes import FakeExecutor, VirtualClock, solo
 
@@ -592,3 +592,45 @@ def test_an_executor_without_guided_decoding_says_so():
     harness.submit(A, "constrained", grammar=GRAMMAR)
     harness.steps(2)
     assert [delta.finish for delta in harness.deltas(A)] == [FinishReason.ERROR]
+
+
+# ------------------------------------------------------------------------------------------- pauses
+
+
+def test_a_paused_request_is_no_work_and_says_the_same_afterwards():
+    harness = LoopHarness(depth=2)
+    request = harness.submit(A, "a", max_tokens=20)
+    harness.steps(4)
+    harness.inbox.append((A, Pause("a", True)))
+    harness.steps(1)
+    said = len(harness.deltas(A))
+    harness.clock.advance(100.0)
+    harness.steps(20)
+    assert len(harness.deltas(A)) == said
+    assert harness.loop.stalled_for(harness.clock.now) < 1.0  # neither the watchdog nor the stall rule minds
+    assert harness.scheduler.stats().paused == 1
+    harness.inbox.append((A, Pause("a", False)))
+    harness.steps(40)
+    tokens = [token for delta in harness.deltas(A) for token in delta.token_ids]
+    assert tokens == solo(harness.executor.model, request, 64).token_ids
+
+
+def test_only_the_client_whose_request_it_is_can_pause_it():
+    harness = LoopHarness()
+    harness.submit(A, "a")
+    harness.steps(1)
+    harness.inbox.append((B, Pause("a", True)))
+    harness.inbox.append((A, Pause("nobody", True)))
+    harness.steps(10)
+    assert harness.deltas(A)[-1].finish is FinishReason.LENGTH
+
+
+def test_a_paused_request_is_cancelled_at_once():
+    harness = LoopHarness()
+    harness.submit(A, "a", max_tokens=20)
+    harness.steps(3)
+    harness.inbox += [(A, Pause("a", True)), (A, Cancel(("a",)))]
+    harness.steps(1)
+    assert harness.deltas(A)[-1].finish is FinishReason.ABORT
+    assert not harness.scheduler.has_work()
+    assert harness.scheduler.stats().waiting == 0

@@ -623,3 +623,34 @@ def test_evacuation_takes_all_back_in_their_order_and_is_no_preemption():
     assert [id for id, _, _ in advance(scheduler)[0]][:2] == ["a", "b"]
     drain(scheduler)
     assert scheduler.evacuate(2.0)
+
+
+# ------------------------------------------------------------------------------------------- pauses
+
+
+def test_paused_requests_hold_up_nobody():
+    """Four that are not read leave their slots and blocks to others, whatever their number and the cache's size."""
+    scheduler = make(num_blocks=9, max_num_seqs=2)
+    for name in "abcd":
+        scheduler.add(request(name, 8, 8), 0.0)
+        while not any(row[0] == name for row in advance(scheduler)[0]):
+            pass
+        scheduler.pause(name, True, 0.0)
+        assert not scheduler.has_work()
+    scheduler.add(request("e", 8, 8), 0.0)
+    assert all(row[0] == "e" for step in drain(scheduler) for row in step)
+    for name in "abcd":
+        scheduler.pause(name, False, 0.0)
+    drain(scheduler)
+    assert scheduler.stats().preemptions == 0
+
+
+def test_a_request_that_was_paused_finds_its_blocks_in_the_cache():
+    scheduler = make()
+    scheduler.add(request("a", 8, 8), 0.0)
+    advance(scheduler)
+    advance(scheduler)
+    scheduler.pause("a", True, 0.0)
+    scheduler.pause("a", True, 0.0)
+    scheduler.pause("a", False, 0.0)
+    assert advance(scheduler)[0] == [("a", 8, 2)]

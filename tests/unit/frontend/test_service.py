@@ -331,17 +331,21 @@ async def test_what_is_generated_for_a_key_is_counted_for_it(folder: Path) -> No
         pass
 
 
-@pytest.mark.parametrize("scope", ["global", "key"])
-async def test_caches_of_keys_are_apart_on_request(folder: Path, scope: str) -> None:
-    front, engine = FrontendConfig(api_key=("a", "b")), FakeEngine()
+@pytest.mark.parametrize(
+    ("scope", "others", "apart"),
+    [("global", True, False), ("key", True, True), ("auto", True, True), ("auto", False, False)],
+)
+async def test_caches_of_keys_are_apart(folder: Path, scope: str, others: bool, apart: bool) -> None:
+    front, engine = FrontendConfig(api_key=("a", "b") if others else ("a",)), FakeEngine()
     callers = Callers(Config(frontend=front))
     async with serving(folder, engine, cache={"cache_scope": scope}, frontend={"api_key": front.api_key}) as service:
         for key, salt in (("a", None), ("b", None), ("a", None), ("a", "s"), ("b", "s")):
+            key = key if others else "a"
             with callers.visit(callers.find(key.encode())):
                 await outputs(service, one(cache_salt=salt))
     salts = [request.cache_salt for request in engine.requests]
     assert salts[0] == salts[2]
-    assert len(set(salts)) == (4 if scope == "key" else 2)
+    assert len(set(salts)) == (4 if apart else 2)
 
 
 # ------------------------------------------------------------------------------------------- refusals

@@ -53,7 +53,7 @@ def test_a_server_does_not_begin_to_load(front: FrontendConfig, said: str) -> No
     config = resolve(Config(model=ModelConfig(model=str(tiny.path())), frontend=front))
     client: Any = _NotLoading()
     with socket.socket() as listener, pytest.raises(ConfigError, match=said):
-        asyncio.run(api_main._serve(config, discover(), HookRunner(), listener, client))
+        asyncio.run(api_main._serve(config, discover(), HookRunner(), listener, client, lambda: config))
 
 
 def test_an_llm_does_not_begin_to_load(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import socket
 from collections.abc import Callable
@@ -35,9 +36,10 @@ from ferrule.types import (
     TokenSampling,
 )
 from ferrule.wire import board as board_module
+from ferrule.wire import lifeline
 from ferrule.wire.board import BEAT, ENGINE, READY, STALLED, WAITING, Board
 from ferrule.wire.engine_socket import EngineSocket
-from ferrule.wire.messages import Call, CallReply, Cancel, Deltas, Ready, Submit, ToEngine
+from ferrule.wire.messages import Call, CallReply, Cancel, Deltas, Pause, Ready, Submit, ToEngine
 from ferrule_plugins.command.bench.figures import percentile, random_prompts
 from ferrule_plugins.command.bench.load import Record, figures_of
 from ferrule_plugins.command.listen import bind, listening
@@ -113,6 +115,55 @@ async def test_what_came_since_the_last_look_is_one_delta() -> None:
         await anext(stream)
 
 
+@pytest.fixture
+def long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever waits to be read has waited for a second."""
+    clock = itertools.count()
+    monkeypatch.setattr("ferrule.client.demux.time.monotonic", lambda: float(next(clock)))
+
+
+@pytest.mark.usefixtures("long_ago")
+async def test_a_request_whose_output_is_not_read_is_paused_until_all_of_it_is() -> None:
+    client = Recorder()
+    stream = client.generate(request("a"))
+    logprobs = (TokenLogprobs(1, -0.5, 1, ((1, -0.5),) * 20),)
+    for token in range(40):
+        client.deliver(RequestDelta("a", (token,), logprobs))
+    assert client.sent[1:] == [Pause("a", True)]
+    assert 40 * 2400 < client.buffers.used < 40 * 3000
+    assert len((await anext(stream)).token_ids) == 40
+    assert client.buffers.used == 0
+    assert client.sent[2:] == []
+    more = asyncio.create_task(anext(stream))
+    await asyncio.sleep(0)
+    assert client.sent[2:] == [Pause("a", False)]
+    client.deliver(RequestDelta("a", (40,), finish=FinishReason.LENGTH))
+    assert (await more).token_ids == (40,)
+
+
+@pytest.mark.usefixtures("long_ago")
+async def test_when_memory_is_short_any_unread_output_pauses_and_a_dropped_stream_counts_no_more() -> None:
+    client = Recorder()
+    client.buffers.limit = 700
+    stream = client.generate(request("a"))
+    client.deliver(RequestDelta("a", (1,)), RequestDelta("a", (2,)))
+    assert client.sent[1:] == []
+    client.deliver(RequestDelta("a", (3,)))
+    assert client.sent[1:] == [Pause("a", True)]
+    client.deliver(RequestDelta("a", (), finish=FinishReason.ABORT))
+    assert client.buffers.used > 700
+    del stream
+    assert client.buffers.used == 0
+
+
+async def test_a_lag_of_the_event_loop_is_no_reason_to_pause() -> None:
+    client = Recorder()
+    stream = client.generate(request("a"))
+    client.deliver(*(RequestDelta("a", (token,)) for token in range(1000)))
+    assert len((await anext(stream)).token_ids) == 1000
+    assert len(client.sent) == 1
+
+
 async def test_closing_early_cancels_once_and_drops_what_comes() -> None:
     client = Recorder()
     stream = client.generate(request("a"))
@@ -157,8 +208,8 @@ async def test_calls_are_answered_by_number() -> None:
 async def test_client_and_engine_socket_talk_over_a_private_socket(tmp_path: Path) -> None:
     path = tmp_path / "engine.sock"
     engine = EngineSocket(path)
-    read, write = os.pipe()
-    client = ProcessClient(path, read)
+    alive = lifeline.hold(path)
+    client = ProcessClient(path)
     assert path.stat().st_mode & 0o077 == 0
     await asyncio.to_thread(engine.receive, 0.3)  # hello comes before the model is there, and is not answered
     assert client.health().state == "starting"
@@ -169,7 +220,7 @@ async def test_client_and_engine_socket_talk_over_a_private_socket(tmp_path: Pat
     deltas = [d async for d in client.generate(request("a"))]
     assert [token for d in deltas for token in d.token_ids] == [7, 8]
     await serving
-    os.close(write)  # the engine's end
+    os.close(alive)  # as when the engine's process ends
     async with asyncio.timeout(120):
         while client.health().state != "dead":
             await asyncio.sleep(0.02)
@@ -201,7 +252,7 @@ def test_foreign_frames_are_dropped(tmp_path: Path) -> None:
     peer.connect(f"ipc://{path}")
     for frame in (b"", b"\x80\x04\x95.", b"{}", os.urandom(64), msgspec.msgpack.encode({"type": "Exec", "code": "1"})):
         peer.send(frame)
-    peer.send(msgspec.msgpack.encode(Cancel(("a",))))
+    peer.send(msgspec.msgpack.encode((1, Cancel(("a",)))))
     messages: list[ToEngine] = []
     for _ in range(1200):
         messages += [message for _, message in engine.receive(0.1)]
@@ -311,8 +362,8 @@ async def test_an_engine_without_a_heartbeat_or_progress_is_stalled(
     engine.ready = Ready(INFO, 9)
     Board.create(tmp_path / "board", 1)
     beats, board = Board(tmp_path / "board", ENGINE), Board(tmp_path / "board", 1)
-    read, write = os.pipe()
-    client = ProcessClient(tmp_path / "engine.sock", read, board, 30.0)
+    alive = lifeline.hold(tmp_path / "engine.sock")
+    client = ProcessClient(tmp_path / "engine.sock", board, 30.0)
     serving = asyncio.create_task(asyncio.to_thread(_received, engine, Call))
     await asyncio.wait_for(client.wait_ready(), 120)
     now = 1000.0
@@ -333,7 +384,7 @@ async def test_an_engine_without_a_heartbeat_or_progress_is_stalled(
     assert client.health().state == "ready"
     await serving
     await client.close()
-    os.close(write)
+    os.close(alive)
     engine.close()
 
 

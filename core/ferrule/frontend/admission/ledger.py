@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from ferrule.callers import Visit
 from ferrule.config import LimitsConfig
 from ferrule.errors import OverloadedError, RequestError
@@ -13,7 +15,10 @@ from ferrule.hooks import HookRunner
 from ferrule.interfaces.stats import RequestStats, StatLogger
 from ferrule.plugin.faults import FaultCount
 from ferrule.types import EngineStats, FinishReason, RequestTimes
-from ferrule.wire.board import WAITING, WAITING_TOKENS, Board
+from ferrule.wire.board import BUFFERED, WAITING, WAITING_TOKENS, Board
+from ferrule.wire.buffers import Buffers
+
+TOKEN_BYTES = 40  # of a prompt's token as a Python object, with its place in a tuple
 
 
 class Loggers:
@@ -95,7 +100,9 @@ class Reservation:
             raise RequestError(f"The prompts have {tokens} tokens in all; the queue takes {limit}.", "prompt")
         if self._ledger.waiting_tokens + tokens > limit:
             raise self._ledger.full("prompt tokens", "max_num_queued_tokens")
-        self._ledger.board.add(WAITING_TOKENS, tokens)
+        if self._ledger.buffers.used + tokens * TOKEN_BYTES > self._ledger.buffers.limit:
+            raise self._ledger.full("prompt tokens", "max_num_queued_tokens")
+        self._ledger.hold(tokens)
         self.tokens += tokens
 
     def turn(self, account: Account) -> None:
@@ -118,6 +125,7 @@ class Ledger:
         self.limits = limits
         self.loggers = loggers
         self.board = board or Board()
+        self.buffers = Buffers(self.board, limits.max_buffered_bytes)
         self.open = 0
         self.retry_after = 1
         self._clock = clock
@@ -129,6 +137,11 @@ class Ledger:
     @property
     def waiting_tokens(self) -> int:
         return self.board.total(WAITING_TOKENS)
+
+    def hold(self, tokens: int) -> None:
+        """Count tokens of prompts that wait, or that wait no longer."""
+        self.board.add(WAITING_TOKENS, tokens)
+        self.board.add(BUFFERED, tokens * TOKEN_BYTES)
 
     def full(self, what: str, reason: str) -> OverloadedError:
         """The refusal, counted."""
@@ -154,7 +167,7 @@ class Ledger:
         try:
             yield reservation
         finally:
-            self.board.add(WAITING_TOKENS, -reservation.tokens)
+            self.hold(-reservation.tokens)
             self.board.add(WAITING, -reservation.count)
             self.open -= reservation.count
 
@@ -191,13 +204,14 @@ class Ledger:
     def engine(self, stats: EngineStats) -> None:
         """The first API process tells the engine's figures, for all: they are there once, and never go back."""
         if self.board.leads:
+            stats = replace(stats, buffered_bytes=self.board.total(BUFFERED))
             self.loggers.tell("on_engine", lambda logger: logger.on_engine(stats, 0))
 
     def _stop_waiting(self, account: Account) -> None:
         if account.waits:
             account.waits = False
             self.board.add(WAITING, -1)
-            self.board.add(WAITING_TOKENS, -account.weight)
+            self.hold(-account.weight)
 
 
 def _stats(account: Account, finish: FinishReason, times: RequestTimes, preemptions: int, now: float) -> RequestStats:

@@ -193,7 +193,9 @@ def check_salt(salt: Any) -> str | None:
 def scoped(salt: str | None, caller: Visit | None, scope: str) -> str | None:
     """What a prompt's blocks are cached under, with `--cache-scope`. A client's own salt is printable: it cannot be
     another key's."""
-    return f"{caller.name}\0{salt or ''}" if caller is not None and scope == "key" else salt
+    if caller is None or scope == "global" or (scope == "auto" and not caller.has_others):
+        return salt
+    return f"{caller.name}\0{salt or ''}"
 
 
 def check_priority(priority: Any) -> int:

@@ -75,8 +75,10 @@ def answer(work: Callable[[Any], Any], body: bytes) -> tuple[Any, ...]:
 def send(replies: BinaryIO, reply: Any) -> None:
     try:
         body = msgspec.msgpack.encode(reply)
-    except (MemoryError, UnicodeEncodeError):
+    except MemoryError:
         body = msgspec.msgpack.encode(("memory",))
+    except UnicodeEncodeError:
+        body = msgspec.msgpack.encode(("surrogate",))
     replies.write(HEADER.pack(len(body), 0.0) + body)
     replies.flush()
 

@@ -137,6 +137,8 @@ class ChildPool:
                 raise RequestError(message, named or param)
             case ["memory"]:
                 raise RequestError(f"{what} needed more than {self._memory_bytes >> 20} MiB of memory.", param)
+            case ["surrogate"]:
+                raise RequestError(f"{what} gives half of a surrogate pair, which is not a character.", param)
             case ["nesting"]:
                 raise RequestError(f"{what} is nested too deeply.", param)
             case ["failed", str(kind)]:

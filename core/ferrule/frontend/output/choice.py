@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from ferrule import log
-from ferrule.errors import EngineDead, RequestFailed
+from ferrule.errors import EngineDead, RequestFailed, UnavailableError
 from ferrule.frontend.admission.ledger import Account, Ledger
 from ferrule.frontend.output.answer_tokens import AnswerTokens, Token
 from ferrule.frontend.output.parse import ParseChain, join_events
@@ -148,9 +148,13 @@ class Choice:
             return output
         self._begun = True
         wanted = self.request.sampling.prompt_logprobs is not None
+        ids, self.request = (
+            self.request.prompt_ids,
+            replace(self.request, prompt_ids=()),
+        )  # told once
         return replace(
             output,
-            prompt_ids=self.request.prompt_ids,
+            prompt_ids=ids,
             prompt_text=self.prompt_text,
             prompt_logprobs=tuple(self._prompt_logprobs) if wanted else None,
         )
@@ -208,8 +212,11 @@ class OutputStream(AsyncIterator[Output]):
         self._choices = choices
         self._left = len(choices)
         self._tasks = tasks  # the service's: they may outlive this stream by a step
-        self._arrived: asyncio.Queue[tuple[Choice, RequestDelta] | EngineDead] = asyncio.Queue()
+        # Bounded: what is not read waits in the streams, where the engine is told to pause.
+        self._arrived: asyncio.Queue[tuple[Choice, RequestDelta] | EngineDead] = asyncio.Queue(len(choices))
         self._closed = False
+        self._kept = ledger.buffers.share()  # what a client gets as a whole is collected until then
+        self._whole = not all(choice.account.streamed for choice in choices)
         self._single = streams[0] if len(streams) == 1 else None
         if self._single is None:
             for choice, stream in zip(choices, streams, strict=True):
@@ -230,6 +237,7 @@ class OutputStream(AsyncIterator[Output]):
     async def aclose(self) -> None:
         """Cancel what still runs. Idempotent."""
         self._abort()
+        self._kept.close()
 
     def score(self, index: int) -> float:
         """Sum of a choice's logprobs so far."""
@@ -261,14 +269,24 @@ class OutputStream(AsyncIterator[Output]):
         if output is None:
             return None
         new = output.usage.completion_tokens - before
+        if self._whole:
+            self._keep(output)
         if new:
             self._ledger.tokens(choice.account, new, output.usage.cached_tokens)
         if choice.done:
             self._finish(choice, delta)
         return output
 
+    def _keep(self, output: Output) -> None:
+        top = len(output.logprobs[0].top) if output.logprobs else 0
+        self._kept.grow(200 + 100 * len(output.token_ids) + len(output.logprobs) * (200 + 200 * top))
+        if self._ledger.buffers.full:
+            raise UnavailableError("The server is short of memory for answers.", retry_after=1)
+
     def _finish(self, choice: Choice, delta: RequestDelta) -> None:
         self._left -= 1
+        if not self._left:
+            self._let_go()
         if delta.finish is not None:
             choice.last = delta
         if choice.last is not None:
@@ -291,11 +309,16 @@ class OutputStream(AsyncIterator[Output]):
                 if delta.finish is not None:
                     choice.last = delta
                 if not choice.done:
-                    self._arrived.put_nowait((choice, delta))
+                    await self._arrived.put((choice, delta))
         except EngineDead as error:
-            self._arrived.put_nowait(error)
+            await self._arrived.put(error)
         if choice.done:
             self._settle(choice)
+
+    def _let_go(self) -> None:
+        """Nobody reads any more: each task that waits for room gets it, and puts nothing after that."""
+        while not self._arrived.empty():
+            self._arrived.get_nowait()
 
     def _settle(self, choice: Choice) -> None:
         last = choice.last or RequestDelta(id=choice.id)
@@ -306,6 +329,7 @@ class OutputStream(AsyncIterator[Output]):
         if self._closed:
             return
         self._closed = True
+        self._let_go()
         running = [choice for choice in self._choices if not choice.done]
         if running:
             self._cancel([choice.id for choice in running], FinishReason.ABORT)

@@ -18,18 +18,29 @@ _MAX_TOOLS = 1024
 RESERVED = frozenset(
     {
         "add_generation_prompt",
+        "caller",
         "chat_template",
         "chat_template_kwargs",
         "continue_final_message",
         "conversation",
+        "cycler",
+        "dict",
         "documents",
+        "joiner",
+        "lipsum",
+        "loop",
         "max_length",
         "messages",
+        "namespace",
         "padding",
+        "raise_exception",
+        "range",
         "return_assistant_tokens_mask",
         "return_dict",
         "return_tensors",
         "self",
+        "strftime_now",
+        "super",
         "template",
         "tokenize",
         "tokenizer_kwargs",
@@ -37,7 +48,8 @@ RESERVED = frozenset(
         "truncation",
     }
 )
-"""Names of chat_template_kwargs that would replace what the server itself passes to a template or a renderer."""
+"""Names of chat_template_kwargs that would replace what the server itself passes to a template or a renderer, or what
+templates call."""
 
 
 # ------------------------------------------------------------------------------------------------ what is sent

@@ -265,7 +265,9 @@ async def test_renderer_refuses_before_it_renders() -> None:
     with pytest.raises(ForbiddenError) as caught:
         await quiet.render(chat(chat_template="{{ 1 }}"))
     assert caught.value.param == "chat_template"
-    for name in ("tokenize", "chat_template", "messages", "tools", "bos_token", "eos_token", "add_generation_prompt"):
+    passed = ("tokenize", "chat_template", "messages", "tools", "bos_token", "eos_token", "add_generation_prompt")
+    called = ("raise_exception", "strftime_now", "namespace", "range")  # functions of templates
+    for name in (*passed, *called):
         with pytest.raises(RequestError, match=name) as refused:
             await quiet.render(chat(chat_template_kwargs={name: True}))
         assert refused.value.param == "chat_template_kwargs"
@@ -300,6 +302,13 @@ async def test_renderer_renders() -> None:
         await rendering.render(chat(messages=({"role": "user", "content": "\ud800"},)))
     assert caught.value.param == "messages"
     await rendering.close()
+
+
+async def test_a_template_that_writes_half_of_a_character() -> None:
+    broken = renderer({"default": "{{ '\\ud83d' }}" + SIMPLE})
+    with pytest.raises(RequestError, match="The chat template gives half of a surrogate pair"):
+        await broken.render(chat())
+    await broken.close()
 
 
 async def test_endless_request_templates_do_not_hold_up_the_server_s_own() -> None:

@@ -42,6 +42,9 @@ class ExampleScheduler(Scheduler):
     def check(self) -> None:
         self._inner.check()
 
+    def pause(self, id: str, paused: bool, now: float) -> None:
+        self._inner.pause(id, paused, now)
+
     def reset_cache(self) -> bool:
         return self._inner.reset_cache()
 

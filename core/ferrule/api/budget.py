@@ -1,0 +1,139 @@
+"""`Budget`: room for bodies and the values in them, reserved before a body is read: for one exchange, a key, and all.
+
+When there is no room, reading pauses for a while (the client feels that as flow control), and then the request is
+refused. A body of a megabyte or more reserves all of its room at once and in turn, so that bodies which are half here
+never wait for each other; and one that hardly moves while others wait is ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from ferrule.errors import FerruleError, OverloadedError, TooLargeError, TooSlowError, UnavailableError
+from ferrule.wire.buffers import Buffers, Share
+
+LARGE = 1 << 20  # bytes of a body that gets its room at once
+_LARGE_PART = 0.75  # of the limit that such bodies may fill: what they turn out to hold needs some more
+_POLL = 0.05  # seconds between two looks for room
+_PERIOD = 2.0  # seconds in which a body that others wait for must bring
+_SLOW = 64 << 10  # so many bytes at least,
+_SLOWEST = 60  # and this part of what it has reserved
+
+
+@dataclass(eq=False)
+class Claim:
+    """What one exchange keeps. `end` stops the exchange."""
+
+    share: Share
+    end: Callable[[FerruleError], None]
+    key: str = ""  # name of the API key
+    received: int = 0
+    reading: bool = False  # its body is coming in, and is waited for
+    seen: tuple[float, int] = field(default=(0.0, 0))  # when it was looked at last, and what had come by then
+
+
+class Budget:
+    """Of one process. With `several_keys`, one gets half of it at most. A wait for room ends after `patience`."""
+
+    def __init__(self, buffers: Buffers, several_keys: Callable[[], bool] = bool, patience: float = 10.0) -> None:
+        self.buffers = buffers
+        self._patience = patience
+        self._several = several_keys
+        self._keys: Counter[str] = Counter()
+        self._claims: set[Claim] = set()
+        self._turn = asyncio.Lock()  # of large bodies, first come, first served
+
+    @contextmanager
+    def claim(self, end: Callable[[FerruleError], None]) -> Iterator[Claim]:
+        """For the length of an exchange."""
+        claim = Claim(self.buffers.share(), end)
+        self._claims.add(claim)
+        try:
+            yield claim
+        finally:
+            self._claims.discard(claim)
+            self.resize(claim, 0)
+
+    async def grow(self, claim: Claim, num_bytes: int, turn: bool = False) -> None:
+        """Reserve more, when there is room; with `turn` as a large body does.
+
+        Raises TooLargeError, OverloadedError (the key has too much), UnavailableError (all have).
+        """
+        if self._room(claim, num_bytes, turn) and not (turn and self._turn.locked()):
+            self.resize(claim, claim.share.size + num_bytes)
+            return
+        if claim.share.size + num_bytes > (self.most if turn else self._key_limit):
+            raise TooLargeError(
+                f"The request needs more memory than one may have; all have {self.buffers.limit} bytes "
+                "(--max-buffered-bytes)."
+            )
+        reading, claim.reading = claim.reading, False
+        try:
+            async with asyncio.timeout(self._patience):
+                if turn:
+                    async with self._turn:
+                        await self._wait(claim, num_bytes, turn)
+                else:
+                    await self._wait(claim, num_bytes, turn)
+        except TimeoutError:
+            pass  # refused below, where the exception has no context: its frames would keep the body
+        else:
+            return
+        finally:
+            claim.reading = reading
+        raise self._refusal(claim, num_bytes)
+
+    def resize(self, claim: Claim, size: int) -> None:
+        """Set what a claim has, room or not."""
+        more = size - claim.share.size
+        claim.share.grow(more)
+        self._keys[claim.key] += more
+        if not self._keys[claim.key]:
+            del self._keys[claim.key]
+
+    @property
+    def most(self) -> int:
+        """What a large body may reserve."""
+        return min(self._limit(True), self._key_limit)
+
+    @property
+    def _key_limit(self) -> int:
+        return self.buffers.limit // 2 if self._several() else self.buffers.limit
+
+    def _limit(self, turn: bool) -> int:
+        return int(self.buffers.limit * _LARGE_PART) if turn else self.buffers.limit
+
+    def _room(self, claim: Claim, num_bytes: int, turn: bool) -> bool:
+        if self._keys[claim.key] + num_bytes > self._key_limit:
+            return False
+        return self.buffers.used + num_bytes <= self._limit(turn)
+
+    async def _wait(self, claim: Claim, num_bytes: int, turn: bool) -> None:
+        while not self._room(claim, num_bytes, turn):
+            self._end_slow()
+            await asyncio.sleep(_POLL)
+        self.resize(claim, claim.share.size + num_bytes)
+
+    def _end_slow(self) -> None:
+        """End exchanges whose bodies have room that others wait for, and hardly come in."""
+        now = time.monotonic()
+        for claim in self._claims:
+            if not claim.reading or claim.share.size < _SLOW:
+                continue
+            since, received = claim.seen
+            if now - since < _PERIOD:
+                continue
+            claim.seen = now, claim.received
+            enough = max(_SLOW, claim.share.size // _SLOWEST)
+            if now - since < 2 * _PERIOD and claim.received - received < enough:
+                claim.end(TooSlowError("The body came too slowly while the server was short of memory."))
+
+    def _refusal(self, claim: Claim, num_bytes: int) -> FerruleError:
+        if self._keys[claim.key] + num_bytes > self._key_limit:
+            return OverloadedError("The key's other requests take all of its memory.", retry_after=1)
+        return UnavailableError("The server is short of memory for requests.", retry_after=1)

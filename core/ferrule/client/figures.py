@@ -1,0 +1,24 @@
+"""An engine's figures over restarts: what is counted goes on from where the dead engine left it."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from ferrule.types import EngineStats
+
+_COUNTERS = (
+    *("prefix_queries", "prefix_hits", "preemptions", "prompt_tokens", "prompt_cached", "generation_tokens", "steps"),
+    *("corrupted_requests", "restarts"),
+)
+
+
+def with_past(past: EngineStats, stats: EngineStats) -> EngineStats:
+    """What the running engine says, with what those before it had counted."""
+    if not past.restarts:
+        return stats
+    return replace(stats, **{name: getattr(past, name) + getattr(stats, name) for name in _COUNTERS})
+
+
+def past_of(stats: EngineStats) -> EngineStats:
+    """What stays of the figures when their engine has died: the counters, and that another one is needed."""
+    return EngineStats(**{name: getattr(stats, name) + (name == "restarts") for name in _COUNTERS})

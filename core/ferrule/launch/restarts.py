@@ -1,0 +1,32 @@
+"""When an engine that has died is started again. Pure: the supervisor says what happened and how long it ran."""
+
+from __future__ import annotations
+
+HEALTHY_SECONDS = 300.0  # an engine that served for so long starts the count anew
+_LONGEST_PAUSE = 60  # seconds
+
+
+class Restarts:
+    """At most `most` restarts in a row, each after a pause twice as long as the one before: 1, 2, 4 … 60 seconds.
+
+    Before one has served, none is started again: what kept it from starting, such as a damaged checkpoint, is still
+    there.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.in_a_row = 0
+        self._has_served = False
+
+    def pause(self, served: float | None) -> int | None:
+        """Seconds to wait before the next start, after an engine that served for `served` seconds (None: never).
+
+        None: it is not started again.
+        """
+        self._has_served = self._has_served or served is not None
+        if served is not None and served >= HEALTHY_SECONDS:
+            self.in_a_row = 0
+        if not self._has_served or self.in_a_row >= self.most:
+            return None
+        self.in_a_row += 1
+        return int(min(2 ** (self.in_a_row - 1), _LONGEST_PAUSE))

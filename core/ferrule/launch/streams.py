@@ -1,0 +1,57 @@
+"""The standard streams of a process of ours, whatever it was given: closed, or on a disk that is full."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+import threading
+import time
+from typing import NoReturn
+
+_GRACE = 5.0  # seconds that threads which are not daemons have to end
+_ENCODING = "utf-8"
+
+
+class _Forgiving(io.TextIOWrapper):
+    """Text that cannot be written is lost: what a process says must not end it."""
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            super().write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            super().flush()
+
+
+def usable_streams() -> None:
+    """Open what is closed, so that no socket gets the number of a stream; stderr then never raises.
+
+    Streams that something else has put in their place, such as a test, stay.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this one
+    if sys.stdin is None:
+        sys.stdin = open(0, encoding=_ENCODING, closefd=False)  # noqa: SIM115 for as long as the process lives
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", encoding=_ENCODING, closefd=False)  # noqa: SIM115
+    if sys.stderr is sys.__stderr__ and not isinstance(sys.stderr, _Forgiving):
+        raw = open(2, "wb", buffering=0, closefd=False)  # noqa: SIM115
+        sys.stderr = sys.__stderr__ = _Forgiving(raw, _ENCODING, "backslashreplace", write_through=True)
+
+
+def leave(status: int) -> NoReturn:
+    """Exit. Threads that a plugin started and that do not end keep the process for no more than some seconds."""
+
+    def insist() -> None:
+        time.sleep(_GRACE)
+        os._exit(status)
+
+    threading.Thread(target=insist, name="leave", daemon=True).start()
+    sys.exit(status)

@@ -1,0 +1,197 @@
+"""The memory of a CPU: how much of it there is now, and making what was allocated real.
+
+Linux gives addresses freely, and a process that writes to more of them than there is memory for is killed. So memory
+is written to at start, in parts, as long as there is more of it; the kernel does that without touching what is in the
+pages (MADV_POPULATE_WRITE, https://man7.org/linux/man-pages/man2/madvise.2.html, since 5.14). Limits of containers are
+files of control groups (https://docs.kernel.org/admin-guide/cgroup-v2.html, memory interface files; for version 1,
+https://docs.kernel.org/admin-guide/cgroup-v1/memory.html).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ferrule.config import Resolved
+from ferrule.env import Environment
+from ferrule.errors import ConfigError
+from ferrule.interfaces.platform import DeviceMemory
+from ferrule.waiting import waiting
+from ferrule_plugins.heap import give_back
+
+_HUGEPAGE = getattr(mmap, "MADV_HUGEPAGE", 14)
+_POPULATE_WRITE = 23
+_PART = 64 << 20  # bytes that are made real at once; a multiple of a huge page
+_HUGE = 2 << 20
+_SPARE = 128 << 20  # bytes that stay for steps and other processes
+_THREADS = 8  # more do not help: memory is the limit
+_ADVICE = (
+    "Set FERRULE_CPU_KVCACHE_SPACE (GiB) or, where it is given, --num-gpu-blocks-override to less, or give the process "
+    "more memory."
+)
+
+
+class CpuMemory(DeviceMemory):
+    """`total` is what this process may use, in bytes."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+
+    def cache_bytes(self, config: Resolved) -> int:
+        wanted = int(config.env.cpu_kvcache_space * 2**30)
+        if wanted > self._total:
+            there = self._total / 2**30
+            raise ConfigError(
+                f"The KV cache is to have {wanted / 2**30:.1f} GiB, but there are {there:.1f} GiB of memory.",
+                "Set FERRULE_CPU_KVCACHE_SPACE (GiB) to less.",
+            )
+        return wanted
+
+    def keeps_more(self, config: Resolved) -> bool:
+        """Where the size was not named, memory that running requests cannot fill is left to others."""
+        return config.env.cpu_kvcache_space != Environment().cpu_kvcache_space
+
+    def check_weights(self, num_bytes: int) -> None:
+        there = available()
+        if num_bytes > there:
+            raise ConfigError(
+                f"The weights need {num_bytes / 2**30:.1f} GiB, but {there / 2**30:.1f} GiB of memory are available.",
+                "Give the process more memory, or take a smaller or a quantized model.",
+            )
+
+    def commit(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Raises ConfigError for memory that is not there."""
+        wanted = sum(tensor.nbytes for tensor in tensors)
+        parts = [part for tensor in tensors for part in _parts(tensor)]
+        there = available() - _SPARE
+        if wanted > there:
+            raise _missing(wanted, there)
+        with waiting("the memory of the KV cache") as progress, ThreadPoolExecutor(_threads()) as pool:
+            for number, _ in enumerate(pool.map(lambda part: _make_real(*part, wanted), parts), 1):
+                progress.step(f"{number} of {len(parts)} parts")
+
+    @contextmanager
+    def guard(self, stage: str) -> Iterator[None]:
+        try:
+            yield
+        except (MemoryError, RuntimeError) as error:
+            if stage == "step" or not (isinstance(error, MemoryError) or "can't allocate memory" in str(error)):
+                raise
+            there = f"{max(available(), 0) / 2**30:.1f} GiB are available, and ulimit -v may allow less"
+            if stage == "cache":
+                raise ConfigError(f"The KV cache cannot be allocated: {there}.", _ADVICE) from None
+            raise ConfigError(
+                f"The weights cannot be allocated: {there}.",
+                "Give the process more memory, or take a smaller or a quantized model.",
+            ) from None
+
+    def trim(self) -> None:
+        give_back()
+
+
+def limit(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes that this process may use at most: what the machine has, or what its container may have."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([memory, *(most for most, _ in _groups(proc, cgroup))])
+
+
+def available(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes that can be had now without anything being killed; swap counts, and files that can be read again."""
+    fields = dict(_fields(proc / "meminfo", ":"))
+    free = fields.get("MemAvailable")
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    if free is not None:
+        machine = (free + fields.get("SwapFree", 0)) << 10
+    return min([machine, *(most - used for most, used in _groups(proc, cgroup))])
+
+
+def _groups(proc: Path, root: Path) -> Iterator[tuple[int, int]]:
+    """(limit, used) of each control group around this process that has a limit. Files that are cached are not used."""
+    for line in _read(proc / "self" / "cgroup").splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if number == "0":
+            base, names = root, ("memory.max", "memory.current", "")
+        elif "memory" in controllers.split(","):
+            base, names = root / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
+        else:
+            continue
+        here = base / path.strip("/")
+        for folder in (here, *here.parents):  # in a container the path may be the host's: then the root is its own
+            if not folder.is_relative_to(base):
+                break
+            most, used = _number(folder / names[0]), _number(folder / names[1])
+            if most is not None and used is not None:
+                stat = dict(_fields(folder / "memory.stat", " "))
+                files = sum(stat.get(f"{names[2]}{kind}_file", 0) for kind in ("active", "inactive"))
+                yield most, max(used - files, 0)
+
+
+def _fields(file: Path, separator: str) -> Iterator[tuple[str, int]]:
+    for line in _read(file).splitlines():
+        name, _, value = line.partition(separator)
+        number = value.split()[0] if value.split() else ""
+        if number.isdigit():
+            yield name, int(number)
+
+
+def _number(file: Path) -> int | None:
+    """None for "max" and for a file that is not there."""
+    text = _read(file).strip()
+    return int(text) if text.isdigit() else None
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(errors="replace")
+    except OSError:  # not Linux, or hidden by the container
+        return ""
+
+
+def _threads() -> int:
+    return max(1, min(len(os.sched_getaffinity(0)), _THREADS))
+
+
+def _parts(tensor: torch.Tensor) -> Iterator[tuple[int, int]]:
+    """(address, bytes) of whole pages, cut where huge pages begin."""
+    page = mmap.PAGESIZE
+    start = -(-tensor.data_ptr() // page) * page
+    end = (tensor.data_ptr() + tensor.nbytes) // page * page
+    while start < end:
+        stop = min((start + _PART) // _HUGE * _HUGE, end)
+        yield start, stop - start
+        start = stop
+
+
+def _make_real(address: int, size: int, wanted: int) -> None:
+    there = available() - _SPARE
+    if size > there:
+        raise _missing(wanted, there)
+    madvise = _library().madvise
+    madvise(address, size, _HUGEPAGE)  # in vain where there are none
+    if madvise(address, size, _POPULATE_WRITE):  # an older kernel, or one that has no memory: then this does not return
+        ctypes.memset(address, 0, size)  # what is there is zeros
+
+
+def _missing(wanted: int, there: int) -> ConfigError:
+    return ConfigError(
+        f"The KV cache is to have {wanted / 2**30:.2f} GiB, but {max(there, 0) / 2**30:.2f} GiB of memory are "
+        "available for it.",
+        _ADVICE,
+    )
+
+
+@cache
+def _library() -> Any:
+    library = ctypes.CDLL(None)
+    library.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    return library

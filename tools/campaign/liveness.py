@@ -56,10 +56,9 @@ async def ask(port: int, message: bytes, context: ssl.SSLContext | None = None) 
             reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
             try:
                 writer.write(message)
-                answer = await reader.read(64)
+                status = (await reader.read(64))[9:12].decode() or status  # a refusal may come before the body's end
                 while await reader.read(1 << 16):
                     pass
-                status = answer[9:12].decode() or status
             finally:
                 writer.close()
     return status, time.perf_counter() - began

@@ -5,6 +5,7 @@
 #   make lint | unit | test-slow | docs     parts of it, and what takes minutes
 #   make format                             rewrite the source as `make lint` wants it
 #   make reference                          renew the pages that are written from the code
+#   make campaign [QUICK=1]                 attack real servers in every way that is known; the table is docs/reliability.md
 #   make gpu-check | gpu-bench [NAME=h200]  on a machine with a GPU: all of its tests; its figures, one file
 #   make gpu-wheels                         what these two need where there is no network, as files
 #
@@ -25,7 +26,7 @@ INSTALLED_TEST := $(VENV)/.installed-test
 INSTALLED_DOCS := $(VENV)/.installed-docs
 MANIFEST := pyproject.toml constraints.txt
 
-.PHONY: serve install test lint format unit test-slow docs reference gpu-wheels gpu-check gpu-bench clean
+.PHONY: serve install test lint format unit test-slow campaign docs reference gpu-wheels gpu-check gpu-bench clean
 
 serve: $(INSTALLED)
 	$(BIN)/ferrule serve $(ARGS)
@@ -55,6 +56,10 @@ unit: $(INSTALLED_TEST)
 
 test-slow: $(INSTALLED_TEST)
 	$(BIN)/python -m pytest -m slow $(ARGS)
+
+# What was proved is kept in campaign.json: a run that was interrupted goes on. ARGS: --again, or names of goals.
+campaign: $(INSTALLED_TEST)
+	$(BIN)/python -m tools.campaign $(if $(QUICK),--quick) --write docs/reliability.md $(ARGS)
 
 docs: $(INSTALLED_DOCS)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

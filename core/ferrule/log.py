@@ -26,7 +26,7 @@ from ferrule.errors import ConfigError
 _ROOT = "ferrule"
 _QUEUE_LINES = 8192
 _FLUSH_SECONDS = 2.0
-_STUCK_SECONDS = 0.5  # without a line written: nobody reads the pipe, and to wait on would only hold up the exit
+_STUCK_SECONDS = 0.25  # without a line written: nobody reads the pipe, and to wait on would only hold up the exit
 _FIELDS = "ferrule_fields"
 
 

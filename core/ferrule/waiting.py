@@ -52,7 +52,7 @@ def waiting(
     def watch() -> None:
         if _overdue(*arguments, limit):
             place = _place(arguments[3])
-            end(f"{what} did not end within {limit:g} s{place}.{advice and chr(10)}{advice}")
+            end(f"{what[:1].upper()}{what[1:]} did not end within {limit:g} s{place}.{advice and chr(10)}{advice}")
 
     thread = threading.Thread(target=watch, name="waiting", daemon=True)
     thread.start()

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ferrule.errors import CheckpointError
+from ferrule_kernels.cpu.pages import copy_to_new
 from ferrule_nn.linear import Linear, MergedLinear
 from ferrule_nn.parameters import CheckpointParameter
 
@@ -233,7 +234,7 @@ def _copy(parameter: torch.Tensor, target: _Target, tensor: torch.Tensor, source
             "The weights do not belong to this config.json.",
         )
     with torch.no_grad():
-        view.copy_(tensor)
+        copy_to_new(view, tensor)
 
 
 def _filled(targets: Mapping[str, _Target], seen: set[str]) -> set[str]:

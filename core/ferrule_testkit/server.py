@@ -22,13 +22,14 @@ from pathlib import Path
 
 PATIENCE = 240.0  # seconds that a test waits for what must come
 
-# The server's limits for clients that are slow, as variables: on a busy machine every client is.
+# The server's limits for clients that are slow, as variables: on a busy machine every client is. And a small cache.
 LIMITS = {
     "FERRULE_TEMPLATE_TIMEOUT": "120",
     "FERRULE_HEADER_TIMEOUT": "120",
     "FERRULE_BODY_TIMEOUT": "120",
     "FERRULE_KEEP_ALIVE_TIMEOUT": "120",
     "FERRULE_SHUTDOWN_TIMEOUT": "200",
+    "FERRULE_CPU_KVCACHE_SPACE": "0.0625",  # GiB: all of it is written to at start
 }
 
 # Options of a server that makes its tokens up, for tests of what is around the model: it imports no torch and loads no

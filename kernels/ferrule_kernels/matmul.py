@@ -1,8 +1,9 @@
 """Products with quantized weights, in torch: the reference for the kernels, used where no kernel runs.
 
-A weight [n, k] is cut into groups of inputs; each group of each row has a bfloat16 scale. A row of activations is
-quantized when it comes, with a scale for each of the same groups, to one or two int8 numbers. Within a group, sums are
-of integers and exact; the sums of groups are added in float32, in their order.
+A weight [n, k] is cut into groups of inputs; each group of each row has a scale, which is a float of 16 bits, or an
+integer times such a float of several groups. A row of activations is quantized when it comes, with a scale for each of
+the same groups, to one or two int8 numbers. Within a group, sums are of integers and exact; the sums of groups are
+added in float32, in their order.
 """
 
 from __future__ import annotations
@@ -17,10 +18,14 @@ _TINY = 1e-30  # activations below it are zero
 @dataclass(frozen=True)
 class Form:
     """How weights are kept. `group` counts inputs, 0 is all of them. `digits` are those of the activations, 1 or 2.
-    With `offsets` each group has a bfloat16 that is added to its weights, beside the scale.
+    With `offsets` each group has a float that is added to its weights, beside the scale.
 
     8 bits reach from -127 to 127; 2 to 6 bits as 4 from -8 to 7, and the side of a group's largest number takes the
     longer half. With a `table` of 16 such numbers of 8 bits, weights of 4 bits are codes from 0 to 15: places in it.
+
+    Scales and offsets are bfloat16. With `halves` they are float16, and numbers that have offsets begin at 0.
+    With `block` they are those of so many inputs, and each group has `steps`, integers by which it multiplies them: of
+    8 bits from -127 to 127, or of 4 bits from 0 to 15 for forms that have offsets, too.
     """
 
     bits: int
@@ -28,11 +33,21 @@ class Form:
     digits: int = 1
     offsets: bool = False
     table: tuple[int, ...] = ()
+    halves: bool = False
+    block: int = 0
+    steps: int = 0
 
     @property
     def unit(self) -> int:
-        """Groups are a multiple of so many inputs."""
+        """Groups are a multiple of so many inputs. Within blocks, two groups of 16 numbers of 3 bits share a word."""
+        if self.bits == 3 and self.group == 16 and self.block and self.block % 32 == 0:
+            return 16
         return {2: 16, 3: 32, 5: 32, 6: 16}.get(self.bits, 8)
+
+    @property
+    def lowest(self) -> int:
+        """The least number; of codes too."""
+        return 0 if self.table or self.halves and self.offsets else -min(127, 1 << (self.bits - 1))
 
     @property
     def problem(self) -> str | None:
@@ -45,22 +60,43 @@ class Form:
             self.bits != 4 or len(self.table) != 16 or not all(-127 <= one <= 127 for one in self.table)
         ):
             return "a table has 16 numbers from -127 to 127, for codes of 4 bits"
+        if self.block < 0 or self.block and (not self.group or self.block % self.group):
+            return f"blocks are whole groups: {self.block} inputs are not some of {self.group}"
+        if self.steps not in ((4, 8) if self.block and self.offsets else (8,) if self.block else (0,)):
+            return f"groups within blocks have steps of 8 bits, or of 4 where they have offsets, not {self.steps}"
         return None
 
     def widths(self, inputs: int) -> tuple[int, int]:
-        """(inputs of a group, inputs with those that pad the last group)."""
+        """(inputs of a group, inputs with those that pad the last group or block)."""
         group = self.group or -(-inputs // self.unit) * self.unit
-        return group, -(-inputs // group) * group
+        whole = self.block or group
+        return group, -(-inputs // whole) * whole
 
     def packed_bytes(self, outputs: int, inputs: int) -> int:
         """Memory of a matrix, with its scales, in whole tiles of 16 outputs."""
         group, padded = self.widths(inputs)
-        return -(-outputs // 16) * 16 * (padded // group) * (2 + 2 * self.offsets + group * self.bits // 8)
+        block, both = self.block or group, 1 + self.offsets
+        steps = padded // group * (both * self.steps // 8)
+        return -(-outputs // 16) * 16 * (padded // block * 2 * both + steps + padded * self.bits // 8)
+
+
+@dataclass(frozen=True)
+class Levels:
+    """Scales or offsets of groups: `floats` [n, blocks], and `steps` int8 [n, groups] that multiply them, or None."""
+
+    floats: torch.Tensor
+    steps: torch.Tensor | None = None
+
+    def spread(self) -> torch.Tensor:
+        """Of each group, float32 [n, groups]: exact where floats have 16 bits."""
+        if self.steps is None:
+            return self.floats
+        return self.floats.repeat_interleave(self.steps.shape[1] // self.floats.shape[1], 1) * self.steps
 
 
 @dataclass(frozen=True)
 class Quantized:
-    """Numbers int8 [n, groups, group]; scales, and offsets or None, float32 [n, groups] that bfloat16 can hold.
+    """Numbers int8 [n, groups, group]; scales, and offsets or None, float32 [n, groups].
 
     Here numbers are what codes stand for, where a form has a table.
     """

@@ -1,5 +1,7 @@
-"""Clients and the engine over a link that loses, doubles and delays messages: never wrong text, and never a wait for
-ever. What is lost ends requests with an error; what is doubled changes nothing."""
+"""Clients and engines over links that lose, double and delay messages, and engines that die: never wrong text, never a
+wait for ever. What is lost ends requests with an error; what is doubled changes nothing; what a dead engine has said
+nothing of is done by the next one.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,12 @@ import pytest
 from ferrule.client.demux import DeltaStream, DemuxClient
 from ferrule.engine.loop import EngineLoop
 from ferrule.engine.scheduler import DefaultScheduler
+from ferrule.errors import EngineDead
 from ferrule.interfaces.scheduler import SchedulerLimits
 from ferrule.types import CacheGroup, EngineRequest, FinishReason, RequestDelta, TokenSampling
 from ferrule.wire.link import Receiver, Sender
-from ferrule.wire.messages import FromEngine, Gap, ToEngine
+from ferrule.wire.messages import FromEngine, Gap, Ready, ToEngine
+from ferrule_testkit.fake_engine import fake_info
 from ferrule_testkit.fakes import FakeExecutor, VirtualClock, solo
 from ferrule_testkit.simulate import load
 
@@ -48,11 +52,15 @@ class Faults:
 
 class Client(DemuxClient):
     def __init__(self, faults: Faults, numbered: bool) -> None:
-        super().__init__()
-        self.inbox: list[tuple[int, FromEngine]] = []
-        self.outbox: list[tuple[int, ToEngine]] = []
+        super().__init__(restarts=True)
         self._faults = faults
         self._numbered = numbered
+        self.connect()
+
+    def connect(self) -> None:
+        """As a new socket does: nothing of before is in it."""
+        self.inbox: list[tuple[int, FromEngine]] = []
+        self.outbox: list[tuple[int, ToEngine]] = []
         self._sender: Sender[ToEngine] = Sender()
         self._receiver: Receiver[FromEngine] = Receiver()
 
@@ -65,23 +73,31 @@ class Client(DemuxClient):
             for message in self._receiver.take(*frame) if self._numbered else frame[1:]:
                 self._dispatch(message)  # type: ignore[arg-type]
 
+    def finds(self) -> None:
+        """The next engine answers."""
+        self._dispatch(Ready(fake_info(), 30))
+
     async def close(self) -> None:
         self.die("closed")
 
 
-class Links:
-    """The engine's end of all of them."""
+class Engine:
+    """One life of an engine, and its end of the links."""
 
-    def __init__(self, faults: Faults, numbered: bool) -> None:
-        self.faults = faults
-        self.clients = {name: Client(faults, numbered) for name in NAMES}
+    def __init__(self, clients: dict[bytes, Client], clock: VirtualClock, faults: Faults, numbered: bool) -> None:
+        self._clients = clients
+        self._faults = faults
         self._numbered = numbered
         self._senders: dict[bytes, Sender[FromEngine]] = {name: Sender() for name in NAMES}
         self._receivers: dict[bytes, Receiver[ToEngine]] = {name: Receiver() for name in NAMES}
+        executor = FakeExecutor(GROUPS, vocab_size=12)
+        executor.init_cache(LIMITS.num_blocks)
+        self.model = executor.model
+        self.loop = EngineLoop(DefaultScheduler(LIMITS, load("policy", "fcfs")()), executor, self, clock, debug=True)
 
     def receive(self, timeout: float) -> list[tuple[bytes, ToEngine]]:
         found: list[tuple[bytes, ToEngine]] = []
-        for name, client in self.clients.items():
+        for name, client in self._clients.items():
             frames, client.outbox = client.outbox, []
             for frame in frames:
                 taken = self._receivers[name].take(*frame) if self._numbered else frame[1:]
@@ -89,7 +105,95 @@ class Links:
         return found
 
     def send(self, client: bytes, message: FromEngine) -> None:
-        self.faults.deliver(self._senders[client].stamp(message), self.clients[client].inbox)
+        self._faults.deliver(self._senders[client].stamp(message), self._clients[client].inbox)
+
+
+class World:
+    """Random requests and cancellations from two clients. `run` returns how requests ended."""
+
+    def __init__(self, seed: int, kinds: Sequence[str], numbered: bool = True, deaths: float = 0.0) -> None:
+        self.rng = random.Random(seed)
+        self.faults = Faults(self.rng, kinds)
+        self.numbered = numbered
+        self.deaths = deaths  # chance of one in a step
+        self.clock = VirtualClock()
+        self.clients = {name: Client(self.faults, numbered) for name in NAMES}
+        self.open: dict[str, tuple[EngineRequest, asyncio.Task[list[RequestDelta]]]] = {}
+        self.heard: dict[str, list[RequestDelta]] = {}
+        self.cancelled: set[str] = set()
+        self.engine = self.new_engine()
+        self.without_engine = 0  # steps left
+
+    def new_engine(self) -> Engine:
+        return Engine(self.clients, self.clock, self.faults, self.numbered)
+
+    async def run(self) -> Counter[str]:
+        for step in range(1500):
+            self.clock.advance(self.rng.random() / 50)
+            if step < 900:
+                self.disturb(step)
+            if step == 1300:
+                self.faults.kinds = ()  # what is lost at the very end is noticed with the next message
+            if self.without_engine:
+                self.without_engine -= 1
+                self.restart() if not self.without_engine else None
+            else:
+                self.engine.loop.step()
+            for client in self.clients.values():
+                client.read()
+                if step % 20 == 0:
+                    client.probe()
+            await asyncio.sleep(0)
+        assert not self.engine.loop.scheduler.has_work()
+        assert self.engine.loop.scheduler.stats().blocks_used == 0
+        return Counter([await self.judge(*each) for each in self.open.values()])
+
+    def disturb(self, step: int) -> None:
+        rng = self.rng
+        if rng.random() < 0.2:
+            request = draw(rng, step)
+            stream = rng.choice(list(self.clients.values())).generate(request)
+            self.open[request.id] = request, asyncio.create_task(self.collect(request.id, stream))
+        if self.open and rng.random() < 0.02:
+            id = rng.choice(list(self.open)[-4:])
+            self.cancelled.add(id)
+            for client in self.clients.values():
+                client.cancel([id])
+        if rng.random() < self.deaths and not self.without_engine:
+            self.without_engine = rng.randint(1, 20)
+            for client in self.clients.values():
+                if rng.random() < 0.5:
+                    client.read()  # some of its last words arrive
+                client.lose("The engine died.")
+
+    def restart(self) -> None:
+        for client in self.clients.values():
+            client.connect()
+        self.engine = self.new_engine()
+        for client in self.clients.values():
+            client.finds()
+
+    async def collect(self, id: str, stream: DeltaStream) -> list[RequestDelta]:
+        said = self.heard.setdefault(id, [])
+        async for delta in stream:
+            said.append(delta)
+        return said
+
+    async def judge(self, request: EngineRequest, task: asyncio.Task[list[RequestDelta]]) -> str:
+        """How it ended. Raises TimeoutError where it still waits."""
+        alone = solo(self.engine.model, request, LIMITS.max_model_len)
+        try:
+            deltas = await asyncio.wait_for(task, 0.01)
+        except EngineDead:
+            deltas = [*self.heard[request.id], RequestDelta(request.id, finish=FinishReason.ERROR)]
+        said = [token for delta in deltas for token in delta.token_ids]
+        finish = deltas[-1].finish
+        if request.id not in self.cancelled:
+            assert finish in (FinishReason.ERROR, alone.finish), (request.id, finish)
+            assert finish is FinishReason.ERROR or said == alone.token_ids, request.id
+        assert said == alone.token_ids[: len(said)], request.id
+        assert finish is not None
+        return finish.value
 
 
 def draw(rng: random.Random, number: int) -> EngineRequest:
@@ -98,73 +202,37 @@ def draw(rng: random.Random, number: int) -> EngineRequest:
     return EngineRequest(id=f"r{number}", prompt_ids=prompt, sampling=sampling)
 
 
-async def collect(stream: DeltaStream) -> list[RequestDelta]:
-    return [delta async for delta in stream]
-
-
-async def run(seed: int, kinds: Sequence[str], numbered: bool = True) -> tuple[Counter[str], Counter[str]]:
-    """(how requests ended, what happened to messages). Raises TimeoutError for a request that waits for ever."""
-    rng = random.Random(seed)
-    executor = FakeExecutor(GROUPS, vocab_size=12)
-    executor.init_cache(30)
-    links = Links(Faults(rng, kinds), numbered)
-    clock = VirtualClock()
-    loop = EngineLoop(DefaultScheduler(LIMITS, load("policy", "fcfs")()), executor, links, clock, debug=True)
-    open_: dict[str, tuple[EngineRequest, asyncio.Task[list[RequestDelta]]]] = {}
-    cancelled: set[str] = set()
-    for step in range(1500):
-        clock.advance(rng.random() / 50)
-        client = links.clients[rng.choice(NAMES)]
-        if step < 900 and rng.random() < 0.2:
-            request = draw(rng, step)
-            open_[request.id] = request, asyncio.create_task(collect(client.generate(request)))
-        if open_ and step < 900 and rng.random() < 0.02:
-            id = rng.choice(list(open_)[-4:])
-            cancelled.add(id)
-            for each in links.clients.values():
-                each.cancel([id])
-        loop.step()
-        if step == 1300:
-            links.faults.kinds = ()  # what is lost at the very end is noticed with the next message
-        for each in links.clients.values():
-            each.read()
-            if step % 20 == 0:
-                each.probe()
-        await asyncio.sleep(0)
-    assert not loop.scheduler.has_work()
-    assert loop.scheduler.stats().blocks_used == 0
-    ends: Counter[str] = Counter()
-    for id, (request, task) in open_.items():
-        deltas = await asyncio.wait_for(task, 0.01)
-        said = [token for delta in deltas for token in delta.token_ids]
-        alone = solo(executor.model, request, LIMITS.max_model_len)
-        assert said == alone.token_ids[: len(said)], id
-        finish = deltas[-1].finish
-        assert finish in (FinishReason.ERROR, alone.finish) or id in cancelled, (id, finish)
-        assert finish is not alone.finish or id in cancelled or said == alone.token_ids, id
-        ends[finish.value if finish else "none"] += 1
-    return ends, links.faults.seen
-
-
 @pytest.mark.parametrize("seed", range(4))
-def test_requests_end_with_their_text_or_with_an_error(seed: int) -> None:
-    ends, seen = asyncio.run(run(seed, ("lost", "doubled", "late")))
-    assert seen["lost"] > 3
-    assert seen["doubled"] > 3
+async def test_requests_end_with_their_text_or_with_an_error(seed: int) -> None:
+    world = World(seed, ("lost", "doubled", "late"))
+    ends = await world.run()
+    assert world.faults.seen["lost"] > 3
+    assert world.faults.seen["doubled"] > 3
     assert ends["error"] > 3
     assert ends["stop"] + ends["length"] > 30
 
 
-def test_doubled_messages_change_nothing() -> None:
-    assert asyncio.run(run(7, ("doubled",)))[0]["error"] == 0
-    assert asyncio.run(run(7, ()))[0]["error"] == 0
+async def test_doubled_messages_change_nothing() -> None:
+    assert (await World(7, ("doubled",)).run())["error"] == 0
+    assert (await World(7, ()).run())["error"] == 0
 
 
 @pytest.mark.parametrize("kind", ["lost", "doubled"])
-def test_without_numbers_the_simulation_fails(kind: str) -> None:
-    """The test above is worth something: text is wrong, or a request waits for ever."""
+async def test_without_numbers_the_simulation_fails(kind: str) -> None:
+    """The tests above are worth something: text is wrong, or a request waits for ever."""
     with pytest.raises((AssertionError, TimeoutError)):
-        asyncio.run(run(7, (kind,), numbered=False))
+        await World(7, (kind,), numbered=False).run()
+
+
+@pytest.mark.parametrize("kinds", [(), ("lost", "doubled", "late")])
+async def test_engines_that_die_leave_nobody_waiting(kinds: tuple[str, ...]) -> None:
+    world = World(11, kinds, deaths=0.02)
+    ends = await world.run()
+    restarts = {client.stats().restarts for client in world.clients.values()}
+    assert len(restarts) == 1
+    assert restarts.pop() > 5
+    assert ends["error"] > 3
+    assert ends["stop"] + ends["length"] > 30
 
 
 def test_numbers() -> None:
@@ -179,5 +247,5 @@ def test_numbers() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(100, 150))
-def test_more_seeds(seed: int) -> None:
-    asyncio.run(run(seed, ("lost", "doubled", "late")))
+async def test_more_seeds(seed: int) -> None:
+    await World(seed, ("lost", "doubled", "late"), deaths=(seed % 3) / 100).run()

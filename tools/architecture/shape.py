@@ -33,12 +33,12 @@ BUDGETS = MappingProxyType(
         "ferrule.schema": 500,
         "ferrule.sampling_params": 200,
         "ferrule.structured_outputs": 600,
-        "ferrule.wire": 400,  # with what the launcher's door and API processes say to each other
+        "ferrule.wire": 450,  # with what the launcher's door and API processes say to each other
         "ferrule.callers": 200,
-        "ferrule.client": 400,
+        "ferrule.client": 500,
         "ferrule.frontend": 3_400,  # with the table of families and their parsers
-        "ferrule.api": 2_150,  # with connections that come from the door, and the watch on the event loop
-        "ferrule.launch": 1_700,  # with which files of a hub or a store are fetched, why a process ended, and the door
+        "ferrule.api": 2_600,  # with the budget of bytes, the event loop's guard, and what SIGHUP reloads
+        "ferrule.launch": 2_100,  # with which files are fetched, the door for probes, restarts, and reloads
         "ferrule.llm": 1_250,  # one engine, three ways to call it: batches, steps, and as they come
         "ferrule_nn": 2_800,  # what eighty families are described with: experts, latent attention, states
         "ferrule_parsing": 2_400,

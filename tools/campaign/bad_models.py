@@ -84,10 +84,10 @@ MODELS = (
         for value in values
     ),
     Case("dummy-large", "GiB", unweighted(num_hidden_layers=4096, hidden_size=1 << 16, intermediate_size=1 << 18)),
-    Case("nan-weight", "model.layers.2.mlp.down_proj", poisoned("model.layers.2.mlp.down_proj.weight", math.nan)),
-    Case("inf-weight", "model.layers.1", poisoned("model.layers.1.self_attn.q_proj.weight", math.inf)),
-    Case("nan-norm", "model.norm", poisoned("model.norm.weight", math.nan)),
-    Case("nan-embedding", "model.embed_tokens", poisoned("model.embed_tokens.weight", math.nan)),
+    Case("nan-weight", r"layers\.2\.mlp\.down_proj", poisoned("model.layers.2.mlp.down_proj.weight", math.nan)),
+    Case("inf-weight", r"layers\.1\.", poisoned("model.layers.1.self_attn.q_proj.weight", math.inf)),
+    Case("nan-norm", r"norm\.weight", poisoned("model.norm.weight", math.nan)),
+    Case("nan-embedding", "embed|lm_head", poisoned("model.embed_tokens.weight", math.nan)),
     Case("blocks", "num-gpu-blocks-override", with_args("--num-gpu-blocks-override", str(10**12))),
     Case("blocks-gib", "num-gpu-blocks-override", with_args("--num-gpu-blocks-override", str(10**7))),
     Case("seqs", "max-num-seqs", with_args("--max-num-seqs", str(10**9))),
@@ -99,6 +99,8 @@ MODELS = (
     Case("batched-tokens", "max-num-batched-tokens", with_args("--max-num-batched-tokens", str(10**15))),
     Case("cache-space", "FERRULE_CPU_KVCACHE_SPACE", env={"FERRULE_CPU_KVCACHE_SPACE": "100000"}),
     Case("memory-3-gib", "", limits={resource.RLIMIT_AS: 3 << 30}),
-    Case("memory-3-gib-cache", "KVCACHE", limits={resource.RLIMIT_AS: 3 << 30}, env={"FERRULE_CPU_KVCACHE_SPACE": "4"}),
+    Case(
+        "memory-3-gib-cache", "KVCACHE", limits={resource.RLIMIT_AS: 3 << 30}, env={"FERRULE_CPU_KVCACHE_SPACE": "3.5"}
+    ),
     Case("memory-1-gib", "memory", limits={resource.RLIMIT_AS: 1 << 30}),
 )

@@ -10,20 +10,20 @@ from pathlib import Path
 from tools.campaign.case import Case
 
 _SLEEPS = "import time\ntime.sleep(10**6)\n"
-_THREAD = """
+THREAD = """
 import threading, time
 threading.Thread(target=time.sleep, args=(10**6,)).start()
 raise RuntimeError("not today")
 """
 
 
-def plugin(text: str) -> Callable[[Path], Sequence[str]]:
-    """A policy plugin from a file with this text."""
+def plugin(text: str, timeout: str = "300") -> Callable[[Path], Sequence[str]]:
+    """A policy plugin from a file with this text, whose import may take `timeout` seconds."""
 
     def prepare(folder: Path) -> Sequence[str]:
         file = folder / "odd.py"
         file.write_text(text, encoding="utf-8")
-        return ["--plugin", f"policy={file}", "--scheduling-policy", "odd"]
+        return ["--plugin", f"policy={file}", "--scheduling-policy", "odd", "--plugin-import-timeout", timeout]
 
     return prepare
 
@@ -69,8 +69,8 @@ PLACES = (
     Case("origins-200000", prepare=origins(200_000)),
     Case("entry-points-600", prepare=entry_points(600), shell=_SITE),
     Case("entry-points-50000", prepare=entry_points(50_000), shell=_SITE, seconds=120),
-    Case("import-sleeps", "odd", plugin(_SLEEPS)),
-    Case("refused-plugin-thread", "not today", plugin(_THREAD)),
+    Case("import-sleeps", r"The import of plugin policy:odd of file .* within 15 s", plugin(_SLEEPS, "15")),
+    Case("refused-plugin-thread", "not today", plugin(THREAD)),
     Case("stderr-closed", shell='exec "$@" 2>&-'),
     Case("stderr-full", shell='exec "$@" 2>/dev/full'),
     Case("all-full", shell='exec "$@" >/dev/full 2>&1'),

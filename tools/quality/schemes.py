@@ -10,6 +10,7 @@ import torch
 
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.quantization import LinearLayer, QuantizationMethod
+from ferrule_kernels.matmul import Levels
 from ferrule_nn import Linear, load_into
 from ferrule_plugins.gguf import blocks
 from ferrule_plugins.gguf.encode import encode
@@ -148,46 +149,28 @@ def _stored(form: Callable[[torch.Tensor], tuple[Tensors, torch.Tensor]]) -> Enc
 
 
 def _gguf(kind: str) -> Scheme:
-    form, bits = form_of(frozenset({kind})), blocks.BITS[kind]
+    form, bits = form_of(kind), blocks.BITS[kind]
     if form.table:
         rounding = table(form.table, form.group)
     else:
         rounding = ranged(bits, form.group) if form.offsets else integers(bits, form.group)
 
     def made(layer: LinearLayer, weight: torch.Tensor, config: Mapping[str, Any]) -> Tensors:
-        if kind in _WRITTEN:
-            rows = torch.from_numpy(encode(kind, weight))
-            found = blocks.decode(kind, rows).centred(kind)
-            numbers, scales, offsets = found.numbers, found.scales, found.offsets
-        else:
-            numbers, scales, offsets = _numbers(weight.float(), form.group, bits, form.table, form.offsets)
-        times = weight.shape[1] // blocks.GROUP // scales.shape[1]
-        tensors = {"numbers": numbers, "scales": scales.repeat_interleave(times, 1)}
-        if form.offsets and offsets is not None:
-            tensors["offsets"] = offsets.repeat_interleave(times, 1)
-        return tensors
+        if kind not in _WRITTEN:
+            return samples.levelled(weight, form)
+        found = blocks.decode(kind, torch.from_numpy(encode(kind, weight)))
+        numbers = {"numbers": found.numbers}
+        return (
+            numbers
+            | _levels("scale", found.scales)
+            | ({} if found.offsets is None else _levels("offset", found.offsets))
+        )
 
     config = {"quant_method": "gguf", "types": {kind: [_NAME]}}
     return Scheme("gguf", (rounding,), integers(8, form.group), config, made)
 
 
-def _numbers(
-    weight: torch.Tensor, group: int, bits: int, table: tuple[int, ...], offsets: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Of the nearest numbers of each group: integers, what a table has, or integers between its least and largest."""
-    parts, half = weight.view(len(weight), -1, group), 1 << (bits - 1)
-    if table:
-        levels = torch.tensor(table)
-        scales = parts.abs().amax(2) / levels.max()
-        numbers = levels[((parts / scales[..., None])[..., None] - levels).abs().argmin(-1)]
-        return numbers.to(torch.int8).flatten(1), scales, None
-    added = None
-    if offsets:
-        low = parts.amin(2)
-        scales = (parts.amax(2) - low) / (2 * half - 1)
-        added = low + half * scales
-        parts = parts - added[..., None]
-    else:  # the side of the largest has one number more
-        scales = parts.gather(2, parts.abs().argmax(2, keepdim=True))[..., 0] / -half
-    numbers = (parts / scales[..., None]).round().clamp(-half, half - 1)
-    return numbers.to(torch.int8).flatten(1), scales, added
+def _levels(name: str, levels: Levels) -> dict[str, torch.Tensor]:
+    """Parameters of a layer."""
+    steps = {} if levels.steps is None else {f"{name}_steps": levels.steps}
+    return {f"{name}s": levels.floats, **steps}

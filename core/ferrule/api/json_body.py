@@ -30,6 +30,7 @@ _logger = log.get("api")
 _STRING_COST = 4
 _INNER_COST = 8
 _VALUE_BYTES = 40  # that a unit of cost takes as Python's objects: a number with its place in a list
+_MAX_BLANK = 1 << 16  # bytes of white space in one place: nobody's layout
 _SMALL = 1 << 18  # bytes of a body that is decoded at once
 _MAX_NAMED = 1 << 20  # bytes of a body in which the place of a bad number is looked for
 _MAX_REPEATED = 16  # repeated fields that are named
@@ -56,6 +57,7 @@ class JsonScan:
         self._max_depth = max_depth
         self._max_values = max_values
         self._num_text = 0  # bytes of strings
+        self._num_blank = 0  # bytes of white space that the last pieces ended with, when there was nothing else
         self._width = 1  # bytes that Python may need for a character
         self._depth = 0
         self._cost = 0
@@ -111,6 +113,9 @@ class JsonScan:
     def _between(self, text: bytes, length: int) -> None:
         """What stands outside strings, in a piece of `length` bytes."""
         self._num_text += length - len(text)
+        self._num_blank = self._num_blank + length if len(text) == length and text.isspace() else 0
+        if self._num_blank > _MAX_BLANK:
+            raise RequestError(f"The body has more than {_MAX_BLANK} bytes of white space in one place.")
         self._cost += text.count(b",")
         for byte in text.translate(None, _NOT_BRACKETS):
             if byte in _OPENING:

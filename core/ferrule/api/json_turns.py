@@ -96,13 +96,13 @@ def _numbers(text: Text) -> Turns:
     view = memoryview(text)
     start, comma = _begin(text) + 1, re.compile(b",")
     while cut := comma.search(text, min(start + PIECE, len(view)), min(start + 2 * PIECE, len(view))):
-        piece = _plain.decode(b"[%b]" % view[start : cut.start()])
+        piece = _plain.decode(b"".join((b"[", view[start : cut.start()], b"]")))
         if not piece:
             raise msgspec.DecodeError("a list with a comma and no value before it")
         found += piece
         start = cut.end()
         yield
-    rest = _plain.decode(b"[%b" % view[start:])
+    rest = _plain.decode(b"".join((b"[", view[start:])))
     if found and not rest:
         raise msgspec.DecodeError("a list with a comma and no value behind it")
     return found + rest
@@ -114,10 +114,10 @@ def _string(text: Text) -> Turns:
     parts: list[str] = []
     start, end = 1, len(view) - 1
     while start + PIECE < end and (cut := _cut(text, start, end)):
-        parts.append(_plain.decode(b'"%b"' % view[start:cut]))
+        parts.append(_plain.decode(b"".join((b'"', view[start:cut], b'"'))))
         start = cut
         yield
-    parts.append(_plain.decode(b'"%b' % view[start:]))
+    parts.append(_plain.decode(b"".join((b'"', view[start:]))))
     return "".join(parts)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,19 @@ _MAX_HEADERS = 128
 _MAX_URL_BYTES = 8 << 10
 _MAX_PIPELINED = 8
 _LINGER_SECONDS = 1.0  # for a refused client to read its answer
+
+
+_HOST = re.compile(rb"(?:[A-Za-z0-9._~!$&'()*+,;=%-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{0,5})?")
+
+
+class _VersionError(RequestError):
+    status = 505
+    kind = "HTTPVersionNotSupportedError"
+
+
+class _CodingError(RequestError):
+    status = 501
+    kind = "NotImplementedError"
 
 
 class GuardedProtocol(HttpToolsProtocol):
@@ -40,6 +54,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self._header_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
         self._running: RequestResponseCycle | None = None
+        self._full = False  # the requests that wait behind another are as many as may: later ones are dropped
+        self._deaf = False  # such a one has come: nothing more is read of this connection
 
     # ---- the connection
 
@@ -61,7 +77,7 @@ class GuardedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._refusal is not None or self.transport.is_closing():
+        if self._refusal is not None or self._deaf or self.transport.is_closing():
             return
         self._unspent += len(data)
         super().data_received(data)
@@ -81,6 +97,9 @@ class GuardedProtocol(HttpToolsProtocol):
     # ---- the parser
 
     def on_message_begin(self) -> None:
+        if self._full:
+            self._deaf = True
+            raise RequestError("Too many requests wait for their turn on this connection.")
         super().on_message_begin()
         self._header_bytes = self._header_count = 0
         if self._header_timer is None:
@@ -110,6 +129,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._header_timer is not None:
             self._header_timer.cancel()
             self._header_timer = None
+        self._check_head()
         super().on_headers_complete()
         cycle = self.cycle
 
@@ -118,10 +138,28 @@ class GuardedProtocol(HttpToolsProtocol):
 
         self.scope["state"][CLOSE] = close
         if self.pipeline:
-            if len(self.pipeline) > _MAX_PIPELINED:
-                self.transport.abort()
-            else:
-                self.flow.resume_reading()  # or the client's end would not be seen
+            self.flow.resume_reading()  # or the client's end would not be seen
+            if len(self.pipeline) >= _MAX_PIPELINED:
+                self._full = True
+                cycle.keep_alive = False  # its answer says that it is the last one
+
+    def _check_head(self) -> None:
+        """Refuse what another server on the way might read in another way."""
+        version = self.parser.get_http_version()
+        hosts = [value for name, value in self.headers if name == b"host"]
+        codings = [value.strip().lower() for name, value in self.headers if name == b"transfer-encoding"]
+        if version not in ("1.0", "1.1"):
+            self._refusal = _VersionError(f"HTTP/{version} is not supported; use HTTP/1.1.")
+        elif len(hosts) > 1 or (not hosts and version == "1.1"):
+            self._refusal = RequestError("The request needs exactly one Host header.", "Host")
+        elif hosts and not _HOST.fullmatch(hosts[0].strip()):
+            self._refusal = RequestError("The Host header is not valid.", "Host")
+        elif codings and codings != [b"chunked"]:
+            self._refusal = _CodingError("Transfer-Encoding may only be chunked.", "Transfer-Encoding")
+        elif codings and version == "1.0":
+            self._refusal = RequestError("HTTP/1.0 has no Transfer-Encoding.", "Transfer-Encoding")
+        if self._refusal is not None:
+            raise self._refusal
 
     def on_body(self, body: bytes) -> None:
         if not self.cycle.response_complete:
@@ -153,6 +191,8 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """The parser, or one of the callbacks above, refused what was received."""
+        if self._deaf:
+            return
         self._refuse(self._refusal or RequestError("The request is not valid HTTP/1.1."))
 
     def _refuse(self, error: FerruleError) -> None:

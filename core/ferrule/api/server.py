@@ -76,7 +76,6 @@ async def serve(
     """Serve until a signal or the engine's death; return the process's exit status: 0 for a clean end, 1 after a death,
     128 + the signal when it came before the engine was ready, or a second one cut the drain short.
 
-
     Connections come from `listener`, and from the launcher's door, if it has one.
     `connect` is awaited once, while the server already answers 503 "starting"; it returns the service when the
     engine is ready, and raises StartupError or EngineDead when that will never be. Raises what `connect` raised as

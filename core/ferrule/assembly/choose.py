@@ -13,6 +13,7 @@ import torch
 from ferrule import checkpoint as checkpoints
 from ferrule.assembly.cache_scales import CacheScales
 from ferrule.config import Resolved
+from ferrule.config.locations import map_locations
 from ferrule.errors import CheckpointError, ConfigError, nearest
 from ferrule.interfaces.attention import AttentionBackend
 from ferrule.interfaces.load_format import WeightSource
@@ -122,6 +123,7 @@ class Chooser:
                 **config.load.model_loader_extra_config,
                 "use_tqdm_on_load": config.load.use_tqdm_on_load,
                 "ignore_patterns": config.load.ignore_patterns,
+                "pt_load_map_location": map_locations(config.load.pt_load_map_location),
             },
             cache_scales=CacheScales.of(
                 config.model.quantization_param_path, config.cache.kv_cache_dtype, config.cache.calculate_kv_scales

@@ -147,6 +147,8 @@ def build(choice: Choice) -> Model:
     except torch.OutOfMemoryError:  # of the device: the platform says what to change
         raise
     except (ArithmeticError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as error:
+        if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+            raise  # the platform says it
         cause = (str(error).strip().splitlines() or [""])[0]
         sizes = ", ".join(f"{key} {value}" for key, value in checkpoints.sizes(choice.context.config).items())
         raise CheckpointError(

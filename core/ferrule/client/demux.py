@@ -26,13 +26,14 @@ from ferrule.wire.messages import Call, CallReply, Cancel, Deltas, Fatal, FromEn
 _LOST = "A message between the server's processes was lost; this request cannot be finished."
 _RESTARTING = "The engine has stopped and is being started again."
 _MAX_UNREAD = 32 << 10  # bytes of deltas, about, that may wait for their reader while the request gets steps
+_MAX_READ = 8 << 10  # bytes of deltas, about, that are read at once; then others on the event loop have their turn
 _PATIENCE = 0.1  # seconds for which more may wait: the reader's turn on the event loop may be next
 
 _logger = log.get("client")
 
 
 class DeltaStream(AsyncIterator[RequestDelta]):
-    """One request's deltas; those that have come since the last was read are one. So a process that lags behind the
+    """One request's deltas; several that have come since the last was read are one. So a process that lags behind the
     engine does less for each token. `aclose` before the terminal one cancels the request.
 
     When nobody reads, the engine pauses the request until all deltas that are here have been read. `request` is kept
@@ -54,7 +55,9 @@ class DeltaStream(AsyncIterator[RequestDelta]):
         self._unread = client.buffers.share()
 
     async def __anext__(self) -> RequestDelta:
-        if self._paused and not self._items:
+        if self._items:
+            await asyncio.sleep(0)
+        elif self._paused:
             self._pause(False)
         while not self._items:
             if self._error is not None:
@@ -66,9 +69,22 @@ class DeltaStream(AsyncIterator[RequestDelta]):
                 await self._waiter
             finally:
                 self._waiter = None
-        items, self._items = self._items, []
-        self._unread.close()
+        items = self._take()
         return items[0] if len(items) == 1 else _joined(items)
+
+    def _take(self) -> list[RequestDelta]:
+        """The oldest of the items: all of them, unless they are a lot."""
+        items, self._items = self._items, []
+        if self._unread.size <= _MAX_READ:
+            self._unread.close()
+            return items
+        count = size = 0
+        while count < len(items) and size < _MAX_READ:
+            size += _weight(items[count])
+            count += 1
+        self._unread.grow(-size)
+        self._items = items[count:]
+        return items[:count]
 
     def push(self, delta: RequestDelta) -> None:
         self.request = None

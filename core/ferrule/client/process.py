@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any
 
+from ferrule import log
 from ferrule.client.demux import DemuxClient
 from ferrule.config import LimitsConfig
 from ferrule.wire import lifeline
@@ -15,6 +18,8 @@ from ferrule.wire.messages import Call, ToEngine
 
 _PROBE = 1.0  # seconds between two messages while something waits
 _POLL = 0.02  # seconds between two looks at what the launcher says of the next engine
+
+_logger = log.get("client")
 
 
 class ProcessClient(DemuxClient):
@@ -43,11 +48,22 @@ class ProcessClient(DemuxClient):
         self._socket: ClientSocket | None = ClientSocket(path, b"api-%d" % self.board.row)
         self._loop.add_reader(self._alive_fd, self._on_lifeline)
         self._loop.add_reader(self._socket.fd, self._on_readable)
-        self._greeter = self._loop.create_task(self._greet(self._socket), name="engine-greeter")
+        self._work(self._greet(self._socket), "engine-greeter")
         self._loop.call_soon(self._on_lifeline)  # it may have died already
 
+    def _work(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """The one task of a client. Without it nobody would notice what it looks for: its fault is the end."""
+
+        def ended(task: asyncio.Task[None]) -> None:
+            if not task.cancelled() and task.exception() is not None:
+                _logger.error("the task %s failed: %r", name, task.exception())
+                self.die("The connection to the engine has failed.")
+
+        self._task = self._loop.create_task(work, name=name)
+        self._task.add_done_callback(ended)
+
     def _disconnect(self) -> None:
-        self._greeter.cancel()
+        self._task.cancel()
         if self._socket is not None:
             self._loop.remove_reader(self._alive_fd)
             self._loop.remove_reader(self._socket.fd)
@@ -82,7 +98,7 @@ class ProcessClient(DemuxClient):
         self._disconnect()
         if self._restarts:
             self.lose("The engine process has ended.")
-            self._greeter = self._loop.create_task(self._follow(), name="next-engine")
+            self._work(self._follow(), "next-engine")
         else:
             self.die("The engine process has ended.")
 

@@ -11,6 +11,7 @@ import dataclasses
 import re
 from typing import Any
 
+from ferrule.config.locations import map_locations
 from ferrule.config.parse import config_sections
 from ferrule.config.resolved import Resolved, ResolvedDecoding, ResolvedModel, ResolvedScheduler
 from ferrule.config.schema import Schema
@@ -189,13 +190,17 @@ def _contradictions(config: Config) -> list[str]:
         problems.append("--enable-auto-tool-choice needs --tool-call-parser NAME: without it no call is understood.")
     if config.frontend.disable_frontend_multiprocessing and config.frontend.api_server_count > 1:
         problems.append("--disable-frontend-multiprocessing is one process: it does not go with --api-server-count.")
-    if config.frontend.disable_frontend_multiprocessing and config.frontend.probe_port is not None:
-        problems.append("--probe-port is the launcher's: it does not go with --disable-frontend-multiprocessing.")
     if config.frontend.disable_frontend_multiprocessing and config.parallel.engine_restarts:
         problems.append(
             "--engine-restarts needs an engine with a process of its own: with --disable-frontend-multiprocessing the "
             "engine's end is that of the server."
         )
+    try:
+        map_locations(config.load.pt_load_map_location)
+    except ValueError as error:
+        problems.append(f"--pt-load-map-location {config.load.pt_load_map_location!r:.80}: {error}.")
+    if config.frontend.disable_frontend_multiprocessing and config.frontend.probe_port is not None:
+        problems.append("--probe-port is the launcher's: it does not go with --disable-frontend-multiprocessing.")
     compilation = config.device.compilation_config
     level = compilation.get("level", compilation.get("mode", 0))
     if type(level) is not int or not 0 <= level <= 3:

@@ -121,6 +121,12 @@ class LoadConfig:
         server=True,
     )
     use_tqdm_on_load: bool = opt(True, "Show a progress bar while loading.")
+    pt_load_map_location: str = opt(
+        "cpu",
+        "Device that tensors of .bin and .pt files are put on before they are copied to the model's; or an object of "
+        'devices by the locations that files state, such as {"cuda:1": "cuda:0"}.',
+        objects=True,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

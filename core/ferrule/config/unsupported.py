@@ -109,12 +109,6 @@ class ModelConfig:
 class LoadConfig:
     """How weights are read."""
 
-    pt_load_map_location: str = opt(
-        "cpu",
-        "Device that pickled weights are read to.",
-        objects=True,
-        inert="they are read to the host's memory, whatever device they were saved on, and then moved",
-    )
     qlora_adapter_name_or_path: str | None = opt(
         None, "Name or path of a QLoRA adapter.", inert="vLLM ignores it too since 0.9"
     )

@@ -60,10 +60,11 @@ class WeightSource(ABC):
     def tensors(
         self, folder: Path | None, model: Model, options: Mapping[str, Any]
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield each tensor of the checkpoint once, on the CPU, in the type that the file has.
+        """Yield each tensor of the checkpoint once, in the type that the file has: on the CPU, where no option names
+        another device.
 
-        `options` is `--model-loader-extra-config` plus `use_tqdm_on_load` and `ignore_patterns`; an unknown key is a
-        ConfigError.
+        `options` is `--model-loader-extra-config` plus `use_tqdm_on_load`, `ignore_patterns` and
+        `pt_load_map_location`, devices by the locations that files state; an unknown key is a ConfigError.
         Raises CheckpointError that names file and tensor for anything missing or damaged.
         """
 

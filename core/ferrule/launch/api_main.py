@@ -119,7 +119,7 @@ async def _serve(
 
         beating = asyncio.create_task(_beat(board))
         stack.callback(beating.cancel)
-        own = None if doorway is not None and accepts(config) else listener
+        own = None if doorway and accepts(config) else listener
         return await serve(config, front, own, connect, reread, doorway)
 
 

@@ -1,7 +1,7 @@
 """`ferrule`: find the command, run it, and turn its errors into one block of text and an exit status.
 
 Exit status: 0 done; 1 it could not start or failed; 2 the command line, the configuration file or an environment
-variable is wrong; 130 interrupted.
+variable is wrong; 130 interrupted. `ferrule serve` has 128 + other signals, too: docs/http.md has its table.
 """
 
 from __future__ import annotations

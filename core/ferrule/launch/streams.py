@@ -41,9 +41,9 @@ def usable_streams() -> None:
         sys.stdin = open(0, encoding=_ENCODING, closefd=False)  # noqa: SIM115 for as long as the process lives
     if sys.stdout is None:
         sys.stdout = open(1, "w", encoding=_ENCODING, closefd=False)  # noqa: SIM115
-    if sys.stderr is sys.__stderr__ and not isinstance(sys.stderr, _Forgiving):
+    if sys.stderr is sys.__stderr__:
         raw = open(2, "wb", buffering=0, closefd=False)  # noqa: SIM115
-        sys.stderr = sys.__stderr__ = _Forgiving(raw, _ENCODING, "backslashreplace", write_through=True)
+        sys.stderr = _Forgiving(raw, _ENCODING, "backslashreplace", write_through=True)
 
 
 def leave(status: int) -> NoReturn:

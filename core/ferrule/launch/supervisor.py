@@ -37,7 +37,7 @@ from ferrule.wire.board import BEAT, ENGINE_NUMBER, Board
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 
 _GRACE = 8.0  # seconds that children have to exit before they are killed
-_SHORT_GRACE = 2.0  # the same after a second signal, and before there was anything to lose
+_SHORT_GRACE = 1.5  # the same after a second signal, and before there was anything to lose
 _TICK = 1.0  # seconds between two checks of the heartbeats
 _PREFIX = "ferrule-"
 
@@ -192,6 +192,8 @@ class Supervisor:
                     self._insisted = number
                     return
                 self._drain(number)
+                if not (self._was_ready or self._status):  # nothing runs that could be drained
+                    return
             elif child.spec.role == "engine":
                 self._engine_ended(child, number)
             elif self._api_ended(child, number):

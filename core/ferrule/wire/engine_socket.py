@@ -19,7 +19,7 @@ import zmq
 from ferrule import log
 from ferrule.errors import StartupError
 from ferrule.wire.link import Receiver, Sender
-from ferrule.wire.messages import Call, FromEngine, Ready, ToEngine
+from ferrule.wire.messages import Call, FromEngine, Gap, Ready, ToEngine
 
 HELLO = "hello"
 
@@ -120,7 +120,11 @@ class ClientSocket:
                 frame = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            yield from self._receiver.take(*self._decoder.decode(frame))
+            try:
+                found = self._receiver.take(*self._decoder.decode(frame))
+            except ValueError:  # it cannot be read, so what it said is lost
+                found = (Gap(),)
+            yield from found
 
     def close(self) -> None:
         self._socket.close()

@@ -23,25 +23,25 @@ constexpr int TAKEN = 0;
 // What a sum of products with a matrix's numbers is too large by, for each of the activations' sum.
 inline int32_t taken_off(const Matrix& w) { return middle(w) - (w.bits == 8 || w.coded ? TAKEN : 0); }
 
-// The quantized rows, in the caller's memory: `q` [rows * digits, k], `scale` and `start` [rows * digits, groups].
-// `start` is what a sum begins with: less half the weights' range times `total`, the sum of the activations. Where rows
-// are `tiled`, q is [rows * digits / 16][k / 64][16][64].
+// The quantized rows, in the caller's memory: `q` [rows * digits, k], `scale`, `start` and `sum` [groups, rows * digits].
+// `start` is what a sum of products begins with: less half the weights' range times the sum of the activations' numbers.
+// `sum` is that of the activations themselves. Where rows are `tiled`, q is [rows * digits / 16][k / 64][16][64].
 struct Rows {
     int8_t* q;
     float* scale;
     int32_t* start;
-    int32_t* total;
-    int64_t k;
+    float* sum;
+    int64_t k, count;
     bool tiled;
 
-    Rows(const Matrix& w, int64_t rows, void* memory) : k(w.k), tiled(::tiled(w) && rows * w.digits >= MANY) {
-        const int64_t count = rows * w.digits, groups = w.k / w.group;
+    Rows(const Matrix& w, int64_t rows, void* memory)
+        : k(w.k), count(rows * w.digits), tiled(::tiled(w) && rows * w.digits >= MANY) {
+        const int64_t groups = w.k / w.group;
         q = (int8_t*)(((uintptr_t)memory + 63) & ~uintptr_t(63));
         scale = (float*)(q + (count + 15) / 16 * 16 * w.k);
         start = (int32_t*)(scale + count * groups);
-        total = start + count * groups;
+        sum = (float*)(start + count * groups);
     }
-    float sum(int64_t at) const { return float(total[at]) * scale[at]; }  // of a group's activations
     int8_t* at(int64_t row, int64_t input) const {
         return tiled ? q + row / 16 * 16 * k + input / 64 * 1024 + row % 16 * 64 + input % 64 : q + row * k + input;
     }
@@ -71,7 +71,7 @@ template <int DIGITS, class T> void quantize(const Matrix& w, const T* x, int64_
     const int32_t offset = taken_off(w);
     constexpr float reach = DIGITS == 1 ? 127.0f : 127.0f * 256.0f;
     for (int64_t g = 0; g < groups; g++) {
-        const int64_t first = g * w.group, count = std::min(w.group, w.inputs - first);
+        const int64_t first = g * w.group, count = std::max<int64_t>(0, std::min(w.group, w.inputs - first));
         Words magnitudes = {};  // as integers, of which that of NaN is larger than those of all numbers
         visit(x + first, count, [&](Floats v, int64_t) {
             const Words bits = (Words)v & 0x7fffffffu;
@@ -99,10 +99,11 @@ template <int DIGITS, class T> void quantize(const Matrix& w, const T* x, int64_
             std::memcpy(to.at(row * DIGITS + 1, first + i), &others, n);
         });
         for (int d = 0; d < DIGITS; d++) {
-            const int64_t at = (row * DIGITS + d) * groups + g;
+            const int64_t at = g * to.count + row * DIGITS + d;
             to.scale[at] = d + 1 < DIGITS ? scale * 256.0f : scale;
-            to.total[at] = added(sums[d]);
-            to.start[at] = -offset * to.total[at];
+            const int32_t total = added(sums[d]);
+            to.sum[at] = float(total) * to.scale[at];
+            to.start[at] = -offset * total;
         }
     }
 }

@@ -1,4 +1,4 @@
-"""Several packed matrices of one shape, and products of rows with some of them in one call of the kernel."""
+"""Several packed matrices, and products of rows with some of them, or with all, in one call of the kernel."""
 
 from __future__ import annotations
 
@@ -86,11 +86,36 @@ class MatrixBank:
     def _jobs(
         self, x: torch.Tensor, y: torch.Tensor, which: Sequence[int], counts: Sequence[int], shared: bool
     ) -> ctypes.Array[ctypes.c_int64]:
-        """Four numbers for each product: the addresses of matrix, x and y, and how many rows."""
+        """For each product the addresses of matrix, x and y, and its rows; of quantized ones the width of y, too."""
         found: list[int] = []
         from_x, to_y = x.data_ptr(), y.data_ptr()
         x_row, y_row = 0 if shared else x.shape[1] * x.element_size(), y.shape[1] * y.element_size()
         for matrix, rows in zip(which, counts, strict=True):
             found += self._at[matrix], from_x, to_y, rows
+            if isinstance(self._first, PackedMatrix):
+                found.append(y.shape[1])
             from_x, to_y = from_x + rows * x_row, to_y + rows * y_row
         return (ctypes.c_int64 * len(found))(*found)
+
+
+class Abreast:
+    """Quantized matrices of the same inputs, in any forms, whose results stand side by side."""
+
+    def __init__(self, matrices: Sequence[PackedMatrix]) -> None:
+        self._matrices, self._multiply = tuple(matrices), _kernels().packed
+        self._outputs = sum(matrix.outputs for matrix in matrices)
+
+    def multiply(self, x: torch.Tensor) -> torch.Tensor:
+        """x [m, inputs] times each transposed matrix: [m, all outputs], of x's type."""
+        dtype = x.dtype
+        x = (x if dtype in _TYPES else x.float()).contiguous()
+        y = torch.empty((x.shape[0], self._outputs), dtype=x.dtype)
+        jobs: list[int] = []
+        to_y, rows = y.data_ptr(), x.shape[0]
+        for matrix in self._matrices:
+            jobs += matrix.address, x.data_ptr(), to_y, rows, self._outputs
+            to_y += matrix.outputs * y.element_size()
+        kind = _TYPES[x.dtype]
+        memory = PackedMatrix.memory_of(self._matrices, rows)
+        self._multiply((ctypes.c_int64 * len(jobs))(*jobs), len(self._matrices), kind, kind, memory)
+        return y if dtype == y.dtype else y.to(dtype)

@@ -22,12 +22,14 @@ from pathlib import Path
 HERE = Path(__file__).parent
 SOURCES = (
     "attention.cpp",
+    "codes.cpp",
     "delta.cpp",
     "dense.cpp",
     "elementwise.cpp",
     "machine.cpp",
     "matmul.cpp",
     "matmul_pack.cpp",
+    "pages.cpp",
     "routing.cpp",
     "sampling.cpp",
     "selective.cpp",

@@ -6,9 +6,12 @@
 // integers and exact; groups are added up in their order. So a row's result has the same bits alone and in any batch.
 //
 // Packed weights are read once, front to back. They are cut into panels of 64 channels (the last one may have 16, 32 or
-// 48); a panel of C channels holds, for each group:
-//     scales   [C] bfloat16
-//     offsets  [C] bfloat16, where the matrix has them: what is added to each weight of the group
+// 48); a panel of C channels holds, for each block of inputs, which is a group unless groups have steps:
+//     scales   [C] bfloat16, or float16
+//     offsets  [C] of these, where the matrix has them: what is added to each weight of a group
+// and for each of the block's groups, or of each two that are half of what fills a word:
+//     steps    [C] int8: the group's scale is the block's times this; then such of offsets, where the matrix has them. Of
+//              4 bits, those of scales and of offsets share [C] bytes: the former in the low half, both from 0 to 15
 //     8 bits   [group / 4][C][4] bytes                 four neighbouring inputs of each channel; for tile registers, if
 //              [group / 64][C / 16][16][16][4]         64 divides the group, what one holds lies together
 //     4 bits   [group / 8][C][4] bytes, low half: inputs 0-3 of eight, high half: inputs 4-7
@@ -22,16 +25,16 @@ namespace {
 // A tile has up to ROWS rows, FEWER where a group's sums are added up beside them, and COLUMNS vectors of channels, ALONE
 // for a single row: so many that its sums stay in registers.
 #if defined(__AVX512F__)
-constexpr int ROWS = 6, FEWER = 4, COLUMNS = 4, ALONE = 4;
+constexpr int ROWS = 6, FEWER = 4, COLUMNS = 4, ALONE = 4, HOLD = 16;
 #else
-constexpr int ROWS = 4, FEWER = 4, COLUMNS = 2, ALONE = 8;
+constexpr int ROWS = 4, FEWER = 4, COLUMNS = 2, ALONE = 8, HOLD = 8;
 #endif
-// Numbers of 3 and 5 bits, of which each upper bit is unpacked by itself, take longer to unpack than to multiply: TALL rows
-// share what was unpacked of one vector of channels. Those of 6, 4 and 2 bits are as fast or faster in tiles that are wider.
+// Where one instruction multiplies, unpacking and scaling take a large share of the time: TALL rows share what was
+// unpacked of NARROW vectors of channels. All sums of a group stay in registers, those of a row in the nearest cache.
 #if defined(__AVX512VNNI__)
-constexpr int TALL = 12;
+constexpr int TALL = 8, NARROW = 2;
 #else
-constexpr int TALL = 0;
+constexpr int TALL = 0, NARROW = 1;
 #endif
 typedef uint8_t Bytes __attribute__((vector_size(4 * WIDTH)));
 
@@ -40,7 +43,8 @@ constexpr int64_t SMALL = 1 << 17; // multiplications that one thread does soone
 constexpr int64_t FEW = 1 << 12;   // activations that one thread quantizes before the others start
 constexpr int64_t SOME = 8;        // rows that are quantized at a time
 
-constexpr bool tall(int bits) { return TALL > 0 && (bits == 3 || bits == 5); }
+// Whether strips are of TALL rows.
+inline bool tall(const Matrix& w) { return TALL > 0 && (w.bits < 8 || w.group < w.k); }
 
 // Add to each channel the products of four unsigned weights with four signed activations.
 template <int BITS> inline Ints dot(Ints sum, Bytes w, int32_t x) {
@@ -97,116 +101,147 @@ struct Panel {
     Ahead ahead;
 };
 
+// Scales or offsets of a vector of channels, as they are kept.
+inline Floats floats_of(bool halves, const uint8_t* at) {
+    return halves ? widen_halves((const uint16_t*)at) : widen((const uint16_t*)at);
+}
+
+// What a block's floats are multiplied by, of a vector of channels. Of 4 bits, scales' are below those of offsets.
+inline Floats steps_of(int bits, const uint8_t* at, bool of_offsets) {
+    const Ints all = bits == 8 ? widen_bytes((const int8_t*)at) : widen_bytes(at);
+    return __builtin_convertvector(bits == 8 ? all : of_offsets ? all >> 4 : all & 15, Floats);
+}
+
+// Arrays of vectors become registers where loops over them are unrolled at once.
+#define EACH(i, count) _Pragma("GCC unroll 16") for (int i = 0; i < count; i++)
+
 // out [R][PANEL] = R quantized rows, beginning with `row`, times C vectors of channels, beginning with `column`.
 template <int BITS, bool SQUARES, bool CODED, bool FAR, int R, int C>
 void tile(const Matrix& w, const Panel& of, int column, const Rows& x, int64_t row, float* out) {
-    const int64_t groups = w.k / w.group, channels = of.channels;
-    const int64_t square = SQUARES ? TILE_INPUTS : w.group, step = SQUARES ? LANES * 4 : channels * 4;
-    const auto place = [&](int64_t channel) {  // of a channel's first weights
+    constexpr bool HELD = R * C <= HOLD;  // whether sums stay in registers beside those of a group
+    const int64_t k = w.k, group = w.group, groups = k / group, rows = x.count, channels = of.channels;
+    const int64_t span = span_of(w), many = span / group, numbers = channels * (span * BITS / 8);
+    const int64_t square = SQUARES ? TILE_INPUTS : group, step = SQUARES ? LANES * 4 : channels * 4;
+    const auto place = [=](int64_t channel) {  // of a channel's first weights
         return SQUARES ? channel / LANES * LANES * square + channel % LANES * 4 : channel * 4;
     };
-    const uint8_t* panel = of.at;
-    const char* ahead = of.ahead.from(column, w.k * BITS / 32);
-    int64_t steps = 0;
-    const int8_t* q = x.q + row * w.k;
+    const int64_t run = w.block / group;
+    const int64_t head = w.steps ? channels * head_bytes(w) : 0;  // of a block, and what comes before a span
+    const int64_t skipped = channels * (w.steps ? many * step_bytes(w) : head_bytes(w));
+    const int64_t next = w.steps == 8 ? channels : 0;  // from a step to that of the offset
+    const int steps = w.steps;
+    const bool halves = w.halves;
+    const bool offsets = w.offsets;
+    const Ahead asked = of.ahead;
+    const char* ahead = asked.from(column, k * BITS / 32);
+    int64_t words = 0;
+    const uint8_t* at = of.at;
+    const int8_t* q = x.q + row * k;
+    const int32_t* start = x.start + row;
+    const float *scale = x.scale + row, *total = x.sum + row;
+    float* to = out + column;
     Floats sum[R][C] = {};
+    Ints part[R][C];
+    Floats scales[C] = {}, added[C] = {};  // of a block whose groups have steps
     Bytes table = {};
     for (int i = 0; CODED && i < 4 * WIDTH; i += 16) std::memcpy((char*)&table + i, w.table, 16);
-    for (int64_t g = 0; g < groups; g++) {
-        const auto* scales = (const uint16_t*)panel + column;
-        const uint8_t* from = panel + channels * head_bytes(w) + place(column);
-        Ints part[R][C];
-        for (int r = 0; r < R; r++)
-            for (int c = 0; c < C; c++) part[r][c] = Ints{} + x.start[(row + r) * groups + g];
-        for (int64_t begin = 0; BITS == 8 && begin < w.group; begin += square) {
-            const uint8_t* here = from + begin * channels;
-            for (int64_t i = begin; i < begin + square; i += 4, here += step) {
-                if (of.ahead.due(steps++)) fetch<C * WIDTH * 4, FAR>(ahead);
-                for (int c = 0; c < C; c++) {
-                    const Bytes b = load<Bytes>(here + place(c * WIDTH));
-                    for (int r = 0; r < R; r++) part[r][c] = dot<8>(part[r][c], b, load<int32_t>(q + r * w.k + i));
-                }
+    if (!HELD)
+        EACH(r, R) EACH(c, C) store(to + r * PANEL + c * WIDTH, Floats{});
+    const auto begin = [&]() __attribute__((always_inline)) {
+        EACH(r, R) EACH(c, C) part[r][c] = Ints{} + start[r];
+        start += rows;
+    };
+    const auto add = [&](const uint8_t* own) __attribute__((always_inline)) {  // a group's products, to the sums
+        EACH(c, C) {
+            const uint8_t* cells = own + c * WIDTH * (steps ? 1 : 2);
+            const Floats factor = steps ? scales[c] * steps_of(steps, cells, false) : floats_of(halves, cells);
+            Floats all[R];
+            EACH(r, R) all[r] = HELD ? sum[r][c] : load<Floats>(to + r * PANEL + c * WIDTH);
+            EACH(r, R) all[r] += __builtin_convertvector(part[r][c], Floats) * scale[r] * factor;
+            if (offsets) {
+                const Floats more =
+                    steps ? added[c] * steps_of(steps, cells + next, true) : floats_of(halves, cells + channels * 2);
+                EACH(r, R) all[r] += total[r] * more;
             }
+            EACH(r, R) if (HELD) sum[r][c] = all[r]; else store(to + r * PANEL + c * WIDTH, all[r]);
         }
-        if constexpr (BITS < 8) {
-            typedef Planes<BITS> P;
-            for (int64_t i = 0; i < w.group; i += P::UNIT, from += P::WORDS * step) {
-                for (int word = 0; word < P::WORDS; word++)
-                    if (of.ahead.due(steps++)) fetch<C * WIDTH * 4, FAR>(ahead);
-                for (int c = 0; c < C; c++) {
-                    const uint8_t* words = from + place(c * WIDTH);
-                    const Words upper = P::HIGH ? load<Words>(words + P::LOW_WORDS * step) : Words{};
-#pragma GCC unroll 8
-                    for (int field = 0; field < P::FIELDS; field++) {
-                        const Words lower = load<Words>(words + field * P::LOW / 8 * step);
-                        Words both = lower >> (field * P::LOW % 8) & P::LOW_MASK;
-                        constexpr uint32_t high = P::HIGH_MASK << P::LOW;
-                        const int shift = field * P::HIGH - P::LOW;
-                        if (P::HIGH) both |= (shift < 0 ? upper << -shift : upper >> (shift < 0 ? 0 : shift)) & high;
-                        const Bytes b = CODED ? looked_up(table, (Bytes)both) : (Bytes)both;
-                        for (int r = 0; r < R; r++)
-                            part[r][c] = dot<CODED ? 8 : BITS>(part[r][c], b, load<int32_t>(q + r * w.k + i + field * 4));
+        scale += rows, total += rows;
+    };
+    for (int64_t first = 0; first < groups; first += run) {
+        if (steps) {
+            EACH(c, C) scales[c] = floats_of(halves, at + (column + c * WIDTH) * 2);
+            if (offsets) EACH(c, C) added[c] = floats_of(halves, at + (channels + column + c * WIDTH) * 2);
+            at += head;
+        }
+        for (int64_t g = 0; g < run; g += many, q += span) {
+            const uint8_t* own = at + column * (steps ? 1 : 2);
+            const uint8_t* from = at + skipped + place(column);
+            at += skipped + numbers;
+            begin();
+            for (int64_t j = 0; BITS == 8 && j < group; j += square) {
+                const uint8_t* here = from + j * channels;
+                for (int64_t i = j; i < j + square; i += 4, here += step) {
+                    if (asked.due(words++)) fetch<C * WIDTH * 4, FAR>(ahead);
+                    EACH(r, R) {
+                        const auto four = load<int32_t>(q + r * k + i);
+                        EACH(c, C) part[r][c] = dot<8>(part[r][c], load<Bytes>(here + place(c * WIDTH)), four);
                     }
                 }
             }
+            if constexpr (BITS < 8) {
+                typedef Planes<BITS> P;
+                for (int64_t i = 0; i < span; i += P::UNIT, from += P::WORDS * step) {
+                    for (int word = 0; word < P::WORDS; word++)
+                        if (asked.due(words++)) fetch<C * WIDTH * 4, FAR>(ahead);
+#pragma GCC unroll 8
+                    for (int field = 0; field < P::FIELDS; field++) {
+                        if constexpr (BITS == 3)
+                            if (field == P::FIELDS / 2 && many == 2) add(own), own += skipped / 2, begin();
+                        Bytes b[C];
+                        EACH(c, C) {
+                            const uint8_t* cells = from + place(c * WIDTH);
+                            const Words lower = load<Words>(cells + field * P::LOW / 8 * step);
+                            Words both = lower >> (field * P::LOW % 8) & P::LOW_MASK;
+                            constexpr uint32_t high = P::HIGH_MASK << P::LOW;
+                            const int shift = field * P::HIGH - P::LOW;
+                            const Words upper = P::HIGH ? load<Words>(cells + P::LOW_WORDS * step) : Words{};
+                            if (P::HIGH) both |= (shift < 0 ? upper << -shift : upper >> (shift < 0 ? 0 : shift)) & high;
+                            b[c] = CODED ? looked_up(table, (Bytes)both) : (Bytes)both;
+                        }
+                        EACH(r, R) {
+                            const auto four = load<int32_t>(q + r * k + i + field * 4);
+                            EACH(c, C) part[r][c] = dot<CODED ? 8 : BITS>(part[r][c], b[c], four);
+                        }
+                    }
+                }
+            }
+            add(own);
         }
-        for (int c = 0; c < C; c++) {
-            const Floats scale = widen(scales + c * WIDTH);
-            for (int r = 0; r < R; r++)
-                sum[r][c] += __builtin_convertvector(part[r][c], Floats) * x.scale[(row + r) * groups + g] * scale;
-        }
-        for (int c = 0; w.offsets && c < C; c++) {
-            const Floats offset = widen(scales + channels + c * WIDTH);
-            for (int r = 0; r < R; r++) sum[r][c] += x.sum((row + r) * groups + g) * offset;
-        }
-        panel += channels * cell_bytes(w);
-        q += w.group;
     }
-    for (int r = 0; r < R; r++)
-        for (int c = 0; c < C; c++) std::memcpy(out + r * PANEL + column + c * WIDTH, &sum[r][c], sizeof(Floats));
+    if (HELD)
+        EACH(r, R) EACH(c, C) store(to + r * PANEL + c * WIDTH, sum[r][c]);
 }
 
-template <int BITS, bool SQUARES, bool CODED, bool FAR, int R>
+// As many rows as MANY vectors of channels at a time, then one.
+template <int BITS, bool SQUARES, bool CODED, bool FAR, int R, int MANY>
 void strip(const Matrix& w, const Panel& panel, const Rows& x, int64_t row, float* out) {
-    constexpr int many = R == 1 ? ALONE : COLUMNS;
     int column = 0;
-    for (; column + many * WIDTH <= panel.channels; column += many * WIDTH)
-        tile<BITS, SQUARES, CODED, FAR, R, many>(w, panel, column, x, row, out);
+    for (; column + MANY * WIDTH <= panel.channels; column += MANY * WIDTH)
+        tile<BITS, SQUARES, CODED, FAR, R, MANY>(w, panel, column, x, row, out);
     for (; column < panel.channels; column += WIDTH)
         tile<BITS, SQUARES, CODED, FAR, R, 1>(w, panel, column, x, row, out);
 }
 
-// The same, of more rows than FEWER: one vector of channels after the other.
-template <int BITS, int R>
-void tall_strip(const Matrix& w, const Panel& panel, const Rows& x, int64_t row, float* out) {
-    for (int column = 0; column < panel.channels; column += WIDTH)
-        tile<BITS, false, false, true, R, 1>(w, panel, column, x, row, out);
-}
-
-// `count` quantized rows, at most ROWS, or TALL
-template <int BITS, bool SQUARES, bool CODED, bool FAR>
+// `count` quantized rows, of R at least, and at most ROWS, or TALL
+template <int BITS, bool SQUARES, bool CODED, bool FAR, int R = 1>
 void strips(const Matrix& w, const Panel& panel, const Rows& x, int64_t row, int count, float* out) {
-    switch (count) {
-        case 1: return strip<BITS, SQUARES, CODED, FAR, 1>(w, panel, x, row, out);
-        case 2: return strip<BITS, SQUARES, CODED, FAR, 2>(w, panel, x, row, out);
-        case 3: return strip<BITS, SQUARES, CODED, FAR, 3>(w, panel, x, row, out);
-        case 4: return strip<BITS, SQUARES, CODED, FAR, 4>(w, panel, x, row, out);
-    }
-    if constexpr (tall(BITS)) {
-        switch (count) {
-            case 5: return tall_strip<BITS, 5>(w, panel, x, row, out);
-            case 6: return tall_strip<BITS, 6>(w, panel, x, row, out);
-            case 7: return tall_strip<BITS, 7>(w, panel, x, row, out);
-            case 8: return tall_strip<BITS, 8>(w, panel, x, row, out);
-            case 9: return tall_strip<BITS, 9>(w, panel, x, row, out);
-            case 10: return tall_strip<BITS, 10>(w, panel, x, row, out);
-            case 11: return tall_strip<BITS, 11>(w, panel, x, row, out);
-            case 12: return tall_strip<BITS, 12>(w, panel, x, row, out);
-        }
-    }
-    if constexpr (ROWS > FEWER && BITS == 8) {
-        if (count == 5) return strip<BITS, SQUARES, CODED, FAR, 5>(w, panel, x, row, out);
-        return strip<BITS, SQUARES, CODED, FAR, 6>(w, panel, x, row, out);
+    constexpr bool whole = BITS == 8 && R <= ROWS;
+    if (count > R) {
+        if constexpr (R < std::max(TALL, ROWS)) strips<BITS, SQUARES, CODED, FAR, R + 1>(w, panel, x, row, count, out);
+    } else if (R <= FEWER || whole && !tall(w)) {
+        if constexpr (R <= FEWER || whole) strip<BITS, SQUARES, CODED, FAR, R, R == 1 ? ALONE : COLUMNS>(w, panel, x, row, out);
+    } else if constexpr (R <= TALL) {
+        strip<BITS, SQUARES, CODED, FAR, R, NARROW>(w, panel, x, row, out);
     }
 }
 
@@ -260,7 +295,7 @@ void strip_by_tiles(const Matrix& w, const Panel& panel, const Rows& x, int64_t 
     tiles.hold(std::min(count, 16), std::max(count - 16, 0));
     Ahead ahead = panel.ahead;
     for (int64_t g = 0; g < groups; g++, ahead = ahead.next(channels, w.group / 4)) {
-        const uint8_t* from = panel.at + g * channels * cell_bytes(w);
+        const uint8_t* from = panel.at + g * channels * block_bytes(w);
         for (int64_t column = 0; column < channels; column += 2 * LANES) {
             const bool two = column + 2 * LANES <= channels;
             const auto some = two ? tile<false, true> : tile<false, false>, all = two ? tile<true, true> : tile<true, false>;
@@ -269,13 +304,13 @@ void strip_by_tiles(const Matrix& w, const Panel& panel, const Rows& x, int64_t 
                     ahead.from(column, w.group / 4), part + column);
         }
         for (int r = 0; r < count; r++) {
-            const int64_t at = (row + r) * groups + g;
+            const int64_t at = g * x.count + row + r;
             for (int64_t c = 0; c < channels; c += WIDTH) {
                 const Ints all = load<Ints>(part + r * PANEL + c) + x.start[at];
                 Floats sum = load<Floats>(out + r * PANEL + c);
-                const Floats scale = widen((const uint16_t*)from + c);
+                const Floats scale = floats_of(w.halves, from + c * 2);
                 sum += __builtin_convertvector(all, Floats) * x.scale[at] * scale;
-                if (w.offsets) sum += x.sum(at) * widen((const uint16_t*)from + channels + c);
+                if (w.offsets) sum += x.sum[at] * floats_of(w.halves, from + (channels + c) * 2);
                 store(out + r * PANEL + c, sum);
             }
         }
@@ -284,10 +319,10 @@ void strip_by_tiles(const Matrix& w, const Panel& panel, const Rows& x, int64_t 
 #endif
 
 // Add up the digits of `count` quantized rows, and write.
-template <class Y> void finish(const Matrix& w, const float* sums, int64_t panel, int64_t row, int count, Y* y) {
+template <class Y> void finish(const Matrix& w, const float* sums, int64_t panel, int64_t row, int count, Y* y, int64_t across) {
     const int64_t first = panel * PANEL, channels = std::min<int64_t>(PANEL, w.n - first);
     for (int i = 0; i < count; i += w.digits) {
-        Y* to = y + (row + i) / w.digits * w.n + first;
+        Y* to = y + (row + i) / w.digits * across + first;
         for (int64_t c = 0; c < channels; c += WIDTH) {
             Floats sum = load<Floats>(sums + i * PANEL + c);
             if (w.digits == 2) sum += load<Floats>(sums + (i + 1) * PANEL + c);
@@ -301,12 +336,12 @@ template <class Y> void finish(const Matrix& w, const float* sums, int64_t panel
 // Of a strip.
 inline int64_t most_rows(const Matrix& w, bool tiled) {
     if (tiled) return TILE_ROWS;
-    return tall(w.bits) ? TALL : w.group == w.k && w.bits == 8 ? ROWS : FEWER;
+    return tall(w) ? TALL : w.group == w.k && w.bits == 8 ? ROWS : FEWER;
 }
 
 // Quantized rows [row, end) times a panel.
-template <class Y>
-void multiply_panel(const Matrix& w, int64_t panel, const Rows& x, int64_t row, int64_t end, Tiles& tiles, Y* y) {
+template <class Y> void multiply_panel(const Job& job, int64_t panel, const Rows& x, int64_t row, int64_t end, Tiles& tiles) {
+    const Matrix& w = *job.w;
     const int64_t channels = channels_of(w.n, panel), most = most_rows(w, x.tiled);
     const int64_t count = (end - row + most - 1) / most, each = (end - row + count - 1) / count;
     // Rows of a strip, alike, or whole tiles; digits stay together.
@@ -322,7 +357,7 @@ void multiply_panel(const Matrix& w, int64_t panel, const Rows& x, int64_t row, 
         else
 #endif
         part.ahead.far ? strips<true>(w, part, x, row, here, sums) : strips<false>(w, part, x, row, here, sums);
-        finish(w, sums, panel, row, here, y);
+        finish(w, sums, panel, row, here, (Y*)job.y, job.across);
     }
 }
 
@@ -385,7 +420,7 @@ template <class X, class Y> void multiply(const std::vector<Job>& jobs, void* me
             const Job& job = jobs[owner];
             const int64_t count = panels_of(job.w->n), first = own / count * CHUNK;
             const int64_t end = std::min(job.m * job.w->digits, first + CHUNK);
-            multiply_panel(*job.w, own % count, rows[source[owner]], first, end, tiles, (Y*)job.y);
+            multiply_panel<Y>(job, own % count, rows[source[owner]], first, end, tiles);
         }
     }
 }
@@ -410,7 +445,7 @@ int64_t ferrule_multiply_memory(const Matrix* matrix, int64_t m) { return memory
 
 // x [m, inputs] to y [m, n], both contiguous; types as above.
 void ferrule_multiply(const Matrix* w, const void* x, void* y, int64_t m, int32_t x_type, int32_t y_type, void* memory) {
-    multiply({Job{w, x, y, m}}, x_type, y_type, memory);
+    multiply({Job{w, x, y, m, w->n}}, x_type, y_type, memory);
 }
 
 // Several products at once, in the memory that each of them needs.

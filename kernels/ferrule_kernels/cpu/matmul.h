@@ -4,24 +4,28 @@
 
 extern "C" {
 
-// As `_Matrix` in matmul.py. `group` divides `k`, which is rounded up; `n` is not.
+// As `_Matrix` in matmul.py. `group` divides `block`, and that `k`, which is rounded up; `n` is not.
 struct Matrix {
     uint8_t* weights;
     const float* bias;  // [n], rounded up to a multiple of 16, or null
     int64_t n, k, inputs, group;
+    int64_t block;         // inputs with a float as their scale: a group, or several groups with `steps`
     int32_t bits, digits;
     int32_t offsets;       // 1 where groups have them beside their scales
     int32_t coded;         // 1 where numbers are codes of 4 bits: places in the table
+    int32_t halves;        // 1 where scales and offsets are float16, not bfloat16; numbers with offsets then begin at 0
+    int32_t steps;         // bits of the integer by which a group multiplies its block's scale, and offset: 8, 4, or 0
     const float* factors;  // [n] as the bias: what each channel's sum is multiplied by, or null
     uint8_t table[16];     // of codes: what they stand for, plus 128
 };
 
-// One of several products, as `_jobs` in bank.py makes them.
+// One of several products, as bank.py makes them.
 struct Job {
     const Matrix* w;
     const void* x;
     void* y;
     int64_t m;
+    int64_t across;  // from a row of y to the next
 };
 }
 
@@ -34,7 +38,7 @@ inline bool tileable(const Matrix& w) { return w.bits == 8 && w.group % TILE_INP
 inline bool tiled(const Matrix& w) { return TILES && tileable(w); }
 
 // What is taken off a number to get what it stands for.
-inline int32_t middle(const Matrix& w) { return w.coded ? 128 : 1 << (w.bits - 1); }
+inline int32_t middle(const Matrix& w) { return w.coded ? 128 : w.halves && w.offsets ? 0 : 1 << (w.bits - 1); }
 
 // Numbers of fewer than 8 bits are cut into a lower part of 4 bits, or 2, and an upper part of what is left. A word of 32
 // bits holds such parts of one channel, byte by byte: the first four inputs' in its lowest bits, the next four's above.
@@ -45,13 +49,20 @@ template <int BITS> struct Planes {
     static constexpr uint32_t LOW_MASK = 0x01010101u * ((1 << LOW) - 1), HIGH_MASK = 0x01010101u * ((1 << HIGH) - 1);
 };
 
-// Of one group of one channel: what comes before its numbers, and all of it.
-inline int64_t head_bytes(const Matrix& w) { return 2 + 2 * w.offsets; }
-inline int64_t cell_bytes(const Matrix& w) { return head_bytes(w) + w.group * w.bits / 8; }
-
-inline int64_t panel_bytes(const Matrix& w, int64_t channels) {
-    return channels * (w.k / w.group) * cell_bytes(w);
+// Numbers that lie together: those of a group, or of two where it takes two to fill whole words.
+inline int64_t span_of(const Matrix& w) {
+    const int64_t unit = w.bits == 3 || w.bits == 5 ? 32 : 8;
+    return std::max(w.group, unit);
 }
+
+// Of one channel: the floats of a block, the steps of a group, and all of a block.
+inline int64_t head_bytes(const Matrix& w) { return 2 + 2 * w.offsets; }
+inline int64_t step_bytes(const Matrix& w) { return w.steps == 8 ? 1 + w.offsets : w.steps == 4; }
+inline int64_t block_bytes(const Matrix& w) {
+    return head_bytes(w) + w.block / w.group * step_bytes(w) + w.block * w.bits / 8;
+}
+
+inline int64_t panel_bytes(const Matrix& w, int64_t channels) { return channels * (w.k / w.block) * block_bytes(w); }
 
 inline Floats numbers(const float* x) { return load<Floats>(x); }
 inline Floats numbers(const uint16_t* x) { return widen(x); }

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional as F
 
 from ferrule_kernels.cpu import library
-from ferrule_kernels.matmul import Form
+from ferrule_kernels.matmul import Form, Levels
 
 _TYPES = {torch.float32: 0, torch.bfloat16: 1}
 _PANEL = 256  # outputs: a multiple of what the kernel keeps together
@@ -25,8 +26,8 @@ class _Matrix(ctypes.Structure):
     _fields_ = [
         ("weights", ctypes.c_void_p),
         ("bias", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("n", "k", "inputs", "group")),
-        *((name, ctypes.c_int32) for name in ("bits", "digits", "offsets", "coded")),
+        *((name, ctypes.c_int64) for name in ("n", "k", "inputs", "group", "block")),
+        *((name, ctypes.c_int32) for name in ("bits", "digits", "offsets", "coded", "halves", "steps")),
         ("factors", ctypes.c_void_p),
         ("table", ctypes.c_uint8 * 16),
     ]
@@ -43,7 +44,7 @@ class _Kernels(NamedTuple):
 def _kernels() -> _Kernels:
     """Raises KernelsUnavailableError."""
     loaded, at = library.load(), ctypes.c_void_p
-    loaded.ferrule_pack.argtypes = (at, at, ctypes.c_int32, at, at)
+    loaded.ferrule_pack.argtypes = (at, at, ctypes.c_int32, at, at, at, at)
     loaded.ferrule_multiply.argtypes = (at, at, at, ctypes.c_int64, ctypes.c_int32, ctypes.c_int32, at)
     loaded.ferrule_multiply_memory.argtypes = (at, ctypes.c_int64)
     loaded.ferrule_multiply_memory.restype = ctypes.c_int64
@@ -69,10 +70,10 @@ class Workspace:
 class PackedMatrix:
     """A weight [n, k] in the kernel's order. Raises KernelsUnavailableError.
 
-    With `scales` [n, groups] the weight was quantized before and holds the form's numbers or codes. Scales are kept as
-    bfloat16; where a channel has one, what the rounding took from it is given back to the result: those are the
-    `factors`.
-    `offsets` are as the scales, and are added to each weight of a group.
+    With `scales` [n, groups], or of the two levels of the form's blocks, the weight was quantized before and holds the
+    form's numbers or codes. Scales are kept in the form's 16 bits; where a channel has one, what the rounding took from
+    it is given back to the result: those are the `factors`. `offsets` are as the scales, and are added to each weight
+    of a group.
 
     `packed` and `factors` are all there is of it: see ``ferrule_kernels.cpu.packed`` for files of them.
     """
@@ -87,30 +88,32 @@ class PackedMatrix:
         form: Form,
         bias: torch.Tensor | None,
         workspace: Workspace,
-        scales: torch.Tensor | None = None,
-        offsets: torch.Tensor | None = None,
+        scales: torch.Tensor | Levels | None = None,
+        offsets: torch.Tensor | Levels | None = None,
     ) -> None:
-        if form.table and scales is None:
-            raise ValueError("weights of a table come as codes, with scales")
+        if (form.table or form.halves or form.steps) and scales is None:
+            raise ValueError("weights of a table, with steps or with float16 come as numbers or codes, with scales")
         if form.offsets != (offsets is not None) or (form.offsets and scales is None):
             raise ValueError("weights with offsets come as numbers, scales and offsets, and have a form that says so")
-        rounded, added = (None if each is None else _rounded(each) for each in (scales, offsets))
-        factors = None if scales is None or rounded is None else _lost(scales.detach().float(), rounded)
+        given = tuple(None if each is None else _kept(each, form) for each in (scales, offsets))
+        factors = _lost(scales, given[0]) if isinstance(scales, torch.Tensor) and given[0] else None
         packed = torch.empty(form.packed_bytes(*weight.shape), dtype=torch.uint8)
         self._set_up(packed, factors, tuple(weight.shape), form, bias, workspace)
         rows = max(1, _CONVERTED // max(1, self.inputs) // _PANEL) * _PANEL
         for first in range(0, self.outputs, rows):
-            self._pack(weight[first : first + rows].detach(), first, rounded, added)
+            self._pack(weight[first : first + rows].detach(), first, *given)
 
-    def _pack(self, part: torch.Tensor, first: int, scales: torch.Tensor | None, offsets: torch.Tensor | None) -> None:
+    def _pack(self, part: torch.Tensor, first: int, scales: Levels | None, offsets: Levels | None) -> None:
         """Pack the outputs from `first` on, behind all before them. So weights are not converted as a whole."""
         if part.dtype not in _TYPES:  # numbers of 8 bits are exact in bfloat16
             part = part.to(torch.bfloat16 if part.dtype in (torch.int8, torch.uint8) else torch.float32)
         part = part.contiguous()
         matrix = _Matrix.from_buffer_copy(self._matrix)
         matrix.weights, matrix.n = matrix.weights + self.form.packed_bytes(first, self.inputs), len(part)
-        numbers = (None if each is None else each[first:].data_ptr() for each in (scales, offsets))
-        _kernels().pack(ctypes.addressof(matrix), part.data_ptr(), _TYPES[part.dtype], *numbers)
+        floats = [None if each is None else each.floats for each in (scales, offsets)]
+        steps = [None if each is None else each.steps for each in (scales, offsets)]
+        given = (None if each is None else each[first:].data_ptr() for each in (*floats, *steps))
+        _kernels().pack(ctypes.addressof(matrix), part.data_ptr(), _TYPES[part.dtype], *given)
 
     @classmethod
     def of_packed(
@@ -159,9 +162,10 @@ class PackedMatrix:
         self.form, self.packed, self.factors = form, packed, factors
         self._bias = None if bias is None else _channels(bias)
         self._workspace = workspace
-        sizes = self.outputs, padded, self.inputs, group, form.bits, form.digits, int(form.offsets), bool(form.table)
+        sizes = self.outputs, padded, self.inputs, group, form.block or group
+        kind = form.bits, form.digits, form.offsets, bool(form.table), form.halves, form.steps
         table = (ctypes.c_uint8 * 16)(*(number + 128 for number in form.table))
-        self._matrix = _Matrix(packed.data_ptr(), _at(self._bias), *sizes, _at(factors), table)
+        self._matrix = _Matrix(packed.data_ptr(), _at(self._bias), *sizes, *kind, _at(factors), table)
         self._address = ctypes.addressof(self._matrix)
 
     @property
@@ -173,6 +177,11 @@ class PackedMatrix:
         """The address of memory for so many rows in so many products with such matrices, until the next call."""
         each = self._memory(self._address, 1)  # at least what rounding up adds to a product's rows
         return self._workspace.at(self._memory(self._address, rows) + products * each)
+
+    @staticmethod
+    def memory_of(matrices: Sequence[PackedMatrix], rows: int) -> int:
+        """The address of memory for so many rows in a product with each of these, until the next call."""
+        return matrices[0]._workspace.at(sum(each._memory(each._address, rows) for each in matrices))
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """Everything that the kernel reads."""
@@ -196,16 +205,22 @@ class PackedMatrix:
         return y if made == wanted else y.to(wanted)
 
 
-def _rounded(values: torch.Tensor) -> torch.Tensor:
-    return values.detach().bfloat16().float().contiguous()
+def _kept(values: torch.Tensor | Levels, form: Form) -> Levels:
+    """Floats that 16 bits can hold, and steps, as the kernel reads them."""
+    given = values if isinstance(values, Levels) else Levels(values)
+    if bool(form.steps) != (given.steps is not None):
+        raise ValueError("groups have steps where their form says so")
+    floats = given.floats.detach().to(torch.float16 if form.halves else torch.bfloat16).float().contiguous()
+    return Levels(floats, None if given.steps is None else given.steps.detach().to(torch.int8).contiguous())
 
 
 def _channels(values: torch.Tensor) -> torch.Tensor:
     return F.pad(values.detach().float(), (0, -values.numel() % LANES))
 
 
-def _lost(scales: torch.Tensor, rounded: torch.Tensor) -> torch.Tensor | None:
+def _lost(scales: torch.Tensor, kept: Levels) -> torch.Tensor | None:
     """What rounding took from scales [n, groups], a factor for each channel; None where it is nothing, or not one."""
+    scales, rounded = scales.detach().float(), kept.floats
     if scales.shape[1] > 1 or torch.equal(scales, rounded):
         return None
     return _channels(torch.where(rounded == 0, 1.0, scales / rounded)[:, 0])

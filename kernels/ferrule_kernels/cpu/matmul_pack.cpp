@@ -52,10 +52,12 @@ inline int64_t place(int64_t channels, int64_t channel, int64_t input, bool tile
     return square * TILE_INPUTS + input % TILE_INPUTS / 4 * LANES * 4 + channel % LANES * 4 + input % 4;
 }
 
-inline void keep(uint8_t* to, float x) {  // the upper half, which is all there is of it
+// A float that the matrix's type of 16 bits can hold.
+inline void keep_float(const Matrix& w, uint8_t* to, float x) {
+    const float moved = w.halves ? x * 0x1p-112f : x;  // float16 has exponents that count from 15, and so its denormals
     uint32_t bits;
-    std::memcpy(&bits, &x, 4);
-    const auto kept = uint16_t(bits >> 16);
+    std::memcpy(&bits, &moved, 4);
+    const auto kept = uint16_t(w.halves ? bits >> 16 & 0x8000u | (bits & 0x7fffffffu) >> 13 : bits >> 16);
     std::memcpy(to, &kept, 2);
 }
 
@@ -74,62 +76,83 @@ void keep_planes(const std::vector<uint8_t>& numbers, uint8_t* cells, int64_t ch
     }
 }
 
-// Channels past the last have scales of zero. With `given` scales [n, groups] the weights are the numbers themselves;
-// `offsets` are as these where the matrix has them.
-template <class T>
-void pack_panel(const Matrix& w, const T* weights, const float* given, const float* offsets, int64_t panel) {
-    const int64_t channels = channels_of(w.n, panel), real = std::min<int64_t>(PANEL, w.n - panel * PANEL);
-    const int offset = w.coded ? 0 : middle(w);
-    const float low = w.bits == 8 ? -127 : -offset, high = (1 << w.bits) - 1 - offset;
-    std::vector<float> x(w.group + WIDTH);
-    std::vector<uint8_t> bytes(w.group, uint8_t(offset));
-    uint8_t* to = w.weights + panel * panel_bytes(w, PANEL);
-    std::memset(to, 0, panel_bytes(w, channels));
-    for (int64_t g = 0; g < w.k / w.group; g++) {
-        const int64_t begin = g * w.group, count = std::min(w.group, w.inputs - begin);
-        for (int64_t c = 0; c < real; c++) {
-            const T* from = weights + (panel * PANEL + c) * w.inputs + begin;
-            visit(from, count, [&](Floats v, int64_t i) { std::memcpy(&x[i], &v, sizeof v); });
-            const int64_t at = (panel * PANEL + c) * (w.k / w.group) + g;
-            const float scale = given ? given[at] : scale_of(w, x.data(), count);
-            const float inverse = given ? 1.0f : scale == 0.0f ? 0.0f : 1.0f / scale;
-            keep(to + c * 2, scale);
-            if (w.offsets) keep(to + (channels + c) * 2, offsets[at]);
-            for (int64_t i = 0; i < count; i++)
-                bytes[i] = uint8_t(int(std::min(std::max(std::nearbyint(x[i] * inverse), low), high)) + offset);
-            std::fill(bytes.begin() + count, bytes.end(), uint8_t(offset));
-            uint8_t* cells = to + channels * head_bytes(w);
-            for (int64_t i = 0; w.bits == 8 && i < w.group; i += 4)
-                std::memcpy(cells + place(channels, c, i, tiled(w)), &bytes[i], 4);
-            switch (w.bits) {
-                case 6: keep_planes<6>(bytes, cells, channels, c); break;
-                case 5: keep_planes<5>(bytes, cells, channels, c); break;
-                case 4: keep_planes<4>(bytes, cells, channels, c); break;
-                case 3: keep_planes<3>(bytes, cells, channels, c); break;
-                case 2: keep_planes<2>(bytes, cells, channels, c); break;
-            }
-        }
-        to += channels * cell_bytes(w);
+// What a matrix is packed from. With `scales` [n, blocks] the weights are the numbers themselves, and are these whole.
+// `offsets` are as the scales where the matrix has them; `steps` and `offset_steps` [n, groups] where groups have steps.
+struct Given {
+    const float *scales, *offsets;
+    const int8_t *steps, *offset_steps;
+};
+
+void keep_steps(const Matrix& w, const Given& given, int64_t at, uint8_t* to, int64_t channels) {
+    if (w.steps == 4) *to = uint8_t(given.steps[at] | given.offset_steps[at] << 4);
+    if (w.steps != 8) return;
+    *to = uint8_t(given.steps[at]);
+    if (w.offsets) to[channels] = uint8_t(given.offset_steps[at]);
+}
+
+void keep_numbers(const Matrix& w, const std::vector<uint8_t>& numbers, uint8_t* cells, int64_t channels, int64_t c) {
+    for (size_t i = 0; w.bits == 8 && i < numbers.size(); i += 4)
+        std::memcpy(cells + place(channels, c, i, tiled(w)), &numbers[i], 4);
+    switch (w.bits) {
+        case 6: return keep_planes<6>(numbers, cells, channels, c);
+        case 5: return keep_planes<5>(numbers, cells, channels, c);
+        case 4: return keep_planes<4>(numbers, cells, channels, c);
+        case 3: return keep_planes<3>(numbers, cells, channels, c);
+        case 2: return keep_planes<2>(numbers, cells, channels, c);
     }
 }
 
-template <class T> void pack(const Matrix& w, const T* weights, const float* given, const float* offsets) {
+// Channels past the last have scales of zero.
+template <class T> void pack_panel(const Matrix& w, const T* weights, const Given& given, int64_t panel) {
+    const int64_t channels = channels_of(w.n, panel), real = std::min<int64_t>(PANEL, w.n - panel * PANEL);
+    const int64_t span = span_of(w), groups = w.k / w.group;
+    const int offset = w.coded ? 0 : middle(w);
+    const float low = -std::min(offset, 127), high = (1 << w.bits) - 1 - offset;
+    std::vector<float> x(span + WIDTH);
+    std::vector<uint8_t> bytes(span);
+    uint8_t* to = w.weights + panel * panel_bytes(w, PANEL);
+    std::memset(to, 0, panel_bytes(w, channels));
+    for (int64_t begin = 0; begin < w.k; begin += span) {
+        const int64_t count = std::max<int64_t>(0, std::min(span, w.inputs - begin)), g = begin / w.group;
+        uint8_t* head = begin % w.block ? nullptr : to;
+        uint8_t* steps = to + (head ? channels * head_bytes(w) : 0);
+        uint8_t* cells = steps + span / w.group * step_bytes(w) * channels;
+        for (int64_t c = 0; c < real; c++) {
+            const int64_t channel = panel * PANEL + c, at = channel * (w.k / w.block) + begin / w.block;
+            visit(weights + channel * w.inputs + begin, count, [&](Floats v, int64_t i) { std::memcpy(&x[i], &v, sizeof v); });
+            const float scale = given.scales ? given.scales[at] : scale_of(w, x.data(), count);
+            const float inverse = given.scales ? 1.0f : scale == 0.0f ? 0.0f : 1.0f / scale;
+            if (head) keep_float(w, head + c * 2, scale);
+            if (head && w.offsets) keep_float(w, head + (channels + c) * 2, given.offsets[at]);
+            for (int64_t i = 0; i < span / w.group; i++)
+                keep_steps(w, given, channel * groups + g + i, steps + i * step_bytes(w) * channels + c, channels);
+            for (int64_t i = 0; i < count; i++)
+                bytes[i] = uint8_t(int(std::min(std::max(std::nearbyint(x[i] * inverse), low), high)) + offset);
+            std::fill(bytes.begin() + count, bytes.end(), uint8_t(offset));
+            keep_numbers(w, bytes, cells, channels, c);
+        }
+        to = cells + channels * span * w.bits / 8;
+    }
+}
+
+template <class T> void pack(const Matrix& w, const T* weights, const Given& given) {
     const int64_t panels = panels_of(w.n);
     huge_pages(w.weights, panel_bytes(w, (w.n + LANES - 1) / LANES * LANES));
 #pragma omp parallel for schedule(dynamic, 1)
-    for (int64_t panel = 0; panel < panels; panel++) pack_panel(w, weights, given, offsets, panel);
+    for (int64_t panel = 0; panel < panels; panel++) pack_panel(w, weights, given, panel);
 }
 
 }  // namespace
 
 extern "C" {
 
-// Quantize weights [n, inputs] into `matrix->weights`; `type` is 0 for float32, 1 for bfloat16. `scales` [n, groups],
-// which bfloat16 can hold, are those of weights that were quantized before and are numbers now; else null. So are
-// `offsets` [n, groups] where the matrix has them.
-void ferrule_pack(const Matrix* matrix, const void* weights, int32_t type, const float* scales, const float* offsets) {
-    type ? pack(*matrix, (const uint16_t*)weights, scales, offsets)
-         : pack(*matrix, (const float*)weights, scales, offsets);
+// Quantize weights [n, inputs] into `matrix->weights`; `type` is 0 for float32, 1 for bfloat16. `scales` [n, blocks],
+// which the matrix's type of floats can hold, are those of weights that were quantized before and are numbers now; else
+// null. So are `offsets` where the matrix has them, and `steps` and `offset_steps` [n, groups] where it has these.
+void ferrule_pack(const Matrix* matrix, const void* weights, int32_t type, const float* scales, const float* offsets,
+                  const int8_t* steps, const int8_t* offset_steps) {
+    const Given given = {scales, offsets, steps, offset_steps};
+    type ? pack(*matrix, (const uint16_t*)weights, given) : pack(*matrix, (const float*)weights, given);
 }
 
 // As `ferrule_dense_turn`.

@@ -9,6 +9,10 @@ from typing import Any
 
 import torch
 
+from ferrule_kernels.cpu import library
+
+_LARGE = 1 << 20  # bytes; what is smaller may lie in pages that there are
+
 
 @cache
 def _library() -> Any:
@@ -27,3 +31,24 @@ def drop_file_pages(tensor: torch.Tensor) -> None:
     first, last = -(-start // page) * page, (start + tensor.nbytes) // page * page  # whole pages alone
     if advice is not None and first < last:
         _library().madvise(first, last - first, advice)
+
+
+@cache
+def _copy() -> Any | None:
+    try:
+        copy = library.load().ferrule_copy_to_new
+    except library.KernelsUnavailableError:
+        return None
+    copy.argtypes, copy.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64), None
+    return copy
+
+
+def copy_to_new(to: torch.Tensor, source: torch.Tensor) -> None:
+    """As `to.copy_(source)`, and sooner if the memory of `to` was allocated and not written yet."""
+    plain = to.dtype == source.dtype and to.shape == source.shape and not (source.is_neg() or source.is_conj())
+    both = to.is_cpu and source.is_cpu and to.is_contiguous() and source.is_contiguous()
+    copy = _copy() if plain and both and to.nbytes >= _LARGE else None
+    if copy is None:
+        to.copy_(source)
+    else:
+        copy(to.data_ptr(), source.data_ptr(), to.nbytes)

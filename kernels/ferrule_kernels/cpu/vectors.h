@@ -3,7 +3,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -45,7 +45,39 @@ inline Words rounded_bits(Floats x) {
 }
 
 inline Floats widen(const uint16_t* from) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_slli_epi32(_mm512_cvtepu16_epi32(load<__m256i>(from)), 16);  // GCC 12 would widen each half
+#else
     return (Floats)(__builtin_convertvector(load<Halves>(from), Words) << 16);
+#endif
+}
+
+// Of integers of 8 bits, signed or not.
+template <class T> inline Ints widen_bytes(const T* from) {
+#if defined(__AVX512F__)
+    const auto bytes = load<__m128i>(from);
+    return (Ints)(T(-1) < T(0) ? _mm512_cvtepi8_epi32(bytes) : _mm512_cvtepu8_epi32(bytes));
+#elif defined(__AVX2__)
+    const auto bytes = _mm_loadl_epi64((const __m128i*)from);
+    return (Ints)(T(-1) < T(0) ? _mm256_cvtepi8_epi32(bytes) : _mm256_cvtepu8_epi32(bytes));
+#else
+    Ints v;
+    for (int i = 0; i < WIDTH; i++) v[i] = from[i];
+    return v;
+#endif
+}
+
+// Of finite numbers of 16 bits with 5 bits of exponent.
+inline Floats widen_halves(const uint16_t* from) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_cvtph_ps(load<__m256i>(from));
+#elif defined(__AVX2__) && defined(__F16C__)
+    return (Floats)_mm256_cvtph_ps(load<__m128i>(from));
+#else
+    const Words bits = __builtin_convertvector(load<Halves>(from), Words);
+    const Floats magnitudes = (Floats)((bits & 0x7fffu) << 13) * 0x1p112f;  // the exponent counts from 15, not from 127
+    return (Floats)((Words)magnitudes | (bits & 0x8000u) << 16);
+#endif
 }
 
 inline void narrow(uint16_t* to, Floats x) {

@@ -7,17 +7,21 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from ferrule.config import Config
 from ferrule.config.help import Usage
 from ferrule.config.option import opt
 from ferrule.config.parse import Parsed, parse_command
 from ferrule.config.unsupported import engine_sections
+from ferrule.env import Environment
 from ferrule.errors import ConfigError
 from ferrule.interfaces.command import Command
 from ferrule.interfaces.plugins import Plugins
 
 USAGE = Usage("ferrule serve", "Serve a model over HTTP.", "model")
 EMBEDDED_NAME = "ferrule-tiny"
+_EMBEDDED_CACHE = 0.25  # GiB, for 50 requests of its longest: the default would take memory and time for nothing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,4 +106,7 @@ def with_model(config: Config) -> Config:
     names = config.model.served_model_name or (EMBEDDED_NAME,)
     print(f"No model was named: serving the embedded one as {names[0]}.", file=sys.stderr, flush=True)
     model = dataclasses.replace(config.model, model=str(tiny.path()), served_model_name=names)
-    return dataclasses.replace(config, model=model)
+    env = config.env
+    if env.cpu_kvcache_space == Environment().cpu_kvcache_space:
+        env = replace(env, cpu_kvcache_space=_EMBEDDED_CACHE)
+    return dataclasses.replace(config, model=model, env=env)

@@ -31,8 +31,10 @@ from ferrule.runner.grammars import Grammars
 from ferrule.runner.model_runner import ModelRunner, TextSupport
 from ferrule.runner.state import RunnerLimits
 from ferrule.types import Admit, Chunk, CompiledGrammar, ModelInfo, StepPlan, StepResult, TokenSampling
+from ferrule.waiting import waiting
 from ferrule_plugins.executor.calibration import calibrate
 from ferrule_plugins.executor.host_copy import HostCopy
+from ferrule_plugins.executor.self_check import check_finite
 
 _log = Log("worker")
 
@@ -50,7 +52,7 @@ class Worker:
         self.platform: Platform
         self.depth = 1  # steps in flight that pay off
         self._reload: Callable[[], Model]
-        self._num_blocks = self._num_snapshots = 0
+        self._num_blocks = self._num_snapshots = self._vocab_size = 0
         self._asleep: tuple[Model, HostCopy] | None = None  # a model whose weights the host keeps
         self._missing = {"kv_cache"}  # parts that have no memory now
 
@@ -92,6 +94,7 @@ class Worker:
         tokenizer = cache(partial(open_tokenizer, self.config, self._plugins, Path(self.config.model.tokenizer)))
         backend = partial(open_backend, self.config, self._plugins, tokenizer, limits.vocab_size)
         self._grammars = Grammars(backend, tokenizer)
+        self._vocab_size = limits.vocab_size
         self._runner = runner = ModelRunner(
             loaded.model,
             loaded.attention,
@@ -265,11 +268,17 @@ class Worker:
 
     def _warm_up(self, runner: ModelRunner) -> None:
         """Run one token, so that a first request waits for nothing; then give back what loading needed."""
-        runner.capture()
+        with waiting("the first step of the model"):
+            runner.capture()
+            if self._num_blocks > len(runner.cache.paged) and self._fails(runner, 0):
+                check_finite(runner.model, self._vocab_size, partial(self._fails, runner))
+        self.platform.memory().trim()
+
+    def _fails(self, runner: ModelRunner, token: int) -> bool:
+        """Whether the model computes no logits behind a prompt of one token."""
         greedy = TokenSampling(seed=0, max_tokens=1, temperature=0.0)
         blocks = tuple((1 + group,) for group in range(len(runner.cache.paged)))
-        if self._num_blocks > len(blocks):
-            admit = Admit(0, "warm-up", 0, (0,), 1, greedy)
-            runner.execute(StepPlan(0, (Chunk(0, "warm-up", 0, 0, 1, True, (), blocks),), (admit,)))
-            runner.execute(StepPlan(0, (), releases=(0,)))
-        self.platform.memory().trim()
+        admit = Admit(0, "warm-up", 0, (token,), 1, greedy)
+        result = runner.execute(StepPlan(0, (Chunk(0, "warm-up", 0, 0, 1, True, (), blocks),), (admit,)))
+        runner.execute(StepPlan(0, (), releases=(0,)))
+        return bool(result.rows[0].error)

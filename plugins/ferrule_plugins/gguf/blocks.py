@@ -1,7 +1,7 @@
 """Blocks of quantized numbers as integers with scales and offsets, to the numbers that ggml's own code makes of them.
 
-Every type here is of the form number * scale + offset, with one scale and one offset for each `GROUP` numbers of a row,
-whatever the blocks of a file are. https://github.com/ggml-org/ggml/blob/master/src/ggml-quants.c
+Every type here is of the form number * scale + offset, with one scale and one offset for a group of numbers. Those of
+k-quants have two levels: a float for a block, times an integer of few bits for each group. https://github.com/ggml-org/ggml/blob/master/src/ggml-quants.c
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from pathlib import Path
 
 import torch
 
-from ferrule_plugins.gguf.reader import FLOATS, TensorInfo
+from ferrule_kernels.matmul import Levels
+from ferrule_plugins.gguf.reader import FLOATS, TYPES, TensorInfo
 
-GROUP = 16  # numbers with one scale, in the finest of the types
 _IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 _FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # doubled
 TABLES: Mapping[str, tuple[int, ...]] = {"IQ4_NL": _IQ4, "IQ4_XS": _IQ4, "MXFP4": _FP4}  # whose blocks have codes
@@ -32,30 +32,28 @@ BITS: Mapping[str, int] = {  # of the numbers
     "Q8_0": 8,
     **dict.fromkeys(TABLES, 8),
 }
+OFFSETS = frozenset(("Q2_K", "Q4_1", "Q4_K", "Q5_1", "Q5_K"))  # types that have them
+GROUPS: Mapping[str, int] = dict.fromkeys(("Q2_K", "Q3_K", "Q6_K"), 16)  # numbers with one scale, where not 32
+BLOCK = 256  # numbers with one float, of types whose groups multiply it by an integer of so many bits, or of fewer
+STEPS: Mapping[str, int] = {"Q2_K": 4, **dict.fromkeys(("Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"), 8)}
 _FLOAT_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _ROWS = 1 << 20  # bytes that are decoded at a time
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """Numbers int8 [rows, k]; scales and offsets float32 [rows, k / GROUP]. Without offsets these are zero."""
+    """Numbers int8 [rows, k], from 0 on where there are offsets. Without offsets these are zero."""
 
     numbers: torch.Tensor
-    scales: torch.Tensor
-    offsets: torch.Tensor | None
-
-    def centred(self, kind: str) -> Decoded:
-        """The same weights with numbers on both sides of zero, where those of this type are from 0 on, in place."""
-        if self.offsets is None:
-            return self
-        half = 1 << (BITS[kind] - 1)
-        return Decoded(self.numbers.sub_(half), self.scales, self.offsets.add_(self.scales, alpha=half))
+    scales: Levels
+    offsets: Levels | None = None
 
     def widened(self) -> torch.Tensor:
         """What they stand for, float32 [rows, k]."""
-        cells = self.numbers.view(*self.scales.shape, GROUP) * self.scales.unsqueeze(-1)
+        scales = self.scales.spread()
+        cells = self.numbers.view(*scales.shape, -1) * scales.unsqueeze(-1)
         if self.offsets is not None:
-            cells = cells + self.offsets.unsqueeze(-1)
+            cells = cells + self.offsets.spread().unsqueeze(-1)
         return cells.flatten(1)
 
 
@@ -83,10 +81,9 @@ def decode(kind: str, rows: torch.Tensor) -> Decoded:
         if len(some) == len(rows):
             return part
         if whole is None:
-            whole = Decoded(*(None if each is None else _room(each, rows) for each in _tensors(part)))  # type: ignore[arg-type]  # only offsets are None
-        for place, each in zip(_tensors(whole), _tensors(part), strict=True):
-            if place is not None and each is not None:
-                place[start : start + len(some)] = each
+            whole = _made(part, lambda own: torch.empty(len(rows), own.shape[1], dtype=own.dtype))
+        for place, own in zip(_tensors(whole), _tensors(part), strict=True):
+            place[start : start + len(some)] = own
     return whole or _decode(kind, rows)
 
 
@@ -94,7 +91,7 @@ def widen(kind: str, rows: torch.Tensor, dtype: torch.dtype, place: torch.Tensor
     """Rows of blocks as floats, [rows, k], in `place` where there is one."""
     for start, some in _some_rows(rows):
         part = _decode(kind, some).widened()
-        place = _room(part, rows, dtype) if place is None else place
+        place = torch.empty(len(rows), part.shape[1], dtype=dtype) if place is None else place
         place[start : start + len(some)] = part
     return _decode(kind, rows).widened().to(dtype) if place is None else place
 
@@ -104,31 +101,33 @@ def _some_rows(rows: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
     return ((start, rows[start : start + size]) for start in range(0, len(rows), size))
 
 
-def _tensors(decoded: Decoded) -> tuple[torch.Tensor | None, ...]:
-    return decoded.numbers, decoded.scales, decoded.offsets
+def _levels(decoded: Decoded) -> tuple[Levels, ...]:
+    return (decoded.scales,) if decoded.offsets is None else (decoded.scales, decoded.offsets)
 
 
-def _room(part: torch.Tensor, rows: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """For as many rows as all have."""
-    return torch.empty(len(rows), part.shape[1], dtype=dtype or part.dtype)
+def _tensors(decoded: Decoded) -> list[torch.Tensor]:
+    found = (decoded.numbers, *(each for own in _levels(decoded) for each in (own.floats, own.steps)))
+    return [each for each in found if each is not None]
+
+
+def _made(decoded: Decoded, make: Callable[[torch.Tensor], torch.Tensor]) -> Decoded:
+    """The same of other tensors."""
+    levels = [Levels(make(own.floats), None if own.steps is None else make(own.steps)) for own in _levels(decoded)]
+    return Decoded(make(decoded.numbers), *levels)
 
 
 def _decode(kind: str, rows: torch.Tensor) -> Decoded:
-    size = {"Q4_0": 18, "Q4_1": 20, "Q5_0": 22, "Q5_1": 24, "Q8_0": 34, "IQ4_NL": 18, "MXFP4": 17}.get(kind)
-    size = size or {"Q2_K": 84, "Q3_K": 110, "Q4_K": 144, "Q5_K": 176, "Q6_K": 210, "IQ4_XS": 136}[kind]
-    blocks = rows.reshape(-1, size)
-    numbers, scales, offsets = _DECODERS[kind](blocks)
-
-    def spread(values: torch.Tensor) -> torch.Tensor:
-        """[blocks, groups of any size] → [rows, groups of `GROUP`]."""
-        times = numbers.shape[1] // values.shape[1] // GROUP
-        return values.repeat_interleave(times, 1).view(rows.shape[0], -1)
-
-    whole = numbers.to(torch.int8).view(rows.shape[0], -1)
-    return Decoded(whole, spread(scales), None if offsets is None else spread(offsets))
+    size = next(each.num_bytes for each in TYPES.values() if each.name == kind)
+    numbers, *levels = _DECODERS[kind](rows.reshape(-1, size))
+    return _made(Decoded(numbers.to(torch.int8), *levels), lambda own: own.view(len(rows), -1))
 
 
-_Parts = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
+_Parts = tuple[torch.Tensor, Levels] | tuple[torch.Tensor, Levels, Levels]  # of blocks, each a row
+
+
+def _of_groups(floats: torch.Tensor, steps: torch.Tensor) -> Levels:
+    """A float for each block, times an integer of each group."""
+    return Levels(floats, steps.to(torch.int8))
 
 
 def _half(blocks: torch.Tensor, at: int) -> torch.Tensor:
@@ -159,23 +158,23 @@ def _fields(data: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def _q4_0(b: torch.Tensor) -> _Parts:
-    return _nibbles(b[:, 2:]).to(torch.int8) - 8, _half(b, 0), None
+    return _nibbles(b[:, 2:]).to(torch.int8) - 8, Levels(_half(b, 0))
 
 
 def _q4_1(b: torch.Tensor) -> _Parts:
-    return _nibbles(b[:, 4:]), _half(b, 0), _half(b, 2)
+    return _nibbles(b[:, 4:]), Levels(_half(b, 0)), Levels(_half(b, 2))
 
 
 def _q5_0(b: torch.Tensor) -> _Parts:
-    return (_nibbles(b[:, 6:]) | _fifth_bits(b, 2)) - 16, _half(b, 0), None
+    return (_nibbles(b[:, 6:]) | _fifth_bits(b, 2)) - 16, Levels(_half(b, 0))
 
 
 def _q5_1(b: torch.Tensor) -> _Parts:
-    return _nibbles(b[:, 8:]) | _fifth_bits(b, 4), _half(b, 0), _half(b, 2)
+    return _nibbles(b[:, 8:]) | _fifth_bits(b, 4), Levels(_half(b, 0)), Levels(_half(b, 2))
 
 
 def _q8_0(b: torch.Tensor) -> _Parts:
-    return b[:, 2:].contiguous().view(torch.int8), _half(b, 0), None
+    return b[:, 2:].contiguous().view(torch.int8), Levels(_half(b, 0))
 
 
 def _table(values: tuple[int, ...], codes: torch.Tensor) -> torch.Tensor:
@@ -183,7 +182,7 @@ def _table(values: tuple[int, ...], codes: torch.Tensor) -> torch.Tensor:
 
 
 def _iq4_nl(b: torch.Tensor) -> _Parts:
-    return _table(_IQ4, _nibbles(b[:, 2:])), _half(b, 0), None
+    return _table(_IQ4, _nibbles(b[:, 2:])), Levels(_half(b, 0))
 
 
 def _iq4_xs(b: torch.Tensor) -> _Parts:
@@ -192,18 +191,18 @@ def _iq4_xs(b: torch.Tensor) -> _Parts:
     upper = high >> torch.arange(0, 16, 2, dtype=torch.int32) & 3
     lower = torch.stack((b[:, 4:8] & 15, b[:, 4:8] >> 4), -1).flatten(1).int()
     numbers = _table(_IQ4, torch.cat([_nibbles(each) for each in torch.split(b[:, 8:], 16, 1)], 1))
-    return numbers, _half(b, 0) * ((lower | upper << 4) - 32).float(), None
+    return numbers, _of_groups(_half(b, 0), (lower | upper << 4) - 32)
 
 
 def _mxfp4(b: torch.Tensor) -> _Parts:
     powers = torch.exp2(b[:, :1].double() - 128).float()  # the numbers are doubled
-    return _table(_FP4, _nibbles(b[:, 1:])), powers, None
+    return _table(_FP4, _nibbles(b[:, 1:])), Levels(powers)
 
 
 def _q2_k(b: torch.Tensor) -> _Parts:
     both, quants = b[:, :16], b[:, 16:80].view(-1, 2, 32)
     numbers = _fields(quants, 2).flatten(1)
-    return numbers, _half(b, 80) * (both & 15).float(), -(_half(b, 82) * (both >> 4).float())
+    return numbers, _of_groups(_half(b, 80), both & 15), _of_groups(-_half(b, 82), both >> 4)
 
 
 def _q3_k(b: torch.Tensor) -> _Parts:
@@ -213,35 +212,35 @@ def _q3_k(b: torch.Tensor) -> _Parts:
     packed = b[:, 96:108]
     lower = torch.cat((packed[:, :8] & 15, packed[:, :8] >> 4), 1).int()
     upper = _fields(packed[:, 8:].unsqueeze(1), 2).flatten(1).int()
-    return low - 4 * (1 - high), _half(b, 108) * ((lower | upper << 4) - 32).float(), None
+    return low - 4 * (1 - high), _of_groups(_half(b, 108), (lower | upper << 4) - 32)
 
 
 def _six_bits(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Eight scales and eight mins of 6 bits in 12 bytes, both float32 [blocks, 8]."""
+    """Eight scales and eight mins of 6 bits in 12 bytes, both [blocks, 8]."""
     a, b, c = torch.split(packed, 4, 1)
     scales = torch.cat((a & 63, c & 15 | a >> 6 << 4), 1)
     mins = torch.cat((b & 63, c >> 4 | b >> 6 << 4), 1)
-    return scales.float(), mins.float()
+    return scales, mins
 
 
 def _q4_k(b: torch.Tensor) -> _Parts:
     scales, mins = _six_bits(b[:, 4:16])
     numbers = _fields(b[:, 16:].view(-1, 4, 32), 4).flatten(1)
-    return numbers, _half(b, 0) * scales, -(_half(b, 2) * mins)
+    return numbers, _of_groups(_half(b, 0), scales), _of_groups(-_half(b, 2), mins)
 
 
 def _q5_k(b: torch.Tensor) -> _Parts:
     scales, mins = _six_bits(b[:, 4:16])
     low = _fields(b[:, 48:].view(-1, 4, 32), 4).flatten(1)
     high = _bits(b[:, 16:48]).view(-1, 32, 8).transpose(1, 2).flatten(1)
-    return low | high << 4, _half(b, 0) * scales, -(_half(b, 2) * mins)
+    return low | high << 4, _of_groups(_half(b, 0), scales), _of_groups(-_half(b, 2), mins)
 
 
 def _q6_k(b: torch.Tensor) -> _Parts:
     low = _fields(b[:, :128].view(-1, 2, 64), 4).flatten(1)
     high = _fields(b[:, 128:192].view(-1, 2, 32), 2).flatten(1)
     scales = b[:, 192:208].contiguous().view(torch.int8)
-    return (low | high << 4).to(torch.int8) - 32, _half(b, 208) * scales.float(), None
+    return (low | high << 4).to(torch.int8) - 32, _of_groups(_half(b, 208), scales)
 
 
 _DECODERS: Mapping[str, Callable[[torch.Tensor], _Parts]] = {

@@ -8,10 +8,11 @@ from typing import Any
 import msgspec
 
 from ferrule_plugins.gguf.architectures import find, is_quantized, read_config
-from ferrule_plugins.gguf.names import Names
-from ferrule_plugins.gguf.reader import FLOATS, GgufModel
+from ferrule_plugins.gguf.names import Names, Target
+from ferrule_plugins.gguf.reader import FLOATS, GgufModel, TensorInfo
 from ferrule_plugins.gguf.tokens import Vocabulary, read_tokenizer
 
+_SUPER = 256  # numbers of a block that has two levels of scales
 _SAMPLING = {"temperature": "temp", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
 
 
@@ -42,5 +43,12 @@ def _types(model: GgufModel, config: Mapping[str, Any]) -> dict[str, list[str]]:
             if layer == "embed_tokens" and config["tie_word_embeddings"]:
                 layer = "lm_head"
             if suffix == "weight" and not target.change:
-                found.setdefault(info.type.name, []).append(layer)
+                found.setdefault(_type(info, target), []).append(layer)
     return found
+
+
+def _type(info: TensorInfo, target: Target) -> str:
+    """That of the file; of a k-quant, the block that is left of its own where columns come in another order."""
+    size = info.type.size
+    left = target.block(size) if size == _SUPER else size
+    return info.type.name if left == size else f"{info.type.name}/{left}"

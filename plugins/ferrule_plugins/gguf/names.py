@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from math import gcd
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,12 @@ class Target:
     change: str = ""
     rows: tuple[int, ...] = ()
     columns: tuple[int, ...] = ()
+
+    def block(self, size: int) -> int:
+        """How many of so many columns stay together in their order: all, or what divides them."""
+        order = self.columns
+        breaks = (at for at in range(1, len(order)) if order[at] != order[at - 1] + 1)
+        return gcd(size, *order[:1], *(each for at in breaks for each in (at, order[at])))
 
 
 @dataclass(frozen=True)

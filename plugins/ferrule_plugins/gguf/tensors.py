@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
 
 import torch
@@ -23,13 +23,13 @@ Pieces = Iterator[tuple[str, torch.Tensor]]
 class Reader:
     """Reads tensors for one model.
 
-    `quantized` maps the names of layers that take quantized weights, those of merged projections included, to whether
-    they take offsets. Whatever else is quantized is widened to `dtype`; `widened` then has the types. `places` are the
-    model's parameters: what is widened is put into them.
+    `quantized` are the names of layers that take quantized weights, those of merged projections included. Whatever else
+    is quantized is widened to `dtype`; `widened` then has the types. `places` are the model's parameters: what is
+    widened is put into them.
     """
 
     names: Names
-    quantized: Mapping[str, bool]
+    quantized: Set[str]
     dtype: torch.dtype
     tied: bool
     places: Mapping[str, torch.Tensor] = field(default_factory=dict)
@@ -57,10 +57,10 @@ class Reader:
             yield from self._floats(target, rows)
             return
         if layer in self.quantized and suffix == "weight" and not target.change:
-            yield from self._numbers(info, layer, rows, target.columns)
+            yield from self._numbers(info, layer, rows, target)
             return
         if layer == TABLE and self.tied and HEAD in self.quantized:
-            yield from self._numbers(info, HEAD, rows)
+            yield from self._numbers(info, HEAD, rows, Target(HEAD))
         else:
             self.widened.add(info.type.name)
         wide = widen(info.type.name, rows.flatten(0, -2), self.dtype, self._place(info, target))
@@ -72,17 +72,21 @@ class Reader:
         whole = target == Target(target.name) and place is not None and place.shape == info.shape
         return place.detach() if whole and place is not None and place.dtype == self.dtype else None
 
-    def _numbers(self, info: TensorInfo, layer: str, rows: torch.Tensor, columns: tuple[int, ...] = ()) -> Pieces:
-        found = decode(info.type.name, rows).centred(info.type.name)
-        numbers, scales, offsets = found.numbers, found.scales, found.offsets
+    def _numbers(self, info: TensorInfo, layer: str, rows: torch.Tensor, target: Target) -> Pieces:
+        found = decode(info.type.name, rows)
+        numbers, levels = found.numbers, {"scale": found.scales}
+        if found.offsets is not None:
+            levels["offset"] = found.offsets
         del found  # each tensor is let go when the next is asked for
-        group = numbers.shape[-1] // scales.shape[-1]
+        inputs, columns = numbers.shape[1], target.columns
         yield f"{layer}.numbers", ordered(numbers, columns)
         del numbers
-        if self.quantized[layer]:
-            offsets = torch.zeros_like(scales) if offsets is None else offsets
-            yield f"{layer}.offsets", ordered(offsets, columns, group)
-        yield f"{layer}.scales", ordered(scales, columns, group)
+        for name, own in levels.items():
+            block = inputs // own.floats.shape[1]
+            if own.steps is not None:
+                yield f"{layer}.{name}_steps", ordered(own.steps, columns, inputs // own.steps.shape[1])
+            less = target.block(block) if own.steps is not None else block
+            yield f"{layer}.{name}s", ordered(own.floats.repeat_interleave(block // less, 1), columns, less)
 
     def _floats(self, target: Target, tensor: torch.Tensor) -> Pieces:
         tensor = ordered(tensor, target.columns)
@@ -131,14 +135,18 @@ def ordered(rows: torch.Tensor, columns: tuple[int, ...], group: int = 1) -> tor
     return rows[:, order[:, 0] // group]
 
 
-def layers_of(module: torch.nn.Module) -> dict[str, bool]:
-    """The layers of a model that take quantized weights, as `Reader` needs them."""
-    found = {}
+def layers_of(module: torch.nn.Module) -> set[str]:
+    """The layers of a model that take quantized weights, under the names of their projections, too."""
+    found = set()
     for path, part in module.named_modules():
-        names = {name for name, _ in part.named_parameters(recurse=False)}
-        if {"numbers", "scales"} <= names:
-            parent = path.rpartition(".")[0]
-            projections: Mapping[str, int] = getattr(part, "projections", {})
-            for own in (path, *(f"{parent}.{name}" if parent else name for name in projections)):
-                found[own] = "offsets" in names
+        parent, own = path.rpartition(".")[0], _quantized(part)
+        for name in getattr(part, "projections", {}):
+            if own or _quantized(getattr(part, name, None)):  # which may be a layer within the merged one
+                found.add(f"{parent}.{name}" if parent else name)
+        if own:
+            found.add(path)
     return found
+
+
+def _quantized(part: torch.nn.Module | None) -> bool:
+    return part is not None and {"numbers", "scales"} <= {name for name, _ in part.named_parameters(recurse=False)}

@@ -24,6 +24,7 @@ from ferrule.checkpoint import read_json
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.load_format import WeightSource
 from ferrule.interfaces.model import Model
+from ferrule_plugins.load_format.locations import OPTION
 from ferrule_plugins.load_format.pt import PyTorchFiles
 from ferrule_plugins.load_format.shards import is_file_name, known_options, progress
 
@@ -53,7 +54,8 @@ class NumpyCache(WeightSource):
             raise CheckpointError("--load-format npcache: the model has no folder.")
         cache, sources = folder / _FOLDER, _sources(folder, options.get("ignore_patterns", ()))
         if not _is_of(cache, sources):
-            _renew(cache, sources, partial(PyTorchFiles().tensors, folder, model, options))
+            of_host = {**options, OPTION: {}}  # numpy's arrays are in its memory
+            _renew(cache, sources, partial(PyTorchFiles().tensors, folder, model, of_host))
         integers = _integers(cache)
         files = [cache / name for name in _names(cache)]
         with progress(options, sum(file.stat().st_size for file in files if file.is_file())) as bar:

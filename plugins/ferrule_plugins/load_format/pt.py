@@ -18,6 +18,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.load_format import WeightSource
 from ferrule.interfaces.model import Model
+from ferrule_plugins.load_format.locations import Locations
 from ferrule_plugins.load_format.pickles import check_tuples
 from ferrule_plugins.load_format.safetensors import Safetensors, large_first
 from ferrule_plugins.load_format.shards import check_index, known_options, missing_file, progress, weight_files
@@ -53,12 +54,13 @@ class PyTorchFiles(WeightSource):
         from ferrule_kernels.cpu.pages import drop_file_pages
 
         known_options(options)
+        locations = Locations(options)
         files = [] if folder is None else self.files(folder, options.get("ignore_patterns", ()))
         if folder is None or not files:
             raise CheckpointError(
                 f"{folder} has no .bin or .pt file.", "--load-format safetensors reads the other kind."
             )
-        contents = {file: read_file(file) for file in files}  # mapped, not read: costs address space only
+        contents = {file: read_file(file, locations) for file in files}  # mapped, not read: costs address space only
         check_index(folder, _SINGLE, contents)
         total = sum(tensor.nbytes for content in contents.values() for tensor in content.values())
         with progress(options, total) as bar:
@@ -67,22 +69,25 @@ class PyTorchFiles(WeightSource):
                 content, mapped = contents.pop(file), is_mapped(file)
                 for name in large_first({name: tensor.nbytes for name, tensor in content.items()}):
                     tensor = content[name]
-                    yield name, tensor
+                    yield name, locations.put(tensor)
                     bar.update(tensor.nbytes)
                     if mapped:  # pages that were read count as this process's otherwise
                         drop_file_pages(tensor)
         self.place = str(folder)
 
 
-def read_file(file: Path) -> dict[str, torch.Tensor]:
-    """Tensors of one file. Raises CheckpointError naming the file, and the entry that is not a dense tensor."""
+def read_file(file: Path, locations: Locations | None = None) -> dict[str, torch.Tensor]:
+    """Tensors of one file, on the CPU; `locations` learns where they were saved.
+
+    Raises CheckpointError naming the file, and the entry that is not a dense tensor.
+    """
     from ferrule_plugins.quantization import hqq_file
 
-    content = entries(file)
+    content = entries(file, locations)
     return hqq_file.tensors(content) if hqq_file.is_hqq(content) else _checked(file, content)
 
 
-def entries(file: Path) -> dict[Any, Any]:
+def entries(file: Path, locations: Locations | None = None) -> dict[Any, Any]:
     """What one file holds by name, mapped: tensors, and what else the restricted unpickler makes. Raises
     CheckpointError."""
     import torch
@@ -95,7 +100,8 @@ def entries(file: Path) -> dict[Any, Any]:
             _check_archive(file)
         else:
             _check_pickles(file)
-        content = torch.load(file, map_location="cpu", weights_only=True, mmap=is_mapped(file))
+        where = locations.note if locations is not None and locations.needed else "cpu"
+        content = torch.load(file, map_location=where, weights_only=True, mmap=is_mapped(file))
     except Exception as error:
         raise CheckpointError(
             f"{file} was refused: it is damaged, or it holds more than tensors ({type(error).__name__}).",

@@ -19,6 +19,9 @@ _log = Log("worker")
 _TOLD_SECONDS = 10.0  # from one line to the next
 _LONG_SECONDS = 3.0  # of loading that is told when it ends, if not before
 
+# What every format gets, and may have no use for.
+_COMMON = frozenset({"use_tqdm_on_load", "ignore_patterns", "pt_load_map_location"})
+
 RANKS = "model-rank-*-part-*.safetensors"  # the state of vLLM's workers
 
 # Files beside the weights that have the same endings: other layouts of the same weights, and a trainer's state.
@@ -100,7 +103,7 @@ def missing_file(file: Path) -> CheckpointError:
 
 def known_options(options: Mapping[str, Any], *names: str) -> dict[str, Any]:
     """The options of a format without those that every format gets. Raises ConfigError for an unknown one."""
-    own = {key: value for key, value in options.items() if key not in {"use_tqdm_on_load", "ignore_patterns"}}
+    own = {key: value for key, value in options.items() if key not in _COMMON}
     for key in own:
         if key not in names:
             known = "takes " + ", ".join(names) if names else "takes no options"

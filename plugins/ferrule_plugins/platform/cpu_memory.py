@@ -76,7 +76,7 @@ class CpuMemory(DeviceMemory):
         if wanted > there:
             raise _missing(wanted, there)
         with waiting("the memory of the KV cache") as progress, ThreadPoolExecutor(_threads()) as pool:
-            for number, _ in enumerate(pool.map(lambda part: _make_real(*part, wanted), parts), 1):
+            for number, _ in enumerate(pool.map(lambda part: _make_real(part, wanted), parts), 1):
                 progress.step(f"{number} of {len(parts)} parts")
 
     @contextmanager
@@ -116,24 +116,25 @@ def available(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup"))
 
 def _groups(proc: Path, root: Path) -> Iterator[tuple[int, int]]:
     """(limit, used) of each control group around this process that has a limit. Files that are cached are not used."""
-    for line in _read(proc / "self" / "cgroup").splitlines():
-        number, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if number == "0":
-            base, names = root, ("memory.max", "memory.current", "")
-        elif "memory" in controllers.split(","):
-            base, names = root / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
-        else:
-            continue
+    for base, path, names in _places(proc, root):
         here = base / path.strip("/")
         for folder in (here, *here.parents):  # in a container the path may be the host's: then the root is its own
             if not folder.is_relative_to(base):
                 break
-            most, used = _number(folder / names[0]), _number(folder / names[1])
-            if most is not None and used is not None:
+            if (most := _number(folder / names[0])) is not None:
                 stat = dict(_fields(folder / "memory.stat", " "))
                 files = sum(stat.get(f"{names[2]}{kind}_file", 0) for kind in ("active", "inactive"))
-                yield most, max(used - files, 0)
+                yield most, max((_number(folder / names[1]) or 0) - files, 0)
+
+
+def _places(proc: Path, root: Path) -> Iterator[tuple[Path, str, tuple[str, str, str]]]:
+    """(where groups of a version are, this process's path there, its files and the beginning of names in the third)."""
+    lines = [tuple(line.split(":", 2)) for line in _read(proc / "self" / "cgroup").splitlines() if line.count(":") > 1]
+    for number, controllers, path in lines or [("0", "", "/")]:
+        if number == "0":
+            yield root, path, ("memory.max", "memory.current", "")
+        elif "memory" in controllers.split(","):
+            yield root / "memory", path, ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
 
 
 def _fields(file: Path, separator: str) -> Iterator[tuple[str, int]]:
@@ -172,7 +173,8 @@ def _parts(tensor: torch.Tensor) -> Iterator[tuple[int, int]]:
         start = stop
 
 
-def _make_real(address: int, size: int, wanted: int) -> None:
+def _make_real(part: tuple[int, int], wanted: int) -> None:
+    address, size = part
     there = available() - _SPARE
     if size > there:
         raise _missing(wanted, there)

@@ -8,7 +8,9 @@ from typing import Any, TypeVar
 import torch
 
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme
-from ferrule_nn import Dense, Linear
+from ferrule_kernels.cpu.bank import Abreast
+from ferrule_kernels.cpu.matmul import PackedMatrix
+from ferrule_nn import Dense, Linear, PacksForCpu
 
 T = TypeVar("T")
 
@@ -32,6 +34,7 @@ class Apart(LinearScheme):
     def __init__(self, schemes: Mapping[str, LinearScheme | None]) -> None:
         self._schemes = schemes
         self._parts: tuple[Linear, ...] = ()
+        self._abreast: Abreast | None = None  # where one kernel multiplies all of them
 
     def allocate(self, layer: Any) -> None:
         dtype, parts = layer.weight.dtype, []
@@ -49,9 +52,15 @@ class Apart(LinearScheme):
     def pack(self, layer: Any) -> None:
         for part in self._parts:
             part.pack()
+        matrices = [part.scheme.matrix if isinstance(part.scheme, PacksForCpu) else None for part in self._parts]
+        quantized = [matrix for matrix in matrices if isinstance(matrix, PackedMatrix)]
+        if len(quantized) == len(matrices):
+            self._abreast = Abreast(quantized)
 
     def packed_tensors(self) -> Iterable[torch.Tensor]:
         return ()  # the parts have them
 
     def matmul(self, layer: Any, x: torch.Tensor) -> torch.Tensor:
+        if self._abreast is not None:
+            return self._abreast.multiply(x)
         return torch.cat([part(x) for part in self._parts], dim=-1)

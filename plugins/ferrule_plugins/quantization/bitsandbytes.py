@@ -20,6 +20,8 @@ import torch
 
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme
+from ferrule_kernels.cpu import library
+from ferrule_kernels.cpu.codes import encode
 from ferrule_nn import checkpoint_parameter
 from ferrule_plugins.quantization.coded import Coded, CodedScheme, halves
 from ferrule_plugins.quantization.decoded import decoded_parameter
@@ -80,10 +82,18 @@ class Nf4FromFloats(CodedScheme):
 
 def coded_of(weight: torch.Tensor) -> Coded:
     """The nearest nf4 numbers of weights [n, k], for groups of inputs: 64, or as many as divide k evenly."""
+    group = math.gcd(weight.shape[1], BLOCK)
+    try:
+        codes, scales = (encode if weight.is_cpu else encode_by_torch)(weight, torch.tensor(NF4), group)
+    except library.KernelsUnavailableError:  # the log has it: torch will multiply, too
+        codes, scales = encode_by_torch(weight, torch.tensor(NF4), group)
+    return Coded(codes, NF4, scales, group)
+
+
+def encode_by_torch(weight: torch.Tensor, table: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `ferrule_kernels.cpu.codes.encode`, on any device."""
     n, k = weight.shape
-    group = math.gcd(k, BLOCK)
     scales = weight.reshape(n, -1, group).abs().amax(2).float()
-    table = torch.tensor(NF4, device=weight.device)
     between = (table[1:] + table[:-1]) / 2
     codes = torch.zeros((n, k), dtype=torch.uint8, device=weight.device)
     for first in range(0, n, _ROWS):  # no second matrix of float32
@@ -91,7 +101,7 @@ def coded_of(weight: torch.Tensor) -> Coded:
         parts = weight[rows].float().view(-1, k // group, group) / scales[rows].clamp(min=1e-30).unsqueeze(-1)
         for border in between.tolist():  # many times as fast as `torch.bucketize`
             codes[rows] += (parts > border).flatten(1)
-    return Coded(codes, NF4, scales, group)
+    return codes, scales
 
 
 class BlocksScheme(CodedScheme):

@@ -1,8 +1,9 @@
-"""`gguf`: the types of llama.cpp's files, as integers of as many bits with a scale, and an offset, for 32 or 16 inputs.
+"""`gguf`: the types of llama.cpp's files, kept as they are: integers with a scale, and an offset, for 32 or 16 inputs.
 
-Every type is kept without loss but for scales and offsets, which are bfloat16: blocks of a file have them in float16 or
-as integers. Codes of IQ4_NL, IQ4_XS and MXFP4 stay codes. Q3_K takes 4 bits, and projections of several types that are
-one matrix take what the largest does. Activations are quantized to 8 bits for the same groups of inputs.
+Scales and offsets are float16, as in blocks of a file, and those of k-quants have two levels as there: a float for a
+block of 256 inputs, times an integer for each group. Codes of IQ4_NL, IQ4_XS and MXFP4 stay codes; scales of MXFP4 are
+bfloat16, which holds powers of two. Projections of several types that are one matrix are kept side by side. Activations
+are quantized to 8 bits for the same groups of inputs.
 """
 
 from __future__ import annotations
@@ -14,24 +15,33 @@ import torch
 
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme
-from ferrule_kernels.matmul import Form
+from ferrule_kernels.matmul import Form, Levels
 from ferrule_nn import checkpoint_parameter
-from ferrule_plugins.gguf.blocks import BITS, GROUP, TABLES
+from ferrule_plugins.gguf.blocks import BITS, BLOCK, GROUPS, OFFSETS, STEPS, TABLES
+from ferrule_plugins.quantization.apart import side_by_side
 from ferrule_plugins.quantization.method import CheckedMethod
-from ferrule_plugins.quantization.names import listed
-from ferrule_plugins.quantization.products import Integers, Quantized, Shared, kept_bits
-
-_SMALL_GROUPS = frozenset(("Q2_K", "Q3_K", "Q6_K"))
-_OFFSETS = frozenset(("Q2_K", "Q4_1", "Q4_K", "Q5_1", "Q5_K"))
+from ferrule_plugins.quantization.names import listed, names_of
+from ferrule_plugins.quantization.products import Levelled, Quantized, Shared
 
 
-def form_of(types: frozenset[str]) -> Form:
-    """The form that holds all of these types."""
-    group = GROUP if types & _SMALL_GROUPS else 2 * GROUP
-    tables = {TABLES.get(kind, ()) for kind in types}
-    if len(tables) == 1 and () not in tables:
-        return Form(4, group, table=tables.pop())
-    return Form(kept_bits(max(BITS[kind] for kind in types), group), group, offsets=bool(types & _OFFSETS))
+def form_of(kind: str) -> Form:
+    """That of a type, or of one with a smaller block, such as Q4_K/128. Raises CheckpointError for others."""
+    name, _, block = kind.partition("/")
+    if name not in BITS or not (block or "0").isdecimal():
+        raise CheckpointError(f"quantization_config: no GGUF file has layers of the type {kind!r:.50}.")
+    table, steps = TABLES.get(name, ()), STEPS.get(name, 0)
+    form = Form(
+        4 if table else BITS[name],
+        GROUPS.get(name, 32),
+        offsets=name in OFFSETS,
+        table=table,
+        halves=name != "MXFP4",
+        block=int(block or BLOCK) if steps else 0,
+        steps=steps,
+    )
+    if form.problem is not None:
+        raise CheckpointError(f"Layers of the type {kind!r:.50} are not read: {form.problem}.")
+    return form
 
 
 class GgufMethod(CheckedMethod):
@@ -43,20 +53,20 @@ class GgufMethod(CheckedMethod):
         types = config.get("types")
         if not isinstance(types, Mapping):
             raise CheckpointError("quantization_config does not say of what types the layers of the GGUF file are.")
-        self._types = {name: str(kind) for kind in types for name in listed(types, kind)}
+        self._types = {name: form_of(str(kind)) for kind in types for name in listed(types, kind)}
 
     def scheme(self, layer: LinearLayer) -> LinearScheme | None:
-        before = layer.name.rpartition(".")[0]
-        parts = [f"{before}.{name}" if before else name for name in layer.projections]
         whole = self._types.get(layer.name)
-        types = [whole] if whole else [self._types.get(name) for name in parts]
-        if not types or None in types:
-            return None
-        return GgufScheme(self.shared, form_of(frozenset(map(str, types))), torch.float32 if layer.head else None)
+        forms = [whole] if whole else [self._types.get(name) for name in names_of(layer)]
+        dtype = torch.float32 if layer.head else None
+        return side_by_side(layer, forms, lambda form: GgufScheme(self.shared, form, dtype))
 
 
 class GgufScheme(Quantized):
-    """Parameters `numbers` int8 [n, k]; `scales` and, where the form has them, `offsets` float32 [n, k / 16]."""
+    """Parameters `numbers` int8 [n, k]; `scales` and, where the form has them, `offsets` float32 [n, blocks].
+
+    Where groups have steps, `scale_steps` and `offset_steps` are int8 [n, groups], and a block is several groups.
+    """
 
     def __init__(self, shared: Shared, form: Form, dtype: torch.dtype | None) -> None:
         super().__init__(shared, dtype)
@@ -64,23 +74,29 @@ class GgufScheme(Quantized):
 
     def allocate(self, layer: Any) -> None:
         self.given = layer.weight.dtype
-        groups = layer.in_features // GROUP
-        if layer.in_features % (2 * GROUP):
-            raise CheckpointError(f"A quantized layer has {layer.in_features} inputs, which are not whole blocks.")
-        numbers = checkpoint_parameter(layer, (-1, layer.in_features), torch.int8)
-        scales = checkpoint_parameter(layer, (-1, groups), torch.float32)
-        offsets = checkpoint_parameter(layer, (-1, groups), torch.float32) if self.form.offsets else None
-        layer.weight, layer.numbers, layer.scales, layer.offsets = None, numbers, scales, offsets
+        form, inputs = self.form, layer.in_features
+        block = form.block or form.group
+        if inputs % block:
+            raise CheckpointError(f"A quantized layer has {inputs} inputs, which are not whole blocks.")
+        found = {"numbers": checkpoint_parameter(layer, (-1, inputs), torch.int8)}
+        for name in ("scale", "offset") if form.offsets else ("scale",):
+            found[f"{name}s"] = checkpoint_parameter(layer, (-1, inputs // block), torch.float32)
+            if form.steps:
+                found[f"{name}_steps"] = checkpoint_parameter(layer, (-1, inputs // form.group), torch.int8)
+        layer.weight = None
+        for name, parameter in found.items():
+            setattr(layer, name, parameter)
 
-    def weights(self, layer: Any) -> Integers:
-        numbers, step = layer.numbers.detach(), self.form.group // GROUP
-        scales = layer.scales.detach()[:, ::step].contiguous()
-        offsets = layer.offsets.detach()[:, ::step].contiguous() if self.form.offsets else None
-        if self.form.table:
-            codes = torch.zeros(256, dtype=torch.uint8, device=numbers.device)
-            for code, number in enumerate(self.form.table):
+    def weights(self, layer: Any) -> Levelled:
+        form, numbers = self.form, layer.numbers.detach()
+        if form.table:
+            codes = torch.zeros(256, dtype=torch.int8, device=numbers.device)
+            for code, number in enumerate(form.table):
                 codes[number + 128] = code
             numbers = codes[numbers.int() + 128]
-        elif self.form.bits < 8:
-            numbers = numbers.add_(1 << (self.form.bits - 1)).view(torch.uint8)  # the parameter is given up anyway
-        return Integers(numbers, scales, None, self.form.bits, self.form.group, offsets, table=self.form.table)
+        return Levelled(numbers, form, _levels(layer, "scale"), _levels(layer, "offset") if form.offsets else None)
+
+
+def _levels(layer: Any, name: str) -> Levels:
+    steps = getattr(layer, f"{name}_steps", None)
+    return Levels(getattr(layer, f"{name}s").detach(), None if steps is None else steps.detach())

@@ -8,12 +8,14 @@ The ``quantization_config`` of such a folder:
     method         the quantization that made them, or null
     forms          objects that say how the layers which they name are kept:
                    {"kind": "integers", "bits": 4, "group": 32, "digits": 1, "factors": false, "layers": [...]},
-                   and "offsets": true where groups have these, "table": [...] where numbers are codes
+                   and "offsets": true where groups have these, "table": [...] where numbers are codes, "halves": true
+                   where scales are float16, "block" and "steps" where they have two levels
                    {"kind": "bfloat16", "table": false, "layers": [...]}
 
-Names are those of the model's own layers, which merge what a checkpoint may hold apart. A layer has one tensor
-`packed_weight` and, with `factors`, `packed_factors`. With `table` it is the head of a tied model, and the embedding
-reads its rows there. A layer that no form names is as in any checkpoint.
+Names are those of the model's own layers, which merge what a checkpoint may hold apart; projections in different forms
+are layers within these, such as qkv_proj.v_proj. A layer has one tensor `packed_weight` and, with `factors`,
+`packed_factors`. With `table` it is the head of a tied model, and the embedding reads its rows there. A layer that no
+form names is as in any checkpoint.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from ferrule_kernels.cpu.matmul import LANES, LONGEST, PackedMatrix, Workspace
 from ferrule_kernels.cpu.packed import LAYOUTS, layout, room
 from ferrule_kernels.matmul import Form
 from ferrule_nn import CheckpointParameter, Dense
+from ferrule_plugins.quantization.apart import Apart
 from ferrule_plugins.quantization.products import check_scales
 
 METHOD = "ferrule_packed"
@@ -66,6 +69,10 @@ class LayerForm:
             numbers["offsets"] = True
         if form.table:
             numbers["table"] = list(form.table)
+        if form.halves:
+            numbers["halves"] = True
+        if form.block:
+            numbers |= {"block": form.block, "steps": form.steps}
         return {"kind": _INTEGERS, **numbers, "factors": self.factors, "layers": list(layers)}
 
 
@@ -118,11 +125,13 @@ def _kept(form: Mapping[str, Any], dtype: str) -> LayerForm:
     if form["kind"] == _BFLOAT16 and dtype == _BFLOAT16:
         return LayerForm(None, table=_flag(form["table"]))
     bits, group, digits = form["bits"], form["group"], form["digits"]
-    whole = all(type(number) is int for number in (bits, group, digits))
+    block, steps = form.get("block", 0), form.get("steps", 0)
+    whole = all(type(number) is int for number in (bits, group, digits, block, steps))
     table = form.get("table", [])
     if form["kind"] != _INTEGERS or not whole or digits not in (1, 2) or not all(type(each) is int for each in table):
         raise ValueError
-    found = Form(bits, group, digits, _flag(form.get("offsets", False)), tuple(table))
+    offsets, halves = (_flag(form.get(name, False)) for name in ("offsets", "halves"))
+    found = Form(bits, group, digits, offsets, tuple(table), halves, block, steps)
     if found.problem is not None:
         raise ValueError(found.problem)
     return LayerForm(found, factors=_flag(form["factors"]))
@@ -161,14 +170,24 @@ class FerrulePacked(QuantizationMethod):
     def scheme(self, layer: LinearLayer) -> LinearScheme | None:
         kept = self._kept.get(layer.name)
         if kept is None:
-            return None
+            return self._apart(layer)
         if not kept.table:
-            return PackedScheme(kept, self._workspace, self._turn)
+            return self._packed(kept)
         if not layer.head:
             raise CheckpointError(
                 f"quantization_config says that the embedding is in {layer.name}, which is not a head."
             )
         return PackedTable(self._turn)
+
+    def _apart(self, layer: LinearLayer) -> LinearScheme | None:
+        """Of projections that are kept in different forms, as layers within the one that merges them."""
+        found = {name: self._kept.get(f"{layer.name}.{name}") for name in layer.projections}
+        if not any(found.values()):
+            return None
+        return Apart({name: self._packed(kept) if kept else None for name, kept in found.items()})
+
+    def _packed(self, kept: LayerForm) -> LinearScheme:
+        return PackedScheme(kept, self._workspace, self._turn)
 
 
 def _missing_kernel(config: Mapping[str, Any]) -> str | None:

@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -27,6 +27,7 @@ from ferrule_kernels.matmul import Form
 from ferrule_kernels.tables import Additive, Palette
 from ferrule_nn import Dense
 from ferrule_plugins.quantization.weights import Integers as Integers
+from ferrule_plugins.quantization.weights import Levelled as Levelled
 from ferrule_plugins.quantization.weights import gathered, looked_up, sorted_by_group
 
 _log = log.get("quantization")
@@ -42,6 +43,7 @@ _WHY_BLOCKS = (
     " --dtype float32"
 )
 Product = Callable[[Any, torch.Tensor], torch.Tensor]  # of a layer and activations [tokens, in]
+Weights: TypeAlias = "Integers | Levelled | Rounded | Fp8 | Wide | Tables"  # that a scheme has
 
 
 @dataclass(frozen=True)
@@ -188,7 +190,7 @@ class Quantized(LinearScheme):
         self._product: Product | None = None
 
     @abstractmethod
-    def weights(self, layer: Any) -> Integers | Rounded | Fp8 | Wide | Tables:
+    def weights(self, layer: Any) -> Weights:
         """What the layer's parameters hold. Raises CheckpointError for what they may not."""
 
     def pack(self, layer: Any) -> None:
@@ -196,6 +198,8 @@ class Quantized(LinearScheme):
         weights = self.weights(layer)
         if isinstance(weights, Fp8) and device == "cpu":
             weights = self._fp8_cpu(weights)
+        if isinstance(weights, Levelled) and device != "cpu":
+            weights = weights.integers()
         if isinstance(weights, Rounded) and not (device == "cpu" and self.shared.compiled()):
             weights = weights.integers()
         for values in _floats_of(weights):
@@ -209,6 +213,8 @@ class Quantized(LinearScheme):
             self._product = self._widened(layer, weights)
         elif isinstance(weights, Fp8):
             self._product = self._fp8_cuda(layer, weights)
+        elif isinstance(weights, Levelled):
+            self._product = self._levelled(layer, weights)
         elif isinstance(weights, Rounded):
             self._product = self._multiplied(
                 PackedMatrix(weights.weight, weights.form, layer.bias, self.shared.workspace)
@@ -245,6 +251,14 @@ class Quantized(LinearScheme):
     def _compiled(self, layer: Any, form: Form, given: reference.Quantized) -> Product:
         workspace = self.shared.workspace
         return self._multiplied(PackedMatrix(given.numbers, form, layer.bias, workspace, given.scales, given.offsets))
+
+    def _levelled(self, layer: Any, weights: Levelled) -> Product:
+        form, scales, offsets = weights.form, weights.scales, weights.offsets
+        if self.shared.compiled():
+            matrix = PackedMatrix(weights.numbers, form, layer.bias, self.shared.workspace, scales, offsets)
+            return self._multiplied(matrix)
+        added = None if offsets is None else offsets.spread()
+        return self._torch(layer, form, reference.Quantized(weights.numbers, scales.spread(), added))
 
     def _tables(self, layer: Any, weights: Tables, device: str) -> Product:
         if device != "cpu" or not self.shared.compiled():
@@ -337,8 +351,10 @@ class Quantized(LinearScheme):
         return lambda layer, x: multiply(x, layer.packed_numbers, layer.packed_scales, layer.bias, self.dtype)
 
 
-def _floats_of(weights: Integers | Rounded | Fp8 | Wide | Tables) -> Iterable[torch.Tensor]:
+def _floats_of(weights: Weights) -> Iterable[torch.Tensor]:
     """What must be finite."""
+    if isinstance(weights, Levelled):
+        return (each.floats for each in (weights.scales, weights.offsets) if each is not None)
     if isinstance(weights, Tables):
         return weights.floats()
     if isinstance(weights, Rounded):

@@ -12,7 +12,6 @@ from ferrule_kernels.cpu import dense
 from ferrule_kernels.cpu.dense import DenseMatrix
 from ferrule_kernels.cpu.matmul import PackedMatrix, Workspace
 from ferrule_kernels.matmul import Form
-from ferrule_plugins.gguf.blocks import GROUP
 from ferrule_plugins.quantization.bitsandbytes import coded_of
 from ferrule_plugins.quantization.gguf import form_of
 from ferrule_plugins.quantization.packed import FACTORS, WEIGHT, LayerForm, read, stated
@@ -57,44 +56,63 @@ def _mxfp4(layer: LinearLayer, weight: torch.Tensor, config: Mapping[str, Any]) 
 _TYPES = {
     "IQ4_NL": ["layers.0.mlp.up_proj"],
     "Q8_0": ["lm_head"],
+    "Q5_K": ["layers.1.mlp.up_proj"],
+    "Q4_K": ["layers.2.mlp.up_proj"],
     "Q6_K": ["layers.3.mlp.up_proj"],
-    "Q4_K": ["layers.0.self_attn.q_proj", "layers.0.self_attn.k_proj"],
-    "Q4_0": ["layers.0.self_attn.v_proj"],
+    "IQ4_XS": ["layers.4.mlp.up_proj"],
+    "Q4_1": ["layers.0.self_attn.q_proj", "layers.0.self_attn.k_proj", "layers.0.self_attn.v_proj"],
     "Q5_1": ["layers.0.mlp.experts.1.down_proj"],
 }
 
 
 def _gguf(layer: LinearLayer, weight: torch.Tensor, config: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Groups of 16 weights between their least and their largest, or around zero for types without offsets."""
-    own = {kind for kind, names in config["types"].items() if layer.name in names}
-    form = form_of(frozenset(own or ("Q4_K", "Q4_0")))
-    if form.table:
-        return _coded(weight, form)
-    groups = weight.float().reshape(len(weight), -1, form.group)
-    half = 2 ** (form.bits - 1)
+    return levelled(
+        weight, form_of(next((kind for kind, names in config["types"].items() if layer.name in names), "Q4_1"))
+    )
+
+
+def levelled(weight: torch.Tensor, form: Form) -> dict[str, torch.Tensor]:
+    """The parameters of a layer of a GGUF file: the nearest numbers of each group, by the simplest rules.
+
+    Weights lie between the group's least and largest, around zero for types without offsets, and for codes such that
+    the table's largest number is the group's largest.
+    """
+    parts, count = weight.float().reshape(len(weight), -1, form.group), 1 << form.bits
+    table, least = torch.tensor(form.table), parts.amin(2).clamp(max=0)
     if form.offsets:
-        least, most = groups.amin(2), groups.amax(2)
-        scales = (most - least) / (2 * half - 1)
-        offsets = least + half * scales
+        scales = (parts.amax(2).clamp(min=0) - least) / (count - 1)
+    elif form.table:
+        scales = parts.abs().amax(2) / table.max()
+    else:  # the side of the largest has one number more
+        largest = parts.gather(2, parts.abs().argmax(2, keepdim=True))[..., 0]
+        scales = largest / (-count // 2 if form.bits < 8 else 127)
+    made = _in_levels("scale", scales, form)
+    tiny = made.pop("spread")
+    apart = parts / torch.where(tiny == 0, torch.inf, tiny)[..., None]
+    if form.offsets:
+        made |= _in_levels("offset", least, form)
+        apart = (parts - made.pop("spread")[..., None]) / torch.where(tiny == 0, torch.inf, tiny)[..., None]
+    if form.table:
+        numbers = table[(apart.unsqueeze(-1) - table).abs().argmin(-1)]
     else:
-        scales, offsets = groups.abs().amax(2) / (half - 1), torch.zeros(groups.shape[:2])
-    apart = (groups - offsets[..., None]) / scales.clamp(min=1e-9)[..., None]
-    times = form.group // GROUP
-    made = {
-        "numbers": apart.round().clamp(-half, half - 1).to(torch.int8).flatten(1),
-        "scales": scales.repeat_interleave(times, 1),
-        "offsets": offsets.repeat_interleave(times, 1),
+        numbers = apart.round().clamp(form.lowest, form.lowest + count - 1)
+    return {"numbers": numbers.to(torch.int8).flatten(1), **made}
+
+
+def _in_levels(name: str, values: torch.Tensor, form: Form) -> dict[str, torch.Tensor]:
+    """Values [n, groups] as the parameters of that name; `spread` is what they stand for."""
+    if not form.steps:
+        floats = values.to(torch.float16 if form.halves else torch.bfloat16).float()
+        return {f"{name}s": floats, "spread": floats}
+    blocks, most = values.view(len(values), -1, form.block // form.group), 15 if form.steps == 4 else 63
+    largest = blocks.gather(2, blocks.abs().argmax(2, keepdim=True))
+    floats = (largest / most).half().float()
+    steps = (blocks / torch.where(floats == 0, torch.inf, floats)).round().clamp(0 if form.steps == 4 else -most, most)
+    return {
+        f"{name}s": floats[..., 0],
+        f"{name}_steps": steps.flatten(1).to(torch.int8),
+        "spread": (steps * floats).flatten(1),
     }
-    return made if form.offsets else {name: made[name] for name in ("numbers", "scales")}
-
-
-def _coded(weight: torch.Tensor, form: Form) -> dict[str, torch.Tensor]:
-    """The nearest of the table's numbers, of which the largest is the group's largest."""
-    groups, table = weight.float().reshape(len(weight), -1, form.group), torch.tensor(form.table)
-    scales = groups.abs().amax(2) / table.max()
-    apart = groups / scales.clamp(min=1e-9)[..., None]
-    numbers = table[(apart.unsqueeze(-1) - table).abs().argmin(-1)]
-    return {"numbers": numbers.to(torch.int8).flatten(1), "scales": scales.repeat_interleave(form.group // GROUP, 1)}
 
 
 def _bitsandbytes(layer: LinearLayer, weight: torch.Tensor, config: Mapping[str, Any]) -> dict[str, torch.Tensor]:
@@ -112,6 +130,10 @@ BITSANDBYTES = {
 }
 
 
-GGUF = {"config": {"quant_method": "gguf", "types": _TYPES}, "encode": _gguf}
+GGUF = {
+    "config": {"quant_method": "gguf", "types": _TYPES},
+    "encode": _gguf,
+    "sizes": ((64, 48), (256, 100), (512, 17), (512, 256), (256, 64)),
+}
 MXFP4 = {"config": {"quant_method": "mxfp4"}, "encode": _mxfp4}
 PACKED = {"config": stated(_KEPT, torch.bfloat16, "int4"), "encode": _packed}

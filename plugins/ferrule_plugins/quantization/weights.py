@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from ferrule.errors import CheckpointError
+from ferrule_kernels.matmul import Form, Levels
 
 _ROWS = 4096  # that are widened at a time
 
@@ -86,6 +87,26 @@ class Integers:
             weight = self.centred()[part] * self.scales[part].index_select(1, index)
             rows.append((weight if added is None else weight + added[part].index_select(1, index)).to(dtype))
         return torch.cat(rows)
+
+
+@dataclass(frozen=True)
+class Levelled:
+    """Weights in a `form` of the CPU's kernel: its numbers or codes, int8 [n, k], scales and offsets."""
+
+    numbers: torch.Tensor
+    form: Form
+    scales: Levels
+    offsets: Levels | None = None
+
+    def integers(self) -> Integers:
+        """The same with a float for each group, for what has no levels."""
+        form, scales, offsets = self.form, self.scales.spread(), None
+        half = 0 if form.table or form.bits == 8 else 1 << (form.bits - 1)
+        if self.offsets is not None:
+            offsets = self.offsets.spread()
+            offsets = offsets + scales * half if form.lowest == 0 else offsets
+        numbers = self.numbers if form.bits == 8 else (self.numbers + (0 if form.lowest == 0 else half)).to(torch.uint8)
+        return Integers(numbers, scales, None, form.bits, form.group, offsets, table=form.table)
 
 
 def looked_up(table: tuple[int, ...], numbers: torch.Tensor) -> torch.Tensor:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 
 from ferrule_testkit import server as servers
 
@@ -72,6 +73,7 @@ def test_an_engine_is_replaced_once_and_the_next_death_is_the_end(tiny_llama: Pa
         assert "it is not started again" in server.text()
 
 
+@pytest.mark.slow
 def test_an_engine_that_hangs_is_replaced_too_and_a_stop_meanwhile_is_a_failure(
     tiny_llama: Path, tmp_path: Path
 ) -> None:

@@ -91,7 +91,7 @@ def test_the_exit_status_of_a_stop_before_the_server_is_ready(tiny_llama: Path, 
     assert "Traceback" not in sleeps.text()
 
 
-@pytest.mark.parametrize("broken", [False, True])
+@pytest.mark.parametrize("broken", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_pipe_that_nobody_reads_holds_up_no_exit(broken: bool, tiny_llama: Path, tmp_path: Path) -> None:
     read, write = full_pipe()
     args = [*ARGS, "--host", "127.0.0.1", *(policy(tmp_path, "broken", BROKEN) if broken else ())]

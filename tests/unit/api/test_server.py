@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import os
+import re
 import signal
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -17,12 +18,16 @@ import pytest
 
 from ferrule.api.intake import Intake
 from ferrule.api.lifecycle import Exchange, Lifecycle
+from ferrule.api.protocol import GuardedProtocol
 from ferrule.api.server import open_front, serve
 from ferrule.config import Config, FrontendConfig, LimitsConfig
 from ferrule.env import Environment
-from ferrule.errors import CheckpointError, EngineDead
-from ferrule.interfaces.service import Service
+from ferrule.errors import CheckpointError, EngineDead, UnavailableError
+from ferrule.interfaces.parsers import Content
+from ferrule.interfaces.service import Output, Service
 from ferrule.plugin import discover
+from ferrule.types import FinishReason
+from ferrule.wire.board import BUFFERED
 from ferrule_testkit.service import ScriptedService
 
 PLUGINS = discover()
@@ -99,6 +104,9 @@ def error_of(answer: bytes) -> dict[str, Any]:
 
 # ------------------------------------------------------------------------------------------ raw HTTP
 
+POST = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\n"
+ODD_HOSTS = (b"", b"a b", b"a/b", b"a@b", b"a:b", b"a:123456", b"a, b", b"[::1", b"http://a", b"\xe4")
+
 
 @pytest.mark.parametrize(
     ("data", "status"),
@@ -112,12 +120,25 @@ def error_of(answer: bytes) -> dict[str, Any]:
         (b"GET /health HTTP/1.1\r\nx: " + b"a" * 70_000 + b"\r\n\r\n", 431),
         (b"GET /health HTTP/1.1\r\nx: " + b"a" * 400_000, 431),
         (b"GET /health HTTP/1.1\r\n" + b"x: y\r\n" * 200 + b"\r\n", 431),
-        (b"POST /v1/completions HTTP/1.1\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n", 400),
-        (b"POST /v1/completions HTTP/1.1\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\nabcde", 400),
-        (b"POST /v1/completions HTTP/1.1\r\ncontent-length: -5\r\n\r\n", 400),
-        (b"POST /v1/completions HTTP/1.1\r\ncontent-length: 99999999999\r\n\r\n{", 413),
-        (b"POST /v1/completions HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n", 400),
+        (
+            POST + b"content-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+            400,
+        ),
+        (POST + b"content-length: 5\r\ncontent-length: 6\r\n\r\nabcde", 400),
+        (POST + b"content-length: -5\r\n\r\n", 400),
+        (POST + b"content-length: 99999999999\r\n\r\n{", 413),
+        (POST + b"transfer-encoding: chunked\r\n\r\nzz\r\n", 400),
         (b"GET /health HTTP/1.0\r\n\r\n", 200),
+        (b"GET /health HTTP/1.1\r\n\r\n", 400),
+        (b"GET /health HTTP/1.1\r\nhost: a\r\nhost: a\r\n\r\n", 400),
+        *((b"GET /health HTTP/1.1\r\nhost: %b\r\n\r\n" % host, 400) for host in ODD_HOSTS),
+        (b"GET /health HTTP/2.0\r\nhost: a\r\n\r\n", 505),
+        (POST + b"transfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 501),
+        (
+            POST + b"transfer-encoding: chunked\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+            400,
+        ),
+        (b"POST /v1/completions HTTP/1.0\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n", 400),
     ],
 )
 async def test_malformed_and_oversized_requests(data: bytes, status: int) -> None:
@@ -131,7 +152,7 @@ async def test_malformed_and_oversized_requests(data: bytes, status: int) -> Non
 
 async def test_endless_trailers_are_cut() -> None:
     async with running() as server:
-        head = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n0\r\nx: "
+        head = POST + b"transfer-encoding: chunked\r\n\r\n0\r\nx: "
         assert status_of(await server.raw(head + b"a" * 300_000)) == 431
         assert (await server.http.get("/health")).status_code == 200
 
@@ -143,7 +164,7 @@ async def test_no_cycle_keeps_the_body_of_a_call_that_failed(how: str) -> None:
     def alive() -> int:
         return sum(type(each) in (Exchange, Intake) for each in gc.get_objects())
 
-    head = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 1000000\r\n\r\n"
+    head = POST + b"content-length: 1000000\r\n\r\n"
     async with running(limits={"body_timeout": 0.2} if how == "late" else {}) as server:
         gc.collect()
         before = alive()  # of other tests
@@ -216,7 +237,7 @@ async def test_a_reader_that_stops_is_cut() -> None:
         sock.setblocking(False)
         loop = asyncio.get_running_loop()
         await loop.sock_connect(sock, ("127.0.0.1", server.port))
-        head = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+        head = POST + b"content-type: application/json\r\n"
         await loop.sock_sendall(sock, head + b"content-length: %d\r\n\r\n" % len(body) + body)
         while not server.service.requests:
             await asyncio.sleep(0.01)
@@ -237,7 +258,7 @@ async def test_leaving_ends_the_request(stream: bool) -> None:
     async with running() as server:
         server.service.pace = asyncio.Event().wait
         body = json.dumps({"prompt": "hello", "stream": stream}).encode()
-        head = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(body)
+        head = POST + b"content-length: %d\r\n\r\n" % len(body)
         for how in ("close", "reset", "half", "pipelined"):
             reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
             writer.write((head + body) * (2 if how == "pipelined" else 1))
@@ -259,10 +280,112 @@ async def test_leaving_ends_the_request(stream: bool) -> None:
 
 async def test_pipelined_requests_are_answered_in_order() -> None:
     async with running() as server:
-        one = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(BODY) + BODY
+        one = POST + b"content-length: %d\r\n\r\n" % len(BODY) + BODY
         answer = await server.raw(one + one + b"GET /version HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
         assert answer.count(b"HTTP/1.1 200 ") == 3
         assert answer.rindex(b"version") > answer.rindex(b"text_completion")
+
+
+@pytest.mark.parametrize("host", [b"a", b"a.b:80", b"127.0.0.1:8000", b"[::1]:8000", b"[fe80::1]", b"a_b", b"a:"])
+async def test_hosts_that_clients_send(host: bytes) -> None:
+    async with running() as server:
+        head = b"GET /health HTTP/1.1\r\nhost: %b\r\nconnection: close\r\n\r\n"
+        assert status_of(await server.raw(head % host)) == 200
+
+
+async def test_a_flood_of_pipelined_requests_gets_some_answers_and_is_told_where_they_end() -> None:
+    async with running() as server:
+        for one in (b"GET /version HTTP/1.1\r\nhost: a\r\n\r\n", head_of(BODY) + BODY):
+            answer = await server.raw(one * 2000)
+            statuses = re.findall(rb"HTTP/1.1 (\d+) ", answer)
+            assert set(statuses) == {b"200"}
+            assert len(statuses) == 9
+            assert answer.count(b"connection: close") == 1
+            assert answer.rindex(b"connection: close") > answer.rindex(b"HTTP/1.1 200")
+
+
+# ------------------------------------------------------------------------------------------ memory
+
+
+def head_of(body: bytes) -> bytes:
+    return POST + b"content-length: %d\r\n\r\n" % len(body)
+
+
+async def emptied(server: Running) -> None:
+    async with asyncio.timeout(120):
+        while server.lifecycle.board.get(BUFFERED) or server.lifecycle.num_open:
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("end", ["200", "stream", "400", "gone", "slow", "drain"])
+@pytest.mark.parametrize("size", [100, 3 << 20])
+async def test_nothing_is_counted_after_any_end_of_an_exchange(end: str, size: int) -> None:
+    async with running(limits={"body_timeout": 0.3 if end == "slow" else 60.0}) as server:
+        prompt = {"prompt": "a", "stream": end == "stream", "unknown": "a" * size}
+        body = json.dumps(prompt | ({"n": "x"} if end == "400" else {})).encode()
+        if end in ("200", "stream", "400"):
+            answer = await server.http.post("/v1/completions", content=body)
+            assert answer.status_code == (400 if end == "400" else 200)
+        else:
+            _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write(head_of(body) + body[:-1])
+            async with asyncio.timeout(120):
+                while size > 100 and server.lifecycle.board.get(BUFFERED) < size:
+                    await asyncio.sleep(0.01)
+            if end == "gone":
+                writer.transport.abort()
+            if end == "drain":
+                server.lifecycle.cut(UnavailableError("The server is shutting down."))
+        await emptied(server)
+
+
+async def test_bodies_get_room_one_after_the_other_and_stalled_ones_are_ended() -> None:
+    """Twelve bodies of 3 MiB where there is room for four: none is refused, except those that stop on the way."""
+    async with running(limits={"max_buffered_bytes": 34 << 20}) as server:
+        body = json.dumps({"prompt": "a", "unknown": "a" * (3 << 20)}).encode()
+        stalled = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(4)]
+        for _, writer in stalled:
+            writer.write(head_of(body) + body[: 2 << 20])
+        async with asyncio.timeout(120):
+            while server.lifecycle.board.get(BUFFERED) < 4 * 2 * len(body):
+                await asyncio.sleep(0.01)
+        answers = await asyncio.gather(*(server.http.post("/v1/completions", content=body) for _ in range(12)))
+        assert {answer.status_code for answer in answers} == {200}
+        ended = [await reader.read() for reader, _ in stalled]
+        assert [status_of(answer) for answer in ended] == [408] * 4
+        await emptied(server)
+
+
+async def test_a_body_that_can_never_fit_is_refused_before_it_is_read() -> None:
+    async with running(limits={"max_buffered_bytes": 1 << 20}) as server:
+        body = json.dumps({"prompt": "a", "unknown": "a" * (3 << 20)}).encode()
+        answer = await server.raw(head_of(body) + body)
+        assert status_of(answer) == 413
+        assert "--max-buffered-bytes" in error_of(answer)["message"]
+        await emptied(server)
+
+
+async def test_white_space_is_refused_long_before_its_end() -> None:
+    async with running() as server:
+        answer = await server.raw(head_of(b" " * (30 << 20)) + b" " * (1 << 18))
+        assert status_of(answer) == 400
+        assert "white space" in error_of(answer)["message"]
+
+
+async def test_a_large_answer_waits_for_its_reader_and_is_counted_meanwhile() -> None:
+    async with running() as server:
+        text = "word " * 4_000_000
+        answer = Output(index=0, events=(Content(text),), token_ids=(1,), finish=FinishReason.LENGTH)
+        server.service.script = lambda request, index, ids: [answer]
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1024)
+        writer.write(head_of(BODY) + BODY)
+        async with asyncio.timeout(120):
+            while server.lifecycle.board.get(BUFFERED) < 16 << 20:
+                await asyncio.sleep(0.01)
+        found = [one.transport for one in gc.get_objects() if isinstance(one, GuardedProtocol) and one.transport]
+        assert max(transport.get_write_buffer_size() for transport in found) < 256 << 10
+        writer.transport.abort()
+        await emptied(server)
 
 
 # ------------------------------------------------------------------------------------------ states

@@ -84,7 +84,9 @@ def test_a_group_by_its_title() -> None:
 
 @pytest.mark.parametrize("word", ["max-num-seqs", "max_num_seqs", "--max-num-seqs", "MAX-NUM-SEQS"])
 def test_one_option(word: str) -> None:
-    assert page(word) == ("  --max-num-seqs N        Most requests that run at once. Default: 256. Must be >= 1.")
+    assert page(word) == (
+        "  --max-num-seqs N        Most requests that run at once. Default: 256. Must be >= 1 and <= 65536."
+    )
 
 
 def test_a_word() -> None:

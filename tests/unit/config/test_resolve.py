@@ -190,3 +190,10 @@ def test_refusals_of_guided_decoding(argv: list[str], words: str) -> None:
 def test_a_backend_must_exist(argv: list[str]) -> None:
     with pytest.raises(ConfigError, match="no guided_decoding plugin 'xgramar'.* Did you mean 'xgrammar'?"):
         check_names(resolve(config(*argv)), discover())
+
+
+@pytest.mark.parametrize("value", ["cuda 0", '{"cuda:1": "cuda:0"'])
+def test_a_map_location_that_is_none_is_one_error(value: str) -> None:
+    with pytest.raises(ConfigError, match="--pt-load-map-location"):
+        resolve(config("--pt-load-map-location", value))
+    assert resolve(config("--pt-load-map-location", '{"cuda:1": "cuda:0"}'))

@@ -17,8 +17,9 @@ import torch
 
 from ferrule_kernels import matmul as reference
 from ferrule_kernels.cpu import library, matmul
+from ferrule_kernels.cpu.bank import Abreast
 from ferrule_kernels.cpu.matmul import PackedMatrix, Workspace
-from ferrule_kernels.matmul import Form
+from ferrule_kernels.matmul import Form, Levels
 
 FORMS = [Form(8), Form(8, digits=2), Form(8, 64), Form(4, 32), Form(4, 32, digits=2), Form(4, 64), Form(4, 128)]
 FORMS += [Form(6, 16), Form(6, 64, digits=2), Form(5, 32), Form(5), Form(3, 32), Form(3, 96), Form(2, 16), Form(2, 64)]
@@ -157,6 +158,91 @@ def test_codes_stand_for_the_numbers_of_their_table(digits: int, offsets: bool, 
     for rows in (1, 3, 20):
         x = torch.randn(rows, k, generator=draw)
         assert torch.equal(packed.multiply(x), whole.multiply(x))
+
+
+LEVELS = [Form(4, 32, offsets=True, halves=True, block=256, steps=8), Form(6, 16, halves=True, block=256, steps=8)]
+LEVELS += [Form(3, 16, halves=True, block=256, steps=8), Form(2, 16, 2, True, halves=True, block=128, steps=4)]
+LEVELS += [Form(5, 32, offsets=True, block=128, steps=4), Form(4, 32, table=TABLE, halves=True, block=256, steps=8)]
+LEVELS += [Form(4, 32, offsets=True, halves=True), Form(8, 32, 2, halves=True), Form(3, 32, halves=True)]
+
+
+def _levelled(form: Form, n: int, k: int) -> tuple[torch.Tensor, Levels, Levels | None]:
+    """Numbers or codes [n, k] from end to end of their range, and scales and offsets of one level or two."""
+    draw = torch.Generator().manual_seed(k)
+    group, padded = form.widths(k)
+    numbers = torch.randint(form.lowest, form.lowest + (1 << form.bits) - (form.bits == 8), (n, k), generator=draw)
+
+    def levels(scale: float) -> Levels:
+        blocks = n, padded // (form.block or group)
+        floats = torch.randn(blocks, generator=draw).mul(scale).to(torch.float16 if form.halves else torch.bfloat16)
+        ends = (0, 16) if form.steps == 4 else (-127, 128)
+        steps = torch.randint(*ends, (n, padded // group), generator=draw).to(torch.int8) if form.steps else None
+        return Levels(floats.float(), steps)
+
+    return numbers.to(torch.int8), levels(1e-3), levels(1e-2) if form.offsets else None
+
+
+@compiled
+@pytest.mark.parametrize("form", LEVELS)
+@pytest.mark.parametrize(("n", "k"), [(70, 768), (48, 600)])
+def test_groups_multiply_the_scales_of_their_block(form: Form, n: int, k: int) -> None:
+    """Weights are exactly what numbers, steps and float16 say: float64 differs by what sums of float32 lose."""
+    numbers, scales, offsets = _levelled(form, n, k)
+    packed = PackedMatrix(numbers, form, None, Workspace(), scales, offsets)
+    assert packed.nbytes == form.packed_bytes(n, k)
+    group, padded = form.widths(k)
+    cells = torch.nn.functional.pad(reference_numbers(form, numbers), (0, padded - k)).view(n, -1, group)
+    weight = reference.Quantized(cells, scales.spread(), None if offsets is None else offsets.spread())
+    x = torch.randn(30, k, generator=torch.Generator().manual_seed(n))
+    x[:, ::3] = 127 * (256 if form.digits == 2 else 1)  # activations that are rounded to themselves
+    x[:, 1::3] = torch.randint(-127, 128, x[:, 1::3].shape).float()
+    x[:, 2::3] = 0
+    whole = packed.multiply(x)
+    expected = x.double() @ weight.weights(k).double().t()
+    assert float((whole - expected).abs().max() / expected.abs().max()) < 1e-5
+    torch.testing.assert_close(
+        whole, reference.multiply(x, weight, form), rtol=1e-5, atol=1e-5 * float(whole.abs().max())
+    )
+    for first, last in ((0, 1), (1, 3), (3, 9), (9, 14), (14, 21), (5, 30)):
+        assert torch.equal(packed.multiply(x[first:last]), whole[first:last])
+
+
+@compiled
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_products_side_by_side_are_those_of_each_matrix(dtype: torch.dtype) -> None:
+    made, workspace, k = [], Workspace(), 768
+    for form, n in ((LEVELS[0], 70), (LEVELS[0], 64), (LEVELS[1], 33), (Form(8, 0, 2), 5)):
+        if form.steps:
+            made.append(
+                PackedMatrix(*_levelled(form, n, k)[:1], form, torch.randn(n), workspace, *_levelled(form, n, k)[1:])
+            )
+        else:
+            made.append(PackedMatrix(torch.randn(n, k), form, None, workspace))
+    for rows in (1, 2, 19):
+        x = torch.randn(rows, k, generator=torch.Generator().manual_seed(rows)).to(dtype)
+        assert torch.equal(Abreast(made).multiply(x), torch.cat([matrix.multiply(x) for matrix in made], 1))
+
+
+def reference_numbers(form: Form, numbers: torch.Tensor) -> torch.Tensor:
+    """What codes stand for; the numbers themselves without a table."""
+    return torch.tensor(form.table, dtype=torch.int8)[numbers.int()] if form.table else numbers
+
+
+@compiled
+def test_denormal_halves_are_kept() -> None:
+    floats = torch.tensor([[2.0**-24], [-(2.0**-15)], [0.0], [65504.0]])
+    form = Form(8, 32, halves=True)
+    packed = PackedMatrix(torch.full((4, 32), 127, dtype=torch.int8), form, None, Workspace(), floats)
+    assert torch.equal(packed.multiply(torch.full((1, 32), 127.0)), floats.t() * (127 * 127 * 32))
+
+
+@pytest.mark.parametrize(
+    "form",
+    [Form(4, 32, block=100, steps=8), Form(4, 32, block=256), Form(4, 32, steps=8), Form(4, 0, block=256, steps=8)]
+    + [Form(4, 32, block=256, steps=4), Form(4, 32, offsets=True, block=256, steps=6), Form(3, 16, block=16, steps=8)],
+)
+def test_blocks_that_no_kernel_has(form: Form) -> None:
+    assert form.problem is not None
 
 
 @pytest.mark.parametrize(
@@ -306,16 +392,23 @@ def test_each_generation_of_processors_computes_the_same(march: str, tmp_path: P
     script = """
 import ctypes, sys, torch
 from ferrule_kernels.cpu import library, matmul
+from ferrule_kernels.cpu.bank import Abreast
 if sys.argv[1]:
     library.load = lambda: ctypes.CDLL(sys.argv[1])
 from ferrule_kernels.cpu.matmul import PackedMatrix, Workspace
-from ferrule_kernels.matmul import Form
+from ferrule_kernels.matmul import Form, Levels
 torch.manual_seed(0)
 made = []
 forms = [Form(8), Form(8, digits=2), Form(4, 32), Form(6, 16), Form(5, 32, 2), Form(3, 32), Form(2, 16)]
 matrices = [PackedMatrix(torch.randn(70, 100), form, None, Workspace()) for form in forms]
 codes, coded = torch.randint(0, 16, (70, 100)).to(torch.int8), Form(4, 32, table=tuple(range(-120, 128, 16)))
 matrices.append(PackedMatrix(codes, coded, None, Workspace(), torch.rand(70, 4).bfloat16().float()))
+for bits, group, steps, offsets in ((4, 32, 8, True), (6, 16, 8, False), (3, 16, 8, False), (2, 16, 4, True)):
+    form, top = Form(bits, group, offsets=offsets, halves=True, block=256, steps=steps), 15 if steps == 4 else 63
+    steps = [torch.randint(0, top, (70, 256 // group)).to(torch.int8) for _ in range(2)]
+    given = [Levels(torch.rand(70, 1).half().float(), each) for each in steps]
+    numbers = torch.randint(form.lowest, form.lowest + (1 << bits), (70, 100)).to(torch.int8)
+    matrices.append(PackedMatrix(numbers, form, None, Workspace(), *given[: 1 + offsets]))
 for packed in matrices:
     made += [packed.multiply(torch.randn(m, 100)) for m in (1, 2, 3, 5, 17)]
 torch.save(torch.cat(made), sys.argv[2])

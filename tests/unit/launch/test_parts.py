@@ -131,9 +131,14 @@ async def test_a_request_whose_output_is_not_read_is_paused_until_all_of_it_is()
         client.deliver(RequestDelta("a", (token,), logprobs))
     assert client.sent[1:] == [Pause("a", True)]
     assert 40 * 2400 < client.buffers.used < 40 * 3000
-    assert len((await anext(stream)).token_ids) == 40
+    read: list[int] = []
+    while len(read) < 40:
+        delta = await anext(stream)
+        assert 1 <= len(delta.token_ids) < 10  # others have their turn in between
+        assert client.sent[2:] == []
+        read += delta.token_ids
+    assert read == list(range(40))
     assert client.buffers.used == 0
-    assert client.sent[2:] == []
     more = asyncio.create_task(anext(stream))
     await asyncio.sleep(0)
     assert client.sent[2:] == [Pause("a", False)]
@@ -160,7 +165,7 @@ async def test_a_lag_of_the_event_loop_is_no_reason_to_pause() -> None:
     client = Recorder()
     stream = client.generate(request("a"))
     client.deliver(*(RequestDelta("a", (token,)) for token in range(1000)))
-    assert len((await anext(stream)).token_ids) == 1000
+    assert len((await anext(stream)).token_ids) > 20
     assert len(client.sent) == 1
 
 

@@ -218,6 +218,17 @@ async def test_a_client_follows_the_launchers_word(tmp_path: Path) -> None:
     await client.close()
 
 
+async def test_a_fault_of_the_clients_own_task_is_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = tmp_path / "engine-0.sock"
+    alive = lifeline.hold(first)
+    client = ProcessClient(first)
+    monkeypatch.setattr(client, "_on_readable", lambda: 1 / 0)
+    with pytest.raises(EngineDead, match="connection to the engine"):
+        await asyncio.wait_for(client.wait_ready(), 60)
+    await client.close()
+    os.close(alive)
+
+
 def test_the_row_of_a_dead_engine_is_cleared(tmp_path: Path) -> None:
     launcher = Board.create(tmp_path / "board", 1)
     engine = Board(tmp_path / "board")

@@ -249,6 +249,8 @@ class OutputStream(AsyncIterator[Output]):
                 return self._choices[0], await anext(self._single)
             except StopAsyncIteration:
                 raise EngineDead("The engine ended a request without a last word.") from None
+        if not self._arrived.empty():
+            await asyncio.sleep(0)  # others have their turn
         arrived = await self._arrived.get()
         if isinstance(arrived, EngineDead):
             raise arrived

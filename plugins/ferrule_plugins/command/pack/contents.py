@@ -16,6 +16,7 @@ from ferrule.errors import ConfigError
 from ferrule_kernels.cpu.dense import DenseMatrix
 from ferrule_kernels.cpu.matmul import PackedMatrix
 from ferrule_nn import Dense, Head, Linear, PacksForCpu
+from ferrule_plugins.quantization.apart import Apart
 from ferrule_plugins.quantization.packed import FACTORS, METHOD, WEIGHT, LayerForm, stated
 
 Matrix = DenseMatrix | PackedMatrix
@@ -42,7 +43,7 @@ def contents(loaded: Loaded) -> Contents:
     kept: dict[str, LayerForm] = {}
     tensors: dict[str, torch.Tensor] = {}
     for name, part in model.named_modules():
-        if isinstance(part, Linear):
+        if isinstance(part, Linear) and not isinstance(part.scheme, Apart):  # its parts are layers of their own
             matrix = _matrix(name, part, info.quantization)
             if matrix is not None:
                 kept[name] = LayerForm.of(matrix, table=isinstance(part.scheme, Dense) and _is_tied(part))

@@ -10,6 +10,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 from ferrule_plugins.gguf import blocks
 from ferrule_plugins.gguf.blocks import decode, widen
 from ferrule_plugins.gguf.reader import FLOATS, TYPES
+from ferrule_plugins.quantization.gguf import form_of
 
 QUANTIZED = [kind for kind in TYPES.values() if kind.name not in FLOATS]
 
@@ -50,14 +51,15 @@ def test_what_is_widened_is_put_in_its_place(at_a_time: int, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("kind", blocks.BITS)
-def test_centred_numbers_fit_their_bits_and_mean_the_same(kind: str) -> None:
-    decoded, same = (decode(kind, torch.from_numpy(random_rows(kind))) for _ in range(2))
-    centred, half = same.centred(kind), 1 << (blocks.BITS[kind] - 1)  # in place
-    assert centred.numbers.min() >= -half
-    assert centred.numbers.max() <= half - 1
-    if decoded.offsets is None:
-        assert centred is same
-        return
-    reach = (decoded.offsets.abs() + 32 * decoded.scales.abs()).repeat_interleave(blocks.GROUP, 1)
-    apart = (decoded.widened() - centred.widened()).abs()
-    assert bool((apart <= 1e-6 * reach)[reach.isfinite()].all())
+def test_numbers_and_steps_are_those_of_the_kernels_form(kind: str) -> None:
+    decoded, form = decode(kind, torch.from_numpy(random_rows(kind))), form_of(kind)
+    if not form.table:
+        lowest = -128 if form.bits == 8 else form.lowest
+        assert int(decoded.numbers.min()) >= lowest
+        assert int(decoded.numbers.max()) < lowest + (1 << form.bits)
+    assert (decoded.offsets is not None) == form.offsets
+    for own in (decoded.scales, decoded.offsets):
+        if own is not None:
+            assert own.floats.shape == (5, 512 // (form.block or form.group))
+            assert (own.steps is not None) == bool(form.steps)
+            assert own.steps is None or own.steps.shape == (5, 512 // form.group)

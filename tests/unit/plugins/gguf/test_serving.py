@@ -23,10 +23,16 @@ from ferrule.frontend.inputs import open_inputs
 from ferrule.interfaces.quantization import LinearLayer
 from ferrule.launch.localise import localise
 from ferrule.plugin import discover
+from ferrule_kernels.matmul import Levels
 from ferrule_nn import Linear
 from ferrule_plugins.command.models.report import describe
+from ferrule_plugins.command.pack import PackCommand
 from ferrule_plugins.gguf.blocks import Decoded, decode
-from ferrule_plugins.quantization.gguf import GgufMethod
+from ferrule_plugins.gguf.names import Target
+from ferrule_plugins.gguf.reader import TYPES, TensorInfo
+from ferrule_plugins.gguf.tensors import Reader
+from ferrule_plugins.quantization.gguf import GgufMethod, form_of
+from ferrule_plugins.quantization.samples import levelled
 from ferrule_testkit.checkpoints import SIZES
 from tests.unit.plugins.gguf import converted as c
 
@@ -122,28 +128,79 @@ def test_each_type_is_multiplied_by_nearly_as_by_its_floats(kind: str, checkpoin
     x = torch.randn(3, 512, generator=torch.Generator().manual_seed(1)).bfloat16()
     y = layer(found.model, "layers.0.mlp.down_proj")(x).float()
     wanted = x.float() @ weight.t()
-    assert float((y - wanted).norm() / wanted.norm()) < 0.012  # activations have 8 bits, scales and the result 16
+    assert float((y - wanted).norm() / wanted.norm()) < 0.012  # activations have 8 bits, the result 16
 
 
-SIZES_IN_BITS = {"Q8_0": 8.5, "Q4_0": 4.5, "Q4_1": 5, "Q4_K": 5, "Q3_K": 5, "Q2_K": 4, "IQ4_NL": 4.5}
-SIZES_IN_BITS |= {"Q5_0": 5.5, "Q5_K": 6, "Q6_K": 7}
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_are_exactly_the_files(kind: str, checkpoint: Any, tmp_path: Path) -> None:
+    """Activations that are rounded to themselves give the products of the file's floats, but for sums of float32."""
+    weight = torch.from_numpy(quantized(checkpoint[2]["model.layers.0.mlp.down_proj.weight"].float().numpy(), kind))
+    found = layer(loaded(write(checkpoint, tmp_path / "model.gguf", kind)).model, "layers.0.mlp.down_proj")
+    x = torch.randint(-127, 128, (5, 512), generator=torch.Generator().manual_seed(1)).float()
+    x[:, ::16] = 127
+    y = found.scheme.matrix.multiply(x)
+    wanted = x.double() @ decode(kind, weight).widened().double().t()
+    assert float((y - wanted).abs().max() / wanted.abs().max()) < 1e-5
 
 
-@pytest.mark.parametrize("kind", SIZES_IN_BITS)
-def test_memory_is_that_of_the_form(kind: str, checkpoint: Any, tmp_path: Path) -> None:
+SIZES_IN_BITS = {"Q8_0": 8.5, "Q4_0": 4.5, "Q4_1": 5, "Q5_0": 5.5, "IQ4_NL": 4.5, "Q2_K": 2.625, "Q6_K": 6.5625}
+STEPS_OF_8_BITS = {"Q4_K": 4.5, "Q5_K": 5.5, "Q3_K": 3.4375}  # which have 6 in the file
+
+
+@pytest.mark.parametrize("kind", [*SIZES_IN_BITS, *STEPS_OF_8_BITS])
+def test_memory_is_that_of_the_file(kind: str, checkpoint: Any, tmp_path: Path) -> None:
     found = loaded(write(checkpoint, tmp_path / "model.gguf", kind))
     tensors = layer(found.model, "layers.0.mlp.down_proj").packed_tensors()
-    assert sum(each.nbytes for each in tensors) == 256 * 512 * SIZES_IN_BITS[kind] / 8
+    memory = sum(each.nbytes for each in tensors)
+    if kind in SIZES_IN_BITS:
+        assert memory == 256 * 512 * SIZES_IN_BITS[kind] / 8
+    else:
+        assert memory == 256 * 512 / 8 * (STEPS_OF_8_BITS[kind] + 0.125)
     assert found.info.weight_bytes == sum(each.nbytes for each in weight_tensors(found.model))
 
 
 def test_types_may_differ_within_a_merged_layer(checkpoint: Any, tmp_path: Path) -> None:
-    found = loaded(write(checkpoint, tmp_path / "model.gguf", "Q4_0", mixed="Q6_K"))
-    form = layer(found.model, "layers.0.self_attn.qkv_proj").scheme.form
-    assert (form.bits, form.group, form.offsets) == (6, 16, False)
-    plain = loaded(write(checkpoint, tmp_path / "other.gguf", "Q4_0", mixed="F32"))
-    assert not layer(plain.model, "layers.0.self_attn.qkv_proj").quantized
-    assert layer(plain.model, "layers.0.mlp.down_proj").quantized
+    """Each projection is then kept as it is in the file, and computes what it does alone."""
+    x = torch.randn(3, 256, generator=torch.Generator().manual_seed(1)).bfloat16()
+    alike = layer(loaded(write(checkpoint, tmp_path / "alike.gguf", "Q4_0")).model, "layers.0.self_attn.qkv_proj")
+    for mixed in ("Q6_K", "Q4_K", "F32"):
+        file = write(checkpoint, tmp_path / f"{mixed}.gguf", "Q4_0", mixed=mixed)
+        found = loaded(file)
+        merged = layer(found.model, "layers.0.self_attn.qkv_proj")
+        assert merged.q_proj.scheme.form == form_of("Q4_0")
+        assert merged.v_proj.quantized == (mixed != "F32")
+        values = merged.projections["v_proj"]
+        y, other = merged(x), alike(x)
+        assert y.shape == other.shape
+        assert torch.equal(y[:, :-values], other[:, :-values])
+        report = describe(localise(config(file), discover()), discover(), str(file))
+        assert report.weights == {"gguf": pytest.approx(found.info.weight_bytes, rel=0.01)}
+
+
+@pytest.mark.parametrize("mixed", [None, "Q6_K", "F32"])
+def test_packed_folders_compute_what_the_file_does(mixed: str | None, checkpoint: Any, tmp_path: Path) -> None:
+    file, folder = write(checkpoint, tmp_path / "model.gguf", "Q4_K", mixed=mixed), tmp_path / "packed"
+    found = loaded(file)
+    x = torch.randn(3, 256, generator=torch.Generator().manual_seed(1)).bfloat16()
+    assert PackCommand().run([str(file), "--output", str(folder), "--no-use-tqdm-on-load"], discover()) == 0
+    packed = loaded(folder)
+    assert packed.info.weight_bytes == found.info.weight_bytes
+    for name in ("layers.0.self_attn.qkv_proj", "layers.1.mlp.gate_up_proj"):
+        assert torch.equal(layer(packed.model, name)(x), layer(found.model, name)(x))
+
+
+def test_columns_in_another_order_keep_what_is_left_of_a_block(checkpoint: Any) -> None:
+    rows = torch.from_numpy(quantized(torch.randn(3, 768).numpy(), "Q4_K"))
+    columns = tuple(range(256, 384)) + tuple(range(256)) + tuple(range(384, 768))
+    target = Target("out_proj.weight", columns=columns)
+    info = TensorInfo("ssm_out", (3, 768), TYPES[12], Path("x"), 0)
+    reader = Reader(None, {"out_proj"}, torch.float32, False)  # type: ignore[arg-type]
+    found = {name.rpartition(".")[2]: tensor for name, tensor in reader._numbers(info, "out_proj", rows, target)}
+    assert target.block(256) == 128
+    assert found["scales"].shape == (3, 6)
+    given = (Levels(found[f"{name}s"], found[f"{name}_steps"]) for name in ("scale", "offset"))
+    made = Decoded(found["numbers"], *given)
+    assert torch.equal(made.widened(), decode("Q4_K", rows).widened()[:, list(columns)])
 
 
 def test_a_tied_head_is_quantized_beside_the_table_of_the_embedding(checkpoint: Any, tmp_path: Path) -> None:
@@ -216,17 +273,30 @@ def test_what_is_no_model_is_refused_with_what_it_is(tmp_path: Path) -> None:
         localise(config(tmp_path / "model.gguf"), discover())
 
 
-def test_where_no_kernel_takes_them_weights_are_widened() -> None:
-    made = Linear(64, 48)
-    method = GgufMethod({"quant_method": "gguf", "types": {"Q4_1": ["mlp.up_proj"]}})
+@pytest.mark.parametrize("kind", ["Q4_1", "Q6_K", "Q2_K", "IQ4_XS", "Q8_0"])
+def test_where_no_kernel_takes_them_weights_are_widened(kind: str) -> None:
+    made = Linear(512, 48)
+    method = GgufMethod({"quant_method": "gguf", "types": {kind: ["mlp.up_proj"]}})
     assert made.quantize("mlp.up_proj", method)
-    draw = torch.Generator().manual_seed(1)
-    made.get_parameter("numbers").data.copy_(torch.randint(-8, 8, (48, 64), generator=draw))
-    for name in ("scales", "offsets"):
-        made.get_parameter(name).data.copy_(torch.randn(48, 2, generator=draw).repeat_interleave(2, 1))
-    weights = [made.get_parameter(name).detach().clone() for name in ("numbers", "scales", "offsets")]
-    found = made.scheme.weights(made).widened(torch.float32)  # type: ignore[attr-defined]
-    torch.testing.assert_close(found, Decoded(*weights).widened(), rtol=1e-5, atol=1e-5)
+    for name, tensor in levelled(
+        torch.randn(48, 512, generator=torch.Generator().manual_seed(1)), form_of(kind)
+    ).items():
+        made.get_parameter(name).data.copy_(tensor)
+    own = {name: parameter.detach().clone() for name, parameter in made.named_parameters()}
+    scales, offsets = (
+        Levels(own[f"{name}s"], own.get(f"{name}_steps")) if f"{name}s" in own else None for name in ("scale", "offset")
+    )
+    assert scales is not None
+    found = made.scheme.weights(made).integers().widened(torch.float32)  # type: ignore[attr-defined]
+    torch.testing.assert_close(found, Decoded(own["numbers"], scales, offsets).widened(), rtol=1e-5, atol=1e-5)
     assert method.scheme(LinearLayer("other", 64, 48)) is None
-    with pytest.raises(CheckpointError, match="of what types"):
-        GgufMethod({"quant_method": "gguf"})
+
+
+@pytest.mark.parametrize(
+    ("types", "message"),
+    [(None, "of what types"), ({"Q9_K": ["x"]}, "no GGUF file has"), ({"Q4_K/x": ["x"]}, "no GGUF file has")]
+    + [({"Q4_K/100": ["x"]}, "not read: blocks are whole groups")],
+)
+def test_types_of_no_file_are_refused(types: Any, message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        GgufMethod({"quant_method": "gguf", "types": types})

@@ -1,0 +1,103 @@
+"""How much memory there is by files of the system, and making a cache real."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from ferrule.errors import ConfigError
+from ferrule.runner.cache import _zeros
+from ferrule_plugins.platform import cpu_memory
+from ferrule_plugins.platform.cpu_memory import CpuMemory, available, limit
+
+GIB = 1 << 30
+
+
+def _machine(folder: Path, groups: str, **files: str) -> tuple[Path, Path]:
+    """(proc, cgroup) with 8 GiB available and 1 GiB of swap. `files`: path with __ for /, and - for a dot → text."""
+    proc, cgroup = folder / "proc", folder / "cgroup"
+    (proc / "self").mkdir(parents=True)
+    (proc / "meminfo").write_text(f"MemTotal: 99 kB\nMemAvailable: {8 << 20} kB\nSwapFree: {1 << 20} kB\n")
+    (proc / "self" / "cgroup").write_text(groups)
+    for name, text in files.items():
+        file = cgroup / name.replace("__", "/").replace("DOT", ".")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    return proc, cgroup
+
+
+def test_without_limits_it_is_what_the_machine_has(tmp_path: Path) -> None:
+    assert available(*_machine(tmp_path, "0::/user\n", user__memoryDOTmax="max\n")) == 9 * GIB
+
+
+def test_version_2_has_the_smallest_of_a_group_and_those_around_it(tmp_path: Path) -> None:
+    files = {
+        "pod__box__memoryDOTmax": f"{4 * GIB}\n",
+        "pod__box__memoryDOTcurrent": f"{3 * GIB}\n",
+        "pod__box__memoryDOTstat": f"anon 5\nactive_file {GIB}\ninactive_file {GIB}\n",  # these can be had
+        "pod__memoryDOTmax": f"{5 * GIB}\n",
+        "pod__memoryDOTcurrent": f"{4 * GIB}\n",
+    }
+    places = _machine(tmp_path, "0::/pod/box\n", **files)
+    assert available(*places) == 1 * GIB
+    assert limit(*places) == 4 * GIB
+
+
+def test_version_1_of_a_container_whose_path_is_the_hosts(tmp_path: Path) -> None:
+    files = {
+        "memory__memoryDOTlimit_in_bytes": f"{2 * GIB}\n",
+        "memory__memoryDOTusage_in_bytes": f"{GIB}\n",
+        "memory__memoryDOTstat": f"inactive_file 7\ntotal_inactive_file {GIB // 2}\n",
+    }
+    places = _machine(tmp_path, "9:name=systemd:/x\n4:cpu,memory:/docker/abc\n0::/\n", **files)
+    assert available(*places) == 3 * GIB // 2
+    assert limit(*places) == 2 * GIB
+
+
+def _resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_a_cache_is_resident_and_still_zero(old: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if old:  # a kernel that does not know the advice
+        monkeypatch.setattr(cpu_memory, "_POPULATE_WRITE", 9999)
+    size = (160 << 20) + 12345
+    storage = _zeros((size,), torch.uint8, torch.device("cpu"))
+    before = _resident()
+    CpuMemory(1 << 40).commit([storage, torch.zeros(3)])
+    assert _resident() - before > size - (8 << 20)
+    assert not storage.count_nonzero()
+
+
+def test_a_cache_that_does_not_fit_is_one_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is written, and when others take memory meanwhile."""
+    storage = _zeros((256 << 20,), torch.uint8, torch.device("cpu"))
+    there = iter([4 * GIB, 2 * GIB, 0, 0, 0, 0])
+    monkeypatch.setattr(cpu_memory, "available", lambda: next(there))
+    with pytest.raises(ConfigError, match=r"to have 0.25 GiB, but 0.00 GiB of memory"):
+        CpuMemory(1 << 40).commit([storage])
+    monkeypatch.setattr(cpu_memory, "available", lambda: 200 << 20)
+    with pytest.raises(ConfigError, match="FERRULE_CPU_KVCACHE_SPACE"):
+        CpuMemory(1 << 40).commit([storage])
+
+
+def test_weights_that_do_not_fit_are_one_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_memory, "available", lambda: 2 * GIB)
+    CpuMemory(1 << 40).check_weights(2 * GIB)
+    with pytest.raises(ConfigError, match=r"need 3\.0 GiB, but 2\.0 GiB"):
+        CpuMemory(1 << 40).check_weights(3 * GIB)
+
+
+@pytest.mark.parametrize(("stage", "says"), [("load", "weights cannot be"), ("cache", "KV cache cannot be")])
+def test_an_allocation_that_fails_is_one_block(stage: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says), CpuMemory(1).guard(stage):
+        torch.empty(1 << 60, dtype=torch.uint8)
+    with pytest.raises(ConfigError, match=says), CpuMemory(1).guard(stage):
+        _zeros((1 << 55,), torch.uint8, torch.device("cpu"))
+    with pytest.raises(RuntimeError, match="other"), CpuMemory(1).guard(stage):
+        raise RuntimeError("other")
+    with pytest.raises(MemoryError), CpuMemory(1).guard("step"):
+        raise MemoryError

@@ -1,0 +1,131 @@
+"""The whole campaign: ``python -m tools.campaign [--quick] [--again] [--write docs/reliability.md] [GOAL …]``.
+
+Every goal of `goals` that this build has the features for is proved by its commands, one after the other, with an hour
+for all of them (ten minutes with `--quick`). What was proved is kept in campaign.json, so a run that was interrupted
+goes on where it was; `--again` begins anew. At the end there is a table, and the exit status is 1 if a goal is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from tools import ROOT
+from tools.campaign.goals import GROUPS, Command, Goal
+
+_KEPT = ROOT / "campaign.json"
+_MOST = 1800.0  # seconds for one command
+_SHOWN = 160  # characters of a figure
+_INTRO = """# What the server survives
+
+Each line is a goal, and what the last run of `make campaign` found. The goals are the faults that servers of this kind
+are publicly known to have had. A goal is proved by tests, or by drivers in `tools/campaign` that start a real server,
+attack it, and measure; the figure is the last line of what they print. `make campaign` runs all of them, which takes
+more than an hour on two cores, and `make campaign QUICK=1` a smaller version of each. A run that was interrupted goes
+on where it was.
+"""
+
+
+class Proof(msgspec.Struct, frozen=True):
+    """What the commands of a goal came to. `figure` is the last line of each."""
+
+    holds: bool
+    figure: str
+    seconds: float
+
+
+def prove(goal: Goal, quick: bool) -> Proof:
+    """Run the commands of a goal; the first that fails ends it."""
+    began, figures = time.monotonic(), []
+    for command in goal.quick if quick or not goal.full else goal.full:
+        holds, figure = _run(command)
+        figures.append(figure)
+        if not holds:
+            return Proof(False, "; ".join(figures), time.monotonic() - began)
+    return Proof(True, "; ".join(figures), time.monotonic() - began)
+
+
+def _run(words: Command) -> tuple[bool, str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", *words],
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=_MOST,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return False, f"not done after {_MOST:.0f} s: {' '.join(words)}"
+    lines = [line.strip("= ") for line in done.stdout.decode("utf-8", "replace").splitlines() if line.strip()]
+    if done.returncode:
+        print("".join(f"    | {line}\n" for line in lines[-30:]), flush=True)
+    return done.returncode == 0, (lines or ["it said nothing"])[-1][:_SHOWN]
+
+
+def table(proofs: Mapping[str, Proof], quick: bool) -> str:
+    """The page of the documentation."""
+    parts = [_INTRO]
+    proved = sum(proof.holds for proof in proofs.values())
+    waiting = sum(bool(goal.waits_for) for goals in GROUPS.values() for goal in goals)
+    kind = "quick" if quick else "whole"
+    today = datetime.now(UTC).date()
+    parts.append(
+        f"The last run, a {kind} one, of {today}: {proved} goals hold, {len(proofs) - proved} do not, {waiting} wait.\n"
+    )
+    for title, goals in GROUPS.items():
+        parts.append(f"## {title}\n\n| goal | what happens | bound | found |\n|---|---|---|---|")
+        parts += [f"| {goal.id} | {goal.what} | {goal.bound} | {_found(goal, proofs)} |" for goal in goals]
+        parts.append("")
+    return "\n".join(parts)
+
+
+def _found(goal: Goal, proofs: Mapping[str, Proof]) -> str:
+    if goal.waits_for:
+        return f"waits for {goal.waits_for}"
+    proof = proofs.get(goal.id)
+    if proof is None:
+        return "not run"
+    return f"{'holds' if proof.holds else '**missed**'}: {proof.figure.replace('|', '/')}"
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tools.campaign")
+    parser.add_argument("--quick", action="store_true", help="a smaller version of each goal")
+    parser.add_argument("--again", action="store_true", help="prove again what was proved")
+    parser.add_argument("--write", type=Path, help="the page to write the table to")
+    parser.add_argument("goals", nargs="*", metavar="GOAL", help="such as G-F1; default: all")
+    args = parser.parse_args(argv)
+    proofs = {} if args.again or not _KEPT.exists() else msgspec.json.decode(_KEPT.read_bytes(), type=dict[str, Proof])
+    for goal in (goal for goals in GROUPS.values() for goal in goals):
+        if goal.waits_for or (args.goals and goal.id not in args.goals):
+            continue
+        if goal.id not in proofs or args.goals or not proofs[goal.id].holds:
+            proof = proofs[goal.id] = prove(goal, args.quick)
+            _KEPT.write_text(json.dumps(msgspec.to_builtins(proofs), indent=1) + "\n")
+            print(
+                f"{'holds ' if proof.holds else 'MISSED'} {proof.seconds:6.0f} s  {goal.id:6} {proof.figure}",
+                flush=True,
+            )
+    text = table(proofs, args.quick)
+    if args.write is not None:
+        args.write.write_text(text, encoding="utf-8")
+    missed = [name for name, proof in proofs.items() if not proof.holds]
+    print(f"{len(proofs) - len(missed)} of {len(proofs)} goals hold{': missed ' + ', '.join(missed) if missed else ''}")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,162 @@
+"""What clients can make an API process keep: bodies that never end, answers that nobody reads.
+
+    python -m tools.campaign.memory held --port 8000 --pid 4242
+
+`--pid` is the API process. Printed are the statuses that came back, how far the process's memory rose, and the slowest
+`/health` meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+
+MIB = 1 << 20
+Statuses = Counter[str]
+
+
+class Attack:
+    """Connections to a server on this machine. `size` in bytes, `seconds` for which something is kept up."""
+
+    def __init__(self, port: int, count: int, size: int, seconds: float, path: str = "/v1/completions") -> None:
+        self.port = port
+        self.count = count
+        self.size = size
+        self.seconds = seconds
+        self.path = path
+        self.statuses: Statuses = Counter()
+
+    async def held(self) -> None:
+        """Bodies of which all but the last byte comes."""
+        await self._all(lambda: self._upload(self.size - 1, pause=0.0))
+
+    async def slow(self) -> None:
+        """Bodies that come at 64 KiB a second."""
+        await self._all(lambda: self._upload(self.size, pause=1.0))
+
+    async def aborted(self) -> None:
+        """Bodies whose client leaves in the middle."""
+        await self._all(lambda: self._upload(self.size // 2, pause=0.0, stay=False))
+
+    async def ids(self) -> None:
+        """Bodies of token ids, whole."""
+        number = b"123456,"
+        body = b'{"prompt":[' + number * (self.size // len(number)) + b"1]}"
+        await self._all(lambda: self._post(body))
+
+    async def unread(self) -> None:
+        """Streams of eight choices with logprobs, of which nothing is read."""
+        asked = {"prompt": "a b c", "n": 8, "logprobs": 20, "max_tokens": 4000, "ignore_eos": True, "stream": True}
+        body = json.dumps(asked).encode()
+        await self._all(lambda: self._post(body, read=False))
+
+    async def _all(self, one: Callable[[], Awaitable[str]]) -> None:
+        async def counted() -> None:
+            try:
+                self.statuses[await one()] += 1
+            except OSError as error:
+                self.statuses[type(error).__name__] += 1
+
+        await asyncio.gather(*(counted() for _ in range(self.count)))
+
+    def _head(self, length: int) -> bytes:
+        head = f"POST {self.path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        return f"{head}content-length: {length}\r\n\r\n".encode()
+
+    async def _upload(self, num_bytes: int, pause: float, stay: bool = True) -> str:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        answer = asyncio.create_task(reader.readline())
+        try:
+            writer.write(self._head(self.size) + b'{"prompt":"')
+            end = time.monotonic() + self.seconds
+            sent = 11
+            while sent < num_bytes and not answer.done() and time.monotonic() < end:
+                piece = b"x" * min(64 << 10, num_bytes - sent)
+                writer.write(piece)
+                sent += len(piece)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(writer.drain(), 0.5)
+                await asyncio.sleep(pause)
+            if stay:
+                await asyncio.wait([answer], timeout=max(0.0, end - time.monotonic()))
+            return status(answer.result()) if answer.done() else "no answer yet"
+        finally:
+            answer.cancel()
+            writer.transport.abort()
+
+    async def _post(self, body: bytes, read: bool = True) -> str:
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", self.port, limit=1024
+        )  # it reads no more than that ahead
+        try:
+            writer.write(self._head(len(body)) + body)
+            if read:
+                return status(await reader.readline())
+            await asyncio.sleep(self.seconds)
+            return "unread"
+        finally:
+            writer.transport.abort()
+
+
+def status(line: bytes) -> str:
+    return line.split(b" ")[1].decode() if line.count(b" ") > 1 else "closed"
+
+
+def resident(pid: int) -> int:
+    """Bytes of memory that a process has."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096
+
+
+async def health(port: int) -> float:
+    """Seconds until `/health` is answered."""
+    start = time.monotonic()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+    await reader.read()
+    writer.close()
+    return time.monotonic() - start
+
+
+async def watched(attack: Attack, name: str, pid: int) -> str:
+    """Run one of the attacks; what it cost, as a line."""
+    before = peak = resident(pid)
+    slowest = 0.0
+    running = asyncio.create_task(getattr(attack, name)())
+    asked = asyncio.create_task(health(attack.port))
+    while not running.done():
+        await asyncio.sleep(0.05)
+        peak = max(peak, resident(pid))
+        if asked.done():
+            slowest = max(slowest, asked.result())
+            asked = asyncio.create_task(health(attack.port))
+    await running
+    slowest = max(slowest, await asked)
+    await asyncio.sleep(2.0)
+    rise, rest = (peak - before) / MIB, (resident(pid) - before) / MIB
+    found = dict(sorted(attack.statuses.items()))
+    return (
+        f"{name}: {found}, memory +{rise:.0f} MiB, +{rest:.0f} MiB afterwards; slowest /health {slowest * 1000:.0f} ms"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tools.campaign.memory", description=__doc__)
+    parser.add_argument("attack", choices=("held", "slow", "aborted", "ids", "unread"))
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--pid", type=int, required=True)
+    parser.add_argument("--count", type=int, default=40)
+    parser.add_argument("--mib", type=float, default=31.0)
+    parser.add_argument("--seconds", type=float, default=20.0)
+    args = parser.parse_args()
+    attack = Attack(args.port, args.count, int(args.mib * MIB), args.seconds)
+    print(asyncio.run(watched(attack, args.attack, args.pid)))
+
+
+if __name__ == "__main__":
+    main()

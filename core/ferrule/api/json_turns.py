@@ -25,7 +25,7 @@ _INNER = re.compile(rb'["\[{]')
 _SPACE = re.compile(rb"[ \t\n\r]*+")
 # Where a string may be cut: behind twelve bytes without a backslash, which are outside any escape, and before a whole
 # character; or before an escape, unless it may be the second half of a surrogate pair.
-_CUT = re.compile(rb"[^\\]{12}(?=[\x00-\x7f\xc0-\xff])|[^\\](?=\\(?!u[dD][c-fC-F]))", re.DOTALL)
+_CUT = re.compile(rb"[^\\]{12}(?=[\x00-\x7f\xc0-\xff])|[^\\](?=\\(?:[^u]|u(?:[^dD]|[dD][^c-fC-F])))", re.DOTALL)
 _WHOLE = re.compile(rb"(?:[^\\]++|\\.)*+", re.DOTALL)  # characters and escapes, of which none is cut
 
 

@@ -220,19 +220,27 @@ template <class S> struct Part {
 // Add to the sums, or begin them, R rows of x, each `k` from the next.
 template <class U, int R, class S> void tile(const Part<S>& of, const typename U::Element* x, int64_t k) {
     typedef typename U::Vector Vector;
-    Floats sum[R][FOUR] = {};
-    if (of.first)
+    Floats sum[R][FOUR] = {};  // in registers: no loop over it may be left
+    if (of.first) {
+#pragma GCC unroll 6
         for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
             for (int c = 0; c < FOUR; c++) sum[r][c] = of.sums[r * FOUR + c];
+    }
     of.source.each(of.first, of.end, [&](int64_t place, auto weights) {
         Vector row[R];
+#pragma GCC unroll 6
         for (int r = 0; r < R; r++) row[r] = load<Vector>(x + r * k + place * U::LANES);
+#pragma GCC unroll 4
         for (int c = 0; c < FOUR; c++) {
             const Vector w = weights(c);
+#pragma GCC unroll 6
             for (int r = 0; r < R; r++) sum[r][c] = U::add(sum[r][c], w, row[r]);
         }
     });
+#pragma GCC unroll 6
     for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
         for (int c = 0; c < FOUR; c++) of.sums[r * FOUR + c] = sum[r][c];
 }
 

@@ -59,7 +59,8 @@ def _rows(parsed: Parsed, config: Resolved, schema: Schema) -> Iterator[Row]:
     for field in Environment.__struct_fields__:
         value = getattr(config.env, field)
         if value != getattr(defaults, field):
-            yield Row(variable(field), _HIDDEN if field.endswith("_key") else value, "environment")
+            origin = "environment" if value == getattr(parsed.config.env, field) else _RESOLVED
+            yield Row(variable(field), _HIDDEN if field.endswith("_key") else value, origin)
 
 
 def _value(spec: Spec, parsed: Parsed, config: Resolved) -> Any:

@@ -21,7 +21,7 @@ from ferrule.interfaces.plugins import Plugins
 
 USAGE = Usage("ferrule serve", "Serve a model over HTTP.", "model")
 EMBEDDED_NAME = "ferrule-tiny"
-_EMBEDDED_CACHE = 0.25  # GiB, for 50 requests of its longest: the default would take memory and time for nothing
+_EMBEDDED_CACHE = 0.5  # GiB, for 100 requests of its longest: the default would take memory and time for nothing
 
 
 @dataclass(frozen=True, kw_only=True)

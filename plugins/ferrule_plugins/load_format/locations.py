@@ -31,7 +31,7 @@ class Locations:
         """Whether a tensor may be put on another device than the CPU."""
         return any(device.type != "cpu" for device in self._devices.values())
 
-    def note(self, storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage:
+    def note(self, storage: Any, location: str) -> Any:
         """A `map_location` that leaves storages in the host's memory, and keeps what the file says of them."""
         self._stated[storage.data_ptr()] = location
         return storage

@@ -119,7 +119,7 @@ async def test_what_came_since_the_last_look_is_one_delta() -> None:
 def long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever waits to be read has waited for a second."""
     clock = itertools.count()
-    monkeypatch.setattr("ferrule.client.demux.time.monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(client_demux, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
 
 
 @pytest.mark.usefixtures("long_ago")

@@ -60,7 +60,14 @@ def test_what_is_not_the_default_is_shown_with_its_origin(
 
 def test_the_process_table(capsys: pytest.CaptureFixture[str]) -> None:
     found = rows(run(capsys, "--dry-run", "--api-server-count", "3", "--host", "127.0.0.1"))
-    assert [name for name in found if not name.startswith("-")] == ["launcher", "engine-0", "api-0", "api-1", "api-2"]
+    assert found["FERRULE_CPU_KVCACHE_SPACE"] == ["0.5", "resolved"]  # of the embedded model
+    assert [name for name in found if not name.startswith(("-", "FERRULE"))] == [
+        "launcher",
+        "engine-0",
+        "api-0",
+        "api-1",
+        "api-2",
+    ]
     assert " ".join(found["api-2"]) == "api HTTP on 127.0.0.1, port 8000 (python -m ferrule.launch.child api)"
     found = rows(run(capsys, "--dry-run", "--disable-frontend-multiprocessing"))
     assert [name for name in found if not name.startswith("-")] == ["launcher"]

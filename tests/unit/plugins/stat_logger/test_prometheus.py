@@ -98,7 +98,7 @@ COUNTERS = """num_preemptions_total prompt_tokens_total generation_tokens_total 
     gpu_prefix_cache_queries_total gpu_prefix_cache_hits_total prefix_cache_queries_total prefix_cache_hits_total
     corrupted_requests_total prompt_tokens_cached_total prompt_tokens_by_source_total admission_rejections_total
     tool_call_parser_invocations_total ferrule:key_choices_total ferrule:key_prompt_tokens_total
-    ferrule:key_generation_tokens_total"""
+    ferrule:key_generation_tokens_total ferrule:engine_restarts_total"""
 HISTOGRAMS = """iteration_tokens_total time_to_first_token_seconds time_per_output_token_seconds
     e2e_request_latency_seconds request_queue_time_seconds request_inference_time_seconds request_prefill_time_seconds
     request_decode_time_seconds request_prompt_tokens request_generation_tokens request_max_num_generation_tokens

@@ -15,6 +15,7 @@ import msgspec
 import pytest
 import zmq
 
+from ferrule.client import demux as client_demux
 from ferrule.client.demux import DemuxClient
 from ferrule.client.process import ProcessClient
 from ferrule.config import Config, FrontendConfig

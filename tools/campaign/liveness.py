@@ -1,9 +1,9 @@
 """How long probes take while a server is under load: `python -m tools.campaign.liveness PYTHON … [--load burst]`.
 
-Each argument is the Python of an environment with one checkout installed. Each serves the embedded model on loopback,
-one after the other, with the same load. A sampler in a process of its own opens a new connection every 50 ms, whether
-earlier ones were answered or not, so that a stall counts with its whole length. Shown are, for each load, median, 99th
-percentile and maximum of the probes, and of the answers to the load by status.
+Each argument is the Python of an environment with one checkout installed; without one it is this. Each serves the
+embedded model on loopback, one after the other, with the same load. A sampler in a process of its own opens a new
+connection every 50 ms, whether earlier ones were answered or not, so that a stall counts with its whole length. Shown
+are, for each load, median, 99th percentile and maximum of the probes, and of the answers to the load by status.
 
 - burst: 2,600 chats at once, on a connection each;
 - bodies: ten bodies of 31 MiB of token ids at once;
@@ -23,6 +23,7 @@ import signal
 import socket
 import ssl
 import subprocess
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -56,10 +57,9 @@ async def ask(port: int, message: bytes, context: ssl.SSLContext | None = None) 
             reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
             try:
                 writer.write(message)
-                answer = await reader.read(64)
+                status = (await reader.read(64))[9:12].decode() or status  # a refusal may come before the body's end
                 while await reader.read(1 << 16):
                     pass
-                status = answer[9:12].decode() or status
             finally:
                 writer.close()
     return status, time.perf_counter() - began
@@ -190,28 +190,50 @@ async def _awaited(work: Awaitable[Figures]) -> Figures:
     return await work
 
 
+def ranked_ms(seconds: Sequence[float]) -> tuple[float, float, float]:
+    """Median, 99th percentile and maximum, in ms; infinite where nothing was answered."""
+    ranked = sorted(seconds) or [float("inf")]
+    return 1e3 * ranked[len(ranked) // 2], 1e3 * ranked[len(ranked) * 99 // 100], 1e3 * ranked[-1]
+
+
 def show(title: str, figures: Figures) -> None:
     """A line for each kind of answer: how many, and median, 99th percentile and maximum in ms."""
     for name, seconds in sorted(figures.items()):
-        ranked = sorted(seconds)
-        median, high = (1e3 * ranked[len(ranked) * share // 100] for share in (50, 99))
-        print(f"{title:28} {name:14} {len(ranked):6}   {median:9.1f} {high:9.1f} {1e3 * ranked[-1]:9.1f}", flush=True)
+        median, high, most = ranked_ms(seconds)
+        print(f"{title:28} {name:14} {len(seconds):6}   {median:9.1f} {high:9.1f} {most:9.1f}", flush=True)
 
 
-def main() -> None:
+def problems(probes: Figures, limit_ms: float) -> list[str]:
+    """What a server did not keep: every probe is answered 200, and 99 of 100 for `/health` within the limit."""
+    found = [f"{len(seconds)} probes were answered {name}" for name, seconds in probes.items() if name not in PROBES]
+    high = ranked_ms(probes.get("/health", []))[1]
+    return found + ([f"/health p99 {high:.0f} ms, more than {limit_ms:g}"] if high > limit_ms else [])
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("pythons", nargs="+", metavar="PYTHON", help="of an environment with a checkout")
+    parser.add_argument("pythons", nargs="*", metavar="PYTHON", help="of an environment with a checkout; default: this")
     parser.add_argument("--load", choices=LOADS, help="this load only")
+    parser.add_argument("--limit-ms", type=float, help="fail where the 99th percentile of /health is larger")
     options = parser.parse_args()
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     print(f"{'':28} {'answer':14} {'count':>6}   {'p50 ms':>9} {'p99 ms':>9} {'max ms':>9}")
+    failures: list[str] = []
+    said = ""
     for load in [options.load] if options.load else LOADS:
-        for number, python in enumerate(options.pythons):
+        for number, python in enumerate(options.pythons or [sys.executable]):
             probes, answers = measure(python, load)
             show(f"{load} [{number}]", probes)
             show(f"{load} [{number}] load", answers)
+            if options.limit_ms is not None:
+                failures += [f"{load}: {problem}" for problem in problems(probes, options.limit_ms)]
+            said = f"p99: /health {ranked_ms(probes.get('/health', []))[1]:.0f} ms"
+            if "429" in answers:
+                said += f", 429 {ranked_ms(answers['429'])[1]:.0f} ms"
+    print("; ".join(failures) or said)
+    return 1 if failures else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,0 +1,37 @@
+"""The driver that measures probes under load: what it says of figures, and that it asks and reads answers."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tools.campaign.liveness import ask, problems, ranked_ms, request
+
+
+def test_figures() -> None:
+    assert ranked_ms([0.001 * number for number in range(1, 201)]) == (101.0, 199.0, 200.0)
+    assert ranked_ms([])[0] == float("inf")
+
+
+def test_what_was_not_kept() -> None:
+    assert problems({"/health": [0.01] * 100, "/metrics": [3.0]}, 100.0) == []
+    assert problems({"/health": [0.2] * 100}, 100.0) == ["/health p99 200 ms, more than 100"]
+    assert problems({"/health": [0.01], "/metrics lost": [1.0, 2.0]}, 100.0) == ["2 probes were answered /metrics lost"]
+    assert problems({}, 100.0) == ["/health p99 inf ms, more than 100"]
+
+
+def test_a_refusal_that_comes_before_the_body_has_gone_is_read() -> None:
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 429 Too Many Requests\r\nconnection: close\r\n\r\n")
+        writer.write_eof()
+        while await reader.read(1 << 16):  # closing with something unread would reset the connection
+            pass
+        writer.close()
+
+    async def run() -> tuple[str, float]:
+        async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
+            return await ask(server.sockets[0].getsockname()[1], request("/v1/completions", bytes(1 << 20)))
+
+    status, seconds = asyncio.run(run())
+    assert status == "429"
+    assert seconds > 0

@@ -58,7 +58,7 @@ async def test_giant_and_foreign_lists_of_ids_are_not_turned_into_text(
         assert (await http.post("/detokenize", json={"tokens": [0, vocabulary - 1]})).status_code == 200
 
 
-@pytest.mark.advisory("vllm-issue-54195", "vllm-pr-16529")
+@pytest.mark.advisory("vllm-issue-54195")
 async def test_ids_at_the_borders_of_the_vocabulary(http: httpx.AsyncClient, vocabulary: int) -> None:
     """The last id is one, the next is not; with `min_tokens` stop tokens are masked until then."""
 
@@ -129,7 +129,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 FORBIDDING = {"allowed", "bad_words", "min_tokens", "stop_token_ids", "regex"}
 
 
-@pytest.mark.advisory("llama.cpp-7038", "CVE-2026-44223", "PYSEC-2026-2303")
+@pytest.mark.advisory("PYSEC-2026-2303", "CVE-2026-44223", "llama.cpp-7038")
 async def test_no_two_options_together_are_the_servers_fault(http: httpx.AsyncClient) -> None:
     """The first token may be a stop word whose logprobs were asked for; every list may leave nothing to choose."""
 
@@ -190,7 +190,7 @@ RESERVED = (
 MUST_BE_REFUSED = {"tokenize", "chat_template", "messages", "tools", "documents", "add_generation_prompt", "bos_token"}
 
 
-@pytest.mark.advisory("CVE-2025-62426", "PYSEC-2026-4349", "CVE-2026-114053")
+@pytest.mark.advisory("CVE-2026-114053", "CVE-2025-62426", "PYSEC-2026-4349", "CVE-2026-105758")
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize", "/invocations"])
 async def test_names_of_the_renderer_are_not_variables_of_a_request(http: httpx.AsyncClient, path: str) -> None:
     """Those that the renderer has are refused; others are variables, which only a template could read."""
@@ -211,7 +211,7 @@ async def test_names_of_the_renderer_are_not_variables_of_a_request(http: httpx.
             assert "mm_processor_kwargs" in answer.headers["x-ferrule-ignored-fields"]
 
 
-@pytest.mark.advisory("CVE-2026-44222")
+@pytest.mark.advisory("CVE-2025-46560", "CVE-2026-44222")
 async def test_special_tokens_in_texts_of_users(http: httpx.AsyncClient, tiny_llama: Path) -> None:
     file = json.loads((tiny_llama / "tokenizer.json").read_text())
     special = [token["content"] for token in file["added_tokens"]] + ["<image>", "<|image_pad|>", "<|audio|>"]
@@ -229,7 +229,7 @@ async def test_special_tokens_in_texts_of_users(http: httpx.AsyncClient, tiny_ll
                     check(answer, None, text)
 
 
-# ------------------------------------------------------------------------------------------------ other people's addresses
+# ------------------------------------------------------------------------------------------------ addresses
 
 
 @contextmanager
@@ -297,7 +297,18 @@ def parts(url: str) -> Iterator[dict[str, Any]]:
     yield {"type": "file", "file": {"file_data": url}}
 
 
-@pytest.mark.advisory("CVE-2025-6242", "CVE-2026-116176", "CVE-2026-56340", "CVE-2026-130686", "CVE-2026-0599")
+@pytest.mark.advisory(
+    "CVE-2026-56340",
+    "CVE-2025-6242",
+    "CVE-2026-116176",
+    "CVE-2026-34755",
+    "CVE-2026-54233",
+    "CVE-2026-130686",
+    "CVE-2026-22773",
+    "CVE-2026-34760",
+    "CVE-2025-67729",
+    "CVE-2026-0599",
+)
 async def test_no_address_in_a_request_is_connected_to(http: httpx.AsyncClient) -> None:
     with canary() as (port, came):
         first, *_ = every = list(urls(port))
@@ -340,7 +351,7 @@ ABSENT = (
 )
 
 
-@pytest.mark.advisory("CVE-2025-10164", "CVE-2023-43654", "CVE-2026-105754", "CVE-2023-48022", "CVE-2025-23310")
+@pytest.mark.advisory("CVE-2026-54233", "CVE-2026-105754", "CVE-2025-10164", "CVE-2025-23310", "CVE-2023-43654")
 async def test_routes_that_load_or_write_what_a_caller_names_are_not_there(http: httpx.AsyncClient) -> None:
     for path in ABSENT:
         for method in ("POST", "GET", "PUT"):

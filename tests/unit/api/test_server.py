@@ -100,6 +100,7 @@ def error_of(answer: bytes) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------ raw HTTP
 
 
+@pytest.mark.advisory("PYSEC-2026-2305", "CVE-2025-48956", "CVE-2025-43859")
 @pytest.mark.parametrize(
     ("data", "status"),
     [
@@ -129,6 +130,7 @@ async def test_malformed_and_oversized_requests(data: bytes, status: int) -> Non
         assert (await server.http.get("/health")).status_code == 200
 
 
+@pytest.mark.advisory("CVE-2025-43859")
 async def test_endless_trailers_are_cut() -> None:
     async with running() as server:
         head = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n0\r\nx: "
@@ -167,6 +169,7 @@ async def test_no_cycle_keeps_the_body_of_a_call_that_failed(how: str) -> None:
             gc.enable()
 
 
+@pytest.mark.advisory("CVE-2025-48956")
 async def test_slow_headers_are_cut_and_others_are_not() -> None:
     async with running(limits={"header_timeout": 0.2}) as server:
         late = b"GET /health HTTP/1.1\r\nhost"
@@ -232,6 +235,7 @@ def _wide(service: ScriptedService) -> Any:
     return msgspec.structs.replace(service.rules, max_model_len=10_000, context=10_000)
 
 
+@pytest.mark.advisory("CVE-2026-9540")
 @pytest.mark.parametrize("stream", [True, False])
 async def test_leaving_ends_the_request(stream: bool) -> None:
     async with running() as server:

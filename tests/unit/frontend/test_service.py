@@ -331,6 +331,7 @@ async def test_what_is_generated_for_a_key_is_counted_for_it(folder: Path) -> No
         pass
 
 
+@pytest.mark.advisory("CVE-2025-46570")
 @pytest.mark.parametrize("scope", ["global", "key"])
 async def test_caches_of_keys_are_apart_on_request(folder: Path, scope: str) -> None:
     front, engine = FrontendConfig(api_key=("a", "b")), FakeEngine()
@@ -347,6 +348,7 @@ async def test_caches_of_keys_are_apart_on_request(folder: Path, scope: str) -> 
 # ------------------------------------------------------------------------------------------- refusals
 
 
+@pytest.mark.advisory("CVE-2024-8768", "CVE-2026-116173")
 @pytest.mark.parametrize(
     ("request_", "error", "param"),
     [
@@ -386,6 +388,7 @@ async def test_nothing_wrong_reaches_the_engine(
     assert len(engine.requests) == 1
 
 
+@pytest.mark.advisory("CVE-2026-44222")
 async def test_nul_and_special_tokens_in_text_are_fine(folder: Path) -> None:
     async with serving(folder, FakeEngine()) as service:
         (answer,) = await answers(service, ask("a\0<s>b", max_tokens=4))
@@ -553,6 +556,7 @@ async def test_a_suffix_needs_a_model_that_fills_in(folder: Path, marks: list[st
 # ------------------------------------------------------------------------------------------- leaving
 
 
+@pytest.mark.advisory("CVE-2026-9540")
 async def test_closing_the_stream_cancels_what_runs(folder: Path) -> None:
     engine = FakeEngine()
     async with serving(folder, engine) as service:
@@ -604,6 +608,7 @@ async def test_cancelling_during_admission_reserves_nothing(folder: Path) -> Non
             os.kill(pid, 0)
 
 
+@pytest.mark.advisory("CVE-2026-9540")
 async def test_tasks_and_streams_are_not_left_behind(folder: Path) -> None:
     async with serving(folder, FakeEngine(text_script("ab!cdef"))) as service:
         before = asyncio.all_tasks()

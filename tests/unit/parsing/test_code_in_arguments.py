@@ -12,8 +12,8 @@ from tests.unit.parsing.test_published import CASES, read
 NAMES = sorted({name for name, *_ in CASES})
 CODES = ("__import__('os').mkdir('canary')", '__import__("os").mkdir("canary")')
 OWN = {  # for parsers whose published outputs have no such text
-    "deepseek_v32": '<｜DSML｜function_calls><｜DSML｜invoke name="clock"><｜DSML｜parameter name="zone" string="true">UTC'
-    "</｜DSML｜parameter></｜DSML｜invoke></｜DSML｜function_calls>",
+    "deepseek_v32": '<｜DSML｜function_calls><｜DSML｜invoke name="clock"><｜DSML｜parameter name="zone" string="true">'
+    "UTC</｜DSML｜parameter></｜DSML｜invoke></｜DSML｜function_calls>",
     "llama4_json": '{"name": "clock", "parameters": {"zone": "UTC"}}',
     "llama4_pythonic": "<|python_start|>[clock(zone='UTC')]<|python_end|>",
     "olmo3": "<function_calls>clock(zone='UTC')</function_calls>",

@@ -332,6 +332,7 @@ def test_a_config_that_transformers_does_not_accept(tmp_path: Path) -> None:
         Harness(folder)
 
 
+@pytest.mark.advisory("CVE-2025-66448")
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("implementation", ["auto", "transformers"])
 def test_code_of_a_checkpoint_never_runs_unless_trusted(tmp_path: Path, known: bool, implementation: str) -> None:

@@ -5,6 +5,7 @@ import pytest
 from ferrule_testkit.simulate import main, simulate
 
 
+@pytest.mark.advisory("GHSA-v97p-wpxp-px84")
 @pytest.mark.parametrize("seed", range(6))
 def test_mixed_work_keeps_every_invariant(seed):
     report = simulate(seed, 6000)

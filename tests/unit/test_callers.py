@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -146,3 +148,20 @@ def test_reading_again_keeps_what_is_in_progress(tmp_path: Path) -> None:
         assert found(callers, "c").name == "carol"
     with callers.visit(found(callers, "b2")):
         pass
+
+
+@pytest.mark.advisory("CVE-2025-59425")
+def test_every_key_is_compared_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time tells nothing: digests of one length, in constant time, and none is left out after a match."""
+    compared: list[tuple[int, int]] = []
+
+    def compare(one: bytes, other: bytes) -> bool:
+        compared.append((len(one), len(other)))
+        return hmac.compare_digest(one, other)
+
+    callers = Callers(config(written(tmp_path, "a: first\nb: second\n"), ("third",)))
+    monkeypatch.setattr("ferrule.callers.hmac", SimpleNamespace(compare_digest=compare))
+    for key in (b"", b"t", b"third", b"first", b"firsu", b"x" * 100_000):
+        compared.clear()
+        callers.find(key)
+        assert compared == [(32, 32)] * 3, key

@@ -127,6 +127,7 @@ def test_a_missing_file_and_a_missing_key(write, tmp_path):
         checkpoint.max_length(values)
 
 
+@pytest.mark.advisory("CVE-2025-66448")
 def test_remote_code_needs_trust():
     config = {"auto_map": {"AutoModelForCausalLM": "modeling.Model"}}
     with pytest.raises(CheckpointError, match="--trust-remote-code"):

@@ -37,6 +37,7 @@ def survivors(folder: Path, name: str, count: int, seed: int) -> int:
     return fuzz(place, whole, parser.read, count, seed, parser.mutate, parser.refusals)
 
 
+@pytest.mark.advisory("CVE-2023-6730")
 @pytest.mark.parametrize("name", PARSERS)
 def test_damaged_files_are_read_or_refused(tmp_path: Path, name: str) -> None:
     count = PARSERS[name].quick
@@ -68,6 +69,7 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path, name: str, kind: str)
         read(place)
 
 
+@pytest.mark.advisory("CVE-2023-6730")
 def test_a_template_without_end_is_not_read(tmp_path: Path) -> None:
     with (tmp_path / "t.jinja").open("wb") as stream:
         stream.truncate(1 << 40)

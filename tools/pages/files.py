@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
+from tools.pages import advisories as advisories_page
 from tools.pages import cli as cli_page
 from tools.pages import console as console_page
 from tools.pages import dashboard
@@ -28,6 +29,7 @@ FILES: Mapping[str, Callable[[], str]] = MappingProxyType(
         "docs/reference/metrics.md": metrics_page.page,
         "docs/dashboards/ferrule.json": lambda: json.dumps(dashboard.dashboard(), indent=2) + "\n",
         "docs/conformance.md": kits_page.page,
+        "docs/advisories.md": advisories_page.page,
     }
 )
 _KINDS = Path("docs/reference/plugins")  # written as a whole: a page that does not belong to a kind is removed

@@ -206,6 +206,7 @@ def test_prompt_logprobs(http: httpx.Client) -> None:
     assert chat(http, prompt_logprobs=0)["prompt_logprobs"][0] is None
 
 
+@pytest.mark.advisory("CVE-2025-46570")
 def test_cached_tokens_and_salts(http: httpx.Client) -> None:
     prompt = "a b c d e f g h i j k l m n o p q r s t u v w x y z " * 2
     first = complete(http, prompt=prompt, cache_salt="one")["usage"]["prompt_tokens_details"]["cached_tokens"]

@@ -170,6 +170,7 @@ def test_neighbours_keep_their_tokens(client: openai.OpenAI) -> None:
     assert all(fits(each.result()) for each in held)
 
 
+@pytest.mark.advisory("CVE-2025-48942")
 @pytest.mark.parametrize(
     "field",
     [

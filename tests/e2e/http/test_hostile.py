@@ -114,6 +114,7 @@ def check(response: httpx.Response, field: str | None, what: object) -> None:
 every = pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.slow)])
 
 
+@pytest.mark.advisory("CVE-2026-22778", "CVE-2026-21869")
 @every
 async def test_every_field_at_its_borders(every: int, http: httpx.AsyncClient) -> None:
     async with victim(http):
@@ -124,6 +125,7 @@ async def test_every_field_at_its_borders(every: int, http: httpx.AsyncClient) -
                 check(response, NAMED_AS.get(field, field), (path, value))
 
 
+@pytest.mark.advisory("CVE-2026-54235")
 @every
 async def test_no_field_takes_what_is_no_json(every: int, http: httpx.AsyncClient) -> None:
     async with victim(http):
@@ -156,6 +158,7 @@ OVER: list[tuple[str, str, Any]] = [
 ]
 
 
+@pytest.mark.advisory("CVE-2024-8939", "CVE-2026-73559")
 async def test_lists_over_their_limits(http: httpx.AsyncClient) -> None:
     async with victim(http):
         for path, field, value in OVER:
@@ -166,6 +169,7 @@ async def test_lists_over_their_limits(http: httpx.AsyncClient) -> None:
             check(response, named, field)
 
 
+@pytest.mark.advisory("CVE-2025-62164", "CVE-2025-61620")
 async def test_features_that_are_off(http: httpx.AsyncClient) -> None:
     for path, extra in (
         ("/v1/completions", {"prompt": None, "prompt_embeds": "AAAA"}),
@@ -176,6 +180,7 @@ async def test_features_that_are_off(http: httpx.AsyncClient) -> None:
         check(response, [*extra][-1], extra)
 
 
+@pytest.mark.advisory("vllm-issue-54195")
 async def test_token_ids_out_of_range(http: httpx.AsyncClient) -> None:
     base = {"model": "tiny", "prompt": "hello", "max_tokens": 2}
     async with victim(http):
@@ -191,6 +196,7 @@ async def test_token_ids_out_of_range(http: httpx.AsyncClient) -> None:
             assert response.status_code == 400, (token, response.text)
 
 
+@pytest.mark.advisory("CVE-2026-73559")
 async def test_hostile_bodies(http: httpx.AsyncClient) -> None:
     async with victim(http):
         for raw in RAW:
@@ -225,6 +231,7 @@ async def test_hostile_conversations(http: httpx.AsyncClient) -> None:
             check(response, None, extra)
 
 
+@pytest.mark.advisory("CVE-2024-8768")
 async def test_prompts_without_tokens_and_too_long(http: httpx.AsyncClient) -> None:
     for prompt in ("", [], [[]], [""], ["a", ""], "a " * 4000, [5] * 256, [5] * 100_000):
         response = await http.post("/v1/completions", json={"prompt": prompt, "max_tokens": 1})

@@ -84,6 +84,7 @@ def gone(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
 
 
+@pytest.mark.advisory("CVE-2026-114051")
 def test_engine_killed_under_load(fresh: servers.Server, gate: servers.Gate) -> None:
     """Every client is told, and all processes end non-zero."""
     pids = fresh.children()

@@ -32,6 +32,7 @@ def built_in() -> list[Entry]:
     return [route for name in names for route in entries_of(PLUGINS.load("router", name)().router(context))]
 
 
+@pytest.mark.advisory("CVE-2026-105754")
 def test_the_list_of_routes_is_frozen() -> None:
     """A new route, or another access, is a decision: say it in this file, too."""
     lines = sorted(f"{route.method} {route.path} {route.access.value}" for route in built_in())
@@ -68,6 +69,7 @@ def cases() -> Iterator[tuple[str, str, Access]]:
             )
 
 
+@pytest.mark.advisory("vllm-routes-without-key", "CVE-2024-37032")
 @pytest.mark.parametrize("admin", ["the-admin-key", None])
 async def test_every_route_with_every_way_to_bring_a_key(admin: str | None) -> None:
     lifecycle = Lifecycle()
@@ -95,6 +97,7 @@ async def test_every_route_with_every_way_to_bring_a_key(admin: str | None) -> N
                 assert answer.status_code != 401, (what, answer.text)
 
 
+@pytest.mark.advisory("CVE-2025-10164")
 async def test_without_dev_mode_admin_routes_are_404_with_any_key() -> None:
     lifecycle = Lifecycle()
     front = FrontendConfig(api_key=("user",), admin_key="admin", disable_uvicorn_access_log=True)

@@ -70,6 +70,7 @@ def check_error(response: httpx.Response, status: int, param: str | None = None)
 # ------------------------------------------------------------------------------------------------ routing
 
 
+@pytest.mark.advisory("CVE-2026-48746")
 @pytest.mark.parametrize(
     "path",
     [
@@ -267,6 +268,7 @@ class FakePlugins(Plugins):
 PUBLIC = {("GET", "/health"), ("GET", "/ping"), ("POST", "/ping"), ("GET", "/version")}
 
 
+@pytest.mark.advisory("vllm-routes-without-key")
 async def test_every_route_but_the_public_list_needs_the_key() -> None:
     site = Site(api_key=("secret", "other"))
     spec = (await site.http.get("/openapi.json", headers={"authorization": "Bearer secret"})).json()
@@ -340,6 +342,7 @@ async def post(site: Site, content: bytes | AsyncIterator[bytes], **headers: str
     )
 
 
+@pytest.mark.advisory("CVE-2026-54235")
 @pytest.mark.parametrize(
     ("body", "param"),
     [
@@ -389,6 +392,7 @@ async def test_duplicate_keys_last_wins() -> None:
     assert (await post(site, b'{"prompt": "a", "prompt": "bc"}')).json()["choices"][0]["text"] == "bc"
 
 
+@pytest.mark.advisory("PYSEC-2026-2305", "CVE-2025-23310")
 async def test_body_over_the_limit_is_a_413() -> None:
     site = Site(limits={"max_body_bytes": 1000})
     check_error(await post(site, json.dumps({"prompt": "a" * 1000}).encode()), 413)
@@ -401,6 +405,7 @@ async def test_body_over_the_limit_is_a_413() -> None:
     assert (await post(site, b'{"prompt":"a"}'.ljust(1000))).status_code == 200
 
 
+@pytest.mark.advisory("CVE-2025-23310")
 async def test_body_in_pieces_of_every_size() -> None:
     """Whatever the cut, the scan sees the same nesting and numbers."""
     site = Site()
@@ -416,6 +421,7 @@ async def test_body_in_pieces_of_every_size() -> None:
         check_error(await post(site, pieces(bad)), 400, "x[1]")
 
 
+@pytest.mark.advisory("CVE-2026-73559")
 async def test_a_body_with_too_many_values_is_refused() -> None:
     site = Site()
     check_error(await post(site, b'{"prompt": [' + b"[]," * 2_000_000 + b"[]]}"), 400)
@@ -448,6 +454,7 @@ async def test_a_silent_body_is_a_408() -> None:
     assert sent[-1]["more_body"] is False
 
 
+@pytest.mark.advisory("PYSEC-2026-2305", "CVE-2025-43859")
 @pytest.mark.parametrize(
     ("headers", "param"),
     [
@@ -525,6 +532,7 @@ async def test_refusals_of_the_service_keep_their_status() -> None:
     check_error(await site.http.post("/v1/chat/completions", json=CHAT), 503)
 
 
+@pytest.mark.advisory("CVE-2026-22778")
 async def test_a_bug_is_a_500_that_tells_nothing() -> None:
     site = Site()
     site.service.failure = ValueError("/ferrule/secret 0x7f00 Traceback")
@@ -533,6 +541,7 @@ async def test_a_bug_is_a_500_that_tells_nothing() -> None:
     assert site.service.open == 0
 
 
+@pytest.mark.advisory("CVE-2026-116176")
 async def test_request_id_header_is_echoed_only_when_valid() -> None:
     site = Site(enable_request_id_headers=True)
     assert (await site.http.get("/version", headers={"x-request-id": "abc.1"})).headers["x-request-id"] == "abc.1"
@@ -590,6 +599,7 @@ def test_middleware_that_cannot_be_used_stops_the_start() -> None:
             Site(middleware=(name,))
 
 
+@pytest.mark.advisory("PYSEC-2026-4325")
 async def test_metrics_grow_with_routes_and_never_with_requests() -> None:
     site = Site()
     await site.http.post("/v1/completions", json={"prompt": "a"})
@@ -750,6 +760,7 @@ async def test_leaving_between_admission_and_stream_closes_the_request() -> None
     assert site.service.open == 0
 
 
+@pytest.mark.advisory("CVE-2026-22778")
 async def test_failure_in_a_stream_is_an_event_without_done() -> None:
     site = Site()
     site.service.failure = EngineDead("gone")
@@ -903,6 +914,7 @@ async def test_query_strings_are_bounded() -> None:
     check_error(await site.http.get("/v1/models?" + "a=b&" * 100), 400)
 
 
+@pytest.mark.advisory("CVE-2026-48746")
 async def test_websockets_are_refused() -> None:
     sent: list[dict[str, Any]] = []
 

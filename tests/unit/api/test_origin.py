@@ -18,6 +18,7 @@ def test_names_that_no_outsider_can_own(host: str) -> None:
     Hosts(()).check(host)
 
 
+@pytest.mark.advisory("CVE-2024-37032")
 def test_domains_must_be_told() -> None:
     for hosts, host in (
         (Hosts(()), "evil.example"),
@@ -46,6 +47,7 @@ def test_host_of(value: bytes, host: str) -> None:
     assert host_of([value]) == host
 
 
+@pytest.mark.advisory("CVE-2026-48746")
 @pytest.mark.parametrize(
     "values",
     [[b"a", b"b"], [b""], [b"a b"], [b"a/b"], [b"user@a"], [b"a:99999"], [b"a:x"], [b"[::1"], [b"a,b"], [b"\xff"]],
@@ -56,6 +58,7 @@ def test_no_host(values: list[bytes]) -> None:
     assert host_of([]) == ""
 
 
+@pytest.mark.advisory("CVE-2023-48022")
 @pytest.mark.parametrize(
     ("origin", "content_type", "authorised", "allowed", "refused"),
     [
@@ -85,6 +88,7 @@ def test_requests_of_other_origins(
         check()
 
 
+@pytest.mark.advisory("CVE-2023-48022")
 async def test_the_server_asks_for_both() -> None:
     site = Site()
 

@@ -108,6 +108,7 @@ POST = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\n"
 ODD_HOSTS = (b"", b"a b", b"a/b", b"a@b", b"a:b", b"a:123456", b"a, b", b"[::1", b"http://a", b"\xe4")
 
 
+@pytest.mark.advisory("PYSEC-2026-2305", "CVE-2025-48956", "CVE-2025-43859")
 @pytest.mark.parametrize(
     ("data", "status"),
     [
@@ -150,6 +151,7 @@ async def test_malformed_and_oversized_requests(data: bytes, status: int) -> Non
         assert (await server.http.get("/health")).status_code == 200
 
 
+@pytest.mark.advisory("CVE-2025-43859")
 async def test_endless_trailers_are_cut() -> None:
     async with running() as server:
         head = POST + b"transfer-encoding: chunked\r\n\r\n0\r\nx: "
@@ -188,6 +190,7 @@ async def test_no_cycle_keeps_the_body_of_a_call_that_failed(how: str) -> None:
             gc.enable()
 
 
+@pytest.mark.advisory("CVE-2025-48956")
 async def test_slow_headers_are_cut_and_others_are_not() -> None:
     async with running(limits={"header_timeout": 0.2}) as server:
         late = b"GET /health HTTP/1.1\r\nhost"
@@ -253,6 +256,7 @@ def _wide(service: ScriptedService) -> Any:
     return msgspec.structs.replace(service.rules, max_model_len=10_000, context=10_000)
 
 
+@pytest.mark.advisory("CVE-2026-9540")
 @pytest.mark.parametrize("stream", [True, False])
 async def test_leaving_ends_the_request(stream: bool) -> None:
     async with running() as server:

@@ -195,6 +195,7 @@ def test_spellings_of_values(argv: list[str], name: str, value: object) -> None:
     assert found == expected
 
 
+@pytest.mark.advisory("CVE-2025-29783", "CVE-2025-30165", "CVE-2026-44223", "CVE-2023-48022")
 @pytest.mark.parametrize(
     ("argv", "part"),
     [
@@ -211,6 +212,10 @@ def test_spellings_of_values(argv: list[str], name: str, value: object) -> None:
         ),
         (["--preemption-mode", "drop"], "one of: recompute, swap"),
         (["--spec-model", "x"], "--spec-model: not in this build: speculative decoding."),
+        (["--kv-transfer-config", '{"kv_connector": "x"}'], "not in this build: "),
+        (["--engine-use-ray"], "not in this build: "),
+        (["--enable-lora"], "not in this build: "),
+        (["--mm-processor-kwargs", '{"code_revision": "x"}'], "not in this build: multimodal inputs"),
         (["--disable-logprobs-during-spec-decoding", "false"], "not in this build: speculative decoding"),
     ],
 )

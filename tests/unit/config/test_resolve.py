@@ -63,6 +63,7 @@ def test_whole_prompts_must_fit_a_step() -> None:
     assert "--max-num-batched-tokens (100) must be at least --max-model-len (200)" in message
 
 
+@pytest.mark.advisory("CVE-2026-47155")
 def test_the_tokenizer_follows_the_model() -> None:
     def tokenizer(*argv: str) -> tuple[str, str | None]:
         section = resolve(config("org/name", *argv)).model

@@ -138,6 +138,7 @@ def test_check_names_the_law_that_is_broken(spoil, law):
 # ------------------------------------------------------------------------------------------- digests
 
 
+@pytest.mark.advisory("CVE-2025-25183")
 @pytest.mark.parametrize("algo", HASHERS)
 def test_chain_depends_on_every_token_and_on_its_root(algo):
     def digests(ids, root=b"root"):
@@ -166,6 +167,7 @@ def test_chain_grows_without_hashing_again():
     assert calls == [(1, 2), (3, 4)]
 
 
+@pytest.mark.advisory("CVE-2025-25183")
 def test_no_two_scopes_have_the_same_root():
     scopes = [(None, "a"), ("a", None), ("", "a"), ("a", ""), ("aa", None), (None, None), ("", ""), ("a",), ()]
     roots = {root_digest(b"boot", *scope) for scope in scopes}
@@ -184,6 +186,7 @@ def test_prefix_is_found_in_whole_blocks_and_never_covers_the_prompt():
         assert cache.match(cache.chain(request(prompt)), prompt).tokens == tokens
 
 
+@pytest.mark.advisory("CVE-2025-25183")
 @pytest.mark.parametrize("scope", [{"cache_salt": "s"}, {"adapter": "s"}, {"media_hash": "s"}])
 def test_prefix_is_not_found_from_another_scope(scope):
     cache = KVCacheManager(limits())

@@ -151,6 +151,7 @@ def test_a_request_that_cannot_run_ends_alone():
     assert len(harness.said(A, "fine")) == 4
 
 
+@pytest.mark.advisory("CVE-2026-105756")
 def test_an_exception_while_a_request_is_added_ends_alone_and_says_nothing_of_its_text():
     class Bad(DefaultScheduler):
         def add(self, request, now):
@@ -166,6 +167,7 @@ def test_an_exception_while_a_request_is_added_ends_alone_and_says_nothing_of_it
     assert len(harness.said(A, "fine")) == 4
 
 
+@pytest.mark.advisory("CVE-2026-105755")
 def test_a_second_request_of_the_same_id_does_not_touch_the_first():
     harness = LoopHarness()
     harness.submit(A, "one")
@@ -215,6 +217,7 @@ def test_calls_are_answered_by_their_number():
     assert harness.executor.alive
 
 
+@pytest.mark.advisory("CVE-2025-10164")
 @pytest.mark.parametrize("name", ["submit", "release", "restore", "call", "step", "__init__", "_between_steps"])
 def test_the_set_of_calls_is_closed(name):
     harness = LoopHarness(sleep_mode=True)
@@ -521,6 +524,7 @@ def test_a_request_waits_for_its_own_constraint_only():
 UNLOADED = "The constraint on the output could not be loaded."
 
 
+@pytest.mark.advisory("CVE-2026-105757")
 @pytest.mark.parametrize("fault", [RuntimeError("planted"), SystemExit(1), None], ids=["raised", "exited", "cancelled"])
 def test_a_constraint_that_cannot_be_loaded_ends_its_request(fault):
     harness = Preparing()

@@ -290,6 +290,7 @@ def test_cancel_ends_a_request_at_any_moment(moment):
     scheduler.check()
 
 
+@pytest.mark.advisory("GHSA-v97p-wpxp-px84")
 def test_late_result_is_not_credited_to_a_new_request_of_the_same_id():
     scheduler = make(depth=2)
     scheduler.add(request("a", 4), 0.0)

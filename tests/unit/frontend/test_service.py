@@ -331,6 +331,7 @@ async def test_what_is_generated_for_a_key_is_counted_for_it(folder: Path) -> No
         pass
 
 
+@pytest.mark.advisory("CVE-2025-46570")
 @pytest.mark.parametrize(
     ("scope", "others", "apart"),
     [("global", True, False), ("key", True, True), ("auto", True, True), ("auto", False, False)],
@@ -351,6 +352,7 @@ async def test_caches_of_keys_are_apart(folder: Path, scope: str, others: bool, 
 # ------------------------------------------------------------------------------------------- refusals
 
 
+@pytest.mark.advisory("CVE-2024-8768", "CVE-2026-116173")
 @pytest.mark.parametrize(
     ("request_", "error", "param"),
     [
@@ -390,6 +392,7 @@ async def test_nothing_wrong_reaches_the_engine(
     assert len(engine.requests) == 1
 
 
+@pytest.mark.advisory("CVE-2026-44222")
 async def test_nul_and_special_tokens_in_text_are_fine(folder: Path) -> None:
     async with serving(folder, FakeEngine()) as service:
         (answer,) = await answers(service, ask("a\0<s>b", max_tokens=4))
@@ -557,6 +560,7 @@ async def test_a_suffix_needs_a_model_that_fills_in(folder: Path, marks: list[st
 # ------------------------------------------------------------------------------------------- leaving
 
 
+@pytest.mark.advisory("CVE-2026-9540")
 async def test_closing_the_stream_cancels_what_runs(folder: Path) -> None:
     engine = FakeEngine()
     async with serving(folder, engine) as service:
@@ -608,6 +612,7 @@ async def test_cancelling_during_admission_reserves_nothing(folder: Path) -> Non
             os.kill(pid, 0)
 
 
+@pytest.mark.advisory("CVE-2026-9540")
 async def test_tasks_and_streams_are_not_left_behind(folder: Path) -> None:
     async with serving(folder, FakeEngine(text_script("ab!cdef"))) as service:
         before = asyncio.all_tasks()

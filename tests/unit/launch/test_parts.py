@@ -123,6 +123,7 @@ def long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_demux, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
 
 
+@pytest.mark.advisory("CVE-2025-30202")
 @pytest.mark.usefixtures("long_ago")
 async def test_a_request_whose_output_is_not_read_is_paused_until_all_of_it_is() -> None:
     client = Recorder()
@@ -250,6 +251,7 @@ def _serve_one(engine: EngineSocket) -> None:
     engine.send(peer, Deltas((RequestDelta(message.request.id, (8,), finish=FinishReason.LENGTH),)))
 
 
+@pytest.mark.advisory("CVE-2024-9052")
 def test_foreign_frames_are_dropped(tmp_path: Path) -> None:
     path = tmp_path / "engine.sock"
     engine = EngineSocket(path)
@@ -290,6 +292,7 @@ def test_bind_says_that_a_port_is_taken() -> None:
         bind("no.such.host.invalid", 0)
 
 
+@pytest.mark.advisory("CVE-2024-9052", "CVE-2025-23310")
 def test_private_dir_removes_what_the_dead_left(tmp_path: Path) -> None:
     stale = tmp_path / "ferrule-999999999-abc"
     mine = tmp_path / f"ferrule-{os.getpid()}-abc"
@@ -361,6 +364,7 @@ def test_one_process_has_a_board_of_its_own() -> None:
     assert (one.ready, one.leads, one.shared) == (True, True, None)
 
 
+@pytest.mark.advisory("CVE-2026-114051")
 async def test_an_engine_without_a_heartbeat_or_progress_is_stalled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

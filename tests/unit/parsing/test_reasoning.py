@@ -163,6 +163,7 @@ def test_any_text_in_any_cut(kind: type[ReasoningParser], parts: list[str], data
     assert run(kind, *pieces) == whole
 
 
+@pytest.mark.advisory("CVE-2025-48887")
 @pytest.mark.parametrize("kind", [Qwen3, DeepSeekR1])
 @pytest.mark.parametrize("unit", ["<", "\n", " ", "<think>", "</think>", "<think>\n</think>", "</thin", "\n<"])
 def test_work_grows_with_the_text_and_no_faster(kind: type[ReasoningParser], unit: str) -> None:

@@ -77,6 +77,7 @@ def test_special_tokens_are_those_of_the_markup() -> None:
     assert "<|channel|>" in opened("openai_gptoss").special_tokens
 
 
+@pytest.mark.advisory("CVE-2025-48887")
 @grid({"name": NAMES, "unit": ("<", "\n", "Here is ", "<|channel|>", "</think><answer>\n", "<|start|><|end|>", "to=")})
 def test_work_grows_with_the_text_and_no_faster(name: str, unit: str) -> None:
     def cost(size: int, step: int) -> int:

@@ -258,6 +258,7 @@ ADVERSE = (
 )
 
 
+@pytest.mark.advisory("CVE-2025-48887")
 @pytest.mark.parametrize("unit", ADVERSE)
 @pytest.mark.parametrize("prefix", ["", '<tool_call>{"name": "f", "arguments": {"a": "', '<tool_call>{"a": {"'])
 def test_work_grows_with_the_text_and_no_faster(unit: str, prefix: str) -> None:

@@ -264,6 +264,7 @@ def test_embeddings_that_do_not_fit_end_their_request_alone(running: UniExecutor
     assert running.submit(_embedded()).result().rows[0].error is None
 
 
+@pytest.mark.advisory("PYSEC-2026-2303")
 def test_a_model_that_takes_no_embeddings(folder: Path, plugins: Plugins, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugins.load("model", "LlamaForCausalLM"), "embed_size", lambda self: 0)
     executor, info = _start(_config(folder), plugins)

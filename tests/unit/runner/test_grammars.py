@@ -216,6 +216,7 @@ def test_a_slot_starts_anew(grammars: Grammars) -> None:
     assert grammars.masks([chunk(0)], 1) is None
 
 
+@pytest.mark.advisory("CVE-2026-105757")
 @pytest.mark.parametrize("script", ["accept", "fill", "refuse", "load"])
 def test_what_goes_wrong_is_one_requests_fault(grammars: Grammars, script: str) -> None:
     grammars.apply((), [admit(0, ""), admit(1, script), admit(2, "")])
@@ -267,6 +268,7 @@ def test_a_backend_that_opens_blocks_nobody() -> None:
         grammars.close()
 
 
+@pytest.mark.advisory("GHSA-hf3c-wxg2-49q9")
 def test_a_constraint_that_was_evicted_is_loaded_again_beside_a_backend_that_opens() -> None:
     opening = Opening()
     grammars = Grammars(opening)

@@ -292,6 +292,7 @@ def _seeded(seed: int = 3, tokens: int = 12) -> TokenSampling:
     return TokenSampling(seed=seed, max_tokens=tokens, temperature=0.9, top_p=0.95)
 
 
+@pytest.mark.advisory("GHSA-v97p-wpxp-px84")
 def test_a_slot_used_again_remembers_nothing(reference: LlamaForCausalLM) -> None:
     model = _model(reference.state_dict())
     penalised = TokenSampling(seed=9, max_tokens=8, repetition_penalty=1.8, logit_bias=((5, 20.0),), logprobs=2)
@@ -415,6 +416,7 @@ def test_nan_in_one_requests_cache_stays_there(reference: LlamaForCausalLM) -> N
     assert list(runner.execute(plan).rows[0].token_ids) == _expected(reference, prompt[:6], 1)
 
 
+@pytest.mark.advisory("vllm-issue-54195")
 @pytest.mark.parametrize("token", [-1, VOCAB, 2**40])
 def test_an_id_outside_the_vocabulary_ends_its_request_alone(
     runner: ModelRunner, reference: LlamaForCausalLM, token: int

@@ -96,6 +96,7 @@ def budget(tokenizer: Tokenizer, tokens: int) -> ThoughtLimit:
     return ThoughtLimit(tokens=tokens, inside=True, opens=("<think>",), closes=("</think>",), end_ids=end)
 
 
+@pytest.mark.advisory("GHSA-fpch-3xrf-7q96")
 @pytest.mark.parametrize("depth", [1, 2])
 def test_the_end_is_forced_and_neighbours_keep_their_tokens(harness: Harness, tokenizer: Tokenizer, depth: int) -> None:
     free = harness.engine().run(PROMPTS, max_tokens=30)

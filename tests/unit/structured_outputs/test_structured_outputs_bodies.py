@@ -228,6 +228,7 @@ async def test_structural_tags_that_cannot_be_enforced(site: Site, written: dict
 # ------------------------------------------------------------------------------------------------ refusals
 
 
+@pytest.mark.advisory("CVE-2026-105757")
 @pytest.mark.parametrize(
     ("body", "param"),
     [

@@ -246,6 +246,7 @@ def make(folder: Path, tool: str, *arguments: str) -> tuple[int, list[str]]:
     return ran.returncode, calls.read_text().splitlines() if calls.exists() else []
 
 
+@pytest.mark.advisory("CVE-2026-54232")
 def test_torch_alone_comes_from_the_index(tmp_path: Path) -> None:
     status, calls = make(tmp_path, "echo https://index.example/cpu", "install")
     assert status == 0

@@ -51,6 +51,7 @@ def rules(pattern: str | None, with_functions: bool = True) -> Rules:
     )
 
 
+@pytest.mark.advisory("CVE-2025-23310")
 def test_processors_need_the_server_s_pattern() -> None:
     assert check_processors((), rules(None)) == ()
     with pytest.raises(RequestError, match="takes no"):

@@ -64,6 +64,7 @@ def test_views_are_what_they_show() -> None:
         assert torch.equal(read(saved(view)), view.reshape(-1, SIZE))
 
 
+@pytest.mark.advisory("CVE-2025-46722")
 def test_content_tells_hashes_apart() -> None:
     one = torch.randn(4, SIZE)
     other = one.clone()
@@ -240,6 +241,7 @@ def texts() -> Iterator[Any]:
     yield from (5, None, True, 1.5, {}, {"b64": good}, [], [good], b"", object())
 
 
+@pytest.mark.advisory("CVE-2025-62164", "vllm-safe-to-dense", "CVE-2025-62372")
 @pytest.mark.filterwarnings("ignore")  # torch's, about layouts that are not finished
 def test_no_malformed_tensor_comes_in(tmp_path: Path) -> None:
     """Goal G-H11: 300 forms and more, each a 400; nothing runs, and nothing stays in memory."""
@@ -257,6 +259,7 @@ def test_no_malformed_tensor_comes_in(tmp_path: Path) -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10  # KiB
 
 
+@pytest.mark.advisory("CVE-2025-62164")
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_any_damage_is_refused_or_does_not_matter(data: st.DataObject) -> None:
@@ -304,6 +307,7 @@ async def test_embeddings_become_requests(folder: Path) -> None:
     assert len({request.media_hash for request in runs.requests}) == 2
 
 
+@pytest.mark.advisory("CVE-2026-73557")
 async def test_good_and_bad_ones_at_once(folder: Path) -> None:
     good = [torch.randn(2, SIZE) for _ in range(20)]
     bad = [tensor.to_sparse() for tensor in good]
@@ -340,6 +344,7 @@ async def test_beams_go_on_from_embeddings(folder: Path) -> None:
     assert max(len(request.prompt_ids) for request in runs.requests) == 3
 
 
+@pytest.mark.advisory("CVE-2025-62372")
 @pytest.mark.parametrize(
     ("enabled", "size", "params", "error", "param"),
     [

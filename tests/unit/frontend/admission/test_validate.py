@@ -109,6 +109,7 @@ RIGHT: dict[str, list[Any]] = {
 }
 
 
+@pytest.mark.advisory("vllm-issue-54195", "CVE-2024-8939", "CVE-2026-54235")
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in WRONG.items() for value in values])
 def test_a_wrong_value_is_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(RequestError) as caught:
@@ -247,6 +248,7 @@ def test_the_context_holds_prompt_and_output() -> None:
     assert fit(check_params(right, RULES), (1,), RULES, "prompt")[0] == (1,)
 
 
+@pytest.mark.advisory("CVE-2026-114051")
 @pytest.mark.parametrize(
     ("length", "fields", "param", "numbers"),
     [

@@ -81,6 +81,7 @@ async def begun(pool: ChildPool) -> asyncio.Task[Any]:
     return task
 
 
+@pytest.mark.advisory("CVE-2026-55574")
 async def test_others_go_on_beside_work_without_end(pool: ChildPool) -> None:
     slow = await begun(pool)
     assert await ask(pool, SIMPLE) == "hi"
@@ -89,6 +90,7 @@ async def test_others_go_on_beside_work_without_end(pool: ChildPool) -> None:
     slow.cancel()
 
 
+@pytest.mark.advisory("CVE-2026-55574")
 async def test_a_deadline_ends_the_child(pool: ChildPool) -> None:
     assert await ask(pool, SIMPLE) == "hi"
     (first,) = pool.pids
@@ -99,6 +101,7 @@ async def test_a_deadline_ends_the_child(pool: ChildPool) -> None:
         await asyncio.sleep(0.01)
 
 
+@pytest.mark.advisory("CVE-2025-61620")
 @pytest.mark.parametrize(
     "template",
     [
@@ -113,6 +116,7 @@ async def test_memory_has_a_limit(pool: ChildPool, template: str) -> None:
     assert await ask(pool, SIMPLE) == "hi"
 
 
+@pytest.mark.advisory("CVE-2025-61620")
 @pytest.mark.parametrize(
     "template",
     [
@@ -133,6 +137,7 @@ async def test_bombs_are_refusals(pool: ChildPool, template: str) -> None:
     assert await ask(pool, SIMPLE) == "hi"
 
 
+@pytest.mark.advisory("CVE-2025-57809")
 async def test_a_killed_child_fails_its_request_only(pool: ChildPool) -> None:
     slow = await begun(pool)
     for pid in pool.pids:
@@ -151,6 +156,7 @@ async def test_an_idle_child_that_died_is_replaced(pool: ChildPool) -> None:
     assert await ask(pool, SIMPLE) == "hi"
 
 
+@pytest.mark.advisory("CVE-2026-115911")
 async def test_cancelling_kills_the_work(pool: ChildPool) -> None:
     slow = await begun(pool)
     (pid,) = pool.pids
@@ -260,6 +266,7 @@ def chat(**values: Any) -> ChatPrompt:
     return ChatPrompt(**{"messages": HI, **values})
 
 
+@pytest.mark.advisory("CVE-2025-62426")
 async def test_renderer_refuses_before_it_renders() -> None:
     quiet = renderer({"default": SIMPLE})
     with pytest.raises(ForbiddenError) as caught:
@@ -311,6 +318,7 @@ async def test_a_template_that_writes_half_of_a_character() -> None:
     await broken.close()
 
 
+@pytest.mark.advisory("CVE-2026-115911")
 async def test_endless_request_templates_do_not_hold_up_the_server_s_own() -> None:
     rendering = renderer({"default": SIMPLE}, trust_request_chat_template=True)
     hostile = [asyncio.create_task(rendering.render(chat(chat_template=ENDLESS))) for _ in range(8)]
@@ -324,6 +332,7 @@ async def test_endless_request_templates_do_not_hold_up_the_server_s_own() -> No
     await rendering.close()
 
 
+@pytest.mark.advisory("CVE-2026-115911")
 async def test_endless_request_templates_are_refused_in_time() -> None:
     """Some have a child and are ended; the others find no free one meanwhile."""
     rendering = renderer({"default": SIMPLE}, trust_request_chat_template=True, template_timeout=0.5)

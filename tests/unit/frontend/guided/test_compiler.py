@@ -43,6 +43,7 @@ async def test_a_constraint_is_compiled_once(guided: GrammarCompiler) -> None:
     assert (await guided.compile(spec(Regex("a+"), any_whitespace=False), "x")).digest != one.digest
 
 
+@pytest.mark.advisory("CVE-2025-48942")
 @pytest.mark.parametrize(
     ("form", "message"),
     [
@@ -65,6 +66,7 @@ async def test_what_cannot_be_enforced_is_refused(guided: GrammarCompiler, form:
     await guided.compile(spec(Fixed("ok")), "guided")  # the child, or another one, goes on
 
 
+@pytest.mark.advisory("CVE-2025-57809")
 async def test_left_recursion_and_deep_nesting_are_answered(guided: GrammarCompiler) -> None:
     deep: dict[str, Any] = {"type": "integer"}
     for _ in range(400):

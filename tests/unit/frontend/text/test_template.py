@@ -125,6 +125,7 @@ def test_a_refusal_of_the_template_is_told() -> None:
         render(job("{{ raise_exception('roles must alternate') }}"))
 
 
+@pytest.mark.advisory("CVE-2026-5760")
 @pytest.mark.parametrize(
     ("template", "message"),
     [
@@ -148,6 +149,7 @@ def test_a_template_that_fails_is_a_clean_refusal(template: str, message: str) -
     assert "/" not in caught.value.message
 
 
+@pytest.mark.advisory("CVE-2026-5760")
 @pytest.mark.parametrize(
     "template",
     [
@@ -163,6 +165,7 @@ def test_what_is_not_safe_is_not_there(template: str) -> None:
     assert render(job(template)) == ""
 
 
+@pytest.mark.advisory("CVE-2025-61620")
 def test_output_stops_at_its_limit() -> None:
     with pytest.raises(RequestError, match="longer than 1000 characters"):
         render(

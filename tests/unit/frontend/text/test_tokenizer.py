@@ -173,6 +173,7 @@ def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
         auto(tmp_path / "none")
 
 
+@pytest.mark.advisory("CVE-2025-66448")
 def test_code_of_a_checkpoint_does_not_run_unasked(tmp_path: Path) -> None:
     canary = tmp_path / "canary"
     (tmp_path / "tokenization_evil.py").write_text(f"open({str(canary)!r}, 'w')\nclass Evil: pass\n")

@@ -321,6 +321,7 @@ def test_a_compiler_that_fails_is_quoted(fresh: Path, monkeypatch: pytest.Monkey
         library.load()
 
 
+@pytest.mark.advisory("CVE-2025-69872")
 def test_a_folder_that_others_may_write_to_is_not_trusted(fresh: Path) -> None:
     folder = fresh / ".cache/ferrule/kernels"
     folder.mkdir(parents=True)

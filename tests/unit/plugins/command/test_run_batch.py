@@ -59,6 +59,7 @@ def test_a_row_keeps_its_body_byte_for_byte() -> None:
     assert read_row(3, text, URLS) == Row(3, "7", URL, body)
 
 
+@pytest.mark.advisory("CVE-2026-34753")
 @pytest.mark.parametrize(
     ("text", "code", "param"),
     [
@@ -463,6 +464,7 @@ async def test_an_error_of_the_input_is_raised_and_what_came_is_kept(path: Path)
 # ------------------------------------------------------------------------------------------------- the application
 
 
+@pytest.mark.advisory("CVE-2026-34753")
 async def test_rows_take_the_way_of_http_requests(path: Path) -> None:
     site = Site(enable_request_id_headers=True)
     urls = await served_urls(site.app)
@@ -478,6 +480,7 @@ async def test_rows_take_the_way_of_http_requests(path: Path) -> None:
     assert answer.status == 400
 
 
+@pytest.mark.advisory("CVE-2026-116173")
 async def test_one_bad_body_does_not_touch_its_neighbours(path: Path) -> None:
     site = Site(enable_request_id_headers=True)
 

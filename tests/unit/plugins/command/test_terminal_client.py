@@ -270,6 +270,7 @@ def test_of_several_answers_the_first_is_shown(script: Script, server: Server) -
     assert shown.out == "0\n"
 
 
+@pytest.mark.advisory("CVE-2025-43859")
 def test_the_key_does_not_follow_a_redirect(script: Script, server: Server) -> None:
     script.fails(302, {}, Location=f"http://127.0.0.1:{script.port}/elsewhere")
     with pytest.raises(Unanswered, match=r"has moved to http://127.0.0.1:\d+/elsewhere \(302\)"):

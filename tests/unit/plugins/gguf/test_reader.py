@@ -86,6 +86,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.advisory("CVE-2024-23605", "CVE-2024-37032")
 @pytest.mark.parametrize("name", HOSTILE)
 def test_what_a_file_may_not_say_is_one_error_that_names_it(name: str, tmp_path: Path) -> None:
     content, said = HOSTILE[name]
@@ -96,6 +97,7 @@ def test_what_a_file_may_not_say_is_one_error_that_names_it(name: str, tmp_path:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10  # KiB
 
 
+@pytest.mark.advisory("CVE-2024-23605")
 def test_a_file_that_is_cut_anywhere_is_an_error(tmp_path: Path) -> None:
     whole = file(ALL, TWO, 112)
     for length in range(len(whole)):
@@ -165,6 +167,7 @@ def check(place: Path) -> None:
     assert all(0 < info.start <= info.start + info.num_bytes <= size for info in tensors)
 
 
+@pytest.mark.advisory("CVE-2024-23605")
 def test_mutated_files_are_read_or_refused(tmp_path: Path) -> None:
     assert 0 < fuzz(tmp_path / "model.gguf", file(ALL, TWO, 112), check, 2000, 1) < 2000
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ import msgspec
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from ferrule.errors import CheckpointError
+from ferrule.errors import CheckpointError, RequestError
+from ferrule.frontend.text.messages import read_messages
+from ferrule.frontend.text.template import RenderJob, render
 from ferrule_plugins.gguf.reader import GgufModel
 from ferrule_plugins.gguf.splits import SPLITS
 from ferrule_plugins.gguf.tokens import Vocabulary, read_tokenizer
@@ -227,6 +230,25 @@ def test_roles_ends_and_templates_are_those_of_the_file(tmp_path: Path) -> None:
     assert ours.encode("a")[0] == 0
     assert ours.vocab_size == last + 1
     assert Vocabulary(described(metadata)).ends() == [1, 2, last - 1]
+
+
+@pytest.mark.advisory("CVE-2026-5760")
+def test_templates_of_files_run_in_the_sandbox(tmp_path: Path) -> None:
+    canary = tmp_path / "canary"
+    evil = f"{{{{ cycler.__init__.__globals__.os.mkdir('{canary}') }}}}"
+    metadata = {**of_bpe(byte_level(SPLITS["gpt-2"]), "gpt-2"), "chat_template": evil}
+    found = [opened(metadata, tmp_path).chat_template]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": evil}))
+    found.append(AutoTokenizers().open(tmp_path, {}).chat_template)
+    (tmp_path / "chat_template.jinja").write_text(evil)
+    found.append(AutoTokenizers().open(tmp_path, {}).chat_template)
+    assert found == [evil] * 3
+    for template in found:
+        messages = read_messages([{"role": "user", "content": "hi"}], 100)
+        settings = {"variables": {}, "extra": {}, "content_format": "auto", "max_characters": 99}
+        with pytest.raises(RequestError, match="SecurityError"):
+            render(RenderJob(template=template, messages=messages, **settings))
+    assert not canary.exists()
 
 
 @pytest.mark.parametrize(

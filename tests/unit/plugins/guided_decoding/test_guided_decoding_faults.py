@@ -86,6 +86,7 @@ def test_a_pattern_is_found_anywhere() -> None:
     assert json_text("^.$") == r'[^"\\\x00-\x1f]'
 
 
+@pytest.mark.advisory("CVE-2025-48943")
 @pytest.mark.parametrize("pattern", ["(?=a)b", r"\bb", r"(a)\1", "a^b", "(?i)a", "(^a)", r"\p{L}", "a)", "a\\"])
 def test_what_is_not_a_regular_expression_is_refused(pattern: str) -> None:
     with pytest.raises(UnsupportedPattern):
@@ -105,6 +106,7 @@ def test_white_space_is_white_space() -> None:
             whitespace(pattern)
 
 
+@pytest.mark.advisory("libraries-of-guided-decoding")
 def test_guidance_bounds_the_states_of_one_output() -> None:
     """Each text of 20 letters is another state of this pattern."""
     backend = discover().make("guided_decoding", "guidance", VOCABULARY)

@@ -55,6 +55,7 @@ def check(name: str, row: Row, samples: int) -> None:
         assert text is None or judge.is_valid(json.loads(text)), text
 
 
+@pytest.mark.advisory("CVE-2025-48942")
 @pytest.mark.parametrize("name", BACKENDS)
 def test_some_of_the_keywords(name: str) -> None:
     for row in GRID[::5]:

@@ -109,6 +109,7 @@ def names(folder: str) -> set[str]:
     return {os.path.relpath(os.path.join(at, file), folder) for at, _, files in os.walk(folder) for file in files}
 
 
+@pytest.mark.advisory("CVE-2026-47155", "CVE-2024-37032")
 def test_every_fetch_is_pinned_and_the_token_goes_nowhere_else(hub: FakeHub, fetch: Fetch, tmp_path: Path) -> None:
     downloads = str(tmp_path / "downloads")
     model, tokenizer = fetch(
@@ -257,6 +258,7 @@ def test_a_folder_passes_through_and_a_mistyped_one_gets_a_suggestion(tmp_path: 
         found("llama-tiny/config.json")
 
 
+@pytest.mark.advisory("CVE-2024-37032")
 @pytest.mark.parametrize("name", ["../up", "a/b/c", "org/..", "http://x/y", "org/na me", "C:\\models"])
 def test_what_cannot_be_a_repository_id_never_reaches_the_hub(name: str) -> None:
     with pytest.raises(CheckpointError, match="is not a folder on this machine"):

@@ -106,6 +106,7 @@ def test_files_without_an_index_and_another_layout_beside_them(tmp_path):
     assert load(Safetensors(), tmp_path, ignore_patterns=("y*",)) == {"a": torch.ones(1)}
 
 
+@pytest.mark.advisory("CVE-2025-24357")
 def test_safetensors_are_preferred_where_both_are_there(tmp_path):
     torch.save(WEIGHTS, tmp_path / "pytorch_model.bin")
     assert PyTorchFiles.refuses(tmp_path) is None
@@ -331,15 +332,17 @@ class Canary:
         return os.mkdir, (self.path,)
 
 
+@pytest.mark.advisory("CVE-2025-24357", "CVE-2026-15976", "CVE-2025-67729")
 @pytest.mark.parametrize("new_format", [True, False])
 def test_a_pickle_that_would_run_code_is_refused_and_does_not_run(tmp_path, new_format):
     canary = tmp_path / "canary"
     evil = {"a": torch.ones(1), "b": Canary(str(canary))}
     torch.save(evil, tmp_path / "pytorch_model.bin", _use_new_zipfile_serialization=new_format)
-    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin was refused") as caught:
-        load(PyTorchFiles(), tmp_path)
-    assert not canary.exists()
-    assert "safetensors" in caught.value.hint
+    for _ in range(2):  # and there is no other way to read it, for a second try
+        with pytest.raises(CheckpointError, match=r"pytorch_model\.bin was refused") as caught:
+            load(PyTorchFiles(), tmp_path)
+        assert not canary.exists()
+        assert "safetensors" in caught.value.hint
 
 
 @pytest.mark.parametrize(
@@ -357,6 +360,7 @@ def test_pickles_of_something_else(tmp_path, content, said):
         load(PyTorchFiles(), tmp_path)
 
 
+@pytest.mark.advisory("CVE-2025-32434")
 @pytest.mark.parametrize("version", ["2.5.1", "1.13", "2.5.0+cu121", "unknown"])
 def test_a_torch_whose_unpickler_can_be_escaped_is_refused(version):
     with pytest.raises(CheckpointError, match="cannot load pickle files safely"):

@@ -80,6 +80,7 @@ def test_a_hundred_thousand_mutated_files_are_read_or_refused(tmp_path, name):
         assert 0 < survivors(tmp_path, name, 100_000, 2) < 100_000
 
 
+@pytest.mark.advisory("CVE-2024-37032")
 @pytest.mark.parametrize("name", ["a\0b", "\ud800", "x" * 300, "..", ".", "/etc/passwd", "a\\b", "a\nb"])
 def test_names_that_are_no_files(tmp_path, name):
     (tmp_path / "model.safetensors.index.json").write_bytes(index({"a": name}))
@@ -138,6 +139,7 @@ def test_a_tensor_larger_than_its_bytes(tmp_path, value):
         pt.read_file(tmp_path / "m.bin")
 
 
+@pytest.mark.advisory("CVE-2024-37032")
 def test_a_compressed_archive_is_not_unpacked(tmp_path, monkeypatch):
     whole = zipfile.ZipFile(io.BytesIO(pickled(WEIGHTS)))
     with zipfile.ZipFile(tmp_path / "m.bin", "w", zipfile.ZIP_DEFLATED) as archive:

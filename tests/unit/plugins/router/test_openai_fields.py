@@ -55,6 +55,7 @@ def test_the_documentation_names_every_field() -> None:
     assert [name for name in sorted(fields) if f"`{name}`" not in page] == []
 
 
+@pytest.mark.advisory("CVE-2026-105758")
 @pytest.mark.parametrize("name", sorted(MARKS))
 async def test_absent_features_are_refused_or_named(name: str) -> None:
     mark = MARKS[name]

@@ -195,6 +195,7 @@ def test_there_are_no_revisions(store):
 _KEYS = ("../out.json", "a/../../out.json", "/etc/out.json", "a//b.json", "./b.json", "a\\b.json", "\x85.json")
 
 
+@pytest.mark.advisory("CVE-2024-37032")
 @pytest.mark.parametrize("key", [*_KEYS, "x" * 300 + ".json", fetching.LISTING])
 def test_keys_that_cannot_be_files(store, tmp_path, key):
     content = listing([("models/tiny/config.json", CONFIG), (f"models/tiny/{key}", b"x")])

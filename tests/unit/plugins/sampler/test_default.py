@@ -172,6 +172,7 @@ def test_presence_penalty_counts_once_and_frequency_each_time() -> None:
     assert _one(logits, output, prompt=3, presence_penalty=0.9) == 0  # the prompt does not count
 
 
+@pytest.mark.advisory("CVE-2026-105922")
 def test_penalties_equal_their_definition() -> None:
     torch.manual_seed(2)
     logits, history = torch.randn(VOCAB), [1, 2, 2, 9, 9, 9, 4]
@@ -298,3 +299,17 @@ def test_nothing_allowed_is_an_error_of_that_row() -> None:
         STEPS, [_sampling(temperature=0.0), _sampling(allowed_token_ids=(1,), bad_words=((1,),))], [3], num_prompt=1
     )
     assert sampled.finite.tolist() == [True, False]
+
+
+@pytest.mark.advisory("CVE-2026-93989")
+def test_bad_words_behind_the_last_logit_touch_nobody() -> None:
+    """A tokenizer may know more ids than the model has logits."""
+    torch.manual_seed(3)
+    wide = torch.randn(3, VOCAB)
+    words = tuple((token,) for token in (VOCAB, VOCAB + 1, 2 * VOCAB - 1, 2 * VOCAB, 1 << 31, 1 << 40)) + ((1, VOCAB),)
+    plain, hostile = _sampling(temperature=0.0), _sampling(temperature=0.0, bad_words=words)
+    alone, beside = wide.clone(), wide.clone()
+    for logits, samplings in ((alone, [plain] * 3), (beside, [hostile, plain, hostile])):
+        rows = [SampleRow(slot=n, sampling=sampling, num_prompt=1, position=1) for n, sampling in enumerate(samplings)]
+        DefaultSampler(Plugins()).sample(logits, SampleBatch(rows, torch.ones(3, 8, dtype=torch.int32)))
+    assert torch.equal(alone, beside)

@@ -134,6 +134,7 @@ def test_damaged_normalizations_are_errors_that_can_be_caught(tmp_path: Path) ->
         AutoTokenizers().open(tmp_path, {})
 
 
+@pytest.mark.advisory("CVE-2023-6730")
 def test_merges_of_endless_tokens_are_not_looked_for(tmp_path: Path) -> None:
     data, endless = MODELS["BPE with bytes"](), b"x" * 600
     piece = b"\x0a" + _length(endless) + endless

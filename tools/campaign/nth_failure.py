@@ -41,7 +41,10 @@ FAILURES = (*FORBIDDEN, EXIT_0, SURVIVES)
 QUICK, FULL = (1, 2), (6, 16)  # tries of each kind of call, at a start and during requests
 _EXIT_SECONDS = 15.0
 _START_SECONDS = 90.0
-_ARGS = (str(tiny.path()), "--served-model-name", "tiny", "--engine-restarts", "0", "--watchdog-timeout", "10")
+_ARGS = (
+    *(str(tiny.path()), "--served-model-name", "tiny", "--engine-restarts", "0", "--watchdog-timeout", "10"),
+    "--disable-uvicorn-access-log",
+)
 _ENV = {
     "OMP_NUM_THREADS": "1",
     "FERRULE_TEMPLATE_TIMEOUT": "10",
@@ -80,7 +83,7 @@ class Row:
 def spread(hits: int, tries: int) -> list[int]:
     """At most `tries` numbers from 1 to `hits`, evenly spaced."""
     tries = min(hits, tries)
-    return [1 + number * hits // tries for number in range(tries)]
+    return [1 + (2 * number + 1) * hits // (2 * tries) for number in range(tries)]
 
 
 def error_of(cell: Cell, number: int) -> int:

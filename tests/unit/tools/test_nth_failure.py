@@ -103,6 +103,6 @@ def test_a_server_is_right_after_a_call_that_failed(library: Path) -> None:
 
 
 def test_numbers_are_spread_over_the_hits() -> None:
-    assert nth_failure.spread(10, 4) == [1, 3, 6, 8]
-    assert nth_failure.spread(2, 4) == [1, 2]
+    assert nth_failure.spread(10, 4) == [2, 4, 7, 9]
+    assert nth_failure.spread(3, 4) == [1, 2, 3]
     assert nth_failure.spread(0, 4) == []

@@ -32,10 +32,11 @@ from pathlib import Path
 
 from ferrule_contrib import tiny
 from ferrule_testkit import server as servers
-from tools.campaign.nth_scenario import ERROR, FORBIDDEN, HANG, OK, Scenario
+from tools.campaign.nth_scenario import ERROR, FORBIDDEN, HANG, OK, WRONG, Scenario
 from tools.campaign.nth_shim import CLASSES, ERRORS, ROLES, Cell, Shim, build
 
-EXIT, TRACEBACK, MISSED = "exit", "traceback", "not reached"
+EXIT, TRACEBACK, MISSED, OTHER = "exit", "traceback", "not reached", "other kernels"
+_NO_KERNELS = "refused: the kernels"  # in the log, where the engine computes with torch, which rounds in another way
 EXIT_0, SURVIVES = "EXIT 0", "PROCESS SURVIVES"
 FAILURES = (*FORBIDDEN, EXIT_0, SURVIVES)
 QUICK, FULL = (1, 2), (6, 16)  # tries of each kind of call, at a start and during requests
@@ -232,7 +233,10 @@ class Campaign:
                     outcome = HANG
                 elif not run.ended:
                     outcome = run.serves(self._scenarios[args])
-                    outcome = MISSED if outcome == OK and not run.shim.failed else outcome
+                    if outcome == OK and not run.shim.failed:
+                        outcome = MISSED
+                    elif outcome == WRONG and _NO_KERNELS in run.server.text():
+                        outcome = OTHER
                 elif (outcome := run.exit()) == EXIT and "Traceback" in run.server.text():
                     outcome = TRACEBACK
             return outcome, run.shim.where, run.server.text()

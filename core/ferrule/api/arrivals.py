@@ -23,11 +23,13 @@ MakeProtocol = Callable[[], asyncio.Protocol]
 
 
 class Arrivals:
-    """uvicorn's view of a server: what `open` begins, `close` ends."""
+    """uvicorn's view of a server: what `open` begins, `close` ends. `on_lost` is called when no connection will come
+    any more."""
 
-    def __init__(self, doorway: Doorway, lifecycle: Lifecycle) -> None:
+    def __init__(self, doorway: Doorway, lifecycle: Lifecycle, on_lost: Callable[[], None]) -> None:
         self._doorway = doorway
         self._lifecycle = lifecycle
+        self._on_lost = on_lost
         self._offer: Offer | None = None  # the last one that was sent
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -58,8 +60,9 @@ class Arrivals:
             connections, message = self._doorway.receive()
         except BlockingIOError:
             return
-        except (EOFError, OSError):  # the launcher has died, and this process is about to
+        except (EOFError, OSError):  # the launcher has died, or has given up the door or this process
             self._loop.remove_reader(self._doorway.fileno())
+            self._on_lost()
             return
         for connection in connections:
             task = self._loop.create_task(self._take(connection))

@@ -82,11 +82,15 @@ async def serve(
     StartupError. `reread` reads the configuration at SIGHUP; None: that signal keeps its meaning.
     """
     lifecycle, context = front.lifecycle, front.context
+<<<<<<< HEAD
     arrivals = Arrivals(doorway, lifecycle) if doorway is not None else None
+=======
+    stop = Stop()
+    arrivals = Arrivals(listener, lifecycle, stop.unreachable) if isinstance(listener, Doorway) else None
+>>>>>>> w-nth
     server = _Server(_uvicorn_config(config, front.app), context, config.limits.header_timeout, arrivals)
     running = asyncio.create_task(server.serve(sockets=[] if listener is None else [listener]))
     guard = LoopGuard(lifecycle.live.stalled)
-    stop = Stop()
     opening = asyncio.create_task(_open(connect, lifecycle))
     beside = [asyncio.create_task(_watch(opening, lifecycle))]
     if context and config.frontend.enable_ssl_refresh:
@@ -135,6 +139,12 @@ class Stop:
     def signal(self, number: int) -> None:
         self.number = number
         (self.insisted if self.asked.is_set() else self.asked).set()
+
+    def unreachable(self) -> None:
+        """No connection comes any more: end as at a signal. The launcher, if it lives, stops the whole server then."""
+        if not self.asked.is_set():
+            _logger.error("the launcher hands over no more connections: this process stops")
+            self.signal(signal.SIGTERM)
 
     @contextlib.contextmanager
     def on_signals(self) -> Iterator[None]:

@@ -72,11 +72,11 @@ def main(argv: list[str]) -> int:
     except StartupError as error:
         report(error)
         return 1
-    die_with_parent(stream)
     for number in (signal.SIGINT, signal.SIGHUP):  # the launcher's word counts, not the terminal's
         signal.signal(number, signal.SIG_IGN)
     hooks, status = HookRunner(), 1
     try:
+        die_with_parent(stream)
         open_log(boot.config, boot.name if boot.config.frontend.api_server_count > 1 else argv[0])
         hooks = open_hooks(boot.plugins)
         hooks.process_started(boot.name, boot.config)

@@ -95,19 +95,22 @@ class Door:
             runner.run(self._serve())
 
     async def _serve(self) -> None:
-        for doorway in self._doorways:
-            self._loop.add_reader(doorway.fileno(), self._hear, doorway)
-        for listener in self._listeners:
-            listener.setblocking(False)
-            self._loop.add_reader(listener.fileno(), self._accept, listener)
-        await self._ended.wait()
-        for listener in self._listeners:
-            self._loop.remove_reader(listener.fileno())
-            listener.close()
-        while self._doorways:
-            self._lose(self._doorways[0])
-        for connection in self._waiting:
-            connection.close()
+        """However it ends, the API processes notice, and end too."""
+        try:
+            for doorway in self._doorways:
+                self._loop.add_reader(doorway.fileno(), self._hear, doorway)
+            for listener in self._listeners:
+                listener.setblocking(False)
+                self._loop.add_reader(listener.fileno(), self._accept, listener)
+            await self._ended.wait()
+        finally:
+            for listener in self._listeners:
+                self._loop.remove_reader(listener.fileno())
+                listener.close()
+            while self._doorways:
+                self._lose(self._doorways[0])
+            for connection in self._waiting:
+                connection.close()
 
     def _hear(self, doorway: Doorway) -> None:
         try:
@@ -121,7 +124,7 @@ class Door:
             self._desk.hear(doorway, message)
 
     def _lose(self, doorway: Doorway) -> None:
-        """An API process has ended. With the last one the server has."""
+        """An API process has ended, or must, because nothing reaches it. With the last one the server has ended."""
         self._loop.remove_reader(doorway.fileno())
         self._loop.remove_writer(doorway.fileno())
         self._doorways.remove(doorway)

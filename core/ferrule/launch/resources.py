@@ -39,6 +39,10 @@ def as_startup_error(error: BaseException) -> StartupError | None:
         return StartupError(f"Too many files are open{where}.", "Raise the limit on open files (ulimit -n).")
     if error.errno in _DISK:
         return StartupError(f"A file cannot be written{where}: {error.strerror}.")
+    if error.errno == errno.EIO:
+        return StartupError(
+            f"A file cannot be read or written{where}: {error.strerror}.", "See the system's log: a disk may fail."
+        )
     if error.errno == errno.EAGAIN:
         return StartupError("No process can be started: see ulimit -u, and the limit of the container on processes.")
     if error.errno == errno.ENOMEM:

@@ -53,5 +53,6 @@ def leave(status: int) -> NoReturn:
         time.sleep(_GRACE)
         os._exit(status)
 
-    threading.Thread(target=insist, name="leave", daemon=True).start()
+    with contextlib.suppress(RuntimeError):  # no thread can be started: then the exit has no limit of time
+        threading.Thread(target=insist, name="leave", daemon=True).start()
     sys.exit(status)

@@ -21,6 +21,7 @@ from ferrule.types import ModelInfo
 AT_ONCE = 16  # most connections of one message: an API process takes one message in a turn of its event loop
 _BYTES = 1 << 17  # of the largest message
 _CONNECTIONS = b"c"
+_NO_ROOM = frozenset({errno.ETOOMANYREFS, errno.ENOBUFS, errno.ENOMEM})  # of the system: it may have some later
 _ROOM = socket.CMSG_SPACE(AT_ONCE * array("i").itemsize)
 
 
@@ -101,7 +102,7 @@ class Doorway:
         except BlockingIOError:
             return False
         except OSError as error:
-            if error.errno == errno.ETOOMANYREFS:
+            if error.errno in _NO_ROOM:
                 return False
             raise
         return True

@@ -1,6 +1,10 @@
 """Both ends of the engine's socket: msgpack frames over ZeroMQ on a private Unix socket, a closed set of types. A
 frame is a number and a message.
 
+A write that the system refused (it had no buffers, say) is what ZeroMQ tries again only at its next heartbeat, so both
+ends send heartbeats. They come from threads of ZeroMQ, whatever the process does, and nobody is given up for a missing
+one: a process that was stopped for a while loses nothing, and the launcher knows which ones have died.
+
 The engine binds before it loads anything, so that clients may connect and greet at any time; a client greets by
 calling ``hello`` and is answered with `Ready` once the model is loaded.
 """
@@ -23,7 +27,19 @@ from ferrule.wire.messages import Call, FromEngine, Gap, Ready, ToEngine
 
 HELLO = "hello"
 
+_HEARTBEAT_MS = 500
+_NEVER_MS = 2**31 - 1  # the longest time that ZeroMQ takes
+
 _logger = log.get("engine")
+
+
+def _open(context: zmq.Context[zmq.Socket[bytes]], kind: int, linger_ms: int) -> zmq.Socket[bytes]:
+    """A socket without a limit on messages that wait: a slow peer must never block a loop or lose a token."""
+    socket = context.socket(kind)
+    options = {zmq.LINGER: linger_ms, zmq.SNDHWM: 0, zmq.RCVHWM: 0}
+    for option, value in {**options, zmq.HEARTBEAT_IVL: _HEARTBEAT_MS, zmq.HEARTBEAT_TIMEOUT: _NEVER_MS}.items():
+        socket.setsockopt(option, value)
+    return socket
 
 
 class EngineSocket:
@@ -32,10 +48,7 @@ class EngineSocket:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.ROUTER)
-        self._socket.setsockopt(zmq.LINGER, 500)
-        self._socket.setsockopt(zmq.SNDHWM, 0)  # a slow client must never block the loop or lose a token
-        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket = _open(self._context, zmq.ROUTER, linger_ms=500)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         try:
             self._socket.bind(f"ipc://{path}")
@@ -89,11 +102,8 @@ class ClientSocket:
 
     def __init__(self, path: Path, identity: bytes) -> None:
         self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.DEALER)
+        self._socket = _open(self._context, zmq.DEALER, linger_ms=0)
         self._socket.setsockopt(zmq.IDENTITY, identity)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.SNDHWM, 0)
-        self._socket.setsockopt(zmq.RCVHWM, 0)
         self._socket.connect(f"ipc://{path}")
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(tuple[int, FromEngine])

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import errno
 import os
 import selectors
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ferrule.api.arrivals import Arrivals
+from ferrule.api.lifecycle import Lifecycle
 from ferrule.config import Config, FrontendConfig, LimitsConfig
 from ferrule.config.resolve import resolve
 from ferrule.interfaces.stats import HttpStats
@@ -250,3 +255,33 @@ def test_a_message_has_room_for_many_connections() -> None:
         assert not ours.send(Refresh(1))
         with pytest.raises(OSError):
             ours.hand([pairs[0][0]])
+
+
+def test_a_connection_is_handed_over_though_the_system_had_no_room_for_it_at_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, errors = socket.send_fds, [errno.ENOBUFS, errno.ETOOMANYREFS, errno.ENOMEM]
+
+    def send_fds(*args: Any, **more: Any) -> int:
+        if errors:
+            raise OSError(errors.pop(), "none")
+        return real(*args, **more)
+
+    monkeypatch.setattr(socket, "send_fds", send_fds)
+    with running(tmp_path) as server, server.connect(MODELS):
+        (api,) = server.apis
+        api.take(lambda: api.connections)
+        assert received(api.connections) == [MODELS]
+        assert not errors
+
+
+async def test_a_process_that_gets_no_more_connections_is_told_once() -> None:
+    ours, theirs = Doorway.pair()
+    lost = asyncio.Queue[None]()
+    arrivals = Arrivals(theirs, Lifecycle(), lambda: lost.put_nowait(None))
+    arrivals.open(asyncio.Protocol)
+    ours.close()
+    await asyncio.wait_for(lost.get(), PATIENCE)
+    await asyncio.sleep(0.05)
+    assert lost.empty()
+    arrivals.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import itertools
 import os
 import socket
@@ -24,6 +25,7 @@ from ferrule.errors import ConfigError, EngineDead, RequestFailed, StartupError
 from ferrule.launch import engine_main
 from ferrule.launch.listen import base_url
 from ferrule.launch.process import Boot
+from ferrule.launch.resources import as_startup_error
 from ferrule.launch.supervisor import private_dir
 from ferrule.plugin import Plugins
 from ferrule.types import (
@@ -469,3 +471,14 @@ def test_a_distribution_that_cannot_be_read_does_not_keep_torch_away(site: Any) 
     done = site.python("-c", code)
     assert (done.returncode, done.stdout) == (0, "2.0\n"), done.stderr
     assert site.python("-c", code, TORCH_DEVICE_BACKEND_AUTOLOAD="1").returncode != 0
+
+
+def test_what_the_system_lacks_at_a_start_is_one_block() -> None:
+    def told(number: int) -> str:
+        return str(as_startup_error(OSError(number, os.strerror(number), "/a/file")))
+
+    assert "Too many files are open: /a/file" in told(errno.EMFILE)
+    assert "cannot be written: /a/file" in told(errno.ENOSPC)
+    assert "cannot be read or written: /a/file" in told(errno.EIO)
+    assert "not enough memory" in told(errno.ENOMEM)
+    assert as_startup_error(OSError(errno.ENOENT, "no", "/a/file")) is None

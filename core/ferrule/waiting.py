@@ -55,7 +55,10 @@ def waiting(
             end(f"{what[:1].upper()}{what[1:]} did not end within {limit:g} s{place}.{advice and chr(10)}{advice}")
 
     thread = threading.Thread(target=watch, name="waiting", daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError as error:
+        _logger.warning("%s is waited for, however long it takes: %s", what, error)
     try:
         yield progress
     finally:

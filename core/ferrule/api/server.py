@@ -82,12 +82,8 @@ async def serve(
     StartupError. `reread` reads the configuration at SIGHUP; None: that signal keeps its meaning.
     """
     lifecycle, context = front.lifecycle, front.context
-<<<<<<< HEAD
-    arrivals = Arrivals(doorway, lifecycle) if doorway is not None else None
-=======
     stop = Stop()
-    arrivals = Arrivals(listener, lifecycle, stop.unreachable) if isinstance(listener, Doorway) else None
->>>>>>> w-nth
+    arrivals = Arrivals(doorway, lifecycle, stop.unreachable) if doorway is not None else None
     server = _Server(_uvicorn_config(config, front.app), context, config.limits.header_timeout, arrivals)
     running = asyncio.create_task(server.serve(sockets=[] if listener is None else [listener]))
     guard = LoopGuard(lifecycle.live.stalled)

@@ -21,6 +21,7 @@ from tools.campaign.soak import MIB, Size, settled, size_of
 QUIET = ("--disable-log-requests", "--disable-uvicorn-access-log")
 SETTLES = 5.0  # seconds after the last client in which everything is given back
 _PATIENCE = 60.0  # seconds for one answer
+_SPARE = 4  # files, and threads, that a process may keep: pools that grow once, and connections that are being closed
 _REFERENCE = {"prompt": "one two three", "max_tokens": 24, "temperature": 0, "seed": 7, "ignore_eos": True}
 
 Answer = tuple[int, bytes]  # status and body; 0 without an answer
@@ -64,6 +65,14 @@ def verdict(figures: str, problems: Sequence[str]) -> int:
         print(f"PROBLEM: {problem}")
     print(figures if not problems else f"{len(problems)} problems, such as: {problems[0]}; {figures}", flush=True)
     return 1 if problems else 0
+
+
+def tracebacks(server: servers.Server) -> list[str]:
+    """What is wrong with the log; its first traceback is printed."""
+    before, found, after = server.text().partition("Traceback")
+    if found:
+        print("".join(f"    | {line}\n" for line in (*before.splitlines()[-3:], found, *after.splitlines()[1:40])))
+    return ["there is a traceback in the log"] if found else []
 
 
 async def say(port: int, message: bytes, patience: float = _PATIENCE) -> Answer:
@@ -123,7 +132,7 @@ def growths(before: Mapping[str, Size], after: Mapping[str, Size]) -> tuple[str,
         )
         if grown > 0.05 * old.memory + 64 * MIB:
             problems.append(f"{role} has grown by {grown / MIB:.0f} MiB, from {old.memory / MIB:.0f}")
-        if new.files > old.files + 2 or new.threads > old.threads + 2:
+        if new.files > old.files + _SPARE or new.threads > old.threads + _SPARE:
             problems.append(f"{role} has {new.files - old.files:+} files and {new.threads - old.threads:+} threads")
     return ", ".join(shown), problems
 

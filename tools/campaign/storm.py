@@ -20,7 +20,17 @@ from pathlib import Path
 
 from ferrule_testkit import server as servers
 from tools.campaign.liveness import request
-from tools.campaign.running import few_files, options, post, reference, say, simulated, strict_limits, verdict
+from tools.campaign.running import (
+    few_files,
+    options,
+    post,
+    reference,
+    say,
+    simulated,
+    strict_limits,
+    tracebacks,
+    verdict,
+)
 
 _CLOSED = 15.0  # seconds in which a connection without a whole header is closed
 _RECOVERS = 15.0  # seconds after the last connection
@@ -144,8 +154,7 @@ def run(quick: bool, folder: Path) -> int:
             server.wait_healthy()
             few, wrong = asyncio.run(crowd(server, 4 * most, f"128 files, {4 * most} connections"))
         problems += wrong
-        if "Traceback" in server.text():
-            problems.append("128 files: there is a traceback in the log")
+        problems += tracebacks(server)
     share = beside.answers[200] / max(1, alone.answers[200])
     closed = f"closed after {max(beside.closed):.1f} s (bound {_CLOSED:.0f})"
     figures = f"{2 * idle} slow connections {closed}, {active} active at {share:.0%} (bound {_RATE:.0%}); {full}; {few}"

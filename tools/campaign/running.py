@@ -1,0 +1,197 @@
+"""What drivers share that attack a running server: plain HTTP over a socket, a reference answer, a victim stream, and
+what processes take.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import resource
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ferrule_testkit import server as servers
+from tools.campaign.liveness import COMPLETIONS, request
+from tools.campaign.soak import MIB, Size, settled, size_of
+
+QUIET = ("--disable-log-requests", "--disable-uvicorn-access-log")
+SETTLES = 5.0  # seconds after the last client in which everything is given back
+_PATIENCE = 60.0  # seconds for one answer
+_SPARE = 4  # files, and threads, that a process may keep: pools that grow once, and connections that are being closed
+_REFERENCE = {"prompt": "one two three", "max_tokens": 24, "temperature": 0, "seed": 7, "ignore_eos": True}
+
+Answer = tuple[int, bytes]  # status and body; 0 without an answer
+
+
+def simulated(step_seconds: float = 0.0) -> tuple[str, ...]:
+    """Options of a server without a model, each of whose steps takes a time."""
+    extra = json.dumps({"step_seconds": step_seconds})
+    return (*servers.WITHOUT_MODEL, "--model-loader-extra-config", extra, *QUIET)
+
+
+def strict_limits() -> dict[str, str]:
+    """The environment of a server with the limits that it has by default; the test kit's are for busy machines."""
+    limits = {"FERRULE_HEADER_TIMEOUT": "10", "FERRULE_BODY_TIMEOUT": "30", "FERRULE_KEEP_ALIVE_TIMEOUT": "5"}
+    return {**limits, "FERRULE_TEMPLATE_TIMEOUT": "10", "FERRULE_SHUTDOWN_TIMEOUT": "20", "OMP_NUM_THREADS": "1"}
+
+
+def options(name: str, doc: str | None, argv: Sequence[str]) -> bool:
+    """Whether a quick run is asked for. Raises the limit on open files, since drivers hold thousands of connections."""
+    parser = argparse.ArgumentParser(prog=f"python -m tools.campaign.{name}", description=doc)
+    parser.add_argument("--quick", action="store_true", help="a smaller version, of a minute")
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return bool(parser.parse_args(argv).quick)
+
+
+@contextlib.contextmanager
+def few_files(count: int) -> Iterator[None]:
+    """Processes that are started in the block may open `count` files at once."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def verdict(figures: str, problems: Sequence[str]) -> int:
+    """Print what was wrong, and the line that stands for the run; the exit status."""
+    for problem in sorted(set(problems))[:20]:
+        print(f"PROBLEM: {problem}")
+    print(figures if not problems else f"{len(problems)} problems, such as: {problems[0]}; {figures}", flush=True)
+    return 1 if problems else 0
+
+
+def tracebacks(server: servers.Server) -> list[str]:
+    """What is wrong with the log; its first traceback is printed."""
+    before, found, after = server.text().partition("Traceback")
+    if found:
+        print("".join(f"    | {line}\n" for line in (*before.splitlines()[-3:], found, *after.splitlines()[1:40])))
+    return ["there is a traceback in the log"] if found else []
+
+
+async def say(port: int, message: bytes, patience: float = _PATIENCE) -> Answer:
+    """Send bytes on a new connection, and read until the server closes it."""
+    answer = b""
+    with contextlib.suppress(OSError, TimeoutError):
+        async with asyncio.timeout(patience):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            try:
+                writer.write(message)
+                while piece := await reader.read(1 << 16):
+                    answer += piece
+            finally:
+                writer.transport.abort()
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return (int(head[9:12]) if head[9:12].isdigit() else 0), body
+
+
+async def post(port: int, body: Mapping[str, Any], path: str = COMPLETIONS, patience: float = _PATIENCE) -> Answer:
+    return await say(port, request(path, json.dumps(body).encode()), patience)
+
+
+async def reference(port: int) -> str:
+    """The text of a fixed request. Raises RuntimeError where it is not answered."""
+    status, body = await post(port, _REFERENCE)
+    if status != 200:
+        raise RuntimeError(f"the reference request is answered {status}: {body[:200]!r}")
+    return str(json.loads(body)["choices"][0]["text"])
+
+
+async def metric(port: int, name: str, *labels: str) -> float:
+    """The sum of a metric's values, of those that have all the labels, such as `key="alice"`."""
+    _, body = await say(port, request("/metrics"))
+    lines = [line for line in body.decode().splitlines() if line.startswith((f"{name}{{", f"{name} "))]
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if all(label in line for label in labels))
+
+
+def sizes(server: servers.Server) -> dict[str, Size]:
+    """By role."""
+    found = {}
+    for role, pid in {"launcher": server.process.pid, **server.children()}.items():
+        with contextlib.suppress(OSError):
+            found[role] = size_of(pid)
+    return found
+
+
+def growths(before: Mapping[str, Size], after: Mapping[str, Size]) -> tuple[str, list[str]]:
+    """What to show of the growth of processes, and what is wrong with it: memory over 5 % + 64 MiB, files, threads."""
+    shown, problems = [], []
+    for role, old in before.items():
+        if (new := after.get(role)) is None:
+            problems.append(f"there is no {role} any more")
+            continue
+        grown = new.memory - old.memory
+        shown.append(
+            f"{role} {grown / MIB:+.0f} MiB {new.files - old.files:+} fds {new.threads - old.threads:+} threads"
+        )
+        if grown > 0.05 * old.memory + 64 * MIB:
+            problems.append(f"{role} has grown by {grown / MIB:.0f} MiB, from {old.memory / MIB:.0f}")
+        if new.files > old.files + _SPARE or new.threads > old.threads + _SPARE:
+            problems.append(f"{role} has {new.files - old.files:+} files and {new.threads - old.threads:+} threads")
+    return ", ".join(shown), problems
+
+
+async def quiet(server: servers.Server) -> tuple[float, str]:
+    """Seconds until nothing runs, waits or has blocks; and what is left after the longest wait."""
+    began = time.monotonic()
+    left = await settled(server.url)
+    return time.monotonic() - began, left
+
+
+@dataclass
+class Victim:
+    """Streams of one fixed request, one after the other, and what became of them."""
+
+    port: int
+    expected: str
+    answers: int = 0
+    gap: float = 0.0  # the longest between two pieces of a stream, in seconds
+    problems: list[str] = field(default_factory=list)
+
+    async def _one(self) -> str:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        try:
+            writer.write(request(COMPLETIONS, json.dumps({**_REFERENCE, "stream": True}).encode()))
+            text, last = "", 0.0
+            async with asyncio.timeout(_PATIENCE):
+                while line := await reader.readline():
+                    if line.startswith(b"data: {"):
+                        event, now = json.loads(line[6:]), time.monotonic()
+                        text += event["choices"][0]["text"] if event.get("choices") else repr(event)
+                        self.gap, last = max(self.gap, now - (last or now)), now
+            return text
+        finally:
+            writer.close()
+
+    async def run(self) -> None:
+        while True:
+            try:
+                text = await self._one()
+            except (OSError, TimeoutError) as error:
+                self.problems.append(f"victim: {error!r}")
+                await asyncio.sleep(0.2)
+                continue
+            self.answers += 1
+            if text != self.expected:
+                self.problems.append(f"victim: {text[:80]!r}, alone {self.expected[:80]!r}")
+
+
+@contextlib.asynccontextmanager
+async def victim(port: int) -> AsyncIterator[Victim]:
+    """A victim for the length of a block."""
+    found = Victim(port, await reference(port))
+    task = asyncio.create_task(found.run())
+    try:
+        yield found
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        if not found.answers:
+            found.problems.append("victim: no answer")

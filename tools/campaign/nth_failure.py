@@ -14,7 +14,7 @@ A try must come to one of these: everything is right; requests get an error, or 
 is right afterwards; it exits with a status that is not 0, and within 15 s all its processes are gone. A request or a
 server that hangs, wrong text, exit status 0, and a process that survives are failures, and the command's status is then
 1. Two outcomes are shown and do not count as failures: "traceback" is a start that ends with one, "other kernels" an
-engine that says that it computes without compiled kernels, whose results round in another way. The last line is the sum.
+engine that says that it computes without compiled kernels, whose results round differently. The last line is the sum.
 """
 
 from __future__ import annotations

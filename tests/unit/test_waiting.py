@@ -1,4 +1,3 @@
-<<<<<<< HEAD
 """Parts of a start that take long: what the log says of them, and how they are given up."""
 
 from __future__ import annotations
@@ -6,12 +5,6 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
-=======
-"""What is waited for, and told in the log."""
-
-from __future__ import annotations
-
->>>>>>> w-nth
 import threading
 
 import pytest
@@ -19,7 +12,6 @@ import pytest
 from ferrule.waiting import waiting
 
 
-<<<<<<< HEAD
 def test_what_takes_long_is_told_with_its_place_and_last_step(caplog: pytest.LogCaptureFixture) -> None:
     told, records = threading.Event(), list[logging.LogRecord]()
 
@@ -68,7 +60,8 @@ def test_a_process_that_waits_too_long_ends() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
     assert "ferrule: Sleep did not end within 0.1 s, at <string>:3." in done.stderr
-=======
+
+
 def test_what_is_waited_for_goes_on_where_no_thread_can_be_started(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -79,4 +72,3 @@ def test_what_is_waited_for_goes_on_where_no_thread_can_be_started(
     with waiting("the import of a plugin", limit=1.0):
         pass
     assert "the import of a plugin is waited for, however long it takes: can't start new thread" in caplog.text
->>>>>>> w-nth

@@ -220,8 +220,8 @@ FAULTS = (
         "G-F1",
         "the engine is killed under streams",
         "every client has an end within 5 s",
-        (_driver("deaths", "--streams", "16", "engine"),),
-        (_driver("deaths", "engine"),),
+        (_driver("deaths", "--streams", "16", "kill-engine"),),
+        (_driver("deaths", "kill-engine"),),
     ),
     Goal(
         "G-F2",

@@ -1,9 +1,9 @@
 """What clients can make an API process keep: bodies that never end, answers that nobody reads.
 
-    python -m tools.campaign.memory held --port 8000 --pid 4242
+    python -m tools.campaign.memory [--quick] [ATTACK …]
 
-`--pid` is the API process. Printed are the statuses that came back, how far the process's memory rose, and the slowest
-`/health` meanwhile.
+A server is started for all attacks. Printed are the statuses that came back, how far the memory of its API process
+rose, and the slowest `/health` meanwhile. The exit status is 1 when it rose beyond the attack's bound.
 """
 
 from __future__ import annotations
@@ -11,14 +11,37 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import sys
+import tempfile
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
+
+from ferrule_testkit import server as servers
 
 MIB = 1 << 20
 Statuses = Counter[str]
+
+# Connections, MiB that each sends, seconds for which it is kept up, and the most MiB that the process may take for all
+# of them: the limit of --max-buffered-bytes, or what one body is allowed.
+ATTACKS = {
+    "held": (40, 31, 20, 512),
+    "slow": (200, 31, 20, 512),
+    "aborted": (40, 31, 20, 512),
+    "ids": (1, 26, 20, 64),
+    "unread": (100, 31, 20, 512),
+}
+
+
+class Cost(NamedTuple):
+    """`rise` and `rest` in MiB, at most and two seconds after the end; `slowest` in ms."""
+
+    rise: float
+    rest: float
+    slowest: float
 
 
 class Attack:
@@ -123,8 +146,8 @@ async def health(port: int) -> float:
     return time.monotonic() - start
 
 
-async def watched(attack: Attack, name: str, pid: int) -> str:
-    """Run one of the attacks; what it cost, as a line."""
+async def watched(attack: Attack, name: str, pid: int) -> Cost:
+    """Run one of the attacks."""
     before = peak = resident(pid)
     slowest = 0.0
     running = asyncio.create_task(getattr(attack, name)())
@@ -138,25 +161,32 @@ async def watched(attack: Attack, name: str, pid: int) -> str:
     await running
     slowest = max(slowest, await asked)
     await asyncio.sleep(2.0)
-    rise, rest = (peak - before) / MIB, (resident(pid) - before) / MIB
-    found = dict(sorted(attack.statuses.items()))
-    return (
-        f"{name}: {found}, memory +{rise:.0f} MiB, +{rest:.0f} MiB afterwards; slowest /health {slowest * 1000:.0f} ms"
-    )
+    return Cost((peak - before) / MIB, (resident(pid) - before) / MIB, slowest * 1000)
 
 
-def main() -> None:
+def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.campaign.memory", description=__doc__)
-    parser.add_argument("attack", choices=("held", "slow", "aborted", "ids", "unread"))
-    parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--pid", type=int, required=True)
-    parser.add_argument("--count", type=int, default=40)
-    parser.add_argument("--mib", type=float, default=31.0)
-    parser.add_argument("--seconds", type=float, default=20.0)
-    args = parser.parse_args()
-    attack = Attack(args.port, args.count, int(args.mib * MIB), args.seconds)
-    print(asyncio.run(watched(attack, args.attack, args.pid)))
+    parser.add_argument("attacks", nargs="*", metavar="ATTACK", help=f"of {', '.join(ATTACKS)}; default: all")
+    parser.add_argument("--quick", action="store_true", help="fewer connections")
+    args = parser.parse_args(argv)
+    said, missed = [], 0
+    with tempfile.TemporaryDirectory(prefix="memory-") as folder:
+        options = ["--disable-log-requests", "--disable-uvicorn-access-log"]
+        with servers.running(options, Path(folder) / "log", {"FERRULE_BODY_TIMEOUT": "30"}) as server:
+            for name in args.attacks or ATTACKS:
+                count, mib, seconds, bound = ATTACKS[name]
+                attack = Attack(server.port, count // 4 if args.quick and count > 4 else count, int(mib * MIB), seconds)
+                cost = asyncio.run(watched(attack, name, server.children()["api"]))
+                print(
+                    f"{name}: {dict(sorted(attack.statuses.items()))}, memory +{cost.rise:.0f} MiB (at most {bound}), "
+                    f"+{cost.rest:.0f} MiB afterwards; slowest /health {cost.slowest:.0f} ms",
+                    flush=True,
+                )
+                missed += cost.rise > bound
+                said.append(f"{name} +{cost.rise:.0f} of {bound} MiB")
+    print("; ".join(said))
+    return 1 if missed else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

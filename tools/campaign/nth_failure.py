@@ -13,7 +13,8 @@ Without a fault the calls are counted; then N takes values from 1 to that count,
 A try must come to one of these: everything is right; requests get an error, or their connection is cut, and the server
 is right afterwards; it exits with a status that is not 0, and within 15 s all its processes are gone. A request or a
 server that hangs, wrong text, exit status 0, and a process that survives are failures, and the command's status is then
-1. A start that ends with a traceback is shown as "traceback" and does not count as a failure. The last line is the sum.
+1. Two outcomes are shown and do not count as failures: "traceback" is a start that ends with one, "other kernels" an
+engine that says that it computes without compiled kernels, whose results round differently. The last line is the sum.
 """
 
 from __future__ import annotations

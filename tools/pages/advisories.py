@@ -57,7 +57,7 @@ def rows(root: Path = ROOT) -> list[Row]:
 
 def proofs(root: Path = ROOT) -> list[Proof]:
     """Every marked test, in the order of files and lines."""
-    found = []
+    found: list[Proof] = []
     for file in sorted((root / "tests").rglob("test_*.py")):
         text = file.read_text(encoding="utf-8")
         if _MARK in text:

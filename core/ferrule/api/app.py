@@ -44,7 +44,7 @@ from ferrule.wire.buffers import Buffers
 from ferrule.wire.doorway import Offer
 
 _MAX_QUERY_FIELDS = 64
-_LINGER = (1.0, 8 << 20)  # seconds and bytes for the rest of a body that was refused
+_LINGER = (2.0, 64 << 20)  # seconds and bytes for the rest of a body that was refused
 _METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 

@@ -134,6 +134,6 @@ class Budget:
                 claim.end(TooSlowError("The body came too slowly while the server was short of memory."))
 
     def _refusal(self, claim: Claim, num_bytes: int) -> FerruleError:
-        if self._several and self._keys[claim.key] + num_bytes > self._key_limit:
+        if self._several() and self._keys[claim.key] + num_bytes > self._key_limit:
             return OverloadedError("The key's other requests take all of its memory.", retry_after=1)
         return UnavailableError("The server is short of memory for requests.", retry_after=1)

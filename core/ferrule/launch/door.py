@@ -133,18 +133,13 @@ class Door:
             self._ended.set()
 
     def _accept(self, listener: socket.socket) -> None:
+        connections, error = _accepted(listener)
+        if error is not None:
+            _logger.warning("a connection cannot be accepted: %s", error.strerror)
+            self._loop.remove_reader(listener.fileno())
+            self._loop.call_later(_RETRY, self._resume, listener)
         arrived: list[socket.socket] = []
-        for _ in range(_AT_ONCE):
-            try:
-                connection, _ = listener.accept()
-            except (BlockingIOError, ConnectionAbortedError):
-                break
-            except OSError as error:
-                _logger.warning("a connection cannot be accepted: %s", error.strerror)
-                self._loop.remove_reader(listener.fileno())
-                self._loop.call_later(_RETRY, self._resume, listener)
-                break
-            connection.setblocking(False)
+        for connection in connections:
             if listener is self._probe:
                 self._start(self._attend(connection))
                 continue
@@ -302,6 +297,21 @@ def accepts(config: Resolved) -> bool:
 def has_door(config: Resolved) -> bool:
     """Whether there is one, if only for `--probe-port`."""
     return accepts(config) or config.frontend.probe_port is not None
+
+
+def _accepted(listener: socket.socket) -> tuple[list[socket.socket], OSError | None]:
+    """What has come, as much as is accepted in one turn, and what keeps more from being accepted."""
+    found: list[socket.socket] = []
+    for _ in range(_AT_ONCE):
+        try:
+            connection, _ = listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            break
+        except OSError as error:
+            return found, error
+        connection.setblocking(False)
+        found.append(connection)
+    return found, None
 
 
 def _client_of(connection: socket.socket) -> str:

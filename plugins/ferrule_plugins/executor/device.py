@@ -155,11 +155,8 @@ class Worker:
         self._num_snapshots = snapshots
         info = replace(info, max_num_seqs=fewer, notes=notes, max_snapshots=snapshots, state_bytes=state_bytes)
         info = replace(info, groups=runner.cache.groups, page_bytes=page_bytes, max_blocks=max_blocks)
-        if page_bytes and not loaded.platform.memory().keeps_more(self.config):
-            limits = scheduler_limits(self.config, info, max_blocks)
-            usable = 1 + limits.max_num_seqs * footprint(limits, info.max_model_len)
-            info = replace(info, max_blocks=min(max_blocks, usable))
-        return info
+        spares = page_bytes and not loaded.platform.memory().keeps_more(self.config)
+        return replace(info, max_blocks=min(max_blocks, _usable(self.config, info))) if spares else info
 
     def init_cache(self, num_blocks: int) -> None:
         """Allocate `num_blocks`, the null block included. Raises EngineDead when then not one token can be computed."""
@@ -290,3 +287,9 @@ class Worker:
         result = runner.execute(StepPlan(0, (Chunk(0, "warm-up", 0, 0, 1, True, (), blocks),), (admit,)))
         runner.execute(StepPlan(0, (), releases=(0,)))
         return bool(result.rows[0].error)
+
+
+def _usable(config: Resolved, info: ModelInfo) -> int:
+    """The blocks that as many requests as may run can fill, each with the longest text, and the null block."""
+    limits = scheduler_limits(config, info, info.max_blocks)
+    return 1 + limits.max_num_seqs * footprint(limits, info.max_model_len)

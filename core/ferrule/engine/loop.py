@@ -174,8 +174,8 @@ class EngineLoop:
             loaded = self.executor.prepare(grammar)
         except EngineDead:
             raise
-        except Exception:
-            self._end_unprepared(request)
+        except Exception as error:
+            self._end_unprepared(request, error)
         else:
             self._preparing.add(request, loaded)
 
@@ -183,12 +183,15 @@ class EngineLoop:
         for request, loaded in self._preparing.take():
             try:
                 loaded.result()
-            except (Exception, SystemExit):  # a library may even call sys.exit
-                self._end_unprepared(request)
+            except (Exception, SystemExit) as error:  # a library may even call sys.exit
+                self._end_unprepared(request, error)
             else:
                 self._queue(request)
 
-    def _end_unprepared(self, request: EngineRequest) -> None:
+    def _end_unprepared(self, request: EngineRequest, error: BaseException) -> None:
+        if isinstance(error, RequestError):  # an executor without constraints refuses them: no fault to log
+            self._end(request, FinishReason.ERROR, error.message)
+            return
         self.log_failure(f"loading the constraint of request {request.id}")
         self._end(request, FinishReason.ERROR, "The constraint on the output could not be loaded.")
 

@@ -545,6 +545,18 @@ def test_a_constraint_that_cannot_be_loaded_ends_its_request(fault):
     assert type(error) is (CancelledError if fault is None else type(fault))
 
 
+def test_an_executor_that_refuses_constraints_says_why_and_logs_no_fault():
+    harness = Preparing()
+    logged = harness.log_failures()
+    harness.submit(A, "constrained", grammar=GRAMMAR)
+    harness.steps(1)
+    harness.loading[0].set_exception(RequestError("no constraints here"))
+    harness.steps(2)
+    (last,) = harness.deltas(A)
+    assert (last.finish, last.error) == (FinishReason.ERROR, "no constraints here")
+    assert logged == []
+
+
 def test_a_fault_of_prepare_ends_its_request():
     harness = Preparing()
     logged = harness.log_failures()

@@ -1,0 +1,71 @@
+"""The drivers' pure parts: what they send, and what counts as a miss."""
+
+from __future__ import annotations
+
+import pytest
+
+from tools.campaign import batch, hostile, storm
+from tools.campaign.running import growths, verdict
+from tools.campaign.soak import MIB, Size
+
+DOCUMENT = {
+    "paths": {
+        "/health": {"get": {}},
+        "/ask": {
+            "post": {"requestBody": {"content": {"application/json": {"schema": {"$ref": "#/components/schemas/Ask"}}}}}
+        },
+    },
+    "components": {"schemas": {"Ask": {"anyOf": [{"properties": {"prompt": {}}}, {"properties": {"n": {}}}]}}},
+}
+
+
+def test_hostile_requests_come_from_the_document_and_from_the_seed() -> None:
+    routes = hostile.routes_of(DOCUMENT)
+    assert routes == (hostile.Route("GET", "/health", ()), hostile.Route("POST", "/ask", ("n", "prompt")))
+    one, same = hostile.Grammar(routes, 1), hostile.Grammar(routes, 1)
+    made = [one.one() for _ in range(300)]
+    assert made == [same.one() for _ in range(300)]
+    assert len({kind for kind, _ in made}) == 11
+    assert len({message for _, message in made}) > 150
+
+
+def test_only_faults_of_the_server_count_among_statuses() -> None:
+    seen = hostile.Seen()
+    seen.statuses.update(
+        {("field", 400): 5, ("field", 500): 1, ("head", 501): 1, ("garbage", 505): 1, ("deep", 503): 2}
+    )
+    assert seen.bad == 3
+
+
+def test_growth_is_missed_by_memory_files_threads_and_a_lost_process() -> None:
+    size = Size(200 * MIB, 30, 10)
+    assert growths({"api": size}, {"api": Size(273 * MIB, 34, 14)})[1] == []
+    for other in (Size(275 * MIB, 30, 10), Size(200 * MIB, 35, 10), Size(200 * MIB, 30, 15)):
+        assert len(growths({"api": size}, {"api": other})[1]) == 1
+    assert growths({"api": size}, {}) == ("", ["there is no api any more"])
+
+
+def test_a_storm_is_missed_by_refused_clients_late_ends_and_bad_health() -> None:
+    alone = storm.Seen()
+    alone.answers[200] = 100
+    kept = storm.Seen(closed=[11.0], health=[0.1])
+    kept.answers[200] = 50
+    assert storm.problems_of(alone, kept) == []
+    missed = storm.Seen(closed=[15.1], health=[0.1], unhealthy=1)
+    missed.answers.update({200: 49, 503: 1})
+    assert len(storm.problems_of(alone, missed)) == 4
+
+
+def test_rows_of_a_batch_have_ids_twice() -> None:
+    assert b'"row-6"' in batch.row(7)
+    assert b'"row-8"' in batch.row(8)
+
+
+def test_the_last_line_stands_for_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert verdict("all well", []) == 0
+    assert verdict("figures", ["lost", "lost"]) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "all well",
+        "PROBLEM: lost",
+        "2 problems, such as: lost; figures",
+    ]

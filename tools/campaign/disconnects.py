@@ -111,7 +111,7 @@ async def attack(server: servers.Server, count: int) -> tuple[str, list[str]]:
         async with places:
             await leave(port, number, rng, seen)
 
-    await asyncio.gather(*(one(number) for number in range(_AT_ONCE)))  # to warm up
+    await asyncio.gather(*(one(number) for number in range(2 * _AT_ONCE)))  # to warm up
     await quiet(server)
     await post(port, {"prompt": "x", "max_tokens": 1})
     before, expected = sizes(server), await reference(port)

@@ -404,7 +404,7 @@ def test_a_wake_up_that_fails_can_be_repeated():
 
 def test_a_broken_invariant_is_reported_by_the_check_call():
     harness = LoopHarness()
-    harness.scheduler._slots.pop()
+    harness.scheduler._slots.free.pop()
     harness.inbox.append((A, Call(1, "check")))
     harness.steps(1)
     assert harness.sent[A][0].error.startswith("I9")
@@ -415,7 +415,7 @@ class Loses(DefaultScheduler):
 
     def _vacate(self, request):
         super()._vacate(request)
-        self._slots.pop()
+        self._slots.free.pop()
 
 
 @pytest.mark.parametrize("debug", [True, False])

@@ -186,7 +186,7 @@ async def caches(port: int, count: int, seen: Seen) -> str:
     first: set[tuple[int, str]] = set()
     texts: dict[int, str] = {}
     for number, key in asks:
-        prompt = [5 + (number * 7 + place * (number + 1)) % 200 for place in range(100)]
+        prompt = [5 + number % 200, 5 + number // 200, *range(5, 103)]  # like no other from its first block on
         reply = await ask(port, _KEYS[key], {**_SHORT, "prompt": prompt})
         seen.note(key, reply, may_be_refused=False)
         if texts.setdefault(number, reply.text) != reply.text:

@@ -35,6 +35,7 @@ from tools.campaign.running import (
 
 _CLOSED = 15.0  # seconds in which a connection without a whole header is closed
 _RECOVERS = 15.0  # seconds after the last connection
+_FILES = 128  # that each process of the third server may open
 _RATE = 0.5  # of the rate alone, at least
 _ASKED = {"prompt": "one two three", "max_tokens": 8, "seed": 7}
 _LORIS = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nx-slow: " + b"x" * 1000
@@ -154,10 +155,10 @@ def run(quick: bool, folder: Path) -> int:
     with servers.running([*simulated(), "--max-connections", str(most)], folder / "log2", env) as server:
         full, wrong = asyncio.run(crowd(server, 2 * most, f"--max-connections {most}, {2 * most} connections", True))
         problems += wrong
-    with few_files(128), servers.started(simulated(), folder / "log3", env) as server:
-        with few_files(4 * most + 100):
+    with few_files(_FILES), servers.started(simulated(), folder / "log3", env) as server:
+        with few_files(5 * _FILES + 100):
             server.wait_healthy()
-            few, wrong = asyncio.run(crowd(server, 4 * most, f"128 files, {4 * most} connections", False))
+            few, wrong = asyncio.run(crowd(server, 5 * _FILES, f"{_FILES} files, {5 * _FILES} connections", False))
         problems += wrong
         problems += tracebacks(server)
     share = beside.answers[200] / max(1, alone.answers[200])

@@ -11,6 +11,7 @@ import torch
 pytest.importorskip("triton")
 
 from ferrule.interfaces.quantization import LinearLayer, QuantizationMethod
+from ferrule_kernels.matmul import Levels
 from ferrule_nn import Dense, Linear, MergedLinear
 from ferrule_plugins.gguf.blocks import TABLES, Decoded
 from ferrule_plugins.quantization import integers
@@ -132,10 +133,11 @@ def test_types_of_gguf_files(kind: str, device: torch.device) -> None:
     choices = torch.tensor(TABLES.get(kind, range(-8, 8)), dtype=torch.int8)
     layer.get_parameter("numbers").data.copy_(choices[torch.randint(0, 16, (48, 128), generator=draw)])
     for name, _ in list(layer.named_parameters())[1:]:
-        values = torch.randn(48, 4, generator=draw).bfloat16().float().repeat_interleave(2, 1)
-        layer.get_parameter(name).data.copy_(values)
+        into = layer.get_parameter(name).data
+        values = torch.randn(48, 4, generator=draw).bfloat16().float()  # for 32 inputs each
+        into.copy_(values.repeat_interleave(into.shape[1] // 4, 1))
     weights = [parameter.detach().clone() for parameter in layer.parameters()]
-    meant = Decoded(weights[0], weights[1], weights[2] if len(weights) > 2 else None).widened()
+    meant = Decoded(weights[0], *(Levels(floats) for floats in weights[1:])).widened()
     layer.pack()
     if kind == "Q4_0":
         _checked(layer, meant, 2e-3, 6.2)

@@ -12,7 +12,7 @@ import torch
 
 from ferrule import checkpoint as checkpoints
 from ferrule.assembly.cache_scales import CacheScales
-from ferrule.config import Resolved
+from ferrule.config import LoadConfig, Resolved
 from ferrule.config.locations import map_locations
 from ferrule.errors import CheckpointError, ConfigError, nearest
 from ferrule.interfaces.attention import AttentionBackend
@@ -123,7 +123,7 @@ class Chooser:
                 **config.load.model_loader_extra_config,
                 "use_tqdm_on_load": config.load.use_tqdm_on_load,
                 "ignore_patterns": config.load.ignore_patterns,
-                "pt_load_map_location": map_locations(config.load.pt_load_map_location),
+                **_locations(config),
             },
             cache_scales=CacheScales.of(
                 config.model.quantization_param_path, config.cache.kv_cache_dtype, config.cache.calculate_kv_scales
@@ -264,3 +264,9 @@ def _max_model_len(config: Resolved, checkpoint: Mapping[str, Any]) -> int:
 
 def _short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def _locations(config: Resolved) -> dict[str, Any]:
+    """`--pt-load-map-location`, where it is not the default: formats may refuse options that they do not know."""
+    found = map_locations(config.load.pt_load_map_location)
+    return {} if found == map_locations(LoadConfig.pt_load_map_location) else {"pt_load_map_location": found}

@@ -564,7 +564,7 @@ def test_check_finds_lost_slots_and_requests():
     scheduler = make()
     scheduler.add(request("a"), 0.0)
     advance(scheduler)
-    scheduler._slots.pop()
+    scheduler._slots.free.pop()
     with pytest.raises(AssertionError, match="I9"):
         scheduler.check()
     scheduler = make()

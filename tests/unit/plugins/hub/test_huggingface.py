@@ -46,7 +46,7 @@ def hub() -> Iterator[FakeHub]:
         "org/words": {"tokenizer.json": b"{}"},
         "org/old": {"config.json": CONFIG, "pytorch_model.bin": b"p"},
         "org/mistral": {
-            "params.json": b"{}",
+            "params.json": b'{"dim": 8, "n_layers": 1, "n_heads": 1, "hidden_dim": 8, "vocab_size": 8}',
             "tekken.json": b"{}",
             "tokenizer.model.v7": b"t",
             "consolidated.safetensors": b"c" * 5000,

@@ -17,7 +17,7 @@ from ferrule_plugins.gguf.blocks import TABLES, Decoded
 from ferrule_plugins.quantization import integers
 from ferrule_plugins.quantization.compressed import CompressedTensors
 from ferrule_plugins.quantization.fp8 import Fp8FromFloats, Fp8Method
-from ferrule_plugins.quantization.gguf import GgufMethod
+from ferrule_plugins.quantization.gguf import GgufMethod, GgufScheme
 from ferrule_plugins.quantization.groupwise import Awq, Gptq
 from ferrule_plugins.quantization.modelopt import ModelOpt
 from ferrule_plugins.quantization.products import Quantized, Shared
@@ -54,6 +54,8 @@ def capability(request: Any, device: torch.device, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(Quantized, "_cpu", Quantized._cuda)
     monkeypatch.setattr(Quantized, "_fp8_cpu", lambda scheme, weights: weights)
     monkeypatch.setattr(Fp8FromFloats, "weights", Fp8FromFloats.e4m3)
+    levelled = GgufScheme.weights  # only the CPU's kernel takes scales of two levels
+    monkeypatch.setattr(GgufScheme, "weights", lambda scheme, layer: levelled(scheme, layer).integers())
     monkeypatch.setattr(Shared, "compiled", lambda self: False)  # else the CPU's kernel quantizes float weights
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: request.param)
     yield request.param

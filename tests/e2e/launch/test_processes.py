@@ -60,7 +60,7 @@ async def under_load(server: servers.Server, gate: servers.Gate, act: Callable[[
     client saw. The gate is shut when `act` is called."""
     timeout, begun = aiohttp.ClientTimeout(total=240), asyncio.Event()
     connector = aiohttp.TCPConnector(limit=0)
-    with gate.shut(after=20):
+    with gate.shut(after=100):
         async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
             clients = [asyncio.create_task(stream(session, server.url, BODY, begun)) for _ in range(count)]
             clients += [asyncio.create_task(whole(session, server.url)) for _ in range(count)]
@@ -132,7 +132,8 @@ def test_sigterm_drains(fresh: servers.Server, gate: servers.Gate) -> None:
 
     def stop() -> None:
         fresh.process.send_signal(signal.SIGTERM)
-        assert servers.until(lambda: fresh.health() == 503)
+        assert servers.until(lambda: fresh.health() == 503)  # says the launcher, before its processes do
+        assert fresh.says("draining open=")
         refused.append(status_of(fresh.url))
         gate.open()
 

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from ferrule.errors import ForbiddenError, RequestError
 
-_HOST = re.compile(r"(?P<name>[A-Za-z0-9._~-]+|\[[0-9A-Fa-f:.]+\])(?::(?P<port>[0-9]{1,5}))?")
+_HOST = re.compile(r"(?P<name>[A-Za-z0-9._~-]+|\[[0-9A-Fa-f:.]+\])(?::(?P<port>[0-9]{0,5}))?")
 # Domains that nobody outside a network can register: RFC 6761, 6762 and 8375, ICANN's "internal", Kubernetes' "svc".
 _PRIVATE = ("localhost", "local", "internal", "lan", "home.arpa", "svc", "cluster.local", "test")
 _SIMPLE_TYPES = ("", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data")
@@ -34,6 +34,15 @@ def host_of(values: list[bytes]) -> str:
     if found is None or int(found["port"] or 0) > 65535:
         raise RequestError("The Host header is not a host name or an address.", "Host")
     return found["name"].lower().rstrip(".")
+
+
+def is_host(values: list[bytes]) -> bool:
+    """Whether `host_of` takes these headers."""
+    try:
+        host_of(values)
+    except RequestError:
+        return False
+    return True
 
 
 class Hosts:

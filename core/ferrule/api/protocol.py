@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from functools import partial
 from typing import Any
 
@@ -12,6 +11,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from ferrule.api.app import CLOSE
 from ferrule.api.errors import failure_of
+from ferrule.api.origin import is_host
 from ferrule.api.turns import Turns
 from ferrule.config import LimitsConfig
 from ferrule.errors import FerruleError, HeadersTooLargeError, RequestError, TooSlowError, UnavailableError
@@ -20,9 +20,6 @@ _MAX_HEADERS = 128
 _MAX_URL_BYTES = 8 << 10
 _MAX_PIPELINED = 8
 _LINGER_SECONDS = 1.0  # for a refused client to read its answer
-
-
-_HOST = re.compile(rb"(?:[A-Za-z0-9._~!$&'()*+,;=%-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{0,5})?")
 
 
 class _VersionError(RequestError):
@@ -152,8 +149,8 @@ class GuardedProtocol(HttpToolsProtocol):
             self._refusal = _VersionError(f"HTTP/{version} is not supported; use HTTP/1.1.")
         elif len(hosts) > 1 or (not hosts and version == "1.1"):
             self._refusal = RequestError("The request needs exactly one Host header.", "Host")
-        elif hosts and not _HOST.fullmatch(hosts[0].strip()):
-            self._refusal = RequestError("The Host header is not valid.", "Host")
+        elif not is_host(hosts):
+            self._refusal = RequestError("The Host header is not a host name or an address.", "Host")
         elif codings and codings != [b"chunked"]:
             self._refusal = _CodingError("Transfer-Encoding may only be chunked.", "Transfer-Encoding")
         elif codings and version == "1.0":

@@ -63,8 +63,8 @@ async def under_load(server: servers.Server, gate: servers.Gate, act: Callable[[
     with gate.shut(after=100):
         async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
             clients = [asyncio.create_task(stream(session, server.url, BODY, begun)) for _ in range(count)]
+            await asyncio.wait_for(begun.wait(), 120)  # before others may take all four places of the engine
             clients += [asyncio.create_task(whole(session, server.url)) for _ in range(count)]
-            await begun.wait()
             while server.taken() < 2 * count:
                 await asyncio.sleep(0.01)
             act()

@@ -295,7 +295,8 @@ class RowResult(Struct, frozen=True, gc=False):
     """What one chunk produced. `token_ids` is empty for a chunk that did not sample.
 
     `prompt_logprobs` has one entry for each position p in (start, start + count] that is still in the prompt: the
-    log-probability of known token p given the ones before it. `error` ends this request and no other.
+    log-probability of known token p given the ones before it. `error` ends this request and no other; `invalid` says
+    that the request itself is to blame.
     """
 
     id: str
@@ -304,6 +305,7 @@ class RowResult(Struct, frozen=True, gc=False):
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     error: str | None = None
+    invalid: bool = False
 
 
 class StepResult(Struct, frozen=True, gc=False):
@@ -329,7 +331,8 @@ class RequestDelta(Struct, frozen=True, omit_defaults=True, gc=False):
     """News of one request. `finish` is set on the last one, and nothing follows it.
 
     `stop_reason` is the stop token's id. `cached` counts prompt tokens that came from the prefix cache and is final
-    in the first delta with tokens. `error` is a message fit for the client, present when finish is ERROR.
+    in the first delta with tokens. With finish ERROR, `error` is a message fit for the client, and `invalid` says
+    that the request itself is to blame (400), and not the server (500).
     """
 
     id: str
@@ -342,6 +345,7 @@ class RequestDelta(Struct, frozen=True, omit_defaults=True, gc=False):
     num_preemptions: int = 0
     error: str | None = None
     times: RequestTimes | None = None  # with `finish`
+    invalid: bool = False
 
 
 class EngineStats(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -45,6 +45,7 @@ class Output:
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish: FinishReason | None = None
     error: str | None = None
+    invalid: bool = False
     cached: int = 0
     num_preemptions: int = 0
 
@@ -54,7 +55,7 @@ class Output:
         self.prompt_logprobs += delta.prompt_logprobs
         self.cached = max(self.cached, delta.cached)
         self.num_preemptions = max(self.num_preemptions, delta.num_preemptions)
-        self.finish, self.error = delta.finish, delta.error
+        self.finish, self.error, self.invalid = delta.finish, delta.error, delta.invalid
 
 
 class Harness:

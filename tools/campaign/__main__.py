@@ -2,7 +2,8 @@
 
 Every goal of `goals` that this build has the features for is proved by its commands, one after the other, with an hour
 for all of them (ten minutes with `--quick`). What was proved is kept in campaign.json, so a run that was interrupted
-goes on where it was; `--again` begins anew. At the end there is a table, and the exit status is 1 if a goal is missed.
+goes on where it was; `--again` begins anew. What a quick run proved counts for quick runs only. At the end there is a
+table, and the exit status is 1 if a goal is missed.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from tools import ROOT
 from tools.campaign.goals import GROUPS, Command, Goal
 
 _KEPT = ROOT / "campaign.json"
-_MOST = 1800.0  # seconds for one command
+_MOST = 5400.0  # seconds for one command: the longest is a soak of an hour
 _SHOWN = 160  # characters of a figure
 _INTRO = """# What the server survives
 
@@ -41,6 +42,7 @@ class Proof(msgspec.Struct, frozen=True):
     holds: bool
     figure: str
     seconds: float
+    quick: bool = True
 
 
 def prove(goal: Goal, quick: bool) -> Proof:
@@ -50,8 +52,8 @@ def prove(goal: Goal, quick: bool) -> Proof:
         holds, figure = _run(command)
         figures.append(figure)
         if not holds:
-            return Proof(False, "; ".join(figures), time.monotonic() - began)
-    return Proof(True, "; ".join(figures), time.monotonic() - began)
+            return Proof(False, "; ".join(figures), time.monotonic() - began, quick)
+    return Proof(True, "; ".join(figures), time.monotonic() - began, quick)
 
 
 def _run(words: Command) -> tuple[bool, str]:
@@ -72,7 +74,9 @@ def _run(words: Command) -> tuple[bool, str]:
     lines = [line.strip("= ") for line in done.stdout.decode("utf-8", "replace").splitlines() if line.strip()]
     if done.returncode:
         print("".join(f"    | {line}\n" for line in lines[-30:]), flush=True)
-    return done.returncode == 0, (lines or ["it said nothing"])[-1][:_SHOWN]
+    figure = (lines or ["it said nothing"])[-1][:_SHOWN]
+    proved = words[0] != "pytest" or " passed" in figure  # tests that were skipped prove nothing
+    return done.returncode == 0 and proved, figure
 
 
 def table(proofs: Mapping[str, Proof], quick: bool) -> str:
@@ -108,7 +112,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--write", type=Path, help="the page to write the table to")
     parser.add_argument("goals", nargs="*", metavar="GOAL", help="such as G-F1; default: all")
     args = parser.parse_args(argv)
-    proofs = {} if args.again or not _KEPT.exists() else msgspec.json.decode(_KEPT.read_bytes(), type=dict[str, Proof])
+    kept = {} if args.again or not _KEPT.exists() else msgspec.json.decode(_KEPT.read_bytes(), type=dict[str, Proof])
+    proofs = {name: proof for name, proof in kept.items() if args.quick or not proof.quick}
     for goal in (goal for goals in GROUPS.values() for goal in goals):
         if goal.waits_for or (args.goals and goal.id not in args.goals):
             continue

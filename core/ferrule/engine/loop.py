@@ -190,7 +190,7 @@ class EngineLoop:
 
     def _end_unprepared(self, request: EngineRequest, error: BaseException) -> None:
         if isinstance(error, RequestError):  # an executor without constraints refuses them: no fault to log
-            self._end(request, FinishReason.ERROR, error.message)
+            self._end(request, FinishReason.ERROR, error.message, invalid=True)
             return
         self.log_failure(f"loading the constraint of request {request.id}")
         self._end(request, FinishReason.ERROR, "The constraint on the output could not be loaded.")
@@ -198,13 +198,12 @@ class EngineLoop:
     def _queue(self, request: EngineRequest) -> None:
         try:
             self.scheduler.add(request, self._clock())
+            self._unchecked = True
         except Exception as error:
             if not isinstance(error, ValueError):
                 self.log_failure(f"adding request {request.id}")
             text = str(error) if isinstance(error, ValueError) else "The request could not be queued."
             self._end(request, FinishReason.ERROR, text)
-        else:
-            self._unchecked = True
 
     def _cancel(self, ids: list[str], reason: FinishReason) -> None:
         for request in self._preparing.cancel(ids):
@@ -216,10 +215,12 @@ class EngineLoop:
             (self._paused.add if message.paused else self._paused.discard)(message.id)
             self.scheduler.pause(message.id, message.paused, self._clock())
 
-    def _end(self, request: EngineRequest, finish: FinishReason, error: str | None = None) -> None:
+    def _end(
+        self, request: EngineRequest, finish: FinishReason, error: str | None = None, invalid: bool = False
+    ) -> None:
         """The last word on a request that the scheduler does not know."""
         times = RequestTimes(arrival=request.arrival, finished=self._clock())
-        self._deliver([RequestDelta(request.id, finish=finish, error=error, times=times)])
+        self._deliver([RequestDelta(request.id, finish=finish, error=error, times=times, invalid=invalid)])
 
     def _deliver(self, deltas: list[RequestDelta]) -> None:
         for delta in deltas:

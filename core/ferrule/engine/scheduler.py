@@ -262,8 +262,9 @@ class DefaultScheduler(Scheduler):
         if error is None and chunk.samples != bool(row.token_ids):
             error = "the runner did not return the token that it was asked for"
         if error is not None:
-            self.counters.corrupted_requests += 1
-            return self._end(request, RequestDelta(request.id, error=error), FinishReason.ERROR, now)
+            self.counters.corrupted_requests += not row.invalid
+            delta = RequestDelta(request.id, error=error, invalid=row.invalid)
+            return self._end(request, delta, FinishReason.ERROR, now)
         request.confirmed = chunk.start + chunk.count
         self.cache.confirm(request.id, request.ids, request.confirmed)
         prompt_logprobs = request.undelivered(chunk.start, row.prompt_logprobs) if row.prompt_logprobs else ()

@@ -53,6 +53,7 @@ class Sampled:
     logprobs: torch.Tensor | None = None  # [rows, vocab] float32 of the rows that ask, in order; before any processing
     errors: Mapping[int, str] = field(default_factory=dict)  # by row
     ranked: Sequence[torch.Tensor] | None = None  # in the place of logprobs: what `runner.logprobs.rank` makes of them
+    barred: torch.Tensor | None = None  # [rows] bool: not finite because the request's own wishes leave no token
 
 
 class Sampler(ABC):

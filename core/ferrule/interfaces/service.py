@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
+from ferrule.errors import RequestError, RequestFailed
 from ferrule.interfaces.parsers import Event
 from ferrule.interfaces.stats import HttpStats
 from ferrule.interfaces.tokenizer import Tokenizer
@@ -79,7 +80,8 @@ class Usage(Struct, frozen=True, kw_only=True, gc=False):
 class Output(Struct, frozen=True, kw_only=True, gc=False):
     """News of one choice. Text comes as events of the parse chain; ids and logprobs are those of the new tokens.
 
-    `prompt_ids` is set on a choice's first output; `finish` on its last. With finish ERROR, `error` says why.
+    `prompt_ids` is set on a choice's first output; `finish` on its last. With finish ERROR, `error` says why, and
+    `invalid` whether the request is to blame (400) or the server (500).
     """
 
     index: int  # choice: prompt index x n + number
@@ -94,6 +96,11 @@ class Output(Struct, frozen=True, kw_only=True, gc=False):
     stop_reason: int | str | None = None  # stop token id or stop string
     error: str | None = None
     usage: Usage = Usage()  # of this choice so far
+    invalid: bool = False
+
+    def failure(self) -> RequestError | RequestFailed:
+        """What to raise when `finish` is ERROR."""
+        return (RequestError if self.invalid else RequestFailed)(self.error or "The request failed.")
 
 
 class Health(Struct, frozen=True, kw_only=True):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ferrule.errors import RequestFailed
 from ferrule.interfaces.parsers import Content
 from ferrule.interfaces.service import Output, Tokens
 from ferrule.llm.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestOutput
@@ -30,9 +29,9 @@ class Progress:
         return all(choice.finish_reason is not None for choice in self._choices)
 
     def take(self, output: Output) -> RequestOutput | None:
-        """What is to be told now; None before the end with FINAL_ONLY. Raises RequestFailed for a failed choice."""
+        """What is to be told now; None before the end with FINAL_ONLY. Raises what a failed choice failed with."""
         if output.finish is FinishReason.ERROR:
-            raise RequestFailed(output.error or "The request failed.")
+            raise output.failure()
         if output.prompt_ids is not None and not self._prompt_ids:
             self._begin(output)
         choice = self._choices[output.index]

@@ -264,7 +264,7 @@ class ModelRunner:
         sampled = self._sampler.sample(logits, SampleBatch(wanted, ids, self._transfers, self._tokenizer))
         ids.view(-1).index_copy_(0, here, sampled.tokens.to(torch.int32))  # where the next step looks for them
         state.sampled(slots, positions)
-        outcome.add_tokens(rows, sampled.tokens, sampled.finite, dict(sampled.errors))
+        outcome.add_tokens(rows, sampled)
         ranked = sampled.ranked
         if asking and ranked is None and sampled.logprobs is not None:
             chosen = sampled.tokens.index_select(0, who)

@@ -9,10 +9,12 @@ import torch
 
 from ferrule.interfaces.executor import Step
 from ferrule.interfaces.platform import Copies, Transfers
+from ferrule.interfaces.sampler import Sampled
 from ferrule.runner import logprobs
 from ferrule.types import RowResult, StepPlan, StepResult, TokenLogprobs
 
-_NOT_FINITE = "The model computed numbers that are not finite, or no token is allowed."
+_NOT_FINITE = "The model computed numbers that are not finite."
+_BARRED = "No token is allowed here by all of what the request asks for: constraint, allowed and banned tokens."
 _RANKED = 5  # tensors of `logprobs.rank`
 
 
@@ -30,6 +32,7 @@ class Outcome(Step):
     _prompts: list[tuple[int, list[int]]] = field(default_factory=list)  # row, and what `tops` its entries have
     _places: dict[int, int] = field(default_factory=dict)  # by row: its place among the sampled ones
     _tokens: int = 0  # which of `tensors` are the tokens
+    _bars: bool = False  # `barred` came with the tokens
     _errors: dict[int, str] = field(default_factory=dict)  # by place
     _asking: dict[int, int] = field(default_factory=dict)  # by place: how many likely tokens to list
 
@@ -38,11 +41,14 @@ class Outcome(Step):
         self._prompts.append((row, [top] * len(ranked[0])))
         self.tensors += finite, *ranked
 
-    def add_tokens(self, rows: list[int], tokens: torch.Tensor, finite: torch.Tensor, errors: dict[int, str]) -> None:
-        """One token for each of `rows`; errors by place in them. Comes behind the prompts."""
-        self._places, self._errors = {row: place for place, row in enumerate(rows)}, errors
+    def add_tokens(self, rows: list[int], sampled: Sampled) -> None:
+        """One token for each of `rows`. Comes behind the prompts."""
+        self._places, self._errors = {row: place for place, row in enumerate(rows)}, dict(sampled.errors)
         self._tokens = len(self.tensors)
-        self.tensors += tokens, finite
+        self.tensors += sampled.tokens, sampled.finite
+        if sampled.barred is not None:
+            self._bars = True
+            self.tensors.append(sampled.barred)
 
     def add_logprobs(self, asking: dict[int, int], ranked: list[torch.Tensor]) -> None:
         """Of the tokens at some places. Comes last."""
@@ -70,7 +76,7 @@ class Outcome(Step):
             finite, entries = bool(next(took)), logprobs.describe(list(islice(took, _RANKED)), tops)
             before = prompts.setdefault(row, [])
             prompts[row] = before + entries if finite and before is not None else None
-        told = [next(took).tolist(), next(took).tolist()] if self._places else []
+        told = [next(took).tolist() for _ in range(2 + self._bars)] if self._places else []
         described: dict[int, TokenLogprobs] = {}
         if self._asking:
             tops = list(self._asking.values())
@@ -78,13 +84,16 @@ class Outcome(Step):
         rows = []
         for row, chunk in enumerate(self.plan.chunks):
             error, place = self.faults.get(row), self._places.get(row)
-            answers = prompts.get(row, [])
+            answers, barred = prompts.get(row, []), False
             if error is None and place is not None:
-                error = self._errors.get(place) or (None if told[1][place] else _NOT_FINITE)
+                error = self._errors.get(place)
+                barred = error is None and self._bars and told[2][place]
+                if error is None and not told[1][place]:
+                    error = _BARRED if barred else _NOT_FINITE
             if error is None and answers is None:
                 error = _NOT_FINITE
             if error is not None:
-                rows.append(RowResult(chunk.id, chunk.epoch, error=error))
+                rows.append(RowResult(chunk.id, chunk.epoch, error=error, invalid=barred))
                 continue
             ids = () if place is None else (told[0][place],)
             extra = (described[place],) if place in described else ()

@@ -13,7 +13,7 @@ import msgspec
 
 from ferrule import __version__, log
 from ferrule.config import Config
-from ferrule.errors import RequestError, RequestFailed
+from ferrule.errors import RequestError
 from ferrule.interfaces.http import RequestInfo, RouterContext
 from ferrule.interfaces.parsers import Reasoning
 from ferrule.interfaces.service import Generate, Output, Service, Usage
@@ -168,9 +168,9 @@ def finite(logprob: float) -> float:
 
 
 def finish_of(output: Output) -> str | None:
-    """The finish reason to show. Raises RequestFailed when the choice ended with an error of ours."""
+    """The finish reason to show. Raises RequestError or RequestFailed when the choice ended with an error."""
     if output.finish is FinishReason.ERROR:
-        raise RequestFailed(output.error or "The request failed.")
+        raise output.failure()
     return None if output.finish is None else output.finish.value
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
@@ -43,7 +44,7 @@ class DefaultSampler(Sampler):
         changes = [*self._edits(plan, batch, logits.shape[1], parcel, errors), *self._penalties(plan, batch, parcel)]
         parcel.send(batch.transfers, logits.device)
         best, ranked = choose.best(logits), None
-        finite = best.finite
+        finite, barred = best.finite, None
         if asking is not None:
             kept = not changes and draws is None
             ranked = choose.rank(logits, asking(), [rows[row].sampling.logprobs or 0 for row in plan.asking], kept)
@@ -51,10 +52,11 @@ class DefaultSampler(Sampler):
             for change in changes:
                 change(choose, logits)
             best = choose.best(logits)
+            barred = finite & (best.most == -math.inf)
             finite = finite & best.finite
         tokens = best.tokens if draws is None else choose.draw(logits, best, draws)
         told = ranked(tokens.index_select(0, asking())) if ranked is not None and asking is not None else None
-        return Sampled(tokens, finite, None, errors, told)
+        return Sampled(tokens, finite, None, errors, told, barred)
 
     def _follow(self, rows: Sequence[SampleRow]) -> Plan:
         samplings = [row.sampling for row in rows]

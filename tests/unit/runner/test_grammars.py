@@ -103,7 +103,8 @@ def test_a_mask_that_the_other_parameters_empty_ends_that_request(harness: Harne
         stop_token_ids=stops,
     )
     assert failed.finish is FinishReason.ERROR
-    assert "no token is allowed" in str(failed.error)
+    assert "No token is allowed" in str(failed.error)
+    assert failed.invalid
     assert other.finish in {FinishReason.STOP, FinishReason.LENGTH}
 
 

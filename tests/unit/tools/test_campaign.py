@@ -42,6 +42,14 @@ def test_a_goal_is_proved_by_all_of_its_commands() -> None:
     assert not prove(Goal("a", "", "", (good,), (bad,)), quick=False).holds
 
 
+def test_tests_that_were_skipped_prove_nothing(tmp_path: Path) -> None:
+    tests = tmp_path / "test_one.py"
+    tests.write_text("import pytest\n\ndef test_one():\n    pytest.skip('not here')\n", encoding="utf-8")
+    proof = prove(Goal("a", "", "", (("pytest", "--rootdir", str(tmp_path), "--noconftest", str(tests)),)), quick=True)
+    assert "1 skipped" in proof.figure
+    assert not proof.holds
+
+
 def test_the_page_says_what_was_found() -> None:
     page = table({"G-H1": Proof(True, "3 | passed", 1.0), "G-F1": Proof(False, "hangs", 2.0)}, quick=True)
     assert "1 goals hold, 1 do not" in page

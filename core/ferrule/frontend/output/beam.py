@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from ferrule import log
 from ferrule.client.base import EngineClient
-from ferrule.errors import EngineDead, RequestFailed
+from ferrule.errors import EngineDead, RequestError, RequestFailed
 from ferrule.frontend.admission.validate import Checked
 from ferrule.frontend.output.choice import Choice, OutputStream
 from ferrule.frontend.output.stops import StopMatcher
@@ -86,8 +86,9 @@ class _Search:
             return [self._delta(beam) for beam in await self._search()]
         except EngineDead:
             raise
-        except RequestFailed as error:
-            return [RequestDelta(id=self.choice.id, finish=FinishReason.ERROR, error=error.message)]
+        except (RequestError, RequestFailed) as error:
+            invalid = isinstance(error, RequestError)
+            return [RequestDelta(id=self.choice.id, finish=FinishReason.ERROR, error=error.message, invalid=invalid)]
         except Exception:
             _logger.exception("a beam search failed", id=self.choice.id)
             return [RequestDelta(id=self.choice.id, finish=FinishReason.ERROR)]
@@ -134,7 +135,8 @@ class _Search:
             if delta.times is not None:
                 self.times = replace(self.times or delta.times, finished=delta.times.finished)
             if delta.finish in {FinishReason.ERROR, FinishReason.ABORT}:
-                raise RequestFailed(delta.error or "A request of the beam search was ended.")
+                kind = RequestError if delta.invalid else RequestFailed
+                raise kind(delta.error or "A request of the beam search was ended.")
         return found[0]
 
     def _grow(

@@ -121,6 +121,7 @@ class Choice:
             stop_reason=reason,
             error=(delta.error or _FAILED) if finish is FinishReason.ERROR else None,
             usage=self._usage(),
+            invalid=delta.invalid,
         )
 
     def _answer(

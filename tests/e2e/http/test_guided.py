@@ -213,3 +213,20 @@ def test_large_constraints_are_answered(server: servers.Server, schema: dict[str
     answer = httpx.post(f"{server.url}/v1/chat/completions", json={**ASK, "guided_json": schema}, timeout=120)
     assert answer.status_code in {200, 400}
     assert httpx.get(f"{server.url}/health", timeout=60).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_constraint_without_an_allowed_token_is_the_clients_fault(server: servers.Server, stream: bool) -> None:
+    """Also when the first tokens could be chosen. The metric of corrupted requests does not count it."""
+    first, then = (httpx.post(f"{server.url}/tokenize", json={"prompt": text}).json()["tokens"] for text in ("7", "x"))
+    ask = {**ASK, "stream": stream, "guided_regex": "7x", "allowed_token_ids": first[-1:]}
+    answer = httpx.post(f"{server.url}/v1/chat/completions", json=ask, timeout=240)
+    assert "No token is allowed" in answer.text
+    if stream and answer.status_code == 200:
+        assert json.loads(answer.text.rpartition("data: ")[2])["error"]["code"] == 400
+    else:
+        assert answer.status_code == 400
+    at_once = httpx.post(f"{server.url}/v1/chat/completions", json={**ask, "allowed_token_ids": then[-1:]}, timeout=240)
+    assert "No token is allowed" in at_once.text
+    metrics = httpx.get(f"{server.url}/metrics").text
+    assert re.search(r"corrupted_requests_total\{[^}]*\} 0\.0", metrics), metrics

@@ -147,6 +147,10 @@ class EngineDead(FerruleError):
     """The engine or one of its workers is gone. The first cause is kept."""
 
 
+class StepTooLarge(EngineDead):
+    """A step did not get the memory that it needs. It may be computed again for fewer requests."""
+
+
 def nearest(name: str, choices: Iterable[str]) -> str:
     """Return ``" Did you mean 'x'?"`` for the closest choice, or an empty string."""
     match = get_close_matches(name, list(choices), n=1, cutoff=0.6)

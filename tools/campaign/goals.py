@@ -254,7 +254,10 @@ FAULTS = (
     ),
     Goal("G-F7", "NaN, ids out of range, faults of plugins", "that request alone", (_tests("tests/unit/runner"),)),
     Goal(
-        "G-F8", "no memory in a step", "the newest requests fail", (_tests("tests/unit/engine", "tests/unit/runner"),)
+        "G-F8",
+        "no memory in a step",
+        "the largest and newest requests fail, a second time within a minute ends the engine",
+        (_tests("tests/unit/plugins/executor/test_shortage.py", "tests/unit/engine", "tests/unit/runner"),),
     ),
     Goal(
         "G-F9",

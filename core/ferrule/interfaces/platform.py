@@ -133,7 +133,10 @@ class DeviceMemory(ABC):
         """
 
     def guard(self, stage: str) -> AbstractContextManager[None]:
-        """Around `stage` ("load", "cache", "step"): turns the device's errors into errors that say what to change."""
+        """Around `stage` ("load", "cache", "step"): turns the device's errors into errors that say what to change.
+
+        Those of "step" are StepTooLarge where memory is all that was missing.
+        """
         return nullcontext()
 
     def trim(self) -> None:

@@ -45,8 +45,8 @@ class TextSupport:
 class ModelRunner:
     """Runs plans in order. State of a request is keyed by its slot, never by its row in a batch.
 
-    `begin` is apply, forward, finish: it queues the launches of a step, and waits for nothing that the device computes.
-    Not thread-safe: one thread runs all steps.
+    A step is `apply`, then `compute`, which queues its launches (forward, finish) and waits for nothing that the device
+    computes. Not thread-safe: one thread runs all steps.
     """
 
     def __init__(
@@ -100,12 +100,9 @@ class ModelRunner:
     def init_cache(self, num_blocks: int, num_snapshots: int = 0) -> None:
         """Allocate the KV cache, zeroed, block 0 being the null block, and states; forget every request."""
         self.release_cache()  # before the new one: both do not fit
-        self._storages, views = self.cache.allocate(
-            num_blocks,
-            self._limits.cache_type or self._limits.dtype,
-            self._limits.device,
-            self._shape,
-        )
+        limits = self._limits
+        element = limits.cache_type or limits.dtype
+        self._storages, views = self.cache.allocate(num_blocks, element, limits.device, self._shape)
         self.recurrent.allocate(num_snapshots)
         self._bind(views)
 
@@ -137,18 +134,19 @@ class ModelRunner:
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step. An exception is a fault of the device or of the planner, and is fatal."""
-        return self.begin(plan).result()
+        self.apply(plan)
+        return self.compute(plan).result()
 
     @torch.inference_mode()
-    def begin(self, plan: StepPlan) -> Step:
-        """Queue one step. Steps end in the order in which they began."""
-        self.apply(plan)
+    def compute(self, plan: StepPlan) -> Step:
+        """Queue the chunks of a plan that was applied, or some of them. Steps end in the order in which they began."""
         if not plan.chunks:
             return Outcome(plan, {})
         outcome = self.finish(self.forward(plan))
         outcome.fetch(self._transfers)
         return outcome
 
+    @torch.inference_mode()
     def apply(self, plan: StepPlan) -> None:
         """Follow the plan's differences: releases, admissions, copies, appended blocks."""
         self._state.apply(plan)

@@ -35,6 +35,7 @@ from ferrule.waiting import waiting
 from ferrule_plugins.executor.calibration import calibrate
 from ferrule_plugins.executor.host_copy import HostCopy
 from ferrule_plugins.executor.self_check import check_finite
+from ferrule_plugins.executor.shortage import Shortage
 
 _log = Log("worker")
 
@@ -49,6 +50,7 @@ class Worker:
         self._plugins = plugins
         self._runner: ModelRunner | None = None
         self._grammars: Grammars
+        self._shortage: Shortage
         self.platform: Platform
         self.depth = 1  # steps in flight that pay off
         self._reload: Callable[[], Model]
@@ -104,6 +106,7 @@ class Worker:
             execution.recorder(self.config),
             TextSupport(tokenizer, self._grammars),
         )
+        self._shortage = Shortage(runner, self.platform.memory())
         self.platform.memory().rehearse(self._rehearsal(runner, limits))
         info = self._describe(loaded, runner)
         shown = "architecture", "implementation", "dtype", "quantization", "attention", "num_parameters", "weight_bytes"
@@ -174,8 +177,7 @@ class Worker:
 
     def begin(self, plan: StepPlan) -> Step:
         """Queue a step on the device; give what it returns to `end`."""
-        with self.platform.memory().guard("step"):
-            return self.model_runner.begin(plan)
+        return self._shortage.begin(plan)
 
     def end(self, step: Step) -> StepResult:
         """Wait for a step's result. What a device was told to do may fail only here."""

@@ -23,7 +23,7 @@ import torch
 
 from ferrule.config import Resolved
 from ferrule.env import Environment
-from ferrule.errors import ConfigError
+from ferrule.errors import ConfigError, StepTooLarge
 from ferrule.interfaces.platform import DeviceMemory
 from ferrule.waiting import waiting
 from ferrule_plugins.heap import give_back
@@ -84,9 +84,11 @@ class CpuMemory(DeviceMemory):
         try:
             yield
         except (MemoryError, RuntimeError) as error:
-            if stage == "step" or not (isinstance(error, MemoryError) or "can't allocate memory" in str(error)):
+            if not (isinstance(error, MemoryError) or "can't allocate memory" in str(error)):
                 raise
             there = f"{max(available(), 0) / 2**30:.1f} GiB are available, and ulimit -v may allow less"
+            if stage == "step":
+                raise StepTooLarge(f"A step needs more memory than there is: {there}.") from error
             if stage == "cache":
                 raise ConfigError(f"The KV cache cannot be allocated: {there}.", _ADVICE) from None
             raise ConfigError(

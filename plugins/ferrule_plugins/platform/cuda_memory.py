@@ -17,7 +17,7 @@ import torch
 
 from ferrule.config import Config, Resolved
 from ferrule.config.resolve import resolve
-from ferrule.errors import ConfigError, EngineDead
+from ferrule.errors import ConfigError, StepTooLarge
 
 _GIB = 2**30
 _HEADROOM = 512 * 2**20  # bytes left free for libraries, where the share would take everything
@@ -167,7 +167,7 @@ class Budget:
             f"{said}: there is no room for a KV cache beside {needs}.", self._cache_advice(now, libraries)
         )
 
-    def too_little(self, stage: str) -> ConfigError | EngineDead:
+    def too_little(self, stage: str) -> ConfigError | StepTooLarge:
         """The error for a device without memory in `stage`: "load", "rehearsal", "cache" or "step"."""
         now = self.device.read()
         figures = f"{gib(now.allocated)} used by this instance, {gib(now.elsewhere)} elsewhere, {gib(now.free)} free"
@@ -181,7 +181,7 @@ class Budget:
             if self.config.cache.num_gpu_blocks_override is not None:
                 less = f"--num-gpu-blocks-override to less than {self.config.cache.num_gpu_blocks_override}"
             return ConfigError(f"The KV cache does not fit: {told}", f"Set {less}.")
-        return EngineDead(f"A step does not fit: {told} Set {less}, or {self._smaller_step(lower=True)}")
+        return StepTooLarge(f"A step does not fit: {told} Set {less}, or {self._smaller_step(lower=True)}")
 
     # ------------------------------------------------------------------------------------ what to change
 

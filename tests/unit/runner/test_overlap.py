@@ -101,6 +101,11 @@ def _story() -> Iterator[StepPlan]:
     yield StepPlan(4, (), releases=(0, 1, 2))
 
 
+def _begin(runner: ModelRunner, plan: StepPlan) -> Step:
+    runner.apply(plan)
+    return runner.compute(plan)
+
+
 def test_nothing_is_asked_of_the_device_while_a_step_begins() -> None:
     """On "meta" there are no numbers, and a copy outside of `Transfers` is refused."""
     watch = NoWaiting()
@@ -109,7 +114,7 @@ def test_nothing_is_asked_of_the_device_while_a_step_begins() -> None:
     pending = []
     with watch:
         for plan in _story():
-            pending.append(runner.begin(plan))
+            pending.append(_begin(runner, plan))
     assert transfers.fetched == 4
     shapes = [
         [(row.id, len(row.token_ids), len(row.prompt_logprobs)) for row in each.result().rows] for each in pending
@@ -136,7 +141,7 @@ def test_the_watch_sees_what_waits() -> None:
 def test_results_may_be_read_when_later_steps_have_begun() -> None:
     runner, other = _runner(), _runner()
     results = [runner.execute(plan) for plan in _story()]
-    pending = [other.begin(plan) for plan in _story()]
+    pending = [_begin(other, plan) for plan in _story()]
     assert [each.result() for each in pending] == results
     assert all(row.error is None for result in results for row in result.rows)
     assert len(results[0].rows[0].prompt_logprobs) == 3
@@ -163,7 +168,7 @@ def test_pinned_buffers_carry_what_torch_would() -> None:
     marks = Marks()
     packed = _runner(transfers=PinnedTransfers(pinned=False, event=lambda: marks))
     plain = _runner()
-    pending = [packed.begin(plan) for plan in _story()]
+    pending = [_begin(packed, plan) for plan in _story()]
     assert (marks.recorded, marks.waited) == (4, 0)
     assert [each.result() for each in pending] == [plain.execute(plan) for plan in _story()]
     assert marks.waited == 4

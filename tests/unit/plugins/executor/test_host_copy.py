@@ -154,7 +154,7 @@ def test_what_fails_while_a_result_is_waited_for_is_advised_on_too(
             raise EngineDead(f"a {stage} does not fit") from error
 
     monkeypatch.setattr(worker.platform.memory(), "guard", guard)
-    monkeypatch.setattr(worker.model_runner, "begin", lambda plan: Late())
+    monkeypatch.setattr(worker.model_runner, "compute", lambda plan: Late())
     step = worker.begin(StepPlan(1, ()))
     with pytest.raises(EngineDead, match="a step does not fit"):
         worker.end(step)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ferrule.errors import ConfigError
+from ferrule.errors import ConfigError, StepTooLarge
 from ferrule.runner.cache import _zeros
 from ferrule_plugins.platform import cpu_memory
 from ferrule_plugins.platform.cpu_memory import CpuMemory, available, limit
@@ -99,5 +99,5 @@ def test_an_allocation_that_fails_is_one_block(stage: str, says: str) -> None:
         _zeros((1 << 55,), torch.uint8, torch.device("cpu"))
     with pytest.raises(RuntimeError, match="other"), CpuMemory(1).guard(stage):
         raise RuntimeError("other")
-    with pytest.raises(MemoryError), CpuMemory(1).guard("step"):
-        raise MemoryError
+    with pytest.raises(StepTooLarge), CpuMemory(1).guard("step"):
+        torch.empty(1 << 60, dtype=torch.uint8)

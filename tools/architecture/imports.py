@@ -15,6 +15,7 @@ LAYERS = (
     ("sampling_params", "structured_outputs"),
     ("interfaces",),
     ("hooks",),
+    ("locate",),
     ("wire",),
     ("callers",),
     ("engine",),
@@ -23,6 +24,7 @@ LAYERS = (
     ("client",),
     ("frontend",),
     ("api",),
+    ("door",),
     ("launch",),
     ("llm",),
     ("", "__main__"),  # the package itself, which lends its public names lazily
@@ -50,7 +52,7 @@ NO_TORCH = frozenset(
         "frontend",
         "api",
     }
-    | {"launch", "llm"}
+    | {"locate", "door", "launch", "llm"}
 )
 TORCH = ("torch", "torchvision", "torchaudio", "triton", "safetensors.torch")
 # The engine is a function of what it is given.

@@ -38,7 +38,9 @@ BUDGETS = MappingProxyType(
         "ferrule.client": 500,
         "ferrule.frontend": 3_400,  # with the table of families and their parsers
         "ferrule.api": 2_600,  # with the budget of bytes, the event loop's guard, and what SIGHUP reloads
-        "ferrule.launch": 2_100,  # with which files are fetched, the door for probes, restarts, and reloads
+        "ferrule.locate": 420,
+        "ferrule.door": 670,
+        "ferrule.launch": 1_520,
         "ferrule.llm": 1_250,  # one engine, three ways to call it: batches, steps, and as they come
         "ferrule_nn": 2_800,  # what eighty families are described with: experts, latent attention, states
         "ferrule_parsing": 2_400,

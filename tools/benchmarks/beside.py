@@ -20,7 +20,7 @@ import torch
 from ferrule.config import Config, LoadConfig, ModelConfig, SchedulerConfig
 from ferrule.config.resolve import resolve
 from ferrule.env import read
-from ferrule.launch.localise import localise
+from ferrule.locate.localise import localise
 from ferrule.plugin import discover
 from ferrule.types import TokenSampling
 from tools.benchmarks.runner import Bench

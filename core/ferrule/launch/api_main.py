@@ -18,12 +18,12 @@ from ferrule.client.base import EngineClient
 from ferrule.client.inline import InlineClient
 from ferrule.client.process import ProcessClient
 from ferrule.config import Resolved
+from ferrule.door.door import accepts
 from ferrule.frontend.families import find_family
 from ferrule.frontend.service import build_service
 from ferrule.hooks import HookRunner, open_hooks
 from ferrule.interfaces.service import Service
 from ferrule.launch.check import open_api
-from ferrule.launch.door import accepts
 from ferrule.launch.engine_main import watch_progress
 from ferrule.launch.listen import exposure, reach
 from ferrule.launch.prepare import reload_log

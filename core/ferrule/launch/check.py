@@ -12,7 +12,7 @@ from ferrule.config.chosen import chosen_plugins
 from ferrule.frontend.inputs import Inputs, open_inputs, open_parsers
 from ferrule.hooks import HookRunner, open_hooks
 from ferrule.interfaces.plugins import Plugins
-from ferrule.launch.localise import check_remote, is_path, localise
+from ferrule.locate.localise import check_remote, is_path, localise
 from ferrule.plugin import Component, check_plugins
 from ferrule.waiting import waiting
 from ferrule.wire.board import Board

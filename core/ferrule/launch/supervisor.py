@@ -23,8 +23,8 @@ from msgspec.structs import replace
 
 from ferrule import log
 from ferrule.config import Resolved
+from ferrule.door.door import Door, accepts, has_door
 from ferrule.errors import ConfigError
-from ferrule.launch.door import Door, accepts, has_door
 from ferrule.launch.group import kill_group
 from ferrule.launch.prepare import reload_log
 from ferrule.launch.process import Boot, Child

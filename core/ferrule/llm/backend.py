@@ -25,10 +25,10 @@ from ferrule.frontend.text.render import choose_templates
 from ferrule.hooks import open_hooks
 from ferrule.interfaces.tokenizer import Tokenizer
 from ferrule.launch.engine_child import EngineChild
-from ferrule.launch.localise import localise
 from ferrule.launch.prepare import prepare
 from ferrule.llm.metrics import Metric, read_metrics
 from ferrule.llm.requests import Requests
+from ferrule.locate.localise import localise
 from ferrule.plugin import Plugins
 from ferrule.wire.functions import find_function, import_path
 

@@ -55,11 +55,11 @@ class ServeCommand(Command):
         if parsed.extra["serve"].dry_run is not None:
             return _dry_run(parsed, plugins)
         from ferrule.hooks import open_hooks
-        from ferrule.launch.localise import localise
         from ferrule.launch.prepare import prepare
         from ferrule.launch.reload import Reloader
         from ferrule.launch.resources import check_limits
         from ferrule.launch.supervisor import Supervisor
+        from ferrule.locate.localise import localise
         from ferrule_plugins.command.listen import listening, probing
 
         check_limits()

@@ -19,7 +19,7 @@ from ferrule.frontend.families import find_family
 from ferrule.interfaces.model import Model
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.quantization import LinearLayer, QuantizationMethod
-from ferrule.launch.localise import find_settings, is_path
+from ferrule.locate.localise import find_settings, is_path
 from ferrule.runner.cache import snapshots_in
 
 _METHODS = ("int8", "int4", "fp8")  # that quantize float weights as they load

@@ -14,7 +14,7 @@ from ferrule.config import Resolved
 from ferrule.env import before_libraries
 from ferrule.errors import CheckpointError, ConfigError
 from ferrule.interfaces.plugins import Plugins
-from ferrule.launch.localise import localise
+from ferrule.locate.localise import localise
 from ferrule_plugins.command.folder import beside, copy_others
 from ferrule_plugins.command.pack.contents import configuration, contents
 from ferrule_plugins.command.pack.options import PackConfig

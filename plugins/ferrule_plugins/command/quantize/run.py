@@ -19,7 +19,7 @@ from ferrule.env import before_libraries
 from ferrule.errors import CheckpointError, ConfigError
 from ferrule.interfaces.model import Model
 from ferrule.interfaces.plugins import Plugins
-from ferrule.launch.localise import localise
+from ferrule.locate.localise import localise
 from ferrule_plugins.command.folder import beside, beside_file, copy_others
 from ferrule_plugins.command.pack.write import write_data, write_header
 from ferrule_plugins.command.quantize import gguf_file

@@ -23,7 +23,7 @@ from ferrule.hooks import HookRunner, open_hooks
 from ferrule.launch.check import open_api
 from ferrule.launch.engine_main import watch_progress
 from ferrule.launch.listen import base_url
-from ferrule.launch.localise import localise
+from ferrule.locate.localise import localise
 from ferrule.plugin import Plugins
 from ferrule_plugins.command.listen import bind
 from ferrule_plugins.command.run_batch.drive import Asker, Drive

@@ -21,7 +21,7 @@ from ferrule.config.resolve import resolve
 from ferrule.errors import CheckpointError
 from ferrule.frontend.inputs import open_inputs
 from ferrule.interfaces.quantization import LinearLayer
-from ferrule.launch.localise import localise
+from ferrule.locate.localise import localise
 from ferrule.plugin import discover
 from ferrule_kernels.matmul import Levels
 from ferrule_nn import Linear

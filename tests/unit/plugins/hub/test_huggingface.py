@@ -15,7 +15,7 @@ import pytest
 from ferrule.config import Config, ModelConfig
 from ferrule.config.resolve import resolve
 from ferrule.errors import CheckpointError, PluginError
-from ferrule.launch.localise import localise, weight_patterns
+from ferrule.locate.localise import localise, weight_patterns
 from ferrule.plugin import discover
 from ferrule_testkit.fake_hub import FakeHub, commit, fake_hub
 from ferrule_testkit.wheels import Distribution
@@ -64,7 +64,7 @@ def fetch(tmp_path: Path, hub: FakeHub) -> Fetch:
         "from ferrule.config import Config, LoadConfig, ModelConfig\n"
         "from ferrule.config.resolve import resolve\n"
         "from ferrule.errors import StartupError\n"
-        "from ferrule.launch.localise import check_remote, localise\n"
+        "from ferrule.locate.localise import check_remote, localise\n"
         "from ferrule.plugin import discover\n"
         "model, load, fetches = json.loads(sys.argv[1])\n"
         "try:\n"

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from ferrule.config import LoadConfig
 from ferrule.errors import CheckpointError, ConfigError
-from ferrule.launch.localise import weight_patterns
+from ferrule.locate.localise import weight_patterns
 from ferrule.plugin import discover
 from ferrule_plugins.load_format import safetensors as safetensors_files
 from ferrule_plugins.load_format import shards

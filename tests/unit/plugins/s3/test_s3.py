@@ -18,7 +18,7 @@ from ferrule.config import Config, LoadConfig, ModelConfig
 from ferrule.config.resolve import resolve
 from ferrule.errors import CheckpointError, StartupError
 from ferrule.interfaces.hub import Repository
-from ferrule.launch.localise import check_remote, localise
+from ferrule.locate.localise import check_remote, localise
 from ferrule.plugin import discover
 from ferrule_plugins.hub import s3 as hub
 from ferrule_plugins.hub.s3 import S3

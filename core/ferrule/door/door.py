@@ -23,10 +23,10 @@ from typing import Any
 from ferrule import log
 from ferrule.api import access_log
 from ferrule.config import Resolved
+from ferrule.door.desk import Desk, resolve
+from ferrule.door.probes import Call
 from ferrule.errors import NotFoundError, UnavailableError
 from ferrule.interfaces.plugins import Plugins
-from ferrule.launch.desk import Desk, resolve
-from ferrule.launch.probes import Call
 from ferrule.wire.board import Board
 from ferrule.wire.doorway import AT_ONCE, Doorway
 

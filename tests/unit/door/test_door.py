@@ -19,8 +19,8 @@ from ferrule.api.arrivals import Arrivals
 from ferrule.api.lifecycle import Lifecycle
 from ferrule.config import Config, FrontendConfig, LimitsConfig
 from ferrule.config.resolve import resolve
+from ferrule.door.door import Door
 from ferrule.interfaces.stats import HttpStats
-from ferrule.launch.door import Door
 from ferrule.plugin import discover
 from ferrule.wire.board import BEAT, READY, STATE, STATES, Board
 from ferrule.wire.doorway import AT_ONCE, Answered, Doorway, Fresh, Loaded, Message, Offer, Probe, Refresh

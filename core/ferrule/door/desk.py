@@ -9,9 +9,7 @@ from pathlib import Path
 
 from ferrule.api.access_log import log_call
 from ferrule.config import Resolved
-from ferrule.interfaces.plugins import Plugins
-from ferrule.interfaces.stats import HttpStats
-from ferrule.launch.probes import (
+from ferrule.door.probes import (
     ALONE,
     Answer,
     Call,
@@ -22,6 +20,8 @@ from ferrule.launch.probes import (
     health_answer,
     unavailable,
 )
+from ferrule.interfaces.plugins import Plugins
+from ferrule.interfaces.stats import HttpStats
 from ferrule.wire.board import Board
 from ferrule.wire.doorway import Answered, Doorway, Fresh, Loaded, Message, Offer, Refresh
 

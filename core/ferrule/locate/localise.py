@@ -17,8 +17,8 @@ from ferrule.config import Resolved
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.hub import Choose, ModelHub, Repository
 from ferrule.interfaces.plugins import Plugins
-from ferrule.launch import variants
-from ferrule.launch.describe import described
+from ferrule.locate import variants
+from ferrule.locate.describe import described
 
 _PATHS = ("/", "./", "../", "~")  # how a name begins that is not a hub id
 # Configuration, tokenizers (Mistral's too), chat templates.

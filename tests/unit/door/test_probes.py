@@ -13,7 +13,7 @@ import pytest
 
 from ferrule.config import Config, FrontendConfig
 from ferrule.config.resolve import resolve
-from ferrule.launch.probes import ProbeReader, answer_bytes, health, health_answer
+from ferrule.door.probes import ProbeReader, answer_bytes, health, health_answer
 from ferrule.wire.board import BEAT, READY, STALLED, STATE, STATES, Board
 from ferrule.wire.doorway import Offer, Probe
 

@@ -1,0 +1,1 @@
+"""The thread of the launcher that accepts connections and answers probes."""

@@ -18,6 +18,7 @@ import asyncio
 import contextlib
 import json
 import multiprocessing
+import re
 import resource
 import signal
 import socket
@@ -36,6 +37,7 @@ PROBES = ("/health", "/metrics")
 QUEUE = 64  # --max-waiting-requests of the server under overload
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
+_STALLS = re.compile(r'^ferrule:event_loop_stall_seconds_bucket\{[^}]*le="([^"]+)"[^}]*\} (\S+)$', re.MULTILINE)
 
 Figures = dict[str, list[float]]  # seconds of the answers, by what they are
 
@@ -63,6 +65,16 @@ async def ask(port: int, message: bytes, context: ssl.SSLContext | None = None) 
             finally:
                 writer.close()
     return status, time.perf_counter() - began
+
+
+async def read(port: int, path: str) -> str:
+    """The body of a GET."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(request(path))
+    try:
+        return (await reader.read()).partition(b"\r\n\r\n")[2].decode()
+    finally:
+        writer.close()
 
 
 async def sample(port: int, ends: Callable[[], bool], every: float = _EVERY) -> Figures:
@@ -178,12 +190,22 @@ def serving(python: str, *options: str) -> Iterator[int]:
         process.wait(60)
 
 
-def measure(python: str, load: str) -> tuple[Figures, Figures]:
-    """Seconds of the probes, and of the answers to the load, of a new server."""
+def measure(python: str, load: str) -> tuple[Figures, Figures, str]:
+    """Seconds of the probes, and of the answers to the load, of a new server; and its metrics after the load."""
     options = ("--max-waiting-requests", str(QUEUE)) if load == "overload" else ()
-    with serving(python, *options) as port, sampling(port) as probes:
-        answers = asyncio.run(_awaited(LOADS[load](port)))
-    return probes, answers
+    with serving(python, *options) as port:
+        with sampling(port) as probes:
+            answers = asyncio.run(_awaited(LOADS[load](port)))
+        metrics = asyncio.run(read(port, "/metrics"))
+    return probes, answers, metrics
+
+
+def stalls(metrics: str) -> str:
+    """How often the server saw its event loop stall for more than 50 ms, and how long at most."""
+    counts = {float(le): float(n) for le, n in _STALLS.findall(metrics)}
+    late = counts.get(float("inf"), 0.0) - counts.get(0.05, 0.0)
+    most = min((le for le, count in counts.items() if count == counts[float("inf")]), default=0.0)
+    return f"{late:.0f} loop stalls > 50 ms" + (f", all <= {most:g} s" if late else "")
 
 
 async def _awaited(work: Awaitable[Figures]) -> Figures:
@@ -223,7 +245,7 @@ def main() -> int:
     said = ""
     for load in [options.load] if options.load else LOADS:
         for number, python in enumerate(options.pythons or [sys.executable]):
-            probes, answers = measure(python, load)
+            probes, answers, metrics = measure(python, load)
             show(f"{load} [{number}]", probes)
             show(f"{load} [{number}] load", answers)
             if options.limit_ms is not None:
@@ -231,6 +253,8 @@ def main() -> int:
             said = f"p99: /health {ranked_ms(probes.get('/health', []))[1]:.0f} ms"
             if "429" in answers:
                 said += f", 429 {ranked_ms(answers['429'])[1]:.0f} ms"
+            print(f"{load} [{number}]: {stalls(metrics)}", flush=True)
+            said += f"; {stalls(metrics)}"
     print("; ".join(failures) or said)
     return 1 if failures else 0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from tools.campaign.liveness import ask, problems, ranked_ms, request
+from tools.campaign.liveness import ask, problems, ranked_ms, request, stalls
 
 
 def test_figures() -> None:
@@ -17,6 +17,14 @@ def test_what_was_not_kept() -> None:
     assert problems({"/health": [0.2] * 100}, 100.0) == ["/health p99 200 ms, more than 100"]
     assert problems({"/health": [0.01], "/metrics lost": [1.0, 2.0]}, 100.0) == ["2 probes were answered /metrics lost"]
     assert problems({}, 100.0) == ["/health p99 inf ms, more than 100"]
+
+
+def test_stalls_that_the_server_saw() -> None:
+    line = 'ferrule:event_loop_stall_seconds_bucket{{api="0",le="{}"}} {}'.format
+    assert stalls("\n".join([line("0.05", 7.0), line("0.1", 9.0), line("0.25", 9.0), line("+Inf", 9.0)])) == (
+        "2 loop stalls > 50 ms, all <= 0.1 s"
+    )
+    assert stalls("\n".join([line("0.05", 9.0), line("+Inf", 9.0)])) == "0 loop stalls > 50 ms"
 
 
 def test_a_refusal_that_comes_before_the_body_has_gone_is_read() -> None:

@@ -1,21 +1,25 @@
 """The memory of a CPU: how much of it there is now, and making what was allocated real.
 
-Linux gives addresses freely, and a process that writes to more of them than there is memory for is killed. So memory
-is written to at start, in parts, as long as there is more of it; the kernel does that without touching what is in the
-pages (MADV_POPULATE_WRITE, https://man7.org/linux/man-pages/man2/madvise.2.html, since 5.14). Limits of containers are
-files of control groups (https://docs.kernel.org/admin-guide/cgroup-v2.html, memory interface files; for version 1,
+Linux gives addresses freely, and a process that writes to more of them than there is memory for is killed. So the cache
+gets its pages in parts, as long as there is memory for more; the kernel does that without touching what is in them
+(MADV_POPULATE_WRITE, https://man7.org/linux/man-pages/man2/madvise.2.html, since 5.14), so that steps may run meanwhile:
+where memory is plenty, a start does not wait for it. Limits of containers are files of control groups (https://docs.kernel.org/admin-guide/cgroup-v2.html, memory interface files; for version 1,
 https://docs.kernel.org/admin-guide/cgroup-v1/memory.html).
 """
 
 from __future__ import annotations
 
 import ctypes
+import logging
 import mmap
 import os
+import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +34,9 @@ from ferrule_plugins.heap import give_back
 
 _HUGEPAGE = getattr(mmap, "MADV_HUGEPAGE", 14)
 _POPULATE_WRITE = 23
-_PART = 64 << 20  # bytes that are made real at once; a multiple of a huge page
 _HUGE = 2 << 20
+_PART = 64 << 20  # bytes that are made real at once; a multiple of a huge page
+_MORSEL = 8 << 20  # of that, in one call, while steps run: what changes the process's addresses waits for its end
 _SPARE = 128 << 20  # bytes that stay for steps and other processes
 _THREADS = 8  # more do not help: memory is the limit
 _ADVICE = (
@@ -69,12 +74,19 @@ class CpuMemory(DeviceMemory):
             )
 
     def commit(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Raises ConfigError for memory that is not there."""
+        """Raises ConfigError for memory that is not there. What is plenty is only begun: a thread goes on with it."""
         wanted = sum(tensor.nbytes for tensor in tensors)
-        parts = [part for tensor in tensors for part in _parts(tensor)]
+        parts = [part for tensor in tensors for part in _parts(tensor, _PART)]
         there = available() - _SPARE
         if wanted > there:
             raise _missing(wanted, there)
+        for address, size in parts:
+            _library().madvise(address, size, _HUGEPAGE)  # in vain where there are none
+        if 2 * wanted < there and parts and _populate(parts[0][0], mmap.PAGESIZE):
+            pieces = [[(weakref.ref(each), piece) for piece in _parts(each, _MORSEL)] for each in tensors]
+            beginnings_first = [piece for row in zip_longest(*pieces) for piece in row if piece]
+            threading.Thread(target=_fill, args=(beginnings_first,), daemon=True).start()
+            return
         with waiting("the memory of the KV cache") as progress, ThreadPoolExecutor(_threads()) as pool:
             for number, _ in enumerate(pool.map(lambda part: _make_real(part, wanted), parts), 1):
                 progress.step(f"{number} of {len(parts)} parts")
@@ -164,13 +176,13 @@ def _threads() -> int:
     return max(1, min(len(os.sched_getaffinity(0)), _THREADS))
 
 
-def _parts(tensor: torch.Tensor) -> Iterator[tuple[int, int]]:
-    """(address, bytes) of whole pages, cut where huge pages begin."""
+def _parts(tensor: torch.Tensor, most: int) -> Iterator[tuple[int, int]]:
+    """(address, bytes) of whole pages, cut where huge pages begin, `most` bytes each."""
     page = mmap.PAGESIZE
     start = -(-tensor.data_ptr() // page) * page
     end = (tensor.data_ptr() + tensor.nbytes) // page * page
     while start < end:
-        stop = min((start + _PART) // _HUGE * _HUGE, end)
+        stop = min((start + most) // _HUGE * _HUGE, end)
         yield start, stop - start
         start = stop
 
@@ -180,10 +192,26 @@ def _make_real(part: tuple[int, int], wanted: int) -> None:
     there = available() - _SPARE
     if size > there:
         raise _missing(wanted, there)
-    madvise = _library().madvise
-    madvise(address, size, _HUGEPAGE)  # in vain where there are none
-    if madvise(address, size, _POPULATE_WRITE):  # an older kernel, or one that has no memory: then this does not return
+    if not _populate(address, size):
         ctypes.memset(address, 0, size)  # what is there is zeros
+
+
+def _fill(parts: Sequence[tuple[weakref.ref[torch.Tensor], tuple[int, int]]]) -> None:
+    """Make parts of tensors real, behind all else that runs. Ends early where one is gone, as when the server sleeps."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+    for tensor, (address, size) in parts:
+        kept = tensor()  # addresses are a tensor's own as long as it is there
+        if kept is None:
+            return
+        if size > available() - _SPARE:
+            log.error("The KV cache does not have all of its memory yet, and others have taken the rest. %s", _ADVICE)
+            return
+        _populate(address, size)
+
+
+def _populate(address: int, size: int) -> bool:
+    """Give pages memory, whatever is in them; False where the kernel cannot. Where it has no memory, it kills."""
+    return not _library().madvise(address, size, _POPULATE_WRITE)
 
 
 def _missing(wanted: int, there: int) -> ConfigError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -60,22 +61,72 @@ def _resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
+SIZE = (160 << 20) + 12345
+
+
 @pytest.mark.parametrize("old", [False, True])
 def test_a_cache_is_resident_and_still_zero(old: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if old:  # a kernel that does not know the advice
+    """At once where there is not twice as much memory, and where the kernel does not know the advice."""
+    monkeypatch.setattr(cpu_memory, "available", lambda: 4 * GIB if old else 2 * SIZE)
+    if old:
         monkeypatch.setattr(cpu_memory, "_POPULATE_WRITE", 9999)
-    size = (160 << 20) + 12345
-    storage = _zeros((size,), torch.uint8, torch.device("cpu"))
+    storage = _zeros((SIZE,), torch.uint8, torch.device("cpu"))
     before = _resident()
     CpuMemory(1 << 40).commit([storage, torch.zeros(3)])
-    assert _resident() - before > size - (8 << 20)
+    assert _resident() - before > SIZE - (8 << 20)
     assert not storage.count_nonzero()
+
+
+def _thread(monkeypatch: pytest.MonkeyPatch, storage: list[torch.Tensor]) -> threading.Thread:
+    """What fills a cache behind the start, not yet begun."""
+    threads: list[threading.Thread] = []
+    monkeypatch.setattr(threading.Thread, "start", threads.append)
+    CpuMemory(1 << 40).commit(storage)
+    monkeypatch.undo()
+    return threads[0]
+
+
+def test_where_memory_is_plenty_a_cache_is_filled_behind_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its pages keep what was written to them before."""
+    storages = [_zeros((SIZE,), torch.uint8, torch.device("cpu")) for _ in range(2)]
+    thread = _thread(monkeypatch, storages)
+    before = _resident()
+    storages[1][SIZE // 2 :] = 7
+    thread.start()
+    thread.join()
+    assert _resident() - before > 2 * SIZE - (8 << 20)
+    assert not storages[0].count_nonzero()
+    assert storages[1].count_nonzero() == SIZE - SIZE // 2
+
+
+def test_a_cache_that_was_let_go_is_not_filled_further(monkeypatch: pytest.MonkeyPatch) -> None:
+    storages = [_zeros((SIZE,), torch.uint8, torch.device("cpu")) for _ in range(2)]
+    thread = _thread(monkeypatch, storages)
+    before = _resident()
+    del storages[1]
+    thread.start()
+    thread.join()
+    assert _resident() - before < 32 << 20
+
+
+def test_a_cache_is_not_filled_with_memory_that_others_took(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    storages = [_zeros((SIZE,), torch.uint8, torch.device("cpu"))]
+    thread = _thread(monkeypatch, storages)
+    before = _resident()
+    there = iter([GIB, GIB, GIB, 1, 1])
+    monkeypatch.setattr(cpu_memory, "available", lambda: next(there))
+    thread.start()
+    thread.join()
+    assert _resident() - before < 32 << 20
+    assert "others have taken the rest. Set FERRULE_CPU_KVCACHE_SPACE" in caplog.text
 
 
 def test_a_cache_that_does_not_fit_is_one_block(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything is written, and when others take memory meanwhile."""
     storage = _zeros((256 << 20,), torch.uint8, torch.device("cpu"))
-    there = iter([4 * GIB, 2 * GIB, 0, 0, 0, 0])
+    there = iter([GIB // 2, GIB // 2, 0, 0, 0, 0])
     monkeypatch.setattr(cpu_memory, "available", lambda: next(there))
     with pytest.raises(ConfigError, match=r"to have 0.25 GiB, but 0.00 GiB of memory"):
         CpuMemory(1 << 40).commit([storage])

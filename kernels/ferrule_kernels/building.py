@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import copy
 import os
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,8 @@ class BuildKernels(build_ext):
         """Raises for one that is not optional and does not compile."""
         own = copy.copy(self)
         own.build_temp = str(Path(self.build_temp) / extension.name)
-        own.compiler = _AtOnce(self.compiler, files)
+        own.compiler = copy.copy(self.compiler)
+        own.compiler.compile = partial(_compile_at_once, self.compiler, files)
         try:
             own.build_extension(extension)
         except CCompilerError as error:
@@ -40,15 +43,9 @@ class BuildKernels(build_ext):
             self.warn(f"{extension.name} is left out: {error}")
 
 
-class _AtOnce:
-    """A compiler that compiles the files of one call at once."""
-
-    def __init__(self, compiler: Any, files: ThreadPoolExecutor) -> None:
-        self._compiler, self._files = compiler, files
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._compiler, name)
-
-    def compile(self, sources: list[str], *args: Any, **kwargs: Any) -> list[str]:
-        waited = [self._files.submit(self._compiler.compile, [source], *args, **kwargs) for source in sources]
-        return [name for each in waited for name in each.result()]
+def _compile_at_once(
+    compiler: Any, files: ThreadPoolExecutor, sources: Sequence[str], *args: Any, **kwargs: Any
+) -> list[str]:
+    """`compiler.compile` for each of the files."""
+    waited = [files.submit(compiler.compile, [source], *args, **kwargs) for source in sources]
+    return [name for each in waited for name in each.result()]

@@ -10,7 +10,6 @@ https://docs.kernel.org/admin-guide/cgroup-v1/memory.html).
 from __future__ import annotations
 
 import ctypes
-import logging
 import mmap
 import os
 import threading

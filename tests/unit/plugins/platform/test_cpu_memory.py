@@ -80,7 +80,7 @@ def test_a_cache_is_resident_and_still_zero(old: bool, monkeypatch: pytest.Monke
 def _thread(monkeypatch: pytest.MonkeyPatch, storage: list[torch.Tensor]) -> threading.Thread:
     """What fills a cache behind the start, not yet begun."""
     threads: list[threading.Thread] = []
-    monkeypatch.setattr(threading.Thread, "start", threads.append)
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: threads.append(thread))
     CpuMemory(1 << 40).commit(storage)
     monkeypatch.undo()
     return threads[0]

@@ -2,8 +2,9 @@
 
 Linux gives addresses freely, and a process that writes to more of them than there is memory for is killed. So the cache
 gets its pages in parts, as long as there is memory for more; the kernel does that without touching what is in them
-(MADV_POPULATE_WRITE, https://man7.org/linux/man-pages/man2/madvise.2.html, since 5.14), so that steps may run meanwhile:
-where memory is plenty, a start does not wait for it. Limits of containers are files of control groups (https://docs.kernel.org/admin-guide/cgroup-v2.html, memory interface files; for version 1,
+(MADV_POPULATE_WRITE, https://man7.org/linux/man-pages/man2/madvise.2.html, since 5.14). Where memory is plenty, that
+happens behind the first steps, and a start does not wait for it. Limits of containers are files of control groups
+(https://docs.kernel.org/admin-guide/cgroup-v2.html, memory interface files; for version 1,
 https://docs.kernel.org/admin-guide/cgroup-v1/memory.html).
 """
 
@@ -28,6 +29,7 @@ from ferrule.config import Resolved
 from ferrule.env import Environment
 from ferrule.errors import ConfigError, StepTooLarge
 from ferrule.interfaces.platform import DeviceMemory
+from ferrule.log import Log
 from ferrule.waiting import waiting
 from ferrule_plugins.heap import give_back
 
@@ -42,6 +44,7 @@ _ADVICE = (
     "Set FERRULE_CPU_KVCACHE_SPACE (GiB) or, where it is given, --num-gpu-blocks-override to less, or give the process "
     "more memory."
 )
+_log = Log("platform")
 
 
 class CpuMemory(DeviceMemory):
@@ -196,14 +199,14 @@ def _make_real(part: tuple[int, int], wanted: int) -> None:
 
 
 def _fill(parts: Sequence[tuple[weakref.ref[torch.Tensor], tuple[int, int]]]) -> None:
-    """Make parts of tensors real, behind all else that runs. Ends early where one is gone, as when the server sleeps."""
+    """Make parts of tensors real, behind all else that runs. Ends where one is gone, as when the server sleeps."""
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
     for tensor, (address, size) in parts:
         kept = tensor()  # addresses are a tensor's own as long as it is there
         if kept is None:
             return
         if size > available() - _SPARE:
-            log.error("The KV cache does not have all of its memory yet, and others have taken the rest. %s", _ADVICE)
+            _log.error("The KV cache does not have all of its memory yet, and others have taken the rest. %s", _ADVICE)
             return
         _populate(address, size)
 

@@ -200,6 +200,13 @@ class Embeds(Struct, frozen=True, kw_only=True):
     data: bytes
 
 
+class Targets(Struct, frozen=True, omit_defaults=True, gc=False):
+    """Seconds that a first token, from its request's arrival on, and each next one are to take; 0: no wish."""
+
+    first_token: float = 0.0
+    inter_token: float = 0.0
+
+
 class EngineRequest(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """One sequence to generate, admitted by the gate: valid for this model and sure to fit the cache.
 
@@ -219,6 +226,7 @@ class EngineRequest(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
     cache_salt: str | None = None
     grammar: CompiledGrammar | None = None
     transfer: dict[str, Any] | None = None
+    targets: Targets = Targets()
 
 
 # ------------------------------------------------------------------------------------------- the step
@@ -331,8 +339,7 @@ class RequestDelta(Struct, frozen=True, omit_defaults=True, gc=False):
     """News of one request. `finish` is set on the last one, and nothing follows it.
 
     `stop_reason` is the stop token's id. `cached` counts prompt tokens that came from the prefix cache and is final
-    in the first delta with tokens. With finish ERROR, `error` is a message fit for the client, and `invalid` says
-    that the request itself is to blame (400), and not the server (500).
+    in the first delta with tokens. With finish ERROR, `error` is fit for the client; `invalid`: a 400, not a 500.
     """
 
     id: str
@@ -395,7 +402,6 @@ class CacheGroup(Struct, frozen=True):
 
     @property
     def paged(self) -> bool:
-        """True for a group whose cache grows with the tokens, in blocks."""
         return self.kind != "recurrent"
 
     def dead_before(self, computed: int) -> int:
@@ -414,9 +420,7 @@ class PromptBorder(Struct, frozen=True):
 
     def scope(self, num_prompt: int) -> str | None:
         """Part of the key of a prompt's cached blocks: prompts of one scope share blocks. None within the border."""
-        if num_prompt <= self.length:
-            return None
-        return str(num_prompt) if self.exact else "long"
+        return None if num_prompt <= self.length else str(num_prompt) if self.exact else "long"
 
 
 class ModelInfo(Struct, frozen=True, kw_only=True):
@@ -438,7 +442,7 @@ class ModelInfo(Struct, frozen=True, kw_only=True):
     quantization: str | None = None
     tasks: tuple[str, ...] = ("generate",)
     depth: int = 1  # steps in flight that this executor and platform profit from
-    prompt_share: int = 0  # tokens of prompts, for each request that decodes, that a step may have; 0: any
+    prompt_share: int = 0  # the platform's `Execution.prompt_share`
     prompt_border: PromptBorder | None = None
     hidden_size: int = 0  # width of the embeddings that a prompt may be given as; 0: the model takes none
     max_num_seqs: int | None = None  # requests whose states fit, where that is fewer than the option's default

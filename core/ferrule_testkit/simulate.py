@@ -22,7 +22,7 @@ from ferrule.engine.cache import footprint
 from ferrule.engine.scheduler import DefaultScheduler
 from ferrule.interfaces.scheduler import Scheduler, SchedulerLimits, SchedulingPolicy
 from ferrule.plugin.kinds import load_object
-from ferrule.types import CacheGroup, EngineRequest, FinishReason, StepPlan, StepResult, TokenSampling
+from ferrule.types import CacheGroup, EngineRequest, FinishReason, StepPlan, StepResult, Targets, TokenSampling
 from ferrule_testkit.fakes import BullyPolicy, FakeDevice, FakeModel, VirtualClock, scope_of, solo
 from ferrule_testkit.simulate_ledger import Ledger, Violation
 
@@ -111,6 +111,8 @@ def draw_setup(rng: random.Random, policy: str | None, depth: int | None) -> Set
         num_snapshots=num_snapshots,
         max_num_partial_prefills=num_partial,
         max_long_partial_prefills=prompts.randint(1, num_partial),
+        prompt_share=prompts.choice((0, 2)),
+        targets=Targets(prompts.choice((0.0, 0.0, 0.5, 20.0)), prompts.choice((0.0, 0.0, 0.01, 1.0))),
     )
     policy = policy or rng.choice(("bully", "bully", *POLICIES) if storm else POLICIES)
     return Setup(limits, policy, vocab, bases, rng.choice((0.05, 0.3, 0.9)), storm)
@@ -213,6 +215,7 @@ class World:
         if len(self.in_flight) >= self.limits.depth:
             return False
         plan = self.scheduler.schedule(self.clock.now)
+        self.ledger.now = self.clock.now
         self.ledger.planned(plan)
         if plan is None:
             if not (self.in_flight or all(track.paused for track in self.ledger.live.values())):

@@ -83,14 +83,13 @@ class Ledger:
     def __init__(self, limits: SchedulerLimits, policy: str = "") -> None:
         self.limits = limits
         self.live: dict[str, Track] = {}
-        self.finished = 0
-        self.tokens = 0
-        self.hits = 0
+        self.finished = self.tokens = self.hits = 0
         self.restored = 0  # lives that began with saved states
         self.preemptions = 0
         self.quiet_steps = 0  # since the last delta
         self._policy = policy
         self._states = any(not group.paged for group in limits.groups)
+        self.now = 0.0  # of the plan that is checked
         self._long = limits.long_prefill_token_threshold or limits.max_model_len // 25  # longer prompts are long
         self._sequence = 0
         self._epoch = 0
@@ -213,7 +212,8 @@ class Ledger:
         most = self.limits.max_long_partial_prefills
         passed = most < self.limits.max_num_partial_prefills and self._num_long(list(self._slots.values())) >= most
         for other in self.live.values():
-            if other.slot < 0 and not other.paused and not (passed and self._num_long([other])):
+            late = self.now < other.request.arrival + 4 * self.limits.targets.first_token
+            if other.slot < 0 and not (other.paused or late or (passed and self._num_long([other]))):
                 first = track.rank(self._policy) <= other.rank(self._policy)
                 require(first, f"I11: {track.request.id} overtook {other.request.id}")
 

@@ -19,7 +19,7 @@ from setuptools.command.build_ext import build_ext
 from setuptools.errors import CCompilerError
 
 
-class BuildKernels(build_ext):
+class BuildKernels(build_ext):  # type: ignore[misc]  # setuptools has no types
     """Builds each variant in a folder of its own."""
 
     def build_extensions(self) -> None:

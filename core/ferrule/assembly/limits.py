@@ -5,7 +5,7 @@ from __future__ import annotations
 from ferrule.config import Resolved
 from ferrule.config.resolve import step_tokens
 from ferrule.interfaces.scheduler import SchedulerLimits
-from ferrule.types import ModelInfo
+from ferrule.types import ModelInfo, Targets
 
 
 def scheduler_limits(config: Resolved, info: ModelInfo, num_blocks: int) -> SchedulerLimits:
@@ -27,6 +27,7 @@ def scheduler_limits(config: Resolved, info: ModelInfo, num_blocks: int) -> Sche
         long_prefill_token_threshold=section.long_prefill_token_threshold,
         max_num_partial_prefills=section.max_num_partial_prefills,
         max_long_partial_prefills=section.max_long_partial_prefills,
+        targets=Targets((section.target_first_token_ms or 0) / 1000, (section.target_inter_token_ms or 0) / 1000),
         prompt_share=0 if section.long_prefill_token_threshold else info.prompt_share,
         prompt_border=info.prompt_border,
         num_snapshots=info.max_snapshots,

@@ -185,6 +185,20 @@ class SchedulerConfig:
         "0. With fewer than --max-num-partial-prefills, shorter prompts pass long ones that wait for another.",
         ge=1,
     )
+    target_first_token_ms: float | None = opt(
+        None,
+        "Milliseconds in which a first token is to come. Steps give prompts what the most urgent one needs, and those "
+        "that can be in time come before those that cannot. Requests may have their own target.",
+        gt=0,
+        le=3.6e6,
+    )
+    target_inter_token_ms: float | None = opt(
+        None,
+        "Milliseconds that a step may take while requests wait for their next token in it. Default: a balance of both "
+        "waits. Requests may have their own target.",
+        gt=0,
+        le=3.6e6,
+    )
     scheduling_policy: str = opt("fcfs", "Policy plugin: who runs first.", kind="policy")
     scheduler_cls: str = opt(
         "default", "Scheduler plugin.", kind="scheduler", opens=("None", "vllm.core.scheduler.Scheduler")

@@ -11,35 +11,37 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
+from ferrule.engine.pace import Pace
 from ferrule.engine.queue import WaitingQueue
 from ferrule.engine.request import Request
 from ferrule.interfaces.scheduler import SchedulerLimits
 
-_BURST = 8  # requests: fewer are not a burst
-_LEAST_SHARED = 32  # requests that decode: prompts get no less than they would beside so many
 _LOOK_AHEAD = 64  # waiting requests that a step looks at, at most
 _LONG_PART = 25  # a prompt of more than 1/25 of the context is long, where no threshold is set
 
 
 class Prefills:
-    """Answers from the requests that it is shown; it keeps no state."""
+    """Answers from the requests that it is shown, and from its `pace`, the one state that it has."""
 
     def __init__(self, limits: SchedulerLimits) -> None:
+        self.pace = Pace(limits)
         self._limits = limits
         self._most = limits.max_num_partial_prefills
         self._most_long = min(limits.max_long_partial_prefills, self._most)
         self._threshold = limits.long_prefill_token_threshold or limits.max_model_len // _LONG_PART
 
-    def budget(self, prefills: Sequence[Request], waiting: WaitingQueue, decoding: int, slots: int, budget: int) -> int:
-        """Tokens for all prompts of a step, of the `budget` that those which decode have left.
-
-        `decoding` requests are in the step already, and `slots` are free.
-        """
-        if not (self._limits.prompt_share and decoding and self._limits.chunked_prefill):
-            return budget
-        if len(waiting) <= slots and _burst([*prefills, *waiting], decoding, budget):
-            return budget  # those that decode wait for prompts
-        return min(budget, self._limits.prompt_share * max(_LEAST_SHARED, decoding))
+    def budget(
+        self,
+        decoding: Sequence[Request],
+        prefills: Sequence[Request],
+        waiting: Iterable[Request],
+        slots: int,
+        budget: int,
+        now: float,
+    ) -> int:
+        """Tokens for all prompts of a step, of the `budget` that those which decode have left; `slots` are free."""
+        prompts = [*prefills, *islice(waiting, min(slots, _LOOK_AHEAD))]
+        return self.pace.tokens(decoding, prompts, budget, now)
 
     def piece(self, request: Request, start: int, budget: int) -> int:
         """How many of a prompt's tokens from `start` on to compute now; 0 when it must wait."""
@@ -53,14 +55,22 @@ class Prefills:
         """True when no more prompts may be in progress."""
         return sum(request.prefilling for request in running) >= self._most
 
-    def next(self, running: Iterable[Request], waiting: WaitingQueue) -> Request | None:
-        """Whose turn it is: the head of the queue, or the first one behind long prompts that wait for another one."""
-        if self._most_long < self._most:
-            long = sum(request.prefilling and self._is_long(request) for request in running)
-            if long >= self._most_long:
-                ahead = islice(waiting, _LOOK_AHEAD)
-                return next((each for each in ahead if each.exclusive or not self._is_long(each)), None)
-        return waiting.head()
+    def next(self, running: Iterable[Request], waiting: WaitingQueue, now: float) -> Request | None:
+        """Whose turn it is: the head of the queue, or one that passes those before it.
+
+        Long prompts are passed while they wait for another one, and requests whose first token comes too late in any
+        case, if one behind them can be in time.
+        """
+        long = self._most_long < self._most and (
+            sum(request.prefilling and self._is_long(request) for request in running) >= self._most_long
+        )
+        head = waiting.head()
+        if not (long or self.pace.late(head, now)):
+            return head
+        ahead = islice(waiting, _LOOK_AHEAD)
+        ready = [each for each in ahead if each.exclusive or not (long and self._is_long(each))]
+        in_time = (each for each in ready if each.exclusive or not self.pace.late(each, now))
+        return next(in_time, ready[0] if ready else None)
 
     def share(self, prefills: Sequence[Request], waiting: WaitingQueue, budget: int) -> int:
         """Tokens for each prompt of a step: an even part of the budget for each that is or could be in progress."""
@@ -77,8 +87,3 @@ class Prefills:
 
     def _is_long(self, request: Request) -> bool:
         return request.num_prompt > self._threshold
-
-
-def _burst(prompts: Sequence[Request], decoding: int, budget: int) -> bool:
-    """Whether far more requests lack a first token than decode, and two steps give it to all of them."""
-    return len(prompts) >= max(_BURST, 4 * decoding) and sum(request.todo for request in prompts) <= 2 * budget

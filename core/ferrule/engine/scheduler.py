@@ -92,9 +92,7 @@ class DefaultScheduler(Scheduler):
         self._prefills = Prefills(limits)
         self._requests: dict[str, Request] = {}
         self._slots = Slots(limits.max_num_seqs)
-        self._sequence = 0
-        self._epoch = 0
-        self._step = 0
+        self._sequence = self._epoch = self._step = 0
 
     # ------------------------------------------------------------------------------------ requests
 
@@ -105,6 +103,7 @@ class DefaultScheduler(Scheduler):
         limit = _longest(request, self.limits)
         self._sequence += 1
         entry = Request(request, self._sequence, limit, self.cache.chain(request))
+        self._prefills.pace.hear(entry)
         self.waiting.push(entry, now)
         self._requests[request.id] = entry
 
@@ -135,7 +134,9 @@ class DefaultScheduler(Scheduler):
         if not draft.chunks:
             return None
         self._step += 1
-        return StepPlan(self._step, tuple(draft.chunks.values()), tuple(draft.admits), self._slots.take_releases())
+        plan = StepPlan(self._step, tuple(draft.chunks.values()), tuple(draft.admits), self._slots.take_releases())
+        self._prefills.pace.begin(plan, now)
+        return plan
 
     def _budget(self) -> int:
         limit = self.limits.max_num_batched_tokens
@@ -151,8 +152,9 @@ class DefaultScheduler(Scheduler):
                 prefills.append(request)
             elif todo and draft.budget and request.running:
                 self._give(request, 1, draft, now)
-        rules, decoding = self._prefills, len(draft.chunks)
-        draft.budget = rules.budget(prefills, self.waiting, decoding, len(self._slots.free), draft.budget)
+        rules, decoding = self._prefills, [self.running[id] for id in draft.chunks]
+        free = len(self._slots.free)
+        draft.budget = rules.budget(decoding, prefills, self.waiting, free, draft.budget, now)
         draft.share = rules.share(prefills, self.waiting, draft.budget)
         for request in prefills:
             if request.running:
@@ -187,7 +189,7 @@ class DefaultScheduler(Scheduler):
         """Let the request run whose turn it is; False when there is none or it must wait."""
         if not (self.waiting and draft.budget and self._slots.free):
             return False
-        request = self._prefills.next(self.running.values(), self.waiting)
+        request = self._prefills.next(self.running.values(), self.waiting, now)
         if request is None:
             return False
         if self.running and (request.exclusive or next(iter(self.running.values())).exclusive):
@@ -246,6 +248,7 @@ class DefaultScheduler(Scheduler):
     # ------------------------------------------------------------------------------------ results
 
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[RequestDelta]:
+        self._prefills.pace.end(plan, now)
         deltas = []
         for chunk, row in zip(plan.chunks, result.rows, strict=True):
             request = self._requests.get(chunk.id)

@@ -141,7 +141,7 @@ class FrontendService(Operations, Service):
             enforced = [await self._constraints.enforce(request, rules, *one) for one in read]
             self._check_available()
             salt = scoped(salt, CALLER.get(), self._config.cache.cache_scope)
-            shared = {"arrival": arrival, "priority": priority, "cache_salt": salt}
+            shared = {"arrival": arrival, "priority": priority, "cache_salt": salt, "targets": request.targets}
             requests = []
             for prepared, (sampling, grammar) in zip(prompts, enforced, strict=True):
                 sampling = replace(sampling, bad_words=words, processors=processors)

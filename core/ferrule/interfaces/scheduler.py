@@ -16,6 +16,7 @@ from ferrule.types import (
     RequestDelta,
     StepPlan,
     StepResult,
+    Targets,
 )
 
 if TYPE_CHECKING:
@@ -38,7 +39,8 @@ class SchedulerLimits:
     long_prefill_token_threshold: int = 0  # longest piece of a prompt; longer prompts are long; 0: max_model_len / 25
     max_num_partial_prefills: int = 1  # prompts in progress: computed in part, and not yet to their end
     max_long_partial_prefills: int = 1  # of them, long ones
-    prompt_share: int = 0  # prompts' tokens in a step, for each request that decodes in it, 32 at least; 0: the budget
+    prompt_share: int = 0  # a platform's first guess of what prompts cost; 0: a step gives them all of its budget
+    targets: Targets = Targets()  # of requests that have none of their own
     prompt_border: PromptBorder | None = None
     num_snapshots: int = 0  # states of recurrent groups that can be saved; 0: their prefixes are not reused
     cache_root: bytes = b""  # random per start: digests of cached prefixes cannot be computed outside

@@ -15,7 +15,7 @@ from ferrule.errors import RequestError, RequestFailed
 from ferrule.interfaces.parsers import Event
 from ferrule.interfaces.stats import HttpStats
 from ferrule.interfaces.tokenizer import Tokenizer
-from ferrule.types import FinishReason, GrammarSpec, ModelInfo, TokenLogprobs
+from ferrule.types import FinishReason, GrammarSpec, ModelInfo, Targets, TokenLogprobs
 
 if TYPE_CHECKING:
     from ferrule.sampling_params import Beam, SamplingParams
@@ -59,6 +59,7 @@ class Generate(Struct, frozen=True, kw_only=True):
     params: SamplingParams
     model: str | None = None  # None or "": the only one
     priority: int = 0
+    targets: Targets = Targets()
     cache_salt: str | None = None
     grammar: GrammarSpec | None = None
     logits_processors: tuple[str | dict[str, Any], ...] = ()  # names, or {"qualname", "args", "kwargs"}

@@ -54,6 +54,7 @@ SizeOrAll = Annotated[int, Field(strict=True, ge=-1, le=INT_MAX), _WHOLE]  # -1:
 Priority = Annotated[int, Field(strict=True, ge=-(1 << 31), le=(1 << 31) - 1), _WHOLE]
 
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+Milliseconds = Annotated[float, Field(strict=True, allow_inf_nan=False, gt=0, le=3.6e6)]
 
 # There may be half a million of them, and the gate compares each with the vocabulary anyway: bounds are only told.
 TokenId = Annotated[int, Field(strict=True, json_schema_extra={"minimum": 0, "maximum": INT_MAX})]

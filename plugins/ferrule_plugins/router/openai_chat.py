@@ -35,6 +35,7 @@ from ferrule_plugins.router.openai_params import (
     named_by,
     processors,
     sampling,
+    targets,
 )
 from ferrule_plugins.router.openai_schema import ChatBody, NamedTool
 from ferrule_plugins.router.stream import Closing
@@ -84,6 +85,7 @@ class Chat:
             params=sampling(body, service, given),
             model=body.model,
             priority=body.priority,
+            targets=targets(body),
             cache_salt=body.cache_salt,
             grammar=grammar_of(body),
             logits_processors=processors(body),

@@ -23,6 +23,7 @@ from ferrule_plugins.router.openai_params import (
     named_by,
     processors,
     sampling,
+    targets,
 )
 from ferrule_plugins.router.openai_schema import CompletionBody
 from ferrule_plugins.router.stream import Closing
@@ -69,6 +70,7 @@ class Completions:
             params=sampling(body, service, given),
             model=body.model,
             priority=body.priority,
+            targets=targets(body),
             cache_salt=body.cache_salt,
             grammar=grammar_of(body),
             logits_processors=processors(body),

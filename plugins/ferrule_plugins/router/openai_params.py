@@ -20,7 +20,7 @@ from ferrule.interfaces.service import Generate, Output, Service, Usage
 from ferrule.sampling_params import Beam, SamplingFields, SamplingParams
 from ferrule.schema import REQUEST_ID
 from ferrule.structured_outputs import constraint_of
-from ferrule.types import FinishReason, TokenLogprobs
+from ferrule.types import FinishReason, Targets, TokenLogprobs
 from ferrule_plugins.router.openai_answers import PromptLogprob, PromptLogprobs, UsageInfo
 from ferrule_plugins.router.openai_fields import Notes, review
 from ferrule_plugins.router.openai_schema import NOTES, GenerateBody
@@ -48,6 +48,10 @@ def sampling(body: GenerateBody, service: Service, given: dict[str, Any]) -> Sam
     """The request's values over the model's defaults over the documented ones. `given` wins over the body."""
     own = {name: getattr(body, name) for name in body.model_fields_set & _SAMPLING}
     return SamplingParams(**{**service.sampling_defaults(), **own, **given})
+
+
+def targets(body: GenerateBody) -> Targets:
+    return Targets((body.target_first_token_ms or 0) / 1000, (body.target_inter_token_ms or 0) / 1000)
 
 
 def processors(body: GenerateBody) -> tuple[str | dict[str, Any], ...]:

@@ -14,6 +14,7 @@ from ferrule.schema import (
     Body,
     CacheSalt,
     Count,
+    Milliseconds,
     Priority,
     RequestId,
     Size,
@@ -172,6 +173,14 @@ class GenerateBody(ConstraintFields, SamplingFields, Body):
     priority: Annotated[
         Priority, Field(description="Lower runs first; 0 by default. Needs `--scheduling-policy priority`.")
     ] = 0
+    target_first_token_ms: Annotated[
+        Milliseconds | None,
+        Field(description="In how many milliseconds the first token is to come. Default: the server's target."),
+    ] = None
+    target_inter_token_ms: Annotated[
+        Milliseconds | None,
+        Field(description="How many milliseconds the next token may take, each time. Default: the server's target."),
+    ] = None
     request_id: Annotated[
         RequestId | None,
         Field(description="End of the answer's `id`. Default: the header `X-Request-Id`, else a random one."),

@@ -131,52 +131,6 @@ def test_a_prompt_is_long_beyond_a_twenty_fifth_of_the_context_where_no_threshol
         assert [id for id, _, _ in advance(scheduler)[0]] == (["a", "c"] if passed else ["a", "b"])
 
 
-def test_prompts_share_a_step_with_those_that_decode():
-    """A prompt has the step to itself; beside others, so many tokens for each of them, for 32 of them at least."""
-    sizes = {"num_blocks": 400, "max_num_seqs": 40, "max_num_batched_tokens": 512, "max_model_len": 600}
-    scheduler = make(prompt_share=2, **sizes)
-    scheduler.add(request("a", 300), 0.0)
-    assert advance(scheduler)[0] == [("a", 0, 300)]
-    for id in "bc":
-        scheduler.add(request(id, 50), 0.0)
-    assert advance(scheduler)[0] == [("a", 300, 1), ("b", 0, 50), ("c", 0, 14)]
-    assert advance(scheduler)[0] == [("a", 301, 1), ("b", 50, 1), ("c", 14, 36)]
-
-    scheduler = make(prompt_share=2, **sizes)
-    for number in range(36):
-        scheduler.add(request(str(number), 4), 0.0)
-    advance(scheduler)
-    scheduler.add(request("long", 300), 0.0)
-    assert advance(scheduler)[0][-1] == ("long", 0, 72)
-
-
-@pytest.mark.parametrize(
-    ("decoding", "waiting", "length", "first"),
-    [
-        (2, 8, 60, 480),  # all of them
-        (2, 8, 127, 512),  # two steps
-        (2, 8, 128, 64),  # more than two
-        (3, 11, 20, 64),  # fewer than four for each that decodes
-        (3, 12, 20, 240),
-        (1, 7, 20, 64),  # few
-        (8, 33, 20, 64),  # for one there is no slot
-    ],
-)
-def test_those_that_decode_wait_for_a_burst_that_is_soon_over(
-    decoding: int, waiting: int, length: int, first: int
-) -> None:
-    sizes = {"num_blocks": 800, "max_num_seqs": 40, "max_num_batched_tokens": 512, "max_model_len": 600}
-    scheduler = make(prompt_share=2, **sizes)
-    for number in range(decoding):
-        scheduler.add(request(f"decodes {number}", 4), 0.0)
-    advance(scheduler)
-    for number in range(waiting):
-        scheduler.add(request(f"waits {number}", length), 0.0)
-    steps = advance(scheduler)[0]
-    expected = min(first, 512 - decoding)
-    assert sum(count for id, _, count in steps if id.startswith("waits")) == expected
-
-
 def test_without_chunked_prefill_prompts_go_whole_and_policy_budgets_are_not_asked():
     scheduler = make(ChaosPolicy(), chunked_prefill=False, max_num_batched_tokens=16, max_model_len=17)
     for id in ("a", "b"):

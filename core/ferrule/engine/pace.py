@@ -1,0 +1,131 @@
+"""`Pace`: how long a step may become for prompts, while requests wait for their next token in it.
+
+A step in which requests decode takes `plain` seconds. Each token of a prompt in it makes it longer, and all those that
+decode wait for that; but with fewer of them a prompt needs more steps, each of which takes `plain` too. So a first
+token comes the sooner, the longer the gaps between the others' tokens are. Where a wish is given, it decides:
+
+- A target between tokens is what a step may take.
+- Targets of first tokens ask for the speed that the most urgent one of them needs, of those that can be met at all.
+- A prompt without a target, and one whose target cannot be met, asks for a balance. Let P tokens of prompts be left, c
+  of them in a step, and g = plain + c·token its length. W prompts wait for P/c·g, half of it on average, and D requests
+  have P/c gaps of g, which count with their square: many short gaps hurt less than a long one. With GAP for the wait
+  that one gap of GAP seconds is worth, P/c·(D·g²/GAP + W·g/2) is smallest at g = plain·(1 + √(1 + W·GAP/(2·D·plain))).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil, inf, sqrt
+
+from ferrule.engine.costs import StepCosts, Work, work
+from ferrule.engine.request import Request
+from ferrule.interfaces.scheduler import SchedulerLimits
+from ferrule.types import StepPlan, Targets
+
+_GAP = 4.0  # seconds
+_ALONE = 4.0  # plain steps: where nobody decodes
+_LEAST = 1.25  # of a plain step: what prompts get where a target is shorter, so that each of them ends
+_SURE = 0.9  # of a target between tokens: what is planned, since steps differ from what they are expected to take
+_SHARE = 0.8  # of a step: what an urgent prompt can have of it, since others decode
+_LATE = 4.0  # times its target: from then on a request is not passed any more
+_SHORT = 1e-6  # seconds: no step is shorter
+_NONE = Targets()
+_ROWS = 32  # as many tokens of a prompt, times `prompt_share`, take as long as the weights: a first guess
+
+
+class Pace:
+    """Learns from begun and ended steps, which end in order. Times are the loop's: there is no clock here."""
+
+    def __init__(self, limits: SchedulerLimits) -> None:
+        self.costs = StepCosts(_ROWS * (limits.prompt_share or 1))
+        self._limits = limits
+        self._active = bool(limits.prompt_share or limits.targets != _NONE) and limits.chunked_prefill
+        self._begun: dict[int, tuple[Work, float]] = {}  # by the number of the step
+        self._ended = -inf
+
+    def hear(self, request: Request) -> None:
+        """One that will be planned. Steps are watched from the first one on that anybody has a wish for."""
+        self._active = self._limits.chunked_prefill and (self._active or request.spec.targets != _NONE)
+
+    def begin(self, plan: StepPlan, now: float) -> None:
+        if self._active:
+            self._begun[plan.step] = work(plan.chunks), now
+
+    def end(self, plan: StepPlan, now: float) -> None:
+        """A step ended: it took the time since it began, or since the one before it ended."""
+        if plan.step in self._begun:
+            done, begun = self._begun.pop(plan.step)
+            self.costs.observe(done, now - max(begun, self._ended))
+            self._ended = now
+
+    def tokens(self, decoding: Sequence[Request], prompts: Sequence[Request], budget: int, now: float) -> int:
+        """How many tokens of prompts, which come in this order, may join the requests that decode, of `budget`."""
+        if not (self._active and prompts):
+            return budget
+        beside = Work(1.0, len(decoding), 0.0, sum(request.sent for request in decoding))
+        plain = max(self.costs.seconds(beside), _SHORT)
+        if not decoding:
+            return min(budget, self._whole(_ALONE * plain, prompts))
+        between = min(self._targets(request).inter_token or inf for request in decoding)
+        most = max(_SURE * between, _LEAST * plain)
+        wanted = min(self._wanted(plain, len(decoding), prompts, most, now), most)
+        return min(budget, max(1, self._fitting(wanted - plain, most - plain, prompts)))
+
+    def late(self, request: Request, now: float) -> bool:
+        """Whether a request's first token cannot come in time any more, though it may yet be passed for that."""
+        target = self._targets(request).first_token
+        if not (self._active and target) or request.first_token:
+            return False
+        end = now + self._cost(request.sent, request.todo) / _SHARE
+        return end > request.spec.arrival + target and now < request.spec.arrival + _LATE * target
+
+    def _targets(self, request: Request) -> Targets:
+        own, all = request.spec.targets, self._limits.targets
+        return Targets(own.first_token or all.first_token, own.inter_token or all.inter_token)
+
+    def _wanted(self, plain: float, rows: int, prompts: Sequence[Request], most: float, now: float) -> float:
+        """The length of a step by what the prompts wait for; it may be `most`."""
+        waiting, ahead, speed = 0, 0.0, 0.0  # speed: the part of a step that is for prompts
+        for request in prompts:
+            cost = self._cost(request.sent, request.todo) / _SHARE
+            target = 0.0 if request.first_token else self._targets(request).first_token
+            left = request.spec.arrival + target - now if target else 0.0
+            if left <= ahead + cost:
+                waiting += 1
+            else:
+                ahead += cost
+                speed = max(speed, ahead / left)
+        if waiting and most < inf:
+            return most
+        balanced = plain * (1 + sqrt(1 + waiting * _GAP / (2 * rows * plain)))
+        return max(balanced, plain / (1 - speed)) if speed < 1 else inf
+
+    def _whole(self, seconds: float, prompts: Sequence[Request]) -> int:
+        """The tokens of as many prompts as take so long, all of the last one."""
+        count = 0
+        for request in prompts:
+            count += request.todo
+            seconds -= self._cost(request.sent, request.todo)
+            if seconds <= 0:
+                break
+        return count
+
+    def _fitting(self, seconds: float, most: float, prompts: Sequence[Request]) -> int:
+        """How many tokens of the prompts take about so long, and no more than `most`.
+
+        Of the last prompt that is one of several equal pieces: a small rest would make a step more, for a first token.
+        """
+        count = 0
+        for request in prompts:
+            cost = self._cost(request.sent, request.todo)
+            if cost >= seconds:
+                pieces = max(1, round(cost / seconds), ceil(cost / most))
+                return count + ceil(request.todo / pieces)
+            seconds -= cost
+            most -= cost
+            count += request.todo
+        return count
+
+    def _cost(self, start: int, count: int) -> float:
+        """Seconds that `count` tokens of a prompt add to a step, from position `start` on."""
+        return self.costs.seconds((0.0, 0.0, count, count * (start + count / 2)))

@@ -1,0 +1,249 @@
+"""What steps are expected to take, and how much of one prompts get."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ferrule.engine.costs import StepCosts, Work
+from ferrule.engine.scheduler import DefaultScheduler
+from ferrule.interfaces.scheduler import SchedulerLimits
+from ferrule.types import CacheGroup, EngineRequest, RowResult, StepPlan, StepResult, Targets, TokenSampling
+from ferrule_plugins.policy.fcfs import FcfsPolicy
+from ferrule_testkit.timed import Device
+
+SLOW, FAST = Device(noise=0.0), Device(any=0.005, row=0.0002, prompt_token=0.00005, pair=1e-9, noise=0.0)
+MIXED = Work(1.0, 12, 300, 40_000)
+PLAIN = Work(1.0, 20, 0, 9_000)
+
+
+def exact(device: Device, work: Work) -> float:
+    costs = (device.any, device.row, device.prompt_token, device.pair)
+    return sum(cost * amount for cost, amount in zip(costs, work, strict=True))
+
+
+def learn(costs: StepCosts, device: Device, steps: int, rng: random.Random, prompts: bool = True) -> None:
+    for _ in range(steps):
+        rows = rng.randint(1, 40)
+        tokens = rng.choice((0, rng.randint(2, 600))) if prompts else 0
+        work = Work(1.0, rows, tokens, rows * 200 + tokens * rng.randint(100, 2000))
+        costs.observe(work, exact(device, work) * rng.gauss(1.0, 0.05))
+
+
+# ------------------------------------------------------------------------------------------ costs
+
+
+@pytest.mark.parametrize("device", [SLOW, FAST])
+@pytest.mark.parametrize("work", [MIXED, PLAIN])
+def test_costs_are_learnt_from_a_few_steps(device: Device, work: Work) -> None:
+    costs = StepCosts(64)
+    learn(costs, device, 40, random.Random(1))
+    assert costs.seconds(work) == pytest.approx(exact(device, work), rel=0.15)
+
+
+def test_costs_follow_a_machine_that_gets_slower() -> None:
+    costs, slower = StepCosts(64), replace(SLOW, any=0.12, row=0.003, prompt_token=0.0033)
+    learn(costs, SLOW, 300, random.Random(2))
+    learn(costs, slower, 300, random.Random(3))
+    assert costs.seconds(MIXED) == pytest.approx(exact(slower, MIXED), rel=0.15)
+
+
+def test_a_step_that_waited_for_something_else_changes_little() -> None:
+    costs = StepCosts(64)
+    learn(costs, SLOW, 100, random.Random(4))
+    before = costs.seconds(MIXED)
+    costs.observe(MIXED, 30.0)
+    assert costs.seconds(MIXED) == pytest.approx(before, rel=0.1)
+
+
+def test_steps_without_prompts_do_not_drive_out_what_prompts_cost() -> None:
+    costs = StepCosts(64)
+    learn(costs, FAST, 60, random.Random(5))
+    learn(costs, FAST, 3000, random.Random(6), prompts=False)
+    assert costs.seconds(MIXED) == pytest.approx(exact(FAST, MIXED), rel=0.15)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1e-9, 1e6])
+def test_no_time_makes_costs_senseless(seconds: float) -> None:
+    costs = StepCosts(64)
+    for _ in range(2000):
+        costs.observe(MIXED, seconds)
+        costs.observe(PLAIN, seconds)
+    assert 0.0 <= costs.seconds(PLAIN) <= 2e6
+
+
+# ------------------------------------------------------------------------------------------- pace
+
+Make = Callable[..., DefaultScheduler]
+
+
+def make(**more: Any) -> DefaultScheduler:
+    limits: dict[str, Any] = {
+        "groups": (CacheGroup("full", 16),),
+        "num_blocks": 4000,
+        "max_num_seqs": 64,
+        "max_num_batched_tokens": 2048,
+        "max_model_len": 8192,
+        "prompt_share": 2,
+        **more,
+    }
+    return DefaultScheduler(SchedulerLimits(**limits), FcfsPolicy())
+
+
+def request(id: str, prompt: int, arrival: float = 0.0, **targets: float) -> EngineRequest:
+    sampling = TokenSampling(seed=0, max_tokens=200)
+    return EngineRequest(
+        id=id,
+        prompt_ids=(1,) * prompt,
+        sampling=sampling,
+        arrival=arrival,
+        cache_salt=id,
+        targets=Targets(**targets),
+    )
+
+
+class Clock:
+    """Steps of a scheduler on a device, and the time."""
+
+    def __init__(self, scheduler: DefaultScheduler, device: Device = SLOW) -> None:
+        self.scheduler, self.device, self.now = scheduler, device, 0.0
+
+    def step(self) -> StepPlan:
+        plan = self.scheduler.schedule(self.now)
+        assert plan is not None
+        self.now += self.device.seconds(plan, random.Random(0))
+        rows = tuple(RowResult(each.id, each.epoch, (7,) if each.samples else ()) for each in plan.chunks)
+        self.scheduler.commit(plan, StepResult(plan.step, rows), self.now)
+        return plan
+
+    def warm(self, decoding: int, **targets: float) -> None:
+        """`decoding` requests decode, and what steps cost is known."""
+        for number in range(decoding):
+            self.scheduler.add(request(f"d{number}", 64, self.now, **targets), self.now)
+        self.scheduler.add(request("teacher", 700, self.now), self.now)
+        for _ in range(20):
+            self.step()
+
+
+def prompt_tokens(plan: StepPlan) -> int:
+    return sum(chunk.count for chunk in plan.chunks if chunk.count > 1)
+
+
+def test_a_step_with_prompts_takes_what_the_target_between_tokens_allows() -> None:
+    for target in (0.15, 0.3, 0.6):
+        clock = Clock(make(targets=Targets(inter_token=target)))
+        clock.warm(4)
+        clock.scheduler.add(request("long", 4000), clock.now)
+        before = clock.now
+        clock.step()
+        assert 0.75 * target < clock.now - before <= target
+
+
+def test_the_shortest_target_of_those_that_decode_counts() -> None:
+    clock = Clock(make(targets=Targets(inter_token=0.6)))
+    clock.warm(3)
+    clock.scheduler.add(request("quick", 64, clock.now, inter_token=0.2), clock.now)
+    clock.step()
+    clock.scheduler.add(request("long", 4000), clock.now)
+    before = clock.now
+    clock.step()
+    assert 0.12 < clock.now - before <= 0.2
+
+
+def test_a_target_that_no_step_meets_still_lets_prompts_end() -> None:
+    clock = Clock(make(targets=Targets(inter_token=0.001)))
+    clock.warm(4)
+    clock.scheduler.add(request("long", 700), clock.now)
+    steps = 0
+    while not any(chunk.id == "long" and chunk.samples for chunk in clock.step().chunks):
+        steps += 1
+        assert steps < 300
+
+
+def test_without_a_target_prompts_get_more_the_more_of_them_wait() -> None:
+    found = []
+    for waiting in (1, 8, 40):
+        clock = Clock(make())
+        clock.warm(8)
+        for number in range(waiting):
+            clock.scheduler.add(request(f"w{number}", 900, clock.now), clock.now)
+        found.append(prompt_tokens(clock.step()))
+    assert 32 < found[0] < found[1] < found[2]
+
+
+def test_where_nobody_decodes_a_step_ends_with_a_prompt() -> None:
+    """Several short ones, until reading the weights is a small part; one long one, alone."""
+    clock = Clock(make())
+    clock.warm(1)
+    while clock.scheduler.has_work():
+        clock.step()
+    for number in range(20):
+        clock.scheduler.add(request(f"short{number}", 50, clock.now), clock.now)
+    counts = [chunk.count for chunk in clock.step().chunks]
+    assert set(counts) == {50}
+    assert 1 < len(counts) < 20
+    clock = Clock(make())
+    for number in range(3):
+        clock.scheduler.add(request(f"long{number}", 900), 0.0)
+    assert [chunk.count for chunk in clock.step().chunks] == [900]
+
+
+def test_first_tokens_get_the_speed_that_their_target_needs() -> None:
+    sizes = []
+    for target in (60.0, 2.2, 1.8):
+        clock = Clock(make())
+        clock.warm(8)
+        clock.scheduler.add(request("urgent", 1000, clock.now, first_token=target), clock.now)
+        sizes.append(prompt_tokens(clock.step()))
+        begun = clock.now
+        while not any(chunk.id == "urgent" and chunk.samples for chunk in clock.step().chunks):
+            pass
+        if target < 60:
+            assert clock.now - begun < target
+    assert sizes[0] < sizes[1] < sizes[2]
+
+
+def test_who_cannot_be_in_time_is_passed_by_who_can_but_not_for_ever() -> None:
+    clock = Clock(make(max_num_seqs=5, targets=Targets(first_token=3.0)))
+    clock.warm(3)
+    clock.scheduler.add(request("late", 900, clock.now - 2.9), clock.now)
+    clock.scheduler.add(request("in time", 300, clock.now), clock.now)
+    assert _admitted(clock) == ["in time", "late"]
+    clock = Clock(make(max_num_seqs=5, targets=Targets(first_token=3.0)))
+    clock.warm(3)
+    clock.scheduler.add(request("late for long", 900, clock.now - 12.1), clock.now)
+    clock.scheduler.add(request("in time", 300, clock.now), clock.now)
+    assert _admitted(clock) == ["late for long", "in time"]
+
+
+def _admitted(clock: Clock) -> list[str]:
+    found: list[str] = []
+    while len(found) < 2:
+        found += [admit.id for admit in clock.step().admits]
+    return found
+
+
+def test_a_platform_that_asks_for_no_pace_gives_prompts_the_whole_step_until_somebody_has_a_target() -> None:
+    clock = Clock(make(prompt_share=0))
+    clock.warm(8)
+    clock.scheduler.add(request("long", 4000, clock.now), clock.now)
+    assert prompt_tokens(clock.step()) == 2048 - 9
+    clock.scheduler.add(request("quick", 64, clock.now, inter_token=0.2), clock.now)
+    for _ in range(12):
+        clock.step()
+    clock.scheduler.add(request("longer", 7000, clock.now), clock.now)
+    clock.step()
+    before = clock.now
+    clock.step()
+    assert clock.now - before <= 0.26
+
+
+def test_the_longest_piece_of_a_prompt_holds_beside_targets() -> None:
+    clock = Clock(make(long_prefill_token_threshold=40, targets=Targets(inter_token=0.6)))
+    clock.warm(2)
+    clock.scheduler.add(request("long", 900, clock.now), clock.now)
+    assert prompt_tokens(clock.step()) == 40

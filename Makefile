@@ -57,7 +57,7 @@ unit: $(INSTALLED_TEST)
 test-slow: $(INSTALLED_TEST)
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
-# What was proved is kept in campaign.json: a run that was interrupted goes on. ARGS: --again, or names of goals.
+# What was proved is kept in tools/campaign/proofs.json: a run that was interrupted goes on. ARGS: --again, or names of goals.
 campaign: $(INSTALLED_TEST)
 	$(BIN)/python -m tools.campaign $(if $(QUICK),--quick) --write docs/reliability.md $(ARGS)
 

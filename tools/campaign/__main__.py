@@ -1,9 +1,9 @@
 """The whole campaign: ``python -m tools.campaign [--quick] [--again] [--write docs/reliability.md] [GOAL …]``.
 
 Every goal of `goals` that this build has the features for is proved by its commands, one after the other, with an hour
-for all of them (ten minutes with `--quick`). What was proved is kept in campaign.json, so a run that was interrupted
-goes on where it was; `--again` begins anew. What a quick run proved counts for quick runs only. At the end there is a
-table, and the exit status is 1 if a goal is missed.
+for all of them (ten minutes with `--quick`). What was proved is kept in tools/campaign/proofs.json, so a run that was
+interrupted goes on where it was, on any machine; `--again` begins anew. Where a quick run is a smaller version, what it
+proved counts for quick runs only. At the end there is a table, and the exit status is 1 if a goal is missed.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ import msgspec
 from tools import ROOT
 from tools.campaign.goals import GROUPS, Command, Goal
 
-_KEPT = ROOT / "campaign.json"
+_KEPT = ROOT / "tools" / "campaign" / "proofs.json"
 _MOST = 5400.0  # seconds for one command: the longest is a soak of an hour
 _SHOWN = 160  # characters of a figure
 _INTRO = """# What the server survives
 
-Each line is a goal, and what the last run of `make campaign` found. The goals are the faults that servers of this kind
-are publicly known to have had. A goal is proved by tests, or by drivers in `tools/campaign` that start a real server,
-attack it, and measure; the figure is the last line of what they print. `make campaign` runs all of them, which takes
-more than an hour on two cores, and `make campaign QUICK=1` a smaller version of each. A run that was interrupted goes
-on where it was.
+Each line is a goal, and what `make campaign` found when it last ran it. The goals are the faults that servers of this
+kind are publicly known to have had. A goal is proved by tests, or by drivers in `tools/campaign` that start a real
+server, attack it, and measure; the figure is the last line of what they print. `make campaign` runs all of them, which
+takes some three hours on two cores, and `make campaign QUICK=1` a smaller version of each in half an hour. A run that
+was interrupted goes on where it was.
 """
 
 
@@ -42,18 +42,20 @@ class Proof(msgspec.Struct, frozen=True):
     holds: bool
     figure: str
     seconds: float
-    quick: bool = True
+    quick: bool = True  # by the commands of a quick run
+    date: str = ""
 
 
 def prove(goal: Goal, quick: bool) -> Proof:
     """Run the commands of a goal; the first that fails ends it."""
-    began, figures = time.monotonic(), []
+    began, figures, holds = time.monotonic(), [], True
     for command in goal.quick if quick or not goal.full else goal.full:
         holds, figure = _run(command)
         figures.append(figure)
         if not holds:
-            return Proof(False, "; ".join(figures), time.monotonic() - began, quick)
-    return Proof(True, "; ".join(figures), time.monotonic() - began, quick)
+            break
+    today = str(datetime.now(UTC).date())
+    return Proof(holds, "; ".join(figures), time.monotonic() - began, quick and bool(goal.full), today)
 
 
 def _run(words: Command) -> tuple[bool, str]:
@@ -79,16 +81,14 @@ def _run(words: Command) -> tuple[bool, str]:
     return done.returncode == 0 and proved, figure
 
 
-def table(proofs: Mapping[str, Proof], quick: bool) -> str:
+def table(proofs: Mapping[str, Proof]) -> str:
     """The page of the documentation."""
-    parts = [_INTRO]
     proved = sum(proof.holds for proof in proofs.values())
+    smaller = sum(proof.holds and proof.quick for proof in proofs.values())
     waiting = sum(bool(goal.waits_for) for goals in GROUPS.values() for goal in goals)
-    kind = "quick" if quick else "whole"
-    today = datetime.now(UTC).date()
-    parts.append(
-        f"The last run, a {kind} one, of {today}: {proved} goals hold, {len(proofs) - proved} do not, {waiting} wait.\n"
-    )
+    missed = len(proofs) - proved
+    counts = f"{proved} goals hold, {smaller} of them by the smaller version; {missed} do not; {waiting} wait.\n"
+    parts = [_INTRO, counts]
     for title, goals in GROUPS.items():
         parts.append(f"## {title}\n\n| goal | what happens | bound | found |\n|---|---|---|---|")
         parts += [f"| {goal.id} | {goal.what} | {goal.bound} | {_found(goal, proofs)} |" for goal in goals]
@@ -102,7 +102,8 @@ def _found(goal: Goal, proofs: Mapping[str, Proof]) -> str:
     proof = proofs.get(goal.id)
     if proof is None:
         return "not run"
-    return f"{'holds' if proof.holds else '**missed**'}: {proof.figure.replace('|', '/')}"
+    how = f" ({'smaller, ' if proof.quick else ''}{proof.date})"
+    return f"{'holds' if proof.holds else '**missed**'}{how}: {proof.figure.replace('|', '/')}"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -112,21 +113,20 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--write", type=Path, help="the page to write the table to")
     parser.add_argument("goals", nargs="*", metavar="GOAL", help="such as G-F1; default: all")
     args = parser.parse_args(argv)
-    kept = {} if args.again or not _KEPT.exists() else msgspec.json.decode(_KEPT.read_bytes(), type=dict[str, Proof])
-    proofs = {name: proof for name, proof in kept.items() if args.quick or not proof.quick}
+    proofs = {} if args.again or not _KEPT.exists() else msgspec.json.decode(_KEPT.read_bytes(), type=dict[str, Proof])
     for goal in (goal for goals in GROUPS.values() for goal in goals):
         if goal.waits_for or (args.goals and goal.id not in args.goals):
             continue
-        if goal.id not in proofs or args.goals or not proofs[goal.id].holds:
+        proof = proofs.get(goal.id)
+        if args.goals or proof is None or not proof.holds or (proof.quick and not args.quick):
             proof = proofs[goal.id] = prove(goal, args.quick)
             _KEPT.write_text(json.dumps(msgspec.to_builtins(proofs), indent=1) + "\n")
             print(
                 f"{'holds ' if proof.holds else 'MISSED'} {proof.seconds:6.0f} s  {goal.id:6} {proof.figure}",
                 flush=True,
             )
-    text = table(proofs, args.quick)
     if args.write is not None:
-        args.write.write_text(text, encoding="utf-8")
+        args.write.write_text(table(proofs), encoding="utf-8")
     missed = [name for name, proof in proofs.items() if not proof.holds]
     print(f"{len(proofs) - len(missed)} of {len(proofs)} goals hold{': missed ' + ', '.join(missed) if missed else ''}")
     return 1 if missed else 0

@@ -46,7 +46,7 @@ from ferrule.interfaces.parsers import (
 from ferrule.interfaces.service import ChatPrompt, Generate, Output, Prompt
 from ferrule.interfaces.stats import HttpStats, RequestStats, StatLogger
 from ferrule.sampling_params import SamplingParams
-from ferrule.types import EngineRequest, EngineStats, FinishReason, RequestDelta
+from ferrule.types import EngineRequest, EngineStats, FinishReason, RequestDelta, Targets
 from ferrule_testkit.fake_engine import FakeEngine, Script, echo, fake_info, says, tokens
 from ferrule_testkit.frontend import (
     Answer,
@@ -347,6 +347,13 @@ async def test_caches_of_keys_are_apart(folder: Path, scope: str, others: bool, 
     salts = [request.cache_salt for request in engine.requests]
     assert salts[0] == salts[2]
     assert len(set(salts)) == (4 if apart else 2)
+
+
+async def test_what_users_wish_of_waits_reaches_the_engine(folder: Path) -> None:
+    engine = FakeEngine()
+    async with serving(folder, engine) as service:
+        await outputs(service, one(targets=Targets(1.5, 0.08), priority=-2))
+    assert [(each.targets, each.priority) for each in engine.requests] == [(Targets(1.5, 0.08), -2)]
 
 
 # ------------------------------------------------------------------------------------------- refusals

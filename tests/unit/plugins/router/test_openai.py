@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from ferrule.errors import RequestError
 from ferrule.interfaces.parsers import CallArguments, CallEnd, CallStart, Content, Reasoning
 from ferrule.interfaces.service import ChatPrompt, Generate, Output, Prompt, Usage
-from ferrule.types import FinishReason
+from ferrule.types import FinishReason, Targets
 from ferrule_plugins.router.openai_schema import ChatBody, CompletionBody
 from ferrule_testkit.http import Site, chunks, error_of
 
@@ -82,6 +82,8 @@ def test_every_integer_is_bounded(kind: type[BaseModel]) -> None:
         ({"stream_options": {}}, "stream_options"),
         ({"stream": True, "prompt_logprobs": 1}, "prompt_logprobs"),
         ({"priority": 1}, "priority"),
+        ({"target_first_token_ms": 0}, "target_first_token_ms"),
+        ({"target_inter_token_ms": 1e9}, "target_inter_token_ms"),
         ({"request_id": "a b"}, "request_id"),
         ({"request_id": "a" * 129}, "request_id"),
         ({"user": "a" * 20_000}, "user"),
@@ -189,11 +191,14 @@ async def test_sampling_fields_arrive_and_defaults_are_layered() -> None:
         "prompt_logprobs": 1,
     }
     processors = ["p", {"qualname": "p", "kwargs": {"a": 1}}, {"qualname": "p", "args": []}]
-    await site.complete(**given, logit_bias={"5": 1.5}, priority=-3, cache_salt="s", logits_processors=processors)
+    wishes = {"target_first_token_ms": 1500, "target_inter_token_ms": 80.5}
+    rest = {"logit_bias": {"5": 1.5}, "priority": -3, "cache_salt": "s", "logits_processors": processors}
+    await site.complete(**given, **wishes, **rest)
     params = site.last.params
     assert {name: getattr(params, name) for name in given} == given
     assert params.logit_bias == {5: 1.5}
     assert (site.last.priority, site.last.cache_salt) == (-3, "s")
+    assert site.last.targets == Targets(1.5, 0.0805)
     assert site.last.logits_processors == tuple(processors)
 
 

@@ -19,8 +19,6 @@ _DOUBT = 10.0  # times as much or nothing: how far a guess may be off
 _NOISE = 0.1  # of a step's time: how far steps of the same work differ
 _FAR = 3.0  # times the noise; an error beyond counts in proportion, not squared
 _KEPT = 0.95  # of what is known of steps of a kind, with each new one of it
-_SWEEPS = 60  # over the costs at most, which begin where they were
-_CLOSE = 1e-3  # of a cost: what a last sweep may change
 
 
 class Work(NamedTuple):
@@ -52,7 +50,6 @@ class StepCosts:
         token = _GUESS / cheap_tokens
         self._guess = [_GUESS, token, token, token / 10_000]
         self._costs = list(self._guess)
-        self._doubt = [(_DOUBT * cost) ** -2 for cost in self._guess]
         self._sums = [[0.0] * 14, [0.0] * 14]  # of steps without prompts, and with: neither drives out the other
         self._fitted = True
 
@@ -80,16 +77,31 @@ class StepCosts:
         return sum(cost * amount for cost, amount in zip(self._costs, work, strict=True))
 
     def _fit(self) -> None:
-        """Coordinate descent: each cost in turn is what suits the others best, and not below 0."""
+        """Least squares; the cost that would be most below 0 is 0, until none would be. In units of the guesses."""
         aa, ar, at, ap, rr, rt, rp, tt, tp, pp, *values = (a + b for a, b in zip(*self._sums, strict=True))
         products = ((aa, ar, at, ap), (ar, rr, rt, rp), (at, rt, tt, tp), (ap, rp, tp, pp))
-        costs = self._costs
-        for _ in range(_SWEEPS):
-            before = tuple(costs)
-            for index, row in enumerate(products):
-                others = sum(a * b for a, b in zip(row, costs, strict=True)) - row[index] * costs[index]
-                doubt = self._doubt[index]
-                costs[index] = max(0.0, (values[index] - others + doubt * self._guess[index]) / (row[index] + doubt))
-            if all(abs(new - old) <= _CLOSE * old for new, old in zip(costs, before, strict=True)):
+        guess, free = self._guess, [0, 1, 2, 3]
+        while True:
+            rows = [[products[i][j] * guess[i] * guess[j] + (i == j) / _DOUBT**2 for j in free] for i in free]
+            found = _solve(rows, [values[i] * guess[i] + 1 / _DOUBT**2 for i in free])
+            if min(found) >= 0:  # so is the last one that is left: all amounts and times are
                 break
+            free.pop(found.index(min(found)))
+        self._costs = [0.0] * 4
+        for index, cost in zip(free, found, strict=True):
+            self._costs[index] = cost * guess[index]
         self._fitted = True
+
+
+def _solve(rows: list[list[float]], values: list[float]) -> list[float]:
+    """The solution of a symmetric, positive definite system, by elimination. Its arguments are used up."""
+    size = len(values)
+    for pivot in range(size):
+        for below in range(pivot + 1, size):
+            factor = rows[below][pivot] / rows[pivot][pivot]
+            rows[below] = [mine - factor * its for mine, its in zip(rows[below], rows[pivot], strict=True)]
+            values[below] -= factor * values[pivot]
+    for row in reversed(range(size)):
+        known = sum(rows[row][other] * values[other] for other in range(row + 1, size))
+        values[row] = (values[row] - known) / rows[row][row]
+    return values

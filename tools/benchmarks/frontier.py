@@ -1,0 +1,99 @@
+"""First tokens against the gaps between tokens: what the engine's pace and other rules come to, by simulated time.
+
+    python -m tools.benchmarks.frontier [--device bf16]      # a table for each of four workloads, in Markdown
+
+A rule is a point, or with a parameter a curve: a whole step of some size for prompts, as peers do; the constant that
+the engine had before, two tokens of prompts for each request that decodes; the engine's balance; and its targets
+between tokens. Nothing is computed, so a table takes seconds; what real servers do is measured with `ferrule bench`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from ferrule.engine.pace import Pace
+from ferrule.engine.request import Request
+from ferrule.engine.scheduler import DefaultScheduler
+from ferrule.interfaces.scheduler import SchedulerLimits
+from ferrule.types import CacheGroup, Targets
+from ferrule_plugins.policy.fcfs import FcfsPolicy
+from ferrule_testkit.timed import Client, Device, Waits, percentile, run
+
+DEVICES = {  # Qwen3-0.6B on two cores: AVX-512 with bfloat16, the same with tiles, and weights of 4 bits
+    "bf16": Device(),
+    "tiles": Device(any=0.035, row=0.0008, prompt_token=0.0004, pair=4e-8),
+    "int4": Device(any=0.013, row=0.0006, prompt_token=0.0006),
+}
+
+
+class Constant(Pace):
+    """Two tokens for each request that decodes, for 32 at least; all of a step for a burst that is soon over."""
+
+    def tokens(self, decoding: Sequence[Request], prompts: Sequence[Request], budget: int, now: float) -> int:
+        burst = len(prompts) >= max(8, 4 * len(decoding)) and sum(each.todo for each in prompts) <= 2 * budget
+        return budget if burst or not decoding else min(budget, 2 * max(32, len(decoding)))
+
+
+def scheduler(pace: type[Pace] | None = None, **more: Any) -> DefaultScheduler:
+    limits: dict[str, Any] = {"max_num_batched_tokens": 2048, "max_num_seqs": 256, "max_model_len": 4096, **more}
+    made = DefaultScheduler(SchedulerLimits(groups=(CacheGroup("full", 16),), num_blocks=8000, **limits), FcfsPolicy())
+    if pace is not None:
+        made._prefills.pace = pace(made.limits)
+    return made
+
+
+def workloads() -> dict[str, list[Client]]:
+    """32 clients in a closed loop; four long prompts at once; arrivals at 70 % load; a long document among chats."""
+    rng = random.Random(1)
+    times, now = [], 0.0
+    for _ in range(60):
+        now += rng.expovariate(0.8)
+        times.append(now)
+    return {
+        "closed loop of 32": [Client(128, rng.randint(64, 192), 4) for _ in range(32)],
+        "four prompts of 1,024": [Client(1024, 128) for _ in range(4)],
+        "arrivals": [Client(256, 128, 60, times=tuple(times))],
+        "documents among chats": [Client(128, 128, 6) for _ in range(8)] + [Client(3800, 32, 3, begin=5.0)],
+    }
+
+
+def rules() -> dict[str, Callable[[], DefaultScheduler]]:
+    """By the name of a table's row."""
+    found: dict[str, Callable[[], DefaultScheduler]] = {}
+    for size in (256, 512, 2048):
+        found[f"steps of {size}"] = partial(scheduler, max_num_batched_tokens=size)
+    found["constant"] = partial(scheduler, Constant, prompt_share=2)
+    found["**balance**"] = partial(scheduler, prompt_share=2)
+    for target in (0.1, 0.2, 0.4, 0.8):
+        wish = Targets(inter_token=target)
+        found[f"target {1000 * target:.0f} ms"] = partial(scheduler, prompt_share=2, targets=wish)
+    return found
+
+
+def line(name: str, waits: Waits) -> str:
+    """A row of the table: first tokens in seconds, gaps in milliseconds."""
+    firsts = waits.firsts
+    seconds = (sum(firsts) / len(firsts), percentile(firsts, 50), percentile(firsts, 99))
+    gaps = (percentile(waits.gaps, 50), percentile(waits.gaps, 99), max(waits.gaps))
+    cells = [f"{each:.2f}" for each in seconds] + [f"{1000 * each:.0f}" for each in gaps]
+    return f"| {name} | {' | '.join(cells)} | {waits.total:.1f} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tools.benchmarks.frontier", description=__doc__)
+    parser.add_argument("--device", choices=DEVICES, default="bf16")
+    device = DEVICES[parser.parse_args().device]
+    for title, clients in workloads().items():
+        print(f"\n{title}\n")
+        print("| prompts get | first token, mean, s | p50 | p99 | gap, p50, ms | p99 | longest | all done, s |")
+        print("|---|--:|--:|--:|--:|--:|--:|--:|")
+        for name, make in rules().items():
+            print(line(name, run(make(), clients, device)))
+
+
+if __name__ == "__main__":
+    main()

@@ -15,9 +15,10 @@ from typing import NamedTuple
 from ferrule.types import Chunk
 
 _GUESS = 0.05  # seconds of any step, before one was measured
-_DOUBT = 10.0  # times as much or nothing: how far a guess may be off
+_PULL = 0.01  # towards the guesses: they may be off by ten times as much
 _NOISE = 0.1  # of a step's time: how far steps of the same work differ
 _FAR = 3.0  # times the noise; an error beyond counts in proportion, not squared
+_SHORT = 1e-4  # seconds: no error is smaller
 _KEPT = 0.95  # of what is known of steps of a kind, with each new one of it
 
 
@@ -61,7 +62,7 @@ class StepCosts:
     def observe(self, work: Work, seconds: float) -> None:
         """Learn from a step that took so long."""
         error = abs(seconds - self._expected(work))
-        noise = _NOISE * max(seconds, self._expected(work))
+        noise = max(_NOISE * max(seconds, self._expected(work)), _SHORT)
         weight = min(1.0, _FAR * noise / (error or noise)) / noise**2
         any, rows, tokens, pairs = work
         terms = (
@@ -82,8 +83,8 @@ class StepCosts:
         products = ((aa, ar, at, ap), (ar, rr, rt, rp), (at, rt, tt, tp), (ap, rp, tp, pp))
         guess, free = self._guess, [0, 1, 2, 3]
         while True:
-            rows = [[products[i][j] * guess[i] * guess[j] + (i == j) / _DOUBT**2 for j in free] for i in free]
-            found = _solve(rows, [values[i] * guess[i] + 1 / _DOUBT**2 for i in free])
+            rows = [[products[i][j] * guess[i] * guess[j] + (i == j) * _PULL for j in free] for i in free]
+            found = _solve(rows, [values[i] * guess[i] + _PULL for i in free])
             if min(found) >= 0:  # so is the last one that is left: all amounts and times are
                 break
             free.pop(found.index(min(found)))
@@ -94,9 +95,10 @@ class StepCosts:
 
 
 def _solve(rows: list[list[float]], values: list[float]) -> list[float]:
-    """The solution of a symmetric, positive definite system, by elimination. Its arguments are used up."""
+    """The solution of a symmetric system by elimination, which uses its arguments up. No eigenvalue is below _PULL."""
     size = len(values)
     for pivot in range(size):
+        rows[pivot][pivot] = max(rows[pivot][pivot], _PULL)  # it is, but for rounding
         for below in range(pivot + 1, size):
             factor = rows[below][pivot] / rows[pivot][pivot]
             rows[below] = [mine - factor * its for mine, its in zip(rows[below], rows[pivot], strict=True)]

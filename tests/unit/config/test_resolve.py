@@ -82,6 +82,7 @@ def test_nothing_is_open_that_has_a_default() -> None:
     assert optional == {
         *("seed", "revision", "tokenizer_revision", "hf_token", "max_model_len", "quantization"),
         *("logits_processor_pattern", "pipeline_depth", "quantization_param_path"),
+        *("target_first_token_ms", "target_inter_token_ms"),
     }
     with pytest.raises(TypeError):
         ResolvedScheduler()  # type: ignore[call-arg]

@@ -21,7 +21,7 @@ class SchedulerKit(Kit):
     """
 
     kind = "scheduler"
-    seeds: Sequence[int] = (1, 2)
+    seeds: Sequence[int] = (1, 2, 3)
     steps: int = 1200
 
     def test_random_work_one_step_at_a_time(self) -> None:

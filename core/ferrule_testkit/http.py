@@ -18,7 +18,7 @@ from ferrule_testkit.service import ScriptedService
 
 
 class Site:
-    """`policy` is the scheduling policy, `frontend` options of the frontend section, `model` of the model section.
+    """`policy` is the scheduling policy; `scheduler`, `model` and `frontend` are options of these sections.
 
     Sites of one process with the same options share an application: building one takes a fifth of a second. A
     call goes to the service of its site; calls to two such sites are not to be made at the same time.
@@ -26,12 +26,18 @@ class Site:
 
     _applications: ClassVar[dict[bytes, tuple[ASGIApp, Lifecycle]]] = {}
 
-    def __init__(self, policy: str = "fcfs", model: dict[str, Any] | None = None, **frontend: Any) -> None:
+    def __init__(
+        self,
+        policy: str = "fcfs",
+        model: dict[str, Any] | None = None,
+        scheduler: dict[str, Any] | None = None,
+        **frontend: Any,
+    ) -> None:
         self.service = ScriptedService()
         self.config = Config(
             model=ModelConfig(**(model or {})),
             frontend=FrontendConfig(**frontend),
-            scheduler=SchedulerConfig(scheduling_policy=policy),
+            scheduler=SchedulerConfig(scheduling_policy=policy, **(scheduler or {})),
         )
         key = msgspec.json.encode(self.config)
         if key not in self._applications:

@@ -212,6 +212,7 @@ class Ledger:
         most = self.limits.max_long_partial_prefills
         passed = most < self.limits.max_num_partial_prefills and self._num_long(list(self._slots.values())) >= most
         for other in self.live.values():
+            # whoever cannot be in time may be passed, until it has waited four times its target
             late = self.now < other.request.arrival + 4 * self.limits.targets.first_token
             if other.slot < 0 and not (other.paused or late or (passed and self._num_long([other]))):
                 first = track.rank(self._policy) <= other.rank(self._policy)

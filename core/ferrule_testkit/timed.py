@@ -126,7 +126,8 @@ class _Run:
         rows = [RowResult(chunk.id, chunk.epoch, (7,) if chunk.samples else ()) for chunk in plan.chunks]
         now = self._clock.now
         for delta in self._scheduler.commit(plan, StepResult(plan.step, tuple(rows)), now):
-            assert delta.error is None, delta.error
+            if delta.error is not None:
+                raise AssertionError(delta.error)
             sent = self._live[delta.id]
             if sent.tokens:
                 self._waits.gaps.append(now - sent.last)

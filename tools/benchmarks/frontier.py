@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -33,7 +33,8 @@ DEVICES = {  # Qwen3-0.6B on two cores: AVX-512 with bfloat16, the same with til
 class Constant(Pace):
     """Two tokens for each request that decodes, for 32 at least; all of a step for a burst that is soon over."""
 
-    def tokens(self, decoding: Sequence[Request], prompts: Sequence[Request], budget: int, now: float) -> int:
+    def tokens(self, decoding: Iterable[Request], prompts: Sequence[Request], budget: int, now: float) -> int:
+        decoding = list(decoding)
         burst = len(prompts) >= max(8, 4 * len(decoding)) and sum(each.todo for each in prompts) <= 2 * budget
         return budget if burst or not decoding else min(budget, 2 * max(32, len(decoding)))
 

@@ -188,14 +188,14 @@ class SchedulerConfig:
     target_first_token_ms: float | None = opt(
         None,
         "Milliseconds in which a first token is to come. Steps give prompts what the most urgent one needs, and those "
-        "that can be in time come before those that cannot. Requests may have their own target.",
+        "that can be in time come before those that cannot. Requests may then have their own target.",
         gt=0,
         le=3.6e6,
     )
     target_inter_token_ms: float | None = opt(
         None,
         "Milliseconds that a step may take while requests wait for their next token in it. Default: a balance of both "
-        "waits. Requests may have their own target.",
+        "waits. Requests may then have a longer one.",
         gt=0,
         le=3.6e6,
     )

@@ -14,7 +14,7 @@ token comes the sooner, the longer the gaps between the others' tokens are. Wher
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import ceil, inf, sqrt
 
 from ferrule.engine.costs import StepCosts, Work, work
@@ -23,7 +23,7 @@ from ferrule.interfaces.scheduler import SchedulerLimits
 from ferrule.types import StepPlan, Targets
 
 _GAP = 4.0  # seconds
-_ALONE = 4.0  # plain steps: where nobody decodes
+_ALONE = 4.0  # where nobody decodes, a step takes whole prompts until they cost this many times what it costs without
 _LEAST = 1.25  # of a plain step: what prompts get where a target is shorter, so that each of them ends
 _SURE = 0.9  # of a target between tokens: what is planned, since steps differ from what they are expected to take
 _SHARE = 0.8  # of a step: what an urgent prompt can have of it, since others decode
@@ -34,7 +34,7 @@ _ROWS = 32  # as many tokens of a prompt, times `prompt_share`, take as long as 
 
 
 class Pace:
-    """Learns from begun and ended steps, which end in order. Times are the loop's: there is no clock here."""
+    """Follows what steps cost, and shares them between prompts and the rest. Times are passed in, as to a scheduler."""
 
     def __init__(self, limits: SchedulerLimits) -> None:
         self.costs = StepCosts(_ROWS * (limits.prompt_share or 1))
@@ -42,10 +42,6 @@ class Pace:
         self._active = bool(limits.prompt_share or limits.targets != _NONE) and limits.chunked_prefill
         self._begun: dict[int, tuple[Work, float]] = {}  # by the number of the step
         self._ended = -inf
-
-    def hear(self, request: Request) -> None:
-        """One that will be planned. Steps are watched from the first one on that anybody has a wish for."""
-        self._active = self._limits.chunked_prefill and (self._active or request.spec.targets != _NONE)
 
     def begin(self, plan: StepPlan, now: float) -> None:
         if self._active:
@@ -58,10 +54,11 @@ class Pace:
             self.costs.observe(done, now - max(begun, self._ended))
             self._ended = now
 
-    def tokens(self, decoding: Sequence[Request], prompts: Sequence[Request], budget: int, now: float) -> int:
+    def tokens(self, decoding: Iterable[Request], prompts: Sequence[Request], budget: int, now: float) -> int:
         """How many tokens of prompts, which come in this order, may join the requests that decode, of `budget`."""
         if not (self._active and prompts):
             return budget
+        decoding = list(decoding)
         beside = Work(1.0, len(decoding), 0.0, sum(request.sent for request in decoding))
         plain = max(self.costs.seconds(beside), _SHORT)
         if not decoding:
@@ -80,8 +77,9 @@ class Pace:
         return end > request.spec.arrival + target and now < request.spec.arrival + _LATE * target
 
     def _targets(self, request: Request) -> Targets:
+        """A request may ask for a first token sooner than others, but not for shorter gaps: all prompts would pay."""
         own, all = request.spec.targets, self._limits.targets
-        return Targets(own.first_token or all.first_token, own.inter_token or all.inter_token)
+        return Targets(own.first_token or all.first_token, max(own.inter_token, all.inter_token))
 
     def _wanted(self, plain: float, rows: int, prompts: Sequence[Request], most: float, now: float) -> float:
         """The length of a step by what the prompts wait for; it may be `most`."""

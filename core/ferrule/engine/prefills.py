@@ -32,7 +32,7 @@ class Prefills:
 
     def budget(
         self,
-        decoding: Sequence[Request],
+        decoding: Iterable[Request],
         prefills: Sequence[Request],
         waiting: Iterable[Request],
         slots: int,

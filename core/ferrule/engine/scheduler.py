@@ -103,7 +103,6 @@ class DefaultScheduler(Scheduler):
         limit = _longest(request, self.limits)
         self._sequence += 1
         entry = Request(request, self._sequence, limit, self.cache.chain(request))
-        self._prefills.pace.hear(entry)
         self.waiting.push(entry, now)
         self._requests[request.id] = entry
 
@@ -152,7 +151,7 @@ class DefaultScheduler(Scheduler):
                 prefills.append(request)
             elif todo and draft.budget and request.running:
                 self._give(request, 1, draft, now)
-        rules, decoding = self._prefills, [self.running[id] for id in draft.chunks]
+        rules, decoding = self._prefills, (self.running[id] for id in draft.chunks)
         free = len(self._slots.free)
         draft.budget = rules.budget(decoding, prefills, self.waiting, free, draft.budget, now)
         draft.share = rules.share(prefills, self.waiting, draft.budget)

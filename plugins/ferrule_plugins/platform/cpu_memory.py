@@ -17,7 +17,7 @@ import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from itertools import zip_longest
 from pathlib import Path
@@ -200,7 +200,8 @@ def _make_real(part: tuple[int, int], wanted: int) -> None:
 
 def _fill(parts: Sequence[tuple[weakref.ref[torch.Tensor], tuple[int, int]]]) -> None:
     """Make parts of tensors real, behind all else that runs. Ends where one is gone, as when the server sleeps."""
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+    with suppress(OSError):  # a sandbox may forbid it: then this thread takes its turns with the others
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
     for tensor, (address, size) in parts:
         kept = tensor()  # addresses are a tensor's own as long as it is there
         if kept is None:

@@ -40,6 +40,9 @@ def check(body: GenerateBody, config: Config) -> None:
         raise RequestError("prompt_logprobs cannot be streamed.", "prompt_logprobs")
     if body.priority and config.scheduler.scheduling_policy == "fcfs":
         raise RequestError("priority needs a server started with --scheduling-policy priority.", "priority")
+    for name in ("target_first_token_ms", "target_inter_token_ms"):
+        if getattr(body, name) is not None and getattr(config.scheduler, name) is None:
+            raise RequestError(f"{name} needs a server started with --{name.replace('_', '-')}.", name)
     if body.use_beam_search and (field := constraint_of(body)):
         raise RequestError(f"{field} cannot be combined with use_beam_search.", field)
 

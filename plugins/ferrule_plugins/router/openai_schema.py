@@ -175,11 +175,11 @@ class GenerateBody(ConstraintFields, SamplingFields, Body):
     ] = 0
     target_first_token_ms: Annotated[
         Milliseconds | None,
-        Field(description="In how many milliseconds the first token is to come. Default: the server's target."),
+        Field(description="Milliseconds until the first token, on a server with `--target-first-token-ms`."),
     ] = None
     target_inter_token_ms: Annotated[
         Milliseconds | None,
-        Field(description="How many milliseconds the next token may take, each time. Default: the server's target."),
+        Field(description="Milliseconds until each next token, if more than the server's `--target-inter-token-ms`."),
     ] = None
     request_id: Annotated[
         RequestId | None,

@@ -22,6 +22,7 @@ FLAGS = (
     *("--dtype", "float32", "--served-model-name", "tiny", "other", "--num-gpu-blocks-override", "512"),
     *("--enable-prompt-embeds", "--enable-prompt-tokens-details", "--trust-request-chat-template"),
     *("--enable-request-id-headers", "--max-logprobs", "-1", "--scheduling-policy", "priority"),
+    *("--target-first-token-ms", "5000", "--target-inter-token-ms", "500"),
 )
 
 
@@ -225,7 +226,7 @@ def test_ids_and_notes(server: servers.Server, http: httpx.Client) -> None:
     assert answer.json()["id"] == "cmpl-mine"
     assert answer.headers["x-request-id"] == "theirs"
     assert "ferrule" not in answer.json()
-    complete(http, priority=-3)
+    complete(http, priority=-3, target_first_token_ms=800, target_inter_token_ms=900.5)
     again = complete(http, zzz=1)
     assert again["ferrule"]["warnings"] == ["zzz: unknown, ignored."]
     assert server.says("somebody-known")

@@ -143,15 +143,22 @@ def test_a_step_with_prompts_takes_what_the_target_between_tokens_allows() -> No
         assert 0.75 * target < clock.now - before <= target
 
 
-def test_the_shortest_target_of_those_that_decode_counts() -> None:
-    clock = Clock(make(targets=Targets(inter_token=0.6)))
-    clock.warm(3)
-    clock.scheduler.add(request("quick", 64, clock.now, inter_token=0.2), clock.now)
-    clock.step()
+@pytest.mark.parametrize(
+    ("own", "least", "most"), [((0.6, 0.6), 0.4, 0.6), ((0.6, 0.001), 0.12, 0.2), ((0, 0.6), 0.12, 0.2)]
+)
+def test_requests_may_have_longer_targets_and_the_shortest_in_a_step_counts(
+    own: tuple[float, float], least: float, most: float
+) -> None:
+    """A shorter one than the server's does nothing: all prompts would pay for it."""
+    clock = Clock(make(targets=Targets(inter_token=0.2)))
+    clock.scheduler.add(request("one", 700, inter_token=own[0]), 0.0)
+    clock.scheduler.add(request("other", 64, inter_token=own[1]), 0.0)
+    for _ in range(20):
+        clock.step()
     clock.scheduler.add(request("long", 4000), clock.now)
     before = clock.now
     clock.step()
-    assert 0.12 < clock.now - before <= 0.2
+    assert least < clock.now - before <= most
 
 
 def test_a_target_that_no_step_meets_still_lets_prompts_end() -> None:
@@ -227,19 +234,12 @@ def _admitted(clock: Clock) -> list[str]:
     return found
 
 
-def test_a_platform_that_asks_for_no_pace_gives_prompts_the_whole_step_until_somebody_has_a_target() -> None:
-    clock = Clock(make(prompt_share=0))
-    clock.warm(8)
-    clock.scheduler.add(request("long", 4000, clock.now), clock.now)
-    assert prompt_tokens(clock.step()) == 2048 - 9
-    clock.scheduler.add(request("quick", 64, clock.now, inter_token=0.2), clock.now)
-    for _ in range(12):
-        clock.step()
-    clock.scheduler.add(request("longer", 7000, clock.now), clock.now)
-    clock.step()
-    before = clock.now
-    clock.step()
-    assert clock.now - before <= 0.26
+def test_a_platform_that_asks_for_no_pace_gives_prompts_the_whole_step_unless_the_server_has_a_target() -> None:
+    for targets, least, most in ((Targets(), 2048 - 9, 2048 - 9), (Targets(inter_token=0.2), 50, 200)):
+        clock = Clock(make(prompt_share=0, targets=targets))
+        clock.warm(8)
+        clock.scheduler.add(request("long", 4000, clock.now, inter_token=0.001), clock.now)
+        assert least <= prompt_tokens(clock.step()) <= most
 
 
 def test_the_longest_piece_of_a_prompt_holds_beside_targets() -> None:

@@ -84,6 +84,8 @@ def test_every_integer_is_bounded(kind: type[BaseModel]) -> None:
         ({"priority": 1}, "priority"),
         ({"target_first_token_ms": 0}, "target_first_token_ms"),
         ({"target_inter_token_ms": 1e9}, "target_inter_token_ms"),
+        ({"target_first_token_ms": 500}, "target_first_token_ms"),  # the server has none
+        ({"target_inter_token_ms": 500}, "target_inter_token_ms"),
         ({"request_id": "a b"}, "request_id"),
         ({"request_id": "a" * 129}, "request_id"),
         ({"user": "a" * 20_000}, "user"),
@@ -161,7 +163,8 @@ async def test_forms_of_prompts() -> None:
 
 
 async def test_sampling_fields_arrive_and_defaults_are_layered() -> None:
-    site = Site(policy="priority")
+    server = {"target_first_token_ms": 900.0, "target_inter_token_ms": 50.0}
+    site = Site(policy="priority", scheduler=server)
     site.service.defaults = {"temperature": 0.6, "top_k": 20}
     await site.complete()
     params = site.last.params

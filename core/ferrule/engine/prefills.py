@@ -1,6 +1,6 @@
-"""`Prefills`: how much of a step prompts get, and how many of them may be in progress at once.
+"""`Prefills`: how many prompts may be in progress at once, whose turn it is, and, by its `Pace`, how much they get.
 
-The latter are the documented limits of chunked prefill. A prompt is in progress from its first piece to its last one; a
+How many is a documented limit of chunked prefill. A prompt is in progress from its first piece to its last one; a
 prompt that one step computes whole never is. With `max_num_partial_prefills` above 1 the prompts of a step share its
 tokens evenly. With fewer `max_long_partial_prefills` than that, shorter prompts pass long ones that wait for another
 long one.

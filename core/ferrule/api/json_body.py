@@ -25,10 +25,9 @@ from ferrule.schema import printable
 
 _logger = log.get("api")
 
-# What values cost, in the unit that `max_values` limits: a number 1, a string 4, a list or object 8. It bounds the
-# memory and the time that decoding may take, whatever the size of the body.
-_STRING_COST = 4
-_INNER_COST = 8
+# What a string, list or object costs, in the unit that `max_values` limits; a number costs 1. It bounds the memory that
+# decoding may take, and how long a decoder in C may keep the loop, whatever the size of the body.
+_COST = 8
 _VALUE_BYTES = 40  # that a unit of cost takes as Python's objects: a number with its place in a list
 _MAX_BLANK = 1 << 16  # bytes of white space in one place: nobody's layout
 _SMALL = 1 << 18  # bytes of a body that is decoded at once
@@ -72,8 +71,8 @@ class JsonScan:
             self._feed_escaped(piece)
         if self._cost > self._max_values:
             raise RequestError(
-                f"The body holds too many values: at most {self._max_values} numbers, of which a string counts as four "
-                "and a list or object as eight (--max-json-values)."
+                f"The body holds too many values: at most {self._max_values} numbers, of which a string, list or "
+                "object counts as eight (--max-json-values)."
             )
         if self._width < 4 and not (piece.isascii() and b"\\u" not in piece):
             self._width = 4
@@ -87,7 +86,7 @@ class JsonScan:
         """Without escapes every quotation mark begins or ends a string."""
         parts = piece.split(b'"')
         self._between(b"".join(parts[self._in_string :: 2]), len(piece))
-        self._cost += _STRING_COST * ((len(parts) - self._in_string) // 2)
+        self._cost += _COST * ((len(parts) - self._in_string) // 2)
         self._in_string ^= len(parts) % 2 == 0
 
     def _feed_escaped(self, piece: bytes) -> None:
@@ -96,7 +95,7 @@ class JsonScan:
             piece = self._after_string(piece)
         parts = _STRING.split(piece)  # what stands between strings, alternating with the group
         self._between(b"".join(parts[::2]), length)
-        self._cost += _STRING_COST * (len(parts) // 2)
+        self._cost += _COST * (len(parts) // 2)
         if len(parts) > 1 and parts[-2] is not None:
             self._after_string(parts[-2])
 
@@ -120,7 +119,7 @@ class JsonScan:
         for byte in text.translate(None, _NOT_BRACKETS):
             if byte in _OPENING:
                 self._depth += 1
-                self._cost += _INNER_COST
+                self._cost += _COST
                 if self._depth > self._max_depth:
                     raise RequestError(f"The body is nested deeper than {self._max_depth} levels.")
             else:

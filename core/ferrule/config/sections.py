@@ -439,7 +439,7 @@ class LimitsConfig:
     max_header_bytes: int = opt(64 << 10, "Largest header block.", ge=1024, human=True, server=True)
     max_json_depth: int = opt(64, "Deepest nesting of a JSON body.", ge=1, server=True)
     max_json_values: int = opt(
-        1 << 20, "Most numbers in a JSON body. A string counts as four, a list or object as eight.", ge=1, server=True
+        1 << 20, "Most numbers in a JSON body. A string, list or object counts as eight.", ge=1, server=True
     )
     max_n: int = opt(128, "Most answers per prompt (n, best_of).", ge=1)
     max_prompts: int = opt(1024, "Most prompts in one request, and most n x prompts.", ge=1)

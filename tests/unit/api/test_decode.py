@@ -127,7 +127,7 @@ def test_scanning_takes_linear_time() -> None:
             continue
 
 
-@pytest.mark.parametrize(("item", "cost"), [(b"1,", 1), (b'"a",', 5), (b'"\\"",', 5), (b"{},", 9)])
+@pytest.mark.parametrize(("item", "cost"), [(b"1,", 1), (b'"a",', 9), (b'"\\"",', 9), (b"{},", 9)])
 def test_values_are_counted(item: bytes, cost: int) -> None:
     scan = JsonScan(max_depth=64, max_values=100_000)
     scan.feed(b"[" + item * ((100_000 - 100) // cost))

@@ -2,7 +2,8 @@
 
 Prints one line per batch size, for a decode step of rows that have `context` tokens each, and one for a prefill. With
 ``--beside 64`` also for steps in which so many tokens of a prompt are computed beside the rows that decode. With
-``--profile`` also where the time of both goes; the clocks themselves add about 2 % to a step of one row.
+``--profile`` also where the time of both goes, in steps that are not recorded: the clocks themselves add about 2 % to a
+step of one row.
 """
 
 from __future__ import annotations
@@ -175,6 +176,7 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--top-p", type=float, default=1.0)
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--enforce-eager", action="store_true", help="launch steps as they are, as --profile does")
     options = parser.parse_args()
     batches = [int(rows) for rows in options.rows.split(",")]
     env = read()
@@ -184,6 +186,7 @@ def main() -> None:
             dtype=options.dtype,
             max_model_len=options.context + options.steps + 1,
             quantization=options.quantization,
+            enforce_eager=options.profile or options.enforce_eager,
         ),
         cache=CacheConfig(kv_cache_dtype=options.kv_cache_dtype),
         load=LoadConfig(load_format=options.load_format, use_tqdm_on_load=False),

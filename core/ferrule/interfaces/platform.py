@@ -72,7 +72,7 @@ class StepInput(NamedTuple):
 class Recorder(ABC):
     """Launches a whole forward pass as one recording, for steps in which every row computes one token.
 
-    Recordings are made for some numbers of rows; a step with fewer is padded. Called on the worker's thread only.
+    Recordings are made for some numbers of rows; a step with fewer may be padded. Called on the worker's thread only.
     """
 
     max_len: int  # a step with a longer context, in tokens, is not recorded

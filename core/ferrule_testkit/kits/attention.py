@@ -287,6 +287,8 @@ def alone(layout: AttentionLayout, row: int) -> tuple[slice, AttentionLayout]:
     part = slice(sum(counts[:row]), sum(counts[: row + 1]))
     return part, replace(
         layout,
+        query_start=torch.tensor([0, counts[row]], dtype=torch.int32),
+        context_lens=layout.context_lens[row : row + 1],
         block_table=layout.block_table[row : row + 1],
         slot_mapping=layout.slot_mapping[part],
         query_lens_host=counts[row : row + 1],

@@ -22,6 +22,7 @@
 // in a batch, and however a prompt is cut, as long as its keys lie in one partition.
 #include "cells.h"
 #include "float8.h"
+#include "recording.h"
 #include "tiles.h"
 
 #include <algorithm>
@@ -614,6 +615,7 @@ template <class T, class S> struct Attention {
         for (int row = 0; row < b.rows; row++) {
             const int count = b.query_start[row + 1] - b.query_start[row];
             const int64_t length = b.context_lens[row];
+            if (!length) continue;  // it pads a recorded step
             for (int head = 0; head < b.kv_heads; head++)  // whose keys stay in a cache; the longest first
                 for (int first = (count - 1) / most * most; first >= 0; first -= most) {
                     const int n = std::min(most, count - first);
@@ -722,6 +724,7 @@ template <class T, class S> struct Attention {
         const int64_t until = b.query_start[row + 1];
         for (int64_t token = b.query_start[row]; token < until; token++) {
             const int64_t slot = b.slots[token], block = slot / b.block_size, offset = slot % b.block_size;
+            if (slot < 0) continue;
             auto* keys = (Stored*)b.cache + block * b.cache_stride + kv * head + offset / LANES * LANES * b.dim;
             auto* values = b.value_dim ? keys : keys + b.kv_heads * head;
             const int at = offset % LANES;
@@ -782,7 +785,11 @@ template <class T> void attend(const Batch& batch) {
 
 extern "C" {
 
-void ferrule_attend_f32(const Batch* batch) { attend<F32>(*batch); }
+void ferrule_attend_f32(const Batch* batch) {
+    recorded([b = *batch] { attend<F32>(b); });
+}
 
-void ferrule_attend_bf16(const Batch* batch) { attend<BF16>(*batch); }
+void ferrule_attend_bf16(const Batch* batch) {
+    recorded([b = *batch] { attend<BF16>(b); });
+}
 }

@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 #include "panels.h"
+#include "recording.h"
 #if defined(__AVX2__)
 #include <immintrin.h>
 #endif
@@ -297,25 +298,47 @@ template <class Y> void multiply_few(const std::vector<DenseJob>& jobs) {
     }
 }
 
+void multiply_one(const Matrix& w, const uint16_t* x, void* y, int64_t m, int32_t type) {
+    type ? multiply(w, x, (uint16_t*)y, m) : multiply(w, x, (float*)y, m);
+}
+
+// Rows of the weights as they were, up to the first id that has none: its place, else `count`.
+int64_t copy_rows(const Matrix& w, const int64_t* ids, int64_t count, uint16_t* to, int64_t inputs) {
+    for (int64_t i = 0; i < count; i++)
+        if (ids[i] < 0 || ids[i] >= w.n) return i;
+#pragma omp parallel for schedule(static) if (count * w.k > SMALL)
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t panel = ids[i] / PANEL, channels = channels_of(w.n, panel);
+        const uint32_t* from = panel_at(w, panel);
+        for (int64_t k = 0; k < inputs; k += 2) {
+            const int64_t left = std::min<int64_t>(2, inputs - k);
+            std::memcpy(to + i * inputs + k, from + place(channels, k / 2, ids[i] % PANEL), left * sizeof *to);
+        }
+    }
+    return count;
+}
+
 }  // namespace
 
 extern "C" {
 
 // x bfloat16 [m, k] to y [m, n], both contiguous; `type` of y is 0 for float32, 1 for bfloat16.
 void ferrule_dense(const DenseMatrix* w, const uint16_t* x, void* y, int64_t m, int32_t type) {
-    type ? multiply(*w, x, (uint16_t*)y, m) : multiply(*w, x, (float*)y, m);
+    recorded([=] { multiply_one(*w, x, y, m, type); });
 }
 
 // Several products at once: x bfloat16 [m, k] of each to its y [m, n]. Those of many rows come one after the other, the others
 // together, so that threads have enough to do and meet once. A row has the same bits as by `ferrule_dense`.
 void ferrule_dense_many(const DenseJob* jobs, int64_t count, int32_t type) {
-    std::vector<DenseJob> few;
-    for (int64_t i = 0; i < count; i++)
-        if (jobs[i].m < ORDERED)
-            few.push_back(jobs[i]);
-        else
-            ferrule_dense(jobs[i].w, jobs[i].x, jobs[i].y, jobs[i].m, type);
-    type ? multiply_few<uint16_t>(few) : multiply_few<float>(few);
+    recorded([all = std::vector<DenseJob>(jobs, jobs + count), type] {
+        std::vector<DenseJob> few;
+        for (const DenseJob& job : all)
+            if (job.m < ORDERED)
+                few.push_back(job);
+            else
+                multiply_one(*job.w, job.x, job.y, job.m, type);
+        type ? multiply_few<uint16_t>(few) : multiply_few<float>(few);
+    });
 }
 
 // What multiplies: 0 plain code, 1 vectors of float32, 2 pairs of bfloat16, 3 tile registers.
@@ -417,18 +440,8 @@ int ferrule_check_tiles() {
 
 // Rows of the weights as they were, [count, inputs]. Returns the place of the first id that has none, else `count`.
 int64_t ferrule_dense_rows(const DenseMatrix* matrix, const int64_t* ids, int64_t count, uint16_t* to, int64_t inputs) {
-    const DenseMatrix& w = *matrix;
-    for (int64_t i = 0; i < count; i++)
-        if (ids[i] < 0 || ids[i] >= w.n) return i;
-#pragma omp parallel for schedule(static) if (count * w.k > SMALL)
-    for (int64_t i = 0; i < count; i++) {
-        const int64_t panel = ids[i] / PANEL, channels = channels_of(w.n, panel);
-        const uint32_t* from = panel_at(w, panel);
-        for (int64_t k = 0; k < inputs; k += 2) {
-            const int64_t left = std::min<int64_t>(2, inputs - k);
-            std::memcpy(to + i * inputs + k, from + place(channels, k / 2, ids[i] % PANEL), left * sizeof *to);
-        }
-    }
-    return count;
+    const auto copy = [=] { return copy_rows(*matrix, ids, count, to, inputs); };
+    if (recording) recording->push_back(copy);
+    return copy();
 }
 }

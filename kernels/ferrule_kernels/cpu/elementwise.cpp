@@ -2,6 +2,7 @@
 //
 // Arithmetic is float32, rounded to the rows' type where a composition of single operations would round. A row is
 // computed by one thread, in one order: its result has the same bits alone and in any batch.
+#include "recording.h"
 #include "rows.h"
 
 #include <algorithm>
@@ -169,34 +170,38 @@ extern "C" {
 
 // out = norm(x) for x [rows, size]; where y is not null, sum = x + scale * y and out = norm(sum).
 void ferrule_norm_f32(const Norm* n, const void* x, const void* y, float scale, void* sum, void* out, int64_t rows) {
-    norm_all<F32>(*n, x, y, scale, sum, out, rows);
+    recorded([=] { norm_all<F32>(*n, x, y, scale, sum, out, rows); });
 }
 
 void ferrule_norm_bf16(const Norm* n, const void* x, const void* y, float scale, void* sum, void* out, int64_t rows) {
-    norm_all<BF16>(*n, x, y, scale, sum, out, rows);
+    recorded([=] { norm_all<BF16>(*n, x, y, scale, sum, out, rows); });
 }
 
 // Normalise and rotate, in place, the queries and keys of x: tokens lie `stride` elements apart, heads follow each other.
 // cos and sin [tokens, turned / 2], or null.
 void ferrule_heads_f32(const Heads* h, void* x, int64_t stride, const void* cos, const void* sin, int64_t tokens) {
-    prepare_all<F32>(*h, x, stride, cos, sin, tokens);
+    recorded([=] { prepare_all<F32>(*h, x, stride, cos, sin, tokens); });
 }
 
 void ferrule_heads_bf16(const Heads* h, void* x, int64_t stride, const void* cos, const void* sin, int64_t tokens) {
-    prepare_all<BF16>(*h, x, stride, cos, sin, tokens);
+    recorded([=] { prepare_all<BF16>(*h, x, stride, cos, sin, tokens); });
 }
 
 // out [rows, size] = act(gate) * up for gate_up [rows, 2 * size].
-void ferrule_gate_f32(const Gate* g, const void* gate_up, void* out, int64_t rows) { gate_all<F32>(*g, gate_up, out, rows); }
+void ferrule_gate_f32(const Gate* g, const void* gate_up, void* out, int64_t rows) {
+    recorded([=] { gate_all<F32>(*g, gate_up, out, rows); });
+}
 
-void ferrule_gate_bf16(const Gate* g, const void* gate_up, void* out, int64_t rows) { gate_all<BF16>(*g, gate_up, out, rows); }
+void ferrule_gate_bf16(const Gate* g, const void* gate_up, void* out, int64_t rows) {
+    recorded([=] { gate_all<BF16>(*g, gate_up, out, rows); });
+}
 
 // out [tokens, parts * size] from float32 x of that shape and z, whose tokens lie `stride` elements apart.
 void ferrule_gated_norm_f32(const GatedNorm* n, const float* x, const void* z, int64_t stride, void* out, int64_t tokens) {
-    gated_norm_all<F32>(*n, x, z, stride, out, tokens);
+    recorded([=] { gated_norm_all<F32>(*n, x, z, stride, out, tokens); });
 }
 
 void ferrule_gated_norm_bf16(const GatedNorm* n, const float* x, const void* z, int64_t stride, void* out, int64_t tokens) {
-    gated_norm_all<BF16>(*n, x, z, stride, out, tokens);
+    recorded([=] { gated_norm_all<BF16>(*n, x, z, stride, out, tokens); });
 }
 }

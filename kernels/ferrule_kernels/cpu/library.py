@@ -30,13 +30,25 @@ SOURCES = (
     "matmul.cpp",
     "matmul_pack.cpp",
     "pages.cpp",
+    "recording.cpp",
     "routing.cpp",
     "sampling.cpp",
     "selective.cpp",
     "short_conv.cpp",
     "tables.cpp",
 )
-HEADERS = ("activations.h", "cells.h", "float8.h", "matmul.h", "panels.h", "rows.h", "states.h", "tiles.h", "vectors.h")
+HEADERS = (
+    "activations.h",
+    "cells.h",
+    "float8.h",
+    "matmul.h",
+    "panels.h",
+    "recording.h",
+    "rows.h",
+    "states.h",
+    "tiles.h",
+    "vectors.h",
+)
 
 # A compiler that tunes for AMD's processors decides for each loop whether products and sums are rounded together: a row
 # would have other bits alone than in a batch.

@@ -19,6 +19,7 @@
 #include <thread>
 #include <vector>
 #include "activations.h"
+#include "recording.h"
 
 namespace {
 
@@ -440,11 +441,11 @@ int64_t ferrule_multiply_memory(const Matrix* matrix, int64_t m) { return memory
 
 // x [m, inputs] to y [m, n], both contiguous; types as above.
 void ferrule_multiply(const Matrix* w, const void* x, void* y, int64_t m, int32_t x_type, int32_t y_type, void* memory) {
-    multiply({Job{w, x, y, m, w->n}}, x_type, y_type, memory);
+    recorded([=] { multiply({Job{w, x, y, m, w->n}}, x_type, y_type, memory); });
 }
 
 // Several products at once, in the memory that each of them needs.
 void ferrule_multiply_many(const Job* jobs, int64_t count, int32_t x_type, int32_t y_type, void* memory) {
-    multiply(std::vector<Job>(jobs, jobs + count), x_type, y_type, memory);
+    recorded([all = std::vector<Job>(jobs, jobs + count), x_type, y_type, memory] { multiply(all, x_type, y_type, memory); });
 }
 }

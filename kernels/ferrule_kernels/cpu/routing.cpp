@@ -1,5 +1,6 @@
 // Mixtures of experts, beside their products: which experts a token has, from its router's scores, and the weighted sum
 // of their results. The definition is `ferrule_kernels.moe`; arithmetic is float32, in one order for each token.
+#include "recording.h"
 #include "rows.h"
 
 #include <algorithm>
@@ -89,6 +90,17 @@ struct Router {
     }
 };
 
+void route_all(const Routing& r, const float* logits, int64_t stride, const float* bias, float* weights, int32_t* ids,
+               int64_t tokens) {
+#pragma omp parallel if (tokens * r.experts > GRAIN)
+    {
+        Router router(r);
+#pragma omp for schedule(static)
+        for (int64_t token = 0; token < tokens; token++)
+            router.run(logits + token * stride, bias, weights + token * r.top_k, ids + token * r.top_k);
+    }
+}
+
 template <class T>
 void combine_all(const void* rows, const int64_t* places, const float* weights, int64_t top_k, int64_t size, void* out,
                  int64_t tokens) {
@@ -110,23 +122,17 @@ extern "C" {
 // weights and ids [tokens, top_k] from logits [tokens, experts], which lie `stride` apart; bias [experts] or null.
 void ferrule_route(const Routing* r, const float* logits, int64_t stride, const float* bias, float* weights, int32_t* ids,
                    int64_t tokens) {
-#pragma omp parallel if (tokens * r->experts > GRAIN)
-    {
-        Router router(*r);
-#pragma omp for schedule(static)
-        for (int64_t token = 0; token < tokens; token++)
-            router.run(logits + token * stride, bias, weights + token * r->top_k, ids + token * r->top_k);
-    }
+    recorded([=] { route_all(*r, logits, stride, bias, weights, ids, tokens); });
 }
 
 // out [tokens, size]: sums of top_k rows each, the ones at places [tokens, top_k], or where that is null the next ones.
 void ferrule_combine_f32(const void* rows, const int64_t* places, const float* weights, int64_t top_k, int64_t size,
                          void* out, int64_t tokens) {
-    combine_all<F32>(rows, places, weights, top_k, size, out, tokens);
+    recorded([=] { combine_all<F32>(rows, places, weights, top_k, size, out, tokens); });
 }
 
 void ferrule_combine_bf16(const void* rows, const int64_t* places, const float* weights, int64_t top_k, int64_t size,
                           void* out, int64_t tokens) {
-    combine_all<BF16>(rows, places, weights, top_k, size, out, tokens);
+    recorded([=] { combine_all<BF16>(rows, places, weights, top_k, size, out, tokens); });
 }
 }

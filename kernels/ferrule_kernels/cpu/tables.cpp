@@ -13,6 +13,7 @@
 // Sums go over a lane's inputs in their order, whatever other rows there are, and lanes are added up in one order. So a row has
 // the same bits alone and in any batch. Where a panel meets more rows than a tile has, it is looked up once.
 #include "panels.h"
+#include "recording.h"
 #if defined(__AVX2__)
 #include <immintrin.h>
 #endif
@@ -377,9 +378,11 @@ int ferrule_tables_lanes(int32_t type) {
 // x [m, k] of `x_type`, contiguous, to y [m, n] of `y_type`, `stride` from a row to the next: 0 float32, 1 bfloat16.
 void ferrule_tables(
     const TableMatrix* w, const void* x, void* y, int64_t m, int64_t stride, int32_t x_type, int32_t y_type) {
+    recorded([=] {
 #if defined(__AVX512BF16__)
-    if (x_type) return multiply<Pairs>(*w, x, y, m, stride, y_type);
+        if (x_type) return multiply<Pairs>(*w, x, y, m, stride, y_type);
 #endif
-    multiply<Singles>(*w, x, y, m, stride, y_type);
+        multiply<Singles>(*w, x, y, m, stride, y_type);
+    });
 }
 }

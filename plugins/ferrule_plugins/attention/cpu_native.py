@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 
 from ferrule.interfaces.attention import AttentionBackend, AttentionLayout
@@ -21,6 +20,7 @@ from ferrule_kernels.cpu import library
 
 
 class CpuNativeAttention(AttentionBackend):
+    recordable = True
     features = frozenset({"latent", "chunk"})
 
     @classmethod
@@ -53,12 +53,10 @@ class CpuNativeAttention(AttentionBackend):
         )
 
     def plan(self, layout: AttentionLayout) -> kernel.Rows:
-        starts = np.concatenate(([0], np.cumsum(layout.query_lens_host))).astype(np.int32)
-        lengths = np.asarray(layout.context_lens_host, dtype=np.int32)
         return kernel.Rows(
             layout.block_table,
-            torch.from_numpy(starts),
-            torch.from_numpy(lengths),
+            layout.query_start,
+            layout.context_lens,
             layout.slot_mapping,
             layout.block_size,
             layout.window,

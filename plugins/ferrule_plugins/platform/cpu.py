@@ -15,11 +15,12 @@ from typing import Any
 
 import torch
 
-from ferrule.config import CacheConfig, ModelConfig, Resolved, SchedulerConfig
+from ferrule.config import CacheConfig, Resolved, SchedulerConfig
 from ferrule.errors import ConfigError
-from ferrule.interfaces.platform import DeviceCaps, Execution, Platform
+from ferrule.interfaces.platform import DeviceCaps, Execution, Platform, Recorder
 from ferrule.log import Log
 from ferrule_plugins.platform.cpu_memory import CpuMemory, limit
+from ferrule_plugins.platform.cpu_steps import step_recorder
 
 _log = Log("platform")
 _X86 = frozenset(
@@ -40,6 +41,9 @@ class CpuExecution(Execution):
     def prompt_share(self) -> int:
         """A prompt's token costs about what a decoded one does: few of them keep a step short."""
         return 2
+
+    def recorder(self, config: Resolved) -> Recorder | None:
+        return step_recorder(config)
 
     def profile(self, file: Path) -> Callable[[], None]:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -76,8 +80,8 @@ class CpuPlatform(Platform):
             _log.warning("--gpu-memory-utilization has no effect on CPU: FERRULE_CPU_KVCACHE_SPACE sizes the KV cache")
         if config.cache.cpu_offload_gb:
             _log.warning("--cpu-offload-gb has no effect on CPU: all weights are in its memory")
-        for flag in eager_only(config):
-            _log.warning(f"{flag} has no effect on CPU: models run eagerly, nothing is captured or compiled")
+        for flag in unread(config):
+            _log.warning(f"{flag} has no effect on CPU: each number of rows is recorded when it first occurs")
         _log.info("cpu ready", device=self._caps.name, threads=cores, features=",".join(sorted(self._caps.features)))
         return self._caps
 
@@ -101,13 +105,12 @@ class CpuPlatform(Platform):
         return self._execution
 
 
-def eager_only(config: Resolved) -> list[str]:
-    """Options that are set and concern graphs or compilation, except values that ask for what a CPU does anyway."""
-    compilation = config.device.compilation_config
+def unread(config: Resolved) -> list[str]:
+    """Options that are set and concern how graphs are recorded for a GPU."""
+    keys = config.device.compilation_config.keys() - {"level", "mode", "use_cudagraph"}
     found = {
         "--cuda-graph-sizes": config.scheduler.cuda_graph_sizes != SchedulerConfig().cuda_graph_sizes,
-        "--max-seq-len-to-capture": config.model.max_seq_len_to_capture != ModelConfig().max_seq_len_to_capture,
-        "--compilation-config": bool(compilation) and compilation not in ({"level": 0}, {"mode": 0}),
+        **dict.fromkeys((f"--compilation-config: {key}" for key in sorted(keys)), True),
     }
     return [flag for flag, said in found.items() if said]
 

@@ -13,7 +13,7 @@ from ferrule.config.resolve import resolve
 from ferrule.env import Environment
 from ferrule.errors import ConfigError
 from ferrule_plugins.platform import cpu
-from ferrule_plugins.platform.cpu import CpuPlatform, bind, describe, eager_only, parse_cores
+from ferrule_plugins.platform.cpu import CpuPlatform, bind, describe, parse_cores, unread
 
 
 def _platform(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flags: str) -> CpuPlatform:
@@ -110,14 +110,14 @@ def test_it_never_refuses() -> None:
     assert CpuPlatform().attention_order() == ("cpu_native", "cpu", "torch_sdpa")
 
 
-def test_options_of_graphs_that_are_set_are_said_to_have_no_effect() -> None:
+def test_options_of_graphs_for_a_gpu_are_said_to_have_no_effect() -> None:
     graphs = resolve(
         Config(
-            model=ModelConfig(enforce_eager=True, max_seq_len_to_capture=100),
+            model=ModelConfig(max_seq_len_to_capture=100),
             scheduler=SchedulerConfig(cuda_graph_sizes=(1, 2)),
-            device=DeviceConfig(compilation_config={"level": 3}),
+            device=DeviceConfig(compilation_config={"level": 2, "cudagraph_capture_sizes": [1]}),
         )
     )
-    assert eager_only(graphs) == ["--cuda-graph-sizes", "--max-seq-len-to-capture", "--compilation-config"]
-    assert eager_only(resolve(Config(device=DeviceConfig(compilation_config={"level": 0})))) == []
-    assert eager_only(resolve(Config())) == []
+    assert unread(graphs) == ["--cuda-graph-sizes", "--compilation-config: cudagraph_capture_sizes"]
+    assert unread(resolve(Config(device=DeviceConfig(compilation_config={"level": 0})))) == []
+    assert unread(resolve(Config())) == []

@@ -1,0 +1,254 @@
+"""A function's work as a list that is done again without Python.
+
+While a function is recorded, each call of a kernel of this package is added to a list in C++, and each operation of
+torch is kept with its arguments. Memory that the function asks torch for comes from an `Arena`, where it stays the
+function's own; of tensors from elsewhere whose address was asked for, the recording keeps hold. What depends on the
+values of tensors in Python cannot be done again, and raises NotRecordableError.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import gc
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from ferrule_kernels.cpu import library
+
+_ALIGNED = 64  # bytes
+_CHUNK = 1 << 20  # bytes that an arena grows by at least
+_ALLOCATING = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
+_READING = frozenset(
+    {"__array__", "__bool__", "__complex__", "__float__", "__index__", "__int__", "item", "numpy", "tolist"}
+)
+_BY_VALUE = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+
+Function = Callable[[list[torch.Tensor]], torch.Tensor]
+
+
+class NotRecordableError(Exception):
+    """The function reads values of tensors in Python; the text says with what."""
+
+
+class _Kernels(NamedTuple):
+    new: Any
+    free: Any
+    set: Any
+    length: Any
+    replay: Any
+
+
+@functools.cache
+def _kernels() -> _Kernels:
+    """Raises KernelsUnavailableError."""
+    loaded, at, count = library.load(), ctypes.c_void_p, ctypes.c_int64
+    made = _Kernels(*(getattr(loaded, f"ferrule_recording_{name}") for name in _Kernels._fields))
+    made.new.restype, made.length.restype = at, count
+    made.free.argtypes = made.set.argtypes = made.length.argtypes = (at,)
+    made.replay.argtypes = (at, count, count)
+    made.free.restype = made.set.restype = made.replay.restype = None
+    return made
+
+
+class Arena:
+    """Memory that recordings share, because one of them is replayed at a time: as much as the largest needs."""
+
+    def __init__(self) -> None:
+        self._chunks: list[np.ndarray[Any, np.dtype[np.uint8]]] = []
+
+    @property
+    def nbytes(self) -> int:
+        return sum(chunk.nbytes for chunk in self._chunks)
+
+    def fill(self, byte: int) -> None:
+        """Set all of the memory."""
+        for chunk in self._chunks:
+            chunk.fill(byte)
+
+    def chunk(self, number: int, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """A part of the memory. Parts are made when they are first asked for, of `size` bytes at least."""
+        if number == len(self._chunks):
+            self._chunks.append(np.empty(max(_CHUNK, size), np.uint8))
+        return self._chunks[number]
+
+
+class _Places:
+    """What one recording has of an arena. Memory whose tensors are gone is given out again, as in a replay."""
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+        self._number = 0  # of the chunk that comes next
+        self._chunk, self._at = np.empty(0, np.uint8), 0
+        self._free: defaultdict[int, list[tuple[Any, int]]] = defaultdict(list)  # chunk and place, by size
+        self._places: dict[int, tuple[Any, int]] = {}  # of storages that there are, or were
+        self.alive: set[int] = set()  # storages of tensors that are not gone
+
+    def owns(self, storage: int) -> bool:
+        return storage in self._places
+
+    def like(self, x: torch.Tensor) -> torch.Tensor:
+        """A tensor with the type, shape and strides of x."""
+        size = x.untyped_storage().nbytes()
+        if not size:
+            return x
+        place = self._take(-(-size // _ALIGNED) * _ALIGNED)
+        made, memory = _view(x, *place)
+        address = _storage(made)
+        self._places[address] = place
+        self.alive.add(address)
+        weakref.finalize(memory, self._give, address, -(-size // _ALIGNED) * _ALIGNED).atexit = False
+        return made
+
+    def alias(self, x: Any) -> Any:
+        """The same memory, for one who does not keep it from being given out again. What is not from here stays."""
+        place = self._places.get(_storage(x)) if isinstance(x, torch.Tensor) else None
+        return x if place is None else _view(x, *place)[0]
+
+    def _take(self, size: int) -> tuple[Any, int]:
+        if free := self._free[size]:
+            return free.pop()
+        while self._chunk.nbytes - self._at < size:
+            self._chunk = self._arena.chunk(self._number, size + _ALIGNED)
+            self._number += 1
+            self._at = -self._chunk.ctypes.data % _ALIGNED
+        self._at += size
+        return self._chunk, self._at - size
+
+    def _give(self, address: int, size: int) -> None:
+        self.alive.discard(address)
+        self._free[size].append(self._places[address])
+
+
+def _view(x: torch.Tensor, chunk: Any, at: int) -> tuple[torch.Tensor, Any]:
+    """A tensor like x in a part of the chunk, and the object that lives as long as its memory is in use."""
+    memory = (ctypes.c_uint8 * x.untyped_storage().nbytes()).from_buffer(chunk, at)  # it keeps the chunk
+    return torch.frombuffer(memory, dtype=x.dtype).as_strided(x.shape, x.stride(), x.storage_offset()), memory
+
+
+class Recording:
+    """What `function` did with `inputs` of its own, which are like those given.
+
+    `inputs` and `output` are in the arena: they are valid until another recording of it is made or replayed. Whatever
+    else the function makes must be gone when it returns: it should have been called before, so that what it prepares
+    once is there. Raises what `function` raises, NotRecordableError, KernelsUnavailableError. After an error the arena
+    must not be used again: what the function has kept may be in it.
+    """
+
+    def __init__(self, arena: Arena, inputs: Sequence[torch.Tensor], function: Function) -> None:
+        self._kernels = _kernels()
+        self._calls = self._kernels.new()
+        weakref.finalize(self, self._kernels.free, self._calls).atexit = False
+        self._steps: list[Callable[[], object]] = []
+        self._recorded = 0  # calls of kernels that are among the steps
+        self._places = _Places(arena)
+        self._kept: dict[int, torch.Tensor] = {}  # from elsewhere, by where their storage is
+        self.inputs = [self._places.like(values) for values in inputs]
+        self.fill(inputs)
+        self._kernels.set(self._calls)
+        try:
+            with _Functions(self), _Operations(self):
+                self.output = function(self.inputs)
+        finally:
+            self._kernels.set(None)
+        self._add_calls()
+        self._check_lifetimes()
+
+    def fill(self, inputs: Iterable[torch.Tensor]) -> None:
+        """Give the inputs other values."""
+        for mine, values in zip(self.inputs, inputs, strict=True):
+            mine.copy_(values)
+
+    def replay(self) -> torch.Tensor:
+        """The output for what the inputs are now."""
+        for step in self._steps:
+            step()
+        return self.output
+
+    def keep(self, x: torch.Tensor) -> None:
+        """A kernel reads or writes x: its memory must outlive the recording."""
+        storage = x.untyped_storage().data_ptr()
+        if not self._places.owns(storage):
+            self._kept.setdefault(storage, x)
+
+    def operate(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Do an operation of torch, and keep it unless it only looks at tensors in another way."""
+        if _BY_VALUE & set(func.tags):
+            raise NotRecordableError(f"{func} depends on values")
+        made = func(*args, **kwargs)
+        results = tree_leaves(made)
+        if not all(isinstance(x, torch.Tensor) for x in results):
+            raise NotRecordableError(f"{func} gives a value to Python")
+        given = {_storage(x) for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)}
+        fresh = [x for x in results if _storage(x) not in given]
+        if not fresh and not func._schema.is_mutable:
+            return made
+        if fresh and not isinstance(made, torch.Tensor):
+            raise NotRecordableError(f"{func} gives several tensors")
+        kept = self._places.like(made) if fresh else None
+        if func.overloadpacket.__name__ in _ALLOCATING:
+            return kept
+        self._add_calls()
+        again = functools.partial(func, *tree_map(self._places.alias, args), **tree_map(self._places.alias, kwargs))
+        if kept is None:
+            self._steps.append(again)
+            return made
+        self._steps.append(functools.partial(_copy, self._places.alias(kept.copy_(made)), again))
+        return kept
+
+    def _check_lifetimes(self) -> None:
+        known = {_storage(x) for x in (*self.inputs, self.output)}
+        if self._places.alive - known:
+            gc.collect()  # a cycle may be all that keeps them
+        if self._places.alive - known:
+            raise NotRecordableError("a tensor that it made is still in use")
+
+    def _add_calls(self) -> None:
+        """The kernels that were called since the last step are the next."""
+        first, self._recorded = self._recorded, int(self._kernels.length(self._calls))
+        if first < self._recorded:
+            self._steps.append(functools.partial(self._kernels.replay, self._calls, first, self._recorded))
+
+
+def _copy(to: torch.Tensor, make: Callable[[], torch.Tensor]) -> None:
+    to.copy_(make())
+
+
+def _storage(x: torch.Tensor) -> int:
+    """Where it is; 0 for weights that a library of torch's has packed, of which nothing is a view."""
+    return x.untyped_storage().data_ptr() if x.layout is torch.strided else 0
+
+
+class _Functions(TorchFunctionMode):
+    """Sees what is asked of a tensor without an operation."""
+
+    def __init__(self, recording: Recording) -> None:
+        super().__init__()
+        self._recording = recording
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in _READING:
+            raise NotRecordableError(f"Tensor.{name} gives values to Python")
+        if name == "data_ptr" and isinstance(args[0], torch.Tensor):
+            self._recording.keep(args[0])
+        return func(*args, **(kwargs or {}))
+
+
+class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees the operations."""
+
+    def __init__(self, recording: Recording) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._recording = recording
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self._recording.operate(func, args, kwargs or {})

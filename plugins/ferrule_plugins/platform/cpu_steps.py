@@ -1,0 +1,83 @@
+"""Recorded steps on a CPU: a decode step's hundreds of calls are a list that C++ walks.
+
+Each number of rows has a recording of its own, so nothing is padded. It is made by the second step with that many: what
+a model prepares once is there then. The first recording of a model is tested: the memory between inputs and output is
+overwritten, and what is replayed must have the same bits as what was computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ferrule.config import Resolved
+from ferrule.interfaces.platform import Recorder, StepInput
+from ferrule.log import Log
+from ferrule_kernels.cpu.recording import Arena, Function, NotRecordableError, Recording
+from ferrule_plugins.platform.cuda_graphs import optimization_level
+
+MOST_ROWS = 256  # beyond, Python is a small part of a step
+_NAN = 0xFF  # as each byte of a float
+_SHOWN = 200  # characters of an error
+
+_log = Log("platform")
+
+
+class StepRecorder(Recorder):
+    """Steps that cannot be recorded are launched as they are; the log says so once for a model."""
+
+    def __init__(self, max_len: int) -> None:
+        self.max_len = max_len
+        self.forget()
+
+    def run(self, inputs: Sequence[StepInput], compute: Function) -> torch.Tensor | None:
+        rows = len(inputs[0].values)
+        if self._stopped or rows > MOST_ROWS:
+            return None
+        values, recording = [values for values, _ in inputs], self._recordings.get(rows)
+        if recording is not None:
+            recording.fill(values)
+            return recording.replay()
+        if rows in self._seen:
+            return self._record(rows, values, compute)
+        self._seen.add(rows)
+        return None
+
+    def warm(self, inputs: Sequence[StepInput], compute: Function) -> None:
+        """Steps are recorded when they occur."""
+
+    def forget(self) -> None:
+        self._arena = Arena()
+        self._recordings: dict[int, Recording] = {}
+        self._seen: set[int] = set()  # numbers of rows that there was a step with
+        self._stopped = False
+
+    def _record(self, rows: int, values: list[torch.Tensor], compute: Function) -> torch.Tensor | None:
+        try:
+            recording = Recording(self._arena, values, compute)
+            if not self._recordings:
+                _check(self._arena, recording, values)
+        except Exception as error:  # if the model's code is at fault, and not the recording, it will fail again
+            self.forget()
+            self._stopped = True
+            _log.info("steps of this model are not recorded", reason=f"{type(error).__name__}: {error}"[:_SHOWN])
+            return None
+        self._recordings[rows] = recording
+        return recording.output
+
+
+def step_recorder(config: Resolved) -> Recorder | None:
+    """None where the options say that steps are launched as they are. Raises ConfigError."""
+    if optimization_level(config) == 0 or not config.device.compilation_config.get("use_cudagraph", True):
+        return None
+    return StepRecorder(config.model.max_seq_len_to_capture)
+
+
+def _check(arena: Arena, recording: Recording, values: list[torch.Tensor]) -> None:
+    """Raise NotRecordableError unless a replay gives the same: a kernel of somebody else's may not be in the list."""
+    computed = recording.output.clone()
+    arena.fill(_NAN)
+    recording.fill(values)
+    if not torch.equal(recording.replay().view(torch.uint8), computed.view(torch.uint8)):
+        raise NotRecordableError("a kernel was called that is not recorded")

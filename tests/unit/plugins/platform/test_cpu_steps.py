@@ -1,0 +1,165 @@
+"""Recorded steps on a CPU: the same bits as launched ones, whatever the rows and their contexts are."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ferrule.config import Config, DeviceConfig, ModelConfig
+from ferrule.config.resolve import resolve
+from ferrule.interfaces.platform import StepInput
+from ferrule_plugins.platform.cpu import CpuPlatform
+from ferrule_plugins.platform.cpu_steps import MOST_ROWS, StepRecorder
+from ferrule_testkit.checkpoints import NATIVE, tiny_checkpoint
+from ferrule_testkit.harness import Harness, Output
+
+PROMPTS = [list(range(5, 5 + length)) for length in (3, 30, 17, 16, 1)]
+
+
+def recorder_of(harness: Harness) -> StepRecorder | None:
+    found: StepRecorder | None = harness.executor._worker.model_runner._recorder  # type: ignore[attr-defined]
+    return found
+
+
+def outputs(harness: Harness) -> list[Output]:
+    """Requests that end at different times, so that there are steps of five rows and fewer; twice."""
+    engine = harness.engine(max_num_batched_tokens=40)
+    found = []
+    for _ in range(2):
+        for count in (5, 3, 1):
+            found += engine.run(PROMPTS[:count], max_tokens=9 + count, logprobs=3)
+    return found
+
+
+def run(folder: Path, **options: Any) -> tuple[list[Any], list[int]]:
+    """What it said, and the numbers of rows that were recorded."""
+    with Harness(folder, block_size=16, **options) as harness:
+        said = [(output.token_ids, output.logprobs) for output in outputs(harness)]
+        recorder = recorder_of(harness)
+        return said, sorted(recorder._recordings) if recorder is not None else []
+
+
+def same_bits(recipe: str, folder: Path, **options: Any) -> list[int]:
+    tiny_checkpoint(recipe, folder)
+    recorded, rows = run(folder, **options)
+    launched, none = run(folder, enforce_eager=True, **options)
+    assert recorded == launched
+    assert none == []
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("recipe", "options"),
+    [
+        ("qwen3", {"dtype": "bfloat16"}),
+        ("qwen3", {"dtype": "float32", "quantization": "int4"}),
+        ("llama", {"dtype": "bfloat16", "quantization": "int8"}),
+        ("gemma2", {"dtype": "float32", "kv_cache_dtype": "fp8"}),
+        ("phi3-longrope-beyond", {"dtype": "float32"}),
+        ("falcon-rw", {"dtype": "bfloat16"}),
+    ],
+)
+def test_a_recorded_step_has_the_bits_of_a_launched_one(recipe: str, options: dict[str, Any], tmp_path: Path) -> None:
+    assert same_bits(recipe, tmp_path, **options) == [1, 3, 5]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("recipe", NATIVE)
+def test_every_architecture_is_recorded_or_refused(recipe: str, dtype: str, tmp_path: Path) -> None:
+    same_bits(recipe, tmp_path, dtype=dtype)
+
+
+def test_a_model_that_reads_values_is_launched_as_it_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Experts are chosen in Python."""
+    caplog.set_level("INFO")
+    assert same_bits("mixtral", tmp_path, dtype="float32") == []
+    said = [record for record in caplog.records if "are not recorded" in record.getMessage()]
+    assert len(said) == 1
+
+
+def test_longer_contexts_are_launched_as_they_are(tmp_path: Path) -> None:
+    tiny_checkpoint("llama", tmp_path)
+    said, rows = run(tmp_path, dtype="float32", max_seq_len_to_capture=16)
+    assert said == run(tmp_path, dtype="float32", enforce_eager=True)[0]
+    assert rows == [1]  # the short prompt alone
+
+
+# ------------------------------------------------------------------------------------------ the recorder alone
+
+
+def steps(*rows: int) -> list[list[StepInput]]:
+    return [[StepInput(torch.arange(count).float() + number, 0)] for number, count in enumerate(rows)]
+
+
+def test_the_second_step_of_as_many_rows_is_recorded() -> None:
+    recorder, seen = StepRecorder(100), []
+
+    def compute(inputs: list[torch.Tensor]) -> torch.Tensor:
+        seen.append(len(inputs[0]))
+        return inputs[0] * 2
+
+    with torch.inference_mode():
+        given = steps(2, 2, 3, 2, 3, 2, 3, MOST_ROWS + 1, MOST_ROWS + 1)
+        found = [recorder.run(inputs, compute) for inputs in given]
+        assert seen == [2, 3]
+        assert [each is None for each in found] == [True, False, True, False, False, False, False, True, True]
+        last = found[6]
+        assert last is not None
+        assert torch.equal(last, given[6][0].values * 2)
+        recorder.forget()
+        assert recorder.run(given[0], compute) is None
+
+
+class Plain:
+    """Two vectors, as a kernel of somebody else's sees them: nobody is told that it reads one and writes the other."""
+
+    def __init__(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        self._at = source.data_ptr(), target.data_ptr(), source.nbytes
+
+    def __call__(self) -> None:
+        source, target, size = self._at
+        ctypes.memmove(target, source, size)
+
+
+def test_a_kernel_that_is_not_recorded_is_found() -> None:
+    recorder = StepRecorder(100)
+
+    def compute(inputs: list[torch.Tensor]) -> torch.Tensor:
+        made = torch.empty_like(inputs[0])
+        Plain(inputs[0], made)()
+        return made
+
+    with torch.inference_mode():
+        assert [recorder.run(inputs, compute) for inputs in steps(2, 2, 2, 2)] == [None] * 4
+
+
+def test_an_error_of_a_model_is_raised_by_the_step_that_is_launched() -> None:
+    recorder, calls = StepRecorder(100), []
+
+    def compute(inputs: list[torch.Tensor]) -> torch.Tensor:
+        calls.append(inputs)
+        raise ValueError("planted")
+
+    with torch.inference_mode():
+        assert [recorder.run(inputs, compute) for inputs in steps(2, 2, 2)] == [None] * 3
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize(
+    ("model", "compilation", "recorded"),
+    [
+        ({}, {}, True),
+        ({"enforce_eager": True}, {}, False),
+        ({}, {"level": 0}, False),
+        ({}, {"use_cudagraph": False}, False),
+        ({}, {"level": 3}, True),
+    ],
+)
+def test_options(model: dict[str, Any], compilation: dict[str, Any], recorded: bool) -> None:
+    config = resolve(Config(model=ModelConfig(**model), device=DeviceConfig(compilation_config=compilation)))
+    assert (CpuPlatform().execution().recorder(config) is not None) == recorded

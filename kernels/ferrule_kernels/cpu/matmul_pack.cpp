@@ -7,12 +7,26 @@ namespace {
 constexpr int TRIES = 12;
 constexpr float NEAREST = 12582912.0f;  // 1.5 * 2^23: added and taken off, it rounds to nearest, ties to even
 
-inline float rounded(float x) {  // to bfloat16, to nearest, ties to even
-    uint32_t bits;
-    std::memcpy(&bits, &x, 4);
-    bits = (bits + 0x7fffu + (bits >> 16 & 1u)) & 0xffff0000u;
-    std::memcpy(&x, &bits, 4);
+inline Floats rounded(Floats x) {  // to bfloat16, to nearest, ties to even
+    const Words bits = (Words)x;
+    return (Floats)((bits + 0x7fffu + (bits >> 16 & 1u)) & 0xffff0000u);
+}
+
+inline Floats counted(float first) {  // first, first + 1 and so on
+    Floats x;
+    for (int i = 0; i < WIDTH; i++) x[i] = first + float(i);
     return x;
+}
+
+// To the nearest integer in [low, high], ties to even.
+inline Floats nearest(Floats x, float low, float high) {
+#if defined(__AVX512F__)
+    const __m512 bounded = _mm512_min_ps(_mm512_max_ps((__m512)x, (__m512)splat(low)), (__m512)splat(high));
+    return (Floats)_mm512_roundscale_ps(bounded, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#else
+    x = x < low ? splat(low) : x > high ? splat(high) : x;
+    return x + NEAREST - NEAREST;
+#endif
 }
 
 // The scale, a bfloat16, with which one group of a channel loses least; `most` is its largest magnitude. 8 bits reach
@@ -26,23 +40,35 @@ inline float scale_of(const Matrix& w, const float* x, int64_t count) {  // zero
     }
     const float highest = largest(above), lowest = -largest(below), most = highest >= -lowest ? highest : lowest;
     if (most == 0.0f) return 0.0f;
-    if (w.bits == 8) return rounded(std::fabs(most) / 127.0f);
-    const float half = float(1 << (w.bits - 1));
+    if (w.bits == 8) return rounded(splat(std::fabs(most) / 127.0f))[0];
+    // A lane for each scale that is tried: the largest number becomes 42/40 of the half, 41/40 and so on.
+    constexpr int VECTORS = (TRIES + WIDTH - 1) / WIDTH;
+    const float half = float(1 << (w.bits - 1)), wide = most * 5.0f * (8.0f / half);
+    Floats scales[VECTORS], inverses[VECTORS], losses[VECTORS] = {};
+    for (int i = 0; i < VECTORS; i++) {
+        scales[i] = rounded(wide / counted(float(i * WIDTH - 42)));
+        inverses[i] = 1.0f / scales[i];
+    }
+    for (int64_t j = 0; j < count; j++)
+        for (int i = 0; i < VECTORS; i++) {
+            const Floats lost = x[j] - nearest(x[j] * inverses[i], -half, half - 1) * scales[i];
+            losses[i] += lost * lost;
+        }
     float best = 0.0f, least = INFINITY;
     for (int i = 0; i < TRIES; i++) {
-        const float scale = rounded(most * 5.0f / float(i - 42) * (8.0f / half)), inverse = 1.0f / scale;
-        Floats losses = {};
-        for (int64_t j = 0; j < count; j += WIDTH) {
-            const Floats number = load<Floats>(x + j);
-            Floats v = number * inverse;
-            v = v < -half ? splat(-half) : v > half - 1 ? splat(half - 1) : v;
-            v = v + NEAREST - NEAREST;
-            losses += (number - v * scale) * (number - v * scale);
-        }
-        const float loss = total(losses);
-        if (loss < least) least = loss, best = scale;
+        const float loss = losses[i / WIDTH][i % WIDTH];
+        if (loss < least) least = loss, best = scales[i / WIDTH][i % WIDTH];
     }
     return best;
+}
+
+inline void store_bytes(uint8_t* to, Ints x) {
+#if defined(__AVX512F__)
+    const __m128i bytes = _mm512_cvtepi32_epi8((__m512i)x);
+    std::memcpy(to, &bytes, sizeof bytes);
+#else
+    for (int i = 0; i < WIDTH; i++) to[i] = uint8_t(x[i]);
+#endif
 }
 
 // Where in a group of a panel of so many channels a weight of 8 bits is, in the order for tile registers or the other.
@@ -63,9 +89,9 @@ inline void keep_float(const Matrix& w, uint8_t* to, float x) {
 
 // A group's numbers of one channel, as `Planes` says.
 template <int BITS>
-void keep_planes(const std::vector<uint8_t>& numbers, uint8_t* cells, int64_t channels, int64_t channel) {
+void keep_planes(const uint8_t* numbers, int64_t count, uint8_t* cells, int64_t channels, int64_t channel) {
     typedef Planes<BITS> P;
-    for (size_t i = 0; i + P::UNIT <= numbers.size(); i += P::UNIT) {
+    for (int64_t i = 0; i + P::UNIT <= count; i += P::UNIT) {
         uint32_t words[P::WORDS] = {};
         for (int field = 0; field < P::FIELDS; field++) {
             const auto four = load<uint32_t>(&numbers[i + field * 4]);
@@ -90,15 +116,15 @@ void keep_steps(const Matrix& w, const Given& given, int64_t at, uint8_t* to, in
     if (w.offsets) to[channels] = uint8_t(given.offset_steps[at]);
 }
 
-void keep_numbers(const Matrix& w, const std::vector<uint8_t>& numbers, uint8_t* cells, int64_t channels, int64_t c) {
-    for (size_t i = 0; w.bits == 8 && i < numbers.size(); i += 4)
+void keep_numbers(const Matrix& w, const uint8_t* numbers, int64_t count, uint8_t* cells, int64_t channels, int64_t c) {
+    for (int64_t i = 0; w.bits == 8 && i < count; i += 4)
         std::memcpy(cells + place(channels, c, i, tiled(w)), &numbers[i], 4);
     switch (w.bits) {
-        case 6: return keep_planes<6>(numbers, cells, channels, c);
-        case 5: return keep_planes<5>(numbers, cells, channels, c);
-        case 4: return keep_planes<4>(numbers, cells, channels, c);
-        case 3: return keep_planes<3>(numbers, cells, channels, c);
-        case 2: return keep_planes<2>(numbers, cells, channels, c);
+        case 6: return keep_planes<6>(numbers, count, cells, channels, c);
+        case 5: return keep_planes<5>(numbers, count, cells, channels, c);
+        case 4: return keep_planes<4>(numbers, count, cells, channels, c);
+        case 3: return keep_planes<3>(numbers, count, cells, channels, c);
+        case 2: return keep_planes<2>(numbers, count, cells, channels, c);
     }
 }
 
@@ -109,7 +135,7 @@ template <class T> void pack_panel(const Matrix& w, const T* weights, const Give
     const int offset = w.coded ? 0 : middle(w);
     const float low = -std::min(offset, 127), high = (1 << w.bits) - 1 - offset;
     std::vector<float> x(span + WIDTH);
-    std::vector<uint8_t> bytes(span);
+    std::vector<uint8_t> bytes(span + WIDTH);
     uint8_t* to = w.weights + panel * panel_bytes(w, PANEL);
     std::memset(to, 0, panel_bytes(w, channels));
     for (int64_t begin = 0; begin < w.k; begin += span) {
@@ -126,10 +152,12 @@ template <class T> void pack_panel(const Matrix& w, const T* weights, const Give
             if (head && w.offsets) keep_float(w, head + (channels + c) * 2, given.offsets[at]);
             for (int64_t i = 0; i < span / w.group; i++)
                 keep_steps(w, given, channel * groups + g + i, steps + i * step_bytes(w) * channels + c, channels);
-            for (int64_t i = 0; i < count; i++)
-                bytes[i] = uint8_t(int(std::min(std::max(std::nearbyint(x[i] * inverse), low), high)) + offset);
+            for (int64_t i = 0; i < count; i += WIDTH) {
+                const Floats v = nearest(load<Floats>(&x[i]) * inverse, low, high);
+                store_bytes(&bytes[i], __builtin_convertvector(v, Ints) + offset);
+            }
             std::fill(bytes.begin() + count, bytes.end(), uint8_t(offset));
-            keep_numbers(w, bytes, cells, channels, c);
+            keep_numbers(w, bytes.data(), span, cells, channels, c);
         }
         to = cells + channels * span * w.bits / 8;
     }

@@ -112,6 +112,9 @@ inline Floats exponential(Floats x) {
 }
 
 inline float largest(Floats v) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_ps((__m512)v);
+#endif
     float m = v[0];
     for (int i = 1; i < WIDTH; i++) m = v[i] > m ? v[i] : m;
     return m;

@@ -45,6 +45,26 @@ def test_gaps_keep_to_a_target(workload: str, device: str, target: float) -> Non
     assert percentile(waits.gaps, 99.9) <= 1.3 * target
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_num_partial_prefills": 4},
+        {"max_num_partial_prefills": 4, "max_long_partial_prefills": 1, "long_prefill_token_threshold": 512},
+        {"long_prefill_token_threshold": 64},
+    ],
+)
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_a_target_goes_with_the_options_of_prefills(workload: str, options: dict[str, int]) -> None:
+    """Several prompts at a time share what the target leaves for them."""
+    target = 0.3
+    waits = _waits(workload, "bf16", prompt_share=2, targets=Targets(inter_token=target), **options)
+    free = _waits(workload, "bf16", prompt_share=2, **options)
+    assert percentile(waits.gaps, 99) <= target
+    assert percentile(waits.gaps, 99.9) <= 1.3 * target
+    assert len(waits.firsts) == len(free.firsts)
+    assert waits.total < 1.5 * free.total
+
+
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_nobody_starves_with_a_target_that_no_step_meets(workload: str) -> None:
     waits = _waits(workload, "bf16", prompt_share=2, targets=Targets(inter_token=0.001))

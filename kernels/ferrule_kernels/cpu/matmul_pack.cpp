@@ -166,8 +166,9 @@ template <class T> void pack_panel(const Matrix& w, const T* weights, const Give
 template <class T> void pack(const Matrix& w, const T* weights, const Given& given) {
     const int64_t panels = panels_of(w.n);
     huge_pages(w.weights, panel_bytes(w, (w.n + LANES - 1) / LANES * LANES));
-#pragma omp parallel for schedule(dynamic, 1)
-    for (int64_t panel = 0; panel < panels; panel++) pack_panel(w, weights, given, panel);
+    Shares shares(panels, thread_count());  // as in products: a panel's memory is on the node of the thread that reads it
+#pragma omp parallel
+    for (int64_t panel; (panel = shares.next(thread_number())) >= 0;) pack_panel(w, weights, given, panel);
 }
 
 }  // namespace

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import platform
+from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from ferrule_kernels.cpu import library
 
+_MBIND = {"x86_64": 237, "aarch64": 235}  # the number of the system call
+_INTERLEAVE = 3
 _LARGE = 1 << 20  # bytes; what is smaller may lie in pages that there are
 
 
@@ -18,6 +23,11 @@ _LARGE = 1 << 20  # bytes; what is smaller may lie in pages that there are
 def _library() -> Any:
     library = ctypes.CDLL(None)
     library.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    number, at, size = ctypes.c_long, ctypes.c_void_p, ctypes.c_ulong
+    library.syscall.argtypes, library.syscall.restype = (
+        (number, at, size, ctypes.c_int, at, size, ctypes.c_uint),
+        number,
+    )
     return library
 
 
@@ -31,6 +41,32 @@ def drop_file_pages(tensor: torch.Tensor) -> None:
     first, last = -(-start // page) * page, (start + tensor.nbytes) // page * page  # whole pages alone
     if advice is not None and first < last:
         _library().madvise(first, last - first, advice)
+
+
+def memory_nodes(sys: Path = Path("/sys/devices/system/node")) -> tuple[int, ...]:
+    """The NUMA nodes that have memory; none where the system does not tell."""
+    try:
+        text = (sys / "has_memory").read_text().strip()
+    except OSError:
+        return ()
+    spans = [part.partition("-") for part in text.split(",") if part]
+    return tuple(node for first, _, last in spans for node in range(int(first), int(last or first) + 1))
+
+
+def interleave(address: int, size: int, nodes: Sequence[int]) -> bool:
+    """Let whole pages that are not written yet come from these NUMA nodes in turn. False where that cannot be.
+
+    mbind(2) without libnuma; the memory policy of the process, and what it may use (cpuset), still count.
+    """
+    number = _MBIND.get(platform.machine())
+    if number is None or not nodes:
+        return False
+    words = max(nodes) // 64 + 1
+    mask = (ctypes.c_uint64 * words)()
+    for node in nodes:
+        mask[node // 64] |= 1 << node % 64
+    call = _library().syscall
+    return bool(call(number, address, size, _INTERLEAVE, mask, ctypes.c_ulong(64 * words + 1), 0) == 0)
 
 
 @cache

@@ -31,6 +31,7 @@ from ferrule.errors import ConfigError, StepTooLarge
 from ferrule.interfaces.platform import DeviceMemory
 from ferrule.log import Log
 from ferrule.waiting import waiting
+from ferrule_kernels.cpu.pages import interleave, memory_nodes
 from ferrule_plugins.heap import give_back
 
 _HUGEPAGE = getattr(mmap, "MADV_HUGEPAGE", 14)
@@ -82,8 +83,11 @@ class CpuMemory(DeviceMemory):
         there = available() - _SPARE
         if wanted > there:
             raise _missing(wanted, there)
+        nodes = memory_nodes()
         for address, size in parts:
             _library().madvise(address, size, _HUGEPAGE)  # in vain where there are none
+            if len(nodes) > 1:
+                interleave(address, size, nodes)  # any thread may read any block; in vain where it is not allowed
         if 2 * wanted < there and parts and _populate(parts[0][0], mmap.PAGESIZE):
             pieces = [[(weakref.ref(each), piece) for piece in _parts(each, _MORSEL)] for each in tensors]
             beginnings_first = [piece for row in zip_longest(*pieces) for piece in row if piece]

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+import platform
+from pathlib import Path
+
 import pytest
 import torch
 
 from ferrule_kernels.cpu import pages
-from ferrule_kernels.cpu.pages import copy_to_new
+from ferrule_kernels.cpu.pages import copy_to_new, interleave, memory_nodes
 from tests.unit.kernels.test_matmul import compiled
 
 COUNT = (5 << 20) + 4097
@@ -68,3 +73,32 @@ def test_other_copies_are_those_of_torch(copied: list[int]) -> None:
     assert copied == []
     with pytest.raises(RuntimeError, match="size"):
         copy_to_new(torch.empty(2048, 1023), numbers)
+
+
+@pytest.mark.parametrize(
+    ("text", "nodes"), [("0\n", (0,)), ("0-1\n", (0, 1)), ("0,2-3,65\n", (0, 2, 3, 65)), ("\n", ()), (None, ())]
+)
+def test_nodes_that_have_memory(text: str | None, nodes: tuple[int, ...], tmp_path: Path) -> None:
+    if text is not None:
+        (tmp_path / "has_memory").write_text(text)
+    assert memory_nodes(tmp_path) == nodes
+
+
+def _policy(address: int) -> int:
+    """The memory policy of a page: get_mempolicy(2) with MPOL_F_ADDR."""
+    mode, number = ctypes.c_int(-1), {"x86_64": 239, "aarch64": 236}[platform.machine()]
+    call = ctypes.CDLL(None).syscall
+    call.argtypes = (ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_ulong)
+    assert call(number, ctypes.byref(mode), None, 0, address, 2) == 0
+    return mode.value
+
+
+@pytest.mark.skipif(not memory_nodes(), reason="the system does not tell its nodes")
+def test_pages_come_from_nodes_in_turn() -> None:
+    memory = mmap.mmap(-1, 4 << 20)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    if not interleave(address, 2 << 20, memory_nodes()):
+        pytest.skip("the container does not allow it")
+    assert [_policy(address + at) for at in (0, 1 << 20, 2 << 20)] == [3, 3, 0]
+    assert not interleave(address + 1, 4096, memory_nodes())  # no whole page
+    assert not interleave(address, 4096, ())

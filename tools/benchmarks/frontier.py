@@ -1,25 +1,35 @@
-"""First tokens against the gaps between tokens: what the engine's pace and other rules come to, by simulated time.
+"""First tokens against the gaps between tokens: what the engine's pace and other rules come to.
 
     python -m tools.benchmarks.frontier [--device bf16]      # a table for each of four workloads, in Markdown
+    python -m tools.benchmarks.frontier --server "ferrule=http://127.0.0.1:8000" --server "other=http://127.0.0.1:8001"
 
 A rule is a point, or with a parameter a curve: a whole step of some size for prompts, as peers do; the constant that
 the engine had before, two tokens of prompts for each request that decodes; the engine's balance; and its targets
-between tokens. Nothing is computed, so a table takes seconds; what real servers do is measured with `ferrule bench`.
+between tokens. Nothing is computed, so a table takes seconds.
+
+With servers the same workloads are sent to each of them, in turns, through the completions API with random token ids.
+A gap is then the time between two pieces of a stream.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import random
+import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import pairwise, product
 from typing import Any
+
+import aiohttp
 
 from ferrule.engine.pace import Pace
 from ferrule.engine.request import Request
 from ferrule.engine.scheduler import DefaultScheduler
 from ferrule.interfaces.scheduler import SchedulerLimits
 from ferrule.types import CacheGroup, Targets
+from ferrule_plugins.command.bench.load import send
 from ferrule_plugins.policy.fcfs import FcfsPolicy
 from ferrule_testkit.timed import Client, Device, Waits, percentile, run
 
@@ -84,16 +94,57 @@ def line(name: str, waits: Waits) -> str:
     return f"| {name} | {' | '.join(cells)} | {waits.total:.1f} |"
 
 
-def main() -> None:
+async def measure(base: str, clients: Sequence[Client], seed: int = 0) -> Waits:
+    """What the clients wait for at a server. Raises RuntimeError for a request that fails."""
+    waits, rng = Waits(), random.Random(seed)
+    timeout = aiohttp.ClientTimeout(total=None)
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
+        async with session.get(f"{base}/v1/models") as response:
+            model = (await response.json())["data"][0]["id"]
+        began = time.perf_counter()
+
+        async def request(client: Client, at: float) -> None:
+            ids = [rng.randint(10, 250) for _ in range(client.prompt)]  # which every vocabulary has
+            await asyncio.sleep(max(0.0, began + at - time.perf_counter()))
+            body = {"model": model, "prompt": ids, "max_tokens": client.output, "ignore_eos": True, "temperature": 0}
+            record = await send(session, f"{base}/v1/completions", {**body, "stream": True})
+            if record.error is not None:
+                raise RuntimeError(f"{base}: {record.error}")
+            waits.first.setdefault(client.prompt, []).append(record.times["ttft"])
+            waits.gaps += [after - before for before, after in pairwise(record.chunks)]
+
+        async def loop(client: Client) -> None:
+            for _ in range(client.count):
+                await request(client, client.begin)
+
+        async with asyncio.TaskGroup() as group:
+            for client in clients:
+                if not client.times:
+                    group.create_task(loop(client))
+                for at in client.times:
+                    group.create_task(request(client, at))
+        waits.total = time.perf_counter() - began
+    return waits
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m tools.benchmarks.frontier", description=__doc__)
     parser.add_argument("--device", choices=DEVICES, default="bf16")
-    device = DEVICES[parser.parse_args().device]
+    parser.add_argument("--server", action="append", default=[], metavar="NAME=URL")
+    parser.add_argument("--workload", action="append", choices=list(workloads()), help="default: all")
+    parser.add_argument("--rounds", type=int, default=1, help="of the servers, each a row")
+    given = parser.parse_args(arguments)
+    servers = dict(each.split("=", 1) for each in given.server)
     for title, clients in workloads().items():
+        if given.workload and title not in given.workload:
+            continue
         print(f"\n{title}\n")
         print("| prompts get | first token, mean, s | p50 | p99 | gap, p50, ms | p99 | longest | all done, s |")
         print("|---|--:|--:|--:|--:|--:|--:|--:|")
-        for name, make in rules().items():
-            print(line(name, run(make(), clients, device)))
+        for number, (name, url) in product(range(given.rounds), servers.items()):
+            print(line(name, asyncio.run(measure(url.rstrip("/"), clients, number))), flush=True)
+        for name, make in ({} if servers else rules()).items():
+            print(line(name, run(make(), clients, DEVICES[given.device])))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -15,6 +16,8 @@ import pytest
 from ferrule.launch.cli import main
 from ferrule_plugins.command.bench import limits
 from ferrule_testkit import server as servers
+from ferrule_testkit.timed import Client
+from tools.benchmarks.frontier import measure
 
 Here = Callable[..., tuple[int, str, str]]
 Figures = Callable[..., dict[str, Any]]
@@ -139,6 +142,19 @@ def test_serve_refuses_by_name(flags: str, words: str, here: Here) -> None:
     assert status != 0
     assert words in told
     assert "Traceback" not in told
+
+
+def test_waits_at_a_server(server: servers.Server) -> None:
+    """The workloads of `tools.benchmarks.frontier`, as a simulated device has them."""
+    url = f"http://127.0.0.1:{server.port}"
+    clients = [Client(20, 6, 3, begin=0.05), Client(9, 4, 2, times=(0.0, 0.1))]
+    waits = asyncio.run(measure(url, clients))
+    assert {size: len(firsts) for size, firsts in waits.first.items()} == {20: 3, 9: 2}
+    assert 0 < len(waits.gaps) <= 3 * 5 + 2 * 3
+    assert 0 < min(waits.firsts) <= max(waits.firsts) < waits.total
+    with pytest.raises(ExceptionGroup) as caught:
+        asyncio.run(measure(url, [Client(5000, 6)]))
+    assert "HTTP 400" in str(caught.value.exceptions[0])
 
 
 def test_serve_reports_failures(server: servers.Server, here: Here) -> None:

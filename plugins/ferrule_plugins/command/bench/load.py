@@ -77,7 +77,7 @@ async def _drive(options: ServeBench, base: str) -> tuple[list[Record], float, d
         bodies = await Prompts(session, base, str(card["id"]), options).bodies()
         url = base + options.route
         for body in bodies[: options.num_warmups]:
-            await _one(session, url, body)
+            await send(session, url, body)
         start = time.perf_counter()
         records = await _paced(session, url, bodies[options.num_warmups :], options)
         return records, time.perf_counter() - start, card
@@ -99,7 +99,7 @@ async def _paced(
 
     async def gated(body: dict[str, Any]) -> Record:
         async with gate:
-            return await _one(session, url, body)
+            return await send(session, url, body)
 
     async with asyncio.TaskGroup() as group:
         tasks = []
@@ -111,7 +111,8 @@ async def _paced(
     return [task.result() for task in tasks]
 
 
-async def _one(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> Record:
+async def send(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> Record:
+    """Send one request that streams, and read its answer to the end."""
     record = Record(start=time.perf_counter())
     try:
         async with session.post(url, json=body) as response:

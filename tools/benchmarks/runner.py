@@ -179,7 +179,6 @@ def main() -> None:
     parser.add_argument("--enforce-eager", action="store_true", help="launch steps as they are, as --profile does")
     options = parser.parse_args()
     batches = [int(rows) for rows in options.rows.split(",")]
-    env = read()
     config = Config(
         model=ModelConfig(
             model=options.folder,
@@ -191,7 +190,7 @@ def main() -> None:
         cache=CacheConfig(kv_cache_dtype=options.kv_cache_dtype),
         load=LoadConfig(load_format=options.load_format, use_tqdm_on_load=False),
         scheduler=SchedulerConfig(max_num_seqs=max(batches) + 1),
-        env=env,
+        env=read(),
     )
     before_libraries()
     plugins = discover()
@@ -200,8 +199,9 @@ def main() -> None:
     executor.init_cache(info.max_blocks)
     sampling = TokenSampling(seed=0, max_tokens=1, temperature=options.temperature, top_p=options.top_p)
     bench = Bench(executor, info, sampling)
-    kind = info.quantization or info.dtype
-    print(f"{info.architecture} {kind} {info.num_parameters / 1e6:.1f}M parameters, attention {info.attention}")
+    print(
+        f"{info.architecture} {info.quantization or info.dtype} {info.num_parameters / 1e6:.1f}M parameters, attention {info.attention}"
+    )
     for rows in batches:
         bench.start(rows, options.context, options.steps)  # the first one gets its memory from the system
         bench.release(range(rows))

@@ -162,6 +162,22 @@ def table(found: dict[str, Clock], steps: int) -> str:
     return "\n".join(lines)
 
 
+def _config(options: argparse.Namespace, most: int) -> Config:
+    return Config(
+        model=ModelConfig(
+            model=options.folder,
+            dtype=options.dtype,
+            max_model_len=options.context + options.steps + 1,
+            quantization=options.quantization,
+            enforce_eager=options.profile or options.enforce_eager,
+        ),
+        cache=CacheConfig(kv_cache_dtype=options.kv_cache_dtype),
+        load=LoadConfig(load_format=options.load_format, use_tqdm_on_load=False),
+        scheduler=SchedulerConfig(max_num_seqs=most),
+        env=read(),
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder")
@@ -179,19 +195,7 @@ def main() -> None:
     parser.add_argument("--enforce-eager", action="store_true", help="launch steps as they are, as --profile does")
     options = parser.parse_args()
     batches = [int(rows) for rows in options.rows.split(",")]
-    config = Config(
-        model=ModelConfig(
-            model=options.folder,
-            dtype=options.dtype,
-            max_model_len=options.context + options.steps + 1,
-            quantization=options.quantization,
-            enforce_eager=options.profile or options.enforce_eager,
-        ),
-        cache=CacheConfig(kv_cache_dtype=options.kv_cache_dtype),
-        load=LoadConfig(load_format=options.load_format, use_tqdm_on_load=False),
-        scheduler=SchedulerConfig(max_num_seqs=max(batches) + 1),
-        env=read(),
-    )
+    config = _config(options, max(batches) + 1)
     before_libraries()
     plugins = discover()
     executor = plugins.load("executor", "uni")()

@@ -203,9 +203,8 @@ def main() -> None:
     executor.init_cache(info.max_blocks)
     sampling = TokenSampling(seed=0, max_tokens=1, temperature=options.temperature, top_p=options.top_p)
     bench = Bench(executor, info, sampling)
-    print(
-        f"{info.architecture} {info.quantization or info.dtype} {info.num_parameters / 1e6:.1f}M parameters, attention {info.attention}"
-    )
+    kind = info.quantization or info.dtype
+    print(f"{info.architecture} {kind} {info.num_parameters / 1e6:.1f}M parameters, attention {info.attention}")
     for rows in batches:
         bench.start(rows, options.context, options.steps)  # the first one gets its memory from the system
         bench.release(range(rows))

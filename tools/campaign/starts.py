@@ -20,7 +20,8 @@ CASES = (*PLACES, *MODELS)
 def main(words: Sequence[str]) -> int:
     chosen = [case for case in CASES if not words or any(word in case.name for word in words)]
     failed = [case.name for case in chosen if not passes(case)]
-    print(f"{len(chosen) - len(failed)} of {len(chosen)} starts came to what they must")
+    missed = f"; not: {', '.join(failed)}" if failed else ""
+    print(f"{len(chosen) - len(failed)} of {len(chosen)} starts came to what they must{missed}")
     return 1 if failed or not chosen else 0
 
 

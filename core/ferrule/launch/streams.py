@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import io
 import os
@@ -55,4 +56,18 @@ def leave(status: int) -> NoReturn:
 
     with contextlib.suppress(RuntimeError):  # no thread can be started: then the exit has no limit of time
         threading.Thread(target=insist, name="leave", daemon=True).start()
+    _ends.append(status)
     sys.exit(status)
+
+
+_ends: list[int] = []  # the status that `leave` was told
+
+
+@atexit.register  # before anything else is, so it runs last
+def _end() -> None:
+    """End without taking the interpreter down: a daemon thread that is in C++ then would abort the process."""
+    if _ends:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+        os._exit(_ends[-1])

@@ -73,6 +73,21 @@ def test_a_thread_that_does_not_end_does_not_keep_the_process() -> None:
     assert done.returncode == 7
 
 
+def test_an_exit_runs_what_was_registered_and_ends_there() -> None:
+    """Output arrives, and the interpreter is not taken down: a daemon thread in C++ would abort the process."""
+    program = (
+        "import atexit, ferrule.launch.streams as s\n"
+        "class Kept:\n"
+        "    def __del__(self): print('taken down', flush=True)\n"
+        "kept = Kept()\n"
+        "atexit.register(print, 'registered')\n"
+        "print('said', end=' ')\n"
+        "s.leave(7)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], timeout=60, check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (7, "said registered\n", "")
+
+
 def test_few_files_are_told_before_anything_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resources.resource, "getrlimit", lambda number: (16, 1024))
     with pytest.raises(StartupError, match=r"16 files at once \(ulimit -n\)"):

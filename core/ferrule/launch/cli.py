@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ferrule import __version__, env
 from ferrule.errors import ConfigError, FerruleError, nearest
 from ferrule.launch.resources import as_startup_error
-from ferrule.launch.streams import leave, usable_streams
+from ferrule.launch.streams import Exit, usable_streams
 
 if TYPE_CHECKING:
     from ferrule.plugin import Plugins
@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     if argv is None:
         usable_streams()
-        leave(main(sys.argv[1:]))
+        Exit().leave(main(sys.argv[1:]))
     words = list(argv)
     try:
         status = _run(words)

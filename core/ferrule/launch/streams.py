@@ -47,27 +47,30 @@ def usable_streams() -> None:
         sys.stderr = _Forgiving(raw, _ENCODING, "backslashreplace", write_through=True)
 
 
-def leave(status: int) -> NoReturn:
-    """Exit. Threads that a plugin started and that do not end keep the process for no more than some seconds."""
+class Exit:
+    """The end of a program. It is made before anything is registered with `atexit`, so that its own part runs last."""
 
-    def insist() -> None:
-        time.sleep(_GRACE)
-        os._exit(status)
+    def __init__(self) -> None:
+        self._status: int | None = None
+        atexit.register(self._end)
 
-    with contextlib.suppress(RuntimeError):  # no thread can be started: then the exit has no limit of time
-        threading.Thread(target=insist, name="leave", daemon=True).start()
-    _ends.append(status)
-    sys.exit(status)
+    def leave(self, status: int) -> NoReturn:
+        """Exit. Threads that a plugin started and that do not end keep the process for no more than some seconds."""
 
+        def insist() -> None:
+            time.sleep(_GRACE)
+            os._exit(status)
 
-_ends: list[int] = []  # the status that `leave` was told
+        with contextlib.suppress(RuntimeError):  # no thread can be started: then the exit has no limit of time
+            threading.Thread(target=insist, name="leave", daemon=True).start()
+        self._status = status
+        sys.exit(status)
 
-
-@atexit.register  # before anything else is, so it runs last
-def _end() -> None:
-    """End without taking the interpreter down: a daemon thread that is in C++ then would abort the process."""
-    if _ends:
+    def _end(self) -> None:
+        """Leave the interpreter as it is: to take it down with a daemon thread in C++ would abort the process."""
+        if self._status is None:
+            return
         for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError, AttributeError):
+            with contextlib.suppress(OSError, ValueError):
                 stream.flush()
-        os._exit(_ends[-1])
+        os._exit(self._status)

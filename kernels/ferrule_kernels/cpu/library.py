@@ -148,7 +148,7 @@ def _build(here: frozenset[str]) -> Path:
 
 def _cache_folder() -> Path:
     """A folder that nobody else may write to. Raises OSError; RuntimeError without a home."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ferrule" / "kernels"
+    folder = Path.home() / ".cache" / "ferrule" / "kernels"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     owner = folder.stat()
     if owner.st_uid != os.getuid() or owner.st_mode & 0o022:

@@ -67,7 +67,7 @@ def test_streams_are_usable_whatever_they_were(closed: str, tmp_path: os.PathLik
 def test_a_thread_that_does_not_end_does_not_keep_the_process() -> None:
     program = (
         "import threading, ferrule.launch.streams as s; s._GRACE = 0.2;"
-        "threading.Thread(target=threading.Event().wait).start(); s.leave(7)"
+        "threading.Thread(target=threading.Event().wait).start(); s.Exit().leave(7)"
     )
     done = subprocess.run([sys.executable, "-c", program], timeout=60, check=False)
     assert done.returncode == 7
@@ -77,12 +77,13 @@ def test_an_exit_runs_what_was_registered_and_ends_there() -> None:
     """Output arrives, and the interpreter is not taken down: a daemon thread in C++ would abort the process."""
     program = (
         "import atexit, ferrule.launch.streams as s\n"
+        "end = s.Exit()\n"
         "class Kept:\n"
         "    def __del__(self): print('taken down', flush=True)\n"
         "kept = Kept()\n"
         "atexit.register(print, 'registered')\n"
         "print('said', end=' ')\n"
-        "s.leave(7)"
+        "end.leave(7)"
     )
     done = subprocess.run([sys.executable, "-c", program], timeout=60, check=False, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (7, "said registered\n", "")

@@ -290,7 +290,6 @@ def test_what_it_refuses(change: dict[str, object], said: str) -> None:
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A home without built kernels, and none beside the package."""
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(library, "_installed", lambda *_: None)
     library.load.cache_clear()
     yield tmp_path
@@ -329,15 +328,6 @@ def test_a_folder_that_others_may_write_to_is_not_trusted(fresh: Path) -> None:
     folder.chmod(0o777)
     with pytest.raises(library.KernelsUnavailableError, match="may be written to by others"):
         library.load()
-
-
-def test_the_cache_is_where_the_user_has_it(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(fresh / "elsewhere"))
-    monkeypatch.setattr(library, "_compile", lambda compiler, flags, target: target.write_bytes(b"no library"))
-    with pytest.raises(library.KernelsUnavailableError, match="cannot be loaded"):
-        library.load()
-    assert len(list((fresh / "elsewhere/ferrule/kernels").glob("*.so"))) == 1
-    assert not (fresh / ".cache").exists()
 
 
 def test_a_file_that_is_no_library_is_named(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,6 +60,7 @@ class JsonScan:
         self._width = 1  # bytes that Python may need for a character
         self._depth = 0
         self._cost = 0
+        self._num_strings = 0
         self._in_string = False
         self._escaped = False  # the next byte is escaped by a backslash that ended the last piece
         self._tail = b""  # number characters that ended the last piece
@@ -80,13 +81,14 @@ class JsonScan:
     @property
     def num_bytes(self) -> int:
         """What the value will take in memory, about."""
-        return self._cost * _VALUE_BYTES + self._num_text * self._width
+        units = self._cost - _COST * self._num_strings // 2  # a string takes half of what it costs
+        return units * _VALUE_BYTES + self._num_text * self._width
 
     def _feed_plain(self, piece: bytes) -> None:
         """Without escapes every quotation mark begins or ends a string."""
         parts = piece.split(b'"')
         self._between(b"".join(parts[self._in_string :: 2]), len(piece))
-        self._cost += _COST * ((len(parts) - self._in_string) // 2)
+        self._add_strings((len(parts) - self._in_string) // 2)
         self._in_string ^= len(parts) % 2 == 0
 
     def _feed_escaped(self, piece: bytes) -> None:
@@ -95,9 +97,13 @@ class JsonScan:
             piece = self._after_string(piece)
         parts = _STRING.split(piece)  # what stands between strings, alternating with the group
         self._between(b"".join(parts[::2]), length)
-        self._cost += _COST * (len(parts) // 2)
+        self._add_strings(len(parts) // 2)
         if len(parts) > 1 and parts[-2] is not None:
             self._after_string(parts[-2])
+
+    def _add_strings(self, count: int) -> None:
+        self._num_strings += count
+        self._cost += _COST * count
 
     def _after_string(self, piece: bytes) -> bytes:
         """Skip to the end of the open string; what follows it, or nothing."""

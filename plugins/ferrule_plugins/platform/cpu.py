@@ -21,12 +21,14 @@ from ferrule.interfaces.platform import DeviceCaps, Execution, Platform, Recorde
 from ferrule.log import Log
 from ferrule_plugins.platform.cpu_memory import CpuMemory, limit
 from ferrule_plugins.platform.cpu_steps import step_recorder
+from ferrule_plugins.platform.cuda_graphs import optimization_level
 
 _log = Log("platform")
 _X86 = frozenset(
     {"avx2", "avx512f", "avx512_bf16", "avx512_fp16", "avx512_vnni", "avx_vnni", "amx_bf16", "amx_int8", "f16c"}
 )
 _ARM = frozenset({"asimd", "asimdhp", "asimddp", "bf16", "i8mm", "sve", "sve2"})
+_COMPILED = 3  # the level of `-O` that compiles parts of models for a GPU
 _FAST_BF16 = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 _TYPES = {
     "half": torch.float16,
@@ -80,8 +82,8 @@ class CpuPlatform(Platform):
             _log.warning("--gpu-memory-utilization has no effect on CPU: FERRULE_CPU_KVCACHE_SPACE sizes the KV cache")
         if config.cache.cpu_offload_gb:
             _log.warning("--cpu-offload-gb has no effect on CPU: all weights are in its memory")
-        for flag in unread(config):
-            _log.warning(f"{flag} has no effect on CPU: each number of rows is recorded when it first occurs")
+        for notice in without_effect(config):
+            _log.warning(notice)
         _log.info("cpu ready", device=self._caps.name, threads=cores, features=",".join(sorted(self._caps.features)))
         return self._caps
 
@@ -105,14 +107,17 @@ class CpuPlatform(Platform):
         return self._execution
 
 
-def unread(config: Resolved) -> list[str]:
-    """Options that are set and concern how graphs are recorded for a GPU."""
-    keys = config.device.compilation_config.keys() - {"level", "mode", "use_cudagraph"}
-    found = {
-        "--cuda-graph-sizes": config.scheduler.cuda_graph_sizes != SchedulerConfig().cuda_graph_sizes,
-        **dict.fromkeys((f"--compilation-config: {key}" for key in sorted(keys)), True),
-    }
-    return [flag for flag, said in found.items() if said]
+def without_effect(config: Resolved) -> list[str]:
+    """What to say of options that are set and concern graphs for a GPU."""
+    compilation = config.device.compilation_config
+    found = []
+    if config.scheduler.cuda_graph_sizes != SchedulerConfig().cuda_graph_sizes:
+        found.append("--cuda-graph-sizes has no effect on CPU: steps of each number of rows are recorded")
+    for key in sorted(compilation.keys() - {"level", "mode", "use_cudagraph"}):
+        found.append(f"--compilation-config: {key} has no effect on CPU")
+    if optimization_level(config) == _COMPILED:
+        found.append("--compilation-config: level 3 is as level 2 on CPU: steps are recorded, and nothing is compiled")
+    return found
 
 
 def describe(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> DeviceCaps:

@@ -29,7 +29,7 @@ def test_a_command_line_for_vllm_serves(tmp_path: Path, monkeypatch: pytest.Monk
     assert models["data"][0]["id"] == "documented"
     for said in (
         f"{file}:3: swap-space is accepted without effect",
-        "--compilation-config has no effect on CPU: models run eagerly",
+        "--compilation-config: level 3 is as level 2 on CPU",
         "--rope-theta is replaced by --hf-overrides.rope_theta, which has got the value.",
         "Environment variable VLLM_USE_V1 has no effect: there is one engine.",
     ):

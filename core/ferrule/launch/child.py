@@ -17,7 +17,7 @@ from ferrule.hooks import HookRunner, open_hooks
 from ferrule.launch.prepare import open_log
 from ferrule.launch.process import LENGTH_BYTES, MAX_BOOT_BYTES, Boot
 from ferrule.launch.resources import as_startup_error
-from ferrule.launch.streams import Exit, usable_streams
+from ferrule.launch.streams import leave, usable_streams
 
 _PR_SET_PDEATHSIG = 1
 _READ_BYTES = 1 << 20  # of the boot message, at once
@@ -105,4 +105,4 @@ def report(error: BaseException) -> None:
 
 
 if __name__ == "__main__":
-    Exit().leave(main(sys.argv[1:]))
+    leave(main(sys.argv[1:]))

@@ -47,6 +47,18 @@ def usable_streams() -> None:
         sys.stderr = _Forgiving(raw, _ENCODING, "backslashreplace", write_through=True)
 
 
+def leave(status: int) -> NoReturn:
+    """Exit. Threads that a plugin started and that do not end keep the process for no more than some seconds."""
+
+    def insist() -> None:
+        time.sleep(_GRACE)
+        os._exit(status)
+
+    with contextlib.suppress(RuntimeError):  # no thread can be started: then the exit has no limit of time
+        threading.Thread(target=insist, name="leave", daemon=True).start()
+    sys.exit(status)
+
+
 class Exit:
     """The end of a program. It is made before anything is registered with `atexit`, so that its own part runs last."""
 
@@ -55,16 +67,9 @@ class Exit:
         atexit.register(self._end)
 
     def leave(self, status: int) -> NoReturn:
-        """Exit. Threads that a plugin started and that do not end keep the process for no more than some seconds."""
-
-        def insist() -> None:
-            time.sleep(_GRACE)
-            os._exit(status)
-
-        with contextlib.suppress(RuntimeError):  # no thread can be started: then the exit has no limit of time
-            threading.Thread(target=insist, name="leave", daemon=True).start()
+        """As `leave`, and without taking the interpreter down."""
         self._status = status
-        sys.exit(status)
+        leave(status)
 
     def _end(self) -> None:
         """Leave the interpreter as it is: to take it down with a daemon thread in C++ would abort the process."""

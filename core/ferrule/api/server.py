@@ -94,7 +94,9 @@ async def serve(
     try:
         with stop.on_signals(), front.reloads.on_hangup(reread) if reread else contextlib.nullcontext():
             await _first(stop.asked.wait(), lifecycle.died.wait(), asyncio.shield(running))
-            if lifecycle.state == DEAD:
+            # The launcher stops all processes at once: that an engine ends while it loads is no failure then.
+            early = stop.asked.is_set() and not lifecycle.live.attached
+            if lifecycle.state == DEAD and not early:
                 await _after_death(config, stop)
             else:
                 await _drain(config, lifecycle, stop)
@@ -107,6 +109,8 @@ async def serve(
         server.should_exit, server.force_exit = True, stop.insisted.is_set()
         await running
         guard.close()
+    if early:
+        return 128 + stop.number
     if opening.done() and not opening.cancelled() and isinstance(opening.exception(), StartupError):
         opening.result()
     if lifecycle.state == DEAD:

@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
+from ferrule.api import server as api_server
 from ferrule.api.intake import Intake
 from ferrule.api.lifecycle import Exchange, Lifecycle
 from ferrule.api.protocol import GuardedProtocol
@@ -425,6 +426,25 @@ async def test_starting_then_ready_then_stopped() -> None:
 
 async def test_stop_while_starting() -> None:
     async with running(asyncio.Event().wait) as server:
+        assert await first_health(server) == 503
+        assert await server.stopped() == 128 + signal.SIGTERM
+
+
+async def test_an_engine_that_ends_with_the_signal_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launcher stops both at once, so this process may see the engine's end in the turn of its own signal."""
+    gone = asyncio.Event()
+    note = api_server.Stop.signal
+
+    def signal_both(stop: api_server.Stop, number: int) -> None:
+        note(stop, number)
+        gone.set()
+
+    async def connect() -> Service:
+        await gone.wait()
+        raise CheckpointError("the engine was stopped while it was loading")
+
+    monkeypatch.setattr(api_server.Stop, "signal", signal_both)
+    async with running(connect) as server:
         assert await first_health(server) == 503
         assert await server.stopped() == 128 + signal.SIGTERM
 

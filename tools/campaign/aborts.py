@@ -8,16 +8,14 @@ again, all at the same time. What is answered must be the reference, and nothing
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import random
-import socket
-import struct
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
+from math import inf
 from pathlib import Path
 
 from ferrule_testkit import server as servers
@@ -25,6 +23,7 @@ from tools.campaign.liveness import COMPLETIONS, request
 from tools.campaign.running import (
     QUIET,
     SETTLES,
+    Stream,
     growths,
     metric,
     options,
@@ -39,7 +38,6 @@ from tools.campaign.running import (
 
 _GAP = 1.0  # seconds, at most
 _AT_ONCE = 50  # races
-_LINGER = struct.pack("ii", 1, 0)  # closing sends an RST
 _LONG = {"prompt": "one two three", "max_tokens": 1900, "ignore_eos": True, "seed": 7, "temperature": 0, "stream": True}
 _SHORT = {**_LONG, "max_tokens": 4}
 
@@ -50,43 +48,12 @@ def stream(body: object, request_id: str = "") -> bytes:
     return head + b"\r\n" + (f"x-request-id: {request_id}\r\n".encode() if request_id else b"") + rest
 
 
-class Stream:
-    """One connection with a request, and what came of it. `gap` is the longest between two events, in seconds."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self._writer = reader, writer
-        self.text, self.events, self.gap, self.ended = "", 0, 0.0, False
-
-    @classmethod
-    async def open(cls, port: int, message: bytes) -> Stream:
-        made = cls(*await asyncio.open_connection("127.0.0.1", port))
-        made._writer.write(message)
-        return made
-
-    async def read(self, events: int) -> None:
-        """Read so many events more, or to the end of the stream."""
-        last = 0.0
-        while events and (line := await self._reader.readline()):
-            if line.startswith(b"data: {"):
-                event, now = json.loads(line[6:]), time.monotonic()
-                self.text += event["choices"][0]["text"] if event.get("choices") else repr(event)
-                self.gap, last = max(self.gap, now - (last or now)), now
-                self.events, events = self.events + 1, events - 1
-            self.ended = self.ended or line.startswith(b"data: [DONE]")
-
-    def reset(self) -> None:
-        place: socket.socket = self._writer.get_extra_info("socket")
-        with contextlib.suppress(OSError):
-            place.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER)
-        self._writer.transport.abort()
-
-
 async def burst(server: servers.Server, count: int) -> tuple[str, list[str]]:
     """`count` streams that are reset together."""
     port, problems = server.port, []
     watched = await Stream.open(port, stream(_LONG))
     await watched.read(1)
-    going = asyncio.create_task(watched.read(1 << 30))
+    going = asyncio.create_task(watched.read())
     streams = await asyncio.gather(*(Stream.open(port, stream({**_LONG, "seed": n})) for n in range(count)))
     names = ("vllm:num_requests_running", "vllm:num_requests_waiting")
     async with asyncio.timeout(60):
@@ -99,7 +66,7 @@ async def burst(server: servers.Server, count: int) -> tuple[str, list[str]]:
     await going
     took, left = await quiet(server)
     alone = await Stream.open(port, stream(_LONG))
-    await alone.read(1 << 30)
+    await alone.read()
     if left or took > SETTLES:
         problems.append(f"after {took:.1f} s, at most {SETTLES:.0f}, there is left: {left or 'nothing'}")
     if watched.text != alone.text or not watched.ended:
@@ -112,7 +79,7 @@ async def burst(server: servers.Server, count: int) -> tuple[str, list[str]]:
 async def races(port: int, count: int) -> tuple[str, list[str]]:
     """Requests with one id, of which each is aborted after some of its events, often while it ends."""
     expected = await Stream.open(port, stream(_SHORT))
-    await expected.read(1 << 30)
+    await expected.read()
     rng, seen, problems = random.Random(3), Counter[str](), list[str]()
     places = asyncio.Semaphore(_AT_ONCE)
 
@@ -121,7 +88,7 @@ async def races(port: int, count: int) -> tuple[str, list[str]]:
             made = await Stream.open(port, stream(_SHORT, "again"))
             try:
                 async with asyncio.timeout(60):
-                    await made.read(rng.choice((0, 1, 3, 4, 1 << 30)))
+                    await made.read(rng.choice((0, 1, 3, 4, inf)))
             except (TimeoutError, ConnectionError) as error:
                 problems.append(f"race: {error!r}")
             finally:

@@ -11,8 +11,6 @@ import asyncio
 import contextlib
 import json
 import random
-import socket
-import struct
 import sys
 import tempfile
 from collections import Counter
@@ -31,6 +29,7 @@ from tools.campaign.running import (
     post,
     quiet,
     reference,
+    reset,
     sizes,
     strict_limits,
     tracebacks,
@@ -40,7 +39,6 @@ from tools.campaign.running import (
 
 _AT_ONCE = 50  # more than run at a time, so that some are in the queue
 _RUNNING = 16
-_LINGER = struct.pack("ii", 1, 0)  # closing sends an RST
 _LONG = {"prompt": "one two three", "max_tokens": 2000, "ignore_eos": True, "seed": 7}
 WAYS = ("fin", "rst", "half-close")
 _FIELDS = tuple(f"field{number}" for number in range(60))
@@ -77,7 +75,6 @@ async def leave(port: int, number: int, rng: random.Random, seen: Seen) -> None:
     """One client; after the half-close it waits for the server's end of the connection."""
     phase, way = PHASES[number % len(PHASES)], WAYS[number // len(PHASES) % len(WAYS)]
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    place: socket.socket = writer.get_extra_info("socket")
     try:
         writer.write(request(COMPLETIONS, json.dumps(body_of(phase, number)).encode()))
         if phase in {"stream", "choices"} and rng.random() < 0.5:
@@ -86,9 +83,7 @@ async def leave(port: int, number: int, rng: random.Random, seen: Seen) -> None:
         else:
             await asyncio.sleep(rng.random() * 0.3)
         seen.left[f"{phase} {way}"] += 1
-        if way == "rst":
-            place.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER)
-        elif way == "half-close":
+        if way == "half-close":
             writer.write_eof()
             with contextlib.suppress(ConnectionError):
                 async with asyncio.timeout(SETTLES):
@@ -99,7 +94,7 @@ async def leave(port: int, number: int, rng: random.Random, seen: Seen) -> None:
     except ConnectionError:
         pass  # the server was faster
     finally:
-        writer.transport.abort() if way == "rst" else writer.close()
+        reset(writer) if way == "rst" else writer.close()
 
 
 async def attack(server: servers.Server, count: int) -> tuple[str, list[str]]:

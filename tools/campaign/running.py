@@ -9,9 +9,12 @@ import asyncio
 import contextlib
 import json
 import resource
+import socket
+import struct
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 from ferrule_testkit import server as servers
@@ -23,6 +26,8 @@ SETTLES = 5.0  # seconds after the last client in which everything is given back
 _PATIENCE = 60.0  # seconds for one answer
 _SPARE = 4  # files, and threads, that a process may keep: pools that grow once, and connections that are being closed
 _REFERENCE = {"prompt": "one two three", "max_tokens": 24, "temperature": 0, "seed": 7, "ignore_eos": True}
+
+_LINGER = struct.pack("ii", 1, 0)  # closing sends an RST
 
 Answer = tuple[int, bytes]  # status and body; 0 without an answer
 
@@ -144,6 +149,45 @@ async def quiet(server: servers.Server) -> tuple[float, str]:
     return time.monotonic() - began, left
 
 
+def reset(writer: asyncio.StreamWriter) -> None:
+    """End a connection with an RST."""
+    place: socket.socket = writer.get_extra_info("socket")
+    with contextlib.suppress(OSError):
+        place.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER)
+    writer.transport.abort()
+
+
+class Stream:
+    """One connection with a request, and what came of it. `gap` is the longest between two events, in seconds."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+        self.text, self.gap, self.ended = "", 0.0, False
+        self._last = 0.0  # when the last event came
+
+    @classmethod
+    async def open(cls, port: int, message: bytes) -> Stream:
+        made = cls(*await asyncio.open_connection("127.0.0.1", port))
+        made._writer.write(message)
+        return made
+
+    async def read(self, events: float = inf) -> None:
+        """Read so many events more, or to the end of the stream."""
+        while events and (line := await self._reader.readline()):
+            if line.startswith(b"data: {"):
+                event, now = json.loads(line[6:]), time.monotonic()
+                self.text += event["choices"][0]["text"] if event.get("choices") else repr(event)
+                self.gap, self._last = max(self.gap, now - (self._last or now)), now
+                events -= 1
+            self.ended = self.ended or line.startswith(b"data: [DONE]")
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def reset(self) -> None:
+        reset(self._writer)
+
+
 @dataclass
 class Victim:
     """Streams of one fixed request, one after the other, and what became of them."""
@@ -155,19 +199,15 @@ class Victim:
     problems: list[str] = field(default_factory=list)
 
     async def _one(self) -> str:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        body = json.dumps({**_REFERENCE, "stream": True}).encode()
+        stream = await Stream.open(self.port, request(COMPLETIONS, body))
         try:
-            writer.write(request(COMPLETIONS, json.dumps({**_REFERENCE, "stream": True}).encode()))
-            text, last = "", 0.0
             async with asyncio.timeout(_PATIENCE):
-                while line := await reader.readline():
-                    if line.startswith(b"data: {"):
-                        event, now = json.loads(line[6:]), time.monotonic()
-                        text += event["choices"][0]["text"] if event.get("choices") else repr(event)
-                        self.gap, last = max(self.gap, now - (last or now)), now
-            return text
+                await stream.read()
+            return stream.text
         finally:
-            writer.close()
+            self.gap = max(self.gap, stream.gap)
+            stream.close()
 
     async def run(self) -> None:
         while True:

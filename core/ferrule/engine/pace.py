@@ -23,7 +23,7 @@ from ferrule.interfaces.scheduler import SchedulerLimits
 from ferrule.types import StepPlan, Targets
 
 _GAP = 8.0  # seconds
-_ALONE = 4.0  # where nobody decodes, a step takes whole prompts until they cost this many times what it costs without
+_ALONE = 4.0  # a step in which nobody decodes takes whole prompts until they cost 4 times as much as an empty step
 _LEAST = 1.25  # of a plain step: what prompts get where a target is shorter, so that each of them ends
 _SURE = 0.9  # of a target between tokens: what is planned, since steps differ from what they are expected to take
 _SHARE = 0.8  # of a step: what an urgent prompt can have of it, since others decode

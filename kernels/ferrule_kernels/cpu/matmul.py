@@ -100,9 +100,9 @@ class PackedMatrix:
         packed = torch.empty(form.packed_bytes(*weight.shape), dtype=torch.uint8)
         self._set_up(packed, factors, tuple(weight.shape), form, bias, workspace)
         rows = max(1, _CONVERTED // max(1, self.inputs) // _PANEL) * _PANEL
-        if weight.dtype in _TYPES and weight.is_contiguous():
-            rows = self.outputs
-        for first in range(0, self.outputs, max(1, rows)):
+        if weight.dtype in _TYPES and weight.is_contiguous():  # at once: then threads pack what they will read
+            rows = max(1, self.outputs)
+        for first in range(0, self.outputs, rows):
             self._pack(weight[first : first + rows].detach(), first, *given)
 
     def _pack(self, part: torch.Tensor, first: int, scales: Levels | None, offsets: Levels | None) -> None:

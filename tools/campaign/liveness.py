@@ -18,6 +18,7 @@ import asyncio
 import contextlib
 import json
 import multiprocessing
+import os
 import re
 import resource
 import signal
@@ -96,6 +97,7 @@ async def sample(port: int, ends: Callable[[], bool], every: float = _EVERY) -> 
 
 
 def _sampler(port: int, end: Connection) -> None:
+    os.setsid()  # it is none of the clients: Linux may share processors among sessions first
     end.send(asyncio.run(sample(port, end.poll)))
 
 
@@ -175,8 +177,9 @@ def serving(python: str, *options: str) -> Iterator[int]:
     """The port of a server that is healthy. Raises SystemExit when it does not start."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port: int = probe.getsockname()[1]
-    command = [python, "-m", "ferrule", "serve", "--host", "127.0.0.1", "--port", str(port), *options]
-    process = subprocess.Popen([*command, "--disable-log-requests"], stdout=-3, stderr=-3)
+    words = ["serve", "--host", "127.0.0.1", "--port", str(port), "--disable-log-requests", *options]
+    null = subprocess.DEVNULL
+    process = subprocess.Popen([python, "-m", "ferrule", *words], stdout=null, stderr=null, start_new_session=True)
     try:
         end = time.perf_counter() + _HEALTHY
         while asyncio.run(ask(port, request("/health")))[0] != "200":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import weakref
 from functools import partial
 from typing import Any
 
@@ -128,17 +129,18 @@ class GuardedProtocol(HttpToolsProtocol):
             self._header_timer = None
         self._check_head()
         super().on_headers_complete()
-        cycle = self.cycle
+        cycle = weakref.ref(self.cycle)  # it has the scope
 
         def close() -> None:
-            cycle.keep_alive = False
+            if (lives := cycle()) is not None:
+                lives.keep_alive = False
 
         self.scope["state"][CLOSE] = close
         if self.pipeline:
             self.flow.resume_reading()  # or the client's end would not be seen
             if len(self.pipeline) >= _MAX_PIPELINED:
                 self._full = True
-                cycle.keep_alive = False  # its answer says that it is the last one
+                self.cycle.keep_alive = False  # its answer says that it is the last one
 
     def _check_head(self) -> None:
         """Refuse what another server on the way might read in another way."""

@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import socket
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,9 @@ class Door:
         self.far_ends = [theirs for _, theirs in pairs]  # the children's
         self._doorways = deque(ours for ours, _ in pairs)  # of the processes that live; the next one's turn is first
         self._desk = Desk(config, plugins, board, folder, tuple(self._doorways))
-        self._waiting: deque[socket.socket] = deque()  # connections for which no API process had room
+        self._silent = _Silent(self._meet, self._hand)
+        self._arrived: deque[socket.socket] = deque()  # those to hand over; they wait where no API process has room
+        self._flushing = False  # `_flush` is due
         self._idle = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
@@ -101,6 +104,7 @@ class Door:
                 self._loop.add_reader(doorway.fileno(), self._hear, doorway)
             for listener in self._listeners:
                 listener.setblocking(False)
+                _accept_when_they_speak(listener)
                 self._loop.add_reader(listener.fileno(), self._accept, listener)
             await self._ended.wait()
         finally:
@@ -109,7 +113,8 @@ class Door:
                 listener.close()
             while self._doorways:
                 self._lose(self._doorways[0])
-            for connection in self._waiting:
+            self._silent.close()
+            for connection in self._arrived:
                 connection.close()
 
     def _hear(self, doorway: Doorway) -> None:
@@ -138,23 +143,28 @@ class Door:
             _logger.warning("a connection cannot be accepted: %s", error.strerror)
             self._loop.remove_reader(listener.fileno())
             self._loop.call_later(_RETRY, self._resume, listener)
-        arrived: list[socket.socket] = []
         for connection in connections:
             if listener is self._probe:
                 self._start(self._attend(connection))
-                continue
-            try:
-                call = self._look(connection)
-            except BlockingIOError:
-                self._start(self._wait(connection))
-            except ConnectionError:
-                connection.close()
             else:
-                if call is None:
-                    arrived.append(connection)
-                else:
-                    self._start(self._answer(connection, call))
-        self._hand(arrived)
+                self._meet(connection)
+
+    def _meet(self, connection: socket.socket) -> None:
+        """What becomes of a connection is decided by its first bytes, which are awaited for a moment.
+
+        Under a burst this is what a probe waits for: no task is made for what is only handed over.
+        """
+        try:
+            call = self._look(connection)
+        except BlockingIOError:
+            self._silent.add(connection)
+        except ConnectionError:
+            connection.close()
+        else:
+            if call is None:
+                self._hand(connection)
+            else:
+                self._start(self._answer(connection, call))
 
     def _resume(self, listener: socket.socket) -> None:
         if not self._ended.is_set():
@@ -187,22 +197,6 @@ class Door:
         else:
             await self._answer(connection, call, alone=True)
 
-    async def _wait(self, connection: socket.socket) -> None:
-        """For a client's first bytes, for a moment."""
-        await self._readable(connection, _SILENT)
-        call = None
-        try:
-            call = self._look(connection)
-        except BlockingIOError:
-            pass
-        except ConnectionError:
-            connection.close()
-            return
-        if call is None:
-            self._hand([connection])
-        else:
-            await self._answer(connection, call)
-
     async def _readable(self, connection: socket.socket, seconds: float) -> None:
         """Return when there is something to read, or after so many seconds."""
         arrived: asyncio.Future[None] = self._loop.create_future()
@@ -231,7 +225,7 @@ class Door:
                 await self._loop.sock_sendall(connection, _NOT_HERE)
             else:
                 mine = False
-                self._hand([connection])
+                self._hand(connection)
         except (OSError, TimeoutError):  # the client has left, or does not read, or says nothing more
             return
         finally:
@@ -249,29 +243,33 @@ class Door:
 
     # ---- everything else
 
-    def _hand(self, connections: Sequence[socket.socket]) -> None:
-        """Give connections to API processes, in turn. Those for which nobody has room wait, up to a limit."""
-        self._waiting.extend(connections)
-        self._flush()
-        most = self._config.limits.max_connections
-        while len(self._waiting) > most:
-            connection = self._waiting.pop()
+    def _hand(self, connection: socket.socket) -> None:
+        """Give a connection to an API process, with the others of this turn of the loop."""
+        self._arrived.append(connection)
+        if not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        """Those for which no API process has room wait, up to a limit."""
+        self._flushing = False
+        while self._arrived:
+            batch = [self._arrived[place] for place in range(min(AT_ONCE, len(self._arrived)))]
+            if not self._given(batch):
+                break
+            for connection in batch:
+                self._arrived.popleft()
+                connection.close()
+        for doorway in self._doorways:
+            if self._arrived:
+                self._loop.add_writer(doorway.fileno(), self._flush)
+            else:
+                self._loop.remove_writer(doorway.fileno())
+        while len(self._arrived) > self._config.limits.max_connections:
+            connection = self._arrived.pop()
             with contextlib.suppress(OSError):
                 connection.send(_FULL)
             connection.close()
-
-    def _flush(self) -> None:
-        while self._waiting:
-            batch = [self._waiting[place] for place in range(min(AT_ONCE, len(self._waiting)))]
-            if not self._given(batch):
-                for doorway in self._doorways:
-                    self._loop.add_writer(doorway.fileno(), self._flush)
-                return
-            for connection in batch:
-                self._waiting.popleft()
-                connection.close()
-        for doorway in self._doorways:
-            self._loop.remove_writer(doorway.fileno())
 
     def _given(self, batch: Sequence[socket.socket]) -> bool:
         """Whether an API process took them."""
@@ -287,6 +285,47 @@ class Door:
         return False
 
 
+class _Silent:
+    """Connections that have said nothing: `meet` gets one when it speaks, `give_up` after `_SILENT` seconds."""
+
+    def __init__(self, meet: Callable[[socket.socket], None], give_up: Callable[[socket.socket], None]) -> None:
+        self._meet, self._give_up = meet, give_up
+        self._until: dict[socket.socket, float] = {}  # the loop's time, the soonest first
+        self._looks = False  # `_look` is due
+
+    def add(self, connection: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        if not self._looks:
+            self._looks = True
+            loop.call_later(_SILENT, self._look)
+        self._until[connection] = loop.time() + _SILENT
+        loop.add_reader(connection.fileno(), self._speaks, connection)
+
+    def _speaks(self, connection: socket.socket) -> None:
+        self._remove(connection)
+        self._meet(connection)
+
+    def _look(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._until:
+            connection, until = next(iter(self._until.items()))
+            if until > loop.time():
+                loop.call_at(until, self._look)
+                return
+            self._remove(connection)
+            self._give_up(connection)
+        self._looks = False
+
+    def _remove(self, connection: socket.socket) -> None:
+        asyncio.get_running_loop().remove_reader(connection.fileno())
+        del self._until[connection]
+
+    def close(self) -> None:
+        for connection in tuple(self._until):
+            self._remove(connection)
+            connection.close()
+
+
 def accepts(config: Resolved) -> bool:
     """Whether a door accepts for the API processes. With TLS nothing can be told before the handshake, which is theirs;
     sockets that keep the borders of messages and tell of the other's end are Linux's.
@@ -297,6 +336,15 @@ def accepts(config: Resolved) -> bool:
 def has_door(config: Resolved) -> bool:
     """Whether there is one, if only for `--probe-port`."""
     return accepts(config) or config.frontend.probe_port is not None
+
+
+def _accept_when_they_speak(listener: socket.socket) -> None:
+    """Let the kernel keep a connection until its first bytes have come, or for about `_SILENT`.
+
+    The door then wakes once for a connection in place of twice, and has less than half of the work.
+    """
+    if sys.platform == "linux" and listener.family != socket.AF_UNIX:
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, math.ceil(_SILENT))
 
 
 def _accepted(listener: socket.socket) -> tuple[list[socket.socket], OSError | None]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import socket
 import time
@@ -23,6 +22,7 @@ from ferrule.frontend.families import find_family
 from ferrule.frontend.service import build_service
 from ferrule.hooks import HookRunner, open_hooks
 from ferrule.interfaces.service import Service
+from ferrule.launch import collector
 from ferrule.launch.check import open_api
 from ferrule.launch.engine_main import watch_progress
 from ferrule.launch.listen import exposure, reach
@@ -107,7 +107,7 @@ async def _serve(
             stack.push_async_callback(service.close)
             front.reloads.add("limits of requests", lambda new: service.take_limits(new.limits))
             service.start()
-            gc.freeze()  # what is here now stays
+            collector.settle()
             if doorway is not None and board.leads:
                 doorway.send(Loaded(client.info))
             if board.leads:

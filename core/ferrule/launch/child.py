@@ -14,6 +14,7 @@ import msgspec
 from ferrule import log
 from ferrule.errors import FerruleError, StartupError
 from ferrule.hooks import HookRunner, open_hooks
+from ferrule.launch import collector
 from ferrule.launch.prepare import open_log
 from ferrule.launch.process import LENGTH_BYTES, MAX_BOOT_BYTES, Boot
 from ferrule.launch.resources import as_startup_error
@@ -66,13 +67,15 @@ def main(argv: list[str]) -> int:
         print(f"usage: python -m ferrule.launch.child {{{','.join(roles)}}} < boot message", file=sys.stderr)
         return 2
     usable_streams()
+    collector.put_off()
     stream = os.fdopen(os.dup(0), "rb", buffering=0)
     try:
         boot = read_boot(stream)
     except StartupError as error:
         report(error)
         return 1
-    for number in (signal.SIGINT, signal.SIGHUP):  # the launcher's word counts, not the terminal's
+    # The launcher's word counts, not the terminal's, which also may not stop those that log from the background.
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTTOU):
         signal.signal(number, signal.SIG_IGN)
     hooks, status = HookRunner(), 1
     try:

@@ -6,7 +6,6 @@ Libraries are imported while the API processes check what they need; weights are
 from __future__ import annotations
 
 import faulthandler
-import gc
 import os
 import signal
 import tempfile
@@ -19,6 +18,7 @@ from ferrule import log
 from ferrule.assembly.engine import build_engine, open_executor
 from ferrule.engine.loop import EngineLoop
 from ferrule.errors import FerruleError
+from ferrule.launch import collector
 from ferrule.launch.prepare import reload_log
 from ferrule.launch.process import Boot
 from ferrule.launch.reload import told
@@ -65,7 +65,7 @@ def run_engine(boot: Boot) -> int:
     except _Stopped:
         return 0
     socket.ready = Ready(engine.info, engine.num_blocks)
-    gc.freeze()  # what is here now stays: to look through it again and again would stall steps
+    collector.settle()
     watch_progress(engine.loop, boot.config.parallel.watchdog_timeout, board)
     try:
         engine.loop.run(stopping.is_set)

@@ -56,7 +56,9 @@ class Child:
             [sys.executable, "-m", "ferrule.launch.child", spec.role],
             stdin=subprocess.PIPE,
             pass_fds=spec.inherited,
-            start_new_session=True,  # a terminal's Ctrl-C reaches the launcher alone, which then drains
+            # Not the terminal's group: its Ctrl-C reaches the launcher alone, which then drains. But the launcher's
+            # session: Linux may share processors among sessions first (autogroup), and the door then waits behind them.
+            process_group=0,
         )
         self.pid = self._process.pid
         payload = msgspec.json.encode(spec)

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -89,6 +90,56 @@ def test_the_exit_status_of_a_stop_before_the_server_is_ready(tiny_llama: Path, 
     assert "does not stop, killing it name=engine-0" in stuck.text()
     assert "killing it name=engine-0" not in sleeps.text()
     assert "Traceback" not in sleeps.text()
+
+
+# Takes standard input as its terminal, which stops what logs from the background (`stty tostop`), and starts a server.
+ON_A_TERMINAL = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+mode = termios.tcgetattr(0)
+mode[3] |= termios.TOSTOP
+termios.tcsetattr(0, termios.TCSANOW, mode)
+os.execv(sys.executable, [sys.executable, "-m", "ferrule", "serve", *sys.argv[1:]])
+"""
+
+
+def test_a_terminal(tiny_llama: Path, tmp_path: Path) -> None:
+    """All processes are of one session, so that Linux shares processors among them alike; Ctrl-C is the launcher's."""
+    ours, theirs = os.openpty()
+    output: list[bytes] = []
+
+    def shown() -> None:
+        with contextlib.suppress(OSError):  # nobody has the other end any more
+            while piece := os.read(ours, 1 << 12):
+                output.append(piece)
+
+    reader = threading.Thread(target=shown)
+    with servers.own_port() as port:
+        args = [str(tiny_llama), *ARGS, "--host", "127.0.0.1", "--port", str(port)]
+        command = [sys.executable, "-c", ON_A_TERMINAL, *args]
+        with subprocess.Popen(
+            command,
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+            env={**os.environ, **servers.LIMITS},
+        ) as process:
+            os.close(theirs)
+            reader.start()
+            server = servers.Server(process, port, tmp_path / "none")
+            try:
+                assert servers.until(lambda: server.health() == 200), b"".join(output).decode()
+                children = server.children()
+                assert {role: os.getsid(pid) for role, pid in children.items()} == dict.fromkeys(children, process.pid)
+                assert {role: os.getpgid(pid) for role, pid in children.items()} == children
+                os.write(ours, b"\x03")
+                assert process.wait(240) == 0
+            finally:
+                process.kill()
+    reader.join()
+    os.close(ours)
+    assert b"Traceback" not in b"".join(output)
 
 
 @pytest.mark.parametrize("broken", [pytest.param(False, marks=pytest.mark.slow), True])

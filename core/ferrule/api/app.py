@@ -31,6 +31,7 @@ from ferrule.api.paths import Entry, PathTable, access_of
 from ferrule.api.reload import Reloads
 from ferrule.api.respond import Answer, Send
 from ferrule.api.routes import assemble
+from ferrule.api.turns import Turns
 from ferrule.callers import Caller
 from ferrule.config import Config
 from ferrule.errors import OverloadedError, RequestError, UnauthorisedError, nearest
@@ -43,6 +44,7 @@ from ferrule.schema import REQUEST_ID
 from ferrule.wire.buffers import Buffers
 from ferrule.wire.doorway import Offer
 
+_AT_ONCE = 4  # requests whose bodies are decoded, and whose work begins, in one turn of the event loop
 _MAX_QUERY_FIELDS = 64
 _LINGER = (2.0, 64 << 20)  # seconds and bytes for the rest of a body that was refused
 _METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
@@ -89,6 +91,7 @@ class Frame:
         self._hooks = hooks
         self.buffers = Buffers(lifecycle.board, config.limits.max_buffered_bytes)
         self._budget = Budget(self.buffers, lambda: len(self.keys.callers) > 1)
+        self._turns = Turns(lambda: _AT_ONCE)  # of requests with bodies
         self._front = config.frontend
         self._root = "/" + config.frontend.root_path.strip("/")
 
@@ -165,7 +168,7 @@ class Frame:
         entry, params = self._table.find(scope["method"], path)
         self._lifecycle.admit(work=entry.body is not None)
         if entry.room:
-            self._lifecycle.service.check_room()
+            self._lifecycle.check_room(len(self._turns))
         return entry, params, caller
 
     def _check_browser(self, scope: Scope, headers: dict[str, str]) -> None:
@@ -194,6 +197,7 @@ class Frame:
             raise RequestError("The query string is malformed or has too many fields.") from None
         receive: Receive = intake.receive
         if entry.body is not None:
+            await self._turns.turn()
             given = Given(*await exchange.run(intake.json(reads_body(entry.endpoint))))
             self._check_fields(entry, given.value, answer)
             self._lifecycle.admit(work=True)  # the body may have taken its time

@@ -1,6 +1,6 @@
 """Connections that the launcher's door hands over, in the place of a listening socket.
 
-A burst has its turns: one message of at most `AT_ONCE` connections is taken in a turn of the event loop, so that what
+A burst has its turns: `Lifecycle.at_once` says how many connections are taken in one of the event loop, so that what
 runs already goes on between them.
 """
 
@@ -15,7 +15,7 @@ from ferrule.api.lifecycle import Lifecycle
 from ferrule.config import Config
 from ferrule.errors import FerruleError
 from ferrule.hooks import HookRunner
-from ferrule.wire.doorway import Answered, Doorway, Fresh, Message, Offer, Probe, Refresh
+from ferrule.wire.doorway import AT_ONCE, Answered, Doorway, Fresh, Message, Offer, Probe, Refresh
 
 _RENEWED = 1.0  # seconds between two looks at what is offered
 
@@ -56,20 +56,27 @@ class Arrivals:
         self._renewal = self._loop.call_later(_RENEWED, self._renew)
 
     def _on_readable(self) -> None:
+        for _ in range(self._lifecycle.at_once() // AT_ONCE):
+            if not self._receive():
+                return
+
+    def _receive(self) -> bool:
+        """Take one message; False when there is none."""
         try:
             connections, message = self._doorway.receive()
         except BlockingIOError:
-            return
+            return False
         except (EOFError, OSError):  # the launcher has died, or has given up the door or this process
             self._loop.remove_reader(self._doorway.fileno())
             self._on_lost()
-            return
+            return False
         for connection in connections:
             task = self._loop.create_task(self._take(connection))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         if message is not None:
             self._on_message(message)
+        return True
 
     async def _take(self, connection: socket.socket) -> None:
         try:

@@ -10,16 +10,17 @@ death of the engine can end each of them with an error.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
-from ferrule.errors import EngineDead, FerruleError, UnavailableError
+from ferrule.errors import EngineDead, FerruleError, OverloadedError, UnavailableError
 from ferrule.interfaces.service import Health, Service
 from ferrule.interfaces.stats import HttpStats
 from ferrule.wire.board import LOAD, STATE, STATES, Board
-from ferrule.wire.doorway import Offer
+from ferrule.wire.doorway import AT_ONCE, Offer
 
 T = TypeVar("T")
 
@@ -28,6 +29,8 @@ READY = "ready"
 DRAINING = "draining"
 DEAD = "dead"
 
+_MANY, _FEW = 4 * AT_ONCE, AT_ONCE  # in a turn of the event loop
+_FULL = 1.0  # seconds in which the queue counts as full after a refusal
 _EARLY = 4096  # calls that are remembered until the engine is ready
 
 
@@ -99,6 +102,7 @@ class Lifecycle:
         self.live = LiveService(self)
         self.service = cast(Service, self.live)
         self.died = asyncio.Event()
+        self._full_until = 0.0  # a monotonic time
         self._open: set[Exchange] = set()
         self._quiet = asyncio.Event()
         self._quiet.set()
@@ -157,6 +161,22 @@ class Lifecycle:
     def load(self) -> int:
         """Of all API processes."""
         return self.board.total(LOAD)
+
+    def at_once(self) -> int:
+        """Connections that are taken, and requests that begin, in one turn of the event loop.
+
+        Many, so that the last of a burst hears soon that the queue has no place for it; but few once it has none, or
+        refusing clients that ask again at once could take the whole processor.
+        """
+        return _FEW if time.monotonic() < self._full_until else _MANY
+
+    def check_room(self, ahead: int) -> None:
+        """Raise OverloadedError where the queue has no place behind the requests that are `ahead`."""
+        try:
+            self.service.check_room(ahead)
+        except OverloadedError:
+            self._full_until = time.monotonic() + _FULL
+            raise
 
     async def quiet(self) -> None:
         """Wait until no exchange is open."""

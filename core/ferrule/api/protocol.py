@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import weakref
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -224,6 +225,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._stall_timer = self.loop.call_later(_LINGER_SECONDS, self.transport.abort)
 
 
-def protocol_class(limits: LimitsConfig) -> type[GuardedProtocol]:
-    """The protocol with its limits, as uvicorn takes it. Its connections share the turns of one event loop."""
-    return type("Protocol", (GuardedProtocol,), {"limits": limits, "turns": Turns()})
+def protocol_class(limits: LimitsConfig, at_once: Callable[[], int]) -> type[GuardedProtocol]:
+    """The protocol with its limits, as uvicorn takes it. Its connections share the turns of one event loop, in each of
+    which `at_once()` requests begin."""
+    return type("Protocol", (GuardedProtocol,), {"limits": limits, "turns": Turns(at_once)})

@@ -84,7 +84,7 @@ async def serve(
     lifecycle, context = front.lifecycle, front.context
     stop = Stop()
     arrivals = Arrivals(doorway, lifecycle, stop.unreachable) if doorway is not None else None
-    server = _Server(_uvicorn_config(config, front.app), context, config.limits.header_timeout, arrivals)
+    server = _Server(_uvicorn_config(config, front), context, config.limits.header_timeout, arrivals)
     running = asyncio.create_task(server.serve(sockets=[] if listener is None else [listener]))
     guard = LoopGuard(lifecycle.live.stalled)
     opening = asyncio.create_task(_open(connect, lifecycle))
@@ -188,12 +188,12 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _uvicorn_config(config: Config, app: Callable[..., Any]) -> uvicorn.Config:
+def _uvicorn_config(config: Config, front: Front) -> uvicorn.Config:
     limits = config.limits
     access_log.set_level(config)
     return uvicorn.Config(
-        app,
-        http=protocol_class(limits),
+        front.app,
+        http=protocol_class(limits, front.lifecycle.at_once),
         ws="none",
         lifespan="off",
         log_config=None,

@@ -6,16 +6,19 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-AT_ONCE = 16  # requests that may begin in one turn of the event loop: a few milliseconds of work
-
 
 class Turns:
-    """Begins at most `AT_ONCE` requests in a turn of the loop; the others follow in the next turns, in their order."""
+    """Lets `at_once()` through in a turn of the event loop, not more; the others follow later, in their order."""
 
-    def __init__(self) -> None:
+    def __init__(self, at_once: Callable[[], int]) -> None:
         self._waiting: deque[Callable[[], None]] = deque()
-        self._left = AT_ONCE
+        self._at_once = at_once
+        self._left = at_once()
         self._counting = False  # `_next` is due
+
+    def __len__(self) -> int:
+        """How many wait."""
+        return len(self._waiting)
 
     def begin(self, start: Callable[[], None]) -> None:
         """Call `start` now, or in a later turn."""
@@ -28,11 +31,23 @@ class Turns:
             self._counting = True
             asyncio.get_running_loop().call_soon(self._next)
 
+    async def turn(self) -> None:
+        """Return now, or in a later turn."""
+        has_come: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def come() -> None:
+            if not has_come.done():  # the task was cancelled
+                has_come.set_result(None)
+
+        self.begin(come)
+        if not has_come.done():
+            await has_come
+
     def _next(self) -> None:
-        self._left = AT_ONCE
+        at_once = self._left = self._at_once()
         while self._left and self._waiting:
             self._left -= 1
             self._waiting.popleft()()
-        self._counting = self._left < AT_ONCE
+        self._counting = self._left < at_once
         if self._counting:
             asyncio.get_running_loop().call_soon(self._next)

@@ -36,8 +36,8 @@ class Operations(Administration):
     def answered(self, stats: HttpStats) -> None:
         self.ledger.loggers.tell("on_http", lambda logger: logger.on_http(stats), always=True)
 
-    def check_room(self) -> None:
-        self.ledger.check_room()
+    def check_room(self, ahead: int = 0) -> None:
+        self.ledger.check_room(ahead)
 
     def stalled(self, seconds: float) -> None:
         self.ledger.loggers.tell("on_stall", lambda logger: logger.on_stall(seconds), always=True)

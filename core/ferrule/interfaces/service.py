@@ -147,8 +147,8 @@ class Administration(ABC):
     def answered(self, stats: HttpStats) -> None:
         """Count an HTTP call that was answered."""
 
-    def check_room(self) -> None:
-        """Raise OverloadedError while the queue is full."""
+    def check_room(self, ahead: int = 0) -> None:
+        """Raise OverloadedError while the queue is full, or will be with the requests that are `ahead` of this one."""
 
     def stalled(self, seconds: float) -> None:
         """Count a stall of the event loop."""

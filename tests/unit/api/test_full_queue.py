@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
+from ferrule.api.lifecycle import Lifecycle
+from ferrule.api.turns import Turns
 from ferrule.errors import OverloadedError
 from ferrule_testkit.service import ScriptedService
 from tests.unit.api.test_server import Running, running
@@ -15,7 +17,7 @@ SMALL = b'{"prompt": '  # not JSON
 
 
 def full(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: ScriptedService) -> None:
+    def refuse(self: ScriptedService, ahead: int) -> None:
         raise OverloadedError("The queue is full.", 3)
 
     monkeypatch.setattr(ScriptedService, "check_room", refuse)
@@ -63,3 +65,33 @@ def test_other_routes_need_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert isinstance(text, bytes)
     assert text.startswith(b"HTTP/1.1 200 ")
+
+
+def test_requests_that_wait_for_their_turn_are_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So the last of a burst need not wait for the work of the others to hear that there is no room."""
+    room: list[int] = []
+    monkeypatch.setattr(Turns, "__len__", lambda turns: 3)
+    monkeypatch.setattr(ScriptedService, "check_room", lambda service, ahead: room.append(ahead))
+
+    async def run() -> None:
+        async with running() as server:
+            await server.http.post("/v1/completions", json={"prompt": "hello"})
+
+    asyncio.run(run())
+    assert room == [3]
+
+
+def test_a_turn_takes_less_while_the_queue_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refusing clients that ask again at once must not take the processor from work."""
+    clock = [100.0]
+    monkeypatch.setattr("ferrule.api.lifecycle.time.monotonic", lambda: clock[0])
+    lifecycle = Lifecycle()
+    lifecycle.ready(ScriptedService())
+    lifecycle.check_room(0)
+    at_rest = lifecycle.at_once()
+    full(monkeypatch)
+    with pytest.raises(OverloadedError):
+        lifecycle.check_room(0)
+    assert 0 < lifecycle.at_once() < at_rest
+    clock[0] += 5
+    assert lifecycle.at_once() == at_rest

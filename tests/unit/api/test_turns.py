@@ -11,12 +11,14 @@ import pytest
 
 from ferrule.api import loop_guard
 from ferrule.api.loop_guard import LoopGuard
-from ferrule.api.turns import AT_ONCE, Turns
+from ferrule.api.turns import Turns
+
+AT_ONCE = 16
 
 
 def test_a_burst_begins_in_its_order_and_lets_others_run() -> None:
     async def burst() -> list[int]:
-        turns, begun, seen = Turns(), [], []
+        turns, begun, seen = Turns(lambda: AT_ONCE), [], []
 
         def start(number: int) -> Callable[[], None]:
             return lambda: begun.append(number)
@@ -39,7 +41,7 @@ def test_a_burst_begins_in_its_order_and_lets_others_run() -> None:
 
 def test_a_request_that_begins_may_bring_others() -> None:
     async def nested() -> list[str]:
-        turns, begun = Turns(), []
+        turns, begun = Turns(lambda: AT_ONCE), []
         for _ in range(AT_ONCE):
             turns.begin(lambda: begun.append("first"))
         turns.begin(lambda: turns.begin(lambda: begun.append("inner")))
@@ -48,6 +50,28 @@ def test_a_request_that_begins_may_bring_others() -> None:
         return begun
 
     assert asyncio.run(nested()) == ["first"] * AT_ONCE + ["inner"]
+
+
+def test_who_waits_for_a_turn_may_leave() -> None:
+    async def tasks() -> tuple[list[int], int]:
+        turns, came = Turns(lambda: AT_ONCE), list[int]()
+
+        async def come(number: int) -> None:
+            await turns.turn()
+            came.append(number)
+
+        waiting = [asyncio.create_task(come(number)) for number in range(3 * AT_ONCE)]
+        await asyncio.sleep(0)
+        most = len(turns)
+        waiting[AT_ONCE].cancel()
+        waiting[-1].cancel()
+        await asyncio.wait(waiting)
+        assert not len(turns)
+        return came, most
+
+    came, most = asyncio.run(tasks())
+    assert came == [number for number in range(3 * AT_ONCE - 1) if number != AT_ONCE]
+    assert most == 2 * AT_ONCE
 
 
 def test_a_stall_is_counted_and_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -148,9 +148,9 @@ class Ledger:
         self.loggers.tell("on_rejected", lambda logger: logger.on_rejected(reason))
         return OverloadedError(f"The queue is full: too many {what} wait.", self.retry_after)
 
-    def check_room(self) -> None:
-        """Raise OverloadedError when not one more choice has a place."""
-        if self.waiting >= self.limits.max_waiting_requests:
+    def check_room(self, ahead: int) -> None:
+        """Raise OverloadedError when not one more choice has a place behind as many as are `ahead` of it."""
+        if self.waiting + ahead >= self.limits.max_waiting_requests:
             raise self.full("requests", "max_num_queued_reqs")
 
     @contextmanager

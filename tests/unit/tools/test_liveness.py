@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from tools.campaign.liveness import ask, problems, ranked_ms, request, stalls
+from tools.campaign.liveness import BARE, ask, problems, ranked_ms, request, stalls
 
 
 def test_figures() -> None:
@@ -13,10 +13,13 @@ def test_figures() -> None:
 
 
 def test_what_was_not_kept() -> None:
-    assert problems({"/health": [0.01] * 100, "/metrics": [3.0]}, 100.0) == []
-    assert problems({"/health": [0.2] * 100}, 100.0) == ["/health p99 200 ms, more than 100"]
+    slow = {"/health": [0.2] * 100, "/metrics": [3.0]}
+    assert problems({**slow, "/health": [0.01] * 100}, 100.0) == []
+    assert problems(slow, 100.0) == ["/health p99 200 ms, more than 100 over the 0 of a bare server"]
+    assert problems({**slow, BARE: [0.09]}, 100.0) == ["/health p99 200 ms, more than 100 over the 90 of a bare server"]
+    assert problems({**slow, BARE: [0.11]}, 100.0) == []
     assert problems({"/health": [0.01], "/metrics lost": [1.0, 2.0]}, 100.0) == ["2 probes were answered /metrics lost"]
-    assert problems({}, 100.0) == ["/health p99 inf ms, more than 100"]
+    assert problems({}, 100.0) == ["/health p99 inf ms, more than 100 over the 0 of a bare server"]
 
 
 def test_stalls_that_the_server_saw() -> None:

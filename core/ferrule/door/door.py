@@ -341,10 +341,12 @@ def has_door(config: Resolved) -> bool:
 def _accept_when_they_speak(listener: socket.socket) -> None:
     """Let the kernel keep a connection until its first bytes have come, or for about `_SILENT`.
 
-    The door then wakes once for a connection in place of twice, and has less than half of the work.
+    The door then wakes once for a connection in place of twice, and has less than half of the work. Where the system
+    cannot do it, the door waits itself.
     """
     if sys.platform == "linux" and listener.family != socket.AF_UNIX:
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, math.ceil(_SILENT))
+        with contextlib.suppress(OSError):
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, math.ceil(_SILENT))
 
 
 def _accepted(listener: socket.socket) -> tuple[list[socket.socket], OSError | None]:

@@ -158,7 +158,7 @@ class Door:
             call = self._look(connection)
         except BlockingIOError:
             self._silent.add(connection)
-        except ConnectionError:
+        except OSError:  # the client has left
             connection.close()
         else:
             if call is None:
@@ -180,7 +180,7 @@ class Door:
     def _look(self, connection: socket.socket, alone: bool = False) -> Call | None:
         """The probe that has arrived; None for anything else, which is not answered here unless `alone`.
 
-        Raises BlockingIOError when nothing has arrived, and ConnectionError when nothing will.
+        Raises BlockingIOError when nothing has arrived, and another OSError when nothing will.
         """
         head = connection.recv(_LOOKED_AT, socket.MSG_PEEK)
         if not head:

@@ -94,7 +94,7 @@ async def serve(
     try:
         with stop.on_signals(), front.reloads.on_hangup(reread) if reread else contextlib.nullcontext():
             await _first(stop.asked.wait(), lifecycle.died.wait(), asyncio.shield(running))
-            # The launcher stops all processes at once: that an engine ends while it loads is no failure then.
+            # The launcher stops all processes at the same time, so an engine that ends while loading has not failed.
             early = stop.asked.is_set() and not lifecycle.live.attached
             if lifecycle.state == DEAD and not early:
                 await _after_death(config, stop)

@@ -16,10 +16,6 @@ class Turns:
         self._left = at_once()
         self._counting = False  # `_next` is due
 
-    def __len__(self) -> int:
-        """How many wait."""
-        return len(self._waiting)
-
     def begin(self, start: Callable[[], None]) -> None:
         """Call `start` now, or in a later turn."""
         if self._left and not self._waiting:

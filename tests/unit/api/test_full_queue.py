@@ -68,17 +68,33 @@ def test_other_routes_need_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_requests_that_wait_for_their_turn_are_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So the last of a burst need not wait for the work of the others to hear that there is no room."""
+    """So the last of a burst need not wait for the work of the others to hear that there is no room. Requests that
+    need none are not counted, and one that has left is not counted any more."""
     room: list[int] = []
-    monkeypatch.setattr(Turns, "__len__", lambda turns: 3)
-    monkeypatch.setattr(ScriptedService, "check_room", lambda service, ahead: room.append(ahead))
+    waiting = 0
 
     async def run() -> None:
+        gate = asyncio.Event()
+
+        async def turn(turns: Turns) -> None:
+            nonlocal waiting
+            waiting += 1
+            await gate.wait()
+
+        monkeypatch.setattr(Turns, "turn", turn)
+        monkeypatch.setattr(ScriptedService, "check_room", lambda service, ahead: room.append(ahead))
         async with running() as server:
+            calls = []
+            for path in ("/v1/completions", "/tokenize", "/v1/completions", "/v1/completions"):
+                calls.append(asyncio.create_task(server.http.post(path, json={"prompt": "hello"})))
+                while waiting < len(calls):
+                    await asyncio.sleep(0.01)
+            gate.set()
+            assert [call.status_code for call in await asyncio.gather(*calls)] == [200] * 4
             await server.http.post("/v1/completions", json={"prompt": "hello"})
 
     asyncio.run(run())
-    assert room == [3]
+    assert room == [0, 1, 2, 0]
 
 
 def test_a_turn_takes_less_while_the_queue_is_full(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-_TINY = 1e-30  # activations below it are zero
+_TINY = 1e-30  # activations and weights are zero in a group that has none beyond it
 
 
 @dataclass(frozen=True)
@@ -116,6 +116,7 @@ def quantize(weight: torch.Tensor, form: Form) -> Quantized:
     parts = _groups(weight.float(), form)
     lowest, highest = parts.amin(dim=2), parts.amax(dim=2)
     most = torch.where(highest >= -lowest, highest, lowest)
+    most = torch.where(most.abs() > _TINY, most, 0.0)
     if form.bits == 8:
         scales = (most.abs() / 127).bfloat16().float()
         return Quantized(_divided(parts, scales).clamp(-127, 127).to(torch.int8), scales)

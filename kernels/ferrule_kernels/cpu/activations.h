@@ -8,9 +8,6 @@
 
 namespace {
 
-typedef int8_t Chars __attribute__((vector_size(WIDTH)));
-
-constexpr float TINY = 1e-30f;  // activations below it are zero
 constexpr int64_t MANY = 9;     // quantized rows from which on tile registers are used: the sums are the same
 
 // What the instructions of a product take off weights by themselves: none of 4 bits, this of 8.
@@ -59,39 +56,6 @@ inline Ints nearest(Floats x) {  // ties to even
 #endif
 }
 
-inline int32_t added(Ints v) {
-#if defined(__AVX512F__)
-    return _mm512_reduce_add_epi32((__m512i)v);
-#else
-    int32_t sum = 0;
-    for (int i = 0; i < WIDTH; i++) sum += v[i];
-    return sum;
-#endif
-}
-
-inline uint32_t largest(Words v) {
-#if defined(__AVX512F__)
-    return _mm512_reduce_max_epu32((__m512i)v);
-#else
-    uint32_t most = 0;
-    for (int i = 0; i < WIDTH; i++) most = std::max(most, v[i]);
-    return most;
-#endif
-}
-
-// Write `count` numbers of 8 bits, at most WIDTH.
-inline void store(int8_t* to, Ints v, int64_t count) {
-#if defined(__AVX512F__)
-    const __m128i cells = _mm512_maskz_cvtepi32_epi8(0xffff, (__m512i)v);
-#else
-    const auto cells = __builtin_convertvector(v, Chars);
-#endif
-    if (count == WIDTH)
-        std::memcpy(to, &cells, WIDTH);
-    else
-        std::memcpy(to, &cells, count);
-}
-
 // Quantize one row. A group with NaN or infinity in it has a scale of NaN.
 template <int DIGITS, class T> void quantize(const Matrix& w, const T* x, int64_t row, const Rows& to) {
     const int64_t groups = w.k / w.group;
@@ -117,17 +81,17 @@ template <int DIGITS, class T> void quantize(const Matrix& w, const T* x, int64_
             const Ints upper = DIGITS == 1 ? v : (v + 128) >> 8, lower = v - upper * 256;
             const int64_t n = std::min<int64_t>(WIDTH, count - i);
             sums[0] += upper;
-            store(to.at(row * DIGITS, first + i), upper, n);
+            store_bytes(to.at(row * DIGITS, first + i), upper, n);
             if (DIGITS == 1) return;
             sums[1] += lower;
-            store(to.at(row * DIGITS + 1, first + i), lower, n);
+            store_bytes(to.at(row * DIGITS + 1, first + i), lower, n);
         });
         for (int d = 0; d < DIGITS; d++) {
             const int64_t at = g * to.count + row * DIGITS + d;
             to.scale[at] = d + 1 < DIGITS ? scale * 256.0f : scale;
-            const int32_t total = added(sums[d]);
-            to.sum[at] = float(total) * to.scale[at];
-            to.start[at] = -offset * total;
+            const int32_t all = total(sums[d]);
+            to.sum[at] = float(all) * to.scale[at];
+            to.start[at] = -offset * all;
         }
     }
 }

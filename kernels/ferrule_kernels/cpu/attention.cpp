@@ -11,7 +11,8 @@
 // Where values are the first numbers of keys (latent attention), there are keys alone, and a tile of values is made of
 // one of keys before it is used: for all query heads, which share the key head.
 //
-// A cache of 8 bits has bytes in the place of a cell's numbers; a block of it is widened to cells before it is used.
+// A cache of a smaller type than the products' has its numbers in their place: those of 8 bits, and bfloat16 where nothing
+// multiplies it. A block of it is widened to cells before it is used.
 //
 // That is what tile registers read, too: 32 dims of 16 keys, or, where two tiles of values follow each other in memory,
 // 16 dims of 32 keys. What does not lie so is copied: values whose tiles are apart, and keys whose number of dims is not
@@ -78,6 +79,7 @@ struct Task {
 // T is the type of q, k, v and the products; S that of the cache: T itself, or a smaller one.
 template <class T, class S> struct Attention {
     using Element = typename T::Element;
+    using Cell = typename T::Cell;
     using Stored = typename S::Element;
     static constexpr bool SMALL = !std::is_same<T, S>::value;
     static constexpr bool TILED = TILES && std::is_same<T, BF16>::value;
@@ -166,7 +168,7 @@ template <class T, class S> struct Attention {
     void read(uint32_t* copy, const Found& found, const Found& next, bool values, int from, int until, int far,
               Cells& to) const {
         const int64_t part = values && !b.value_dim ? b.kv_heads * head : 0, size = values ? value_tile : key_tile;
-        uint32_t* keys = copy + PARTS * value_tile;  // of 8 bits, widened
+        uint32_t* keys = copy + PARTS * value_tile;  // widened
         far = std::min(far, found.until - found.from);
         for (int t = from; t < until; t++, copy += size) {
             const Stored *at = found.at[t] + part, *beside = found.at[t ^ 1] + part;
@@ -175,12 +177,12 @@ template <class T, class S> struct Attention {
             to.at[t] = copy;
             const bool apart = values ? (t % 2 ? at - beside : beside - at) != tile * T::PAIR : depth != b.dim;
             if (values && b.value_dim) {
-                if constexpr (SMALL) widen_all<S>(at, (Element*)keys, tile * T::PAIR, to.ahead[t]);
+                if constexpr (SMALL) widen_all<S>(at, (Cell*)keys, tile * T::PAIR, to.ahead[t]);
                 else keys = (uint32_t*)at;
                 turn(keys, copy);
                 continue;
             }
-            if constexpr (SMALL) widen_all<S>(at, (Element*)copy, tile * T::PAIR, to.ahead[t]);
+            if constexpr (SMALL) widen_all<S>(at, (Cell*)copy, tile * T::PAIR, to.ahead[t]);
             else if (TILED && apart) copy_lines(copy, at, tile * 4);
             else to.at[t] = (const uint32_t*)at;
             if (size > tile) std::fill_n(copy + tile, size - tile, 0u);
@@ -509,7 +511,9 @@ template <class T, class S> struct Attention {
         for (int i = 0; i < rows; i++) {
             const int64_t token = b.query_start[task.row] + task.first + i / group;
             const auto* q = (const Element*)b.q + token * b.q_stride + (task.kv_head * group + i % group) * b.dim;
-            std::memcpy(w.q.at(i * depth / T::PAIR), q, b.dim * sizeof(Element));
+            auto* cells = (Cell*)w.q.at(i * depth / T::PAIR);
+            if constexpr (sizeof(Cell) == sizeof(Element)) std::memcpy(cells, q, b.dim * sizeof(Element));
+            else for (int d = 0; d < b.dim; d += WIDTH) T::store(cells + d, T::read(q + d));
         }
         std::fill_n(w.m.at(0), rows, LOWEST);
         std::fill_n(w.l.at(0), rows, Floats{});
@@ -584,7 +588,7 @@ template <class T, class S> struct Attention {
         for (int piece = 0; piece < PIECES; piece++) {
             for (int i = strip.rows * piece / PIECES; i < strip.rows * (piece + 1) / PIECES; i++) {
                 const auto* s = (const Floats*)(strip.s + i * BLOCK);
-                auto* p = (Element*)(strip.p + i * BLOCK / T::PAIR);
+                auto* p = (Cell*)(strip.p + i * BLOCK / T::PAIR);
                 const float base = *w.base.at(i);
                 Floats even = {}, odd = {};
                 for (int t = from; t < until; t += 2) {
@@ -702,8 +706,8 @@ template <class T, class S> struct Attention {
     }
 
     static Words stored(const Element* from) {  // a vector's numbers as the cache has them
-        if constexpr (SMALL) return to_eight<S>(T::read(from));
-        else if constexpr (T::PAIR == 2) return __builtin_convertvector(load<Halves>(from), Words);
+        if constexpr (sizeof(Stored) == 1) return to_eight<S>(T::read(from));
+        else if constexpr (sizeof(Stored) == 2) return __builtin_convertvector(load<Halves>(from), Words);
         else return load<Words>(from);
     }
     static void keep(uint32_t* to, Words x) { std::memcpy(to, &x, sizeof x); }
@@ -776,7 +780,7 @@ template <class T, class S> void attend(const Batch& batch) {
 }
 
 template <class T> void attend(const Batch& batch) {
-    if (batch.eights == 0) return attend<T, T>(batch);
+    if (batch.eights == 0) return attend<T, typename T::Kept>(batch);
     if (batch.eights == 1) return attend<T, E4M3>(batch);
     attend<T, E5M2>(batch);
 }

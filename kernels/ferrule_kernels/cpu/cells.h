@@ -1,6 +1,7 @@
 // Cells of 32 bits, one float or two neighbouring bfloat16, as attention multiplies them; and what it computes of vectors.
 #pragma once
 #include <memory>
+#include "tiles.h"
 #include "vectors.h"
 
 namespace {
@@ -58,8 +59,11 @@ template <class E> class Scratch {
     E* at(size_t i) { return (E*)lines_.get() + i; }
 };
 
+// A type of attention's arguments. `Cell` is that of the products' numbers, and `Kept` what a cache of this type has.
 struct F32 {
     using Element = float;
+    using Cell = float;
+    using Kept = F32;
     static constexpr int PAIR = 1;
     static constexpr int ROWS = WIDTH == 16 ? 6 : 4;  // whose sums fit the registers
     static inline Floats multiply_add(Floats sum, uint32_t a, const uint32_t* b) {
@@ -68,38 +72,46 @@ struct F32 {
         return sum + x * load<Floats>(b);
     }
     static inline Floats read(const Element* from) { return load<Floats>(from); }
-    static inline void store(Element* to, Floats x) { std::memcpy(to, &x, sizeof x); }
+    static inline void store(Cell* to, Floats x) { std::memcpy(to, &x, sizeof x); }
 };
 
+#if defined(__AVX512BF16__) || TILES
 struct BF16 {
     using Element = uint16_t;
+    using Cell = uint16_t;
+    using Kept = BF16;
     static constexpr int PAIR = 2;
-#if defined(__AVX512BF16__)
-    static constexpr int ROWS = 6;
-#else
-    static constexpr int ROWS = 4;  // widened numbers need some, too
-#endif
+    static constexpr int ROWS = WIDTH == 16 ? 6 : 4;
     static inline Floats multiply_add(Floats sum, uint32_t a, const uint32_t* b) {
 #if defined(__AVX512BF16__)
         return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32((int)a), (__m512bh)load<Words>(b));
 #else
-        const Words w = load<Words>(b);
-        const uint32_t low = a << 16, high = a & 0xffff0000u;
-        float x, y;
-        std::memcpy(&x, &low, 4);
-        std::memcpy(&y, &high, 4);
-        return sum + x * (Floats)(w << 16) + y * (Floats)(w & 0xffff0000u);
+        const Words x = Words{} + a, w = load<Words>(b);
+        return sum + (Floats)(x << 16) * (Floats)(w << 16) + (Floats)(x & 0xffff0000u) * (Floats)(w & 0xffff0000u);
 #endif
     }
     static inline Floats read(const Element* from) { return widen(from); }
-    static inline void store(Element* to, Floats x) {
-#if defined(__AVX512BF16__)
-        const __m256bh halves = _mm512_cvtneps_pbh((__m512)x);
-        std::memcpy(to, &halves, sizeof halves);
-#else
-        narrow(to, x);
-#endif
-    }
+    static inline void store(Cell* to, Floats x) { narrow(to, x); }
 };
+#else
+// Where nothing multiplies pairs: all is widened to float32, a block of keys or values before it is used.
+struct BF16 : F32 {
+    struct Kept {
+        using Element = uint16_t;
+    };
+    using Element = uint16_t;
+    static inline Floats read(const Element* from) { return widen(from); }
+    using F32::store;
+    static inline void store(Element* to, Floats x) { narrow(to, x); }
+};
+#endif
+
+// As those of 8 bits. `count` is a multiple of 32.
+template <class F> inline void widen_all(const uint16_t* from, float* to, int64_t count, const char* ahead) {
+    for (int64_t at = 0; at < count; at += 32) {
+        ask_far(ahead + at * 2);
+        for (int i = 0; i < 32; i += WIDTH) write_floats(to + at + i, widen(from + at + i));
+    }
+}
 
 }  // namespace

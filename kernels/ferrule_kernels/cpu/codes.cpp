@@ -14,20 +14,7 @@ inline Floats larger(Floats most, Floats x) {
 }
 
 inline float largest_of(Floats v) {
-    float most = v[0];
-    for (int i = 1; i < WIDTH; i++) most = v[i] > most || v[i] != v[i] ? v[i] : most;
-    return most;
-}
-
-inline void store_bytes(uint8_t* to, Ints counts, int64_t count) {
-    uint8_t some[WIDTH];
-#if defined(__AVX512F__)
-    const __m128i bytes = _mm512_maskz_cvtepi32_epi8(0xffff, (__m512i)counts);
-    std::memcpy(some, &bytes, sizeof some);
-#else
-    for (int i = 0; i < WIDTH; i++) some[i] = uint8_t(counts[i]);
-#endif
-    std::memcpy(to, some, std::min<int64_t>(count, WIDTH));
+    return folded(v, [](float a, float b) { return a > b || a != a ? a : b; });
 }
 
 // A code is the number of borders that lie below a weight, so it is 0 for NaN.

@@ -25,8 +25,15 @@ constexpr int ROWS = 6, COLUMNS = 4, ALONE = 4;
 #elif defined(__AVX512F__)
 constexpr int ROWS = 5, COLUMNS = 4, ALONE = 4;
 #else
-constexpr int ROWS = 4, COLUMNS = 2, ALONE = 4;
+constexpr int ROWS = 4, COLUMNS = 2, ALONE = 8;
 #endif
+// Numbers of the rows that are multiplied: where nothing multiplies bfloat16, they are widened once, before the products.
+#if TILES || defined(__AVX512BF16__)
+typedef uint16_t Cell;
+#else
+typedef float Cell;
+#endif
+constexpr bool WIDENED = sizeof(Cell) == sizeof(float);
 constexpr int STEP = 32;                  // inputs are rounded up to it: those of a tile register
 constexpr int SQUARE = STEP / 2 * LANES;  // pairs of weights in one
 // Inputs of a panel that all rows take before the next: so many that L2 holds them, 128 KiB, and of one strip, by tile
@@ -34,6 +41,7 @@ constexpr int SQUARE = STEP / 2 * LANES;  // pairs of weights in one
 constexpr int64_t BLOCK = 1024, SHORT = TILES ? 256 : 1 << 30;
 constexpr int64_t CHUNK = 256 / ROWS * ROWS;  // rows of one task
 constexpr int64_t ORDERED = 64;           // rows from which on they are put in the order of tile registers first
+constexpr int64_t SOME = 16;              // rows that a thread orders or widens at a time
 constexpr int64_t SMALL = 1 << 17;        // multiplications that one thread does sooner than two
 
 }  // namespace
@@ -71,10 +79,10 @@ inline int64_t place(int64_t channels, int64_t pair, int64_t channel, bool tiles
 
 // Where rows of x are: `stride` from one to the next of 16, and `hop` from 32 inputs to the next. 16 rows are 16 * k.
 struct Rows {
-    const uint16_t* x;
+    const Cell* x;
     int64_t k, stride, hop;
 
-    const uint16_t* at(int64_t row, int64_t input) const {
+    const Cell* at(int64_t row, int64_t input) const {
         return x + row / 16 * 16 * k + row % 16 * stride + input / STEP * hop;
     }
 };
@@ -85,11 +93,11 @@ struct Part {
     const uint32_t* weights;
     int64_t channels, inputs;
     const Rows& rows;
-    const uint16_t* x;
+    const Cell* x;
     float* sums;
     bool fresh;
     Ahead ahead;
-    const uint16_t* soon;
+    const Cell* soon;
 };
 
 #if TILES
@@ -147,7 +155,7 @@ void multiply_part(const Part& part, int rows, Tiles& tiles) {
 template <bool FAR, int R, int C> inline void tile(const Part& part, int64_t column) {
     const int64_t wide = part.channels, stride = part.rows.stride;
     const uint32_t* from = part.weights + column;
-    const uint16_t* x = part.x;
+    const Cell* x = part.x;
     float* sums = part.sums + column;
     const char* ahead = part.ahead.from(column, part.inputs / 2);
     Floats sum[R][C] = {};
@@ -171,10 +179,8 @@ template <bool FAR, int R, int C> inline void tile(const Part& part, int64_t col
             odd[c] = (Floats)(both & 0xffff0000u);
         }
         for (int r = 0; r < R; r++) {
-            const Words both = Words{} + load<uint32_t>(x + r * stride);
-            const Floats first = (Floats)(both << 16), second = (Floats)(both & 0xffff0000u);
-            for (int c = 0; c < C; c++) sum[r][c] += first * even[c];
-            for (int c = 0; c < C; c++) sum[r][c] += second * odd[c];
+            for (int c = 0; c < C; c++) sum[r][c] += x[r * stride] * even[c];
+            for (int c = 0; c < C; c++) sum[r][c] += x[r * stride + 1] * odd[c];
         }
 #endif
     }
@@ -230,10 +236,10 @@ void multiply_panel(const Matrix& w, const Rows& x, Y* y, int64_t panel, int64_t
     for (int64_t k = 0; k < w.k; k += block) {
         const int64_t inputs = std::min(block, w.k - k);
         const uint32_t *begin = from + k / 2 * channels, *end = begin + inputs / 2 * channels;
-        Ahead ahead = ahead_of(strips, end);
+        Ahead ahead = ahead_of(strips, count, end);
         for (int64_t i = 0; i < count; i += rows, ahead = ahead.next(channels, inputs / 2)) {
             const bool last = i + rows >= count, ordered = x.hop > STEP;
-            const uint16_t *here = x.at(row + i, k), *soon = ordered && !last ? x.at(row + i + rows, k) : nullptr;
+            const Cell *here = x.at(row + i, k), *soon = ordered && !last ? x.at(row + i + rows, k) : nullptr;
             const Part part = {begin, channels, inputs, x, here, sums + i * PANEL, k == 0, ahead, soon};
             multiply_part(part, int(std::min(rows, count - i)), tiles);
         }
@@ -253,25 +259,36 @@ inline void* scratch(size_t bytes) {
     return (void*)(((uintptr_t)memory.get() + 63) & ~uintptr_t(63));
 }
 
-// Rows [row, end) in the order of tile registers: 16 of them, 32 inputs of each, lie together.
-void order_rows(const Rows& from, const Rows& to, int64_t row, int64_t end) {
-    for (int64_t k = 0; k < from.k; k += STEP)
-        for (int64_t i = row; i < end; i++) std::memcpy((uint16_t*)to.at(i, k), from.at(i, k), STEP * 2);
+// Rows of x, in `memory` where they are to be in the order of tile registers, 16 of them, 32 inputs of each, or are widened.
+inline Rows rows_of(const uint16_t* x, int64_t k, bool ordered, void* memory) {
+    return {memory ? (const Cell*)memory : (const Cell*)x, k, ordered ? STEP : k, ordered ? 16 * STEP : STEP};
+}
+
+void prepare(const uint16_t* x, const Rows& to, int64_t row, int64_t end) {
+    for (int64_t k = 0; k < to.k; k += STEP)
+        for (int64_t i = row; i < end; i++) {
+            auto* cells = (Cell*)to.at(i, k);
+            const uint16_t* from = x + i * to.k + k;
+            if (WIDENED)
+                for (int j = 0; j < STEP; j += WIDTH) store((float*)cells + j, widen(from + j));
+            else
+                std::memcpy(cells, from, STEP * 2);
+        }
 }
 
 template <class Y> void multiply(const Matrix& w, const uint16_t* x, Y* y, int64_t m) {
     const int64_t panels = panels_of(w.n), chunks = (m + CHUNK - 1) / CHUNK;
-    const Rows plain = {x, w.k, w.k, STEP};
-    const int64_t order = TILES && m >= ORDERED ? (m + 15) / 16 : 0;
-    const Rows rows = order ? Rows{(uint16_t*)scratch(order * 16 * w.k * 2), w.k, STEP, 16 * STEP} : plain;
-    Shares shares(panels * chunks, thread_count()), ordering(order, thread_count());
+    const bool ordered = TILES && m >= ORDERED;
+    const int64_t parts = ordered || WIDENED ? (m + SOME - 1) / SOME : 0;
+    const Rows rows = rows_of(x, w.k, ordered, parts ? scratch(parts * SOME * w.k * sizeof(Cell)) : nullptr);
+    Shares shares(panels * chunks, thread_count()), preparing(parts, thread_count());
     std::atomic<int64_t> ready(0);
 #pragma omp parallel if (m * w.n * w.k > SMALL)
     {
         const int thread = thread_number();
-        for (int64_t task; (task = ordering.next(thread)) >= 0; ready++)
-            order_rows(plain, rows, task * 16, std::min(m, task * 16 + 16));
-        while (ready.load(std::memory_order_acquire) < order) std::this_thread::yield();
+        for (int64_t part; (part = preparing.next(thread)) >= 0; ready++)
+            prepare(x, rows, part * SOME, std::min(m, part * SOME + SOME));
+        while (ready.load(std::memory_order_acquire) < parts) std::this_thread::yield();
         Tiles tiles;
         for (int64_t task; (task = shares.next(thread)) >= 0;) {
             const int64_t row = task / panels * CHUNK;
@@ -283,17 +300,27 @@ template <class Y> void multiply(const Matrix& w, const uint16_t* x, Y* y, int64
 // Products of fewer rows than are ordered, each of which a thread multiplies by a panel at a time.
 template <class Y> void multiply_few(const std::vector<DenseJob>& jobs) {
     const Starts panels(jobs, [](const DenseJob& job) { return job.m ? panels_of(job.w->n) : 0; });
+    const Starts cells(jobs, [](const DenseJob& job) { return WIDENED ? job.m * job.w->k : 0; });
     int64_t work = 0;
     for (const DenseJob& job : jobs) work += job.m * job.w->n * job.w->k;
-    Shares shares(panels.total(), thread_count());
+    auto* memory = cells.total() ? (Cell*)scratch(cells.total() * sizeof(Cell)) : nullptr;
+    const auto rows = [&](int64_t i) {
+        return rows_of(jobs[i].x, jobs[i].w->k, false, memory ? memory + cells.first(i) : nullptr);
+    };
+    const int64_t parts = memory ? int64_t(jobs.size()) : 0;
+    Shares shares(panels.total(), thread_count()), preparing(parts, thread_count());
+    std::atomic<int64_t> ready(0);
 #pragma omp parallel if (work > SMALL)
     {
+        const int thread = thread_number();
+        for (int64_t part; (part = preparing.next(thread)) >= 0; ready++)
+            prepare(jobs[part].x, rows(part), 0, jobs[part].m);
+        while (ready.load(std::memory_order_acquire) < parts) std::this_thread::yield();
         Tiles tiles;
-        for (int64_t task; (task = shares.next(thread_number())) >= 0;) {
+        for (int64_t task; (task = shares.next(thread)) >= 0;) {
             const int64_t owner = panels.owner(task);
             const DenseJob& job = jobs[owner];
-            const Rows rows = {job.x, job.w->k, job.w->k, STEP};
-            multiply_panel(*job.w, rows, (Y*)job.y, task - panels.first(owner), 0, job.m, tiles);
+            multiply_panel(*job.w, rows(owner), (Y*)job.y, task - panels.first(owner), 0, job.m, tiles);
         }
     }
 }

@@ -46,30 +46,55 @@ constexpr int64_t SOME = 8;        // rows that are quantized at a time
 
 constexpr bool tall(int bits) { return TALL > 0 && bits != 8 && bits != 4; }
 
+// Where one instruction multiplies and adds two neighbours, to 16 bits: how many of such sums fit into 16 bits together, of
+// weights below 2**bits and activations of 128 at most either way. None where another adds four, to 32 bits.
+constexpr int fitting(int bits) {
+#if defined(__AVX2__) && !defined(__AVX512VNNI__) && !TILES
+    return bits < 6 ? (1 << 15) / (2 * 128 << bits) : 0;  // of 6 bits two, which would save nothing
+#else
+    return 0;
+#endif
+}
+typedef int16_t Pairs __attribute__((vector_size(4 * WIDTH)));
+
+// To each two inputs the products of their unsigned weights with signed activations.
+inline Pairs pairs(Pairs sum, Bytes w, int32_t x) {
+#if defined(__AVX512BW__)
+    return sum + (Pairs)_mm512_maddubs_epi16((__m512i)w, _mm512_set1_epi32(x));
+#elif defined(__AVX2__)
+    return sum + (Pairs)_mm256_maddubs_epi16((__m256i)w, _mm256_set1_epi32(x));
+#else
+    return sum;
+#endif
+}
+
+// Each channel's two.
+inline Ints joined(Pairs two) {
+#if defined(__AVX512BW__)
+    return (Ints)_mm512_madd_epi16((__m512i)two, _mm512_set1_epi16(1));
+#elif defined(__AVX2__)
+    return (Ints)_mm256_madd_epi16((__m256i)two, _mm256_set1_epi16(1));
+#else
+    return Ints{};
+#endif
+}
+
 // Add to each channel the products of four unsigned weights with four signed activations.
 template <int BITS> inline Ints dot(Ints sum, Bytes w, int32_t x) {
 #if defined(__AVX512VNNI__)
     return (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)w, _mm512_set1_epi32(x));
 #elif defined(__AVX2__) && !TILES  // emulated tile registers take nothing off, so that plain C++ goes with them
-    // Sums of two products must fit 16 bits: with 8-bit weights they do only where one factor is at most 128 either way,
-    // so the activation's sign moves to the weight, whose offset is taken off first.
+    // With weights of 8 bits, sums of two products fit 16 bits only where one factor is at most 128 either way: so the
+    // activation's sign moves to the weight, whose offset is taken off first.
+    if (BITS < 8) return sum + joined(pairs(Pairs{}, w, x));
 #if defined(__AVX512BW__)
-    __m512i a = (__m512i)w, b = _mm512_set1_epi32(x);
-    if (BITS == 8) {
-        a = _mm512_xor_si512(a, _mm512_set1_epi8(-128));
-        a = _mm512_mask_sub_epi8(a, _mm512_movepi8_mask(b), _mm512_setzero_si512(), a);
-        b = _mm512_abs_epi8(b);
-        std::swap(a, b);
-    }
-    return sum + (Ints)_mm512_madd_epi16(_mm512_maddubs_epi16(a, b), _mm512_set1_epi16(1));
+    const __m512i four = _mm512_set1_epi32(x), signs = _mm512_xor_si512((__m512i)w, _mm512_set1_epi8(-128));
+    const __m512i a = _mm512_mask_sub_epi8(signs, _mm512_movepi8_mask(four), _mm512_setzero_si512(), signs);
+    return sum + joined((Pairs)_mm512_maddubs_epi16(_mm512_abs_epi8(four), a));
 #else
-    __m256i a = (__m256i)w, b = _mm256_set1_epi32(x);
-    if (BITS == 8) {
-        a = _mm256_sign_epi8(_mm256_xor_si256(a, _mm256_set1_epi8(-128)), b);
-        b = _mm256_abs_epi8(b);
-        std::swap(a, b);
-    }
-    return sum + (Ints)_mm256_madd_epi16(_mm256_maddubs_epi16(a, b), _mm256_set1_epi16(1));
+    const __m256i four = _mm256_set1_epi32(x);
+    const __m256i a = _mm256_sign_epi8(_mm256_xor_si256((__m256i)w, _mm256_set1_epi8(-128)), four);
+    return sum + joined((Pairs)_mm256_maddubs_epi16(_mm256_abs_epi8(four), a));
 #endif
 #else
     int8_t b[4];
@@ -119,6 +144,7 @@ inline Floats steps_of(int bits, const uint8_t* at, bool of_offsets) {
 template <int BITS, bool SQUARES, bool CODED, bool FAR, int R, int C>
 void tile(const Matrix& w, const Panel& of, int column, const Rows& x, int64_t row, float* out) {
     constexpr bool HELD = R * C <= HOLD;  // whether sums stay in registers beside those of a group
+    constexpr int FIT = CODED ? 0 : fitting(BITS);
     const int64_t k = w.k, group = w.group, groups = k / group, rows = x.count, channels = of.channels;
     const int64_t span = span_of(w), many = span / group, numbers = channels * (span * BITS / 8);
     const int64_t square = SQUARES ? TILE_INPUTS : group, step = SQUARES ? LANES * 4 : channels * 4;
@@ -142,6 +168,7 @@ void tile(const Matrix& w, const Panel& of, int column, const Rows& x, int64_t r
     float* to = out + column;
     Floats sum[R][C] = {};
     Ints part[R][C];
+    Pairs two[R][C] = {};  // what is not in `part` yet
     Floats scales[C] = {}, added[C] = {};  // of a block whose groups have steps
     Bytes table = {};
     for (int i = 0; CODED && i < 4 * WIDTH; i += 16) std::memcpy((char*)&table + i, w.table, 16);
@@ -151,7 +178,11 @@ void tile(const Matrix& w, const Panel& of, int column, const Rows& x, int64_t r
         EACH(r, R) EACH(c, C) part[r][c] = Ints{} + start[r];
         start += rows;
     };
+    const auto join = [&]() __attribute__((always_inline)) {
+        EACH(r, R) EACH(c, C) part[r][c] += joined(two[r][c]), two[r][c] = Pairs{};
+    };
     const auto add = [&](const uint8_t* own) __attribute__((always_inline)) {  // a group's products, to the sums
+        if (FIT) join();
         EACH(c, C) {
             const uint8_t* cells = own + c * WIDTH * (steps ? 1 : 2);
             const Floats factor = steps ? scales[c] * steps_of(steps, cells, false) : floats_of(halves, cells);
@@ -197,6 +228,8 @@ void tile(const Matrix& w, const Panel& of, int column, const Rows& x, int64_t r
                     for (int field = 0; field < P::FIELDS; field++) {
                         if constexpr (BITS == 3)
                             if (field == P::FIELDS / 2 && many == 2) add(own), own += skipped / 2, begin();
+                        if constexpr (FIT > 0)
+                            if (field % FIT == 0 && (field || (i && i % (4 * FIT) == 0))) join();
                         Bytes b[C];
                         EACH(c, C) {
                             const uint8_t* cells = from + place(c * WIDTH);
@@ -210,7 +243,10 @@ void tile(const Matrix& w, const Panel& of, int column, const Rows& x, int64_t r
                         }
                         EACH(r, R) {
                             const auto four = load<int32_t>(q + r * k + i + field * 4);
-                            EACH(c, C) part[r][c] = dot<CODED ? 8 : BITS>(part[r][c], b[c], four);
+                            if constexpr (FIT > 0)
+                                EACH(c, C) two[r][c] = pairs(two[r][c], b[c], four);
+                            else
+                                EACH(c, C) part[r][c] = dot<CODED ? 8 : BITS>(part[r][c], b[c], four);
                         }
                     }
                 }
@@ -343,7 +379,7 @@ template <class Y> void multiply_panel(const Job& job, int64_t panel, const Rows
     // Rows of a strip, alike, or whole tiles; digits stay together.
     const int64_t step = x.tiled ? most : (each + w.digits - 1) / w.digits * w.digits;
     const uint8_t* from = w.weights + panel * panel_bytes(w, PANEL);
-    Panel part = {from, channels, ahead_of(count, from + panel_bytes(w, channels))};
+    Panel part = {from, channels, ahead_of(count, end - row, from + panel_bytes(w, channels))};
     alignas(64) float sums[std::max(std::max(ROWS, TALL), TILE_ROWS) * PANEL];
     for (; row < end; row += step, part.ahead = part.ahead.next(channels, w.k * w.bits / 32)) {
         const int here = int(std::min<int64_t>(step, end - row));

@@ -32,6 +32,7 @@ struct Job {
 namespace {
 
 constexpr int64_t TILE_INPUTS = 64;  // of 8 bits, in a tile register
+constexpr float TINY = 1e-30f;       // activations and weights are zero in a group that has none beyond it
 
 // Whether weights can be in the order for tile registers, and whether they are.
 inline bool tileable(const Matrix& w) { return w.bits == 8 && w.group % TILE_INPUTS == 0; }

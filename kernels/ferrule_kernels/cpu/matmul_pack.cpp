@@ -18,16 +18,20 @@ inline Floats counted(float first) {  // first, first + 1 and so on
     return x;
 }
 
-// To the nearest integer in [low, high], ties to even.
-inline Floats nearest(Floats x, float low, float high) {
+inline Floats at_most(Floats x, Floats most) {
 #if defined(__AVX512F__)
-    const __m512 bounded = _mm512_min_ps(_mm512_max_ps((__m512)x, (__m512)splat(low)), (__m512)splat(high));
-    return (Floats)_mm512_roundscale_ps(bounded, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    return (Floats)_mm512_min_ps((__m512)x, (__m512)most);
+#elif defined(__AVX2__)
+    return (Floats)_mm256_min_ps((__m256)x, (__m256)most);
 #else
-    x = x < low ? splat(low) : x > high ? splat(high) : x;
-    return x + NEAREST - NEAREST;
+    return x < most ? x : most;
 #endif
 }
+
+inline Floats at_least(Floats x, Floats least) { return -at_most(-x, -least); }
+
+// To the nearest integer, at most `high`, ties to even.
+inline Floats nearest(Floats x, float high) { return at_most(x, splat(high)) + NEAREST - NEAREST; }
 
 // The scale, a bfloat16, with which one group of a channel loses least; `most` is its largest magnitude. 8 bits reach
 // to 127 on both sides; fewer, as 4 bits from -8 to 7, so that the side that the largest number is on takes the longer half.
@@ -39,7 +43,7 @@ inline float scale_of(const Matrix& w, const float* x, int64_t count) {  // zero
         below = -v > below ? -v : below;
     }
     const float highest = largest(above), lowest = -largest(below), most = highest >= -lowest ? highest : lowest;
-    if (most == 0.0f) return 0.0f;
+    if (std::fabs(most) <= TINY) return 0.0f;
     if (w.bits == 8) return rounded(splat(std::fabs(most) / 127.0f))[0];
     // A lane for each scale that is tried: the largest number becomes 42/40 of the half, 41/40 and so on.
     constexpr int VECTORS = (TRIES + WIDTH - 1) / WIDTH;
@@ -51,24 +55,21 @@ inline float scale_of(const Matrix& w, const float* x, int64_t count) {  // zero
     }
     for (int64_t j = 0; j < count; j++)
         for (int i = 0; i < VECTORS; i++) {
-            const Floats lost = x[j] - nearest(x[j] * inverses[i], -half, half - 1) * scales[i];
+            Floats number = x[j] * inverses[i];
+            if (half > 8) number = at_least(number, splat(-half));  // 42/40 of 8 are 8, too
+            const Floats lost = x[j] - nearest(number, half - 1) * scales[i];
             losses[i] += lost * lost;
         }
-    float best = 0.0f, least = INFINITY;
-    for (int i = 0; i < TRIES; i++) {
-        const float loss = losses[i / WIDTH][i % WIDTH];
-        if (loss < least) least = loss, best = scales[i / WIDTH][i % WIDTH];
+    Floats least = splat(INFINITY), best = splat(INFINITY);
+    for (int i = 0; i < VECTORS; i++) {
+        losses[i] = counted(float(i * WIDTH)) < float(TRIES) ? losses[i] : splat(INFINITY);
+        least = at_most(losses[i], least);
     }
-    return best;
-}
-
-inline void store_bytes(uint8_t* to, Ints x) {
-#if defined(__AVX512F__)
-    const __m128i bytes = _mm512_cvtepi32_epi8((__m512i)x);
-    std::memcpy(to, &bytes, sizeof bytes);
-#else
-    for (int i = 0; i < WIDTH; i++) to[i] = uint8_t(x[i]);
-#endif
+    const float fewest = -largest(-least);
+    if (fewest == INFINITY) return 0.0f;
+    for (int i = 0; i < VECTORS; i++)  // the first of those that lose least has the smallest size
+        best = losses[i] == fewest ? at_most(scales[i] < 0.0f ? -scales[i] : scales[i], best) : best;
+    return std::copysign(-largest(-best), -most);
 }
 
 // Where in a group of a panel of so many channels a weight of 8 bits is, in the order for tile registers or the other.
@@ -153,7 +154,7 @@ template <class T> void pack_panel(const Matrix& w, const T* weights, const Give
             for (int64_t i = 0; i < span / w.group; i++)
                 keep_steps(w, given, channel * groups + g + i, steps + i * step_bytes(w) * channels + c, channels);
             for (int64_t i = 0; i < count; i += WIDTH) {
-                const Floats v = nearest(load<Floats>(&x[i]) * inverse, low, high);
+                const Floats v = nearest(at_least(load<Floats>(&x[i]) * inverse, splat(low)), high);
                 store_bytes(&bytes[i], __builtin_convertvector(v, Ints) + offset);
             }
             std::fill(bytes.begin() + count, bytes.end(), uint8_t(offset));

@@ -16,6 +16,7 @@ namespace {
 
 constexpr int LANES = 16;  // channels that the last panel is rounded up to
 constexpr int PANEL = 64;  // channels of a panel
+constexpr bool SLICED = WIDTH < 16;  // whether registers are too few for several rows' sums of a whole panel
 
 inline int64_t panels_of(int64_t n) { return (n + PANEL - 1) / PANEL; }
 inline int64_t channels_of(int64_t n, int64_t panel) {
@@ -58,10 +59,12 @@ struct Ahead {
 
 // What follows `end`: the next block. Each of several strips asks for its part, so that memory is read while they compute.
 // Few of them wait for memory, many for their units. One strip asks for all of it where there are tile registers: those
-// processors' own prefetching ends with each page. That of others is faster than asking, and is only shown where it goes on.
-inline Ahead ahead_of(int64_t strips, const void* end) {
+// processors' own prefetching ends with each page. That of others is faster than asking, and is only shown where it goes on;
+// but it is of no use where several rows take a panel in slices, a part of each line after the other.
+inline Ahead ahead_of(int64_t strips, int64_t rows, const void* end) {
     if (TILES) return {(const char*)end, strips < 2 ? 1 : strips < 4 ? 2 : 4, false};
-    return {(const char*)end, strips < 2 ? int64_t(1) << 40 : std::min<int64_t>(strips, 4), strips < 4};
+    const bool asks = strips > 1 || (rows > 1 && SLICED);
+    return {(const char*)end, asks ? std::min<int64_t>(strips, 4) : int64_t(1) << 40, strips < 4};
 }
 
 // Ask for fewer and larger pages, where the system has them to give.

@@ -47,6 +47,8 @@ inline Words rounded_bits(Floats x) {
 inline Floats widen(const uint16_t* from) {
 #if defined(__AVX512F__)
     return (Floats)_mm512_slli_epi32(_mm512_cvtepu16_epi32(load<__m256i>(from)), 16);  // GCC 12 would widen each half
+#elif defined(__AVX2__)
+    return (Floats)_mm256_slli_epi32(_mm256_cvtepu16_epi32(load<__m128i>(from)), 16);  // and these
 #else
     return (Floats)(__builtin_convertvector(load<Halves>(from), Words) << 16);
 #endif
@@ -111,22 +113,53 @@ inline Floats exponential(Floats x) {
     return far ? Floats{} : y;
 }
 
+// What `both` makes of all lanes: of the first half with the other, and so on, always in this order. GCC needs vectors here.
+template <class V, class F> inline auto folded(V v, F both) {
+    for (int half = WIDTH / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; i++) v[i] = both(v[i], v[i + half]);
+    return v[0];
+}
+
 inline float largest(Floats v) {
 #if defined(__AVX512F__)
     return _mm512_reduce_max_ps((__m512)v);
 #endif
-    float m = v[0];
-    for (int i = 1; i < WIDTH; i++) m = v[i] > m ? v[i] : m;
-    return m;
+    return folded(v, [](float a, float b) { return a > b ? a : b; });
 }
 
-inline float total(Floats v) {  // always in this order
+inline uint32_t largest(Words v) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_epu32((__m512i)v);
+#endif
+    return folded(v, [](uint32_t a, uint32_t b) { return a > b ? a : b; });
+}
+
+inline float total(Floats v) {
 #if defined(__AVX512F__)
     return _mm512_reduce_add_ps((__m512)v);  // which is the same
 #endif
-    for (int half = WIDTH / 2; half > 0; half /= 2)
-        for (int i = 0; i < half; i++) v[i] += v[i + half];
-    return v[0];
+    return folded(v, [](float a, float b) { return a + b; });
+}
+
+inline int32_t total(Ints v) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_epi32((__m512i)v);
+#endif
+    return folded(v, [](int32_t a, int32_t b) { return a + b; });
+}
+
+// Write the lowest byte of each lane, or of the first `count`.
+inline void store_bytes(void* to, Ints v, int64_t count = WIDTH) {
+#if defined(__AVX512F__)
+    const __m128i bytes = _mm512_maskz_cvtepi32_epi8(0xffff, (__m512i)v);
+#elif defined(__AVX2__)
+    const __m256i fours = _mm256_shuffle_epi8((__m256i)v, _mm256_set1_epi32(0x0c080400));  // of both halves
+    const __m128i bytes = _mm_unpacklo_epi32(_mm256_castsi256_si128(fours), _mm256_extracti128_si256(fours, 1));
+#else
+    uint8_t bytes[WIDTH];
+    for (int i = 0; i < WIDTH; i++) bytes[i] = uint8_t(v[i]);
+#endif
+    std::memcpy(to, &bytes, count < WIDTH ? count : WIDTH);
 }
 
 }  // namespace

@@ -1,8 +1,9 @@
 """`cpu`: the processor that everything has.
 
 Types under `--dtype auto`: a bfloat16 checkpoint stays bfloat16, and one of float32 or float16 becomes bfloat16, where
-the processor multiplies in bfloat16 (avx512_bf16, amx_bf16, or Arm's bf16); elsewhere both become float32, because
-emulated half precision is slower than float32. A type that is named is used as it is.
+the processor multiplies in bfloat16 (avx512_bf16, amx_bf16, or Arm's bf16), or has compiled kernels that widen it in
+registers (AVX2 and more). Elsewhere both become float32, which torch multiplies faster. A type that is named is used as
+it is.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from ferrule.config import CacheConfig, Resolved, SchedulerConfig
 from ferrule.errors import ConfigError
 from ferrule.interfaces.platform import DeviceCaps, Execution, Platform, Recorder
 from ferrule.log import Log
+from ferrule_kernels.cpu import dense
 from ferrule_plugins.platform.cpu_memory import CpuMemory, limit
 from ferrule_plugins.platform.cpu_steps import step_recorder
 from ferrule_plugins.platform.cuda_graphs import optimization_level
@@ -95,7 +97,8 @@ class CpuPlatform(Platform):
             if requested not in _TYPES:
                 raise ConfigError(f"--dtype {requested!r}: the CPU computes in {', '.join(_TYPES)}.")
             return _TYPES[requested]
-        return torch.bfloat16 if self._caps.features & _FAST_BF16 else torch.float32
+        fast = self._caps.features & _FAST_BF16 or dense.unit() is not None
+        return torch.bfloat16 if fast else torch.float32
 
     def attention_order(self) -> tuple[str, ...]:
         return ("cpu_native", "cpu", "torch_sdpa")

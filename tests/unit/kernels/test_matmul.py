@@ -100,6 +100,30 @@ def test_the_kernel_equals_the_definition(form: Form, dtype: torch.dtype) -> Non
 
 
 @compiled
+@pytest.mark.parametrize("form", [*(Form(bits, 32, 2) for bits in (2, 3, 4, 5, 6, 8)), Form(4, 256, 2), Form(4, 32)])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_sums_of_the_largest_products_fit(form: Form, sign: int) -> None:
+    """The highest weights beside activations whose lower digit is -128: few such products fit 16 bits together."""
+    numbers = torch.full((16, 256), (1 << (form.bits - 1)) - 1, dtype=torch.int8)
+    scales = torch.ones(16, 256 // form.group)
+    x = torch.full((6, 256), sign * (127.0 * 256 - 128))
+    x[:, :: form.group] = sign * 127.0 * 256
+    y = PackedMatrix(numbers, form, None, Workspace(), scales).multiply(x)
+    weight = reference.Quantized(numbers.view(16, -1, form.group), scales)
+    torch.testing.assert_close(y, reference.multiply(x, weight, form), rtol=1e-6, atol=0)
+
+
+@compiled
+@pytest.mark.parametrize("form", [Form(8), Form(4, 32)])
+def test_groups_of_nothing_but_tiny_weights_are_zeros(form: Form) -> None:
+    """A scale that is not a normal number could make them NaN."""
+    weight = torch.full((16, 64), 1e-39)
+    weight[:, 32:] = -1e-31
+    assert not reference.quantize(weight, form).weights(64).any()
+    assert not PackedMatrix(weight, form, None, Workspace()).multiply(torch.ones(2, 64)).any()
+
+
+@compiled
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_row_has_the_same_bits_alone_and_in_any_batch(form: Form, dtype: torch.dtype) -> None:

@@ -12,6 +12,7 @@ from ferrule.config import Config, DeviceConfig, ModelConfig, SchedulerConfig
 from ferrule.config.resolve import resolve
 from ferrule.env import Environment
 from ferrule.errors import ConfigError
+from ferrule_kernels.cpu import dense
 from ferrule_plugins.platform import cpu
 from ferrule_plugins.platform.cpu import CpuPlatform, bind, describe, parse_cores, without_effect
 
@@ -43,8 +44,8 @@ def test_a_machine_that_says_nothing_can_still_compute(tmp_path: Path) -> None:
         ("avx512_bf16", "auto", "float32", torch.bfloat16),
         ("avx512_bf16", "auto", "float16", torch.bfloat16),
         ("amx_bf16", "auto", "bfloat16", torch.bfloat16),
-        ("avx2", "auto", "bfloat16", torch.float32),
-        ("avx2", "auto", None, torch.float32),
+        ("neon", "auto", "bfloat16", torch.float32),
+        ("neon", "auto", None, torch.float32),
         ("avx512_bf16", "float32", "bfloat16", torch.float32),
         ("avx512_bf16", "float", "bfloat16", torch.float32),
         ("avx2", "half", "float32", torch.float16),
@@ -59,7 +60,16 @@ def test_dtype(
     stored: str | None,
     expected: torch.dtype,
 ) -> None:
+    monkeypatch.setattr(dense, "unit", lambda: None)
     assert _platform(monkeypatch, tmp_path, flags).dtype(requested, {"dtype": stored}) == expected
+
+
+@pytest.mark.parametrize("stored", ["float32", "float16", "bfloat16", None])
+def test_kernels_that_widen_make_bfloat16_the_type(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stored: str | None
+) -> None:
+    monkeypatch.setattr(dense, "unit", lambda: "fma")
+    assert _platform(monkeypatch, tmp_path, "avx2").dtype("auto", {"dtype": stored}) == torch.bfloat16
 
 
 def test_an_unknown_dtype_is_named() -> None:

@@ -23,7 +23,7 @@ from ferrule.log import Log
 from ferrule_kernels.cpu import dense
 from ferrule_plugins.platform.cpu_memory import CpuMemory, limit
 from ferrule_plugins.platform.cpu_steps import step_recorder
-from ferrule_plugins.platform.cuda_graphs import optimization_level
+from ferrule_plugins.platform.levels import optimization_level
 
 _log = Log("platform")
 _X86 = frozenset(

@@ -15,7 +15,7 @@ from ferrule.config import Resolved
 from ferrule.interfaces.platform import Recorder, StepInput
 from ferrule.log import Log
 from ferrule_kernels.cpu.recording import Arena, Function, NotRecordableError, Recording
-from ferrule_plugins.platform.cuda_graphs import optimization_level
+from ferrule_plugins.platform.levels import optimization_level
 
 MOST_ROWS = 256  # beyond, Python is a small part of a step
 _NAN = 0xFF  # as each byte of a float

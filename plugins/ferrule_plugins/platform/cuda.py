@@ -20,10 +20,11 @@ from ferrule.interfaces.platform import DeviceCaps, DeviceMemory, Execution, Pla
 from ferrule.log import Log
 from ferrule_plugins.platform.cpu import describe
 from ferrule_plugins.platform.cuda_compile import compile_parts
-from ferrule_plugins.platform.cuda_graphs import GraphLimits, graph_recorder, optimization_level
+from ferrule_plugins.platform.cuda_graphs import GraphLimits, graph_recorder
 from ferrule_plugins.platform.cuda_memory import Budget, Device, Reading, TorchDevice, gib
 from ferrule_plugins.platform.cuda_offload import HostWeights
 from ferrule_plugins.platform.cuda_stage import PinnedTransfers
+from ferrule_plugins.platform.levels import optimization_level
 
 _log = Log("platform")
 _DEVICE = torch.device("cuda")

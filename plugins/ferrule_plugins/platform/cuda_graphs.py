@@ -21,12 +21,12 @@ from ferrule.errors import ConfigError
 from ferrule.interfaces.platform import Recorder, StepInput
 from ferrule.log import Log
 from ferrule_plugins.platform.cuda_stage import Layout, PinnedTransfers
+from ferrule_plugins.platform.levels import optimization_level
 
 GRAPH_BYTES = 8 << 20  # on the device, of a graph of some hundred launches
 POOL_BYTES = 64 << 20  # what lies between the inputs and the output of the largest
 WARM_SECONDS = 3.0  # of start-up
 MOST_ROWS = 1 << 16  # of a graph
-LEVELS = {0: "eager", 1: "graphs", 2: "graphs", 3: "compiled parts and graphs"}
 _READ = frozenset({"level", "mode", "use_cudagraph", "cudagraph_capture_sizes", "max_capture_size"})
 
 Compute = Callable[[list[torch.Tensor]], torch.Tensor]
@@ -59,16 +59,6 @@ class GraphLimits:
         budget = POOL_BYTES + GRAPH_BYTES * len(useful)
         max_len = config.model.max_seq_len_to_capture
         return cls(useful, max_len, budget) if useful and max_len else None
-
-
-def optimization_level(config: Resolved) -> int:
-    """0 to 3, see LEVELS; 2 where nothing is said. Raises ConfigError."""
-    given = config.device.compilation_config
-    level = given.get("level", given.get("mode", 2))
-    if type(level) is not int or level not in LEVELS:
-        meant = ", ".join(f"{number} {name}" for number, name in LEVELS.items())
-        raise ConfigError(f"--compilation-config: there is no level {level!r}.", f"Levels: {meant}.")
-    return 0 if config.model.enforce_eager else level
 
 
 def _sizes(given: Sequence[int], compilation: Mapping[str, Any]) -> tuple[int, ...]:

@@ -33,8 +33,11 @@ from ferrule_plugins.command.bench.load import send
 from ferrule_plugins.policy.fcfs import FcfsPolicy
 from ferrule_testkit.timed import Client, Device, Waits, percentile, run
 
-DEVICES = {  # Qwen3-0.6B on two cores: AVX-512 with bfloat16, the same with tiles, and weights of 4 bits
+DEVICES = {  # Qwen3-0.6B on two cores: AVX-512 with bfloat16, on older processors with half as wide units and with AVX2 alone,
+    # the first with tiles, and with weights of 4 bits
     "bf16": Device(),
+    "narrow": Device(any=0.035, row=0.002, prompt_token=0.0025),
+    "avx2": Device(any=0.06, row=0.011, prompt_token=0.0095),
     "tiles": Device(any=0.035, row=0.0008, prompt_token=0.0004, pair=4e-8),
     "int4": Device(any=0.013, row=0.0006, prompt_token=0.0006),
 }

@@ -22,7 +22,7 @@ from ferrule.engine.request import Request
 from ferrule.interfaces.scheduler import SchedulerLimits
 from ferrule.types import StepPlan, Targets
 
-_GAP = 16.0  # seconds
+_GAP = 24.0  # seconds
 _ALONE = 4.0  # empty steps: what whole prompts may cost in a step in which nobody decodes
 _LEAST = 1.25  # of a plain step: what prompts get where a target is shorter, so that each of them ends
 _SURE = 0.9  # of a target between tokens: what is planned, since steps differ from what they are expected to take

@@ -33,8 +33,8 @@ from ferrule_plugins.command.bench.load import send
 from ferrule_plugins.policy.fcfs import FcfsPolicy
 from ferrule_testkit.timed import Client, Device, Waits, percentile, run
 
-DEVICES = {  # Qwen3-0.6B on two cores: AVX-512 with bfloat16, on older processors with half as wide units and with AVX2 alone,
-    # the first with tiles, and with weights of 4 bits
+# Qwen3-0.6B on two cores: AVX-512 with bfloat16, with units of half the width, AVX2 alone, tiles, and 4 bits.
+DEVICES = {
     "bf16": Device(),
     "narrow": Device(any=0.035, row=0.002, prompt_token=0.0025),
     "avx2": Device(any=0.06, row=0.011, prompt_token=0.0095),

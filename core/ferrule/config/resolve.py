@@ -204,7 +204,7 @@ def _contradictions(config: Config) -> list[str]:
     compilation = config.device.compilation_config
     level = compilation.get("level", compilation.get("mode", 0))
     if type(level) is not int or not 0 <= level <= 3:
-        problems.append(f"--compilation-config: there is no level {level!r}; levels are 0 to 3.")
+        problems.append(f"--compilation-config: level {level!r:.80} does not exist; use 0, 1, 2 or 3.")
     version = config.observability.show_hidden_metrics_for_version
     if version is not None and not re.fullmatch(r"\d+\.\d+(\.\w+)?", version):
         problems.append(f"--show-hidden-metrics-for-version: {version!r} is not X.Y.")

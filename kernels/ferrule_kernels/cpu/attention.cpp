@@ -576,7 +576,7 @@ template <class T, class S> struct Attention {
             if (!strip.whole) hide(s, from, until, here, position);
             Floats even = splat(LOWEST), odd = even;
             for (int t = from; t < until; t += 2) even = larger(s[t], even), odd = larger(s[t + 1], odd);
-            *w.base.at(i) = peak(larger(even, odd)) * factor;
+            *w.base.at(i) = largest(larger(even, odd)) * factor;
         }
         for (int i = 0; i < strip.rows; i += WIDTH) {
             const Floats old = load<Floats>(w.m.at(strip.first + i)), m = larger(load<Floats>(w.base.at(i)), old);

@@ -10,14 +10,6 @@ typedef uint64_t Fours __attribute__((vector_size(32)));
 
 inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }  // `b` where there is a NaN
 
-inline float peak(Floats v) {
-#if defined(__AVX512F__)
-    return _mm512_reduce_max_ps((__m512)v);
-#else
-    return largest(v);
-#endif
-}
-
 // 2**x for x <= 1, within 3 units in the last place; below -126 it is zero. Of 0 it is 1.
 inline Floats power_of_two(Floats x) {
 #if defined(__AVX512F__)

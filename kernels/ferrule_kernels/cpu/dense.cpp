@@ -261,7 +261,7 @@ inline void* scratch(size_t bytes) {
 
 // Rows of x, in `memory` where they are to be in the order of tile registers, 16 of them, 32 inputs of each, or are widened.
 inline Rows rows_of(const uint16_t* x, int64_t k, bool ordered, void* memory) {
-    return {memory ? (const Cell*)memory : (const Cell*)x, k, ordered ? STEP : k, ordered ? 16 * STEP : STEP};
+    return {(const Cell*)(memory ? memory : x), k, ordered ? STEP : k, ordered ? 16 * STEP : STEP};
 }
 
 void prepare(const uint16_t* x, const Rows& to, int64_t row, int64_t end) {

@@ -56,7 +56,7 @@ inline float scale_of(const Matrix& w, const float* x, int64_t count) {  // zero
     for (int64_t j = 0; j < count; j++)
         for (int i = 0; i < VECTORS; i++) {
             Floats number = x[j] * inverses[i];
-            if (half > 8) number = at_least(number, splat(-half));  // 42/40 of 8 are 8, too
+            if (half > 8) number = at_least(number, splat(-half));  // a smaller half is never left: 8 * 42 / 40 rounds to 8
             const Floats lost = x[j] - nearest(number, half - 1) * scales[i];
             losses[i] += lost * lost;
         }

@@ -48,7 +48,7 @@ inline Floats widen(const uint16_t* from) {
 #if defined(__AVX512F__)
     return (Floats)_mm512_slli_epi32(_mm512_cvtepu16_epi32(load<__m256i>(from)), 16);  // GCC 12 would widen each half
 #elif defined(__AVX2__)
-    return (Floats)_mm256_slli_epi32(_mm256_cvtepu16_epi32(load<__m128i>(from)), 16);  // and these
+    return (Floats)_mm256_slli_epi32(_mm256_cvtepu16_epi32(load<__m128i>(from)), 16);  // and split these
 #else
     return (Floats)(__builtin_convertvector(load<Halves>(from), Words) << 16);
 #endif

@@ -99,8 +99,8 @@ def test_mp_with_one_worker_is_uni() -> None:
     ("argv", "part"),
     [
         (["--scheduler-cls", "my.module.Scheduler"], "name the file of the class with --plugin scheduler=FILE.py"),
-        (["--compilation-config", '{"level": 7}'], "--compilation-config: there is no level 7; levels are 0 to 3."),
-        (["--compilation-config.mode", "high"], "--compilation-config: there is no level 'high'"),
+        (["--compilation-config", '{"level": 7}'], "--compilation-config: level 7 does not exist; use 0, 1, 2 or 3."),
+        (["--compilation-config.mode", "high"], "--compilation-config: level 'high' does not exist"),
     ],
 )
 def test_refused_before_a_start(argv: list[str], part: str) -> None:

@@ -183,7 +183,8 @@ class HeadMatrices:
         by_head = x.transpose(0, 1)
         if self._bank is not None:
             rows = by_head.reshape(heads * tokens, -1)
-            y = self._bank.multiply(rows, range(heads), [tokens] * heads).view(heads, tokens, -1)
+            counts = torch.full((heads,), tokens, dtype=torch.int64)
+            y = self._bank.multiply(rows, counts, heads * tokens).view(heads, tokens, -1)
         elif self._packed:
             y = torch.stack([matrix.matmul(rows, None) for matrix, rows in zip(self._packed, by_head, strict=True)])
         else:

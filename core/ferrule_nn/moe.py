@@ -14,7 +14,7 @@ from torch import nn
 from ferrule_kernels.cpu import dense
 from ferrule_kernels.cpu.bank import MatrixBank
 from ferrule_kernels.cpu.dense import DenseMatrix
-from ferrule_kernels.moe import Routing, combine, route
+from ferrule_kernels.moe import Arranged, Routing, arrange, combine, route
 from ferrule_nn import ops
 from ferrule_nn.linear import Linear, Packed, PacksForCpu
 from ferrule_nn.mlp import GatedMLP
@@ -102,6 +102,7 @@ class Experts(nn.ModuleList):
         self.blocks: tuple[GatedMLP, ...] = tuple(self)  # type: ignore[arg-type]
         self._grouped: ops.GroupedExperts | None = None  # where the weights are stacked
         self._banks: tuple[MatrixBank, MatrixBank] | None = None  # where the CPU's kernel has all of them
+        self._arrange: ops.Arrange = arrange
         self._combine: ops.Combine = combine
 
     def pack(self) -> None:
@@ -112,7 +113,8 @@ class Experts(nn.ModuleList):
         parts = [block.gate_up_proj for block in self.blocks], [block.down_proj for block in self.blocks]
         for layer in (*parts[0], *parts[1]):
             layer.pack()
-        self._combine = ops.combiner(parts[0][0].device)
+        device = parts[0][0].device
+        self._arrange, self._combine = ops.arranger(device), ops.combiner(device)
         gate_up, down = bank_of(parts[0]), bank_of(parts[1])
         self._banks = None if gate_up is None or down is None else (gate_up, down)
 
@@ -121,34 +123,26 @@ class Experts(nn.ModuleList):
 
     def forward(self, x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, weigh_inputs: bool) -> torch.Tensor:
         """x [tokens, hidden], weights and ids [tokens, top_k] → [tokens, hidden]."""
-        tokens, top_k = ids.shape
         if self._grouped is not None:
             return self._grouped_sum(self._grouped, x, weights, ids, weigh_inputs)
-        places = None
-        if tokens == 1 and not weigh_inputs:
-            results = self._multiplied(x, ids[0].tolist(), [1] * top_k, shared=True)
-        else:
-            order = ids.flatten().sort(stable=True).indices
-            counts = ids.flatten().bincount(minlength=len(self.blocks)).tolist()
-            rows = x.index_select(0, order // top_k)
-            if weigh_inputs:
-                rows = (rows * weights.flatten()[order].unsqueeze(1)).to(x.dtype)
-                weights = torch.ones_like(weights)
-            used = [expert for expert, count in enumerate(counts) if count]
-            results = self._multiplied(rows, used, [counts[expert] for expert in used])
-            places = torch.empty_like(order).index_copy_(0, order, torch.arange(order.numel(), device=order.device))
-        return self._combine(results, weights, places).to(x.dtype)
+        arranged, shared = self._arrange(ids, len(self.blocks)), len(ids) == 1 and not weigh_inputs
+        rows = x if shared else x.index_select(0, arranged.tokens)
+        if weigh_inputs:
+            sorted_weights = torch.empty_like(weights).view(-1).index_copy_(0, arranged.places, weights.flatten())
+            rows = (rows * sorted_weights.unsqueeze(1)).to(x.dtype)
+            weights = torch.ones_like(weights)
+        return self._combine(self._multiplied(rows, arranged, shared), weights, arranged.places).to(x.dtype)
 
-    def _multiplied(
-        self, rows: torch.Tensor, which: list[int], counts: list[int], shared: bool = False
-    ) -> torch.Tensor:
-        """Each of the experts `which` has the next `counts` rows, or with `shared` all of them."""
-        blocks = self.blocks
+    def _multiplied(self, rows: torch.Tensor, arranged: Arranged, shared: bool) -> torch.Tensor:
+        """Each expert's results for its rows, one after the other; with `shared`, all of them have the same one."""
+        blocks, count = self.blocks, len(arranged.tokens)
         if self._banks is not None:
             gate_up, down = self._banks
-            return down.multiply(blocks[0].gated(gate_up.multiply(rows, which, counts, shared)), which, counts)
-        pieces = [rows] * len(which) if shared else rows.split_with_sizes(counts)
-        return torch.cat([blocks[expert](piece) for expert, piece in zip(which, pieces, strict=True)])
+            inner = blocks[0].gated(gate_up.multiply(rows, arranged.counts, count, shared))
+            return down.multiply(inner, arranged.counts, count)
+        counts: list[int] = arranged.counts.tolist()
+        pieces = rows.expand(count, -1).split_with_sizes(counts)
+        return torch.cat([blocks[expert](piece) for expert, piece in enumerate(pieces) if len(piece)])
 
     def _stack(self) -> bool:
         """Move float weights into one tensor for all experts, where there is a kernel for it: on GPUs."""

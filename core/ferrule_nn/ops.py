@@ -23,6 +23,7 @@ from ferrule_kernels import cuda, moe
 from ferrule_kernels.cpu import elementwise, library, routing, states
 
 __all__ = [
+    "Arrange",
     "CachedHeads",
     "Combine",
     "Convolution",
@@ -36,6 +37,7 @@ __all__ = [
     "Rowwise",
     "Selective",
     "activation",
+    "arranger",
     "combiner",
     "delta",
     "family",
@@ -152,6 +154,8 @@ class GatedNorm(Protocol):
 
 # Of router logits [tokens, experts], with a bias for the choice, as `ferrule_kernels.moe.route`.
 Route = Callable[[torch.Tensor, moe.Routing, torch.Tensor | None], tuple[torch.Tensor, torch.Tensor]]
+# Of ids [tokens, top_k] and the number of experts, as `ferrule_kernels.moe.arrange`.
+Arrange = Callable[[torch.Tensor, int], moe.Arranged]
 # Of rows, weights and places, as `ferrule_kernels.moe.combine`.
 Combine = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 
@@ -168,6 +172,7 @@ class Family:
     layer_norm: Callable[[torch.Tensor, torch.Tensor | None, float], Norm] | None = None  # weight, bias, eps
     activation: Callable[[str, int], Rowwise] | None = None
     route: Route | None = None
+    arrange: Arrange | None = None
     combine: Combine | None = None
     experts: GroupedExperts | None = None
     short_conv: Callable[[torch.Tensor, torch.Tensor | None, bool], Convolution] | None = None  # weight, bias, silu
@@ -197,6 +202,7 @@ def _cpu() -> Family | None:
         elementwise.Heads,
         elementwise.Gate,
         route=routing.route,
+        arrange=routing.arrange,
         combine=routing.combine,
         short_conv=states.ShortConv,
         selective=states.Selective,
@@ -279,6 +285,12 @@ def router(device: torch.device, choice: moe.Routing) -> Route:
     if kernels is None or kernels.route is None or choice.scores == "sparsemixer":
         return moe.route
     return kernels.route
+
+
+def arranger(device: torch.device) -> Arrange:
+    """The function that sorts rows by their expert."""
+    kernels = family(device)
+    return moe.arrange if kernels is None or kernels.arrange is None else kernels.arrange
 
 
 def combiner(device: torch.device) -> Combine:

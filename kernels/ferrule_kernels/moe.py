@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -92,6 +93,25 @@ def sparsemixer(logits: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, t
         ids.append(chosen)
         left = left.scatter(1, chosen, float("-inf"))
     return torch.cat(weights, 1) * routing.scale, torch.cat(ids, 1).int()
+
+
+class Arranged(NamedTuple):
+    """The pairs of a token and one of its experts, sorted by the expert. All int64.
+
+    `tokens` [pairs] is the token of each; `places` [pairs] says where each pair, counted as token * top_k + choice, has
+    come to; `counts` [experts] how many each expert has.
+    """
+
+    tokens: torch.Tensor
+    places: torch.Tensor
+    counts: torch.Tensor
+
+
+def arrange(ids: torch.Tensor, num_experts: int) -> Arranged:
+    """Sort the pairs of `ids` int32 [tokens, top_k], stably."""
+    order = ids.flatten().sort(stable=True).indices
+    places = torch.empty_like(order).index_copy_(0, order, torch.arange(order.numel(), device=order.device))
+    return Arranged(order // ids.shape[1], places, ids.flatten().bincount(minlength=num_experts))
 
 
 def combine(rows: torch.Tensor, weights: torch.Tensor, places: torch.Tensor | None = None) -> torch.Tensor:

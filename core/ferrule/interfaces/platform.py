@@ -76,6 +76,7 @@ class Recorder(ABC):
     """
 
     max_len: int  # a step with a longer context, in tokens, is not recorded
+    stateful = False  # whether it has `run_stateful`; if not, steps of models with states are launched as they are
 
     @abstractmethod
     def run(
@@ -86,6 +87,19 @@ class Recorder(ABC):
         `compute` may be called with padded inputs, several times, and while it is recorded: it must not wait for the
         device, and must do the same work for the same inputs. The returned tensor is valid until the next call.
         """
+
+    def run_stateful(
+        self,
+        inputs: Sequence[StepInput],
+        compute: Callable[[list[torch.Tensor]], torch.Tensor],
+        keep: Callable[[], Callable[[], None]],
+    ) -> torch.Tensor | None:
+        """As `run`, of a model whose states `compute` changes.
+
+        No row may be padded. After `compute` was called, the states must be as after one step where a result is
+        returned, and as before it where not: `keep` copies those of the rows, and what it returns puts them back.
+        """
+        raise NotImplementedError(f"{type(self).__name__} records no steps of models with states")
 
     @abstractmethod
     def warm(self, inputs: Sequence[StepInput], compute: Callable[[list[torch.Tensor]], torch.Tensor]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -119,6 +120,17 @@ class StateStore:
             slots, snapshots = stage([torch.tensor(each) for each in zip(*saved, strict=True)])
             for name, tensor in self.tensors.items():
                 self._saved[name].index_copy_(0, snapshots, tensor.index_select(0, slots))
+
+    def keep(self, rows: np.ndarray[Any, np.dtype[np.int64]]) -> Callable[[], None]:
+        """Copy the states of the slots `rows`; what is returned puts them back."""
+        slots = torch.from_numpy(rows).to(self._device)
+        kept = {name: tensor.index_select(0, slots) for name, tensor in self.tensors.items()}
+
+        def put_back() -> None:
+            for name, tensor in self.tensors.items():
+                tensor.index_copy_(0, slots, kept[name])
+
+        return put_back
 
     def _zeros(self, count: int) -> dict[str, torch.Tensor]:
         return {name: _zeros((count, *shape), dtype, self._device) for name, (shape, dtype) in self._specs.items()}

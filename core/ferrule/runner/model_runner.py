@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -68,8 +69,8 @@ class ModelRunner:
         self._limits = limits = replace(limits, embed_size=model.embed_size())
         states = model.state_specs()
         specs = model.cache_specs()
-        launches_alike = attention.recordable and not states and all(spec.attended for spec in specs.values())
-        self._recorder = recorder if launches_alike else None
+        alike = attention.recordable and all(spec.attended for spec in specs.values())  # steps, for a recorder
+        self._recorder = recorder if alike and recorder and (recorder.stateful or not states) else None
         self._shape = shape_for(attention.cache_shape)
         self.cache: CacheMap = map_layers(specs, self._shape, len(states), limits.block_size)
         self.recurrent = StateStore(states, limits.slots, limits.dtype, limits.device)
@@ -123,8 +124,9 @@ class ModelRunner:
     def capture(self) -> None:
         """Record what the device can replay, as far as start-up has time for it."""
         if self._recorder is not None:
-            none = step_inputs(Rows.of(()), self._state, self.cache.paged, self._longest(self._recorder))
-            self._recorder.warm(none, self._compute_recorded)
+            longest = self._longest(self._recorder)
+            none = step_inputs(Rows.of(()), self._state, self.cache.paged, longest)
+            self._recorder.warm(none, partial(self._compute_recorded, longest))
 
     def check(self) -> None:
         """Raise RuntimeError where a free slot holds something, or the null block does."""
@@ -217,12 +219,12 @@ class ModelRunner:
         longest = self._longest(recorder)
         if int(lengths.max()) > longest:
             return None
-        return recorder.run(step_inputs(rows, self._state, self.cache.paged, longest), self._compute_recorded)
+        inputs = step_inputs(rows, self._state, self.cache.paged, longest)
+        compute, keep = partial(self._compute_recorded, longest), partial(self.recurrent.keep, rows.slots)
+        return recorder.run_stateful(inputs, compute, keep) if self.recurrent.tensors else recorder.run(inputs, compute)
 
-    def _compute_recorded(self, inputs: list[torch.Tensor]) -> torch.Tensor:
-        if self._recorder is None:
-            raise RuntimeError("nothing is recorded here")
-        count, longest = len(inputs[0]), self._longest(self._recorder)
+    def _compute_recorded(self, longest: int, inputs: list[torch.Tensor]) -> torch.Tensor:
+        count = len(inputs[0])
         return self._compute(StepContext(self._bound, inputs, (1,) * count, (longest,) * count))
 
     def _longest(self, recorder: Recorder) -> int:

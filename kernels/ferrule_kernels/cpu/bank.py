@@ -20,16 +20,19 @@ _TYPES = {torch.float32: 0, torch.bfloat16: 1}
 class _Kernels(NamedTuple):
     dense: Any
     packed: Any
+    abreast: Any
 
 
 @functools.cache
 def _kernels() -> _Kernels:
     """Raises KernelsUnavailableError."""
     loaded, at, count, kind = library.load(), ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
-    loaded.ferrule_dense_many.argtypes = (at, count, kind)
-    loaded.ferrule_multiply_many.argtypes = (at, count, kind, kind, at)
-    loaded.ferrule_dense_many.restype = loaded.ferrule_multiply_many.restype = None
-    return _Kernels(loaded.ferrule_dense_many, loaded.ferrule_multiply_many)
+    kernels = _Kernels(loaded.ferrule_dense_bank, loaded.ferrule_multiply_bank, loaded.ferrule_multiply_many)
+    kernels.dense.argtypes = (at, at, count, at, at, kind, kind)
+    kernels.packed.argtypes = (at, at, count, at, at, kind, kind, kind, at)
+    kernels.abreast.argtypes = (at, count, kind, kind, at)
+    kernels.dense.restype = kernels.packed.restype = kernels.abreast.restype = None
+    return kernels
 
 
 def alike(a: DenseMatrix | PackedMatrix, b: DenseMatrix | PackedMatrix) -> bool:
@@ -46,7 +49,7 @@ class MatrixBank:
 
     def __init__(self, matrices: Sequence[DenseMatrix | PackedMatrix]) -> None:
         self._matrices = tuple(matrices)
-        self._at = [matrix.address for matrix in matrices]
+        self._at = (ctypes.c_void_p * len(matrices))(*(matrix.address for matrix in matrices))
         self._first, self._kernels = matrices[0], _kernels()
 
     @classmethod
@@ -57,13 +60,12 @@ class MatrixBank:
             return None
         return cls(packed)
 
-    def multiply(
-        self, x: torch.Tensor, which: Sequence[int], counts: Sequence[int], shared: bool = False
-    ) -> torch.Tensor:
-        """Rows of x times the transposed matrices `which`, of which each has the next `counts` rows: [rows, outputs].
+    def multiply(self, x: torch.Tensor, counts: torch.Tensor, results: int, shared: bool = False) -> torch.Tensor:
+        """Rows of x times the transposed matrices, of which each has the next `counts`: [results, outputs].
 
-        With `shared`, each of them has all rows of x, and the results follow each other. They have x's type, or
-        bfloat16 where that is all that the kernel makes.
+        `counts` int64 [matrices] are read when the kernel is called, also when it is called again by a recording; their
+        sum is `results`. With `shared`, x has one row, and each matrix that has a row has this one. Results have x's
+        type, or bfloat16 where that is all that the kernel makes.
         """
         first, dtype = self._first, x.dtype
         dense = isinstance(first, DenseMatrix)
@@ -74,35 +76,21 @@ class MatrixBank:
             x = (x if dtype in _TYPES else x.float()).contiguous()
         wanted = torch.bfloat16 if dense else dtype
         made = wanted if wanted in _TYPES else torch.float32
-        y = torch.empty((sum(counts), first.outputs), dtype=made)
-        jobs = self._jobs(x, y, which, counts, shared)
+        y = torch.empty((results, first.outputs), dtype=made)
+        given = self._at, counts.data_ptr(), len(self._matrices), x.data_ptr(), y.data_ptr(), shared
         if isinstance(first, PackedMatrix):
-            memory = first.memory(x.shape[0] if shared else y.shape[0], len(which))
-            self._kernels.packed(jobs, len(which), _TYPES[x.dtype], _TYPES[made], memory)
+            memory = first.memory(x.shape[0], min(results, len(self._matrices)))
+            self._kernels.packed(*given, _TYPES[x.dtype], _TYPES[made], memory)
         else:
-            self._kernels.dense(jobs, len(which), _TYPES[made])
+            self._kernels.dense(*given, _TYPES[made])
         return y if made == wanted else y.to(wanted)
-
-    def _jobs(
-        self, x: torch.Tensor, y: torch.Tensor, which: Sequence[int], counts: Sequence[int], shared: bool
-    ) -> ctypes.Array[ctypes.c_int64]:
-        """For each product the addresses of matrix, x and y, and its rows; of quantized ones the width of y, too."""
-        found: list[int] = []
-        from_x, to_y = x.data_ptr(), y.data_ptr()
-        x_row, y_row = 0 if shared else x.shape[1] * x.element_size(), y.shape[1] * y.element_size()
-        for matrix, rows in zip(which, counts, strict=True):
-            found += self._at[matrix], from_x, to_y, rows
-            if isinstance(self._first, PackedMatrix):
-                found.append(y.shape[1])
-            from_x, to_y = from_x + rows * x_row, to_y + rows * y_row
-        return (ctypes.c_int64 * len(found))(*found)
 
 
 class Abreast:
     """Quantized matrices of the same inputs, in any forms, whose results stand side by side."""
 
     def __init__(self, matrices: Sequence[PackedMatrix]) -> None:
-        self._matrices, self._multiply = tuple(matrices), _kernels().packed
+        self._matrices, self._multiply = tuple(matrices), _kernels().abreast
         self._outputs = sum(matrix.outputs for matrix in matrices)
 
     def multiply(self, x: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,7 @@
 // a w + (k·q) c. So S goes through the registers once for each token: while S <- a S + k ⊗ c is computed for one, u and w
 // are summed up for the next. Prefill and decoding are one loop, with the same bits however tokens are cut into steps.
 // Columns of S do not meet each other: some vectors of them are computed at a time. Arithmetic is float32.
+#include "recording.h"
 #include "rows.h"
 #include "states.h"
 
@@ -145,11 +146,15 @@ extern "C" {
 // `strength` and `width` [tokens, heads], whose tokens lie `stride` elements apart. Sizes are multiples of 16.
 void ferrule_delta_f32(const Delta* d, const StateBatch* b, const void* mixed, const void* strength, const void* width,
                        int64_t stride, float* y) {
-    Scan<F32>{*d, *b, (const float*)mixed, (const float*)strength, (const float*)width, stride, y}.run();
+    recorded([=, batch = *b] {
+        Scan<F32>{*d, batch, (const float*)mixed, (const float*)strength, (const float*)width, stride, y}.run();
+    });
 }
 
 void ferrule_delta_bf16(const Delta* d, const StateBatch* b, const void* mixed, const void* strength, const void* width,
                         int64_t stride, float* y) {
-    Scan<BF16>{*d, *b, (const uint16_t*)mixed, (const uint16_t*)strength, (const uint16_t*)width, stride, y}.run();
+    recorded([=, batch = *b] {
+        Scan<BF16>{*d, batch, (const uint16_t*)mixed, (const uint16_t*)strength, (const uint16_t*)width, stride, y}.run();
+    });
 }
 }

@@ -55,18 +55,19 @@ struct DenseMatrix {
     int64_t n, k;
 };
 
-// One of several products, as `_jobs` in bank.py makes them.
-struct DenseJob {
-    const DenseMatrix* w;
-    const uint16_t* x;
-    void* y;
-    int64_t m;
-};
 }
 
 namespace {
 
 typedef DenseMatrix Matrix;
+
+// One of several products.
+struct Job {
+    const Matrix* w;
+    const uint16_t* x;
+    void* y;
+    int64_t m;
+};
 
 inline const uint32_t* panel_at(const Matrix& w, int64_t panel) { return w.weights + panel * PANEL * (w.k / 2); }
 
@@ -298,11 +299,11 @@ template <class Y> void multiply(const Matrix& w, const uint16_t* x, Y* y, int64
 }
 
 // Products of fewer rows than are ordered, each of which a thread multiplies by a panel at a time.
-template <class Y> void multiply_few(const std::vector<DenseJob>& jobs) {
-    const Starts panels(jobs, [](const DenseJob& job) { return job.m ? panels_of(job.w->n) : 0; });
-    const Starts cells(jobs, [](const DenseJob& job) { return WIDENED ? job.m * job.w->k : 0; });
+template <class Y> void multiply_few(const std::vector<Job>& jobs) {
+    const Starts panels(jobs, [](const Job& job) { return job.m ? panels_of(job.w->n) : 0; });
+    const Starts cells(jobs, [](const Job& job) { return WIDENED ? job.m * job.w->k : 0; });
     int64_t work = 0;
-    for (const DenseJob& job : jobs) work += job.m * job.w->n * job.w->k;
+    for (const Job& job : jobs) work += job.m * job.w->n * job.w->k;
     auto* memory = cells.total() ? (Cell*)scratch(cells.total() * sizeof(Cell)) : nullptr;
     const auto rows = [&](int64_t i) {
         return rows_of(jobs[i].x, jobs[i].w->k, false, memory ? memory + cells.first(i) : nullptr);
@@ -319,7 +320,7 @@ template <class Y> void multiply_few(const std::vector<DenseJob>& jobs) {
         Tiles tiles;
         for (int64_t task; (task = shares.next(thread)) >= 0;) {
             const int64_t owner = panels.owner(task);
-            const DenseJob& job = jobs[owner];
+            const Job& job = jobs[owner];
             multiply_panel(*job.w, rows(owner), (Y*)job.y, task - panels.first(owner), 0, job.m, tiles);
         }
     }
@@ -354,16 +355,23 @@ void ferrule_dense(const DenseMatrix* w, const uint16_t* x, void* y, int64_t m, 
     recorded([=] { multiply_one(*w, x, y, m, type); });
 }
 
-// Several products at once: x bfloat16 [m, k] of each to its y [m, n]. Those of many rows come one after the other, the others
-// together, so that threads have enough to do and meet once. A row has the same bits as by `ferrule_dense`.
-void ferrule_dense_many(const DenseJob* jobs, int64_t count, int32_t type) {
-    recorded([all = std::vector<DenseJob>(jobs, jobs + count), type] {
-        std::vector<DenseJob> few;
-        for (const DenseJob& job : all)
-            if (job.m < ORDERED)
-                few.push_back(job);
+// Products of successive rows of x, bfloat16 [rows, k], with several matrices of one shape: each has as many of them as
+// `counts` says when it comes to that, or with `shared` the same first ones. y [rows of all, n]. Products of many rows come
+// one after the other, the others together, so that threads have enough to do and meet once. A row has the same bits as by
+// `ferrule_dense`.
+void ferrule_dense_bank(const DenseMatrix* const* matrices, const int64_t* counts, int64_t count, const uint16_t* x, void* y,
+                        int32_t shared, int32_t type) {
+    recorded([=] {
+        std::vector<Job> few;
+        visit_counts(counts, count, [&](int64_t i, int64_t row) {
+            const Matrix& w = *matrices[i];
+            const uint16_t* from = x + (shared ? 0 : row * w.k);
+            void* to = (char*)y + row * w.n * (type ? 2 : 4);
+            if (counts[i] < ORDERED)
+                few.push_back({&w, from, to, counts[i]});
             else
-                multiply_one(*job.w, job.x, job.y, job.m, type);
+                multiply_one(w, from, to, counts[i], type);
+        });
         type ? multiply_few<uint16_t>(few) : multiply_few<float>(few);
     });
 }

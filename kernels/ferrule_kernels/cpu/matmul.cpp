@@ -480,6 +480,20 @@ void ferrule_multiply(const Matrix* w, const void* x, void* y, int64_t m, int32_
     recorded([=] { multiply({Job{w, x, y, m, w->n}}, x_type, y_type, memory); });
 }
 
+// Products of successive rows of x with several matrices of one shape, as `ferrule_dense_bank`.
+void ferrule_multiply_bank(const Matrix* const* matrices, const int64_t* counts, int64_t count, const void* x, void* y,
+                           int32_t shared, int32_t x_type, int32_t y_type, void* memory) {
+    recorded([=] {
+        std::vector<Job> jobs;
+        visit_counts(counts, count, [&](int64_t i, int64_t row) {
+            const Matrix& w = *matrices[i];
+            const char* from = (const char*)x + (shared ? 0 : row * w.inputs * (x_type ? 2 : 4));
+            jobs.push_back({&w, from, (char*)y + row * w.n * (y_type ? 2 : 4), counts[i], w.n});
+        });
+        multiply(jobs, x_type, y_type, memory);
+    });
+}
+
 // Several products at once, in the memory that each of them needs.
 void ferrule_multiply_many(const Job* jobs, int64_t count, int32_t x_type, int32_t y_type, void* memory) {
     recorded([all = std::vector<Job>(jobs, jobs + count), x_type, y_type, memory] { multiply(all, x_type, y_type, memory); });

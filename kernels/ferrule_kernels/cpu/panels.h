@@ -124,6 +124,12 @@ class Starts {
     std::vector<int64_t> starts_;
 };
 
+// Call `use` with each product that has rows, and with the number of the first of them, where rows follow each other.
+template <class F> inline void visit_counts(const int64_t* counts, int64_t count, F use) {
+    for (int64_t i = 0, row = 0; i < count; row += counts[i++])
+        if (counts[i]) use(i, row);
+}
+
 inline int thread_number() {
 #if defined(_OPENMP)
     return omp_get_thread_num();

@@ -1,10 +1,11 @@
-// Mixtures of experts, beside their products: which experts a token has, from its router's scores, and the weighted sum
-// of their results. The definition is `ferrule_kernels.moe`; arithmetic is float32, in one order for each token.
+// Mixtures of experts, beside their products: which experts a token has, from its router's scores, the order of the rows
+// of these products, and the weighted sum of their results. The definition is `ferrule_kernels.moe`; arithmetic is float32, in one order for each token.
 #include "recording.h"
 #include "rows.h"
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 #include <vector>
 
 extern "C" {
@@ -101,6 +102,16 @@ void route_all(const Routing& r, const float* logits, int64_t stride, const floa
     }
 }
 
+// A counting sort: it keeps the order of the pairs that have one expert.
+void arrange_all(const int32_t* ids, int64_t pairs, int64_t top_k, int64_t experts, int64_t* tokens, int64_t* places,
+                 int64_t* counts) {
+    std::fill_n(counts, experts, 0);
+    for (int64_t i = 0; i < pairs; i++) counts[ids[i]]++;
+    std::vector<int64_t> next(experts);
+    std::exclusive_scan(counts, counts + experts, next.begin(), int64_t(0));
+    for (int64_t i = 0; i < pairs; i++) tokens[places[i] = next[ids[i]]++] = i / top_k;
+}
+
 template <class T>
 void combine_all(const void* rows, const int64_t* places, const float* weights, int64_t top_k, int64_t size, void* out,
                  int64_t tokens) {
@@ -123,6 +134,13 @@ extern "C" {
 void ferrule_route(const Routing* r, const float* logits, int64_t stride, const float* bias, float* weights, int32_t* ids,
                    int64_t tokens) {
     recorded([=] { route_all(*r, logits, stride, bias, weights, ids, tokens); });
+}
+
+// Sort the pairs of a token and one of its experts, ids [pairs], by the expert. tokens [pairs]: of which token each is after
+// that; places [pairs]: where each is then; counts [experts]: how many each expert has.
+void ferrule_arrange(const int32_t* ids, int64_t pairs, int64_t top_k, int64_t experts, int64_t* tokens, int64_t* places,
+                     int64_t* counts) {
+    recorded([=] { arrange_all(ids, pairs, top_k, experts, tokens, places, counts); });
 }
 
 // out [tokens, size]: sums of top_k rows each, the ones at places [tokens, top_k], or where that is null the next ones.

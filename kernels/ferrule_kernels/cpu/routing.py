@@ -1,6 +1,6 @@
-"""Choices of experts and sums of their results: tensors to the kernels in ``routing.cpp``.
+"""Choices of experts, the order of their rows, and sums of their results: tensors to the kernels in ``routing.cpp``.
 
-The definitions are `route` and `combine` in ``ferrule_kernels.moe``. Both raise KernelsUnavailableError.
+The definitions are the functions of these names in ``ferrule_kernels.moe``. All raise KernelsUnavailableError.
 """
 
 from __future__ import annotations
@@ -34,6 +34,13 @@ def _route() -> Any:
 
 
 @functools.cache
+def _arrange() -> Any:
+    call = library.load().ferrule_arrange
+    call.argtypes, call.restype = (_AT, _INT, _INT, _INT, _AT, _AT, _AT), None
+    return call
+
+
+@functools.cache
 def _combine() -> dict[torch.dtype, Any]:
     return functions("ferrule_combine", _AT, _AT, _AT, _INT, _INT, _AT, _INT)
 
@@ -57,6 +64,14 @@ def route(
     bias_at = None if bias is None else bias.data_ptr()
     _route()(at, logits.data_ptr(), experts, bias_at, weights.data_ptr(), ids.data_ptr(), tokens)
     return weights, ids
+
+
+def arrange(ids: torch.Tensor, num_experts: int) -> moe.Arranged:
+    """As `ferrule_kernels.moe.arrange`."""
+    ids = ids.contiguous()
+    made = moe.Arranged(*(torch.empty(count, dtype=torch.int64) for count in (ids.numel(), ids.numel(), num_experts)))
+    _arrange()(ids.data_ptr(), ids.numel(), ids.shape[1], num_experts, *(each.data_ptr() for each in made))
+    return made
 
 
 def combine(rows: torch.Tensor, weights: torch.Tensor, places: torch.Tensor | None) -> torch.Tensor:

@@ -6,6 +6,7 @@
 // Prefill and decoding are one loop: some rows of S stay in registers while a part of the tokens goes by, which takes as
 // few operations as the form of matrix products (three of a vector for each vector of S and token), and has the same
 // bits however tokens are cut into steps. Arithmetic is float32.
+#include "recording.h"
 #include "rows.h"
 #include "states.h"
 
@@ -127,10 +128,14 @@ extern "C" {
 // y [tokens, heads, dim] float32 from `mixed` [tokens, heads * dim + 2 * groups * states], h before B before C, and
 // `width` [tokens, heads], whose tokens lie `stride` elements apart. `states` is a multiple of 16, `dim` of 2.
 void ferrule_selective_f32(const Selective* s, const StateBatch* b, const void* mixed, const void* width, int64_t stride, float* y) {
-    Scan<F32>{*s, *b, (const float*)mixed, (const float*)width, stride, y}.run();
+    recorded([=, batch = *b] {
+        Scan<F32>{*s, batch, (const float*)mixed, (const float*)width, stride, y}.run();
+    });
 }
 
 void ferrule_selective_bf16(const Selective* s, const StateBatch* b, const void* mixed, const void* width, int64_t stride, float* y) {
-    Scan<BF16>{*s, *b, (const uint16_t*)mixed, (const uint16_t*)width, stride, y}.run();
+    recorded([=, batch = *b] {
+        Scan<BF16>{*s, batch, (const uint16_t*)mixed, (const uint16_t*)width, stride, y}.run();
+    });
 }
 }

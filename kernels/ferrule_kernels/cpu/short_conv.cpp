@@ -4,6 +4,7 @@
 //
 // The state is the last kernel - 1 inputs, the oldest first: tokens before those of the step are read from there. Each
 // sum is float32, in one order, rounded to the rows' type before the activation.
+#include "recording.h"
 #include "rows.h"
 #include "states.h"
 
@@ -74,10 +75,14 @@ extern "C" {
 
 // out [tokens, channels] from x, whose tokens lie `stride` elements apart; states are of the same type.
 void ferrule_short_conv_f32(const Conv* c, const StateBatch* b, const void* x, int64_t stride, void* out) {
-    ShortConv<F32>{*c, *b, (const float*)x, stride, (float*)out}.run();
+    recorded([=, batch = *b] {
+        ShortConv<F32>{*c, batch, (const float*)x, stride, (float*)out}.run();
+    });
 }
 
 void ferrule_short_conv_bf16(const Conv* c, const StateBatch* b, const void* x, int64_t stride, void* out) {
-    ShortConv<BF16>{*c, *b, (const uint16_t*)x, stride, (uint16_t*)out}.run();
+    recorded([=, batch = *b] {
+        ShortConv<BF16>{*c, batch, (const uint16_t*)x, stride, (uint16_t*)out}.run();
+    });
 }
 }

@@ -32,7 +32,7 @@ class ScaledRouter(Router):
         wide = x.float()
         wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
         weights, ids = super().forward((wide * self.scale.float() * x.shape[1] ** -0.5).to(x.dtype))
-        return weights * self.per_expert_scale.float()[ids], ids
+        return weights * self.per_expert_scale.float().take(ids.long()), ids
 
 
 class ExpertsBeside(nn.Module):

@@ -7,7 +7,7 @@ overwritten, and what is replayed must have the same bits as what was computed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -21,17 +21,25 @@ MOST_ROWS = 256  # beyond, Python is a small part of a step
 _NAN = 0xFF  # as each byte of a float
 _SHOWN = 200  # characters of an error
 
+PutBack = Callable[[], None]
+Keep = Callable[[], PutBack]
+
 _log = Log("platform")
 
 
 class StepRecorder(Recorder):
     """Steps that cannot be recorded are launched as they are; the log says so once for a model."""
 
+    stateful = True
+
     def __init__(self, max_len: int) -> None:
         self.max_len = max_len
         self.forget()
 
     def run(self, inputs: Sequence[StepInput], compute: Function) -> torch.Tensor | None:
+        return self.run_stateful(inputs, compute, _no_states)
+
+    def run_stateful(self, inputs: Sequence[StepInput], compute: Function, keep: Keep) -> torch.Tensor | None:
         rows = len(inputs[0].values)
         if self._stopped or rows > MOST_ROWS:
             return None
@@ -40,7 +48,7 @@ class StepRecorder(Recorder):
             recording.fill(values)
             return recording.replay()
         if rows in self._seen:
-            return self._record(rows, values, compute)
+            return self._record(rows, values, compute, keep)
         self._seen.add(rows)
         return None
 
@@ -53,12 +61,14 @@ class StepRecorder(Recorder):
         self._seen: set[int] = set()  # numbers of rows that there was a step with
         self._stopped = False
 
-    def _record(self, rows: int, values: list[torch.Tensor], compute: Function) -> torch.Tensor | None:
+    def _record(self, rows: int, values: list[torch.Tensor], compute: Function, keep: Keep) -> torch.Tensor | None:
+        put_back = keep()
         try:
             recording = Recording(self._arena, values, compute)
             if not self._recordings:
-                _check(self._arena, recording, values)
+                _check(self._arena, recording, values, put_back)
         except Exception as error:  # if the model's code is at fault, and not the recording, it will fail again
+            put_back()
             self.forget()
             self._stopped = True
             _log.info("steps of this model are not recorded", reason=f"{type(error).__name__}: {error}"[:_SHOWN])
@@ -74,9 +84,14 @@ def step_recorder(config: Resolved) -> Recorder | None:
     return StepRecorder(config.model.max_seq_len_to_capture)
 
 
-def _check(arena: Arena, recording: Recording, values: list[torch.Tensor]) -> None:
+def _no_states() -> PutBack:
+    return lambda: None
+
+
+def _check(arena: Arena, recording: Recording, values: list[torch.Tensor], put_back: PutBack) -> None:
     """Raise NotRecordableError unless a replay gives the same: a kernel of somebody else's may not be in the list."""
     computed = recording.output.clone()
+    put_back()
     arena.fill(_NAN)
     recording.fill(values)
     if not torch.equal(recording.replay().view(torch.uint8), computed.view(torch.uint8)):

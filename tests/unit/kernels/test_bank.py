@@ -9,6 +9,7 @@ from ferrule_kernels.cpu import dense, library
 from ferrule_kernels.cpu.bank import MatrixBank
 from ferrule_kernels.cpu.dense import DenseMatrix
 from ferrule_kernels.cpu.matmul import PackedMatrix, Workspace
+from ferrule_kernels.cpu.recording import Arena, Recording
 from ferrule_kernels.matmul import Form
 
 try:
@@ -17,7 +18,7 @@ except library.KernelsUnavailableError as error:
     pytest.skip(f"there are no compiled kernels here: {error}", allow_module_level=True)
 
 FORMS = [None, Form(8), Form(8, 64), Form(4, 32, digits=2)]  # None: bfloat16
-COUNTS = [[1, 1], [3, 0, 70], [65], [2, 9, 33]]  # rows of matrices 4, 1, 3
+COUNTS = [[0, 1, 0, 0, 1], [3, 0, 70, 0, 0], [0, 0, 0, 0, 65], [2, 9, 0, 33, 0], [0, 0, 0, 0, 0]]  # rows of each matrix
 
 
 def _matrices(form: Form | None, n: int, k: int) -> list[DenseMatrix] | list[PackedMatrix]:
@@ -41,22 +42,33 @@ def test_equals_one_product_after_the_other(form: Form | None, n: int, k: int) -
         if form is None and dtype == torch.float32:
             continue
         for counts in COUNTS:
-            which = [4, 1, 3][: len(counts)]
             x = torch.randn(sum(counts), k).to(dtype)
-            pieces = zip(which, x.split(counts), strict=True)
-            expected = torch.cat([matrices[index].multiply(piece) for index, piece in pieces])
-            assert torch.equal(bank.multiply(x, which, counts), expected)
+            pieces = zip(matrices, x.split(counts), strict=True)
+            expected = torch.cat([matrix.multiply(piece) for matrix, piece in pieces])
+            assert torch.equal(bank.multiply(x, torch.tensor(counts), sum(counts)), expected)
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
-@pytest.mark.parametrize("rows", [1, 5])
-def test_shared_rows(form: Form | None, rows: int) -> None:
+def test_a_shared_row(form: Form | None) -> None:
     matrices = _matrices(form, 48, 64)
     bank = MatrixBank.of(matrices)
     assert bank is not None
-    x = torch.randn(rows, 64).bfloat16()
-    expected = torch.cat([matrices[index].multiply(x) for index in (2, 0, 4)])
-    assert torch.equal(bank.multiply(x, [2, 0, 4], [rows] * 3, shared=True), expected)
+    x = torch.randn(1, 64).bfloat16()
+    expected = torch.cat([matrices[index].multiply(x) for index in (0, 2, 4)])
+    assert torch.equal(bank.multiply(x, torch.tensor([1, 0, 1, 0, 1]), 3, shared=True), expected)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_a_recording_reads_the_counts_again(form: Form | None) -> None:
+    matrices = _matrices(form, 48, 64)
+    bank = MatrixBank.of(matrices)
+    assert bank is not None
+    x = torch.randn(6, 64).bfloat16()
+    first, second = torch.tensor([1, 0, 3, 0, 2]), torch.tensor([0, 5, 0, 0, 1])
+    expected = bank.multiply(x, second, 6)
+    recording = Recording(Arena(), (x, first), lambda inputs: bank.multiply(*inputs, 6))
+    recording.fill((x, second))
+    assert torch.equal(recording.replay(), expected)
 
 
 def test_what_no_bank_can_be_made_of() -> None:

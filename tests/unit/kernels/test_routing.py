@@ -1,4 +1,4 @@
-"""Choices of experts and sums of their results, beside their definitions in torch."""
+"""Choices of experts, the order of their rows, and sums of their results, beside their definitions in torch."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     source, target = Path(library.__file__).with_name("routing.cpp"), tmp_path_factory.mktemp("kernels") / "routing.so"
     command = ["g++", *library.FLAGS, f"-march={request.param}", "-shared", str(source), "-o", str(target)]
     subprocess.run(command, check=True)
-    caches = routing._route, routing._combine
+    caches = routing._route, routing._arrange, routing._combine
     with pytest.MonkeyPatch.context() as patch:
         loaded = ctypes.CDLL(str(target))
         patch.setattr(library, "load", lambda: loaded)
@@ -89,6 +89,14 @@ def test_of_equal_scores_the_first_wins_and_what_is_not_a_number_is_chosen_last(
 
 def test_rows_of_a_wider_matrix() -> None:
     _equal(torch.randn(5, 20)[:, 3:11], ROUTINGS["mixtral"])
+
+
+@pytest.mark.parametrize(("tokens", "top_k", "experts"), [(0, 2, 3), (1, 8, 256), (50, 3, 7), (9, 1, 4)])
+def test_arrange(tokens: int, top_k: int, experts: int) -> None:
+    ids = torch.rand(tokens, experts).argsort(1)[:, :top_k].int()
+    got, expected = routing.arrange(ids, experts), moe.arrange(ids, experts)
+    assert all(torch.equal(mine, its) for mine, its in zip(got, expected, strict=True))
+    assert torch.equal(ids.flatten()[got.places.argsort()], ids.flatten().sort().values)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,9 @@ def same_bits(recipe: str, folder: Path, **options: Any) -> list[int]:
         ("gemma2", {"dtype": "float32", "kv_cache_dtype": "fp8"}),
         ("phi3-longrope-beyond", {"dtype": "float32"}),
         ("falcon-rw", {"dtype": "bfloat16"}),
+        ("mixtral", {"dtype": "bfloat16"}),
+        ("falcon_mamba", {"dtype": "float32"}),
+        ("qwen3_next", {"dtype": "bfloat16", "quantization": "int4"}),
     ],
 )
 def test_a_recorded_step_has_the_bits_of_a_launched_one(recipe: str, options: dict[str, Any], tmp_path: Path) -> None:
@@ -75,7 +79,7 @@ def test_every_architecture_is_recorded_or_refused(recipe: str, dtype: str, tmp_
 
 
 def test_a_model_that_reads_values_is_launched_as_it_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Experts are chosen in Python."""
+    """Experts of float32 are chosen in Python: torch multiplies by one after the other."""
     caplog.set_level("INFO")
     assert same_bits("mixtral", tmp_path, dtype="float32") == []
     said = [record for record in caplog.records if "are not recorded" in record.getMessage()]
@@ -113,6 +117,36 @@ def test_the_second_step_of_as_many_rows_is_recorded() -> None:
         assert torch.equal(last, given[6][0].values * 2)
         recorder.forget()
         assert recorder.run(given[0], compute) is None
+
+
+@pytest.mark.parametrize("planted", [False, True])
+def test_states_are_as_after_one_step(planted: bool) -> None:
+    """Recording computes a step, and the test of a recording computes it again."""
+    recorder, state = StepRecorder(100), torch.zeros(2)
+
+    def compute(inputs: list[torch.Tensor]) -> torch.Tensor:
+        state.add_(inputs[0])
+        if planted:
+            state.tolist()
+        return state * 1
+
+    def keep() -> Callable[[], None]:
+        kept = state.clone()
+
+        def put_back() -> None:
+            state.copy_(kept)
+
+        return put_back
+
+    with torch.inference_mode():
+        for number, inputs in enumerate(steps(2, 2, 2, 2)):
+            given = inputs[0].values
+            before = state.clone()
+            made = recorder.run_stateful(inputs, compute, keep)
+            assert (made is None) == (planted or number == 0)
+            assert torch.equal(state, before if made is None else before + given)
+            if made is not None:
+                assert torch.equal(made, state)
 
 
 class Plain:

@@ -79,11 +79,20 @@ inline Ints joined(Pairs two) {
 #endif
 }
 
+// Beside emulated tile registers, which take nothing off. In all the places that use it, it would take minutes to compile.
+__attribute__((noinline, unused)) Ints dot_plainly(Ints sum, Bytes w, int32_t x) {
+    int8_t b[4];
+    std::memcpy(b, &x, 4);
+    for (int i = 0; i < WIDTH; i++)
+        sum[i] += w[4 * i] * b[0] + w[4 * i + 1] * b[1] + w[4 * i + 2] * b[2] + w[4 * i + 3] * b[3];
+    return sum;
+}
+
 // Add to each channel the products of four unsigned weights with four signed activations.
 template <int BITS> inline Ints dot(Ints sum, Bytes w, int32_t x) {
 #if defined(__AVX512VNNI__)
     return (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)w, _mm512_set1_epi32(x));
-#elif defined(__AVX2__) && !TILES  // emulated tile registers take nothing off, so that plain C++ goes with them
+#elif defined(__AVX2__) && !TILES
     // With weights of 8 bits, sums of two products fit 16 bits only where one factor is at most 128 either way: so the
     // activation's sign moves to the weight, whose offset is taken off first.
     if (BITS < 8) return sum + joined(pairs(Pairs{}, w, x));
@@ -97,11 +106,7 @@ template <int BITS> inline Ints dot(Ints sum, Bytes w, int32_t x) {
     return sum + joined((Pairs)_mm256_maddubs_epi16(_mm256_abs_epi8(four), a));
 #endif
 #else
-    int8_t b[4];
-    std::memcpy(b, &x, 4);
-    for (int i = 0; i < WIDTH; i++)
-        sum[i] += w[4 * i] * b[0] + w[4 * i + 1] * b[1] + w[4 * i + 2] * b[2] + w[4 * i + 3] * b[3];
-    return sum;
+    return dot_plainly(sum, w, x);
 #endif
 }
 

@@ -168,7 +168,10 @@ class _Pending:
         if layer is None or not layer.quantized:
             return []
         names = self.parameter_names(layer, target)
-        layer.pack()
+        try:
+            layer.pack()
+        except CheckpointError as error:
+            raise CheckpointError(f"{target.parameter.rpartition('.')[0]}: {error.message}", error.hint) from None
         return names
 
     @staticmethod

@@ -50,7 +50,8 @@ def _kernels() -> _Kernels:
     loaded.ferrule_multiply_memory.restype = ctypes.c_int64
     loaded.ferrule_turn.argtypes = (at,)
     pack, turn, multiply = loaded.ferrule_pack, loaded.ferrule_turn, loaded.ferrule_multiply
-    pack.restype = turn.restype = multiply.restype = None
+    pack.restype = ctypes.c_int
+    turn.restype = multiply.restype = None
     return _Kernels(pack, turn, multiply, loaded.ferrule_multiply_memory)
 
 
@@ -73,7 +74,7 @@ class PackedMatrix:
     With `scales` [n, groups], or of the two levels of the form's blocks, the weight was quantized before and holds the
     form's numbers or codes. Scales are kept in the form's 16 bits; where a channel has one, what the rounding took from
     it is given back to the result: those are the `factors`. `offsets` are as the scales, and are added to each weight
-    of a group.
+    of a group. Raises ValueError for what the form does not go with, and for a weight to quantize that is not finite.
 
     `packed` and `factors` are all there is of it: see ``ferrule_kernels.cpu.packed`` for files of them.
     """
@@ -115,7 +116,8 @@ class PackedMatrix:
         floats = [None if each is None else each.floats for each in (scales, offsets)]
         steps = [None if each is None else each.steps for each in (scales, offsets)]
         given = (None if each is None else each[first:].data_ptr() for each in (*floats, *steps))
-        _kernels().pack(ctypes.addressof(matrix), part.data_ptr(), _TYPES[part.dtype], *given)
+        if not _kernels().pack(ctypes.addressof(matrix), part.data_ptr(), _TYPES[part.dtype], *given):
+            raise ValueError("a weight is not a finite number, or too large to be quantized")
 
     @classmethod
     def of_packed(

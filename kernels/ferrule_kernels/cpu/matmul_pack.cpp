@@ -5,6 +5,7 @@
 namespace {
 
 constexpr int TRIES = 12;
+constexpr float HUGEST = 1e36f;  // beyond it the scales that are tried are infinite
 constexpr float NEAREST = 12582912.0f;  // 1.5 * 2^23: added and taken off, it rounds to nearest, ties to even
 
 inline Floats rounded(Floats x) {  // to bfloat16, to nearest, ties to even
@@ -129,14 +130,15 @@ void keep_numbers(const Matrix& w, const uint8_t* numbers, int64_t count, uint8_
     }
 }
 
-// Channels past the last have scales of zero.
-template <class T> void pack_panel(const Matrix& w, const T* weights, const Given& given, int64_t panel) {
+// Channels past the last have scales of zero. Returns whether scales could be found: whether no weight is NaN or huge.
+template <class T> bool pack_panel(const Matrix& w, const T* weights, const Given& given, int64_t panel) {
     const int64_t channels = channels_of(w.n, panel), real = std::min<int64_t>(PANEL, w.n - panel * PANEL);
     const int64_t span = span_of(w), groups = w.k / w.group;
     const int offset = w.coded ? 0 : middle(w);
     const float low = -std::min(offset, 127), high = (1 << w.bits) - 1 - offset;
     std::vector<float> x(span + WIDTH);
     std::vector<uint8_t> bytes(span + WIDTH);
+    Ints wrong = {};
     uint8_t* to = w.weights + panel * panel_bytes(w, PANEL);
     std::memset(to, 0, panel_bytes(w, channels));
     for (int64_t begin = 0; begin < w.k; begin += span) {
@@ -146,7 +148,10 @@ template <class T> void pack_panel(const Matrix& w, const T* weights, const Give
         uint8_t* cells = steps + span / w.group * step_bytes(w) * channels;
         for (int64_t c = 0; c < real; c++) {
             const int64_t channel = panel * PANEL + c, at = channel * (w.k / w.block) + begin / w.block;
-            visit(weights + channel * w.inputs + begin, count, [&](Floats v, int64_t i) { std::memcpy(&x[i], &v, sizeof v); });
+            visit(weights + channel * w.inputs + begin, count, [&](Floats v, int64_t i) {
+                wrong |= ~(v <= HUGEST & v >= -HUGEST);
+                std::memcpy(&x[i], &v, sizeof v);
+            });
             const float scale = given.scales ? given.scales[at] : scale_of(w, x.data(), count);
             const float inverse = given.scales ? 1.0f : scale == 0.0f ? 0.0f : 1.0f / scale;
             if (head) keep_float(w, head + c * 2, scale);
@@ -162,14 +167,19 @@ template <class T> void pack_panel(const Matrix& w, const T* weights, const Give
         }
         to = cells + channels * span * w.bits / 8;
     }
+    int32_t any = 0;
+    for (int i = 0; i < WIDTH; i++) any |= wrong[i];
+    return given.scales || !any;
 }
 
-template <class T> void pack(const Matrix& w, const T* weights, const Given& given) {
+template <class T> bool pack(const Matrix& w, const T* weights, const Given& given) {
     const int64_t panels = panels_of(w.n);
     huge_pages(w.weights, panel_bytes(w, (w.n + LANES - 1) / LANES * LANES));
     Shares shares(panels, thread_count());  // as in products: a panel's memory is on the node of the thread that reads it
-#pragma omp parallel
-    for (int64_t panel; (panel = shares.next(thread_number())) >= 0;) pack_panel(w, weights, given, panel);
+    bool right = true;
+#pragma omp parallel reduction(&& : right)
+    for (int64_t panel; (panel = shares.next(thread_number())) >= 0;) right = pack_panel(w, weights, given, panel) && right;
+    return right;
 }
 
 }  // namespace
@@ -178,11 +188,12 @@ extern "C" {
 
 // Quantize weights [n, inputs] into `matrix->weights`; `type` is 0 for float32, 1 for bfloat16. `scales` [n, blocks],
 // which the matrix's type of floats can hold, are those of weights that were quantized before and are numbers now; else
-// null. So are `offsets` where the matrix has them, and `steps` and `offset_steps` [n, groups] where it has these.
-void ferrule_pack(const Matrix* matrix, const void* weights, int32_t type, const float* scales, const float* offsets,
+// null. So are `offsets` where the matrix has them, and `steps` and `offset_steps` [n, groups] where it has these. Returns 0
+// where weights that were not quantized before are NaN, or larger than any that a model can compute with.
+int ferrule_pack(const Matrix* matrix, const void* weights, int32_t type, const float* scales, const float* offsets,
                   const int8_t* steps, const int8_t* offset_steps) {
     const Given given = {scales, offsets, steps, offset_steps};
-    type ? pack(*matrix, (const uint16_t*)weights, given) : pack(*matrix, (const float*)weights, given);
+    return type ? pack(*matrix, (const uint16_t*)weights, given) : pack(*matrix, (const float*)weights, given);
 }
 
 // As `ferrule_dense_turn`.

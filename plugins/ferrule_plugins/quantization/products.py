@@ -216,9 +216,7 @@ class Quantized(LinearScheme):
         elif isinstance(weights, Levelled):
             self._product = self._levelled(layer, weights)
         elif isinstance(weights, Rounded):
-            self._product = self._multiplied(
-                PackedMatrix(weights.weight, weights.form, layer.bias, self.shared.workspace)
-            )
+            self._product = self._multiplied(self._quantized(layer, weights))
         else:
             self._product = self._cpu(layer, weights) if device == "cpu" else self._cuda(layer, weights)
 
@@ -231,6 +229,12 @@ class Quantized(LinearScheme):
         return self._product(layer, x)
 
     # ------------------------------------------------------------------------------------ CPUs
+
+    def _quantized(self, layer: Any, weights: Rounded) -> PackedMatrix:
+        try:
+            return PackedMatrix(weights.weight, weights.form, layer.bias, self.shared.workspace)
+        except ValueError as error:
+            raise CheckpointError(f"The weights cannot be quantized: {error}.", _DAMAGED) from None
 
     def _fp8_cpu(self, weights: Fp8) -> Rounded | Fp8:
         return weights.rounded(self.given, self.wide)

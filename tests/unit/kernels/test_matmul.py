@@ -124,6 +124,18 @@ def test_groups_of_nothing_but_tiny_weights_are_zeros(form: Form) -> None:
 
 
 @compiled
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf"), -2e36])
+@pytest.mark.parametrize("form", [Form(8), Form(6, 16), Form(4, 32)], ids=str)
+def test_weights_that_no_scale_fits_are_refused(form: Form, value: float) -> None:
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        for place in ((0, 0), (70, 45)):  # the last is in a part of a vector, and of a panel
+            weight = torch.randn(71, 46).to(dtype)
+            PackedMatrix(weight, form, None, Workspace())
+            weight[place] = value
+            with pytest.raises(ValueError, match="not a finite number, or too large"):
+                PackedMatrix(weight, form, None, Workspace())
+
+
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_row_has_the_same_bits_alone_and_in_any_batch(form: Form, dtype: torch.dtype) -> None:

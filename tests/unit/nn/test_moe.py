@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -286,6 +286,20 @@ def test_a_quantized_model_runs(mixtral: Path, quantization: str) -> None:
         output = harness.engine().run([prompt], max_tokens=4)[0]
     assert output.error is None
     assert len(output.token_ids) == 4
+
+
+def test_an_expert_that_is_not_finite_is_named_before_it_is_quantized(mixtral: Path) -> None:
+    shards = sorted(mixtral.glob("*.safetensors"))
+    shard = next(file for file in shards if any(".experts.3." in name for name in load_file(file)))
+    whole, tensors = shard.read_bytes(), load_file(shard)
+    name = next(each for each in tensors if ".experts.3." in each)
+    tensors[name][0, 0] = float("nan")
+    save_file(tensors, shard, {"format": "pt"})
+    try:
+        with pytest.raises(CheckpointError, match=r"experts\.3\.\w+_proj: .* not a finite number"):
+            Harness(mixtral, dtype="float32", quantization="int8").__enter__()
+    finally:
+        shard.write_bytes(whole)
 
 
 def test_the_reference_sums_as_the_block_does() -> None:

@@ -18,7 +18,7 @@ from ferrule.launch import collector
 from ferrule.launch.prepare import open_log
 from ferrule.launch.process import LENGTH_BYTES, MAX_BOOT_BYTES, Boot
 from ferrule.launch.resources import as_startup_error
-from ferrule.launch.streams import leave, usable_streams
+from ferrule.launch.streams import Exit, usable_streams
 
 _PR_SET_PDEATHSIG = 1
 _READ_BYTES = 1 << 20  # of the boot message, at once
@@ -108,4 +108,4 @@ def report(error: BaseException) -> None:
 
 
 if __name__ == "__main__":
-    leave(main(sys.argv[1:]))
+    Exit().leave(main(sys.argv[1:]))

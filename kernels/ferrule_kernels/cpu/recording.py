@@ -246,6 +246,11 @@ class _Functions(TorchFunctionMode):
 class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees the operations."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Torch's compiler need not leave this alone: to be told so it is imported, which takes seconds."""
+        return False
+
     def __init__(self, recording: Recording) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._recording = recording

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +23,7 @@ from ferrule_kernels.cpu.recording import Arena, NotRecordableError, Recording
 from ferrule_kernels.matmul import Form
 
 WEIGHT = torch.randn(48, 64, generator=torch.Generator().manual_seed(0))
+COUNTS = torch.tensor([2, 1])
 ROWS = [torch.randn(3, 64, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
 
 Compute = Callable[[torch.Tensor], torch.Tensor]
@@ -55,8 +58,8 @@ BANKS = MatrixBank([FOUR, FOUR]), MatrixBank([DENSE, DENSE])
         pytest.param(DENSE.multiply, id="dense"),
         pytest.param(NORM, id="norm"),
         pytest.param(lambda x: NORM.after(x, x * 2, 0.5)[1], id="sum"),
-        pytest.param(lambda x: BANKS[0].multiply(x, (1, 0), (2, 1)), id="several"),
-        pytest.param(lambda x: BANKS[1].multiply(x, (1, 0), (2, 1)), id="several dense"),
+        pytest.param(lambda x: BANKS[0].multiply(x, COUNTS, 3), id="several"),
+        pytest.param(lambda x: BANKS[1].multiply(x, COUNTS, 3), id="several dense"),
         pytest.param(lambda x: torch.cat([x.view(3, 2, 32)[:, 1], x[:, :3]], 1).float() * 2, id="torch"),
         pytest.param(lambda x: torch.zeros(3, 64).add_(x).t().contiguous(), id="in place"),
         pytest.param(lambda x: FOUR.multiply(F.pad(x[:, :30], (0, 34)) + torch.arange(64)), id="both"),
@@ -152,3 +155,16 @@ def test_memory_that_kernels_read_is_kept() -> None:
     del recording
     gc.collect()
     assert made[1]() is None
+
+
+def test_torch_s_compiler_is_not_imported() -> None:
+    """It would take seconds, in the first step that is recorded."""
+    program = """
+import sys, torch
+from ferrule_kernels.cpu.recording import Arena, Recording
+
+with torch.inference_mode():
+    Recording(Arena(), [torch.zeros(3)], lambda inputs: (inputs[0] + 1) * 2)
+print(sorted(name for name in sys.modules if name.startswith(("torch._dynamo", "sympy"))))
+"""
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "[]\n"

@@ -181,6 +181,8 @@ class Recording:
 
     def operate(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Do an operation of torch, and keep it unless it only looks at tensors in another way."""
+        if func.overloadpacket.__name__ in _ALLOCATING:
+            return self._places.like(func(*args, **kwargs))
         if _BY_VALUE & set(func.tags):
             raise NotRecordableError(f"{func} depends on values")
         made = func(*args, **kwargs)
@@ -194,8 +196,6 @@ class Recording:
         if fresh and not isinstance(made, torch.Tensor):
             raise NotRecordableError(f"{func} gives several tensors")
         kept = self._places.like(made) if fresh else None
-        if func.overloadpacket.__name__ in _ALLOCATING:
-            return kept
         self._add_calls()
         again = functools.partial(func, *tree_map(self._places.alias, args), **tree_map(self._places.alias, kwargs))
         if kept is None:

@@ -355,10 +355,10 @@ void ferrule_dense(const DenseMatrix* w, const uint16_t* x, void* y, int64_t m, 
     recorded([=] { multiply_one(*w, x, y, m, type); });
 }
 
-// Products of successive rows of x, bfloat16 [rows, k], with several matrices of one shape: each has as many of them as
-// `counts` says when it comes to that, or with `shared` the same first ones. y [rows of all, n]. Products of many rows come
-// one after the other, the others together, so that threads have enough to do and meet once. A row has the same bits as by
-// `ferrule_dense`.
+// Products of x, bfloat16 [rows, k], with several matrices of one shape: the first has the first counts[0] rows, the next one
+// the counts[1] after them, and so on; with `shared` all of those that have any have the first ones. The counts are read when
+// it is computed, also by a recording. y [sum of counts, n]. Products of many rows come one after the other, the others
+// together, so that threads have enough to do and meet once. A row has the same bits as by `ferrule_dense`.
 void ferrule_dense_bank(const DenseMatrix* const* matrices, const int64_t* counts, int64_t count, const uint16_t* x, void* y,
                         int32_t shared, int32_t type) {
     recorded([=] {

@@ -25,7 +25,14 @@ class WaitedError(AssertionError):
     """Something between the host and the device did not go through `Transfers`."""
 
 
-class NoWaiting(TorchDispatchMode):
+class _Mode(TorchDispatchMode):
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Torch's compiler need not leave this alone: to be told so it is imported, which takes seconds."""
+        return False
+
+
+class NoWaiting(_Mode):
     """Refuses copies between the host and "meta", but for those that `allowed` lets through."""
 
     def __init__(self) -> None:
@@ -97,7 +104,7 @@ class Launch:
                 old.copy_(new)
 
 
-class Tape(TorchDispatchMode):
+class Tape(_Mode):
     """Keeps every operation while it is on."""
 
     def __init__(self) -> None:

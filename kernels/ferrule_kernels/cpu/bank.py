@@ -64,7 +64,7 @@ class MatrixBank:
         """Rows of x times the transposed matrices, of which each has the next `counts`: [results, outputs].
 
         `counts` int64 [matrices] are read when the kernel is called, also when it is called again by a recording; their
-        sum is `results`. With `shared`, x has one row, and each matrix that has a row has this one. Results have x's
+        sum is `results`. With `shared`, x has one row, which is each of those that a matrix has. Results have x's
         type, or bfloat16 where that is all that the kernel makes.
         """
         first, dtype = self._first, x.dtype

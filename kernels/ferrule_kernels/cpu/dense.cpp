@@ -356,21 +356,21 @@ void ferrule_dense(const DenseMatrix* w, const uint16_t* x, void* y, int64_t m, 
 }
 
 // Products of x, bfloat16 [rows, k], with several matrices of one shape: the first has the first counts[0] rows, the next one
-// the counts[1] after them, and so on; with `shared` all of those that have any have the first ones. The counts are read when
-// it is computed, also by a recording. y [sum of counts, n]. Products of many rows come one after the other, the others
+// the counts[1] after them, and so on; with `shared`, x is one row, and is each of them. The counts are read when it is
+// computed, also by a recording. y [sum of counts, n]. Products of many rows come one after the other, the others
 // together, so that threads have enough to do and meet once. A row has the same bits as by `ferrule_dense`.
 void ferrule_dense_bank(const DenseMatrix* const* matrices, const int64_t* counts, int64_t count, const uint16_t* x, void* y,
                         int32_t shared, int32_t type) {
     recorded([=] {
         std::vector<Job> few;
-        visit_counts(counts, count, [&](int64_t i, int64_t row) {
+        visit_counts(counts, count, shared, [&](int64_t i, int64_t row, int64_t m) {
             const Matrix& w = *matrices[i];
             const uint16_t* from = x + (shared ? 0 : row * w.k);
             void* to = (char*)y + row * w.n * (type ? 2 : 4);
-            if (counts[i] < ORDERED)
-                few.push_back({&w, from, to, counts[i]});
+            if (m < ORDERED)
+                few.push_back({&w, from, to, m});
             else
-                multiply_one(w, from, to, counts[i], type);
+                multiply_one(w, from, to, m, type);
         });
         type ? multiply_few<uint16_t>(few) : multiply_few<float>(few);
     });

@@ -490,10 +490,10 @@ void ferrule_multiply_bank(const Matrix* const* matrices, const int64_t* counts,
                            int32_t shared, int32_t x_type, int32_t y_type, void* memory) {
     recorded([=] {
         std::vector<Job> jobs;
-        visit_counts(counts, count, [&](int64_t i, int64_t row) {
+        visit_counts(counts, count, shared, [&](int64_t i, int64_t row, int64_t m) {
             const Matrix& w = *matrices[i];
             const char* from = (const char*)x + (shared ? 0 : row * w.inputs * (x_type ? 2 : 4));
-            jobs.push_back({&w, from, (char*)y + row * w.n * (y_type ? 2 : 4), counts[i], w.n});
+            jobs.push_back({&w, from, (char*)y + row * w.n * (y_type ? 2 : 4), m, w.n});
         });
         multiply(jobs, x_type, y_type, memory);
     });

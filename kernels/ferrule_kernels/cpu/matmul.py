@@ -68,13 +68,17 @@ class Workspace:
         return self._memory.data_ptr()
 
 
+class UnfitWeightError(ValueError):
+    """A weight has a number that cannot be quantized."""
+
+
 class PackedMatrix:
     """A weight [n, k] in the kernel's order. Raises KernelsUnavailableError.
 
     With `scales` [n, groups], or of the two levels of the form's blocks, the weight was quantized before and holds the
     form's numbers or codes. Scales are kept in the form's 16 bits; where a channel has one, what the rounding took from
     it is given back to the result: those are the `factors`. `offsets` are as the scales, and are added to each weight
-    of a group. Raises ValueError for what the form does not go with, and for a weight to quantize that is not finite.
+    of a group. Raises ValueError for what the form does not go with, and UnfitWeightError.
 
     `packed` and `factors` are all there is of it: see ``ferrule_kernels.cpu.packed`` for files of them.
     """
@@ -117,7 +121,7 @@ class PackedMatrix:
         steps = [None if each is None else each.steps for each in (scales, offsets)]
         given = (None if each is None else each[first:].data_ptr() for each in (*floats, *steps))
         if not _kernels().pack(ctypes.addressof(matrix), part.data_ptr(), _TYPES[part.dtype], *given):
-            raise ValueError("a weight is not a finite number, or too large to be quantized")
+            raise UnfitWeightError("a weight is not a finite number, or too large to be quantized")
 
     @classmethod
     def of_packed(

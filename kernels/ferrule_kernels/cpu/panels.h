@@ -124,10 +124,11 @@ class Starts {
     std::vector<int64_t> starts_;
 };
 
-// Call `use` with each product that has rows, and with the number of the first of them, where rows follow each other.
-template <class F> inline void visit_counts(const int64_t* counts, int64_t count, F use) {
-    for (int64_t i = 0, row = 0; i < count; row += counts[i++])
-        if (counts[i]) use(i, row);
+// Call `use` with each matrix that has rows, the first of them where rows follow each other, and how many: all, or one at a
+// time where they are `shared`, since then there is no second one behind the first.
+template <class F> inline void visit_counts(const int64_t* counts, int64_t count, bool shared, F use) {
+    for (int64_t i = 0, row = 0; i < count; i++)
+        for (const int64_t end = row + counts[i]; row < end; row += shared ? 1 : counts[i]) use(i, row, shared ? 1 : counts[i]);
 }
 
 inline int thread_number() {

@@ -1,5 +1,6 @@
 // Mixtures of experts, beside their products: which experts a token has, from its router's scores, the order of the rows
-// of these products, and the weighted sum of their results. The definition is `ferrule_kernels.moe`; arithmetic is float32, in one order for each token.
+// of these products, and the weighted sum of their results. The definition is `ferrule_kernels.moe`; arithmetic is float32,
+// in one order for each token.
 #include "recording.h"
 #include "rows.h"
 
@@ -102,14 +103,22 @@ void route_all(const Routing& r, const float* logits, int64_t stride, const floa
     }
 }
 
-// A counting sort: it keeps the order of the pairs that have one expert.
-void arrange_all(const int32_t* ids, int64_t pairs, int64_t top_k, int64_t experts, int64_t* tokens, int64_t* places,
+// A counting sort: it keeps the order of the pairs that have one expert. Returns whether all ids are experts. One that is
+// not counts as the first: a recording has nobody to tell, and no memory may be written that is not there.
+bool arrange_all(const int32_t* ids, int64_t pairs, int64_t top_k, int64_t experts, int64_t* tokens, int64_t* places,
                  int64_t* counts) {
+    bool right = true;
+    const auto expert = [&](int64_t i) {
+        const bool known = 0 <= ids[i] && ids[i] < experts;
+        right &= known;
+        return known ? ids[i] : 0;
+    };
     std::fill_n(counts, experts, 0);
-    for (int64_t i = 0; i < pairs; i++) counts[ids[i]]++;
+    for (int64_t i = 0; i < pairs; i++) counts[expert(i)]++;
     std::vector<int64_t> next(experts);
     std::exclusive_scan(counts, counts + experts, next.begin(), int64_t(0));
-    for (int64_t i = 0; i < pairs; i++) tokens[places[i] = next[ids[i]]++] = i / top_k;
+    for (int64_t i = 0; i < pairs; i++) tokens[places[i] = next[expert(i)]++] = i / top_k;
+    return right;
 }
 
 template <class T>
@@ -137,10 +146,12 @@ void ferrule_route(const Routing* r, const float* logits, int64_t stride, const 
 }
 
 // Sort the pairs of a token and one of its experts, ids [pairs], by the expert. tokens [pairs]: of which token each is after
-// that; places [pairs]: where each is then; counts [experts]: how many each expert has.
-void ferrule_arrange(const int32_t* ids, int64_t pairs, int64_t top_k, int64_t experts, int64_t* tokens, int64_t* places,
-                     int64_t* counts) {
-    recorded([=] { arrange_all(ids, pairs, top_k, experts, tokens, places, counts); });
+// that; places [pairs]: where each is then; counts [experts]: how many each expert has. Returns 0 for an id that is none.
+int ferrule_arrange(const int32_t* ids, int64_t pairs, int64_t top_k, int64_t experts, int64_t* tokens, int64_t* places,
+                    int64_t* counts) {
+    const auto arrange = [=] { return arrange_all(ids, pairs, top_k, experts, tokens, places, counts); };
+    if (recording) recording->push_back(arrange);
+    return arrange();
 }
 
 // out [tokens, size]: sums of top_k rows each, the ones at places [tokens, top_k], or where that is null the next ones.

@@ -36,7 +36,7 @@ def _route() -> Any:
 @functools.cache
 def _arrange() -> Any:
     call = library.load().ferrule_arrange
-    call.argtypes, call.restype = (_AT, _INT, _INT, _INT, _AT, _AT, _AT), None
+    call.argtypes, call.restype = (_AT, _INT, _INT, _INT, _AT, _AT, _AT), ctypes.c_int
     return call
 
 
@@ -67,10 +67,11 @@ def route(
 
 
 def arrange(ids: torch.Tensor, num_experts: int) -> moe.Arranged:
-    """As `ferrule_kernels.moe.arrange`."""
-    ids = ids.contiguous()
+    """As `ferrule_kernels.moe.arrange`. Raises IndexError for an id that is no expert's, where it is not replayed."""
+    ids = ids.int().contiguous()
     made = moe.Arranged(*(torch.empty(count, dtype=torch.int64) for count in (ids.numel(), ids.numel(), num_experts)))
-    _arrange()(ids.data_ptr(), ids.numel(), ids.shape[1], num_experts, *(each.data_ptr() for each in made))
+    if not _arrange()(ids.data_ptr(), ids.numel(), ids.shape[1], num_experts, *(each.data_ptr() for each in made)):
+        raise IndexError(f"a token has an expert that is none of the {num_experts}")
     return made
 
 

@@ -21,7 +21,7 @@ from ferrule.interfaces.quantization import LinearScheme
 from ferrule_kernels import matmul as reference
 from ferrule_kernels.cpu import library
 from ferrule_kernels.cpu.dense import DenseMatrix
-from ferrule_kernels.cpu.matmul import PackedMatrix, Workspace
+from ferrule_kernels.cpu.matmul import PackedMatrix, UnfitWeightError, Workspace
 from ferrule_kernels.cpu.tables import MergedTables
 from ferrule_kernels.matmul import Form
 from ferrule_kernels.tables import Additive, Palette
@@ -233,7 +233,7 @@ class Quantized(LinearScheme):
     def _quantized(self, layer: Any, weights: Rounded) -> PackedMatrix:
         try:
             return PackedMatrix(weights.weight, weights.form, layer.bias, self.shared.workspace)
-        except ValueError as error:
+        except UnfitWeightError as error:
             raise CheckpointError(f"The weights cannot be quantized: {error}.", _DAMAGED) from None
 
     def _fp8_cpu(self, weights: Fp8) -> Rounded | Fp8:

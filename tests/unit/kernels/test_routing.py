@@ -97,6 +97,13 @@ def test_arrange(tokens: int, top_k: int, experts: int) -> None:
     got, expected = routing.arrange(ids, experts), moe.arrange(ids, experts)
     assert all(torch.equal(mine, its) for mine, its in zip(got, expected, strict=True))
     assert torch.equal(ids.flatten()[got.places.argsort()], ids.flatten().sort().values)
+    assert torch.equal(routing.arrange(ids.long(), experts).places, got.places)
+
+
+@pytest.mark.parametrize("wrong", [-1, 7, 2**31 - 1, -(2**31)])
+def test_an_id_that_is_no_expert_is_refused(wrong: int) -> None:
+    with pytest.raises(IndexError, match="none of the 7"):
+        routing.arrange(torch.tensor([[0, 6], [3, wrong]], dtype=torch.int32), 7)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -35,8 +35,8 @@ _EXPERTS: dict[str, Any] = {
 MLA: dict[str, Any] = {
     "num_key_value_heads": 4,
     "q_lora_rank": 24,
-    "kv_lora_rank": 24,
-    "qk_rope_head_dim": 8,
+    "kv_lora_rank": 32,
+    "qk_rope_head_dim": 16,
     "qk_nope_head_dim": 16,
     "v_head_dim": 16,
     "n_routed_experts": 4,

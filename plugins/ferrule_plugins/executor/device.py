@@ -167,6 +167,11 @@ class Worker:
         with self.platform.memory().guard("cache"):
             self.restore("kv_cache")
 
+    def settle(self) -> None:
+        """Compute one more token, behind the start: a recorder may record a step when it comes for the second time."""
+        if self._num_blocks > len(self.model_runner.cache.paged):
+            self._fails(self.model_runner, 0)
+
     def prepare(self, grammar: CompiledGrammar) -> Future[None]:
         """Begin to load a constraint. The one method that may be called from any thread."""
         return self._grammars.prepare(grammar)

@@ -105,6 +105,7 @@ class UniExecutor(Executor):
     def init_cache(self, num_blocks: int) -> None:
         worker = self._ready()
         self._submit(worker.init_cache, num_blocks).result()
+        self._submit(self._guarded, worker.settle)  # nobody waits for it but a request that comes meanwhile
 
     def submit(self, plan: StepPlan) -> Step:
         worker = self._ready()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,7 +34,7 @@ class Notes:
     @classmethod
     def of(cls, unknown_fields: Sequence[str], body: type[BaseModel]) -> Notes:
         """What can be told of any body: fields that its type does not know."""
-        return cls(unknown=_unknown(unknown_fields, known_names(body)))
+        return cls(unknown=_unknown(unknown_fields, body))
 
     @property
     def extension(self) -> Extension | None:
@@ -56,8 +56,9 @@ class Notes:
             _logger.warning("fields without effect", fields=",".join(name for name, _ in self.known))
 
 
-def _unknown(paths: Sequence[str], names: Iterable[str]) -> list[tuple[str, str]]:
+def _unknown(paths: Sequence[str], body: type[BaseModel]) -> list[tuple[str, str]]:
     shown = [path[:_MAX_NAME] for path in paths[:_MAX_NAMED]]
+    names = known_names(body) if shown else ()  # which take some 50 ms when they are first asked for
     return [(path, f"unknown, ignored.{nearest(path.rpartition('.')[2], names)}") for path in shown]
 
 

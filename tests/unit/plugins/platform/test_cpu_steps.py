@@ -63,12 +63,23 @@ def same_bits(recipe: str, folder: Path, **options: Any) -> list[int]:
         ("phi3-longrope-beyond", {"dtype": "float32"}),
         ("falcon-rw", {"dtype": "bfloat16"}),
         ("mixtral", {"dtype": "bfloat16"}),
+        ("deepseek_v3", {"dtype": "bfloat16", "quantization": "int4"}),
         ("falcon_mamba", {"dtype": "float32"}),
         ("qwen3_next", {"dtype": "bfloat16", "quantization": "int4"}),
     ],
 )
 def test_a_recorded_step_has_the_bits_of_a_launched_one(recipe: str, options: dict[str, Any], tmp_path: Path) -> None:
     assert same_bits(recipe, tmp_path, **options) == [1, 3, 5]
+
+
+def test_a_step_of_one_row_is_recorded_before_a_request_comes(tmp_path: Path) -> None:
+    tiny_checkpoint("qwen3", tmp_path)
+    with Harness(tmp_path, block_size=16) as harness:
+        harness.executor.init_cache(8)
+        harness.executor.call("check")  # behind all that this has begun
+        recorder = recorder_of(harness)
+        assert recorder is not None
+        assert list(recorder._recordings) == [1]
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from pydantic import ConfigDict, TypeAdapter, with_config
 from ferrule.interfaces.parsers import CallArguments, CallEnd, CallStart, Content, Reasoning
 from ferrule.interfaces.service import ChatPrompt, Generate, Output, Prompt, Usage
 from ferrule.sampling_params import Beam
-from ferrule.schema import marks_of
+from ferrule.schema import known_names, marks_of
 from ferrule.types import FinishReason
 from ferrule_plugins.router import openai_answers
 from ferrule_plugins.router.openai_schema import ChatBody, CompletionBody
@@ -76,6 +76,13 @@ async def test_false_is_not_zero() -> None:
     """A harmless value is compared with its type."""
     assert warnings_of(await Site().complete(store=0)) != []
     assert error_of(await Site().complete(watermarking=0))["param"] == "watermarking"
+
+
+async def test_names_that_nobody_misspelt_are_not_looked_for() -> None:
+    """To find those of all fields takes a first request some 50 ms."""
+    known_names.cache_clear()
+    assert warnings_of(await Site().chat(temperature=0)) == []
+    assert known_names.cache_info().currsize == 0
 
 
 async def test_unknown_fields_are_named_with_the_nearest() -> None:

@@ -1,4 +1,8 @@
-"""`ferrule bench startup`: from the start of the process to the first healthy answer, and to the first token."""
+"""`ferrule bench startup`: from the start of the process to the first healthy answer, and to the first token.
+
+What a server puts off until it is first needed is paid by its first request: so its waits are shown beside those of
+the third one, which is the same.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +15,16 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from ferrule.config.option import opt
 from ferrule_plugins.command.bench.figures import report
+
+_TOKENS = 8  # of a request
+_REQUESTS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +50,8 @@ def _once(serve: list[str], timeout: float) -> dict[str, float]:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     start = time.perf_counter()
-    command = [sys.executable, "-m", "ferrule", "serve", *serve, "--host", "127.0.0.1", "--port", str(port)]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    address = ["--host", "127.0.0.1", "--port", str(port), "--disable-uvicorn-access-log"]
+    server = subprocess.Popen([sys.executable, "-m", "ferrule", "serve", *serve, *address], stdout=subprocess.DEVNULL)
     try:
         while _status(port) != 200:
             if server.poll() is not None:
@@ -52,9 +60,14 @@ def _once(serve: list[str], timeout: float) -> dict[str, float]:
                 raise SystemExit(f"not healthy after {timeout:.0f} s")
             time.sleep(0.01)
         healthy = time.perf_counter() - start
-        _first_token(port)
-        first = time.perf_counter() - start
-        return {"health_200": healthy, "first_token": first, "rss": _tree_rss(server.pid)}
+        first, *_, later = ([time.perf_counter(), *_tokens(port)] for _ in range(_REQUESTS))
+        return {
+            "health_200": healthy,
+            "first_token": first[1] - start,
+            **_waits("first_request", first),
+            **_waits("later_request", later),
+            "rss": _tree_rss(server.pid),
+        }
     finally:
         server.send_signal(signal.SIGTERM)
         try:
@@ -75,16 +88,25 @@ def _status(port: int) -> int:
         connection.close()
 
 
-def _first_token(port: int) -> None:
+def _tokens(port: int) -> list[float]:
+    """When each event of a request's stream came."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
-    body = json.dumps({"prompt": "Hello", "max_tokens": 1, "stream": True})
+    body = json.dumps({"prompt": "Hello", "max_tokens": _TOKENS, "ignore_eos": True, "stream": True})
     connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
     response = connection.getresponse()
     if response.status != 200:
-        raise SystemExit(f"the first request was answered {response.status}: {response.read(300)!r}")
-    while not response.readline().startswith(b"data:"):
-        pass
+        raise SystemExit(f"a request was answered {response.status}: {response.read(300)!r}")
+    times = [time.perf_counter() for line in response if line.startswith(b"data: {")]
     connection.close()
+    if not times:
+        raise SystemExit("a request was answered without a token")
+    return times
+
+
+def _waits(name: str, times: Sequence[float]) -> dict[str, float]:
+    """The times of a request and of its events, as a wait for the first one and the longest between two."""
+    gaps = [after - before for before, after in pairwise(times)]
+    return {f"{name}_first_token": gaps[0], f"{name}_longest_gap": max(gaps[1:], default=0.0)}
 
 
 def _tree_rss(pid: int) -> float:

@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, settings
 from ferrule.config import PluginConfig
 from ferrule.config.plugins import configured
 from ferrule.env import Environment
+from ferrule.launch.collector import settle
 from ferrule.plugin import Plugins, discover
 from ferrule_kernels.cpu import library
 from ferrule_testkit.checkpoints import tiny_checkpoint
@@ -91,9 +92,9 @@ class FileTimes:
 
 
 def pytest_collection_finish() -> None:
-    """Modules and tests stay to the end: the garbage collector need not look at a million objects again and again."""
+    """Modules and tests stay to the end: the garbage collector leaves them out, and looks seldom, as in a server."""
     gc.collect()
-    gc.freeze()
+    settle()
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import importlib
 import os
 import random
@@ -19,6 +20,7 @@ from hypothesis import HealthCheck, settings
 from ferrule.config import PluginConfig
 from ferrule.config.plugins import configured
 from ferrule.env import Environment
+from ferrule.launch.collector import settle
 from ferrule.plugin import Plugins, discover
 from ferrule_kernels.cpu import library
 from ferrule_testkit.checkpoints import tiny_checkpoint
@@ -28,6 +30,9 @@ from tools.coverage import Counting
 
 if not (list(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/dxg").exists()):  # no GPU
     os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton, which reads it then, once
+
+# Of the cache's memory, all is written to behind a start: gigabytes, where nothing is said.
+os.environ.setdefault("FERRULE_CPU_KVCACHE_SPACE", "0.0625")
 
 # The same examples every time, however long they take; FERRULE_TEST_SEED draws others.
 settings.register_profile(
@@ -86,6 +91,12 @@ class FileTimes:
             terminalreporter.write_line(f"{self._seconds[file]:7.1f} s, {cost:6.1f} s on a processor  {file}")
 
 
+def pytest_collection_finish() -> None:
+    """Modules and tests stay to the end: the garbage collector leaves them out, and looks seldom, as in a server."""
+    gc.collect()
+    settle()
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(ProcessorTime(), "processor-time")
     if hasattr(config, "workerinput") and "SLIPCOVER_ENABLED" in os.environ:
@@ -129,8 +140,9 @@ def _same_numbers() -> None:
     """Every test draws the same random numbers, whichever ran before it; FERRULE_TEST_SEED draws others."""
     seed = int(os.environ.get("FERRULE_TEST_SEED", "0"))
     random.seed(seed)
-    if "torch" in sys.modules:
-        sys.modules["torch"].manual_seed(seed)
+    if torch := sys.modules.get("torch"):
+        # For devices that are not there, `torch.manual_seed` keeps a text of the whole stack: a millisecond each time.
+        (torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed)(seed)
 
 
 @pytest.fixture
@@ -153,16 +165,17 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def emulated_kernels(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """The CPU kernels for this processor, with tile registers emulated in plain C++."""
+    """The CPU kernels that use tile registers, for this processor, with these emulated in plain C++."""
     if shutil.which("g++") is None:
         pytest.skip("there is no compiler")
 
     def build(path: Path) -> None:
         objects = []
-        for source in sorted(Path(library.__file__).parent.glob("*.cpp")):
+        for name in ("attention", "dense", "machine", "matmul", "matmul_pack", "recording", "tables"):
             # matmul.cpp is built as it is installed: its sums are compared to the bit. The others take less time so.
-            level = [] if source.name == "matmul.cpp" else ["-O1"]
-            made = f"{path}.{source.stem}.o"
+            level = [] if name == "matmul" else ["-O1"]
+            made = f"{path}.{name}.o"
+            source = Path(library.__file__).with_name(f"{name}.cpp")
             flags = [*library.FLAGS, *level, "-march=native", "-DFERRULE_EMULATE_TILES"]
             subprocess.run(["g++", *flags, "-c", str(source), "-o", made], check=True)
             objects.append(made)

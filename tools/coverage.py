@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slipcover import Slipcover
+from slipcover import Slipcover, pytest_plugin
 
 FLOORS = {
     "core/ferrule": 93,
@@ -25,6 +25,9 @@ FLOORS = {
     "kernels/ferrule_kernels": 85,
 }
 _OMITTED = "plugins/ferrule_plugins/attention/flex_attention.py"  # torch compiles its functions from their bytecode
+# Times that a line runs before its probe is taken out, for which every module is looked through: that takes as long as
+# a million runs of a probe.
+_RUNS = 10_000
 _NOT_COUNTED = (
     r"#\s*pragma: no cover",
     r"if TYPE_CHECKING:",
@@ -39,6 +42,8 @@ class Counting:
         self._switches = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("SLIPCOVER_")}
         if sys.version_info < (3, 12):  # from there on Python takes probes out
             Slipcover.deinstrument_seen = untraced(Slipcover.deinstrument_seen)
+            if (counter := pytest_plugin._slipcover_instance) is not None:
+                counter.d_miss_threshold = _RUNS  # of what is imported from here on
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 from ferrule.config import CacheConfig, Config, LoadConfig, ModelConfig
 from ferrule.config.resolve import resolve
 from ferrule.engine.loop import EngineLoop
+from ferrule.env import Environment
 from ferrule.interfaces.executor import Executor
 from ferrule.interfaces.scheduler import Scheduler, SchedulerLimits
 from ferrule.plugin import Plugins, discover
@@ -33,6 +34,7 @@ from ferrule.types import (
 )
 from ferrule.wire.messages import Deltas, FromEngine, Submit, ToEngine
 
+_CACHE_GIB = 0.0625  # all that states of cached prefixes would get is allocated, and made real
 _CLIENT = b"harness"
 
 
@@ -77,6 +79,7 @@ class Harness:
                 model=ModelConfig(model=str(folder), **model),
                 load=load or LoadConfig(use_tqdm_on_load=False),
                 cache=CacheConfig(block_size=block_size, kv_cache_dtype=kv_cache_dtype),
+                env=Environment(cpu_kvcache_space=_CACHE_GIB),
             )
         )
         self.plugins: Plugins = discover() if plugins is None else plugins

@@ -87,6 +87,8 @@ if not torch.cuda.is_available():  # under Triton's interpreter, which is slow; 
         "block_sizes": (4,),
         "head_dims": (8,),
     }
+    # A compilation for each size; tests/unit has all of them in `make test-slow`.
+    SETTINGS["attention", "flex_attention"] = {"block_sizes": (4,), "head_dims": (8,)}
     # What takes longest under the interpreter, and is asked of the kernel in tests/kernels too.
     INTERPRETED = {
         "test_windows_soft_caps_slopes_and_sinks": {"triton", "flex_attention"},

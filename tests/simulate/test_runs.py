@@ -3,6 +3,7 @@
 import pytest
 
 from ferrule_testkit.simulate import main, simulate
+from tests.shared import grid
 
 
 @pytest.mark.advisory("GHSA-v97p-wpxp-px84")
@@ -14,8 +15,8 @@ def test_mixed_work_keeps_every_invariant(seed):
     assert report.preemptions > 0
 
 
-@pytest.mark.parametrize("depth", [1, 2, 3])
-@pytest.mark.parametrize("policy", ["fcfs", "priority", "priority_ageing", "chaos"])
+# The kits of policies and schedulers go through the depths, too.
+@grid({"policy": ("fcfs", "priority", "priority_ageing", "chaos"), "depth": (3, 2, 1)})
 def test_each_policy_at_each_depth(policy, depth):
     assert simulate(100 + depth, 3000, policy=policy, depth=depth).requests > 50
 

@@ -24,7 +24,7 @@ Check = Callable[[Module], Iterator[Violation]]
 
 def no_global(module: Module) -> Iterator[Violation]:
     """State is passed, not found."""
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.Global):
             yield module.violation(node, f"global {', '.join(node.names)}")
 
@@ -65,7 +65,7 @@ def no_pickle_or_eval(module: Module) -> Iterator[Violation]:
 
 def no_assert(module: Module) -> Iterator[Violation]:
     """An assert disappears under -O; a check must not."""
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if module.product and isinstance(node, ast.Assert):
             yield module.violation(node, "assert in product code")
 
@@ -75,7 +75,7 @@ def environment_in_one_file(module: Module) -> Iterator[Violation]:
     if module.path == ENVIRONMENT or not module.product:
         return
     banned = {"environ", "environb", "getenv", "putenv", "unsetenv"}
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.Attribute) and node.attr in banned and dotted(node.value) in {"os", "posix"}:
             yield module.violation(node, f"os.{node.attr} outside {ENVIRONMENT}")
     for imported in module.imports:
@@ -94,7 +94,7 @@ def no_wide_bind(module: Module) -> Iterator[Violation]:
     """Only the HTTP listener may listen on all interfaces."""
     if module.path == LISTENER or not module.product:
         return
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in module.docstrings:
             match = _ALL_INTERFACES.search(node.value)
             if match:
@@ -103,7 +103,7 @@ def no_wide_bind(module: Module) -> Iterator[Violation]:
 
 def tasks_have_owners(module: Module) -> Iterator[Violation]:
     """A task that nobody holds may be collected while it runs, and nobody sees its exception."""
-    for statement in ast.walk(module.tree):
+    for statement in module.nodes:
         match statement:
             case ast.Expr(value=ast.Call() as call) | ast.Assign(targets=[ast.Name(id="_")], value=ast.Call() as call):
                 owner, _, method = dotted(call.func).rpartition(".")
@@ -125,7 +125,7 @@ def bounded_caches(module: Module) -> Iterator[Violation]:
 
 def exceptions_are_told(module: Module) -> Iterator[Violation]:
     """No handler takes everything, and none of Exception does nothing."""
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.ExceptHandler):
             if node.type is None:
                 yield module.violation(node, "bare except")

@@ -71,7 +71,7 @@ def class_length(modules: Sequence[Module]) -> list[Violation]:
     return [
         module.violation(node, f"{node.name} has {_lines(node)} lines, more than {MAX_CLASS}")
         for module in _measured(modules)
-        for node in ast.walk(module.tree)
+        for node in module.nodes
         if isinstance(node, ast.ClassDef) and _lines(node) > MAX_CLASS
     ]
 
@@ -150,7 +150,7 @@ def code_lines(module: Module) -> int:
     for token in tokenize.generate_tokens(io.StringIO(module.text).readline):
         if token.type not in silent:
             lines.update(range(token.start[0], token.end[0] + 1))
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.Constant) and id(node) in module.docstrings:
             lines.difference_update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     return len(lines)

@@ -44,6 +44,11 @@ class Module:
         return ast.parse(self.text, filename=self.path)
 
     @cached_property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        """The tree's nodes, for the many rules that look at each."""
+        return tuple(ast.walk(self.tree))
+
+    @cached_property
     def name(self) -> str:
         """Dotted name; a package's is that of its folder."""
         parts = self.path.removesuffix(".py").split("/")
@@ -72,7 +77,7 @@ class Module:
     def docstrings(self) -> frozenset[int]:
         """Ids of the constant nodes that are docstrings."""
         owners = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-        firsts = (node.body[0] for node in ast.walk(self.tree) if isinstance(node, owners) and node.body)
+        firsts = (node.body[0] for node in self.nodes if isinstance(node, owners) and node.body)
         return frozenset(
             id(first.value)
             for first in firsts
@@ -98,14 +103,14 @@ def read_modules(repository: Path) -> list[Module]:
 
 
 def functions(module: Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node
 
 
 def calls(module: Module) -> Iterator[tuple[ast.Call, str]]:
     """Every call, with the dotted text of what is called ("asyncio.create_task"), empty when it is not a plain name."""
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.Call):
             yield node, dotted(node.func)
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ferrule.config.parse import config_sections
-from ferrule.config.schema import Schema
+from ferrule.config.parse import config_schema
 from ferrule.config.sections import Config
 from ferrule.plugin import Plugins
 
 
 def chosen_plugins(config: Config, plugins: Plugins) -> Iterator[tuple[str, str]]:
     """(kind, name) of each. Nothing is imported."""
-    for spec in Schema(config_sections()).specs:
+    for spec in config_schema().specs:
         kind = spec.option.kind
         if kind is None or (kind == "tokenizer" and config.model.skip_tokenizer_init):
             continue

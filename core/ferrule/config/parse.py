@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from typing import Any, get_type_hints
 
 import msgspec
@@ -44,6 +45,12 @@ def config_sections() -> Mapping[str, type]:
     return {field.name: hints[field.name] for field in fields(Config) if field.name != "env"}
 
 
+@cache
+def config_schema() -> Schema:
+    """The options of `Config`. A start asks for them several times."""
+    return Schema(config_sections())
+
+
 def parse(
     argv: Sequence[str],
     schema: Schema | None = None,
@@ -55,7 +62,7 @@ def parse(
 
     Raises ConfigError: one block with one line per problem.
     """
-    schema = Schema(config_sections()) if schema is None else schema
+    schema = config_schema() if schema is None else schema
     scan = _Scan(schema, argv, positional)
     parsed = _finish(schema, scan.items, scan.problems, env)
     last = scan.items[-1] if scan.items else None

@@ -12,9 +12,8 @@ import re
 from typing import Any
 
 from ferrule.config.locations import map_locations
-from ferrule.config.parse import config_sections
+from ferrule.config.parse import config_schema
 from ferrule.config.resolved import Resolved, ResolvedDecoding, ResolvedModel, ResolvedScheduler
-from ferrule.config.schema import Schema
 from ferrule.config.sections import Config, DecodingConfig, ModelConfig, SchedulerConfig
 from ferrule.config.suffixes import BACKEND_SUFFIXES, split_backend
 from ferrule.env import variable
@@ -54,7 +53,7 @@ def check_names(config: Config, plugins: Plugins) -> None:
     Names that exist and cannot be used (denied, offered twice) are left to `load`, which says why.
     """
     problems = []
-    for spec in Schema(config_sections()).specs:
+    for spec in config_schema().specs:
         if (kind := spec.option.kind) is None:
             continue
         value, known = getattr(getattr(config, spec.section), spec.name), plugins.names(kind)

@@ -16,9 +16,8 @@ import msgspec
 
 from ferrule import log
 from ferrule.config import Config, Resolved
-from ferrule.config.parse import config_sections
+from ferrule.config.parse import config_schema
 from ferrule.config.resolve import resolve
-from ferrule.config.schema import Schema
 from ferrule.errors import ConfigError
 
 # By section: the options whose new values are taken. What is in the files of other options is the components' matter.
@@ -45,7 +44,7 @@ def merge(running: Resolved, given: Config, new: Config) -> tuple[Resolved, list
     """
     resolve(new)
     stale = []
-    for spec in Schema(config_sections()).specs:
+    for spec in config_schema().specs:
         before, now = (getattr(getattr(config, spec.section), spec.name) for config in (given, new))
         if before != now and spec.name not in RELOADED.get(spec.section, ()):
             stale.append(spec.flag)

@@ -16,13 +16,16 @@ from __future__ import annotations
 import importlib
 import inspect
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
 from unittest import SkipTest
 
+from ferrule.plugin import Plugins, discover
 from ferrule.plugin.kinds import KINDS
 from ferrule.plugin.options import declared_options, read_options
 
@@ -48,6 +51,16 @@ def shown(value: object, width: int = 120) -> str:
     """A value for a message, cut in the middle."""
     text = repr(value)
     return text if len(text) <= width else f"{text[: width - 40]}…{text[-38:]}"
+
+
+def installed_plugins() -> Plugins:
+    """What is installed, looked for once: a kit makes hundreds of what it tests."""
+    return _installed(tuple(sys.path))
+
+
+@lru_cache(maxsize=1)
+def _installed(path: tuple[str, ...]) -> Plugins:
+    return discover()
 
 
 class Kit:

@@ -1,4 +1,4 @@
-"""The kit of commands: each call runs in a process of its own, as it does for a user."""
+"""The kit of commands: each call runs in a process of its own, as it does for a user; the same call runs once."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ import inspect
 import json
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
 
 from ferrule_testkit.kits.base import Kit, promise, shown
 
@@ -74,7 +77,7 @@ class CommandKit(Kit):
 
     def test_help_is_an_answer(self) -> None:
         """--help and -h print to standard output, nothing to standard error, and end with 0."""
-        for flag in ("--help", "-h"):
+        for flag in ("-h", "--help"):
             ran = self.ran(flag)
             fine = ran.status == 0 and bool(ran.out.strip()) and not ran.err
             promise(fine, f"{flag} ends with {ran.status}: {shown(ran.out)} {shown(ran.err)}")
@@ -102,8 +105,14 @@ class CommandKit(Kit):
         module, file = self.plugin.__module__, ""
         if module.startswith("_ferrule_file_") or not _findable(module):
             file = inspect.getfile(self.plugin)
-        report = self.folder() / "report.json"
-        task = json.dumps([sys.path, module, file, self.plugin.__qualname__, list(argv), str(report)])
+        return _ran(self.plugin, module, file, tuple(sys.path), argv)
+
+
+@lru_cache(maxsize=2)  # of one plugin: most promises are about --help
+def _ran(plugin: type, module: str, file: str, path: tuple[str, ...], argv: tuple[str, ...]) -> Ran:
+    with tempfile.TemporaryDirectory(prefix="ferrule-kit-") as folder:
+        report = Path(folder) / "report.json"
+        task = json.dumps([path, module, file, plugin.__qualname__, argv, str(report)])
         try:
             done = subprocess.run(
                 [sys.executable, "-c", _SCRIPT, task],
@@ -119,7 +128,7 @@ class CommandKit(Kit):
         if not report.exists():  # it ended the process, or its exception is not a FerruleError
             return Ran(done.returncode, "exit", frozenset(), done.stdout, done.stderr)
         status, kind, modules = json.loads(report.read_text())
-        return Ran(status, kind, frozenset(modules), done.stdout, done.stderr)
+    return Ran(status, kind, frozenset(modules), done.stdout, done.stderr)
 
 
 def _findable(module: str) -> bool:

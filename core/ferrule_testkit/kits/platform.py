@@ -12,8 +12,7 @@ from ferrule.config.resolve import resolve
 from ferrule.env import Environment
 from ferrule.errors import ConfigError
 from ferrule.interfaces.platform import DeviceCaps, Platform
-from ferrule.plugin import discover
-from ferrule_testkit.kits.base import Kit, does_not_apply, promise, shown
+from ferrule_testkit.kits.base import Kit, does_not_apply, installed_plugins, promise, shown
 from ferrule_testkit.kits.count import work
 
 _CHEAP = 20_000  # lines of Python: asking every platform costs less than a blink
@@ -126,7 +125,7 @@ class PlatformKit(Kit):
         from ferrule.types import CacheGroup
 
         platform = self.here()
-        order, installed = platform.attention_order(), discover()
+        order, installed = platform.attention_order(), installed_plugins()
         known = {*installed.names("attention"), *self.attention}
         promise(bool(order) and set(order) <= known, f"attention_order {shown(order)} names what is not installed")
         spec, options = LayerCache(CacheGroup("full", 16), 2, 64), AttentionOptions(scale=0.1)

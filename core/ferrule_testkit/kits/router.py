@@ -23,8 +23,8 @@ from ferrule.errors import EngineDead, OverloadedError, RequestError, RequestFai
 from ferrule.interfaces.http import Access, RouterContext
 from ferrule.interfaces.router import Router as EarlierRouter
 from ferrule.interfaces.service import Generate, Output
-from ferrule.plugin import Plugins, discover
-from ferrule_testkit.kits.base import Kit, does_not_apply, promise, shown
+from ferrule.plugin import Plugins
+from ferrule_testkit.kits.base import Kit, does_not_apply, installed_plugins, promise, shown
 from ferrule_testkit.service import ScriptedService
 
 _NAME = "under-test"
@@ -112,7 +112,7 @@ class RouterKit(Kit):
 
     def test_no_route_of_another_router_is_taken(self) -> None:
         """Beside the built-in routers nothing is claimed twice."""
-        installed = discover()
+        installed = installed_plugins()
         mine = {(route.method, route.path) for route in self.site().routes}
         for name in installed.names("router"):
             cls = installed.load("router", name)
@@ -374,7 +374,7 @@ class _Plugins(Plugins):
 
     def __init__(self, router: Any, site: Site) -> None:
         super().__init__()
-        self._installed = discover()
+        self._installed = installed_plugins()
         self._router, self._site = router, site
 
     def names(self, kind: str) -> tuple[str, ...]:

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from ferrule.interfaces.sampler import LogitsProcessor, SampleBatch, Sampled, Sampler, SampleRow
-from ferrule.plugin import Plugins, discover
+from ferrule.plugin import Plugins
 from ferrule.runner.logprobs import rank
 from ferrule.types import TokenSampling
-from ferrule_testkit.kits.base import Kit, does_not_apply, promise, shown
+from ferrule_testkit.kits.base import Kit, does_not_apply, installed_plugins, promise, shown
 
 _VOCAB = 16
 _STEPS = torch.linspace(0, 3, _VOCAB)  # the last token is the most likely
@@ -37,7 +37,7 @@ class OnePlugin(Plugins):
     """The installed plugins, with one logits processor more, under the name "it", and no other."""
 
     def __init__(self, processor: type | None = None) -> None:
-        super().__init__(refs=discover().refs)
+        super().__init__(refs=installed_plugins().refs)
         self._processor = processor
 
     def names(self, kind: str) -> tuple[str, ...]:

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 from ferrule.engine.scheduler import DefaultScheduler
 from ferrule.interfaces.scheduler import RequestView, Scheduler, SchedulerLimits, SchedulingPolicy
-from ferrule.plugin import discover
-from ferrule_testkit.kits.base import Kit, promise, shown
+from ferrule_testkit.kits.base import Kit, installed_plugins, promise, shown
 from ferrule_testkit.simulate import SchedulerFactory, simulate
 
 
@@ -52,7 +51,7 @@ class SchedulerKit(Kit):
         promise(first == second, f"two runs of the same work differ: {first} and {second}")
 
     def _make(self, limits: SchedulerLimits, policy: SchedulingPolicy) -> Scheduler:
-        scheduler: Scheduler = self.new(limits, policy, discover())
+        scheduler: Scheduler = self.new(limits, policy, installed_plugins())
         return scheduler
 
     def _simulate(self, depth: int) -> None:

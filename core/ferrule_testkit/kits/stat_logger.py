@@ -65,7 +65,7 @@ class StatLoggerKit(Kit):
         """The exposition is Prometheus text at any time: each series once, each number a number."""
         logger = self.make()
         self._series(self._shown(logger))
-        for tell in _events(2):
+        for tell in _events(2, rounds=10):
             tell(logger)
             self._series(logger)
 
@@ -73,7 +73,7 @@ class StatLoggerKit(Kit):
         """Totals, counts, sums and buckets only grow, and no series goes away."""
         logger = self._shown(self.make())
         before: Series = {}
-        for tell in _events(3):
+        for tell in _events(3, rounds=10):
             tell(logger)
             after = self._series(logger)
             for key, value in before.items():
@@ -221,11 +221,11 @@ def _stats(**changes: Any) -> RequestStats:
     return RequestStats(**{**given, **changes})
 
 
-def _events(seed: int) -> Iterator[Any]:
+def _events(seed: int, rounds: int = 30) -> Iterator[Any]:
     """What may happen in a server, as functions of a logger; the engine's counters only grow."""
     rng = random.Random(seed)
     totals = dict.fromkeys(("steps", "prompt_tokens", "generation_tokens", "prefix_queries", "preemptions"), 0)
-    for _ in range(30):
+    for _ in range(rounds):
         totals = {name: value + rng.randrange(20) for name, value in totals.items()}
         gauges = {"running": rng.randrange(9), "waiting": rng.randrange(9), "blocks_used": rng.randrange(50)}
         stats = EngineStats(blocks_total=64, prefix_hits=totals["prefix_queries"] // 2, **gauges, **totals)

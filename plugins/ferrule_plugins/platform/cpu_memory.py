@@ -206,14 +206,18 @@ def _fill(parts: Sequence[tuple[weakref.ref[torch.Tensor], tuple[int, int]]]) ->
     """Make parts of tensors real, behind all else that runs. Ends where one is gone, as when the server sleeps."""
     with suppress(OSError):  # a sandbox may forbid it: then this thread takes its turns with the others
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+    room = 0  # bytes that may be made real before the system is asked again, which reads several files
     for tensor, (address, size) in parts:
         kept = tensor()  # addresses are a tensor's own as long as it is there
         if kept is None:
             return
-        if size > available() - _SPARE:
+        if size > room:
+            room = min(available() - _SPARE, _MORSEL)
+        if size > room:
             _log.error("The KV cache does not have all of its memory yet, and others have taken the rest. %s", _ADVICE)
             return
         _populate(address, size)
+        room -= size
 
 
 def _populate(address: int, size: int) -> bool:

@@ -13,8 +13,7 @@ from pydantic import Field
 
 from ferrule import __version__, env
 from ferrule.config import Config
-from ferrule.config.parse import config_sections
-from ferrule.config.schema import Schema
+from ferrule.config.parse import config_schema
 from ferrule.errors import RequestError, RequestFailed, TooSlowError, nearest
 from ferrule.interfaces.http import Access, Router, RouterContext, needs
 from ferrule.plugin import Plugins
@@ -150,7 +149,7 @@ def _plugins(ctx: RouterContext) -> dict[str, Any]:
 def shown(config: Config) -> dict[str, Any]:
     """The options of the resolved configuration by name, without the values of secrets."""
     found = {}
-    for spec in Schema(config_sections()).specs:
+    for spec in config_schema().specs:
         section = getattr(config, spec.section, None)
         if section is not None and hasattr(section, spec.name):
             value = getattr(section, spec.name)

@@ -55,6 +55,12 @@ class Site:
         self.http = httpx.AsyncClient(transport=transport, base_url="http://test")
 
 
+@pytest.fixture(scope="module")
+def plain() -> Site:
+    """One for many cases that leave nothing behind: most of what a case takes is to make it."""
+    return Site()
+
+
 def check_error(response: httpx.Response, status: int, param: str | None = None) -> str:
     """Every error has OpenAI's shape and tells nothing about our insides."""
     assert response.status_code == status, response.text
@@ -78,10 +84,8 @@ def check_error(response: httpx.Response, status: int, param: str | None = None)
         *("/%76%31/models", "/v1%2fmodels", "/V1/models", "/v1/model", "/v1/models%00", "/health/", "/health%20"),
     ],
 )
-async def test_only_the_exact_path_is_a_route(path: str) -> None:
-    site = Site()
-    scope_path = path.encode()
-    messages = await call_raw(site.app, raw_path=scope_path)
+async def test_only_the_exact_path_is_a_route(path: str, plain: Site) -> None:
+    messages = await call_raw(plain.app, raw_path=path.encode())
     assert messages[0]["status"] == 404
     assert json.loads(messages[1]["body"])["error"]["code"] == 404
 
@@ -130,8 +134,8 @@ async def test_unknown_route_names_the_nearest() -> None:
         ("/sleep/", "FERRULE_SERVER_DEV_MODE=1"),
     ],
 )
-async def test_unknown_routes_say_what_would_be_right(path: str, what: str) -> None:
-    messages = await call_raw(Site().app, path.encode())
+async def test_unknown_routes_say_what_would_be_right(path: str, what: str, plain: Site) -> None:
+    messages = await call_raw(plain.app, path.encode())
     assert messages[0]["status"] == 404
     assert what in json.loads(messages[1]["body"])["error"]["message"]
 
@@ -183,8 +187,8 @@ async def test_head_is_get_without_a_body() -> None:
     assert (response.status_code, response.content) == (200, b"")
 
 
-async def test_options_without_origin_lists_methods() -> None:
-    response = await Site().http.options("/ping")
+async def test_options_without_origin_lists_methods(plain: Site) -> None:
+    response = await plain.http.options("/ping")
     check_error(response, 405)
     assert response.headers["allow"] == "GET, HEAD, POST"
 
@@ -376,8 +380,8 @@ async def post(site: Site, content: bytes | AsyncIterator[bytes], **headers: str
         (b'{"prompt": [1, 9223372036854775808]}', "prompt[1]"),
     ],
 )
-async def test_hostile_json_is_a_400(body: bytes, param: str | None) -> None:
-    check_error(await post(Site(), body), 400, param)
+async def test_hostile_json_is_a_400(body: bytes, param: str | None, plain: Site) -> None:
+    check_error(await post(plain, body), 400, param)
 
 
 async def test_nesting_at_the_limit_is_fine() -> None:
@@ -464,13 +468,13 @@ async def test_a_silent_body_is_a_408() -> None:
         ({"content-encoding": "gzip"}, "Content-Encoding"),
     ],
 )
-async def test_wrong_content_headers(headers: dict[str, str], param: str) -> None:
-    check_error(await post(Site(), b'{"prompt": "a"}', **headers), 400, param)
+async def test_wrong_content_headers(headers: dict[str, str], param: str, plain: Site) -> None:
+    check_error(await post(plain, b'{"prompt": "a"}', **headers), 400, param)
 
 
-async def test_right_content_headers() -> None:
+async def test_right_content_headers(plain: Site) -> None:
     for kind in ("application/json; charset=utf-8", "Application/JSON", "application/vnd.x+json"):
-        assert (await post(Site(), b'{"prompt": "a"}', **{"content-type": kind})).status_code == 200
+        assert (await post(plain, b'{"prompt": "a"}', **{"content-type": kind})).status_code == 200
 
 
 async def test_strict_requests_refuse_unknown_fields() -> None:
@@ -637,8 +641,8 @@ async def test_docs_describe_every_route_and_can_be_switched_off() -> None:
 
 
 @pytest.mark.parametrize(("path", "assets"), [("/docs", 2), ("/redoc", 1)])
-async def test_pages_need_nothing_from_elsewhere(path: str, assets: int) -> None:
-    site = Site()
+async def test_pages_need_nothing_from_elsewhere(path: str, assets: int, plain: Site) -> None:
+    site = plain
     response = await site.http.get(path)
     assert response.headers["content-type"].startswith("text/html")
     policy = dict(part.split(" ", 1) for part in response.headers["content-security-policy"].split("; "))

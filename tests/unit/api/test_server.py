@@ -37,13 +37,18 @@ BODY = json.dumps({"prompt": "hello"}).encode()
 STREAM = {"prompt": "hello", "stream": True}
 
 
+def client(port: int) -> httpx.AsyncClient:
+    """Without certificates: all that the system has would be read for each client."""
+    return httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=240, verify=False)
+
+
 class Running:
     def __init__(self, port: int, service: ScriptedService, task: asyncio.Task[int], lifecycle: Lifecycle) -> None:
         self.port = port
         self.lifecycle = lifecycle
         self.service = service
         self.task = task
-        self.http = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=240)
+        self.http = client(port)
 
     async def raw(self, data: bytes, then: Callable[[], Awaitable[None]] | None = None) -> bytes:
         """Send bytes, read until the server closes."""
@@ -231,7 +236,7 @@ async def test_too_many_connections_are_told() -> None:
         assert status_of(answer) == 503
         for writer in writers:
             writer.close()
-        server.http = httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=240)
+        server.http = client(server.port)
         while (await server.raw(b"GET /health HTTP/1.0\r\n\r\n"))[9:12] != b"200":
             await asyncio.sleep(0.02)
 

@@ -18,6 +18,7 @@ from ferrule.errors import ConfigError
 from ferrule.plugin import discover
 
 _SCHEMA = Schema(engine_sections())
+_PLUGINS = discover()
 _DATA = Path(__file__).parent / "data" / "documented_defaults.txt"
 _DEFAULTS = [line for line in _DATA.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
 
@@ -28,9 +29,8 @@ def read(*argv: str) -> Parsed:
 
 def started(parsed: Parsed) -> Resolved:
     """As `prepare` does it: everything that is checked without looking at a model."""
-    plugins = discover()
-    config = one_worker(resolve(parsed.config), plugins)
-    check_names(config, plugins)
+    config = one_worker(resolve(parsed.config), _PLUGINS)
+    check_names(config, _PLUGINS)
     return config
 
 

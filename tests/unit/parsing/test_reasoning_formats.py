@@ -12,14 +12,14 @@ from ferrule_parsing.harmony import Body, HarmonyReader, Head, Tail
 from ferrule_testkit.kits.count import work
 from tests.shared import grid
 
-NAMES = sorted(entry.name for entry in entry_points(group="ferrule.v2.reasoning_parser") if "." not in entry.name)
+PARSERS = {entry.name: entry for entry in entry_points(group="ferrule.v2.reasoning_parser") if "." not in entry.name}
+NAMES = sorted(PARSERS)
 TOOL = {"type": "function", "function": {"name": "f"}}
 CALL = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}<|call|>'
 
 
 def opened(name: str, **context: Any) -> ReasoningParser:
-    (entry,) = entry_points(group="ferrule.v2.reasoning_parser", name=name)
-    parser: ReasoningParser = entry.load()()
+    parser: ReasoningParser = PARSERS[name].load()()
     parser.begin(ChoiceContext(**context))
     return parser
 

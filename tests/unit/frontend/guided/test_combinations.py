@@ -40,6 +40,7 @@ NAMED = {"type": "function", "function": {"name": "weather"}}
 CHANNELS = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>")
 ASKED = ("nothing", "schema", "auto", "required", "named")
 THOUGHT = "Is {it} 1?"
+PARSERS = {entry.name: entry for entry in entry_points(group="ferrule.v2.reasoning_parser")}
 
 
 @dataclass(frozen=True)
@@ -113,8 +114,7 @@ class Case:
         self.tools = TOOLS if choice else ()
         ends = (family.on if thinks else family.off) or {}
         self.context = ChoiceContext(tools=self.tools, tool_choice=choice, tokenizer=self.tokenizer, **ends)
-        (entry,) = entry_points(group="ferrule.v2.reasoning_parser", name=family.parser)
-        self.parsers = Parsers(entry.load(), family.tools)
+        self.parsers = Parsers(PARSERS[family.parser].load(), family.tools)
         self.constraints = Constraints(self.parsers, Recorder())
         self.request = Generate(
             prompts=(ChatPrompt(messages=()),),

@@ -19,6 +19,7 @@ from ferrule.interfaces.parsers import CallArguments, CallStart, ChoiceContext
 from ferrule.plugin import discover
 from tools import ROOT
 
+PLUGINS = discover()
 TEMPLATES = builtin_templates()
 WITH_TOOLS = sorted(name for name, template in TEMPLATES.items() if template.parser)
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -101,7 +102,7 @@ def of_model(name: str, *messages: dict[str, Any]) -> str:
 def read(parser: str, text: str, size: int, prompt: str) -> list[tuple[str, Any]]:
     """The calls in a text that comes in deltas of so many characters."""
     chain = ParseChain(
-        Parsers(tools=discover().factory("tool_parser", parser)),
+        Parsers(tools=PLUGINS.factory("tool_parser", parser)),
         TOOLS,
         ChoiceContext(prompt=prompt, tools=tuple(TOOLS)),
     )

@@ -73,7 +73,7 @@ def tokens(folder: Path, backend: str) -> list[int]:
     return made
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("family", [pytest.param("llama", marks=pytest.mark.slow), "qwen3"])  # which has norms more
 def test_a_model_gives_the_tokens_of_the_reference(family: str, tmp_path: Path) -> None:
     folder = tiny_checkpoint(family, tmp_path)
     wanted = tokens(folder, "torch_sdpa")

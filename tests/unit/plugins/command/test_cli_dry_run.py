@@ -58,7 +58,8 @@ def test_what_is_not_the_default_is_shown_with_its_origin(
     assert "--dtype" not in found
 
 
-def test_the_process_table(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_process_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FERRULE_CPU_KVCACHE_SPACE")  # which tests/conftest.py sets
     found = rows(run(capsys, "--dry-run", "--api-server-count", "3", "--host", "127.0.0.1"))
     assert found["FERRULE_CPU_KVCACHE_SPACE"] == ["0.5", "resolved"]  # of the embedded model
     assert [name for name in found if not name.startswith(("-", "FERRULE"))] == [

@@ -29,6 +29,7 @@ from ferrule_plugins.load_format.safetensors import read_header
 from ferrule_plugins.quantization.packed import METHOD
 from ferrule_testkit.checkpoints import tiny_checkpoint
 from ferrule_testkit.quantized import quantized_checkpoint
+from tests.shared import grid
 
 ENV = Environment(cpu_kvcache_space=0.01, cpu_omp_threads_bind="auto")
 ONLINE = ("int8", "int4", "int8_per_channel_weight_only", "int4_weight_only")
@@ -113,8 +114,7 @@ def answers(folder: Path, **options: Any) -> list[Any]:
 # ---------------------------------------------------------------------------------------- the same as the checkpoint
 
 
-@pytest.mark.parametrize("name", ["llama-tied", "gpt2", "qwen3", "opt-postnorm", "gemma2", "phi3"])
-@pytest.mark.parametrize("method", [None, *ONLINE])
+@grid({"name": ("llama-tied", "gpt2", "qwen3", "opt-postnorm", "gemma2", "phi3"), "method": (None, *ONLINE)})
 def test_every_form_is_read_back_as_it_was_packed(
     name: str, method: str | None, source: Callable[[str], Path], plugins: Plugins, tmp_path: Path
 ) -> None:

@@ -56,27 +56,51 @@ def hub() -> Iterator[FakeHub]:
         yield running
 
 
+# Each task is `localise` in a process of its own, as huggingface_hub reads its settings when it is imported: a copy of
+# this one, which has imported what that is made of.
+FETCHING = """
+import json, os, sys
+import filelock, fsspec, httpx, tqdm, yaml
+from ferrule.config import Config, LoadConfig, ModelConfig
+from ferrule.config.resolve import resolve
+from ferrule.errors import StartupError
+from ferrule.locate.localise import check_remote, localise
+from ferrule.plugin import discover
+
+def fetched(model, load, fetches):
+    try:
+        config = resolve(Config(model=ModelConfig(**model), load=LoadConfig(**load)))
+        if not fetches:
+            return {"unknown": check_remote(config, discover())}
+        found = localise(config, discover())
+        return [found.model.model, found.model.tokenizer]
+    except StartupError as error:
+        return {"error": str(error)}
+
+for line in sys.stdin:
+    task = json.loads(line)
+    if os.fork() == 0:
+        os.environ.clear()
+        os.environ.update(task["environment"])
+        os.chdir(task["at"])
+        print(json.dumps(fetched(*task["what"])), flush=True)
+        os._exit(0)
+    if os.wait()[1]:
+        sys.exit(1)
+"""
+
+
+@pytest.fixture(scope="module")
+def fetcher() -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", FETCHING]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as running:
+        yield running
+        running.communicate(timeout=240)
+
+
 @pytest.fixture
-def fetch(tmp_path: Path, hub: FakeHub) -> Fetch:
-    """Run `localise` in a process of its own, as huggingface_hub reads its settings when it is imported."""
-    script = (
-        "import json, sys\n"
-        "from ferrule.config import Config, LoadConfig, ModelConfig\n"
-        "from ferrule.config.resolve import resolve\n"
-        "from ferrule.errors import StartupError\n"
-        "from ferrule.locate.localise import check_remote, localise\n"
-        "from ferrule.plugin import discover\n"
-        "model, load, fetches = json.loads(sys.argv[1])\n"
-        "try:\n"
-        "    config = resolve(Config(model=ModelConfig(**model), load=LoadConfig(**load)))\n"
-        "    if not fetches:\n"
-        "        print(json.dumps({'unknown': check_remote(config, discover())}))\n"
-        "        sys.exit()\n"
-        "    found = localise(config, discover())\n"
-        "    print(json.dumps([found.model.model, found.model.tokenizer]))\n"
-        "except StartupError as error:\n"
-        "    print(json.dumps({'error': str(error)}))\n"
-    )
+def fetch(tmp_path: Path, hub: FakeHub, fetcher: subprocess.Popen[str]) -> Fetch:
+    """Run `localise` in a process of its own."""
 
     def run(
         model: Mapping[str, Any],
@@ -89,18 +113,18 @@ def fetch(tmp_path: Path, hub: FakeHub) -> Fetch:
         settings |= {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
         settings |= {"HF_HUB_ETAG_TIMEOUT": "240", "HF_HUB_DOWNLOAD_TIMEOUT": "240"}
         clean = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING"))}
-        done = subprocess.run(
-            [sys.executable, "-c", script, json.dumps([model, load or {}, fetches])],
-            env={**clean, **settings, **variables},
-            cwd=at,
-            capture_output=True,
-            text=True,
-            timeout=240,
-            check=False,
-        )
-        if done.returncode:
-            raise RuntimeError(done.stderr)
-        return json.loads(done.stdout.splitlines()[-1])
+        task = {
+            "environment": {**clean, **settings, **variables},
+            "at": str(at or Path.cwd()),
+            "what": [model, load or {}, fetches],
+        }
+        assert fetcher.stdin is not None
+        assert fetcher.stdout is not None
+        print(json.dumps(task), file=fetcher.stdin, flush=True)
+        while line := fetcher.stdout.readline():
+            if line.startswith(("[", "{")):
+                return json.loads(line)
+        raise RuntimeError("the process that fetches has ended")
 
     return run
 

@@ -59,11 +59,12 @@ struct Ahead {
 
 // What follows `end`: the next block. Each of several strips asks for its part, so that memory is read while they compute.
 // Few of them wait for memory, many for their units. One strip asks for all of it where there are tile registers: those
-// processors' own prefetching ends with each page. That of others is faster than asking, and is only shown where it goes on;
-// but it is of no use where several rows take a panel in slices, a part of each line after the other.
-inline Ahead ahead_of(int64_t strips, int64_t rows, const void* end) {
+// processors' own prefetching ends with each page. That of others is faster than asking, and is only shown where it goes on.
+// But where vectors are short it is of no use to several rows, which take a panel in slices, a part of each line after the
+// other, and falls behind where numbers are `unpacked` meanwhile.
+inline Ahead ahead_of(int64_t strips, int64_t rows, const void* end, bool unpacked) {
     if (TILES) return {(const char*)end, strips < 2 ? 1 : strips < 4 ? 2 : 4, false};
-    const bool asks = strips > 1 || (rows > 1 && SLICED);
+    const bool asks = strips > 1 || (SLICED && (rows > 1 || unpacked));
     return {(const char*)end, asks ? std::min<int64_t>(strips, 4) : int64_t(1) << 40, strips < 4};
 }
 

@@ -168,7 +168,7 @@ class Worker:
             self.restore("kv_cache")
 
     def settle(self) -> None:
-        """Compute one more token, behind the start: a recorder may record a step when it comes for the second time."""
+        """Compute one more token, when a start is over: a recorder may record a step that comes for the second time."""
         if self._num_blocks > len(self.model_runner.cache.paged):
             self._fails(self.model_runner, 0)
 

@@ -25,6 +25,7 @@ from ferrule_plugins.executor.worker import open_worker
 P = ParamSpec("P")
 T = TypeVar("T")
 _STOP_SECONDS = 5.0
+_PAUSE_SECONDS = 0.2  # without work, behind a start: by then other processes are ready, too
 
 
 class WholeStep(Step):
@@ -82,6 +83,7 @@ class UniExecutor(Executor):
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="ferrule-worker", daemon=True)
         self._worker: Worker | None = None
+        self._unsettled: Worker | None = None  # behind a start, until there is a pause or another job
         self._fault: BaseException | None = None
         self._stopped = False
 
@@ -104,8 +106,7 @@ class UniExecutor(Executor):
 
     def init_cache(self, num_blocks: int) -> None:
         worker = self._ready()
-        self._submit(worker.init_cache, num_blocks).result()
-        self._submit(self._guarded, worker.settle)  # nobody waits for it but a request that comes meanwhile
+        self._submit(worker.init_cache, num_blocks, unsettled=worker).result()
 
     def submit(self, plan: StepPlan) -> Step:
         worker = self._ready()
@@ -162,11 +163,23 @@ class UniExecutor(Executor):
         self.check_health()
         return self._worker
 
-    def _submit(self, function: Callable[..., T], *args: Any) -> Future[T]:
+    def _submit(self, function: Callable[..., T], *args: Any, unsettled: Worker | None = None) -> Future[T]:
         future: Future[T] = Future()
+        self._unsettled = unsettled
         self._jobs.put(Job(future, function, args))
         return future
 
     def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
+        while (job := self._next()) is not None:
             job.run()
+
+    def _next(self) -> Job | None:
+        """What is asked for next; or what a start has put off, in a pause."""
+        worker = self._unsettled
+        if worker is None:
+            return self._jobs.get()
+        try:
+            return self._jobs.get(timeout=_PAUSE_SECONDS)
+        except queue.Empty:
+            self._unsettled = None
+            return Job(Future(), self._guarded, (worker.settle,))

@@ -179,6 +179,5 @@ def test_startup(tiny_llama: Path, figures_of: Figures) -> None:
     figures = figures_of("startup", "--runs", "1", "--", str(tiny_llama), *servers.WITHOUT_MODEL)
     assert 0 < figures["health_200_s"] <= figures["first_token_s"]
     for request in ("first", "later"):
-        assert figures[f"{request}_request_first_token_s"] > 0
-        assert figures[f"{request}_request_longest_gap_s"] > 0
+        assert 0 < figures[f"{request}_request_first_token_s"] <= figures[f"{request}_request_s"]
     assert figures["peak_rss_mib"] > 0

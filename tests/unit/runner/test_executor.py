@@ -19,6 +19,8 @@ from ferrule.errors import CheckpointError, ConfigError, EngineDead, PluginError
 from ferrule.interfaces.plugins import Plugins
 from ferrule.plugin import discover
 from ferrule.types import Admit, Chunk, Embeds, ModelInfo, StepPlan, TokenSampling
+from ferrule_plugins.executor import uni
+from ferrule_plugins.executor.device import Worker
 from ferrule_plugins.executor.uni import UniExecutor
 from ferrule_testkit.checkpoints import tiny_config, tiny_model
 
@@ -209,6 +211,31 @@ def test_dummy_weights(folder: Path, plugins: Plugins) -> None:
     executor.init_cache(20)
     assert executor.submit(_plan(0, 0, 2, (1,), (3, 4))).result().rows[0].error is None
     executor.shutdown()
+
+
+def test_a_start_is_settled_in_a_pause(folder: Path, plugins: Plugins, monkeypatch: pytest.MonkeyPatch) -> None:
+    settled = threading.Event()
+    monkeypatch.setattr(Worker, "settle", lambda worker: settled.set())
+    executor, _ = _start(_config(folder), plugins)
+    executor.init_cache(20)
+    assert settled.wait(120)
+    executor.shutdown()
+
+
+def test_it_is_not_when_something_else_was_asked_for(
+    folder: Path, plugins: Plugins, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cache that it computes with may be gone."""
+    settled = threading.Event()
+    monkeypatch.setattr(Worker, "settle", lambda worker: settled.set())
+    monkeypatch.setattr(uni, "_PAUSE_SECONDS", 3600.0)
+    executor, _ = _start(_config(folder), plugins)
+    executor.init_cache(20)
+    executor.call("release", (("weights", "kv_cache"), 1))
+    monkeypatch.setattr(uni, "_PAUSE_SECONDS", 0.0)
+    executor.call("check")
+    executor.shutdown()
+    assert not settled.is_set()
 
 
 # ---------------------------------------------------------------------------------------------- given back

@@ -1,6 +1,6 @@
 """`ferrule bench startup`: from the start of the process to the first healthy answer, and to the first token.
 
-What a server puts off until it is first needed is paid by its first request: so its waits are shown beside those of
+What a server puts off until it is first needed is paid by its first request: so its times are shown beside those of
 the third one, which is the same.
 """
 
@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -60,12 +59,14 @@ def _once(serve: list[str], timeout: float) -> dict[str, float]:
                 raise SystemExit(f"not healthy after {timeout:.0f} s")
             time.sleep(0.01)
         healthy = time.perf_counter() - start
-        first, *_, later = ([time.perf_counter(), *_tokens(port)] for _ in range(_REQUESTS))
+        first, *_, later = (_request(port) for _ in range(_REQUESTS))
         return {
             "health_200": healthy,
-            "first_token": first[1] - start,
-            **_waits("first_request", first),
-            **_waits("later_request", later),
+            "first_token": healthy + first[0],
+            "first_request_first_token": first[0],
+            "first_request": first[1],
+            "later_request_first_token": later[0],
+            "later_request": later[1],
             "rss": _tree_rss(server.pid),
         }
     finally:
@@ -88,25 +89,20 @@ def _status(port: int) -> int:
         connection.close()
 
 
-def _tokens(port: int) -> list[float]:
-    """When each event of a request's stream came."""
+def _request(port: int) -> tuple[float, float]:
+    """Seconds until the first and the last token of a request."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
-    body = json.dumps({"prompt": "Hello", "max_tokens": _TOKENS, "ignore_eos": True, "stream": True})
-    connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+    asked = {"prompt": "Hello", "max_tokens": _TOKENS, "ignore_eos": True, "temperature": 0, "stream": True}
+    start = time.perf_counter()
+    connection.request("POST", "/v1/completions", json.dumps(asked), {"Content-Type": "application/json"})
     response = connection.getresponse()
     if response.status != 200:
         raise SystemExit(f"a request was answered {response.status}: {response.read(300)!r}")
-    times = [time.perf_counter() for line in response if line.startswith(b"data: {")]
+    times = [time.perf_counter() - start for line in response if line.startswith(b"data: {")]
     connection.close()
     if not times:
         raise SystemExit("a request was answered without a token")
-    return times
-
-
-def _waits(name: str, times: Sequence[float]) -> dict[str, float]:
-    """The times of a request and of its events, as a wait for the first one and the longest between two."""
-    gaps = [after - before for before, after in pairwise(times)]
-    return {f"{name}_first_token": gaps[0], f"{name}_longest_gap": max(gaps[1:], default=0.0)}
+    return times[0], times[-1]
 
 
 def _tree_rss(pid: int) -> float:

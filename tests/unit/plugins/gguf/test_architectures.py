@@ -51,12 +51,12 @@ _SCALES = {
     "logit_scale": 0.5,
 }
 _LATENT = {
-    "attention.kv_lora_rank": 24,
-    "attention.key_length": 32,
-    "attention.value_length": 24,
-    "attention.key_length_mla": 24,
+    "attention.kv_lora_rank": 32,
+    "attention.key_length": 48,
+    "attention.value_length": 32,
+    "attention.key_length_mla": 32,
     "attention.value_length_mla": 16,
-    "rope.dimension_count": 8,
+    "rope.dimension_count": 16,
     "expert_shared_count": 1,
     "attention.head_count_kv": 1,
 }

@@ -7,10 +7,9 @@ https://github.com/run-ai/runai-model-streamer
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from runai_model_streamer import SafetensorsStreamer
 
 from ferrule.env import object_store, told_library
 from ferrule.errors import ConfigError
@@ -23,6 +22,9 @@ from ferrule_plugins.s3.store import SCHEME
 if TYPE_CHECKING:
     import torch
 
+_LIBRARY = "runai_model_streamer"  # imports all of the store's client, and `auto` asks each format at a start
+if find_spec(_LIBRARY) is None:
+    raise ModuleNotFoundError(f"No module named {_LIBRARY!r}", name=_LIBRARY)
 _NUMBERS = ("concurrency", "memory_limit")
 _AHEAD = 1 << 30  # bytes read ahead where `memory_limit` is not given; the library's own limit is 40 GB
 
@@ -69,6 +71,8 @@ class RunaiStreamer(Safetensors):
         self, place: str, header: int, sizes: Mapping[str, int], options: Mapping[str, Any]
     ) -> Iterator[tuple[str, torch.Tensor]]:
         """The tensors of a file or object; `header` are bytes, which are read as one like a tensor."""
+        from runai_model_streamer import SafetensorsStreamer
+
         numbers = {name: _whole(name, options[name]) for name in _NUMBERS if name in options}
         largest = max(0, header, *sizes.values())
         numbers["memory_limit"] = max(numbers.get("memory_limit", _AHEAD), largest)

@@ -169,8 +169,9 @@ class Worker:
 
     def settle(self) -> None:
         """Compute one more token, when a start is over: a recorder may record a step that comes for the second time."""
-        if self._num_blocks > len(self.model_runner.cache.paged):
-            _fails(self.model_runner, 0)
+        groups = len(self.model_runner.cache.paged)
+        if self._num_blocks > groups:
+            _fails(self.execute, groups, 0)  # where there is no memory for it, the worker goes on
 
     def prepare(self, grammar: CompiledGrammar) -> Future[None]:
         """Begin to load a constraint. The one method that may be called from any thread."""
@@ -282,18 +283,19 @@ class Worker:
         """Run one token, so that a first request waits for nothing; then give back what loading needed."""
         with waiting("the first step of the model"):
             runner.capture()
-            if self._num_blocks > len(runner.cache.paged) and _fails(runner, 0):
-                check_finite(runner.model, self._vocab_size, partial(_fails, runner))
+            fails = partial(_fails, runner.execute, len(runner.cache.paged))
+            if self._num_blocks > len(runner.cache.paged) and fails(0):
+                check_finite(runner.model, self._vocab_size, fails)
         self.platform.memory().trim()
 
 
-def _fails(runner: ModelRunner, token: int) -> bool:
+def _fails(execute: Callable[[StepPlan], StepResult], groups: int, token: int) -> bool:
     """Whether the model computes no logits behind a prompt of one token."""
     greedy = TokenSampling(seed=0, max_tokens=1, temperature=0.0)
-    blocks = tuple((1 + group,) for group in range(len(runner.cache.paged)))
+    blocks = tuple((1 + group,) for group in range(groups))
     admit = Admit(0, "warm-up", 0, (token,), 1, greedy)
-    result = runner.execute(StepPlan(0, (Chunk(0, "warm-up", 0, 0, 1, True, (), blocks),), (admit,)))
-    runner.execute(StepPlan(0, (), releases=(0,)))
+    result = execute(StepPlan(0, (Chunk(0, "warm-up", 0, 0, 1, True, (), blocks),), (admit,)))
+    execute(StepPlan(0, (), releases=(0,)))
     return bool(result.rows[0].error)
 
 

@@ -16,8 +16,10 @@ from ferrule.config import CacheConfig, Config, DeviceConfig, LoadConfig, ModelC
 from ferrule.config.resolve import resolve
 from ferrule.env import Environment
 from ferrule.errors import CheckpointError, ConfigError, EngineDead, PluginError, StartupError
+from ferrule.interfaces.executor import Step
 from ferrule.interfaces.plugins import Plugins
 from ferrule.plugin import discover
+from ferrule.runner.model_runner import ModelRunner
 from ferrule.types import Admit, Chunk, Embeds, ModelInfo, StepPlan, TokenSampling
 from ferrule_plugins.executor import uni
 from ferrule_plugins.executor.device import Worker
@@ -236,6 +238,26 @@ def test_it_is_not_when_something_else_was_asked_for(
     executor.call("check")
     executor.shutdown()
     assert not settled.is_set()
+
+
+def test_a_start_that_finds_no_memory_to_be_settled_goes_on(
+    folder: Path, plugins: Plugins, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uni, "_PAUSE_SECONDS", 3600.0)
+    executor, _ = _start(_config(folder), plugins)
+    executor.init_cache(20)
+    compute = ModelRunner.compute
+
+    def without_memory(runner: ModelRunner, plan: StepPlan) -> Step:
+        if plan.chunks:
+            raise MemoryError
+        return compute(runner, plan)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ModelRunner, "compute", without_memory)
+        executor._submit(executor._guarded, executor._ready().settle).result()
+    assert executor.submit(_plan(0, 0, 2, (1,), (3, 4))).result().rows[0].error is None
+    executor.shutdown()
 
 
 # ---------------------------------------------------------------------------------------------- given back

@@ -31,7 +31,7 @@ from tools.coverage import Counting
 if not (list(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/dxg").exists()):  # no GPU
     os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton, which reads it then, once
 
-# Of the cache's memory, all is written to behind a start: gigabytes, where nothing is said.
+# After a start all of the cache's memory is written to: by default gigabytes.
 os.environ.setdefault("FERRULE_CPU_KVCACHE_SPACE", "0.0625")
 
 # The same examples every time, however long they take; FERRULE_TEST_SEED draws others.

@@ -25,8 +25,8 @@ FLOORS = {
     "kernels/ferrule_kernels": 85,
 }
 _OMITTED = "plugins/ferrule_plugins/attention/flex_attention.py"  # torch compiles its functions from their bytecode
-# Times that a line runs before its probe is taken out, for which every module is looked through: that takes as long as
-# a million runs of a probe.
+# How often a line runs before its probe is taken out. Then every module is looked through, which takes as long as a
+# million runs of a probe.
 _RUNS = 10_000
 _NOT_COUNTED = (
     r"#\s*pragma: no cover",

@@ -34,7 +34,7 @@ from ferrule.types import (
 )
 from ferrule.wire.messages import Deltas, FromEngine, Submit, ToEngine
 
-_CACHE_GIB = 0.0625  # all that states of cached prefixes would get is allocated, and made real
+_CACHE_GIB = 0.0625  # little, because saved states take all that there is, and all of it is written to
 _CLIENT = b"harness"
 
 

@@ -67,7 +67,7 @@ def route(
 
 
 def arrange(ids: torch.Tensor, num_experts: int) -> moe.Arranged:
-    """As `ferrule_kernels.moe.arrange`. Raises IndexError for an id that is no expert's, where it is not replayed."""
+    """The same as `ferrule_kernels.moe.arrange`. Raises IndexError for an id without an expert, but not in a replay."""
     ids = ids.int().contiguous()
     made = moe.Arranged(*(torch.empty(count, dtype=torch.int64) for count in (ids.numel(), ids.numel(), num_experts)))
     if not _arrange()(ids.data_ptr(), ids.numel(), ids.shape[1], num_experts, *(each.data_ptr() for each in made)):

@@ -168,10 +168,10 @@ class Worker:
             self.restore("kv_cache")
 
     def settle(self) -> None:
-        """Compute one more token, when a start is over: a recorder may record a step that comes for the second time."""
+        """Repeat the step of the warm-up after the start: a recorder may record a step when it sees it again."""
         groups = len(self.model_runner.cache.paged)
         if self._num_blocks > groups:
-            _fails(self.execute, groups, 0)  # where there is no memory for it, the worker goes on
+            _fails(self.execute, groups, 0)  # `execute` survives a shortage of memory
 
     def prepare(self, grammar: CompiledGrammar) -> Future[None]:
         """Begin to load a constraint. The one method that may be called from any thread."""

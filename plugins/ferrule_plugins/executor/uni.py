@@ -25,7 +25,7 @@ from ferrule_plugins.executor.worker import open_worker
 P = ParamSpec("P")
 T = TypeVar("T")
 _STOP_SECONDS = 5.0
-_PAUSE_SECONDS = 0.2  # without work, behind a start: by then other processes are ready, too
+_PAUSE_SECONDS = 0.2  # without a job after the start, before it is settled: other processes may still be starting
 
 
 class WholeStep(Step):
@@ -83,7 +83,7 @@ class UniExecutor(Executor):
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="ferrule-worker", daemon=True)
         self._worker: Worker | None = None
-        self._unsettled: Worker | None = None  # behind a start, until there is a pause or another job
+        self._unsettled: Worker | None = None  # from the start until it is settled, or another job comes
         self._fault: BaseException | None = None
         self._stopped = False
 
@@ -174,7 +174,7 @@ class UniExecutor(Executor):
             job.run()
 
     def _next(self) -> Job | None:
-        """What is asked for next; or what a start has put off, in a pause."""
+        """The next job. If none comes for a while after the start, that is what the start has put off."""
         worker = self._unsettled
         if worker is None:
             return self._jobs.get()

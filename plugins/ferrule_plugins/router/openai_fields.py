@@ -58,7 +58,7 @@ class Notes:
 
 def _unknown(paths: Sequence[str], body: type[BaseModel]) -> list[tuple[str, str]]:
     shown = [path[:_MAX_NAME] for path in paths[:_MAX_NAMED]]
-    names = known_names(body) if shown else ()  # which take some 50 ms when they are first asked for
+    names = known_names(body) if shown else ()  # the first time this takes some 30 ms
     return [(path, f"unknown, ignored.{nearest(path.rpartition('.')[2], names)}") for path in shown]
 
 

@@ -224,7 +224,7 @@ def test_a_start_is_settled_in_a_pause(folder: Path, plugins: Plugins, monkeypat
     executor.shutdown()
 
 
-def test_it_is_not_when_something_else_was_asked_for(
+def test_a_start_is_not_settled_when_another_job_comes(
     folder: Path, plugins: Plugins, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The cache that it computes with may be gone."""

@@ -6,8 +6,8 @@ the third one, which is the same.
 
 from __future__ import annotations
 
+import asyncio
 import http.client
-import json
 import signal
 import socket
 import subprocess
@@ -19,8 +19,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import aiohttp
+
 from ferrule.config.option import opt
 from ferrule_plugins.command.bench.figures import report
+from ferrule_plugins.command.bench.load import Record, send
 
 _TOKENS = 8  # of a request
 _REQUESTS = 3
@@ -59,14 +62,14 @@ def _once(serve: list[str], timeout: float) -> dict[str, float]:
                 raise SystemExit(f"not healthy after {timeout:.0f} s")
             time.sleep(0.01)
         healthy = time.perf_counter() - start
-        first, *_, later = (_request(port) for _ in range(_REQUESTS))
+        first, *_, later = asyncio.run(_requests(port))
         return {
             "health_200": healthy,
-            "first_token": healthy + first[0],
-            "first_request_first_token": first[0],
-            "first_request": first[1],
-            "later_request_first_token": later[0],
-            "later_request": later[1],
+            "first_token": first.chunks[0] - start,
+            "first_request_first_token": first.chunks[0] - first.start,
+            "first_request": first.end - first.start,
+            "later_request_first_token": later.chunks[0] - later.start,
+            "later_request": later.end - later.start,
             "rss": _tree_rss(server.pid),
         }
     finally:
@@ -89,20 +92,16 @@ def _status(port: int) -> int:
         connection.close()
 
 
-def _request(port: int) -> tuple[float, float]:
-    """Seconds until the first and the last token of a request."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
+async def _requests(port: int) -> list[Record]:
+    """The same request several times, one after the other. Raises SystemExit for one that fails."""
     asked = {"prompt": "Hello", "max_tokens": _TOKENS, "ignore_eos": True, "temperature": 0, "stream": True}
-    start = time.perf_counter()
-    connection.request("POST", "/v1/completions", json.dumps(asked), {"Content-Type": "application/json"})
-    response = connection.getresponse()
-    if response.status != 200:
-        raise SystemExit(f"a request was answered {response.status}: {response.read(300)!r}")
-    times = [time.perf_counter() - start for line in response if line.startswith(b"data: {")]
-    connection.close()
-    if not times:
-        raise SystemExit("a request was answered without a token")
-    return times[0], times[-1]
+    url, timeout = f"http://127.0.0.1:{port}/v1/completions", aiohttp.ClientTimeout(total=None, sock_read=600)
+    async with aiohttp.ClientSession(timeout=timeout) as session:
+        records = [await send(session, url, asked) for _ in range(_REQUESTS)]
+    for record in records:
+        if record.error or not record.chunks:
+            raise SystemExit(f"a request failed: {record.error or 'it was answered without a token'}")
+    return records
 
 
 def _tree_rss(pid: int) -> float:

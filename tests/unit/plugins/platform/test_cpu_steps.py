@@ -73,8 +73,9 @@ def test_a_recorded_step_has_the_bits_of_a_launched_one(recipe: str, options: di
     assert same_bits(recipe, tmp_path, **options) == [1, 3, 5]
 
 
-def test_a_step_of_one_row_is_recorded_before_a_request_comes(tmp_path: Path) -> None:
-    tiny_checkpoint("qwen3", tmp_path)
+@pytest.mark.parametrize("recipe", ["qwen3", "falcon_mamba"])  # without states, and with them
+def test_a_step_of_one_row_is_recorded_before_a_request_comes(recipe: str, tmp_path: Path) -> None:
+    tiny_checkpoint(recipe, tmp_path)
     with Harness(tmp_path, block_size=16) as harness:
         harness.executor.init_cache(8)
         recorder = recorder_of(harness)

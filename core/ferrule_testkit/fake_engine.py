@@ -128,7 +128,7 @@ class FakeStream(AsyncIterator[RequestDelta]):
 
 
 class FakeEngine(EngineClient):
-    """`requests` and `cancels` record what came in. Clear `running` to hold all deltas back."""
+    """`requests`, `cancels` and `expected` record what came in. Clear `running` to hold all deltas back."""
 
     def __init__(self, script: Script = echo, info: ModelInfo | None = None, num_blocks: int = 1024) -> None:
         self.script = script
@@ -137,6 +137,7 @@ class FakeEngine(EngineClient):
         self.board = Board()
         self.requests: list[EngineRequest] = []
         self.cancels: list[tuple[str, FinishReason]] = []
+        self.expected: list[str] = []
         self.live: dict[str, FakeStream] = {}
         self.running = asyncio.Event()
         self.running.set()
@@ -176,6 +177,9 @@ class FakeEngine(EngineClient):
     def _wake(self) -> None:
         self._woken.set()
         self._woken = asyncio.Event()
+
+    def expect(self, backend: str) -> None:
+        self.expected.append(backend)
 
     async def call(self, name: str, *args: Any) -> Any:
         if self.dead is not None:

@@ -31,6 +31,10 @@ class EngineClient(ABC):
         """End requests; each still gets its terminal delta. Unknown ids are ignored."""
 
     @abstractmethod
+    def expect(self, backend: str) -> None:
+        """Let the engine make ready for constraints of a guided decoding backend. What it cannot do, it says later."""
+
+    @abstractmethod
     async def call(self, name: str, *args: Any) -> Any:
         """An administrative call on the engine. Raises RequestFailed with the engine's message."""
 

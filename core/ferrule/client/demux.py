@@ -202,6 +202,10 @@ class DemuxClient(EngineClient):
         if self._streams.pop(request_id, None) is not None:
             self.cancel([request_id])
 
+    def expect(self, backend: str) -> None:
+        if self._dead is None and not self._lost:
+            self._post(Call(0, "expect", (backend,)))
+
     async def call(self, name: str, *args: Any) -> Any:
         if self._dead is not None or self._lost:
             raise self._dead or EngineDead(_RESTARTING)

@@ -256,12 +256,12 @@ class EngineLoop:
             "reset_prefix_cache": self.scheduler.reset_cache,
             "stats": lambda: msgspec.to_builtins(self._stats(self._clock())),
             "check": lambda: self.scheduler.check() is None,
+            "expect": self.executor.expect,
             "is_sleeping": lambda: self._sleep.level > 0,
             "sleep": partial(self._between_steps, self._sleep.begin),
             "wake_up": partial(self._between_steps, self._sleep.end),
         }
-        passed = {name: partial(self._between_steps, self._pass_on, name) for name in _PASSED_ON}
-        return {**passed, **own}
+        return own | {name: partial(self._between_steps, self._pass_on, name) for name in _PASSED_ON}
 
     def _pass_on(self, name: str, *args: Any) -> Any:
         return self.executor.call(name, args)

@@ -305,8 +305,9 @@ def build_service(
     hooks = hooks or open_hooks(plugins)
     hooks.register_metrics()
     loggers = Loggers(open_loggers(config, plugins, client), hooks, config.observability.disable_log_stats)
-    vocabulary = partial(_vocabulary, inputs.tokenizer, reader.rules, format_tokens(config, plugins))
-    compiler = GrammarCompiler(plugins, config.decoding, vocabulary)
+    written, tokenizer = format_tokens(config, plugins), inputs.tokenizer
+    vocabulary = None if tokenizer is None else partial(_vocabulary, tokenizer, reader.rules, written)
+    compiler = GrammarCompiler(plugins, config.decoding, vocabulary, client.expect)
     return FrontendService(config, client, reader, inputs.parsers, compiler, loggers)
 
 
@@ -351,9 +352,7 @@ def _draw_seeds(seeds: Seeds, checked: Checked) -> list[int]:
     return [wrap_seed(seed, number) for number in range(checked.best_of)]
 
 
-def _vocabulary(tokenizer: Tokenizer | None, rules: Rules, written: tuple[str, ...]) -> Vocabulary:
-    if tokenizer is None:
-        raise RequestError("This server runs without a tokenizer: it cannot constrain output.", "structured_outputs")
+def _vocabulary(tokenizer: Tokenizer, rules: Rules, written: tuple[str, ...]) -> Vocabulary:
     return read_vocabulary(tokenizer, rules.vocab_size, rules.eos_ids, special_ids(tokenizer, written))
 
 

@@ -49,6 +49,12 @@ class Executor(ABC):
     def submit(self, plan: StepPlan) -> Step:
         """Begin a step, without waiting for its end."""
 
+    def expect(self, backend: str) -> None:
+        """A first constraint for this guided decoding backend is being compiled: open it on every worker, unwaited for.
+
+        A failure is not to be told: it comes again in `prepare`. By default backends are opened there.
+        """
+
     def prepare(self, grammar: CompiledGrammar) -> Future[None]:
         """Load a request's constraint on every worker, without waiting for it. The default has no guided decoding.
 

@@ -67,6 +67,10 @@ class Grammars:
         self._slots: dict[int, SlotGrammar] = {}
         self._bulk_faults: set[int] = set()  # ids of backends
 
+    def expect(self, backend: str) -> None:
+        """Open a backend ahead of its first constraint, with which errors are told. From any thread; does not block."""
+        self._loader.submit(self._open, backend)
+
     def prepare(self, compiled: CompiledGrammar) -> Future[None]:
         """Load a constraint ahead of its request. From any thread; does not block."""
         if self._known(compiled) is None:

@@ -6,7 +6,6 @@ import dataclasses
 import gc
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from ferrule.runner.cache import StateStore, snapshots_in
 from ferrule.runner.grammars import Grammars
 from ferrule.runner.model_runner import ModelRunner, TextSupport
 from ferrule.runner.state import RunnerLimits
-from ferrule.types import Admit, Chunk, CompiledGrammar, ModelInfo, StepPlan, StepResult, TokenSampling
+from ferrule.types import Admit, Chunk, ModelInfo, StepPlan, StepResult, TokenSampling
 from ferrule.waiting import waiting
 from ferrule_plugins.executor.calibration import calibrate
 from ferrule_plugins.executor.host_copy import HostCopy
@@ -49,7 +48,7 @@ class Worker:
         self.config = config
         self._plugins = plugins
         self._runner: ModelRunner | None = None
-        self._grammars: Grammars
+        self.grammars: Grammars  # its `expect` and `prepare` may be called from any thread
         self._shortage: Shortage
         self.platform: Platform
         self.depth = 1  # steps in flight that pay off
@@ -95,7 +94,7 @@ class Worker:
         execution.optimise(loaded.model, self.config)
         tokenizer = cache(partial(open_tokenizer, self.config, self._plugins, Path(self.config.model.tokenizer)))
         backend = partial(open_backend, self.config, self._plugins, tokenizer, limits.vocab_size)
-        self._grammars = Grammars(backend, tokenizer)
+        self.grammars = Grammars(backend, tokenizer)
         self._vocab_size = limits.vocab_size
         self._runner = runner = ModelRunner(
             loaded.model,
@@ -104,7 +103,7 @@ class Worker:
             limits,
             execution.transfers(),
             execution.recorder(self.config),
-            TextSupport(tokenizer, self._grammars),
+            TextSupport(tokenizer, self.grammars),
         )
         self._shortage = Shortage(runner, self.platform.memory())
         self.platform.memory().rehearse(self._rehearsal(runner, limits))
@@ -173,10 +172,6 @@ class Worker:
         if self._num_blocks > groups:
             _fails(self.execute, groups, 0)  # `execute` survives a shortage of memory
 
-    def prepare(self, grammar: CompiledGrammar) -> Future[None]:
-        """Begin to load a constraint. The one method that may be called from any thread."""
-        return self._grammars.prepare(grammar)
-
     def execute(self, plan: StepPlan) -> StepResult:
         """Run a step from its beginning to its end."""
         return self.end(self.begin(plan))
@@ -199,7 +194,7 @@ class Worker:
     def close(self) -> None:
         """End the threads of constraints. Nothing is called afterwards."""
         if self._runner is not None:
-            self._grammars.close()
+            self.grammars.close()
 
     # ------------------------------------------------------------------------------------ administration
 

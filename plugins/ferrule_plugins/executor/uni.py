@@ -114,8 +114,11 @@ class UniExecutor(Executor):
             return WholeStep(self._submit(self._guarded, worker.execute, plan))
         return BegunStep(self, self._submit(self._guarded, worker.begin, plan))
 
+    def expect(self, backend: str) -> None:
+        self._ready().grammars.expect(backend)
+
     def prepare(self, grammar: CompiledGrammar) -> Future[None]:
-        return self._ready().prepare(grammar)
+        return self._ready().grammars.prepare(grammar)
 
     def end(self, begun: Future[Step]) -> Future[StepResult]:
         """Wait on the thread for a step's result, behind everything that was submitted so far."""

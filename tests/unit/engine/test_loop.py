@@ -579,6 +579,25 @@ def test_a_fault_of_prepare_ends_its_request():
         harness.steps(1)
 
 
+def test_a_backend_that_is_expected_is_opened_and_a_fault_of_it_ends_nothing(monkeypatch):
+    fault = RuntimeError("planted")
+    opened = []
+
+    def expect(executor, backend):
+        opened.append(backend)
+        raise fault
+
+    monkeypatch.setattr(FakeExecutor, "expect", expect)
+    harness = Preparing()
+    logged = harness.log_failures()
+    harness.inbox.append((A, Call(0, "expect", ("b",))))
+    harness.submit(B, "free")
+    harness.steps(8)
+    assert opened == ["b"]
+    assert len(harness.said(B, "free")) == 4
+    assert logged == [("the call expect", fault)]
+
+
 def test_a_request_is_cancelled_while_its_constraint_loads():
     harness = Preparing()
     harness.submit(A, "constrained", grammar=GRAMMAR)

@@ -269,6 +269,33 @@ def test_a_backend_that_opens_blocks_nobody() -> None:
         grammars.close()
 
 
+def test_a_backend_that_is_expected_opens_once_and_a_fault_of_it_is_told_with_the_constraint() -> None:
+    opening, tries = Opening(), []
+
+    def open_backend(name: str) -> GrammarBackend:
+        tries.append(name)
+        if name == "broken":
+            raise RuntimeError("planted")
+        return opening(name)
+
+    grammars = Grammars(open_backend)
+    try:
+        within(lambda: grammars.expect("slow"))
+        assert opening.begun.wait(60)
+        first = grammars.prepare(grammar_of("", "slow"))
+        assert not first.done()
+        opening.go_on.set()
+        first.result(60)
+        assert tries == ["slow"]
+        grammars.expect("broken")
+        with pytest.raises(RuntimeError, match="planted"):
+            grammars.prepare(grammar_of("", "broken", b"broken")).result(60)
+        assert tries == ["slow", "broken", "broken"]
+    finally:
+        opening.go_on.set()
+        grammars.close()
+
+
 @pytest.mark.advisory("GHSA-hf3c-wxg2-49q9")
 def test_a_constraint_that_was_evicted_is_loaded_again_beside_a_backend_that_opens() -> None:
     opening = Opening()

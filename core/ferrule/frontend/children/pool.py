@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
@@ -65,10 +66,10 @@ class Child:
 class ChildPool:
     """At most `size` children that run `task` ("module:function", of our code), started when they are needed.
 
-    Owned by one event loop. `niceness` lowers the priority of children that work for distrusted input. `setup` is a
-    msgpack body that each child gets before everything else, to make itself ready; when the task answers it with a
-    PluginError, no more children are started, because it would be the same for each. With `patient`, work waits for a
-    free child for as long as a child may take to start, rather than for its own deadline.
+    Owned by one event loop. `niceness` lowers the priority of children that work for distrusted input. `setup` makes,
+    while a child starts, the msgpack body that it gets before everything else, to make itself ready; when the task
+    answers with a PluginError, no more children are started, because it would be the same for each. With `patient`,
+    work waits for a free child for as long as a child may take to start, rather than for its own deadline.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class ChildPool:
         size: int,
         memory_bytes: int,
         niceness: int = 0,
-        setup: bytes | None = None,
+        setup: Callable[[], Awaitable[bytes]] | None = None,
         patient: bool = False,
     ) -> None:
         self._setup = setup
@@ -165,7 +166,7 @@ class ChildPool:
                 if await child.receive() != HELLO:
                     raise EOFError
                 if self._setup is not None:
-                    self._check_setup(await child.ask(self._setup, _START_SECONDS))
+                    self._check_setup(await child.ask(await self._setup(), _START_SECONDS))
         except (TimeoutError, EOFError, asyncio.IncompleteReadError):
             self._discard(child)
             _logger.error("a helper process did not start", pid=child.pid)

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -30,12 +31,22 @@ _FIRST = ("guidance", "xgrammar", "outlines")  # that `auto` asks, before all ot
 
 
 class GrammarCompiler:
-    """Owned by one event loop. `vocabulary` is called when the first constraint comes, in a thread."""
+    """Owned by one event loop. `vocabulary` is called when the first constraint comes, in a thread; None without one.
 
-    def __init__(self, plugins: Plugins, settings: ResolvedDecoding, vocabulary: Callable[[], Vocabulary]) -> None:
+    `expect` is told a backend when its first constraint comes, while its child starts: the engine opens it meanwhile.
+    """
+
+    def __init__(
+        self,
+        plugins: Plugins,
+        settings: ResolvedDecoding,
+        vocabulary: Callable[[], Vocabulary] | None,
+        expect: Callable[[str], None] = lambda backend: None,
+    ) -> None:
         self._plugins = plugins
         self._settings = settings
         self._read_vocabulary = vocabulary
+        self._expect = expect
         self._vocabulary: asyncio.Task[Vocabulary] | None = None
         self._pools: dict[str, ChildPool] = {}
         self._compiled: OrderedDict[bytes, CompiledGrammar] = OrderedDict()
@@ -124,25 +135,28 @@ class GrammarCompiler:
         return tuple(dict.fromkeys([asked, *(every if fallback else ())]))
 
     async def _ask(self, name: str, spec: GrammarSpec, param: str) -> Any:
-        words = await self._words()
-        pool = self._pools.get(name) or self._open_pool(name, words)
+        pool = self._pools.get(name) or self._open_pool(name, param)
         try:
             return await pool.run(spec, _SECONDS, "The constraint", param)
         except PluginError as error:  # a library that is not installed
             return ["refused", error.message]
 
-    def _open_pool(self, name: str, words: Vocabulary) -> ChildPool:
-        setup = msgspec.msgpack.encode(Setup(self._plugins, name, words))
+    def _open_pool(self, name: str, param: str) -> ChildPool:
+        """A backend's children. While the first one starts, the vocabulary is read and the engine opens the backend."""
+        if self._read_vocabulary is None:
+            raise RequestError("This server runs without a tokenizer: it cannot constrain output.", param)
+        self._expect(name)
+        if self._vocabulary is None:
+            work = asyncio.to_thread(self._read_vocabulary)
+            self._vocabulary = asyncio.get_running_loop().create_task(work)
+        setup = partial(self._setup, name, self._vocabulary)
         self._pools[name] = ChildPool(
             _TASK, size=_CHILDREN, memory_bytes=_MEMORY_BYTES, niceness=5, setup=setup, patient=True
         )
         return self._pools[name]
 
-    async def _words(self) -> Vocabulary:
-        if self._vocabulary is None:
-            work = asyncio.to_thread(self._read_vocabulary)
-            self._vocabulary = asyncio.get_running_loop().create_task(work)
-        return await asyncio.shield(self._vocabulary)
+    async def _setup(self, name: str, vocabulary: asyncio.Task[Vocabulary]) -> bytes:
+        return msgspec.msgpack.encode(Setup(self._plugins, name, await asyncio.shield(vocabulary)))
 
     def _keep(self, compiled: CompiledGrammar) -> None:
         self._compiled[compiled.digest] = compiled

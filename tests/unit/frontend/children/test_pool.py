@@ -200,7 +200,10 @@ async def test_a_setup_that_a_plugin_refuses_starts_one_child_only(monkeypatch: 
         return await start(*arguments, **options)
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", counted)
-    setup = msgspec.msgpack.encode(Setup(discover(), "missing", Vocabulary((b"a",), 1, (0,))))
+
+    async def setup() -> bytes:
+        return msgspec.msgpack.encode(Setup(discover(), "missing", Vocabulary((b"a",), 1, (0,))))
+
     pool = ChildPool("ferrule.frontend.guided.work:Work", size=1, memory_bytes=1 << 30, setup=setup)
     works = (pool.run({}, 60.0, "The constraint", "x") for _ in range(3))
     errors = await asyncio.gather(*works, return_exceptions=True)

@@ -101,6 +101,31 @@ async def test_first_requests_share_the_children(guided: GrammarCompiler, monkey
     assert len(made) == 1
 
 
+async def test_the_engine_is_told_of_a_backend_once_and_before_a_child_has_started() -> None:
+    expected: list[tuple[str, frozenset[int]]] = []
+    settings = DecodingConfig(guided_decoding_backend="guidance", guided_decoding_disable_fallback=True)
+    guided = GrammarCompiler(
+        discover(),
+        resolve(Config(decoding=settings)).decoding,
+        lambda: WORDS,
+        lambda backend: expected.append((backend, guided.pids)),
+    )
+    try:
+        for pattern in ("a", "b"):
+            await guided.compile(spec(Regex(pattern)), "x")
+        assert expected == [("guidance", frozenset())]
+    finally:
+        await guided.close()
+
+
+async def test_a_server_without_a_tokenizer_starts_no_child() -> None:
+    guided = GrammarCompiler(discover(), resolve(Config()).decoding, None)
+    with pytest.raises(RequestError, match="without a tokenizer") as caught:
+        await guided.compile(spec(Regex("a")), "x")
+    assert caught.value.param == "x"
+    assert not guided.pids
+
+
 async def test_constraints_have_a_size(guided: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RequestError, match="more than 1 MiB") as caught:
         await guided.compile(spec(Json({"description": "x" * (1 << 20)})), "tools")

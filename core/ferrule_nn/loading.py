@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -91,7 +92,7 @@ def load_into(
 
     Raises CheckpointError, naming the tensor, for one that the model does not have, for a shape that does not fit, and
     for a merged parameter of which only some projections came. A quantized layer is packed as soon as its last tensor
-    came.
+    came; rows that its scheme takes as they come are not copied to the parameter.
     """
     naming = naming or Naming()
     parameters: dict[str, torch.nn.Parameter] = dict(module.named_parameters())
@@ -99,7 +100,7 @@ def load_into(
     ignored = re.compile("|".join((*_DERIVED, *naming.ignored)))
     transposed = re.compile("|".join(naming.transposed)) if naming.transposed else None
     seen: set[str] = set()
-    pending = _Pending(module, targets)
+    pending, takers = _Pending(module, targets), _takers(module)
     for source, whole in weights:
         if ignored.search(source):
             continue
@@ -121,7 +122,7 @@ def load_into(
                 tensor = tensor.t()
             if not target.stop:
                 tensor = _in_order(module, parameter, target, tensor)
-            _copy(parameter, target, tensor, source)
+            _fill(parameter, target, tensor, source, takers.get(target.parameter))
             seen.add(name)
             for own in pending.packed(name, target):  # else their memory would stay
                 parameters.pop(own, None)
@@ -168,10 +169,8 @@ class _Pending:
         if layer is None or not layer.quantized:
             return []
         names = self.parameter_names(layer, target)
-        try:
+        with _named(target):
             layer.pack()
-        except CheckpointError as error:
-            raise CheckpointError(f"{target.parameter.rpartition('.')[0]}: {error.message}", error.hint) from None
         return names
 
     @staticmethod
@@ -221,7 +220,22 @@ def _in_order(module: torch.nn.Module, parameter: torch.Tensor, target: _Target,
     return layer.in_order(tensor, parameter.axis if isinstance(parameter, CheckpointParameter) else 0)
 
 
-def _copy(parameter: torch.Tensor, target: _Target, tensor: torch.Tensor, source: str) -> None:
+def _takers(module: torch.nn.Module) -> dict[str, Linear]:
+    """By the name of its weight: the layers whose schemes are asked to take rows of it."""
+    layers = ((path, layer) for path, layer in module.named_modules() if isinstance(layer, Linear))
+    return {f"{path}.weight": layer for path, layer in layers if layer.quantized}
+
+
+@contextmanager
+def _named(target: _Target) -> Iterator[None]:
+    """Say in an error of a scheme which layer it is about."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise CheckpointError(f"{target.parameter.rpartition('.')[0]}: {error.message}", error.hint) from None
+
+
+def _fill(parameter: torch.Tensor, target: _Target, tensor: torch.Tensor, source: str, taker: Linear | None) -> None:
     if isinstance(parameter, CheckpointParameter):
         if not parameter.accepts(tensor.dtype):
             raise CheckpointError(
@@ -236,6 +250,10 @@ def _copy(parameter: torch.Tensor, target: _Target, tensor: torch.Tensor, source
             f"Tensor {source!r} has the shape {tuple(tensor.shape)}, but the model needs {tuple(view.shape)}.",
             "The weights do not belong to this config.json.",
         )
+    if taker is not None and not isinstance(parameter, CheckpointParameter):
+        with _named(target):
+            if taker.scheme.pack_rows(taker, target.start, tensor):
+                return
     with torch.no_grad():
         copy_to_new(view, tensor)
 

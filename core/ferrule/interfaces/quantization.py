@@ -41,6 +41,16 @@ class LinearScheme(ABC):
     def allocate(self, layer: Any) -> None:
         """Replace the parameters of `layer` by those that a quantized checkpoint fills, uninitialised."""
 
+    def pack_rows(self, layer: Any, first: int, rows: torch.Tensor) -> bool:
+        """Take rows of the weight from a checkpoint's tensor, to lay them out without a copy of them before.
+
+        `rows` [count, in] begin at the output `first`, where the layer or one of its projections begins. They may be in
+        a mapped file: they are only there to be read, during the call. Returns False where they shall be copied to
+        ``layer.weight`` for `pack`, as by default; the answer is the same for all rows of a layer. Raises
+        CheckpointError.
+        """
+        return False
+
     @abstractmethod
     def pack(self, layer: Any) -> None:
         """Called once, when the weights are there: lay them out for the kernel that will read them, and free them."""

@@ -330,6 +330,43 @@ void multiply_one(const Matrix& w, const uint16_t* x, void* y, int64_t m, int32_
     type ? multiply(w, x, (uint16_t*)y, m) : multiply(w, x, (float*)y, m);
 }
 
+// 8 rows of 8 pairs, `stride` numbers from one to the next, as 8 columns, `step` pairs from one to the next.
+inline void transpose(const uint16_t* from, int64_t stride, uint32_t* to, int64_t step) {
+#if defined(__AVX2__)
+    __m256i a[8], b[8];
+    for (int i = 0; i < 8; i++) a[i] = load<__m256i>(from + i * stride);
+    for (int i = 0; i < 8; i += 2) {
+        b[i] = _mm256_unpacklo_epi32(a[i], a[i + 1]);
+        b[i + 1] = _mm256_unpackhi_epi32(a[i], a[i + 1]);
+    }
+    for (int i = 0; i < 8; i += 4)
+        for (int j = 0; j < 2; j++) {  // pairs 2j and 2j + 4, 2j + 1 and 2j + 5 of four rows
+            a[i + 2 * j] = _mm256_unpacklo_epi64(b[i + j], b[i + j + 2]);
+            a[i + 2 * j + 1] = _mm256_unpackhi_epi64(b[i + j], b[i + j + 2]);
+        }
+    for (int i = 0; i < 4; i++) {
+        _mm256_storeu_si256((__m256i*)(to + i * step), _mm256_permute2x128_si256(a[i], a[i + 4], 0x20));
+        _mm256_storeu_si256((__m256i*)(to + (i + 4) * step), _mm256_permute2x128_si256(a[i], a[i + 4], 0x31));
+    }
+#else
+    for (int i = 0; i < 8; i++)
+        for (int j = 0; j < 8; j++) std::memcpy(to + j * step + i, from + i * stride + 2 * j, 4);
+#endif
+}
+
+// `real` rows of `inputs` numbers as a panel of so many channels, those that pad it zero.
+void pack_panel(const Matrix& w, const uint16_t* rows, int64_t inputs, int64_t channels, int64_t real, uint32_t* to) {
+    const int64_t pairs = inputs / 2 / 8 * 8, whole = real / 8 * 8, step = place(channels, 1, 0);
+    if (inputs < w.k || real < channels) std::fill(to, to + channels * (w.k / 2), 0u);
+    for (int64_t c = 0; c < whole; c += LANES)  // so that lines are written whole
+        for (int64_t i = 0; i < pairs; i += 8)
+            for (int64_t d = c; d < std::min<int64_t>(whole, c + LANES); d += 8)
+                transpose(rows + d * inputs + 2 * i, inputs, to + place(channels, i, d), step);
+    for (int64_t c = 0; c < real; c++)
+        for (int64_t i = c < whole ? pairs : 0; 2 * i < inputs; i++)
+            std::memcpy(to + place(channels, i, c), rows + c * inputs + 2 * i, std::min<int64_t>(2, inputs - 2 * i) * 2);
+}
+
 // Rows of the weights as they were, up to the first id that has none: its place, else `count`.
 int64_t copy_rows(const Matrix& w, const int64_t* ids, int64_t count, uint16_t* to, int64_t inputs) {
     for (int64_t i = 0; i < count; i++)
@@ -394,22 +431,18 @@ int ferrule_dense_unit() {
 void ferrule_dense_pack(const DenseMatrix* matrix, const uint16_t* weights, int64_t inputs) {
     const DenseMatrix& w = *matrix;
     const int64_t panels = panels_of(w.n);
-    if ((const void*)weights != w.weights) huge_pages(w.weights, (w.n + LANES - 1) / LANES * LANES * w.k * 2);
+    const bool in_place = (const void*)weights == w.weights;
+    if (!in_place) huge_pages(w.weights, (w.n + LANES - 1) / LANES * LANES * w.k * 2);
 #pragma omp parallel
     {
-        std::vector<uint32_t> rows(PANEL * (w.k / 2));
+        std::vector<uint16_t> kept(in_place ? PANEL * inputs : 0);
 #pragma omp for schedule(static)
         for (int64_t panel = 0; panel < panels; panel++) {
             const int64_t channels = channels_of(w.n, panel), real = std::min<int64_t>(PANEL, w.n - panel * PANEL);
-            std::fill(rows.begin(), rows.end(), 0u);
-            for (int64_t c = 0; c < real; c++)
-                std::memcpy(&rows[c * (w.k / 2)], weights + (panel * PANEL + c) * inputs, inputs * 2);
+            const uint16_t* rows = weights + panel * PANEL * inputs;
             uint32_t* to = w.weights + panel * PANEL * (w.k / 2);
-            for (int64_t k = 0; k < w.k / 2; k += 16)  // squares of 16, which stay in the nearest cache
-                for (int64_t c = 0; c < channels; c += LANES)
-                    for (int64_t i = k; i < k + 16; i++)
-                        for (int64_t j = 0; j < LANES; j++)
-                            to[place(channels, i, c) + j] = rows[(c + j) * (w.k / 2) + i];
+            if (in_place) rows = (const uint16_t*)std::memcpy(kept.data(), rows, real * inputs * 2);
+            pack_panel(w, rows, inputs, channels, real, to);
         }
     }
 }

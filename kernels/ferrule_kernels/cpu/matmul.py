@@ -14,7 +14,7 @@ from ferrule_kernels.cpu import library
 from ferrule_kernels.matmul import Form, Levels
 
 _TYPES = {torch.float32: 0, torch.bfloat16: 1}
-_PANEL = 256  # outputs: a multiple of what the kernel keeps together
+PANEL = 64  # outputs that the kernel keeps together
 _CONVERTED = 1 << 22  # weights that are converted at a time
 LANES = 16  # channels are rounded up to it
 LONGEST = 65536  # inputs: the sum of a group must fit 32 bits
@@ -104,7 +104,7 @@ class PackedMatrix:
         factors = _lost(scales, given[0]) if isinstance(scales, torch.Tensor) and given[0] else None
         packed = torch.empty(form.packed_bytes(*weight.shape), dtype=torch.uint8)
         self._set_up(packed, factors, tuple(weight.shape), form, bias, workspace)
-        rows = max(1, _CONVERTED // max(1, self.inputs) // _PANEL) * _PANEL
+        rows = max(1, _CONVERTED // max(1, self.inputs) // PANEL) * PANEL
         if weight.dtype in _TYPES and weight.is_contiguous():  # at once: then threads pack what they will read
             rows = max(1, self.outputs)
         for first in range(0, self.outputs, rows):
@@ -122,6 +122,26 @@ class PackedMatrix:
         given = (None if each is None else each[first:].data_ptr() for each in (*floats, *steps))
         if not _kernels().pack(ctypes.addressof(matrix), part.data_ptr(), _TYPES[part.dtype], *given):
             raise UnfitWeightError("a weight is not a finite number, or too large to be quantized")
+
+    @classmethod
+    def empty(cls, outputs: int, inputs: int, form: Form, workspace: Workspace) -> PackedMatrix:
+        """A weight [outputs, inputs] whose rows come by `put`, as floats."""
+        made = cls.__new__(cls)
+        packed = torch.empty(form.packed_bytes(outputs, inputs), dtype=torch.uint8)
+        made._set_up(packed, None, (outputs, inputs), form, None, workspace)
+        return made
+
+    def put(self, first: int, rows: torch.Tensor) -> None:
+        """Quantize `rows` [count, k] as the outputs from `first` on. Raises UnfitWeightError.
+
+        Both numbers are multiples of `PANEL`, if these rows are not the last ones.
+        """
+        self._pack(rows.detach(), first, None, None)
+
+    def add_bias(self, bias: torch.Tensor | None) -> None:
+        """Take a bias [n], which products add, or none."""
+        self._bias = None if bias is None else _channels(bias)
+        self._matrix.bias = _at(self._bias)
 
     @classmethod
     def of_packed(
@@ -168,12 +188,12 @@ class PackedMatrix:
         if group > LONGEST:
             raise ValueError(f"a group of {group} inputs is more than the {LONGEST} whose sums are exact")
         self.form, self.packed, self.factors = form, packed, factors
-        self._bias = None if bias is None else _channels(bias)
         self._workspace = workspace
         sizes = self.outputs, padded, self.inputs, group, form.block or group
         kind = form.bits, form.digits, form.offsets, bool(form.table), form.halves, form.steps
         table = (ctypes.c_uint8 * 16)(*(number + 128 for number in form.table))
-        self._matrix = _Matrix(packed.data_ptr(), _at(self._bias), *sizes, *kind, _at(factors), table)
+        self._matrix = _Matrix(packed.data_ptr(), None, *sizes, *kind, _at(factors), table)
+        self.add_bias(bias)
         self._address = ctypes.addressof(self._matrix)
 
     @property

@@ -13,15 +13,17 @@ vllm/model_executor/layers/quantization). A checkpoint of floats may ask for the
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import accumulate
 from typing import Any
 
 import torch
 
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme
-from ferrule_kernels.cpu.matmul import LONGEST
+from ferrule_kernels.cpu.matmul import LONGEST, PANEL, PackedMatrix
+from ferrule_kernels.cpu.pages import memory_nodes
 from ferrule_kernels.matmul import Form
 from ferrule_plugins.quantization.method import CheckedMethod
-from ferrule_plugins.quantization.products import Fp8, Quantized, Rounded, Shared
+from ferrule_plugins.quantization.products import Fp8, Quantized, Rounded, Shared, fitting, free
 
 
 class FromFloats(CheckedMethod):
@@ -95,3 +97,25 @@ class Online(Quantized):
     def weights(self, layer: Any) -> Rounded | Fp8:
         self.given = layer.weight.dtype
         return Rounded(layer.weight.detach(), self.form)
+
+    def pack_rows(self, layer: Any, first: int, rows: torch.Tensor) -> bool:
+        """On a CPU, where projections begin with a panel, and memory has one node: else the kernel divides the whole
+        matrix among threads as products do.
+        """
+        borders = list(accumulate(layer.projections.values()))[:-1]
+        own = layer.weight.device.type == "cpu" and not any(border % PANEL for border in borders)
+        if not own or len(memory_nodes()) > 1 or not self.shared.compiled():
+            return False
+        if not isinstance(self.matrix, PackedMatrix):
+            self.matrix = PackedMatrix.empty(layer.out_features, layer.in_features, self.form, self.shared.workspace)
+        with fitting():
+            self.matrix.put(first, rows.to(layer.weight.dtype))
+        return True
+
+    def pack(self, layer: Any) -> None:
+        if isinstance(self.matrix, PackedMatrix):  # the rows have come
+            free(layer)
+            self.matrix.add_bias(layer.bias)
+            self._product = self._multiplied(self.matrix)
+        else:
+            super().pack(layer)

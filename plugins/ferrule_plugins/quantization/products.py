@@ -8,7 +8,8 @@ them.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -173,6 +174,22 @@ class Shared:
         return self._compiled
 
 
+@contextmanager
+def fitting() -> Iterator[None]:
+    """Raise CheckpointError for weights that cannot be quantized."""
+    try:
+        yield
+    except UnfitWeightError as error:
+        raise CheckpointError(f"The weights cannot be quantized: {error}.", _DAMAGED) from None
+
+
+def free(layer: Any) -> None:
+    """Give the memory of a layer's parameters back, but the bias'. An empty parameter still has the layer's device."""
+    for name, own in list(layer.named_parameters(recurse=False)):
+        if name != "bias":
+            setattr(layer, name, torch.nn.Parameter(own.data.new_empty(0), requires_grad=False))
+
+
 class Quantized(LinearScheme):
     """A scheme that packs what `weights` returns for a layer with loaded parameters.
 
@@ -204,9 +221,7 @@ class Quantized(LinearScheme):
             weights = weights.integers()
         for values in _floats_of(weights):
             check_scales(values, self.given)
-        for name, own in list(layer.named_parameters(recurse=False)):
-            if name != "bias":  # an empty parameter still has the layer's device
-                setattr(layer, name, torch.nn.Parameter(own.data.new_empty(0), requires_grad=False))
+        free(layer)
         if isinstance(weights, Tables):
             self._product = self._tables(layer, weights, device)
         elif isinstance(weights, Wide):
@@ -231,10 +246,8 @@ class Quantized(LinearScheme):
     # ------------------------------------------------------------------------------------ CPUs
 
     def _quantized(self, layer: Any, weights: Rounded) -> PackedMatrix:
-        try:
+        with fitting():
             return PackedMatrix(weights.weight, weights.form, layer.bias, self.shared.workspace)
-        except UnfitWeightError as error:
-            raise CheckpointError(f"The weights cannot be quantized: {error}.", _DAMAGED) from None
 
     def _fp8_cpu(self, weights: Fp8) -> Rounded | Fp8:
         return weights.rounded(self.given, self.wide)

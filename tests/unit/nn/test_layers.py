@@ -17,6 +17,7 @@ from ferrule.assembly import model as assembly
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.model import BuildContext
 from ferrule_kernels.cpu import dense
+from ferrule_kernels.cpu.matmul import PackedMatrix, Workspace
 from ferrule_nn import (
     MLP,
     Decoder,
@@ -33,6 +34,8 @@ from ferrule_nn import (
     layer_windows,
     load_into,
 )
+from ferrule_nn.linear import PacksForCpu
+from ferrule_plugins.quantization.integers import FromFloats, Int4, Int8WeightOnly
 
 CONFIG: dict[str, Any] = {
     "vocab_size": 40,
@@ -200,6 +203,67 @@ def test_loading_casts() -> None:
 
 
 # ------------------------------------------------------------------------------------------------ packing
+
+own_kernel = pytest.mark.skipif(dense.unit() is None, reason="there are no compiled kernels here")
+
+
+class _Rows(nn.Module):
+    """A layer of bfloat16 that is quantized, whose rows come from two tensors."""
+
+    def __init__(self, first: int, second: int, inputs: int, method: type[FromFloats]) -> None:
+        super().__init__()
+        self.ab_proj = MergedLinear(inputs, {"a_proj": first, "b_proj": second}, bias=True).to(torch.bfloat16)
+        self.ab_proj.quantize("ab_proj", method({}))
+
+    @property
+    def matrix(self) -> PackedMatrix:
+        scheme = self.ab_proj.scheme
+        assert isinstance(scheme, PacksForCpu)
+        assert isinstance(scheme.matrix, PackedMatrix)
+        return scheme.matrix
+
+
+@own_kernel
+@pytest.mark.parametrize("method", [Int8WeightOnly, Int4])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(
+    ("first", "second", "nodes", "taken"),
+    [(64, 128, 1, True), (128, 40, 1, True), (40, 64, 1, False), (64, 64, 2, False)],
+)
+@pytest.mark.parametrize("whole", [False, True])
+def test_rows_are_quantized_as_they_come(
+    method: type[FromFloats],
+    dtype: torch.dtype,
+    first: int,
+    second: int,
+    nodes: int,
+    taken: bool,
+    whole: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where projections begin with a panel and memory has one node. The packed form is that of the whole matrix."""
+    monkeypatch.setattr("ferrule_plugins.quantization.integers.memory_nodes", lambda: tuple(range(nodes)))
+    model, inputs, copied = _Rows(first, second, 70, method), 70, []
+    monkeypatch.setattr("ferrule_nn.loading.copy_to_new", lambda to, rows: copied.append(rows.shape) or to.copy_(rows))
+    weight, bias = torch.randn(first + second, inputs, dtype=dtype), torch.randn(first + second, dtype=dtype)
+    tensors = {"ab_proj.weight": weight}
+    if not whole:
+        tensors = {"b_proj.weight": weight[first:], "a_proj.weight": weight[:first]}
+    kept = weight.clone()
+    load_into(model, {**tensors, "ab_proj.bias": bias}.items())
+    assert len(copied) == 1 if taken else len(copied) == 1 + len(tensors)  # the bias, and what was not taken
+    assert torch.equal(weight, kept)
+    assert not model.ab_proj.weight.numel()
+    same = PackedMatrix(weight.bfloat16(), method.form, bias.bfloat16(), Workspace())
+    assert torch.equal(model.matrix.packed, same.packed)
+    x = torch.randn(3, inputs, dtype=torch.bfloat16)
+    assert torch.equal(model.ab_proj(x), same.multiply(x))
+
+
+@own_kernel
+def test_rows_that_cannot_be_quantized_are_told_with_their_layer() -> None:
+    with pytest.raises(CheckpointError, match=r"^ab_proj: .* not a finite number"):
+        load_into(_Rows(64, 64, 32, Int4), [("a_proj.weight", torch.full((64, 32), float("nan")))])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -97,8 +97,11 @@ def line(name: str, waits: Waits) -> str:
     return f"| {name} | {' | '.join(cells)} | {waits.total:.1f} |"
 
 
-async def measure(base: str, clients: Sequence[Client], seed: int = 0) -> Waits:
-    """What the clients wait for at a server. Raises RuntimeError for a request that fails."""
+async def measure(base: str, clients: Sequence[Client], seed: str) -> Waits:
+    """What the clients wait for at a server. Raises RuntimeError for a request that fails.
+
+    Prompts are drawn by `seed`: one that the server has seen finds them in its cache.
+    """
     waits, rng = Waits(), random.Random(seed)
     timeout = aiohttp.ClientTimeout(total=None)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
@@ -136,6 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--server", action="append", default=[], metavar="NAME=URL")
     parser.add_argument("--workload", action="append", choices=list(workloads()), help="default: all")
     parser.add_argument("--rounds", type=int, default=1, help="of the servers, each a row")
+    parser.add_argument("--seed", default="0", help="of prompts: another one than before, if the servers still run")
     given = parser.parse_args(arguments)
     servers = dict(each.split("=", 1) for each in given.server)
     for title, clients in workloads().items():
@@ -145,7 +149,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print("| prompts get | first token, mean, s | p50 | p99 | gap, p50, ms | p99 | longest | all done, s |")
         print("|---|--:|--:|--:|--:|--:|--:|--:|")
         for number, (name, url) in product(range(given.rounds), servers.items()):
-            print(line(name, asyncio.run(measure(url.rstrip("/"), clients, number))), flush=True)
+            seed = f"{title}, round {number}, {given.seed}"
+            print(line(name, asyncio.run(measure(url.rstrip("/"), clients, seed))), flush=True)
         for name, make in ({} if servers else rules()).items():
             print(line(name, run(make(), clients, DEVICES[given.device])))
 

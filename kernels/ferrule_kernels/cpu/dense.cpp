@@ -15,6 +15,13 @@
 #include <immintrin.h>
 #endif
 
+// Whether a tile of 6 rows is written by hand.
+#if defined(__AVX2__) && !defined(__AVX512F__) && !TILES
+#define SIX 1
+#else
+#define SIX 0
+#endif
+
 namespace {
 
 // A tile has up to ROWS rows and COLUMNS vectors of channels, ALONE for a single row: its sums stay in registers.
@@ -25,7 +32,7 @@ constexpr int ROWS = 6, COLUMNS = 4, ALONE = 4;
 #elif defined(__AVX512F__)
 constexpr int ROWS = 5, COLUMNS = 4, ALONE = 4;
 #else
-constexpr int ROWS = 4, COLUMNS = 2, ALONE = 8;
+constexpr int ROWS = SIX ? 6 : 4, COLUMNS = 2, ALONE = 8;
 #endif
 // Numbers of the rows that are multiplied: where nothing multiplies bfloat16, they are widened once, before the products.
 #if TILES || defined(__AVX512BF16__)
@@ -152,6 +159,49 @@ void multiply_part(const Part& part, int rows, Tiles& tiles) {
 
 #else
 
+#if SIX
+// As `tile` of 6 rows times 2 vectors, in which compilers would keep sums in memory: these, two vectors of weights, a number
+// of a row and the mask take all 16 registers.
+template <bool FAR> inline void tile_of_six(const Part& part, int64_t column) {
+    const int64_t wide = part.channels, stride = part.rows.stride;
+    const uint32_t* from = part.weights + column;
+    const Cell *x = part.x, *y = x + 3 * stride;
+    float* sums = part.sums + column;
+    const char* ahead = part.ahead.from(column, part.inputs / 2);
+    const Words upper = Words{} + 0xffff0000u;
+    const auto held = [&](int row, int vector) {
+        return part.fresh ? Floats{} : load<Floats>(sums + row * PANEL + vector * WIDTH);
+    };
+    Floats a0 = held(0, 0), b0 = held(1, 0), c0 = held(2, 0), d0 = held(3, 0), e0 = held(4, 0), f0 = held(5, 0);
+    Floats a1 = held(0, 1), b1 = held(1, 1), c1 = held(2, 1), d1 = held(3, 1), e1 = held(4, 1), f1 = held(5, 1);
+    for (int64_t i = 0; i < part.inputs; i += 2, from += wide, x += 2, y += 2) {
+        if (part.ahead.due(i / 2)) fetch<2 * WIDTH * 4, FAR>(ahead);
+#define ADD(number, sum) \
+    "vbroadcastss " number ", %%ymm14\n" \
+    "vfmadd231ps %%ymm12, %%ymm14, %[" sum "0]\n" \
+    "vfmadd231ps %%ymm13, %%ymm14, %[" sum "1]\n"
+#define ADD_ALL(at) \
+    ADD(at "(%[x])", "a") ADD(at "(%[x],%[stride])", "b") ADD(at "(%[x],%[stride],2)", "c") \
+    ADD(at "(%[y])", "d") ADD(at "(%[y],%[stride])", "e") ADD(at "(%[y],%[stride],2)", "f")
+        asm("vmovdqu (%[from]), %%ymm12\n"
+            "vmovdqu 32(%[from]), %%ymm13\n"
+            "vpslld $16, %%ymm12, %%ymm12\n"
+            "vpslld $16, %%ymm13, %%ymm13\n" ADD_ALL("0")
+            "vpand (%[from]), %[upper], %%ymm12\n"
+            "vpand 32(%[from]), %[upper], %%ymm13\n" ADD_ALL("4")
+            : [a0] "+x"(a0), [b0] "+x"(b0), [c0] "+x"(c0), [d0] "+x"(d0), [e0] "+x"(e0), [f0] "+x"(f0),
+              [a1] "+x"(a1), [b1] "+x"(b1), [c1] "+x"(c1), [d1] "+x"(d1), [e1] "+x"(e1), [f1] "+x"(f1)
+            : [from] "r"(from), [x] "r"(x), [y] "r"(y), [stride] "r"(stride * 4), [upper] "x"(upper)
+            : "xmm12", "xmm13", "xmm14", "memory");
+#undef ADD_ALL
+#undef ADD
+    }
+    const Floats all[6][2] = {{a0, a1}, {b0, b1}, {c0, c1}, {d0, d1}, {e0, e1}, {f0, f1}};
+    for (int r = 0; r < 6; r++)
+        for (int c = 0; c < 2; c++) store(sums + r * PANEL + c * WIDTH, all[r][c]);
+}
+#endif
+
 // R rows times C vectors of channels, beginning with `column`.
 template <bool FAR, int R, int C> inline void tile(const Part& part, int64_t column) {
     const int64_t wide = part.channels, stride = part.rows.stride;
@@ -192,7 +242,15 @@ template <bool FAR, int R, int C> inline void tile(const Part& part, int64_t col
 template <bool FAR, int R> void strip(const Part& part) {
     constexpr int many = R == 1 ? ALONE : COLUMNS;
     int64_t column = 0;
-    for (; column + many * WIDTH <= part.channels; column += many * WIDTH) tile<FAR, R, many>(part, column);
+    for (; column + many * WIDTH <= part.channels; column += many * WIDTH) {
+#if SIX
+        if constexpr (R == 6) {
+            tile_of_six<FAR>(part, column);
+            continue;
+        }
+#endif
+        tile<FAR, R, many>(part, column);
+    }
     for (; column < part.channels; column += WIDTH) tile<FAR, R, 1>(part, column);
 }
 
@@ -202,10 +260,8 @@ template <bool FAR> void multiply_part(const Part& part, int rows) {
         case 2: return strip<FAR, 2>(part);
         case 3: return strip<FAR, 3>(part);
         case 4: return strip<FAR, 4>(part);
-#if defined(__AVX512F__)
         case 5: return strip<FAR, 5>(part);
-#endif
-#if defined(__AVX512BF16__)
+#if SIX || defined(__AVX512BF16__)
         case 6: return strip<FAR, 6>(part);
 #endif
     }

@@ -93,6 +93,7 @@ class Online(Quantized):
     def __init__(self, form: Form, shared: Shared, dtype: torch.dtype | None) -> None:
         super().__init__(shared, dtype, wide=form.digits == 2)
         self.form = form
+        self._coming: PackedMatrix | None = None  # of which not all rows may be there
 
     def weights(self, layer: Any) -> Rounded | Fp8:
         self.given = layer.weight.dtype
@@ -106,16 +107,16 @@ class Online(Quantized):
         own = layer.weight.device.type == "cpu" and not any(border % PANEL for border in borders)
         if not own or len(memory_nodes()) > 1 or not self.shared.compiled():
             return False
-        if not isinstance(self.matrix, PackedMatrix):
-            self.matrix = PackedMatrix.empty(layer.out_features, layer.in_features, self.form, self.shared.workspace)
+        if self._coming is None:
+            self._coming = PackedMatrix.empty(layer.out_features, layer.in_features, self.form, self.shared.workspace)
         with fitting():
-            self.matrix.put(first, rows.to(layer.weight.dtype))
+            self._coming.put(first, rows.to(layer.weight.dtype))
         return True
 
     def pack(self, layer: Any) -> None:
-        if isinstance(self.matrix, PackedMatrix):  # the rows have come
-            free(layer)
-            self.matrix.add_bias(layer.bias)
-            self._product = self._multiplied(self.matrix)
-        else:
+        if self._coming is None:
             super().pack(layer)
+        else:
+            free(layer)
+            self._coming.add_bias(layer.bias)
+            self._product, self._coming = self._multiplied(self._coming), None

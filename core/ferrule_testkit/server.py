@@ -123,7 +123,7 @@ class Server:
                 raise RuntimeError(f"the server ended with status {self.process.returncode}:\n{self.text()}")
             if time.monotonic() > deadline:
                 raise TimeoutError(f"not healthy after {timeout} s:\n{self.text()}")
-            time.sleep(0.1)  # to answer takes the starting server milliseconds
+            time.sleep(0.1)  # asking more often would slow down the server that starts
 
     def text(self) -> str:
         return self.log.read_text(encoding="utf-8", errors="replace")

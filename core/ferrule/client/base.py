@@ -32,7 +32,7 @@ class EngineClient(ABC):
 
     @abstractmethod
     def expect(self, backend: str) -> None:
-        """Let the engine make ready for constraints of a guided decoding backend. What it cannot do, it says later."""
+        """Let the engine open a guided decoding backend. If that fails, the first request that needs it says so."""
 
     @abstractmethod
     async def call(self, name: str, *args: Any) -> Any:

@@ -23,7 +23,7 @@ from ferrule.interfaces.scheduler import SchedulerLimits
 from ferrule.types import StepPlan, Targets
 
 _GAP = 24.0  # seconds
-_ALONE = 4.0  # times the cost of an empty step: what a step of prompts may cost while nobody decodes
+_ALONE = 4.0  # while no request decodes, a step of prompts may take this many times as long as an empty one
 _LEAST = 1.25  # of a plain step: what prompts get where a target is shorter, so that each of them ends
 _SURE = 0.9  # of a target between tokens: what is planned, since steps differ from what they are expected to take
 _SHARE = 0.8  # of a step: what an urgent prompt can have of it, since others decode

@@ -50,9 +50,10 @@ class Executor(ABC):
         """Begin a step, without waiting for its end."""
 
     def expect(self, backend: str) -> None:
-        """A first constraint for this guided decoding backend is being compiled: open it on every worker, unwaited for.
+        """Begin to open this guided decoding backend on every worker, because a first constraint is being compiled.
 
-        A failure is not to be told: it comes again in `prepare`. By default backends are opened there.
+        Does not wait, and reports no failure: `prepare` opens the backend again, and reports it. By default only
+        `prepare` opens backends.
         """
 
     def prepare(self, grammar: CompiledGrammar) -> Future[None]:

@@ -42,11 +42,11 @@ class LinearScheme(ABC):
         """Replace the parameters of `layer` by those that a quantized checkpoint fills, uninitialised."""
 
     def pack_rows(self, layer: Any, first: int, rows: torch.Tensor) -> bool:
-        """Take rows of the weight from a checkpoint's tensor, to lay them out without a copy of them before.
+        """Lay out rows of the weight straight from a checkpoint's tensor, so that they need not be copied first.
 
-        `rows` [count, in] begin at the output `first`, where the layer or one of its projections begins. They may be in
-        a mapped file: they are only there to be read, during the call. Returns False where they shall be copied to
-        ``layer.weight`` for `pack`, as by default; the answer is the same for all rows of a layer. Raises
+        `rows` [count, in] are the outputs from `first` on, where the layer or one of its projections begins. They may
+        be in a mapped file: read them during the call, and do not write or keep them. By default returns False, and
+        they are copied to ``layer.weight`` for `pack`. The answer is the same for all rows of a layer. Raises
         CheckpointError.
         """
         return False

@@ -68,7 +68,7 @@ class Grammars:
         self._bulk_faults: set[int] = set()  # ids of backends
 
     def expect(self, backend: str) -> None:
-        """Open a backend ahead of its first constraint, with which errors are told. From any thread; does not block."""
+        """Open a backend before its first constraint, whose `prepare` raises what failed. From any thread; no wait."""
         self._loader.submit(self._open, backend)
 
     def prepare(self, compiled: CompiledGrammar) -> Future[None]:

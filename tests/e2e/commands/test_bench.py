@@ -148,12 +148,12 @@ def test_waits_at_a_server(server: servers.Server) -> None:
     """The workloads of `tools.benchmarks.frontier`, as a simulated device has them."""
     url = f"http://127.0.0.1:{server.port}"
     clients = [Client(20, 6, 3, begin=0.05), Client(9, 4, 2, times=(0.0, 0.1))]
-    waits = asyncio.run(measure(url, clients))
+    waits = asyncio.run(measure(url, clients, "waits"))
     assert {size: len(firsts) for size, firsts in waits.first.items()} == {20: 3, 9: 2}
     assert 0 < len(waits.gaps) <= 3 * 5 + 2 * 3
     assert 0 < min(waits.firsts) <= max(waits.firsts) < waits.total
     with pytest.raises(ExceptionGroup) as caught:
-        asyncio.run(measure(url, [Client(5000, 6)]))
+        asyncio.run(measure(url, [Client(5000, 6)], "refused"))
     assert "HTTP 400" in str(caught.value.exceptions[0])
 
 

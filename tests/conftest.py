@@ -8,6 +8,7 @@ import importlib
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -98,6 +99,8 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as of a shell's background job; children would inherit it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.pluginmanager.register(ProcessorTime(), "processor-time")
     if hasattr(config, "workerinput") and "SLIPCOVER_ENABLED" in os.environ:
         config.pluginmanager.register(Counting(), "counting")

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ferrule.callers import Callers
-from ferrule.config import Config, FrontendConfig, LimitsConfig, ModelConfig
+from ferrule.config import Config, DecodingConfig, FrontendConfig, LimitsConfig, ModelConfig
 from ferrule.config.resolve import resolve
 from ferrule.errors import (
     EngineDead,
@@ -45,8 +45,9 @@ from ferrule.interfaces.parsers import (
 )
 from ferrule.interfaces.service import ChatPrompt, Generate, Output, Prompt
 from ferrule.interfaces.stats import HttpStats, RequestStats, StatLogger
+from ferrule.plugin import discover
 from ferrule.sampling_params import SamplingParams
-from ferrule.types import EngineRequest, EngineStats, FinishReason, RequestDelta, Targets
+from ferrule.types import EngineRequest, EngineStats, FinishReason, GrammarSpec, Regex, RequestDelta, Targets
 from ferrule_testkit.fake_engine import FakeEngine, Script, echo, fake_info, says, tokens
 from ferrule_testkit.frontend import (
     Answer,
@@ -475,6 +476,19 @@ def test_a_generation_config_that_cannot_be_used_stops_the_start(
     config = resolve(Config(model=ModelConfig(model=str(folder), **options)))
     with pytest.raises(StartupError, match=re.escape(words)):
         build_service(config, FakePlugins(), FakeEngine())
+
+
+async def test_the_engine_hears_of_a_backend_that_a_request_will_need(tiny_llama: Path) -> None:
+    engine = FakeEngine(says([1]))
+    decoding = DecodingConfig(guided_decoding_backend="guidance")
+    config = resolve(Config(model=ModelConfig(model=str(tiny_llama)), decoding=decoding))
+    service = build_service(config, discover(), engine)
+    prompt, grammar = Prompt(text="x"), GrammarSpec(form=Regex("a+"))
+    try:
+        await outputs(service, Generate(prompts=(prompt,), params=SamplingParams(), grammar=grammar))
+    finally:
+        await service.close()
+    assert engine.expected == ["guidance"]
 
 
 async def test_the_generation_config_of_another_folder(folder: Path, tmp_path: Path) -> None:

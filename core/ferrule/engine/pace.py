@@ -28,6 +28,7 @@ _LEAST = 1.25  # of a plain step: what prompts get where a target is shorter, so
 _SURE = 0.9  # of a target between tokens: what is planned, since steps differ from what they are expected to take
 _SHARE = 0.8  # of a step: what an urgent prompt can have of it, since others decode
 _LATE = 4.0  # times its target: from then on a request is not passed any more
+_PATIENT = 2.0  # times what a prompt takes: so long after its arrival others may pass it
 _SHORT = 1e-6  # seconds: no step is shorter
 _NONE = Targets()
 _ROWS = 32  # as many tokens of a prompt, times `prompt_share`, take as long as the weights: a first guess
@@ -75,6 +76,10 @@ class Pace:
             return False
         end = now + self._cost(request.sent, request.todo) / _SHARE
         return end > request.spec.arrival + target and now < request.spec.arrival + _LATE * target
+
+    def patient(self, request: Request, now: float) -> bool:
+        """Whether others may pass a prompt in progress, because it has not waited for long beside what it takes."""
+        return self._active and now < request.spec.arrival + _PATIENT * self._cost(0, request.known)
 
     def _targets(self, request: Request) -> Targets:
         """A request may ask for a first token sooner than others, but not for shorter gaps: all prompts would pay."""

@@ -9,7 +9,7 @@ long one.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import islice
+from itertools import islice, takewhile
 
 from ferrule.engine.pace import Pace
 from ferrule.engine.queue import WaitingQueue
@@ -17,6 +17,7 @@ from ferrule.engine.request import Request
 from ferrule.interfaces.scheduler import SchedulerLimits
 
 _LOOK_AHEAD = 64  # waiting requests that a step looks at, at most
+_SHORT_PART = 4  # a prompt of 1/4 of what is left of another one, or less, is short beside it
 _LONG_PART = 25  # a prompt of more than 1/25 of the context is long, where no threshold is set
 
 
@@ -30,18 +31,19 @@ class Prefills:
         self._most_long = min(limits.max_long_partial_prefills, self._most)
         self._threshold = limits.long_prefill_token_threshold or limits.max_model_len // _LONG_PART
 
-    def budget(
-        self,
-        decoding: Iterable[Request],
-        prefills: Sequence[Request],
-        waiting: Iterable[Request],
-        slots: int,
-        budget: int,
-        now: float,
-    ) -> int:
-        """Tokens for all prompts of a step, of the `budget` that those which decode have left; `slots` are free."""
-        prompts = [*prefills, *islice(waiting, min(slots, _LOOK_AHEAD))]
-        return self.pace.tokens(decoding, prompts, budget, now)
+    def order(
+        self, prefills: Sequence[Request], waiting: Iterable[Request], slots: int, now: float
+    ) -> tuple[list[Request], int]:
+        """Prompts as the next steps compute them, and how many of those that wait come first; `slots` are free.
+
+        Those are short beside what is left of the prompt in progress, which has not waited for long. The others that
+        wait come behind it.
+        """
+        heads = list(islice(waiting, min(slots, _LOOK_AHEAD)))
+        count = 0
+        if prefills and self._most == 1 and self.pace.patient(prefills[0], now):
+            count = sum(1 for _ in takewhile(lambda each: each.todo * _SHORT_PART <= prefills[0].todo, heads))
+        return [*heads[:count], *prefills, *heads[count:]], count
 
     def piece(self, request: Request, start: int, budget: int) -> int:
         """How many of a prompt's tokens from `start` on to compute now; 0 when it must wait."""

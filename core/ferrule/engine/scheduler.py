@@ -78,9 +78,9 @@ class Slots:
 class DefaultScheduler(Scheduler):
     """Serves running requests first, those that decode before those that prefill, then the waiting queue.
 
-    The head of the queue is admitted when blocks for all of its known tokens are there, else nothing is: no
-    overtaking. When blocks run out, the policy names a victim among those that run; never the oldest of them, so
-    that one always gets on, and never one whose last token is already on its way.
+    The head of the queue is admitted when blocks for all of its known tokens are there, else nothing is: no request
+    that waits overtakes another. When blocks run out, the policy names a victim among those that run; never the
+    oldest of them, so that one always gets on, and never one whose last token is already on its way.
     """
 
     def __init__(self, limits: SchedulerLimits, policy: SchedulingPolicy, plugins: Plugins | None = None) -> None:
@@ -146,20 +146,22 @@ class DefaultScheduler(Scheduler):
     def _continue_running(self, draft: Draft, now: float) -> None:
         prefills = []
         for request in list(self.running.values()):
-            todo = request.todo
-            if todo > 1:
+            if request.todo > 1:
                 prefills.append(request)
-            elif todo and draft.budget and request.running:
+            elif request.todo and draft.budget and request.running:
                 self._give(request, 1, draft, now)
         rules, decoding = self._prefills, (self.running[id] for id in draft.chunks)
-        free = len(self._slots.free)
-        draft.budget = rules.budget(decoding, prefills, self.waiting, free, draft.budget, now)
+        slots = 0 if draft.preempted else len(self._slots.free)
+        prompts, passing = rules.order(prefills, self.waiting, slots, now)
+        draft.budget = rules.pace.tokens(decoding, prompts, draft.budget, now)
         draft.share = rules.share(prefills, self.waiting, draft.budget)
+        draft.owed = owed = sum(self.cache.owed(request.id, request.known) for request in prefills if passing)
+        while passing and self._admit_head(draft, now):
+            passing -= 1
+        draft.owed -= owed
         for request in prefills:
-            if request.running:
-                count = rules.piece(request, request.sent, min(draft.budget, draft.share))
-                if count:
-                    self._give(request, count, draft, now)
+            if request.running and (count := rules.piece(request, request.sent, min(draft.budget, draft.share))):
+                self._give(request, count, draft, now)
             if request.running:
                 draft.owed += self.cache.owed(request.id, request.known)
 
@@ -201,8 +203,7 @@ class DefaultScheduler(Scheduler):
             return False
         if not count or not self.cache.room_for(request.known, hit, draft.owed):
             return False
-        blocks = self.cache.reserve(request.id, hit.tokens + count, hit, request.chain)
-        if blocks is None:
+        if (blocks := self.cache.reserve(request.id, hit.tokens + count, hit, request.chain)) is None:
             return False
         self.waiting.remove(request)
         if request.cached < 0 and request.chain is not None and request.reads_cache:

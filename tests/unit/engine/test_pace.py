@@ -227,6 +227,46 @@ def test_who_cannot_be_in_time_is_passed_by_who_can_but_not_for_ever() -> None:
     assert _admitted(clock) == ["late for long", "in time"]
 
 
+def test_short_prompts_pass_a_long_one_in_progress_but_not_for_ever() -> None:
+    clock = Clock(make())
+    clock.warm(4)
+    begun = clock.now
+    clock.scheduler.add(request("long", 4000, begun), begun)
+    clock.step()
+    passed, parts = [], {"long": None}
+    while (part := parts.get("long")) is None or not part.samples:
+        clock.scheduler.add(request(f"short {len(passed)}", 500, clock.now), clock.now)
+        parts = {chunk.id: chunk for chunk in clock.step().chunks}
+        passed.append(f"short {len(passed)}" in parts)
+    took = exact(SLOW, Work(0.0, 0.0, 4000, 4000 * 2000))
+    assert passed[0]
+    assert not passed[-1]
+    assert took < clock.now - begun < 4 * took
+
+
+def test_no_prompt_that_waits_is_passed() -> None:
+    clock = Clock(make())
+    clock.warm(4)
+    for number, size in enumerate((4000, 500, 2000, 100)):
+        clock.scheduler.add(request(f"{number}", size, clock.now), clock.now)
+    clock.step()
+    plan = clock.step()
+    assert [chunk.id for chunk in plan.chunks if chunk.count > 1][0] == "1"
+    assert {chunk.id for chunk in plan.chunks if chunk.count > 1} <= {"0", "1"}
+    assert clock.step().admits == ()
+
+
+@pytest.mark.parametrize("options", [{"prompt_share": 0}, {"max_num_partial_prefills": 2}])
+def test_nobody_passes_without_a_pace_or_where_prompts_share_a_step(options: dict[str, int]) -> None:
+    clock = Clock(make(max_num_batched_tokens=256, **options))
+    clock.warm(4)
+    clock.scheduler.add(request("long", 4000, clock.now), clock.now)
+    clock.step()
+    clock.scheduler.add(request("short", 100, clock.now), clock.now)
+    plan = clock.step()
+    assert next(chunk.id for chunk in plan.chunks if chunk.count > 1) == "long"
+
+
 def _admitted(clock: Clock) -> list[str]:
     found: list[str] = []
     while len(found) < 2:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from ferrule.engine.pace import Pace
+from ferrule.engine.request import Request
 from ferrule.types import Targets
 from ferrule_testkit.timed import Client, Device, Waits, percentile, run
 from tools.benchmarks.frontier import DEVICES, Constant, scheduler, workloads
@@ -33,6 +34,26 @@ def test_nothing_is_paid_for_it(workload: str, device: str) -> None:
     assert _mean(ours.firsts) < _mean(constant.firsts)
     assert _mean(ours.firsts) < 1.2 * _mean(peer.firsts)
     assert max(ours.gaps) <= 1.02 * max(peer.gaps)
+
+
+class Impatient(Pace):
+    """No prompt is passed."""
+
+    def patient(self, request: Request, now: float) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_chats_wait_less_for_documents_that_are_passed(device: str) -> None:
+    """Clients that begin apart: chats that end together all wait for each other."""
+    chats = [Client(128, 96 + 9 * number, 6, begin=0.7 * number) for number in range(8)]
+    clients = [*chats, Client(3800, 32, 3, begin=5.0)]
+    ours = run(scheduler(prompt_share=2), clients, DEVICES[device])
+    other = run(scheduler(Impatient, prompt_share=2), clients, DEVICES[device])
+    assert _mean(ours.first[128]) < 0.9 * _mean(other.first[128])
+    assert max(ours.first[128]) < 0.7 * max(other.first[128])
+    assert max(ours.first[3800]) < 1.1 * max(other.first[3800])
+    assert ours.total < 1.05 * other.total
 
 
 # A step of 32 rows alone takes the slowest device 0.4 s, and the narrow one 0.1 s: they cannot keep the least targets.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
-from tools.benchmarks.frontier_plot import Point, picture, tables
+from tools.benchmarks.frontier_plot import LINE, Point, picture, steps, tables
 
 TEXT = """
 closed loop of 32
@@ -41,3 +41,20 @@ def test_longer_gaps_are_further_right_and_later_first_tokens_further_up() -> No
     assert target[0] < default[0] < theirs[0]
     assert target[1] < theirs[1] < default[1]
     assert circles[0].get("fill") == circles[1].get("fill") != circles[2].get("fill")
+
+
+def test_labels_of_near_points_do_not_hide_each_other() -> None:
+    near = {name: [Point(name, 700.0 + number, 0.7) for number in range(2)] for name in ("ours", "theirs", "others")}
+    root = ElementTree.fromstring("\n".join(picture([("loop", near)])))
+    lines = sorted(
+        float(each.get("y", "")) for each in root.iter() if each.text in near and not each.get("font-weight")
+    )
+    assert len(lines) == 6
+    assert all(after - before >= LINE for before, after in zip(lines, lines[1:], strict=False))
+
+
+def test_steps_are_of_round_numbers() -> None:
+    assert [round(each, 6) for each in steps(5.1)] == [0, 1, 2, 3, 4, 5]
+    assert [round(each, 6) for each in steps(0.9)] == [0, 0.2, 0.4, 0.6, 0.8]
+    assert [round(each, 6) for each in steps(11.9)] == [0, 2, 4, 6, 8, 10]
+    assert [round(each, 6) for each in steps(20.0)] == [0, 5, 10, 15, 20]

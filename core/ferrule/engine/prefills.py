@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import islice, takewhile
 
+from ferrule.engine.cache import KVCacheManager
 from ferrule.engine.pace import Pace
 from ferrule.engine.queue import WaitingQueue
 from ferrule.engine.request import Request
@@ -32,17 +33,24 @@ class Prefills:
         self._threshold = limits.long_prefill_token_threshold or limits.max_model_len // _LONG_PART
 
     def order(
-        self, prefills: Sequence[Request], waiting: Iterable[Request], slots: int, now: float
+        self, prefills: Sequence[Request], waiting: Iterable[Request], slots: int, cache: KVCacheManager, now: float
     ) -> tuple[list[Request], int]:
         """Prompts as the next steps compute them, and how many of those that wait come first; `slots` are free.
 
-        Those are short beside what is left of the prompt in progress, which has not waited for long. The others that
-        wait come behind it.
+        Those are short, less what is cached of them, beside what is left of the prompt in progress, which has not
+        waited for long. The others that wait come behind it.
         """
         heads = list(islice(waiting, min(slots, _LOOK_AHEAD)))
-        count = 0
-        if prefills and self._most == 1 and self.pace.patient(prefills[0], now):
-            count = sum(1 for _ in takewhile(lambda each: each.todo * _SHORT_PART <= prefills[0].todo, heads))
+        if not (prefills and self._most == 1 and self.pace.patient(prefills[0], now)):
+            return [*prefills, *heads], 0
+        most = prefills[0].todo // _SHORT_PART
+
+        def short(request: Request) -> bool:
+            return request.todo <= most or (
+                request.known - cache.match(request.chain, request.ids, request.reads_cache).tokens <= most
+            )
+
+        count = sum(1 for _ in takewhile(short, heads))
         return [*heads[:count], *prefills, *heads[count:]], count
 
     def piece(self, request: Request, start: int, budget: int) -> int:

@@ -152,7 +152,7 @@ class DefaultScheduler(Scheduler):
                 self._give(request, 1, draft, now)
         rules, decoding = self._prefills, (self.running[id] for id in draft.chunks)
         slots = 0 if draft.preempted else len(self._slots.free)
-        prompts, passing = rules.order(prefills, self.waiting, slots, now)
+        prompts, passing = rules.order(prefills, self.waiting, slots, self.cache, now)
         draft.budget = rules.pace.tokens(decoding, prompts, draft.budget, now)
         draft.share = rules.share(prefills, self.waiting, draft.budget)
         draft.owed = owed = sum(self.cache.owed(request.id, request.known) for request in prefills if passing)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from ferrule.engine.costs import StepCosts, Work
@@ -242,6 +243,21 @@ def test_short_prompts_pass_a_long_one_in_progress_but_not_for_ever() -> None:
     assert passed[0]
     assert not passed[-1]
     assert took < clock.now - begun < 4 * took
+
+
+def test_what_is_cached_does_not_make_a_prompt_long() -> None:
+    clock = Clock(make())
+    clock.warm(4)
+    clock.scheduler.add(request("turn", 1500, clock.now), clock.now)
+    while not any(chunk.id == "turn" and chunk.samples for chunk in clock.step().chunks):
+        pass
+    clock.scheduler.add(request("long", 4000, clock.now), clock.now)
+    clock.step()
+    again = msgspec.structs.replace(request("turn", 1540, clock.now), id="again")  # of one salt: they share a cache
+    clock.scheduler.add(again, clock.now)
+    plan = clock.step()
+    assert [chunk.id for chunk in plan.chunks if chunk.count > 1][0] == "again"
+    assert next(chunk for chunk in plan.chunks if chunk.id == "again").samples
 
 
 def test_no_prompt_that_waits_is_passed() -> None:

@@ -24,6 +24,7 @@ from ferrule.types import StepPlan, Targets
 
 _GAP = 24.0  # seconds
 _ALONE = 4.0  # while no request decodes, a step of prompts may take this many times as long as an empty one
+_LONGEST = 50.0  # and no longer than this: 2 % of a long prompt's time, for those that come meanwhile
 _LEAST = 1.25  # of a plain step: what prompts get where a target is shorter, so that each of them ends
 _SURE = 0.9  # of a target between tokens: what is planned, since steps differ from what they are expected to take
 _SHARE = 0.8  # of a step: what an urgent prompt can have of it, since others decode
@@ -63,7 +64,7 @@ class Pace:
         beside = Work(1.0, len(decoding), 0.0, sum(request.sent for request in decoding))
         plain = max(self.costs.seconds(beside), _SHORT)
         if not decoding:
-            return min(budget, self._whole(_ALONE * plain, prompts))
+            return min(budget, self._whole(plain, prompts))
         between = min(self._targets(request).inter_token or inf for request in decoding)
         most = max(_SURE * between, _LEAST * plain)
         wanted = min(self._wanted(plain, len(decoding), prompts, most, now), most)
@@ -103,13 +104,16 @@ class Pace:
         balanced = plain * (1 + sqrt(1 + waiting * _GAP / (2 * rows * plain)))
         return max(balanced, plain / (1 - speed)) if speed < 1 else inf
 
-    def _whole(self, seconds: float, prompts: Sequence[Request]) -> int:
-        """The tokens of as many prompts as take so long, all of the last one."""
-        count = 0
+    def _whole(self, plain: float, prompts: Sequence[Request]) -> int:
+        """The tokens of as many prompts as are worth a step, all of the last one; or a part of one that is too long."""
+        count, enough, longest = 0, _ALONE * plain, _LONGEST * plain
         for request in prompts:
+            cost = self._cost(request.sent, request.todo)
+            if cost > longest:
+                return count or ceil(request.todo / ceil(cost / longest))
             count += request.todo
-            seconds -= self._cost(request.sent, request.todo)
-            if seconds <= 0:
+            enough -= cost
+            if enough <= 0:
                 break
         return count
 

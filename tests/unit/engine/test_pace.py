@@ -200,6 +200,23 @@ def test_where_nobody_decodes_a_step_ends_with_a_prompt() -> None:
     assert [chunk.count for chunk in clock.step().chunks] == [900]
 
 
+def test_a_long_prompt_alone_leaves_room_for_those_that_come() -> None:
+    """What it waits for that, and for the chat's steps, is a small part of its time."""
+    clock = Clock(make(max_num_batched_tokens=8192))
+    clock.warm(1)
+    while clock.scheduler.has_work():
+        clock.step()
+    begun = clock.now
+    clock.scheduler.add(request("long", 8000, begun), begun)
+    clock.step()
+    assert 0.5 < clock.now - begun < 3.0
+    clock.scheduler.add(request("chat", 100, clock.now), clock.now)
+    assert [chunk.id for chunk in clock.step().chunks][0] == "chat"
+    while not any(chunk.id == "long" and chunk.samples for chunk in clock.step().chunks):
+        pass
+    assert clock.now - begun < 1.1 * exact(SLOW, Work(1.0, 1.0, 8000, 8000 * 4000))
+
+
 def test_first_tokens_get_the_speed_that_their_target_needs() -> None:
     sizes = []
     for target in (60.0, 2.2, 1.8):

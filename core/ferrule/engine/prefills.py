@@ -23,7 +23,7 @@ _LONG_PART = 25  # a prompt of more than 1/25 of the context is long, where no t
 
 
 class Prefills:
-    """Answers from the requests that it is shown, and from its `pace`, the one state that it has."""
+    """Answers from the requests and the cache that it is shown, and from its `pace`, the one state that it has."""
 
     def __init__(self, limits: SchedulerLimits) -> None:
         self.pace = Pace(limits)

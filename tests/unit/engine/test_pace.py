@@ -277,6 +277,15 @@ def test_what_is_cached_does_not_make_a_prompt_long() -> None:
     assert next(chunk for chunk in plan.chunks if chunk.id == "again").samples
 
 
+@pytest.mark.parametrize(("size", "passes"), [(300, True), (500, False)])
+def test_who_passes_leaves_the_blocks_that_the_long_prompt_will_need(size: int, passes: bool) -> None:
+    clock = Clock(make(num_blocks=280, max_num_batched_tokens=1000))
+    clock.scheduler.add(request("long", 4000, clock.now), clock.now)
+    clock.step()
+    clock.scheduler.add(request("short", size, clock.now), clock.now)
+    assert [chunk.id for chunk in clock.step().chunks][0] == ("short" if passes else "long")
+
+
 def test_no_prompt_that_waits_is_passed() -> None:
     clock = Clock(make())
     clock.warm(4)

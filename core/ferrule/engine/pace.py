@@ -25,6 +25,7 @@ from ferrule.types import StepPlan, Targets
 _GAP = 24.0  # seconds
 _ALONE = 4.0  # while no request decodes, a step of prompts may take this many times as long as an empty one
 _LONGEST = 50.0  # and no longer than this: 2 % of a long prompt's time, for those that come meanwhile
+_PIECE = 256  # tokens of a prompt that is cut for that, or more: the costs of a step may be learnt wrongly
 _LEAST = 1.25  # of a plain step: what prompts get where a target is shorter, so that each of them ends
 _SURE = 0.9  # of a target between tokens: what is planned, since steps differ from what they are expected to take
 _SHARE = 0.8  # of a step: what an urgent prompt can have of it, since others decode
@@ -110,7 +111,7 @@ class Pace:
         for request in prompts:
             cost = self._cost(request.sent, request.todo)
             if cost > longest:
-                return count or ceil(request.todo / ceil(cost / longest))
+                return count or min(request.todo, max(_PIECE, ceil(request.todo / ceil(cost / longest))))
             count += request.todo
             enough -= cost
             if enough <= 0:

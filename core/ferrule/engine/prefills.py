@@ -19,6 +19,7 @@ from ferrule.interfaces.scheduler import SchedulerLimits
 
 _LOOK_AHEAD = 64  # waiting requests that a step looks at, at most
 _SHORT_PART = 4  # a prompt of 1/4 of what is left of another one, or less, is short beside it
+_PASSING = 8  # prompts that pass in a step, at most: to ask what is cached of one takes time
 _LONG_PART = 25  # a prompt of more than 1/25 of the context is long, where no threshold is set
 
 
@@ -38,19 +39,20 @@ class Prefills:
         """Prompts as the next steps compute them, and how many of those that wait come first; `slots` are free.
 
         Those are short, less what is cached of them, beside what is left of the prompt in progress, which has not
-        waited for long. The others that wait come behind it.
+        waited for long and is no more urgent. The others that wait come behind it.
         """
         heads = list(islice(waiting, min(slots, _LOOK_AHEAD)))
         if not (prefills and self._most == 1 and self.pace.patient(prefills[0], now)):
             return [*prefills, *heads], 0
-        most = prefills[0].todo // _SHORT_PART
+        long, most = prefills[0], prefills[0].todo // _SHORT_PART
 
-        def short(request: Request) -> bool:
-            return request.todo <= most or (
-                request.known - cache.match(request.chain, request.ids, request.reads_cache).tokens <= most
-            )
+        def passes(request: Request) -> bool:
+            left = request.todo
+            if left > most:
+                left -= cache.match(request.chain, request.ids, request.reads_cache).tokens
+            return left <= most and request.spec.priority <= long.spec.priority
 
-        count = sum(1 for _ in takewhile(short, heads))
+        count = sum(1 for _ in takewhile(passes, heads[:_PASSING]))
         return [*heads[:count], *prefills, *heads[count:]], count
 
     def piece(self, request: Request, start: int, budget: int) -> int:

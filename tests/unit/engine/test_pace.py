@@ -286,6 +286,28 @@ def test_who_passes_leaves_the_blocks_that_the_long_prompt_will_need(size: int, 
     assert [chunk.id for chunk in clock.step().chunks][0] == ("short" if passes else "long")
 
 
+def test_who_is_less_urgent_does_not_pass() -> None:
+    for priority, first in ((1, "long"), (0, "short"), (-1, "short")):
+        clock = Clock(make())
+        clock.warm(4)
+        clock.scheduler.add(request("long", 4000, clock.now), clock.now)
+        clock.step()
+        short = msgspec.structs.replace(request("short", 100, clock.now), priority=priority)
+        clock.scheduler.add(short, clock.now)
+        assert next(chunk.id for chunk in clock.step().chunks if chunk.count > 1) == first
+
+
+@pytest.mark.parametrize("device", [replace(SLOW, any=0.0), replace(SLOW, any=1e-6, row=0.0)])
+def test_a_step_that_seems_to_cost_nothing_does_not_cut_prompts_to_pieces(device: Device) -> None:
+    clock = Clock(make(), device)
+    clock.warm(1)
+    while clock.scheduler.has_work():
+        clock.step()
+    clock.scheduler.add(request("long", 3000, clock.now), clock.now)
+    counts = [chunk.count for _ in range(4) for chunk in clock.step().chunks if chunk.count > 1]
+    assert min(counts) >= 256
+
+
 def test_no_prompt_that_waits_is_passed() -> None:
     clock = Clock(make())
     clock.warm(4)

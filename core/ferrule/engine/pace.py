@@ -42,12 +42,12 @@ class Pace:
     def __init__(self, limits: SchedulerLimits) -> None:
         self.costs = StepCosts(_ROWS * (limits.prompt_share or 1))
         self._limits = limits
-        self._active = bool(limits.prompt_share or limits.targets != _NONE) and limits.chunked_prefill
+        self.active = bool(limits.prompt_share or limits.targets != _NONE) and limits.chunked_prefill
         self._begun: dict[int, tuple[Work, float]] = {}  # by the number of the step
         self._ended = -inf
 
     def begin(self, plan: StepPlan, now: float) -> None:
-        if self._active:
+        if self.active:
             self._begun[plan.step] = work(plan.chunks), now
 
     def end(self, plan: StepPlan, now: float) -> None:
@@ -59,7 +59,7 @@ class Pace:
 
     def tokens(self, decoding: Iterable[Request], prompts: Sequence[Request], budget: int, now: float) -> int:
         """How many tokens of prompts, which come in this order, may join the requests that decode, of `budget`."""
-        if not (self._active and prompts):
+        if not (self.active and prompts):
             return budget
         decoding = list(decoding)
         beside = Work(1.0, len(decoding), 0.0, sum(request.sent for request in decoding))
@@ -74,14 +74,15 @@ class Pace:
     def late(self, request: Request, now: float) -> bool:
         """Whether a request's first token cannot come in time any more, though it may yet be passed for that."""
         target = self._targets(request).first_token
-        if not (self._active and target) or request.first_token:
+        if not (self.active and target) or request.first_token:
             return False
-        end = now + self._cost(request.sent, request.todo) / _SHARE
+        end = now + self._cost(request) / _SHARE
         return end > request.spec.arrival + target and now < request.spec.arrival + _LATE * target
 
     def patient(self, request: Request, now: float) -> bool:
         """Whether others may pass a prompt in progress, because it has not waited for long beside what it takes."""
-        return self._active and now < request.spec.arrival + _PATIENT * self._cost(0, request.known)
+        begun = max(0, request.cached)
+        return self.active and now < request.spec.arrival + _PATIENT * self._seconds(begun, request.known - begun)
 
     def _targets(self, request: Request) -> Targets:
         """A request may ask for a first token sooner than others, but not for shorter gaps: all prompts would pay."""
@@ -92,7 +93,7 @@ class Pace:
         """The length of a step by what the prompts wait for; it may be `most`."""
         waiting, ahead, speed = 0, 0.0, 0.0  # speed: the part of a step that is for prompts
         for request in prompts:
-            cost = self._cost(request.sent, request.todo) / _SHARE
+            cost = self._cost(request) / _SHARE
             target = 0.0 if request.first_token else self._targets(request).first_token
             left = request.spec.arrival + target - now if target else 0.0
             if left <= ahead + cost:
@@ -109,10 +110,10 @@ class Pace:
         """The tokens of as many prompts as are worth a step, all of the last one; or a part of one that is too long."""
         count, enough, longest = 0, _ALONE * plain, _LONGEST * plain
         for request in prompts:
-            cost = self._cost(request.sent, request.todo)
+            cost = self._cost(request)
             if cost > longest:
-                return count or min(request.todo, max(_PIECE, ceil(request.todo / ceil(cost / longest))))
-            count += request.todo
+                return count or min(request.left, max(_PIECE, ceil(request.left / ceil(cost / longest))))
+            count += request.left
             enough -= cost
             if enough <= 0:
                 break
@@ -125,15 +126,18 @@ class Pace:
         """
         count = 0
         for request in prompts:
-            cost = self._cost(request.sent, request.todo)
+            cost = self._cost(request)
             if cost >= seconds:
                 pieces = max(1, round(cost / seconds), ceil(cost / most))
-                return count + ceil(request.todo / pieces)
+                return count + ceil(request.left / pieces)
             seconds -= cost
             most -= cost
-            count += request.todo
+            count += request.left
         return count
 
-    def _cost(self, start: int, count: int) -> float:
+    def _cost(self, request: Request) -> float:
+        return self._seconds(request.done, request.left)
+
+    def _seconds(self, start: int, count: int) -> float:
         """Seconds that `count` tokens of a prompt add to a step, from position `start` on."""
         return self.costs.seconds((0.0, 0.0, count, count * (start + count / 2)))

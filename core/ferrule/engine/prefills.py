@@ -1,9 +1,9 @@
 """`Prefills`: how many prompts may be in progress at once, whose turn it is, and, by its `Pace`, how much they get.
 
 How many is a documented limit of chunked prefill. A prompt is in progress from its first piece to its last one; a
-prompt that one step computes whole never is. With `max_num_partial_prefills` above 1 the prompts of a step share its
-tokens evenly. With fewer `max_long_partial_prefills` than that, shorter prompts pass long ones that wait for another
-long one.
+prompt that one step computes whole never is. Where one may be, a short prompt can pass it, in several steps if it must:
+the long one waits meanwhile. With `max_num_partial_prefills` above 1 the prompts of a step share its tokens evenly.
+With fewer `max_long_partial_prefills` than that, shorter prompts pass long ones that wait for another long one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ferrule.interfaces.scheduler import SchedulerLimits
 
 _LOOK_AHEAD = 64  # waiting requests that a step looks at, at most
 _SHORT_PART = 4  # a prompt of 1/4 of what is left of another one, or less, is short beside it
-_PASSING = 8  # prompts that pass in a step, at most: to ask what is cached of one takes time
+_ASKED = 8  # requests of which a step asks what is cached, at most: it takes time
 _LONG_PART = 25  # a prompt of more than 1/25 of the context is long, where no threshold is set
 
 
@@ -39,20 +39,17 @@ class Prefills:
         """Prompts as the next steps compute them, and how many of those that wait come first; `slots` are free.
 
         Those are short, less what is cached of them, beside what is left of the prompt in progress, which has not
-        waited for long and is no more urgent. The others that wait come behind it.
+        waited for long and is no more urgent. The others that wait come behind it; a prompt that passed before it.
         """
         heads = list(islice(waiting, min(slots, _LOOK_AHEAD)))
-        if not (prefills and self._most == 1 and self.pace.patient(prefills[0], now)):
+        for request in islice((each for each in heads if each.found < 0), _ASKED * self.pace.active):
+            request.found = cache.match(request.chain, request.ids, request.reads_cache).tokens
+        if self._most == 1:
+            prefills = prefills[::-1]
+        if self._most > 1 or not (prefills and all(self.pace.patient(each, now) for each in prefills)):
             return [*prefills, *heads], 0
-        long, most = prefills[0], prefills[0].todo // _SHORT_PART
-
-        def passes(request: Request) -> bool:
-            left = request.todo
-            if left > most:
-                left -= cache.match(request.chain, request.ids, request.reads_cache).tokens
-            return left <= most and request.spec.priority <= long.spec.priority
-
-        count = sum(1 for _ in takewhile(passes, heads[:_PASSING]))
+        first, most = prefills[0], prefills[0].todo // _SHORT_PART
+        count = sum(1 for _ in takewhile(lambda r: r.left <= most and r.spec.priority <= first.spec.priority, heads))
         return [*heads[:count], *prefills, *heads[count:]], count
 
     def piece(self, request: Request, start: int, budget: int) -> int:
@@ -63,9 +60,9 @@ class Prefills:
         count = min(todo, budget, self._limits.long_prefill_token_threshold or todo)
         return request.borders.end(start, start + count, request.known) - start
 
-    def full(self, running: Iterable[Request]) -> bool:
-        """True when no more prompts may be in progress."""
-        return sum(request.prefilling for request in running) >= self._most
+    def full(self, running: Iterable[Request], passes: bool) -> bool:
+        """True when no more prompts may be in progress. One that waits for another that `passes` does not count."""
+        return sum(request.prefilling for request in running) >= self._most + passes
 
     def next(self, running: Iterable[Request], waiting: WaitingQueue, now: float) -> Request | None:
         """Whose turn it is: the head of the queue, or one that passes those before it.

@@ -44,6 +44,7 @@ class Request:
     confirmed: int = 0
     epoch: int = 0  # 0: not alive; lives count from 1 over all requests
     slot: int = -1
+    found: int = -1  # tokens that were in the cache when this was last asked before a life; -1: not asked
     cached: int = -1  # prompt tokens found in the cache when it first ran; -1: it never ran
     borders: Borders = NOWHERE  # of this life, or of the one that could begin now
     num_preemptions: int = 0
@@ -67,6 +68,16 @@ class Request:
     def todo(self) -> int:
         """Tokens that a plan may still compute; 0 when the last sample is in flight."""
         return self.known - self.sent if self.known < self.limit else 0
+
+    @property
+    def done(self) -> int:
+        """Tokens that need not be computed: while it waits, those found in the cache."""
+        return self.sent if self.running else max(0, self.found)
+
+    @property
+    def left(self) -> int:
+        """Tokens to compute before it samples."""
+        return self.known - self.done
 
     @property
     def prefilling(self) -> bool:
@@ -96,6 +107,7 @@ class Request:
         """End this life. Results in flight will be dropped; the next life draws the same samples again."""
         self.slot = -1
         self.epoch = 0
+        self.found = -1
         self.known = len(self.ids)
         self.sent = self.confirmed = 0
 

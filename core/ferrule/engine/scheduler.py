@@ -34,13 +34,17 @@ from ferrule.types import (
 
 @dataclass(slots=True)
 class Draft:
-    """The plan that is being made. `owed` are blocks that running prompts will still need."""
+    """The plan that is being made. `owed` are blocks that running prompts will still need.
+
+    `passing` is how many of those that wait may still pass the prompt in progress.
+    """
 
     budget: int
     share: int = 0  # of the budget, for each prompt
     chunks: dict[str, Chunk] = field(default_factory=dict)
     admits: list[Admit] = field(default_factory=list)
     owed: int = 0
+    passing: int = 0
     preempted: bool = False
 
     def drop(self, id: str) -> None:
@@ -150,15 +154,15 @@ class DefaultScheduler(Scheduler):
                 prefills.append(request)
             elif request.todo and draft.budget and request.running:
                 self._give(request, 1, draft, now)
-        rules, decoding = self._prefills, (self.running[id] for id in draft.chunks)
-        slots = 0 if draft.preempted else len(self._slots.free)
-        prompts, passing = rules.order(prefills, self.waiting, slots, self.cache, now)
-        draft.budget = rules.pace.tokens(decoding, prompts, draft.budget, now)
+        rules, slots = self._prefills, 0 if draft.preempted else len(self._slots.free)
+        prompts, draft.passing = rules.order(prefills, self.waiting, slots, self.cache, now)
+        prefills = prompts[draft.passing : draft.passing + len(prefills)]
+        draft.budget = rules.pace.tokens((self.running[id] for id in draft.chunks), prompts, draft.budget, now)
         draft.share = rules.share(prefills, self.waiting, draft.budget)
-        draft.owed = owed = sum(self.cache.owed(request.id, request.known) for request in prefills if passing)
-        while passing and self._admit_head(draft, now):
-            passing -= 1
-        draft.owed -= owed
+        draft.owed = owed = sum(self.cache.owed(request.id, request.known) for request in prefills if draft.passing)
+        while draft.passing and self._admit_head(draft, now):
+            draft.passing -= 1
+        draft.passing, draft.owed = 0, draft.owed - owed
         for request in prefills:
             if request.running and (count := rules.piece(request, request.sent, min(draft.budget, draft.share))):
                 self._give(request, count, draft, now)
@@ -196,14 +200,14 @@ class DefaultScheduler(Scheduler):
         if self.running and (request.exclusive or next(iter(self.running.values())).exclusive):
             return False
         hit = self.cache.match(request.chain, request.ids, request.reads_cache)
-        request.borders = hit.borders
+        request.borders, request.found = hit.borders, hit.tokens
         count = self._prefills.piece(request, hit.tokens, min(draft.budget, draft.share))
         whole = hit.tokens + count >= hit.borders.whole(request.known)
-        if count and not whole and self._prefills.full(self.running.values()):
+        if count and not whole and self._prefills.full(self.running.values(), draft.passing > 0):
             return False
-        if not count or not self.cache.room_for(request.known, hit, draft.owed):
-            return False
-        if (blocks := self.cache.reserve(request.id, hit.tokens + count, hit, request.chain)) is None:
+        fits = count and self.cache.room_for(request.known, hit, draft.owed)
+        blocks = self.cache.reserve(request.id, hit.tokens + count, hit, request.chain) if fits else None
+        if blocks is None:
             return False
         self.waiting.remove(request)
         if request.cached < 0 and request.chain is not None and request.reads_cache:

@@ -37,7 +37,7 @@ class SchedulerLimits:
     prefix_caching: bool = True
     hash_algo: str = "sha256"
     long_prefill_token_threshold: int = 0  # longest piece of a prompt; longer prompts are long; 0: max_model_len / 25
-    max_num_partial_prefills: int = 1  # prompts in progress: computed in part, and not yet to their end
+    max_num_partial_prefills: int = 1  # prompts in progress: begun, not ended, and not waiting for one that passed them
     max_long_partial_prefills: int = 1  # of them, long ones
     prompt_share: int = 0  # a platform's first guess of what prompts cost; 0: a step gives them all of its budget
     targets: Targets = Targets()  # of requests that have none of their own

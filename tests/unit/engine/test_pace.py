@@ -262,19 +262,74 @@ def test_short_prompts_pass_a_long_one_in_progress_but_not_for_ever() -> None:
     assert took < clock.now - begun < 4 * took
 
 
+def test_who_passes_may_need_several_steps_in_which_the_long_prompt_waits() -> None:
+    clock = Clock(make())
+    clock.warm(4)
+    clock.scheduler.add(request("long", 4000, clock.now), clock.now)
+    clock.step()
+    clock.scheduler.add(request("short", 900, clock.now), clock.now)
+    clock.scheduler.add(request("next", 900, clock.now), clock.now)
+    pieces = [[(chunk.id, chunk.count) for chunk in clock.step().chunks if chunk.count > 1] for _ in range(4)]
+    assert pieces[0] == [("short", 450)]
+    assert pieces[1][0] == ("short", 450)
+    assert pieces[2][0][0] == pieces[3][0][0] == "next"
+    clock.scheduler.add(request("tiny", 20, clock.now), clock.now)
+    assert {chunk.id for chunk in clock.step().chunks if chunk.count > 1} == {"tiny", "long"}
+
+
+def test_who_passes_is_passed_by_who_is_short_beside_it_and_fits_in_a_step() -> None:
+    clock = Clock(make())
+    clock.warm(4)
+    for id, size in (("long", 6000), ("short", 1200), ("tiny", 100)):
+        clock.scheduler.add(request(id, size, clock.now), clock.now)
+        plan = clock.step()
+        assert [chunk.id for chunk in plan.chunks if chunk.count > 1][0] == id
+    assert [chunk.id for chunk in clock.step().chunks if chunk.count > 1][0] == "short"
+
+
+def _chat(clock: Clock, tokens: int) -> EngineRequest:
+    """The next turn, of 40 tokens more, of a chat of which `tokens` are cached."""
+    clock.scheduler.add(request("turn", tokens, clock.now), clock.now)
+    while not any(chunk.id == "turn" and chunk.samples for chunk in clock.step().chunks):
+        pass
+    return msgspec.structs.replace(
+        request("turn", tokens + 40, clock.now), id="again"
+    )  # of one salt: they share a cache
+
+
 def test_what_is_cached_does_not_make_a_prompt_long() -> None:
     clock = Clock(make())
     clock.warm(4)
-    clock.scheduler.add(request("turn", 1500, clock.now), clock.now)
-    while not any(chunk.id == "turn" and chunk.samples for chunk in clock.step().chunks):
-        pass
+    again = _chat(clock, 1500)
     clock.scheduler.add(request("long", 4000, clock.now), clock.now)
     clock.step()
-    again = msgspec.structs.replace(request("turn", 1540, clock.now), id="again")  # of one salt: they share a cache
     clock.scheduler.add(again, clock.now)
     plan = clock.step()
     assert [chunk.id for chunk in plan.chunks if chunk.count > 1][0] == "again"
     assert next(chunk for chunk in plan.chunks if chunk.id == "again").samples
+
+
+def test_what_is_cached_does_not_make_a_prompt_late() -> None:
+    """1,500 tokens would take longer than the target."""
+    clock = Clock(make(max_num_seqs=8, targets=Targets(first_token=1.0)))
+    clock.warm(4)
+    again = _chat(clock, 1500)
+    clock.scheduler.add(again, clock.now)
+    clock.scheduler.add(request("fresh", 300, clock.now), clock.now)
+    assert _admitted(clock) == ["again", "fresh"]
+
+
+def test_a_long_prompt_that_is_cached_is_not_passed_for_the_time_of_all_of_it() -> None:
+    clock = Clock(make())
+    clock.warm(4)
+    again = msgspec.structs.replace(_chat(clock, 4000), prompt_ids=(1,) * 5500)
+    clock.scheduler.add(again, clock.now)
+    begun, number = clock.now, 0
+    while not any(chunk.id == "again" and chunk.samples for chunk in clock.step().chunks):
+        for _ in range(6):
+            number += 1
+            clock.scheduler.add(request(f"short {number}", 100, clock.now), clock.now)
+    assert clock.now - begun < 4 * exact(SLOW, Work(0.0, 0.0, 1500, 1500 * 4750))
 
 
 @pytest.mark.parametrize(("size", "passes"), [(300, True), (500, False)])

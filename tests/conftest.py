@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -173,15 +174,17 @@ def emulated_kernels(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
         pytest.skip("there is no compiler")
 
     def build(path: Path) -> None:
-        objects = []
-        for name in ("attention", "dense", "machine", "matmul", "matmul_pack", "recording", "tables"):
+        def compile(name: str) -> str:
             # matmul.cpp is built as it is installed: its sums are compared to the bit. The others take less time so.
             level = [] if name == "matmul" else ["-O1"]
-            made = f"{path}.{name}.o"
-            source = Path(library.__file__).with_name(f"{name}.cpp")
+            made, source = f"{path}.{name}.o", Path(library.__file__).with_name(f"{name}.cpp")
             flags = [*library.FLAGS, *level, "-march=native", "-DFERRULE_EMULATE_TILES"]
             subprocess.run(["g++", *flags, "-c", str(source), "-o", made], check=True)
-            objects.append(made)
+            return made
+
+        with ThreadPoolExecutor(2) as threads:  # the other test process needs it at the same time, and waits
+            parts = ("matmul", "attention", "dense", "machine", "matmul_pack", "recording", "tables")
+            objects = list(threads.map(compile, parts))
         subprocess.run(["g++", "-fopenmp", "-shared", *objects, "-o", str(path)], check=True)
 
     built = once(tmp_path_factory, "kernels.so", build)

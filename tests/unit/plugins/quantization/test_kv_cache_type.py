@@ -94,27 +94,39 @@ NAMES = {
 }
 
 
+@pytest.fixture(scope="module")
+def eight_bits() -> list[tuple[int, ...]]:
+    """What the model answers whose keys and values need no scales."""
+    with serve(kv_cache_dtype="fp8") as llm:
+        return answers(llm)
+
+
 @pytest.mark.parametrize("names", NAMES.values(), ids=NAMES)
-def test_the_scales_of_a_checkpoint_are_used(names: tuple[str, ...], tmp_path: Path) -> None:
+def test_the_scales_of_a_checkpoint_are_used(
+    names: tuple[str, ...], eight_bits: list[tuple[int, ...]], tmp_path: Path
+) -> None:
     """Powers of two: what is cached has the bits of the model that needs no scales."""
     scales = {f"model.layers.{layer}.{name}": torch.tensor(4096.0) for layer in range(LAYERS) for name in names}
     folder = scaled(tmp_path / "model", {**scales, "model.layers.0.self_attn.q_scale": torch.tensor(3.0)})
-    with serve(kv_cache_dtype="fp8") as plain:
-        wanted = answers(plain)
     with serve(folder, kv_cache_dtype="fp8") as llm:
-        assert answers(llm) == wanted
+        assert answers(llm) == eight_bits
+
+
+def test_a_cache_that_is_not_scaled_does_without_the_scales_of_a_checkpoint(tmp_path: Path) -> None:
+    names = [f"model.layers.{layer}.{name}" for layer in range(LAYERS) for name in NAMES["of today"]]
+    folder = scaled(tmp_path / "model", {name: torch.tensor(4096.0) for name in names})
     with serve() as plain, serve(folder) as llm:
         assert answers(llm) == answers(plain)
         assert any("--kv-cache-dtype fp8" in note for note in llm.model.notes)
 
 
-def test_scales_of_single_heads_are_used(tmp_path: Path) -> None:
+def test_scales_of_single_heads_are_used(eight_bits: list[tuple[int, ...]], tmp_path: Path) -> None:
     """As compressed-tensors has them for `attn_head`: [heads, 1, 1]. Of values and keys, or of keys beside one."""
     factors = torch.tensor([4096.0 / 2 ** (3 * head) for head in range(HEADS)])
     names = [f"model.layers.{layer}.self_attn.{part}_scale" for layer in range(LAYERS) for part in "kv"]
     folder = scaled(tmp_path / "model", {name: factors.view(-1, 1, 1).clone() for name in names}, factors)
-    with serve(kv_cache_dtype="fp8") as plain, serve(folder, kv_cache_dtype="fp8") as llm:
-        assert answers(llm) == answers(plain)
+    with serve(folder, kv_cache_dtype="fp8") as llm:
+        assert answers(llm) == eight_bits
     rest = {name: factors.max().clone() for name in names if name.endswith("k_scale")}
     folder = scaled(tmp_path / "mixed", {name: torch.ones(HEADS) for name in names} | rest, torch.ones(HEADS))
     with serve(folder, kv_cache_dtype="fp8_e5m2") as llm:
@@ -141,15 +153,14 @@ def test_packed_weights_have_the_scales(tmp_path: Path) -> None:
     assert found[0] == found[1]
 
 
-def test_scales_of_a_file_are_used(tmp_path: Path) -> None:
+def test_scales_of_a_file_are_used(eight_bits: list[tuple[int, ...]], tmp_path: Path) -> None:
     folder, file = scaled(tmp_path / "model", {}), tmp_path / "scales.json"
     factors = {str(layer): 4096.0 for layer in range(LAYERS)}
     file.write_text(json.dumps({"kv_cache": {"dtype": "float8_e4m3fn", "scaling_factor": {"0": factors}}}))
-    with serve(kv_cache_dtype="fp8") as plain, serve(folder, kv_cache_dtype="fp8") as without:
-        wanted = answers(plain)
-        assert answers(without) != wanted
+    with serve(folder, kv_cache_dtype="fp8") as without:
+        assert answers(without) != eight_bits
     with serve(folder, kv_cache_dtype="fp8", quantization_param_path=str(file)) as llm:
-        assert answers(llm) == wanted
+        assert answers(llm) == eight_bits
 
 
 def test_other_names_are_left_alone() -> None:

@@ -82,11 +82,15 @@ template <class T, class S> struct Attention {
     using Cell = typename T::Cell;
     using Stored = typename S::Element;
     static constexpr bool SMALL = !std::is_same<T, S>::value;
+    static constexpr bool WIDENS = SMALL && T::PAIR == 1;  // few rows take numbers as the cache has them
     static constexpr bool TILED = TILES && std::is_same<T, BF16>::value;
     static constexpr int PARTS = TILED ? 8 : 4;     // tiles of a block
     static constexpr int BLOCK = PARTS * LANES;     // keys whose scores are computed together
     static constexpr int VECTORS = BLOCK / WIDTH;   // of scores
     static constexpr int ROWS = TILED ? 64 : STRIP; // of a task
+    static constexpr int FEW = 4;                   // rows that take numbers as the cache has them
+    static constexpr int EACH = LANES / WIDTH;      // vectors of a key's dim in a tile
+    static constexpr int LINES = std::max<int>(1, 64 / (LANES * sizeof(Stored)));  // dims of a tile's keys in a line
     static constexpr int STEP = TILED ? 32 : 1;     // dims of keys are rounded up to it
     const Batch& b;
     const int group;        // heads that share a kv head
@@ -164,9 +168,9 @@ template <class T, class S> struct Attention {
     };
 
     // Tiles [from, until) of a block; `copy` takes those that do not stay where they are, and has room for one of keys
-    // behind them. What is asked for lies `far` tiles later, or in the next block.
+    // behind them. What is asked for lies `far` tiles later, or in the next block. With `kept` all stay.
     void read(uint32_t* copy, const Found& found, const Found& next, bool values, int from, int until, int far,
-              Cells& to) const {
+              Cells& to, bool kept = false) const {
         const int64_t part = values && !b.value_dim ? b.kv_heads * head : 0, size = values ? value_tile : key_tile;
         uint32_t* keys = copy + PARTS * value_tile;  // widened
         far = std::min(far, found.until - found.from);
@@ -182,10 +186,11 @@ template <class T, class S> struct Attention {
                 turn(keys, copy);
                 continue;
             }
-            if constexpr (SMALL) widen_all<S>(at, (Cell*)copy, tile * T::PAIR, to.ahead[t]);
+            if (kept) to.at[t] = (const uint32_t*)at;
+            else if constexpr (SMALL) widen_all<S>(at, (Cell*)copy, tile * T::PAIR, to.ahead[t]);
             else if (TILED && apart) copy_lines(copy, at, tile * 4);
             else to.at[t] = (const uint32_t*)at;
-            if (size > tile) std::fill_n(copy + tile, size - tile, 0u);
+            if (size > tile && !kept) std::fill_n(copy + tile, size - tile, 0u);
         }
     }
 
@@ -287,6 +292,72 @@ template <class T, class S> struct Attention {
         for (; column < wide; column += WIDTH) weigh<R, 1, FIRST>(p, values, column, shrink, out);
     }
 
+    static void add(Floats& sum, uint32_t a, Floats b) { sum = T::multiply_add(sum, a, b); }
+
+    // As `scores`, of tiles as the cache has them, for few rows.
+    template <int R, bool FIRST> void scores_kept(const uint32_t* a, const Cells& keys, float* out) const {
+        constexpr int TOGETHER = R * EACH > 4 ? 1 : R * EACH > 2 ? 2 : 4;  // tiles: sums enough to add without waiting
+        const int n = int(b.dim);
+        for (int t = 0; t < PARTS; t += TOGETHER) {
+            Floats sum[R][TOGETHER * EACH] = {};
+            for (int i = 0; i < n; i++)
+                for (int u = 0; u < TOGETHER; u++) {
+                    const auto* from = (const Stored*)keys.at[t + u] + i * LANES;
+                    if (FIRST && i % LINES == 0) ask_far(keys.ahead[t + u] + i * LANES * sizeof(Stored));
+                    for (int v = 0; v < EACH; v++) {
+                        const Floats key = as_floats<S>(from + v * WIDTH);
+                        for (int r = 0; r < R; r++) add(sum[r][u * EACH + v], a[r * n + i], key);
+                    }
+                }
+            for (int r = 0; r < R; r++)
+                for (int v = 0; v < TOGETHER * EACH; v++) write_floats(out + r * BLOCK + t * LANES + v * WIDTH, sum[r][v]);
+        }
+    }
+
+    // As `weigh`, of tiles as the cache has them, for few rows: some keys at a time with all of their dims, which lie in
+    // memory one after the other.
+    template <int R, bool FIRST>
+    void weigh_kept(const uint32_t* p, const Cells& values, const float* shrink, float* out) const {
+        constexpr int SOME = 4;
+        for (int key = 0; key < BLOCK; key += SOME) {
+            const int t = key / LANES;
+            const int64_t first = key % LANES * wide;
+            for (int64_t column = 0; column < wide; column += LANES) {
+                if (FIRST && column * sizeof(Stored) % 64 == 0)
+                    for (int k = 0; k < SOME; k++) ask_far(values.ahead[t] + (first + k * wide + column) * sizeof(Stored));
+                Floats sum[R][EACH];
+                for (int r = 0; r < R; r++)
+                    for (int v = 0; v < EACH; v++) {
+                        sum[r][v] = load<Floats>(out + r * wide + column + v * WIDTH);
+                        if (key == 0) sum[r][v] *= shrink[r];
+                    }
+                for (int k = 0; k < SOME; k++)
+                    for (int v = 0; v < EACH; v++) {
+                        const int64_t at = first + k * wide + column + v * WIDTH;
+                        const Floats value = as_floats<S>((const Stored*)values.at[t] + at);
+                        for (int r = 0; r < R; r++) add(sum[r][v], p[r * BLOCK + key + k], value);
+                    }
+                for (int r = 0; r < R; r++)
+                    for (int v = 0; v < EACH; v++) write_floats(out + r * wide + column + v * WIDTH, sum[r][v]);
+            }
+        }
+    }
+
+    // Products of a strip of few rows with a block as the cache has it.
+    void score_kept(Space& w, const Strip& strip, const Cells& keys) const {
+        by_rows<FEW>(strip.rows, [&](auto count, auto first, int i) {
+            const uint32_t* q = w.q.at((strip.first + i) * depth);
+            scores_kept<decltype(count)::value, decltype(first)::value>(q, keys, strip.s + i * BLOCK);
+        });
+    }
+    void weigh_kept(Space& w, const Strip& strip, const Cells& values) const {
+        by_rows<FEW>(strip.rows, [&](auto count, auto first, int i) {
+            float* out = w.out.at((strip.first + i) * wide);
+            const uint32_t* p = strip.p + i * BLOCK;
+            weigh_kept<decltype(count)::value, decltype(first)::value>(p, values, strip.shrink + i, out);
+        });
+    }
+
     // Both products of a strip with a block, for R rows from row i of the strip on; `FIRST` ask for the next block.
     template <int R, bool FIRST> void score_rows(Space& w, const Strip& strip, int i, const Cells& keys) const {
         scores<R, FIRST>(w.q.at((strip.first + i) * depth / T::PAIR), keys, strip.s + i * BLOCK);
@@ -306,6 +377,7 @@ template <class T, class S> struct Attention {
         };
         take(std::integral_constant<int, R>());
         if (R > 4) take(std::integral_constant<int, 4>());
+        if (R == FEW) take(std::integral_constant<int, 3>());
         take(std::integral_constant<int, 2>());
         take(std::integral_constant<int, 1>());
     }
@@ -464,17 +536,21 @@ template <class T, class S> struct Attention {
     }
 #endif
 
-    // Products of a strip with tiles [from, until) of a block.
-    void score(Space& w, const Strip& strip, const Cells& keys, int from, int until) const {
+    // Products of a strip with tiles [from, until) of a block, which are as the cache has them if `kept`.
+    void score(Space& w, const Strip& strip, const Cells& keys, int from, int until, bool kept) const {
 #if TILES
         if constexpr (TILED) return score_some(w, strip, keys, from, until, 1);
 #endif
+        if constexpr (WIDENS)
+            if (kept) return score_kept(w, strip, keys);
         score_strip(w, strip, keys);
     }
-    void weigh(Space& w, const Strip& strip, const Cells& values, int from, int until) const {
+    void weigh(Space& w, const Strip& strip, const Cells& values, int from, int until, bool kept) const {
 #if TILES
         if constexpr (TILED) return weigh_some(w, strip, values, from, until, 0, 1);
 #endif
+        if constexpr (WIDENS)
+            if (kept) return weigh_kept(w, strip, values);
         weigh_strip(w, strip, values);
     }
 
@@ -488,16 +564,17 @@ template <class T, class S> struct Attention {
             for (int i = 0; i < rows; i += STRIP) {
                 const Strip strip = strip_at(w, {task, key}, i, std::min(STRIP, rows - i), start, 0);
                 if (!strip.rows) continue;
+                const bool kept = WIDENS && rows <= FEW, kept_values = kept && !b.value_dim;
                 for (int t = strip.from; t < strip.until; t += NEAR) {
                     const int until = std::min(t + NEAR, strip.until);
-                    read(w.keys.at(0), here, next, false, t, until, NEAR, cells);
-                    score(w, strip, cells, t, until);
+                    read(w.keys.at(0), here, next, false, t, until, NEAR, cells, kept);
+                    score(w, strip, cells, t, until, kept);
                 }
                 soften({task, key}, w, strip, [](int) {});
                 for (int t = strip.from; t < strip.until; t += NEAR) {
                     const int until = std::min(t + NEAR, strip.until);
-                    read(w.keys.at(0), here, next, true, t, until, NEAR, cells);
-                    weigh(w, strip, cells, t, until);
+                    read(w.keys.at(0), here, next, true, t, until, NEAR, cells, kept_values);
+                    weigh(w, strip, cells, t, until, kept_values);
                 }
             }
             here = next;

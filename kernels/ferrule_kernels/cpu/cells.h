@@ -59,9 +59,12 @@ struct F32 {
     static constexpr int PAIR = 1;
     static constexpr int ROWS = WIDTH == 16 ? 6 : 4;  // whose sums fit the registers
     static inline Floats multiply_add(Floats sum, uint32_t a, const uint32_t* b) {
+        return multiply_add(sum, a, load<Floats>(b));
+    }
+    static inline Floats multiply_add(Floats sum, uint32_t a, Floats b) {
         float x;
         std::memcpy(&x, &a, 4);
-        return sum + x * load<Floats>(b);
+        return sum + x * b;
     }
     static inline Floats read(const Element* from) { return load<Floats>(from); }
     static inline void store(Cell* to, Floats x) { std::memcpy(to, &x, sizeof x); }
@@ -86,7 +89,7 @@ struct BF16 {
     static inline void store(Cell* to, Floats x) { narrow(to, x); }
 };
 #else
-// Where nothing multiplies pairs: all is widened to float32, a block of keys or values before it is used.
+// Where nothing multiplies pairs: all is widened to float32, for few rows while they use it, for many a block before.
 struct BF16 : F32 {
     struct Kept {
         using Element = uint16_t;
@@ -97,6 +100,8 @@ struct BF16 : F32 {
     static inline void store(Element* to, Floats x) { narrow(to, x); }
 };
 #endif
+
+template <class F> inline Floats as_floats(const uint16_t* from) { return widen(from); }
 
 // As those of 8 bits. `count` is a multiple of 32.
 template <class F> inline void widen_all(const uint16_t* from, float* to, int64_t count, const char* ahead) {

@@ -23,6 +23,16 @@ struct E5M2 {
     static constexpr float ROUNDS = 0x1p7f;
 };
 
+#if defined(__AVX2__) && defined(__F16C__)
+inline Floats as_floats(Halves float16) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_cvtph_ps((__m256i)float16);
+#else
+    return (Floats)_mm256_cvtph_ps((__m128i)float16);
+#endif
+}
+#endif
+
 // `bytes` has one in each lane. No step has a subnormal float, which some processors take long for.
 template <class F> inline Floats from_eight(Words bytes) {
     const Words magnitude = bytes & 0x7fu;
@@ -47,9 +57,25 @@ template <class F> inline Words to_eight(Floats x) {
     return byte | sign;
 }
 
-template <class F> inline void from_eight(const uint8_t* from, float* to) {
+// E5M2 is the upper byte of a float16. The exponent of E4M3 is a bit shorter: as float16 it is 2**8 times too small.
+template <class F> inline Floats as_floats(const uint8_t* from) {
+#if defined(__AVX2__) && defined(__F16C__)
+#if defined(__AVX512F__)
+    const Halves bytes = (Halves)_mm256_cvtepu8_epi16(load<__m128i>(from));
+#else
+    const Halves bytes = (Halves)_mm_cvtepu8_epi16(_mm_loadl_epi64((const __m128i*)from));
+#endif
+    if (F::SHIFT == 21) return as_floats(bytes << 8);
+    const Halves magnitude = bytes & 0x7f, nan = (Halves)(magnitude == 0x7f) & 0x7c00;
+    return as_floats((bytes & 0x80) << 8 | magnitude << 7 | nan) * 0x1p8f;
+#else
     typedef uint8_t Bytes __attribute__((vector_size(WIDTH)));
-    const Floats x = from_eight<F>(__builtin_convertvector(load<Bytes>(from), Words));
+    return from_eight<F>(__builtin_convertvector(load<Bytes>(from), Words));
+#endif
+}
+
+template <class F> inline void from_eight(const uint8_t* from, float* to) {
+    const Floats x = as_floats<F>(from);
     std::memcpy(to, &x, sizeof x);
 }
 

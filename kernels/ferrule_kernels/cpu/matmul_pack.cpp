@@ -85,7 +85,7 @@ inline void keep_float(const Matrix& w, uint8_t* to, float x) {
     const float moved = w.halves ? x * 0x1p-112f : x;  // float16 has exponents that count from 15, and so its denormals
     uint32_t bits;
     std::memcpy(&bits, &moved, 4);
-    const auto kept = uint16_t(w.halves ? bits >> 16 & 0x8000u | (bits & 0x7fffffffu) >> 13 : bits >> 16);
+    const auto kept = uint16_t(w.halves ? (bits >> 16 & 0x8000u) | (bits & 0x7fffffffu) >> 13 : bits >> 16);
     std::memcpy(to, &kept, 2);
 }
 
@@ -149,7 +149,7 @@ template <class T> bool pack_panel(const Matrix& w, const T* weights, const Give
         for (int64_t c = 0; c < real; c++) {
             const int64_t channel = panel * PANEL + c, at = channel * (w.k / w.block) + begin / w.block;
             visit(weights + channel * w.inputs + begin, count, [&](Floats v, int64_t i) {
-                wrong |= ~(v <= HUGEST & v >= -HUGEST);
+                wrong |= ~((v <= HUGEST) & (v >= -HUGEST));
                 std::memcpy(&x[i], &v, sizeof v);
             });
             const float scale = given.scales ? given.scales[at] : scale_of(w, x.data(), count);

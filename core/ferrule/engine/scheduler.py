@@ -200,10 +200,10 @@ class DefaultScheduler(Scheduler):
         if self.running and (request.exclusive or next(iter(self.running.values())).exclusive):
             return False
         hit = self.cache.match(request.chain, request.ids, request.reads_cache)
-        request.borders, request.found = hit.borders, hit.tokens
+        still_there, request.borders, request.found = hit.tokens >= request.found, hit.borders, hit.tokens
         count = self._prefills.piece(request, hit.tokens, min(draft.budget, draft.share))
         whole = hit.tokens + count >= hit.borders.whole(request.known)
-        if count and not whole and self._prefills.full(self.running.values(), draft.passing > 0):
+        if count and not whole and self._prefills.full(self.running.values(), still_there and draft.passing > 0):
             return False
         fits = count and self.cache.room_for(request.known, hit, draft.owed)
         blocks = self.cache.reserve(request.id, hit.tokens + count, hit, request.chain) if fits else None

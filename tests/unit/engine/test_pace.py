@@ -309,6 +309,17 @@ def test_what_is_cached_does_not_make_a_prompt_long() -> None:
     assert next(chunk for chunk in plan.chunks if chunk.id == "again").samples
 
 
+def test_what_was_cached_and_is_gone_makes_a_prompt_long_again() -> None:
+    clock = Clock(make())
+    clock.warm(4)
+    clock.scheduler.add(request("long", 4000, clock.now), clock.now)
+    clock.step()
+    clock.scheduler.add(request("turn", 1500, clock.now), clock.now)
+    clock.scheduler.waiting.head().found = 1400  # when it was asked
+    plans = [clock.step() for _ in range(2)]
+    assert [[chunk.id for chunk in plan.chunks if chunk.count > 1] for plan in plans] == [["long"], ["long"]]
+
+
 def test_what_is_cached_does_not_make_a_prompt_late() -> None:
     """1,500 tokens would take longer than the target."""
     clock = Clock(make(max_num_seqs=8, targets=Targets(first_token=1.0)))

@@ -39,7 +39,8 @@ class Prefills:
         """Prompts as the next steps compute them, and how many of those that wait come first; `slots` are free.
 
         Those are short, less what is cached of them, beside what is left of the prompt in progress, which has not
-        waited for long and is no more urgent. The others that wait come behind it; a prompt that passed before it.
+        waited for long and is no more urgent. The others that wait come behind it. One that has passed and is not done
+        comes before the one that it passed.
         """
         heads = list(islice(waiting, min(slots, _LOOK_AHEAD)))
         for request in islice((each for each in heads if each.found < 0), _ASKED * self.pace.active):

@@ -8,7 +8,7 @@ With fewer `max_long_partial_prefills` than that, shorter prompts pass long ones
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice, takewhile
 
 from ferrule.engine.cache import KVCacheManager
@@ -52,6 +52,15 @@ class Prefills:
         first, most = prefills[0], prefills[0].todo // _SHORT_PART
         count = sum(1 for _ in takewhile(lambda r: r.left <= most and r.spec.priority <= first.spec.priority, heads))
         return [*heads[:count], *prefills, *heads[count:]], count
+
+    def turns(
+        self, prefills: Iterable[Request], running: Mapping[str, Request], planned: Collection[str]
+    ) -> Iterator[Request]:
+        """Those that get on, one by one; where one may be in progress, none after one that stays so in this step."""
+        for request in prefills:
+            if self._most == 1 and any(running[id].prefilling for id in planned):
+                return
+            yield request
 
     def piece(self, request: Request, start: int, budget: int) -> int:
         """How many of a prompt's tokens from `start` on to compute now; 0 when it must wait."""

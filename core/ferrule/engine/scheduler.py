@@ -163,11 +163,10 @@ class DefaultScheduler(Scheduler):
         while draft.passing and self._admit_head(draft, now):
             draft.passing -= 1
         draft.passing, draft.owed = 0, draft.owed - owed
-        for request in prefills:
+        for request in rules.turns(prefills, self.running, draft.chunks):
             if request.running and (count := rules.piece(request, request.sent, min(draft.budget, draft.share))):
                 self._give(request, count, draft, now)
-            if request.running:
-                draft.owed += self.cache.owed(request.id, request.known)
+        draft.owed += sum(self.cache.owed(request.id, request.known) for request in prefills if request.running)
 
     def _give(self, request: Request, count: int, draft: Draft, now: float) -> None:
         """Add a row for a running request, if blocks can be had."""

@@ -277,6 +277,16 @@ def test_who_passes_may_need_several_steps_in_which_the_long_prompt_waits() -> N
     assert {chunk.id for chunk in clock.step().chunks if chunk.count > 1} == {"tiny", "long"}
 
 
+def test_a_step_computes_one_prompt_in_part_also_where_its_piece_is_short() -> None:
+    clock = Clock(make(long_prefill_token_threshold=64))
+    clock.warm(4)
+    clock.scheduler.add(request("long", 4000, clock.now), clock.now)
+    clock.step()
+    clock.scheduler.add(request("short", 150, clock.now), clock.now)
+    pieces = [[(chunk.id, chunk.count) for chunk in clock.step().chunks if chunk.count > 1] for _ in range(3)]
+    assert pieces == [[("short", 64)], [("short", 64)], [("short", 22), ("long", 64)]]
+
+
 def test_who_passes_is_passed_by_who_is_short_beside_it_and_fits_in_a_step() -> None:
     clock = Clock(make())
     clock.warm(4)

@@ -8,7 +8,7 @@ With fewer `max_long_partial_prefills` than that, shorter prompts pass long ones
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, takewhile
 
 from ferrule.engine.cache import KVCacheManager
@@ -19,7 +19,7 @@ from ferrule.interfaces.scheduler import SchedulerLimits
 
 _LOOK_AHEAD = 64  # waiting requests that a step looks at, at most
 _SHORT_PART = 4  # a prompt of 1/4 of what is left of another one, or less, is short beside it
-_ASKED = 8  # requests of which a step asks what is cached, at most: it takes time
+_ASKED = 2  # requests of which a step asks what is cached: that takes 25 ms for 128k tokens, once for each
 _LONG_PART = 25  # a prompt of more than 1/25 of the context is long, where no threshold is set
 
 
@@ -39,8 +39,8 @@ class Prefills:
         """Prompts as the next steps compute them, and how many of those that wait come first; `slots` are free.
 
         Those are short, less what is cached of them, beside what is left of the prompt in progress, which has not
-        waited for long and is no more urgent. The others that wait come behind it. One that has passed and is not done
-        comes before the one that it passed.
+        waited for long and is no more urgent. The others that wait come behind it. If there are two prompts in
+        progress, the first is the one that passed the other.
         """
         heads = list(islice(waiting, min(slots, _LOOK_AHEAD)))
         for request in islice((each for each in heads if each.found < 0), _ASKED * self.pace.active):
@@ -53,14 +53,16 @@ class Prefills:
         count = sum(1 for _ in takewhile(lambda r: r.left <= most and r.spec.priority <= first.spec.priority, heads))
         return [*heads[:count], *prefills, *heads[count:]], count
 
-    def turns(
-        self, prefills: Iterable[Request], running: Mapping[str, Request], planned: Collection[str]
-    ) -> Iterator[Request]:
-        """Those that get on, one by one; where one may be in progress, none after one that stays so in this step."""
+    def turns(self, prefills: Iterable[Request], admitted: Iterable[Request]) -> Iterator[Request]:
+        """Prompts in progress to give tokens to, one after the other. Where one may be in progress, the rest wait as
+        soon as one that has tokens of this step, `admitted` ones included, is not computed to its end by them.
+        """
+        unfinished = any(request.prefilling for request in admitted)
         for request in prefills:
-            if self._most == 1 and any(running[id].prefilling for id in planned):
+            if unfinished and self._most == 1:
                 return
             yield request
+            unfinished = request.prefilling
 
     def piece(self, request: Request, start: int, budget: int) -> int:
         """How many of a prompt's tokens from `start` on to compute now; 0 when it must wait."""

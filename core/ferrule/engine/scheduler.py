@@ -163,7 +163,7 @@ class DefaultScheduler(Scheduler):
         while draft.passing and self._admit_head(draft, now):
             draft.passing -= 1
         draft.passing, draft.owed = 0, draft.owed - owed
-        for request in rules.turns(prefills, self.running, draft.chunks):
+        for request in rules.turns(prefills, [self.running[admit.id] for admit in draft.admits]):
             if request.running and (count := rules.piece(request, request.sent, min(draft.budget, draft.share))):
                 self._give(request, count, draft, now)
         draft.owed += sum(self.cache.owed(request.id, request.known) for request in prefills if request.running)

@@ -377,7 +377,7 @@ template <class T, class S> struct Attention {
         };
         take(std::integral_constant<int, R>());
         if (R > 4) take(std::integral_constant<int, 4>());
-        if (R == FEW) take(std::integral_constant<int, 3>());
+        take(std::integral_constant<int, 3>());
         take(std::integral_constant<int, 2>());
         take(std::integral_constant<int, 1>());
     }

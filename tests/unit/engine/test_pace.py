@@ -245,6 +245,15 @@ def test_who_cannot_be_in_time_is_passed_by_who_can_but_not_for_ever() -> None:
     assert _admitted(clock) == ["late for long", "in time"]
 
 
+def _passable(**more: Any) -> Clock:
+    """Four requests decode, and a long prompt is in progress."""
+    clock = Clock(make(**more))
+    clock.warm(4)
+    clock.scheduler.add(request("long", 4000, clock.now), clock.now)
+    clock.step()
+    return clock
+
+
 def test_short_prompts_pass_a_long_one_in_progress_but_not_for_ever() -> None:
     clock = Clock(make())
     clock.warm(4)
@@ -263,10 +272,7 @@ def test_short_prompts_pass_a_long_one_in_progress_but_not_for_ever() -> None:
 
 
 def test_who_passes_may_need_several_steps_in_which_the_long_prompt_waits() -> None:
-    clock = Clock(make())
-    clock.warm(4)
-    clock.scheduler.add(request("long", 4000, clock.now), clock.now)
-    clock.step()
+    clock = _passable()
     clock.scheduler.add(request("short", 900, clock.now), clock.now)
     clock.scheduler.add(request("next", 900, clock.now), clock.now)
     pieces = [[(chunk.id, chunk.count) for chunk in clock.step().chunks if chunk.count > 1] for _ in range(4)]
@@ -278,10 +284,7 @@ def test_who_passes_may_need_several_steps_in_which_the_long_prompt_waits() -> N
 
 
 def test_a_step_computes_one_prompt_in_part_also_where_its_piece_is_short() -> None:
-    clock = Clock(make(long_prefill_token_threshold=64))
-    clock.warm(4)
-    clock.scheduler.add(request("long", 4000, clock.now), clock.now)
-    clock.step()
+    clock = _passable(long_prefill_token_threshold=64)
     clock.scheduler.add(request("short", 150, clock.now), clock.now)
     pieces = [[(chunk.id, chunk.count) for chunk in clock.step().chunks if chunk.count > 1] for _ in range(3)]
     assert pieces == [[("short", 64)], [("short", 64)], [("short", 22), ("long", 64)]]
@@ -302,9 +305,8 @@ def _chat(clock: Clock, tokens: int) -> EngineRequest:
     clock.scheduler.add(request("turn", tokens, clock.now), clock.now)
     while not any(chunk.id == "turn" and chunk.samples for chunk in clock.step().chunks):
         pass
-    return msgspec.structs.replace(
-        request("turn", tokens + 40, clock.now), id="again"
-    )  # of one salt: they share a cache
+    again = request("turn", tokens + 40, clock.now)  # with the salt of the turn before: they share a cache
+    return msgspec.structs.replace(again, id="again")
 
 
 def test_what_is_cached_does_not_make_a_prompt_long() -> None:
@@ -320,10 +322,7 @@ def test_what_is_cached_does_not_make_a_prompt_long() -> None:
 
 
 def test_what_was_cached_and_is_gone_makes_a_prompt_long_again() -> None:
-    clock = Clock(make())
-    clock.warm(4)
-    clock.scheduler.add(request("long", 4000, clock.now), clock.now)
-    clock.step()
+    clock = _passable()
     clock.scheduler.add(request("turn", 1500, clock.now), clock.now)
     clock.scheduler.waiting.head().found = 1400  # when it was asked
     plans = [clock.step() for _ in range(2)]
@@ -398,10 +397,7 @@ def test_no_prompt_that_waits_is_passed() -> None:
 
 @pytest.mark.parametrize("options", [{"prompt_share": 0}, {"max_num_partial_prefills": 2}])
 def test_nobody_passes_without_a_pace_or_where_prompts_share_a_step(options: dict[str, int]) -> None:
-    clock = Clock(make(max_num_batched_tokens=256, **options))
-    clock.warm(4)
-    clock.scheduler.add(request("long", 4000, clock.now), clock.now)
-    clock.step()
+    clock = _passable(max_num_batched_tokens=256, **options)
     clock.scheduler.add(request("short", 100, clock.now), clock.now)
     plan = clock.step()
     assert next(chunk.id for chunk in plan.chunks if chunk.count > 1) == "long"

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from ferrule.interfaces.service import Health
 from ferrule.types import EngineRequest, EngineStats, FinishReason, ModelInfo, RequestDelta
 from ferrule.wire.board import Board
+
+_POLL = 0.01  # seconds
+
+
+async def until(done: Callable[[], bool], seconds: float) -> None:
+    """Return once `done()`, or after `seconds`. Starts no thread, so it works also while the interpreter goes down."""
+    end = time.monotonic() + seconds
+    while not done() and time.monotonic() < end:
+        await asyncio.sleep(_POLL)
 
 
 class EngineClient(ABC):

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 
 from ferrule.assembly.engine import build_engine, open_executor
+from ferrule.client.base import until
 from ferrule.client.demux import DemuxClient
 from ferrule.config import Resolved
 from ferrule.engine.loop import EngineLoop
@@ -71,5 +72,5 @@ class InlineClient(DemuxClient):
 
     async def close(self) -> None:
         self._stop.set()
-        await asyncio.to_thread(self._thread.join, 10.0 if self._ready.is_set() else 1.0)  # loading does not look
+        await until(lambda: not self._thread.is_alive(), 10.0 if self._ready.is_set() else 1.0)  # loading does not look
         self.die("The engine client was closed.")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 from pathlib import Path
 
+from ferrule.client.base import until
 from ferrule.client.process import ProcessClient
 from ferrule.config import Resolved
 from ferrule.errors import EngineDead, StartupError
@@ -42,5 +42,6 @@ class EngineChild(ProcessClient):
     async def close(self) -> None:
         await super().close()
         self._child.terminate()
-        await asyncio.to_thread(self._child.end, _GRACE)
+        await until(lambda: self._child.poll() is not None, _GRACE)
+        self._child.end(0.0)
         shutil.rmtree(self._folder, ignore_errors=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
@@ -58,6 +59,7 @@ class Backend:
         self._closing = threading.Lock()
         self._closed = False
         self._opened = AsyncExitStack()  # what `close` closes, last first
+        atexit.register(self._leave)
         try:
             self.wait(self._start(self.config, chosen))
         except BaseException:
@@ -123,6 +125,12 @@ class Backend:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()
+            atexit.unregister(self._leave)
+
+    def _leave(self) -> None:
+        """The program ends without `close`: a thread that computes while the interpreter goes down would abort it."""
+        if self._thread.is_alive():  # not in a child that was forked
+            self.close()
 
     async def _end(self) -> None:
         try:

@@ -91,7 +91,7 @@ class CpuMemory(DeviceMemory):
         if 2 * wanted < there and parts and _populate(parts[0][0], mmap.PAGESIZE):
             pieces = [[(weakref.ref(each), piece) for piece in _parts(each, _MORSEL)] for each in tensors]
             beginnings_first = [piece for row in zip_longest(*pieces) for piece in row if piece]
-            threading.Thread(target=_fill, args=(beginnings_first,), daemon=True).start()
+            threading.Thread(target=_fill, args=(beginnings_first,), name="kv-cache-memory").start()
             return
         with waiting("the memory of the KV cache") as progress, ThreadPoolExecutor(_threads()) as pool:
             for number, _ in enumerate(pool.map(lambda part: _make_real(part, wanted), parts), 1):
@@ -203,13 +203,17 @@ def _make_real(part: tuple[int, int], wanted: int) -> None:
 
 
 def _fill(parts: Sequence[tuple[weakref.ref[torch.Tensor], tuple[int, int]]]) -> None:
-    """Make parts of tensors real, behind all else that runs. Ends where one is gone, as when the server sleeps."""
+    """Make parts of tensors real, behind all else that runs. Ends where one is gone, as when the server sleeps.
+
+    It ends with the main thread, too, and is waited for: the interpreter may not go away under it, since it may be the
+    last that holds a tensor, and a thread that frees one then aborts the process.
+    """
     with suppress(OSError):  # a sandbox may forbid it: then this thread takes its turns with the others
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
     room = 0  # bytes that may be made real before the system is asked again, which reads several files
     for tensor, (address, size) in parts:
         kept = tensor()  # addresses are a tensor's own as long as it is there
-        if kept is None:
+        if kept is None or not threading.main_thread().is_alive():
             return
         if size > room:
             room = min(available() - _SPARE, _MORSEL)

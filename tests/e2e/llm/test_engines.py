@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -355,3 +357,23 @@ def test_an_engine_in_another_process(tiny_llama: Path, monkeypatch: pytest.Monk
         with pytest.raises(EngineDead, match="ended"):
             _read(remote.llm_engine)
     assert child.poll() is not None
+
+
+# ------------------------------------------------------------------------------------------------ the end
+
+
+def test_a_program_may_end_with_requests_that_run(tiny_llama: Path) -> None:
+    """Whatever computes has ended before the interpreter does, which a thread in C++ would abort."""
+    program = f"""
+import atexit, threading
+from ferrule import EngineArgs, LLMEngine, SamplingParams
+
+atexit.register(lambda: print([thread.name for thread in threading.enumerate()]))  # runs last
+engine = LLMEngine.from_engine_args(EngineArgs({str(tiny_llama)!r}, **{OPTIONS}))
+for name in "abc":
+    engine.add_request(name, [9, 8], SamplingParams(max_tokens=200, ignore_eos=True))
+engine.step()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240, check=False)
+    assert (done.returncode, done.stdout) == (0, "['MainThread']\n"), done.stderr
+    assert "Traceback" not in done.stderr

@@ -109,6 +109,18 @@ def test_a_cache_that_was_let_go_is_not_filled_further(monkeypatch: pytest.Monke
     assert _resident() - before < 32 << 20
 
 
+def test_the_program_waits_for_the_filling_which_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that is the last to hold a tensor, and is not waited for, aborts the process."""
+    storages = [_zeros((SIZE,), torch.uint8, torch.device("cpu")) for _ in range(2)]
+    thread = _thread(monkeypatch, storages)
+    assert not thread.daemon
+    before = _resident()
+    monkeypatch.setattr(threading, "main_thread", lambda: threading.Thread())  # not alive
+    thread.start()
+    thread.join()
+    assert _resident() - before < 32 << 20
+
+
 def test_a_cache_is_not_filled_with_memory_that_others_took(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

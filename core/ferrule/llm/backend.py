@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
-import threading
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import Future
-from contextlib import AsyncExitStack
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -27,13 +24,12 @@ from ferrule.hooks import open_hooks
 from ferrule.interfaces.tokenizer import Tokenizer
 from ferrule.launch.engine_child import EngineChild
 from ferrule.launch.prepare import prepare
+from ferrule.llm.loop_thread import LoopThread
 from ferrule.llm.metrics import Metric, read_metrics
 from ferrule.llm.requests import Requests
 from ferrule.locate.localise import localise
 from ferrule.plugin import Plugins
 from ferrule.wire.functions import find_function, import_path
-
-T = TypeVar("T")
 
 _NAME = "llm"  # of this process, for log and hooks
 
@@ -41,8 +37,8 @@ _NAME = "llm"  # of this process, for log and hooks
 class Backend:
     """Loads a model. The engine runs on a thread of this process, or in a child if the environment says so.
 
-    `wait`, `submit`, `post` and `close` may be called from any thread but that of the event loop; what they are given
-    runs there. Raises StartupError.
+    `wait`, `submit`, `post` and `close` are those of the event loop's thread. Without `close`, it is closed when nobody
+    refers to it any more. Raises StartupError.
     """
 
     service: FrontendService
@@ -53,13 +49,9 @@ class Backend:
         resolved, chosen = prepare(config, notices, plugins, _NAME)
         self.config = localise(resolved, chosen)
         self._plugins = chosen
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name=_NAME, daemon=True)
-        self._thread.start()
-        self._closing = threading.Lock()
-        self._closed = False
-        self._opened = AsyncExitStack()  # what `close` closes, last first
-        atexit.register(self._leave)
+        self._loop = LoopThread(_NAME)
+        self.submit, self.wait, self.post = self._loop.submit, self._loop.wait, self._loop.post
+        self._abandoned = weakref.finalize(self, self._loop.abandon)  # at the end of the program at last
         try:
             self.wait(self._start(self.config, chosen))
         except BaseException:
@@ -69,77 +61,28 @@ class Backend:
     async def _start(self, config: Resolved, plugins: Plugins) -> None:
         hooks = open_hooks(plugins)
         hooks.process_started(_NAME, config)
-        self._opened.callback(hooks.process_stopping, _NAME, 0)
+        self._loop.opened.callback(hooks.process_stopping, _NAME, 0)
         self._inputs = open_inputs(config, plugins)
         own_process = config.env.enable_v1_multiprocessing
         self.client = EngineChild(config, plugins) if own_process else InlineClient(config, plugins)
-        self._opened.push_async_callback(self.client.close)
+        self._loop.opened.push_async_callback(self.client.close)
         self.client.begin_loading()  # what has to be checked before is open
         await self.client.wait_ready()
         self.service = build_service(config, plugins, self.client, hooks=hooks, inputs=self._inputs)
-        self._opened.push_async_callback(self.service.close)
+        self._loop.opened.push_async_callback(self.service.close)
         self.requests = Requests(self.service)
-        self._opened.push_async_callback(self.requests.close)
+        self._loop.opened.push_async_callback(self.requests.close)
         if not config.observability.disable_log_stats:
             self.service.start()
 
-    # ------------------------------------------------------------------------------------ the loop
+    def close(self) -> None:
+        """Stop the engine and give its memory back; idempotent."""
+        self._loop.close()
+        self._abandoned.detach()
 
     @property
     def closed(self) -> bool:
-        return self._closed
-
-    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run a coroutine on the loop. Raises EngineDead after `close`."""
-        if self._closed:
-            work.close()
-            raise EngineDead("This LLM was closed. Make another one to go on.")
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
-
-    def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of a coroutine that runs on the loop, and ends when the wait for it is interrupted.
-
-        Raises EngineDead after `close`.
-        """
-        future = self.submit(work)
-        try:
-            return future.result()
-        finally:
-            future.cancel()  # after a KeyboardInterrupt; otherwise it is over already
-
-    def post(self, callback: Callable[..., object], *args: Any) -> None:
-        """Call a function on the loop soon; after `close`, when there is nothing to do any more, never."""
-        with self._closing:
-            if not self._closed:
-                self._loop.call_soon_threadsafe(callback, *args)
-
-    def close(self) -> None:
-        """Stop the engine and give its memory back; idempotent."""
-        if self._closed:
-            return
-        try:
-            self.wait(self._end())
-        finally:
-            with self._closing:
-                self._closed = True
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
-            atexit.unregister(self._leave)
-
-    def _leave(self) -> None:
-        """The program ends without `close`: a thread that computes while the interpreter goes down would abort it."""
-        if self._thread.is_alive():  # not in a child that was forked
-            self.close()
-
-    async def _end(self) -> None:
-        try:
-            await self._opened.aclose()
-        finally:
-            left = asyncio.all_tasks() - {asyncio.current_task()}  # calls of other threads: nobody answers them now
-            for task in left:
-                task.cancel()
-            await asyncio.gather(*left, return_exceptions=True)
+        return self._loop.closed
 
     # ------------------------------------------------------------------------------------ calls
 
@@ -151,7 +94,7 @@ class Backend:
     def check_health(self) -> None:
         """Raises EngineDead."""
         health = self.client.health()
-        if self._closed or health.state != "ready":
+        if self.closed or health.state != "ready":
             raise EngineDead(health.detail or f"The engine is {health.state}.")
 
     async def collective_rpc(

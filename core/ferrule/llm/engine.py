@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import deque
-from collections.abc import Iterable
-from functools import partial
+from collections.abc import Callable, Iterable
 
 from ferrule.config import Config
 from ferrule.config.sections import ModelConfig
@@ -31,6 +31,18 @@ def running_request(
     given = read_prompt(prompt, "prompt")
     request = Generate(prompts=(given.prompt,), params=params, priority=priority, cache_salt=given.cache_salt, raw=True)
     return Running(request_id, request, lambda news: None, given.text)
+
+
+def _while_there(deliver: Callable[[Running, News], None], running: Running) -> Callable[[News], None]:
+    """Calls a method for as long as others refer to its object: a request that runs does not keep its engine."""
+    method = weakref.WeakMethod(deliver)
+
+    def call(news: News) -> None:
+        found = method()
+        if found is not None:
+            found(running, news)
+
+    return call
 
 
 class LLMEngine(EngineCalls):
@@ -61,7 +73,7 @@ class LLMEngine(EngineCalls):
     ) -> None:
         """Begin a request. Raises RequestError for whatever is wrong with it, and for an id that is in use."""
         running = running_request(request_id, prompt, params, lora_request, priority)
-        running.deliver = partial(self._deliver, running)
+        running.deliver = _while_there(self._deliver, running)
         with self._changed:
             if request_id in self._running:
                 raise RequestError(f"The request_id {request_id!r:.80} is in use.", "request_id")

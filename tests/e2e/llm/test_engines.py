@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -362,13 +363,39 @@ def test_an_engine_in_another_process(tiny_llama: Path, monkeypatch: pytest.Monk
 # ------------------------------------------------------------------------------------------------ the end
 
 
+def _computing() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name in ("llm", "engine", "ferrule-worker")]
+
+
+def test_who_lets_go_of_it_has_its_memory_back(tiny_llama: Path, llm: LLM, engine: AsyncLLM) -> None:
+    """Also while requests run; and in a thread that is not the main one, soon."""
+    before = _computing()
+    opened = LLM(str(tiny_llama), **OPTIONS)
+    opened.generate([[9, 8]], GREEDY, use_tqdm=False)
+    assert len(_computing()) > len(before)
+    del opened
+    assert _computing() == before
+    single = LLMEngine.from_engine_args(EngineArgs(str(tiny_llama), **OPTIONS))
+    single.add_request("a", [9, 8], LONG)
+    single.step()
+    del single
+    assert _computing() == before
+    asynchronous = [AsyncLLM.from_engine_args(AsyncEngineArgs(str(tiny_llama), **OPTIONS))]
+    asyncio.run(_all(asynchronous[0], [9, 8], GREEDY, "a"))
+    thread = threading.Thread(target=asynchronous.clear)
+    thread.start()
+    thread.join()
+    for ending in [thread for thread in threading.enumerate() if thread.name == "llm-end"]:
+        ending.join()
+    assert _computing() == before
+
+
 def test_a_program_may_end_with_requests_that_run(tiny_llama: Path) -> None:
     """Whatever computes has ended before the interpreter does, which a thread in C++ would abort."""
     program = f"""
 import atexit, threading
-from ferrule import EngineArgs, LLMEngine, SamplingParams
-
 atexit.register(lambda: print([thread.name for thread in threading.enumerate()]))  # runs last
+from ferrule import EngineArgs, LLMEngine, SamplingParams
 engine = LLMEngine.from_engine_args(EngineArgs({str(tiny_llama)!r}, **{OPTIONS}))
 for name in "abc":
     engine.add_request(name, [9, 8], SamplingParams(max_tokens=200, ignore_eos=True))

@@ -1,0 +1,91 @@
+"""`LoopThread`: an event loop on a thread of its own, and what is open on it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from contextlib import AsyncExitStack
+from typing import Any, TypeVar
+
+from ferrule.errors import EngineDead
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """`wait`, `submit`, `post` and `close` may be called from any thread but that of the loop; what they are given runs
+    there.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.opened = AsyncExitStack()  # what `close` closes on the loop, last first
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._closing = threading.Lock()
+        self._closed = False
+        self._thread.start()
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run a coroutine on the loop. Raises EngineDead after `close`."""
+        if self._closed:
+            work.close()
+            raise EngineDead("This LLM was closed. Make another one to go on.")
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def wait(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of a coroutine that runs on the loop, and ends when the wait for it is interrupted.
+
+        Raises EngineDead after `close`.
+        """
+        future = self.submit(work)
+        try:
+            return future.result()
+        finally:
+            future.cancel()  # after a KeyboardInterrupt; otherwise it is over already
+
+    def post(self, callback: Callable[..., object], *args: Any) -> None:
+        """Call a function on the loop soon; after `close`, when there is nothing to do any more, never."""
+        with self._closing:
+            if not self._closed:
+                self._loop.call_soon_threadsafe(callback, *args)
+
+    def close(self) -> None:
+        """Close what is open, and end the thread; idempotent."""
+        if self._closed:
+            return
+        try:
+            self.wait(self._end())
+        finally:
+            with self._closing:
+                self._closed = True
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+    def abandon(self) -> None:
+        """Close, for a user who is gone: from whatever thread has let go of it last, also that of the loop.
+
+        The main thread waits for it: at the end of the program, which a thread that computes would abort while the
+        interpreter goes down, and because the memory is free then for whatever comes next.
+        """
+        if not self._thread.is_alive():  # in a child that was forked, too
+            return
+        if threading.current_thread() is threading.main_thread():
+            self.close()
+        else:
+            threading.Thread(target=self.close, name=f"{self._thread.name}-end").start()
+
+    async def _end(self) -> None:
+        try:
+            await self.opened.aclose()
+        finally:
+            left = asyncio.all_tasks() - {asyncio.current_task()}  # calls of other threads: nobody answers them now
+            for task in left:
+                task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)

@@ -79,7 +79,7 @@ class LoopThread:
         if threading.current_thread() is threading.main_thread():
             self.close()
         else:
-            threading.Thread(target=self.close, name=f"{self._thread.name}-end").start()
+            threading.Thread(target=self.close, name=f"{self._thread.name}-end", daemon=False).start()
 
     async def _end(self) -> None:
         try:

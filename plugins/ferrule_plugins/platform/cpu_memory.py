@@ -91,7 +91,7 @@ class CpuMemory(DeviceMemory):
         if 2 * wanted < there and parts and _populate(parts[0][0], mmap.PAGESIZE):
             pieces = [[(weakref.ref(each), piece) for piece in _parts(each, _MORSEL)] for each in tensors]
             beginnings_first = [piece for row in zip_longest(*pieces) for piece in row if piece]
-            threading.Thread(target=_fill, args=(beginnings_first,), name="kv-cache-memory").start()
+            threading.Thread(target=_fill, args=(beginnings_first,), name="kv-cache-memory", daemon=False).start()
             return
         with waiting("the memory of the KV cache") as progress, ThreadPoolExecutor(_threads()) as pool:
             for number, _ in enumerate(pool.map(lambda part: _make_real(part, wanted), parts), 1):

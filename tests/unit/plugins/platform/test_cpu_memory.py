@@ -78,10 +78,13 @@ def test_a_cache_is_resident_and_still_zero(old: bool, monkeypatch: pytest.Monke
 
 
 def _thread(monkeypatch: pytest.MonkeyPatch, storage: list[torch.Tensor]) -> threading.Thread:
-    """What fills a cache behind the start, not yet begun."""
+    """What fills a cache behind the start, not yet begun. As in a worker, a daemon thread makes it."""
     threads: list[threading.Thread] = []
+    started = threading.Thread.start
     monkeypatch.setattr(threading.Thread, "start", lambda thread: threads.append(thread))
-    CpuMemory(1 << 40).commit(storage)
+    maker = threading.Thread(target=CpuMemory(1 << 40).commit, args=(storage,), daemon=True)
+    started(maker)
+    maker.join()
     monkeypatch.undo()
     return threads[0]
 

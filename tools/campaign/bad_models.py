@@ -102,5 +102,5 @@ MODELS = (
     Case(
         "memory-3-gib-cache", "KVCACHE", limits={resource.RLIMIT_AS: 3 << 30}, env={"FERRULE_CPU_KVCACHE_SPACE": "3.5"}
     ),
-    Case("memory-1-gib", "memory", limits={resource.RLIMIT_AS: 1 << 30}),
+    Case("memory-640-mib", "map segment|memory", limits={resource.RLIMIT_AS: 640 << 20}),
 )

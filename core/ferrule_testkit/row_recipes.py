@@ -123,7 +123,7 @@ _SERVED: dict[str, dict[str, Any]] = {
         "moe_topk": 2,
         "zero_expert_num": 2,
         "expert_ffn_hidden_size": 32,
-        "head_dim": 8,
+        "head_dim": 16,  # of the rotated part
     },
     "minimax": {
         "head_dim": 16,
@@ -340,6 +340,7 @@ COMPOSITE: Mapping[str, Mapping[str, Any]] = {
     }.items()
 }
 SEEDS: Mapping[str, int] = {  # where the weights of seed 0 give near-ties
+    "axk2": 1,
     "beam": 1,
     "granitemoe_swa": 1,
     "hy_v4": 1,

@@ -73,9 +73,10 @@ SETTINGS: dict[tuple[str, str], dict[str, Any]] = {
             ("deepseek_v4_fp8", "fp8-blocks", {}),
             ("fbgemm_fp8", "fp8-fbgemm", {}),
             ("ptpc_fp8", "fp8-fbgemm", {}),
-            ("modelopt", "modelopt-fp4", {"sizes": WHOLE_GROUPS, "error": 0.2}),
-            ("modelopt_fp4", "modelopt-fp4", {"sizes": WHOLE_GROUPS, "error": 0.2}),
-            ("nvfp4", "modelopt-fp4", {"sizes": WHOLE_GROUPS, "error": 0.2}),
+            *(
+                (name, "modelopt-fp4", {"sizes": WHOLE_GROUPS, "error": 0.2})
+                for name in ("modelopt", "modelopt_fp4", "modelopt_mxfp8", "modelopt_mixed", "nvfp4")
+            ),
         )
     },
 }

@@ -46,6 +46,13 @@ constexpr int64_t SOME = 8;        // rows that are quantized at a time
 
 constexpr bool tall(int bits) { return TALL > 0 && bits != 8 && bits != 4; }
 
+// Whether products of four rows with weights of 4 bits are written by hand.
+#if defined(__AVX2__) && !defined(__AVX512F__) && !TILES
+#define FOUR 1
+#else
+#define FOUR 0
+#endif
+
 // Where one instruction multiplies and adds two neighbours, to 16 bits: how many of such sums fit into 16 bits together, of
 // weights below 2**bits and activations of 128 at most either way. None where another adds four, to 32 bits.
 constexpr int fitting(int bits) {
@@ -263,10 +270,81 @@ void tile(const Matrix& w, const Panel& of, int column, const Rows& x, int64_t r
         EACH(r, R) EACH(c, C) store(to + r * PANEL + c * WIDTH, sum[r][c]);
 }
 
+#if FOUR
+// So many inputs that sums of 16 bits have room for their products.
+constexpr int64_t ROOM = 32;
+inline bool by_hand(const Matrix& w) { return w.bits == 4 && !w.coded && !w.steps && w.group % ROOM == 0; }
+
+// Four rows times two vectors of channels, with the bits of `tile`, in which GCC keeps some sums in memory and moves them to
+// and fro.
+template <bool FAR> void tile_of_four(const Matrix& w, const Panel& of, int column, const Rows& x, int64_t row, float* out) {
+    const int64_t k = w.k, rows = x.count, step = of.channels * 4, head = of.channels * head_bytes(w);
+    const bool halves = w.halves, offsets = w.offsets;
+    const char* ahead = of.ahead.from(column, k / 8);
+    const uint8_t* at = of.at;
+    const int8_t *q = x.q + row * k, *y = q + 2 * k;
+    const int32_t* start = x.start + row;
+    const float *scale = x.scale + row, *total = x.sum + row;
+    const Bytes lower = Bytes{} + 15;
+    Floats sum[4][2] = {};
+    for (int64_t g = 0, word = 0; g < k / w.group; g++, start += rows, scale += rows, total += rows) {
+        const uint8_t *scales = at + column * 2, *from = at + head + column * 4;
+        Ints part[4][2];
+        EACH(r, 4) part[r][0] = part[r][1] = Ints{} + start[r];
+        for (int64_t i = 0; i < w.group; i += ROOM) {
+            EACH(n, 4) if (of.ahead.due(word++)) fetch<2 * WIDTH * 4, FAR>(ahead);
+            Pairs a0 = {}, a1 = {}, b0 = {}, b1 = {}, c0 = {}, c1 = {}, d0 = {}, d1 = {};
+            const int8_t* end = q + ROOM;
+#define ADD(numbers, sum) \
+    "vpbroadcastd " numbers ", %%ymm13\n" \
+    "vpmaddubsw %%ymm13, %%ymm11, %%ymm14\n" \
+    "vpmaddubsw %%ymm13, %%ymm12, %%ymm13\n" \
+    "vpaddw %%ymm14, %[" sum "0], %[" sum "0]\n" \
+    "vpaddw %%ymm13, %[" sum "1], %[" sum "1]\n"
+#define ADD_ALL(at) ADD(at "(%[q])", "a") ADD(at "(%[q],%[k])", "b") ADD(at "(%[y])", "c") ADD(at "(%[y],%[k])", "d")
+            asm("1:\n"
+                "vpand (%[from]), %[lower], %%ymm11\n"
+                "vpand 32(%[from]), %[lower], %%ymm12\n" ADD_ALL("0")
+                "vpandn (%[from]), %[lower], %%ymm11\n"
+                "vpandn 32(%[from]), %[lower], %%ymm12\n"
+                "vpsrlw $4, %%ymm11, %%ymm11\n"
+                "vpsrlw $4, %%ymm12, %%ymm12\n" ADD_ALL("4")
+                "add %[step], %[from]\n"
+                "add $8, %[q]\n"
+                "add $8, %[y]\n"
+                "cmp %[end], %[q]\n"
+                "jb 1b\n"
+                : [a0] "+x"(a0), [a1] "+x"(a1), [b0] "+x"(b0), [b1] "+x"(b1), [c0] "+x"(c0), [c1] "+x"(c1), [d0] "+x"(d0),
+                  [d1] "+x"(d1), [from] "+r"(from), [q] "+r"(q), [y] "+r"(y)
+                : [k] "r"(k), [step] "r"(step), [end] "r"(end), [lower] "x"(lower)
+                : "xmm11", "xmm12", "xmm13", "xmm14", "memory", "cc");
+#undef ADD_ALL
+#undef ADD
+            const Pairs two[4][2] = {{a0, a1}, {b0, b1}, {c0, c1}, {d0, d1}};
+            EACH(r, 4) EACH(c, 2) part[r][c] += joined(two[r][c]);
+        }
+        EACH(c, 2) {
+            const Floats factor = floats_of(halves, scales + c * WIDTH * 2);
+            EACH(r, 4) sum[r][c] += __builtin_convertvector(part[r][c], Floats) * scale[r] * factor;
+            if (!offsets) continue;
+            const Floats more = floats_of(halves, scales + of.channels * 2 + c * WIDTH * 2);
+            EACH(r, 4) sum[r][c] += total[r] * more;
+        }
+        at += head + of.channels * w.group / 2;
+    }
+    EACH(r, 4) EACH(c, 2) store(out + r * PANEL + column + c * WIDTH, sum[r][c]);
+}
+#endif
+
 // As many rows as MANY vectors of channels at a time, then one.
 template <int BITS, bool SQUARES, bool CODED, bool FAR, int R, int MANY>
 void strip(const Matrix& w, const Panel& panel, const Rows& x, int64_t row, float* out) {
     int column = 0;
+#if FOUR
+    if constexpr (BITS == 4 && !CODED && R == 4)
+        for (; by_hand(w) && column + 2 * WIDTH <= panel.channels; column += 2 * WIDTH)
+            tile_of_four<FAR>(w, panel, column, x, row, out);
+#endif
     for (; column + MANY * WIDTH <= panel.channels; column += MANY * WIDTH)
         tile<BITS, SQUARES, CODED, FAR, R, MANY>(w, panel, column, x, row, out);
     for (; column < panel.channels; column += WIDTH)

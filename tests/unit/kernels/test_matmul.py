@@ -423,6 +423,8 @@ def _functions(loaded: ctypes.CDLL) -> Callable[[], Any]:
 @pytest.mark.parametrize("march", ["x86-64", "x86-64-v3", "x86-64-v4"])
 def test_each_generation_of_processors_computes_the_same(march: str, tmp_path: Path) -> None:
     """To the bit where products and sums of floats are rounded together (FMA); sums of a group are exact in any."""
+    if march == "x86-64-v4" and "avx512bw" not in library.features():
+        pytest.skip("this processor has no AVX-512")
     target = tmp_path / "kernels.so"
     subprocess.run(["g++", *library.FLAGS, f"-march={march}", "-shared", *SOURCES, "-o", str(target)], check=True)
     script = """
@@ -435,7 +437,7 @@ from ferrule_kernels.cpu.matmul import PackedMatrix, Workspace
 from ferrule_kernels.matmul import Form, Levels
 torch.manual_seed(0)
 made = []
-forms = [Form(8), Form(8, digits=2), Form(4, 32), Form(6, 16), Form(5, 32, 2), Form(3, 32), Form(2, 16)]
+forms = [Form(8), Form(8, digits=2), Form(4, 32), Form(4, 64), Form(6, 16), Form(5, 32, 2), Form(3, 32), Form(2, 16)]
 matrices = [PackedMatrix(torch.randn(70, 100), form, None, Workspace()) for form in forms]
 codes, coded = torch.randint(0, 16, (70, 100)).to(torch.int8), Form(4, 32, table=tuple(range(-120, 128, 16)))
 matrices.append(PackedMatrix(codes, coded, None, Workspace(), torch.rand(70, 4).bfloat16().float()))
@@ -446,12 +448,12 @@ for bits, group, steps, offsets in ((4, 32, 8, True), (6, 16, 8, False), (3, 16,
     numbers = torch.randint(form.lowest, form.lowest + (1 << bits), (70, 100)).to(torch.int8)
     matrices.append(PackedMatrix(numbers, form, None, Workspace(), *given[: 1 + offsets]))
 for packed in matrices:
-    made += [packed.multiply(torch.randn(m, 100)) for m in (1, 2, 3, 5, 17)]
+    made += [packed.multiply(torch.randn(m, 100)) for m in (1, 2, 3, 4, 5, 17)]
 torch.save(torch.cat(made), sys.argv[2])
 """
     made = []
     for path in ("", str(target)):
         subprocess.run([sys.executable, "-c", script, path, str(tmp_path / "out")], check=True)
         made.append(torch.load(tmp_path / "out", weights_only=True))
-    allowed = 1e-5 if march == "x86-64" else 0.0
-    torch.testing.assert_close(made[0], made[1], rtol=allowed, atol=allowed)
+    allowed = 1e-6 if march == "x86-64" else 0.0  # of the largest number: sums of large terms may be small
+    torch.testing.assert_close(made[0], made[1], rtol=0.0, atol=allowed * made[0].abs().max().item())

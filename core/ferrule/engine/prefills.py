@@ -38,9 +38,9 @@ class Prefills:
     ) -> tuple[list[Request], int]:
         """Prompts as the next steps compute them, and how many of those that wait come first; `slots` are free.
 
-        Those are short, less what is cached of them, beside what is left of the prompt in progress, which has not
-        waited for long and is no more urgent. The others that wait come behind it. If there are two prompts in
-        progress, the first is the one that passed the other.
+        Those are short, less what is cached of them, beside what is left of the prompt in progress, and that prompt
+        has neither waited for long nor is it more urgent. All other waiting prompts come after it. Of two prompts in
+        progress, the one that passed the other comes first.
         """
         heads = list(islice(waiting, min(slots, _LOOK_AHEAD)))
         for request in islice((each for each in heads if each.found < 0), _ASKED * self.pace.active):

@@ -37,8 +37,8 @@ _NAME = "llm"  # of this process, for log and hooks
 class Backend:
     """Loads a model. The engine runs on a thread of this process, or in a child if the environment says so.
 
-    `wait`, `submit`, `post` and `close` are those of the event loop's thread. Without `close`, it is closed when nobody
-    refers to it any more. Raises StartupError.
+    `wait`, `submit` and `post` are methods of its `LoopThread`. If `close` is never called, the engine is stopped when
+    the last reference to this object is gone, or when the program ends. Raises StartupError.
     """
 
     service: FrontendService
@@ -51,7 +51,7 @@ class Backend:
         self._plugins = chosen
         self._loop = LoopThread(_NAME)
         self.submit, self.wait, self.post = self._loop.submit, self._loop.wait, self._loop.post
-        self._abandoned = weakref.finalize(self, self._loop.abandon)  # at the end of the program at last
+        self._abandoned = weakref.finalize(self, self._loop.abandon)  # also runs when the program ends
         try:
             self.wait(self._start(self.config, chosen))
         except BaseException:

@@ -23,7 +23,8 @@ class LoopThread:
         self.opened = AsyncExitStack()  # what `close` closes on the loop, last first
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
-        self._closing = threading.Lock()
+        self._ending = threading.Lock()  # held by `close` from its beginning to its end
+        self._closing = threading.Lock()  # so that nothing is posted to a loop that is closed
         self._closed = False
         self._thread.start()
 
@@ -56,23 +57,25 @@ class LoopThread:
                 self._loop.call_soon_threadsafe(callback, *args)
 
     def close(self) -> None:
-        """Close what is open, and end the thread; idempotent."""
-        if self._closed:
-            return
-        try:
-            self.wait(self._end())
-        finally:
-            with self._closing:
-                self._closed = True
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
+        """Close what is open, and end the thread; idempotent. A second caller waits for the first."""
+        with self._ending:
+            if self._closed:
+                return
+            try:
+                self.wait(self._end())
+            finally:
+                with self._closing:
+                    self._closed = True
+                self._loop.call_soon_threadsafe(self._loop.stop)
+                self._thread.join()
+                self._loop.close()
 
     def abandon(self) -> None:
-        """Close, for a user who is gone: from whatever thread has let go of it last, also that of the loop.
+        """Close when nobody can call `close` any more. Runs on the thread that dropped the last reference, which may be
+        the loop's own.
 
-        The main thread waits for it: at the end of the program, which a thread that computes would abort while the
-        interpreter goes down, and because the memory is free then for whatever comes next.
+        The main thread waits until it is closed. Its memory is then free for what comes next; and at the end of the
+        program no thread still computes, which would abort the process while the interpreter shuts down.
         """
         if not self._thread.is_alive():  # in a child that was forked, too
             return
@@ -85,7 +88,7 @@ class LoopThread:
         try:
             await self.opened.aclose()
         finally:
-            left = asyncio.all_tasks() - {asyncio.current_task()}  # calls of other threads: nobody answers them now
+            left = asyncio.all_tasks() - {asyncio.current_task()}  # what other threads wait for: it is cancelled
             for task in left:
                 task.cancel()
             await asyncio.gather(*left, return_exceptions=True)

@@ -273,12 +273,15 @@ void tile(const Matrix& w, const Panel& of, int column, const Rows& x, int64_t r
 #if FOUR
 // So many inputs that sums of 16 bits have room for their products.
 constexpr int64_t ROOM = 32;
-inline bool by_hand(const Matrix& w) { return w.bits == 4 && !w.coded && !w.steps && w.group % ROOM == 0; }
+inline bool by_hand(const Matrix& w) { return w.bits == 4 && !w.coded && w.group % ROOM == 0; }
 
 // Four rows times two vectors of channels, with the bits of `tile`, in which GCC keeps some sums in memory and moves them to
 // and fro.
-template <bool FAR> void tile_of_four(const Matrix& w, const Panel& of, int column, const Rows& x, int64_t row, float* out) {
-    const int64_t k = w.k, rows = x.count, step = of.channels * 4, head = of.channels * head_bytes(w);
+template <bool FAR, bool STEPS>
+void tile_of_four(const Matrix& w, const Panel& of, int column, const Rows& x, int64_t row, float* out) {
+    const int64_t k = w.k, rows = x.count, channels = of.channels, step = channels * 4, run = w.block / w.group;
+    const int64_t head = channels * (STEPS ? step_bytes(w) : head_bytes(w));  // of a group
+    const int64_t next = w.steps == 8 ? channels : 0;  // from a step to that of the offset
     const bool halves = w.halves, offsets = w.offsets;
     const char* ahead = of.ahead.from(column, k / 8);
     const uint8_t* at = of.at;
@@ -287,8 +290,14 @@ template <bool FAR> void tile_of_four(const Matrix& w, const Panel& of, int colu
     const float *scale = x.scale + row, *total = x.sum + row;
     const Bytes lower = Bytes{} + 15;
     Floats sum[4][2] = {};
+    Floats scales[2], added[2];  // of a block whose groups have steps
     for (int64_t g = 0, word = 0; g < k / w.group; g++, start += rows, scale += rows, total += rows) {
-        const uint8_t *scales = at + column * 2, *from = at + head + column * 4;
+        if (STEPS && g % run == 0) {
+            EACH(c, 2) scales[c] = floats_of(halves, at + (column + c * WIDTH) * 2);
+            if (offsets) EACH(c, 2) added[c] = floats_of(halves, at + (channels + column + c * WIDTH) * 2);
+            at += channels * head_bytes(w);
+        }
+        const uint8_t *own = at + column * (STEPS ? 1 : 2), *from = at + head + column * 4;
         Ints part[4][2];
         EACH(r, 4) part[r][0] = part[r][1] = Ints{} + start[r];
         for (int64_t i = 0; i < w.group; i += ROOM) {
@@ -324,13 +333,15 @@ template <bool FAR> void tile_of_four(const Matrix& w, const Panel& of, int colu
             EACH(r, 4) EACH(c, 2) part[r][c] += joined(two[r][c]);
         }
         EACH(c, 2) {
-            const Floats factor = floats_of(halves, scales + c * WIDTH * 2);
+            const uint8_t* cells = own + c * WIDTH * (STEPS ? 1 : 2);
+            const Floats factor = STEPS ? scales[c] * steps_of(w.steps, cells, false) : floats_of(halves, cells);
             EACH(r, 4) sum[r][c] += __builtin_convertvector(part[r][c], Floats) * scale[r] * factor;
             if (!offsets) continue;
-            const Floats more = floats_of(halves, scales + of.channels * 2 + c * WIDTH * 2);
+            const Floats more =
+                STEPS ? added[c] * steps_of(w.steps, cells + next, true) : floats_of(halves, cells + channels * 2);
             EACH(r, 4) sum[r][c] += total[r] * more;
         }
-        at += head + of.channels * w.group / 2;
+        at += head + channels * w.group / 2;
     }
     EACH(r, 4) EACH(c, 2) store(out + r * PANEL + column + c * WIDTH, sum[r][c]);
 }
@@ -343,7 +354,7 @@ void strip(const Matrix& w, const Panel& panel, const Rows& x, int64_t row, floa
 #if FOUR
     if constexpr (BITS == 4 && !CODED && R == 4)
         for (; by_hand(w) && column + 2 * WIDTH <= panel.channels; column += 2 * WIDTH)
-            tile_of_four<FAR>(w, panel, column, x, row, out);
+            (w.steps ? tile_of_four<FAR, true> : tile_of_four<FAR, false>)(w, panel, column, x, row, out);
 #endif
     for (; column + MANY * WIDTH <= panel.channels; column += MANY * WIDTH)
         tile<BITS, SQUARES, CODED, FAR, R, MANY>(w, panel, column, x, row, out);

@@ -24,10 +24,10 @@
 #include "cells.h"
 #include "float8.h"
 #include "recording.h"
+#include "shares.h"
 #include "tiles.h"
 
 #include <algorithm>
-#include <atomic>
 #include <memory>
 #include <type_traits>
 #include <vector>
@@ -36,7 +36,7 @@ namespace {
 
 constexpr int COLUMNS = WIDTH / 4;     // vectors that a row of sums has
 constexpr int LANES = 16;              // keys of a tile
-constexpr int STRIP = 32;              // queries x heads of a group that are computed together
+constexpr int STRIP = BY_HAND ? 48 : 32;  // queries x heads of a group that are computed together
 constexpr int PIECES = 4;              // that the products of a strip are cut into, to run while another is softened
 constexpr int NEAR = 4;                // tiles that few rows read at a time: the nearest cache holds the next, too
 constexpr int64_t PARTITION = 2048;    // keys of one task where a row has a single query
@@ -75,6 +75,49 @@ struct Task {
     int32_t partial;             // where the result waits to be combined, or -1
     bool alone;                  // all queries of its row: nobody else reads the keys and values that it writes
 };
+
+#if BY_HAND
+// Sums of six rows and two vectors, which compilers would keep in memory: with both vectors and a row's number these are 15
+// of the 16 registers.
+struct Six {
+#define INLINE inline __attribute__((always_inline))  // or they would be kept in memory, too
+    Floats a0, a1, b0, b1, c0, c1, d0, d1, e0, e1, f0, f1;
+
+    // What `sums` says of each, by its row and vector.
+    template <class Sums> INLINE explicit Six(Sums sums)
+        : a0(sums(0, 0)), a1(sums(0, 1)), b0(sums(1, 0)), b1(sums(1, 1)), c0(sums(2, 0)), c1(sums(2, 1)), d0(sums(3, 0)),
+          d1(sums(3, 1)), e0(sums(4, 0)), e1(sums(4, 1)), f0(sums(5, 0)), f1(sums(5, 1)) {}
+
+    // Two numbers of each row, `stride` bytes from one row to the next, times two vectors each, `step` bytes apart.
+    INLINE void add(const uint32_t* x, int64_t stride, const uint32_t* from, int64_t step) {
+        const char* y = (const char*)x + 3 * stride;
+#define ADD(number, sum) \
+    "vbroadcastss " number ", %%ymm14\n" \
+    "vfmadd231ps %%ymm12, %%ymm14, %[" sum "0]\n" \
+    "vfmadd231ps %%ymm13, %%ymm14, %[" sum "1]\n"
+#define ADD_ALL(at) \
+    ADD(at "(%[x])", "a") ADD(at "(%[x],%[stride])", "b") ADD(at "(%[x],%[stride],2)", "c") \
+    ADD(at "(%[y])", "d") ADD(at "(%[y],%[stride])", "e") ADD(at "(%[y],%[stride],2)", "f")
+        asm("vmovups (%[from]), %%ymm12\n"
+            "vmovups 32(%[from]), %%ymm13\n" ADD_ALL("0")
+            "vmovups (%[from],%[step]), %%ymm12\n"
+            "vmovups 32(%[from],%[step]), %%ymm13\n" ADD_ALL("4")
+            : [a0] "+x"(a0), [a1] "+x"(a1), [b0] "+x"(b0), [b1] "+x"(b1), [c0] "+x"(c0), [c1] "+x"(c1),
+              [d0] "+x"(d0), [d1] "+x"(d1), [e0] "+x"(e0), [e1] "+x"(e1), [f0] "+x"(f0), [f1] "+x"(f1)
+            : [x] "r"(x), [y] "r"(y), [stride] "r"(stride), [from] "r"(from), [step] "r"(step)
+            : "xmm12", "xmm13", "xmm14", "memory");
+#undef ADD_ALL
+#undef ADD
+    }
+
+    INLINE void write(float* to, int64_t across) const {
+        const Floats all[6][2] = {{a0, a1}, {b0, b1}, {c0, c1}, {d0, d1}, {e0, e1}, {f0, f1}};
+        for (int r = 0; r < 6; r++)
+            for (int c = 0; c < 2; c++) write_floats(to + r * across + c * WIDTH, all[r][c]);
+    }
+#undef INLINE
+};
+#endif
 
 // T is the type of q, k, v and the products; S that of the cache: T itself, or a smaller one.
 template <class T, class S> struct Attention {
@@ -251,6 +294,18 @@ template <class T, class S> struct Attention {
     template <int R, bool FIRST> void scores(const uint32_t* a, const Cells& keys, float* out) const {
         const int n = int(b.dim / T::PAIR);
         for (int v = 0; v < VECTORS; v += COLUMNS) {
+#if BY_HAND
+            if constexpr (R == 6) {
+                const int t = v * WIDTH / LANES;
+                Six sums([](int, int) { return Floats{}; });
+                for (int i = 0; i < n; i += 2) {
+                    if (FIRST && !SMALL) ask_far(keys.ahead[t] + i * 64), ask_far(keys.ahead[t] + (i + 1) * 64);
+                    sums.add(a + i, n * 4, keys.at[t] + i * LANES, LANES * 4);
+                }
+                sums.write(out + v * WIDTH, BLOCK);
+                continue;
+            }
+#endif
             const uint32_t* k[COLUMNS];
             for (int c = 0; c < COLUMNS; c++) k[c] = keys.at[(v + c) * WIDTH / LANES] + (v + c) * WIDTH % LANES;
             Floats sum[R][COLUMNS] = {};
@@ -269,6 +324,18 @@ template <class T, class S> struct Attention {
     template <int R, int C, bool FIRST>
     void weigh(const uint32_t* p, const Cells& values, int column, const float* shrink, float* out) const {
         constexpr int inner = LANES / T::PAIR, width = BLOCK / T::PAIR;
+#if BY_HAND
+        if constexpr (R == 6 && C == 2) {
+            Six sums([&](int r, int c) { return load<Floats>(out + r * wide + column + c * WIDTH) * shrink[r]; });
+            for (int t = 0; t < PARTS; t++)
+                for (int i = 0; i < inner; i += 2) {
+                    const int64_t at = i * wide + column;
+                    if (FIRST && !SMALL) ask_far(values.ahead[t] + at * 4), ask_far(values.ahead[t] + (at + wide) * 4);
+                    sums.add(p + t * inner + i, width * 4, values.at[t] + at, wide * 4);
+                }
+            return sums.write(out + column, wide);
+        }
+#endif
         Floats sum[R][C];
         for (int r = 0; r < R; r++)
             for (int c = 0; c < C; c++) sum[r][c] = load<Floats>(out + r * wide + column + c * WIDTH) * shrink[r];
@@ -755,7 +822,7 @@ template <class T, class S> struct Attention {
         std::vector<const Task*> shared;  // the first of a row and kv head, where there are several
         for (const Task& task : tasks)
             if (!task.alone && task.first == 0 && task.from == task.oldest / BLOCK * BLOCK) shared.push_back(&task);
-        std::atomic<size_t> taken{0};
+        Shares shares(int64_t(tasks.size()), thread_count());
 #pragma omp parallel
         {
             if (!shared.empty()) {
@@ -764,12 +831,11 @@ template <class T, class S> struct Attention {
             }  // where all wait for each other
             Space space(*this, most <= 16 ? 16 : (most + STRIP - 1) / STRIP * STRIP);
             const Task* before = nullptr;
-            for (size_t at = taken++; at < tasks.size();) {  // a thread knows its next task: it asks for its memory
-                const size_t then = taken++;
-                const bool known = before && before->row == tasks[at].row && before->kv_head == tasks[at].kv_head;
-                work(tasks[at], tasks[std::min(then, tasks.size() - 1)], space, kept.data(), size, !known);
-                before = &tasks[at];
-                at = then;
+            for (int64_t at; (at = shares.next(thread_number())) >= 0;) {
+                const Task &task = tasks[at], &then = tasks[std::min(size_t(at) + 1, tasks.size() - 1)];  // most likely
+                const bool known = before && before->row == task.row && before->kv_head == task.kv_head;
+                work(task, then, space, kept.data(), size, !known);
+                before = &task;
             }
         }
         for (size_t at = 0; at < tasks.size();) {

@@ -57,7 +57,7 @@ struct F32 {
     using Cell = float;
     using Kept = F32;
     static constexpr int PAIR = 1;
-    static constexpr int ROWS = WIDTH == 16 ? 6 : 4;  // whose sums fit the registers
+    static constexpr int ROWS = WIDTH == 16 || BY_HAND ? 6 : 4;  // whose sums fit the registers
     static inline Floats multiply_add(Floats sum, uint32_t a, const uint32_t* b) {
         return multiply_add(sum, a, load<Floats>(b));
     }

@@ -15,13 +15,6 @@
 #include <immintrin.h>
 #endif
 
-// Whether a tile of 6 rows is written by hand.
-#if defined(__AVX2__) && !defined(__AVX512F__) && !TILES
-#define SIX 1
-#else
-#define SIX 0
-#endif
-
 namespace {
 
 // A tile has up to ROWS rows and COLUMNS vectors of channels, ALONE for a single row: its sums stay in registers.
@@ -32,7 +25,7 @@ constexpr int ROWS = 6, COLUMNS = 4, ALONE = 4;
 #elif defined(__AVX512F__)
 constexpr int ROWS = 5, COLUMNS = 4, ALONE = 4;
 #else
-constexpr int ROWS = SIX ? 6 : 4, COLUMNS = 2, ALONE = 8;
+constexpr int ROWS = BY_HAND ? 6 : 4, COLUMNS = 2, ALONE = 8;
 #endif
 // Numbers of the rows that are multiplied: where nothing multiplies bfloat16, they are widened once, before the products.
 #if TILES || defined(__AVX512BF16__)
@@ -159,7 +152,7 @@ void multiply_part(const Part& part, int rows, Tiles& tiles) {
 
 #else
 
-#if SIX
+#if BY_HAND
 // As `tile` of 6 rows times 2 vectors, in which compilers would keep sums in memory: these, two vectors of weights, a number
 // of a row and the mask take all 16 registers.
 template <bool FAR> inline void tile_of_six(const Part& part, int64_t column) {
@@ -243,7 +236,7 @@ template <bool FAR, int R> void strip(const Part& part) {
     constexpr int many = R == 1 ? ALONE : COLUMNS;
     int64_t column = 0;
     for (; column + many * WIDTH <= part.channels; column += many * WIDTH) {
-#if SIX
+#if BY_HAND
         if constexpr (R == 6) {
             tile_of_six<FAR>(part, column);
             continue;
@@ -261,7 +254,7 @@ template <bool FAR> void multiply_part(const Part& part, int rows) {
         case 3: return strip<FAR, 3>(part);
         case 4: return strip<FAR, 4>(part);
         case 5: return strip<FAR, 5>(part);
-#if SIX || defined(__AVX512BF16__)
+#if BY_HAND || defined(__AVX512BF16__)
         case 6: return strip<FAR, 6>(part);
 #endif
     }

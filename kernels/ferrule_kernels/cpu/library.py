@@ -45,6 +45,7 @@ HEADERS = (
     "panels.h",
     "recording.h",
     "rows.h",
+    "shares.h",
     "states.h",
     "tiles.h",
     "vectors.h",

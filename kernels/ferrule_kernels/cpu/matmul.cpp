@@ -46,13 +46,6 @@ constexpr int64_t SOME = 8;        // rows that are quantized at a time
 
 constexpr bool tall(int bits) { return TALL > 0 && bits != 8 && bits != 4; }
 
-// Whether products of four rows with weights of 4 bits are written by hand.
-#if defined(__AVX2__) && !defined(__AVX512F__) && !TILES
-#define FOUR 1
-#else
-#define FOUR 0
-#endif
-
 // Where one instruction multiplies and adds two neighbours, to 16 bits: how many of such sums fit into 16 bits together, of
 // weights below 2**bits and activations of 128 at most either way. None where another adds four, to 32 bits.
 constexpr int fitting(int bits) {
@@ -270,7 +263,7 @@ void tile(const Matrix& w, const Panel& of, int column, const Rows& x, int64_t r
         EACH(r, R) EACH(c, C) store(to + r * PANEL + c * WIDTH, sum[r][c]);
 }
 
-#if FOUR
+#if BY_HAND
 // So many inputs that sums of 16 bits have room for their products.
 constexpr int64_t ROOM = 32;
 inline bool by_hand(const Matrix& w) { return w.bits == 4 && !w.coded && w.group % ROOM == 0; }
@@ -351,7 +344,7 @@ void tile_of_four(const Matrix& w, const Panel& of, int column, const Rows& x, i
 template <int BITS, bool SQUARES, bool CODED, bool FAR, int R, int MANY>
 void strip(const Matrix& w, const Panel& panel, const Rows& x, int64_t row, float* out) {
     int column = 0;
-#if FOUR
+#if BY_HAND
     if constexpr (BITS == 4 && !CODED && R == 4)
         for (; by_hand(w) && column + 2 * WIDTH <= panel.channels; column += 2 * WIDTH)
             (w.steps ? tile_of_four<FAR, true> : tile_of_four<FAR, false>)(w, panel, column, x, row, out);

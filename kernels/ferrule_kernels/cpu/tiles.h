@@ -120,6 +120,13 @@ inline void release_tiles() { _tile_release(); }
 #define TILES 0
 #endif
 
+// Whether the busiest tiles of products are written by hand: with 16 registers compilers keep some of the sums in memory.
+#if defined(__AVX2__) && !defined(__AVX512F__) && !TILES
+#define BY_HAND 1
+#else
+#define BY_HAND 0
+#endif
+
 namespace {
 
 // Tile registers of a thread, which are set anew only for another number of rows.

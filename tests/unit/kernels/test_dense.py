@@ -146,7 +146,7 @@ def test_tiles_that_multiply_wrong_fail_it(tmp_path: Path) -> None:
     header = SOURCE.with_name("tiles.h").read_text()
     broken = header.replace("first, next, 16, 16}", "first, next, 16, 8}")
     assert broken != header
-    for name in ("dense.cpp", "panels.h", "recording.h", "vectors.h"):
+    for name in ("dense.cpp", *library.HEADERS):
         shutil.copy(SOURCE.with_name(name), tmp_path)
     (tmp_path / "tiles.h").write_text(broken)
     command = ["g++", *library.FLAGS, "-DFERRULE_EMULATE_TILES", "-shared", str(tmp_path / "dense.cpp")]

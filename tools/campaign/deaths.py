@@ -124,7 +124,7 @@ async def _ask(http: aiohttp.ClientSession, url: str, stream: bool) -> tuple[str
     return (_WHOLE if not stream or rows[-1] == "[DONE]" else "connection cut"), said
 
 
-def _gone(pid: int) -> bool:
+def gone(pid: int) -> bool:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] == "Z"
     return True
@@ -168,8 +168,8 @@ async def _under_load(server: servers.Server, gate: servers.Gate, case: Case, co
             await asyncio.to_thread(case.strike, server, pids)
         await asyncio.gather(_watch(server, case, began, seen), *works)
     if case.exits:
-        servers.until(lambda: all(map(_gone, below)), 5)
-        seen.survivors = sum(not _gone(pid) for pid in below)
+        servers.until(lambda: all(map(gone, below)), 5)
+        seen.survivors = sum(not gone(pid) for pid in below)
     return seen
 
 

@@ -294,6 +294,13 @@ FAULTS = (
         "stalls are counted and logged",
         (_tests(f"{_API}", "-k", "stall or guard"),),
     ),
+    Goal(
+        "G-F16",
+        "programs that end, or are ended, with an open engine",
+        "the status of a program without one within 15 s, no process left",
+        (_driver("programs", "--quick"),),
+        (_driver("programs"),),
+    ),
 )
 
 LEAKS = (

@@ -12,7 +12,7 @@ from ferrule.client.demux import DemuxClient
 from ferrule.config import Resolved
 from ferrule.engine.loop import EngineLoop
 from ferrule.interfaces.plugins import Plugins
-from ferrule.wire.messages import Fatal, FromEngine, Ready, ToEngine
+from ferrule.wire.messages import Cancel, Fatal, FromEngine, Ready, ToEngine
 from ferrule.wire.queues import QueueChannel
 
 
@@ -72,5 +72,6 @@ class InlineClient(DemuxClient):
 
     async def close(self) -> None:
         self._stop.set()
+        self._post(Cancel(()))  # of no request: an idle loop is woken by it
         await until(lambda: not self._thread.is_alive(), 10.0 if self._ready.is_set() else 1.0)  # loading does not look
         self.die("The engine client was closed.")

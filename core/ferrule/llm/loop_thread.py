@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from contextlib import AsyncExitStack
 from typing import Any, TypeVar
 
 from ferrule.errors import EngineDead
 
 T = TypeVar("T")
+_CLOSED = "This LLM was closed. Make another one to go on."
 
 
 class LoopThread:
@@ -36,17 +37,19 @@ class LoopThread:
         """Run a coroutine on the loop. Raises EngineDead after `close`."""
         if self._closed:
             work.close()
-            raise EngineDead("This LLM was closed. Make another one to go on.")
+            raise EngineDead(_CLOSED)
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of a coroutine that runs on the loop, and ends when the wait for it is interrupted.
 
-        Raises EngineDead after `close`.
+        Raises EngineDead after `close`, and when another thread closes while this one waits.
         """
         future = self.submit(work)
         try:
             return future.result()
+        except CancelledError:
+            raise EngineDead(_CLOSED) from None
         finally:
             future.cancel()  # after a KeyboardInterrupt; otherwise it is over already
 

@@ -34,3 +34,24 @@ def test_of_two_that_close_one_waits_for_the_other() -> None:
     assert closed == ["part", "all", "all"]
     with pytest.raises(EngineDead):
         loop.wait(asyncio.sleep(0))
+
+
+def test_who_waits_while_another_thread_closes_is_told_so() -> None:
+    loop, begun, told = LoopThread("loop"), threading.Event(), []
+
+    async def for_ever() -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    def wait() -> None:
+        try:
+            loop.wait(for_ever())
+        except EngineDead as error:
+            told.append(str(error))
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    begun.wait()
+    loop.close()
+    thread.join(30)
+    assert told == ["This LLM was closed. Make another one to go on."]

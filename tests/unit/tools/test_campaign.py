@@ -16,9 +16,9 @@ GOALS = [goal for goals in GROUPS.values() for goal in goals]
 
 
 def test_the_table_is_whole() -> None:
-    """As many goals as there are named: 20 of input, 12 of load, 15 of faults, 7 of leaks, 10 of keys, 8 of data."""
-    assert [len(goals) for goals in GROUPS.values()] == [20, 12, 15, 7, 10, 8]
-    assert len({goal.id for goal in GOALS}) == 72
+    """As many goals as there are named: 20 of input, 12 of load, 16 of faults, 7 of leaks, 10 of keys, 8 of data."""
+    assert [len(goals) for goals in GROUPS.values()] == [20, 12, 16, 7, 10, 8]
+    assert len({goal.id for goal in GOALS}) == 73
     for goal in GOALS:
         assert bool(goal.quick) != bool(goal.waits_for), goal.id
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tools.campaign import batch, hostile, storm
+from tools.campaign import batch, hostile, programs, storm
 from tools.campaign.running import growths, verdict
 from tools.campaign.soak import MIB, Size
 
@@ -69,3 +69,18 @@ def test_the_last_line_stands_for_the_run(capsys: pytest.CaptureFixture[str]) ->
         "PROBLEM: lost",
         "2 problems, such as: lost; figures",
     ]
+
+
+def test_the_smaller_run_has_programs_of_each_kind_state_and_end() -> None:
+    every, some = list(programs.cases(quick=False)), list(programs.cases(quick=True))
+    assert set(some) < set(every)
+    for field in ("kind", "state", "end", "own_process"):
+        assert {getattr(case, field) for case in some} == {getattr(case, field) for case in every}
+
+
+def test_a_program_is_missed_by_its_status_lost_words_tracebacks_and_what_is_left() -> None:
+    case = programs.Case("LLM", "idle", "exit", own_process=True)
+    right = {"status": 3, "out": "the last words\n", "err": "Traceback of a warning before it\nhere\n", "left": 0}
+    assert list(programs.problems_of(case, **right)) == []
+    for wrong in ({"status": -6}, {"status": None}, {"out": ""}, {"err": "here\nTraceback"}, {"left": 1}):
+        assert len(list(programs.problems_of(case, **{**right, **wrong}))) == 1, wrong

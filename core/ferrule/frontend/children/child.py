@@ -39,8 +39,11 @@ def main(arguments: list[str]) -> None:
     memory = memory if hard == resource.RLIM_INFINITY else min(memory, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    send(replies, HELLO)
-    serve(sys.stdin.buffer, replies, work)
+    try:
+        send(replies, HELLO)
+        serve(sys.stdin.buffer, replies, work)
+    except BrokenPipeError:  # the parent is gone: there is nobody to tell, and nothing to flush to
+        os._exit(1)
 
 
 def serve(requests: BinaryIO, replies: BinaryIO, work: Callable[[Any], Any]) -> None:

@@ -229,12 +229,11 @@ async def test_a_task_that_cannot_be_imported_is_ours() -> None:
         await ask(pool, SIMPLE)
 
 
+CHILD = [sys.executable, "-m", "ferrule.frontend.children.child", TASK, str(512 << 20), "0"]
+
+
 def start_child() -> subprocess.Popen[bytes]:
-    child = subprocess.Popen(
-        [sys.executable, "-m", "ferrule.frontend.children.child", TASK, str(512 << 20), "0"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
+    child = subprocess.Popen(CHILD, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     if child.stdout is None:
         raise RuntimeError("no pipe")
     length, _ = HEADER.unpack(child.stdout.read(HEADER.size))
@@ -246,6 +245,14 @@ def test_a_child_ends_with_its_parent() -> None:
     child = start_child()
     child.communicate()  # closes the pipe
     assert child.returncode == 0
+
+
+def test_a_child_whose_parent_is_gone_before_it_is_ready_says_nothing() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    child = subprocess.run(CHILD, stdin=subprocess.DEVNULL, stdout=writer, stderr=subprocess.PIPE, check=False)
+    os.close(writer)
+    assert (child.returncode, child.stderr) == (1, b"")
 
 
 def test_a_child_at_work_ends_itself_when_nobody_else_does() -> None:

@@ -74,8 +74,8 @@ class LoopThread:
                 self._loop.close()
 
     def abandon(self) -> None:
-        """Close when nobody can call `close` any more. Runs on the thread that dropped the last reference, which may be
-        the loop's own.
+        """Close what its owner left open. It runs on the thread that dropped the last reference to the owner, which may
+        be the loop's own.
 
         The main thread waits until it is closed. Its memory is then free for what comes next; and at the end of the
         program no thread still computes, which would abort the process while the interpreter shuts down.

@@ -91,23 +91,14 @@ struct Six {
     // Two numbers of each row, `stride` bytes from one row to the next, times two vectors each, `step` bytes apart.
     INLINE void add(const uint32_t* x, int64_t stride, const uint32_t* from, int64_t step) {
         const char* y = (const char*)x + 3 * stride;
-#define ADD(number, sum) \
-    "vbroadcastss " number ", %%ymm14\n" \
-    "vfmadd231ps %%ymm12, %%ymm14, %[" sum "0]\n" \
-    "vfmadd231ps %%ymm13, %%ymm14, %[" sum "1]\n"
-#define ADD_ALL(at) \
-    ADD(at "(%[x])", "a") ADD(at "(%[x],%[stride])", "b") ADD(at "(%[x],%[stride],2)", "c") \
-    ADD(at "(%[y])", "d") ADD(at "(%[y],%[stride])", "e") ADD(at "(%[y],%[stride],2)", "f")
         asm("vmovups (%[from]), %%ymm12\n"
-            "vmovups 32(%[from]), %%ymm13\n" ADD_ALL("0")
+            "vmovups 32(%[from]), %%ymm13\n" ADD_SIX_ROWS("0")
             "vmovups (%[from],%[step]), %%ymm12\n"
-            "vmovups 32(%[from],%[step]), %%ymm13\n" ADD_ALL("4")
+            "vmovups 32(%[from],%[step]), %%ymm13\n" ADD_SIX_ROWS("4")
             : [a0] "+x"(a0), [a1] "+x"(a1), [b0] "+x"(b0), [b1] "+x"(b1), [c0] "+x"(c0), [c1] "+x"(c1),
               [d0] "+x"(d0), [d1] "+x"(d1), [e0] "+x"(e0), [e1] "+x"(e1), [f0] "+x"(f0), [f1] "+x"(f1)
             : [x] "r"(x), [y] "r"(y), [stride] "r"(stride), [from] "r"(from), [step] "r"(step)
             : "xmm12", "xmm13", "xmm14", "memory");
-#undef ADD_ALL
-#undef ADD
     }
 
     INLINE void write(float* to, int64_t across) const {

@@ -169,25 +169,16 @@ template <bool FAR> inline void tile_of_six(const Part& part, int64_t column) {
     Floats a1 = held(0, 1), b1 = held(1, 1), c1 = held(2, 1), d1 = held(3, 1), e1 = held(4, 1), f1 = held(5, 1);
     for (int64_t i = 0; i < part.inputs; i += 2, from += wide, x += 2, y += 2) {
         if (part.ahead.due(i / 2)) fetch<2 * WIDTH * 4, FAR>(ahead);
-#define ADD(number, sum) \
-    "vbroadcastss " number ", %%ymm14\n" \
-    "vfmadd231ps %%ymm12, %%ymm14, %[" sum "0]\n" \
-    "vfmadd231ps %%ymm13, %%ymm14, %[" sum "1]\n"
-#define ADD_ALL(at) \
-    ADD(at "(%[x])", "a") ADD(at "(%[x],%[stride])", "b") ADD(at "(%[x],%[stride],2)", "c") \
-    ADD(at "(%[y])", "d") ADD(at "(%[y],%[stride])", "e") ADD(at "(%[y],%[stride],2)", "f")
         asm("vmovdqu (%[from]), %%ymm12\n"
             "vmovdqu 32(%[from]), %%ymm13\n"
             "vpslld $16, %%ymm12, %%ymm12\n"
-            "vpslld $16, %%ymm13, %%ymm13\n" ADD_ALL("0")
+            "vpslld $16, %%ymm13, %%ymm13\n" ADD_SIX_ROWS("0")
             "vpand (%[from]), %[upper], %%ymm12\n"
-            "vpand 32(%[from]), %[upper], %%ymm13\n" ADD_ALL("4")
+            "vpand 32(%[from]), %[upper], %%ymm13\n" ADD_SIX_ROWS("4")
             : [a0] "+x"(a0), [b0] "+x"(b0), [c0] "+x"(c0), [d0] "+x"(d0), [e0] "+x"(e0), [f0] "+x"(f0),
               [a1] "+x"(a1), [b1] "+x"(b1), [c1] "+x"(c1), [d1] "+x"(d1), [e1] "+x"(e1), [f1] "+x"(f1)
             : [from] "r"(from), [x] "r"(x), [y] "r"(y), [stride] "r"(stride * 4), [upper] "x"(upper)
             : "xmm12", "xmm13", "xmm14", "memory");
-#undef ADD_ALL
-#undef ADD
     }
     const Floats all[6][2] = {{a0, a1}, {b0, b1}, {c0, c1}, {d0, d1}, {e0, e1}, {f0, f1}};
     for (int r = 0; r < 6; r++)

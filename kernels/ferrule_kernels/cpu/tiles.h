@@ -123,6 +123,15 @@ inline void release_tiles() { _tile_release(); }
 // Whether the busiest tiles of products are written by hand: with 16 registers compilers keep some of the sums in memory.
 #if defined(__AVX2__) && !defined(__AVX512F__) && !TILES
 #define BY_HAND 1
+// Assembly of a tile of six rows: a float of each, `at` bytes behind x, y = x + 3 * stride and what lies `stride` bytes apart,
+// times the vectors in ymm12 and ymm13, to the sums a0, a1 to f0, f1.
+#define ADD_ROW(number, sum) \
+    "vbroadcastss " number ", %%ymm14\n" \
+    "vfmadd231ps %%ymm12, %%ymm14, %[" sum "0]\n" \
+    "vfmadd231ps %%ymm13, %%ymm14, %[" sum "1]\n"
+#define ADD_SIX_ROWS(at) \
+    ADD_ROW(at "(%[x])", "a") ADD_ROW(at "(%[x],%[stride])", "b") ADD_ROW(at "(%[x],%[stride],2)", "c") \
+    ADD_ROW(at "(%[y])", "d") ADD_ROW(at "(%[y],%[stride])", "e") ADD_ROW(at "(%[y],%[stride],2)", "f")
 #else
 #define BY_HAND 0
 #endif

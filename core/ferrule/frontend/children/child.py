@@ -42,7 +42,7 @@ def main(arguments: list[str]) -> None:
     try:
         send(replies, HELLO)
         serve(sys.stdin.buffer, replies, work)
-    except BrokenPipeError:  # the parent is gone: there is nobody to tell, and nothing to flush to
+    except BrokenPipeError:  # the parent has ended: nobody reads the replies
         os._exit(1)
 
 

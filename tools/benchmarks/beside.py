@@ -1,8 +1,8 @@
 """A step of Ferrule and of another program, in turns: what the comparisons with llama.cpp, vLLM and others share.
 
-Both compute steps of so many streams with one thread, without HTTP; Ferrule's also sample. The other program runs in a
-process of its own, in an environment of its own. What is counted is the processor's seconds, so that other work on the
-machine matters little.
+Both compute steps of so many streams without HTTP; Ferrule's also sample. The other program runs in a process of its
+own, in an environment of its own. With one thread the processor's seconds are counted, so that other work on the
+machine matters little. With several it is the clock's, since threads that wait for each other may spin.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ def arguments(description: str | None, kind: str, given: Sequence[str] | None) -
     parser.add_argument("--streams", default="1,16")
     parser.add_argument("--context", type=int, default=128, help="tokens that each stream begins with")
     parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--threads", type=int, default=1, help="of each of the two")
     parser.add_argument("--rounds", type=int, default=5)
     return parser.parse_args(given)
 
@@ -41,15 +42,17 @@ def arguments(description: str | None, kind: str, given: Sequence[str] | None) -
 def compare(given: argparse.Namespace, other: str, name: str, quantization: str | None = None) -> None:
     """Print, for each model and number of streams, tokens per second and the median of the rounds' ratios.
 
-    `other` is a program for Python: its arguments are the model, the most streams, and the tokens that each may have.
-    It prints "ready", reads lines "streams context steps", and answers each with the seconds of all steps.
+    `other` is a program for Python: its arguments are the model, the most streams, the tokens that each may have, and
+    the threads. It prints "ready", reads lines "streams context steps", and answers each with the seconds of all steps
+    and, if it computed them just then, those of the last stream's context.
     """
-    torch.set_num_threads(1)
+    torch.set_num_threads(given.threads)
+    clock = time.process_time if given.threads == 1 else time.perf_counter
     streams = [int(each) for each in given.streams.split(",")]
     room = given.context + given.steps + 16
-    print(f"one thread, {given.context} tokens of context; Ferrule and {name}, tokens/s")
+    print(f"{given.threads} threads, {given.context} tokens of context; Ferrule and {name}, tokens/s")
     for model in given.models:
-        command = [given.python, "-c", other, model, str(max(streams)), str(room)]
+        command = [given.python, "-c", other, model, str(max(streams)), str(room), str(given.threads)]
         with (
             opened(model, max(streams), room, quantization) as ours,
             subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as theirs,
@@ -57,21 +60,28 @@ def compare(given: argparse.Namespace, other: str, name: str, quantization: str 
             asked, told = _pipes(theirs)
             _answer(told, name)
             for count in streams:
-                pairs = []
+                pairs, prompts = [], []
                 for _ in range(given.rounds):
-                    ours.start(count, given.context, given.steps + 1)
-                    start = time.process_time()
+                    prompt = ours.start(count, given.context, given.steps + 1)
+                    start = clock()
                     ours.decode(count, given.context, given.steps)
-                    seconds = time.process_time() - start
+                    seconds = clock() - start
                     ours.release(range(count))
                     asked.write(f"{count} {given.context} {given.steps}\n")
                     asked.flush()
-                    pairs.append(tuple(count * given.steps / each for each in (seconds, float(_answer(told, name)))))
-                first, second = (statistics.median(each) for each in zip(*pairs, strict=True))
-                ratios = sorted(a / b for a, b in pairs)
-                spread = f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
-                print(f"{model}, {count} streams: {first:.1f}, {second:.1f}; ratio {spread}", flush=True)
+                    answer, *other_prompt = map(float, _answer(told, name).split())
+                    pairs.append((count * given.steps / seconds, count * given.steps / answer))
+                    prompts += [(given.context / prompt, given.context / each) for each in other_prompt]
+                print(f"{model}, {count} streams: {_summary(pairs)}", flush=True)
+            if prompts:
+                print(f"{model}, a prompt: {_summary(prompts)}", flush=True)
             asked.close()
+
+
+def _summary(pairs: Sequence[tuple[float, float]]) -> str:
+    first, second = (statistics.median(each) for each in zip(*pairs, strict=True))
+    ratios = sorted(a / b for a, b in pairs)
+    return f"{first:.1f}, {second:.1f}; ratio {statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
 
 
 @contextmanager

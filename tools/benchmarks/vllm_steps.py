@@ -15,13 +15,16 @@ from ferrule.env import before_libraries
 from tools.benchmarks.beside import arguments, compare
 
 _OTHER = """
-import os, sys
-os.environ.update(HF_HUB_OFFLINE="1", VLLM_CPU_KVCACHE_SPACE="1", VLLM_LOGGING_LEVEL="ERROR", OMP_NUM_THREADS="1")
-os.environ.update(VLLM_CPU_OMP_THREADS_BIND=str(min(os.sched_getaffinity(0))))
+import os, sys, time
+model, most, room, threads = sys.argv[1], *map(int, sys.argv[2:])
+os.environ.update(HF_HUB_OFFLINE="1", VLLM_CPU_KVCACHE_SPACE="1", VLLM_LOGGING_LEVEL="ERROR", OMP_NUM_THREADS=sys.argv[4])
+os.environ.update(VLLM_CPU_OMP_THREADS_BIND=",".join(map(str, sorted(os.sched_getaffinity(0))[:threads])))
 answers = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)  # what the library prints is not an answer
 
 def used():
+    if threads > 1:
+        return {0: time.perf_counter()}
     here = psutil.Process()
     return {each.pid: sum(each.cpu_times()[:2]) for each in (here, *here.children(recursive=True))}
 
@@ -29,7 +32,6 @@ if __name__ == "__main__":
     import psutil
     from vllm import LLM, SamplingParams
 
-    model, most, room = sys.argv[1], *map(int, sys.argv[2:])
     llm = LLM(model, max_model_len=room, max_num_seqs=most, skip_tokenizer_init=True)
     print("ready", file=answers, flush=True)
     for line in sys.stdin:

@@ -277,7 +277,7 @@ void multiply_panel(const Matrix& w, const Rows& x, Y* y, int64_t panel, int64_t
     for (int64_t k = 0; k < w.k; k += block) {
         const int64_t inputs = std::min(block, w.k - k);
         const uint32_t *begin = from + k / 2 * channels, *end = begin + inputs / 2 * channels;
-        Ahead ahead = ahead_of(strips, count, end, false);
+        Ahead ahead = ahead_of(strips, SLICED && count > 1, begin, end);
         for (int64_t i = 0; i < count; i += rows, ahead = ahead.next(channels, inputs / 2)) {
             const bool last = i + rows >= count, ordered = x.hop > STEP;
             const Cell *here = x.at(row + i, k), *soon = ordered && !last ? x.at(row + i + rows, k) : nullptr;

@@ -466,7 +466,8 @@ template <class Y> void multiply_panel(const Job& job, int64_t panel, const Rows
     // Rows of a strip, alike, or whole tiles; digits stay together.
     const int64_t step = x.tiled ? most : (each + w.digits - 1) / w.digits * w.digits;
     const uint8_t* from = w.weights + panel * panel_bytes(w, PANEL);
-    Panel part = {from, channels, ahead_of(count, end - row, from + panel_bytes(w, channels), true)};
+    const bool sliced = SLICED ? end - row > 1 : tall(w.bits) && end - row > FEWER;
+    Panel part = {from, channels, ahead_of(count, sliced, from, from + panel_bytes(w, channels))};
     alignas(64) float sums[std::max(std::max(ROWS, TALL), TILE_ROWS) * PANEL];
     for (; row < end; row += step, part.ahead = part.ahead.next(channels, w.k * w.bits / 32)) {
         const int here = int(std::min<int64_t>(step, end - row));

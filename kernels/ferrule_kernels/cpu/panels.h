@@ -54,15 +54,15 @@ struct Ahead {
     Ahead next(int64_t channels, int64_t steps) const { return {from(channels, steps), every, far}; }
 };
 
-// What follows `end`: the next block. Each of several strips asks for its part, so that memory is read while they compute.
-// Few of them wait for memory, many for their units. One strip asks for all of it where there are tile registers: those
-// processors' own prefetching ends with each page. That of others is faster than asking, and is only shown where it goes on.
-// But where vectors are short it is of no use to several rows, which take a panel in slices, a part of each line after the
-// other, and falls behind where numbers are `unpacked` meanwhile.
-inline Ahead ahead_of(int64_t strips, int64_t rows, const void* end, bool unpacked) {
+// One strip asks for what it reads SOON bytes later, into the first cache: the processor's own prefetching keeps fewer lines
+// on their way, and the fewer, the longer each is computed with. What is behind `end`, the next block, is asked for by a
+// strip that takes a block `sliced`, a part of each line after the other, and by several strips, each its part, so that
+// memory is read while they compute. Few of them wait for memory, many for their units.
+constexpr int64_t SOON = 12 << 10;
+inline Ahead ahead_of(int64_t strips, bool sliced, const void* begin, const void* end) {
     if (TILES) return {(const char*)end, strips < 2 ? 1 : strips < 4 ? 2 : 4, false};
-    const bool asks = strips > 1 || (SLICED && (rows > 1 || unpacked));
-    return {(const char*)end, asks ? std::min<int64_t>(strips, 4) : int64_t(1) << 40, strips < 4};
+    if (strips == 1 && !sliced) return {(const char*)begin + SOON, 1, false};
+    return {(const char*)end, std::min<int64_t>(strips, 4), strips < 4};
 }
 
 // Ask for fewer and larger pages, where the system has them to give.

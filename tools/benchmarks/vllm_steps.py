@@ -17,7 +17,8 @@ from tools.benchmarks.beside import arguments, compare
 _OTHER = """
 import os, sys, time
 model, most, room, threads = sys.argv[1], *map(int, sys.argv[2:])
-os.environ.update(HF_HUB_OFFLINE="1", VLLM_CPU_KVCACHE_SPACE="1", VLLM_LOGGING_LEVEL="ERROR", OMP_NUM_THREADS=sys.argv[4])
+os.environ.update(HF_HUB_OFFLINE="1", VLLM_CPU_KVCACHE_SPACE="1", VLLM_LOGGING_LEVEL="ERROR")
+os.environ["OMP_NUM_THREADS"] = str(threads)
 os.environ.update(VLLM_CPU_OMP_THREADS_BIND=",".join(map(str, sorted(os.sched_getaffinity(0))[:threads])))
 answers = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)  # what the library prints is not an answer

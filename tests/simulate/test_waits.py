@@ -47,11 +47,11 @@ class Impatient(Pace):
 def test_chats_wait_less_for_documents_that_are_passed(device: str) -> None:
     """Clients that begin apart: chats that end together all wait for each other."""
     chats = [Client(128, 96 + 9 * number, 6, begin=0.7 * number) for number in range(8)]
-    clients = [*chats, Client(3800, 32, 3, begin=5.0)]
+    clients = [*chats, Client(3800, 32, 6, begin=5.0)]
     ours = run(scheduler(prompt_share=2), clients, DEVICES[device])
     other = run(scheduler(Impatient, prompt_share=2), clients, DEVICES[device])
     assert _mean(ours.first[128]) < 0.9 * _mean(other.first[128])
-    assert max(ours.first[128]) < 0.4 * max(other.first[128])
+    assert max(ours.first[128]) < 0.5 * max(other.first[128])
     assert max(ours.first[3800]) < 1.2 * max(other.first[3800])
     assert ours.total < 1.05 * other.total
 

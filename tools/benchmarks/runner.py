@@ -1,4 +1,4 @@
-"""Seconds per step of the runner alone: `python -m tools.benchmarks.runner FOLDER [--rows 1,16] [--context 256]`.
+"""Seconds per step of the runner alone: `python -m tools.benchmarks.runner MODEL [--rows 1,16] [--context 256]`.
 
 Prints one line per batch size, for a decode step of rows that have `context` tokens each, and one for a prefill. With
 ``--beside 64`` also for steps in which so many tokens of a prompt are computed beside the rows that decode. With
@@ -20,6 +20,7 @@ from ferrule.config.resolve import resolve
 from ferrule.env import before_libraries, read
 from ferrule.interfaces.executor import Executor
 from ferrule.interfaces.plugins import Plugins
+from ferrule.locate.localise import localise
 from ferrule.plugin import discover
 from ferrule.types import Admit, Chunk, ModelInfo, StepPlan, TokenSampling
 
@@ -165,7 +166,7 @@ def table(found: dict[str, Clock], steps: int) -> str:
 def _config(options: argparse.Namespace, most: int) -> Config:
     return Config(
         model=ModelConfig(
-            model=options.folder,
+            model=options.model,
             dtype=options.dtype,
             max_model_len=options.context + options.steps + 1,
             quantization=options.quantization,
@@ -180,7 +181,7 @@ def _config(options: argparse.Namespace, most: int) -> Config:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder")
+    parser.add_argument("model", help="a folder or a GGUF file")
     parser.add_argument("--rows", default="1,16,64")
     parser.add_argument("--context", type=int, default=256)
     parser.add_argument("--steps", type=int, default=30)
@@ -199,7 +200,7 @@ def main() -> None:
     before_libraries()
     plugins = discover()
     executor = plugins.load("executor", "uni")()
-    info = executor.start(resolve(config), plugins)
+    info = executor.start(localise(resolve(config), plugins), plugins)
     executor.init_cache(info.max_blocks)
     sampling = TokenSampling(seed=0, max_tokens=1, temperature=options.temperature, top_p=options.top_p)
     bench = Bench(executor, info, sampling)

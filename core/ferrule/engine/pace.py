@@ -6,10 +6,13 @@ token comes the sooner, the longer the gaps between the others' tokens are. Wher
 
 - A target between tokens is what a step may take.
 - Targets of first tokens ask for the speed that the most urgent one of them needs, of those that can be met at all.
-- A prompt without a target, and one whose target cannot be met, asks for a balance. Let P tokens of prompts be left, c
-  of them in a step, and g = plain + c·token its length. W prompts wait for P/c·g, half of it on average, and D requests
-  have P/c gaps of g, which count with their square: many short gaps hurt less than a long one. With GAP for the wait
-  that one gap of GAP seconds is worth, P/c·(D·g²/GAP + W·g/2) is smallest at g = plain·(1 + √(1 + W·GAP/(2·D·plain))).
+- A prompt without a target, and one whose target cannot be met, asks for a balance. Let W prompts be left, which take S
+  seconds, u of them in a step of g = plain + u. The last one waits for T = S/u·g. On average they wait for half of T,
+  and of a step, since first tokens come at its end, or of what a prompt takes, if that is longer: T/W. The mean of the
+  average and the last counts for each of the W. D requests have S/u gaps of g, which count with their square: many
+  short gaps hurt less than a long one. With GAP for the wait that one gap of GAP seconds is worth, the sum of both,
+  S/u·D·g²/GAP + W·(3·T + max(g, T/W))/4, is smallest at u = plain·√(1 + (3·W + 1)·GAP/(4·D·plain)) where a step has
+  less than one prompt, and else at u = plain·√((1 + 3·W·GAP/(4·D·plain)) / (1 + W·GAP/(4·D·S))).
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from ferrule.engine.request import Request
 from ferrule.interfaces.scheduler import SchedulerLimits
 from ferrule.types import StepPlan, Targets
 
-_GAP = 24.0  # seconds
+_GAP = 32.0  # seconds
 _ALONE = 4.0  # while no request decodes, a step of prompts may take this many times as long as an empty one
 _LONGEST = 50.0  # and no longer than this: 2 % of a long prompt's time, for those that come meanwhile
 _PIECE = 256  # tokens of a prompt that is cut for that, or more: the costs of a step may be learnt wrongly
@@ -91,19 +94,21 @@ class Pace:
 
     def _wanted(self, plain: float, rows: int, prompts: Sequence[Request], most: float, now: float) -> float:
         """The length of a step by what the prompts wait for; it may be `most`."""
-        waiting, ahead, speed = 0, 0.0, 0.0  # speed: the part of a step that is for prompts
+        waiting, all, ahead, speed = 0, 0.0, 0.0, 0.0  # speed: the part of a step that is for prompts
         for request in prompts:
-            cost = self._cost(request) / _SHARE
+            seconds = self._cost(request)
+            cost = seconds / _SHARE
             target = 0.0 if request.first_token else self._targets(request).first_token
             left = request.spec.arrival + target - now if target else 0.0
             if left <= ahead + cost:
                 waiting += 1
+                all += seconds
             else:
                 ahead += cost
                 speed = max(speed, ahead / left)
         if waiting and most < inf:
             return most
-        balanced = plain * (1 + sqrt(1 + waiting * _GAP / (2 * rows * plain)))
+        balanced = plain + _balance(plain, rows, waiting, max(all, _SHORT))
         return max(balanced, plain / (1 - speed)) if speed < 1 else inf
 
     def _whole(self, plain: float, prompts: Sequence[Request]) -> int:
@@ -141,3 +146,13 @@ class Pace:
     def _seconds(self, start: int, count: int) -> float:
         """Seconds that `count` tokens of a prompt add to a step, from position `start` on."""
         return self.costs.seconds((0.0, 0.0, count, count * (start + count / 2)))
+
+
+def _balance(plain: float, rows: int, waiting: int, seconds: float) -> float:
+    """The part of a step for `waiting` prompts, which take so many seconds, while `rows` requests decode: `u` above."""
+    worth = _GAP / (4 * rows)
+    part = plain * sqrt(1 + (3 * waiting + 1) * worth / plain) if waiting else plain
+    if part * waiting <= seconds:
+        return part
+    part = plain * sqrt((1 + 3 * waiting * worth / plain) / (1 + waiting * worth / seconds))
+    return max(part, seconds / waiting)

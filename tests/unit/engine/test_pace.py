@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from ferrule.engine.costs import StepCosts, Work
+from ferrule.engine.pace import _GAP, _balance
 from ferrule.engine.scheduler import DefaultScheduler
 from ferrule.interfaces.scheduler import SchedulerLimits
 from ferrule.types import CacheGroup, EngineRequest, RowResult, StepPlan, StepResult, Targets, TokenSampling
@@ -183,6 +184,23 @@ def test_without_a_target_prompts_get_more_the_more_of_them_wait() -> None:
     assert 32 < found[0] < found[1] < found[2]
 
 
+@pytest.mark.parametrize("seconds", [0.01, 0.3, 4.0, 100.0])
+@pytest.mark.parametrize("waiting", [1, 3, 30])
+@pytest.mark.parametrize("rows", [1, 8, 60])
+@pytest.mark.parametrize("plain", [0.01, 0.2])
+def test_the_balance_is_the_least_sum_of_waits_and_gaps(plain: float, rows: int, waiting: int, seconds: float) -> None:
+    """As the module's docstring has it; no part of a step from 1 ms to 1,000 s has a smaller one."""
+
+    def costs(part: float) -> float:
+        step = plain + part
+        last = seconds / part * step
+        waits = waiting * (3 * last + max(step, last / waiting)) / 4
+        return waits + seconds / part * rows * step**2 / _GAP
+
+    best = costs(_balance(plain, rows, waiting, seconds))
+    assert all(best <= costs(10 ** (place / 100)) * (1 + 1e-9) for place in range(-300, 300))
+
+
 def test_where_nobody_decodes_a_step_ends_with_a_prompt() -> None:
     """Several short ones, until reading the weights is a small part; one long one, alone."""
     clock = Clock(make())
@@ -246,9 +264,9 @@ def test_who_cannot_be_in_time_is_passed_by_who_can_but_not_for_ever() -> None:
 
 
 def _passable(**more: Any) -> Clock:
-    """Four requests decode, and a long prompt is in progress."""
+    """Requests decode, and a long prompt is in progress."""
     clock = Clock(make(**more))
-    clock.warm(4)
+    clock.warm(12)
     clock.scheduler.add(request("long", 4000, clock.now), clock.now)
     clock.step()
     return clock
@@ -273,11 +291,11 @@ def test_short_prompts_pass_a_long_one_in_progress_but_not_for_ever() -> None:
 
 def test_who_passes_may_need_several_steps_in_which_the_long_prompt_waits() -> None:
     clock = _passable()
-    clock.scheduler.add(request("short", 900, clock.now), clock.now)
-    clock.scheduler.add(request("next", 900, clock.now), clock.now)
+    clock.scheduler.add(request("short", 800, clock.now), clock.now)
+    clock.scheduler.add(request("next", 800, clock.now), clock.now)
     pieces = [[(chunk.id, chunk.count) for chunk in clock.step().chunks if chunk.count > 1] for _ in range(4)]
-    assert pieces[0] == [("short", 450)]
-    assert pieces[1][0] == ("short", 450)
+    assert pieces[0] == [("short", 400)]
+    assert pieces[1][0] == ("short", 400)
     assert pieces[2][0][0] == pieces[3][0][0] == "next"
     clock.scheduler.add(request("tiny", 20, clock.now), clock.now)
     assert {chunk.id for chunk in clock.step().chunks if chunk.count > 1} == {"tiny", "long"}
@@ -292,7 +310,7 @@ def test_a_step_computes_one_prompt_in_part_also_where_its_piece_is_short() -> N
 
 def test_who_passes_is_passed_by_who_is_short_beside_it_and_fits_in_a_step() -> None:
     clock = Clock(make())
-    clock.warm(4)
+    clock.warm(12)
     for id, size in (("long", 6000), ("short", 1200), ("tiny", 100)):
         clock.scheduler.add(request(id, size, clock.now), clock.now)
         plan = clock.step()

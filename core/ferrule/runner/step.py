@@ -28,20 +28,25 @@ class Rows:
     counts: LongArray  # [rows]
     token_slots: LongArray  # [tokens]
     positions: LongArray  # [tokens]
+    borders: LongArray  # [rows + 1] the first token of each row, and how many tokens there are
+    longest: int  # context of a row, with its new tokens
 
     @classmethod
     def of(cls, chunks: tuple[Chunk, ...]) -> Rows:
-        slots, starts, counts = (
-            np.array([getattr(chunk, name) for chunk in chunks], dtype=np.int64) for name in ("slot", "start", "count")
-        )
-        ends = np.cumsum(counts)
-        within = np.arange(int(ends[-1]) if len(ends) else 0) - np.repeat(ends - counts, counts)
-        return cls(slots, starts, counts, np.repeat(slots, counts), np.repeat(starts, counts) + within)
+        slots = np.array([chunk.slot for chunk in chunks], dtype=np.int64)
+        starts = np.array([chunk.start for chunk in chunks], dtype=np.int64)
+        counts = np.array([chunk.count for chunk in chunks], dtype=np.int64)
+        borders = np.array([0, *accumulate(chunk.count for chunk in chunks)], dtype=np.int64)
+        longest = max((chunk.start + chunk.count for chunk in chunks), default=0)
+        if borders[-1] == len(chunks):  # each has one
+            return cls(slots, starts, counts, slots, starts, borders, longest)
+        positions = np.arange(borders[-1]) + np.repeat(starts - borders[:-1], counts)
+        return cls(slots, starts, counts, np.repeat(slots, counts), positions, borders, longest)
 
     @property
     def last(self) -> LongArray:
         """[rows] index of each row's last token."""
-        return np.cumsum(self.counts) - 1
+        return self.borders[1:] - 1
 
 
 def step_inputs(
@@ -57,17 +62,18 @@ def step_inputs(
         (rows.token_slots * state.stride + rows.positions, 0),
         (rows.positions, 0),
         (np.maximum(prompts, rows.positions + 1), 1),
-        (np.concatenate(([0], np.cumsum(rows.counts))).astype(np.int32), len(rows.positions)),
+        (rows.borders.astype(np.int32), len(rows.positions)),
         (lengths.astype(np.int32), 0),
         (rows.slots, 0),
     ]
-    most = int(lengths.max()) if longest is None else longest
+    most = rows.longest if longest is None else longest
     for table, group in zip(state.tables, groups, strict=True):
-        size, host = group.block_size, table.numpy()
-        blocks = host[rows.token_slots, rows.positions // size].astype(np.int64)
-        if not blocks.all():
+        size = group.block_size
+        number, within = np.divmod(rows.positions, size)
+        blocks = table[rows.token_slots, number].astype(np.int64)
+        if blocks.min(initial=1) < 1:
             raise RuntimeError("a plan writes to a position that has no block")
-        given += (host[rows.slots, : -(-most // size)], 0), (blocks * size + rows.positions % size, -1)
+        given += (table[rows.slots, : -(-most // size)], 0), (blocks * size + within, -1)
     return [StepInput(torch.from_numpy(values), fill) for values, fill in given]
 
 

@@ -160,20 +160,21 @@ int64_t invert(const float* weights, int64_t n, float floor, double noise) {
 
 extern "C" {
 
-// As `_DRAW` in sampling.py.
+// As `Sampling.draw` in sampling.py. All are doubles, which hold rows and counts exactly.
 struct Draw {
-    int64_t row, top_k;  // top_k 0: all
-    double noise, top_p;
-    float temperature, min_p;
+    double row, top_k, noise, top_p, temperature, min_p;  // top_k 0: all
 };
 
-// tokens[r] is the first of the largest; most[r] is its logit, or NaN for a row that holds one.
-void ferrule_best(const float* logits, int64_t rows, int64_t vocab, int64_t* tokens, float* most) {
+// tokens[r] is the first of the largest; most[r] is its logit, or NaN for a row that holds one. A row is finite where that is;
+// one that is not becomes zeros.
+void ferrule_best(float* logits, int64_t rows, int64_t vocab, int64_t* tokens, float* most, bool* finite) {
 #pragma omp parallel for schedule(static) if (rows > 1)
     for (int64_t row = 0; row < rows; row++) {
-        const float* x = logits + row * vocab;
+        float* x = logits + row * vocab;
         most[row] = maximum(x, vocab);
         tokens[row] = first_of(x, vocab, most[row]);
+        finite[row] = std::isfinite(most[row]);
+        if (!finite[row]) std::fill_n(x, vocab, 0.0f);
     }
 }
 
@@ -182,10 +183,11 @@ void ferrule_draw(const Draw* draws, int64_t count, float* logits, int64_t vocab
 #pragma omp parallel for schedule(dynamic, 1) if (count > 1)
     for (int64_t i = 0; i < count; i++) {
         const Draw& d = draws[i];
-        float* x = logits + d.row * vocab;
-        weigh(x, vocab, maximum(x, vocab), d.temperature);
-        float floor = d.min_p;
-        if (d.top_k > 0 && d.top_k < vocab) floor = search(x, vocab, floor, d.top_k, INFINITY);
+        const auto row = int64_t(d.row), top_k = int64_t(d.top_k);
+        float* x = logits + row * vocab;
+        weigh(x, vocab, maximum(x, vocab), float(d.temperature));
+        float floor = float(d.min_p);
+        if (top_k > 0 && top_k < vocab) floor = search(x, vocab, floor, top_k, INFINITY);
         if (d.top_p < 1.0) floor = search(x, vocab, floor, INT64_MAX, d.top_p * mass(x, vocab, floor));
         tokens[i] = invert(x, vocab, floor, d.noise);
     }

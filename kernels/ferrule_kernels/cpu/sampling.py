@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from ferrule_kernels.cpu import library
 
-_DRAW = np.dtype(
-    [("row", "i8"), ("top_k", "i8"), ("noise", "f8"), ("top_p", "f8"), ("temperature", "f4"), ("min_p", "f4")]
-)
 _INT, _AT = ctypes.c_int64, ctypes.c_void_p
 
 
@@ -23,23 +18,29 @@ class Sampling:
     def __init__(self) -> None:
         kernels: Any = library.load()
         self._best, self._draw, self._mask = kernels.ferrule_best, kernels.ferrule_draw, kernels.ferrule_mask
-        self._best.argtypes = (_AT, _INT, _INT, _AT, _AT)
+        self._best.argtypes = (_AT, _INT, _INT, _AT, _AT, _AT)
         self._draw.argtypes = (_AT, _INT, _AT, _INT, _AT)
         self._mask.argtypes = (_AT, _INT, _AT, _INT, _AT, _INT)
         self._best.restype = self._draw.restype = self._mask.restype = None
 
-    def best(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Each row's best token [rows] int64, and its logit [rows] float32: NaN for a row that holds one."""
+    def best(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Each row's best token [rows] int64; its logit [rows] float32, NaN for a row that holds one; and [rows] bool.
+
+        That says whether this logit is finite. Rows where it is not become zeros.
+        """
         rows, vocab = logits.shape
         tokens, most = torch.empty(rows, dtype=torch.long), torch.empty(rows)
-        self._best(logits.data_ptr(), rows, vocab, tokens.data_ptr(), most.data_ptr())
-        return tokens, most
+        finite = torch.empty(rows, dtype=torch.bool)
+        self._best(logits.data_ptr(), rows, vocab, tokens.data_ptr(), most.data_ptr(), finite.data_ptr())
+        return tokens, most, finite
 
-    def draw(self, logits: torch.Tensor, wanted: Sequence[tuple[int, int, float, float, float, float]]) -> torch.Tensor:
-        """A token for each (row, top_k, noise, top_p, temperature, min_p); these rows of logits are overwritten."""
-        draws = np.array(list(wanted), dtype=_DRAW)
+    def draw(self, logits: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
+        """A token [draws] int64 for each row of `draws`, whose rows of logits are overwritten.
+
+        Those are [draws, 6] float64, row after row: row, top_k (0: all), noise in [0, 1), top_p, temperature, min_p.
+        """
         tokens = torch.empty(len(draws), dtype=torch.long)
-        self._draw(draws.ctypes.data, len(draws), logits.data_ptr(), logits.shape[1], tokens.data_ptr())
+        self._draw(draws.data_ptr(), len(draws), logits.data_ptr(), logits.shape[1], tokens.data_ptr())
         return tokens
 
     def mask(self, logits: torch.Tensor, rows: torch.Tensor, words: torch.Tensor) -> None:

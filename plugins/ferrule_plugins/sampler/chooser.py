@@ -58,7 +58,11 @@ class TorchChooser:
         """Everything is there."""
 
     def best(self, logits: torch.Tensor) -> Best:
-        return _heal(logits, *logits.max(-1)[::-1])
+        most, tokens = logits.max(-1)
+        finite = torch.isfinite(most)
+        if not bool(finite.all()):
+            logits[~finite] = 0.0
+        return Best(tokens, most, finite)
 
     def draw(self, logits: torch.Tensor, best: Best, draws: Draws) -> torch.Tensor:
         rows = draws.there()[:, 0].long()
@@ -90,14 +94,13 @@ class CompiledChooser(TorchChooser):
         self._kernel = kernel
 
     def best(self, logits: torch.Tensor) -> Best:
-        return _heal(logits, *self._kernel.best(logits)) if _is_ours(logits) else super().best(logits)
+        return Best(*self._kernel.best(logits)) if _is_ours(logits) else super().best(logits)
 
     def draw(self, logits: torch.Tensor, best: Best, draws: Draws) -> torch.Tensor:
         if not _is_ours(logits):
             return super().draw(logits, best, draws)
-        rows = [(int(row), int(top_k), *rest) for row, top_k, *rest in draws.table.tolist()]
-        drawn = self._kernel.draw(logits, rows)
-        if len(rows) == len(logits):
+        drawn = self._kernel.draw(logits, draws.there())
+        if len(drawn) == len(logits):
             return drawn
         return best.tokens.index_copy(0, draws.there()[:, 0].long(), drawn)
 
@@ -118,14 +121,6 @@ def chooser(device: torch.device) -> Chooser:
         return CompiledChooser(sampling.Sampling()) if device.type == "cpu" else TorchChooser()
     except library.KernelsUnavailableError:
         return TorchChooser()
-
-
-def _heal(logits: torch.Tensor, tokens: torch.Tensor, most: torch.Tensor) -> Best:
-    """Zeros for rows that are not finite, so that whatever follows finds a token there."""
-    finite = torch.isfinite(most)
-    if not bool(finite.all()):
-        logits[~finite] = 0.0
-    return Best(tokens, most, finite)
 
 
 def _mask(logits: torch.Tensor, words: np.ndarray[Any, np.dtype[np.int32]]) -> None:

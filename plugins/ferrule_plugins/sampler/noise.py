@@ -26,14 +26,14 @@ def keys(seeds: Sequence[int]) -> Words:
         return _mix(np.array([seed & _WORD for seed in seeds], dtype=np.uint64) + np.uint64(_GOLDEN))
 
 
-def numbers(keys: Words, positions: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """One number in [0, 1) with 53 bits for each pair of key and position."""
+def numbers(keys: Words, positions: np.ndarray[Any, np.dtype[np.int64]]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """One number in [0, 1) with 53 bits for each pair of key and position, of arrays whose shapes fit."""
     with np.errstate(over="ignore"):
-        steps = np.array(positions, dtype=np.uint64) * np.uint64(_GOLDEN)
+        steps = positions.astype(np.uint64) * np.uint64(_GOLDEN)
         words = _mix(_mix(keys ^ steps) + np.uint64(_GOLDEN))
     return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def uniform(seeds: Sequence[int], positions: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float64]]:
     """One number in [0, 1) for each pair of seed and position; pairs that differ in either part are unrelated."""
-    return numbers(keys(seeds), positions)
+    return numbers(keys(seeds), np.array(positions))

@@ -14,6 +14,8 @@ from ferrule.interfaces.sampler import SampleRow
 from ferrule.types import TokenSampling
 from ferrule_plugins.sampler import noise
 
+_AHEAD = 16  # positions whose noise is made at once
+
 Numbers = np.ndarray[Any, np.dtype[np.float64]]
 Sent = Callable[[], torch.Tensor]  # the tensor on the device, once its parcel is sent
 Ranked = Callable[[torch.Tensor], list[torch.Tensor]]  # from chosen tokens to what `logprobs.rank` makes
@@ -82,6 +84,8 @@ class Plan:
         drawn = [samplings[row] for row in self.random]
         self._filtered = any(sampling.top_k > 0 or sampling.top_p < 1 for sampling in drawn)
         self._seeds = noise.keys([sampling.seed for sampling in drawn])
+        self._noise: list[list[float]] = []  # [draws][_AHEAD], by how far from these positions:
+        self._begin: list[int] = []
         self._draws = np.array(
             [(r, s.top_k, 0.0, s.top_p, s.temperature, s.min_p) for r, s in zip(self.random, drawn, strict=True)]
         )
@@ -96,8 +100,17 @@ class Plan:
         if not self.random:
             return None
         table = self._draws.copy()
-        table[:, 2] = noise.numbers(self._seeds, [rows[row].position for row in self.random])
+        table[:, 2] = self._numbers([rows[row].position for row in self.random])
         return Draws(table, self._filtered, parcel.put(table))
+
+    def _numbers(self, positions: list[int]) -> list[float]:
+        """Noise [draws] at these positions, which grow by one from step to step."""
+        steps = [position - begin for position, begin in zip(positions, self._begin, strict=False)]
+        if not steps or min(steps) < 0 or max(steps) >= _AHEAD:
+            ahead = np.array(positions)[:, None] + np.arange(_AHEAD)
+            self._begin, steps = positions, [0] * len(positions)
+            self._noise = noise.numbers(self._seeds[:, None], ahead).tolist()
+        return [numbers[step] for numbers, step in zip(self._noise, steps, strict=True)]
 
     def penalties(self, rows: Sequence[SampleRow], parcel: Parcel) -> Penalised | None:
         if not self.penalised:

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from ferrule.interfaces.sampler import SampleRow
 from ferrule.types import TokenSampling
 from ferrule_kernels.cpu import library
+from ferrule_plugins.sampler import noise
 from ferrule_plugins.sampler.chooser import Chooser, CompiledChooser, TorchChooser, chooser
-from ferrule_plugins.sampler.plan import Draws
+from ferrule_plugins.sampler.plan import Draws, Parcel, Plan
 
 CPU = torch.device("cpu")
 NAN, INF = float("nan"), float("inf")
@@ -128,3 +130,26 @@ def test_without_kernels_torch_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(library, "load", missing)
     assert type(chooser(CPU)) is TorchChooser
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_rows_that_are_not_finite_become_zeros(compiled: Chooser, rows: int) -> None:
+    bad = torch.tensor([[1.0, NAN, 2.0], [INF, 0.0, 1.0], [-INF, -INF, -INF], [NAN, INF, -INF], [3.0, 1.0, -INF]])
+    for first in range(len(bad) - rows + 1):
+        mine, theirs = bad[first : first + rows].clone(), bad[first : first + rows].clone()
+        found, expected = compiled.best(mine), TorchChooser().best(theirs)
+        assert found.finite.tolist() == expected.finite.tolist() == [row == 4 for row in range(first, first + rows)]
+        assert torch.equal(mine, theirs)
+        assert mine[~found.finite].count_nonzero() == 0
+        assert mine[found.finite].tolist() == bad[4:].tolist() * int(first + rows == 5)
+
+
+def test_noise_is_that_of_seed_and_position_wherever_a_request_goes() -> None:
+    """Made for some positions at once: steps forward, by more than one, and back, to where a request begins again."""
+    seeds = [3, 2**70 + 1]
+    plan = Plan([TokenSampling(seed=seed, max_tokens=1) for seed in seeds])
+    for first, second in [(0, 7), (1, 8), (2, 9), (17, 24), (18, 90), (5, 91), (5, 91), (2**40, 0), (2**40 + 1, 1)]:
+        rows = [SampleRow(slot, plan.samplings[slot], 0, place) for slot, place in enumerate((first, second))]
+        draws = plan.draws(rows, Parcel())
+        assert draws is not None
+        assert draws.table[:, 2].tolist() == noise.uniform(seeds, [first, second]).tolist()

@@ -8,10 +8,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from ferrule_kernels.cpu.pages import room
+
 
 def parameter(*shape: int) -> nn.Parameter:
     """An uninitialised parameter of the default type on the default device."""
-    return nn.Parameter(torch.empty(shape), requires_grad=False)
+    on_cpu = torch.get_default_device().type == "cpu"
+    values = room(shape, torch.get_default_dtype()) if on_cpu else torch.empty(shape)
+    return nn.Parameter(values, requires_grad=False)
 
 
 def allocates_late(device: torch.device) -> bool:

@@ -472,7 +472,6 @@ void ferrule_dense_pack(const DenseMatrix* matrix, const uint16_t* weights, int6
     const DenseMatrix& w = *matrix;
     const int64_t panels = panels_of(w.n);
     const bool in_place = (const void*)weights == w.weights;
-    if (!in_place) huge_pages(w.weights, (w.n + LANES - 1) / LANES * LANES * w.k * 2);
 #pragma omp parallel
     {
         std::vector<uint16_t> kept(in_place ? PANEL * inputs : 0);

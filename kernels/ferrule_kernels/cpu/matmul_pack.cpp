@@ -174,7 +174,6 @@ template <class T> bool pack_panel(const Matrix& w, const T* weights, const Give
 
 template <class T> bool pack(const Matrix& w, const T* weights, const Given& given) {
     const int64_t panels = panels_of(w.n);
-    huge_pages(w.weights, panel_bytes(w, (w.n + LANES - 1) / LANES * LANES));
     Shares shares(panels, thread_count());  // as in products: a panel's memory is on the node of the thread that reads it
     bool right = true;
 #pragma omp parallel reduction(&& : right)

@@ -32,7 +32,8 @@ from ferrule.interfaces.quantization import LinearLayer, LinearScheme, Quantizat
 from ferrule_kernels.cpu import dense, library
 from ferrule_kernels.cpu.dense import DenseMatrix
 from ferrule_kernels.cpu.matmul import LANES, LONGEST, PackedMatrix, Workspace
-from ferrule_kernels.cpu.packed import LAYOUTS, layout, room
+from ferrule_kernels.cpu.packed import LAYOUTS, layout
+from ferrule_kernels.cpu.pages import room
 from ferrule_kernels.matmul import Form
 from ferrule_nn import CheckpointParameter, Dense
 from ferrule_plugins.quantization.apart import Apart

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import ctypes
+import errno
+import gc
 import mmap
 import platform
+import weakref
 from pathlib import Path
 
 import pytest
 import torch
 
 from ferrule_kernels.cpu import pages
-from ferrule_kernels.cpu.pages import copy_to_new, interleave, memory_nodes
+from ferrule_kernels.cpu.pages import copy_to_new, interleave, memory_nodes, room
 from tests.unit.kernels.test_matmul import compiled
 
 COUNT = (5 << 20) + 4097
@@ -102,3 +105,54 @@ def test_pages_come_from_nodes_in_turn() -> None:
     assert [_policy(address + at) for at in (0, 1 << 20, 2 << 20)] == [3, 3, 0]
     assert not interleave(address + 1, 4096, memory_nodes())  # no whole page
     assert not interleave(address, 4096, ())
+
+
+@pytest.fixture
+def mapped(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[mmap.mmap]]:
+    """Pieces that memory for weights is cut from, by a cutter of the test's own."""
+    made, pieces, map_ = list[weakref.ref[mmap.mmap]](), pages._Pieces(), pages._map
+
+    def remembered(size: int) -> memoryview:
+        memory = map_(size)
+        made.append(weakref.ref(memory.obj))  # type: ignore[arg-type]
+        return memory
+
+    monkeypatch.setattr(pages, "_map", remembered)
+    monkeypatch.setattr(pages, "_pieces", lambda: pieces)
+    return made
+
+
+def test_memory_for_weights_is_like_any(mapped: list[weakref.ref[mmap.mmap]]) -> None:
+    shapes = [(3, 5), (1 << 20, 3), (1 << 21,), (0,), (7, 300_001), (1 << 23, 5), (1 << 22,), (1 << 22,), (2, 1 << 22)]
+    made = [room(shape, torch.bfloat16) for shape in shapes]
+    for number, (memory, shape) in enumerate(zip(made, shapes, strict=True)):
+        assert (tuple(memory.shape), memory.dtype) == (shape, torch.bfloat16)
+        assert memory.data_ptr() % 64 == 0
+        memory.fill_(number)
+    assert all(bool((memory == number).all()) for number, memory in enumerate(made))  # none is in another's
+    assert len(mapped) == 3 if hasattr(mmap, "MADV_HUGEPAGE") else not mapped  # one has its own
+
+
+def test_a_piece_lives_as_long_as_what_is_in_it(mapped: list[weakref.ref[mmap.mmap]]) -> None:
+    first, second = room((3 << 20,), torch.bfloat16), room((3 << 20,), torch.bfloat16)
+    third = [room((11 << 19,), torch.bfloat16) for _ in range(3)]  # two of them are in another piece
+    if not mapped:
+        pytest.skip("this system does not tell of huge pages")
+    del first
+    gc.collect()
+    assert [each() is not None for each in mapped] == [True, True]
+    del second, third[0]
+    gc.collect()
+    assert [each() is not None for each in mapped] == [False, True]
+    del third
+
+
+def test_memory_that_is_not_there_is_a_memory_error(
+    mapped: list[weakref.ref[mmap.mmap]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(mmap, "mmap", refuse)
+    with pytest.raises((MemoryError, RuntimeError), match="cannot be mapped|can't allocate"):
+        room((1 << 50,), torch.bfloat16)

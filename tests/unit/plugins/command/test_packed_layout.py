@@ -14,7 +14,7 @@ from ferrule.interfaces.quantization import LinearLayer
 from ferrule_kernels.cpu import dense, library
 from ferrule_kernels.cpu.dense import DenseMatrix
 from ferrule_kernels.cpu.matmul import PackedMatrix, Workspace
-from ferrule_kernels.cpu.packed import LAYOUTS, layout, room
+from ferrule_kernels.cpu.packed import LAYOUTS, layout
 from ferrule_kernels.matmul import Form
 from ferrule_plugins.quantization.packed import FerrulePacked, LayerForm, read, stated
 
@@ -190,11 +190,3 @@ def test_a_matrix_is_made_of_what_was_packed(bias: bool) -> None:
             PackedMatrix.of_packed(wrong, eight.factors, (100, 72), eight.form, added, Workspace())
     with pytest.raises(ValueError, match="a packed weight"):
         DenseMatrix.of_packed(floats.packed, (120, 72))
-
-
-def test_large_memory_is_like_any() -> None:
-    for shape in ((3, 5), (1 << 21,), (0,)):
-        memory = room(shape, torch.bfloat16)
-        assert (tuple(memory.shape), memory.dtype) == (shape, torch.bfloat16)
-        memory.fill_(3)
-        assert bool((memory == 3).all())

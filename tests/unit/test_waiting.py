@@ -35,7 +35,7 @@ def test_what_takes_long_is_told_with_its_place_and_last_step(caplog: pytest.Log
 def test_what_ends_soon_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "ferrule.start"), waiting("nothing", limit=60):
         pass
-    assert not caplog.records
+    assert "nothing" not in caplog.text  # the thread of another test may still tell what it waited for
 
 
 def test_a_limit_counts_from_the_last_step() -> None:

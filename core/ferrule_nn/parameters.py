@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from ferrule_kernels.cpu.pages import room
+from ferrule_kernels.cpu.pages import weight_memory
 
 
 def parameter(*shape: int) -> nn.Parameter:
     """An uninitialised parameter of the default type on the default device."""
     on_cpu = torch.get_default_device().type == "cpu"
-    values = room(shape, torch.get_default_dtype()) if on_cpu else torch.empty(shape)
+    values = weight_memory(shape, torch.get_default_dtype()) if on_cpu else torch.empty(shape)
     return nn.Parameter(values, requires_grad=False)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from ferrule_kernels.cpu import library
-from ferrule_kernels.cpu.pages import room
+from ferrule_kernels.cpu.pages import weight_memory
 
 _TYPES = {torch.float32: 0, torch.bfloat16: 1}
 STEP = 32  # inputs are rounded up to it
@@ -75,7 +75,7 @@ class DenseMatrix:
         outputs, inputs = source.shape
         count = self.packed_count(outputs, inputs)
         reuse = in_place and source.numel() == count
-        self._set_up(source.view(-1) if reuse else room((count,), torch.bfloat16), (outputs, inputs), bias)
+        self._set_up(source.view(-1) if reuse else weight_memory((count,), torch.bfloat16), (outputs, inputs), bias)
         _kernels().pack(self._address, source.data_ptr(), self.inputs)
 
     @classmethod

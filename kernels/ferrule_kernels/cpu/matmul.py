@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional as F
 
 from ferrule_kernels.cpu import library
-from ferrule_kernels.cpu.pages import room
+from ferrule_kernels.cpu.pages import weight_memory
 from ferrule_kernels.matmul import Form, Levels
 
 _TYPES = {torch.float32: 0, torch.bfloat16: 1}
@@ -103,7 +103,7 @@ class PackedMatrix:
             raise ValueError("weights with offsets come as numbers, scales and offsets, and have a form that says so")
         given = tuple(None if each is None else _kept(each, form) for each in (scales, offsets))
         factors = _lost(scales, given[0]) if isinstance(scales, torch.Tensor) and given[0] else None
-        packed = room((form.packed_bytes(*weight.shape),), torch.uint8)
+        packed = weight_memory((form.packed_bytes(*weight.shape),), torch.uint8)
         self._set_up(packed, factors, tuple(weight.shape), form, bias, workspace)
         rows = max(1, _CONVERTED // max(1, self.inputs) // PANEL) * PANEL
         if weight.dtype in _TYPES and weight.is_contiguous():  # at once: then threads pack what they will read
@@ -128,7 +128,7 @@ class PackedMatrix:
     def empty(cls, outputs: int, inputs: int, form: Form, workspace: Workspace) -> PackedMatrix:
         """A weight [outputs, inputs] whose rows come by `put`, as floats."""
         made = cls.__new__(cls)
-        packed = room((form.packed_bytes(outputs, inputs),), torch.uint8)
+        packed = weight_memory((form.packed_bytes(outputs, inputs),), torch.uint8)
         made._set_up(packed, None, (outputs, inputs), form, None, workspace)
         return made
 

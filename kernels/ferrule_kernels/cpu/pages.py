@@ -20,7 +20,7 @@ from ferrule_kernels.cpu import library
 
 _MBIND = {"x86_64": 237, "aarch64": 235}  # the number of the system call
 _INTERLEAVE = 3
-_LARGE = 1 << 20  # bytes; what is smaller may lie in pages that there are
+_LARGE = 1 << 20  # bytes; the allocator often gives smaller tensors memory that already has its pages
 _PIECE = 32 << 20  # bytes that memory for weights is cut from
 _HUGE = 2 << 20  # bytes of a page
 _LINE = 64  # bytes of a cache's line
@@ -70,12 +70,12 @@ def _map(size: int) -> memoryview:
     return memoryview(memory)
 
 
-def room(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Uninitialised memory for weights, in huge pages where the system has them.
+def weight_memory(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """An uninitialised tensor for weights, in huge pages where the system has them. Raises MemoryError.
 
-    All weights are read in each step, and then the processor looks up fewer addresses: a row is multiplied by them in
-    0.91 to 0.96 of the time (Zen 5). Huge pages are for memory that nobody has written yet, and most weights are larger
-    than one but not a multiple; so they are cut from larger pieces. Raises MemoryError.
+    Every step reads all weights. Huge pages make it faster, because the processor translates fewer addresses: one row
+    takes 0.91 to 0.96 of the time on a Zen 5. The system gives them when memory is first written, for whole ranges of
+    2 MB, so several tensors share a larger piece of new memory.
     """
     count = prod(shape)
     if count * dtype.itemsize < _LARGE or not hasattr(mmap, "MADV_HUGEPAGE"):

@@ -183,11 +183,10 @@ void ferrule_draw(const Draw* draws, int64_t count, float* logits, int64_t vocab
 #pragma omp parallel for schedule(dynamic, 1) if (count > 1)
     for (int64_t i = 0; i < count; i++) {
         const Draw& d = draws[i];
-        const auto row = int64_t(d.row), top_k = int64_t(d.top_k);
-        float* x = logits + row * vocab;
+        float* x = logits + int64_t(d.row) * vocab;
         weigh(x, vocab, maximum(x, vocab), float(d.temperature));
         float floor = float(d.min_p);
-        if (top_k > 0 && top_k < vocab) floor = search(x, vocab, floor, top_k, INFINITY);
+        if (d.top_k > 0 && d.top_k < vocab) floor = search(x, vocab, floor, int64_t(d.top_k), INFINITY);
         if (d.top_p < 1.0) floor = search(x, vocab, floor, INT64_MAX, d.top_p * mass(x, vocab, floor));
         tokens[i] = invert(x, vocab, floor, d.noise);
     }

@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional as F
 
 from ferrule_kernels.cpu import library
-from ferrule_kernels.cpu.pages import room
+from ferrule_kernels.cpu.pages import weight_memory
 from ferrule_kernels.tables import Additive, Palette, PaletteForm
 
 _TYPES = {torch.float32: 0, torch.bfloat16: 1}
@@ -114,7 +114,7 @@ class TableMatrix:
         fields = kind.itemsize * 8 // bits
         block = fields * self._lanes
         shape = -(-len(codes) // _PANEL), -(-codes.shape[1] // block), _PANEL, self._lanes
-        made = room(shape, kind)
+        made = weight_memory(shape, kind)
         for first in range(0, len(codes), _AT_ONCE):
             some = codes[first : first + _AT_ONCE]
             some = F.pad(some, (0, -some.shape[1] % block, 0, -len(some) % _PANEL))

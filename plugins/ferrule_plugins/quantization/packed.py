@@ -33,7 +33,7 @@ from ferrule_kernels.cpu import dense, library
 from ferrule_kernels.cpu.dense import DenseMatrix
 from ferrule_kernels.cpu.matmul import LANES, LONGEST, PackedMatrix, Workspace
 from ferrule_kernels.cpu.packed import LAYOUTS, layout
-from ferrule_kernels.cpu.pages import room
+from ferrule_kernels.cpu.pages import weight_memory
 from ferrule_kernels.matmul import Form
 from ferrule_nn import CheckpointParameter, Dense
 from ferrule_plugins.quantization.apart import Apart
@@ -262,7 +262,7 @@ def allocate_packed(layer: Any, kept: LayerForm) -> None:
     if kept.form is None:
         data = torch.empty(DenseMatrix.packed_count(outputs, inputs), dtype=torch.bfloat16)
     else:
-        data = room((kept.form.packed_bytes(outputs, inputs),), torch.uint8)
+        data = weight_memory((kept.form.packed_bytes(outputs, inputs),), torch.uint8)
     layer.weight = None
     setattr(layer, WEIGHT, _whole(layer, data))
     if kept.factors:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from ferrule_kernels.cpu import pages
-from ferrule_kernels.cpu.pages import copy_to_new, interleave, memory_nodes, room
+from ferrule_kernels.cpu.pages import copy_to_new, interleave, memory_nodes, weight_memory
 from tests.unit.kernels.test_matmul import compiled
 
 COUNT = (5 << 20) + 4097
@@ -124,7 +124,7 @@ def mapped(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[mmap.mmap]]:
 
 def test_memory_for_weights_is_like_any(mapped: list[weakref.ref[mmap.mmap]]) -> None:
     shapes = [(3, 5), (1 << 20, 3), (1 << 21,), (0,), (7, 300_001), (1 << 23, 5), (1 << 22,), (1 << 22,), (2, 1 << 22)]
-    made = [room(shape, torch.bfloat16) for shape in shapes]
+    made = [weight_memory(shape, torch.bfloat16) for shape in shapes]
     for number, (memory, shape) in enumerate(zip(made, shapes, strict=True)):
         assert (tuple(memory.shape), memory.dtype) == (shape, torch.bfloat16)
         assert memory.data_ptr() % 64 == 0
@@ -134,8 +134,8 @@ def test_memory_for_weights_is_like_any(mapped: list[weakref.ref[mmap.mmap]]) ->
 
 
 def test_a_piece_lives_as_long_as_what_is_in_it(mapped: list[weakref.ref[mmap.mmap]]) -> None:
-    first, second = room((3 << 20,), torch.bfloat16), room((3 << 20,), torch.bfloat16)
-    third = [room((11 << 19,), torch.bfloat16) for _ in range(3)]  # two of them are in another piece
+    first, second = weight_memory((3 << 20,), torch.bfloat16), weight_memory((3 << 20,), torch.bfloat16)
+    third = [weight_memory((11 << 19,), torch.bfloat16) for _ in range(3)]  # two of them are in another piece
     if not mapped:
         pytest.skip("this system does not tell of huge pages")
     del first
@@ -155,4 +155,4 @@ def test_memory_that_is_not_there_is_a_memory_error(
 
     monkeypatch.setattr(mmap, "mmap", refuse)
     with pytest.raises((MemoryError, RuntimeError), match="cannot be mapped|can't allocate"):
-        room((1 << 50,), torch.bfloat16)
+        weight_memory((1 << 50,), torch.bfloat16)

@@ -42,7 +42,7 @@ def main(arguments: list[str]) -> None:
     try:
         send(replies, HELLO)
         serve(sys.stdin.buffer, replies, work)
-    except BrokenPipeError:  # the parent has exited, so there is no one to reply to
+    except BrokenPipeError:  # the parent process has exited, so replies have no reader
         os._exit(1)
 
 

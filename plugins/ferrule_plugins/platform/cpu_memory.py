@@ -3,7 +3,7 @@
 Linux gives addresses freely, and a process that writes to more of them than there is memory for is killed. So the cache
 gets its pages in parts, as long as there is memory for more; the kernel does that without touching what is in them
 (MADV_POPULATE_WRITE, https://man7.org/linux/man-pages/man2/madvise.2.html, since 5.14). Where memory is plenty, that
-happens behind the first steps, and a start does not wait for it. Limits of containers are files of control groups
+happens beside the first steps, and a start does not wait for it. Limits of containers are files of control groups
 (https://docs.kernel.org/admin-guide/cgroup-v2.html, memory interface files; for version 1,
 https://docs.kernel.org/admin-guide/cgroup-v1/memory.html).
 """
@@ -14,10 +14,11 @@ import ctypes
 import mmap
 import os
 import threading
+import time
 import weakref
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cache
 from itertools import zip_longest
 from pathlib import Path
@@ -38,7 +39,8 @@ _HUGEPAGE = getattr(mmap, "MADV_HUGEPAGE", 14)
 _POPULATE_WRITE = 23
 _HUGE = 2 << 20
 _PART = 64 << 20  # bytes that are made real at once; a multiple of a huge page
-_MORSEL = 8 << 20  # of that, in one call, while steps run: what changes the process's addresses waits for its end
+_ASKED = 8 << 20  # bytes after which the system is asked again how much memory there is: it reads several files
+_PAUSE = 7  # a thread that gets memory beside steps rests for so many times as long as it worked
 _SPARE = 128 << 20  # bytes that stay for steps and other processes
 _THREADS = 8  # more do not help: memory is the limit
 _ADVICE = (
@@ -89,7 +91,7 @@ class CpuMemory(DeviceMemory):
             if len(nodes) > 1:
                 interleave(address, size, nodes)  # any thread may read any block; in vain where it is not allowed
         if 2 * wanted < there and parts and _populate(parts[0][0], mmap.PAGESIZE):
-            pieces = [[(weakref.ref(each), piece) for piece in _parts(each, _MORSEL)] for each in tensors]
+            pieces = [[(weakref.ref(each), piece) for piece in _parts(each, _HUGE)] for each in tensors]
             beginnings_first = [piece for row in zip_longest(*pieces) for piece in row if piece]
             threading.Thread(target=_fill, args=(beginnings_first,), name="kv-cache-memory", daemon=False).start()
             return
@@ -203,25 +205,30 @@ def _make_real(part: tuple[int, int], wanted: int) -> None:
 
 
 def _fill(parts: Sequence[tuple[weakref.ref[torch.Tensor], tuple[int, int]]]) -> None:
-    """Make parts of tensors real, behind all else that runs. Ends where one is gone, as when the server sleeps.
+    """Make parts of tensors real, beside all else that runs. Ends where one is gone, as when the server sleeps.
+
+    Parts are small, and it rests between them, since what changes the process's addresses waits for the end of a part.
+    It has no low priority: beside busy processes it would then be held up while it has a lock that steps need, such as
+    the interpreter's, and all would wait for it.
 
     It ends with the main thread, too, and is waited for: the interpreter may not go away under it, since it may be the
     last that holds a tensor, and a thread that frees one then aborts the process.
     """
-    with suppress(OSError):  # a sandbox may forbid it: then this thread takes its turns with the others
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
-    room = 0  # bytes that may be made real before the system is asked again, which reads several files
+    room = 0  # bytes that may be made real before the system is asked again
     for tensor, (address, size) in parts:
+        began = time.perf_counter()
         kept = tensor()  # addresses are a tensor's own as long as it is there
         if kept is None or not threading.main_thread().is_alive():
             return
         if size > room:
-            room = min(available() - _SPARE, _MORSEL)
+            room = min(available() - _SPARE, _ASKED)
         if size > room:
             _log.error("The KV cache does not have all of its memory yet, and others have taken the rest. %s", _ADVICE)
             return
         _populate(address, size)
         room -= size
+        del kept  # it may be let go meanwhile
+        time.sleep(_PAUSE * (time.perf_counter() - began))
 
 
 def _populate(address: int, size: int) -> bool:

@@ -148,6 +148,12 @@ def before_libraries() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
+def before_numpy() -> None:
+    """For the server's own processes: numpy starts no threads. It multiplies no matrices there, and each thread of its
+    library spins for some 50 ms when numpy is imported, while another process starts on the same cores."""
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+
 @contextmanager
 def told_library(settings: Mapping[str, str]) -> Iterator[None]:
     """Variables of a library that takes its settings from nowhere else, for as long as it needs them."""

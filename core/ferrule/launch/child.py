@@ -12,6 +12,7 @@ from typing import BinaryIO
 import msgspec
 
 from ferrule import log
+from ferrule.env import before_numpy
 from ferrule.errors import FerruleError, StartupError
 from ferrule.hooks import HookRunner, open_hooks
 from ferrule.launch import collector
@@ -67,6 +68,7 @@ def main(argv: list[str]) -> int:
         print(f"usage: python -m ferrule.launch.child {{{','.join(roles)}}} < boot message", file=sys.stderr)
         return 2
     usable_streams()
+    before_numpy()
     collector.put_off()
     stream = os.fdopen(os.dup(0), "rb", buffering=0)
     try:

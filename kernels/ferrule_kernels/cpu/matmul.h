@@ -68,14 +68,17 @@ inline int64_t panel_bytes(const Matrix& w, int64_t channels) { return channels 
 inline Floats numbers(const float* x) { return load<Floats>(x); }
 inline Floats numbers(const uint16_t* x) { return widen(x); }
 
+// The first `count` of a vector, or all of it; zeros follow them.
+template <class T> inline Floats numbers(const T* x, int64_t count) {
+    if (count >= WIDTH) return numbers(x);
+    T some[WIDTH] = {};
+    std::memcpy(some, x, std::max<int64_t>(0, count) * sizeof(T));
+    return numbers(some);
+}
+
 // Call `use` with vectors of x and where they begin; the last one is filled up with zeros.
 template <class T, class F> inline void visit(const T* x, int64_t count, F use) {
-    int64_t i = 0;
-    for (; i + WIDTH <= count; i += WIDTH) use(numbers(x + i), i);
-    if (i == count) return;
-    T rest[WIDTH] = {};
-    std::memcpy(rest, x + i, (count - i) * sizeof(T));
-    use(numbers(rest), i);
+    for (int64_t i = 0; i < count; i += WIDTH) use(numbers(x + i, count - i), i);
 }
 
 }  // namespace

@@ -4,19 +4,13 @@
 
 namespace {
 
-constexpr int TRIES = 12;
+constexpr int TRIES = 12, AT_ONCE = 4;  // scales that are tried, and how many of them at once
 constexpr float HUGEST = 1e36f;  // beyond it the scales that are tried are infinite
 constexpr float NEAREST = 12582912.0f;  // 1.5 * 2^23: added and taken off, it rounds to nearest, ties to even
 
 inline Floats rounded(Floats x) {  // to bfloat16, to nearest, ties to even
     const Words bits = (Words)x;
     return (Floats)((bits + 0x7fffu + (bits >> 16 & 1u)) & 0xffff0000u);
-}
-
-inline Floats counted(float first) {  // first, first + 1 and so on
-    Floats x;
-    for (int i = 0; i < WIDTH; i++) x[i] = first + float(i);
-    return x;
 }
 
 inline Floats at_most(Floats x, Floats most) {
@@ -34,43 +28,65 @@ inline Floats at_least(Floats x, Floats least) { return -at_most(-x, -least); }
 // To the nearest integer, at most `high`, ties to even.
 inline Floats nearest(Floats x, float high) { return at_most(x, splat(high)) + NEAREST - NEAREST; }
 
-// The scale, a bfloat16, with which one group of a channel loses least; `most` is its largest magnitude. 8 bits reach
-// to 127 on both sides; fewer, as 4 bits from -8 to 7, so that the side that the largest number is on takes the longer half.
-inline float scale_of(const Matrix& w, const float* x, int64_t count) {  // zeros follow x
-    Floats above = {}, below = {};
-    for (int64_t i = 0; i < count; i += WIDTH) {
-        const Floats v = load<Floats>(x + i);
-        above = v > above ? v : above;
-        below = -v > below ? -v : below;
+// Rows as columns.
+inline void transpose(Floats* rows) {
+    Ints low, high;  // lanes of two vectors in turns: of their first halves, and of their second halves
+    for (int i = 0; i < WIDTH; i++) {
+        low[i] = i / 2 + i % 2 * WIDTH;
+        high[i] = low[i] + WIDTH / 2;
     }
-    const float highest = largest(above), lowest = -largest(below), most = highest >= -lowest ? highest : lowest;
-    if (std::fabs(most) <= TINY) return 0.0f;
-    if (w.bits == 8) return rounded(splat(std::fabs(most) / 127.0f))[0];
-    // A lane for each scale that is tried: the largest number becomes 42/40 of the half, 41/40 and so on.
-    constexpr int VECTORS = (TRIES + WIDTH - 1) / WIDTH;
-    const float half = float(1 << (w.bits - 1)), wide = most * 5.0f * (8.0f / half);
-    Floats scales[VECTORS], inverses[VECTORS], losses[VECTORS] = {};
-    for (int i = 0; i < VECTORS; i++) {
-        scales[i] = rounded(wide / counted(float(i * WIDTH - 42)));
-        inverses[i] = 1.0f / scales[i];
-    }
-    for (int64_t j = 0; j < count; j++)
-        for (int i = 0; i < VECTORS; i++) {
-            Floats number = x[j] * inverses[i];
-            if (half > 8) number = at_least(number, splat(-half));  // a smaller half is never left: 8 * 42 / 40 rounds to 8
-            const Floats lost = x[j] - nearest(number, half - 1) * scales[i];
-            losses[i] += lost * lost;
+    for (int stage = 1; stage < WIDTH; stage *= 2) {
+        Floats next[WIDTH];
+        for (int i = 0; i < WIDTH / 2; i++) {
+            next[2 * i] = __builtin_shuffle(rows[i], rows[i + WIDTH / 2], low);
+            next[2 * i + 1] = __builtin_shuffle(rows[i], rows[i + WIDTH / 2], high);
         }
-    Floats least = splat(INFINITY), best = splat(INFINITY);
-    for (int i = 0; i < VECTORS; i++) {
-        losses[i] = counted(float(i * WIDTH)) < float(TRIES) ? losses[i] : splat(INFINITY);
-        least = at_most(losses[i], least);
+        std::memcpy(rows, next, sizeof next);
     }
-    const float fewest = -largest(-least);
-    if (fewest == INFINITY) return 0.0f;
-    for (int i = 0; i < VECTORS; i++)  // the first of those that lose least has the smallest size
-        best = losses[i] == fewest ? at_most(scales[i] < 0.0f ? -scales[i] : scales[i], best) : best;
-    return std::copysign(-largest(-best), -most);
+}
+
+// Weights of `real` channels, at most WIDTH, as vectors with a lane for each channel; the other lanes are zero.
+template <class T> void read_channels(const T* weights, int64_t across, int64_t real, int64_t count, Floats* x) {
+    for (int64_t i = 0; i < count; i += WIDTH) {
+        Floats rows[WIDTH] = {};
+        for (int64_t c = 0; c < real; c++) rows[c] = numbers(weights + c * across + i, count - i);
+        transpose(rows);
+        std::memcpy(x + i, rows, sizeof rows);
+    }
+}
+
+// The scales, bfloat16, with which a group of each lane's channel loses least. 8 bits reach to 127 on both sides; fewer,
+// as 4 bits from -8 to 7, so that the side that the largest number is on takes the longer half. SHORT: up to 8.
+template <bool SHORT> Floats scales_of(const Matrix& w, const Floats* x, int64_t count) {
+    Floats above = {}, below = {};
+    for (int64_t i = 0; i < count; i++) {
+        above = at_least(x[i], above);
+        below = at_most(x[i], below);
+    }
+    const Floats most = above >= -below ? above : below, size = at_least(most, -most);
+    if (w.bits == 8) return size <= TINY ? Floats{} : rounded(size / 127.0f);
+    const float half = float(1 << (w.bits - 1));
+    const Floats wide = most * 5.0f * (8.0f / half);
+    Floats least = splat(INFINITY), best = {};
+    for (int first = -42; first < TRIES - 42; first += AT_ONCE) {  // the largest number becomes 42/40 of the half, 41/40 and so on
+        Floats scales[AT_ONCE], inverses[AT_ONCE], losses[AT_ONCE] = {};
+        for (int i = 0; i < AT_ONCE; i++) {
+            scales[i] = rounded(wide / float(first + i));
+            inverses[i] = 1.0f / scales[i];
+        }
+        for (int64_t j = 0; j < count; j++)
+            for (int i = 0; i < AT_ONCE; i++) {
+                Floats number = x[j] * inverses[i];
+                if (!SHORT) number = at_least(number, splat(-half));  // a short half is never left: 8 * 42 / 40 rounds to 8
+                const Floats lost = x[j] - nearest(number, half - 1) * scales[i];
+                losses[i] += lost * lost;
+            }
+        for (int i = 0; i < AT_ONCE; i++) {  // of those that lose least the smallest
+            best = losses[i] < least ? scales[i] : best;
+            least = losses[i] < least ? losses[i] : least;
+        }
+    }
+    return size <= TINY ? Floats{} : best;
 }
 
 // Where in a group of a panel of so many channels a weight of 8 bits is, in the order for tile registers or the other.
@@ -89,18 +105,17 @@ inline void keep_float(const Matrix& w, uint8_t* to, float x) {
     std::memcpy(to, &kept, 2);
 }
 
-// A group's numbers of one channel, as `Planes` says.
-template <int BITS>
-void keep_planes(const uint8_t* numbers, int64_t count, uint8_t* cells, int64_t channels, int64_t channel) {
+// Numbers of channels side by side, as `Planes` says; `four` gives bytes of four inputs for each.
+template <int BITS, class F> void keep_planes(F four, int64_t count, uint8_t* cells, int64_t channels) {
     typedef Planes<BITS> P;
     for (int64_t i = 0; i + P::UNIT <= count; i += P::UNIT) {
-        uint32_t words[P::WORDS] = {};
+        Words words[P::WORDS] = {};
         for (int field = 0; field < P::FIELDS; field++) {
-            const auto four = load<uint32_t>(&numbers[i + field * 4]);
-            words[field * P::LOW / 8] |= (four & P::LOW_MASK) << (field * P::LOW % 8);
-            if (P::HIGH) words[P::LOW_WORDS] |= (four >> P::LOW & P::HIGH_MASK) << (field * P::HIGH);
+            const Words bytes = four(i + field * 4);
+            words[field * P::LOW / 8] |= (bytes & P::LOW_MASK) << (field * P::LOW % 8);
+            if (P::HIGH) words[P::LOW_WORDS] |= (bytes >> P::LOW & P::HIGH_MASK) << (field * P::HIGH);
         }
-        for (int word = 0; word < P::WORDS; word++, cells += channels * 4) std::memcpy(cells + channel * 4, &words[word], 4);
+        for (int word = 0; word < P::WORDS; word++, cells += channels * 4) std::memcpy(cells, &words[word], sizeof(Words));
     }
 }
 
@@ -118,54 +133,64 @@ void keep_steps(const Matrix& w, const Given& given, int64_t at, uint8_t* to, in
     if (w.offsets) to[channels] = uint8_t(given.offset_steps[at]);
 }
 
-void keep_numbers(const Matrix& w, const uint8_t* numbers, int64_t count, uint8_t* cells, int64_t channels, int64_t c) {
-    for (int64_t i = 0; w.bits == 8 && i < count; i += 4)
-        std::memcpy(cells + place(channels, c, i, tiled(w)), &numbers[i], 4);
+// Numbers of the channels from `c` on.
+template <class F> void keep_numbers(const Matrix& w, F four, int64_t count, uint8_t* cells, int64_t channels, int64_t c) {
     switch (w.bits) {
-        case 6: return keep_planes<6>(numbers, count, cells, channels, c);
-        case 5: return keep_planes<5>(numbers, count, cells, channels, c);
-        case 4: return keep_planes<4>(numbers, count, cells, channels, c);
-        case 3: return keep_planes<3>(numbers, count, cells, channels, c);
-        case 2: return keep_planes<2>(numbers, count, cells, channels, c);
+        case 6: return keep_planes<6>(four, count, cells + c * 4, channels);
+        case 5: return keep_planes<5>(four, count, cells + c * 4, channels);
+        case 4: return keep_planes<4>(four, count, cells + c * 4, channels);
+        case 3: return keep_planes<3>(four, count, cells + c * 4, channels);
+        case 2: return keep_planes<2>(four, count, cells + c * 4, channels);
+    }
+    for (int64_t i = 0; i < count; i += 4) {
+        const Words bytes = four(i);
+        std::memcpy(cells + place(channels, c, i, tiled(w)), &bytes, sizeof bytes);
     }
 }
 
 // Channels past the last have scales of zero. Returns whether scales could be found: whether no weight is NaN or huge.
-template <class T> bool pack_panel(const Matrix& w, const T* weights, const Given& given, int64_t panel) {
-    const int64_t channels = channels_of(w.n, panel), real = std::min<int64_t>(PANEL, w.n - panel * PANEL);
-    const int64_t span = span_of(w), groups = w.k / w.group;
+template <class T> bool pack_panel(const Matrix& w, const T* weights, const Given& given, int64_t panel, Floats* x) {
+    const int64_t channels = channels_of(w.n, panel), span = span_of(w), groups = w.k / w.group;
     const int offset = w.coded ? 0 : middle(w);
     const float low = -std::min(offset, 127), high = (1 << w.bits) - 1 - offset;
-    std::vector<float> x(span + WIDTH);
-    std::vector<uint8_t> bytes(span + WIDTH);
     Ints wrong = {};
-    uint8_t* to = w.weights + panel * panel_bytes(w, PANEL);
-    std::memset(to, 0, panel_bytes(w, channels));
-    for (int64_t begin = 0; begin < w.k; begin += span) {
-        const int64_t count = std::max<int64_t>(0, std::min(span, w.inputs - begin)), g = begin / w.group;
-        uint8_t* head = begin % w.block ? nullptr : to;
-        uint8_t* steps = to + (head ? channels * head_bytes(w) : 0);
-        uint8_t* cells = steps + span / w.group * step_bytes(w) * channels;
-        for (int64_t c = 0; c < real; c++) {
-            const int64_t channel = panel * PANEL + c, at = channel * (w.k / w.block) + begin / w.block;
-            visit(weights + channel * w.inputs + begin, count, [&](Floats v, int64_t i) {
-                wrong |= ~((v <= HUGEST) & (v >= -HUGEST));
-                std::memcpy(&x[i], &v, sizeof v);
-            });
-            const float scale = given.scales ? given.scales[at] : scale_of(w, x.data(), count);
-            const float inverse = given.scales ? 1.0f : scale == 0.0f ? 0.0f : 1.0f / scale;
-            if (head) keep_float(w, head + c * 2, scale);
-            if (head && w.offsets) keep_float(w, head + (channels + c) * 2, given.offsets[at]);
-            for (int64_t i = 0; i < span / w.group; i++)
-                keep_steps(w, given, channel * groups + g + i, steps + i * step_bytes(w) * channels + c, channels);
-            for (int64_t i = 0; i < count; i += WIDTH) {
-                const Floats v = nearest(at_least(load<Floats>(&x[i]) * inverse, splat(low)), high);
-                store_bytes(&bytes[i], __builtin_convertvector(v, Ints) + offset);
+    uint8_t* const start = w.weights + panel * panel_bytes(w, PANEL);
+    std::memset(start, 0, panel_bytes(w, channels));
+    for (int64_t c = 0; c < channels; c += WIDTH) {
+        const int64_t first = panel * PANEL + c, real = std::max<int64_t>(0, std::min<int64_t>(WIDTH, w.n - first));
+        uint8_t* to = start;
+        for (int64_t begin = 0; begin < w.k; begin += span) {
+            const int64_t count = std::max<int64_t>(0, std::min(span, w.inputs - begin)), g = begin / w.group;
+            uint8_t* head = begin % w.block ? nullptr : to;
+            uint8_t* steps = to + (head ? channels * head_bytes(w) : 0);
+            uint8_t* cells = steps + span / w.group * step_bytes(w) * channels;
+            read_channels(weights + first * w.inputs + begin, w.inputs, real, count, x);
+            for (int64_t i = (count + WIDTH - 1) / WIDTH * WIDTH; i < span; i++) x[i] = Floats{};
+            for (int64_t i = 0; i < count; i++) wrong |= ~((x[i] <= HUGEST) & (x[i] >= -HUGEST));
+            Floats inverses = splat(1.0f);
+            if (!given.scales) {
+                const Floats scales = w.bits > 4 ? scales_of<false>(w, x, count) : scales_of<true>(w, x, count);
+                inverses = scales == 0.0f ? Floats{} : 1.0f / scales;
+                if (head) narrow((uint16_t*)head + c, scales);
             }
-            std::fill(bytes.begin() + count, bytes.end(), uint8_t(offset));
-            keep_numbers(w, bytes.data(), span, cells, channels, c);
+            for (int64_t i = 0; i < real && given.scales; i++) {
+                const int64_t channel = first + i, at = channel * (w.k / w.block) + begin / w.block;
+                if (head) keep_float(w, head + (c + i) * 2, given.scales[at]);
+                if (head && w.offsets) keep_float(w, head + (channels + c + i) * 2, given.offsets[at]);
+                for (int64_t s = 0; s < span / w.group; s++)
+                    keep_steps(w, given, channel * groups + g + s, steps + s * step_bytes(w) * channels + c + i, channels);
+            }
+            const auto four = [&](int64_t i) {
+                Words bytes = {};
+                for (int b = 0; b < 4; b++) {
+                    const Floats v = nearest(at_least(x[i + b] * inverses, splat(low)), high);
+                    bytes |= (Words)(__builtin_convertvector(v, Ints) + offset) << (8 * b);
+                }
+                return bytes;
+            };
+            keep_numbers(w, four, span, cells, channels, c);
+            to = cells + channels * span * w.bits / 8;
         }
-        to = cells + channels * span * w.bits / 8;
     }
     int32_t any = 0;
     for (int i = 0; i < WIDTH; i++) any |= wrong[i];
@@ -177,7 +202,11 @@ template <class T> bool pack(const Matrix& w, const T* weights, const Given& giv
     Shares shares(panels, thread_count());  // as in products: a panel's memory is on the node of the thread that reads it
     bool right = true;
 #pragma omp parallel reduction(&& : right)
-    for (int64_t panel; (panel = shares.next(thread_number())) >= 0;) right = pack_panel(w, weights, given, panel) && right;
+    {
+        std::vector<Floats> x(span_of(w) / WIDTH * WIDTH + WIDTH);
+        for (int64_t panel; (panel = shares.next(thread_number())) >= 0;)
+            right = pack_panel(w, weights, given, panel, x.data()) && right;
+    }
     return right;
 }
 

@@ -473,6 +473,11 @@ def test_a_distribution_that_cannot_be_read_does_not_keep_torch_away(site: Any) 
     assert site.python("-c", code, TORCH_DEVICE_BACKEND_AUTOLOAD="1").returncode != 0
 
 
+def test_numpy_starts_no_threads_in_the_servers_processes(site: Any) -> None:
+    code = "from ferrule.env import before_numpy as b\nb()\nimport os, numpy\nprint(len(os.listdir('/proc/self/task')))"
+    assert site.python("-c", code).stdout == "1\n"
+
+
 def test_what_the_system_lacks_at_a_start_is_one_block() -> None:
     def told(number: int) -> str:
         return str(as_startup_error(OSError(number, os.strerror(number), "/a/file")))

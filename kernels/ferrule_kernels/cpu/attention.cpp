@@ -344,9 +344,9 @@ template <class T, class S> struct Attention {
 
     template <int R, bool FIRST>
     void weigh_all(const uint32_t* p, const Cells& values, const float* shrink, float* out) const {
+        constexpr int MANY = WIDTH == LANES && R <= 2 ? 2 * COLUMNS : COLUMNS;  // few rows read values in their order
         int column = 0;
-        for (; column + COLUMNS * WIDTH <= wide; column += COLUMNS * WIDTH)
-            weigh<R, COLUMNS, FIRST>(p, values, column, shrink, out);
+        for (; column + MANY * WIDTH <= wide; column += MANY * WIDTH) weigh<R, MANY, FIRST>(p, values, column, shrink, out);
         for (; column < wide; column += WIDTH) weigh<R, 1, FIRST>(p, values, column, shrink, out);
     }
 

@@ -14,7 +14,7 @@ from ferrule_plugins.gguf.names import Names, Target
 from ferrule_plugins.gguf.reader import FLOATS, GgufModel, TensorInfo
 from ferrule_plugins.heap import give_back
 
-_TRIMMED_BYTES = 8 << 20  # from one request to give memory back to the next
+_TRIMMED_BYTES = 64 << 20  # from one request to give memory back to the next, which costs clearing it again
 HEAD, TABLE = "lm_head", "embed_tokens"
 Pieces = Iterator[tuple[str, torch.Tensor]]
 

@@ -148,7 +148,7 @@ template <class F> void keep_numbers(const Matrix& w, F four, int64_t count, uin
     }
 }
 
-// Channels past the last have scales of zero. Returns whether scales could be found: whether no weight is NaN or huge.
+// Channels past the last are zeros. Returns whether scales could be found: whether no weight is NaN or huge.
 template <class T> bool pack_panel(const Matrix& w, const T* weights, const Given& given, int64_t panel, Floats* x) {
     const int64_t channels = channels_of(w.n, panel), span = span_of(w), groups = w.k / w.group;
     const int offset = w.coded ? 0 : middle(w);
@@ -158,6 +158,8 @@ template <class T> bool pack_panel(const Matrix& w, const T* weights, const Give
     std::memset(start, 0, panel_bytes(w, channels));
     for (int64_t c = 0; c < channels; c += WIDTH) {
         const int64_t first = panel * PANEL + c, real = std::max<int64_t>(0, std::min<int64_t>(WIDTH, w.n - first));
+        Words there;  // all bits of the channels' lanes: what pads them is zero
+        for (int i = 0; i < WIDTH; i++) there[i] = i < real ? ~0u : 0u;
         uint8_t* to = start;
         for (int64_t begin = 0; begin < w.k; begin += span) {
             const int64_t count = std::max<int64_t>(0, std::min(span, w.inputs - begin)), g = begin / w.group;
@@ -186,7 +188,7 @@ template <class T> bool pack_panel(const Matrix& w, const T* weights, const Give
                     const Floats v = nearest(at_least(x[i + b] * inverses, splat(low)), high);
                     bytes |= (Words)(__builtin_convertvector(v, Ints) + offset) << (8 * b);
                 }
-                return bytes;
+                return bytes & there;
             };
             keep_numbers(w, four, span, cells, channels, c);
             to = cells + channels * span * w.bits / 8;

@@ -347,6 +347,8 @@ template <class T, class S> struct Attention {
         constexpr int MANY = WIDTH == LANES && R <= 2 ? 2 * COLUMNS : COLUMNS;  // few rows read values in their order
         int column = 0;
         for (; column + MANY * WIDTH <= wide; column += MANY * WIDTH) weigh<R, MANY, FIRST>(p, values, column, shrink, out);
+        for (; column + COLUMNS * WIDTH <= wide; column += COLUMNS * WIDTH)
+            weigh<R, COLUMNS, FIRST>(p, values, column, shrink, out);
         for (; column < wide; column += WIDTH) weigh<R, 1, FIRST>(p, values, column, shrink, out);
     }
 

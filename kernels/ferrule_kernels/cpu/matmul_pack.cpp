@@ -68,7 +68,8 @@ template <bool SHORT> Floats scales_of(const Matrix& w, const Floats* x, int64_t
     const float half = float(1 << (w.bits - 1));
     const Floats wide = most * 5.0f * (8.0f / half);
     Floats least = splat(INFINITY), best = {};
-    for (int first = -42; first < TRIES - 42; first += AT_ONCE) {  // the largest number becomes 42/40 of the half, 41/40 and so on
+    // The largest number becomes 42/40 of the half, 41/40 and so on.
+    for (int first = -42; first < TRIES - 42; first += AT_ONCE) {
         Floats scales[AT_ONCE], inverses[AT_ONCE], losses[AT_ONCE] = {};
         for (int i = 0; i < AT_ONCE; i++) {
             scales[i] = rounded(wide / float(first + i));

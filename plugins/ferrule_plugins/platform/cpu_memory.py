@@ -41,6 +41,7 @@ _HUGE = 2 << 20
 _PART = 64 << 20  # bytes that are made real at once; a multiple of a huge page
 _ASKED = 8 << 20  # bytes after which the system is asked again how much memory there is: it reads several files
 _PAUSE = 7  # a thread that gets memory beside steps rests for so many times as long as it worked
+_LONGEST_PAUSE = 0.1  # seconds: the end of the program waits for it
 _SPARE = 128 << 20  # bytes that stay for steps and other processes
 _THREADS = 8  # more do not help: memory is the limit
 _ADVICE = (
@@ -228,7 +229,7 @@ def _fill(parts: Sequence[tuple[weakref.ref[torch.Tensor], tuple[int, int]]]) ->
         _populate(address, size)
         room -= size
         del kept  # it may be let go meanwhile
-        time.sleep(_PAUSE * (time.perf_counter() - began))
+        time.sleep(min(_PAUSE * (time.perf_counter() - began), _LONGEST_PAUSE))
 
 
 def _populate(address: int, size: int) -> bool:

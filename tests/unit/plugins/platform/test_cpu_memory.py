@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -100,6 +103,23 @@ def test_where_memory_is_plenty_a_cache_is_filled_behind_the_start(monkeypatch: 
     assert _resident() - before > 2 * SIZE - (8 << 20)
     assert not storages[0].count_nonzero()
     assert storages[1].count_nonzero() == SIZE - SIZE // 2
+
+
+def test_filling_rests_but_not_for_long_and_has_no_low_priority(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program's end waits for the rest, and a low priority would hold up who waits for its locks."""
+    storages = [_zeros((20 << 20,), torch.uint8, torch.device("cpu"))]
+    thread = _thread(monkeypatch, storages)
+    rests: list[tuple[float, int]] = []
+
+    def sleep(seconds: float) -> None:
+        rests.append((seconds, os.getpriority(os.PRIO_PROCESS, threading.get_native_id())))
+
+    clock = itertools.cycle((0.0, 0.001, 1.0, 9.0))  # parts that take 0.001 and 8 seconds
+    monkeypatch.setattr(cpu_memory, "time", SimpleNamespace(perf_counter=lambda: next(clock), sleep=sleep))
+    thread.start()
+    thread.join()
+    assert {round(seconds, 6) for seconds, _ in rests} == {0.007, 0.1}
+    assert {priority for _, priority in rests} == {os.getpriority(os.PRIO_PROCESS, 0)}
 
 
 def test_a_cache_that_was_let_go_is_not_filled_further(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import cast
 
 import torch
@@ -10,7 +11,7 @@ from torch.nn import functional as F
 
 from ferrule.interfaces.model import InputEmbeds
 from ferrule_kernels.cpu.dense import DenseMatrix
-from ferrule_nn.linear import Dense, Linear
+from ferrule_nn.linear import Linear
 from ferrule_nn.parameters import parameter
 
 
@@ -21,12 +22,16 @@ class Embedding(nn.Module):
         super().__init__()
         self.scale = scale
         self.weight: torch.Tensor = parameter(count, size)
-        self._matrix: DenseMatrix | None = None
+        self._rows: Callable[[torch.Tensor], torch.Tensor] | None = None
+
+    def read_by(self, rows: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Have `rows` read the table from now on, from the head's packed form of it."""
+        self._rows = rows
+        self.remove_table()
 
     def read_from(self, matrix: DenseMatrix) -> None:
         """Read rows from `matrix` from now on: the head's packed form of the same table."""
-        self._matrix = matrix
-        self.remove_table()
+        self.read_by(matrix.rows)
 
     def remove_table(self) -> None:
         """Have no table of its own: `weight` keeps its width, has no rows, and is not a parameter any more."""
@@ -35,7 +40,7 @@ class Embedding(nn.Module):
         self.weight = empty
 
     def forward(self, ids: torch.Tensor, given: InputEmbeds | None = None) -> torch.Tensor:
-        rows = F.embedding(ids, self.weight) if self._matrix is None else self._matrix.rows(ids)
+        rows = F.embedding(ids, self.weight) if self._rows is None else self._rows(ids)
         if self.scale != 1.0:
             rows = rows * rows.new_full((), self.scale)  # made on the device: a copy to it could not be recorded
         return rows if given is None else rows.index_copy(0, given.tokens, given.data.to(rows.dtype))
@@ -66,9 +71,9 @@ class Head(Linear):
     def pack(self) -> None:
         """Pack the weight. A tied embedding reads rows from the packed form if it can, else the table is kept twice."""
         super().pack()
-        tied, scheme = self.tied, self.scheme
-        if tied is not None and isinstance(scheme, Dense) and scheme.matrix is not None:
-            tied.read_from(scheme.matrix)
+        rows = None if self.tied is None else self.scheme.rows(self)
+        if self.tied is not None and rows is not None:
+            self.tied.read_by(rows)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[rows, hidden] → [rows, vocab]."""

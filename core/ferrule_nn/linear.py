@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from typing import Any, Protocol, runtime_checkable
 
@@ -58,6 +58,9 @@ class Dense(LinearScheme):
         if self.matrix is not None:
             return self.matrix.tensors()
         return () if self._packed is None else (self._packed.matrix,)
+
+    def rows(self, layer: Any) -> Callable[[torch.Tensor], torch.Tensor] | None:
+        return None if self.matrix is None else self.matrix.rows
 
     def plain(self, layer: Any) -> torch.Tensor:
         """The weight [out, in] as the checkpoint has it. Not for a layer with a `matrix`, whose weight is gone."""

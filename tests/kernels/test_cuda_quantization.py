@@ -132,14 +132,15 @@ def test_types_of_gguf_files(kind: str, device: torch.device) -> None:
         layer = Linear(128, 48)
     assert layer.quantize("mlp.up_proj", GgufMethod({"quant_method": "gguf", "types": {kind: ["mlp.up_proj"]}}))
     draw = torch.Generator().manual_seed(1)
-    choices = torch.tensor(TABLES.get(kind, range(-8, 8)), dtype=torch.int8)
+    table = TABLES.get(kind, ())
+    choices = torch.arange(0 if table else -8, 16 if table else 8, dtype=torch.int8)
     layer.get_parameter("numbers").data.copy_(choices[torch.randint(0, 16, (48, 128), generator=draw)])
     for name, _ in list(layer.named_parameters())[1:]:
         into = layer.get_parameter(name).data
         values = torch.randn(48, 4, generator=draw).bfloat16().float()  # for 32 inputs each
         into.copy_(values.repeat_interleave(into.shape[1] // 4, 1))
     weights = [parameter.detach().clone() for parameter in layer.parameters()]
-    meant = Decoded(weights[0], *(Levels(floats) for floats in weights[1:])).widened()
+    meant = Decoded(weights[0], *(Levels(floats) for floats in weights[1:]), table=table).widened()
     layer.pack()
     if kind == "Q4_0":
         _checked(layer, meant, 2e-3, 6.2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -65,6 +65,14 @@ class LinearScheme(ABC):
 
         The result has the type of x; a head's may be float32.
         """
+
+    def rows(self, layer: Any) -> Callable[[torch.Tensor], torch.Tensor] | None:
+        """What reads rows of the weight once it is packed: ids [tokens] → [tokens, in], of the model's type.
+
+        The embedding of a tied model then has no table of its own. So by default, and for weights that are rounded
+        further than the checkpoint's, this returns None.
+        """
+        return None
 
 
 class QuantizationMethod(ABC):

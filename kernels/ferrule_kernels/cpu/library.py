@@ -22,6 +22,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 SOURCES = (
     "attention.cpp",
+    "blocks.cpp",
     "codes.cpp",
     "delta.cpp",
     "dense.cpp",

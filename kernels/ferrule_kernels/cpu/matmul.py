@@ -15,6 +15,7 @@ from ferrule_kernels.cpu.pages import weight_memory
 from ferrule_kernels.matmul import Form, Levels
 
 _TYPES = {torch.float32: 0, torch.bfloat16: 1}
+_BYTES = 2  # the type of numbers of 8 bits, which can be packed alone
 PANEL = 64  # outputs that the kernel keeps together
 _CONVERTED = 1 << 22  # weights that are converted at a time
 LANES = 16  # channels are rounded up to it
@@ -39,6 +40,7 @@ class _Kernels(NamedTuple):
     turn: Any
     multiply: Any
     memory: Any  # bytes that `multiply` needs
+    rows: Any
 
 
 @functools.cache
@@ -49,11 +51,13 @@ def _kernels() -> _Kernels:
     loaded.ferrule_multiply.argtypes = (at, at, at, ctypes.c_int64, ctypes.c_int32, ctypes.c_int32, at)
     loaded.ferrule_multiply_memory.argtypes = (at, ctypes.c_int64)
     loaded.ferrule_multiply_memory.restype = ctypes.c_int64
+    loaded.ferrule_rows.argtypes = (at, at, ctypes.c_int64, ctypes.c_int32, at)
+    loaded.ferrule_rows.restype = ctypes.c_int64
     loaded.ferrule_turn.argtypes = (at,)
     pack, turn, multiply = loaded.ferrule_pack, loaded.ferrule_turn, loaded.ferrule_multiply
     pack.restype = ctypes.c_int
     turn.restype = multiply.restype = None
-    return _Kernels(pack, turn, multiply, loaded.ferrule_multiply_memory)
+    return _Kernels(pack, turn, multiply, loaded.ferrule_multiply_memory, loaded.ferrule_rows)
 
 
 class Workspace:
@@ -106,14 +110,14 @@ class PackedMatrix:
         packed = weight_memory((form.packed_bytes(*weight.shape),), torch.uint8)
         self._set_up(packed, factors, tuple(weight.shape), form, bias, workspace)
         rows = max(1, _CONVERTED // max(1, self.inputs) // PANEL) * PANEL
-        if weight.dtype in _TYPES and weight.is_contiguous():  # at once: then threads pack what they will read
-            rows = max(1, self.outputs)
+        if self._type(weight, given[0]) is not None and weight.is_contiguous():
+            rows = max(1, self.outputs)  # at once: then threads pack what they will read
         for first in range(0, self.outputs, rows):
             self._pack(weight[first : first + rows].detach(), first, *given)
 
     def _pack(self, part: torch.Tensor, first: int, scales: Levels | None, offsets: Levels | None) -> None:
         """Pack the outputs from `first` on, behind all before them. So weights are not converted as a whole."""
-        if part.dtype not in _TYPES:  # numbers of 8 bits are exact in bfloat16
+        if self._type(part, scales) is None:  # numbers of 8 bits are exact in bfloat16
             part = part.to(torch.bfloat16 if part.dtype in (torch.int8, torch.uint8) else torch.float32)
         part = part.contiguous()
         matrix = _Matrix.from_buffer_copy(self._matrix)
@@ -121,8 +125,14 @@ class PackedMatrix:
         floats = [None if each is None else each.floats for each in (scales, offsets)]
         steps = [None if each is None else each.steps for each in (scales, offsets)]
         given = (None if each is None else each[first:].data_ptr() for each in (*floats, *steps))
-        if not _kernels().pack(ctypes.addressof(matrix), part.data_ptr(), _TYPES[part.dtype], *given):
+        if not _kernels().pack(ctypes.addressof(matrix), part.data_ptr(), self._type(part, scales), *given):
             raise UnfitWeightError("a weight is not a finite number, or too large to be quantized")
+
+    def _type(self, weight: torch.Tensor, scales: Levels | None) -> int | None:
+        """The kernel's number for what it packs as it is: floats, and whole words of bytes that have scales."""
+        if weight.dtype == torch.int8 and scales is not None and self.inputs % 4 == 0:
+            return _BYTES
+        return _TYPES.get(weight.dtype)
 
     @classmethod
     def empty(cls, outputs: int, inputs: int, form: Form, workspace: Workspace) -> PackedMatrix:
@@ -232,6 +242,16 @@ class PackedMatrix:
         memory = self._workspace.at(self._memory(self._address, m))
         self._multiply(self._address, x.data_ptr(), y.data_ptr(), m, _TYPES[x.dtype], _TYPES[made], memory)
         return y if made == wanted else y.to(wanted)
+
+    def rows(self, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """ids [tokens] → what those rows of the weight stand for, [tokens, k] of `dtype`. Raises IndexError."""
+        ids = ids.long().contiguous()
+        made = dtype if dtype in _TYPES else torch.float32
+        y = torch.empty((*ids.shape, self.inputs), dtype=made)
+        first = _kernels().rows(self._address, ids.data_ptr(), ids.numel(), _TYPES[made], y.data_ptr())
+        if first < ids.numel():
+            raise IndexError(f"there is no row {ids.flatten()[first].item()} in a table of {self.outputs}")
+        return y if made == dtype else y.to(dtype)
 
 
 def _kept(values: torch.Tensor | Levels, form: Form) -> Levels:

@@ -1,10 +1,13 @@
-// Weights quantized into the order in which `matmul.cpp` reads them; it says what that is.
+// Weights quantized into the order in which `matmul.cpp` reads them, which says what that is; and rows of them read back.
+#include <type_traits>
 #include <vector>
 #include "matmul.h"
+#include "recording.h"
 
 namespace {
 
 constexpr int TRIES = 12, AT_ONCE = 4;  // scales that are tried, and how many of them at once
+constexpr int64_t SMALL = 1 << 15;        // weights that one thread reads back sooner than two
 constexpr float HUGEST = 1e36f;  // beyond it the scales that are tried are infinite
 constexpr float NEAREST = 12582912.0f;  // 1.5 * 2^23: added and taken off, it rounds to nearest, ties to even
 
@@ -149,11 +152,43 @@ template <class F> void keep_numbers(const Matrix& w, F four, int64_t count, uin
     }
 }
 
+// Numbers that are kept: from `low` to `high`, plus `offset`.
+struct Range {
+    int low, high, offset;
+    explicit Range(const Matrix& w) {
+        offset = w.coded ? 0 : middle(w);
+        low = -std::min(offset, 127);
+        high = (1 << w.bits) - 1 - offset;
+    }
+};
+
+typedef int8_t Bytes __attribute__((vector_size(4 * WIDTH)));
+typedef uint8_t Kept __attribute__((vector_size(4 * WIDTH)));
+
+// Four numbers of each channel in its lane, of weights times `inverses`.
+inline Words four_of(const Floats* x, Floats inverses, const Range& range) {
+    Words bytes = {};
+    for (int b = 0; b < 4; b++) {
+        const Floats v = nearest(at_least(x[b] * inverses, splat(range.low)), range.high);
+        bytes |= (Words)(__builtin_convertvector(v, Ints) + range.offset) << (8 * b);
+    }
+    return bytes;
+}
+
+// Those of numbers that came as bytes.
+inline Words four_of(Words numbers, const Range& range) {
+    const Bytes low = Bytes{} + int8_t(range.low), high = Bytes{} + int8_t(std::min(range.high, 127));
+    Bytes v = (Bytes)numbers;
+    v = v < low ? low : v;
+    v = v > high ? high : v;
+    return (Words)((Kept)v + uint8_t(range.offset));
+}
+
 // Channels past the last are zeros. Returns whether scales could be found: whether no weight is NaN or huge.
 template <class T> bool pack_panel(const Matrix& w, const T* weights, const Given& given, int64_t panel, Floats* x) {
     const int64_t channels = channels_of(w.n, panel), span = span_of(w), groups = w.k / w.group;
-    const int offset = w.coded ? 0 : middle(w);
-    const float low = -std::min(offset, 127), high = (1 << w.bits) - 1 - offset;
+    const Range range(w);
+    constexpr bool BYTES = std::is_same<T, int8_t>::value;  // which are read as words of four
     Ints wrong = {};
     uint8_t* const start = w.weights + panel * panel_bytes(w, PANEL);
     std::memset(start, 0, panel_bytes(w, channels));
@@ -166,10 +201,13 @@ template <class T> bool pack_panel(const Matrix& w, const T* weights, const Give
             const int64_t count = std::max<int64_t>(0, std::min(span, w.inputs - begin)), g = begin / w.group;
             uint8_t* head = begin % w.block ? nullptr : to;
             uint8_t* steps = to + (head ? channels * head_bytes(w) : 0);
-            uint8_t* cells = steps + span / w.group * step_bytes(w) * channels;
-            read_channels(weights + first * w.inputs + begin, w.inputs, real, count, x);
-            for (int64_t i = (count + WIDTH - 1) / WIDTH * WIDTH; i < span; i++) x[i] = Floats{};
-            for (int64_t i = 0; i < count; i++) wrong |= ~((x[i] <= HUGEST) & (x[i] >= -HUGEST));
+            uint8_t* numbers = steps + span / w.group * step_bytes(w) * channels;
+            const T* from = weights + first * w.inputs + begin;
+            const int64_t cells = BYTES ? count / 4 : count;
+            if constexpr (BYTES) read_channels((const float*)from, w.inputs / 4, real, cells, x);
+            else read_channels(from, w.inputs, real, cells, x);
+            for (int64_t i = (cells + WIDTH - 1) / WIDTH * WIDTH; i < span; i++) x[i] = Floats{};
+            for (int64_t i = 0; i < cells && !BYTES; i++) wrong |= ~((x[i] <= HUGEST) & (x[i] >= -HUGEST));
             Floats inverses = splat(1.0f);
             if (!given.scales) {
                 const Floats scales = w.bits > 4 ? scales_of<false>(w, x, count) : scales_of<true>(w, x, count);
@@ -184,15 +222,11 @@ template <class T> bool pack_panel(const Matrix& w, const T* weights, const Give
                     keep_steps(w, given, channel * groups + g + s, steps + s * step_bytes(w) * channels + c + i, channels);
             }
             const auto four = [&](int64_t i) {
-                Words bytes = {};
-                for (int b = 0; b < 4; b++) {
-                    const Floats v = nearest(at_least(x[i + b] * inverses, splat(low)), high);
-                    bytes |= (Words)(__builtin_convertvector(v, Ints) + offset) << (8 * b);
-                }
-                return bytes & there;
+                if constexpr (BYTES) return four_of((Words)x[i / 4], range) & there;
+                else return four_of(x + i, inverses, range) & there;
             };
-            keep_numbers(w, four, span, cells, channels, c);
-            to = cells + channels * span * w.bits / 8;
+            keep_numbers(w, four, span, numbers, channels, c);
+            to = numbers + channels * span * w.bits / 8;
         }
     }
     int32_t any = 0;
@@ -213,18 +247,109 @@ template <class T> bool pack(const Matrix& w, const T* weights, const Given& giv
     return right;
 }
 
+// Numbers of one channel as they were put by `keep_planes`.
+template <int BITS> void read_planes(const uint8_t* cells, int64_t channels, int64_t count, uint8_t* numbers) {
+    typedef Planes<BITS> P;
+    for (int64_t i = 0; i + P::UNIT <= count; i += P::UNIT, cells += P::WORDS * channels * 4) {
+        uint32_t words[P::WORDS];
+        for (int word = 0; word < P::WORDS; word++) std::memcpy(&words[word], cells + word * channels * 4, 4);
+        for (int field = 0; field < P::FIELDS; field++) {
+            uint32_t bytes = words[field * P::LOW / 8] >> (field * P::LOW % 8) & P::LOW_MASK;
+            if (P::HIGH) bytes |= (words[P::LOW_WORDS] >> (field * P::HIGH) & P::HIGH_MASK) << P::LOW;
+            std::memcpy(numbers + i + field * 4, &bytes, 4);
+        }
+    }
+}
+
+// The same for any number of bits; `cells` are those of the panel.
+void read_numbers(
+    const Matrix& w, const uint8_t* cells, int64_t channels, int64_t c, int64_t count, uint8_t* numbers
+) {
+    switch (w.bits) {
+        case 6: return read_planes<6>(cells + c * 4, channels, count, numbers);
+        case 5: return read_planes<5>(cells + c * 4, channels, count, numbers);
+        case 4: return read_planes<4>(cells + c * 4, channels, count, numbers);
+        case 3: return read_planes<3>(cells + c * 4, channels, count, numbers);
+        case 2: return read_planes<2>(cells + c * 4, channels, count, numbers);
+    }
+    for (int64_t i = 0; i < count; i += 4) std::memcpy(numbers + i, cells + place(channels, c, i, tiled(w)), 4);
+}
+
+// What `keep_float` kept.
+inline float kept_float(const Matrix& w, const uint8_t* from) {
+    uint16_t bits;
+    std::memcpy(&bits, from, sizeof bits);
+    const uint32_t whole = w.halves ? (bits & 0x8000u) << 16 | (bits & 0x7fffu) << 13 : uint32_t(bits) << 16;
+    float x;
+    std::memcpy(&x, &whole, sizeof x);
+    return w.halves ? x * 0x1p112f : x;
+}
+
+// One row of weights, [k], as floats. `numbers` has room for a span.
+void read_row(const Matrix& w, int64_t row, uint8_t* numbers, float* to) {
+    const int64_t panel = row / PANEL, c = row % PANEL, channels = channels_of(w.n, panel), span = span_of(w);
+    const float factor = w.factors ? w.factors[row] : 1.0f;
+    const uint8_t* at = w.weights + panel * panel_bytes(w, PANEL);
+    float scale = 0.0f, offset = 0.0f;
+    for (int64_t begin = 0; begin < w.k; begin += span) {
+        if (begin % w.block == 0) {
+            scale = kept_float(w, at + c * 2) * factor;
+            if (w.offsets) offset = kept_float(w, at + (channels + c) * 2) * factor;
+            at += channels * head_bytes(w);
+        }
+        const uint8_t* cells = at + span / w.group * step_bytes(w) * channels;
+        read_numbers(w, cells, channels, c, span, numbers);
+        for (int64_t i = 0; i < span && w.coded; i++) numbers[i] = w.table[numbers[i]];
+        for (int64_t i = 0; i < span; i += w.group, at += step_bytes(w) * channels) {
+            float own = scale, added = offset;
+            if (w.steps == 4) own *= at[c] & 15, added *= at[c] >> 4;
+            if (w.steps == 8) own *= int8_t(at[c]), added *= w.offsets ? int8_t(at[channels + c]) : 0;
+            for (int64_t j = i; j < i + w.group; j++) to[begin + j] = (numbers[j] - middle(w)) * own + added;
+        }
+        at = cells + channels * span * w.bits / 8;
+    }
+}
+
+// Rows [count, inputs], up to the first id that has none: its place, else `count`.
+template <class Y> int64_t read_rows(const Matrix& w, const int64_t* ids, int64_t count, Y* to) {
+    for (int64_t i = 0; i < count; i++)
+        if (ids[i] < 0 || ids[i] >= w.n) return i;
+#pragma omp parallel if (count * w.k > SMALL)
+    {
+        std::vector<uint8_t> numbers(span_of(w));
+        std::vector<float> row(w.k + WIDTH);
+#pragma omp for schedule(static)
+        for (int64_t i = 0; i < count; i++) {
+            read_row(w, ids[i], numbers.data(), row.data());
+            visit(row.data(), w.inputs, [&](Floats x, int64_t at) { store(to + i * w.inputs + at, x, w.inputs - at); });
+        }
+    }
+    return count;
+}
+
 }  // namespace
 
 extern "C" {
 
-// Quantize weights [n, inputs] into `matrix->weights`; `type` is 0 for float32, 1 for bfloat16. `scales` [n, blocks],
-// which the matrix's type of floats can hold, are those of weights that were quantized before and are numbers now; else
-// null. So are `offsets` where the matrix has them, and `steps` and `offset_steps` [n, groups] where it has these. Returns 0
-// where weights that were not quantized before are NaN, or larger than any that a model can compute with.
+// Quantize weights [n, inputs] into `matrix->weights`; `type` is 0 for float32, 1 for bfloat16, 2 for numbers of 8 bits, of
+// which a row is whole words of four. `scales` [n, blocks], which the matrix's type of floats can hold, are those of weights
+// that were quantized before and are numbers now; else null. So are `offsets` where the matrix has them, and `steps` and
+// `offset_steps` [n, groups] where it has these. Returns 0 where weights that were not quantized before are NaN, or larger
+// than any that a model can compute with.
 int ferrule_pack(const Matrix* matrix, const void* weights, int32_t type, const float* scales, const float* offsets,
                   const int8_t* steps, const int8_t* offset_steps) {
     const Given given = {scales, offsets, steps, offset_steps};
+    if (type == 2) return pack(*matrix, (const int8_t*)weights, given);
     return type ? pack(*matrix, (const uint16_t*)weights, given) : pack(*matrix, (const float*)weights, given);
+}
+
+// As `ferrule_dense_rows`: what the numbers stand for, of float32 for the `type` 0 and of bfloat16 for 1.
+int64_t ferrule_rows(const Matrix* matrix, const int64_t* ids, int64_t count, int32_t type, void* to) {
+    const auto read = [=] {
+        return type ? read_rows(*matrix, ids, count, (uint16_t*)to) : read_rows(*matrix, ids, count, (float*)to);
+    };
+    if (recording) recording->push_back(read);
+    return read();
 }
 
 // As `ferrule_dense_turn`.

@@ -1,7 +1,9 @@
 """Blocks of quantized numbers as integers with scales and offsets, to the numbers that ggml's own code makes of them.
 
-Every type here is of the form number * scale + offset, with one scale and one offset for a group of numbers. Those of
-k-quants have two levels: a float for a block, times an integer of few bits for each group. https://github.com/ggml-org/ggml/blob/master/src/ggml-quants.c
+By the compiled kernel, and in torch where there is none: both give the same. Every type here is of the form
+number * scale + offset, with one scale and one offset for a group of numbers. Those of k-quants have two levels: a
+float for a block, times an integer of few bits for each group.
+https://github.com/ggml-org/ggml/blob/master/src/ggml-quants.c
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ from pathlib import Path
 
 import torch
 
+from ferrule_kernels.cpu import blocks as kernels
+from ferrule_kernels.cpu import library
 from ferrule_kernels.matmul import Levels
 from ferrule_plugins.gguf.reader import FLOATS, TYPES, TensorInfo
 
@@ -36,22 +40,26 @@ OFFSETS = frozenset(("Q2_K", "Q4_1", "Q4_K", "Q5_1", "Q5_K"))  # types that have
 GROUPS: Mapping[str, int] = dict.fromkeys(("Q2_K", "Q3_K", "Q6_K"), 16)  # numbers with one scale, where not 32
 BLOCK = 256  # numbers with one float, of types whose groups multiply it by an integer of so many bits, or of fewer
 STEPS: Mapping[str, int] = {"Q2_K": 4, **dict.fromkeys(("Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"), 8)}
+_NUMBERS = {each.name: number for number, each in TYPES.items()}  # of ggml
 _FLOAT_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _ROWS = 1 << 20  # bytes that are decoded at a time
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """Numbers int8 [rows, k], from 0 on where there are offsets. Without offsets these are zero."""
+    """Numbers int8 [rows, k], from 0 on where there are offsets; places in the `table` where there is one."""
 
     numbers: torch.Tensor
     scales: Levels
     offsets: Levels | None = None
+    table: tuple[int, ...] = ()
 
     def widened(self) -> torch.Tensor:
         """What they stand for, float32 [rows, k]."""
-        scales = self.scales.spread()
-        cells = self.numbers.view(*scales.shape, -1) * scales.unsqueeze(-1)
+        scales, numbers = self.scales.spread(), self.numbers
+        if self.table:
+            numbers = torch.tensor(self.table, dtype=torch.int8, device=numbers.device)[numbers.int()]
+        cells = numbers.view(*scales.shape, -1) * scales.unsqueeze(-1)
         if self.offsets is not None:
             cells = cells + self.offsets.spread().unsqueeze(-1)
         return cells.flatten(1)
@@ -74,9 +82,11 @@ def stored(info: TensorInfo, data: mmap.mmap) -> torch.Tensor:
 
 
 def decode(kind: str, rows: torch.Tensor) -> Decoded:
-    """Rows of blocks, uint8 [rows, bytes]: some at a time, each put in its place, so that nothing is there twice."""
+    """Rows of blocks, uint8 [rows, bytes]."""
+    if _compiled(rows):
+        return Decoded(*kernels.read(_NUMBERS[kind], rows), TABLES.get(kind, ()))
     whole: Decoded | None = None
-    for start, some in _some_rows(rows):
+    for start, some in _some_rows(rows):  # each put in its place, so that nothing is there twice
         part = _decode(kind, some)
         if len(some) == len(rows):
             return part
@@ -88,12 +98,24 @@ def decode(kind: str, rows: torch.Tensor) -> Decoded:
 
 
 def widen(kind: str, rows: torch.Tensor, dtype: torch.dtype, place: torch.Tensor | None = None) -> torch.Tensor:
-    """Rows of blocks as floats, [rows, k], in `place` where there is one."""
+    """Rows of blocks as floats, [rows, k], in `place`, which is of that type, where there is one."""
+    block = TYPES[_NUMBERS[kind]]
+    if place is None:
+        place = torch.empty(len(rows), rows.shape[1] // block.num_bytes * block.size, dtype=dtype)
+    if _compiled(rows) and dtype in kernels.WIDENED and place.is_contiguous():
+        kernels.widen(_NUMBERS[kind], rows, place, TABLES.get(kind, ()))
+        return place
     for start, some in _some_rows(rows):
-        part = _decode(kind, some).widened()
-        place = torch.empty(len(rows), part.shape[1], dtype=dtype) if place is None else place
-        place[start : start + len(some)] = part
-    return _decode(kind, rows).widened().to(dtype) if place is None else place
+        place[start : start + len(some)] = _decode(kind, some).widened()
+    return place
+
+
+def _compiled(rows: torch.Tensor) -> bool:
+    try:
+        library.load()
+    except library.KernelsUnavailableError:
+        return False
+    return rows.is_cpu and rows.stride(1) == 1
 
 
 def _some_rows(rows: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
@@ -113,13 +135,13 @@ def _tensors(decoded: Decoded) -> list[torch.Tensor]:
 def _made(decoded: Decoded, make: Callable[[torch.Tensor], torch.Tensor]) -> Decoded:
     """The same of other tensors."""
     levels = [Levels(make(own.floats), None if own.steps is None else make(own.steps)) for own in _levels(decoded)]
-    return Decoded(make(decoded.numbers), *levels)
+    return Decoded(make(decoded.numbers), levels[0], levels[1] if len(levels) > 1 else None, decoded.table)
 
 
 def _decode(kind: str, rows: torch.Tensor) -> Decoded:
-    size = next(each.num_bytes for each in TYPES.values() if each.name == kind)
-    numbers, *levels = _DECODERS[kind](rows.reshape(-1, size))
-    return _made(Decoded(numbers.to(torch.int8), *levels), lambda own: own.view(len(rows), -1))
+    numbers, scales, *offsets = _DECODERS[kind](rows.reshape(-1, TYPES[_NUMBERS[kind]].num_bytes))
+    whole = Decoded(numbers.to(torch.int8), scales, offsets[0] if offsets else None, TABLES.get(kind, ()))
+    return _made(whole, lambda own: own.view(len(rows), -1))
 
 
 _Parts = tuple[torch.Tensor, Levels] | tuple[torch.Tensor, Levels, Levels]  # of blocks, each a row
@@ -177,12 +199,8 @@ def _q8_0(b: torch.Tensor) -> _Parts:
     return b[:, 2:].contiguous().view(torch.int8), Levels(_half(b, 0))
 
 
-def _table(values: tuple[int, ...], codes: torch.Tensor) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.int8, device=codes.device)[codes.int()]
-
-
 def _iq4_nl(b: torch.Tensor) -> _Parts:
-    return _table(_IQ4, _nibbles(b[:, 2:])), Levels(_half(b, 0))
+    return _nibbles(b[:, 2:]), Levels(_half(b, 0))
 
 
 def _iq4_xs(b: torch.Tensor) -> _Parts:
@@ -190,13 +208,13 @@ def _iq4_xs(b: torch.Tensor) -> _Parts:
     high = b[:, 2:4].contiguous().view(torch.uint16).int()
     upper = high >> torch.arange(0, 16, 2, dtype=torch.int32) & 3
     lower = torch.stack((b[:, 4:8] & 15, b[:, 4:8] >> 4), -1).flatten(1).int()
-    numbers = _table(_IQ4, torch.cat([_nibbles(each) for each in torch.split(b[:, 8:], 16, 1)], 1))
+    numbers = torch.cat([_nibbles(each) for each in torch.split(b[:, 8:], 16, 1)], 1)
     return numbers, _of_groups(_half(b, 0), (lower | upper << 4) - 32)
 
 
 def _mxfp4(b: torch.Tensor) -> _Parts:
     powers = torch.exp2(b[:, :1].double() - 128).float()  # the numbers are doubled
-    return _table(_FP4, _nibbles(b[:, 1:])), Levels(powers)
+    return _nibbles(b[:, 1:]), Levels(powers)
 
 
 def _q2_k(b: torch.Tensor) -> _Parts:

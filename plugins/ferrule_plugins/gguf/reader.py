@@ -29,6 +29,7 @@ _MAX_NAME = 512  # bytes of a key or of a tensor's name
 _MAX_SHARDS = 1 << 12
 _ALIGNMENT = 32  # where the file does not state one
 _STRING, _ARRAY, _BOOL = 8, 9, 7
+_LENGTH = struct.Struct("<Q")  # of a string
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", _BOOL: "B", 10: "Q", 11: "q", 12: "d"}
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 
@@ -274,7 +275,7 @@ class _Reader:
         if inner == _STRING:
             if length * 8 > self._end - self._at:
                 raise self._damaged(f"the array {key!r} ends behind it")
-            return [self._text(_MAX_TEXT) for _ in range(length)]
+            return self._texts(length)
         if inner in _NUMBERS:
             return self._numbers(inner, length, key)
         raise self._damaged(
@@ -315,6 +316,20 @@ class _Reader:
             raise self._damaged(f"a string has {length} bytes")
         at = self._advance(length)
         return self._data[at : at + length].decode(errors="replace")
+
+    def _texts(self, count: int) -> list[str]:
+        """As `_text`, so many times: a vocabulary has hundreds of thousands."""
+        found, data, at, size = [], self._data, self._at, _LENGTH.size
+        for _ in range(count):
+            if at + size > self._end:
+                raise self._damaged("its header ends behind it")
+            start = at + size
+            at = start + _LENGTH.unpack_from(data, at)[0]
+            if at > min(self._end, start + _MAX_TEXT):
+                raise self._damaged(f"a string has {at - start} bytes")
+            found.append(data[start:at].decode(errors="replace"))
+        self._at = at
+        return found
 
     def _number(self, form: str) -> int:
         size = struct.calcsize(form)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 
 import torch
@@ -24,15 +24,15 @@ class Reader:
     """Reads tensors for one model.
 
     `quantized` are the names of layers that take quantized weights, those of merged projections included. Whatever else
-    is quantized is widened to `dtype`; `widened` then has the types. `places` are the model's parameters: what is
-    widened is put into them.
+    is quantized is widened to `dtype`; `widened` then has the types. `parameters` gives those that the model has by
+    now: what is widened is put into them.
     """
 
     names: Names
     quantized: Set[str]
     dtype: torch.dtype
     tied: bool
-    places: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    parameters: Callable[[], Mapping[str, torch.Tensor]] = dict
     widened: set[str] = field(default_factory=set)
     _halves: dict[str, dict[str, torch.Tensor]] = field(default_factory=dict)
 
@@ -60,7 +60,10 @@ class Reader:
             yield from self._numbers(info, layer, rows, target)
             return
         if layer == TABLE and self.tied and HEAD in self.quantized:
+            held = target.name in self.parameters()
             yield from self._numbers(info, HEAD, rows, Target(HEAD))
+            if held and target.name not in self.parameters():  # the head is packed, and the embedding reads rows there
+                return
         else:
             self.widened.add(info.type.name)
         wide = widen(info.type.name, rows.flatten(0, -2), self.dtype, self._place(info, target))
@@ -68,7 +71,7 @@ class Reader:
 
     def _place(self, info: TensorInfo, target: Target) -> torch.Tensor | None:
         """The parameter itself, where it is all of a tensor: a large table is not there twice."""
-        place = self.places.get(target.name)
+        place = self.parameters().get(target.name)
         whole = target == Target(target.name) and place is not None and place.shape == info.shape
         return place.detach() if whole and place is not None and place.dtype == self.dtype else None
 
@@ -86,7 +89,8 @@ class Reader:
             if own.steps is not None:
                 yield f"{layer}.{name}_steps", ordered(own.steps, columns, inputs // own.steps.shape[1])
             less = target.block(block) if own.steps is not None else block
-            yield f"{layer}.{name}s", ordered(own.floats.repeat_interleave(block // less, 1), columns, less)
+            floats = own.floats if less == block else own.floats.repeat_interleave(block // less, 1)
+            yield f"{layer}.{name}s", ordered(floats, columns, less)
 
     def _floats(self, target: Target, tensor: torch.Tensor) -> Pieces:
         tensor = ordered(tensor, target.columns)

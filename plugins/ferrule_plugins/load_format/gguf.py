@@ -58,12 +58,12 @@ class Gguf(WeightSource):
         dtype = next(each.dtype for each in module.parameters() if each.dtype.is_floating_point)
         config = read_config(found)
         layers = layers_of(module)
-        places = {  # not of layers that give up their parameters when they have all
-            name: each
-            for name, each in module.named_parameters()
-            if name.rpartition(".")[0] not in layers and not each.is_meta
-        }
-        reader = Reader(Names(find(found), config), layers, dtype, config["tie_word_embeddings"], places)
+
+        def parameters() -> dict[str, torch.Tensor]:  # not of layers that give them up when they have all
+            named = module.named_parameters()
+            return {name: each for name, each in named if name.rpartition(".")[0] not in layers and not each.is_meta}
+
+        reader = Reader(Names(find(found), config), layers, dtype, config["tie_word_embeddings"], parameters)
         ends = dict(zip(found.tensors, accumulate(info.num_bytes for info in found.tensors.values()), strict=True))
         total, done = max(ends.values(), default=0), 0  # bytes of the file: tensors that are widened have more
         with progress(options, total) as bar:

@@ -8,13 +8,15 @@ are quantized to 8 bits for the same groups of inputs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme
+from ferrule_kernels.cpu.matmul import PackedMatrix
 from ferrule_kernels.matmul import Form, Levels
 from ferrule_nn import checkpoint_parameter
 from ferrule_plugins.gguf.blocks import BITS, BLOCK, GROUPS, OFFSETS, STEPS, TABLES
@@ -63,7 +65,8 @@ class GgufMethod(CheckedMethod):
 
 
 class GgufScheme(Quantized):
-    """Parameters `numbers` int8 [n, k]; `scales` and, where the form has them, `offsets` float32 [n, blocks].
+    """Parameters `numbers` int8 [n, k], which are codes where the form has a table; `scales`, and `offsets` where the
+    form has them, float32 [n, blocks].
 
     Where groups have steps, `scale_steps` and `offset_steps` are int8 [n, groups], and a block is several groups.
     """
@@ -90,11 +93,11 @@ class GgufScheme(Quantized):
     def weights(self, layer: Any) -> Levelled:
         form, numbers = self.form, layer.numbers.detach()
         if form.table:
-            codes = torch.zeros(256, dtype=torch.int8, device=numbers.device)
-            for code, number in enumerate(form.table):
-                codes[number + 128] = code
-            numbers = codes[numbers.int() + 128]
+            numbers = numbers & 15
         return Levelled(numbers, form, _levels(layer, "scale"), _levels(layer, "offset") if form.offsets else None)
+
+    def rows(self, layer: Any) -> Callable[[torch.Tensor], torch.Tensor] | None:
+        return partial(self.matrix.rows, dtype=self.given) if isinstance(self.matrix, PackedMatrix) else None
 
 
 def _levels(layer: Any, name: str) -> Levels:

@@ -9,19 +9,21 @@ The ``quantization_config`` of such a folder:
     forms          objects that say how the layers which they name are kept:
                    {"kind": "integers", "bits": 4, "group": 32, "digits": 1, "factors": false, "layers": [...]},
                    and "offsets": true where groups have these, "table": [...] where numbers are codes, "halves": true
-                   where scales are float16, "block" and "steps" where they have two levels
+                   where scales are float16, "block" and "steps" where they have two levels, "embedding": true as
+                   "table" below
                    {"kind": "bfloat16", "table": false, "layers": [...]}
 
 Names are those of the model's own layers, which merge what a checkpoint may hold apart; projections in different forms
 are layers within these, such as qkv_proj.v_proj. A layer has one tensor `packed_weight` and, with `factors`,
-`packed_factors`. With `table` it is the head of a tied model, and the embedding reads its rows there. A layer that no
-form names is as in any checkpoint.
+`packed_factors`. With `table`, or `embedding`, it is the head of a tied model, and the embedding reads its rows there.
+A layer that no form names is as in any checkpoint.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -58,7 +60,7 @@ class LayerForm:
     def of(cls, matrix: DenseMatrix | PackedMatrix, table: bool = False) -> LayerForm:
         if isinstance(matrix, DenseMatrix):
             return cls(None, table=table)
-        return cls(matrix.form, factors=matrix.factors is not None)
+        return cls(matrix.form, matrix.factors is not None, table)
 
     def stated(self, layers: Sequence[str]) -> dict[str, Any]:
         """The entry of `forms` for these layers."""
@@ -74,6 +76,8 @@ class LayerForm:
             numbers["halves"] = True
         if form.block:
             numbers |= {"block": form.block, "steps": form.steps}
+        if self.table:
+            numbers["embedding"] = True
         return {"kind": _INTEGERS, **numbers, "factors": self.factors, "layers": list(layers)}
 
 
@@ -135,7 +139,7 @@ def _kept(form: Mapping[str, Any], dtype: str) -> LayerForm:
     found = Form(bits, group, digits, offsets, tuple(table), halves, block, steps)
     if found.problem is not None:
         raise ValueError(found.problem)
-    return LayerForm(found, factors=_flag(form["factors"]))
+    return LayerForm(found, _flag(form["factors"]), _flag(form.get("embedding", False)))
 
 
 def _flag(value: Any) -> bool:
@@ -172,13 +176,11 @@ class FerrulePacked(QuantizationMethod):
         kept = self._kept.get(layer.name)
         if kept is None:
             return self._apart(layer)
-        if not kept.table:
-            return self._packed(kept)
-        if not layer.head:
+        if kept.table and not layer.head:
             raise CheckpointError(
                 f"quantization_config says that the embedding is in {layer.name}, which is not a head."
             )
-        return PackedTable(self._turn)
+        return PackedTable(self._turn) if kept.table and kept.form is None else self._packed(kept)
 
     def _apart(self, layer: LinearLayer) -> LinearScheme | None:
         """Of projections that are kept in different forms, as layers within the one that merges them."""
@@ -216,6 +218,7 @@ class PackedScheme(LinearScheme):
         form = self.kept.form
         if form is not None and form.widths(layer.in_features)[0] > LONGEST:
             raise CheckpointError(f"A packed layer has groups of more than {LONGEST} inputs, which no kernel takes.")
+        self._dtype = layer.weight.dtype
         allocate_packed(layer, self.kept)
 
     def pack(self, layer: Any) -> None:
@@ -237,6 +240,11 @@ class PackedScheme(LinearScheme):
             raise RuntimeError("a packed layer multiplies once its weights are there")
         return self.matrix.multiply(x, torch.float32 if layer.head else x.dtype)
 
+    def rows(self, layer: Any) -> Callable[[torch.Tensor], torch.Tensor] | None:
+        if self.kept.table and isinstance(self.matrix, PackedMatrix):
+            return partial(self.matrix.rows, dtype=self._dtype)
+        return None
+
 
 class PackedTable(Dense):
     """The head of a tied model, where the embedding's table is, too."""
@@ -246,10 +254,7 @@ class PackedTable(Dense):
         self._turn = turn
 
     def allocate(self, layer: Any) -> None:
-        if layer.tied is None:
-            raise CheckpointError("The head was packed as a tied model's, and config.json says that it is not tied.")
         allocate_packed(layer, LayerForm(None, table=True))
-        layer.tied.remove_table()
 
     def pack(self, layer: Any) -> None:
         shape = layer.out_features, layer.in_features
@@ -259,6 +264,10 @@ class PackedTable(Dense):
 def allocate_packed(layer: Any, kept: LayerForm) -> None:
     """Give a layer the parameters of its packed tensors in the place of its weight, in memory such as packing gives."""
     outputs, inputs = layer.out_features, layer.in_features
+    if kept.table:
+        if layer.tied is None:
+            raise CheckpointError("The head was packed as a tied model's, and config.json says that it is not tied.")
+        layer.tied.remove_table()
     if kept.form is None:
         data = torch.empty(DenseMatrix.packed_count(outputs, inputs), dtype=torch.bfloat16)
     else:

@@ -93,7 +93,7 @@ def levelled(weight: torch.Tensor, form: Form) -> dict[str, torch.Tensor]:
         made |= _in_levels("offset", least, form)
         apart = (parts - made.pop("spread")[..., None]) / torch.where(tiny == 0, torch.inf, tiny)[..., None]
     if form.table:
-        numbers = table[(apart.unsqueeze(-1) - table).abs().argmin(-1)]
+        numbers = (apart.unsqueeze(-1) - table).abs().argmin(-1)
     else:
         numbers = apart.round().clamp(form.lowest, form.lowest + count - 1)
     return {"numbers": numbers.to(torch.int8).flatten(1), **made}

@@ -244,6 +244,43 @@ def test_groups_multiply_the_scales_of_their_block(form: Form, n: int, k: int) -
 
 
 @compiled
+@pytest.mark.parametrize("form", LEVELS)
+def test_rows_are_what_numbers_and_scales_stand_for(form: Form) -> None:
+    n, k = 70, 600
+    numbers, scales, offsets = _levelled(form, n, k)
+    packed = PackedMatrix(numbers, form, None, Workspace(), scales, offsets)
+    group, padded = form.widths(k)
+    cells = torch.nn.functional.pad(reference_numbers(form, numbers), (0, padded - k)).view(n, -1, group)
+    weight = reference.Quantized(cells, scales.spread(), None if offsets is None else offsets.spread()).weights(k)
+    ids = torch.randperm(n, generator=torch.Generator().manual_seed(1))
+    for few in (ids[:1], ids):
+        for dtype in DTYPES:
+            torch.testing.assert_close(packed.rows(few, dtype), weight[few].to(dtype), rtol=1e-6, atol=1e-9)
+    for wrong in (n, -1):
+        with pytest.raises(IndexError, match=f"no row {wrong} in a table of {n}"):
+            packed.rows(torch.tensor([0, wrong]), torch.float32)
+
+
+@compiled
+def test_rows_have_the_factor_of_their_channel() -> None:
+    numbers, scales = torch.randint(-127, 128, (20, 64), dtype=torch.int8), torch.rand(20, 1) + 0.1
+    packed = PackedMatrix(numbers, Form(8), None, Workspace(), scales)
+    assert packed.factors is not None
+    torch.testing.assert_close(packed.rows(torch.arange(20), torch.float32), numbers * scales, rtol=1e-6, atol=0)
+
+
+@compiled
+@pytest.mark.parametrize("form", [*LEVELS, Form(8), Form(8, 64), Form(4, 32), Form(5, 32), Form(3, 96), Form(2, 16)])
+@pytest.mark.parametrize(("n", "k"), [(70, 768), (33, 600), (5, 130)])
+def test_numbers_as_bytes_are_packed_as_floats_are(form: Form, n: int, k: int) -> None:
+    _, scales, offsets = _levelled(form, n, k)
+    numbers = torch.randint(-128, 128, (n, k), dtype=torch.int8)  # beyond the form's, too
+    given = scales if form.steps else scales.floats, offsets if offsets is None or form.steps else offsets.floats
+    packed = [PackedMatrix(each, form, None, Workspace(), *given) for each in (numbers, numbers.bfloat16())]
+    assert torch.equal(packed[0].packed, packed[1].packed)
+
+
+@compiled
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_products_side_by_side_are_those_of_each_matrix(dtype: torch.dtype) -> None:
     made, workspace, k = [], Workspace(), 768

@@ -18,7 +18,7 @@ from ferrule.errors import FerruleError, StartupError
 from ferrule.frontend.families import find_family
 from ferrule.interfaces.model import Model
 from ferrule.interfaces.plugins import Plugins
-from ferrule.interfaces.quantization import LinearLayer, QuantizationMethod
+from ferrule.interfaces.quantization import LinearLayer, LinearScheme, QuantizationMethod
 from ferrule.locate.localise import find_settings, is_path
 from ferrule.runner.cache import snapshots_in
 
@@ -143,12 +143,19 @@ def _measure(report: Report, config: Resolved, plugins: Plugins, choice: Choice,
 
 
 def _packed_less(part: nn.Module) -> int:
-    """Bytes by which a layer that a checkpoint has quantized is smaller once it is packed, where that is known."""
-    form = getattr(getattr(part, "scheme", None), "form", None)
+    """Bytes by which a layer that a checkpoint has quantized is smaller once it is packed, where that is known.
+
+    Those of a tied embedding, too, whose rows are then read from the head.
+    """
+    scheme = getattr(part, "scheme", None)
+    form = getattr(scheme, "form", None)
     if form is None or not getattr(part, "quantized", False):
         return 0
     own = sum(each.nbytes for name, each in part.named_parameters(recurse=False) if name != "bias")
-    return own - int(form.packed_bytes(part.out_features, part.in_features))
+    tied = getattr(part, "tied", None)
+    read = isinstance(scheme, LinearScheme) and type(scheme).rows is not LinearScheme.rows
+    table = int(tied.weight.nbytes) if read and tied is not None else 0
+    return own + table - int(form.packed_bytes(part.out_features, part.in_features))
 
 
 def _saved(module: nn.Module, method: QuantizationMethod) -> int:

@@ -46,7 +46,7 @@ def contents(loaded: Loaded) -> Contents:
         if isinstance(part, Linear) and not isinstance(part.scheme, Apart):  # its parts are layers of their own
             matrix = _matrix(name, part, info.quantization)
             if matrix is not None:
-                kept[name] = LayerForm.of(matrix, table=isinstance(part.scheme, Dense) and _is_tied(part))
+                kept[name] = LayerForm.of(matrix, table=_is_tied(part) and part.scheme.rows(part) is not None)
                 tensors.update(_packed(name, matrix))
             elif isinstance(part.scheme, Dense) and not _is_tied(part):
                 tensors[f"{name}.weight"] = part.scheme.plain(part)

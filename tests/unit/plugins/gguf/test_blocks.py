@@ -7,6 +7,7 @@ import pytest
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 
+from ferrule_kernels.cpu import blocks as kernels
 from ferrule_plugins.gguf import blocks
 from ferrule_plugins.gguf.blocks import decode, widen
 from ferrule_plugins.gguf.reader import FLOATS, TYPES
@@ -27,9 +28,20 @@ def random_rows(kind: str, rows: int = 5, width: int = 512) -> np.ndarray:
     return np.random.default_rng(7).integers(0, 256, (rows, width // size * num_bytes), dtype=np.uint8)
 
 
+@pytest.fixture(params=["kernel", "torch"])
+def reading(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Blocks are read by the compiled kernel, or as where there is none."""
+    assert blocks._compiled(torch.empty(1, 1, dtype=torch.uint8))
+    if request.param == "torch":
+        monkeypatch.setattr(blocks, "_compiled", lambda rows: False)
+    return str(request.param)
+
+
 @pytest.mark.parametrize("kind", [kind.name for kind in QUANTIZED])
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of blocks whose scale is not a number
-def test_blocks_are_the_numbers_that_ggml_makes_of_them(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_are_the_numbers_that_ggml_makes_of_them(
+    kind: str, reading: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows = random_rows(kind)
     wanted = quants.dequantize(rows, GGMLQuantizationType[kind])
     assert np.isfinite(wanted).mean() > 0.5
@@ -41,8 +53,33 @@ def test_blocks_are_the_numbers_that_ggml_makes_of_them(kind: str, monkeypatch: 
         assert np.array_equal(widen(kind, torch.from_numpy(rows), torch.float32).numpy(), wanted, equal_nan=True)
 
 
+@pytest.mark.parametrize("kind", [kind.name for kind in QUANTIZED])
+def test_kernel_and_torch_read_the_same_parts(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = torch.from_numpy(random_rows(kind, rows=200))[::2]  # rows apart, enough for several threads
+    ours = decode(kind, rows)
+    monkeypatch.setattr(blocks, "_compiled", lambda rows: False)
+    theirs = decode(kind, rows)
+    assert torch.equal(ours.numbers, theirs.numbers)
+    assert (ours.offsets is None, ours.table) == (theirs.offsets is None, theirs.table)
+    for own, other in ((ours.scales, theirs.scales), (ours.offsets, theirs.offsets)):
+        if own is not None and other is not None:
+            torch.testing.assert_close(own.floats, other.floats, rtol=0, atol=0, equal_nan=True)
+            assert own.steps is other.steps is None or torch.equal(own.steps, other.steps)  # type: ignore[arg-type]
+
+
+def test_no_rows_and_no_whole_blocks() -> None:
+    assert decode("Q4_K", torch.empty(0, 144, dtype=torch.uint8)).numbers.shape == (0, 256)
+    assert widen("Q4_0", torch.empty(0, 18, dtype=torch.uint8), torch.float16).shape == (0, 32)
+    with pytest.raises(ValueError, match="not whole blocks of 144"):
+        kernels.read(12, torch.zeros(2, 145, dtype=torch.uint8))
+    with pytest.raises(ValueError, match="no blocks of the type 9 "):
+        kernels.read(9, torch.zeros(2, 144, dtype=torch.uint8))
+    with pytest.raises(ValueError, match="do not become"):
+        kernels.widen(12, torch.zeros(2, 144, dtype=torch.uint8), torch.empty(2, 255))
+
+
 @pytest.mark.parametrize("at_a_time", [1 << 22, 1000])
-def test_what_is_widened_is_put_in_its_place(at_a_time: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_widened_is_put_in_its_place(at_a_time: int, reading: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocks, "_ROWS", at_a_time)
     rows = torch.from_numpy(random_rows("Q6_K"))
     place = torch.empty(5, 512, dtype=torch.bfloat16)

@@ -27,11 +27,12 @@ from ferrule_kernels.matmul import Levels
 from ferrule_nn import Linear
 from ferrule_plugins.command.models.report import describe
 from ferrule_plugins.command.pack import PackCommand
-from ferrule_plugins.gguf.blocks import Decoded, decode
+from ferrule_plugins.gguf.blocks import Decoded, decode, map_file, stored
 from ferrule_plugins.gguf.names import Target
-from ferrule_plugins.gguf.reader import TYPES, TensorInfo
+from ferrule_plugins.gguf.reader import TYPES, TensorInfo, read_model
 from ferrule_plugins.gguf.tensors import Reader
 from ferrule_plugins.quantization.gguf import GgufMethod, form_of
+from ferrule_plugins.quantization.products import Shared
 from ferrule_plugins.quantization.samples import levelled
 from ferrule_testkit.checkpoints import SIZES
 from tests.unit.plugins.gguf import converted as c
@@ -203,11 +204,37 @@ def test_columns_in_another_order_keep_what_is_left_of_a_block(checkpoint: Any) 
     assert torch.equal(made.widened(), decode("Q4_K", rows).widened()[:, list(columns)])
 
 
-def test_a_tied_head_is_quantized_beside_the_table_of_the_embedding(checkpoint: Any, tmp_path: Path) -> None:
-    found = loaded(write(checkpoint, tmp_path / "model.gguf", "Q8_0"))
+def stored_table(file: Path) -> torch.Tensor:
+    """The embedding of a file, float32."""
+    model = read_model([file])
+    info = model.tensors["token_embd.weight"]
+    return decode(info.type.name, stored(info, map_file(file))).widened()
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K", "Q6_K", "IQ4_NL"])
+def test_a_tied_embedding_reads_its_rows_from_the_quantized_head(kind: str, checkpoint: Any, tmp_path: Path) -> None:
+    file = write(checkpoint, tmp_path / "model.gguf", kind)
+    found, table = loaded(file), stored_table(file).bfloat16()
+    embedding = found.model.embed_tokens
     assert found.model.lm_head.quantized
-    assert found.model.embed_tokens.weight.dtype == torch.bfloat16
-    assert found.model.embed_tokens.weight.shape == (320, 256)
+    assert embedding.weight.shape == (0, 256)
+    ids = torch.arange(320).flip(0)
+    assert torch.equal(embedding(ids), table[ids])
+    folder = tmp_path / "packed"
+    assert PackCommand().run([str(file), "--output", str(folder), "--no-use-tqdm-on-load"], discover()) == 0
+    packed = loaded(folder)
+    assert packed.info.weight_bytes == found.info.weight_bytes
+    assert torch.equal(packed.model.embed_tokens(ids), table[ids])
+
+
+def test_a_tied_embedding_has_its_own_table_where_no_kernel_is(
+    checkpoint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write(checkpoint, tmp_path / "model.gguf", "Q8_0")
+    table = stored_table(file).bfloat16()
+    monkeypatch.setattr(Shared, "compiled", lambda self: False)
+    found = loaded(file)
+    assert torch.equal(found.model.embed_tokens.weight, table)
 
 
 def test_the_folder_of_a_file_is_made_once_and_anew_when_the_file_says_something_else(
@@ -288,7 +315,8 @@ def test_where_no_kernel_takes_them_weights_are_widened(kind: str) -> None:
     )
     assert scales is not None
     found = made.scheme.weights(made).integers().widened(torch.float32)  # type: ignore[attr-defined]
-    torch.testing.assert_close(found, Decoded(own["numbers"], scales, offsets).widened(), rtol=1e-5, atol=1e-5)
+    meant = Decoded(own["numbers"], scales, offsets, form_of(kind).table).widened()
+    torch.testing.assert_close(found, meant, rtol=1e-5, atol=1e-5)
     assert method.scheme(LinearLayer("other", 64, 48)) is None
 
 

@@ -1,0 +1,93 @@
+"""Blocks of GGUF files: tensors to the kernel in ``blocks.cpp``. Types have ggml's numbers."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import Any, NamedTuple
+
+import torch
+
+from ferrule_kernels.cpu import library
+from ferrule_kernels.matmul import Levels
+
+_INT, _AT = ctypes.c_int64, ctypes.c_void_p
+WIDENED = (torch.float32, torch.bfloat16)
+
+
+class _Shape(ctypes.Structure):
+    """`BlockShape` of the kernel."""
+
+    _fields_ = [(name, ctypes.c_int32) for name in ("bytes", "numbers", "groups", "offsets")]
+
+
+class _Parts(ctypes.Structure):
+    """`BlockParts` of the kernel."""
+
+    _fields_ = [(name, _AT) for name in ("numbers", "scales", "offsets", "steps", "offset_steps")]
+
+
+class _Kernels(NamedTuple):
+    shape: Any
+    read: Any
+    widen: Any
+
+
+@functools.cache
+def _kernels() -> _Kernels:
+    """Raises KernelsUnavailableError."""
+    loaded = library.load()
+    shape, read, widened = loaded.ferrule_block_shape, loaded.ferrule_blocks_read, loaded.ferrule_blocks_widen
+    rows = (ctypes.c_int32, _AT, _INT, _INT, _INT)
+    shape.argtypes, shape.restype = (ctypes.c_int32, _AT), ctypes.c_int
+    read.argtypes, read.restype = (*rows, _AT), None
+    widened.argtypes, widened.restype = (*rows, _AT, ctypes.c_int32, _AT), None
+    return _Kernels(shape, read, widened)
+
+
+def read(kind: int, rows: torch.Tensor) -> tuple[torch.Tensor, Levels, Levels | None]:
+    """Blocks uint8 [n, bytes] → numbers or codes int8 [n, k], their scales, and offsets where the type has them.
+
+    Raises ValueError for a type that is not known, and for rows that are not whole blocks; KernelsUnavailableError.
+    """
+    shape, n, blocks, given = _given(kind, rows)
+    numbers = torch.empty((n, blocks * shape.numbers), dtype=torch.int8)
+
+    def levels() -> Levels:
+        steps = torch.empty((n, blocks * shape.groups), dtype=torch.int8) if shape.groups else None
+        return Levels(torch.empty((n, blocks)), steps)
+
+    scales, offsets = levels(), levels() if shape.offsets else None
+    own = offsets or Levels(torch.empty(0))
+    found = (numbers, scales.floats, own.floats, scales.steps, own.steps)
+    parts = _Parts(*(None if each is None else each.data_ptr() for each in found))
+    _kernels().read(*given, ctypes.addressof(parts))
+    return numbers, scales, offsets
+
+
+def widen(kind: int, rows: torch.Tensor, to: torch.Tensor, table: tuple[int, ...] = ()) -> None:
+    """Blocks uint8 [n, bytes] as floats, in `to` [n, k], contiguous and of a type in `WIDENED`.
+
+    `table` has what codes stand for. Raises ValueError and KernelsUnavailableError, as `read`, and ValueError for
+    another shape or type of `to`.
+    """
+    shape, n, blocks, given = _given(kind, rows)
+    if to.shape != (n, blocks * shape.numbers) or to.dtype not in WIDENED or not to.is_contiguous():
+        raise ValueError(f"blocks of {n} rows do not become {to.dtype} {list(to.shape)}")
+    if table and len(table) != 16:
+        raise ValueError(f"a table has 16 numbers, not {len(table)}")
+    codes = (ctypes.c_int8 * 16)(*table) if table else None
+    _kernels().widen(*given, codes, to.dtype == torch.bfloat16, to.data_ptr())
+
+
+def _given(kind: int, rows: torch.Tensor) -> tuple[_Shape, int, int, tuple[int, ...]]:
+    """What a block has, how many rows and blocks of a row there are, and what the kernels are told of them."""
+    shape = _Shape()
+    if not _kernels().shape(kind, ctypes.addressof(shape)):
+        raise ValueError(f"no blocks of the type {kind} are read")
+    if rows.dtype != torch.uint8 or rows.dim() != 2 or not rows.is_cpu or rows.stride(1) != 1:
+        raise ValueError(f"blocks are rows of bytes in memory, not {rows.dtype} {list(rows.shape)}")
+    n, (blocks, rest) = len(rows), divmod(rows.shape[1], shape.bytes)
+    if rest:
+        raise ValueError(f"rows of {rows.shape[1]} bytes are not whole blocks of {shape.bytes}")
+    return shape, n, blocks, (kind, rows.data_ptr(), rows.stride(0), n, blocks)

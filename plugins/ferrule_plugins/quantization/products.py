@@ -391,7 +391,7 @@ def checked(numbers: torch.Tensor) -> torch.Tensor:
 
 def check_scales(scales: torch.Tensor, dtype: torch.dtype = torch.float32) -> None:
     """Raises CheckpointError for a scale that is not finite as it is kept: as bfloat16, float32 or `dtype`."""
-    most = scales.abs().amax().bfloat16().to(dtype) if scales.numel() else scales  # NaN is the largest of all
+    most = scales.float().abs().amax().bfloat16().to(dtype) if scales.numel() else scales  # NaN is the largest of all
     if not bool(most.isfinite().all()):
         raise CheckpointError("A scale of the checkpoint's quantized weights is not a finite number.", _DAMAGED)
 

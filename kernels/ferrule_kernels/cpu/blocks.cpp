@@ -76,6 +76,7 @@ struct Q8_0 {
     }
 };
 
+// Codes, whose table the caller has.
 struct IQ4_NL {
     static constexpr int COUNT = 32, GROUPS = 0, OFFSETS = 0, BYTES = 18;
     static void read(const uint8_t* from, Block& to) {

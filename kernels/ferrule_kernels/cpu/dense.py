@@ -137,7 +137,11 @@ class DenseMatrix:
         """ids [tokens] → those rows of the weight, [tokens, k], as they were. Raises IndexError."""
         ids = ids.long().contiguous()
         y = torch.empty((*ids.shape, self.inputs), dtype=torch.bfloat16)
-        first = self._rows(self._address, ids.data_ptr(), ids.numel(), y.data_ptr(), self.inputs)
-        if first < ids.numel():
-            raise IndexError(f"there is no row {ids.flatten()[first].item()} in a table of {self.outputs}")
+        check_rows(ids, self._rows(self._address, ids.data_ptr(), ids.numel(), y.data_ptr(), self.inputs), self.outputs)
         return y
+
+
+def check_rows(ids: torch.Tensor, read: int, count: int) -> None:
+    """Raises IndexError where a kernel has read fewer rows than `ids` asked for, of a matrix with `count` rows."""
+    if read < ids.numel():
+        raise IndexError(f"row {ids.flatten()[read].item()} does not exist: the matrix has {count} rows")

@@ -11,6 +11,7 @@ import torch
 from torch.nn import functional as F
 
 from ferrule_kernels.cpu import library
+from ferrule_kernels.cpu.dense import check_rows
 from ferrule_kernels.cpu.pages import weight_memory
 from ferrule_kernels.matmul import Form, Levels
 
@@ -248,9 +249,8 @@ class PackedMatrix:
         ids = ids.long().contiguous()
         made = dtype if dtype in _TYPES else torch.float32
         y = torch.empty((*ids.shape, self.inputs), dtype=made)
-        first = _kernels().rows(self._address, ids.data_ptr(), ids.numel(), _TYPES[made], y.data_ptr())
-        if first < ids.numel():
-            raise IndexError(f"there is no row {ids.flatten()[first].item()} in a table of {self.outputs}")
+        read = _kernels().rows(self._address, ids.data_ptr(), ids.numel(), _TYPES[made], y.data_ptr())
+        check_rows(ids, read, self.outputs)
         return y if made == dtype else y.to(dtype)
 
 

@@ -7,7 +7,7 @@
 namespace {
 
 constexpr int TRIES = 12, AT_ONCE = 4;  // scales that are tried, and how many of them at once
-constexpr int64_t SMALL = 1 << 15;        // weights that one thread reads back sooner than two
+constexpr int64_t SMALL = 1 << 15;  // weights that one thread reads back sooner than two
 constexpr float HUGEST = 1e36f;  // beyond it the scales that are tried are infinite
 constexpr float NEAREST = 12582912.0f;  // 1.5 * 2^23: added and taken off, it rounds to nearest, ties to even
 

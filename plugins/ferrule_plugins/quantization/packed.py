@@ -37,7 +37,7 @@ from ferrule_kernels.cpu.matmul import LANES, LONGEST, PackedMatrix, Workspace
 from ferrule_kernels.cpu.packed import LAYOUTS, layout
 from ferrule_kernels.cpu.pages import weight_memory
 from ferrule_kernels.matmul import Form
-from ferrule_nn import CheckpointParameter, Dense
+from ferrule_nn import CheckpointParameter
 from ferrule_plugins.quantization.apart import Apart
 from ferrule_plugins.quantization.products import check_scales
 
@@ -180,7 +180,7 @@ class FerrulePacked(QuantizationMethod):
             raise CheckpointError(
                 f"quantization_config says that the embedding is in {layer.name}, which is not a head."
             )
-        return PackedTable(self._turn) if kept.table and kept.form is None else self._packed(kept)
+        return self._packed(kept)
 
     def _apart(self, layer: LinearLayer) -> LinearScheme | None:
         """Of projections that are kept in different forms, as layers within the one that merges them."""
@@ -218,7 +218,6 @@ class PackedScheme(LinearScheme):
         form = self.kept.form
         if form is not None and form.widths(layer.in_features)[0] > LONGEST:
             raise CheckpointError(f"A packed layer has groups of more than {LONGEST} inputs, which no kernel takes.")
-        self._dtype = layer.weight.dtype
         allocate_packed(layer, self.kept)
 
     def pack(self, layer: Any) -> None:
@@ -241,33 +240,21 @@ class PackedScheme(LinearScheme):
         return self.matrix.multiply(x, torch.float32 if layer.head else x.dtype)
 
     def rows(self, layer: Any) -> Callable[[torch.Tensor], torch.Tensor] | None:
-        if self.kept.table and isinstance(self.matrix, PackedMatrix):
-            return partial(self.matrix.rows, dtype=self._dtype)
-        return None
-
-
-class PackedTable(Dense):
-    """The head of a tied model, where the embedding's table is, too."""
-
-    def __init__(self, turn: bool) -> None:
-        super().__init__()
-        self._turn = turn
-
-    def allocate(self, layer: Any) -> None:
-        allocate_packed(layer, LayerForm(None, table=True))
-
-    def pack(self, layer: Any) -> None:
-        shape = layer.out_features, layer.in_features
-        self.matrix = DenseMatrix.of_packed(take_data(layer, WEIGHT), shape, layer.bias, self._turn)
+        if not self.kept.table or self.matrix is None:
+            return None
+        if isinstance(self.matrix, DenseMatrix):
+            return self.matrix.rows
+        return partial(self.matrix.rows, dtype=layer.tied.weight.dtype)
 
 
 def allocate_packed(layer: Any, kept: LayerForm) -> None:
     """Give a layer the parameters of its packed tensors in the place of its weight, in memory such as packing gives."""
     outputs, inputs = layer.out_features, layer.in_features
     if kept.table:
-        if layer.tied is None:
+        tied = getattr(layer, "tied", None)
+        if tied is None:
             raise CheckpointError("The head was packed as a tied model's, and config.json says that it is not tied.")
-        layer.tied.remove_table()
+        tied.remove_table()
     if kept.form is None:
         data = torch.empty(DenseMatrix.packed_count(outputs, inputs), dtype=torch.bfloat16)
     else:

@@ -257,7 +257,7 @@ def test_rows_are_what_numbers_and_scales_stand_for(form: Form) -> None:
         for dtype in DTYPES:
             torch.testing.assert_close(packed.rows(few, dtype), weight[few].to(dtype), rtol=1e-6, atol=1e-9)
     for wrong in (n, -1):
-        with pytest.raises(IndexError, match=f"no row {wrong} in a table of {n}"):
+        with pytest.raises(IndexError, match=f"row {wrong} does not exist: the matrix has {n} rows"):
             packed.rows(torch.tensor([0, wrong]), torch.float32)
 
 

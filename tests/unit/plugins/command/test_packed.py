@@ -22,7 +22,7 @@ from ferrule.plugin import Plugins, discover
 from ferrule_kernels.cpu import dense
 from ferrule_kernels.cpu.matmul import PackedMatrix
 from ferrule_kernels.cpu.packed import layout
-from ferrule_nn import Dense, Linear
+from ferrule_nn import Linear, PacksForCpu
 from ferrule_plugins.command.pack import PackCommand
 from ferrule_plugins.command.pack.write import write
 from ferrule_plugins.load_format.safetensors import read_header
@@ -182,7 +182,7 @@ def test_a_tied_table_is_written_and_kept_once(source: Callable[[str], Path], pl
     assert isinstance(model, torch.nn.Module)
     head, table = model.get_submodule("lm_head"), model.get_submodule("embed_tokens")
     assert isinstance(head, Linear)
-    assert isinstance(head.scheme, Dense)
+    assert isinstance(head.scheme, PacksForCpu)
     assert head.scheme.matrix is not None
     assert tuple(table.weight.shape) == (0, 64)
     ids = torch.tensor([0, 5, 319])

@@ -16,6 +16,7 @@ from ferrule_kernels.cpu.dense import DenseMatrix
 from ferrule_kernels.cpu.matmul import PackedMatrix, Workspace
 from ferrule_kernels.cpu.packed import LAYOUTS, layout
 from ferrule_kernels.matmul import Form
+from ferrule_nn import MergedLinear
 from ferrule_plugins.quantization.packed import FerrulePacked, LayerForm, read, stated
 
 CPU = DeviceCaps("cpu", "a processor", 1 << 30)
@@ -97,6 +98,17 @@ def test_layers_that_no_form_names_are_left() -> None:
     assert method.scheme(LinearLayer("layers.9.mlp.up_proj", 64, 64)) is None
     with pytest.raises(CheckpointError, match="is not a head"):
         FerrulePacked(stated({"a": LayerForm(None, table=True)}, torch.bfloat16, None)).scheme(LinearLayer("a", 64, 64))
+
+
+@pytest.mark.parametrize("form", [None, Form(8)])
+def test_no_layer_but_a_tied_head_has_the_table(form: Form | None) -> None:
+    """Nor a projection within a layer, which nothing asks whether it is a head."""
+    method = FerrulePacked(stated({"qkv_proj.q_proj": LayerForm(form, table=True)}, torch.bfloat16, None))
+    layer = MergedLinear(64, {"q_proj": 64, "k_proj": 64, "v_proj": 64})
+    with pytest.raises(CheckpointError, match="not tied"):
+        layer.quantize("qkv_proj", method)
+    tied = {"lm_head": LayerForm(form, factors=form is not None, table=True)}
+    assert read(json.loads(json.dumps(stated(tied, torch.bfloat16, None)))) == tied
 
 
 # ---------------------------------------------------------------------------------------- the bytes

@@ -8,6 +8,7 @@ leaves one group may serve another. Where the layers' pages differ in size the s
 from __future__ import annotations
 
 import math
+import mmap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -202,8 +203,11 @@ def _view(storage: torch.Tensor, shape: tuple[int, ...], block_size: int) -> tor
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """On the CPU, memory that is never touched costs nothing: the cache grows as it is used."""
+    """On the CPU, memory that is never touched costs nothing: the cache grows as it is used. It begins with a page, since
+    kernels read it in pieces of pages, which else would lie in two each."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    raw = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)
-    return torch.from_numpy(raw).view(dtype).view(shape)
+    size = math.prod(shape) * dtype.itemsize
+    raw = np.zeros(size + mmap.PAGESIZE, np.uint8)
+    start = -raw.ctypes.data % mmap.PAGESIZE
+    return torch.from_numpy(raw[start : start + size]).view(dtype).view(shape)

@@ -123,6 +123,7 @@ template <class T, class S> struct Attention {
     static constexpr int VECTORS = BLOCK / WIDTH;   // of scores
     static constexpr int ROWS = TILED ? 64 : STRIP; // of a task
     static constexpr int FEW = 4;                   // rows that take numbers as the cache has them
+    static constexpr int LIGHT = 2;                 // rows whose products take less time than what they read
     static constexpr int EACH = LANES / WIDTH;      // vectors of a key's dim in a tile
     static constexpr int LINES = std::max<int>(1, 64 / (LANES * sizeof(Stored)));  // dims of a tile's keys in a line
     static constexpr int STEP = TILED ? 32 : 1;     // dims of keys are rounded up to it
@@ -135,12 +136,13 @@ template <class T, class S> struct Attention {
     const int64_t key_tile; // of keys that were copied
     const int64_t head;     // elements of one block's keys, or values, of one head
     const bool bent;        // scores are more than products times a positive scale
+    const float factor;     // of a score, before it is a power of two
 
     explicit Attention(const Batch& batch)
         : b(batch), group(int(b.heads / b.kv_heads)), depth((b.dim + STEP - 1) / STEP * STEP),
           wide(b.value_dim ? b.value_dim : b.dim), tile(LANES * b.dim / T::PAIR),
           value_tile(LANES * wide / T::PAIR), key_tile(LANES * depth / T::PAIR), head(b.block_size * b.dim),
-          bent(b.soft_cap || b.slopes || b.scale <= 0.0f) {}
+          bent(b.soft_cap || b.slopes || b.scale <= 0.0f), factor(bent ? 1.0f : b.scale * LOG2_E) {}
 
     // What a thread computes a task with. `m` and `l` are the running maximum and sum of the softmax. Of what a strip
     // needs for a block there are two: one is multiplied while the other is softened.
@@ -163,9 +165,7 @@ template <class T, class S> struct Attention {
         int64_t key;
     };
 
-    // Where the keys of a block's tiles lie, and which tiles are seen: [from, until). Keys behind the window of every
-    // query may lie in blocks that others own by now: for them, and for tiles past the end, stands the null block. Its
-    // zeros cannot come back as 0 * NaN.
+    // Where the keys of a block's tiles lie, and which tiles are seen: [from, until).
     struct Found {
         const Stored* at[PARTS];
         int64_t key;
@@ -173,20 +173,28 @@ template <class T, class S> struct Attention {
     };
 
     Found find(const Place& place) const {
-        const Task& task = place.task;
         Found found;
-        int64_t index = place.key / b.block_size, offset = place.key % b.block_size;
+        find(place, found.at);
+        found.key = place.key;
+        limit(place.key, place.task.oldest, place.task.until, found.from, found.until);
+        return found;
+    }
+
+    // Keys behind the window of every query may lie in blocks that others own by now: for them, and for tiles past the
+    // end, stands the null block. Its zeros cannot come back as 0 * NaN.
+    void find(const Place& place, const Stored** at) const {
+        const Task& task = place.task;
+        const uint32_t first = uint32_t(place.key), size = uint32_t(b.block_size);
+        const int32_t* block = b.table + task.row * b.table_stride + first / size;
+        const auto* cache = (const Stored*)b.cache + task.kv_head * head;
+        uint32_t offset = first % size;
         for (int t = 0; t < PARTS; t++) {
             const int64_t key = place.key + t * LANES;
             const bool real = key + LANES > task.oldest && key < task.until;
-            const int64_t block = real ? b.table[task.row * b.table_stride + index] : 0;
-            found.at[t] = (const Stored*)b.cache + block * b.cache_stride + task.kv_head * head + offset * b.dim;
+            at[t] = cache + (real ? *block : 0) * b.cache_stride + offset * b.dim;
             offset += LANES;
-            if (offset == b.block_size) offset = 0, index++;
+            if (offset == size) offset = 0, block++;
         }
-        found.key = place.key;
-        limit(place.key, task.oldest, task.until, found.from, found.until);
-        return found;
     }
 
     // The tiles of a block that lie in keys [oldest, until), by twos.
@@ -436,9 +444,9 @@ template <class T, class S> struct Attention {
                 i ? some(count, std::false_type(), i) : some(count, std::true_type(), i);
         };
         take(std::integral_constant<int, R>());
-        if (R > 4) take(std::integral_constant<int, 4>());
-        take(std::integral_constant<int, 3>());
-        take(std::integral_constant<int, 2>());
+        if constexpr (R > 4) take(std::integral_constant<int, 4>());
+        if constexpr (R > 3) take(std::integral_constant<int, 3>());
+        if constexpr (R > 2) take(std::integral_constant<int, 2>());
         take(std::integral_constant<int, 1>());
     }
 
@@ -641,6 +649,43 @@ template <class T, class S> struct Attention {
         }
     }
 
+    // One query with one or two heads, whose products take less time than reads. The processor asks for memory itself, and
+    // better, as long as it sees the next reads: so there are few instructions between the products of one block and the
+    // next, and only where a tile begins is asked for.
+    void run_light(const Task& task, const Task& then, int64_t position, Space& w) const {
+        const auto ask_first = [](const Stored* tile) { ask_far(tile), ask_far(tile + 64 / sizeof(Stored)); };
+        const Stored* at[PARTS];
+        find({task, task.from}, at);
+        for (int64_t key = task.from; key < task.until; key += BLOCK) {
+            const Place here = {task, key};
+            const bool whole = key >= task.oldest && key + BLOCK <= task.until;
+            Cells keys, values;
+            for (int t = 0; t < PARTS; t++) {
+                const Stored* beside = at[t] + b.kv_heads * head;
+                keys.at[t] = (const uint32_t*)at[t], values.at[t] = (const uint32_t*)beside;
+                ask_first(beside);
+            }
+            by_rows<LIGHT>(group, [&](auto count, auto, int i) {
+                scores<decltype(count)::value, false>(w.q.at(i * depth / T::PAIR), keys, w.s.at(i * BLOCK));
+            });
+            find(key + BLOCK < task.until ? Place{task, key + BLOCK} : Place{then, then.from}, at);
+            for (int i = 0; i < group; i++) {
+                auto* s = (Floats*)w.s.at(i * BLOCK);
+                if (bent) bend(s, 0, VECTORS, here, task.kv_head * group + i, position);
+                if (!whole) hide(s, 0, VECTORS, here, position);
+                const Floats old = splat(*w.m.at(i)), m = larger(splat(highest(s, 0, VECTORS) * factor), old);
+                const Floats base = m == LOWEST ? Floats{} : m, shrink = power_of_two(old - base);
+                *w.m.at(i) = m[0], *w.shrink.at(i) = shrink[0];
+                to_weights(s, (Cell*)w.p.at(i * BLOCK / T::PAIR), 0, VECTORS, base, shrink[0], *w.l.at(i));
+            }
+            for (int t = 0; t < PARTS; t++) ask_first(at[t]);
+            by_rows<LIGHT>(group, [&](auto count, auto, int i) {
+                const uint32_t* p = w.p.at(i * BLOCK / T::PAIR);
+                weigh_all<decltype(count)::value, false>(p, values, w.shrink.at(i), w.out.at(i * wide));
+            });
+        }
+    }
+
     void run(const Task& task, const Task& then, Space& w, bool asks) const {
         const int rows = task.count * group;
         const int64_t length = b.context_lens[task.row];
@@ -661,6 +706,8 @@ template <class T, class S> struct Attention {
             w.tiles.hold(rows, 0);
         }
 #endif
+        if constexpr (T::PAIR == 2 && !SMALL && !TILED)
+            if (rows <= LIGHT && task.count == 1 && !b.value_dim) return run_light(task, then, start, w);
         run_few(task, then, start, w);
     }
 
@@ -702,18 +749,34 @@ template <class T, class S> struct Attention {
         }
     }
 
+    static float highest(const Floats* s, int from, int until) {
+        Floats even = splat(LOWEST), odd = even;
+        for (int t = from; t < until; t += 2) even = larger(s[t], even), odd = larger(s[t + 1], odd);
+        return largest(larger(even, odd));
+    }
+
+    // A row's scores become weights: two to the power of what they are above `base`. What `l` has shrinks, and they are
+    // added.
+    void to_weights(const Floats* s, Cell* p, int from, int until, Floats base, float shrink, Floats& l) const {
+        Floats even = {}, odd = {};
+        for (int t = from; t < until; t += 2) {
+            const Floats x = power_of_two(s[t] * factor - base), y = power_of_two(s[t + 1] * factor - base);
+            even += x, odd += y;
+            T::store(p + t * WIDTH, x);
+            T::store(p + (t + 1) * WIDTH, y);
+        }
+        l = l * shrink + (even + odd);
+    }
+
     // The scores of a strip become weights.
     template <class Beside> void soften(const Place& here, Space& w, const Strip& strip, Beside beside) const {
         const int from = strip.from * LANES / WIDTH, until = strip.until * LANES / WIDTH;
-        const float factor = bent ? 1.0f : b.scale * LOG2_E;
         for (int i = 0; i < strip.rows; i++) {
             auto* s = (Floats*)(strip.s + i * BLOCK);
             const int64_t position = strip.position + (strip.first % group + i) / group;
             if (bent) bend(s, from, until, here, here.task.kv_head * group + (strip.first + i) % group, position);
             if (!strip.whole) hide(s, from, until, here, position);
-            Floats even = splat(LOWEST), odd = even;
-            for (int t = from; t < until; t += 2) even = larger(s[t], even), odd = larger(s[t + 1], odd);
-            *w.base.at(i) = largest(larger(even, odd)) * factor;
+            *w.base.at(i) = highest(s, from, until) * factor;
         }
         for (int i = 0; i < strip.rows; i += WIDTH) {
             const Floats old = load<Floats>(w.m.at(strip.first + i)), m = larger(load<Floats>(w.base.at(i)), old);
@@ -726,16 +789,7 @@ template <class T, class S> struct Attention {
             for (int i = strip.rows * piece / PIECES; i < strip.rows * (piece + 1) / PIECES; i++) {
                 const auto* s = (const Floats*)(strip.s + i * BLOCK);
                 auto* p = (Cell*)(strip.p + i * BLOCK / T::PAIR);
-                const float base = *w.base.at(i);
-                Floats even = {}, odd = {};
-                for (int t = from; t < until; t += 2) {
-                    const Floats x = power_of_two(s[t] * factor - base), y = power_of_two(s[t + 1] * factor - base);
-                    even += x, odd += y;
-                    T::store(p + t * WIDTH, x);
-                    T::store(p + (t + 1) * WIDTH, y);
-                }
-                Floats& l = *w.l.at(strip.first + i);
-                l = l * strip.shrink[i] + (even + odd);
+                to_weights(s, p, from, until, splat(*w.base.at(i)), strip.shrink[i], *w.l.at(strip.first + i));
             }
             beside(piece);
         }

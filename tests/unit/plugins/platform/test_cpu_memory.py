@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import mmap
 import os
 import threading
 from pathlib import Path
@@ -74,6 +75,7 @@ def test_a_cache_is_resident_and_still_zero(old: bool, monkeypatch: pytest.Monke
     if old:
         monkeypatch.setattr(cpu_memory, "_POPULATE_WRITE", 9999)
     storage = _zeros((SIZE,), torch.uint8, torch.device("cpu"))
+    assert storage.data_ptr() % mmap.PAGESIZE == 0
     before = _resident()
     CpuMemory(1 << 40).commit([storage, torch.zeros(3)])
     assert _resident() - before > SIZE - (8 << 20)

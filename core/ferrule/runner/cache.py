@@ -203,8 +203,10 @@ def _view(storage: torch.Tensor, shape: tuple[int, ...], block_size: int) -> tor
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """On the CPU, memory that is never touched costs nothing: the cache grows as it is used. It begins with a page, since
-    kernels read it in pieces of pages, which else would lie in two each."""
+    """On the CPU, memory that is never touched costs nothing: the cache grows as it is used.
+
+    It begins where a page does: pieces that are as large as a page then lie in one, and in whole cache lines.
+    """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     size = math.prod(shape) * dtype.itemsize

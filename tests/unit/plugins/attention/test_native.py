@@ -152,7 +152,13 @@ def test_queries_see_their_own_chunk(chunk: int, dtype: torch.dtype) -> None:
 @grid(
     {
         "more": [{}, {"window": 37}, {"soft_cap": 5.0}, {"chunk": 40}],
-        "heads,kv_heads,dim,block_size": [(8, 2, 64, 16), (2, 2, 48, 16), (4, 2, 32, 48), (6, 1, 80, 32), (3, 1, 128, 128)],
+        "heads,kv_heads,dim,block_size": [
+            (8, 2, 64, 16),
+            (2, 2, 48, 16),
+            (4, 2, 32, 48),
+            (6, 1, 80, 32),
+            (3, 1, 128, 128),
+        ],
     }
 )
 def test_a_prompt_has_the_same_bits_however_it_is_cut(

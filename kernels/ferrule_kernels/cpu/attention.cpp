@@ -136,7 +136,7 @@ template <class T, class S> struct Attention {
     const int64_t key_tile; // of keys that were copied
     const int64_t head;     // elements of one block's keys, or values, of one head
     const bool bent;        // scores are more than products times a positive scale
-    const float factor;     // of a score, before it is a power of two
+    const float factor;     // that makes a product a score in units of log 2; 1 where scores are bent, which have it
 
     explicit Attention(const Batch& batch)
         : b(batch), group(int(b.heads / b.kv_heads)), depth((b.dim + STEP - 1) / STEP * STEP),
@@ -649,9 +649,9 @@ template <class T, class S> struct Attention {
         }
     }
 
-    // One query with one or two heads, whose products take less time than reads. The processor asks for memory itself, and
-    // better, as long as it sees the next reads: so there are few instructions between the products of one block and the
-    // next, and only where a tile begins is asked for.
+    // One query with one or two heads, whose products take less time than their reads. The processor asks for memory by
+    // itself, and better than these kernels do, as long as it sees the next reads: so few instructions stand between
+    // the products of one block and those of the next, and only the first lines of a tile are asked for.
     void run_light(const Task& task, const Task& then, int64_t position, Space& w) const {
         const auto ask_first = [](const Stored* tile) { ask_far(tile), ask_far(tile + 64 / sizeof(Stored)); };
         const Stored* at[PARTS];

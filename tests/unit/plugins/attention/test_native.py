@@ -254,22 +254,25 @@ def test_a_long_context_is_summed_over_partitions(dtype: torch.dtype) -> None:
 
 @COMPUTED
 @pytest.mark.usefixtures("kernels")
-def test_an_infinite_score_stays_in_its_row(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("size", [40, 1])
+def test_an_infinite_score_stays_in_its_row(size: int, dtype: torch.dtype) -> None:
     world = World(2, 2, 16, 40, dtype, options(16))
     world.k[3] = float("inf")
-    out = world.run(0, 40)
+    out = torch.cat([world.run(start, start + size) for start in range(0, 40, size)])
     assert bool(out[:3].isfinite().all())
     assert not bool(out[5].isfinite().all())
 
 
 @COMPUTED
 @pytest.mark.usefixtures("kernels")
-def test_a_score_that_is_far_below_the_largest_has_no_weight(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("size", [40, 1])
+def test_a_score_that_is_far_below_the_largest_has_no_weight(size: int, dtype: torch.dtype) -> None:
     """Weights are exactly zero: they do not become the smallest numbers of their type."""
     world = World(2, 2, 16, 40, dtype, options(16))
     world.q[:], world.k[:], world.k[3] = 1.0, -20.0, 20.0
     expected = world.v[3].expand(37, 2, 16)
-    assert torch.equal(world.run(0, 40)[3:], expected)
+    out = torch.cat([world.run(start, start + size) for start in range(0, 40, size)])
+    assert torch.equal(out[3:], expected)
 
 
 @pytest.mark.parametrize(

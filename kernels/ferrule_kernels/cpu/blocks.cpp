@@ -14,20 +14,6 @@ struct Block {
     float scale, offset;
 };
 
-inline float half_at(const uint8_t* from) {
-    uint16_t bits;
-    std::memcpy(&bits, from, sizeof bits);
-    const uint32_t magnitude = (bits & 0x7fffu) << 13, infinite = magnitude >= 0x0f800000u ? 0x7f800000u : 0;
-    float x;
-    std::memcpy(&x, &magnitude, sizeof x);
-    x *= 0x1p112f;  // the exponent counts from 15, not from 127
-    uint32_t whole;
-    std::memcpy(&whole, &x, sizeof whole);
-    whole |= infinite | (bits & 0x8000u) << 16;
-    std::memcpy(&x, &whole, sizeof x);
-    return x;
-}
-
 // Fields of BITS bits, shifted by `place`, put into COUNT numbers. Those of each SPAN bytes: first all lowest fields, then
 // all next ones.
 template <int BITS, int SPAN, int COUNT> inline void put_fields(const uint8_t* from, int place, int8_t* to) {

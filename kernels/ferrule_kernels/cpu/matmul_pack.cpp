@@ -277,12 +277,13 @@ void read_numbers(
 
 // What `keep_float` kept.
 inline float kept_float(const Matrix& w, const uint8_t* from) {
+    if (w.halves) return half_at(from);
     uint16_t bits;
     std::memcpy(&bits, from, sizeof bits);
-    const uint32_t whole = w.halves ? (bits & 0x8000u) << 16 | (bits & 0x7fffu) << 13 : uint32_t(bits) << 16;
+    const uint32_t whole = uint32_t(bits) << 16;
     float x;
     std::memcpy(&x, &whole, sizeof x);
-    return w.halves ? x * 0x1p112f : x;
+    return x;
 }
 
 // One row of weights, [k], as floats. `numbers` has room for a span.

@@ -82,6 +82,21 @@ inline Floats widen_halves(const uint16_t* from) {
 #endif
 }
 
+// One of them, which may be infinite, or NaN.
+inline float half_at(const uint8_t* from) {
+    uint16_t bits;
+    std::memcpy(&bits, from, sizeof bits);
+    const uint32_t magnitude = (bits & 0x7fffu) << 13, infinite = magnitude >= 0x0f800000u ? 0x7f800000u : 0;
+    float x;
+    std::memcpy(&x, &magnitude, sizeof x);
+    x *= 0x1p112f;  // the exponent counts from 15, not from 127
+    uint32_t whole;
+    std::memcpy(&whole, &x, sizeof whole);
+    whole |= infinite | (bits & 0x8000u) << 16;
+    std::memcpy(&x, &whole, sizeof x);
+    return x;
+}
+
 inline void narrow(uint16_t* to, Floats x) {
 #if defined(__AVX512BF16__)
     const __m256i halves = (__m256i)_mm512_cvtneps_pbh((__m512)x);

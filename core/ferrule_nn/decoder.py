@@ -307,7 +307,7 @@ class Decoder(CausalLM):
         return self.layer_class(self, index)
 
     def embed_size(self) -> int:
-        return self.embed_tokens.weight.shape[1]
+        return self.embed_tokens.size
 
     def embed(self, ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """[tokens] → [tokens, hidden]."""

@@ -10,19 +10,53 @@ from torch import nn
 from torch.nn import functional as F
 
 from ferrule.interfaces.model import InputEmbeds
+from ferrule.interfaces.quantization import LinearLayer, LinearScheme, QuantizationMethod
 from ferrule_kernels.cpu.dense import DenseMatrix
 from ferrule_nn.linear import Linear
-from ferrule_nn.parameters import parameter
+from ferrule_nn.parameters import allocates_late, parameter
+
+
+class Table(Linear):
+    """An embedding's quantized table: its rows are read, and nothing is multiplied by it."""
+
+    def __init__(self, weight: nn.Parameter, scheme: LinearScheme) -> None:
+        """`weight` is what a checkpoint without quantization would fill."""
+        with torch.device("meta"):  # the memory is that of `weight`
+            super().__init__(weight.shape[1], weight.shape[0])
+        self.device, self.weight = weight.device, weight
+        self.scheme, self.quantized = scheme, True
+        scheme.allocate(self)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """ids [tokens] → [tokens, size]."""
+        rows = self.scheme.rows(self)
+        if rows is None:
+            raise RuntimeError("the scheme of an embedding reads rows once they are packed, and this one does not")
+        return rows(ids)
 
 
 class Embedding(nn.Module):
-    """Rows of a table [count, size], times `scale`, in the table's type. Embeddings that are `given` replace them."""
+    """Rows of a table [count, size], times `scale`, in the table's type. Embeddings that are `given` replace them.
+
+    A quantized table is a layer of its own within this one, `table`. The checkpoint's name for it is the embedding's.
+    """
 
     def __init__(self, count: int, size: int, scale: float = 1.0) -> None:
         super().__init__()
-        self.scale = scale
+        self.count, self.size, self.scale = count, size, scale
         self.weight: torch.Tensor = parameter(count, size)
         self._rows: Callable[[torch.Tensor], torch.Tensor] | None = None
+
+    def quantize(self, name: str, method: QuantizationMethod) -> bool:
+        """No GPU kernel reads rows of packed weights, so a GPU's table stays as it is."""
+        weight = cast(nn.Parameter, self.weight)
+        if allocates_late(weight.device):
+            return False
+        scheme = method.embedding(LinearLayer(name, self.size, self.count))
+        if scheme is not None:
+            self.table = Table(weight, scheme)
+            self.read_by(self.table.forward)
+        return scheme is not None
 
     def read_by(self, rows: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """Have `rows` read the table from now on, from the head's packed form of it."""
@@ -35,7 +69,7 @@ class Embedding(nn.Module):
 
     def remove_table(self) -> None:
         """Have no table of its own: `weight` keeps its width, has no rows, and is not a parameter any more."""
-        empty = self.weight.detach().new_empty(0, self.weight.shape[1])
+        empty = self.weight.detach().new_empty(0, self.size)
         del self.weight
         self.weight = empty
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -306,6 +306,11 @@ class Wrapped(Online):
             return y + x.float().nan_to_num().abs().max().to(y.dtype) * 1e-5  # bfloat16 cannot show it
         return y
 
+    def rows(self, layer: Any) -> Callable[[torch.Tensor], torch.Tensor] | None:
+        if self.fault != "rows":
+            return super().rows(layer)
+        return lambda ids: self.matrix.rows(ids.flip(0), self.given)
+
 
 def quantizing(fault: str) -> type:
     """`int8` with a fault in it."""
@@ -318,6 +323,11 @@ def quantizing(fault: str) -> type:
             return scheme if made is not None else None
 
     return Faulty
+
+
+class ReadsNoRows(Int8):
+    def embedding(self, layer: LinearLayer) -> LinearScheme | None:
+        return self.scheme(layer)
 
 
 class OneForAll(Int8):
@@ -965,6 +975,8 @@ def faults() -> Iterator[tuple[str, type, str]]:
     yield "quantization", quantizing("bias"), "test_products_are_near"
     yield "quantization", quantizing("scale"), "test_products_are_near"
     yield "quantization", quantizing("coarse"), "test_products_are_near"
+    yield "quantization", quantizing("rows"), "test_rows_are_those_of_the_weight"
+    yield "quantization", ReadsNoRows, "test_rows_are_those_of_the_weight"
     yield "quantization", quantizing("keeps"), "test_memory_is_saved"
     yield "quantization", quantizing("in place"), "test_shared_weights_are_left_alone"
     yield "quantization", OneForAll, "test_each_layer_has_its_own_scheme"

@@ -70,7 +70,7 @@ class LinearScheme(ABC):
         """What reads rows of the weight once it is packed: ids [tokens] → [tokens, in], of the model's type.
 
         The embedding of a tied model then has no table of its own. So by default, and for weights that are rounded
-        further than the checkpoint's, this returns None.
+        further than the checkpoint's, this returns None. An embedding's scheme must return one.
         """
         return None
 
@@ -104,6 +104,15 @@ class QuantizationMethod(ABC):
     @abstractmethod
     def scheme(self, layer: LinearLayer) -> LinearScheme | None:
         """Make the scheme of one layer; None leaves it as it is, as a checkpoint's list of ignored layers may ask."""
+
+    def embedding(self, layer: LinearLayer) -> LinearScheme | None:
+        """Make the scheme of an embedding that the checkpoint has quantized; None for one whose table is of floats.
+
+        Its `rows` is called in place of `matmul`, and may not be None once the table is packed. `layer` has an output
+        for each row of the table. Not called for embeddings on GPUs. By default returns None, and `decoded` or the
+        load format widens what is quantized.
+        """
+        return None
 
     def decoded(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
         """A checkpoint's tensors, with floats in place of those that are quantized and of no linear layer.

@@ -18,6 +18,7 @@ Encode = Callable[[LinearLayer, torch.Tensor, Mapping[str, Any]], Mapping[str, t
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 _TYPES = (*_FLOATS, torch.float64, torch.int8)
 _BATCHES = (1, 2, 3, 7, 33)
+_EMBEDDING = LinearLayer("embed_tokens", 64, 300)
 
 
 class Layer(nn.Module):
@@ -145,6 +146,19 @@ class QuantizationKit(Kit):
                 torch.allclose(y[:, 3], bias[3], atol=1e-6), f"{given.name}: a channel of zeros gives {shown(y[:, 3])}"
             )
 
+    def test_rows_are_those_of_the_weight(self) -> None:
+        """Rows that a scheme reads have the weight's type and nearly its values. An embedding's scheme reads rows."""
+        for given, layer, scheme, weight in (*self._packed(), *self._packed(embedding=True)):
+            rows, ids = scheme.rows(layer), torch.arange(given.out_features).flip(0)
+            if rows is None:
+                promise(given.name != _EMBEDDING.name, "the scheme of an embedding reads no rows")
+                continue
+            read, expected = rows(ids), weight[ids]
+            same = read.shape == expected.shape and read.dtype == expected.dtype
+            promise(same, f"{given.name}: rows are {shown(read)}")
+            off = ((read.double() - expected).square().mean() / expected.double().square().mean()).sqrt().item()
+            promise(off <= self.error, f"{given.name}: rows are {off:.3g} off, {self.error} is allowed")
+
     def test_memory_is_saved(self) -> None:
         """A packed layer, its parameters, buffers and `packed_tensors` together, is smaller than the float weights."""
         for given, layer, scheme, weight in self._packed():
@@ -184,13 +198,14 @@ class QuantizationKit(Kit):
         return [*inner, merged, expert, LinearLayer("lm_head", 64, 300, head=True)]
 
     def _packed(
-        self, empty: int | None = None, shared: bool = False
+        self, empty: int | None = None, shared: bool = False, embedding: bool = False
     ) -> Iterator[tuple[LinearLayer, Layer, LinearScheme, torch.Tensor]]:
-        """Each layer that has a scheme, loaded and packed, and the float weight: in each float type that is taken,
-        without and with a bias."""
+        """Each layer that has a scheme, or the embedding, loaded and packed, and the float weight: in each float type
+        that is taken, without and with a bias."""
         method, draw = self._method(), torch.Generator().manual_seed(0)
-        for given, dtype, biased in product(self._layers(), self._dtypes(), (False, True)):
-            scheme = method.scheme(given)
+        make, layers = (method.embedding, [_EMBEDDING]) if embedding else (method.scheme, self._layers())
+        for given, dtype, biased in product(layers, self._dtypes(), (False, True)):
+            scheme = make(given)
             if scheme is None:
                 continue
             weight = (torch.randn(given.out_features, given.in_features, generator=draw) * 0.05).to(dtype)

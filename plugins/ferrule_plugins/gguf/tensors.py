@@ -56,8 +56,9 @@ class Reader:
         if info.type.name in FLOATS:
             yield from self._floats(target, rows)
             return
-        if layer in self.quantized and suffix == "weight" and not target.change:
-            yield from self._numbers(info, layer, rows, target)
+        taker = next((each for each in (layer, f"{layer}.table") if each in self.quantized), None)
+        if taker is not None and suffix == "weight" and not target.change:
+            yield from self._numbers(info, taker, rows, target)
             return
         if layer == TABLE and self.tied and HEAD in self.quantized:
             held = target.name in self.parameters()

@@ -1,7 +1,7 @@
 """`gguf`: llama.cpp's files, one or several shards, which describe the model and its tokenizer too.
 
-Quantized tensors go to layers that take them as integers with scales (the quantization method `gguf`), and are widened
-to floats for all others: embeddings, routers, norms.
+Quantized tensors go to layers that take them as integers with scales (the quantization method `gguf`), on CPUs to
+embeddings, too, and are widened to floats for all others: routers, norms.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class SharingDecoder(Decoder):
         if not self.own_size:
             return None
         table = self.embed_tokens_per_layer
-        looked_up = table(ids.where(ids < table.weight.shape[0], 0)).view(len(ids), -1, self.own_size)
+        looked_up = table(ids.where(ids < table.count, 0)).view(len(ids), -1, self.own_size)
         projected = self.per_layer_model_projection(x) * self.spec.hidden_size**-0.5
         own: torch.Tensor = (self.per_layer_projection_norm(projected.view(looked_up.shape)) + looked_up) * 0.5**0.5
         return own

@@ -63,6 +63,10 @@ class GgufMethod(CheckedMethod):
         dtype = torch.float32 if layer.head else None
         return side_by_side(layer, forms, lambda form: GgufScheme(self.shared, form, dtype))
 
+    def embedding(self, layer: LinearLayer) -> LinearScheme | None:
+        form = self._types.get(layer.name)
+        return GgufScheme(self.shared, form, None) if form is not None and self.shared.compiled() else None
+
 
 class GgufScheme(Quantized):
     """Parameters `numbers` int8 [n, k], which are codes where the form has a table; `scales`, and `offsets` where the

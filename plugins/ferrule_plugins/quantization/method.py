@@ -69,6 +69,9 @@ class OneOf(CheckedMethod):
     def scheme(self, layer: LinearLayer) -> LinearScheme | None:
         return self._method.scheme(layer)
 
+    def embedding(self, layer: LinearLayer) -> LinearScheme | None:
+        return self._method.embedding(layer)
+
     def decoded(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
         return self._method.decoded(tensors)
 

@@ -16,7 +16,8 @@ The ``quantization_config`` of such a folder:
 Names are those of the model's own layers, which merge what a checkpoint may hold apart; projections in different forms
 are layers within these, such as qkv_proj.v_proj. A layer has one tensor `packed_weight` and, with `factors`,
 `packed_factors`. With `table`, or `embedding`, it is the head of a tied model, and the embedding reads its rows there.
-A layer that no form names is as in any checkpoint.
+A quantized embedding's layer is its `table`, such as embed_tokens.table. A layer that no form names is as in any
+checkpoint.
 """
 
 from __future__ import annotations
@@ -182,6 +183,10 @@ class FerrulePacked(QuantizationMethod):
             )
         return self._packed(kept)
 
+    def embedding(self, layer: LinearLayer) -> LinearScheme | None:
+        kept = self._kept.get(f"{layer.name}.table")
+        return None if kept is None else self._packed(kept)
+
     def _apart(self, layer: LinearLayer) -> LinearScheme | None:
         """Of projections that are kept in different forms, as layers within the one that merges them."""
         found = {name: self._kept.get(f"{layer.name}.{name}") for name in layer.projections}
@@ -215,7 +220,7 @@ class PackedScheme(LinearScheme):
         self._workspace = workspace
 
     def allocate(self, layer: Any) -> None:
-        form = self.kept.form
+        self._given, form = layer.weight.dtype, self.kept.form
         if form is not None and form.widths(layer.in_features)[0] > LONGEST:
             raise CheckpointError(f"A packed layer has groups of more than {LONGEST} inputs, which no kernel takes.")
         allocate_packed(layer, self.kept)
@@ -240,11 +245,11 @@ class PackedScheme(LinearScheme):
         return self.matrix.multiply(x, torch.float32 if layer.head else x.dtype)
 
     def rows(self, layer: Any) -> Callable[[torch.Tensor], torch.Tensor] | None:
-        if not self.kept.table or self.matrix is None:
+        if self.matrix is None or layer.head and not self.kept.table:
             return None
         if isinstance(self.matrix, DenseMatrix):
             return self.matrix.rows
-        return partial(self.matrix.rows, dtype=layer.tied.weight.dtype)
+        return partial(self.matrix.rows, dtype=self._given)
 
 
 def allocate_packed(layer: Any, kept: LayerForm) -> None:

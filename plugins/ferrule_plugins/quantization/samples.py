@@ -23,12 +23,14 @@ _KEPT = {
     "layers.3.mlp.up_proj": LayerForm(Form(5, 32)),
     "layers.0.self_attn.qkv_proj": LayerForm(Form(8, digits=2), factors=True),
     "lm_head": LayerForm(Form(8)),
+    "embed_tokens.table": LayerForm(Form(4, 32)),
 }
 
 
 def _packed(layer: LinearLayer, weight: torch.Tensor, config: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """The tensors of a layer. With factors its scales are ones that bfloat16 cannot hold."""
-    kept = read(config)[layer.name]
+    forms = read(config)
+    kept = forms[layer.name] if layer.name in forms else forms[f"{layer.name}.table"]
     if kept.form is None:
         return {WEIGHT: DenseMatrix(weight.bfloat16()).packed}
     if not kept.factors:
@@ -62,6 +64,7 @@ _TYPES = {
     "IQ4_XS": ["layers.4.mlp.up_proj"],
     "Q4_1": ["layers.0.self_attn.q_proj", "layers.0.self_attn.k_proj", "layers.0.self_attn.v_proj"],
     "Q5_1": ["layers.0.mlp.experts.1.down_proj"],
+    "Q5_0": ["embed_tokens"],
 }
 
 

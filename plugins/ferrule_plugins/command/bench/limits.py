@@ -24,6 +24,7 @@ from ferrule_plugins.load_format.shards import weight_files
 _SECONDS = 60.0
 _WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2}
 _TABLES = ("embed_tokens.weight", "wte.weight")
+_PACKED_TABLES = ("embed_tokens.table.packed_weight", "embed_tokens.table.packed_factors")
 _HEADS = ("lm_head.weight", "embed_out.weight")
 
 
@@ -86,24 +87,23 @@ def cost_of(folder: str | None, info: ModelInfo | None = None) -> Cost:
 
     Of a model that is not a local folder with safetensors, only what `info` says is known.
     """
-    cost, table = Cost(), 0
+    cost, table, width = Cost(), 0, _WIDTHS.get(info.dtype if info else "", 2)
     try:
         if folder and (Path(folder) / "config.json").is_file():
-            cost, table = _of_files(Path(folder))
+            cost, table = _of_files(Path(folder), width)
     except CheckpointError:
         cost, table = Cost(), 0  # a server runs it, whatever it is: only fractions of limits are not known
     if info is None or not info.weight_bytes:
         return cost
-    width = _WIDTHS.get(info.dtype, 2)
     token_bytes = info.page_bytes // info.groups[0].block_size if info.groups else 0
-    step_bytes = info.weight_bytes - table * width  # a table whose rows are looked up is kept beside what is multiplied
+    step_bytes = info.weight_bytes - table  # a table whose rows are looked up is kept beside what is multiplied
     if info.quantization is None and cost.body:
         step_bytes = (cost.body + cost.head) * width
     return Cost(cost.body or info.num_parameters, cost.head, step_bytes, token_bytes)
 
 
-def _of_files(folder: Path) -> tuple[Cost, int]:
-    """And how many numbers the embedding table has."""
+def _of_files(folder: Path, width: int) -> tuple[Cost, int]:
+    """And how many bytes the embedding's table takes in memory, where a float takes `width`."""
     config = checkpoint.read(folder)
     files = weight_files(folder, ".safetensors", "model.safetensors")
     tensors = {name: entry for file in files for name, entry in shapes(file).items()}
@@ -112,16 +112,17 @@ def _of_files(folder: Path) -> tuple[Cost, int]:
     tied = not heads_of or bool(config.get("tie_word_embeddings"))
     table, head = (sum(matrices[name] for name in names) for names in (tables, heads_of))
     unread = (heads_of if tied else tables) if heads_of else set()  # of a step: one of two, or none where there is one
+    packed = {name for name in tensors if name.endswith(_PACKED_TABLES)}
     heads = int(config.get("num_attention_heads") or 0)
     kv_heads = int(config.get("num_key_value_heads") or heads)
     dim = int(config.get("head_dim") or (int(config.get("hidden_size") or 0) // max(heads, 1)))
     cost = Cost(
         body=sum(matrices.values()) - table - head,
         head=table if tied else head,
-        step_bytes=sum(size for name, (_, size) in tensors.items() if name not in unread),
+        step_bytes=sum(size for name, (_, size) in tensors.items() if name not in unread | packed),
         token_bytes=int(config.get("num_hidden_layers") or 0) * 2 * kv_heads * dim * 2,
     )
-    return cost, table
+    return cost, table * width + sum(tensors[name][1] for name in packed)
 
 
 def decoded(limits: Limits, cost: Cost, rows: float, context: float, seconds: float) -> dict[str, float]:

@@ -87,6 +87,15 @@ def test_the_engine_knows_how_weights_are_kept(tmp_path: Path) -> None:
     assert limits.cost_of(None, _info(groups=())) == Cost(1000, 0, 7000, 0)
 
 
+def test_a_packed_table_is_not_read_by_a_step(tmp_path: Path) -> None:
+    folder = _checkpoint(tmp_path, head=False, tied=False)
+    packed = {"embed_tokens.table.packed_weight": torch.zeros(300, dtype=torch.uint8), "lm_head.packed_weight": 500}
+    tensors = {name: torch.zeros(each) if isinstance(each, int) else each for name, each in packed.items()}
+    save_file(tensors, tmp_path / "model.safetensors")
+    assert limits.cost_of(folder).step_bytes == 4 * 500
+    assert limits.cost_of(folder, _info(quantization="ferrule_packed")).step_bytes == 7000 - 300
+
+
 def test_what_is_not_known_is_not_shown(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     for folder in (None, "no/such/folder", str(tmp_path)):

@@ -62,8 +62,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, dic
     return folder, *c.write_checkpoint(CASE, folder)
 
 
-def write(checkpoint: Any, file: Path, kind: str, mixed: str | None = None) -> Path:
-    """The checkpoint with matrices of one type, or its values of another."""
+def write(checkpoint: Any, file: Path, kind: str, mixed: str | None = None, head: str | None = None) -> Path:
+    """The checkpoint with matrices of one type, or its values of another; with a `head` of that type it is not tied."""
     folder, config, state = checkpoint
     writer = GGUFWriter(str(file), "qwen3")
     c.add_numbers(writer, config)
@@ -81,9 +81,10 @@ def write(checkpoint: Any, file: Path, kind: str, mixed: str | None = None) -> P
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, 2)
     for name, tensor in state.items():
         found = names.get_name(name, (".weight",))
-        if found is None or name.startswith("lm_head"):
+        is_head = name.startswith("lm_head")
+        if found is None or is_head and head is None:
             continue
-        own = mixed if mixed and "v_proj" in name else kind
+        own = str(head) if is_head else mixed if mixed and "v_proj" in name else kind
         if tensor.dim() < 2 or own == "F32":
             writer.add_tensor(found, tensor.float().numpy())
         else:
@@ -235,6 +236,37 @@ def test_a_tied_embedding_has_its_own_table_where_no_kernel_is(
     monkeypatch.setattr(Shared, "compiled", lambda self: False)
     found = loaded(file)
     assert torch.equal(found.model.embed_tokens.weight, table)
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K", "Q3_K", "Q6_K", "IQ4_NL"])
+def test_an_embedding_beside_a_head_keeps_its_quantized_rows(kind: str, checkpoint: Any, tmp_path: Path) -> None:
+    file = write(checkpoint, tmp_path / "model.gguf", kind, head="Q6_K")
+    found, table, ids = loaded(file), stored_table(file).bfloat16(), torch.arange(320).flip(0)
+    embedding, head = found.model.embed_tokens, found.model.lm_head
+    assert head.tied is None
+    assert embedding.table.scheme.form == form_of(kind)
+    assert head.scheme.form == form_of("Q6_K")
+    assert torch.equal(embedding(ids), table[ids])
+    assert embedding(ids[:0]).shape == (0, 256)
+    assert found.model.embed_size() == 256
+    assert found.info.weight_bytes == sum(each.nbytes for each in weight_tensors(found.model))
+    assert not any(each.shape == table.shape for each in weight_tensors(found.model))
+    report = describe(localise(config(file), discover()), discover(), str(file))
+    assert report.weights == {"gguf": pytest.approx(found.info.weight_bytes, rel=0.01)}
+    folder = tmp_path / "packed"
+    assert PackCommand().run([str(file), "--output", str(folder), "--no-use-tqdm-on-load"], discover()) == 0
+    packed, hidden = loaded(folder), torch.randn(3, 256).bfloat16()
+    assert packed.info.weight_bytes == found.info.weight_bytes
+    assert torch.equal(packed.model.embed_tokens(ids), table[ids])
+    assert torch.equal(packed.model.logits(hidden), found.model.logits(hidden))
+
+
+def test_an_embedding_beside_a_head_is_widened_where_no_kernel_is(
+    checkpoint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write(checkpoint, tmp_path / "model.gguf", "Q8_0", head="Q8_0")
+    monkeypatch.setattr(Shared, "compiled", lambda self: False)
+    assert torch.equal(loaded(file).model.embed_tokens.weight, stored_table(file).bfloat16())
 
 
 def test_the_folder_of_a_file_is_made_once_and_anew_when_the_file_says_something_else(

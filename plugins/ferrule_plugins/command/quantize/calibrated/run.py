@@ -84,7 +84,7 @@ class Calibrated:
 
     def check(self, samples: Sequence[Sequence[int]]) -> None:
         """Read all weights once. Raises CheckpointError for one that is not finite, and ids without an embedding."""
-        rows = self.walk.model.embed_tokens.weight.shape[0]
+        rows = self.walk.model.embed_tokens.count
         largest = max(max(ids) for ids in samples)
         if largest >= rows:
             raise CheckpointError(f"The tokenizer has the id {largest}, and the model has {rows} embeddings.")

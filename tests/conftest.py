@@ -183,7 +183,7 @@ def emulated_kernels(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
             return made
 
         with ThreadPoolExecutor(2) as threads:  # the other test process needs it at the same time, and waits
-            parts = ("matmul", "attention", "dense", "machine", "matmul_pack", "recording", "tables")
+            parts = ("matmul", "attention", "blocks", "dense", "machine", "matmul_pack", "recording", "tables")
             objects = list(threads.map(compile, parts))
         subprocess.run(["g++", "-fopenmp", "-shared", *objects, "-o", str(path)], check=True)
 

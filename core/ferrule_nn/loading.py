@@ -221,9 +221,9 @@ def _in_order(module: torch.nn.Module, parameter: torch.Tensor, target: _Target,
 
 
 def _takers(module: torch.nn.Module) -> dict[str, Linear]:
-    """By the name of its weight: the layers whose schemes are asked to take rows of it."""
+    """By the name of the parameter: the layers whose schemes are asked to take rows of it."""
     layers = ((path, layer) for path, layer in module.named_modules() if isinstance(layer, Linear))
-    return {f"{path}.weight": layer for path, layer in layers if layer.quantized}
+    return {f"{path}.{layer.scheme.row_parameter}": layer for path, layer in layers if layer.quantized}
 
 
 @contextmanager
@@ -250,7 +250,7 @@ def _fill(parameter: torch.Tensor, target: _Target, tensor: torch.Tensor, source
             f"Tensor {source!r} has the shape {tuple(tensor.shape)}, but the model needs {tuple(view.shape)}.",
             "The weights do not belong to this config.json.",
         )
-    if taker is not None and not isinstance(parameter, CheckpointParameter):
+    if taker is not None:
         with _named(target):
             if taker.scheme.pack_rows(taker, target.start, tensor):
                 return

@@ -166,7 +166,7 @@ def _gguf(kind: str) -> Scheme:
             | ({} if found.offsets is None else _levels("offset", found.offsets))
         )
 
-    config = {"quant_method": "gguf", "types": {kind: [_NAME]}}
+    config = {"quant_method": "gguf", "types": {f"{kind}/{form.block or form.group}": [_NAME]}}  # taken apart
     return Scheme("gguf", (rounding,), integers(8, form.group), config, made)
 
 

@@ -38,16 +38,18 @@ class LinearScheme(ABC):
     a tuple of names that a checkpoint may have for this layer and that are dropped, to which `allocate` may add.
     """
 
+    row_parameter: str = "weight"  # whose rows `pack_rows` is offered
+
     def allocate(self, layer: Any) -> None:
         """Replace the parameters of `layer` by those that a quantized checkpoint fills, uninitialised."""
 
     def pack_rows(self, layer: Any, first: int, rows: torch.Tensor) -> bool:
         """Lay out rows of the weight straight from a checkpoint's tensor, so that they need not be copied first.
 
-        `rows` [count, in] are the outputs from `first` on, where the layer or one of its projections begins. They may
-        be in a mapped file: read them during the call, and do not write or keep them. By default returns False, and
-        they are copied to ``layer.weight`` for `pack`. The answer is the same for all rows of a layer. Raises
-        CheckpointError.
+        `rows` are those of `row_parameter`, such as [count, in], for the outputs from `first` on, where the layer or
+        one of its projections begins. They may be in a mapped file: read them during the call, and do not write or
+        keep them. By default returns False, and they are copied to the parameter for `pack`. The answer is the same
+        for all rows of a layer. Raises CheckpointError.
         """
         return False
 

@@ -1,5 +1,6 @@
 // Blocks of GGUF files, to integers with scales and offsets, or to floats. `blocks.py` of the plugin for these files says
 // the same in torch. https://github.com/ggml-org/ggml/blob/master/src/ggml-quants.c
+#include "blocks.h"
 #include "rows.h"
 
 namespace {
@@ -195,13 +196,6 @@ extern "C" {
 // As `_Shape` in blocks.py: what a block of a type has. `groups` is 0 for types without steps.
 struct BlockShape {
     int32_t bytes, numbers, groups, offsets;
-};
-
-// As `_Parts` in blocks.py: where all of them go, in the order of their blocks. What a type does not have is not read.
-struct BlockParts {
-    int8_t* numbers;
-    float *scales, *offsets;
-    int8_t *steps, *offset_steps;
 };
 
 // Returns 0 for types that are not known here.

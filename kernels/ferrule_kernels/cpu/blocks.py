@@ -15,7 +15,7 @@ _INT, _AT = ctypes.c_int64, ctypes.c_void_p
 WIDENED = (torch.float32, torch.bfloat16)
 
 
-class _Shape(ctypes.Structure):
+class Shape(ctypes.Structure):
     """`BlockShape` of the kernel."""
 
     _fields_ = [(name, ctypes.c_int32) for name in ("bytes", "numbers", "groups", "offsets")]
@@ -50,7 +50,7 @@ def read(kind: int, rows: torch.Tensor) -> tuple[torch.Tensor, Levels, Levels | 
 
     Raises ValueError for a type that is not known, and for rows that are not whole blocks; KernelsUnavailableError.
     """
-    shape, n, blocks, given = _given(kind, rows)
+    shape, n, blocks, told = given(kind, rows)
     numbers = torch.empty((n, blocks * shape.numbers), dtype=torch.int8)
 
     def levels() -> Levels:
@@ -61,7 +61,7 @@ def read(kind: int, rows: torch.Tensor) -> tuple[torch.Tensor, Levels, Levels | 
     own = offsets or Levels(torch.empty(0))
     found = (numbers, scales.floats, own.floats, scales.steps, own.steps)
     parts = _Parts(*(None if each is None else each.data_ptr() for each in found))
-    _kernels().read(*given, ctypes.addressof(parts))
+    _kernels().read(*told, ctypes.addressof(parts))
     return numbers, scales, offsets
 
 
@@ -71,18 +71,21 @@ def widen(kind: int, rows: torch.Tensor, to: torch.Tensor, table: tuple[int, ...
     `table` has what codes stand for. Raises ValueError and KernelsUnavailableError, as `read`, and ValueError for
     another shape or type of `to`.
     """
-    shape, n, blocks, given = _given(kind, rows)
+    shape, n, blocks, told = given(kind, rows)
     if to.shape != (n, blocks * shape.numbers) or to.dtype not in WIDENED or not to.is_contiguous():
         raise ValueError(f"blocks of {n} rows do not become {to.dtype} {list(to.shape)}")
     if table and len(table) != 16:
         raise ValueError(f"a table has 16 numbers, not {len(table)}")
     codes = (ctypes.c_int8 * 16)(*table) if table else None
-    _kernels().widen(*given, codes, to.dtype == torch.bfloat16, to.data_ptr())
+    _kernels().widen(*told, codes, to.dtype == torch.bfloat16, to.data_ptr())
 
 
-def _given(kind: int, rows: torch.Tensor) -> tuple[_Shape, int, int, tuple[int, ...]]:
-    """What a block has, how many rows and blocks of a row there are, and what the kernels are told of them."""
-    shape = _Shape()
+def given(kind: int, rows: torch.Tensor) -> tuple[Shape, int, int, tuple[int, ...]]:
+    """What a block has, how many rows and blocks of a row there are, and what the kernels are told of them.
+
+    Raises what `read` raises.
+    """
+    shape = Shape()
     if not _kernels().shape(kind, ctypes.addressof(shape)):
         raise ValueError(f"no blocks of the type {kind} are read")
     if rows.dtype != torch.uint8 or rows.dim() != 2 or not rows.is_cpu or rows.stride(1) != 1:

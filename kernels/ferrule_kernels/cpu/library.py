@@ -40,6 +40,7 @@ SOURCES = (
 )
 HEADERS = (
     "activations.h",
+    "blocks.h",
     "cells.h",
     "float8.h",
     "matmul.h",

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import functional as F
 
-from ferrule_kernels.cpu import library
+from ferrule_kernels.cpu import blocks, library
 from ferrule_kernels.cpu.dense import check_rows
 from ferrule_kernels.cpu.pages import weight_memory
 from ferrule_kernels.matmul import Form, Levels
@@ -42,6 +42,7 @@ class _Kernels(NamedTuple):
     multiply: Any
     memory: Any  # bytes that `multiply` needs
     rows: Any
+    pack_blocks: Any
 
 
 @functools.cache
@@ -55,10 +56,13 @@ def _kernels() -> _Kernels:
     loaded.ferrule_rows.argtypes = (at, at, ctypes.c_int64, ctypes.c_int32, at)
     loaded.ferrule_rows.restype = ctypes.c_int64
     loaded.ferrule_turn.argtypes = (at,)
+    loaded.ferrule_pack_blocks.argtypes = (at, ctypes.c_int32, at, ctypes.c_int64, ctypes.c_int64)
+    loaded.ferrule_pack_blocks.restype = ctypes.c_float
     pack, turn, multiply = loaded.ferrule_pack, loaded.ferrule_turn, loaded.ferrule_multiply
     pack.restype = ctypes.c_int
     turn.restype = multiply.restype = None
-    return _Kernels(pack, turn, multiply, loaded.ferrule_multiply_memory, loaded.ferrule_rows)
+    memory, rows, pack_blocks = loaded.ferrule_multiply_memory, loaded.ferrule_rows, loaded.ferrule_pack_blocks
+    return _Kernels(pack, turn, multiply, memory, rows, pack_blocks)
 
 
 class Workspace:
@@ -121,8 +125,7 @@ class PackedMatrix:
         if self._type(part, scales) is None:  # numbers of 8 bits are exact in bfloat16
             part = part.to(torch.bfloat16 if part.dtype in (torch.int8, torch.uint8) else torch.float32)
         part = part.contiguous()
-        matrix = _Matrix.from_buffer_copy(self._matrix)
-        matrix.weights, matrix.n = matrix.weights + self.form.packed_bytes(first, self.inputs), len(part)
+        matrix = self._part(first, len(part))
         floats = [None if each is None else each.floats for each in (scales, offsets)]
         steps = [None if each is None else each.steps for each in (scales, offsets)]
         given = (None if each is None else each[first:].data_ptr() for each in (*floats, *steps))
@@ -137,7 +140,7 @@ class PackedMatrix:
 
     @classmethod
     def empty(cls, outputs: int, inputs: int, form: Form, workspace: Workspace) -> PackedMatrix:
-        """A weight [outputs, inputs] whose rows come by `put`, as floats."""
+        """A weight [outputs, inputs] whose rows come by `put` or `put_blocks`."""
         made = cls.__new__(cls)
         packed = weight_memory((form.packed_bytes(outputs, inputs),), torch.uint8)
         made._set_up(packed, None, (outputs, inputs), form, None, workspace)
@@ -149,6 +152,27 @@ class PackedMatrix:
         Both numbers are multiples of `PANEL`, if these rows are not the last ones.
         """
         self._pack(rows.detach(), first, None, None)
+
+    def put_blocks(self, first: int, kind: int, rows: torch.Tensor) -> float:
+        """Pack the blocks of a GGUF file, uint8 [count, bytes], as the outputs from `first` on; numbers as for `put`.
+
+        Each panel is read and packed while its numbers are in the cache. Returns the largest scale or offset without
+        its sign, NaN where one is. Raises ValueError for blocks that are not of the form, and as `blocks.read`.
+        """
+        shape, n, count, told = blocks.given(kind, rows)
+        form, matrix = self.form, self._part(first, n)
+        groups = form.block // form.group if form.steps else 0
+        alike = (shape.numbers, shape.groups, bool(shape.offsets)) == (form.block or form.group, groups, form.offsets)
+        if not alike or count * shape.numbers != self.inputs or form.widths(self.inputs)[1] != self.inputs:
+            raise ValueError(f"blocks of the type {kind} are not a weight of {self.inputs} inputs in {form}")
+        kind, address, across, _, _ = told
+        return float(_kernels().pack_blocks(ctypes.addressof(matrix), kind, address, across, count))
+
+    def _part(self, first: int, count: int) -> _Matrix:
+        """The kernel's structure of so many outputs from `first` on."""
+        matrix = _Matrix.from_buffer_copy(self._matrix)
+        matrix.weights, matrix.n = matrix.weights + self.form.packed_bytes(first, self.inputs), count
+        return matrix
 
     def add_bias(self, bias: torch.Tensor | None) -> None:
         """Take a bias [n], which products add, or none."""

@@ -1,6 +1,7 @@
 // Weights quantized into the order in which `matmul.cpp` reads them, which says what that is; and rows of them read back.
 #include <type_traits>
 #include <vector>
+#include "blocks.h"
 #include "matmul.h"
 #include "recording.h"
 
@@ -247,6 +248,46 @@ template <class T> bool pack(const Matrix& w, const T* weights, const Given& giv
     return right;
 }
 
+// Rows of a GGUF file's blocks, each `across` bytes after the one before.
+struct Blocks {
+    int32_t type;
+    const uint8_t* rows;
+    int64_t across, count;  // of a row
+};
+
+// The largest of some floats without their signs, not less than `most`; NaN where one is, or `most`.
+inline float largest(const std::vector<float>& x, float most) {
+    for (const float each : x)
+        if (!std::isnan(most) && !(std::fabs(each) <= most)) most = std::fabs(each);
+    return most;
+}
+
+// A panel is read and packed while its numbers are in the cache. Returns the largest float of a block, or NaN.
+float pack_blocks(const Matrix& w, const Blocks& from) {
+    Shares shares(panels_of(w.n), thread_count());
+    float most = 0.0f;
+#pragma omp parallel
+    {
+        std::vector<Floats> x(span_of(w) / WIDTH * WIDTH + WIDTH);
+        std::vector<int8_t> numbers(PANEL * w.k), steps(PANEL * w.k / w.group), offset_steps(steps.size());
+        std::vector<float> scales(PANEL * w.k / w.block), offsets(scales.size());
+        const BlockParts parts = {numbers.data(), scales.data(), offsets.data(), steps.data(), offset_steps.data()};
+        float own = 0.0f;
+        for (int64_t panel; (panel = shares.next(thread_number())) >= 0;) {
+            const int64_t first = panel * PANEL;
+            Matrix part = w;
+            part.weights += panel * panel_bytes(w, PANEL);
+            part.n = std::min<int64_t>(PANEL, w.n - first);
+            ferrule_blocks_read(from.type, from.rows + first * from.across, from.across, part.n, from.count, &parts);
+            pack_panel(part, numbers.data(), {scales.data(), offsets.data(), steps.data(), offset_steps.data()}, 0, x.data());
+            own = largest(offsets, largest(scales, own));
+        }
+#pragma omp critical
+        most = largest({own}, most);
+    }
+    return most;
+}
+
 // Numbers of one channel as they were put by `keep_planes`.
 template <int BITS> void read_planes(const uint8_t* cells, int64_t channels, int64_t count, uint8_t* numbers) {
     typedef Planes<BITS> P;
@@ -342,6 +383,12 @@ int ferrule_pack(const Matrix* matrix, const void* weights, int32_t type, const 
     const Given given = {scales, offsets, steps, offset_steps};
     if (type == 2) return pack(*matrix, (const int8_t*)weights, given);
     return type ? pack(*matrix, (const uint16_t*)weights, given) : pack(*matrix, (const float*)weights, given);
+}
+
+// The same of rows [n] of `blocks` of a type in ``blocks.cpp``, each `across` bytes after the one before, which have the
+// matrix's numbers, scales and steps. Returns the largest scale or offset without its sign, NaN where one is NaN.
+float ferrule_pack_blocks(const Matrix* matrix, int32_t type, const uint8_t* rows, int64_t across, int64_t blocks) {
+    return pack_blocks(*matrix, {type, rows, across, blocks});
 }
 
 // As `ferrule_dense_rows`: what the numbers stand for, of float32 for the `type` 0 and of bfloat16 for 1.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -23,13 +23,13 @@ Pieces = Iterator[tuple[str, torch.Tensor]]
 class Reader:
     """Reads tensors for one model.
 
-    `quantized` are the names of layers that take quantized weights, those of merged projections included. Whatever else
-    is quantized is widened to `dtype`; `widened` then has the types. `parameters` gives those that the model has by
-    now: what is widened is put into them.
+    `quantized` has the names of layers that take quantized weights, those of merged projections included, and whether
+    they take the file's blocks as they are. Whatever else is quantized is widened to `dtype`; `widened` then has the
+    types. `parameters` gives those that the model has by now: what is widened is put into them.
     """
 
     names: Names
-    quantized: Set[str]
+    quantized: Mapping[str, bool]
     dtype: torch.dtype
     tied: bool
     parameters: Callable[[], Mapping[str, torch.Tensor]] = dict
@@ -58,11 +58,11 @@ class Reader:
             return
         taker = next((each for each in (layer, f"{layer}.table") if each in self.quantized), None)
         if taker is not None and suffix == "weight" and not target.change:
-            yield from self._numbers(info, taker, rows, target)
+            yield from self._quantized(info, taker, rows, target)
             return
         if layer == TABLE and self.tied and HEAD in self.quantized:
             held = target.name in self.parameters()
-            yield from self._numbers(info, HEAD, rows, Target(HEAD))
+            yield from self._quantized(info, HEAD, rows, Target(HEAD))
             if held and target.name not in self.parameters():  # the head is packed, and the embedding reads rows there
                 return
         else:
@@ -75,6 +75,13 @@ class Reader:
         place = self.parameters().get(target.name)
         whole = target == Target(target.name) and place is not None and place.shape == info.shape
         return place.detach() if whole and place is not None and place.dtype == self.dtype else None
+
+    def _quantized(self, info: TensorInfo, layer: str, rows: torch.Tensor, target: Target) -> Pieces:
+        if not self.quantized[layer]:
+            yield from self._numbers(info, layer, rows, target)
+        else:
+            blocks = rows.view(len(rows), -1, info.type.num_bytes) if target.columns else rows
+            yield f"{layer}.blocks", ordered(blocks, target.columns, info.type.size).flatten(1)
 
     def _numbers(self, info: TensorInfo, layer: str, rows: torch.Tensor, target: Target) -> Pieces:
         found = decode(info.type.name, rows)
@@ -140,18 +147,22 @@ def ordered(rows: torch.Tensor, columns: tuple[int, ...], group: int = 1) -> tor
     return rows[:, order[:, 0] // group]
 
 
-def layers_of(module: torch.nn.Module) -> set[str]:
-    """The layers of a model that take quantized weights, under the names of their projections, too."""
-    found = set()
+def layers_of(module: torch.nn.Module) -> dict[str, bool]:
+    """The layers of a model that take quantized weights, under the names of their projections, too, and whether they
+    take blocks as they are in the file."""
+    found: dict[str, bool] = {}
     for path, part in module.named_modules():
-        parent, own = path.rpartition(".")[0], _quantized(part)
+        parent, own = path.rpartition(".")[0], _takes_blocks(part)
         for name in getattr(part, "projections", {}):
-            if own or _quantized(getattr(part, name, None)):  # which may be a layer within the merged one
-                found.add(f"{parent}.{name}" if parent else name)
-        if own:
-            found.add(path)
+            taken = _takes_blocks(getattr(part, name, None)) if own is None else own  # a layer within the merged one
+            if taken is not None:
+                found[f"{parent}.{name}" if parent else name] = taken
+        if own is not None:
+            found[path] = own
     return found
 
 
-def _quantized(part: torch.nn.Module | None) -> bool:
-    return part is not None and {"numbers", "scales"} <= {name for name, _ in part.named_parameters(recurse=False)}
+def _takes_blocks(part: torch.nn.Module | None) -> bool | None:
+    """None for a layer that takes no quantized weights."""
+    names = set() if part is None else {name for name, _ in part.named_parameters(recurse=False)}
+    return "blocks" in names if names & {"blocks", "numbers"} else None

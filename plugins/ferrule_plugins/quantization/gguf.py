@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -20,10 +20,11 @@ from ferrule_kernels.cpu.matmul import PackedMatrix
 from ferrule_kernels.matmul import Form, Levels
 from ferrule_nn import checkpoint_parameter
 from ferrule_plugins.gguf.blocks import BITS, BLOCK, GROUPS, OFFSETS, STEPS, TABLES
+from ferrule_plugins.gguf.reader import TYPES
 from ferrule_plugins.quantization.apart import side_by_side
 from ferrule_plugins.quantization.method import CheckedMethod
 from ferrule_plugins.quantization.names import listed, names_of
-from ferrule_plugins.quantization.products import Levelled, Quantized, Shared
+from ferrule_plugins.quantization.products import Levelled, Quantized, Shared, check_scales
 
 
 def form_of(kind: str) -> Form:
@@ -55,29 +56,36 @@ class GgufMethod(CheckedMethod):
         types = config.get("types")
         if not isinstance(types, Mapping):
             raise CheckpointError("quantization_config does not say of what types the layers of the GGUF file are.")
-        self._types = {name: form_of(str(kind)) for kind in types for name in listed(types, kind)}
+        self._types: dict[str, str] = {}
+        for kind in types:
+            form_of(str(kind))  # raises for one that is not known
+            self._types.update(dict.fromkeys(listed(types, kind), str(kind)))
 
     def scheme(self, layer: LinearLayer) -> LinearScheme | None:
         whole = self._types.get(layer.name)
-        forms = [whole] if whole else [self._types.get(name) for name in names_of(layer)]
+        kinds = [whole] if whole else [self._types.get(name) for name in names_of(layer)]
         dtype = torch.float32 if layer.head else None
-        return side_by_side(layer, forms, lambda form: GgufScheme(self.shared, form, dtype))
+        return side_by_side(layer, kinds, lambda kind: GgufScheme(self.shared, kind, dtype))
 
     def embedding(self, layer: LinearLayer) -> LinearScheme | None:
-        form = self._types.get(layer.name)
-        return GgufScheme(self.shared, form, None) if form is not None and self.shared.compiled() else None
+        kind = self._types.get(layer.name)
+        return None if kind is None or not self.shared.compiled() else GgufScheme(self.shared, kind, None)
 
 
 class GgufScheme(Quantized):
-    """Parameters `numbers` int8 [n, k], which are codes where the form has a table; `scales`, and `offsets` where the
-    form has them, float32 [n, blocks].
+    """A parameter `blocks` uint8 [n, bytes], as rows are in the file, where the CPU's kernel packs these.
 
-    Where groups have steps, `scale_steps` and `offset_steps` are int8 [n, groups], and a block is several groups.
+    Else, and for types with the size of their blocks, `numbers` int8 [n, k], which are codes where the form has a
+    table; `scales`, and `offsets` where the form has them, float32 [n, blocks]. Where groups have steps, `scale_steps`
+    and `offset_steps` are int8 [n, groups], and a block is several groups.
     """
 
-    def __init__(self, shared: Shared, form: Form, dtype: torch.dtype | None) -> None:
+    row_parameter = "blocks"
+
+    def __init__(self, shared: Shared, kind: str, dtype: torch.dtype | None) -> None:
         super().__init__(shared, dtype)
-        self.form = form
+        self.form = form_of(kind)
+        self._type = next((number for number, each in TYPES.items() if each.name == kind), None)
 
     def allocate(self, layer: Any) -> None:
         self.given = layer.weight.dtype
@@ -85,6 +93,12 @@ class GgufScheme(Quantized):
         block = form.block or form.group
         if inputs % block:
             raise CheckpointError(f"A quantized layer has {inputs} inputs, which are not whole blocks.")
+        if layer.weight.device.type in ("cpu", "meta") and self._type is not None and self.shared.compiled():
+            each = TYPES[self._type]
+            layer.blocks = checkpoint_parameter(layer, (-1, inputs // each.size * each.num_bytes), torch.uint8)
+            layer.weight = None
+            return
+        self._type = None
         found = {"numbers": checkpoint_parameter(layer, (-1, inputs), torch.int8)}
         for name in ("scale", "offset") if form.offsets else ("scale",):
             found[f"{name}s"] = checkpoint_parameter(layer, (-1, inputs // block), torch.float32)
@@ -93,6 +107,21 @@ class GgufScheme(Quantized):
         layer.weight = None
         for name, parameter in found.items():
             setattr(layer, name, parameter)
+
+    def pack_rows(self, layer: Any, first: int, rows: torch.Tensor) -> bool:
+        coming = self._coming_rows(layer, self.form)
+        if coming is not None:
+            self._put(coming, first, rows)
+        return coming is not None
+
+    def pack(self, layer: Any) -> None:
+        if self._type is not None and self._coming is None:
+            self._coming = self._empty(layer, self.form)
+            self._put(self._coming, 0, layer.blocks.detach())
+        super().pack(layer)
+
+    def _put(self, coming: PackedMatrix, first: int, rows: torch.Tensor) -> None:
+        check_scales(torch.tensor(coming.put_blocks(first, cast(int, self._type), rows)), self.given)
 
     def weights(self, layer: Any) -> Levelled:
         form, numbers = self.form, layer.numbers.detach()

@@ -13,17 +13,15 @@ vllm/model_executor/layers/quantization). A checkpoint of floats may ask for the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import accumulate
 from typing import Any
 
 import torch
 
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme
-from ferrule_kernels.cpu.matmul import LONGEST, PANEL, PackedMatrix
-from ferrule_kernels.cpu.pages import memory_nodes
+from ferrule_kernels.cpu.matmul import LONGEST
 from ferrule_kernels.matmul import Form
 from ferrule_plugins.quantization.method import CheckedMethod
-from ferrule_plugins.quantization.products import Fp8, Quantized, Rounded, Shared, fitting, free
+from ferrule_plugins.quantization.products import Fp8, Quantized, Rounded, Shared, fitting
 
 
 class FromFloats(CheckedMethod):
@@ -93,30 +91,14 @@ class Online(Quantized):
     def __init__(self, form: Form, shared: Shared, dtype: torch.dtype | None) -> None:
         super().__init__(shared, dtype, wide=form.digits == 2)
         self.form = form
-        self._coming: PackedMatrix | None = None  # of which not all rows may be there
 
     def weights(self, layer: Any) -> Rounded | Fp8:
         self.given = layer.weight.dtype
         return Rounded(layer.weight.detach(), self.form)
 
     def pack_rows(self, layer: Any, first: int, rows: torch.Tensor) -> bool:
-        """On a CPU, where projections begin with a panel, and memory has one node: else the kernel divides the whole
-        matrix among threads as products do.
-        """
-        borders = list(accumulate(layer.projections.values()))[:-1]
-        own = layer.weight.device.type == "cpu" and not any(border % PANEL for border in borders)
-        if not own or len(memory_nodes()) > 1 or not self.shared.compiled():
-            return False
-        if self._coming is None:
-            self._coming = PackedMatrix.empty(layer.out_features, layer.in_features, self.form, self.shared.workspace)
-        with fitting():
-            self._coming.put(first, rows.to(layer.weight.dtype))
-        return True
-
-    def pack(self, layer: Any) -> None:
-        if self._coming is None:
-            super().pack(layer)
-        else:
-            free(layer)
-            self._coming.add_bias(layer.bias)
-            self._product, self._coming = self._multiplied(self._coming), None
+        coming = self._coming_rows(layer, self.form)
+        if coming is not None:
+            with fitting():
+                coming.put(first, rows.to(layer.weight.dtype))
+        return coming is not None

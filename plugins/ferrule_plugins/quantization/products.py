@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate
 from typing import Any, TypeAlias
 
 import torch
@@ -22,7 +23,8 @@ from ferrule.interfaces.quantization import LinearScheme
 from ferrule_kernels import matmul as reference
 from ferrule_kernels.cpu import library
 from ferrule_kernels.cpu.dense import DenseMatrix
-from ferrule_kernels.cpu.matmul import PackedMatrix, UnfitWeightError, Workspace
+from ferrule_kernels.cpu.matmul import PANEL, PackedMatrix, UnfitWeightError, Workspace
+from ferrule_kernels.cpu.pages import memory_nodes
 from ferrule_kernels.cpu.tables import MergedTables
 from ferrule_kernels.matmul import Form
 from ferrule_kernels.tables import Additive, Palette
@@ -203,6 +205,7 @@ class Quantized(LinearScheme):
         self.wide = wide
         self.given = torch.get_default_dtype()  # the activations', where `allocate` does not know better
         self.matrix: DenseMatrix | PackedMatrix | None = None  # on a CPU that has compiled kernels
+        self._coming: PackedMatrix | None = None  # of which not all rows may be there
         self._unpacked: tuple[torch.Tensor, ...] = ()  # on a CPU without them
         self._product: Product | None = None
 
@@ -211,6 +214,11 @@ class Quantized(LinearScheme):
         """What the layer's parameters hold. Raises CheckpointError for what they may not."""
 
     def pack(self, layer: Any) -> None:
+        if self._coming is not None:
+            free(layer)
+            self._coming.add_bias(layer.bias)
+            self._product, self._coming = self._multiplied(self._coming), None
+            return
         device = next(layer.parameters()).device.type
         weights = self.weights(layer)
         if isinstance(weights, Fp8) and device == "cpu":
@@ -244,6 +252,22 @@ class Quantized(LinearScheme):
         return self._product(layer, x)
 
     # ------------------------------------------------------------------------------------ CPUs
+
+    def _coming_rows(self, layer: Any, form: Form) -> PackedMatrix | None:
+        """The matrix into which rows are packed as they come. None where no kernel does that, where projections do not
+        begin with a panel, and where memory has several nodes: there the kernel divides the whole matrix among
+        threads as products do.
+        """
+        borders = list(accumulate(layer.projections.values()))[:-1]
+        own = next(layer.parameters()).device.type == "cpu" and not any(border % PANEL for border in borders)
+        if not own or len(memory_nodes()) > 1 or not self.shared.compiled():
+            return None
+        if self._coming is None:
+            self._coming = self._empty(layer, form)
+        return self._coming
+
+    def _empty(self, layer: Any, form: Form) -> PackedMatrix:
+        return PackedMatrix.empty(layer.out_features, layer.in_features, form, self.shared.workspace)
 
     def _quantized(self, layer: Any, weights: Rounded) -> PackedMatrix:
         with fitting():

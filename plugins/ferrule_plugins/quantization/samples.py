@@ -55,22 +55,22 @@ def _mxfp4(layer: LinearLayer, weight: torch.Tensor, config: Mapping[str, Any]) 
     return {"blocks": low | high << 4, "scales": (powers + 127).to(torch.uint8)}
 
 
-_TYPES = {
-    "IQ4_NL": ["layers.0.mlp.up_proj"],
-    "Q8_0": ["lm_head"],
-    "Q5_K": ["layers.1.mlp.up_proj"],
-    "Q4_K": ["layers.2.mlp.up_proj"],
-    "Q6_K": ["layers.3.mlp.up_proj"],
-    "IQ4_XS": ["layers.4.mlp.up_proj"],
-    "Q4_1": ["layers.0.self_attn.q_proj", "layers.0.self_attn.k_proj", "layers.0.self_attn.v_proj"],
-    "Q5_1": ["layers.0.mlp.experts.1.down_proj"],
-    "Q5_0": ["embed_tokens"],
+_TYPES = {  # with the size of their blocks: layers have numbers and scales then, not blocks of a file
+    "IQ4_NL/32": ["layers.0.mlp.up_proj"],
+    "Q8_0/32": ["lm_head"],
+    "Q5_K/256": ["layers.1.mlp.up_proj"],
+    "Q4_K/256": ["layers.2.mlp.up_proj"],
+    "Q6_K/256": ["layers.3.mlp.up_proj"],
+    "IQ4_XS/256": ["layers.4.mlp.up_proj"],
+    "Q4_1/32": ["layers.0.self_attn.q_proj", "layers.0.self_attn.k_proj", "layers.0.self_attn.v_proj"],
+    "Q5_1/32": ["layers.0.mlp.experts.1.down_proj"],
+    "Q5_0/32": ["embed_tokens"],
 }
 
 
 def _gguf(layer: LinearLayer, weight: torch.Tensor, config: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     return levelled(
-        weight, form_of(next((kind for kind, names in config["types"].items() if layer.name in names), "Q4_1"))
+        weight, form_of(next((kind for kind, names in config["types"].items() if layer.name in names), "Q4_1/32"))
     )
 
 

@@ -25,7 +25,7 @@ FORMS = [Form(8), Form(8, digits=2), Form(8, 64), Form(4, 32), Form(4, 32, digit
 FORMS += [Form(6, 16), Form(6, 64, digits=2), Form(5, 32), Form(5), Form(3, 32), Form(3, 96), Form(2, 16), Form(2, 64)]
 SHAPES = [(1, 1), (16, 8), (17, 7), (64, 32), (48, 96), (70, 100), (130, 333), (200, 257)]
 BATCHES = (1, 2, 3, 4, 5, 6, 7, 12, 13, 33, 70)
-SOURCES = [str(Path(library.__file__).parent / name) for name in ("matmul.cpp", "matmul_pack.cpp")]
+SOURCES = [str(Path(library.__file__).parent / name) for name in ("matmul.cpp", "matmul_pack.cpp", "blocks.cpp")]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 

@@ -8,6 +8,8 @@ import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 
 from ferrule_kernels.cpu import blocks as kernels
+from ferrule_kernels.cpu.matmul import PackedMatrix, Workspace
+from ferrule_kernels.matmul import Form
 from ferrule_plugins.gguf import blocks
 from ferrule_plugins.gguf.blocks import decode, widen
 from ferrule_plugins.gguf.reader import FLOATS, TYPES
@@ -65,6 +67,35 @@ def test_kernel_and_torch_read_the_same_parts(kind: str, monkeypatch: pytest.Mon
         if own is not None and other is not None:
             torch.testing.assert_close(own.floats, other.floats, rtol=0, atol=0, equal_nan=True)
             assert own.steps is other.steps is None or torch.equal(own.steps, other.steps)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", blocks.BITS)
+@pytest.mark.parametrize("rows", [150, 64, 3])
+def test_blocks_are_packed_as_their_parts_are(kind: str, rows: int) -> None:
+    """In pieces: panels, and what is left."""
+    given, form = torch.from_numpy(random_rows(kind, rows=2 * rows)) & 0x3F, form_of(kind)  # numbers are finite
+    given = given[::2]
+    parts, number = decode(kind, given), next(each for each, found in TYPES.items() if found.name == kind)
+    wanted = PackedMatrix(parts.numbers, form, None, Workspace(), parts.scales, parts.offsets)
+    packed = PackedMatrix.empty(rows, 512, form, Workspace())
+    most = [packed.put_blocks(first, number, given[first : first + 64]) for first in range(0, rows, 64)]
+    assert torch.equal(packed.packed, wanted.packed)
+    assert max(most) == max(float(own.floats.abs().max()) for own in blocks._levels(parts))
+
+
+def test_a_scale_that_is_no_number_is_told() -> None:
+    given = torch.zeros(130, 34 * 2, dtype=torch.uint8)
+    packed = PackedMatrix.empty(130, 64, Form(8, 32, halves=True), Workspace())
+    for row, value in ((129, torch.inf), (65, torch.nan), (0, torch.inf)):
+        given[row, 34:36] = torch.tensor([value]).half().view(torch.uint8)
+        assert np.array_equal(packed.put_blocks(0, 8, given), np.inf if row == 129 else np.nan, equal_nan=True)
+
+
+def test_blocks_of_another_form_are_not_packed() -> None:
+    packed = PackedMatrix.empty(3, 512, form_of("Q4_K"), Workspace())
+    for number, width in ((12, 144), (2, 288), (14, 420), (23, 272)):
+        with pytest.raises(ValueError, match=f"blocks of the type {number} are not a weight of 512 inputs"):
+            packed.put_blocks(0, number, torch.zeros(3, width, dtype=torch.uint8))
 
 
 def test_no_rows_and_no_whole_blocks() -> None:

@@ -31,6 +31,7 @@ from ferrule_plugins.gguf.blocks import Decoded, decode, map_file, stored
 from ferrule_plugins.gguf.names import Target
 from ferrule_plugins.gguf.reader import TYPES, TensorInfo, read_model
 from ferrule_plugins.gguf.tensors import Reader
+from ferrule_plugins.quantization import products
 from ferrule_plugins.quantization.gguf import GgufMethod, form_of
 from ferrule_plugins.quantization.products import Shared
 from ferrule_plugins.quantization.samples import levelled
@@ -196,13 +197,50 @@ def test_columns_in_another_order_keep_what_is_left_of_a_block(checkpoint: Any) 
     columns = tuple(range(256, 384)) + tuple(range(256)) + tuple(range(384, 768))
     target = Target("out_proj.weight", columns=columns)
     info = TensorInfo("ssm_out", (3, 768), TYPES[12], Path("x"), 0)
-    reader = Reader(None, {"out_proj"}, torch.float32, False)  # type: ignore[arg-type]
+    reader = Reader(None, {"out_proj": False}, torch.float32, False)  # type: ignore[arg-type]
     found = {name.rpartition(".")[2]: tensor for name, tensor in reader._numbers(info, "out_proj", rows, target)}
     assert target.block(256) == 128
     assert found["scales"].shape == (3, 6)
     given = (Levels(found[f"{name}s"], found[f"{name}_steps"]) for name in ("scale", "offset"))
     made = Decoded(found["numbers"], *given)
     assert torch.equal(made.widened(), decode("Q4_K", rows).widened()[:, list(columns)])
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K"])
+def test_whole_blocks_in_another_order_stay_blocks(kind: str) -> None:
+    rows = torch.from_numpy(quantized(torch.randn(3, 768).numpy(), kind))
+    columns = tuple(range(512, 768)) + tuple(range(512))
+    info = TensorInfo("ssm_out", (3, 768), next(each for each in TYPES.values() if each.name == kind), Path("x"), 0)
+    reader = Reader(None, {"out_proj": True}, torch.float32, False)  # type: ignore[arg-type]
+    ((name, found),) = reader._quantized(info, "out_proj", rows, Target("out_proj.weight", columns=columns))
+    assert name == "out_proj.blocks"
+    assert torch.equal(decode(kind, found).widened(), decode(kind, rows).widened()[:, list(columns)])
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K"])
+def test_weights_are_the_same_where_all_rows_are_packed_at_once(
+    kind: str, checkpoint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write(checkpoint, tmp_path / "model.gguf", kind, mixed="Q6_K", head="Q6_K")
+    found = list(weight_tensors(loaded(file).model))
+    monkeypatch.setattr(products, "memory_nodes", lambda: (0, 1))
+    others = list(weight_tensors(loaded(file).model))
+    assert len(found) == len(others)
+    assert all(torch.equal(*both) for both in zip(found, others, strict=True))
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_scale_that_is_no_number_is_refused_with_its_layer(
+    nodes: int, checkpoint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write(checkpoint, tmp_path / "model.gguf", "Q8_0")
+    info = read_model([file]).tensors["blk.1.ffn_down.weight"]
+    with file.open("r+b") as stream:
+        stream.seek(info.start + 34 * 100)
+        stream.write(np.float16(np.nan).tobytes())
+    monkeypatch.setattr(products, "memory_nodes", lambda: tuple(range(nodes)))
+    with pytest.raises(CheckpointError, match=r"layers\.1\.mlp\.down_proj: A scale .* not a finite number"):
+        loaded(file)
 
 
 def stored_table(file: Path) -> torch.Tensor:
@@ -335,11 +373,10 @@ def test_what_is_no_model_is_refused_with_what_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["Q4_1", "Q6_K", "Q2_K", "IQ4_XS", "Q8_0"])
 def test_where_no_kernel_takes_them_weights_are_widened(kind: str) -> None:
     made = Linear(512, 48)
-    method = GgufMethod({"quant_method": "gguf", "types": {kind: ["mlp.up_proj"]}})
+    form = form_of(kind)
+    method = GgufMethod({"quant_method": "gguf", "types": {f"{kind}/{form.block or form.group}": ["mlp.up_proj"]}})
     assert made.quantize("mlp.up_proj", method)
-    for name, tensor in levelled(
-        torch.randn(48, 512, generator=torch.Generator().manual_seed(1)), form_of(kind)
-    ).items():
+    for name, tensor in levelled(torch.randn(48, 512, generator=torch.Generator().manual_seed(1)), form).items():
         made.get_parameter(name).data.copy_(tensor)
     own = {name: parameter.detach().clone() for name, parameter in made.named_parameters()}
     scales, offsets = (
@@ -347,7 +384,7 @@ def test_where_no_kernel_takes_them_weights_are_widened(kind: str) -> None:
     )
     assert scales is not None
     found = made.scheme.weights(made).integers().widened(torch.float32)  # type: ignore[attr-defined]
-    meant = Decoded(own["numbers"], scales, offsets, form_of(kind).table).widened()
+    meant = Decoded(own["numbers"], scales, offsets, form.table).widened()
     torch.testing.assert_close(found, meant, rtol=1e-5, atol=1e-5)
     assert method.scheme(LinearLayer("other", 64, 48)) is None
 

@@ -47,7 +47,7 @@ class Gguf(WeightSource):
     ) -> Iterator[tuple[str, torch.Tensor]]:
         from ferrule_plugins.gguf.architectures import find, read_config
         from ferrule_plugins.gguf.names import Names
-        from ferrule_plugins.gguf.tensors import TABLE, Reader, layers_of
+        from ferrule_plugins.gguf.tensors import Reader, layers_of
 
         known_options(options)
         files = [] if folder is None else find_files(folder, options.get("ignore_patterns", ()))
@@ -55,7 +55,8 @@ class Gguf(WeightSource):
             raise CheckpointError(f"{folder} has no .gguf file.")
         found = read_model(files)
         module = cast("torch.nn.Module", model)
-        dtype = cast("torch.Tensor", module.get_submodule(TABLE).weight).dtype
+        weights = (getattr(part, "weight", None) for part in module.modules())
+        dtype = next(each.dtype for each in weights if each is not None and each.is_floating_point())  # an embedding's
         config = read_config(found)
         layers = layers_of(module)
 

@@ -287,7 +287,7 @@ def test_heads_that_are_not_those_of_the_weights_are_one_error(tmp_path: Path) -
     file = phi3_file(tmp_path)
     file.write_bytes(file.read_bytes().replace(b"phi3.attention.head_count_kv", b"phi3.attention.head_count_k~"))
     with pytest.raises(CheckpointError, match="'blk.0.attn_qkv.weight' has 128 outputs, by the numbers of heads 192"):
-        list(Gguf().tensors(tmp_path, torch.nn.ModuleDict({"embed_tokens": torch.nn.Embedding(1, 1)}), {}))
+        list(Gguf().tensors(tmp_path, torch.nn.Linear(1, 1), {}))
 
 
 @pytest.mark.parametrize(

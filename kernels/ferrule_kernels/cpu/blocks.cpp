@@ -1,5 +1,6 @@
-// Blocks of GGUF files, to integers with scales and offsets, or to floats. `blocks.py` of the plugin for these files says
-// the same in torch. https://github.com/ggml-org/ggml/blob/master/src/ggml-quants.c
+// Blocks of GGUF files, to integers with scales and offsets, or to floats, and what other checkpoints pack without scales
+// between. `blocks.py` of the plugin for these files says the same in torch, `words.py` of those for quantization.
+// https://github.com/ggml-org/ggml/blob/master/src/ggml-quants.c
 #include "blocks.h"
 #include "rows.h"
 
@@ -189,9 +190,34 @@ void widen_block(Block& block, const int8_t* table, typename To::Element* to) {
     }
 }
 
+// Eight numbers of so many bits, lowest first, each a byte of the result.
+inline uint64_t eight_of(uint64_t packed, int bits) {
+    const uint64_t mask = 0x0101010101010101u * ((1u << bits) - 1);
+#if defined(__BMI2__)
+    return _pdep_u64(packed, mask);
+#else
+    uint64_t found = 0;
+    for (int i = 0; i < 8; i++) found |= (packed >> (i * bits) & mask & 0xff) << (8 * i);
+    return found;
+#endif
+}
+
 }  // namespace
 
 extern "C" {
+
+// Eight times `count` numbers of 1 to 8 bits, lowest first, as bytes.
+void ferrule_unpack(const uint8_t* packed, int64_t count, int32_t bits, uint8_t* to) {
+#pragma omp parallel for schedule(static) if (count > SMALL / 8)
+    for (int64_t i = 0; i < count; i++) {
+        uint64_t word = 0;
+        const uint8_t* from = packed + i * bits;
+        if (i + 8 < count) std::memcpy(&word, from, 8);  // more than is needed, and there
+        else std::memcpy(&word, from, bits);
+        const uint64_t found = eight_of(word, bits);
+        std::memcpy(to + i * 8, &found, 8);
+    }
+}
 
 // As `_Shape` in blocks.py: what a block of a type has. `groups` is 0 for types without steps.
 struct BlockShape {

@@ -1,4 +1,4 @@
-"""Blocks of GGUF files: tensors to the kernel in ``blocks.cpp``. Types have ggml's numbers."""
+"""Blocks of GGUF files, and packed words: tensors to the kernels in ``blocks.cpp``. Types have ggml's numbers."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ class _Kernels(NamedTuple):
     shape: Any
     read: Any
     widen: Any
+    unpack: Any
 
 
 @functools.cache
@@ -42,7 +43,9 @@ def _kernels() -> _Kernels:
     shape.argtypes, shape.restype = (ctypes.c_int32, _AT), ctypes.c_int
     read.argtypes, read.restype = (*rows, _AT), None
     widened.argtypes, widened.restype = (*rows, _AT, ctypes.c_int32, _AT), None
-    return _Kernels(shape, read, widened)
+    unpacked = loaded.ferrule_unpack
+    unpacked.argtypes, unpacked.restype = (_AT, _INT, ctypes.c_int32, _AT), None
+    return _Kernels(shape, read, widened, unpacked)
 
 
 def read(kind: int, rows: torch.Tensor) -> tuple[torch.Tensor, Levels, Levels | None]:
@@ -78,6 +81,18 @@ def widen(kind: int, rows: torch.Tensor, to: torch.Tensor, table: tuple[int, ...
         raise ValueError(f"a table has 16 numbers, not {len(table)}")
     codes = (ctypes.c_int8 * 16)(*table) if table else None
     _kernels().widen(*told, codes, to.dtype == torch.bfloat16, to.data_ptr())
+
+
+def unpack(words: torch.Tensor, bits: int) -> torch.Tensor:
+    """The numbers of `bits` bits, lowest first, that words int32 [n, words] hold: uint8 [n, numbers].
+
+    A row is whole groups of eight numbers. Raises ValueError for one that is not; KernelsUnavailableError.
+    """
+    if not 1 <= bits <= 8 or words.dtype != torch.int32 or not words.is_cpu or words.shape[1] * 4 % bits:
+        raise ValueError(f"{words.dtype} {list(words.shape)} are not groups of eight numbers of {bits} bits")
+    words, found = words.contiguous(), torch.empty((len(words), words.shape[1] * 32 // bits), dtype=torch.uint8)
+    _kernels().unpack(words.data_ptr(), words.nbytes // bits, bits, found.data_ptr())
+    return found
 
 
 def given(kind: int, rows: torch.Tensor) -> tuple[Shape, int, int, tuple[int, ...]]:

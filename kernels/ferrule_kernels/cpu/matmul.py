@@ -16,6 +16,7 @@ from ferrule_kernels.cpu.pages import weight_memory
 from ferrule_kernels.matmul import Form, Levels
 
 _TYPES = {torch.float32: 0, torch.bfloat16: 1}
+_UNFIT = "a weight is not a finite number, or too large to be quantized"
 _BYTES = 2  # the type of numbers of 8 bits, which can be packed alone
 PANEL = 64  # outputs that the kernel keeps together
 _CONVERTED = 1 << 22  # weights that are converted at a time
@@ -43,6 +44,7 @@ class _Kernels(NamedTuple):
     memory: Any  # bytes that `multiply` needs
     rows: Any
     pack_blocks: Any
+    pack_fp8: Any
 
 
 @functools.cache
@@ -58,11 +60,13 @@ def _kernels() -> _Kernels:
     loaded.ferrule_turn.argtypes = (at,)
     loaded.ferrule_pack_blocks.argtypes = (at, ctypes.c_int32, at, ctypes.c_int64, ctypes.c_int64)
     loaded.ferrule_pack_blocks.restype = ctypes.c_float
+    loaded.ferrule_pack_fp8.argtypes = (at, at, at, *[ctypes.c_int64] * 3, ctypes.c_int32)
+    loaded.ferrule_pack_fp8.restype = ctypes.c_int
     pack, turn, multiply = loaded.ferrule_pack, loaded.ferrule_turn, loaded.ferrule_multiply
     pack.restype = ctypes.c_int
     turn.restype = multiply.restype = None
     memory, rows, pack_blocks = loaded.ferrule_multiply_memory, loaded.ferrule_rows, loaded.ferrule_pack_blocks
-    return _Kernels(pack, turn, multiply, memory, rows, pack_blocks)
+    return _Kernels(pack, turn, multiply, memory, rows, pack_blocks, loaded.ferrule_pack_fp8)
 
 
 class Workspace:
@@ -130,7 +134,7 @@ class PackedMatrix:
         steps = [None if each is None else each.steps for each in (scales, offsets)]
         given = (None if each is None else each[first:].data_ptr() for each in (*floats, *steps))
         if not _kernels().pack(ctypes.addressof(matrix), part.data_ptr(), self._type(part, scales), *given):
-            raise UnfitWeightError("a weight is not a finite number, or too large to be quantized")
+            raise UnfitWeightError(_UNFIT)
 
     def _type(self, weight: torch.Tensor, scales: Levels | None) -> int | None:
         """The kernel's number for what it packs as it is: floats, and whole words of bytes that have scales."""
@@ -167,6 +171,24 @@ class PackedMatrix:
             raise ValueError(f"blocks of the type {kind} are not a weight of {self.inputs} inputs in {form}")
         kind, address, across, _, _ = told
         return float(_kernels().pack_blocks(ctypes.addressof(matrix), kind, address, across, count))
+
+    def put_fp8(
+        self, weight: torch.Tensor, scales: torch.Tensor, block: tuple[int, int] | None, dtype: torch.dtype
+    ) -> None:
+        """Quantize all outputs, which are fp8 (e4m3) [n, k].
+
+        `scales` are of each output [n], or of each `block` of outputs and inputs. A weight times its scale is rounded
+        to bfloat16 before, unless `dtype` is float32. Raises UnfitWeightError.
+        """
+        tall, step = block or (1, max(1, self.inputs))
+        given = weight.detach().view(torch.uint8).contiguous()
+        scales = scales.detach().view(len(scales), -1).float().contiguous()
+        needed = -(-self.outputs // tall), -(-self.inputs // step)
+        if given.shape != (self.outputs, self.inputs) or scales.shape != needed:
+            raise ValueError(f"fp8 {list(weight.shape)} with scales {list(scales.shape)} is not such a weight")
+        told = scales.data_ptr(), tall, step, scales.shape[1], dtype != torch.float32
+        if not _kernels().pack_fp8(self._address, given.data_ptr(), *told):
+            raise UnfitWeightError(_UNFIT)
 
     def _part(self, first: int, count: int) -> _Matrix:
         """The kernel's structure of so many outputs from `first` on."""

@@ -2,6 +2,7 @@
 #include <type_traits>
 #include <vector>
 #include "blocks.h"
+#include "float8.h"
 #include "matmul.h"
 #include "recording.h"
 
@@ -11,6 +12,13 @@ constexpr int TRIES = 12, AT_ONCE = 4;  // scales that are tried, and how many o
 constexpr int64_t SMALL = 1 << 15;  // weights that one thread reads back sooner than two
 constexpr float HUGEST = 1e36f;  // beyond it the scales that are tried are infinite
 constexpr float NEAREST = 12582912.0f;  // 1.5 * 2^23: added and taken off, it rounds to nearest, ties to even
+
+// A weight of fp8, e4m3.
+struct Eight {
+    uint8_t bits;
+};
+
+inline Floats numbers(const Eight* x) { return as_floats<E4M3>(&x->bits); }
 
 inline Floats rounded(Floats x) {  // to bfloat16, to nearest, ties to even
     const Words bits = (Words)x;
@@ -185,8 +193,27 @@ inline Words four_of(Words numbers, const Range& range) {
     return (Words)((Kept)v + uint8_t(range.offset));
 }
 
+// What weights of fp8 are multiplied by: a scale for each block of `tall` channels and `step` inputs, `across` of which
+// are side by side. The products are rounded to bfloat16 where that `rounds`.
+struct Scaled {
+    const float* scales = nullptr;
+    int64_t tall = 1, step = 1, across = 1;
+    bool rounds = false;
+
+    // The lanes of x [count] are `real` channels from `first` on, of the inputs from `begin` on.
+    void apply(Floats* x, int64_t first, int64_t real, int64_t begin, int64_t count) const {
+        for (int64_t i = 0; i < count;) {
+            const int64_t column = (begin + i) / step, end = std::min(count, (column + 1) * step - begin);
+            Floats own = {};
+            for (int64_t c = 0; c < real; c++) own[c] = scales[(first + c) / tall * across + column];
+            for (; i < end; i++) x[i] = rounds ? rounded(x[i] * own) : x[i] * own;
+        }
+    }
+};
+
 // Channels past the last are zeros. Returns whether scales could be found: whether no weight is NaN or huge.
-template <class T> bool pack_panel(const Matrix& w, const T* weights, const Given& given, int64_t panel, Floats* x) {
+template <class T>
+bool pack_panel(const Matrix& w, const T* weights, const Given& given, const Scaled& scaled, int64_t panel, Floats* x) {
     const int64_t channels = channels_of(w.n, panel), span = span_of(w), groups = w.k / w.group;
     const Range range(w);
     constexpr bool BYTES = std::is_same<T, int8_t>::value;  // which are read as words of four
@@ -207,6 +234,7 @@ template <class T> bool pack_panel(const Matrix& w, const T* weights, const Give
             const int64_t cells = BYTES ? count / 4 : count;
             if constexpr (BYTES) read_channels((const float*)from, w.inputs / 4, real, cells, x);
             else read_channels(from, w.inputs, real, cells, x);
+            if (std::is_same<T, Eight>::value) scaled.apply(x, first, real, begin, cells);
             for (int64_t i = (cells + WIDTH - 1) / WIDTH * WIDTH; i < span; i++) x[i] = Floats{};
             for (int64_t i = 0; i < cells && !BYTES; i++) wrong |= ~((x[i] <= HUGEST) & (x[i] >= -HUGEST));
             Floats inverses = splat(1.0f);
@@ -235,7 +263,7 @@ template <class T> bool pack_panel(const Matrix& w, const T* weights, const Give
     return given.scales || !any;
 }
 
-template <class T> bool pack(const Matrix& w, const T* weights, const Given& given) {
+template <class T> bool pack(const Matrix& w, const T* weights, const Given& given, const Scaled& scaled = {}) {
     const int64_t panels = panels_of(w.n);
     Shares shares(panels, thread_count());  // as in products: a panel's memory is on the node of the thread that reads it
     bool right = true;
@@ -243,7 +271,7 @@ template <class T> bool pack(const Matrix& w, const T* weights, const Given& giv
     {
         std::vector<Floats> x(span_of(w) / WIDTH * WIDTH + WIDTH);
         for (int64_t panel; (panel = shares.next(thread_number())) >= 0;)
-            right = pack_panel(w, weights, given, panel, x.data()) && right;
+            right = pack_panel(w, weights, given, scaled, panel, x.data()) && right;
     }
     return right;
 }
@@ -279,7 +307,8 @@ float pack_blocks(const Matrix& w, const Blocks& from) {
             part.weights += panel * panel_bytes(w, PANEL);
             part.n = std::min<int64_t>(PANEL, w.n - first);
             ferrule_blocks_read(from.type, from.rows + first * from.across, from.across, part.n, from.count, &parts);
-            pack_panel(part, numbers.data(), {scales.data(), offsets.data(), steps.data(), offset_steps.data()}, 0, x.data());
+            const Given given = {scales.data(), offsets.data(), steps.data(), offset_steps.data()};
+            pack_panel(part, numbers.data(), given, {}, 0, x.data());
             own = largest(offsets, largest(scales, own));
         }
 #pragma omp critical
@@ -383,6 +412,12 @@ int ferrule_pack(const Matrix* matrix, const void* weights, int32_t type, const 
     const Given given = {scales, offsets, steps, offset_steps};
     if (type == 2) return pack(*matrix, (const int8_t*)weights, given);
     return type ? pack(*matrix, (const uint16_t*)weights, given) : pack(*matrix, (const float*)weights, given);
+}
+
+// The same of weights of fp8 (e4m3), as `Scaled` says.
+int ferrule_pack_fp8(const Matrix* matrix, const void* weights, const float* scales, int64_t tall, int64_t step,
+                     int64_t across, int32_t rounds) {
+    return pack(*matrix, (const Eight*)weights, {}, {scales, tall, step, across, bool(rounds)});
 }
 
 // The same of rows [n] of `blocks` of a type in ``blocks.cpp``, each `across` bytes after the one before, which have the

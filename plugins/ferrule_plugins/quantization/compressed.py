@@ -253,7 +253,8 @@ class PackedIntScheme(Grouped):
 
     def _numbers(self, words: torch.Tensor) -> torch.Tensor:
         """Numbers [rows, …] and what fills up the last words."""
-        return unpacked(torch.nn.functional.pad(words, (0, -words.shape[1] % per_words(self.bits)[1])), self.bits)
+        missing = -words.shape[1] % per_words(self.bits)[1]
+        return unpacked(torch.nn.functional.pad(words, (0, missing)) if missing else words, self.bits)
 
 
 class Float6Scheme(Quantized):

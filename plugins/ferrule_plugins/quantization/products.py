@@ -116,11 +116,10 @@ class Fp8:
             out[first : first + _ROWS] = (numbers * spread).to(dtype)
         return out
 
-    def rounded(self, dtype: torch.dtype, wide: bool) -> Rounded:
-        """As integers with a scale for each 32 inputs: nearer to an fp8 number than that is to its float."""
-        check_scales(self.scales * _FP8_MOST)
-        widened = self.widened(torch.float32 if dtype == torch.float32 else torch.bfloat16)
-        return Rounded(widened, replace(FP8_FORM, digits=2 if wide else 1))
+    @property
+    def block(self) -> tuple[int, int] | None:
+        """The outputs and inputs that share a scale; None where all inputs of an output do."""
+        return (self.tall, self.step) if self.tall else None
 
 
 @dataclass(frozen=True)
@@ -216,13 +215,10 @@ class Quantized(LinearScheme):
     def pack(self, layer: Any) -> None:
         if self._coming is not None:
             free(layer)
-            self._coming.add_bias(layer.bias)
-            self._product, self._coming = self._multiplied(self._coming), None
+            self._product, self._coming = self._filled(layer, self._coming), None
             return
         device = next(layer.parameters()).device.type
         weights = self.weights(layer)
-        if isinstance(weights, Fp8) and device == "cpu":
-            weights = self._fp8_cpu(weights)
         if isinstance(weights, Levelled) and device != "cpu":
             weights = weights.integers()
         if isinstance(weights, Rounded) and not (device == "cpu" and self.shared.compiled()):
@@ -235,7 +231,7 @@ class Quantized(LinearScheme):
         elif isinstance(weights, Wide):
             self._product = self._widened(layer, weights)
         elif isinstance(weights, Fp8):
-            self._product = self._fp8_cuda(layer, weights)
+            self._product = (self._fp8_cpu if device == "cpu" else self._fp8_cuda)(layer, weights)
         elif isinstance(weights, Levelled):
             self._product = self._levelled(layer, weights)
         elif isinstance(weights, Rounded):
@@ -273,8 +269,23 @@ class Quantized(LinearScheme):
         with fitting():
             return PackedMatrix(weights.weight, weights.form, layer.bias, self.shared.workspace)
 
-    def _fp8_cpu(self, weights: Fp8) -> Rounded | Fp8:
-        return weights.rounded(self.given, self.wide)
+    def _filled(self, layer: Any, matrix: PackedMatrix) -> Product:
+        """The product with a matrix whose rows are all there."""
+        matrix.add_bias(layer.bias)
+        return self._multiplied(matrix)
+
+    def _fp8_cpu(self, layer: Any, weights: Fp8) -> Product:
+        """As integers with a scale for each 32 inputs: nearer to an fp8 number than that is to its float."""
+        check_scales(weights.scales * _FP8_MOST)
+        form = replace(FP8_FORM, digits=2 if self.wide else 1)
+        dtype = torch.float32 if self.given == torch.float32 else torch.bfloat16
+        if not self.shared.compiled():
+            checked(weights.numbers)
+            return self._cpu(layer, Rounded(weights.widened(dtype), form).integers())
+        matrix = self._empty(layer, form)
+        with fitting():
+            matrix.put_fp8(weights.numbers, weights.scales, weights.block, dtype)
+        return self._filled(layer, matrix)
 
     def _cpu(self, layer: Any, weights: Integers) -> Product:
         """The kernel has no zero points: what they make of a group's weights is added to these."""

@@ -51,7 +51,7 @@ class Integers:
         """The numbers less the middle, or what codes stand for, int8."""
         if self.table:
             return looked_up(self.table, self.numbers)
-        return self.numbers if self.bits == 8 else self.numbers.to(torch.int8, copy=True).sub_(self.middle)
+        return self.numbers if self.bits == 8 else self.numbers.view(torch.int8) - self.middle
 
     def added(self) -> torch.Tensor | None:
         """What is added to each centred number times its scale, [n, groups]: offsets and zero points."""

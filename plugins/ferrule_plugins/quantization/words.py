@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ferrule.errors import CheckpointError
+from ferrule_kernels.cpu import blocks, library
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 AWQ_ORDER_8 = (0, 2, 1, 3)
@@ -21,12 +22,14 @@ def per_words(bits: int) -> tuple[int, int]:
     return words * _WORD // bits, words
 
 
-def unpacked(words: torch.Tensor, bits: int = 4, order: tuple[int, ...] = ()) -> torch.Tensor:
+def unpacked(words: torch.Tensor, bits: int = 4) -> torch.Tensor:
     """int32 [rows, words] to uint8 [rows, numbers], lowest bits first; a number may reach into the next word.
 
-    `order` says which number each place of a word holds.
+    By the compiled kernel, and in torch where there is none.
     """
     count, across = per_words(bits)
+    if words.is_cpu and count % 8 == 0 and _compiled():
+        return blocks.unpack(words, bits)
     parts = words.reshape(len(words), -1, across)
     numbers = torch.empty((*parts.shape[:2], count), dtype=torch.uint8, device=words.device)
     for place in range(count):
@@ -35,8 +38,16 @@ def unpacked(words: torch.Tensor, bits: int = 4, order: tuple[int, ...] = ()) ->
         if shift + bits > _WORD:
             below = _WORD - shift
             number = number & ((1 << below) - 1) | parts[..., word + 1] << below
-        numbers[..., order[place] if order else place] = number & ((1 << bits) - 1)
+        numbers[..., place] = number & ((1 << bits) - 1)
     return numbers.flatten(1)
+
+
+def _compiled() -> bool:
+    try:
+        library.load()
+    except library.KernelsUnavailableError:
+        return False
+    return True
 
 
 def unpacked_planes(words: torch.Tensor, bits: int) -> torch.Tensor:

@@ -281,6 +281,42 @@ def test_numbers_as_bytes_are_packed_as_floats_are(form: Form, n: int, k: int) -
 
 
 @compiled
+@pytest.mark.parametrize("digits", [1, 2])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("n", "k", "block"),
+    [(130, 200, None), (64, 256, (128, 128)), (200, 384, (128, 128)), (100, 130, (7, 40)), (70, 96, (1, 32))]
+    + [(33, 64, (64, 48))],
+)
+def test_fp8_is_quantized_as_its_floats_are(
+    n: int, k: int, block: tuple[int, int] | None, dtype: torch.dtype, digits: int
+) -> None:
+    weight, form = (torch.randn(n, k) * 50).to(torch.float8_e4m3fn), Form(8, 32, digits)
+    tall, step = block or (1, k)
+    scales = torch.rand(-(-n // tall), -(-k // step)) * 1e-2
+    spread = scales.repeat_interleave(tall, 0)[:n].repeat_interleave(step, 1)[:, :k]
+    floats = (weight.float() * spread).to(torch.float32 if dtype == torch.float32 else torch.bfloat16)
+    wanted, packed = PackedMatrix(floats, form, None, Workspace()), PackedMatrix.empty(n, k, form, Workspace())
+    packed.put_fp8(weight, scales if block else scales[:, 0], block, dtype)
+    assert torch.equal(packed.packed, wanted.packed)
+
+
+@compiled
+def test_fp8_that_does_not_fit_is_refused() -> None:
+    weight, packed = torch.zeros(3, 64).to(torch.float8_e4m3fn), PackedMatrix.empty(3, 64, Form(8, 32), Workspace())
+    for shape, block in (((4,), None), ((2,), None), ((3, 2), None), ((1, 1), (2, 64)), ((3, 2), (1, 64))):
+        with pytest.raises(ValueError, match="is not such a weight"):
+            packed.put_fp8(weight, torch.ones(shape), block, torch.bfloat16)
+    for scale in (torch.inf, torch.nan):
+        with pytest.raises(ValueError, match="not a finite number"):
+            packed.put_fp8(torch.ones(3, 64).to(torch.float8_e4m3fn), torch.tensor([1, scale, 1]), None, torch.float32)
+    for byte in (0x7F, 0xFF):
+        weight.view(torch.uint8)[2, 63] = byte
+        with pytest.raises(ValueError, match="not a finite number"):
+            packed.put_fp8(weight, torch.ones(3), None, torch.bfloat16)
+
+
+@compiled
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_products_side_by_side_are_those_of_each_matrix(dtype: torch.dtype) -> None:
     made, workspace, k = [], Workspace(), 768

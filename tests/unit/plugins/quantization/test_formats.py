@@ -392,7 +392,7 @@ def _with_nan(weight: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("name", "end", "change", "said"),
     [
-        ("fp8-matrix", "weight", _with_nan, "NaN"),
+        ("fp8-matrix", "weight", _with_nan, "not a finite number"),
         ("int8", "weight", torch.Tensor.float, "float32, but the format has torch.int8"),
         ("awq", "qzeros", lambda zeros: zeros[:1].clone(), "qzeros.*shape"),
         ("packed", "weight_packed", lambda words: words.t().contiguous(), "weight_packed.*shape"),

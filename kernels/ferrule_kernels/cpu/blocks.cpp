@@ -206,15 +206,21 @@ inline uint64_t eight_of(uint64_t packed, int bits) {
 
 extern "C" {
 
-// Eight times `count` numbers of 1 to 8 bits, lowest first, as bytes.
-void ferrule_unpack(const uint8_t* packed, int64_t count, int32_t bits, uint8_t* to) {
+// Eight times `count` numbers of 1 to 8 bits, lowest first, as bytes. Of each eight the number at `from[i]` becomes the
+// one at `i`, if that is not null.
+void ferrule_unpack(const uint8_t* packed, int64_t count, int32_t bits, const uint8_t* from, uint8_t* to) {
+    Sixteen order = {};
+    if (from) std::memcpy(&order, from, 8);
 #pragma omp parallel for schedule(static) if (count > SMALL / 8)
     for (int64_t i = 0; i < count; i++) {
         uint64_t word = 0;
-        const uint8_t* from = packed + i * bits;
-        if (i + 8 < count) std::memcpy(&word, from, 8);  // more than is needed, and there
-        else std::memcpy(&word, from, bits);
-        const uint64_t found = eight_of(word, bits);
+        const uint8_t* eight = packed + i * bits;
+        if (i + 8 < count) std::memcpy(&word, eight, 8);  // more than is needed, and there
+        else std::memcpy(&word, eight, bits);
+        word = eight_of(word, bits);
+        Sixteen found = {};
+        std::memcpy(&found, &word, 8);
+        if (from) found = __builtin_shuffle(found, order);
         std::memcpy(to + i * 8, &found, 8);
     }
 }

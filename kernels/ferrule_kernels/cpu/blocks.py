@@ -44,7 +44,7 @@ def _kernels() -> _Kernels:
     read.argtypes, read.restype = (*rows, _AT), None
     widened.argtypes, widened.restype = (*rows, _AT, ctypes.c_int32, _AT), None
     unpacked = loaded.ferrule_unpack
-    unpacked.argtypes, unpacked.restype = (_AT, _INT, ctypes.c_int32, _AT), None
+    unpacked.argtypes, unpacked.restype = (_AT, _INT, ctypes.c_int32, _AT, _AT), None
     return _Kernels(shape, read, widened, unpacked)
 
 
@@ -83,15 +83,19 @@ def widen(kind: int, rows: torch.Tensor, to: torch.Tensor, table: tuple[int, ...
     _kernels().widen(*told, codes, to.dtype == torch.bfloat16, to.data_ptr())
 
 
-def unpack(words: torch.Tensor, bits: int) -> torch.Tensor:
+def unpack(words: torch.Tensor, bits: int, order: tuple[int, ...] = ()) -> torch.Tensor:
     """The numbers of `bits` bits, lowest first, that words int32 [n, words] hold: uint8 [n, numbers].
 
-    A row is whole groups of eight numbers. Raises ValueError for one that is not; KernelsUnavailableError.
+    `order` says where the numbers of each eight go. Raises ValueError for rows that are not whole groups of eight, and
+    for what is no order of them; KernelsUnavailableError.
     """
+    if order and sorted(order) != list(range(8)):
+        raise ValueError(f"{order} is no order of eight numbers")
     if not 1 <= bits <= 8 or words.dtype != torch.int32 or not words.is_cpu or words.shape[1] * 4 % bits:
         raise ValueError(f"{words.dtype} {list(words.shape)} are not groups of eight numbers of {bits} bits")
     words, found = words.contiguous(), torch.empty((len(words), words.shape[1] * 32 // bits), dtype=torch.uint8)
-    _kernels().unpack(words.data_ptr(), words.nbytes // bits, bits, found.data_ptr())
+    places = (ctypes.c_uint8 * 8)(*(order.index(place) for place in range(8))) if order else None
+    _kernels().unpack(words.data_ptr(), words.nbytes // bits, bits, places, found.data_ptr())
     return found
 
 

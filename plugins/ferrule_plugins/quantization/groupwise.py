@@ -40,7 +40,6 @@ from ferrule_plugins.quantization.words import (
     AWQ_ORDER,
     AWQ_ORDER_8,
     check_words,
-    in_order,
     outputs,
     per_words,
     unpacked,
@@ -318,7 +317,7 @@ class AwqScheme(Grouped):
 
     def weights(self, layer: Any) -> Integers:
         words = layer.qweight.detach(), layer.qzeros.detach()
-        numbers, zeros = (in_order(unpacked(each, self.bits), self._order).t() for each in words)
+        numbers, zeros = (unpacked(each, self.bits, self._order).t() for each in words)
         return self.integers(numbers.contiguous(), zeros, layer.scales.detach().t())
 
 

@@ -27,7 +27,7 @@ from ferrule_plugins.quantization.groupwise import Grouped, Settings
 from ferrule_plugins.quantization.method import CheckedMethod
 from ferrule_plugins.quantization.names import globbed, listed, means, names_of
 from ferrule_plugins.quantization.products import Integers, Shared
-from ferrule_plugins.quantization.words import AWQ_ORDER, in_order, unpacked
+from ferrule_plugins.quantization.words import AWQ_ORDER, unpacked
 
 _MX_GROUP = 32
 _WHOLE = ("per_tensor", "per_channel")
@@ -140,5 +140,5 @@ class QuarkIntScheme(Grouped):
 
     def weights(self, layer: Any) -> Integers:
         words = layer.weight.detach(), layer.weight_zero_point.detach()
-        numbers, zeros = (in_order(unpacked(each), self._order).t() ^ self._flip for each in words)
+        numbers, zeros = (unpacked(each, order=self._order).t() ^ self._flip for each in words)
         return self.integers(numbers.contiguous(), zeros, layer.weight_scale.detach().t())

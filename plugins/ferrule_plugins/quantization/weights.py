@@ -71,13 +71,15 @@ class Integers:
         if self.zeros is None or bool((self.zeros == self.middle).all()):
             numbers = self.centred()
             return (numbers.clamp(low, high) if numbers is self.numbers else numbers.clamp_(low, high)), self.offsets
-        numbers, k = self.numbers.to(torch.int16), self.numbers.shape[1]
-        missing = -k % (self.group or k)
-        cells = torch.cat((numbers, numbers[:, -1:].expand(-1, missing)), 1).view(len(numbers), -1, self.group or k)
-        shift = torch.maximum(self.zeros.round().to(torch.int16), cells.amax(2) - high)
-        shift = torch.minimum(shift, cells.amin(2) - low)
-        moved = (cells - shift.unsqueeze(-1)).clamp(low, high).to(torch.int8)
-        return moved.flatten(1)[:, :k], self._less(shift.to(torch.int32), self.zeros)
+        numbers = self.numbers.to(torch.int16) if self.bits == 8 else self.numbers.view(torch.int8)
+        group, k = self.group or numbers.shape[1], numbers.shape[1]
+        if missing := -k % group:
+            numbers = torch.cat((numbers, numbers[:, -1:].expand(-1, missing)), 1)
+        cells = numbers.reshape(len(numbers), -1, group)
+        shift = torch.maximum(self.zeros.round().to(torch.int16), cells.amax(2).short() - high)
+        shift = torch.minimum(shift, cells.amin(2).short() - low)
+        moved = (cells - shift.to(cells.dtype).unsqueeze(-1)).clamp_(low, high)  # exact: what an int8 loses comes back
+        return moved.to(torch.int8).flatten(1)[:, :k], self._less(shift.to(torch.int32), self.zeros)
 
     def widened(self, dtype: torch.dtype) -> torch.Tensor:
         """What they stand for, [n, k]."""

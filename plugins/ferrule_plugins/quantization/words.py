@@ -22,14 +22,14 @@ def per_words(bits: int) -> tuple[int, int]:
     return words * _WORD // bits, words
 
 
-def unpacked(words: torch.Tensor, bits: int = 4) -> torch.Tensor:
+def unpacked(words: torch.Tensor, bits: int = 4, order: tuple[int, ...] = ()) -> torch.Tensor:
     """int32 [rows, words] to uint8 [rows, numbers], lowest bits first; a number may reach into the next word.
 
-    By the compiled kernel, and in torch where there is none.
+    Each so many numbers stand in that `order`. By the compiled kernel, and in torch where there is none.
     """
     count, across = per_words(bits)
-    if words.is_cpu and count % 8 == 0 and _compiled():
-        return blocks.unpack(words, bits)
+    if words.is_cpu and count % 8 == 0 and len(order) in (0, 8) and _compiled():
+        return blocks.unpack(words, bits, order)
     parts = words.reshape(len(words), -1, across)
     numbers = torch.empty((*parts.shape[:2], count), dtype=torch.uint8, device=words.device)
     for place in range(count):
@@ -39,7 +39,7 @@ def unpacked(words: torch.Tensor, bits: int = 4) -> torch.Tensor:
             below = _WORD - shift
             number = number & ((1 << below) - 1) | parts[..., word + 1] << below
         numbers[..., place] = number & ((1 << bits) - 1)
-    return numbers.flatten(1)
+    return in_order(numbers.flatten(1), order) if order else numbers.flatten(1)
 
 
 def _compiled() -> bool:

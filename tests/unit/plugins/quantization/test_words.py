@@ -9,16 +9,17 @@ from ferrule_kernels.cpu import blocks
 from ferrule_plugins.quantization import words
 
 
+@pytest.mark.parametrize("order", [(), words.AWQ_ORDER, words.AWQ_ORDER_8])
 @pytest.mark.parametrize("bits", range(1, 9))
-def test_kernel_and_torch_unpack_the_same(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernel_and_torch_unpack_the_same(bits: int, order: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     _, across = words.per_words(bits)
-    for shape in ((3, across * 5), (1, across), (300, across * 128)):
+    for shape in ((3, across * 6), (1, across * 2), (300, across * 128)):
         packed = torch.randint(-(2**31), 2**31 - 1, shape, dtype=torch.int64).to(torch.int32)
         for given in (packed, packed.t().contiguous().t()):  # rows that are apart
-            found = words.unpacked(given, bits)
+            found = words.unpacked(given, bits, order)
             with monkeypatch.context() as patch:
                 patch.setattr(words, "_compiled", lambda: False)
-                assert torch.equal(found, words.unpacked(given, bits))
+                assert torch.equal(found, words.unpacked(given, bits, order))
             assert found.dtype == torch.uint8
             assert found.shape == (shape[0], shape[1] * 32 // bits)
 
@@ -35,3 +36,5 @@ def test_what_is_no_group_of_numbers_is_refused() -> None:
             blocks.unpack(torch.zeros(shape, dtype=torch.int32), bits)
     with pytest.raises(ValueError, match="not groups of eight numbers"):
         blocks.unpack(torch.zeros(2, 2, dtype=torch.int16), 4)
+    with pytest.raises(ValueError, match="no order of eight numbers"):
+        blocks.unpack(torch.zeros(2, 2, dtype=torch.int32), 4, (0, 1, 2, 3, 4, 5, 6, 8))

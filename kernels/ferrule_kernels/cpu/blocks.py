@@ -86,8 +86,8 @@ def widen(kind: int, rows: torch.Tensor, to: torch.Tensor, table: tuple[int, ...
 def unpack(words: torch.Tensor, bits: int, order: tuple[int, ...] = ()) -> torch.Tensor:
     """The numbers of `bits` bits, lowest first, that words int32 [n, words] hold: uint8 [n, numbers].
 
-    `order` says where the numbers of each eight go. Raises ValueError for rows that are not whole groups of eight, and
-    for what is no order of them; KernelsUnavailableError.
+    With an `order`, the number i of each eight belongs at the place order[i]. Raises ValueError for rows that are not
+    whole groups of eight, and for what is no order of them; KernelsUnavailableError.
     """
     if order and sorted(order) != list(range(8)):
         raise ValueError(f"{order} is no order of eight numbers")

@@ -25,7 +25,8 @@ def per_words(bits: int) -> tuple[int, int]:
 def unpacked(words: torch.Tensor, bits: int = 4, order: tuple[int, ...] = ()) -> torch.Tensor:
     """int32 [rows, words] to uint8 [rows, numbers], lowest bits first; a number may reach into the next word.
 
-    Each so many numbers stand in that `order`. By the compiled kernel, and in torch where there is none.
+    With an `order`, the number i of each so many belongs at the place order[i]. By the compiled kernel, and in torch
+    where there is none.
     """
     count, across = per_words(bits)
     if words.is_cpu and count % 8 == 0 and len(order) in (0, 8) and _compiled():

@@ -52,7 +52,7 @@ def capability(request: Any, device: torch.device, monkeypatch: pytest.MonkeyPat
         yield torch.cuda.get_device_capability(device)
         return
     monkeypatch.setattr(Quantized, "_cpu", Quantized._cuda)
-    monkeypatch.setattr(Quantized, "_fp8_cpu", lambda scheme, weights: weights)
+    monkeypatch.setattr(Quantized, "_fp8_cpu", Quantized._fp8_cuda)
     monkeypatch.setattr(Fp8FromFloats, "weights", Fp8FromFloats.e4m3)
     levelled = GgufScheme.weights  # only the CPU's kernel takes scales of two levels
     monkeypatch.setattr(GgufScheme, "weights", lambda scheme, layer: levelled(scheme, layer).integers())

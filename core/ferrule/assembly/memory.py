@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Protocol, cast, runtime_checkable
 
 import torch
 
 from ferrule.interfaces.model import HasPackedTensors
+
+
+@runtime_checkable
+class QuantizedLayer(Protocol):
+    """A linear layer that says whether its weights are quantized."""
+
+    in_features: int
+    out_features: int
+    quantized: bool
 
 
 def weight_tensors(model: object) -> list[torch.Tensor]:
@@ -20,6 +30,25 @@ def device_tensors(model: object, device: torch.device) -> list[torch.Tensor]:
     return [
         tensor for tensor in _unique(tensors) if tensor.device.type == device.type and tensor.layout == torch.strided
     ]
+
+
+def count_parameters(model: object) -> int:
+    """How many numbers a model has learned, before its weights are packed.
+
+    Of a layer that is quantized they are what its parameters stand for: these hold words, blocks and scales.
+    """
+    total, seen = 0, set[int]()
+    for part in _submodules(model):
+        own = {name: each for name, each in part.named_parameters(recurse=False) if id(each) not in seen}
+        seen.update(map(id, own.values()))
+        kept, layer = {name: each.numel() for name, each in own.items()}, cast(object, part)
+        total += kept.pop("bias", 0)
+        if kept and isinstance(layer, QuantizedLayer) and layer.quantized:
+            table = getattr(getattr(layer, "tied", None), "weight", None)  # where a tied head's weights are counted
+            total += layer.in_features * layer.out_features if table is None or not table.numel() else 0
+        else:
+            total += sum(kept.values())
+    return total
 
 
 def _submodules(model: object) -> list[torch.nn.Module]:

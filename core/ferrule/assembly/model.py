@@ -22,7 +22,7 @@ from ferrule import checkpoint as checkpoints
 from ferrule.assembly.cache_scales import CacheScales
 from ferrule.assembly.choose import Choice, Chooser
 from ferrule.assembly.headers import check_headers
-from ferrule.assembly.memory import weight_tensors
+from ferrule.assembly.memory import count_parameters, weight_tensors
 from ferrule.config import Resolved
 from ferrule.errors import CheckpointError, ConfigError
 from ferrule.interfaces.attention import AttentionBackend
@@ -71,7 +71,7 @@ def load_model(config: Resolved, plugins: Plugins) -> Loaded:
         model = build(choice)
         attention_name, attention = chooser.attention(config, choice, model)
         open_weights = chooser.weight_format(config)
-        num_parameters = sum(parameter.numel() for parameter in _parameters(model).values())  # `pack` empties some
+        num_parameters = count_parameters(model)
         if choice.method is None:
             device.platform.memory().check_weights(sum(tensor.nbytes for tensor in weight_tensors(model)))
         note = fill(model, choice, open_weights())

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ferrule.assembly.choose import Choice, Chooser
+from ferrule.assembly.memory import count_parameters
 from ferrule.assembly.model import outline
 from ferrule.config import Resolved
 from ferrule.errors import FerruleError, StartupError
@@ -109,7 +110,7 @@ def describe(config: Resolved, plugins: Plugins, named: str) -> Report:
 def _measure(report: Report, config: Resolved, plugins: Plugins, choice: Choice, model: Model) -> None:
     module = model if isinstance(model, nn.Module) else nn.Module()
     parameters = list({id(each): each for each in module.parameters()}.values())
-    report.parameters = sum(each.numel() for each in parameters)
+    report.parameters = count_parameters(model)
     width = choice.context.dtype
     own = sum(each.nbytes for each in parameters) - sum(_packed_less(part) for part in module.modules())
     report.weights = {choice.quantization or _short(width): own}

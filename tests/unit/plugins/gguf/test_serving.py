@@ -261,8 +261,9 @@ def test_a_tied_embedding_reads_its_rows_from_the_quantized_head(kind: str, chec
     assert torch.equal(embedding(ids), table[ids])
     folder = tmp_path / "packed"
     assert PackCommand().run([str(file), "--output", str(folder), "--no-use-tqdm-on-load"], discover()) == 0
-    packed = loaded(folder)
+    packed, plain = loaded(folder), loaded(write(checkpoint, tmp_path / "floats.gguf", "F32"))
     assert packed.info.weight_bytes == found.info.weight_bytes
+    assert packed.info.num_parameters == found.info.num_parameters == plain.info.num_parameters
     assert torch.equal(packed.model.embed_tokens(ids), table[ids])
 
 
@@ -289,7 +290,9 @@ def test_an_embedding_beside_a_head_keeps_its_quantized_rows(kind: str, checkpoi
     assert found.model.embed_size() == 256
     assert found.info.weight_bytes == sum(each.nbytes for each in weight_tensors(found.model))
     assert not any(each.shape == table.shape for each in weight_tensors(found.model))
+    plain = loaded(write(checkpoint, tmp_path / "floats.gguf", "F32", head="F32"))
     report = describe(localise(config(file), discover()), discover(), str(file))
+    assert report.parameters == found.info.num_parameters == plain.info.num_parameters
     assert report.weights == {"gguf": pytest.approx(found.info.weight_bytes, rel=0.01)}
     folder = tmp_path / "packed"
     assert PackCommand().run([str(file), "--output", str(folder), "--no-use-tqdm-on-load"], discover()) == 0

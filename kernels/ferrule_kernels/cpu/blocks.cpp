@@ -1,5 +1,5 @@
-// Blocks of GGUF files, to integers with scales and offsets, or to floats, and what other checkpoints pack without scales
-// between. `blocks.py` of the plugin for these files says the same in torch, `words.py` of those for quantization.
+// Blocks of GGUF files, to integers with scales and offsets, or to floats; and the numbers of few bits in the words of other
+// checkpoints. The plugins' `gguf/blocks.py` and `quantization/words.py` do the same in torch.
 // https://github.com/ggml-org/ggml/blob/master/src/ggml-quants.c
 #include "blocks.h"
 #include "rows.h"

@@ -191,7 +191,9 @@ class PackedMatrix:
             raise UnfitWeightError(_UNFIT)
 
     def _part(self, first: int, count: int) -> _Matrix:
-        """The kernel's structure of so many outputs from `first` on."""
+        """The kernel's structure of so many outputs from `first` on. Raises ValueError for those that there are not."""
+        if first < 0 or first % PANEL or first + count > self.outputs:
+            raise ValueError(f"{count} outputs from {first} on are not whole panels of {self.outputs}")
         matrix = _Matrix.from_buffer_copy(self._matrix)
         matrix.weights, matrix.n = matrix.weights + self.form.packed_bytes(first, self.inputs), count
         return matrix

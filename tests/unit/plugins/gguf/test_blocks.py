@@ -98,6 +98,15 @@ def test_blocks_of_another_form_are_not_packed() -> None:
             packed.put_blocks(0, number, torch.zeros(3, width, dtype=torch.uint8))
 
 
+@pytest.mark.parametrize(("first", "count"), [(0, 4), (64, 1), (-64, 3), (1, 2)])
+def test_rows_beyond_the_matrix_are_not_packed(first: int, count: int) -> None:
+    packed = PackedMatrix.empty(3, 512, form_of("Q4_K"), Workspace())
+    with pytest.raises(ValueError, match=f"{count} outputs from {first} on are not whole panels of 3"):
+        packed.put_blocks(first, 12, torch.zeros(count, 288, dtype=torch.uint8))
+    with pytest.raises(ValueError, match="not whole panels of 3"):
+        packed.put(first, torch.zeros(count, 512))
+
+
 def test_no_rows_and_no_whole_blocks() -> None:
     assert decode("Q4_K", torch.empty(0, 144, dtype=torch.uint8)).numbers.shape == (0, 256)
     assert widen("Q4_0", torch.empty(0, 18, dtype=torch.uint8), torch.float16).shape == (0, 32)

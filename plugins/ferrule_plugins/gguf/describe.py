@@ -23,8 +23,8 @@ def describe(model: GgufModel) -> Mapping[str, bytes]:
         config["quantization_config"] = {"quant_method": "gguf", "types": _types(model, config)}
     found: dict[str, Any] = {"config.json": config}
     if model.get("tokenizer.ggml.model", str, "no_vocab") not in ("no_vocab", "none"):
-        found["tokenizer.json"], found["tokenizer_config.json"] = read_tokenizer(model)
         vocabulary = Vocabulary(model)
+        found["tokenizer.json"], found["tokenizer_config.json"] = read_tokenizer(vocabulary)
         config["eos_token_id"], config["bos_token_id"] = vocabulary.ends(), vocabulary.role("bos")
     stated = {name: model.get(f"general.sampling.{key}", (int, float)) for name, key in _SAMPLING.items()}
     found["generation_config.json"] = {name: value for name, value in stated.items() if value is not None}

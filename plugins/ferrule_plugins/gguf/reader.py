@@ -319,15 +319,16 @@ class _Reader:
 
     def _texts(self, count: int) -> list[str]:
         """As `_text`, so many times: a vocabulary has hundreds of thousands."""
-        found, data, at, size = [], self._data, self._at, _LENGTH.size
+        found, data, at, end, length_at = [], self._data, self._at, self._end, _LENGTH.unpack_from
         for _ in range(count):
-            if at + size > self._end:
+            start = at + _LENGTH.size
+            if start > end:
                 raise self._damaged("its header ends behind it")
-            start = at + size
-            at = start + _LENGTH.unpack_from(data, at)[0]
-            if at > min(self._end, start + _MAX_TEXT):
-                raise self._damaged(f"a string has {at - start} bytes")
-            found.append(data[start:at].decode(errors="replace"))
+            (length,) = length_at(data, at)
+            at = start + length
+            if length > _MAX_TEXT or at > end:
+                raise self._damaged(f"a string has {length} bytes")
+            found.append(str(data[start:at], "utf-8", "replace"))
         self._at = at
         return found
 

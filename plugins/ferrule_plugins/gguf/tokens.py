@@ -41,9 +41,10 @@ class Vocabulary:
             raise CheckpointError(f"{model.file}: 'tokenizer.ggml.tokens' is not a list of texts.")
         self.kinds = self._each("token_type", int) or [NORMAL] * count
         self.scores = self._each("scores", float) or [0.0] * count
-        self.ids: dict[str, int] = {}
-        for index, token in enumerate(self.tokens):
-            self.ids.setdefault(token, index)
+        self.ids = dict(zip(self.tokens, range(count), strict=True))
+        if len(self.ids) < count:  # of tokens that are there twice, the first
+            for index in range(count - 1, -1, -1):
+                self.ids[self.tokens[index]] = index
 
     def _each(self, name: str, kind: type) -> list[Any]:
         values: list[Any] = self.model.get(f"tokenizer.ggml.{name}", list, [])
@@ -77,9 +78,9 @@ class Vocabulary:
         return list(dict.fromkeys(id for id in (*stated, *known) if id is not None))
 
 
-def read_tokenizer(model: GgufModel) -> tuple[Json, Json]:
+def read_tokenizer(vocabulary: Vocabulary) -> tuple[Json, Json]:
     """``tokenizer.json`` and ``tokenizer_config.json``. Raises CheckpointError for a kind that is not read here."""
-    vocabulary = Vocabulary(model)
+    model = vocabulary.model
     kind = model.need("tokenizer.ggml.model", str)
     if kind not in _KINDS:
         raise CheckpointError(
@@ -150,7 +151,7 @@ def _bpe(vocabulary: Vocabulary) -> Json:
         left, _, right = merge[1:].partition(" ") if isinstance(merge, str) else ("", "", "")
         if not right:
             raise CheckpointError(f"{model.file}: 'tokenizer.ggml.merges' has {merge!r}, which is not two parts.")
-        merges.append([merge[0] + left, right])
+        merges.append((merge[0] + left, right))
     cuts: list[Json] = [_cut(expression) for expression in SPLITS[name]]
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     return {

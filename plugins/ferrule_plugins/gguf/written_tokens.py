@@ -19,7 +19,7 @@ from ferrule.errors import CheckpointError
 from ferrule.interfaces.tokenizer import Tokenizer
 from ferrule_plugins.gguf.reader import GgufModel
 from ferrule_plugins.gguf.splits import GPT2, SPLITS, WHOLE_WORDS
-from ferrule_plugins.gguf.tokens import BYTE, CONTROL, NORMAL, SPACE, UNKNOWN, USER, read_tokenizer
+from ferrule_plugins.gguf.tokens import BYTE, CONTROL, NORMAL, SPACE, UNKNOWN, USER, Vocabulary, read_tokenizer
 from ferrule_plugins.tokenizer.auto import AutoTokenizers
 
 _UNUSED = 5
@@ -212,7 +212,7 @@ _KINDS: Mapping[str, Callable[[Path, Json, Mapping[str, Any]], dict[str, Any]]] 
 
 def _compare(file: Path, tokenizer: Tokenizer, metadata: Mapping[str, Any]) -> None:
     """Raises CheckpointError where readers of the file would make other ids of a text."""
-    content, settings = read_tokenizer(GgufModel((file,), metadata, {}))
+    content, settings = read_tokenizer(Vocabulary(GgufModel((file,), metadata, {})))
     with tempfile.TemporaryDirectory() as place:
         (Path(place) / _FILE).write_bytes(msgspec.json.encode(content))
         (Path(place) / "tokenizer_config.json").write_bytes(msgspec.json.encode(settings))

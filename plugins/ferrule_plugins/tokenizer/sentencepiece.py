@@ -14,7 +14,7 @@ from typing import Any
 
 from ferrule.errors import CheckpointError
 from ferrule_plugins.gguf.reader import GgufModel
-from ferrule_plugins.gguf.tokens import read_tokenizer
+from ferrule_plugins.gguf.tokens import Vocabulary, read_tokenizer
 
 FILE = "tokenizer.model"
 # Classes that add nothing of their own to the model in the file. Without a stated class it is one of these.
@@ -45,7 +45,7 @@ def read_file(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
             f"{file} is not a SentencePiece model of the kinds BPE and unigram.",
             "Put a tokenizer.json beside it, or name another tokenizer with --tokenizer.",
         ) from None
-    return read_tokenizer(GgufModel((file,), metadata, {}))
+    return read_tokenizer(Vocabulary(GgufModel((file,), metadata, {})))
 
 
 class _Message:

@@ -33,7 +33,7 @@ NORMAL, UNKNOWN, CONTROL, USER, BYTE = 1, 2, 3, 4, 6
 
 def opened(metadata: Mapping[str, Any], folder: Path) -> Any:
     """The tokenizer of a file with this metadata, as the server opens it."""
-    content, settings = read_tokenizer(described(metadata))
+    content, settings = read_tokenizer(Vocabulary(described(metadata)))
     (folder / "tokenizer.json").write_bytes(msgspec.json.encode(content))
     (folder / "tokenizer_config.json").write_bytes(msgspec.json.encode(settings))
     return AutoTokenizers().open(folder, {})
@@ -105,7 +105,7 @@ CUTS = {
 @pytest.mark.parametrize("pre", CUTS)
 def test_texts_are_cut_as_the_published_models_do(pre: str, tmp_path: Path) -> None:
     text, wanted = CUTS[pre]
-    content, _ = read_tokenizer(described(of_bpe(byte_level(SPLITS[pre]), pre)))
+    content, _ = read_tokenizer(Vocabulary(described(of_bpe(byte_level(SPLITS[pre]), pre))))
     core = Tokenizer.from_buffer(msgspec.json.encode(content))
     spans = [span for _, span in core.pre_tokenizer.pre_tokenize_str(text)]
     assert [text[start:end] for start, end in spans] == wanted
@@ -233,6 +233,11 @@ def test_roles_ends_and_templates_are_those_of_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.advisory("CVE-2026-5760")
+def test_of_tokens_that_are_there_twice_the_first_counts() -> None:
+    vocabulary = Vocabulary(described({"tokenizer.ggml.tokens": ["a", "b", "a", "c", "b", "a"]}))
+    assert list(vocabulary.ids.items()) == [("a", 0), ("b", 1), ("c", 3)]
+
+
 def test_templates_of_files_run_in_the_sandbox(tmp_path: Path) -> None:
     canary = tmp_path / "canary"
     evil = f"{{{{ cycler.__init__.__globals__.os.mkdir('{canary}') }}}}"
@@ -267,4 +272,4 @@ def test_templates_of_files_run_in_the_sandbox(tmp_path: Path) -> None:
 def test_what_cannot_be_a_tokenizer_is_refused(changes: dict[str, Any], said: str) -> None:
     metadata = {**of_bpe(byte_level(SPLITS["gpt-2"]), "gpt-2"), **changes}
     with pytest.raises(CheckpointError, match=said):
-        read_tokenizer(described(metadata))
+        read_tokenizer(Vocabulary(described(metadata)))

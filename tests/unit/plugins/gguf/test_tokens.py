@@ -234,7 +234,7 @@ def test_roles_ends_and_templates_are_those_of_the_file(tmp_path: Path) -> None:
 
 @pytest.mark.advisory("CVE-2026-5760")
 def test_of_tokens_that_are_there_twice_the_first_counts() -> None:
-    vocabulary = Vocabulary(described({"tokenizer.ggml.tokens": ["a", "b", "a", "c", "b", "a"]}))
+    vocabulary = Vocabulary(described({"ggml.tokens": ["a", "b", "a", "c", "b", "a"]}))
     assert list(vocabulary.ids.items()) == [("a", 0), ("b", 1), ("c", 3)]
 
 

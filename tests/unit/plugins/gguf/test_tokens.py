@@ -232,12 +232,12 @@ def test_roles_ends_and_templates_are_those_of_the_file(tmp_path: Path) -> None:
     assert Vocabulary(described(metadata)).ends() == [1, 2, last - 1]
 
 
-@pytest.mark.advisory("CVE-2026-5760")
 def test_of_tokens_that_are_there_twice_the_first_counts() -> None:
     vocabulary = Vocabulary(described({"ggml.tokens": ["a", "b", "a", "c", "b", "a"]}))
     assert list(vocabulary.ids.items()) == [("a", 0), ("b", 1), ("c", 3)]
 
 
+@pytest.mark.advisory("CVE-2026-5760")
 def test_templates_of_files_run_in_the_sandbox(tmp_path: Path) -> None:
     canary = tmp_path / "canary"
     evil = f"{{{{ cycler.__init__.__globals__.os.mkdir('{canary}') }}}}"

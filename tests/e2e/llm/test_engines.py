@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -367,27 +368,34 @@ def _computing() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name in ("llm", "engine", "ferrule-worker")]
 
 
+def _ended(before: list[str]) -> bool:
+    """Soon: the thread that gave the last news may be the last to let go, and then another one ends the engine."""
+    for _ in range(3000):
+        if _computing() == before:
+            return True
+        time.sleep(0.01)
+    return False
+
+
 def test_who_lets_go_of_it_has_its_memory_back(tiny_llama: Path, llm: LLM, engine: AsyncLLM) -> None:
-    """Also while requests run; and in a thread that is not the main one, soon."""
+    """Also while requests run, and in a thread that is not the main one."""
     before = _computing()
     opened = LLM(str(tiny_llama), **OPTIONS)
     opened.generate([[9, 8]], GREEDY, use_tqdm=False)
     assert len(_computing()) > len(before)
     del opened
-    assert _computing() == before
+    assert _ended(before), _computing()
     single = LLMEngine.from_engine_args(EngineArgs(str(tiny_llama), **OPTIONS))
     single.add_request("a", [9, 8], LONG)
     single.step()
     del single
-    assert _computing() == before
+    assert _ended(before), _computing()
     asynchronous = [AsyncLLM.from_engine_args(AsyncEngineArgs(str(tiny_llama), **OPTIONS))]
     asyncio.run(_all(asynchronous[0], [9, 8], GREEDY, "a"))
     thread = threading.Thread(target=asynchronous.clear)
     thread.start()
     thread.join()
-    for ending in [thread for thread in threading.enumerate() if thread.name == "llm-end"]:
-        ending.join()
-    assert _computing() == before
+    assert _ended(before), _computing()
 
 
 def test_a_program_may_end_with_requests_that_run(tiny_llama: Path) -> None:

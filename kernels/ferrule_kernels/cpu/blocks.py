@@ -86,11 +86,11 @@ def widen(kind: int, rows: torch.Tensor, to: torch.Tensor, table: tuple[int, ...
 def unpack(words: torch.Tensor, bits: int, order: tuple[int, ...] = ()) -> torch.Tensor:
     """The numbers of `bits` bits, lowest first, that words int32 [n, words] hold: uint8 [n, numbers].
 
-    With an `order`, the number i of each eight belongs at the place order[i]. Raises ValueError for rows that are not
-    whole groups of eight, and for what is no order of them; KernelsUnavailableError.
+    With an `order`, the number i of each eight belongs at the place order[i]. Raises ValueError for rows that do not
+    consist of whole groups of eight, and for an `order` that is not a permutation; KernelsUnavailableError.
     """
     if order and sorted(order) != list(range(8)):
-        raise ValueError(f"{order} is no order of eight numbers")
+        raise ValueError(f"{order} is not a permutation of the places 0 to 7")
     if not 1 <= bits <= 8 or words.dtype != torch.int32 or not words.is_cpu or words.shape[1] * 4 % bits:
         raise ValueError(f"{words.dtype} {list(words.shape)} are not groups of eight numbers of {bits} bits")
     words, found = words.contiguous(), torch.empty((len(words), words.shape[1] * 32 // bits), dtype=torch.uint8)

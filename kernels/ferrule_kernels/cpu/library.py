@@ -95,6 +95,16 @@ def load() -> ctypes.CDLL:
     return _open(here - _TILES)
 
 
+@functools.cache
+def available() -> bool:
+    """Whether the library can be loaded. Tried once: what fails may be a compiler that runs for a minute."""
+    try:
+        load()
+    except KernelsUnavailableError:
+        return False
+    return True
+
+
 def _open(here: frozenset[str]) -> ctypes.CDLL:
     path = _installed(here) or _build(here)
     try:

@@ -297,15 +297,19 @@ float pack_blocks(const Matrix& w, const Blocks& from) {
 #pragma omp parallel
     {
         std::vector<Floats> x(span_of(w) / WIDTH * WIDTH + WIDTH);
-        std::vector<int8_t> numbers(PANEL * w.k), steps(PANEL * w.k / w.group), offset_steps(steps.size());
-        std::vector<float> scales(PANEL * w.k / w.block), offsets(scales.size());
-        const BlockParts parts = {numbers.data(), scales.data(), offsets.data(), steps.data(), offset_steps.data()};
+        const int64_t most_numbers = std::min<int64_t>(PANEL, w.n) * w.k;  // a file may have few very long rows
+        std::vector<int8_t> numbers, steps, offset_steps;
+        std::vector<float> scales, offsets;
         float own = 0.0f;
         for (int64_t panel; (panel = shares.next(thread_number())) >= 0;) {
             const int64_t first = panel * PANEL;
             Matrix part = w;
             part.weights += panel * panel_bytes(w, PANEL);
             part.n = std::min<int64_t>(PANEL, w.n - first);
+            numbers.resize(most_numbers);  // in threads that have a panel alone
+            steps.resize(most_numbers / w.group), offset_steps.resize(steps.size());
+            scales.resize(most_numbers / w.block), offsets.resize(scales.size());
+            const BlockParts parts = {numbers.data(), scales.data(), offsets.data(), steps.data(), offset_steps.data()};
             ferrule_blocks_read(from.type, from.rows + first * from.across, from.across, part.n, from.count, &parts);
             const Given given = {scales.data(), offsets.data(), steps.data(), offset_steps.data()};
             pack_panel(part, numbers.data(), given, {}, 0, x.data());

@@ -111,11 +111,7 @@ def widen(kind: str, rows: torch.Tensor, dtype: torch.dtype, place: torch.Tensor
 
 
 def _compiled(rows: torch.Tensor) -> bool:
-    try:
-        library.load()
-    except library.KernelsUnavailableError:
-        return False
-    return rows.is_cpu and rows.stride(1) == 1
+    return library.available() and rows.is_cpu and rows.stride(1) == 1
 
 
 def _some_rows(rows: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:

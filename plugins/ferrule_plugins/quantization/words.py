@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from ferrule.errors import CheckpointError
-from ferrule_kernels.cpu import blocks, library
+from ferrule_kernels.cpu import blocks as kernels
+from ferrule_kernels.cpu import library
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 AWQ_ORDER_8 = (0, 2, 1, 3)
@@ -29,8 +30,8 @@ def unpacked(words: torch.Tensor, bits: int = 4, order: tuple[int, ...] = ()) ->
     where there is none.
     """
     count, across = per_words(bits)
-    if words.is_cpu and count % 8 == 0 and len(order) in (0, 8) and _compiled():
-        return blocks.unpack(words, bits, order)
+    if words.is_cpu and count % 8 == 0 and len(order) in (0, 8) and library.available():
+        return kernels.unpack(words, bits, order)
     parts = words.reshape(len(words), -1, across)
     numbers = torch.empty((*parts.shape[:2], count), dtype=torch.uint8, device=words.device)
     for place in range(count):
@@ -41,14 +42,6 @@ def unpacked(words: torch.Tensor, bits: int = 4, order: tuple[int, ...] = ()) ->
             number = number & ((1 << below) - 1) | parts[..., word + 1] << below
         numbers[..., place] = number & ((1 << bits) - 1)
     return in_order(numbers.flatten(1), order) if order else numbers.flatten(1)
-
-
-def _compiled() -> bool:
-    try:
-        library.load()
-    except library.KernelsUnavailableError:
-        return False
-    return True
 
 
 def unpacked_planes(words: torch.Tensor, bits: int) -> torch.Tensor:

@@ -29,15 +29,7 @@ SOURCES = [str(Path(library.__file__).parent / name) for name in ("matmul.cpp", 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
-def _kernels() -> bool:
-    try:
-        library.load()
-    except library.KernelsUnavailableError:
-        return False
-    return True
-
-
-compiled = pytest.mark.skipif(not _kernels(), reason="there are no compiled kernels here")
+compiled = pytest.mark.skipif(not library.available(), reason="there are no compiled kernels here")
 
 
 CASES = [(form, *shape) for form, shape in itertools.product(FORMS, SHAPES)]
@@ -57,7 +49,7 @@ def _made(form: Form, n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _multiplied(x: torch.Tensor, weight: torch.Tensor, form: Form, bias: torch.Tensor) -> list[torch.Tensor]:
     made = [reference.multiply(x, reference.quantize(weight, form), form, bias)]
-    if _kernels():
+    if library.available():
         made.append(PackedMatrix(weight, form, bias, Workspace()).multiply(x, torch.float32))
     return made
 

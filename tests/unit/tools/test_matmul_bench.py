@@ -9,16 +9,7 @@ from ferrule_kernels.cpu import library
 from ferrule_kernels.cpu.machine import Limits
 from tools.benchmarks import matmul as bench
 
-
-def _kernels() -> bool:
-    try:
-        library.load()
-    except library.KernelsUnavailableError:
-        return False
-    return True
-
-
-pytestmark = pytest.mark.skipif(not _kernels(), reason="there are no compiled kernels here")
+pytestmark = pytest.mark.skipif(not library.available(), reason="there are no compiled kernels here")
 
 
 def test_all_forms_race_and_their_products_are_those_of_the_weights() -> None:

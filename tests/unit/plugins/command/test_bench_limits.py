@@ -20,14 +20,6 @@ V, H = 50, 8
 BODY = 3 * H * H  # of the matrices below
 
 
-def _kernels() -> bool:
-    try:
-        library.load()
-    except library.KernelsUnavailableError:
-        return False
-    return True
-
-
 def _checkpoint(folder: Path, *, head: bool, tied: bool) -> str:
     config = {
         "architectures": ["LlamaForCausalLM"],
@@ -123,7 +115,7 @@ def test_a_servers_records() -> None:
     assert near(Limits(), Cost(), records, 4.0) == {}
 
 
-@pytest.mark.skipif(not _kernels(), reason="there are no compiled kernels here")
+@pytest.mark.skipif(not library.available(), reason="there are no compiled kernels here")
 def test_the_machine_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
     found = limits.measure()
     assert found.threads >= 1

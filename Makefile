@@ -75,7 +75,8 @@ GPU_WHEELS ?= gpu-wheels
 GPU_VENV := .venv-gpu
 GPU_BIN := $(GPU_VENV)/bin
 GPU_PACKAGES := msgspec pyzmq pluggy fastapi pydantic starlette uvicorn httptools uvloop prometheus-client jinja2 pyyaml \
-	tqdm aiohttp prompt_toolkit pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis openai httpx psutil setuptools
+	tqdm aiohttp prompt_toolkit pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis slipcover openai httpx psutil \
+	setuptools
 NAME ?= gpu
 OUT ?= docs/benchmarks
 
@@ -86,12 +87,15 @@ gpu-wheels: | $(BIN)/python
 		--dest $(GPU_WHEELS) $(GPU_PACKAGES)
 	du -sh $(GPU_WHEELS)
 
-# Ferrule itself is installed from this folder; its CPU kernels are built if there is a C++ compiler.
+# Ferrule itself is installed from this folder; its CPU kernels are built if there is a C++ compiler. The .pth file is for a
+# GPU_PYTHON that is itself of a virtual environment, whose packages --system-site-packages does not mean.
 $(GPU_VENV)/.installed: pyproject.toml
 	$(GPU_PYTHON) -c 'import torch, transformers, triton; print(torch.__version__, torch.cuda.get_device_name())'
 	@command -v cc >/dev/null || command -v gcc >/dev/null || command -v clang >/dev/null || \
 		{ echo "Triton needs a C compiler: install gcc or clang" >&2; exit 1; }
 	$(GPU_PYTHON) -m venv --system-site-packages --without-pip $(GPU_VENV)
+	$(GPU_PYTHON) -c 'import site; print(*site.getsitepackages(), sep="\n")' > \
+		"$$($(GPU_BIN)/python -c 'import site; print(site.getsitepackages()[0])')/gpu.pth"
 	$(GPU_PYTHON) -m pip --python $(GPU_BIN)/python install --quiet --disable-pip-version-check --no-index \
 		--find-links $(GPU_WHEELS) $(GPU_PACKAGES)
 	$(GPU_PYTHON) -m pip --python $(GPU_BIN)/python install --quiet --disable-pip-version-check --no-index \

@@ -15,17 +15,18 @@ from ferrule_testkit.checkpoints import NATIVE
 
 Open = Callable[..., LLM]
 Checkpoint = Callable[[str], Path]
-# Of bfloat16, whose numbers have 8 bits, through two layers: how far logprobs of a prompt may be from float32's.
-MEAN, MOST = 0.06, 0.6
 THROUGH_TRANSFORMERS = ("qwen3", "gemma2")
+LENGTHS = (1, 3, 16, 17, 40, 90, 5, 33)
+TOKENS = 20
 
 
-def _prompts(lengths: tuple[int, ...] = (1, 3, 16, 17, 40, 90, 5, 33)) -> list[list[int]]:
+def _prompts(lengths: tuple[int, ...] = LENGTHS, room: int = 90) -> list[list[int]]:
+    """Of so many tokens, or of `room` where that is fewer."""
     draw = random.Random(7)
-    return [[draw.randrange(5, 300) for _ in range(length)] for length in lengths]
+    return [[draw.randrange(5, 300) for _ in range(min(length, room))] for length in lengths]
 
 
-def _greedy(llm: LLM, prompts: list[list[int]], tokens: int = 20) -> list[list[int]]:
+def _greedy(llm: LLM, prompts: list[list[int]], tokens: int = TOKENS) -> list[list[int]]:
     params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
     return [list(output.outputs[0].token_ids) for output in llm.generate(prompts, params, use_tqdm=False)]
 
@@ -43,8 +44,10 @@ def _logprobs(llm: LLM, prompts: list[list[int]]) -> torch.Tensor:
 @pytest.mark.parametrize("name", NATIVE)
 def test_greedy_tokens_are_the_references(name: str, device: str, checkpoint: Checkpoint, opened: Open) -> None:
     """In float32, prompts in pieces beside answers, with preemption: the CPU's tokens."""
-    folder, prompts = checkpoint(name), _prompts()
-    expected = _greedy(opened(folder, device="cpu", dtype="float32"), prompts)
+    folder = checkpoint(name)
+    reference = opened(folder, device="cpu", dtype="float32")
+    prompts = _prompts(room=reference.model.max_model_len - TOKENS)
+    expected = _greedy(reference, prompts)
     llm = opened(folder, device=device, dtype="float32", max_num_batched_tokens=24, num_gpu_blocks_override=40)
     assert _greedy(llm, prompts) == expected
     assert _greedy(llm, prompts[:1]) == expected[:1]  # alone, and from the prefix cache
@@ -63,11 +66,14 @@ def test_models_of_transformers_are_the_same_there(
 
 @pytest.mark.parametrize("name", NATIVE)
 def test_bfloat16_is_near_the_reference(name: str, device: str, checkpoint: Checkpoint, opened: Open) -> None:
-    folder, prompts = checkpoint(name), _prompts((40, 90, 33))
-    expected = _logprobs(opened(folder, device="cpu", dtype="float32"), prompts)
-    difference = (_logprobs(opened(folder, device=device, dtype="bfloat16"), prompts) - expected).abs()
-    assert float(difference.mean()) < MEAN
-    assert float(difference.max()) < MOST
+    """Logprobs are about as far from float32's as the CPU's are in bfloat16, whose rounding sends tokens to other
+    experts, too."""
+    folder = checkpoint(name)
+    reference = opened(folder, device="cpu", dtype="float32")
+    prompts = _prompts((40, 90, 33), room=reference.model.max_model_len - 1)
+    exact = _logprobs(reference, prompts)
+    there, here = (_logprobs(opened(folder, device=at, dtype="bfloat16"), prompts) for at in (device, "cpu"))
+    assert float((there - exact).abs().mean()) < 1.5 * float((here - exact).abs().mean()) + 0.01
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "gpt2"])

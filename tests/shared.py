@@ -7,9 +7,14 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, product
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
+import torch
+
+from ferrule_nn import Linear
+
+Module = TypeVar("Module", bound=torch.nn.Module)
 
 
 def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
@@ -27,6 +32,15 @@ def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], obje
             make(path)
             done.touch()
     return path
+
+
+def allocated(module: Module) -> Module:
+    """`module` with memory for its linear layers' weights, which on a GPU comes only with a checkpoint's tensors."""
+    for layer in module.modules():
+        if isinstance(layer, Linear):
+            for name, _ in list(layer.named_parameters(recurse=False)):
+                layer.materialize(name)
+    return module
 
 
 def grid(axes: Mapping[str, Sequence[Any]]) -> pytest.MarkDecorator:

@@ -17,6 +17,7 @@ from ferrule_kernels import moe as reference
 from ferrule_kernels.cuda import gates, grouped, moe, norms, rope
 from ferrule_nn import LayerNorm, ops
 from ferrule_plugins.model import gemma2, gpt2, llama, opt, qwen3
+from tests.shared import allocated
 
 TOKENS = 5
 CONFIG: dict[str, Any] = {
@@ -41,7 +42,7 @@ MODELS: dict[str, tuple[Any, dict[str, Any]]] = {
 def _model(name: str, dtype: torch.dtype, device: torch.device) -> Any:
     make, changes = MODELS[name]
     model = make(BuildContext(config={**CONFIG, **changes}, dtype=dtype, device=device, block_size=4, max_model_len=64))
-    for parameter in model.parameters():
+    for parameter in allocated(model).parameters():
         nn.init.normal_(parameter, std=0.2)
     return model
 

@@ -15,7 +15,7 @@ from ferrule_kernels.cuda import grouped, moe
 from ferrule_kernels.moe import Routing
 from ferrule_nn import MoE, MoESpec, ops
 from ferrule_plugins.model.gpt_oss import ClampedMLP
-from tests.shared import grid
+from tests.shared import allocated, grid
 
 PRODUCT_DTYPES = [torch.float32, torch.float16]
 if torch.cuda.is_available():  # bfloat16's products are wrong under the interpreter
@@ -214,7 +214,7 @@ def test_a_block_of_experts(name: str, device: torch.device, monkeypatch: pytest
     make = partial(ClampedMLP, 24, 16, 1.702, 0.5) if name == "own activation and biases" else None
     with device:
         block = MoE(spec, make)
-    for parameter in block.parameters():
+    for parameter in allocated(block).parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     x = torch.randn(5, 24, device=device)
     plain = block(x)

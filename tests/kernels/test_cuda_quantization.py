@@ -24,6 +24,7 @@ from ferrule_plugins.quantization.products import Quantized, Shared
 from ferrule_plugins.quantization.quark import Quark
 from ferrule_plugins.quantization.torchao import TorchAo
 from ferrule_testkit.quantized import FORMATS
+from tests.shared import allocated
 from tests.unit.plugins.quantization.packers import drawn, gptq, loaded
 
 READERS: dict[str, type[QuantizationMethod]] = {
@@ -83,6 +84,7 @@ def test_layers_of_checkpoints(name: str, device: torch.device) -> None:
     with device:
         layer = MergedLinear(256, PARTS)
     layer.quantize("layers.0.mlp.ab_proj", method)
+    allocated(layer)
     meant, start = [], 0
     for index, rows in enumerate(PARTS.values()):
         weight = torch.randn(rows, 256, generator=torch.Generator().manual_seed(index)) * 0.05
@@ -132,6 +134,7 @@ def test_types_of_gguf_files(kind: str, device: torch.device) -> None:
         layer = Linear(128, 48)
     assert layer.quantize("mlp.up_proj", GgufMethod({"quant_method": "gguf", "types": {kind: ["mlp.up_proj"]}}))
     draw = torch.Generator().manual_seed(1)
+    allocated(layer)
     table = TABLES.get(kind, ())
     choices = torch.arange(0 if table else -8, 16 if table else 8, dtype=torch.int8)
     layer.get_parameter("numbers").data.copy_(choices[torch.randint(0, 16, (48, 128), generator=draw)])
@@ -164,6 +167,7 @@ def test_float_weights(method: type[QuantizationMethod], error: float, bits: flo
     with device:
         layer = Linear(256, 96, bias=True)
     layer.quantize("layers.0.mlp.up_proj", method({}))
+    allocated(layer)
     weight = torch.randn(96, 256, generator=torch.Generator().manual_seed(0)) * 0.05
     layer.weight.copy_(weight)
     layer.bias.copy_(torch.randn(96, generator=torch.Generator().manual_seed(1)))
@@ -175,6 +179,6 @@ def test_a_head_gives_float32(device: torch.device) -> None:
     scheme = integers.Int8({}).scheme(LinearLayer("lm_head", 64, 32, head=True))
     with device:
         layer = Linear(64, 32, scheme=scheme)
-    layer.weight.data = torch.randn(32, 64, device=device, dtype=torch.float16)
+    layer.weight = torch.nn.Parameter(torch.randn(32, 64, device=device, dtype=torch.float16), requires_grad=False)
     layer.pack()
     assert layer(torch.randn(2, 64, device=device, dtype=torch.float16)).dtype == torch.float32

@@ -18,6 +18,7 @@ from ferrule_plugins.model.llama import Llama
 from ferrule_plugins.platform.cuda_graphs import GraphLimits, GraphRecorder, cuda_capture, cuda_free_bytes
 from ferrule_plugins.platform.cuda_stage import PinnedTransfers
 from ferrule_testkit.lazy_device import NoEvent
+from tests.shared import allocated
 
 VOCAB, BLOCK, MAX_LEN = 64, 16, 48
 ASKING = TokenSampling(seed=0, max_tokens=8, temperature=0.0, logprobs=1)
@@ -55,7 +56,7 @@ def _runner(device: torch.device, recorder: GraphRecorder | None = None) -> Mode
     }
     context = BuildContext(config=config, dtype=torch.float32, device=device, block_size=BLOCK, max_model_len=MAX_LEN)
     model = Llama(context)
-    for parameter in model.parameters():
+    for parameter in allocated(model).parameters():
         parameter.data.copy_(torch.randn(parameter.shape) * 0.35)
     limits = RunnerLimits(slots=4, max_model_len=MAX_LEN, vocab_size=VOCAB, dtype=torch.float32, device=device)
     runner = ModelRunner(model, TritonAttention(), Best(None), limits, _transfers(device), recorder)  # type: ignore[arg-type]

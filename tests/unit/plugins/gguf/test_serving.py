@@ -23,6 +23,7 @@ from ferrule.frontend.inputs import open_inputs
 from ferrule.interfaces.quantization import LinearLayer
 from ferrule.locate.localise import localise
 from ferrule.plugin import discover
+from ferrule_kernels.cpu import library
 from ferrule_kernels.matmul import Levels
 from ferrule_nn import Linear
 from ferrule_plugins.command.models.report import describe
@@ -275,6 +276,19 @@ def test_a_tied_embedding_has_its_own_table_where_no_kernel_is(
     monkeypatch.setattr(Shared, "compiled", lambda self: False)
     found = loaded(file)
     assert torch.equal(found.model.embed_tokens.weight, table)
+
+
+def test_a_layer_that_will_be_on_a_gpu_gets_numbers() -> None:
+    """Its weights are not there yet when it is asked what it stores; the CPU's kernel takes blocks."""
+    stored = []
+    for device in ("cpu", "cuda"):
+        part = Linear(256, 64)
+        part.device = torch.device(device)
+        part.weight = torch.nn.Parameter(part.weight.to("meta"), requires_grad=False)
+        part.quantize("up", GgufMethod({"quant_method": "gguf", "types": {"Q4_K": ["up"]}}))
+        stored.append([name for name, _ in part.named_parameters()])
+    numbers = ["numbers", "scales", "scale_steps", "offsets", "offset_steps"]
+    assert stored == [["blocks"] if library.available() else numbers, numbers]
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_K", "Q3_K", "Q6_K", "IQ4_NL"])

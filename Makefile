@@ -75,8 +75,8 @@ GPU_WHEELS ?= gpu-wheels
 GPU_VENV := .venv-gpu
 GPU_BIN := $(GPU_VENV)/bin
 GPU_PACKAGES := msgspec pyzmq pluggy fastapi pydantic starlette uvicorn httptools uvloop prometheus-client jinja2 pyyaml \
-	tqdm aiohttp prompt_toolkit pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis slipcover openai httpx psutil \
-	setuptools
+	tqdm aiohttp prompt_toolkit pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis slipcover openai httpx gguf \
+	psutil setuptools
 NAME ?= gpu
 OUT ?= docs/benchmarks
 
@@ -85,6 +85,7 @@ gpu-wheels: | $(BIN)/python
 	$(BIN)/python -m pip download --quiet --disable-pip-version-check -c constraints.txt --only-binary=:all: \
 		--python-version $(GPU_PYTHON_VERSION) --platform manylinux_2_28_x86_64 --platform manylinux2014_x86_64 \
 		--dest $(GPU_WHEELS) $(GPU_PACKAGES)
+	rm -f $(GPU_WHEELS)/numpy-*  # it is where torch is
 	du -sh $(GPU_WHEELS)
 
 # Ferrule itself is installed from this folder; its CPU kernels are built if there is a C++ compiler. The .pth file is for a

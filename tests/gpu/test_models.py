@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from ferrule import LLM, SamplingParams
+from ferrule.plugin import discover
+from ferrule_plugins.command.quantize import QuantizeCommand
 from ferrule_testkit.checkpoints import NATIVE
 
 Open = Callable[..., LLM]
@@ -74,6 +76,35 @@ def test_bfloat16_is_near_the_reference(name: str, device: str, checkpoint: Chec
     exact = _logprobs(reference, prompts)
     there, here = (_logprobs(opened(folder, device=at, dtype="bfloat16"), prompts) for at in (device, "cpu"))
     assert float((there - exact).abs().mean()) < 1.5 * float((here - exact).abs().mean()) + 0.01
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4", "fp8"])
+def test_quantized_weights_are_about_as_near_as_on_the_cpu(
+    quantization: str, device: str, checkpoint: Checkpoint, opened: Open
+) -> None:
+    folder, prompts = checkpoint("llama"), _prompts((40, 90, 33))
+    exact = _logprobs(opened(folder, device="cpu", dtype="float32"), prompts)
+    options = {"dtype": "bfloat16", "quantization": quantization}
+    there, here = (_logprobs(opened(folder, device=at, **options), prompts) for at in (device, "cpu"))
+    assert float((there - exact).abs().mean()) < 2 * float((here - exact).abs().mean()) + 0.01
+
+
+def test_files_of_gguf(device: str, checkpoint: Checkpoint, opened: Open, tmp_path: Path) -> None:
+    folder, prompts = checkpoint("llama"), _prompts()
+    for kind in ("q8_0", "q4_0"):
+        file = tmp_path / f"{kind}.gguf"
+        assert QuantizeCommand().run([str(folder), "--to", kind, "--output", str(file)], discover()) == 0
+        expected = _logprobs(opened(file, device="cpu", dtype="float32"), prompts)
+        found = _logprobs(opened(file, device=device, dtype="float32"), prompts)
+        assert float((found - expected).abs().mean()) < 0.05  # the CPU's kernel rounds activations to 8 bits
+
+
+def test_a_cache_of_8_bits(device: str, checkpoint: Checkpoint, opened: Open) -> None:
+    folder, prompts = checkpoint("llama"), _prompts((40, 90, 33))
+    exact = _logprobs(opened(folder, device="cpu", dtype="float32"), prompts)
+    options = {"dtype": "bfloat16", "kv_cache_dtype": "fp8"}
+    there, here = (_logprobs(opened(folder, device=at, **options), prompts) for at in (device, "cpu"))
+    assert float((there - exact).abs().mean()) < 2 * float((here - exact).abs().mean()) + 0.01
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "gpt2"])

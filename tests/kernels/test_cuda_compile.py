@@ -24,8 +24,11 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile as build
 from triton.runtime.jit import JITFunction
 
+from ferrule_kernels.cuda import attention, eight_bit, int4
 from tools.benchmarks import cuda_kernels as bench
 
+for module in (attention, eight_bit, int4):  # tensors of the CPU stand for a device's
+    module.packed = lambda device, dtype: dtype in (torch.bfloat16, torch.float16)
 NAMES = {
     torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float8_e4m3fn: "fp8e4nv",
     torch.int8: "i8", torch.uint8: "u8", torch.int16: "i16", torch.int32: "i32", torch.int64: "i64", torch.bool: "i1",

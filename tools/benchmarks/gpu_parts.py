@@ -220,15 +220,17 @@ def _traced(run: Callable[[], object]) -> float | None:
 
 
 def idle_share(events: Iterable[Mapping[str, Any]]) -> float | None:
-    """Of a trace's events: the share of the time in which nothing runs on the device, in the middle half of the trace.
+    """Of a trace's events: the share of the time in which nothing runs on the device, in the middle half of the launches.
 
-    The first and the last quarter have prompts, and requests that end. Launches that overlap count once.
+    That is from the start of the launch after the first quarter of them to the start of the one before the last
+    quarter: the first has prompts, and the start of the trace, and the last has requests that end. Launches that
+    overlap count once.
     """
     spans = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if e.get("cat") in _ON_DEVICE and "dur" in e)
-    if not spans:
+    inner = spans[len(spans) // 4 : len(spans) - len(spans) // 4]
+    if len(inner) < 2:
         return None
-    first, last = spans[0][0], max(end for _, end in spans)
-    low, high = first + (last - first) / 4, last - (last - first) / 4
+    low, high = inner[0][0], inner[-1][0]
     busy, reached = 0.0, float(low)
     for begin, end in spans:
         begin, end = max(begin, reached), min(end, high)

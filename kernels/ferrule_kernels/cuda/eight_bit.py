@@ -18,6 +18,7 @@ import triton.language as tl
 from torch.nn import functional as F
 
 from ferrule_kernels.cuda.products import SWATHE, Tile, add, cut, finished, fitting, place
+from ferrule_kernels.cuda.widening import from_fp8, from_int8, packed
 
 STEP = 128  # inputs of a group that has a scale, in either factor
 MANY = 512  # rows from which weights are widened into memory
@@ -149,9 +150,11 @@ def native(
 
 
 @triton.jit
-def _wide(raw, like: tl.constexpr, FP8: tl.constexpr):
+def _wide(raw, like: tl.constexpr, FP8: tl.constexpr, PACKED: tl.constexpr):
     """Bytes to numbers of the type of `like`: int8 exactly; fp8 exactly too, and in float16 divided by 256."""
-    if FP8:
+    if PACKED:
+        wide = from_fp8(raw, like) if FP8 else from_int8(raw, like)
+    elif FP8:
         bits = raw.to(tl.int32)
         sign, rest = bits & 0x80, bits & 0x7F
         if like == tl.float16:  # an exponent's bias is 15, not 7; a factor of the product restores it
@@ -176,6 +179,7 @@ def _widened(
     steps,
     FACTOR: tl.constexpr,
     FP8: tl.constexpr,
+    PACKED: tl.constexpr,
     GROUPED: tl.constexpr,
     TALL: tl.constexpr,
     SPLIT: tl.constexpr,
@@ -202,7 +206,7 @@ def _widened(
             left = k - step * DEPTH
             a = tl.load(w_at + step * DEPTH, mask=inner[None, :] < left, other=0)
             b = tl.load(x_at + step * DEPTH, mask=inner[:, None] < left, other=0.0)
-        a = _wide(a, x.dtype.element_ty, FP8)
+        a = _wide(a, x.dtype.element_ty, FP8, PACKED)
         if GROUPED:
             scale = tl.load(scales + column // TALL * groups + step * DEPTH // 128)
             total += tl.dot(a, b, input_precision="ieee") * scale[:, None]
@@ -230,6 +234,7 @@ def _widen(
     k,
     FACTOR: tl.constexpr,
     FP8: tl.constexpr,
+    PACKED: tl.constexpr,
     GROUPED: tl.constexpr,
     TALL: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -240,7 +245,7 @@ def _widen(
     at = columns.to(tl.int64)[:, None] * k + inner[None, :]
     scale_at = columns // TALL * tl.cdiv(k, 128) + tl.program_id(1) if GROUPED else columns
     scale = tl.load(scales + scale_at, mask=columns < n, other=0.0) * FACTOR
-    wide = _wide(tl.load(w + at, mask=inside, other=0), out.dtype.element_ty, FP8).to(tl.float32)
+    wide = _wide(tl.load(w + at, mask=inside, other=0), out.dtype.element_ty, FP8, PACKED).to(tl.float32)
     tl.store(out + at, (wide * scale[:, None]).to(out.dtype.element_ty), mask=inside)
 
 
@@ -256,6 +261,7 @@ def widen(weight: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype, tall: 
         k,
         FACTOR=_factor(fp8, dtype),
         FP8=fp8,
+        PACKED=packed(out.device, dtype),
         GROUPED=tall > 0,
         TALL=max(tall, 1),
         COLUMNS=32,
@@ -311,6 +317,7 @@ def widened(
         made.per,
         FACTOR=_factor(fp8, x.dtype),
         FP8=fp8,
+        PACKED=packed(x.device, x.dtype),
         GROUPED=tall > 0,
         TALL=max(tall, 1),
         SPLIT=made.parts > 1,

@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from ferrule_kernels.cuda.cases import Case
 from ferrule_kernels.cuda.int8 import shapes
 from ferrule_kernels.cuda.products import SWATHE, Tile, add, cut, finished, fitting, place
+from ferrule_kernels.cuda.widening import fields, packed
 
 SPAN = 128  # inputs that are packed together
 QUARTER = 32
@@ -73,6 +74,42 @@ def _weights(words, scales, zeros, column, at, index: tl.constexpr, groups, n, G
 
 
 @triton.jit
+def _level(scales, zeros, column, at, groups, n, GROUP: tl.constexpr, like: tl.constexpr):
+    """The scale and the offset of inputs from `at` on, as `fields` takes them."""
+    group = tl.minimum(at // GROUP, groups - 1) * n + column
+    base: tl.constexpr = 128.0 if like == tl.bfloat16 else 1024.0
+    if zeros is None:
+        offset = tl.zeros_like(column).to(tl.float32) - (base + 8.0)
+    else:
+        offset = -(tl.load(zeros + group).to(tl.float32) + base)
+    return tl.load(scales + group), offset.to(like)
+
+
+@triton.jit
+def _levels(scales, zeros, column, step, groups, n, GROUP: tl.constexpr, like: tl.constexpr):
+    """Those of the four quarters of a span."""
+    at = step * 128
+    s0, z0 = _level(scales, zeros, column, at, groups, n, GROUP, like)
+    if GROUP % 128 == 0:
+        s1, z1, s2, z2, s3, z3 = s0, z0, s0, z0, s0, z0
+    else:
+        s1, z1 = _level(scales, zeros, column, at + 32, groups, n, GROUP, like)
+        s2, z2 = _level(scales, zeros, column, at + 64, groups, n, GROUP, like)
+        s3, z3 = _level(scales, zeros, column, at + 96, groups, n, GROUP, like)
+    return s0, s1, s2, s3, z0, z1, z2, z3
+
+
+@triton.jit
+def _inputs(x_at, at, inner, k, EVEN: tl.constexpr):
+    """Inputs [32, rows] from `at` on, zero past the last."""
+    if EVEN:
+        b = tl.load(x_at + at)
+    else:
+        b = tl.load(x_at + at, mask=inner[:, None] < k - at, other=0.0)
+    return b
+
+
+@triton.jit
 def _multiply(
     x,  # [m, k]
     words,
@@ -88,6 +125,7 @@ def _multiply(
     GROUP: tl.constexpr,
     SPLIT: tl.constexpr,
     EVEN: tl.constexpr,
+    PACKED: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     SWATHE: tl.constexpr,
@@ -102,16 +140,27 @@ def _multiply(
     like: tl.constexpr = x.dtype.element_ty
     first = tl.program_id(1) * steps
     total = tl.zeros((COLUMNS, ROWS), tl.float32)
-    for step in range(first, tl.minimum(first + steps, tl.cdiv(k, 128))):
-        four = tl.load(w_at + tl.cast(step, tl.int64) * n * 32).to(tl.int32)
-        for index in tl.static_range(4):
-            at = step * 128 + index * 32
-            if EVEN:
-                b = tl.load(x_at + at)
-            else:
-                b = tl.load(x_at + at, mask=inner[:, None] < k - at, other=0.0)
-            a = _weights(four, scales, zeros, column, at, index, groups, n, GROUP, like)
-            total = tl.dot(a, b, total, input_precision="ieee")
+    end = tl.minimum(first + steps, tl.cdiv(k, 128))
+    if PACKED:  # a span's scales are asked for while the one before is computed: they are too narrow to be pipelined
+        s0, s1, s2, s3, z0, z1, z2, z3 = _levels(scales, zeros, column, first, groups, n, GROUP, like)
+        for step in range(first, end):
+            four = tl.load(w_at + tl.cast(step, tl.int64) * n * 32)
+            a0, a1, a2, a3 = fields(
+                four, s0[:, None], s1[:, None], s2[:, None], s3[:, None],
+                z0[:, None], z1[:, None], z2[:, None], z3[:, None], like,
+            )  # fmt: skip
+            s0, s1, s2, s3, z0, z1, z2, z3 = _levels(scales, zeros, column, step + 1, groups, n, GROUP, like)
+            total = tl.dot(a0, _inputs(x_at, step * 128, inner, k, EVEN), total)
+            total = tl.dot(a1, _inputs(x_at, step * 128 + 32, inner, k, EVEN), total)
+            total = tl.dot(a2, _inputs(x_at, step * 128 + 64, inner, k, EVEN), total)
+            total = tl.dot(a3, _inputs(x_at, step * 128 + 96, inner, k, EVEN), total)
+    else:
+        for step in range(first, end):
+            four = tl.load(w_at + tl.cast(step, tl.int64) * n * 32).to(tl.int32)
+            for index in tl.static_range(4):
+                at = step * 128 + index * 32
+                a = _weights(four, scales, zeros, column, at, index, groups, n, GROUP, like)
+                total = tl.dot(a, _inputs(x_at, at, inner, k, EVEN), total, input_precision="ieee")
     total = tl.trans(total)
     inside = (rows < m)[:, None] & (columns < n)[None, :]
     place_at = rows.to(tl.int64)[:, None] * n + columns[None, :]
@@ -191,6 +240,7 @@ def multiply(
         GROUP=weight.group,
         SPLIT=made.parts > 1,
         EVEN=k % SPAN == 0,
+        PACKED=packed(x.device, x.dtype),
         ROWS=tile.rows,
         COLUMNS=tile.columns,
         SWATHE=SWATHE,

@@ -285,16 +285,17 @@ def _narrow(weights, length, low, high, above, count, mass, unit, BLOCK: tl.cons
     while high - low > 1:
         step = (high - low + WAYS - 1) // WAYS
         pivots = low + step * tl.arange(0, WAYS)
-        counts = tl.zeros([WAYS], tl.int64)
-        sums = tl.zeros([WAYS], tl.int64) + above
+        many = tl.zeros([WAYS, BLOCK], tl.int32)  # added up across threads once, not for each block
+        masses = tl.zeros([WAYS, BLOCK], tl.int64)
         start = length * 0
         while start < length:
             at = start + tl.arange(0, BLOCK)
             w = tl.load(weights + at, mask=at < length, other=0.0)
             reaching = _bits(w)[None, :] >= pivots[:, None]
-            counts += tl.sum(reaching.to(tl.int32), 1)
-            sums += tl.sum(tl.where(reaching, _mass(w, unit)[None, :], 0), 1)
+            many += reaching.to(tl.int32)
+            masses += tl.where(reaching, _mass(w, unit)[None, :], 0)
             start += BLOCK
+        counts, sums = tl.sum(many, 1).to(tl.int64), tl.sum(masses, 1) + above
         enough = ((counts >= count) | (sums >= mass)) & (pivots < high)
         steps = tl.maximum(tl.sum(enough.to(tl.int32), 0), 1)
         high = tl.minimum(high, low + steps * step)

@@ -77,6 +77,7 @@ GPU_BIN := $(GPU_VENV)/bin
 GPU_PACKAGES := msgspec pyzmq pluggy fastapi pydantic starlette uvicorn httptools uvloop prometheus-client jinja2 pyyaml \
 	tqdm aiohttp prompt_toolkit pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis slipcover openai httpx gguf \
 	psutil setuptools
+GPU_JOBS ?= 8
 NAME ?= gpu
 OUT ?= docs/benchmarks
 
@@ -103,9 +104,12 @@ $(GPU_VENV)/.installed: pyproject.toml
 		--no-deps --no-build-isolation -e .
 	@touch $@
 
+# Most of a test's time is the compilation of kernels, so many run at once; those that measure memory are alone.
 gpu-check: export HF_HUB_OFFLINE = 1
+gpu-check: export OMP_NUM_THREADS = 1
 gpu-check: $(GPU_VENV)/.installed
-	$(GPU_BIN)/python -m pytest tests/kernels tests/gpu tests/unit/plugins/platform/test_cuda.py $(ARGS)
+	$(GPU_BIN)/python -m pytest tests/kernels tests/gpu/test_models.py tests/unit/plugins/platform/test_cuda.py -n $(GPU_JOBS) $(ARGS)
+	$(GPU_BIN)/python -m pytest tests/gpu --ignore=tests/gpu/test_models.py $(ARGS)
 
 gpu-bench: export HF_HUB_OFFLINE = 1
 gpu-bench: $(GPU_VENV)/.installed

@@ -44,6 +44,7 @@ def opened() -> Iterator[Open]:
 
     def open_model(folder: Path | str, **options: Any) -> LLM:
         settings = {"max_num_seqs": 16, "num_gpu_blocks_override": 512, "use_tqdm_on_load": False}
+        settings["gpu_memory_utilization"] = 0.04  # for saved states; tests run beside each other
         models.append(LLM(str(folder), **{**settings, **options}))
         return models[-1]
 

@@ -78,15 +78,16 @@ def test_bfloat16_is_near_the_reference(name: str, device: str, checkpoint: Chec
     assert float((there - exact).abs().mean()) < 1.5 * float((here - exact).abs().mean()) + 0.01
 
 
-@pytest.mark.parametrize("quantization", ["int8", "int4", "fp8"])
+@pytest.mark.parametrize(("quantization", "times"), [("int8", 2), ("int4", 2), ("fp8", 5)])
 def test_quantized_weights_are_about_as_near_as_on_the_cpu(
-    quantization: str, device: str, checkpoint: Checkpoint, opened: Open
+    quantization: str, times: int, device: str, checkpoint: Checkpoint, opened: Open
 ) -> None:
+    """The CPU multiplies fp8 by activations of 8 bits that are integers, the GPU by those with 3 bits and exponents."""
     folder, prompts = checkpoint("llama"), _prompts((40, 90, 33))
     exact = _logprobs(opened(folder, device="cpu", dtype="float32"), prompts)
     options = {"dtype": "bfloat16", "quantization": quantization}
     there, here = (_logprobs(opened(folder, device=at, **options), prompts) for at in (device, "cpu"))
-    assert float((there - exact).abs().mean()) < 2 * float((here - exact).abs().mean()) + 0.01
+    assert float((there - exact).abs().mean()) < times * float((here - exact).abs().mean()) + 0.01
 
 
 def test_files_of_gguf(device: str, checkpoint: Checkpoint, opened: Open, tmp_path: Path) -> None:

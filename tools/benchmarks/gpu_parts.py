@@ -99,7 +99,7 @@ def ferrule(asked: Asked) -> dict[str, Any]:
             found |= _single_stream(llm, shape, scale, asked["limits"])
             found |= _long_prompt(llm, shape, scale, asked["limits"])
             found |= _many(lambda: _generate(llm, work), shape, work, asked["limits"])
-            found["idle_share"] = _traced(lambda: _generate(llm, _traced_work(scale, work)))
+            found["idle_share"] = _idle(lambda: _generate(llm, _traced_work(scale, work)))
     return found
 
 
@@ -202,10 +202,14 @@ def _traced_work(scale: Scale, work: Sequence[Request]) -> list[Request]:
     return [Request(request.prompt[: scale.least], out) for request in work[:count]]
 
 
-def _traced(run: Callable[[], object]) -> float | None:
-    """The idle share of the device while `run` decodes; None where nothing ran on one."""
+def _idle(run: Callable[[], float]) -> float | None:
+    """The idle share of the device while `run` decodes; None where nothing runs on one.
+
+    What runs is taken from a trace, and the time from a run without it: a trace makes launches several times as long.
+    """
     import torch
 
+    took = run()
     kinds = [torch.profiler.ProfilerActivity.CPU]
     if torch.cuda.is_available():
         kinds = [torch.profiler.ProfilerActivity.CUDA]
@@ -215,29 +219,17 @@ def _traced(run: Callable[[], object]) -> float | None:
         file = Path(folder, "trace.json.gz")
         recorder.export_chrome_trace(str(file))
         with gzip.open(file) as stream:
-            events = json.load(stream)["traceEvents"]
-    return idle_share(events)
+            busy = busy_seconds(json.load(stream)["traceEvents"])
+    return max(0.0, 1 - busy / took) if busy else None
 
 
-def idle_share(events: Iterable[Mapping[str, Any]]) -> float | None:
-    """Of a trace's events: the share of the time in which nothing runs on the device, in the middle half of the launches.
-
-    That is from the start of the launch after the first quarter of them to the start of the one before the last
-    quarter: the first has prompts, and the start of the trace, and the last has requests that end. Launches that
-    overlap count once.
-    """
-    spans = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if e.get("cat") in _ON_DEVICE and "dur" in e)
-    inner = spans[len(spans) // 4 : len(spans) - len(spans) // 4]
-    if len(inner) < 2:
-        return None
-    low, high = inner[0][0], inner[-1][0]
-    busy, reached = 0.0, float(low)
-    for begin, end in spans:
-        begin, end = max(begin, reached), min(end, high)
-        if end > begin:
-            busy += end - begin
-            reached = end
-    return 1 - busy / float(high - low)
+def busy_seconds(events: Iterable[Mapping[str, Any]]) -> float:
+    """Of a trace's events: how long something ran on the device. Launches that overlap count once."""
+    busy = reached = 0.0
+    for begin, end in sorted((e["ts"], e["ts"] + e["dur"]) for e in events if e.get("cat") in _ON_DEVICE and "dur" in e):
+        busy += max(0.0, end - max(begin, reached))
+        reached = max(reached, end)
+    return busy / 1e6
 
 
 def main(argv: Sequence[str]) -> int:

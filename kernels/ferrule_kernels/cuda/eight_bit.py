@@ -89,7 +89,7 @@ def native_tile(rows: int, device: torch.device) -> Tile:
     A step is 128 inputs, a whole line of the cache: the longest that fp8's sums are left to the units for.
     """
     if rows <= 16:
-        tile = Tile(16, 64, STEP, warps=4, stages=6)
+        tile = Tile(16, 128, STEP, warps=4, stages=3)
     elif rows <= 64:
         tile = Tile(64, 64, STEP, warps=4, stages=4)
     else:
@@ -278,7 +278,7 @@ def widened_tile(rows: int, x: torch.Tensor) -> Tile:
     """The tile for so many rows: as `native_tile`, with activations of 2 or 4 bytes."""
     depth = 128 if x.element_size() == 2 else 64
     if rows <= 16:
-        tile = Tile(16, 64, depth, warps=4, stages=5)
+        tile = Tile(16, 128, depth, warps=4, stages=3)
     elif rows <= 64:
         tile = Tile(64, 64, depth, warps=4, stages=4)
     else:

@@ -200,7 +200,7 @@ def unpack(weight: Packed) -> torch.Tensor:
 def tile_of(rows: int, x: torch.Tensor) -> Tile:
     """The tile for so many rows. A step is 128 inputs: 64 bytes of each channel, and what the activations have."""
     if rows <= 16:
-        tile = Tile(16, 64, SPAN, warps=4, stages=5)
+        tile = Tile(16, 128, SPAN, warps=4, stages=3)
     elif rows <= 64:
         tile = Tile(64, 64, SPAN, warps=4, stages=4)
     else:

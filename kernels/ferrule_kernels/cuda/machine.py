@@ -46,11 +46,11 @@ def measure(device: torch.device, *, small: bool = False) -> Limits:
     return Limits(name, _copy_bytes(device, 2**16 if small else 2**30), half_name, _flops(device, half, size), fp8)
 
 
-def seconds(run: Callable[[], object], device: torch.device) -> float:
+def seconds(run: Callable[[], object], device: torch.device, recorded: bool = True) -> float:
     """Median time of one run, in seconds. On a GPU its second-level cache holds none of the run's data beforehand.
 
     There it is the time of a graph of the run's launches, which is how a step of decode has them: without Python, which
-    takes longer than a small kernel. What cannot be recorded, because it waits for the device, is run as it is.
+    takes longer than a small kernel. What cannot be `recorded`, because it waits for the device, is run as it is.
     """
     if device.type != "cuda":
         began = time.perf_counter()
@@ -59,7 +59,7 @@ def seconds(run: Callable[[], object], device: torch.device) -> float:
     flush = torch.empty(_FLUSH_BYTES // 4, dtype=torch.int32, device=device)
     for _ in range(_WARM_UP):
         run()
-    launch = _recorded(run, device)
+    launch = _recorded(run, device) if recorded else run
     first = _timed(launch, flush, 1)[0]
     return statistics.median(_timed(launch, flush, max(_FEWEST, min(_MOST, int(_SECONDS / max(first, 1e-6))))))
 
@@ -90,7 +90,7 @@ def _timed(run: Callable[[], object], flush: torch.Tensor, count: int) -> list[f
 def _copy_bytes(device: torch.device, size: int) -> float:
     source = torch.ones(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    return 2 * size / seconds(lambda: target.copy_(source), device)
+    return 2 * size / seconds(lambda: target.copy_(source), device, recorded=False)  # in a graph copies are slower
 
 
 def _flops(device: torch.device, dtype: torch.dtype, size: int) -> float:

@@ -18,7 +18,7 @@ import triton.language as tl
 SWATHE = 8  # tiles of rows that share a tile of weights one after the other, while the cache has it
 _MOST_SPLITS = 16
 _FEWEST_STEPS = 4  # of a split: its loads hide each other's latency
-_PER_UNIT = 2  # programs that keep a multiprocessor's memory requests flowing
+_PER_UNIT = 4  # programs that keep a multiprocessor's memory requests flowing
 _FEW = 64  # rows
 
 
@@ -43,7 +43,7 @@ def fitting(tile: Tile, num_bytes: int, device: torch.device) -> Tile:
 
 
 def splits(rows: int, tiles: int, steps: int, device: torch.device) -> int:
-    """Parts to cut the inputs into: as many as give each multiprocessor two programs, of four steps or more."""
+    """Parts to cut the inputs into: as many as give each multiprocessor four programs, of four steps or more."""
     if rows > _FEW or device.type != "cuda":
         return 1
     units = torch.cuda.get_device_properties(device).multi_processor_count

@@ -2,9 +2,10 @@
 
 As in ``cpu/sampling.cpp``, tokens are drawn by inversion: weights exp((x - max) / temperature), of which those below a
 floor become zero, are summed in vocabulary order, and the token is the one at which the sum passes a uniform number
-times the total. top_k and top_p only determine the floor, the smallest weight that is kept. A histogram of the weights
-by half octaves tells which few bins the floor lies in; the weights of these are gathered, and their bits are searched
-sixteen values at a time.
+times the total. top_k and top_p only determine the floor, the smallest weight that is kept. The weights of each eighth
+of an octave are counted, or added up where there is a top_p alone, which tells the bin that the floor lies in; its
+weights are gathered, and their bits are searched sixteen values at a time. With a top_k all weights from its bin on are
+gathered, as its top_p depends on their sum.
 
 Weights are summed as integers, in units of 2**-44 of the largest: sums are exact in any order. So a row's token does
 not depend on how the row is cut, on the order of atomic additions or on its neighbours. The error of that is smaller
@@ -27,11 +28,11 @@ import triton.language as tl
 from ferrule_kernels.cuda.cases import Case
 
 CHUNK = 4096  # logits of one program
-BINS = 256  # half octaves: a float in (0, 1] without its sign and its 22 lowest bits
+BINS = 1024  # eighths of octaves: a float in (0, 1] without its sign and its 20 lowest bits
 KEPT = 32768  # weights of one row that are gathered; a row with more of them near its floor is searched as a whole
 COLUMNS = 6  # of a table of draws: row, top_k (0: all), noise, top_p, temperature, min_p
 ALL_BITS = tl.constexpr(0x3F800001)  # one more than the bits of 1.0
-BIN_SHIFT = tl.constexpr(22)
+BIN_SHIFT = tl.constexpr(20)
 MANY = tl.constexpr(1 << 62)  # more than any count or mass
 
 
@@ -76,7 +77,7 @@ def draw(logits: torch.Tensor, most: torch.Tensor, table: torch.Tensor, tokens: 
     masses = torch.empty(draws, parts, dtype=torch.long, device=device)
     floors = torch.empty(draws, dtype=torch.int32, device=device)
     width, grid = triton.next_power_of_2(parts), (draws, parts)
-    # Of each draw: a histogram, how many weights were gathered, and the mass of those above them.
+    # Of each draw: what the bins hold, how many weights were gathered, and the mass of those above them.
     tally = torch.zeros(draws if filtered else 1, BINS + 2, dtype=torch.long, device=device)
     _weigh[grid](logits, most, table, masses, floors, tally, vocab, unit, CHUNK, BINS, num_warps=8)
     if filtered:
@@ -167,9 +168,14 @@ def _bits(weights):
 
 
 @triton.jit
-def _is_filtered(entry, vocab):
+def _is_limited(entry, vocab):
     top_k = tl.load(entry + 1)
-    return ((top_k > 0) & (top_k < vocab)) | (tl.load(entry + 3) < 1.0)
+    return (top_k > 0) & (top_k < vocab)
+
+
+@triton.jit
+def _is_filtered(entry, vocab):
+    return _is_limited(entry, vocab) | (tl.load(entry + 3) < 1.0)
 
 
 @triton.jit
@@ -180,7 +186,7 @@ def _needed(share, total):
 
 @triton.jit
 def _weigh(logits, most, table, masses, floors, tally, vocab, unit, CHUNK: tl.constexpr, BINS: tl.constexpr):
-    """Weights in the place of logits, zero below min_p; each chunk's mass; a histogram of rows with filters."""
+    """Weights in the place of logits, zero below min_p; each chunk's mass; what the bins of rows with filters hold."""
     i = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     entry = table + i * 6
@@ -197,36 +203,30 @@ def _weigh(logits, most, table, masses, floors, tally, vocab, unit, CHUNK: tl.co
     tl.store(masses + i * tl.num_programs(1) + part, tl.sum(_mass(w, unit), 0))
     if part == 0:
         tl.store(floors + i, 1)
-    if _is_filtered(entry, vocab):
+    mine = tally + i * (BINS + 2)
+    if _is_limited(entry, vocab):
         counts = tl.histogram(_bits(w) >> BIN_SHIFT, BINS)
         bins = tl.arange(0, BINS)
-        tl.atomic_add(tally + i * (BINS + 2) + bins, counts.to(tl.int64), mask=(counts > 0) & (bins > 0), sem="relaxed")
+        tl.atomic_add(mine + bins, counts.to(tl.int64), mask=(counts > 0) & (bins > 0), sem="relaxed")
+    elif _is_filtered(entry, vocab):
+        mass = _mass(w, unit)
+        tl.atomic_add(mine + (_bits(w) >> BIN_SHIFT), mass, mask=mass > 0, sem="relaxed")
 
 
 @triton.jit
-def _edge(bins, unit):
-    """The mass of the smallest weight of each bin."""
-    return _mass((bins << BIN_SHIFT).to(tl.float32, bitcast=True), unit)
+def _range(entry, held, total, vocab, BINS: tl.constexpr):
+    """The bits [low, high) between which the floor is, from how many weights each bin holds, or what they weigh.
 
-
-@triton.jit
-def _range(entry, counts, total, vocab, unit, BINS: tl.constexpr):
-    """The bits [low, high) between which the floor is, from how many weights each bin holds.
-
-    With a top_k all that it may keep is above `low`, and `high` is the end: top_p has to count them all.
+    With a top_k all that it may keep is above `low`, and `high` is the end: top_p has to add them all up.
     """
-    bins = tl.arange(0, BINS)
-    top_k = tl.load(entry + 1)
-    limited = (top_k > 0) & (top_k < vocab)
+    limited = _is_limited(entry, vocab)
     needed = _needed(tl.load(entry + 3), total)
-    at_least = tl.cumsum(counts * _edge(bins, unit), 0, reverse=True)
-    at_most = tl.cumsum(counts * _edge(bins + 1, unit), 0, reverse=True)
-    many = tl.cumsum(counts, 0, reverse=True)
-    sure = tl.where(limited, (many >= top_k.to(tl.int64)).to(tl.int32), (at_least >= needed).to(tl.int32))
-    low = tl.max(tl.where(sure > 0, bins, 1), 0)
-    high = tl.max(tl.where(at_most >= needed, bins, 1), 0)
+    if limited:
+        needed = tl.load(entry + 1).to(tl.int64)
+    enough = tl.cumsum(held, 0, reverse=True) >= needed
+    low = tl.max(tl.where(enough, tl.arange(0, BINS), 1), 0)
     low = tl.maximum(low, 1)
-    return low << BIN_SHIFT, tl.where(limited, ALL_BITS, tl.minimum((high + 1) << BIN_SHIFT, ALL_BITS))
+    return low << BIN_SHIFT, tl.where(limited, ALL_BITS, tl.minimum((low + 1) << BIN_SHIFT, ALL_BITS))
 
 
 @triton.jit
@@ -257,8 +257,8 @@ def _gather(
     entry = table + i * 6
     if _is_filtered(entry, vocab):
         mine = tally + i * (BINS + 2)
-        counts = tl.load(mine + tl.arange(0, BINS))
-        low, high = _range(entry, counts, _total(masses, i, parts, PARTS), vocab, unit, BINS)
+        held = tl.load(mine + tl.arange(0, BINS))
+        low, high = _range(entry, held, _total(masses, i, parts, PARTS), vocab, BINS)
         if part == 0:
             tl.store(bounds + i * 2, low)
             tl.store(bounds + i * 2 + 1, high)
@@ -322,7 +322,7 @@ def _last_kept(weights, length, low, high, above, total, entry, vocab, unit):
     top_k = tl.load(entry + 1)
     share = tl.load(entry + 3)
     none = above * 0
-    if (top_k > 0) & (top_k < vocab):
+    if _is_limited(entry, vocab):
         low = _narrow(weights, length, low, high, none, top_k.to(tl.int64), none + MANY, unit, 512, 16)
         total = _weight_from(weights, length, low, unit, 1024)
     if share < 1.0:

@@ -71,10 +71,11 @@ class Reader:
         yield from self._floats(target, wide.view(*rows.shape[:-1], -1))
 
     def _place(self, info: TensorInfo, target: Target) -> torch.Tensor | None:
-        """The parameter itself, where it is all of a tensor: a large table is not there twice."""
+        """The parameter itself, where it is all of a tensor and on the CPU: a large table is not there twice."""
         place = self.parameters().get(target.name)
-        whole = target == Target(target.name) and place is not None and place.shape == info.shape
-        return place.detach() if whole and place is not None and place.dtype == self.dtype else None
+        if place is None or place.device.type != "cpu" or place.dtype != self.dtype:
+            return None
+        return place.detach() if target == Target(target.name) and place.shape == info.shape else None
 
     def _quantized(self, info: TensorInfo, layer: str, rows: torch.Tensor, target: Target) -> Pieces:
         if not self.quantized[layer]:

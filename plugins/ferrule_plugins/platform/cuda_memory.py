@@ -95,7 +95,9 @@ class TorchDevice:
         return torch.as_tensor(_Mapped(size), device="cuda")
 
     def give_back(self) -> None:
+        """cuBLAS's workspaces too: torch keeps one of 32 MiB for each thread and stream that ever multiplied."""
         torch.cuda.synchronize()
+        torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
         torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]
 

@@ -22,7 +22,7 @@ from tools.benchmarks.gpu_models import (
     prefill_seconds,
     requests,
 )
-from tools.benchmarks.gpu_parts import PARTS, idle_share
+from tools.benchmarks.gpu_parts import PARTS, busy_seconds
 
 LIMITS = {"name": "Abacus 9", "copy_bytes": 4e12, "half": "bfloat16", "half_flops": 7e14, "fp8_flops": None}
 
@@ -101,12 +101,11 @@ def _event(begin: float, end: float, cat: str = "kernel") -> dict[str, Any]:
     return {"cat": cat, "ts": begin, "dur": end - begin}
 
 
-def test_idleness_is_what_no_launch_covers_in_the_middle() -> None:
+def test_launches_that_overlap_count_once() -> None:
     events = [_event(0, 1), _event(30, 40), _event(35, 45), _event(44, 44.5), _event(60, 80), _event(99, 100)]
-    # From 25 to 75 there are 30 to 45 and 60 to 75.
-    assert idle_share([*events, _event(25, 75, "cpu_op"), {"cat": "kernel", "ts": 50}]) == pytest.approx(0.4)
-    assert idle_share([_event(0, 100)]) == 0.0
-    assert idle_share([_event(0, 9, "cpu_op")]) is None
+    others = [_event(25, 75, "cpu_op"), {"cat": "kernel", "ts": 50}]
+    assert busy_seconds([*others, *events[::-1]]) == pytest.approx(37e-6)
+    assert busy_seconds(others) == 0.0
 
 
 class Machine:

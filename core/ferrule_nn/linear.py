@@ -15,6 +15,7 @@ from ferrule.interfaces.quantization import LinearLayer, LinearScheme, Quantizat
 from ferrule_kernels.cpu import dense
 from ferrule_kernels.cpu.dense import DenseMatrix
 from ferrule_kernels.cpu.matmul import PackedMatrix
+from ferrule_nn import ops
 from ferrule_nn.parameters import CheckpointParameter, allocates_late, parameter
 
 
@@ -39,6 +40,7 @@ class Dense(LinearScheme):
     def __init__(self) -> None:
         self.matrix: DenseMatrix | None = None
         self._packed: Packed | None = None
+        self._one_row: ops.OneRow | None = None
 
     def pack(self, layer: Any) -> None:
         weight = layer.weight
@@ -51,6 +53,7 @@ class Dense(LinearScheme):
             self.matrix = DenseMatrix(weight, layer.bias, in_place=True)
         else:
             self._packed = Packed.of(weight)
+            self._one_row = ops.one_row(weight)
         if self.matrix is not None or self._packed is not None:
             layer.weight = parameter(0)  # the packed form has its memory now
 
@@ -73,6 +76,8 @@ class Dense(LinearScheme):
             return self.matrix.multiply(x, torch.float32 if layer.head else torch.bfloat16)
         if self._packed is not None:
             return self._packed.matmul(x, layer.bias)
+        if self._one_row is not None and x.shape[0] == 1 and x.dtype == layer.weight.dtype:
+            return self._one_row(x, layer.weight, layer.bias)
         return F.linear(x, layer.weight, layer.bias)
 
 

@@ -33,6 +33,7 @@ __all__ = [
     "GroupedExperts",
     "Heads",
     "Norm",
+    "OneRow",
     "Route",
     "Rowwise",
     "Selective",
@@ -47,6 +48,7 @@ __all__ = [
     "grouped_experts",
     "heads",
     "layer_norm",
+    "one_row",
     "rms_norm",
     "router",
     "selective",
@@ -152,6 +154,8 @@ class GatedNorm(Protocol):
     def __call__(self, x: torch.Tensor, z: torch.Tensor, /) -> torch.Tensor: ...
 
 
+# Of x [1, in], a weight [out, in] of its type, and a bias: [1, out].
+OneRow = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 # Of router logits [tokens, experts], with a bias for the choice, as `ferrule_kernels.moe.route`.
 Route = Callable[[torch.Tensor, moe.Routing, torch.Tensor | None], tuple[torch.Tensor, torch.Tensor]]
 # Of ids [tokens, top_k] and the number of experts, as `ferrule_kernels.moe.arrange`.
@@ -179,6 +183,7 @@ class Family:
     selective: Callable[..., Selective] | None = None  # as `selective`
     delta: Callable[..., Delta] | None = None  # as `delta`
     gated_norm: Callable[[torch.Tensor, int, bool, float, bool], GatedNorm] | None = None  # as `gated_norm`
+    one_row: OneRow | None = None
 
 
 def family(device: torch.device) -> Family | None:
@@ -214,7 +219,7 @@ def _cpu() -> Family | None:
 @cache
 def triton_family() -> Family:
     """Those in Triton, which is imported here and not before."""
-    from ferrule_kernels.cuda import gates, grouped, norms, rope_cache
+    from ferrule_kernels.cuda import gates, grouped, norms, rope_cache, vectors
     from ferrule_kernels.cuda import moe as routers
 
     return Family(
@@ -227,6 +232,7 @@ def triton_family() -> Family:
         gates.Activation,
         route=routers.route,
         experts=grouped.experts,
+        one_row=vectors.multiply,
     )
 
 
@@ -264,6 +270,14 @@ def heads(
     if kernels is None or len(given) != len(norms or ()) or not (given or turned):
         return None
     return kernels.heads(counts, dim, given, turned, interleaved)
+
+
+def one_row(weight: torch.Tensor) -> OneRow | None:
+    """The product of a single row with `weight`, where the device has a faster one than torch."""
+    kernels = family(weight.device)
+    if kernels is None or weight.dtype not in kernels.dtypes or weight.stride(-1) != 1:
+        return None
+    return kernels.one_row
 
 
 def gate(device: torch.device, act: str, size: int) -> Rowwise | None:

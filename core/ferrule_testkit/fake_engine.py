@@ -146,7 +146,7 @@ class FakeEngine(EngineClient):
         self.figures = EngineStats()
         self._woken = asyncio.Event()
 
-    def generate(self, request: EngineRequest) -> FakeStream:
+    def generate(self, request: EngineRequest, patient: bool = False) -> FakeStream:
         if self.dead is not None:
             raise self.dead
         self.requests.append(request)

@@ -226,7 +226,9 @@ def _idle(run: Callable[[], float]) -> float | None:
 def busy_seconds(events: Iterable[Mapping[str, Any]]) -> float:
     """Of a trace's events: how long something ran on the device. Launches that overlap count once."""
     busy = reached = 0.0
-    for begin, end in sorted((e["ts"], e["ts"] + e["dur"]) for e in events if e.get("cat") in _ON_DEVICE and "dur" in e):
+    for begin, end in sorted(
+        (e["ts"], e["ts"] + e["dur"]) for e in events if e.get("cat") in _ON_DEVICE and "dur" in e
+    ):
         busy += max(0.0, end - max(begin, reached))
         reached = max(reached, end)
     return busy / 1e6

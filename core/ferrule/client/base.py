@@ -31,9 +31,10 @@ class EngineClient(ABC):
     remote: bool = False  # the engine is in another process: only plain data reaches it
 
     @abstractmethod
-    def generate(self, request: EngineRequest) -> AsyncIterator[RequestDelta]:
+    def generate(self, request: EngineRequest, patient: bool = False) -> AsyncIterator[RequestDelta]:
         """Submit at once (not at the first `anext`) and iterate over the request's deltas until the terminal one.
 
+        Where the caller is `patient`, deltas after the first one may wait for others, and be one with them.
         Closing the iterator before its end cancels the request. Raises EngineDead when the engine is gone.
         """
 

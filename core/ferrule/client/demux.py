@@ -36,14 +36,34 @@ class DeltaStream(AsyncIterator[RequestDelta]):
     """One request's deltas; several that have come since the last was read are one. So a process that lags behind the
     engine does less for each token. `aclose` before the terminal one cancels the request.
 
-    When nobody reads, the engine pauses the request until all deltas that are here have been read. `request` is kept
-    where it may be submitted again, until the first delta.
+    A `patient` reader gets the first one at once, and then several at a time: whoever waits for the whole answer need
+    not be woken for each token. When nobody reads, the engine pauses the request until all deltas that are here have
+    been read. `request` is kept where it may be submitted again, until the first delta.
     """
 
-    __slots__ = ("_client", "_done", "_error", "_id", "_items", "_paused", "_since", "_unread", "_waiter", "request")
+    __slots__ = (
+        "_client",
+        "_done",
+        "_due",
+        "_enough",
+        "_error",
+        "_id",
+        "_items",
+        "_patient",
+        "_paused",
+        "_since",
+        "_unread",
+        "_waiter",
+        "request",
+    )
 
-    def __init__(self, client: DemuxClient, request_id: str, request: EngineRequest | None = None) -> None:
+    def __init__(
+        self, client: DemuxClient, request_id: str, request: EngineRequest | None = None, patient: bool = False
+    ) -> None:
         self.request = request
+        self._patient = patient
+        self._enough = 0  # bytes of deltas, about, for which the reader is woken
+        self._due = False  # what is here is to be read now
         self._client = client
         self._id = request_id
         self._items: list[RequestDelta] = []
@@ -55,11 +75,11 @@ class DeltaStream(AsyncIterator[RequestDelta]):
         self._unread = client.buffers.share()
 
     async def __anext__(self) -> RequestDelta:
-        if self._items:
+        if self._due:
             await asyncio.sleep(0)
         elif self._paused:
             self._pause(False)
-        while not self._items:
+        while not self._due:
             if self._error is not None:
                 raise self._error
             if self._done:
@@ -70,6 +90,8 @@ class DeltaStream(AsyncIterator[RequestDelta]):
             finally:
                 self._waiter = None
         items = self._take()
+        self._due = bool(self._items)
+        self._enough = _MAX_READ if self._patient else 0
         return items[0] if len(items) == 1 else _joined(items)
 
     def _take(self) -> list[RequestDelta]:
@@ -94,9 +116,11 @@ class DeltaStream(AsyncIterator[RequestDelta]):
         self._items.append(delta)
         self._unread.grow(_weight(delta))
         self._done = delta.finish is not None
-        self._wake()
-        excess = self._unread.size > _MAX_UNREAD or self._client.buffers.full
-        if excess and now - self._since > _PATIENCE and not (self._paused or self._done):
+        size, full = self._unread.size, self._client.buffers.full
+        if self._done or full or size >= self._enough:
+            self._due = True
+            self._wake()
+        if (full or size > _MAX_UNREAD) and now - self._since > _PATIENCE and not (self._paused or self._done):
             self._pause(True)
 
     def _pause(self, paused: bool) -> None:
@@ -109,6 +133,7 @@ class DeltaStream(AsyncIterator[RequestDelta]):
 
     def fail(self, error: EngineDead) -> None:
         self._error = error
+        self._due = bool(self._items)
         self._wake()
 
     def _wake(self) -> None:
@@ -176,10 +201,10 @@ class DemuxClient(EngineClient):
     def _post(self, message: ToEngine) -> None:
         """Send without waiting."""
 
-    def generate(self, request: EngineRequest) -> DeltaStream:
+    def generate(self, request: EngineRequest, patient: bool = False) -> DeltaStream:
         if self._dead is not None:
             raise self._dead
-        stream = DeltaStream(self, request.id, request if self._restarts else None)
+        stream = DeltaStream(self, request.id, request if self._restarts else None, patient)
         self._streams[request.id] = stream
         if not self._lost:  # else it is submitted with those that wait for the next engine
             self._post(Submit(request))

@@ -102,8 +102,11 @@ class Recorder(ABC):
         raise NotImplementedError(f"{type(self).__name__} records no steps of models with states")
 
     @abstractmethod
-    def warm(self, inputs: Sequence[StepInput], compute: Callable[[list[torch.Tensor]], torch.Tensor]) -> None:
-        """Record what start-up has time for. The inputs have no rows."""
+    def warm(self, inputs: Sequence[StepInput], compute: Callable[[list[torch.Tensor]], torch.Tensor]) -> bool | None:
+        """Record what start-up has time for. The inputs have no rows.
+
+        True where there is more to record: it is called again while no request has come yet.
+        """
 
     @abstractmethod
     def forget(self) -> None:

@@ -9,6 +9,7 @@ for output in llm.generate(["Hello", "Who are you?"], SamplingParams(max_tokens=
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -70,7 +71,8 @@ class LLM(EngineCalls):
         return llm
 
     def _open(self, config: Config, plugins: Plugins, notices: Sequence[str] = ()) -> None:
-        config = replace(config, frontend=replace(config.frontend, disable_log_requests=True))
+        limits = replace(config.limits, max_buffered_bytes=sys.maxsize)  # the application's own matter
+        config = replace(config, frontend=replace(config.frontend, disable_log_requests=True), limits=limits)
         self._backend = Backend(config, plugins, notices)
         self.llm_engine = LLMEngine(self._backend)
 
@@ -181,7 +183,14 @@ class LLM(EngineCalls):
             raise RequestError("Each prompt needs one sampling_params (and one priority).", "sampling_params")
         requests = [
             (
-                Generate(prompts=(given.prompt,), params=one, priority=level, cache_salt=given.cache_salt, raw=True),
+                Generate(
+                    prompts=(given.prompt,),
+                    params=one,
+                    priority=level,
+                    cache_salt=given.cache_salt,
+                    raw=True,
+                    streamed=False,
+                ),
                 given.text,
             )
             for given, one, level in zip(prompts, each, levels, strict=True)

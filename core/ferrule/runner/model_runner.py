@@ -121,12 +121,13 @@ class ModelRunner:
             self._recorder.forget()
 
     @torch.inference_mode()
-    def capture(self) -> None:
-        """Record what the device can replay, as far as start-up has time for it."""
-        if self._recorder is not None:
-            longest = self._longest(self._recorder)
-            none = step_inputs(Rows.of(()), self._state, self.cache.paged, longest)
-            self._recorder.warm(none, partial(self._compute_recorded, longest))
+    def capture(self) -> bool:
+        """Record what the device can replay, as far as start-up has time for it. Returns whether there is more."""
+        if self._recorder is None:
+            return False
+        longest = self._longest(self._recorder)
+        none = step_inputs(Rows.of(()), self._state, self.cache.paged, longest)
+        return bool(self._recorder.warm(none, partial(self._compute_recorded, longest)))
 
     def check(self) -> None:
         """Raise RuntimeError where a free slot holds something, or the null block does."""

@@ -17,14 +17,14 @@ import triton
 import triton.language as tl
 from torch.nn import functional as F
 
-from ferrule_kernels.cuda.products import SWATHE, Tile, add, cut, finished, fitting, place
+from ferrule_kernels.cuda.products import SWATHE, VARYING, Tile, add, cut, finished, fitting, place
 from ferrule_kernels.cuda.widening import from_fp8, from_int8, packed
 
 STEP = 128  # inputs of a group that has a scale, in either factor
 MANY = 512  # rows from which weights are widened into memory
 
 
-@triton.jit
+@triton.jit(do_not_specialize=VARYING)
 def _native(
     x,  # [m, k]
     w,  # [n, k]
@@ -166,7 +166,7 @@ def _wide(raw, like: tl.constexpr, FP8: tl.constexpr, PACKED: tl.constexpr):
     return wide
 
 
-@triton.jit
+@triton.jit(do_not_specialize=VARYING)
 def _widened(
     x,  # [m, k]
     w,  # [n, k] int8, or uint8 that holds fp8

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from ferrule_kernels.cuda.cases import Case
 from ferrule_kernels.cuda.int8 import shapes
-from ferrule_kernels.cuda.products import SWATHE, Tile, add, cut, finished, fitting, place
+from ferrule_kernels.cuda.products import SWATHE, VARYING, Tile, add, cut, finished, fitting, place
 from ferrule_kernels.cuda.widening import fields, packed
 
 SPAN = 128  # inputs that are packed together
@@ -109,7 +109,7 @@ def _inputs(x_at, at, inner, k, EVEN: tl.constexpr):
     return b
 
 
-@triton.jit
+@triton.jit(do_not_specialize=VARYING)
 def _multiply(
     x,  # [m, k]
     words,

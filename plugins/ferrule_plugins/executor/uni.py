@@ -177,12 +177,19 @@ class UniExecutor(Executor):
             job.run()
 
     def _next(self) -> Job | None:
-        """The next job. If none comes for a while after the start, that is what the start has put off."""
+        """The next job. While none comes after the start, that is a part of what the start has put off."""
         worker = self._unsettled
         if worker is None:
             return self._jobs.get()
         try:
             return self._jobs.get(timeout=_PAUSE_SECONDS)
         except queue.Empty:
-            self._unsettled = None
-            return Job(Future(), self._guarded, (worker.settle,))
+            return Job(Future(), self._settle, (worker,))
+
+    def _settle(self, worker: Worker) -> None:
+        more = False
+        try:
+            more = self._guarded(worker.settle)
+        finally:
+            if not more:
+                self._unsettled = None

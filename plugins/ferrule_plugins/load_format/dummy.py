@@ -18,7 +18,7 @@ _SPREAD = 0.05
 
 
 class Dummy(WeightSource):
-    """The same seed (option `seed`, default 0) gives the same weights."""
+    """The same seed (option `seed`, default 0) gives the same weights, on one kind of device: they are made there."""
 
     @classmethod
     def refuses(cls, folder: Path | None) -> str | None:
@@ -32,9 +32,10 @@ class Dummy(WeightSource):
         seed = known_options(options, "seed").get("seed", 0)
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise ConfigError(f"--model-loader-extra-config: 'seed' must be an integer, not {seed!r}.")
-        draw = torch.Generator().manual_seed(seed)
         self.place = "random weights"
         parameters = dict(cast("torch.nn.Module", model).named_parameters())
+        devices = [parameter.device for parameter in parameters.values() if not parameter.is_meta]
+        draw = torch.Generator(devices[0] if devices else "cpu").manual_seed(seed)
         with progress(options, sum(parameter.nbytes for parameter in parameters.values())) as bar:
             for name, parameter in parameters.items():
                 yield name, _random(name, parameter, draw)
@@ -47,5 +48,6 @@ def _random(name: str, parameter: torch.Tensor, draw: torch.Generator) -> torch.
 
     if parameter.dim() < 2 or not parameter.is_floating_point():
         value = 1 if name.endswith("weight") and parameter.is_floating_point() else 0
-        return torch.full(parameter.shape, value, dtype=parameter.dtype)
-    return torch.empty(parameter.shape).uniform_(-_SPREAD, _SPREAD, generator=draw).to(parameter.dtype)
+        return torch.full(parameter.shape, value, dtype=parameter.dtype, device=draw.device)
+    made = torch.empty(parameter.shape, device=draw.device)
+    return made.uniform_(-_SPREAD, _SPREAD, generator=draw).to(parameter.dtype)

@@ -117,6 +117,7 @@ class GraphRecorder(Recorder):
         self._inputs: torch.Tensor | None = None  # [bytes] uint8, of every size
         self._output: torch.Tensor | None = None  # [largest size, ...]
         self._used = 0  # bytes
+        self._seconds = self._limits.warm_seconds  # of the next `warm`
 
     @property
     def recorded(self) -> tuple[int, ...]:
@@ -135,18 +136,24 @@ class GraphRecorder(Recorder):
         recording.replay()
         return None if self._output is None else self._output[:rows]
 
-    def warm(self, inputs: Sequence[StepInput], compute: Compute) -> None:
-        """Record the largest first, whose memory the others share; then those for few rows; then the rest."""
-        began = self._clock()
-        sizes = self._limits.sizes
-        for size in dict.fromkeys((*sizes[-1:], *(size for size in sizes if size <= 8), *sizes[::-1])):
-            if self._stopped or self._clock() - began > self._limits.warm_seconds:
+    def warm(self, inputs: Sequence[StepInput], compute: Compute) -> bool:
+        """Record the largest first, whose memory the others share; then those for few rows; then the rest.
+
+        As many as there are seconds for the first time, and one each time after that.
+        """
+        began, sizes = self._clock(), self._limits.sizes
+        limit, self._seconds = self._seconds, 0.0
+        order = dict.fromkeys((*sizes[-1:], *(size for size in sizes if size <= 8), *sizes[::-1]))
+        left = [size for size in order if size not in self._recordings]
+        for size in left:
+            self._record(size, inputs, compute)
+            if self._stopped or self._clock() - began > limit:
                 break
-            if size not in self._recordings:
-                self._record(size, inputs, compute)
-        if self._recordings:
+        complete = self._stopped or not set(sizes) - self._recordings.keys()
+        if self._recordings and (limit or complete):
             seconds = round(self._clock() - began, 2)
             _log.info("graphs recorded", sizes=len(self._recordings), of=len(sizes), seconds=seconds)
+        return not complete
 
     def forget(self) -> None:
         self._start()

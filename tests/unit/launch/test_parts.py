@@ -118,6 +118,53 @@ async def test_what_came_since_the_last_look_is_one_delta() -> None:
         await anext(stream)
 
 
+async def test_a_patient_reader_gets_the_first_token_and_then_many_at_once() -> None:
+    client = Recorder()
+    stream = client.generate(request("a"), patient=True)
+    client.deliver(RequestDelta("a", (0,)))
+    assert (await anext(stream)).token_ids == (0,)
+    reading = asyncio.create_task(anext(stream))
+    for token in range(1, 100):
+        client.deliver(RequestDelta("a", (token,)))
+        await asyncio.sleep(0)
+        if reading.done():
+            break
+    many = (await reading).token_ids
+    assert 20 < len(many) < 40
+    for last in (RequestDelta("a", (7,)), RequestDelta("a", (8,), finish=FinishReason.LENGTH)):
+        client.deliver(last)
+    assert (await anext(stream)).token_ids[-2:] == (7, 8)
+    with pytest.raises(StopAsyncIteration):
+        await anext(stream)
+
+
+async def test_a_patient_reader_is_told_of_an_engine_that_died_behind_what_it_said() -> None:
+    client = Recorder()
+    stream = client.generate(request("a"), patient=True)
+    client.deliver(RequestDelta("a", (1,)))
+    await anext(stream)
+    client.deliver(RequestDelta("a", (2,)))
+    client.die("The engine died.")
+    assert (await anext(stream)).token_ids == (2,)
+    with pytest.raises(EngineDead):
+        await anext(stream)
+
+
+@pytest.mark.usefixtures("long_ago")
+async def test_a_patient_reader_is_woken_where_memory_is_short() -> None:
+    client = Recorder()
+    stream = client.generate(request("a"), patient=True)
+    client.deliver(RequestDelta("a", (1,)))
+    await anext(stream)
+    reading = asyncio.create_task(anext(stream))
+    client.deliver(RequestDelta("a", (2,)))
+    await asyncio.sleep(0)
+    assert not reading.done()
+    client.buffers.limit = 1
+    client.deliver(RequestDelta("a", (3,)))
+    assert (await reading).token_ids == (2, 3)
+
+
 @pytest.fixture
 def long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever waits to be read has waited for a second."""

@@ -154,10 +154,10 @@ def test_what_is_launched_as_it_is() -> None:
     assert other.recorded == ()
 
 
-def test_start_up_records_as_far_as_its_time_reaches() -> None:
+def test_start_up_records_as_far_as_its_time_reaches_and_then_one_size_at_a_time() -> None:
     ticks = iter(range(100))
     recorder = GraphRecorder(
-        GraphLimits((1, 2, 4, 16, 24), MAX_LEN, 1 << 20, warm_seconds=3.5),
+        GraphLimits((1, 2, 4, 8, 16, 24), MAX_LEN, 1 << 20, warm_seconds=2.5),
         PinnedTransfers(pinned=False, event=Event),
         CPU,
         lambda: tape_capture,
@@ -165,10 +165,14 @@ def test_start_up_records_as_far_as_its_time_reaches() -> None:
         clock=lambda: float(next(ticks)),
     )
     runner = _runner(recorder)
-    runner.capture()
+    assert runner.capture()
     assert recorder.recorded == (1, 2, 24)
     _alike(_run(runner, 3), _run(_runner(), 3))
     assert recorder.recorded == (1, 2, 4, 24)
+    assert runner.capture()
+    assert recorder.recorded == (1, 2, 4, 8, 24)
+    assert not runner.capture()
+    assert recorder.recorded == (1, 2, 4, 8, 16, 24)
 
 
 def test_what_was_recorded_is_forgotten_when_weights_or_cache_move() -> None:

@@ -152,7 +152,7 @@ class World:
         rng = self.rng
         if rng.random() < 0.2:
             request = draw(rng, step)
-            stream = rng.choice(list(self.clients.values())).generate(request, patient=rng.random() < 0.5)
+            stream = rng.choice(list(self.clients.values())).generate(request, patient=len(request.prompt_ids) % 2 == 0)
             self.open[request.id] = request, asyncio.create_task(self.collect(request.id, stream))
         if self.open and rng.random() < 0.02:
             id = rng.choice(list(self.open)[-4:])

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from msgspec import Struct
+
 from ferrule.interfaces.platform import Transfers
 from ferrule.interfaces.tokenizer import Tokenizer
 from ferrule.types import TokenSampling
@@ -17,8 +19,7 @@ if TYPE_CHECKING:
     from ferrule.interfaces.plugins import Plugins
 
 
-@dataclass(frozen=True)
-class SampleRow:
+class SampleRow(Struct, frozen=True, gc=False):
     """One row to sample. `position` is that of the token to be drawn; (seed, position) determines its noise."""
 
     slot: int

@@ -24,7 +24,7 @@ from ferrule_plugins.platform.cuda_stage import Layout, PinnedTransfers
 from ferrule_plugins.platform.levels import optimization_level
 
 GRAPH_BYTES = 8 << 20  # on the device, of a graph of some hundred launches
-POOL_BYTES = 64 << 20  # what lies between the inputs and the output of the largest
+POOL_BYTES = 160 << 20  # what lies between the inputs and the output of the largest; 64 MiB are cuBLAS's, and its code
 WARM_SECONDS = 3.0  # of start-up
 MOST_ROWS = 1 << 16  # of a graph
 _READ = frozenset({"level", "mode", "use_cudagraph", "cudagraph_capture_sizes", "max_capture_size"})
@@ -205,9 +205,7 @@ class GraphRecorder(Recorder):
     def _fill(self, layout: Layout, inputs: Sequence[StepInput], size: int) -> None:
         """One copy, behind the launches that read what was there before."""
         host = self._transfers.buffer(layout.size)
-        for view, (values, fill) in zip(layout.views(host), inputs, strict=True):
-            view[: len(values)] = values
-            view[len(values) :] = fill
+        layout.write(host, inputs)
         if self._inputs is not None:
             self._inputs[: layout.size].copy_(host, non_blocking=True)
 

@@ -147,7 +147,7 @@ class Scale:
         return max(self.prefill, 2 * self.most, self.prompt + self.decode) + 8
 
 
-FULL = Scale(requests=256, least=100, most=1024, prefill=8192, prompt=128, decode=256, traced=(64, 256), runs=3)
+FULL = Scale(requests=256, least=100, most=1024, prefill=8192, prompt=128, decode=256, traced=(64, 96), runs=3)
 DRY = Scale(requests=4, least=4, most=12, prefill=64, prompt=8, decode=8, traced=(2, 4), runs=1)
 
 

@@ -83,22 +83,8 @@ def draw(logits: torch.Tensor, most: torch.Tensor, table: torch.Tensor, tokens: 
     if filtered:
         kept = torch.empty(draws, min(KEPT, vocab), device=device)
         bounds = torch.empty(draws, 2, dtype=torch.int32, device=device)
-        _gather[grid](
-            logits,
-            table,
-            masses,
-            tally,
-            kept,
-            bounds,
-            vocab,
-            unit,
-            kept.shape[1],
-            parts,
-            width,
-            CHUNK,
-            BINS,
-            num_warps=8,
-        )
+        _bounds[(draws,)](table, masses, tally, bounds, vocab, parts, width, BINS, num_warps=4)
+        _gather[grid](logits, table, tally, kept, bounds, vocab, unit, kept.shape[1], CHUNK, BINS, num_warps=8)
         _floor[(draws,)](
             logits,
             table,
@@ -214,54 +200,42 @@ def _weigh(logits, most, table, masses, floors, tally, vocab, unit, CHUNK: tl.co
 
 
 @triton.jit
-def _range(entry, held, total, vocab, BINS: tl.constexpr):
-    """The bits [low, high) between which the floor is, from how many weights each bin holds, or what they weigh.
-
-    With a top_k all that it may keep is above `low`, and `high` is the end: top_p has to add them all up.
-    """
-    limited = _is_limited(entry, vocab)
-    needed = _needed(tl.load(entry + 3), total)
-    if limited:
-        needed = tl.load(entry + 1).to(tl.int64)
-    enough = tl.cumsum(held, 0, reverse=True) >= needed
-    low = tl.max(tl.where(enough, tl.arange(0, BINS), 1), 0)
-    low = tl.maximum(low, 1)
-    return low << BIN_SHIFT, tl.where(limited, ALL_BITS, tl.minimum((low + 1) << BIN_SHIFT, ALL_BITS))
-
-
-@triton.jit
 def _total(masses, i, parts, PARTS: tl.constexpr):
     part = tl.arange(0, PARTS)
     return tl.sum(tl.load(masses + i * parts + part, mask=part < parts, other=0), 0)
 
 
 @triton.jit
-def _gather(
-    logits,
-    table,
-    masses,
-    tally,
-    kept,
-    bounds,
-    vocab,
-    unit,
-    room,
-    parts,
-    PARTS: tl.constexpr,
-    CHUNK: tl.constexpr,
-    BINS: tl.constexpr,
-):
+def _bounds(table, masses, tally, bounds, vocab, parts, PARTS: tl.constexpr, BINS: tl.constexpr):
+    """The bits [low, high) between which the floor is, from how many weights each bin holds, or what they weigh.
+
+    With a top_k all that it may keep is above `low`, and `high` is the end: top_p has to add them all up.
+    """
+    i = tl.program_id(0).to(tl.int64)
+    entry = table + i * 6
+    if _is_filtered(entry, vocab):
+        limited = _is_limited(entry, vocab)
+        needed = _needed(tl.load(entry + 3), _total(masses, i, parts, PARTS))
+        if limited:
+            needed = tl.load(entry + 1).to(tl.int64)
+        bins = tl.arange(0, BINS)
+        enough = tl.cumsum(tl.load(tally + i * (BINS + 2) + bins), 0, reverse=True) >= needed
+        low = tl.maximum(tl.max(tl.where(enough, bins, 1), 0), 1)
+        high = tl.where(limited, ALL_BITS, tl.minimum((low + 1) << BIN_SHIFT, ALL_BITS))
+        tl.store(bounds + i * 2, low << BIN_SHIFT)
+        tl.store(bounds + i * 2 + 1, high)
+
+
+@triton.jit
+def _gather(logits, table, tally, kept, bounds, vocab, unit, room, CHUNK: tl.constexpr, BINS: tl.constexpr):
     """Put the weights between which the floor is side by side, in any order; add up those above them."""
     i = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     entry = table + i * 6
     if _is_filtered(entry, vocab):
         mine = tally + i * (BINS + 2)
-        held = tl.load(mine + tl.arange(0, BINS))
-        low, high = _range(entry, held, _total(masses, i, parts, PARTS), vocab, BINS)
-        if part == 0:
-            tl.store(bounds + i * 2, low)
-            tl.store(bounds + i * 2 + 1, high)
+        low = tl.load(bounds + i * 2)
+        high = tl.load(bounds + i * 2 + 1)
         row = tl.load(entry).to(tl.int64)
         at = part * CHUNK + tl.arange(0, CHUNK)
         w = tl.load(logits + row * vocab + at, mask=at < vocab, other=0.0)

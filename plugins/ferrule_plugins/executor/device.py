@@ -201,10 +201,19 @@ class Worker:
             raise ValueError(f"The worker has no method {name!r}.")
         return getattr(self, name)(*args)
 
-    def close(self) -> None:
-        """End the threads of constraints. Nothing is called afterwards."""
-        if self._runner is not None:
-            self.grammars.close()
+    def close(self, failed: bool = False) -> None:
+        """End the threads of constraints, and give a device's memory back where it has not `failed`.
+
+        Nothing is called afterwards. A CPU's memory goes with the last reference to it.
+        """
+        if self._runner is None:
+            return
+        self.grammars.close()
+        if self.platform.device().type != "cpu" and not failed:
+            del self._shortage
+            self._runner = self._asleep = None
+            gc.collect()  # the parts of a model may refer to each other
+            self.platform.memory().trim()
 
     # ------------------------------------------------------------------------------------ administration
 

@@ -1,0 +1,48 @@
+"""The end of a worker."""
+
+from __future__ import annotations
+
+import weakref
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from ferrule_plugins.executor.device import Worker
+
+
+class Runner:
+    """Refers to itself, as parts of a model may."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+@pytest.mark.parametrize(
+    ("device", "failed", "calls"),
+    [("cuda", False, ["grammars", "trim"]), ("cuda", True, ["grammars"]), ("cpu", False, ["grammars"])],
+)
+def test_a_device_that_works_gets_its_memory_back(device: str, failed: bool, calls: list[str]) -> None:
+    seen: list[str] = []
+    worker: Any = Worker.__new__(Worker)
+    runner = Runner()
+    alive = weakref.ref(runner)
+    worker._runner, worker._shortage, worker._asleep = runner, SimpleNamespace(runner=runner), None
+    del runner
+    worker.grammars = SimpleNamespace(close=lambda: seen.append("grammars"))
+
+    def trim() -> None:
+        assert alive() is None
+        seen.append("trim")
+
+    memory = SimpleNamespace(trim=trim)
+    worker.platform = SimpleNamespace(device=lambda: torch.device(device), memory=lambda: memory)
+    worker.close(failed)
+    assert seen == calls
+
+
+def test_a_worker_that_never_started_closes() -> None:
+    worker: Any = Worker.__new__(Worker)
+    worker._runner = None
+    worker.close()

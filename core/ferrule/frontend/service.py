@@ -238,9 +238,8 @@ class FrontendService(Operations, Service):
                 for account in group:
                     account.group = group
             if request.beam is None:
-                together = zip(requests, choices, strict=True)
-                streams = [self._client.generate(one, _is_patient(request, choice)) for one, choice in together]
-                cancel = self._client.cancel
+                patient = not request.streamed and checked.stops is None  # nobody sees a token before the last
+                streams, cancel = [self._client.generate(one, patient) for one in requests], self._client.cancel
             else:
                 streams, cancel = search_beams(self._client, request.beam, choices, checked.n, self._tasks)
         except BaseException as error:
@@ -285,11 +284,6 @@ class FrontendService(Operations, Service):
         parted = not request.thought_tokens and parse.parts_thoughts and detokenizer is not None
         choice.answer_tokens = AnswerTokens() if parted else None
         return choice
-
-
-def _is_patient(request: Generate, choice: Choice) -> bool:
-    """Whether its tokens may wait: nobody sees them before the last, and none may be one to stop at."""
-    return not request.streamed and not choice.has_stops
 
 
 def build_service(

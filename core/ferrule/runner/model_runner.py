@@ -244,9 +244,8 @@ class ModelRunner:
         slots, positions = step.rows.slots[rows], (step.rows.starts + step.rows.counts)[rows]
         known = zip(chunks, state.num_prompt[slots].tolist(), state.num_embedded[slots].tolist(), strict=True)
         masks = Masks() if step.masks is None else step.masks.result()
-        outcome.faults.update(
-            {row: masks.errors[c.slot] for row, c in zip(rows, chunks, strict=True) if c.slot in masks.errors}
-        )
+        bad = masks.errors
+        outcome.faults |= {row: bad[c.slot] for row, c in zip(rows, chunks, strict=True) if c.slot in bad}
         wanted = [
             SampleRow(c.slot, self._sampling(c), num_prompt, c.start + c.count, masks.bits.get(c.slot), num_embedded)
             for c, num_prompt, num_embedded in known

@@ -107,7 +107,8 @@ class Worker:
             TextSupport(tokenizer, self.grammars),
         )
         self._shortage = Shortage(runner, self.platform.memory())
-        self.platform.memory().rehearse(self._rehearsal(runner, limits))
+        tokens = step_tokens(self.config.scheduler, limits.max_model_len)
+        self.platform.memory().rehearse(_rehearsal(runner, limits, tokens))
         info = self._describe(loaded, runner)
         shown = "architecture", "implementation", "dtype", "quantization", "attention", "num_parameters", "weight_bytes"
         seconds = round(time.monotonic() - began, 2)
@@ -274,25 +275,6 @@ class Worker:
         self._asleep = None
         return model
 
-    def _rehearsal(self, runner: ModelRunner, limits: RunnerLimits) -> Callable[[], None]:
-        """The largest step: as many tokens and as many rows as there may be, whose contexts lie all in one block."""
-        tokens = step_tokens(self.config.scheduler, limits.max_model_len)
-        rows = min(limits.slots, tokens)
-        counts = [min(limits.max_model_len, tokens // rows + (row < tokens % rows)) for row in range(rows)]
-        greedy = TokenSampling(seed=0, max_tokens=1, temperature=0.0)
-
-        def step() -> None:
-            runner.init_cache(1 + len(runner.cache.paged))
-            chunks, admits = [], []
-            for row, count in enumerate(counts):
-                blocks = tuple((1 + n,) * -(-count // group.block_size) for n, group in enumerate(runner.cache.paged))
-                chunks.append(Chunk(row, str(row), 0, 0, count, True, (), blocks))
-                admits.append(Admit(row, str(row), 0, (0,) * count, count, greedy))
-            runner.execute(StepPlan(0, tuple(chunks), tuple(admits)))
-            runner.release_cache()
-
-        return step
-
     def _warm_up(self, runner: ModelRunner) -> None:
         """Run one token, so that a first request waits for nothing; then give back what loading needed."""
         with waiting("the first step of the model"):
@@ -301,6 +283,25 @@ class Worker:
             if self._num_blocks > len(runner.cache.paged) and fails(0):
                 check_finite(runner.model, self._vocab_size, fails)
         self.platform.memory().trim()
+
+
+def _rehearsal(runner: ModelRunner, limits: RunnerLimits, tokens: int) -> Callable[[], None]:
+    """The largest step: as many tokens and as many rows as there may be, whose contexts lie all in one block."""
+    rows = min(limits.slots, tokens)
+    counts = [min(limits.max_model_len, tokens // rows + (row < tokens % rows)) for row in range(rows)]
+    greedy = TokenSampling(seed=0, max_tokens=1, temperature=0.0)
+
+    def step() -> None:
+        runner.init_cache(1 + len(runner.cache.paged))
+        chunks, admits = [], []
+        for row, count in enumerate(counts):
+            blocks = tuple((1 + n,) * -(-count // group.block_size) for n, group in enumerate(runner.cache.paged))
+            chunks.append(Chunk(row, str(row), 0, 0, count, True, (), blocks))
+            admits.append(Admit(row, str(row), 0, (0,) * count, count, greedy))
+        runner.execute(StepPlan(0, tuple(chunks), tuple(admits)))
+        runner.release_cache()
+
+    return step
 
 
 def _fails(execute: Callable[[StepPlan], StepResult], groups: int, token: int) -> bool:

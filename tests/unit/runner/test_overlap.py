@@ -218,7 +218,7 @@ class SlowDevice:
     def end(self, step: SlowStep) -> StepResult:
         return step.result()
 
-    def close(self) -> None:
+    def close(self, failed: bool = False) -> None:
         self.log.append("close")
 
 

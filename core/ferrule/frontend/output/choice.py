@@ -67,10 +67,6 @@ class Choice:
         return (None, None) if self._stops is None else (copy(self._detokenizer), copy(self._stops))
 
     @property
-    def has_stops(self) -> bool:
-        return self._stops is not None
-
-    @property
     def num_tokens(self) -> int:
         return self._num_tokens
 

@@ -76,7 +76,7 @@ class Dense(LinearScheme):
             return self.matrix.multiply(x, torch.float32 if layer.head else torch.bfloat16)
         if self._packed is not None:
             return self._packed.matmul(x, layer.bias)
-        if self._one_row is not None and x.shape[0] == 1 and x.dtype == layer.weight.dtype:
+        if self._one_row is not None and x.shape[:-1] == (1,) and x.dtype == layer.weight.dtype:
             return self._one_row(x, layer.weight, layer.bias)
         return F.linear(x, layer.weight, layer.bias)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +46,6 @@ class CudaMemory(DeviceMemory):
         self._device = device
         self._budget = budget
         self._offloaded = 0  # bytes of weights that the host keeps
-        self._offload: Callable[[], object] = lambda: None  # moves weights there
 
     def begin(self, config: Resolved) -> Reading:
         """Nothing is loaded yet. Raises ConfigError where the host is to keep more weights than it has memory for."""
@@ -63,16 +61,10 @@ class CudaMemory(DeviceMemory):
     def loading(self, model: Model, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterable[tuple[str, torch.Tensor]]:
         if not self._offloaded:
             return weights
-        host = HostWeights(self._offloaded, self._device.map_host, _DEVICE)
-        self._offload = partial(host.move, model)
-        return host.loading(model, weights)
+        return HostWeights(self._offloaded, self._device.map_host, _DEVICE).loading(model, weights)
 
     def rehearse(self, step: Callable[[], None]) -> None:
-        """Run the largest step and measure the memory that it needs. Raises ConfigError where it does not fit.
-
-        Before that, what layers packed after the last weight had come is moved to the host in its turn.
-        """
-        self._offload()
+        """Run the largest step and measure the memory that it needs. Raises ConfigError where it does not fit."""
         self._device.give_back()
         weights = self._device.read().allocated
         self._device.reset_peak()

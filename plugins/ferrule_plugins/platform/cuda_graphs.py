@@ -146,11 +146,13 @@ class GraphRecorder(Recorder):
         order = dict.fromkeys((*sizes[-1:], *(size for size in sizes if size <= 8), *sizes[::-1]))
         left = [size for size in order if size not in self._recordings]
         for size in left:
+            if self._stopped:
+                break
             self._record(size, inputs, compute)
-            if self._stopped or self._clock() - began > limit:
+            if self._clock() - began >= limit:
                 break
         complete = self._stopped or not set(sizes) - self._recordings.keys()
-        if self._recordings and (limit or complete):
+        if self._recordings and left and (limit or complete):
             seconds = round(self._clock() - began, 2)
             _log.info("graphs recorded", sizes=len(self._recordings), of=len(sizes), seconds=seconds)
         return not complete

@@ -29,7 +29,7 @@ from ferrule.runner.cache import StateStore, snapshots_in
 from ferrule.runner.grammars import Grammars
 from ferrule.runner.model_runner import ModelRunner, TextSupport
 from ferrule.runner.state import RunnerLimits
-from ferrule.types import Admit, Chunk, ModelInfo, StepPlan, StepResult, TokenSampling
+from ferrule.types import Admit, CacheGroup, Chunk, ModelInfo, StepPlan, StepResult, TokenSampling
 from ferrule.waiting import waiting
 from ferrule_plugins.executor.calibration import calibrate
 from ferrule_plugins.executor.host_copy import HostCopy
@@ -174,9 +174,9 @@ class Worker:
         First the step of the warm-up is repeated: a recorder may record a step when it sees it again. Then more sizes
         are recorded, where the recorder does so by itself.
         """
-        groups = len(self.model_runner.cache.paged)
-        if not self._settled and self._num_blocks > groups:
-            _fails(self.execute, groups, 0)  # `execute` survives a shortage of memory
+        groups = self.model_runner.cache.paged
+        if not self._settled and self._num_blocks > len(groups):
+            _fails(self.execute, groups, 1, 0)  # `execute` survives a shortage of memory
         elif self._settled and not self._missing:
             with self.platform.memory().guard("step"):
                 return self.model_runner.capture()
@@ -276,10 +276,14 @@ class Worker:
         return model
 
     def _warm_up(self, runner: ModelRunner) -> None:
-        """Run one token, so that a first request waits for nothing; then give back what loading needed."""
+        """Run one token, so that a first request waits for nothing; then give back what loading needed.
+
+        A GPU runs two: such a step is launched, not recorded, and what compiles kernels for it is a second or more.
+        """
+        count = 1 if self.platform.device().type == "cpu" else 2
         with waiting("the first step of the model"):
             runner.capture()
-            fails = partial(_fails, runner.execute, len(runner.cache.paged))
+            fails = partial(_fails, runner.execute, runner.cache.paged, count)
             if self._num_blocks > len(runner.cache.paged) and fails(0):
                 check_finite(runner.model, self._vocab_size, fails)
         self.platform.memory().trim()
@@ -304,12 +308,12 @@ def _rehearsal(runner: ModelRunner, limits: RunnerLimits, tokens: int) -> Callab
     return step
 
 
-def _fails(execute: Callable[[StepPlan], StepResult], groups: int, token: int) -> bool:
-    """Whether the model computes no logits behind a prompt of one token."""
+def _fails(execute: Callable[[StepPlan], StepResult], groups: Sequence[CacheGroup], count: int, token: int) -> bool:
+    """Whether the model computes no logits behind a prompt of `count` times this token."""
     greedy = TokenSampling(seed=0, max_tokens=1, temperature=0.0)
-    blocks = tuple((1 + group,) for group in range(groups))
-    admit = Admit(0, "warm-up", 0, (token,), 1, greedy)
-    result = execute(StepPlan(0, (Chunk(0, "warm-up", 0, 0, 1, True, (), blocks),), (admit,)))
+    blocks = tuple((1 + number,) * -(-count // group.block_size) for number, group in enumerate(groups))
+    admit = Admit(0, "warm-up", 0, (token,) * count, count, greedy)
+    result = execute(StepPlan(0, (Chunk(0, "warm-up", 0, 0, count, True, (), blocks),), (admit,)))
     execute(StepPlan(0, (), releases=(0,)))
     return bool(result.rows[0].error)
 

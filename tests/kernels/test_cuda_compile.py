@@ -69,15 +69,22 @@ def launch(kernel, *args, **given):
 
 JITFunction.__getitem__ = lambda kernel, grid: lambda *args, **given: launch(kernel, *args, **given)
 for name in names:
-    cases = getattr(import_module(f"ferrule_kernels.cuda.{name}"), "cases", None)
+    module = import_module(f"ferrule_kernels.cuda.{name}")
     before = len(seen)
-    for case in cases(torch.device("cpu")) if cases else ():
-        try:
-            case.run()
-        except Exception as error:
-            if "not supported in this architecture" not in str(error):  # which the wrappers' callers ask for before
-                print("failed:", name, case.name, type(error).__name__, error)
+    for half in (torch.float16, torch.bfloat16):
+        if hasattr(module, "half"):
+            module.half = lambda device: half
+        for case in module.cases(torch.device("cpu")) if hasattr(module, "cases") else ():
+            try:
+                case.run()
+            except Exception as error:
+                if "not supported in this architecture" not in str(error):  # which the wrappers' callers ask for before
+                    print("failed:", name, case.name, type(error).__name__, error)
     print("compiled:", name, len(seen) - before)
+if target >= 90:
+    for rows in ([(1, 40)] * 2, [(20, 20)]):  # float8 in the cache, which cases for the interpreter do not have
+        given = attention._case(rows, (4, 2, 128), torch.bfloat16, torch.float8_e4m3fn, torch.device("cpu"))
+        attention.attend(*given, attention._Plain(0.1))
 """
 
 

@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ferrule_kernels.cuda.cases import Case
+from ferrule_kernels.cuda.cases import Case, half
 from ferrule_kernels.cuda.tiles import power_of_2, warps
 
 REACH = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}  # the largest number of each type
@@ -126,10 +126,9 @@ def quantize(x: torch.Tensor, dtype: torch.dtype, group: int = 0) -> tuple[torch
 
 def cases(device: torch.device) -> Iterator[Case]:
     """Rows of Llama-3.1-8B's hidden states."""
-    half = torch.bfloat16 if device.type == "cuda" else torch.float16
     k = 4096 if device.type == "cuda" else 256
     for m in (16, 8192) if device.type == "cuda" else (2,):
-        x = torch.randn(m, k, device=device).to(half)
+        x = torch.randn(m, k, device=device).to(half(device))
         for name, dtype, group in (
             ("int8", torch.int8, 0),
             ("fp8", torch.float8_e4m3fn, 0),

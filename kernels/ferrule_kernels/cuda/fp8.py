@@ -15,7 +15,7 @@ from functools import partial
 import torch
 
 from ferrule_kernels.cuda.activations import REACH, quantize
-from ferrule_kernels.cuda.cases import Case
+from ferrule_kernels.cuda.cases import Case, half
 from ferrule_kernels.cuda.eight_bit import STEP, native, widened
 from ferrule_kernels.cuda.int8 import shapes
 
@@ -63,11 +63,10 @@ def multiply_wide(
 
 
 def cases(device: torch.device) -> Iterator[Case]:
-    half = torch.bfloat16 if device.type == "cuda" else torch.float16
     units = device.type != "cuda" or torch.cuda.get_device_capability(device) >= SINCE
     for m, n, k in shapes(device):
-        x = torch.randn(m, k, device=device).to(half)
-        weight, scales = quantize_weight(torch.randn(n, k, device=device, dtype=half))
+        x = torch.randn(m, k, device=device).to(half(device))
+        weight, scales = quantize_weight(torch.randn(n, k, device=device, dtype=half(device)))
         blocks = torch.rand(-(-n // STEP), -(-k // STEP), device=device) * 0.01
         size, flops, at = n * k + 2 * m * (n + k), 2 * m * n * k, f"m={m} n={n} k={k}"
         if units:

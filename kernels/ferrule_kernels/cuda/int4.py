@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch.nn import functional as F
 
-from ferrule_kernels.cuda.cases import Case
+from ferrule_kernels.cuda.cases import Case, half
 from ferrule_kernels.cuda.int8 import shapes
 from ferrule_kernels.cuda.products import SWATHE, VARYING, Tile, add, cut, finished, fitting, place
 from ferrule_kernels.cuda.widening import fields, packed
@@ -253,12 +253,11 @@ def multiply(
 
 
 def cases(device: torch.device) -> Iterator[Case]:
-    half = torch.bfloat16 if device.type == "cuda" else torch.float16
     for m, n, k in shapes(device):
-        x = torch.randn(m, k, device=device).to(half)
+        x = torch.randn(m, k, device=device).to(half(device))
         numbers = torch.randint(0, 16, (n, k), device=device, dtype=torch.uint8)
         for group, zeros in ((128, False), (128, True), (32, False)):
-            scales = (torch.rand(n, k // group, device=device) * 0.01).to(half)
+            scales = (torch.rand(n, k // group, device=device) * 0.01).to(half(device))
             points = torch.randint(0, 16, scales.shape, device=device) if zeros else None
             weight = pack(numbers, scales, points, group)
             size = n * k // 2 + scales.nbytes + (scales.numel() if zeros else 0) + 2 * m * (n + k)

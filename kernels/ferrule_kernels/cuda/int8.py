@@ -11,7 +11,7 @@ from functools import partial
 import torch
 
 from ferrule_kernels.cuda.activations import quantize
-from ferrule_kernels.cuda.cases import Case
+from ferrule_kernels.cuda.cases import Case, half
 from ferrule_kernels.cuda.eight_bit import native, widened
 
 LONGEST = 131072  # inputs: the sum of a row must fit 32 bits
@@ -52,9 +52,8 @@ def shapes(device: torch.device) -> Iterator[tuple[int, int, int]]:
 
 
 def cases(device: torch.device) -> Iterator[Case]:
-    half = torch.bfloat16 if device.type == "cuda" else torch.float16
     for m, n, k in shapes(device):
-        x = torch.randn(m, k, device=device).to(half)
+        x = torch.randn(m, k, device=device).to(half(device))
         weight = torch.randint(-127, 128, (n, k), device=device, dtype=torch.int8)
         scales = torch.rand(n, device=device) * 0.01
         size, flops = n * k + 2 * m * (n + k), 2 * m * n * k

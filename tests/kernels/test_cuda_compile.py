@@ -27,7 +27,7 @@ from triton.runtime.jit import JITFunction
 from ferrule_kernels.cuda import attention, eight_bit, int4
 from tools.benchmarks import cuda_kernels as bench
 
-for module in (attention, eight_bit, int4):  # tensors of the CPU stand for a device's
+for module in (eight_bit, int4):  # tensors of the CPU stand for a device's
     module.packed = lambda device, dtype: dtype in (torch.bfloat16, torch.float16)
 NAMES = {
     torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float8_e4m3fn: "fp8e4nv",

@@ -32,7 +32,6 @@ from ferrule_kernels.attention import ScoreOptions
 from ferrule_kernels.cuda.attention_kernels import LOG2E, attend_kernel, combine_kernel
 from ferrule_kernels.cuda.cases import Case
 from ferrule_kernels.cuda.tiles import power_of_2
-from ferrule_kernels.cuda.widening import packed
 
 SHORT = 16  # queries of a short row, at most
 SPLIT = 512  # tokens, a multiple of every tile's keys
@@ -156,7 +155,7 @@ def _attend(
         cap * LOG2E.value, scales[1],
         q.stride(0), q.stride(1), cache.stride(0), cache.stride(1), batch.block_table.stride(0),
         GROUP=heads // kv_heads, BLOCK_SIZE=batch.block_size, ROWS=cut.rows, SPLITTING=bool(room), SOFT_CAP=bool(cap),
-        ALIBI=bool(options.alibi_slopes), SINKS=options.sinks is not None, PACKED=packed(q.device, q.dtype),
+        ALIBI=bool(options.alibi_slopes), SINKS=options.sinks is not None,
         num_warps=cut.warps, num_stages=cut.stages, **shared,
     )  # fmt: skip
     if splits > 1:

@@ -7,8 +7,6 @@ import math
 import triton
 import triton.language as tl
 
-from ferrule_kernels.cuda.widening import from_fp8
-
 _VARYING = ("rows", "splits", "window", "room", "table_stride")  # from step to step: no reason to compile anew
 _TABLES = ("table", "query_start", "context_lens")
 LOG2E = tl.constexpr(math.log2(math.e))
@@ -56,11 +54,9 @@ def _score(q, k, position, key, slope, scale, cap_scale, SOFT_CAP: tl.constexpr,
 
 
 @triton.jit
-def _widened(x, dtype: tl.constexpr, PACKED: tl.constexpr):
+def _widened(x, dtype: tl.constexpr):
     """Entries of the cache as they are computed with; 8 bits by way of float16, which holds them, as devices do."""
-    if PACKED and dtype == tl.bfloat16 and x.dtype == tl.float8e4nv:
-        x = from_fp8(x.to(tl.uint8, bitcast=True), tl.bfloat16)
-    elif x.dtype.primitive_bitwidth == 8:
+    if x.dtype.primitive_bitwidth == 8:
         x = x.to(tl.float16)
     return x.to(dtype)
 
@@ -90,7 +86,6 @@ def _over_keys(
     WINDOWED: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     ALIBI: tl.constexpr,
-    PACKED: tl.constexpr,
 ):
     """Go over the keys [begin, end); not MASKED, all queries see all of them, and they are whole tiles."""
     column = tl.arange(0, D)
@@ -112,7 +107,7 @@ def _over_keys(
         else:
             k = tl.load(keys_at + at)
             v = tl.load(values_at + at)
-        scores = _score(q, _widened(k, q.dtype, PACKED), position, key, slope, scale, cap_scale, SOFT_CAP, ALIBI)
+        scores = _score(q, _widened(k, q.dtype), position, key, slope, scale, cap_scale, SOFT_CAP, ALIBI)
         if MASKED:
             seen = inside[None, :] & (key[None, :] <= position[:, None])
             if WINDOWED:
@@ -125,7 +120,7 @@ def _over_keys(
         fade = tl.exp2(best - base)
         weights = tl.exp2(scores - base[:, None])
         total = total * fade + tl.sum(weights, 1)
-        acc = tl.dot(weights.to(q.dtype), _widened(v, q.dtype, PACKED), acc * fade[:, None], input_precision="ieee")
+        acc = tl.dot(weights.to(q.dtype), _widened(v, q.dtype), acc * fade[:, None], input_precision="ieee")
         best = better
     return best, total, acc
 
@@ -170,7 +165,6 @@ def attend_kernel(
     SOFT_CAP: tl.constexpr,
     ALIBI: tl.constexpr,
     SINKS: tl.constexpr,
-    PACKED: tl.constexpr,
 ):
     kv_head = tl.program_id(1)
     if SPLITTING:
@@ -230,11 +224,11 @@ def attend_kernel(
             middle = low + tl.maximum(tl.minimum(high, past + tile * QUERIES + 1) - low, 0) // KEYS * KEYS
             best, total, acc = _over_keys(
                 q, best, total, acc, keys_at, values_at, table_row, position, slope, low, middle, block_stride, scale,
-                cap_scale, window, DIM, D, BLOCK_SIZE, KEYS, False, WINDOWED, SOFT_CAP, ALIBI, PACKED,
+                cap_scale, window, DIM, D, BLOCK_SIZE, KEYS, False, WINDOWED, SOFT_CAP, ALIBI,
             )  # fmt: skip
         best, total, acc = _over_keys(
             q, best, total, acc, keys_at, values_at, table_row, position, slope, middle, high, block_stride, scale,
-            cap_scale, window, DIM, D, BLOCK_SIZE, KEYS, True, WINDOWED, SOFT_CAP, ALIBI, PACKED,
+            cap_scale, window, DIM, D, BLOCK_SIZE, KEYS, True, WINDOWED, SOFT_CAP, ALIBI,
         )  # fmt: skip
         if parts is not None:
             place = ((row * room + query).to(tl.int64) * HEADS + head) * splits + split

@@ -260,9 +260,8 @@ class ModelRunner:
             raise RuntimeError(
                 f"the model has {logits.shape[1]} logits, but its vocab_size is {self._limits.vocab_size}"
             )
-        ids = state.ids
-        sampled = self._sampler.sample(logits, SampleBatch(wanted, ids, self._transfers, self._tokenizer))
-        ids.view(-1).index_copy_(0, here, sampled.tokens.to(torch.int32))  # where the next step looks for them
+        sampled = self._sampler.sample(logits, SampleBatch(wanted, state.ids, self._transfers, self._tokenizer))
+        state.put(here, sampled.tokens)  # where the next step looks for them
         state.sampled(slots, positions)
         outcome.add_tokens(rows, sampled)
         ranked = sampled.ranked

@@ -43,6 +43,7 @@ class SlotState:
         self.max_len = limits.max_model_len
         self.stride = self.max_len + 1  # of ids: a last token has no next step, and goes to a place that is never read
         self.ids = _zeros((slots, self.stride), limits.device)  # [slots, stride] int32
+        self._host_ids: IntArray | None = self.ids.view(-1).numpy() if limits.device.type == "cpu" else None
         self._written: list[tuple[int, IntArray]] = []  # ids that the device has not been told: flat place, values
         self.num_known: IntArray = np.zeros(slots, np.int32)
         self.num_prompt: IntArray = np.zeros(slots, np.int32)
@@ -73,6 +74,14 @@ class SlotState:
             return []
         places = np.concatenate([np.arange(place, place + len(values)) for place, values in written])
         return [torch.from_numpy(places), torch.from_numpy(np.concatenate([values for _, values in written]))]
+
+    def put(self, places: torch.Tensor, tokens: torch.Tensor) -> None:
+        """Write tokens [n] int64 to flat places [n] int64 of `ids`, all on its device; where that is the host, in NumPy,
+        which takes a tenth of the time."""
+        if self._host_ids is not None:
+            self._host_ids[places.numpy()] = tokens.numpy()
+        else:
+            self.ids.view(-1).index_copy_(0, places, tokens.to(torch.int32))
 
     def sampled(self, slots: LongArray, positions: LongArray) -> None:
         """The token at each of `positions` of `slots` has been written to `ids` on the device."""

@@ -76,8 +76,10 @@ class SlotState:
         return [torch.from_numpy(places), torch.from_numpy(np.concatenate([values for _, values in written]))]
 
     def put(self, places: torch.Tensor, tokens: torch.Tensor) -> None:
-        """Write tokens [n] int64 to flat places [n] int64 of `ids`, all on its device; where that is the host, in NumPy,
-        which takes a tenth of the time."""
+        """Write tokens [n] int64 to flat places [n] int64 of `ids`, all on its device.
+
+        Where that is the host, NumPy does it, in a fraction of torch's time.
+        """
         if self._host_ids is not None:
             self._host_ids[places.numpy()] = tokens.numpy()
         else:

@@ -238,7 +238,7 @@ class FrontendService(Operations, Service):
                 for account in group:
                     account.group = group
             if request.beam is None:
-                patient = not request.streamed and checked.stops is None  # nobody sees a token before the last
+                patient = not request.streamed and checked.stops is None  # only the whole answer is used
                 streams, cancel = [self._client.generate(one, patient) for one in requests], self._client.cancel
             else:
                 streams, cancel = search_beams(self._client, request.beam, choices, checked.n, self._tasks)

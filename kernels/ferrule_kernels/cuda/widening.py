@@ -127,20 +127,22 @@ def fields(words, s0, s1, s2, s3, z0, z1, z2, z3, like: tl.constexpr):
 
 
 @triton.jit
+def _four(raw, BF16: tl.constexpr, FP16: tl.constexpr, like: tl.constexpr):
+    """Four bytes at a time, by the assembly for the type `like`."""
+    if like == tl.bfloat16:
+        found = tl.inline_asm_elementwise(BF16, "=r,=r,r", [raw], tl.bfloat16, is_pure=True, pack=4)
+    else:
+        found = tl.inline_asm_elementwise(FP16, "=r,=r,r", [raw], tl.float16, is_pure=True, pack=4)
+    return found
+
+
+@triton.jit
 def from_fp8(raw, like: tl.constexpr):
     """Bytes of e4m3, uint8, as numbers: exactly, and in float16 divided by 256. NaN, 0x7f, becomes 480."""
-    if like == tl.bfloat16:
-        found = tl.inline_asm_elementwise(_BF16_FP8, "=r,=r,r", [raw], tl.bfloat16, is_pure=True, pack=4)
-    else:
-        found = tl.inline_asm_elementwise(_FP16_FP8, "=r,=r,r", [raw], tl.float16, is_pure=True, pack=4)
-    return found
+    return _four(raw, _BF16_FP8, _FP16_FP8, like)
 
 
 @triton.jit
 def from_int8(raw, like: tl.constexpr):
     """int8 as numbers, exactly."""
-    if like == tl.bfloat16:
-        found = tl.inline_asm_elementwise(_BF16_INT8, "=r,=r,r", [raw], tl.bfloat16, is_pure=True, pack=4)
-    else:
-        found = tl.inline_asm_elementwise(_FP16_INT8, "=r,=r,r", [raw], tl.float16, is_pure=True, pack=4)
-    return found
+    return _four(raw, _BF16_INT8, _FP16_INT8, like)

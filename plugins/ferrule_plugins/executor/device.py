@@ -203,9 +203,10 @@ class Worker:
         return getattr(self, name)(*args)
 
     def close(self, failed: bool = False) -> None:
-        """End the threads of constraints, and give a device's memory back where it has not `failed`.
+        """End the threads of constraints, and give a device's memory back.
 
-        Nothing is called afterwards. A CPU's memory goes with the last reference to it.
+        Not if it has `failed`, or is still in a step: whoever waits for it then may wait for ever. A CPU's memory goes
+        with the last reference to it. Nothing is called afterwards.
         """
         if self._runner is None:
             return

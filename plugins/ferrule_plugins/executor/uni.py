@@ -144,7 +144,7 @@ class UniExecutor(Executor):
         if self._thread.is_alive():
             self._thread.join(_STOP_SECONDS)
         if self._worker is not None:
-            self._worker.close(self._fault is not None)
+            self._worker.close(failed=self._fault is not None or self._thread.is_alive())
         self._worker = None
 
     def _ended(self, worker: Worker, begun: Future[Step]) -> StepResult:

@@ -171,7 +171,11 @@ class GraphRecorder(Recorder):
         before = self._free_bytes()
         layout, views = self._place(size, inputs)
         self._fill(layout, inputs, size)
-        hidden = compute(views)
+        try:
+            hidden = compute(views)
+        except torch.OutOfMemoryError:  # no reason to end the server: without a graph a step may do
+            self._stop("the device has no memory for another graph")
+            return None
         if self._output is None:
             self._output = hidden.new_empty(self._limits.sizes[-1], *hidden.shape[1:])
         output = self._output[:size]

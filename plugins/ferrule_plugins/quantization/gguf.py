@@ -93,8 +93,7 @@ class GgufScheme(Quantized):
         block = form.block or form.group
         if inputs % block:
             raise CheckpointError(f"A quantized layer has {inputs} inputs, which are not whole blocks.")
-        device = getattr(layer, "device", layer.weight.device)  # where the weights will be: a GPU's are not there yet
-        if device.type != "cuda" and self._type is not None and self.shared.compiled():
+        if self._type is not None and self.compiles(layer):
             each = TYPES[self._type]
             layer.blocks = checkpoint_parameter(layer, (-1, inputs // each.size * each.num_bytes), torch.uint8)
             layer.weight = None

@@ -239,6 +239,11 @@ class Quantized(LinearScheme):
         else:
             self._product = self._cpu(layer, weights) if device == "cpu" else self._cuda(layer, weights)
 
+    def compiles(self, layer: Any) -> bool:
+        """Whether the CPU's kernel will multiply. A model on `meta`, which is only measured, counts as the CPU's."""
+        device = getattr(layer, "device", layer.weight.device)  # weights for a GPU are on `meta` until they come
+        return device.type != "cuda" and self.shared.compiled()
+
     def packed_tensors(self) -> Iterable[torch.Tensor]:
         return self._unpacked if self.matrix is None else self.matrix.tensors()
 

@@ -68,7 +68,7 @@ class TableScheme(Quantized):
         outliers.allocate(layer, self.config)
         self.given = layer.weight.dtype
         self.form: Floats | PaletteForm = Floats(self.given)
-        if _looks_up(self, layer) and not outliers.expected(self.config):
+        if self.compiles(layer) and not outliers.expected(self.config):
             self.form = palette_form(self.bits, self.given)
         words = checkpoint_parameter(layer, (layer.in_features * self.bits // 32, -1), torch.int32)
         table = checkpoint_parameter(layer, (-1, 1 << self.bits), torch.float32)
@@ -80,12 +80,6 @@ class TableScheme(Quantized):
             floats = table.to(self.given).gather(1, codes.long())
             return Wide(outliers.add(layer, floats), _WHY.format("SqueezeLLM with outliers"))
         return Tables((Palette(codes, table, self.bits),), _WHY.format("SqueezeLLM"))
-
-
-def _looks_up(scheme: Quantized, layer: Any) -> bool:
-    """Whether the CPU's kernel will multiply: also of a model that is built to be measured alone."""
-    device = getattr(layer, "device", layer.weight.device)
-    return device.type != "cuda" and scheme.shared.compiled()
 
 
 class Aqlm(CheckedMethod):
@@ -125,7 +119,7 @@ class AqlmScheme(Quantized):
             raise CheckpointError(f"A layer has no whole number of groups of {self.outer} x {self.inner} weights.")
         self.given = layer.weight.dtype
         self.form: Floats | AdditiveForm = Floats(self.given)
-        if self._has_kernel and _looks_up(self, layer):
+        if self._has_kernel and self.compiles(layer):
             item = unit(self.given).itemsize
             self.form = AdditiveForm(self.books, self.bits, self.inner, item, len(outputs(layer)))
         kind = torch.int8 if self.bits <= 8 else torch.int16

@@ -175,6 +175,20 @@ def test_start_up_records_as_far_as_its_time_reaches_and_then_one_size_at_a_time
     assert recorder.recorded == (1, 2, 4, 8, 16, 24)
 
 
+def test_without_memory_for_another_graph_steps_are_launched() -> None:
+    recorder = _recorder((1, 2))
+    inputs = [StepInput(torch.zeros(1, dtype=torch.int64), 0)]
+    assert recorder.run(inputs, lambda given: given[0][:, None] + 1) is not None
+
+    def too_large(given: list[torch.Tensor]) -> torch.Tensor:
+        raise torch.OutOfMemoryError
+
+    assert recorder.run([StepInput(torch.zeros(2, dtype=torch.int64), 0)], too_large) is None
+    assert recorder.recorded == (1,)
+    assert recorder.run(inputs, too_large) is not None  # it is replayed
+    assert not recorder.warm(inputs, too_large)
+
+
 def test_what_was_recorded_is_forgotten_when_weights_or_cache_move() -> None:
     recorder = _recorder()
     runner = _runner(recorder)

@@ -76,11 +76,12 @@ struct Task {
     bool alone;                  // all queries of its row: nobody else reads the keys and values that it writes
 };
 
+#define INLINE inline __attribute__((always_inline))  // or sums would be kept in memory
+
 #if BY_HAND
 // Sums of six rows and two vectors, which compilers would keep in memory: with both vectors and a row's number these are 15
 // of the 16 registers.
 struct Six {
-#define INLINE inline __attribute__((always_inline))  // or they would be kept in memory, too
     Floats a0, a1, b0, b1, c0, c1, d0, d1, e0, e1, f0, f1;
 
     // What `sums` says of each, by its row and vector.
@@ -106,7 +107,6 @@ struct Six {
         for (int r = 0; r < 6; r++)
             for (int c = 0; c < 2; c++) write_floats(to + r * across + c * WIDTH, all[r][c]);
     }
-#undef INLINE
 };
 #endif
 
@@ -127,6 +127,8 @@ template <class T, class S> struct Attention {
     static constexpr int EACH = LANES / WIDTH;      // vectors of a key's dim in a tile
     static constexpr int LINES = std::max<int>(1, 64 / (LANES * sizeof(Stored)));  // dims of a tile's keys in a line
     static constexpr int STEP = TILED ? 32 : 1;     // dims of keys are rounded up to it
+    static constexpr std::integral_constant<int, PARTS> ALL{};
+    static constexpr int FINE = TILED ? PARTS : 2 / EACH;  // tiles are left out by so many: of vectors, two are computed together
     const Batch& b;
     const int group;        // heads that share a kv head
     const int64_t depth;    // dims of q and of keys as the products take them
@@ -262,14 +264,24 @@ template <class T, class S> struct Attention {
     }
 
     // Some rows of a task and what they see of a block: its tiles [from, until), all of their keys where `whole`.
-    // `fresh`: they have no sums yet. `asks`: their products ask for what comes next.
+    // `fresh`: they have no sums yet. `asks`: their products ask for what comes next. `cut`: their last tiles are left out.
     struct Strip {
         int first, rows, from, until;
-        bool whole, fresh, asks;
+        bool whole, fresh, asks, cut;
         int64_t position;  // of the first query
+        int64_t ahead;     // from the block's first key to it
         float *s, *shrink;
         uint32_t* p;
     };
+
+    // The tiles of a block, by `FINE`, that row i of a strip computes with: those that it sees, or a row that is computed
+    // together with it. None of a row that comes before all keys.
+    int tiles_of(const Strip& strip, int i) const {
+        if (!strip.cut) return PARTS;
+        const int last = std::min(i / T::ROWS * T::ROWS + T::ROWS, strip.rows) - 1;
+        const int64_t newest = strip.ahead + (strip.first % group + last) / group;
+        return newest < 0 ? 0 : int(std::min<int64_t>(newest / (FINE * LANES) * FINE + FINE, PARTS));
+    }
 
     // Rows of a task from `first` on; `start` is the position of the task's first query.
     Strip strip_at(Space& w, const Place& here, int first, int rows, int64_t start, int turn) const {
@@ -277,11 +289,12 @@ template <class T, class S> struct Attention {
         const int64_t oldest = oldest_of(position), until = std::min(last + 1, here.task.until);
         Strip strip = {};
         strip.asks = true;
-        strip.first = first, strip.position = position;
+        strip.first = first, strip.position = position, strip.ahead = position - key;
         strip.rows = until <= key || oldest >= key + BLOCK ? 0 : rows;
         limit(key, oldest, until, strip.from, strip.until);
         const int64_t end = key + strip.until * LANES;
         strip.whole = std::min(position + 1, here.task.until) >= end && oldest_of(last) <= key + strip.from * LANES;
+        strip.cut = !TILED && !strip.whole;
         strip.fresh = key <= std::max(oldest, here.task.from);
         strip.s = w.s.at(turn * STRIP * BLOCK);
         strip.p = w.p.at(turn * STRIP * BLOCK / T::PAIR);
@@ -289,44 +302,48 @@ template <class T, class S> struct Attention {
         return strip;
     }
 
-    // out[r] = a[r] . the keys of a block, for R rows
-    template <int R, bool FIRST> void scores(const uint32_t* a, const Cells& keys, float* out) const {
-        const int n = int(b.dim / T::PAIR);
-        for (int v = 0; v < VECTORS; v += COLUMNS) {
-#if BY_HAND
-            if constexpr (R == 6) {
-                const int t = v * WIDTH / LANES;
-                Six sums([](int, int) { return Floats{}; });
-                for (int i = 0; i < n; i += 2) {
-                    if (FIRST && !SMALL) ask_far(keys.ahead[t] + i * 64), ask_far(keys.ahead[t] + (i + 1) * 64);
-                    sums.add(a + i, n * 4, keys.at[t] + i * LANES, LANES * 4);
-                }
-                sums.write(out + v * WIDTH, BLOCK);
-                continue;
-            }
-#endif
-            const uint32_t* k[COLUMNS];
-            for (int c = 0; c < COLUMNS; c++) k[c] = keys.at[(v + c) * WIDTH / LANES] + (v + c) * WIDTH % LANES;
-            Floats sum[R][COLUMNS] = {};
-            for (int i = 0; i < n; i++)
-                for (int c = 0; c < COLUMNS; c++) {
-                    if (FIRST && !SMALL && (v + c) * WIDTH % LANES == 0)
-                        ask_far(keys.ahead[(v + c) * WIDTH / LANES] + i * 64);
-                    for (int r = 0; r < R; r++) sum[r][c] = T::multiply_add(sum[r][c], a[r * n + i], k[c] + i * LANES);
-                }
-            for (int r = 0; r < R; r++)
-                for (int c = 0; c < COLUMNS; c++) write_floats(out + r * BLOCK + (v + c) * WIDTH, sum[r][c]);
-        }
+    // out[r] = a[r] . the keys of a block's first `tiles`, for R rows
+    template <int R, bool FIRST, class N> void scores(const uint32_t* a, const Cells& keys, float* out, N tiles) const {
+        int v = 0;
+        for (; v + COLUMNS <= tiles * EACH; v += COLUMNS) score_vectors<R, COLUMNS, FIRST>(a, keys, v, out);
+        if (v < tiles * EACH) score_vectors<R, 2, FIRST>(a, keys, v, out);
     }
 
-    // out[r] = out[r] * shrink[r] + p[r] . values, for R rows and C vectors of dims
+    // ... of C vectors of keys from `v` on.
     template <int R, int C, bool FIRST>
-    void weigh(const uint32_t* p, const Cells& values, int column, const float* shrink, float* out) const {
+    INLINE void score_vectors(const uint32_t* a, const Cells& keys, int v, float* out) const {
+        const int n = int(b.dim / T::PAIR);
+#if BY_HAND
+        if constexpr (R == 6) {
+            const int t = v * WIDTH / LANES;
+            Six sums([](int, int) { return Floats{}; });
+            for (int i = 0; i < n; i += 2) {
+                if (FIRST && !SMALL) ask_far(keys.ahead[t] + i * 64), ask_far(keys.ahead[t] + (i + 1) * 64);
+                sums.add(a + i, n * 4, keys.at[t] + i * LANES, LANES * 4);
+            }
+            return sums.write(out + v * WIDTH, BLOCK);
+        }
+#endif
+        const uint32_t* k[C];
+        for (int c = 0; c < C; c++) k[c] = keys.at[(v + c) * WIDTH / LANES] + (v + c) * WIDTH % LANES;
+        Floats sum[R][C] = {};
+        for (int i = 0; i < n; i++)
+            for (int c = 0; c < C; c++) {
+                if (FIRST && !SMALL && (v + c) * WIDTH % LANES == 0) ask_far(keys.ahead[(v + c) * WIDTH / LANES] + i * 64);
+                for (int r = 0; r < R; r++) sum[r][c] = T::multiply_add(sum[r][c], a[r * n + i], k[c] + i * LANES);
+            }
+        for (int r = 0; r < R; r++)
+            for (int c = 0; c < C; c++) write_floats(out + r * BLOCK + (v + c) * WIDTH, sum[r][c]);
+    }
+
+    // out[r] = out[r] * shrink[r] + p[r] . the values of a block's first `tiles`, for R rows and C vectors of dims
+    template <int R, int C, bool FIRST, class N>
+    void weigh(const uint32_t* p, const Cells& values, int column, N tiles, const float* shrink, float* out) const {
         constexpr int inner = LANES / T::PAIR, width = BLOCK / T::PAIR;
 #if BY_HAND
         if constexpr (R == 6 && C == 2) {
             Six sums([&](int r, int c) { return load<Floats>(out + r * wide + column + c * WIDTH) * shrink[r]; });
-            for (int t = 0; t < PARTS; t++)
+            for (int t = 0; t < tiles; t++)
                 for (int i = 0; i < inner; i += 2) {
                     const int64_t at = i * wide + column;
                     if (FIRST && !SMALL) ask_far(values.ahead[t] + at * 4), ask_far(values.ahead[t] + (at + wide) * 4);
@@ -338,7 +355,7 @@ template <class T, class S> struct Attention {
         Floats sum[R][C];
         for (int r = 0; r < R; r++)
             for (int c = 0; c < C; c++) sum[r][c] = load<Floats>(out + r * wide + column + c * WIDTH) * shrink[r];
-        for (int t = 0; t < PARTS; t++)
+        for (int t = 0; t < tiles; t++)
             for (int i = 0; i < inner; i++)
                 for (int c = 0; c < C; c++) {
                     const int64_t at = i * wide + column + c * WIDTH;
@@ -350,14 +367,13 @@ template <class T, class S> struct Attention {
             for (int c = 0; c < C; c++) write_floats(out + r * wide + column + c * WIDTH, sum[r][c]);
     }
 
-    template <int R, bool FIRST>
-    void weigh_all(const uint32_t* p, const Cells& values, const float* shrink, float* out) const {
+    template <int R, bool FIRST, class N>
+    void weigh_all(const uint32_t* p, const Cells& values, const float* shrink, float* out, N tiles) const {
         constexpr int MANY = WIDTH == LANES && R <= 2 ? 2 * COLUMNS : COLUMNS;  // few rows read values in their order
-        int column = 0;
-        for (; column + MANY * WIDTH <= wide; column += MANY * WIDTH) weigh<R, MANY, FIRST>(p, values, column, shrink, out);
-        for (; column + COLUMNS * WIDTH <= wide; column += COLUMNS * WIDTH)
-            weigh<R, COLUMNS, FIRST>(p, values, column, shrink, out);
-        for (; column < wide; column += WIDTH) weigh<R, 1, FIRST>(p, values, column, shrink, out);
+        int c = 0;
+        for (; c + MANY * WIDTH <= wide; c += MANY * WIDTH) weigh<R, MANY, FIRST>(p, values, c, tiles, shrink, out);
+        for (; c + COLUMNS * WIDTH <= wide; c += COLUMNS * WIDTH) weigh<R, COLUMNS, FIRST>(p, values, c, tiles, shrink, out);
+        for (; c < wide; c += WIDTH) weigh<R, 1, FIRST>(p, values, c, tiles, shrink, out);
     }
 
     static void add(Floats& sum, uint32_t a, Floats b) { sum = T::multiply_add(sum, a, b); }
@@ -426,15 +442,6 @@ template <class T, class S> struct Attention {
         });
     }
 
-    // Both products of a strip with a block, for R rows from row i of the strip on; `FIRST` ask for the next block.
-    template <int R, bool FIRST> void score_rows(Space& w, const Strip& strip, int i, const Cells& keys) const {
-        scores<R, FIRST>(w.q.at((strip.first + i) * depth / T::PAIR), keys, strip.s + i * BLOCK);
-    }
-    template <int R, bool FIRST> void weigh_rows(Space& w, const Strip& strip, int i, const Cells& values) const {
-        float* out = w.out.at((strip.first + i) * wide);
-        weigh_all<R, FIRST>(strip.p + i * BLOCK / T::PAIR, values, strip.shrink + i, out);
-    }
-
     // All rows of a strip, as many at a time as there are registers for; the first of them ask for the next block. `some`
     // is given how many as a constant, whether they are the first, and where they begin.
     template <int R, class F> static void by_rows(int rows, F some) {
@@ -450,16 +457,32 @@ template <class T, class S> struct Attention {
         take(std::integral_constant<int, 1>());
     }
 
+    // Both products of a strip with a block.
     void score_strip(Space& w, const Strip& strip, const Cells& keys) const {
-        by_rows<T::ROWS>(strip.rows, [&](auto count, auto first, int i) {
-            score_rows<decltype(count)::value, decltype(first)::value>(w, strip, i, keys);
-        });
+        const auto some = [&](auto count, auto first, int i, auto tiles) {
+            const uint32_t* q = w.q.at((strip.first + i) * depth / T::PAIR);
+            scores<decltype(count)::value, decltype(first)::value>(q, keys, strip.s + i * BLOCK, tiles);
+        };
+        by_tiles(strip, some);
     }
 
     void weigh_strip(Space& w, const Strip& strip, const Cells& values) const {
-        by_rows<T::ROWS>(strip.rows, [&](auto count, auto first, int i) {
-            weigh_rows<decltype(count)::value, decltype(first)::value>(w, strip, i, values);
-        });
+        const auto some = [&](auto count, auto first, int i, auto tiles) {
+            float* out = w.out.at((strip.first + i) * wide);
+            const uint32_t* p = strip.p + i * BLOCK / T::PAIR;
+            weigh_all<decltype(count)::value, decltype(first)::value>(p, values, strip.shrink + i, out, tiles);
+        };
+        by_tiles(strip, some);
+    }
+
+    // `some` is also given how many tiles, as a constant where it is all of them.
+    template <class F> void by_tiles(const Strip& strip, F some) const {
+        if (strip.cut)
+            by_rows<T::ROWS>(strip.rows, [&](auto count, auto first, int i) { some(count, first, i, tiles_of(strip, i)); });
+        else
+            by_rows<T::ROWS>(strip.rows, [&](auto count, auto first, int i) {
+                some(count, first, i, ALL);
+            });
     }
 
 #if TILES
@@ -630,9 +653,10 @@ template <class T, class S> struct Attention {
         for (int64_t key = task.from; key < task.until; key += BLOCK) {
             const Found next = find(key + BLOCK < task.until ? Place{task, key + BLOCK} : Place{then, then.from});
             for (int i = 0; i < rows; i += STRIP) {
-                const Strip strip = strip_at(w, {task, key}, i, std::min(STRIP, rows - i), start, 0);
-                if (!strip.rows) continue;
                 const bool kept = WIDENS && rows <= FEW, kept_values = kept && !b.value_dim;
+                Strip strip = strip_at(w, {task, key}, i, std::min(STRIP, rows - i), start, 0);
+                if (!strip.rows) continue;
+                strip.cut &= !kept;
                 for (int t = strip.from; t < strip.until; t += NEAR) {
                     const int until = std::min(t + NEAR, strip.until);
                     read(w.keys.at(0), here, next, false, t, until, NEAR, cells, kept);
@@ -666,7 +690,7 @@ template <class T, class S> struct Attention {
                 ask_first(beside);
             }
             by_rows<LIGHT>(group, [&](auto count, auto, int i) {
-                scores<decltype(count)::value, false>(w.q.at(i * depth / T::PAIR), keys, w.s.at(i * BLOCK));
+                scores<decltype(count)::value, false>(w.q.at(i * depth / T::PAIR), keys, w.s.at(i * BLOCK), ALL);
             });
             find(key + BLOCK < task.until ? Place{task, key + BLOCK} : Place{then, then.from}, at);
             for (int i = 0; i < group; i++) {
@@ -681,7 +705,7 @@ template <class T, class S> struct Attention {
             for (int t = 0; t < PARTS; t++) ask_first(at[t]);
             by_rows<LIGHT>(group, [&](auto count, auto, int i) {
                 const uint32_t* p = w.p.at(i * BLOCK / T::PAIR);
-                weigh_all<decltype(count)::value, false>(p, values, w.shrink.at(i), w.out.at(i * wide));
+                weigh_all<decltype(count)::value, false>(p, values, w.shrink.at(i), w.out.at(i * wide), ALL);
             });
         }
     }
@@ -770,13 +794,20 @@ template <class T, class S> struct Attention {
 
     // The scores of a strip become weights.
     template <class Beside> void soften(const Place& here, Space& w, const Strip& strip, Beside beside) const {
-        const int from = strip.from * LANES / WIDTH, until = strip.until * LANES / WIDTH;
+        if (!strip.cut) return soften(here, w, strip, beside, [&](int) { return TILED ? strip.until * EACH : VECTORS; });
+        soften(here, w, strip, beside, [&](int i) { return tiles_of(strip, i) * EACH; });
+    }
+
+    // `until` says for a row how many vectors of scores it has.
+    template <class Beside, class Until>
+    void soften(const Place& here, Space& w, const Strip& strip, Beside beside, Until until) const {
+        const int from = TILED ? strip.from * EACH : 0;
         for (int i = 0; i < strip.rows; i++) {
             auto* s = (Floats*)(strip.s + i * BLOCK);
             const int64_t position = strip.position + (strip.first % group + i) / group;
-            if (bent) bend(s, from, until, here, here.task.kv_head * group + (strip.first + i) % group, position);
-            if (!strip.whole) hide(s, from, until, here, position);
-            *w.base.at(i) = highest(s, from, until) * factor;
+            if (bent) bend(s, from, until(i), here, here.task.kv_head * group + (strip.first + i) % group, position);
+            if (!strip.whole) hide(s, from, until(i), here, position);
+            *w.base.at(i) = highest(s, from, until(i)) * factor;
         }
         for (int i = 0; i < strip.rows; i += WIDTH) {
             const Floats old = load<Floats>(w.m.at(strip.first + i)), m = larger(load<Floats>(w.base.at(i)), old);
@@ -789,7 +820,7 @@ template <class T, class S> struct Attention {
             for (int i = strip.rows * piece / PIECES; i < strip.rows * (piece + 1) / PIECES; i++) {
                 const auto* s = (const Floats*)(strip.s + i * BLOCK);
                 auto* p = (Cell*)(strip.p + i * BLOCK / T::PAIR);
-                to_weights(s, p, from, until, splat(*w.base.at(i)), strip.shrink[i], *w.l.at(strip.first + i));
+                to_weights(s, p, from, until(i), splat(*w.base.at(i)), strip.shrink[i], *w.l.at(strip.first + i));
             }
             beside(piece);
         }

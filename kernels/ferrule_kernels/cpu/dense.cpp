@@ -39,7 +39,7 @@ constexpr int SQUARE = STEP / 2 * LANES;  // pairs of weights in one
 // Inputs of a panel that all rows take before the next: so many that L2 holds them, 128 KiB, and of one strip, by tile
 // registers, so few that they come just before they are used.
 constexpr int64_t BLOCK = 1024, SHORT = TILES ? 256 : 1 << 30;
-constexpr int64_t CHUNK = 256 / ROWS * ROWS;  // rows of one task
+constexpr int64_t CHUNK = (256 + ROWS - 1) / ROWS * ROWS;  // rows of one task, at most
 constexpr int64_t ORDERED = 64;           // rows from which on they are put in the order of tile registers first
 constexpr int64_t SOME = 16;              // rows that a thread orders or widens at a time
 constexpr int64_t SMALL = 1 << 17;        // multiplications that one thread does sooner than two
@@ -198,7 +198,7 @@ template <bool FAR, int R, int C> inline void tile(const Part& part, int64_t col
         for (int r = 0; r < R; r++)
             for (int c = 0; c < C; c++) sum[r][c] = load<Floats>(sums + r * PANEL + c * WIDTH);
     for (int64_t i = 0; i < part.inputs; i += 2, from += wide, x += 2) {
-        if (part.ahead.due(i / 2)) fetch<C * WIDTH * 4, FAR>(ahead);
+        part.ahead.ask<C * WIDTH * 4, FAR>(i / 2, ahead);
 #if defined(__AVX512BF16__)
         __m512bh b[C];
         for (int c = 0; c < C; c++) b[c] = (__m512bh)_mm512_loadu_si512(from + c * WIDTH);
@@ -318,7 +318,7 @@ void prepare(const uint16_t* x, const Rows& to, int64_t row, int64_t end) {
 }
 
 template <class Y> void multiply(const Matrix& w, const uint16_t* x, Y* y, int64_t m) {
-    const int64_t panels = panels_of(w.n), chunks = (m + CHUNK - 1) / CHUNK;
+    const int64_t panels = panels_of(w.n), chunk = chunk_of(m, CHUNK, ROWS), chunks = (m + chunk - 1) / chunk;
     const bool ordered = TILES && m >= ORDERED;
     const int64_t parts = ordered || WIDENED ? (m + SOME - 1) / SOME : 0;
     const Rows rows = rows_of(x, w.k, ordered, parts ? scratch(parts * SOME * w.k * sizeof(Cell)) : nullptr);
@@ -332,8 +332,8 @@ template <class Y> void multiply(const Matrix& w, const uint16_t* x, Y* y, int64
         while (ready.load(std::memory_order_acquire) < parts) std::this_thread::yield();
         Tiles tiles;
         for (int64_t task; (task = shares.next(thread)) >= 0;) {
-            const int64_t row = task / panels * CHUNK;
-            multiply_panel(w, rows, y, task % panels, row, std::min(CHUNK, m - row), tiles);
+            const int64_t row = task / panels * chunk;
+            multiply_panel(w, rows, y, task % panels, row, std::min(chunk, m - row), tiles);
         }
     }
 }

@@ -39,10 +39,11 @@ constexpr int TALL = 0, NARROW = 1;
 #endif
 typedef uint8_t Bytes __attribute__((vector_size(4 * WIDTH)));
 
-constexpr int64_t CHUNK = TILES ? 256 : 240;  // rows of one task: strips are even
+constexpr int64_t CHUNK = TILES ? 256 : 264;  // rows of one task, at most: whole strips of any height
 constexpr int64_t SMALL = 1 << 17; // multiplications that one thread does sooner than two
 constexpr int64_t FEW = 1 << 12;   // activations that one thread quantizes before the others start
-constexpr int64_t SOME = 8;        // rows that are quantized at a time
+constexpr int64_t SOME = 8;        // rows that are quantized at a time where a row is a group, else twice as many: a line
+constexpr int64_t PIECE = 512;     // of the cache holds what a group has of these, and this many of their inputs
 
 constexpr bool tall(int bits) { return TALL > 0 && bits != 8 && bits != 4; }
 
@@ -150,7 +151,7 @@ template <int BITS, bool SQUARES, bool CODED, bool FAR, int R, int C>
 void tile(const Matrix& w, const Panel& of, int column, const Rows& x, int64_t row, float* out) {
     constexpr bool HELD = R * C <= HOLD;  // whether sums stay in registers beside those of a group
     constexpr int FIT = CODED ? 0 : fitting(BITS);
-    const int64_t k = w.k, group = w.group, groups = k / group, rows = x.count, channels = of.channels;
+    const int64_t k = w.k, group = w.group, groups = k / group, rows = x.across, channels = of.channels;
     const int64_t span = span_of(w), many = span / group, numbers = channels * (span * BITS / 8);
     const int64_t square = SQUARES ? TILE_INPUTS : group, step = SQUARES ? LANES * 4 : channels * 4;
     const auto place = [=](int64_t channel) {  // of a channel's first weights
@@ -217,7 +218,7 @@ void tile(const Matrix& w, const Panel& of, int column, const Rows& x, int64_t r
             for (int64_t j = 0; BITS == 8 && j < group; j += square) {
                 const uint8_t* here = from + j * channels;
                 for (int64_t i = j; i < j + square; i += 4, here += step) {
-                    if (asked.due(words++)) fetch<C * WIDTH * 4, FAR>(ahead);
+                    asked.ask<C * WIDTH * 4, FAR>(words++, ahead);
                     EACH(r, R) {
                         const auto four = load<int32_t>(q + r * k + i);
                         EACH(c, C) part[r][c] = dot<8>(part[r][c], load<Bytes>(here + place(c * WIDTH)), four);
@@ -228,7 +229,7 @@ void tile(const Matrix& w, const Panel& of, int column, const Rows& x, int64_t r
                 typedef Planes<BITS> P;
                 for (int64_t i = 0; i < span; i += P::UNIT, from += P::WORDS * step) {
                     for (int word = 0; word < P::WORDS; word++)
-                        if (asked.due(words++)) fetch<C * WIDTH * 4, FAR>(ahead);
+                        asked.ask<C * WIDTH * 4, FAR>(words++, ahead);
 #pragma GCC unroll 8
                     for (int field = 0; field < P::FIELDS; field++) {
                         if constexpr (BITS == 3)
@@ -272,7 +273,7 @@ inline bool by_hand(const Matrix& w) { return w.bits == 4 && !w.coded && w.group
 // and fro.
 template <bool FAR, bool STEPS>
 void tile_of_four(const Matrix& w, const Panel& of, int column, const Rows& x, int64_t row, float* out) {
-    const int64_t k = w.k, rows = x.count, channels = of.channels, step = channels * 4, run = w.block / w.group;
+    const int64_t k = w.k, rows = x.across, channels = of.channels, step = channels * 4, run = w.block / w.group;
     const int64_t head = channels * (STEPS ? step_bytes(w) : head_bytes(w));  // of a group
     const int64_t next = w.steps == 8 ? channels : 0;  // from a step to that of the offset
     const bool halves = w.halves, offsets = w.offsets;
@@ -423,7 +424,7 @@ void strip_by_tiles(const Matrix& w, const Panel& panel, const Rows& x, int64_t 
                     ahead.from(column, w.group / 4), part + column);
         }
         for (int r = 0; r < count; r++) {
-            const int64_t at = g * x.count + row + r;
+            const int64_t at = g * x.across + row + r;
             for (int64_t c = 0; c < channels; c += WIDTH) {
                 const Ints all = load<Ints>(part + r * PANEL + c) + x.start[at];
                 Floats sum = load<Floats>(out + r * PANEL + c);
@@ -481,11 +482,6 @@ template <class Y> void multiply_panel(const Job& job, int64_t panel, const Rows
     }
 }
 
-inline int64_t memory_of(const Matrix& w, int64_t m) {
-    const int64_t count = m * w.digits;
-    return 63 + (count + 15) / 16 * 16 * w.k + 12 * count * (w.k / w.group);
-}
-
 // Whether the rows of two products are the same, and quantized alike.
 inline bool alike(const Job& a, const Job& b) {
     const Matrix &v = *a.w, &w = *b.w;
@@ -505,24 +501,31 @@ template <class X, class Y> void multiply(const std::vector<Job>& jobs, void* me
         if (sources.empty() || !alike(sources.back(), job)) {
             rows.emplace_back(*job.w, job.m, at);
             sources.push_back(job);
-            at += memory_of(*job.w, job.m);
+            at += Rows::bytes(*job.w, job.m);
             given += job.m * job.w->k;
         }
         source.push_back(int64_t(sources.size()) - 1);
     }
-    const auto chunks = [](const Job& job) { return (job.m * job.w->digits + CHUNK - 1) / CHUNK; };
-    const auto parts = [](const Job& job) { return (job.m + SOME - 1) / SOME; };
-    const Starts panels(jobs, [&](const Job& job) { return panels_of(job.w->n) * chunks(job); });
-    const Starts pieces(sources, parts);
+    const auto chunk = [](const Job& job) {
+        return chunk_of(job.m * job.w->digits, CHUNK, most_rows(*job.w, tiled(*job.w)));
+    };
+    const Starts panels(jobs, [&](const Job& job) {
+        const int64_t count = job.m * job.w->digits, each = chunk(job);
+        return panels_of(job.w->n) * ((count + each - 1) / each);
+    });
+    const auto groups_of = [](const Job& job) { return job.w->k / job.w->group; };
+    const auto some_groups = [](const Job& job) { return std::max<int64_t>(1, PIECE / job.w->group); };
+    const auto some_rows = [&](const Job& job) { return groups_of(job) == 1 ? SOME : 2 * SOME; };
+    const auto across = [&](const Job& job) { return (groups_of(job) + some_groups(job) - 1) / some_groups(job); };
+    const Starts pieces(sources, [&](const Job& job) { return (job.m + some_rows(job) - 1) / some_rows(job) * across(job); });
     const auto prepare = [&](int64_t task) {
-        const int64_t owner = pieces.owner(task), from = (task - pieces.first(owner)) * SOME;
+        const int64_t owner = pieces.owner(task), own = task - pieces.first(owner);
         const Job& job = sources[owner];
         const Matrix& w = *job.w;
-        const int64_t end = std::min(job.m, from + SOME);
-        for (int64_t row = from; row < end; row++) {
-            const X* x = (const X*)job.x + row * w.inputs;
-            w.digits == 1 ? quantize<1>(w, x, row, rows[owner]) : quantize<2>(w, x, row, rows[owner]);
-        }
+        const int64_t row = own / across(job) * some_rows(job), end = std::min(job.m, row + some_rows(job));
+        const int64_t from = own % across(job) * some_groups(job), until = std::min(groups_of(job), from + some_groups(job));
+        const auto some = w.digits == 1 ? quantize<1, X> : quantize<2, X>;
+        for (int64_t i = row; i < end; i++) some(w, (const X*)job.x + i * w.inputs, i, from, until, rows[owner]);
     };
     Shares tasks(panels.total(), thread_count()), quantizing(pieces.total(), thread_count());
     std::atomic<int64_t> ready(0);
@@ -538,8 +541,8 @@ template <class X, class Y> void multiply(const std::vector<Job>& jobs, void* me
         for (int64_t task; (task = tasks.next(thread)) >= 0;) {
             const int64_t owner = panels.owner(task), own = task - panels.first(owner);
             const Job& job = jobs[owner];
-            const int64_t count = panels_of(job.w->n), first = own / count * CHUNK;
-            const int64_t end = std::min(job.m * job.w->digits, first + CHUNK);
+            const int64_t count = panels_of(job.w->n), each = chunk(job), first = own / count * each;
+            const int64_t end = std::min(job.m * job.w->digits, first + each);
             multiply_panel<Y>(job, own % count, rows[source[owner]], first, end, tiles);
         }
     }
@@ -561,7 +564,7 @@ void multiply(const std::vector<Job>& jobs, int32_t x_type, int32_t y_type, void
 extern "C" {
 
 // Bytes that `ferrule_multiply` needs to quantize m rows in.
-int64_t ferrule_multiply_memory(const Matrix* matrix, int64_t m) { return memory_of(*matrix, m); }
+int64_t ferrule_multiply_memory(const Matrix* matrix, int64_t m) { return Rows::bytes(*matrix, m); }
 
 // x [m, inputs] to y [m, n], both contiguous; types as above.
 void ferrule_multiply(const Matrix* w, const void* x, void* y, int64_t m, int32_t x_type, int32_t y_type, void* memory) {

@@ -76,9 +76,11 @@ template <class T> inline Floats numbers(const T* x, int64_t count) {
     return numbers(some);
 }
 
-// Call `use` with vectors of x and where they begin; the last one is filled up with zeros.
+// Call `use` with vectors of x, where they begin, and how many of their numbers are x's: zeros follow the last ones.
 template <class T, class F> inline void visit(const T* x, int64_t count, F use) {
-    for (int64_t i = 0; i < count; i += WIDTH) use(numbers(x + i, count - i), i);
+    int64_t i = 0;
+    for (; i + WIDTH <= count; i += WIDTH) use(numbers(x + i), i, WIDTH);
+    if (i < count) use(numbers(x + i, count - i), i, count - i);
 }
 
 }  // namespace

@@ -396,7 +396,7 @@ template <class Y> int64_t read_rows(const Matrix& w, const int64_t* ids, int64_
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < count; i++) {
             read_row(w, ids[i], numbers.data(), row.data());
-            visit(row.data(), w.inputs, [&](Floats x, int64_t at) { store(to + i * w.inputs + at, x, w.inputs - at); });
+            visit(row.data(), w.inputs, [&](Floats x, int64_t at, int64_t n) { store(to + i * w.inputs + at, x, n); });
         }
     }
     return count;

@@ -323,8 +323,8 @@ template <class U, class S, bool DIRECT, class P> void multiply_by(const P& of) 
     const TableMatrix& w = of.w;
     const int64_t panels = (w.n + FOUR - 1) / FOUR, parts = (panels + PANELS - 1) / PANELS;
     const int64_t fits = ROWS_BYTES / (w.k * int64_t(sizeof(typename U::Element))) / ROWS * ROWS;
-    const int64_t most = std::min(std::max<int64_t>(fits, 2 * ROWS), MOST), chunks = (of.m + most - 1) / most;
-    const int64_t chunk = ((of.m + chunks - 1) / chunks + ROWS - 1) / ROWS * ROWS;  // alike
+    const int64_t most = std::min(std::max<int64_t>(fits, 2 * ROWS), MOST);
+    const int64_t chunk = chunk_of(of.m, most, ROWS), chunks = (of.m + chunk - 1) / chunk;
     Shares shares(parts * chunks, thread_count());
 #pragma omp parallel if (of.m * w.n * w.k > SMALL)
     {

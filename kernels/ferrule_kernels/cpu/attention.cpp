@@ -274,13 +274,12 @@ template <class T, class S> struct Attention {
         uint32_t* p;
     };
 
-    // The tiles of a block, by `FINE`, that row i of a strip computes with: those that it sees, or a row that is computed
-    // together with it. None of a row that comes before all keys.
-    int tiles_of(const Strip& strip, int i) const {
-        if (!strip.cut) return PARTS;
+    // The tiles of a block, by `each`, that row i of a strip that is cut computes with: those that it sees, or a row that is
+    // computed together with it. None of a row that comes before all keys.
+    int tiles_of(const Strip& strip, int i, int each = FINE) const {
         const int last = std::min(i / T::ROWS * T::ROWS + T::ROWS, strip.rows) - 1;
         const int64_t newest = strip.ahead + (strip.first % group + last) / group;
-        return newest < 0 ? 0 : int(std::min<int64_t>(newest / (FINE * LANES) * FINE + FINE, PARTS));
+        return newest < 0 ? 0 : int(std::min<int64_t>(newest / (each * LANES) * each + each, PARTS));
     }
 
     // Rows of a task from `first` on; `start` is the position of the task's first query.
@@ -463,7 +462,7 @@ template <class T, class S> struct Attention {
             const uint32_t* q = w.q.at((strip.first + i) * depth / T::PAIR);
             scores<decltype(count)::value, decltype(first)::value>(q, keys, strip.s + i * BLOCK, tiles);
         };
-        by_tiles(strip, some);
+        by_tiles(strip, FINE, some);
     }
 
     void weigh_strip(Space& w, const Strip& strip, const Cells& values) const {
@@ -472,13 +471,15 @@ template <class T, class S> struct Attention {
             const uint32_t* p = strip.p + i * BLOCK / T::PAIR;
             weigh_all<decltype(count)::value, decltype(first)::value>(p, values, strip.shrink + i, out, tiles);
         };
-        by_tiles(strip, some);
+        by_tiles(strip, 1, some);
     }
 
     // `some` is also given how many tiles, as a constant where it is all of them.
-    template <class F> void by_tiles(const Strip& strip, F some) const {
+    template <class F> void by_tiles(const Strip& strip, int each, F some) const {
         if (strip.cut)
-            by_rows<T::ROWS>(strip.rows, [&](auto count, auto first, int i) { some(count, first, i, tiles_of(strip, i)); });
+            by_rows<T::ROWS>(strip.rows, [&](auto count, auto first, int i) {
+                some(count, first, i, tiles_of(strip, i, each));
+            });
         else
             by_rows<T::ROWS>(strip.rows, [&](auto count, auto first, int i) {
                 some(count, first, i, ALL);
@@ -953,6 +954,12 @@ template <class T, class S> struct Attention {
             auto* keys = (Stored*)b.cache + block * b.cache_stride + kv * head + offset / LANES * LANES * b.dim;
             auto* values = b.value_dim ? keys : keys + b.kv_heads * head;
             const int at = offset % LANES;
+            if constexpr (T::PAIR == 2 && !SMALL)
+                if (at == 0 && follow(token, until)) {
+                    write_tile(keys, values, token, kv);
+                    token += LANES - 1;
+                    continue;
+                }
             if (at == 0) std::memset(values, 0, LANES * b.dim * sizeof(Stored));
             write_key(keys, at, token, kv);
             if (b.value_dim) continue;
@@ -964,6 +971,21 @@ template <class T, class S> struct Attention {
                 }
             write_value(values, at, token, kv);
         }
+    }
+
+    // Whether the tokens of a tile are all there.
+    bool follow(int64_t token, int64_t until) const {
+        bool all = token + LANES <= until;
+        for (int i = 1; all && i < LANES; i++) all = b.slots[token + i] == b.slots[token] + i;
+        return all;
+    }
+
+    void write_tile(Stored* keys, Stored* values, int64_t token, int kv) const {
+        const auto* from = (const Element*)b.k + token * b.k_stride + kv * b.dim;
+        for (int d = 0; d < b.dim; d += 16)
+            for (int key = 0; key < LANES; key += 8)
+                transpose(from + key * b.k_stride + d, b.k_stride, (uint32_t*)keys + d / 2 * LANES + key, LANES);
+        for (int key = 0; key < LANES && !b.value_dim; key += 2) write_pair(values, key, token + key, kv);
     }
 
     void write_key(Stored* keys, int at, int64_t token, int kv) const {

@@ -370,30 +370,6 @@ void multiply_one(const Matrix& w, const uint16_t* x, void* y, int64_t m, int32_
     type ? multiply(w, x, (uint16_t*)y, m) : multiply(w, x, (float*)y, m);
 }
 
-// 8 rows of 8 pairs, `stride` numbers from one to the next, as 8 columns, `step` pairs from one to the next.
-inline void transpose(const uint16_t* from, int64_t stride, uint32_t* to, int64_t step) {
-#if defined(__AVX2__)
-    __m256i a[8], b[8];
-    for (int i = 0; i < 8; i++) a[i] = load<__m256i>(from + i * stride);
-    for (int i = 0; i < 8; i += 2) {
-        b[i] = _mm256_unpacklo_epi32(a[i], a[i + 1]);
-        b[i + 1] = _mm256_unpackhi_epi32(a[i], a[i + 1]);
-    }
-    for (int i = 0; i < 8; i += 4)
-        for (int j = 0; j < 2; j++) {  // pairs 2j and 2j + 4, 2j + 1 and 2j + 5 of four rows
-            a[i + 2 * j] = _mm256_unpacklo_epi64(b[i + j], b[i + j + 2]);
-            a[i + 2 * j + 1] = _mm256_unpackhi_epi64(b[i + j], b[i + j + 2]);
-        }
-    for (int i = 0; i < 4; i++) {
-        _mm256_storeu_si256((__m256i*)(to + i * step), _mm256_permute2x128_si256(a[i], a[i + 4], 0x20));
-        _mm256_storeu_si256((__m256i*)(to + (i + 4) * step), _mm256_permute2x128_si256(a[i], a[i + 4], 0x31));
-    }
-#else
-    for (int i = 0; i < 8; i++)
-        for (int j = 0; j < 8; j++) std::memcpy(to + j * step + i, from + i * stride + 2 * j, 4);
-#endif
-}
-
 // `real` rows of `inputs` numbers as a panel of so many channels, those that pad it zero.
 void pack_panel(const Matrix& w, const uint16_t* rows, int64_t inputs, int64_t channels, int64_t real, uint32_t* to) {
     const int64_t pairs = inputs / 2 / 8 * 8, whole = real / 8 * 8, step = place(channels, 1, 0);

@@ -10,6 +10,7 @@
 namespace {
 
 constexpr int64_t GRAIN = 1 << 15; // elements that are worth waking another thread for
+constexpr int TOGETHER = WIDTH == 16 ? 4 : 2;  // vectors of a gate: what the registers have room for
 
 }  // namespace
 
@@ -93,10 +94,22 @@ template <class T> struct Rows {
     }
 
     static void gate(const Gate& g, const Element* gate_up, Element* out) {
-        for (int64_t i = 0; i < g.size; i += WIDTH) {
-            const int64_t count = g.size - i;
-            const Floats x = read<T>(gate_up + i, count), up = read<T>(gate_up + g.size + i, count);
-            write<T>(out + i, T::round(gated(x, x * (g.linear + g.cubic * x * x))) * up, count);
+        int64_t i = 0;
+        for (; i + TOGETHER * WIDTH <= g.size; i += TOGETHER * WIDTH) gate_some<TOGETHER>(g, gate_up, out, i, TOGETHER * WIDTH);
+        for (; i < g.size; i += WIDTH) gate_some<1>(g, gate_up, out, i, g.size - i);
+    }
+
+    // N vectors from i on, or what there is of the last.
+    template <int N> static void gate_some(const Gate& g, const Element* gate_up, Element* out, int64_t i, int64_t count) {
+        Floats x[N], a[N];
+        EACH(v, N) {
+            x[v] = read<T>(gate_up + i + v * WIDTH, count - v * WIDTH);
+            a[v] = x[v] * (g.linear + g.cubic * x[v] * x[v]);
+        }
+        gate_each(x, a);
+        EACH(v, N) {
+            const Floats up = read<T>(gate_up + g.size + i + v * WIDTH, count - v * WIDTH);
+            write<T>(out + i + v * WIDTH, T::round(x[v]) * up, count - v * WIDTH);
         }
     }
 };

@@ -143,9 +143,6 @@ inline Floats steps_of(int bits, const uint8_t* at, bool of_offsets) {
     return __builtin_convertvector(bits == 8 ? all : of_offsets ? all >> 4 : all & 15, Floats);
 }
 
-// Arrays of vectors become registers where the loops over them are unrolled early, which GCC does on request alone.
-#define EACH(i, count) _Pragma("GCC unroll 16") for (int i = 0; i < count; i++)
-
 // out [R][PANEL] = R quantized rows, beginning with `row`, times C vectors of channels, beginning with `column`.
 template <int BITS, bool SQUARES, bool CODED, bool FAR, int R, int C>
 void tile(const Matrix& w, const Panel& of, int column, const Rows& x, int64_t row, float* out) {

@@ -33,10 +33,18 @@ template <class T> inline void write(typename T::Element* to, Floats x, int64_t 
     std::memcpy(to, some, count * sizeof *some);
 }
 
-// x * sigmoid(a), of which the second is never computed from e**x that overflows.
+// Each x becomes x * sigmoid(a), of which the second is never computed from e**x that overflows.
+template <int N> inline void gate_each(Floats (&x)[N], const Floats (&a)[N]) {
+    Floats e[N];
+    EACH(i, N) e[i] = a[i] < 0.0f ? a[i] : -a[i];
+    exponentials(e);
+    EACH(i, N) x[i] = x[i] * (a[i] < 0.0f ? e[i] : splat(1.0f)) / (1.0f + e[i]);
+}
+
 inline Floats gated(Floats x, Floats a) {
-    const Floats e = exponential(a < 0.0f ? a : -a);
-    return x * (a < 0.0f ? e : splat(1.0f)) / (1.0f + e);
+    Floats all[1] = {x};
+    gate_each(all, {a});
+    return all[0];
 }
 
 }  // namespace

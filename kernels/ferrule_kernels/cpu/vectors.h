@@ -7,6 +7,9 @@
 #include <immintrin.h>
 #endif
 
+// Arrays of vectors become registers where the loops over them are unrolled early, which GCC does on request alone.
+#define EACH(i, count) _Pragma("GCC unroll 16") for (int i = 0; i < count; i++)
+
 namespace {
 
 #if defined(__AVX512F__)
@@ -109,23 +112,28 @@ inline void narrow(uint16_t* to, Floats x) {
     std::memcpy(to, &halves, sizeof halves);
 }
 
-// e**x for x <= 0, within 2 units in the last place; below -87 it is zero (Cephes' expf polynomial).
+// e**x for each x <= 0, within 2 units in the last place; below -87 it is zero (Cephes' expf polynomial). Each operation waits
+// for the one before: so several vectors take little longer than one.
+template <int N> inline void exponentials(Floats (&x)[N]) {
+    Ints far[N], power[N];
+    Floats r[N], y[N];
+    EACH(i, N) far[i] = x[i] < -87.0f, r[i] = far[i] ? splat(-87.0f) : x[i];
+    EACH(i, N) power[i] = __builtin_convertvector(r[i] * 1.44269504088896341f - 0.5f, Ints);  // toward zero, which is upwards
+    EACH(i, N) y[i] = __builtin_convertvector(power[i], Floats);
+    EACH(i, N) r[i] = r[i] - y[i] * 0.693359375f - y[i] * -2.12194440e-4f;
+    EACH(i, N) y[i] = splat(1.9875691500e-4f) * r[i] + 1.3981999507e-3f;
+    EACH(i, N) y[i] = y[i] * r[i] + 8.3334519073e-3f;
+    EACH(i, N) y[i] = y[i] * r[i] + 4.1665795894e-2f;
+    EACH(i, N) y[i] = y[i] * r[i] + 1.6666665459e-1f;
+    EACH(i, N) y[i] = y[i] * r[i] + 5.0000001201e-1f;
+    EACH(i, N) y[i] = y[i] * r[i] * r[i] + r[i] + 1.0f;
+    EACH(i, N) x[i] = far[i] ? Floats{} : (Floats)((Ints)y[i] + (power[i] << 23));
+}
+
 inline Floats exponential(Floats x) {
-    const Ints far = x < -87.0f;
-    x = far ? splat(-87.0f) : x;
-    Floats scaled = x * 1.44269504088896341f - 0.5f;
-    const Ints power = __builtin_convertvector(scaled, Ints);  // toward zero: of a negative number, upwards
-    const Floats n = __builtin_convertvector(power, Floats);
-    const Floats r = x - n * 0.693359375f - n * -2.12194440e-4f;
-    Floats y = splat(1.9875691500e-4f);
-    y = y * r + 1.3981999507e-3f;
-    y = y * r + 8.3334519073e-3f;
-    y = y * r + 4.1665795894e-2f;
-    y = y * r + 1.6666665459e-1f;
-    y = y * r + 5.0000001201e-1f;
-    y = y * r * r + r + 1.0f;
-    y = (Floats)((Ints)y + (power << 23));
-    return far ? Floats{} : y;
+    Floats all[1] = {x};
+    exponentials(all);
+    return all[0];
 }
 
 // What `both` makes of all lanes: of the first half with the other, and so on, always in this order. GCC needs vectors here.
@@ -175,6 +183,30 @@ inline void store_bytes(void* to, Ints v, int64_t count = WIDTH) {
     for (int i = 0; i < WIDTH; i++) bytes[i] = uint8_t(v[i]);
 #endif
     std::memcpy(to, &bytes, count < WIDTH ? count : WIDTH);
+}
+
+// 8 rows of 8 pairs, `stride` numbers from one to the next, as 8 columns, `step` pairs from one to the next.
+inline void transpose(const uint16_t* from, int64_t stride, uint32_t* to, int64_t step) {
+#if defined(__AVX2__)
+    __m256i a[8], b[8];
+    for (int i = 0; i < 8; i++) a[i] = load<__m256i>(from + i * stride);
+    for (int i = 0; i < 8; i += 2) {
+        b[i] = _mm256_unpacklo_epi32(a[i], a[i + 1]);
+        b[i + 1] = _mm256_unpackhi_epi32(a[i], a[i + 1]);
+    }
+    for (int i = 0; i < 8; i += 4)
+        for (int j = 0; j < 2; j++) {  // pairs 2j and 2j + 4, 2j + 1 and 2j + 5 of four rows
+            a[i + 2 * j] = _mm256_unpacklo_epi64(b[i + j], b[i + j + 2]);
+            a[i + 2 * j + 1] = _mm256_unpackhi_epi64(b[i + j], b[i + j + 2]);
+        }
+    for (int i = 0; i < 4; i++) {
+        _mm256_storeu_si256((__m256i*)(to + i * step), _mm256_permute2x128_si256(a[i], a[i + 4], 0x20));
+        _mm256_storeu_si256((__m256i*)(to + (i + 4) * step), _mm256_permute2x128_si256(a[i], a[i + 4], 0x31));
+    }
+#else
+    for (int i = 0; i < 8; i++)
+        for (int j = 0; j < 8; j++) std::memcpy(to + j * step + i, from + i * stride + 2 * j, 4);
+#endif
 }
 
 }  // namespace

@@ -72,7 +72,7 @@ def test_products_equal_float64_but_for_the_rounding_of_sums(n: int, k: int) -> 
 def test_a_row_has_the_same_bits_alone_and_in_any_batch() -> None:
     matrix, x = DenseMatrix(_random(150, 2100)), _random(300, 2100, seed=3)
     whole = matrix.multiply(x, torch.float32)
-    for first, last in ((0, 1), (1, 3), (3, 9), (9, 22), (22, 40), (238, 243), (100, 300)):
+    for first, last in ((0, 1), (1, 3), (3, 9), (9, 22), (22, 40), (148, 155), (100, 300)):
         assert torch.equal(matrix.multiply(x[first:last], torch.float32), whole[first:last])
 
 

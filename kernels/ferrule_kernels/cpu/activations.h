@@ -23,8 +23,8 @@ inline int32_t taken_off(const Matrix& w) { return middle(w) - (w.bits == 8 || w
 // The quantized rows, in the caller's memory: `q` [rows * digits, k], `scale`, `start` and `sum` [groups, across].
 // `start` is what a sum of products begins with: less half the weights' range times the sum of the activations' numbers.
 // `sum` is that of the activations themselves. Where rows are `tiled`, q is [rows * digits / 16][k / 64][16][64].
-// `across` is the number of rows or, of 16 and more, an odd number of lines of the cache, since groups an even number apart
-// would share few places there.
+// `across` is the number of rows or, from 16 on, an odd number of lines of the cache: groups that lie a power of two apart would
+// share few places there.
 struct Rows {
     int8_t* q;
     float* scale;

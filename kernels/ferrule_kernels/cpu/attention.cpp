@@ -76,7 +76,7 @@ struct Task {
     bool alone;                  // all queries of its row: nobody else reads the keys and values that it writes
 };
 
-#define INLINE inline __attribute__((always_inline))  // or sums would be kept in memory
+#define INLINE inline __attribute__((always_inline))  // or sums would be kept in memory, or moved once more
 
 #if BY_HAND
 // Sums of six rows and two vectors, which compilers would keep in memory: with both vectors and a row's number these are 15
@@ -481,9 +481,7 @@ template <class T, class S> struct Attention {
                 some(count, first, i, tiles_of(strip, i, each));
             });
         else
-            by_rows<T::ROWS>(strip.rows, [&](auto count, auto first, int i) {
-                some(count, first, i, ALL);
-            });
+            by_rows<T::ROWS>(strip.rows, [&](auto count, auto first, int i) { some(count, first, i, ALL); });
     }
 
 #if TILES

@@ -42,8 +42,9 @@ typedef uint8_t Bytes __attribute__((vector_size(4 * WIDTH)));
 constexpr int64_t CHUNK = TILES ? 256 : 264;  // rows of one task, at most: whole strips of any height
 constexpr int64_t SMALL = 1 << 17; // multiplications that one thread does sooner than two
 constexpr int64_t FEW = 1 << 12;   // activations that one thread quantizes before the others start
-constexpr int64_t SOME = 8;        // rows that are quantized at a time where a row is a group, else twice as many: a line
-constexpr int64_t PIECE = 512;     // of the cache holds what a group has of these, and this many of their inputs
+constexpr int64_t SOME = 8;        // rows that are quantized at a time, where each is one group
+constexpr int64_t LINE = 16;       // or where it has several: one thread writes all scales that a line of the cache holds
+constexpr int64_t PIECE = 512;     // inputs of these
 
 constexpr bool tall(int bits) { return TALL > 0 && bits != 8 && bits != 4; }
 
@@ -512,7 +513,7 @@ template <class X, class Y> void multiply(const std::vector<Job>& jobs, void* me
     });
     const auto groups_of = [](const Job& job) { return job.w->k / job.w->group; };
     const auto some_groups = [](const Job& job) { return std::max<int64_t>(1, PIECE / job.w->group); };
-    const auto some_rows = [&](const Job& job) { return groups_of(job) == 1 ? SOME : 2 * SOME; };
+    const auto some_rows = [&](const Job& job) { return groups_of(job) == 1 ? SOME : LINE; };
     const auto across = [&](const Job& job) { return (groups_of(job) + some_groups(job) - 1) / some_groups(job); };
     const Starts pieces(sources, [&](const Job& job) { return (job.m + some_rows(job) - 1) / some_rows(job) * across(job); });
     const auto prepare = [&](int64_t task) {

@@ -51,7 +51,7 @@ struct Ahead {
 
     // Whether the steps between divide it: whether a product that wraps is below one part (Lemire, Kaser, Kurz 2019).
     bool due(int64_t step) const { return uint64_t(step) * part <= part - 1; }
-    // In a step that reads so many bytes.
+    // Ask, if it is due, in a step that reads so many bytes.
     template <int64_t BYTES, bool FAR> inline __attribute__((always_inline)) void ask(int64_t step, const char*& from) const {
         if (!due(step)) return;
         !FAR && slowly ? fetch<BYTES / 4>(from) : fetch<BYTES, FAR>(from);
@@ -75,7 +75,7 @@ inline Ahead ahead_of(int64_t strips, bool sliced, const void* begin, const void
     return {(const char*)end, std::min<int64_t>(strips, 4), strips < 4};
 }
 
-// How many of so many rows meet a panel together: as many each time, in whole strips, at most `most` where that is some.
+// How many of so many rows meet a panel together: about as many each time, in whole strips. `most` is a number of these.
 inline int64_t chunk_of(int64_t rows, int64_t most, int64_t strip) {
     const int64_t chunks = std::max<int64_t>(1, (rows + most - 1) / most), each = (rows + chunks - 1) / chunks;
     return std::max<int64_t>(1, (each + strip - 1) / strip) * strip;

@@ -263,7 +263,7 @@ class PackedMatrix:
 
     def memory(self, rows: int, products: int = 1) -> int:
         """The address of memory for so many rows in so many products with such matrices, until the next call."""
-        each = self._memory(self._address, 1)  # at least what rounding up adds to a product's rows
+        each = self._memory(self._address, 17)  # 32 rows, and 48 of scales: more than rounding up adds to a product's
         return self._workspace.at(self._memory(self._address, rows) + products * each)
 
     @staticmethod

@@ -363,6 +363,16 @@ def test_offsets_come_with_a_form_that_has_them() -> None:
 
 
 @compiled
+@pytest.mark.parametrize("form", [Form(8), Form(4, 32), Form(6, 16), Form(4, 32, 2)])
+@pytest.mark.parametrize("counts", [(1, 2, 3), (16, 15), (17, 17, 17), (33, 1, 65), (17,) * 40])
+def test_memory_for_several_products_holds_the_rows_of_each(form: Form, counts: tuple[int, ...]) -> None:
+    packed = PackedMatrix(torch.randn(48, 256), form, None, Workspace())
+    packed.memory(sum(counts), len(counts))
+    needed = sum(packed._memory(packed._address, count) for count in counts)
+    assert packed._workspace._memory.numel() >= needed
+
+
+@compiled
 def test_threads_change_nothing() -> None:
     packed = PackedMatrix(torch.randn(300, 512), Form(4, 32), None, Workspace())
     x, threads = torch.randn(20, 512), torch.get_num_threads()

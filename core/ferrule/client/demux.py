@@ -36,9 +36,8 @@ class DeltaStream(AsyncIterator[RequestDelta]):
     """One request's deltas; several that have come since the last was read are one. So a process that lags behind the
     engine does less for each token. `aclose` before the terminal one cancels the request.
 
-    A `patient` reader gets the first delta at once and later ones in batches, because a caller who waits for the whole
-    answer has no use for single tokens. If nobody reads, the engine pauses the request until everything that has
-    arrived is read. `request` is kept where it may be submitted again, until the first delta.
+    A `patient` reader waits for the whole answer: it gets the first delta at once and later ones in batches. If nobody
+    reads, the engine pauses the request until everything that has arrived is read. `request` is kept where it may be submitted again, until the first delta.
     """
 
     __slots__ = (

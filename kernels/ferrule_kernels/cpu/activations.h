@@ -41,8 +41,10 @@ struct Rows {
         start = (int32_t*)(scale + across * groups);
         sum = (float*)(start + across * groups);
     }
-    static int64_t bytes(const Matrix& w, int64_t rows) {  // of memory
-        return 63 + whole(rows * w.digits) * w.k + 12 * across_of(rows * w.digits) * (w.k / w.group);
+    // Of memory for so many rows of several products together, however they are divided: with all that each may round up.
+    static int64_t bytes(const Matrix& w, int64_t rows, int64_t products = 1) {
+        const int64_t count = rows * w.digits;
+        return 63 * products + (count + 15 * products) * w.k + 12 * (count + 31 * products) * (w.k / w.group);
     }
     static int64_t whole(int64_t rows) { return (rows + 15) / 16 * 16; }
     static int64_t across_of(int64_t rows) { return rows < 16 ? rows : (whole(rows) / 16 | 1) * 16; }

@@ -124,11 +124,11 @@ template <class T, class S> struct Attention {
     static constexpr int ROWS = TILED ? 64 : STRIP; // of a task
     static constexpr int FEW = 4;                   // rows that take numbers as the cache has them
     static constexpr int LIGHT = 2;                 // rows whose products take less time than what they read
-    static constexpr int EACH = LANES / WIDTH;      // vectors of a key's dim in a tile
+    static constexpr int DEEP = LANES / WIDTH;      // vectors of keys in a tile
     static constexpr int LINES = std::max<int>(1, 64 / (LANES * sizeof(Stored)));  // dims of a tile's keys in a line
     static constexpr int STEP = TILED ? 32 : 1;     // dims of keys are rounded up to it
     static constexpr std::integral_constant<int, PARTS> ALL{};
-    static constexpr int FINE = TILED ? PARTS : 2 / EACH;  // tiles are left out by so many: of vectors, two are computed together
+    static constexpr int FINE = 2 / DEEP;           // tiles are left out by so many: vectors are computed by twos
     const Batch& b;
     const int group;        // heads that share a kv head
     const int64_t depth;    // dims of q and of keys as the products take them
@@ -282,6 +282,9 @@ template <class T, class S> struct Attention {
         return newest < 0 ? 0 : int(std::min<int64_t>(newest / (each * LANES) * each + each, PARTS));
     }
 
+    // Whether a task's rows are so few that they take numbers as the cache has them.
+    bool keeps(const Task& task) const { return WIDENS && task.count * group <= FEW; }
+
     // Rows of a task from `first` on; `start` is the position of the task's first query.
     Strip strip_at(Space& w, const Place& here, int first, int rows, int64_t start, int turn) const {
         const int64_t key = here.key, position = start + first / group, last = start + (first + rows - 1) / group;
@@ -293,7 +296,7 @@ template <class T, class S> struct Attention {
         limit(key, oldest, until, strip.from, strip.until);
         const int64_t end = key + strip.until * LANES;
         strip.whole = std::min(position + 1, here.task.until) >= end && oldest_of(last) <= key + strip.from * LANES;
-        strip.cut = !TILED && !strip.whole;
+        strip.cut = !TILED && !strip.whole && !keeps(here.task);
         strip.fresh = key <= std::max(oldest, here.task.from);
         strip.s = w.s.at(turn * STRIP * BLOCK);
         strip.p = w.p.at(turn * STRIP * BLOCK / T::PAIR);
@@ -304,8 +307,8 @@ template <class T, class S> struct Attention {
     // out[r] = a[r] . the keys of a block's first `tiles`, for R rows
     template <int R, bool FIRST, class N> void scores(const uint32_t* a, const Cells& keys, float* out, N tiles) const {
         int v = 0;
-        for (; v + COLUMNS <= tiles * EACH; v += COLUMNS) score_vectors<R, COLUMNS, FIRST>(a, keys, v, out);
-        if (v < tiles * EACH) score_vectors<R, 2, FIRST>(a, keys, v, out);
+        for (; v + COLUMNS <= tiles * DEEP; v += COLUMNS) score_vectors<R, COLUMNS, FIRST>(a, keys, v, out);
+        if (v < tiles * DEEP) score_vectors<R, 2, FIRST>(a, keys, v, out);
     }
 
     // ... of C vectors of keys from `v` on.
@@ -379,21 +382,21 @@ template <class T, class S> struct Attention {
 
     // As `scores`, of tiles as the cache has them, for few rows.
     template <int R, bool FIRST> void scores_kept(const uint32_t* a, const Cells& keys, float* out) const {
-        constexpr int TOGETHER = R * EACH > 4 ? 1 : R * EACH > 2 ? 2 : 4;  // tiles: sums enough to add without waiting
+        constexpr int TOGETHER = R * DEEP > 4 ? 1 : R * DEEP > 2 ? 2 : 4;  // tiles: sums enough to add without waiting
         const int n = int(b.dim);
         for (int t = 0; t < PARTS; t += TOGETHER) {
-            Floats sum[R][TOGETHER * EACH] = {};
+            Floats sum[R][TOGETHER * DEEP] = {};
             for (int i = 0; i < n; i++)
                 for (int u = 0; u < TOGETHER; u++) {
                     const auto* from = (const Stored*)keys.at[t + u] + i * LANES;
                     if (FIRST && i % LINES == 0) ask_far(keys.ahead[t + u] + i * LANES * sizeof(Stored));
-                    for (int v = 0; v < EACH; v++) {
+                    for (int v = 0; v < DEEP; v++) {
                         const Floats key = as_floats<S>(from + v * WIDTH);
-                        for (int r = 0; r < R; r++) add(sum[r][u * EACH + v], a[r * n + i], key);
+                        for (int r = 0; r < R; r++) add(sum[r][u * DEEP + v], a[r * n + i], key);
                     }
                 }
             for (int r = 0; r < R; r++)
-                for (int v = 0; v < TOGETHER * EACH; v++) write_floats(out + r * BLOCK + t * LANES + v * WIDTH, sum[r][v]);
+                for (int v = 0; v < TOGETHER * DEEP; v++) write_floats(out + r * BLOCK + t * LANES + v * WIDTH, sum[r][v]);
         }
     }
 
@@ -408,20 +411,20 @@ template <class T, class S> struct Attention {
             for (int64_t column = 0; column < wide; column += LANES) {
                 if (FIRST && column * sizeof(Stored) % 64 == 0)
                     for (int k = 0; k < SOME; k++) ask_far(values.ahead[t] + (first + k * wide + column) * sizeof(Stored));
-                Floats sum[R][EACH];
+                Floats sum[R][DEEP];
                 for (int r = 0; r < R; r++)
-                    for (int v = 0; v < EACH; v++) {
+                    for (int v = 0; v < DEEP; v++) {
                         sum[r][v] = load<Floats>(out + r * wide + column + v * WIDTH);
                         if (key == 0) sum[r][v] *= shrink[r];
                     }
                 for (int k = 0; k < SOME; k++)
-                    for (int v = 0; v < EACH; v++) {
+                    for (int v = 0; v < DEEP; v++) {
                         const int64_t at = first + k * wide + column + v * WIDTH;
                         const Floats value = as_floats<S>((const Stored*)values.at[t] + at);
                         for (int r = 0; r < R; r++) add(sum[r][v], p[r * BLOCK + key + k], value);
                     }
                 for (int r = 0; r < R; r++)
-                    for (int v = 0; v < EACH; v++) write_floats(out + r * wide + column + v * WIDTH, sum[r][v]);
+                    for (int v = 0; v < DEEP; v++) write_floats(out + r * wide + column + v * WIDTH, sum[r][v]);
             }
         }
     }
@@ -647,15 +650,14 @@ template <class T, class S> struct Attention {
     // Few rows, or vectors: one after the other, near in memory.
     void run_few(const Task& task, const Task& then, int64_t start, Space& w) const {
         const int rows = task.count * group;
+        const bool kept = keeps(task), kept_values = kept && !b.value_dim;
         Cells cells;
         Found here = find({task, task.from});
         for (int64_t key = task.from; key < task.until; key += BLOCK) {
             const Found next = find(key + BLOCK < task.until ? Place{task, key + BLOCK} : Place{then, then.from});
             for (int i = 0; i < rows; i += STRIP) {
-                const bool kept = WIDENS && rows <= FEW, kept_values = kept && !b.value_dim;
-                Strip strip = strip_at(w, {task, key}, i, std::min(STRIP, rows - i), start, 0);
+                const Strip strip = strip_at(w, {task, key}, i, std::min(STRIP, rows - i), start, 0);
                 if (!strip.rows) continue;
-                strip.cut &= !kept;
                 for (int t = strip.from; t < strip.until; t += NEAR) {
                     const int until = std::min(t + NEAR, strip.until);
                     read(w.keys.at(0), here, next, false, t, until, NEAR, cells, kept);
@@ -793,14 +795,14 @@ template <class T, class S> struct Attention {
 
     // The scores of a strip become weights.
     template <class Beside> void soften(const Place& here, Space& w, const Strip& strip, Beside beside) const {
-        if (!strip.cut) return soften(here, w, strip, beside, [&](int) { return TILED ? strip.until * EACH : VECTORS; });
-        soften(here, w, strip, beside, [&](int i) { return tiles_of(strip, i) * EACH; });
+        if (!strip.cut) return soften(here, w, strip, beside, [&](int) { return TILED ? strip.until * DEEP : VECTORS; });
+        soften(here, w, strip, beside, [&](int i) { return tiles_of(strip, i) * DEEP; });
     }
 
     // `until` says for a row how many vectors of scores it has.
     template <class Beside, class Until>
     void soften(const Place& here, Space& w, const Strip& strip, Beside beside, Until until) const {
-        const int from = TILED ? strip.from * EACH : 0;
+        const int from = TILED ? strip.from * DEEP : 0;
         for (int i = 0; i < strip.rows; i++) {
             auto* s = (Floats*)(strip.s + i * BLOCK);
             const int64_t position = strip.position + (strip.first % group + i) / group;
@@ -971,7 +973,7 @@ template <class T, class S> struct Attention {
         }
     }
 
-    // Whether the tokens of a tile are all there.
+    // Whether the next tokens fill a tile.
     bool follow(int64_t token, int64_t until) const {
         bool all = token + LANES <= until;
         for (int i = 1; all && i < LANES; i++) all = b.slots[token + i] == b.slots[token] + i;

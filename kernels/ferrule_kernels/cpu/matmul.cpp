@@ -487,6 +487,15 @@ inline bool alike(const Job& a, const Job& b) {
            v.digits == w.digits;
 }
 
+// What threads quantize at a time of a product's rows: so many rows and groups, `across` pieces for the same rows.
+struct Pieces {
+    int64_t rows, groups, across, count;
+
+    explicit Pieces(const Job& job)
+        : rows(job.w->group == job.w->k ? SOME : LINE), groups(std::max<int64_t>(1, PIECE / job.w->group)),
+          across((job.w->k / job.w->group + groups - 1) / groups), count((job.m + rows - 1) / rows * across) {}
+};
+
 // Several products at once. Rows that successive ones share are quantized once.
 template <class X, class Y> void multiply(const std::vector<Job>& jobs, void* memory) {
     std::vector<Rows> rows;
@@ -511,17 +520,14 @@ template <class X, class Y> void multiply(const std::vector<Job>& jobs, void* me
         const int64_t count = job.m * job.w->digits, each = chunk(job);
         return panels_of(job.w->n) * ((count + each - 1) / each);
     });
-    const auto groups_of = [](const Job& job) { return job.w->k / job.w->group; };
-    const auto some_groups = [](const Job& job) { return std::max<int64_t>(1, PIECE / job.w->group); };
-    const auto some_rows = [&](const Job& job) { return groups_of(job) == 1 ? SOME : LINE; };
-    const auto across = [&](const Job& job) { return (groups_of(job) + some_groups(job) - 1) / some_groups(job); };
-    const Starts pieces(sources, [&](const Job& job) { return (job.m + some_rows(job) - 1) / some_rows(job) * across(job); });
+    const Starts pieces(sources, [](const Job& job) { return Pieces(job).count; });
     const auto prepare = [&](int64_t task) {
         const int64_t owner = pieces.owner(task), own = task - pieces.first(owner);
         const Job& job = sources[owner];
         const Matrix& w = *job.w;
-        const int64_t row = own / across(job) * some_rows(job), end = std::min(job.m, row + some_rows(job));
-        const int64_t from = own % across(job) * some_groups(job), until = std::min(groups_of(job), from + some_groups(job));
+        const Pieces cut(job);
+        const int64_t row = own / cut.across * cut.rows, end = std::min(job.m, row + cut.rows);
+        const int64_t from = own % cut.across * cut.groups, until = std::min(w.k / w.group, from + cut.groups);
         const auto some = w.digits == 1 ? quantize<1, X> : quantize<2, X>;
         for (int64_t i = row; i < end; i++) some(w, (const X*)job.x + i * w.inputs, i, from, until, rows[owner]);
     };
@@ -561,8 +567,8 @@ void multiply(const std::vector<Job>& jobs, int32_t x_type, int32_t y_type, void
 
 extern "C" {
 
-// Bytes that `ferrule_multiply` needs to quantize m rows in.
-int64_t ferrule_multiply_memory(const Matrix* matrix, int64_t m) { return Rows::bytes(*matrix, m); }
+// Bytes that so many products with such a matrix, one or several at once, need to quantize m rows in.
+int64_t ferrule_multiply_memory(const Matrix* matrix, int64_t m, int64_t products) { return Rows::bytes(*matrix, m, products); }
 
 // x [m, inputs] to y [m, n], both contiguous; types as above.
 void ferrule_multiply(const Matrix* w, const void* x, void* y, int64_t m, int32_t x_type, int32_t y_type, void* memory) {

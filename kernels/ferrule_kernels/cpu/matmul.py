@@ -53,7 +53,7 @@ def _kernels() -> _Kernels:
     loaded, at = library.load(), ctypes.c_void_p
     loaded.ferrule_pack.argtypes = (at, at, ctypes.c_int32, at, at, at, at)
     loaded.ferrule_multiply.argtypes = (at, at, at, ctypes.c_int64, ctypes.c_int32, ctypes.c_int32, at)
-    loaded.ferrule_multiply_memory.argtypes = (at, ctypes.c_int64)
+    loaded.ferrule_multiply_memory.argtypes = (at, ctypes.c_int64, ctypes.c_int64)
     loaded.ferrule_multiply_memory.restype = ctypes.c_int64
     loaded.ferrule_rows.argtypes = (at, at, ctypes.c_int64, ctypes.c_int32, at)
     loaded.ferrule_rows.restype = ctypes.c_int64
@@ -263,13 +263,12 @@ class PackedMatrix:
 
     def memory(self, rows: int, products: int = 1) -> int:
         """The address of memory for so many rows in so many products with such matrices, until the next call."""
-        each = self._memory(self._address, 17)  # 32 rows, and 48 of scales: more than rounding up adds to a product's
-        return self._workspace.at(self._memory(self._address, rows) + products * each)
+        return self._workspace.at(self._memory(self._address, rows, products))
 
     @staticmethod
     def memory_of(matrices: Sequence[PackedMatrix], rows: int) -> int:
         """The address of memory for so many rows in a product with each of these, until the next call."""
-        return matrices[0]._workspace.at(sum(each._memory(each._address, rows) for each in matrices))
+        return matrices[0]._workspace.at(sum(each._memory(each._address, rows, 1) for each in matrices))
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """Everything that the kernel reads."""
@@ -288,7 +287,7 @@ class PackedMatrix:
         x = x.contiguous()
         m = x.shape[0]
         y = torch.empty((m, self.outputs), dtype=made)
-        memory = self._workspace.at(self._memory(self._address, m))
+        memory = self.memory(m)
         self._multiply(self._address, x.data_ptr(), y.data_ptr(), m, _TYPES[x.dtype], _TYPES[made], memory)
         return y if made == wanted else y.to(wanted)
 

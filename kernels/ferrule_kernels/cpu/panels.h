@@ -64,9 +64,9 @@ struct Ahead {
 // One strip asks for what it reads SOON bytes later, into the first cache: the processor's own prefetching keeps fewer lines
 // on their way, and the fewer, the longer each is computed with. What is behind `end`, the next block, is asked for by a
 // strip that takes a block `sliced`, a part of each line after the other, and by several strips, each its part, so that
-// memory is read while they compute. Few of them wait for memory, which the first ones ask for. Many wait for their units and
-// for the second cache, which answers later the more is on its way: so they ask slowly, where a step reads several lines, but
-// in every fourth step, since processors do not always foresee what happens less often.
+// memory is read while they compute. A few strips wait for memory, so the first ones ask for all of it. Many strips wait for
+// the arithmetic units and the second cache, which is slower the more it has to fetch: so each asks for less, one line in
+// every fourth step. In fewer steps, processors mispredict the branch.
 constexpr int64_t SOON = 12 << 10, MANY_STRIPS = 16;
 inline Ahead ahead_of(int64_t strips, bool sliced, const void* begin, const void* end) {
     if (TILES) return {(const char*)end, strips < 2 ? 1 : strips < 4 ? 2 : 4, false};

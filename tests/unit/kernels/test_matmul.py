@@ -368,7 +368,7 @@ def test_offsets_come_with_a_form_that_has_them() -> None:
 def test_memory_for_several_products_holds_the_rows_of_each(form: Form, counts: tuple[int, ...]) -> None:
     packed = PackedMatrix(torch.randn(48, 256), form, None, Workspace())
     packed.memory(sum(counts), len(counts))
-    needed = sum(packed._memory(packed._address, count) for count in counts)
+    needed = sum(packed._memory(packed._address, count, 1) for count in counts)
     assert packed._workspace._memory.numel() >= needed
 
 

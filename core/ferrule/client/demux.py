@@ -37,7 +37,8 @@ class DeltaStream(AsyncIterator[RequestDelta]):
     engine does less for each token. `aclose` before the terminal one cancels the request.
 
     A `patient` reader waits for the whole answer: it gets the first delta at once and later ones in batches. If nobody
-    reads, the engine pauses the request until everything that has arrived is read. `request` is kept where it may be submitted again, until the first delta.
+    reads, the engine pauses the request until everything that has arrived is read. `request` is kept where it may be
+    submitted again, until the first delta.
     """
 
     __slots__ = (

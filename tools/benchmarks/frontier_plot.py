@@ -1,7 +1,7 @@
 """The tables of `tools.benchmarks.frontier` as a picture: a curve for each server, a point for each of its settings.
 
     python -m tools.benchmarks.frontier --server "A=…" --server "A, 512=…" --server "B=…" | tee tables.md
-    python -m tools.benchmarks.frontier_plot < tables.md > docs/benchmarks/frontier.svg
+    python -m tools.benchmarks.frontier_plot < tables.md > docs/benchmarks/frontier-zen5.svg
 
 A row's name is the server's, and behind a comma the setting's. Further left and further down is better.
 """

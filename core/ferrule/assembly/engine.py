@@ -93,9 +93,9 @@ def _sized(config: Resolved, info: ModelInfo) -> tuple[ModelInfo, int]:
     room = capacity(limits)
     if room == info.max_model_len:
         return info, info.max_blocks
-    needed = (1 + footprint(limits, info.max_model_len - 1)) * info.page_bytes / 2**30
+    needed = -(-(1 + footprint(limits, info.max_model_len - 1)) * info.page_bytes >> 20)  # MiB
     problem = f"The KV cache has room for {room} tokens, but one request may have {info.max_model_len}"
-    remedy = f"{needed:.2f} GiB (FERRULE_CPU_KVCACHE_SPACE on CPU, --gpu-memory-utilization elsewhere)"
+    remedy = f"{needed} MiB (--kv-cache-memory-bytes {needed}M, or --gpu-memory-utilization on a GPU)"
     if config.model.max_model_len is not None or room < 2:
         raise ConfigError(
             f"{problem} (--max-model-len).",

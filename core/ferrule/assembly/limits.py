@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from ferrule.config import Resolved
 from ferrule.config.resolve import step_tokens
+from ferrule.interfaces.platform import DeviceMemory
 from ferrule.interfaces.scheduler import SchedulerLimits
 from ferrule.types import ModelInfo, Targets
+
+
+def cache_bytes(config: Resolved, memory: DeviceMemory) -> int:
+    """Bytes for the KV cache: as the user says, else as the device gives. Raises ConfigError where it has none."""
+    return config.cache.kv_cache_memory_bytes or memory.cache_bytes(config)
 
 
 def scheduler_limits(config: Resolved, info: ModelInfo, num_blocks: int) -> SchedulerLimits:

@@ -138,6 +138,13 @@ class CacheConfig:
         0.9, "Share of device memory that this instance may use.", gt=0, le=1, aliases=("--device-memory-utilization",)
     )
     cpu_offload_gb: float = opt(0.0, "GiB of weights that stay with the host, from where the GPU reads them.", ge=0)
+    kv_cache_memory_bytes: int | None = opt(
+        None,
+        "Memory of the cache on any device, in place of what --gpu-memory-utilization leaves or a CPU's default.",
+        ge=1,
+        le=1 << 50,
+        human=True,
+    )
     num_gpu_blocks_override: int | None = opt(None, "Exact number of cache blocks.", ge=1, le=2**31 - 2)
     enable_prefix_caching: bool = opt(True, "Reuse the cache of equal prompt beginnings.")
     cache_scope: str = opt(

@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from ferrule.assembly.limits import scheduler_limits
+from ferrule.assembly.limits import cache_bytes, scheduler_limits
 from ferrule.assembly.memory import device_tensors
 from ferrule.assembly.model import Loaded, check_model, load_model
 from ferrule.assembly.vocabulary import open_backend, open_tokenizer
@@ -127,19 +127,20 @@ class Worker:
         if not each or not scheduler.fits_states:
             return scheduler.max_num_seqs
         others = bool(loaded.model.cache_specs()) or self.config.cache.enable_prefix_caching
-        room = loaded.platform.memory().cache_bytes(self.config) // (2 if others else 1)
+        room = cache_bytes(self.config, loaded.platform.memory()) // (2 if others else 1)
         return min(scheduler.max_num_seqs, max(1, room // each))
 
     def _describe(self, loaded: Loaded, runner: ModelRunner) -> ModelInfo:
         """Add what is cached. Raises ConfigError for what does not fit, or what the model does not do."""
         info = loaded.info
         page_bytes = runner.cache.page_size * loaded.cache_type.itemsize
-        room, kept = loaded.platform.memory().cache_bytes(self.config), runner.recurrent.num_bytes
+        memory = loaded.platform.memory()
+        room, kept = cache_bytes(self.config, memory), runner.recurrent.num_bytes
         if kept > room:
             raise ConfigError(
                 f"The states of --max-num-seqs requests need {kept / 2**30:.2f} GiB, and the cache has "
                 f"{room / 2**30:.2f} GiB.",
-                "Give the cache more (FERRULE_CPU_KVCACHE_SPACE on CPU, --gpu-memory-utilization elsewhere), or set "
+                "Give the cache more (--kv-cache-memory-bytes, or --gpu-memory-utilization on a GPU), or set "
                 "--max-num-seqs to less.",
             )
         if self.config.model.enable_prompt_embeds and not info.hidden_size:
@@ -159,7 +160,7 @@ class Worker:
         self._num_snapshots = snapshots
         info = replace(info, max_num_seqs=fewer, notes=notes, max_snapshots=snapshots, state_bytes=state_bytes)
         info = replace(info, groups=runner.cache.groups, page_bytes=page_bytes, max_blocks=max_blocks)
-        spares = page_bytes and not loaded.platform.memory().keeps_more(self.config)
+        spares = page_bytes and not (self.config.cache.kv_cache_memory_bytes or memory.keeps_more(self.config))
         return replace(info, max_blocks=min(max_blocks, _usable(self.config, info))) if spares else info
 
     def init_cache(self, num_blocks: int) -> None:

@@ -81,7 +81,7 @@ class CpuPlatform(Platform):
         cores = min(bind(config.env.cpu_omp_threads_bind), torch.get_num_threads())
         torch.set_num_threads(cores)
         if config.cache.gpu_memory_utilization != CacheConfig().gpu_memory_utilization:
-            _log.warning("--gpu-memory-utilization has no effect on CPU: FERRULE_CPU_KVCACHE_SPACE sizes the KV cache")
+            _log.warning("--gpu-memory-utilization has no effect on CPU: --kv-cache-memory-bytes sizes the KV cache")
         if config.cache.cpu_offload_gb:
             _log.warning("--cpu-offload-gb has no effect on CPU: all weights are in its memory")
         for notice in without_effect(config):

@@ -45,8 +45,8 @@ _LONGEST_PAUSE = 0.1  # seconds: the end of the program waits for it
 _SPARE = 128 << 20  # bytes that stay for steps and other processes
 _THREADS = 8  # more do not help: memory is the limit
 _ADVICE = (
-    "Set FERRULE_CPU_KVCACHE_SPACE (GiB) or, where it is given, --num-gpu-blocks-override to less, or give the process "
-    "more memory."
+    "Set --kv-cache-memory-bytes or, where it is given, --num-gpu-blocks-override to less, or give the process more "
+    "memory."
 )
 _log = Log("platform")
 

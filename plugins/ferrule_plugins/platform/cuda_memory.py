@@ -178,10 +178,13 @@ class Budget:
             return ConfigError(f"The weights do not fit: {told}", self._load_advice(now))
         if stage == "rehearsal":
             return ConfigError(f"The largest step does not fit beside the weights: {told}", self._smaller_step())
+        section = self.config.cache
         less = f"--gpu-memory-utilization {self._less(now):.2f}"
+        if section.num_gpu_blocks_override is not None:
+            less = f"--num-gpu-blocks-override to less than {section.num_gpu_blocks_override}"
+        elif section.kv_cache_memory_bytes is not None:
+            less = f"--kv-cache-memory-bytes to less than {section.kv_cache_memory_bytes}"
         if stage == "cache":
-            if self.config.cache.num_gpu_blocks_override is not None:
-                less = f"--num-gpu-blocks-override to less than {self.config.cache.num_gpu_blocks_override}"
             return ConfigError(f"The KV cache does not fit: {told}", f"Set {less}.")
         return StepTooLarge(f"A step does not fit: {told} Set {less}, or {self._smaller_step(lower=True)}")
 

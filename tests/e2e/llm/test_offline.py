@@ -191,8 +191,10 @@ def test_a_context_that_the_cache_cannot_hold(tiny_llama: Path, monkeypatch: pyt
         assert len(small.generate([[5] * (longest - 8)], GREEDY, use_tqdm=False)[0].outputs[0].token_ids) == 8
         with pytest.raises(RequestError):
             small.generate([[5] * longest], GREEDY, use_tqdm=False)
-    with pytest.raises(ConfigError, match=f"set --max-model-len to {longest} or less"):
+    with pytest.raises(ConfigError, match=f"--kv-cache-memory-bytes.* set --max-model-len to {longest} or less"):
         LLM(str(tiny_llama), dtype="float32", max_model_len=256)
+    with LLM(str(tiny_llama), dtype="float32", max_model_len=256, kv_cache_memory_bytes=1 << 20) as large:
+        assert large.model.max_model_len == 256
 
 
 def test_it_survives_a_failed_request(llm: LLM) -> None:

@@ -101,6 +101,15 @@ def test_what_it_reports(folder: Path, plugins: Plugins) -> None:
     assert info.max_blocks == int(0.01 * 2**30) // info.page_bytes
 
 
+def test_the_cache_is_as_large_as_the_user_says(folder: Path, plugins: Plugins) -> None:
+    """In place of what the device would give, and also where running requests cannot fill it."""
+    config = _config(folder)
+    cache = replace(config.cache, kv_cache_memory_bytes=64 << 20)
+    executor, info = _start(replace(config, cache=cache), plugins)
+    executor.shutdown()
+    assert info.max_blocks == (64 << 20) // info.page_bytes
+
+
 def test_plans_submitted_ahead_are_answered_in_order(running: UniExecutor) -> None:
     prompt = tuple(range(5, 14))
     handles = [running.submit(_plan(0, 0, 9, (3,), prompt))]

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ferrule.assembly.choose import Choice, Chooser
+from ferrule.assembly.limits import cache_bytes
 from ferrule.assembly.memory import count_parameters
 from ferrule.assembly.model import outline
 from ferrule.config import Resolved
@@ -130,7 +131,7 @@ def _measure(report: Report, config: Resolved, plugins: Plugins, choice: Choice,
     state_bytes = sum(torch.Size(spec.shape).numel() * (spec.dtype or width).itemsize for spec in states.values())
     report.state_bytes = window + state_bytes
     try:
-        report.cache = choice.device.platform.memory().cache_bytes(config)
+        report.cache = cache_bytes(config, choice.device.platform.memory())
     except FerruleError:  # what is free is not known before weights are there
         return
     room = report.cache - report.state_bytes * (config.scheduler.max_num_seqs if states else 1)

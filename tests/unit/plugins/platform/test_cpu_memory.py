@@ -157,7 +157,7 @@ def test_a_cache_is_not_filled_with_memory_that_others_took(
     thread.start()
     thread.join()
     assert _resident() - before < 32 << 20
-    assert "others have taken the rest. Set FERRULE_CPU_KVCACHE_SPACE" in caplog.text
+    assert "others have taken the rest. Set --kv-cache-memory-bytes" in caplog.text
 
 
 def test_a_cache_that_does_not_fit_is_one_block(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +168,7 @@ def test_a_cache_that_does_not_fit_is_one_block(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(ConfigError, match=r"to have 0.25 GiB, but 0.00 GiB of memory"):
         CpuMemory(1 << 40).commit([storage])
     monkeypatch.setattr(cpu_memory, "available", lambda: 200 << 20)
-    with pytest.raises(ConfigError, match="FERRULE_CPU_KVCACHE_SPACE"):
+    with pytest.raises(ConfigError, match="--kv-cache-memory-bytes"):
         CpuMemory(1 << 40).commit([storage])
 
 

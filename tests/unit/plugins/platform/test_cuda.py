@@ -247,6 +247,10 @@ def test_a_cache_that_does_not_fit() -> None:
     with pytest.raises(ConfigError) as caught, platform.memory().guard("cache"):
         raise torch.OutOfMemoryError
     assert "--num-gpu-blocks-override" in caught.value.hint
+    platform, _ = _loaded(Numbers(80), weights=16, kv_cache_memory_bytes=70 * GIB)
+    with pytest.raises(ConfigError) as caught, platform.memory().guard("cache"):
+        raise torch.OutOfMemoryError
+    assert caught.value.hint == f"Set --kv-cache-memory-bytes to less than {70 * GIB}."
 
 
 def test_a_step_that_does_not_fit_says_what_to_lower() -> None:

@@ -12,7 +12,9 @@ token comes the sooner, the longer the gaps between the others' tokens are. Wher
   average and the last counts for each of the W. D requests have S/u gaps of g, which count with their square: many
   short gaps hurt less than a long one. With GAP for the wait that one gap of GAP seconds is worth, the sum of both,
   S/u·D·g²/GAP + W·(3·T + max(g, T/W))/4, is smallest at u = plain·√(1 + (3·W + 1)·GAP/(4·D·plain)) where a step has
-  less than one prompt, and else at u = plain·√((1 + 3·W·GAP/(4·D·plain)) / (1 + W·GAP/(4·D·S))).
+  less than one prompt, and else at u = plain·√((1 + 3·W·GAP/(4·D·plain)) / (1 + W·GAP/(4·D·S))). For prompts whose
+  first token is the last, and while no request decodes, that is √(3·S·plain). Prompts of others then get short steps:
+  the fewer of them decode, the longer the next step may be.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from ferrule.types import StepPlan, Targets
 
 _GAP = 32.0  # seconds
 _ALONE = 4.0  # while no request decodes, a step of prompts may take this many times as long as an empty one
-_LONGEST = 50.0  # and no longer than this: 2 % of a long prompt's time, for those that come meanwhile
+_LONGEST = 50.0  # and no longer than this, also where none will: 2 % of a long prompt's time, for those that come
 _PIECE = 256  # tokens of a prompt that is cut for that, or more: the costs of a step may be learnt wrongly
 _LEAST = 1.25  # of a plain step: what prompts get where a target is shorter, so that each of them ends
 _SURE = 0.9  # of a target between tokens: what is planned, since steps differ from what they are expected to take
@@ -113,9 +115,11 @@ class Pace:
 
     def _whole(self, plain: float, prompts: Sequence[Request]) -> int:
         """The tokens of as many prompts as are worth a step, all of the last one; or a part of one that is too long."""
-        count, enough, longest = 0, _ALONE * plain, _LONGEST * plain
-        for request in prompts:
-            cost = self._cost(request)
+        costs = [self._cost(request) for request in prompts]
+        alone = sum(cost for request, cost in zip(prompts, costs, strict=True) if request.limit == request.known + 1)
+        count, longest = 0, _LONGEST * plain
+        enough = max(_ALONE * plain, min(sqrt(3 * plain * alone), longest))
+        for request, cost in zip(prompts, costs, strict=True):
             if cost > longest:
                 return count or min(request.left, max(_PIECE, ceil(request.left / ceil(cost / longest))))
             count += request.left

@@ -8,7 +8,8 @@ the engine had before, two tokens of prompts for each request that decodes; the 
 between tokens. Nothing is computed, so a table takes seconds.
 
 With servers the same workloads are sent to each of them, in turns, through the completions API with random token ids.
-A gap is then the time between two pieces of a stream.
+A gap is then the time between two pieces of a stream. Before the tables each server computes a burst that is not in
+them: memory that is used for the first time may come slowly.
 """
 
 from __future__ import annotations
@@ -145,7 +146,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rate", type=float, default=0.8, help="of arrivals, in a second; 70 %% load is a fair one")
     parser.add_argument("--seed", default="0", help="of prompts: another one than before, if the servers still run")
     given = parser.parse_args(arguments)
-    servers = dict(each.split("=", 1) for each in given.server)
+    servers = {name: url.rstrip("/") for name, url in (each.split("=", 1) for each in given.server)}
+    for url in servers.values():
+        asyncio.run(measure(url, [Client(128, 16)] * 32, f"before the tables, {given.seed}"))
     for title, clients in workloads(given.rate).items():
         if given.workload and title not in given.workload:
             continue
@@ -154,7 +157,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print("|---|--:|--:|--:|--:|--:|--:|--:|")
         for number, (name, url) in product(range(given.rounds), servers.items()):
             seed = f"{title}, round {number}, {given.seed}"
-            print(line(name, asyncio.run(measure(url.rstrip("/"), clients, seed))), flush=True)
+            print(line(name, asyncio.run(measure(url, clients, seed))), flush=True)
         for name, make in ({} if servers else rules()).items():
             print(line(name, run(make(), clients, DEVICES[given.device])))
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from ferrule.assembly.integrity import verify
-from ferrule.assembly.limits import scheduler_limits
+from ferrule.assembly.limits import least_cache_bytes, scheduler_limits
 from ferrule.config import Resolved
 from ferrule.config.chosen import chosen_plugins
-from ferrule.engine.cache import capacity, footprint
+from ferrule.engine.cache import capacity
 from ferrule.engine.loop import EngineLoop
 from ferrule.env import before_libraries
 from ferrule.errors import ConfigError
@@ -93,7 +93,7 @@ def _sized(config: Resolved, info: ModelInfo) -> tuple[ModelInfo, int]:
     room = capacity(limits)
     if room == info.max_model_len:
         return info, info.max_blocks
-    needed = -(-(1 + footprint(limits, info.max_model_len - 1)) * info.page_bytes >> 20)  # MiB
+    needed = -(-least_cache_bytes(config, info) >> 20)  # MiB
     problem = f"The KV cache has room for {room} tokens, but one request may have {info.max_model_len}"
     remedy = f"{needed} MiB (--kv-cache-memory-bytes {needed}M, or --gpu-memory-utilization on a GPU)"
     if config.model.max_model_len is not None or room < 2:

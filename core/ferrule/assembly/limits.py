@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ferrule.config import Resolved
 from ferrule.config.resolve import step_tokens
+from ferrule.engine.cache import footprint
 from ferrule.interfaces.platform import DeviceMemory
 from ferrule.interfaces.scheduler import SchedulerLimits
 from ferrule.types import ModelInfo, Targets
@@ -38,3 +39,15 @@ def scheduler_limits(config: Resolved, info: ModelInfo, num_blocks: int) -> Sche
         prompt_border=info.prompt_border,
         num_snapshots=info.max_snapshots,
     )
+
+
+def least_cache_bytes(config: Resolved, info: ModelInfo) -> int:
+    """Bytes for the KV cache that suffice for one request of the longest length beside the states of all requests."""
+    limits = scheduler_limits(config, info, info.max_blocks)
+    pages = (1 + footprint(limits, info.max_model_len - 1)) * info.page_bytes
+    if not info.state_bytes:
+        return pages
+    if config.cache.enable_prefix_caching:
+        pages = -(-4 * pages // 3)  # a quarter is for states at the ends of prefixes
+    states = info.state_bytes * config.scheduler.max_num_seqs
+    return pages + (min(states, max(pages, info.state_bytes)) if config.scheduler.fits_states else states)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import subprocess
 import sys
 import threading
@@ -28,6 +29,7 @@ from ferrule import (
 from ferrule.errors import ConfigError, EngineDead, RequestError, RequestFailed
 from ferrule.interfaces.sampler import SampleBatch
 from ferrule.interfaces.service import Generate, Prompt
+from ferrule.llm.backend import Backend
 from ferrule.llm.metrics import Counter, Gauge, Histogram
 from ferrule.types import EngineStats
 from ferrule_plugins.sampler.default import DefaultSampler
@@ -377,6 +379,13 @@ def _ended(before: list[str]) -> bool:
     return False
 
 
+def _holders() -> str:
+    """For a failure: the threads that are left, and what refers to backends that are still there."""
+    backends = [each for each in gc.get_objects() if isinstance(each, Backend)]
+    threads = ", ".join(thread.name for thread in threading.enumerate())
+    return f"{threads}; " + "; ".join(repr(gc.get_referrers(each))[:1000] for each in backends)
+
+
 def test_who_lets_go_of_it_has_its_memory_back(tiny_llama: Path, llm: LLM, engine: AsyncLLM) -> None:
     """Also while requests run, and in a thread that is not the main one."""
     before = _computing()
@@ -384,18 +393,18 @@ def test_who_lets_go_of_it_has_its_memory_back(tiny_llama: Path, llm: LLM, engin
     opened.generate([[9, 8]], GREEDY, use_tqdm=False)
     assert len(_computing()) > len(before)
     del opened
-    assert _ended(before), _computing()
+    assert _ended(before), _holders()
     single = LLMEngine.from_engine_args(EngineArgs(str(tiny_llama), **OPTIONS))
     single.add_request("a", [9, 8], LONG)
     single.step()
     del single
-    assert _ended(before), _computing()
+    assert _ended(before), _holders()
     asynchronous = [AsyncLLM.from_engine_args(AsyncEngineArgs(str(tiny_llama), **OPTIONS))]
     asyncio.run(_all(asynchronous[0], [9, 8], GREEDY, "a"))
     thread = threading.Thread(target=asynchronous.clear)
     thread.start()
     thread.join()
-    assert _ended(before), _computing()
+    assert _ended(before), _holders()
 
 
 def test_a_program_may_end_with_requests_that_run(tiny_llama: Path) -> None:

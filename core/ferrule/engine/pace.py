@@ -116,9 +116,9 @@ class Pace:
     def _whole(self, plain: float, prompts: Sequence[Request]) -> int:
         """The tokens of as many prompts as are worth a step, all of the last one; or a part of one that is too long."""
         costs = [self._cost(request) for request in prompts]
-        alone = sum(cost for request, cost in zip(prompts, costs, strict=True) if request.limit == request.known + 1)
+        single = [cost for request, cost in zip(prompts, costs, strict=True) if request.limit == request.known + 1]
         count, longest = 0, _LONGEST * plain
-        enough = max(_ALONE * plain, min(sqrt(3 * plain * alone), longest))
+        enough = max(_ALONE * plain, min(sqrt(3 * plain * sum(single)), longest))
         for request, cost in zip(prompts, costs, strict=True):
             if cost > longest:
                 return count or min(request.left, max(_PIECE, ceil(request.left / ceil(cost / longest))))

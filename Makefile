@@ -7,6 +7,7 @@
 #   make reference                          renew the pages that are written from the code
 #   make campaign [QUICK=1]                 attack real servers in every way that is known; the table is docs/reliability.md
 #   make gpu-check | gpu-bench [NAME=h200]  on a machine with a GPU: all of its tests; its figures, one file
+#   make wheel                              dist/ferrule-*.whl with kernels for every x86-64 processor (a few minutes)
 #   make gpu-wheels                         what these two need where there is no network, as files
 #
 # PYTHON is the interpreter that .venv is made with (3.11 to 3.13). JOBS is how many tests run at once.
@@ -26,7 +27,7 @@ INSTALLED_TEST := $(VENV)/.installed-test
 INSTALLED_DOCS := $(VENV)/.installed-docs
 MANIFEST := pyproject.toml constraints.txt
 
-.PHONY: serve install test lint format unit test-slow campaign docs reference gpu-wheels gpu-check gpu-bench clean
+.PHONY: serve install test lint format unit test-slow campaign docs reference wheel gpu-wheels gpu-check gpu-bench clean
 
 serve: $(INSTALLED)
 	$(BIN)/ferrule serve $(ARGS)
@@ -66,6 +67,11 @@ docs: $(INSTALLED_DOCS)
 
 reference: $(INSTALLED_TEST)
 	$(BIN)/python -m tools.pages
+
+# An installation compiles the kernels that its own processor uses; a wheel is for processors that are not known yet.
+wheel: export FERRULE_KERNEL_VARIANTS = all
+wheel: $(INSTALLED_TEST)
+	$(BIN)/python -m build --wheel $(ARGS)
 
 # A machine with a GPU has Python 3.12, torch's build for CUDA with Triton, transformers, and a C compiler, which Triton
 # needs. What else Ferrule and its tests need is carried there in GPU_WHEELS, and installed beside what is there.

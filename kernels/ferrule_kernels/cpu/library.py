@@ -80,7 +80,7 @@ class KernelsUnavailableError(Exception):
 
 @functools.cache
 def load() -> ctypes.CDLL:
-    """The library. Raises KernelsUnavailableError.
+    """Return the library. Raises KernelsUnavailableError.
 
     Tile registers (AMX) must be given by the system, and must multiply a small product right; else they are not used.
     """
@@ -103,6 +103,19 @@ def available() -> bool:
     except KernelsUnavailableError:
         return False
     return True
+
+
+def used() -> str:
+    """Return which kernels this process computes with, for the log: a variant's name, or why there are none.
+
+    A library that was compiled for this machine at its first use is named with its path.
+    """
+    try:
+        path = Path(load()._name)
+    except KernelsUnavailableError as error:
+        return f"those of torch ({error})"
+    name = path.name.partition(".")[0]
+    return name.removeprefix("_") if path.parent == HERE else f"compiled at first use ({path})"
 
 
 def _open(here: frozenset[str]) -> ctypes.CDLL:

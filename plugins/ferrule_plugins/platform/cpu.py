@@ -20,7 +20,7 @@ from ferrule.config import CacheConfig, Resolved, SchedulerConfig
 from ferrule.errors import ConfigError
 from ferrule.interfaces.platform import DeviceCaps, Execution, Platform, Recorder
 from ferrule.log import Log
-from ferrule_kernels.cpu import dense
+from ferrule_kernels.cpu import dense, library
 from ferrule_plugins.platform.cpu_memory import CpuMemory, limit
 from ferrule_plugins.platform.cpu_steps import step_recorder
 from ferrule_plugins.platform.levels import optimization_level
@@ -86,7 +86,8 @@ class CpuPlatform(Platform):
             _log.warning("--cpu-offload-gb has no effect on CPU: all weights are in its memory")
         for notice in without_effect(config):
             _log.warning(notice)
-        _log.info("cpu ready", device=self._caps.name, threads=cores, features=",".join(sorted(self._caps.features)))
+        features = ",".join(sorted(self._caps.features))
+        _log.info("cpu ready", device=self._caps.name, threads=cores, features=features, kernels=library.used())
         return self._caps
 
     def device(self) -> torch.device:

@@ -33,10 +33,10 @@ BUDGETS = MappingProxyType(
         "ferrule.schema": 500,
         "ferrule.sampling_params": 200,
         "ferrule.structured_outputs": 600,
-        "ferrule.wire": 450,  # with what the launcher's door and API processes say to each other
+        "ferrule.wire": 520,  # with what the launcher's door and API processes say, and messages without memory
         "ferrule.callers": 200,
         "ferrule.client": 500,
-        "ferrule.frontend": 3_400,  # with the table of families and their parsers
+        "ferrule.frontend": 3_700,  # with the table of families and their parsers, and limits over whole requests
         "ferrule.api": 2_600,  # with the budget of bytes, the event loop's guard, and what SIGHUP reloads
         "ferrule.locate": 420,
         "ferrule.door": 670,

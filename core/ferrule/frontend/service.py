@@ -26,10 +26,12 @@ from ferrule.frontend.admission.validate import (
     Checked,
     Rules,
     Seeds,
+    check_answer_size,
     check_beam,
     check_count,
     check_params,
     check_priority,
+    check_prompt_logprobs,
     check_salt,
     scoped,
     wrap_seed,
@@ -125,6 +127,8 @@ class FrontendService(Operations, Service):
         if request.beam is not None:
             checked, count = check_beam(request.beam, request, checked, self._reader.rules), request.beam.width
         check_count(len(request.prompts), count, self._config.limits.max_prompts)
+        if not request.streamed:
+            check_answer_size(checked, len(request.prompts) * count, self._reader.rules)
         with self.ledger.reserve(len(request.prompts) * count) as reservation:
             words = await self._reader.bad_words(checked.bad_words)
             prompts = []
@@ -133,6 +137,7 @@ class FrontendService(Operations, Service):
                     await asyncio.sleep(0)
                 prompts.append(await self._reader.prepare(prompt, checked))
                 reservation.add_tokens(prompts[-1].weight * count)
+                check_prompt_logprobs(checked, sum(len(one.ids) for one in prompts), count, self._reader.rules)
             read = [
                 (prompt, choice_context(request, asked, prompt, self.tokenizer))
                 for asked, prompt in zip(request.prompts, prompts, strict=True)

@@ -22,12 +22,14 @@ import zmq
 
 from ferrule import log
 from ferrule.errors import StartupError
+from ferrule.types import EngineStats, FinishReason, RequestDelta
 from ferrule.wire.link import Receiver, Sender
-from ferrule.wire.messages import Call, FromEngine, Gap, Ready, ToEngine
+from ferrule.wire.messages import Call, Cancel, Deltas, FromEngine, Gap, Ready, ToEngine
 
 HELLO = "hello"
 
 _HEARTBEAT_MS = 500
+_NO_MEMORY = "The server is short of memory for this output."
 _NEVER_MS = 2**31 - 1  # the longest time that ZeroMQ takes
 
 _logger = log.get("engine")
@@ -40,6 +42,28 @@ def _open(context: zmq.Context[zmq.Socket[bytes]], kind: int, linger_ms: int) ->
     for option, value in {**options, zmq.HEARTBEAT_IVL: _HEARTBEAT_MS, zmq.HEARTBEAT_TIMEOUT: _NEVER_MS}.items():
         socket.setsockopt(option, value)
     return socket
+
+
+class _Deltas(msgspec.Struct, frozen=True, tag="Deltas"):
+    """The message of that name, whose deltas are not read yet."""
+
+    deltas: tuple[msgspec.Raw, ...]
+    stats: EngineStats | None = None
+
+
+class _Head(msgspec.Struct, frozen=True):
+    """Of a delta, whose it is."""
+
+    id: str
+
+
+def _read_delta(raw: msgspec.Raw) -> RequestDelta:
+    """One request's delta, or its end where there is no memory for what it brings."""
+    try:
+        return msgspec.msgpack.decode(raw, type=RequestDelta)
+    except MemoryError:
+        head = msgspec.msgpack.decode(raw, type=_Head)
+        return RequestDelta(head.id, finish=FinishReason.ERROR, error=_NO_MEMORY)
 
 
 class EngineSocket:
@@ -134,7 +158,24 @@ class ClientSocket:
                 found = self._receiver.take(*self._decoder.decode(frame))
             except ValueError:  # it cannot be read, so what it said is lost
                 found = (Gap(),)
+            except MemoryError:
+                found = self._receiver.take(*self._read_apart(frame))
             yield from found
+
+    def _read_apart(self, frame: bytes) -> tuple[int, FromEngine]:
+        """Read a message of deltas that there is no memory for as a whole: only the requests that need it end.
+
+        Raises MemoryError for any other message, none of which is large.
+        """
+        try:
+            number, message = msgspec.msgpack.decode(frame, type=tuple[int, _Deltas])
+        except ValueError:
+            raise MemoryError from None
+        deltas = [_read_delta(raw) for raw in message.deltas]
+        if failed := tuple(delta.id for delta in deltas if delta.error == _NO_MEMORY):
+            _logger.error("there is no memory for the output of requests: they end", ids=failed)
+            self.send(Cancel(failed, FinishReason.ABORT))
+        return number, Deltas(tuple(deltas), message.stats)
 
     def close(self) -> None:
         self._socket.close()

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from ferrule.callers import Callers
 from ferrule.config import Config, DecodingConfig, FrontendConfig, LimitsConfig, ModelConfig
@@ -312,6 +313,39 @@ async def test_prompt_logprobs_of_several_steps_are_whole(folder: Path) -> None:
     assert output.prompt_logprobs is not None
     assert len(output.prompt_logprobs) == 4
     assert output.usage.cached_tokens == 2
+
+
+@pytest.mark.parametrize(
+    ("count", "params", "param"),
+    [
+        (3, {"prompt_logprobs": 4, "n": 2}, "prompt_logprobs"),  # 3 prompts, 2 answers, 5 tokens, 4 alternatives: 120
+        (3, {"prompt_logprobs": 4}, ""),
+        (3, {"logprobs": 20, "n": 128, "max_tokens": 50}, "logprobs"),
+        (3, {"logprobs": 20, "n": 2, "max_tokens": 50}, ""),
+    ],
+)
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_logprobs_are_counted_over_all_prompts_and_answers(
+    folder: Path, count: int, params: dict[str, Any], param: str, streamed: bool
+) -> None:
+    engine = FakeEngine(text_script("x"))
+    limits = {"max_prompt_logprob_cells": 100, "max_buffered_bytes": 4 << 20}
+    async with serving(folder, engine, limits=limits) as service:
+        request = replace(ask("abcde", count, **params), streamed=streamed)
+        if param == "" or (param == "logprobs" and streamed):  # a stream's output is not kept
+            assert len(fold(await outputs(service, request))) == count * params.get("n", 1)
+            return
+        with pytest.raises(RequestError) as caught:
+            await service.generate(request)
+    assert (caught.value.param, engine.requests) == (param, [])
+    assert service.ledger.open == service.ledger.waiting == service.ledger.buffers.used == 0
+
+
+async def test_logprobs_of_a_prompt_are_counted_with_the_answer_that_is_kept(folder: Path) -> None:
+    async with serving(folder, FakeEngine(text_script("x")), limits={"max_buffered_bytes": 1 << 20}) as service:
+        request = replace(ask("a" * 200, 2, prompt_logprobs=20, max_tokens=1), streamed=False)
+        with pytest.raises(UnavailableError, match="short of memory for answers"):
+            await outputs(service, request)
 
 
 # ------------------------------------------------------------------------------------------- API keys

@@ -12,8 +12,9 @@ import msgspec
 import pytest
 import zmq
 
-from ferrule.wire.engine_socket import EngineSocket
-from ferrule.wire.messages import Cancel
+from ferrule.types import EngineStats, FinishReason, RequestDelta
+from ferrule.wire.engine_socket import ClientSocket, EngineSocket
+from ferrule.wire.messages import Cancel, Deltas, FromEngine
 
 
 class Canary:
@@ -65,4 +66,41 @@ def test_a_thousand_foreign_frames(tmp_path: Path) -> None:
     finally:
         peer.close(0)
         context.term()
+        engine.close()
+
+
+def test_a_delta_without_memory_ends_its_own_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others of the same message, and messages that follow, are read."""
+
+    class Short:
+        def decode(self, frame: bytes) -> Any:
+            found = msgspec.msgpack.decode(frame, type=tuple[int, FromEngine])
+            if isinstance(found[1], Deltas) and len(found[1].deltas) == 3:
+                raise MemoryError
+            return found
+
+    def decode(raw: Any, *, type: Any, real: Any = msgspec.msgpack.decode) -> Any:
+        found = real(raw, type=type)
+        if isinstance(found, RequestDelta) and found.id == "large":
+            raise MemoryError
+        return found
+
+    engine, client = EngineSocket(tmp_path / "engine.sock"), ClientSocket(tmp_path / "engine.sock", b"api-0")
+    try:
+        client.send(Cancel(("first",)))
+        assert engine.receive(120.0)
+        monkeypatch.setattr(client, "_decoder", Short())
+        monkeypatch.setattr(msgspec.msgpack, "decode", decode)
+        deltas = tuple(RequestDelta(id, token_ids=(1,)) for id in ("before", "large", "after"))
+        engine.send(b"api-0", Deltas(deltas, EngineStats(running=3)))
+        engine.send(b"api-0", Deltas(deltas[:1]))
+        found: list[Any] = []
+        while len(found) < 2:
+            found += client.receive()
+        error = "The server is short of memory for this output."
+        ended = RequestDelta("large", finish=FinishReason.ERROR, error=error)
+        assert found == [Deltas((deltas[0], ended, deltas[2]), EngineStats(running=3)), Deltas(deltas[:1])]
+        assert engine.receive(120.0) == [(b"api-0", Cancel(("large",), FinishReason.ABORT))]
+    finally:
+        client.close()
         engine.close()

@@ -24,6 +24,7 @@ from ferrule.sampling_params import Beam, SamplingParams
 from ferrule.schema import CacheSalt, Priority
 from ferrule.schema import checked as checked_as
 from ferrule.types import TokenSampling
+from ferrule.wire.buffers import kept_bytes
 
 MAX_STOP_TOKEN_IDS = 256
 _INT64 = 1 << 63
@@ -186,6 +187,42 @@ def check_count(num_prompts: int, n: int, most: int) -> None:
         raise RequestError(f"{num_prompts} prompts with n = {n} are more than {most} answers.", "n")
 
 
+def check_prompt_logprobs(checked: Checked, num_tokens: int, count: int, rules: Rules) -> None:
+    """Raise RequestError where the prompts of a request, `num_tokens` in all, would bring too many logprobs.
+
+    Each of the `count` answers to a prompt has all of its prompt's.
+    """
+    if checked.base.prompt_logprobs is None:
+        return
+    cells = num_tokens * count * max(1, checked.base.prompt_logprobs)
+    if cells > rules.limits.max_prompt_logprob_cells:
+        answers = f", in {count} answers each," if count > 1 else ""
+        raise RequestError(
+            f"prompt_logprobs for {num_tokens} tokens{answers} would be {cells} values; at most "
+            f"{rules.limits.max_prompt_logprob_cells} are given.",
+            "prompt_logprobs",
+        )
+
+
+def check_answer_size(checked: Checked, num_answers: int, rules: Rules) -> None:
+    """Raise RequestError where answers of `max_tokens` could not be kept until all of them are there.
+
+    For what is not streamed. Without max_tokens most answers end early, so there is no more to go by.
+    """
+    if checked.max_tokens is None:
+        return
+    num_tokens = num_answers * min(checked.max_tokens, rules.context)
+    top = checked.base.logprobs
+    size, limit = kept_bytes(num_tokens, 0 if top is None else num_tokens, top or 0), rules.limits.max_buffered_bytes
+    if size > limit:
+        alternatives = "" if top is None else f" with {top} logprobs each"
+        raise RequestError(
+            f"{num_tokens} tokens of output{alternatives} would take {size >> 20} MiB until all are there; the server "
+            f"keeps {limit >> 20} MiB. Stream the answers, or ask for fewer tokens, answers or logprobs.",
+            "max_tokens" if top is None else "logprobs",
+        )
+
+
 def check_salt(salt: Any) -> str | None:
     return None if salt is None else str(checked_as(_SALT, salt, "cache_salt"))
 
@@ -263,13 +300,6 @@ def fit(checked: Checked, ids: tuple[int, ...], rules: Rules, param: str) -> tup
     if checked.base.min_tokens > max_tokens:
         raise RequestError(
             f"min_tokens is {checked.base.min_tokens}, but at most {max_tokens} tokens can be generated.", "min_tokens"
-        )
-    cells = length * max(1, checked.base.prompt_logprobs or 0)
-    if checked.base.prompt_logprobs is not None and cells > rules.limits.max_prompt_logprob_cells:
-        raise RequestError(
-            f"prompt_logprobs for {length} tokens would be {cells} values; at most "
-            f"{rules.limits.max_prompt_logprob_cells} are given.",
-            "prompt_logprobs",
         )
     return ids, replace(checked.base, max_tokens=max_tokens)
 

@@ -23,6 +23,7 @@ from ferrule.frontend.text.detokenize import Detokenizer
 from ferrule.interfaces.parsers import Content
 from ferrule.interfaces.service import Output, Usage
 from ferrule.types import EngineRequest, FinishReason, RequestDelta, TokenLogprobs
+from ferrule.wire.buffers import kept_bytes
 
 _logger = log.get("frontend")
 _Kind = TypeVar("_Kind", bound=Output)
@@ -281,8 +282,11 @@ class OutputStream(AsyncIterator[Output]):
         return output
 
     def _keep(self, output: Output) -> None:
-        top = len(output.logprobs[0].top) if output.logprobs else 0
-        self._kept.grow(200 + 100 * len(output.token_ids) + len(output.logprobs) * (200 + 200 * top))
+        size = 200 + kept_bytes(len(output.token_ids), 0, 0)
+        for entries in (output.prompt_logprobs or (), output.logprobs):
+            last = entries[-1] if entries else None  # the first one of a prompt is None
+            size += kept_bytes(0, len(entries), len(last.top) if last else 0)
+        self._kept.grow(size)
         if self._ledger.buffers.full:
             raise UnavailableError("The server is short of memory for answers.", retry_after=1)
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from ferrule.config import LimitsConfig
 from ferrule.engine.cache import capacity, footprint
@@ -16,9 +17,11 @@ from ferrule.errors import RequestError
 from ferrule.frontend.admission.validate import (
     Rules,
     Seeds,
+    check_answer_size,
     check_ids,
     check_params,
     check_priority,
+    check_prompt_logprobs,
     check_salt,
     check_text,
     fit,
@@ -260,7 +263,6 @@ def test_the_context_holds_prompt_and_output() -> None:
         (95, {"max_tokens": None}, "prompt", [96, 90]),
         (10, {"min_tokens": 17}, "min_tokens", [17, 16]),
         (10, {"min_tokens": 81, "max_tokens": None}, "min_tokens", [81, 80]),
-        (30, {"prompt_logprobs": 5}, "prompt_logprobs", [30, 150, 100]),
     ],
 )
 def test_what_does_not_fit_is_refused_with_its_numbers(
@@ -270,6 +272,49 @@ def test_what_does_not_fit_is_refused_with_its_numbers(
         fitted(length, **fields)
     assert caught.value.param == param
     assert {str(number) for number in numbers} <= set(re.findall(r"\d+", caught.value.message))
+
+
+@pytest.mark.parametrize(
+    ("fields", "num_tokens", "answers", "numbers"),
+    [
+        ({"prompt_logprobs": 5}, 20, 1, None),
+        ({"prompt_logprobs": 5}, 21, 1, [21, 105, 100]),
+        ({"prompt_logprobs": 5}, 10, 3, [10, 3, 150, 100]),
+        ({"prompt_logprobs": 0}, 101, 1, [101, 100]),  # that of the prompt's own token
+        ({"logprobs": 5}, 1000, 8, None),
+    ],
+)
+def test_logprobs_of_prompts_are_counted_over_all_answers(
+    fields: dict[str, Any], num_tokens: int, answers: int, numbers: list[int] | None
+) -> None:
+    checked = check_params(SamplingParams(**fields), RULES)
+    if numbers is None:
+        check_prompt_logprobs(checked, num_tokens, answers, RULES)
+        return
+    with pytest.raises(RequestError) as caught:
+        check_prompt_logprobs(checked, num_tokens, answers, RULES)
+    assert caught.value.param == "prompt_logprobs"
+    assert {str(number) for number in numbers} <= set(re.findall(r"\d+", caught.value.message))
+
+
+def test_answers_that_could_never_be_kept_are_refused() -> None:
+    rules = replace(RULES, context=2048, limits=LimitsConfig())
+
+    def check(answers: int, **fields: Any) -> None:
+        check_answer_size(check_params(SamplingParams(**fields), rules), answers, rules)
+
+    check(1, max_tokens=2048, logprobs=20)
+    check(1024, max_tokens=2048)
+    check(128, max_tokens=None, logprobs=20)  # nobody knows how long they get
+    check(128, max_tokens=500, logprobs=20)
+    with pytest.raises(
+        RequestError, match="192000 tokens of output with 20 logprobs each would take 787 MiB"
+    ) as caught:
+        check(128, max_tokens=1500, logprobs=20)
+    assert caught.value.param == "logprobs"
+    with pytest.raises(RequestError, match="the server keeps 512 MiB") as caught:
+        check(4096, max_tokens=1 << 40)  # as many as the context has
+    assert caught.value.param == "max_tokens"
 
 
 @pytest.mark.parametrize("window", [0, 24])

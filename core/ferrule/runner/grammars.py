@@ -3,6 +3,9 @@
 All work on states is done by one thread of its own, in order, while the worker's thread launches the forward pass: the
 interpreter lock is free for most of it, because kernels and grammar libraries work without. Another thread opens
 backends, which takes seconds, and loads constraints ahead of their requests.
+
+A constraint has `STEP_SECONDS` of a processor for all its rows in a step. One that needs more ends with its requests,
+and its thread is left behind: the step goes on with the others. So each constraint is a piece of work of its own.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -19,6 +23,7 @@ import numpy as np
 from ferrule.interfaces.guided_decoding import Grammar, GrammarBackend
 from ferrule.interfaces.tokenizer import Tokenizer
 from ferrule.log import Log
+from ferrule.runner.follower import Follower
 from ferrule.runner.outcome import Outcome
 from ferrule.runner.thoughts import ThoughtCounter
 from ferrule.types import Admit, Chunk, CompiledGrammar, ThoughtLimit
@@ -26,6 +31,10 @@ from ferrule.types import Admit, Chunk, CompiledGrammar, ThoughtLimit
 _KEPT_BYTES = 64 << 20  # of compiled constraints whose first states are kept
 _KEPT_STATES = 256  # a state may be much larger than its compiled constraint
 _FAILED = "The constraint on the output could not be followed."
+STEP_SECONDS = 0.15  # of a processor, that following one constraint may take in a step
+_ROW_SECONDS = 0.005  # more for each of its rows
+_LOOK_SECONDS = 0.02  # between two looks at work that is waited for
+_SLOW = "The constraint on the output takes too long to follow: simplify its repetitions."
 _log = Log("grammar")
 
 
@@ -37,7 +46,9 @@ class SlotGrammar:
     thoughts: ThoughtCounter | None = None
     backend: GrammarBackend | None = None
     error: str | None = None
+    invalid: bool = False  # the constraint is to blame for the error, not the server
     sampled: tuple[Outcome, int] | None = None  # and the row in its plan
+    digest: bytes = b""  # of the constraint; empty for a limit on thoughts alone
 
 
 @dataclass(frozen=True)
@@ -46,6 +57,26 @@ class Masks:
 
     bits: dict[int, bytes] = field(default_factory=dict)
     errors: dict[int, str] = field(default_factory=dict)
+    invalid: frozenset[int] = frozenset()  # slots whose constraint is to blame for the error
+
+
+class PendingMasks:
+    """The masks of a step that are being made. `fault` ends the constraints that take too long, by digest."""
+
+    def __init__(self, follower: Follower, limit: float, fault: Callable[[bytes], None]) -> None:
+        self.made: Future[Masks] = Future()
+        self._follower = follower
+        self._limit = limit
+        self._fault = fault
+
+    def result(self) -> Masks:
+        while True:
+            try:
+                return self.made.result(_LOOK_SECONDS)
+            except FutureTimeoutError:
+                if key := self._follower.overdue(self._limit):
+                    self._fault(key)
+                    self._follower.leave(key)
 
 
 class Grammars:
@@ -63,7 +94,8 @@ class Grammars:
         self._first: OrderedDict[bytes, tuple[Grammar, int]] = OrderedDict()  # by digest: first state, bytes of data
         self._lock = threading.Lock()  # of `_first`; never held while a backend works
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="ferrule-grammar-load")
-        self._follower = ThreadPoolExecutor(1, thread_name_prefix="ferrule-grammar")
+        self._follower = Follower()
+        self._slow: OrderedDict[bytes, None] = OrderedDict()  # digests of constraints that took too long
         self._slots: dict[int, SlotGrammar] = {}
         self._bulk_faults: set[int] = set()  # ids of backends
 
@@ -86,17 +118,32 @@ class Grammars:
         for admit in admits:
             self._slots.pop(admit.slot, None)
             if admit.grammar is not None:
-                constraint = self._slots[admit.slot] = SlotGrammar()
-                self._follower.submit(self._begin, constraint, admit.grammar, admit.known_ids[admit.num_prompt :])
+                constraint = self._slots[admit.slot] = SlotGrammar(digest=admit.grammar.digest)
+                if admit.grammar.digest in self._slow:
+                    constraint.error, constraint.invalid = _SLOW, True
+                begin = partial(self._begin, constraint, admit.grammar, admit.known_ids[admit.num_prompt :])
+                self._follower.submit(admit.grammar.digest, begin)
             if admit.sampling.thoughts is not None:
                 constraint = self._slots.setdefault(admit.slot, SlotGrammar())
                 generated = admit.known_ids[admit.num_prompt :]
-                self._follower.submit(self._begin_thoughts, constraint, admit.sampling.thoughts, generated)
+                self._follower.submit(
+                    b"", partial(self._begin_thoughts, constraint, admit.sampling.thoughts, generated)
+                )
 
-    def masks(self, chunks: Sequence[Chunk], words: int) -> Future[Masks] | None:
+    def masks(self, chunks: Sequence[Chunk], words: int) -> PendingMasks | None:
         """Begin to make the masks [words] int32 of those rows that sample; None when none of them is constrained."""
         wanted = [(chunk.slot, self._slots[chunk.slot]) for chunk in chunks if chunk.slot in self._slots]
-        return self._follower.submit(self._fill, wanted, words) if wanted else None
+        if not wanted:
+            return None
+        pending = PendingMasks(self._follower, STEP_SECONDS + _ROW_SECONDS * len(wanted), self._end_slow)
+        groups: dict[bytes, list[tuple[int, SlotGrammar]]] = {}
+        for slot, constraint in wanted:
+            groups.setdefault(constraint.digest, []).append((slot, constraint))
+        found = Masks()
+        for key, rows in groups.items():
+            self._follower.submit(key, partial(self._fill, rows, words, found))
+        self._follower.submit(b"", partial(self._hand_over, wanted, found, pending.made))
+        return pending
 
     def sampled(self, chunks: Sequence[tuple[int, Chunk]], outcome: Outcome) -> None:
         """A step samples these rows; its tokens are followed when they are there."""
@@ -111,7 +158,7 @@ class Grammars:
 
     def close(self) -> None:
         self._loader.shutdown(wait=False, cancel_futures=True)
-        self._follower.shutdown(wait=False, cancel_futures=True)
+        self._follower.close()
 
     # ------------------------------------------------------------------------------------ first states
 
@@ -148,6 +195,8 @@ class Grammars:
 
     def _begin(self, constraint: SlotGrammar, compiled: CompiledGrammar, ids: Sequence[int]) -> None:
         """The state after `ids`, which a request that was preempted has generated before."""
+        if constraint.error is not None:
+            return
         try:
             backend = self._backends.get(compiled.backend)
             if backend is None:  # the request was not prepared
@@ -180,20 +229,33 @@ class Grammars:
         if ids and constraint.grammar is not None and not constraint.grammar.accept(ids):
             constraint.error = "The output does not fit its constraint any more."
 
-    def _fill(self, wanted: Sequence[tuple[int, SlotGrammar]], words: int) -> Masks:
+    def _fill(self, wanted: Sequence[tuple[int, SlotGrammar]], words: int, found: Masks) -> None:
+        """Masks of the rows under one constraint, which go to `found`."""
         for _, constraint in wanted:
             self._follow(constraint)
-        found = Masks()
         alive = _unforced([(slot, constraint) for slot, constraint in wanted if constraint.error is None], words, found)
         for backend in {id(constraint.backend): constraint.backend for _, constraint in alive}.values():
-            self._fill_by(
-                backend,
-                [(slot, constraint) for slot, constraint in alive if constraint.backend is backend],
-                words,
-                found,
-            )
-        found.errors.update({slot: constraint.error for slot, constraint in wanted if constraint.error is not None})
-        return found
+            rows = [(slot, constraint) for slot, constraint in alive if constraint.backend is backend]
+            self._fill_by(backend, rows, words, found)
+
+    def _hand_over(self, wanted: Sequence[tuple[int, SlotGrammar]], found: Masks, made: Future[Masks]) -> None:
+        """Behind the masks of all rows of a step. A row whose mask could not be made must not go without one."""
+        for slot, constraint in wanted:
+            if constraint.digest and constraint.error is None and slot not in found.bits:
+                constraint.error = _FAILED
+        failed = [(slot, constraint) for slot, constraint in wanted if constraint.error is not None]
+        errors = {slot: constraint.error for slot, constraint in failed if constraint.error is not None}
+        made.set_result(Masks(dict(found.bits), errors, frozenset(slot for slot, one in failed if one.invalid)))
+
+    def _end_slow(self, digest: bytes) -> None:
+        """On the worker's thread: end all that is under a constraint whose thread was left behind."""
+        _log.error("a constraint takes too long to follow: its requests end")
+        self._slow[digest] = None
+        while len(self._slow) > _KEPT_STATES:
+            self._slow.popitem(last=False)
+        for constraint in self._slots.values():
+            if constraint.digest == digest:
+                constraint.error, constraint.invalid = _SLOW, True
 
     def _follow(self, constraint: SlotGrammar) -> None:
         sampled, constraint.sampled = constraint.sampled, None
@@ -202,7 +264,7 @@ class Grammars:
                 token = sampled[0].token(sampled[1])
                 self._accept(constraint, () if token is None else (token,))
             except Exception as error:
-                constraint.error = _told(error)
+                _blame(constraint, error)
                 _log.exception("a constraint could not be followed")
 
     def _fill_by(
@@ -220,7 +282,7 @@ class Grammars:
                 self._fill_one(constraint, mask)
             self._note_bulk_fault(backend, rows)
         for mask, (slot, constraint) in zip(masks, rows, strict=True):
-            if constraint.error is None:
+            if constraint.error is None:  # nor left behind meanwhile
                 found.bits[slot] = mask.tobytes()
 
     def _note_bulk_fault(self, backend: GrammarBackend, rows: Sequence[tuple[int, SlotGrammar]]) -> None:
@@ -235,7 +297,7 @@ class Grammars:
             if constraint.grammar is not None:
                 constraint.grammar.fill(mask)
         except Exception as error:
-            constraint.error = _told(error)
+            _blame(constraint, error)
             _log.exception("the mask of a constraint could not be made")
 
 
@@ -258,6 +320,7 @@ def _piece(tokenizer: Tokenizer, id: int) -> bytes:
     return tokenizer.decode([id], skip_special_tokens=False).encode() if piece is None else piece
 
 
-def _told(error: Exception) -> str:
-    """What a client is told: the words of a ValueError are for it, as the interface says."""
-    return f"{_FAILED[:-1]}: {error}" if isinstance(error, ValueError) else _FAILED
+def _blame(constraint: SlotGrammar, error: Exception) -> None:
+    """What a client is told: the words of a ValueError are for it, and it is to blame, as the interface says."""
+    constraint.invalid = isinstance(error, ValueError)
+    constraint.error = f"{_FAILED[:-1]}: {error}" if constraint.invalid else _FAILED

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -17,7 +16,7 @@ from ferrule.interfaces.sampler import SampleBatch, Sampler, SampleRow
 from ferrule.interfaces.tokenizer import Tokenizer
 from ferrule.runner import logprobs
 from ferrule.runner.cache import CacheMap, StateStore, map_layers, shape_for
-from ferrule.runner.grammars import Grammars, Masks
+from ferrule.runner.grammars import Grammars, Masks, PendingMasks
 from ferrule.runner.outcome import Outcome
 from ferrule.runner.state import RunnerLimits, SlotState
 from ferrule.runner.step import Bindings, Rows, StepContext, host_embeds, step_inputs
@@ -31,7 +30,7 @@ class Forwarded:
     plan: StepPlan
     rows: Rows
     hidden: torch.Tensor
-    masks: Future[Masks] | None = None  # of the rows that are constrained, when they are there
+    masks: PendingMasks | None = None  # of the rows that are constrained, when they are there
 
 
 @dataclass(frozen=True)
@@ -198,7 +197,7 @@ class ModelRunner:
 
     # ------------------------------------------------------------------------------------------ forward
 
-    def _begin_masks(self, plan: StepPlan) -> Future[Masks] | None:
+    def _begin_masks(self, plan: StepPlan) -> PendingMasks | None:
         """Masks depend on tokens of the step before: they are made while this one computes."""
         if self._grammars is None:
             return None
@@ -246,6 +245,7 @@ class ModelRunner:
         masks = Masks() if step.masks is None else step.masks.result()
         bad = masks.errors
         outcome.faults |= {row: bad[c.slot] for row, c in zip(rows, chunks, strict=True) if c.slot in bad}
+        outcome.invalid |= {row for row, c in zip(rows, chunks, strict=True) if c.slot in masks.invalid}
         wanted = [
             SampleRow(c.slot, self._sampling(c), num_prompt, c.start + c.count, masks.bits.get(c.slot), num_embedded)
             for c, num_prompt, num_embedded in known

@@ -27,6 +27,7 @@ class Outcome(Step):
 
     plan: StepPlan
     faults: dict[int, str]  # by row
+    invalid: set[int] = field(default_factory=set)  # rows whose request is to blame for the fault
     tensors: list[torch.Tensor] = field(default_factory=list)
     _copies: Copies | None = None  # of `tensors`, on their way to the host; None: nothing was computed
     _prompts: list[tuple[int, list[int]]] = field(default_factory=list)  # row, and what `tops` its entries have
@@ -84,16 +85,16 @@ class Outcome(Step):
         rows = []
         for row, chunk in enumerate(self.plan.chunks):
             error, place = self.faults.get(row), self._places.get(row)
-            answers, barred = prompts.get(row, []), False
+            answers, invalid = prompts.get(row, []), row in self.invalid
             if error is None and place is not None:
                 error = self._errors.get(place)
-                barred = error is None and self._bars and told[2][place]
+                invalid = error is None and self._bars and told[2][place]
                 if error is None and not told[1][place]:
-                    error = _BARRED if barred else _NOT_FINITE
+                    error = _BARRED if invalid else _NOT_FINITE
             if error is None and answers is None:
                 error = _NOT_FINITE
             if error is not None:
-                rows.append(RowResult(chunk.id, chunk.epoch, error=error, invalid=barred))
+                rows.append(RowResult(chunk.id, chunk.epoch, error=error, invalid=invalid))
                 continue
             ids = () if place is None else (told[0][place],)
             extra = (described[place],) if place in described else ()

@@ -111,6 +111,15 @@ def test_a_mask_that_the_other_parameters_empty_ends_that_request(harness: Harne
 # ------------------------------------------------------------------------------------------- without a model
 
 
+STOPPED = threading.Event()
+
+
+def spin() -> None:
+    """What a library does that was given too much: it computes for as long as the test runs."""
+    while not STOPPED.is_set():
+        pass
+
+
 class Counting(Grammar):
     """Token n may follow n - 1; `script` says what goes wrong: "accept" raises, "fill" raises, "refuse" refuses."""
 
@@ -121,6 +130,10 @@ class Counting(Grammar):
     def fill(self, mask: np.ndarray[Any, Any]) -> None:
         if self.script == "fill":
             raise RuntimeError("planted")
+        if self.script == "complex":
+            raise ValueError("too many states")
+        if self.script.startswith("slow") and self.count:
+            spin()
         mask[:] = 0
         mask[0] = 1 << self.count
 
@@ -167,7 +180,9 @@ class CountingBackend(GrammarBackend):
 @pytest.fixture
 def grammars() -> Iterator[Grammars]:
     made = Grammars(lambda _: CountingBackend(Vocabulary((), 32, ())))
+    STOPPED.clear()
     yield made
+    STOPPED.set()
     made.close()
 
 
@@ -196,7 +211,7 @@ def follow(grammars: Grammars, *slots: int) -> tuple[dict[int, int], dict[int, s
     chunks = [chunk(slot) for slot in slots]
     pending = grammars.masks(chunks, 1)
     assert pending is not None
-    masks = pending.result(60)
+    masks = pending.result()
     grammars.sampled(list(enumerate(chunks)), Sampled(StepPlan(0, ()), {}))
     allowed = {slot: int(np.frombuffer(bits, np.int32)[0]).bit_length() - 1 for slot, bits in masks.bits.items()}
     return allowed, masks.errors
@@ -360,3 +375,26 @@ def test_tokens_of_a_vocabulary_are_their_bytes() -> None:
     assert words.words == 10
     ids = tokenizer.encode("a{é", add_special_tokens=False)
     assert b"".join(words.tokens[id] for id in ids) == "a{é".encode()
+
+
+SLOW = "The constraint on the output takes too long to follow: simplify its repetitions."
+
+
+def test_a_constraint_that_takes_too_long_ends_its_requests_and_delays_no_other(grammars: Grammars) -> None:
+    """Its thread is still busy when the next steps are done."""
+    grammars.apply((), [admit(slot, script) for slot, script in enumerate(["slow", "", "slow", "other"])])
+    assert follow(grammars, 0, 1, 2, 3) == (dict.fromkeys(range(4), 0), {})
+    assert follow(grammars, 0, 1, 2, 3) == ({1: 1, 3: 1}, {0: SLOW, 2: SLOW})
+    assert follow(grammars, 1, 3) == ({1: 2, 3: 2}, {})
+    grammars.apply((0,), [admit(0, "slow", 7), admit(4, "slower")])
+    assert follow(grammars, 0, 1, 4) == ({1: 3, 4: 0}, {0: SLOW})  # what was too slow is not tried again
+    assert follow(grammars, 1, 3, 4) == ({1: 4, 3: 3}, {4: SLOW})
+
+
+def test_a_constraint_that_is_too_complex_is_the_clients_fault(grammars: Grammars) -> None:
+    grammars.apply((), [admit(0, "complex"), admit(1, "fill"), admit(2, "")])
+    pending = grammars.masks([chunk(0), chunk(1), chunk(2)], 1)
+    assert pending is not None
+    masks = pending.result()
+    assert masks.errors[0] == "The constraint on the output could not be followed: too many states"
+    assert (masks.invalid, masks.bits.keys()) == ({0}, {2})

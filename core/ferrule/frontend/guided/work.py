@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Struct
 
 from ferrule.errors import RequestError
+from ferrule.frontend.guided.probe import probe
 from ferrule.interfaces.guided_decoding import GrammarBackend, Vocabulary
 from ferrule.plugin import Plugins
 from ferrule.types import GrammarSpec
@@ -35,7 +36,13 @@ class Work:
             return None
         spec = msgspec.convert(request, GrammarSpec)
         try:
-            refusal = self._backend.refuses(spec)
-            return ["data", self._backend.compile(spec)] if refusal is None else ["refused", refusal]
+            if (refusal := self._backend.refuses(spec)) is not None:
+                return ["refused", refusal]
+            data = self._backend.compile(spec)
         except ValueError as error:
             raise RequestError(f"The constraint cannot be used: {error}") from None
+        try:
+            fault = probe(self._backend.load(data), self._backend.vocabulary)
+        except ValueError as error:
+            fault = str(error)
+        return ["data", data] if fault is None else ["refused", fault]

@@ -1,0 +1,85 @@
+"""A thread that does one piece of work after another, and can be left behind in a piece that takes too long."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
+
+from ferrule.log import Log
+
+_LOWEST = 19  # priority of a thread that was left behind
+_log = Log("grammar")
+
+Item = tuple[bytes, Callable[[], None]]
+
+
+class _Worker:
+    """One thread on a queue. `key` and `began` are of the piece of work that it does, guarded by `lock`."""
+
+    def __init__(self, items: SimpleQueue[Item | None]) -> None:
+        self._items = items
+        self.lock = threading.Lock()
+        self.key: bytes | None = None
+        self.began = 0.0  # what the thread had used of a processor
+        self.left = False
+        self.thread = threading.Thread(target=self._run, name="ferrule-grammar", daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        while (item := self._items.get()) is not None:
+            key, work = item
+            with self.lock:
+                self.key, self.began = key, time.thread_time()
+            try:
+                work()
+            except Exception:  # pieces of work handle what a plugin raises
+                _log.exception("work on constraints failed")
+            with self.lock:
+                self.key = None
+                if self.left:
+                    return
+
+
+class Follower:
+    """Work in order on one thread. One thread submits and leaves behind.
+
+    Work that runs for too long cannot be stopped, since it is in a library: `leave` lets its thread finish it, with the
+    lowest priority, and another thread goes on with what comes after it.
+    """
+
+    def __init__(self) -> None:
+        self._items: SimpleQueue[Item | None] = SimpleQueue()
+        self._worker = _Worker(self._items)
+
+    def submit(self, key: bytes, work: Callable[[], None]) -> None:
+        self._items.put((key, work))
+
+    def overdue(self, seconds: float) -> bytes | None:
+        """The key of the work that has used the processor for longer than that; None when there is none."""
+        worker = self._worker
+        with worker.lock:
+            if worker.key is None or worker.thread.ident is None:
+                return None
+            used = time.clock_gettime(time.pthread_getcpuclockid(worker.thread.ident))
+            return worker.key if used - worker.began > seconds else None
+
+    def leave(self, key: bytes) -> bool:
+        """Go on without the thread that does the work of this key; False when it has just been done."""
+        worker = self._worker
+        with worker.lock:
+            if worker.key != key:
+                return False
+            worker.left = True
+        self._worker = _Worker(self._items)
+        if worker.thread.native_id is not None:
+            try:
+                os.setpriority(os.PRIO_PROCESS, worker.thread.native_id, _LOWEST)
+            except OSError as error:  # it has ended since
+                _log.debug("a thread that was left behind keeps its priority", error=str(error))
+        return True
+
+    def close(self) -> None:
+        self._items.put(None)

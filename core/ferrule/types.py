@@ -171,7 +171,8 @@ Form = Fixed | Json | Regex | Rules | OneOf | Series | Repeated | Until | Anythi
 class GrammarSpec(Struct, frozen=True, kw_only=True):
     """A constraint on the output. `backend` None: the server's. `fallback`: others may enforce what it cannot.
 
-    The other options are about JSON: white space between its parts (`whitespace_pattern`: which), and properties that a
+    The other options are about JSON: white space between its parts (none; what `whitespace_pattern` matches; where
+    `bounded_whitespace`, at most one space or one line break with an indentation; else any), and properties that a
     schema does not name and does not forbid.
     """
 
@@ -180,6 +181,7 @@ class GrammarSpec(Struct, frozen=True, kw_only=True):
     fallback: bool = True
     any_whitespace: bool = True
     whitespace_pattern: str | None = None
+    bounded_whitespace: bool = True
     additional_properties: bool = True
 
 

@@ -31,9 +31,10 @@ from ferrule.types import (
     Triggered,
     Until,
 )
+from ferrule_plugins.guided_decoding import spaces
 from ferrule_plugins.guided_decoding.masks import Mask, Masks, TextGrammar
-from ferrule_plugins.guided_decoding.patterns import FORMATS, whitespace
-from ferrule_plugins.guided_decoding.schemas import SPACE, closed, mapped, parts, rests, walk
+from ferrule_plugins.guided_decoding.patterns import FORMATS
+from ferrule_plugins.guided_decoding.schemas import closed, mapped, parts, rests, walk
 from ferrule_plugins.guided_decoding.sources import foreign
 
 _TRIED = 4  # tokens of a text that `compile` generates: limits of the library may only show then
@@ -220,10 +221,9 @@ class _Writer:
         if not self._spec.additional_properties:
             found = closed(found)
         found = mapped(found, _exact_format)
-        options: dict[str, Any] = {"lenient": False, "whitespace_flexible": self._spec.any_whitespace}
-        if self._spec.any_whitespace:
-            given = self._spec.whitespace_pattern
-            options["whitespace_pattern"] = SPACE if given is None else whitespace(given)
+        options: dict[str, Any] = {"lenient": False, "whitespace_flexible": False}
+        if space := spaces.pattern(self._spec, schema):
+            options["whitespace_pattern"] = space
         return {**found, "x-guidance": options}
 
     def _repeated(self, form: Repeated) -> str:

@@ -16,8 +16,9 @@ from outlines_core import json_schema
 
 from ferrule.interfaces.guided_decoding import Grammar, GrammarBackend, Vocabulary
 from ferrule.types import Fixed, Form, GrammarSpec, Json, OneOf, Regex, Repeated, Series
+from ferrule_plugins.guided_decoding import spaces
 from ferrule_plugins.guided_decoding.masks import Mask, Masks, TextGrammar, mask_of
-from ferrule_plugins.guided_decoding.patterns import UnsupportedPattern, whitespace, whole
+from ferrule_plugins.guided_decoding.patterns import UnsupportedPattern, whole
 from ferrule_plugins.guided_decoding.schemas import closed, mapped, walk
 from ferrule_plugins.guided_decoding.support import (
     Support,
@@ -182,8 +183,7 @@ def _json(schema: dict[str, Any] | bool, spec: GrammarSpec) -> str:
     if isinstance(schema, bool):
         raise ValueError(f"the schema {schema} is not a regular expression")
     found = mapped(schema if spec.additional_properties else closed(schema), whole_pattern)
-    pattern = whitespace(spec.whitespace_pattern) if spec.whitespace_pattern is not None else None
-    return str(json_schema.build_regex_from_schema(json.dumps(found), pattern if spec.any_whitespace else ""))
+    return str(json_schema.build_regex_from_schema(json.dumps(found), spaces.pattern(spec, schema)))
 
 
 _SUPPORT = Support(

@@ -99,6 +99,7 @@ class GrammarCompiler:
             spec,
             backend=spec.backend or own.backend,
             any_whitespace=spec.any_whitespace and own.any_whitespace,
+            bounded_whitespace=spec.bounded_whitespace and own.bounded_whitespace,
             additional_properties=spec.additional_properties and own.additional_properties,
             fallback=spec.fallback and own.fallback,
         )

@@ -36,12 +36,13 @@ from ferrule_plugins.guided_decoding.masks import Mask, Masks, TextGrammar
 from ferrule_plugins.guided_decoding.patterns import FORMATS
 from ferrule_plugins.guided_decoding.schemas import closed, mapped, parts, rests, walk
 from ferrule_plugins.guided_decoding.sources import foreign
+from ferrule_plugins.guided_decoding.trial import Trial
 
-_TRIED = 4  # tokens of a text that `compile` generates: limits of the library may only show then
 _LONGEST = 500  # characters of an error
 _ANY = "/(?s:.*)/"
 _OPTIONS = '%llguidance {"no_forcing": true}'  # text that must come may come in any tokens
 _PLACE = re.compile(r"at (\d+)\((\d+)\): ")
+_NAMES = re.compile(r"\^(?:\((?:\?:)?(?=[\w|-]*\)\$$))?(\w[\w-]*(?:\|\w[\w-]*)*)\)?\$")  # ^name$ and ^(name|other)$
 _UNKNOWN = ("Unimplemented", "Unsupported", "unsupported", "Unknown format", "not supported")
 _LIMITS = llguidance.LLParserLimits(  # the states of one lexer may take 20 MiB, not 250
     max_lexer_states=20_000, initial_lexer_fuel=500_000, verbose_errors=False
@@ -55,6 +56,7 @@ class Guidance(GrammarBackend):
             llguidance.TokenizerWrapper(_Tokens(vocabulary)), eos_token=list(vocabulary.stop_ids)
         )
         self._masks = Masks(vocabulary)
+        self._trial = Trial(vocabulary)
         self._executor = llguidance.LLExecutor()
 
     def refuses(self, spec: GrammarSpec) -> str | None:
@@ -70,16 +72,9 @@ class Guidance(GrammarBackend):
         return _plain(error) if any(mark in error for mark in _UNKNOWN) else None
 
     def compile(self, spec: GrammarSpec) -> bytes:
-        source = _source(spec)
-        grammar, mask = self.load(source.encode()), np.zeros(self.vocabulary.words, np.int32)
-        for step in range(_TRIED):
-            grammar.fill(mask)
-            if not mask.any():
-                raise ValueError("no text satisfies it" if step == 0 else "some of its texts cannot be completed")
-            word = int(mask.nonzero()[0][0])
-            if not grammar.accept([32 * word + (int(mask[word]) & -int(mask[word])).bit_length() - 1]):
-                raise ValueError("it is too complex")
-        return source.encode()
+        source = _source(spec).encode()
+        self._trial.follow(self.load(source))
+        return source
 
     def load(self, data: bytes) -> Grammar:
         return GuidanceGrammar(self._matcher(data.decode()), self._masks)
@@ -220,7 +215,7 @@ class _Writer:
         found = dict(schema) if isinstance(schema, dict) else {}
         if not self._spec.additional_properties:
             found = closed(found)
-        found = mapped(found, _exact_format)
+        found = mapped(mapped(found, _exact_format), _folded)
         options: dict[str, Any] = {"lenient": False, "whitespace_flexible": False}
         if space := spaces.pattern(self._spec, schema):
             options["whitespace_pattern"] = space
@@ -258,6 +253,21 @@ def _exact_format(schema: dict[str, Any]) -> dict[str, Any]:
         return schema
     rest = {keyword: value for keyword, value in schema.items() if keyword != "format"}
     return {**rest, "allOf": [*schema.get("allOf", []), {"pattern": f"^({FORMATS[schema['format']]})$"}]}
+
+
+def _folded(schema: dict[str, Any]) -> dict[str, Any]:
+    """Without patterns of names that `properties` has: the library would look for further names, and find none."""
+    named, patterns = schema.get("properties"), schema.get("patternProperties")
+    if not isinstance(named, dict) or not isinstance(patterns, dict):
+        return schema
+    named, rest = dict(named), {}
+    for pattern, value in patterns.items():
+        names = found[1].split("|") if (found := _NAMES.fullmatch(pattern)) else ()
+        others = [name for name in names if name not in named]
+        named |= {name: {"allOf": [named[name], value]} for name in dict.fromkeys(names) if name in named}
+        if others or not names:
+            rest[f"^(?:{'|'.join(others)})$" if others else pattern] = value
+    return {**schema, "properties": named, "patternProperties": rest}
 
 
 def _quoted(text: str) -> str:

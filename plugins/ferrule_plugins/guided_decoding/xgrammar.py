@@ -60,6 +60,7 @@ from ferrule_plugins.guided_decoding.support import (
     string_pattern,
     unique_count,
 )
+from ferrule_plugins.guided_decoding.trial import Trial
 
 _LONGEST = 500  # characters of an error
 _KNOWN_RULES = 64 << 20  # bytes
@@ -79,6 +80,7 @@ class XGrammar(GrammarBackend):
             stop_token_ids=list(vocabulary.stop_ids),
         )
         self._masks = Masks(vocabulary)
+        self._trial = Trial(vocabulary)
         self._batch = xgrammar.BatchGrammarMatcher("auto")
 
     @cached_property
@@ -113,10 +115,7 @@ class XGrammar(GrammarBackend):
             compiled = self._compiler.compile_structural_tag(StructuralTag(format=_format(spec.form, spec)))
         except RuntimeError as error:
             raise ValueError(_plain(error)) from None
-        mask = np.zeros(self.vocabulary.words, np.int32)
-        XGrammarGrammar(xgrammar.GrammarMatcher(compiled), self._masks).fill(mask)
-        if not mask.any():
-            raise ValueError("no text satisfies it")
+        self._trial.follow(XGrammarGrammar(xgrammar.GrammarMatcher(compiled), self._masks))
         return compiled.serialize_json().encode()
 
     def load(self, data: bytes) -> Grammar:

@@ -7,7 +7,6 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from ferrule.errors import RequestError
 from ferrule.interfaces.guided_decoding import GrammarBackend, Vocabulary
 from ferrule.plugin import Plugins
 from ferrule.types import GrammarSpec
@@ -28,14 +27,15 @@ class Work:
         self._backend: GrammarBackend | None = None
 
     def __call__(self, request: Any) -> Any:
-        """["data", compiled], or ["refused", reason] when this backend cannot enforce the constraint."""
+        """["data", compiled]; ["refused", reason] when this backend cannot enforce it; ["wrong", reason]."""
         if self._backend is None:
             setup = msgspec.convert(request, Setup)
             self._backend = setup.plugins.make("guided_decoding", setup.backend, setup.vocabulary)
             return None
         spec = msgspec.convert(request, GrammarSpec)
         try:
-            refusal = self._backend.refuses(spec)
-            return ["data", self._backend.compile(spec)] if refusal is None else ["refused", refusal]
+            if (refusal := self._backend.refuses(spec)) is not None:
+                return ["refused", refusal]
+            return ["data", self._backend.compile(spec)]
         except ValueError as error:
-            raise RequestError(f"The constraint cannot be used: {error}") from None
+            return ["wrong", str(error)]

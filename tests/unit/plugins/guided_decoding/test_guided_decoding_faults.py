@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
 
+import jsonschema
 import numpy as np
 import pytest
 
@@ -13,6 +15,7 @@ from ferrule_plugins.guided_decoding.patterns import UnsupportedPattern, anywher
 from ferrule_testkit.guided import accepts, vocabulary
 
 VOCABULARY = vocabulary()
+GUIDANCE = discover().make("guided_decoding", "guidance", VOCABULARY)
 NAMED = {"type": "object", "properties": {"a": {"type": "integer"}}}
 CLOSED = {**NAMED, "additionalProperties": False}
 
@@ -121,3 +124,19 @@ def test_guidance_bounds_the_states_of_one_output() -> None:
 
     with pytest.raises(ValueError, match="too many states"):
         write(20_000)
+
+
+@pytest.mark.parametrize("pattern", ["^a$", "^(a)$", "^(?:a|b)$", "^a|b$", "^[ab]$", "^a"])
+@pytest.mark.parametrize("more", [{}, {"type": "object"}, {"required": ["a"]}])
+def test_guidance_takes_names_that_a_pattern_matches_too(pattern: str, more: dict[str, object]) -> None:
+    """The value of such a property follows both schemas, and no name comes twice."""
+    source = {
+        "properties": {"a": {"type": "integer"}, "c": {"type": "integer"}},
+        "patternProperties": {pattern: {"minimum": 3}},
+        "additionalProperties": False,
+        **more,
+    }
+    judge, data = jsonschema.Draft202012Validator(source), GUIDANCE.compile(GrammarSpec(form=Json(source)))
+    for text in ('{"a":3}', '{"a":2}', '{"a":3,"c":1}', '{"b":3}', '{"a":3,"b":3}', '{"a":3,"b":"x"}', '{"d":1}', "{}"):
+        assert accepts(GUIDANCE.load(data), VOCABULARY, text) is judge.is_valid(json.loads(text)), text
+    assert not accepts(GUIDANCE.load(data), VOCABULARY, '{"a":3,"a":3}')

@@ -102,9 +102,18 @@ class Parameters(HeadedCall):
             texts = [value for value in values if isinstance(value, str) and _plain(value, self.end_value)]
             return OneOf(tuple(Fixed(text + end) for text in texts)) if texts and kinds == {"string"} else None
         if demands <= {"type", "minLength", "maxLength"}:
-            least, most = schema.get("minLength", 0), schema.get("maxLength", "")
-            return Series((Regex(rf"[^\n{self.end_value[0]}]{{{least},{most}}}"), Fixed(end)))
+            return Series((Regex(_of_length(schema, self.end_value[0])), Fixed(end)))
         return None
+
+
+def _of_length(schema: dict[str, Any], end: str) -> str:
+    """A pattern for strings of the length that a schema demands, without `end`, and no line break at their edges."""
+    least, most = schema.get("minLength", 0), schema.get("maxLength")
+    edge, inside = rf"[^\n{end}]", f"[^{end}]"
+    if most is not None and most < 2:
+        return f"{edge}{{{least},{most}}}"
+    long = f"{edge}{inside}{{{max(0, least - 2)},{'' if most is None else most - 2}}}{edge}"
+    return long if least > 1 else f"(?:{edge}|{long}){'' if least else '?'}"
 
 
 def _plain(text: str, end: str) -> bool:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import Any, cast
+from urllib.parse import quote
 
 import llguidance
 import numpy as np
@@ -33,16 +34,19 @@ from ferrule.types import (
 )
 from ferrule_plugins.guided_decoding import spaces
 from ferrule_plugins.guided_decoding.masks import Mask, Masks, TextGrammar
-from ferrule_plugins.guided_decoding.patterns import FORMATS
+from ferrule_plugins.guided_decoding.patterns import FORMATS, without_sets
 from ferrule_plugins.guided_decoding.schemas import closed, mapped, parts, rests, walk
 from ferrule_plugins.guided_decoding.sources import foreign
+from ferrule_plugins.guided_decoding.support import exact_numbers
 from ferrule_plugins.guided_decoding.trial import Trial
 
+_EXACT = 1 << 53  # up to this number each integer is a float
 _LONGEST = 500  # characters of an error
 _ANY = "/(?s:.*)/"
 _OPTIONS = '%llguidance {"no_forcing": true}'  # text that must come may come in any tokens
 _PLACE = re.compile(r"at (\d+)\((\d+)\): ")
 _NAMES = re.compile(r"\^(?:\((?:\?:)?(?=[\w|-]*\)\$$))?(\w[\w-]*(?:\|\w[\w-]*)*)\)?\$")  # ^name$ and ^(name|other)$
+_IN_REFERENCES = "%/#!$&'()*+,;=:@?-._~"  # what is not escaped
 _UNKNOWN = ("Unimplemented", "Unsupported", "unsupported", "Unknown format", "not supported")
 _LIMITS = llguidance.LLParserLimits(  # the states of one lexer may take 20 MiB, not 250
     max_lexer_states=20_000, initial_lexer_fuel=500_000, verbose_errors=False
@@ -63,6 +67,8 @@ class Guidance(GrammarBackend):
         """What the library says: it knows which keywords it does not know. `$id` inside a schema misleads it."""
         for part in walk(spec.form):
             if isinstance(part, Rules) and (found := foreign(part.source)):
+                return found
+            if isinstance(part, Json) and (found := _numbers(part.schema)):
                 return found
             if isinstance(part, Json) and any(
                 "$id" in inner for inner in parts(part.schema) if inner is not part.schema
@@ -125,6 +131,11 @@ class GuidanceGrammar(TextGrammar):
 def _check(matcher: llguidance.LLMatcher) -> None:
     if matcher.is_error():
         raise ValueError(_plain(matcher.get_error()))
+
+
+def _numbers(schema: Any) -> str | None:
+    """Numbers that the library reads with rounding errors."""
+    return next(filter(None, (exact_numbers(part, _EXACT) for part in parts(schema))), None)
 
 
 def _plain(error: str) -> str:
@@ -215,7 +226,7 @@ class _Writer:
         found = dict(schema) if isinstance(schema, dict) else {}
         if not self._spec.additional_properties:
             found = closed(found)
-        found = mapped(mapped(found, _exact_format), _folded)
+        found = mapped(mapped(found, _plain_keywords), _folded)
         options: dict[str, Any] = {"lenient": False, "whitespace_flexible": False}
         if space := spaces.pattern(self._spec, schema):
             options["whitespace_pattern"] = space
@@ -247,8 +258,19 @@ class _Writer:
         return f"{next(parts)} {self.rule(tag.content)} {next(parts)}"
 
 
+def _plain_keywords(schema: dict[str, Any]) -> dict[str, Any]:
+    """Patterns and references as the library reads them, and patterns for formats of which it allows too much."""
+    found = dict(schema)
+    if isinstance(pattern := schema.get("pattern"), str):
+        found["pattern"] = without_sets(pattern)
+    if isinstance(patterns := schema.get("patternProperties"), dict):
+        found["patternProperties"] = {without_sets(pattern): value for pattern, value in patterns.items()}
+    if isinstance(target := schema.get("$ref"), str):
+        found["$ref"] = quote(target, _IN_REFERENCES)
+    return _exact_format(found)
+
+
 def _exact_format(schema: dict[str, Any]) -> dict[str, Any]:
-    """Formats of which the library allows too much become patterns."""
     if schema.get("format") not in ("date", "time", "date-time"):
         return schema
     rest = {keyword: value for keyword, value in schema.items() if keyword != "format"}
@@ -276,7 +298,7 @@ def _quoted(text: str) -> str:
 
 def _regex(pattern: str) -> str:
     """A pattern between slashes; it always matches as a whole."""
-    return f"/{pattern.replace(chr(10), chr(92) + 'n').replace('/', chr(92) + '/')}/"
+    return f"/{without_sets(pattern).replace(chr(10), chr(92) + 'n').replace('/', chr(92) + '/')}/"
 
 
 def _lark(source: str) -> str:

@@ -51,6 +51,7 @@ from ferrule_plugins.guided_decoding.support import (
     Support,
     disjoint_options,
     exact_formats,
+    exact_numbers,
     finite_patterns,
     matching_types,
     named_required,
@@ -289,6 +290,10 @@ def _short_numbers(schema: dict[str, Any]) -> str | None:
     return _AMBIGUOUS if _LONG_NUMBER.search(schema.get("pattern", "")) else None
 
 
+def _known_numbers(schema: dict[str, Any]) -> str | None:
+    return exact_numbers(schema, (1 << 63) - 1)
+
+
 # White space, outside of texts and of what the library only looks ahead at.
 _SPACE = re.compile(r'"(?:\\.|[^"\\])*"|\(=\(\[ \\n\\r\\t\]\*|(\[ \\n\\r\\t\]\*)')
 _AFTER_SPACE = r'after_space_ ::= ["{}\[\],:\-0-9] | "true" | "false" | "null"'
@@ -319,6 +324,6 @@ _SUPPORT = Support(
     alone=frozenset(("$ref", "anyOf", "oneOf")),
     checks=(
         *(plain_references, plain_values, matching_types, disjoint_options, named_required),
-        *(plain_names, unique_count, finite_patterns, exact_formats, _short_numbers),
+        *(plain_names, unique_count, finite_patterns, exact_formats, _short_numbers, _known_numbers),
     ),
 )

@@ -131,6 +131,7 @@ class _ParametersReader(HeadedReader):
         self._exact_names = exact
         self._exact = False
         self._properties: Mapping[str, Any] = {}
+        self._others: dict[str, Any] | None = None  # of arguments that it does not name
         self._definitions: dict[str, Any] = {}
         self._state = self._between
         self._count = 0
@@ -148,9 +149,8 @@ class _ParametersReader(HeadedReader):
 
     def started(self, name: str) -> None:
         schema = self._schemas.get(name, {})
-        properties = schema.get("properties")
         self._exact = name in self._exact_names
-        self._properties = properties if isinstance(properties, dict) else {}
+        self._properties, self._others = argument_schemas.described(schema)
         self._definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
 
     # ---- states: whether the next one may have something to read
@@ -201,7 +201,7 @@ class _ParametersReader(HeadedReader):
         """The types that a value may have; empty when all."""
         if string:
             return _STRING
-        schema = self._properties.get(key)
+        schema = self._properties.get(key, self._others)
         kinds = argument_schemas.types({**self._definitions, **schema}) if isinstance(schema, dict) else _STRING
         return kinds if string is None else kinds - _STRING
 

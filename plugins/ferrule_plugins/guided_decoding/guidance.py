@@ -47,6 +47,7 @@ _OPTIONS = '%llguidance {"no_forcing": true}'  # text that must come may come in
 _PLACE = re.compile(r"at (\d+)\((\d+)\): ")
 _NAMES = re.compile(r"\^(?:\((?:\?:)?(?=[\w|-]*\)\$$))?(\w[\w-]*(?:\|\w[\w-]*)*)\)?\$")  # ^name$ and ^(name|other)$
 _IN_REFERENCES = "%/#!$&'()*+,;=:@?-._~"  # what is not escaped
+_JSON_TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"|\s+|[{}\[\]:,]|[^"\s{}\[\]:,]+|"', re.DOTALL)
 _UNKNOWN = ("Unimplemented", "Unsupported", "unsupported", "Unknown format", "not supported")
 _LIMITS = llguidance.LLParserLimits(  # the states of one lexer may take 20 MiB, not 250
     max_lexer_states=20_000, initial_lexer_fuel=500_000, verbose_errors=False
@@ -182,10 +183,13 @@ class _Writer:
         self.grammars: list[dict[str, str]] = []
         self._spec = spec
         self._numbers = count()
+        self._beside_json = False  # whether a text may come in the place of JSON
 
     def write(self, form: Form) -> str:
         """An expression for a form."""
         match form:
+            case Fixed(text) if self._beside_json and text:
+                return f"({' '.join(map(_json_token, _JSON_TOKENS.findall(text)))})"
             case Fixed(text):
                 return _quoted(text)
             case Json(schema):
@@ -199,7 +203,10 @@ class _Writer:
             case OneOf(()):
                 raise ValueError("a choice without options")
             case OneOf(options):
-                return f"({' | '.join(self.rule(option) for option in options)})"
+                before, self._beside_json = self._beside_json, self._beside_json or _some_json(options)
+                found = f"({' | '.join(self.rule(option) for option in options)})"
+                self._beside_json = before
+                return found
             case Series(parts):
                 return f"({' '.join(map(self.rule, parts))})"
             case Repeated():
@@ -256,6 +263,31 @@ class _Writer:
     def _inside(self, tag: Tag) -> str:
         parts: Iterator[str] = (_quoted(text) if text else "" for text in (tag.begin, tag.end))
         return f"{next(parts)} {self.rule(tag.content)} {next(parts)}"
+
+
+def _some_json(options: Sequence[Form]) -> bool:
+    """Whether some of several forms begins with JSON, and not all of them.
+
+    The library cuts a text into lexemes, the longest that it can. So a fixed text must have the same ones as JSON: what
+    begins like both could only become the longer one.
+    """
+    return 0 < sum(map(_begins_with_json, options)) < len(options)
+
+
+def _json_token(text: str) -> str:
+    """A lexeme of a fixed text. White space may be left out, or the library would only look for that of JSON."""
+    return _regex(f"(?:{text})?") if text.isspace() else _quoted(text)
+
+
+def _begins_with_json(form: Form) -> bool:
+    match form:
+        case Json():
+            return True
+        case OneOf(options):
+            return any(map(_begins_with_json, options))
+        case Series((first, *_)) | Repeated(first):
+            return _begins_with_json(first)
+    return False
 
 
 def _plain_keywords(schema: dict[str, Any]) -> dict[str, Any]:

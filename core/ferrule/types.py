@@ -171,9 +171,7 @@ Form = Fixed | Json | Regex | Rules | OneOf | Series | Repeated | Until | Anythi
 class GrammarSpec(Struct, frozen=True, kw_only=True):
     """A constraint on the output. `backend` None: the server's. `fallback`: others may enforce what it cannot.
 
-    The other options are about JSON: white space between its parts (none; what `whitespace_pattern` matches; where
-    `bounded_whitespace`, at most one space or one line break with an indentation; else any), and properties that a
-    schema does not name and does not forbid.
+    The rest is about JSON: white space (bounded: as formatted JSON has it), and properties that a schema does not name.
     """
 
     form: Form

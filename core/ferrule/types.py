@@ -171,8 +171,7 @@ Form = Fixed | Json | Regex | Rules | OneOf | Series | Repeated | Until | Anythi
 class GrammarSpec(Struct, frozen=True, kw_only=True):
     """A constraint on the output. `backend` None: the server's. `fallback`: others may enforce what it cannot.
 
-    The other options are about JSON: white space between its parts (`whitespace_pattern`: which), and properties that a
-    schema does not name and does not forbid.
+    The rest is about JSON: white space (bounded: as formatted JSON has it), and properties that a schema does not name.
     """
 
     form: Form
@@ -180,6 +179,7 @@ class GrammarSpec(Struct, frozen=True, kw_only=True):
     fallback: bool = True
     any_whitespace: bool = True
     whitespace_pattern: str | None = None
+    bounded_whitespace: bool = True
     additional_properties: bool = True
 
 

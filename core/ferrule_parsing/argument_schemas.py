@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any
+from urllib.parse import unquote
 
 from msgspec import Struct
 
@@ -14,6 +15,7 @@ NOTES = frozenset(("title", "description", "default", "examples", "$comment", "d
 _OBJECT = NOTES | {"type", "properties", "required", "additionalProperties", "$defs", "definitions", "$schema"}
 _ELSEWHERE = ("$defs", "definitions")
 _MOST = 1 << 20  # of anything that is counted
+_MOST_ROOTS = 256  # schemas at the root of one, by references and combinations
 _MOST_OPTIONAL = 64  # arguments none of which must be there, with separators: the form grows with their square
 
 
@@ -40,6 +42,37 @@ def arguments(schema: Mapping[str, Any]) -> tuple[Argument, ...] | None:
             return None
         found.append(Argument(name, {**shared, **whole} if "$ref" in json.dumps(whole) else whole, name in required))
     return tuple(sorted(found, key=lambda one: not one.required))
+
+
+def described(schema: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """Schemas of the arguments that an object schema names, and one of all others, None where it says nothing of them.
+
+    It may name them at its root, or where its root leads: by a reference, or in one of several schemas.
+    """
+    shared = {key: schema[key] for key in _ELSEWHERE if key in schema}
+    named: dict[str, list[dict[str, Any]]] = {}
+    others: list[dict[str, Any]] = []
+    waiting, seen = [schema], 0
+    while waiting and seen < _MOST_ROOTS:
+        root, seen = waiting.pop(0), seen + 1
+        for name, value in _object(root, "properties").items():
+            named.setdefault(name, []).extend([value] if isinstance(value, dict) else [])
+        rest = (*_object(root, "patternProperties").values(), root.get("additionalProperties"))
+        others += [value for value in rest if isinstance(value, dict)]
+        target = _resolve({**shared, **root}) if "$ref" in root else None
+        combined = (root.get(key) for key in ("allOf", "anyOf", "oneOf"))
+        inner = (one for options in combined if isinstance(options, list) for one in options)
+        waiting += [one for one in (target, *inner) if isinstance(one, dict)]
+    return {name: _either(values) or {} for name, values in named.items()}, _either(others)
+
+
+def _either(schemas: list[dict[str, Any]]) -> dict[str, Any] | None:
+    return {"anyOf": schemas} if len(schemas) > 1 else schemas[0] if schemas else None
+
+
+def _object(schema: Mapping[str, Any], keyword: str) -> dict[str, Any]:
+    found = schema.get(keyword)
+    return found if isinstance(found, dict) else {}
 
 
 def types(schema: Mapping[str, Any]) -> frozenset[str]:
@@ -151,7 +184,7 @@ def _resolve(schema: Mapping[str, Any]) -> dict[str, Any] | None:
     if len(parts) != 3 or parts[0] != "#":
         return None
     shared = schema.get(parts[1])
-    found = shared.get(parts[2]) if isinstance(shared, dict) else None
+    found = shared.get(unquote(parts[2]).replace("~1", "/").replace("~0", "~")) if isinstance(shared, dict) else None
     return found if isinstance(found, dict) and "$ref" not in found else None
 
 

@@ -123,8 +123,8 @@ class _LiteralCall(HeadedReader):
         self._arguments: LiteralReader  # of the call whose name was read
 
     def started(self, name: str) -> None:
-        properties = self._schemas.get(name, {}).get("properties")
-        self._arguments = LiteralReader(self._syntax.literals, tuple(properties or ()))
+        named, _ = argument_schemas.described(self._schemas.get(name, {}))
+        self._arguments = LiteralReader(self._syntax.literals, tuple(named))
 
     def read_arguments(self, reader: Reader, out: CallWriter) -> None:
         out.arguments(self._arguments.read(reader))

@@ -102,9 +102,18 @@ class Parameters(HeadedCall):
             texts = [value for value in values if isinstance(value, str) and _plain(value, self.end_value)]
             return OneOf(tuple(Fixed(text + end) for text in texts)) if texts and kinds == {"string"} else None
         if demands <= {"type", "minLength", "maxLength"}:
-            least, most = schema.get("minLength", 0), schema.get("maxLength", "")
-            return Series((Regex(rf"[^\n{self.end_value[0]}]{{{least},{most}}}"), Fixed(end)))
+            return Series((Regex(_of_length(schema, self.end_value[0])), Fixed(end)))
         return None
+
+
+def _of_length(schema: dict[str, Any], end: str) -> str:
+    """A pattern for strings of the length that a schema demands, without `end`, and no line break at their edges."""
+    least, most = schema.get("minLength", 0), schema.get("maxLength")
+    edge, inside = rf"[^\n{end}]", f"[^{end}]"
+    if most is not None and most < 2:
+        return f"{edge}{{{least},{most}}}"
+    long = f"{edge}{inside}{{{max(0, least - 2)},{'' if most is None else most - 2}}}{edge}"
+    return long if least > 1 else f"(?:{edge}|{long}){'' if least else '?'}"
 
 
 def _plain(text: str, end: str) -> bool:
@@ -122,6 +131,7 @@ class _ParametersReader(HeadedReader):
         self._exact_names = exact
         self._exact = False
         self._properties: Mapping[str, Any] = {}
+        self._others: dict[str, Any] | None = None  # of arguments that it does not name
         self._definitions: dict[str, Any] = {}
         self._state = self._between
         self._count = 0
@@ -139,9 +149,8 @@ class _ParametersReader(HeadedReader):
 
     def started(self, name: str) -> None:
         schema = self._schemas.get(name, {})
-        properties = schema.get("properties")
         self._exact = name in self._exact_names
-        self._properties = properties if isinstance(properties, dict) else {}
+        self._properties, self._others = argument_schemas.described(schema)
         self._definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
 
     # ---- states: whether the next one may have something to read
@@ -192,7 +201,7 @@ class _ParametersReader(HeadedReader):
         """The types that a value may have; empty when all."""
         if string:
             return _STRING
-        schema = self._properties.get(key)
+        schema = self._properties.get(key, self._others)
         kinds = argument_schemas.types({**self._definitions, **schema}) if isinstance(schema, dict) else _STRING
         return kinds if string is None else kinds - _STRING
 

@@ -48,6 +48,11 @@ class ResolvedDecoding(DecodingConfig):
         return not self.guided_decoding_disable_any_whitespace
 
     @property
+    def bounded_whitespace(self) -> bool:
+        """Whether white space in JSON is limited to what formatted JSON has. A request may ask for more."""
+        return not self.guided_decoding_unbounded_whitespace
+
+    @property
     def additional_properties(self) -> bool:
         """Whether JSON may have properties that its schema neither names nor forbids."""
         return not self.guided_decoding_disable_additional_properties

@@ -232,7 +232,7 @@ class DecodingConfig:
     guided_decoding_backend: str = opt(
         "auto",
         "Backend plugin that enforces the form of outputs; auto asks each in turn. Behind a colon: no-fallback, "
-        "disable-any-whitespace, disable-additional-properties, which are the options below.",
+        "disable-any-whitespace, unbounded-whitespace, disable-additional-properties, which are the options below.",
         kind="guided_decoding",
         suffixes={word: f"--guided-decoding-{name.replace('_', '-')}" for word, name in BACKEND_SUFFIXES.items()},
     )
@@ -244,13 +244,19 @@ class DecodingConfig:
     guided_decoding_disable_any_whitespace: bool = opt(
         False, "JSON of a given form has no optional white space.", optional_value=True
     )
+    guided_decoding_unbounded_whitespace: bool = opt(
+        False,
+        "JSON of a given form may have any white space between its parts, and not just one space, or one line break "
+        "with an indentation.",
+        optional_value=True,
+    )
     guided_decoding_disable_additional_properties: bool = opt(
         False, "JSON of a given form has no properties that its schema does not name.", optional_value=True
     )
     structured_outputs_config: dict[str, Any] = opt(
         {},
-        "The four options above as one object: backend, disable_fallback, disable_any_whitespace, "
-        "disable_additional_properties.",
+        "The five options above as one object: backend, disable_fallback, disable_any_whitespace, "
+        "unbounded_whitespace, disable_additional_properties.",
         json=True,
     )
 

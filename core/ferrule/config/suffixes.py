@@ -10,6 +10,7 @@ BACKEND_SUFFIXES = MappingProxyType(
     {
         "no-fallback": "disable_fallback",
         "disable-any-whitespace": "disable_any_whitespace",
+        "unbounded-whitespace": "unbounded_whitespace",
         "disable-additional-properties": "disable_additional_properties",
     }
 )

@@ -54,6 +54,13 @@ class Constraint(Strict):
     disable_any_whitespace: Annotated[bool, Field(description="JSON without optional white space. Default: false.")] = (
         False
     )
+    unbounded_whitespace: Annotated[
+        bool,
+        Field(
+            description="JSON with any white space, and not just one space, or one line break with an "
+            "indentation. Default: false."
+        ),
+    ] = False
     disable_additional_properties: Annotated[
         bool, Field(description="JSON without properties that the schema does not name. Default: false.")
     ] = False
@@ -74,6 +81,7 @@ class Constraint(Strict):
             form=form,
             any_whitespace=not self.disable_any_whitespace,
             whitespace_pattern=self.whitespace_pattern,
+            bounded_whitespace=not self.unbounded_whitespace,
             additional_properties=not self.disable_additional_properties,
         )
 
@@ -238,5 +246,6 @@ def _under_backend(spec: GrammarSpec, backend: str | None) -> GrammarSpec:
         backend=name,
         fallback=spec.fallback and "disable_fallback" not in off,
         any_whitespace=spec.any_whitespace and "disable_any_whitespace" not in off,
+        bounded_whitespace=spec.bounded_whitespace and "unbounded_whitespace" not in off,
         additional_properties=spec.additional_properties and "disable_additional_properties" not in off,
     )

@@ -105,6 +105,7 @@ class _Constraints(_Parts):
         schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
         for options, bad in (
             ({"any_whitespace": False}, ('{\n"a":1}', '{"a":  1}', '{"a":\t1}')),
+            ({}, ('{"a"  :1}', '{"a":\t1}', '{"a":\n\n1}', "{" + "\n" + 40 * " " + '"a":1}')),
             ({"whitespace_pattern": "[ ]?"}, ('{\n"a":1}', '{"a":  1}')),
             ({"additional_properties": False}, ('{"a":1,"b":2}', '{"a": 1, "b": 2}')),
         ):

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import Any, cast
+from urllib.parse import quote
 
 import llguidance
 import numpy as np
@@ -31,16 +32,22 @@ from ferrule.types import (
     Triggered,
     Until,
 )
+from ferrule_plugins.guided_decoding import spaces
 from ferrule_plugins.guided_decoding.masks import Mask, Masks, TextGrammar
-from ferrule_plugins.guided_decoding.patterns import FORMATS, whitespace
-from ferrule_plugins.guided_decoding.schemas import SPACE, closed, mapped, parts, rests, walk
+from ferrule_plugins.guided_decoding.patterns import FORMATS, without_sets
+from ferrule_plugins.guided_decoding.schemas import closed, mapped, parts, rests, walk
 from ferrule_plugins.guided_decoding.sources import foreign
+from ferrule_plugins.guided_decoding.support import exact_numbers
+from ferrule_plugins.guided_decoding.trial import Trial
 
-_TRIED = 4  # tokens of a text that `compile` generates: limits of the library may only show then
+_EXACT = 1 << 53  # up to this number each integer is a float
 _LONGEST = 500  # characters of an error
 _ANY = "/(?s:.*)/"
 _OPTIONS = '%llguidance {"no_forcing": true}'  # text that must come may come in any tokens
 _PLACE = re.compile(r"at (\d+)\((\d+)\): ")
+_NAMES = re.compile(r"\^(?:\((?:\?:)?(?=[\w|-]*\)\$$))?(\w[\w-]*(?:\|\w[\w-]*)*)\)?\$")  # ^name$ and ^(name|other)$
+_IN_REFERENCES = "%/#!$&'()*+,;=:@?-._~"  # what is not escaped
+_JSON_TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"|\s+|[{}\[\]:,]|[^"\s{}\[\]:,]+|"', re.DOTALL)
 _UNKNOWN = ("Unimplemented", "Unsupported", "unsupported", "Unknown format", "not supported")
 _LIMITS = llguidance.LLParserLimits(  # the states of one lexer may take 20 MiB, not 250
     max_lexer_states=20_000, initial_lexer_fuel=500_000, verbose_errors=False
@@ -54,12 +61,15 @@ class Guidance(GrammarBackend):
             llguidance.TokenizerWrapper(_Tokens(vocabulary)), eos_token=list(vocabulary.stop_ids)
         )
         self._masks = Masks(vocabulary)
+        self._trial = Trial(vocabulary)
         self._executor = llguidance.LLExecutor()
 
     def refuses(self, spec: GrammarSpec) -> str | None:
         """What the library says: it knows which keywords it does not know. `$id` inside a schema misleads it."""
         for part in walk(spec.form):
             if isinstance(part, Rules) and (found := foreign(part.source)):
+                return found
+            if isinstance(part, Json) and (found := _numbers(part.schema)):
                 return found
             if isinstance(part, Json) and any(
                 "$id" in inner for inner in parts(part.schema) if inner is not part.schema
@@ -69,16 +79,9 @@ class Guidance(GrammarBackend):
         return _plain(error) if any(mark in error for mark in _UNKNOWN) else None
 
     def compile(self, spec: GrammarSpec) -> bytes:
-        source = _source(spec)
-        grammar, mask = self.load(source.encode()), np.zeros(self.vocabulary.words, np.int32)
-        for step in range(_TRIED):
-            grammar.fill(mask)
-            if not mask.any():
-                raise ValueError("no text satisfies it" if step == 0 else "some of its texts cannot be completed")
-            word = int(mask.nonzero()[0][0])
-            if not grammar.accept([32 * word + (int(mask[word]) & -int(mask[word])).bit_length() - 1]):
-                raise ValueError("it is too complex")
-        return source.encode()
+        source = _source(spec).encode()
+        self._trial.follow(self.load(source))
+        return source
 
     def load(self, data: bytes) -> Grammar:
         return GuidanceGrammar(self._matcher(data.decode()), self._masks)
@@ -131,6 +134,11 @@ def _check(matcher: llguidance.LLMatcher) -> None:
         raise ValueError(_plain(matcher.get_error()))
 
 
+def _numbers(schema: Any) -> str | None:
+    """Numbers that the library reads with rounding errors."""
+    return next(filter(None, (exact_numbers(part, _EXACT) for part in parts(schema))), None)
+
+
 def _plain(error: str) -> str:
     """An error in one line, without the place in a grammar that the client did not write."""
     first, *rest = _PLACE.sub("", error.strip()).splitlines() or [""]
@@ -175,10 +183,13 @@ class _Writer:
         self.grammars: list[dict[str, str]] = []
         self._spec = spec
         self._numbers = count()
+        self._beside_json = False  # whether a text may come in the place of JSON
 
     def write(self, form: Form) -> str:
         """An expression for a form."""
         match form:
+            case Fixed(text) if self._beside_json and text:
+                return f"({' '.join(map(_json_token, _JSON_TOKENS.findall(text)))})"
             case Fixed(text):
                 return _quoted(text)
             case Json(schema):
@@ -192,7 +203,10 @@ class _Writer:
             case OneOf(()):
                 raise ValueError("a choice without options")
             case OneOf(options):
-                return f"({' | '.join(self.rule(option) for option in options)})"
+                before, self._beside_json = self._beside_json, self._beside_json or _some_json(options)
+                found = f"({' | '.join(self.rule(option) for option in options)})"
+                self._beside_json = before
+                return found
             case Series(parts):
                 return f"({' '.join(map(self.rule, parts))})"
             case Repeated():
@@ -219,11 +233,10 @@ class _Writer:
         found = dict(schema) if isinstance(schema, dict) else {}
         if not self._spec.additional_properties:
             found = closed(found)
-        found = mapped(found, _exact_format)
-        options: dict[str, Any] = {"lenient": False, "whitespace_flexible": self._spec.any_whitespace}
-        if self._spec.any_whitespace:
-            given = self._spec.whitespace_pattern
-            options["whitespace_pattern"] = SPACE if given is None else whitespace(given)
+        found = mapped(mapped(found, _plain_keywords), _folded)
+        options: dict[str, Any] = {"lenient": False, "whitespace_flexible": False}
+        if space := spaces.pattern(self._spec, schema):
+            options["whitespace_pattern"] = space
         return {**found, "x-guidance": options}
 
     def _repeated(self, form: Repeated) -> str:
@@ -252,12 +265,63 @@ class _Writer:
         return f"{next(parts)} {self.rule(tag.content)} {next(parts)}"
 
 
+def _some_json(options: Sequence[Form]) -> bool:
+    """Whether some of several forms begins with JSON, and not all of them.
+
+    The library cuts a text into lexemes, the longest that it can. So a fixed text must have the same ones as JSON: what
+    begins like both could only become the longer one.
+    """
+    return 0 < sum(map(_begins_with_json, options)) < len(options)
+
+
+def _json_token(text: str) -> str:
+    """A lexeme of a fixed text. White space may be left out, or the library would only look for that of JSON."""
+    return _regex(f"(?:{text})?") if text.isspace() else _quoted(text)
+
+
+def _begins_with_json(form: Form) -> bool:
+    match form:
+        case Json():
+            return True
+        case OneOf(options):
+            return any(map(_begins_with_json, options))
+        case Series((first, *_)) | Repeated(first):
+            return _begins_with_json(first)
+    return False
+
+
+def _plain_keywords(schema: dict[str, Any]) -> dict[str, Any]:
+    """Patterns and references as the library reads them, and patterns for formats of which it allows too much."""
+    found = dict(schema)
+    if isinstance(pattern := schema.get("pattern"), str):
+        found["pattern"] = without_sets(pattern)
+    if isinstance(patterns := schema.get("patternProperties"), dict):
+        found["patternProperties"] = {without_sets(pattern): value for pattern, value in patterns.items()}
+    if isinstance(target := schema.get("$ref"), str):
+        found["$ref"] = quote(target, _IN_REFERENCES)
+    return _exact_format(found)
+
+
 def _exact_format(schema: dict[str, Any]) -> dict[str, Any]:
-    """Formats of which the library allows too much become patterns."""
     if schema.get("format") not in ("date", "time", "date-time"):
         return schema
     rest = {keyword: value for keyword, value in schema.items() if keyword != "format"}
     return {**rest, "allOf": [*schema.get("allOf", []), {"pattern": f"^({FORMATS[schema['format']]})$"}]}
+
+
+def _folded(schema: dict[str, Any]) -> dict[str, Any]:
+    """Without patterns of names that `properties` has: the library would look for further names, and find none."""
+    named, patterns = schema.get("properties"), schema.get("patternProperties")
+    if not isinstance(named, dict) or not isinstance(patterns, dict):
+        return schema
+    named, rest = dict(named), {}
+    for pattern, value in patterns.items():
+        names = found[1].split("|") if (found := _NAMES.fullmatch(pattern)) else ()
+        others = [name for name in names if name not in named]
+        named |= {name: {"allOf": [named[name], value]} for name in dict.fromkeys(names) if name in named}
+        if others or not names:
+            rest[f"^(?:{'|'.join(others)})$" if others else pattern] = value
+    return {**schema, "properties": named, "patternProperties": rest}
 
 
 def _quoted(text: str) -> str:
@@ -266,7 +330,7 @@ def _quoted(text: str) -> str:
 
 def _regex(pattern: str) -> str:
     """A pattern between slashes; it always matches as a whole."""
-    return f"/{pattern.replace(chr(10), chr(92) + 'n').replace('/', chr(92) + '/')}/"
+    return f"/{without_sets(pattern).replace(chr(10), chr(92) + 'n').replace('/', chr(92) + '/')}/"
 
 
 def _lark(source: str) -> str:

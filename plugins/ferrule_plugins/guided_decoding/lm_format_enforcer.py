@@ -25,6 +25,7 @@ from lmformatenforcer.regexparser import RegexParser
 
 from ferrule.interfaces.guided_decoding import Grammar, GrammarBackend, Vocabulary
 from ferrule.types import Fixed, Form, GrammarSpec, Json, OneOf, Regex, Series
+from ferrule_plugins.guided_decoding import spaces
 from ferrule_plugins.guided_decoding.masks import Mask, Masks, TextGrammar, mask_of
 from ferrule_plugins.guided_decoding.patterns import UnsupportedPattern, units, whole
 from ferrule_plugins.guided_decoding.schemas import closed, mapped, walk
@@ -45,7 +46,7 @@ from ferrule_plugins.guided_decoding.support import (
 _LONGEST = 500  # characters of an error
 _ESCAPED = re.compile(r"\\[ux]")
 _SPACE = " \t\n\r"
-_SPACES = 12  # in a row, at most: as many as the library's own limit
+_SPACES = 48  # in a row, at most: as many as the library's own limit
 
 
 class LMFormatEnforcer(GrammarBackend):
@@ -176,18 +177,19 @@ class _Strict(CharacterLevelParser):  # type: ignore[misc]  # the library has no
     control characters in strings, and white space after the end. So exponents do not come, and -0 has no fraction.
     """
 
-    def __init__(self, parser: CharacterLevelParser, spaces: bool, seen: _Seen) -> None:
+    def __init__(self, parser: CharacterLevelParser, space: re.Pattern[str], seen: _Seen) -> None:
         super().__init__()
         self._parser = parser
-        self._spaces = spaces
+        self._space = space
         self._seen = seen
 
     def get_allowed_characters(self) -> str:
         found, seen = set(self._parser.get_allowed_characters()), self._seen
         if seen.inside:
             return "".join(char for char in found if char >= " ")
-        if not self._spaces or seen.spaces >= _SPACES or self._parser.can_end():
+        if self._parser.can_end():
             found -= set(_SPACE)
+        found -= {char for char in _SPACE if not self._space.fullmatch(seen.space + char)}
         if not seen.word.isalpha():
             found -= set("eE")
         if seen.word == "-0":
@@ -197,7 +199,7 @@ class _Strict(CharacterLevelParser):  # type: ignore[misc]  # the library has no
         return "".join(found)
 
     def add_character(self, new_character: str) -> CharacterLevelParser:
-        return _Strict(self._parser.add_character(new_character), self._spaces, self._seen.after(new_character))
+        return _Strict(self._parser.add_character(new_character), self._space, self._seen.after(new_character))
 
     def can_end(self) -> bool:
         return bool(self._parser.can_end())
@@ -208,7 +210,7 @@ class _Seen(msgspec.Struct, frozen=True):
 
     last: str = ""  # the last one that is not white space
     word: str = ""  # the number or word that is being written
-    spaces: int = 0  # white space after `last`
+    space: str = ""  # white space after `last`
     inside: bool = False  # of a string
     escaped: bool = False  # the next character of the string is
 
@@ -217,7 +219,7 @@ class _Seen(msgspec.Struct, frozen=True):
             escaped = char == "\\" and not self.escaped
             return _Seen(char, inside=char != '"' or self.escaped, escaped=escaped)
         if char in _SPACE:
-            return _Seen(self.last, spaces=self.spaces + 1)
+            return _Seen(self.last, space=self.space + char)
         return _Seen(char, self.word + char if char not in '{}[],:"' else "", inside=char == '"')
 
 
@@ -242,7 +244,7 @@ def _parser(form: Form, spec: GrammarSpec, alphabet: str) -> CharacterLevelParse
             return SequenceParser([_parser(part, spec, alphabet) for part in parts])
         case Json(schema) if isinstance(schema, dict):
             found = mapped(schema if spec.additional_properties else closed(schema), whole_pattern)
-            return _Strict(JsonSchemaParser(found, config), spec.any_whitespace, _Seen())
+            return _Strict(JsonSchemaParser(found, config), re.compile(spaces.pattern(spec, schema)), _Seen())
     raise ValueError(f"form {type(form).__name__}")
 
 

@@ -16,8 +16,9 @@ from outlines_core import json_schema
 
 from ferrule.interfaces.guided_decoding import Grammar, GrammarBackend, Vocabulary
 from ferrule.types import Fixed, Form, GrammarSpec, Json, OneOf, Regex, Repeated, Series
+from ferrule_plugins.guided_decoding import spaces
 from ferrule_plugins.guided_decoding.masks import Mask, Masks, TextGrammar, mask_of
-from ferrule_plugins.guided_decoding.patterns import UnsupportedPattern, whitespace, whole
+from ferrule_plugins.guided_decoding.patterns import UnsupportedPattern, whole, without_sets
 from ferrule_plugins.guided_decoding.schemas import closed, mapped, walk
 from ferrule_plugins.guided_decoding.support import (
     Support,
@@ -153,7 +154,7 @@ def _regex(form: Form, spec: GrammarSpec) -> str:
         case Fixed(text):
             return f"(?:{_SPECIAL.sub(lambda char: chr(92) + char[0], text)})"
         case Regex(pattern):
-            return f"(?:{whole(pattern)})"
+            return f"(?:{without_sets(whole(pattern))})"
         case Json(schema):
             return f"(?:{_json(schema, spec)})"
         case OneOf(()):
@@ -181,9 +182,13 @@ def _repeated(form: Repeated, spec: GrammarSpec) -> str:
 def _json(schema: dict[str, Any] | bool, spec: GrammarSpec) -> str:
     if isinstance(schema, bool):
         raise ValueError(f"the schema {schema} is not a regular expression")
-    found = mapped(schema if spec.additional_properties else closed(schema), whole_pattern)
-    pattern = whitespace(spec.whitespace_pattern) if spec.whitespace_pattern is not None else None
-    return str(json_schema.build_regex_from_schema(json.dumps(found), pattern if spec.any_whitespace else ""))
+    found = mapped(schema if spec.additional_properties else closed(schema), _whole_pattern)
+    return str(json_schema.build_regex_from_schema(json.dumps(found), spaces.pattern(spec, schema)))
+
+
+def _whole_pattern(schema: dict[str, Any]) -> dict[str, Any]:
+    found = whole_pattern(schema)
+    return {**found, "pattern": without_sets(found["pattern"])} if "pattern" in found else found
 
 
 _SUPPORT = Support(

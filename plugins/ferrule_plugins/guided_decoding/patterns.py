@@ -124,6 +124,31 @@ def _without_escaped(unit: str) -> str:
     return rf'{unit[:-1]}"\\\x00-\x1f]' if unit.startswith("[^") else unit
 
 
+_CLASS = re.compile(r"\\.|\[(\^?)((?:\\.|[^\]\\])*)\]", re.DOTALL)
+_MEMBER = re.compile(r"\\.|.", re.DOTALL)
+
+
+def without_sets(pattern: str) -> str:
+    """The pattern for libraries that read ``[``, ``&&``, ``--`` and ``~~`` in a class as sets: these are characters."""
+    return _CLASS.sub(lambda found: found[0] if found[2] is None else f"[{found[1]}{_members(found[2])}]", pattern)
+
+
+def _members(inside: str) -> str:
+    """What is in a class, with a backslash before all that such libraries may read as an operator between sets."""
+    members, written, at = _MEMBER.findall(inside), "", 0
+    while at < len(members):
+        written += _member(members[at])
+        if members[at + 1 : at + 2] == ["-"] and at + 2 < len(members):
+            written += f"-{_member(members[at + 2])}"
+            at += 2
+        at += 1
+    return written
+
+
+def _member(char: str) -> str:
+    return f"\\{char}" if char in tuple("[&~-") else char
+
+
 _QUANTITY = re.compile(r"\{[0-9]+(?:,[0-9]*)?\}")
 _WHITESPACE = re.compile(r"(?:[ \n\t\r()|?*+\[\]]|\\[ntr])*")
 _CLASS_OF_SPACES = re.compile(r"\[[^\]^]*\]")

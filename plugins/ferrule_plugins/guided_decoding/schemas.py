@@ -10,10 +10,6 @@ from msgspec import structs
 
 from ferrule.types import Form, OneOf, Repeated, Series, Tag, Triggered
 
-# Between the parts of JSON: enough for an indentation, and few enough that a model cannot go on with it for ever.
-MOST_SPACE = 48
-SPACE = rf"[\x20\n\r\t]{{1,{MOST_SPACE}}}"
-
 # Keywords whose value is a schema, a list of schemas, or an object whose values are schemas (JSON Schema 2020-12).
 _SCHEMA = frozenset(
     (
@@ -68,8 +64,8 @@ def subschemas(schema: Any) -> Iterator[Any]:
     yield schema
     if isinstance(schema, dict):
         for keyword, value in schema.items():
-            for inner in _inner(keyword, value):
-                yield from subschemas(inner)
+            for part in inner(keyword, value):
+                yield from subschemas(part)
 
 
 def parts(schema: Any) -> Iterator[dict[str, Any]]:
@@ -94,7 +90,8 @@ def mapped(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> A
     return change({keyword: _mapped(keyword, value, change) for keyword, value in schema.items()})
 
 
-def _inner(keyword: str, value: Any) -> list[Any]:
+def inner(keyword: str, value: Any) -> list[Any]:
+    """The schemas in the value of a keyword."""
     if keyword in _LIST and isinstance(value, list):
         return value
     if keyword in _MAP and isinstance(value, dict):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import unquote
 
@@ -278,7 +278,7 @@ def plain_names(schema: dict[str, Any]) -> str | None:
     if schema.get("additionalProperties") is False:
         return None
     for name in schema.get("properties", {}):
-        if "/" in name or json.dumps(name, ensure_ascii=False) != f'"{name}"':
+        if not name or "/" in name or json.dumps(name, ensure_ascii=False) != f'"{name}"':
             return f"property {name!r:.80} beside others that are not named"
     return None
 
@@ -310,6 +310,28 @@ def finite_patterns(schema: dict[str, Any]) -> str | None:
     except UnsupportedPattern as error:
         return str(error)
     return None
+
+
+def exact_numbers(schema: dict[str, Any], most: int) -> str | None:
+    """Integers up to `most`, for libraries that read others with rounding errors; as bounds of numbers, up to 2^53."""
+    for keyword in ("const", "enum"):
+        if not all(abs(value) <= most for value in _integers(schema.get(keyword))):
+            return f"an integer of more than {most.bit_length()} bits in {keyword}"
+    bounds = most if type_names(schema) == ("integer",) else 1 << 53
+    for keyword in (*_OF_TYPE["number"],):
+        for value in _integers(schema.get(keyword)):
+            if abs(value) > bounds:
+                return f"keyword {keyword} with an integer of more than {bounds.bit_length()} bits"
+    return None
+
+
+def _integers(value: Any) -> Iterator[int]:
+    """The integers in a JSON value."""
+    if isinstance(value, list | dict):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _integers(inner)
+    elif type(value) is int:
+        yield value
 
 
 def ordered_bounds(schema: dict[str, Any]) -> str | None:

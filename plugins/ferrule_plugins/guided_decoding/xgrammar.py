@@ -42,6 +42,7 @@ from ferrule.types import (
     Triggered,
     Until,
 )
+from ferrule_plugins.guided_decoding import spaces
 from ferrule_plugins.guided_decoding.masks import Mask, Masks, TextGrammar
 from ferrule_plugins.guided_decoding.patterns import UnsupportedPattern, whole
 from ferrule_plugins.guided_decoding.schemas import closed, mapped, rests, walk
@@ -50,6 +51,7 @@ from ferrule_plugins.guided_decoding.support import (
     Support,
     disjoint_options,
     exact_formats,
+    exact_numbers,
     finite_patterns,
     matching_types,
     named_required,
@@ -59,6 +61,7 @@ from ferrule_plugins.guided_decoding.support import (
     string_pattern,
     unique_count,
 )
+from ferrule_plugins.guided_decoding.trial import Trial
 
 _LONGEST = 500  # characters of an error
 _KNOWN_RULES = 64 << 20  # bytes
@@ -78,6 +81,7 @@ class XGrammar(GrammarBackend):
             stop_token_ids=list(vocabulary.stop_ids),
         )
         self._masks = Masks(vocabulary)
+        self._trial = Trial(vocabulary)
         self._batch = xgrammar.BatchGrammarMatcher("auto")
 
     @cached_property
@@ -112,10 +116,7 @@ class XGrammar(GrammarBackend):
             compiled = self._compiler.compile_structural_tag(StructuralTag(format=_format(spec.form, spec)))
         except RuntimeError as error:
             raise ValueError(_plain(error)) from None
-        mask = np.zeros(self.vocabulary.words, np.int32)
-        XGrammarGrammar(xgrammar.GrammarMatcher(compiled), self._masks).fill(mask)
-        if not mask.any():
-            raise ValueError("no text satisfies it")
+        self._trial.follow(XGrammarGrammar(xgrammar.GrammarMatcher(compiled), self._masks))
         return compiled.serialize_json().encode()
 
     def load(self, data: bytes) -> Grammar:
@@ -245,11 +246,33 @@ def _json(schema: dict[str, Any] | bool, spec: GrammarSpec) -> str:
         return {**rest, "pattern": f"pattern{len(patterns) - 1}_"}
 
     text = json.dumps(mapped(found, numbered))
-    grammar = str(xgrammar.Grammar.from_json_schema(text, any_whitespace=spec.any_whitespace, strict_mode=False))
+    grammar = str(xgrammar.Grammar.from_json_schema(text, any_whitespace=True, strict_mode=False))
+    grammar = _with_space(grammar, spec, schema)
     grammar = _LENGTH.sub("(mended_character)", grammar)
     grammar = _NAMES.sub(lambda rule: rule[0].replace("basic_escape", "mended_escape"), grammar)
     grammar = _PATTERN.sub(r"\1root", grammar)
     return "\n".join((grammar, _ADDED, *(_pattern_rules(number, pattern) for number, pattern in enumerate(patterns))))
+
+
+def _with_space(grammar: str, spec: GrammarSpec, schema: Any) -> str:
+    """The library's grammar, which has any white space, with that which the constraint allows."""
+    if spec.any_whitespace and not spec.bounded_whitespace:
+        return grammar
+    rules = ['space_ ::= ""']
+    if spec.any_whitespace:
+        wide, deep = spaces.indentation(schema)
+        begin = f'"" | " " | "\\n" blank_{wide} | "\\n" "\\t" tab_{deep - 1}'
+        rules = [_before_token("space_", begin), _AFTER_SPACE]
+        for name, char, most in (("blank", " ", wide), ("tab", "\\t", deep - 1)):
+            rules.append(_before_token(f"{name}_0", '""'))
+            rules += [_before_token(f"{name}_{at}", f'"" | "{char}" {name}_{at - 1}') for at in range(1, most + 1)]
+    inside = _SPACE.sub(lambda found: "space_" if found[1] else found[0], grammar)
+    return "\n".join((inside, *rules))
+
+
+def _before_token(name: str, body: str) -> str:
+    """A rule of white space. What comes after it is said, or the library keeps each token that begins with a space."""
+    return f"{name} ::= ({body}) (=(after_space_))"
 
 
 def _pattern_rules(number: int, pattern: str) -> str:
@@ -267,6 +290,13 @@ def _short_numbers(schema: dict[str, Any]) -> str | None:
     return _AMBIGUOUS if _LONG_NUMBER.search(schema.get("pattern", "")) else None
 
 
+def _known_numbers(schema: dict[str, Any]) -> str | None:
+    return exact_numbers(schema, (1 << 63) - 1)
+
+
+# White space, outside of texts and of what the library only looks ahead at.
+_SPACE = re.compile(r'"(?:\\.|[^"\\])*"|\(=\(\[ \\n\\r\\t\]\*|(\[ \\n\\r\\t\]\*)')
+_AFTER_SPACE = r'after_space_ ::= ["{}\[\],:\-0-9] | "true" | "false" | "null"'
 # The library counts raw control characters, which JSON does not allow, and none that are escaped.
 _LENGTH = re.compile(re.escape(r"([^\"\\\r\n])"))
 _PATTERN = re.compile(r'Regex\("(pattern\d+_)", json_string=true\)')
@@ -294,6 +324,6 @@ _SUPPORT = Support(
     alone=frozenset(("$ref", "anyOf", "oneOf")),
     checks=(
         *(plain_references, plain_values, matching_types, disjoint_options, named_required),
-        *(plain_names, unique_count, finite_patterns, exact_formats, _short_numbers),
+        *(plain_names, unique_count, finite_patterns, exact_formats, _short_numbers, _known_numbers),
     ),
 )

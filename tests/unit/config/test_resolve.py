@@ -134,9 +134,15 @@ def test_names_of_plugins() -> None:
 OBJECT = "--structured-outputs-config"
 
 
-def decoding(*argv: str) -> tuple[str, bool, bool, bool]:
+def decoding(*argv: str) -> tuple[str | bool, ...]:
     found = resolve(parse(argv, env=Environment()).config).decoding
-    return found.backend, found.fallback, found.any_whitespace, found.additional_properties
+    return (
+        found.backend,
+        found.fallback,
+        found.any_whitespace,
+        found.additional_properties,
+        found.bounded_whitespace,
+    )
 
 
 @pytest.mark.parametrize(
@@ -151,6 +157,9 @@ def decoding(*argv: str) -> tuple[str, bool, bool, bool]:
         (["--guided-decoding-disable-fallback"], ("auto", False, True, True)),
         (["--guided-decoding-disable-any-whitespace"], ("auto", True, False, True)),
         (["--guided-decoding-disable-additional-properties"], ("auto", True, True, False)),
+        (["--guided-decoding-backend", "auto:unbounded-whitespace"], ("auto", True, True, True, False)),
+        (["--guided-decoding-unbounded-whitespace"], ("auto", True, True, True, False)),
+        ([OBJECT, '{"unbounded_whitespace": true}'], ("auto", True, True, True, False)),
         (["--no-guided-decoding-disable-fallback"], ("auto", True, True, True)),
         ([OBJECT, '{"backend": "outlines:no-fallback"}'], ("outlines", False, True, True)),
         (
@@ -163,8 +172,8 @@ def decoding(*argv: str) -> tuple[str, bool, bool, bool]:
         ([OBJECT, '{"disable_fallback": false}', "--guided-decoding-disable-fallback"], ("auto", False, True, True)),
     ],
 )
-def test_guided_decoding_in_all_its_spellings(argv: list[str], expected: tuple[str, bool, bool, bool]) -> None:
-    assert decoding(*argv) == expected
+def test_guided_decoding_in_all_its_spellings(argv: list[str], expected: tuple[str | bool, ...]) -> None:
+    assert decoding(*argv) == (*expected, True)[:5]
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
+import re
 from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
@@ -19,6 +21,8 @@ from ferrule.interfaces.parsers import ChoiceContext, TextDelta, ToolParser
 from ferrule.plugin import discover
 from ferrule.types import GrammarSpec
 from ferrule_parsing import FormatParser, Tags
+from ferrule_parsing.argument_schemas import described
+from ferrule_parsing.parameters import _of_length
 from ferrule_plugins.guided_decoding.guidance import Guidance
 from ferrule_testkit.guided import allowed
 from ferrule_testkit.kits.parsers import Fold, fold
@@ -349,3 +353,55 @@ def test_schemas_that_are_none_raise_nothing(name: str, schema: dict[str, Any]) 
         for part in (*json.dumps({"name": "f", "arguments": {"a": 1}}), "<function=f><parameter=a>1</parameter>"):
             parser.feed(TextDelta(part))
         parser.finish()
+
+
+N = {"type": "object", "properties": {"n": {"type": "integer"}, "s": {"type": "string"}}}
+CHAIN = {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}
+ROOTS = [
+    N,
+    {"$ref": "#/$defs/é", "$defs": {"é": N}},
+    {"allOf": [{"$ref": "#/$defs/a"}, {"type": "object"}], "$defs": {"a": N}},
+    {"anyOf": [{"properties": {"n": {"type": "integer"}}}, {"properties": {"s": {"type": "string"}}}]},
+    {"oneOf": [N, {"type": "object", "properties": {"n": {"type": "number"}}}]},
+    {"properties": {"s": {"type": "string"}}, "additionalProperties": {"type": "integer"}},
+    {"properties": {"s": {"type": "string"}}, "patternProperties": {"^n": {"type": "integer"}}},
+]
+
+
+@pytest.mark.parametrize("schema", ROOTS, ids=range(len(ROOTS)))
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (
+            "qwen3_coder",
+            "<tool_call>\n<function=f>\n<parameter=n>\n7\n</parameter>\n<parameter=s>\n7\n</parameter>\n</function>\n</tool_call>",
+        ),
+        (
+            "glm45",
+            "<tool_call>f\n<arg_key>n</arg_key>\n<arg_value>7</arg_value>\n"
+            "<arg_key>s</arg_key>\n<arg_value>7</arg_value>\n</tool_call>",
+        ),
+    ],
+)
+def test_values_have_the_types_that_the_root_of_a_schema_leads_to(name: str, text: str, schema: dict[str, Any]) -> None:
+    parser, _ = made(name, (function("f", **schema),), "auto")
+    found = fold(parser, [text])
+    assert json.loads(found.calls[0].arguments) == {"n": 7, "s": "7"}
+
+
+@pytest.mark.parametrize("schema", [{"$ref": "#/$defs/a", "$defs": CHAIN}, {"allOf": [{"$ref": "#"}]}, {"anyOf": 5}])
+def test_a_root_that_leads_nowhere_says_nothing(schema: dict[str, Any]) -> None:
+    assert described(schema) == ({}, None)
+
+
+@pytest.mark.parametrize(
+    ("least", "most"), [(0, 0), (0, 1), (1, 1), (0, 2), (1, 3), (2, 2), (3, 4), (2, None), (0, None)]
+)
+def test_strings_in_tags_have_their_length_and_may_hold_line_breaks(least: int, most: int | None) -> None:
+    bounds = {"minLength": least} if most is None else {"minLength": least, "maxLength": most}
+    pattern = re.compile(_of_length(bounds, "<"))
+    for size in range(6):
+        for letters in itertools.product("a\n", repeat=size):
+            text = "".join(letters)
+            right = least <= size and (most is None or size <= most) and text == text.strip("\n")
+            assert (pattern.fullmatch(text) is not None) is right, text

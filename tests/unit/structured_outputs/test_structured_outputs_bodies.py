@@ -99,6 +99,7 @@ async def test_each_way_of_saying_it(site: Site, body: dict[str, Any], form: For
             {"guided_decoding_backend": "guidance:disable-additional-properties"},
             {"backend": "guidance", "additional_properties": False},
         ),
+        ({"guided_decoding_backend": "auto:unbounded-whitespace"}, {"backend": "auto", "bounded_whitespace": False}),
         ({"guided_whitespace_pattern": "[ ]?"}, {"whitespace_pattern": "[ ]?"}),
     ],
 )

@@ -99,12 +99,13 @@ class GrammarCompiler:
             spec,
             backend=spec.backend or own.backend,
             any_whitespace=spec.any_whitespace and own.any_whitespace,
+            bounded_whitespace=spec.bounded_whitespace and own.bounded_whitespace,
             additional_properties=spec.additional_properties and own.additional_properties,
             fallback=spec.fallback and own.fallback,
         )
 
     async def _compile(self, spec: GrammarSpec, key: bytes, param: str) -> CompiledGrammar:
-        refusals = []
+        refusals, wrong = [], []
         for name in self._candidates(spec.backend or "auto", spec.fallback):
             answer = await self._ask(name, spec, param)
             match answer:
@@ -116,8 +117,12 @@ class GrammarCompiler:
                     return compiled
                 case ["refused", str(reason)]:
                     refusals.append(f"{name}: {reason}")
+                case ["wrong", str(reason)]:  # for this library: another one may know more
+                    wrong.append(reason)
                 case _:
                     raise RequestError("The constraint cannot be processed.", param)
+        if wrong:
+            raise RequestError(f"The constraint cannot be used: {wrong[0]}", param)
         raise RequestError(f"The constraint cannot be enforced here. {'; '.join(refusals)}.", param)
 
     def _candidates(self, asked: str, fallback: bool) -> Sequence[str]:

@@ -67,6 +67,21 @@ def enforces_strict(make: ToolParsers | None, tokenizer: Tokenizer | None) -> bo
     return found is not None and found[1] is not None
 
 
+def check_strict(parser: ToolParser, tools: Sequence[dict[str, Any]], context: ChoiceContext) -> None:
+    """Raise RequestError that names the function because of which strict functions are not enforced."""
+    for number, tool in enumerate(tools):
+        function = tool.get("function") or {}
+        if not function.get("strict"):
+            function = {**function, "strict": True, "parameters": {"type": "object"}}
+        found = tool_parser(type(parser), ({**tool, "function": function},), replace(context, tool_choice="auto"))
+        if found is not None and found[1] is None:
+            raise RequestError(
+                f"The calls of function {function.get('name')!r:.80} cannot be enforced in this model's format, so no "
+                "function of the request can be strict.",
+                f"tools[{number}].function",
+            )
+
+
 class Constraints:
     """From requests to what the engine takes. `parsers` are the server's."""
 
@@ -97,6 +112,8 @@ class Constraints:
         if spec is None:
             return None
         param = "tool_choice" if enforces(request.tool_choice) else "structured_outputs"
+        if param == "structured_outputs" and not (request.grammar or request.params.grammar):
+            param = "tools"
         if request.beam is not None:
             raise RequestError("A beam search cannot be constrained.", param)
         return await self._compiler.compile(spec, param)
@@ -126,14 +143,24 @@ class Constraints:
             again=tags.again,
         )
 
+    def _enforces_strict(self, request: Generate, context: ChoiceContext) -> bool:
+        """Whether some function is strict, and the parser enforces such functions where it can."""
+        strict = any((tool.get("function") or {}).get("strict") for tool in request.tools or ())
+        return strict and enforces_strict(self.parsers.tools, context.tokenizer)
+
     def _spec(self, request: Generate, context: ChoiceContext) -> GrammarSpec | None:
         asked = request.grammar or request.params.grammar
         calls = None if request.raw else tool_parser(self.parsers.tools, request.tools, context)
+        if calls is not None and calls[1] is None and self._enforces_strict(request, context):
+            check_strict(calls[0], request.tools or (), context)
         spec = asked if calls is None else _joined(asked, request.tool_choice, *calls)
         if spec is None or self.parsers.reasoning is None:
             return spec
         parser = self.parsers.reasoning()
         parser.begin(context)
+        tags = parser.thoughts()
+        if not context.templated and tags is not None and not tags.inside:
+            return spec  # only a template, or the end of the prompt, begins thoughts
         return replace(spec, form=parser.constrain(spec.form))
 
 

@@ -7,7 +7,6 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from ferrule.errors import RequestError
 from ferrule.frontend.guided.probe import probe
 from ferrule.interfaces.guided_decoding import GrammarBackend, Vocabulary
 from ferrule.plugin import Plugins
@@ -29,7 +28,7 @@ class Work:
         self._backend: GrammarBackend | None = None
 
     def __call__(self, request: Any) -> Any:
-        """["data", compiled], or ["refused", reason] when this backend cannot enforce the constraint."""
+        """["data", compiled]; ["refused", reason] when this backend cannot enforce it; ["wrong", reason]."""
         if self._backend is None:
             setup = msgspec.convert(request, Setup)
             self._backend = setup.plugins.make("guided_decoding", setup.backend, setup.vocabulary)
@@ -40,7 +39,7 @@ class Work:
                 return ["refused", refusal]
             data = self._backend.compile(spec)
         except ValueError as error:
-            raise RequestError(f"The constraint cannot be used: {error}") from None
+            return ["wrong", str(error)]
         try:
             fault = probe(self._backend.load(data), self._backend.vocabulary)
         except ValueError as error:

@@ -66,6 +66,31 @@ async def test_what_cannot_be_enforced_is_refused(guided: GrammarCompiler, form:
     await guided.compile(spec(Fixed("ok")), "guided")  # the child, or another one, goes on
 
 
+_NAMED = {"properties": {"a": {"type": "integer"}}, "additionalProperties": False}
+
+
+def test_what_cannot_be_completed_is_refused_before_it_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The only name that the pattern matches is taken: after a comma the library has nothing to go on with."""
+    monkeypatch.setattr("ferrule_plugins.guided_decoding.guidance._folded", lambda schema: schema)
+    source = {**_NAMED, "patternProperties": {"^(?:a)$": {"type": "integer"}}}
+    made = discover().make("guided_decoding", "guidance", WORDS)
+    with pytest.raises(ValueError, match="NoExtensionBias"):
+        made.compile(spec(Json(source)))
+    made.compile(spec(Json(_NAMED)))
+
+
+async def test_what_is_wrong_for_one_library_is_asked_of_the_next() -> None:
+    guided = compiler(guided_decoding_backend="xgrammar")
+    never = {"type": "integer", "minimum": 3, "maximum": 2}
+    try:
+        form = Json({"type": "object", "properties": {"a": never}})
+        assert (await guided.compile(spec(form), "x")).backend == "guidance"
+        with pytest.raises(RequestError, match="minimum greater than maximum"):
+            await guided.compile(spec(Json(never)), "x")
+    finally:
+        await guided.close()
+
+
 @pytest.mark.advisory("CVE-2025-57809")
 async def test_left_recursion_and_deep_nesting_are_answered(guided: GrammarCompiler) -> None:
     deep: dict[str, Any] = {"type": "integer"}

@@ -9,21 +9,26 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ferrule.errors import RequestError
 from ferrule.frontend.guided.calls import CallList
 from ferrule.frontend.guided.compiler import GrammarCompiler
 from ferrule.frontend.guided.constraint import Constraints, Parsers, tool_parser
 from ferrule.frontend.output.parse import ParseChain
-from ferrule.interfaces.guided_decoding import Vocabulary
+from ferrule.interfaces.guided_decoding import GrammarBackend, Vocabulary
 from ferrule.interfaces.parsers import CallArguments, CallStart, ChoiceContext, Content, Event, Reasoning, TextDelta
-from ferrule.interfaces.service import Generate, Prompt
+from ferrule.interfaces.service import ChatPrompt, Generate, Prompt
+from ferrule.plugin import discover
 from ferrule.sampling_params import SamplingParams
 from ferrule.structured_outputs import GuidedDecodingParams
 from ferrule.structured_outputs.calls import enforced
-from ferrule.types import GrammarSpec, Json, Regex
+from ferrule.types import GrammarSpec, Json, OneOf, Regex
 from ferrule_plugins.guided_decoding.guidance import Guidance
 from ferrule_plugins.reasoning_parser.deepseek_r1 import DeepSeekR1
+from ferrule_plugins.reasoning_parser.openai_gptoss import OpenAIGptOss
 from ferrule_plugins.reasoning_parser.qwen3 import Qwen3
 from ferrule_plugins.tool_parser.hermes import Hermes
+from ferrule_plugins.tool_parser.json_objects import Llama3Json
+from ferrule_plugins.tool_parser.parameters import Qwen3Coder
 from ferrule_testkit.kits.count import work
 
 WORDS = Vocabulary((*(bytes([byte]) for byte in range(256)), b""), 257, (256,))
@@ -40,7 +45,7 @@ def backend() -> Guidance:
     return Guidance(WORDS)
 
 
-def fits(backend: Guidance, spec: GrammarSpec | None, text: str) -> bool:
+def fits(backend: GrammarBackend, spec: GrammarSpec | None, text: str) -> bool:
     """Whether a whole text has the form."""
     assert spec is not None
     grammar = backend.load(backend.compile(spec))
@@ -230,3 +235,86 @@ async def test_a_constraint_of_the_sampling_parameters_is_the_request_s(raw: boo
         request = Generate(prompts=(Prompt(text="x"),), params=params, grammar=grammar, raw=raw)
         await constraints.compile(request, ChoiceContext())
     assert [spec.form for spec in compiled] == [Regex("a"), Regex("b")]
+
+
+class Kept(GrammarCompiler):
+    """Keeps constraints as they were put together."""
+
+    def __init__(self) -> None:
+        self.specs: list[GrammarSpec] = []
+
+    async def compile(self, spec: GrammarSpec, param: str) -> Any:
+        self.specs.append(spec)
+
+
+@pytest.mark.parametrize(
+    ("parser", "prompt", "fitting", "failing"),
+    [
+        (Qwen3, "Answer:", "yes", "<think>no</think>yes"),
+        (DeepSeekR1, "Answer:", "yes", "no</think>yes"),
+        (Qwen3, "<think>\n", "no</think>yes", "yes"),
+        (Qwen3, "<think>\n\n</think>\n\n", "yes", "<think>no</think>yes"),
+        (OpenAIGptOss, "Answer:", "yes", "<|channel|>final<|message|>yes"),
+    ],
+)
+async def test_without_a_template_the_constraint_holds_from_the_first_token(
+    backend: Guidance, parser: Any, prompt: str, fitting: str, failing: str
+) -> None:
+    kept = Kept()
+    request = Generate(
+        prompts=(Prompt(text=prompt),), params=SamplingParams(), grammar=GrammarSpec(form=Regex("yes")), raw=True
+    )
+    told = ChoiceContext(prompt=prompt, templated=False)
+    await Constraints(Parsers(parser), kept).compile(request, told)
+    assert fits(backend, kept.specs[0], fitting)
+    assert not fits(backend, kept.specs[0], failing)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize(("parser", "refused"), [(Qwen3Coder, True), (Hermes, False)])
+async def test_a_strict_function_that_cannot_be_enforced_is_named(parser: Any, strict: bool, refused: bool) -> None:
+    mixed = {"type": "object", "properties": {"a": {"type": ["string", "object"]}}}
+    tools = (
+        {"type": "function", "function": {**TOOLS[0]["function"], "strict": True}},
+        {"type": "function", "function": {"name": "mixed", "parameters": mixed, "strict": strict}},
+    )
+    kept = Kept()
+    request = Generate(prompts=(ChatPrompt(messages=()),), params=SamplingParams(), tools=tools, tool_choice="auto")
+    compiling = Constraints(Parsers(tools=parser), kept).compile(
+        request, ChoiceContext(tools=tools, tool_choice="auto")
+    )
+    if refused and strict:
+        with pytest.raises(RequestError, match="function 'mixed' cannot be enforced") as caught:
+            await compiling
+        assert caught.value.param == "tools[1].function"
+    else:
+        await compiling
+        assert len(kept.specs) == 1
+
+
+OPEN = {"type": "object"}
+NAME = {**OPEN, "properties": {"name": {"type": "string"}, "x": {"type": "integer"}}, "additionalProperties": False}
+LLAMA_CALL = '{"name": "weather", "parameters": {"city": "Rome"}}'
+
+
+@pytest.mark.parametrize("name", ["guidance", "xgrammar", "outlines"])
+@pytest.mark.parametrize(
+    ("schema", "texts"),
+    [
+        (CITY, ('{"city": "Rome"}', '{"city":"Rome"}')),
+        ({**CITY, "additionalProperties": False}, ('{"city": "Rome"}', '{"city":"Rome"}')),
+        (NAME, ('{"name": "Rome"}', '{"name": "weather", "x": 1}', '{"name":"weather"}', '{"x": 1}', "{}")),
+        (OPEN, ('{"a": 1}', '{"name": "weather", "parameters": 1}', '{"name":"weather"}', "{}")),
+    ],
+)
+def test_a_format_and_calls_that_begin_alike_are_both_in_reach(
+    name: str, schema: dict[str, Any], texts: Sequence[str]
+) -> None:
+    backend = discover().make("guided_decoding", name, WORDS)
+    calls = Llama3Json(TOOLS[:1]).constraint("required")
+    assert calls is not None
+    spec = GrammarSpec(form=OneOf((Json(schema), calls.form)))
+    if backend.refuses(spec) is None:
+        for text in (*texts, LLAMA_CALL, f"{LLAMA_CALL}; {LLAMA_CALL}"):
+            assert fits(backend, spec, text), text
+        assert not fits(backend, spec, f"{LLAMA_CALL}; {texts[0]}")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import random
+import re
 
+import jsonschema
 import numpy as np
 import pytest
 
@@ -13,6 +16,7 @@ from ferrule_plugins.guided_decoding.patterns import UnsupportedPattern, anywher
 from ferrule_testkit.guided import accepts, vocabulary
 
 VOCABULARY = vocabulary()
+GUIDANCE = discover().make("guided_decoding", "guidance", VOCABULARY)
 NAMED = {"type": "object", "properties": {"a": {"type": "integer"}}}
 CLOSED = {**NAMED, "additionalProperties": False}
 
@@ -121,3 +125,57 @@ def test_guidance_bounds_the_states_of_one_output() -> None:
 
     with pytest.raises(ValueError, match="too many states"):
         write(20_000)
+
+
+@pytest.mark.parametrize("pattern", ["^a$", "^(a)$", "^(?:a|b)$", "^a|b$", "^[ab]$", "^a"])
+@pytest.mark.parametrize("more", [{}, {"type": "object"}, {"required": ["a"]}])
+def test_guidance_takes_names_that_a_pattern_matches_too(pattern: str, more: dict[str, object]) -> None:
+    """The value of such a property follows both schemas, and no name comes twice."""
+    source = {
+        "properties": {"a": {"type": "integer"}, "c": {"type": "integer"}},
+        "patternProperties": {pattern: {"minimum": 3}},
+        "additionalProperties": False,
+        **more,
+    }
+    judge, data = jsonschema.Draft202012Validator(source), GUIDANCE.compile(GrammarSpec(form=Json(source)))
+    for text in ('{"a":3}', '{"a":2}', '{"a":3,"c":1}', '{"b":3}', '{"a":3,"b":3}', '{"a":3,"b":"x"}', '{"d":1}', "{}"):
+        assert accepts(GUIDANCE.load(data), VOCABULARY, text) is judge.is_valid(json.loads(text)), text
+    assert not accepts(GUIDANCE.load(data), VOCABULARY, '{"a":3,"a":3}')
+
+
+BACKENDS = ("xgrammar", "guidance", "outlines", "lm-format-enforcer")
+CLASSES = ["[^x&&y]", "[x&&y]", "[a~~b]", "[[a]", "[a[]", "[+--]", "[--a]", "[a-]", "[-a]", "[a-c&&b]", r"[\[~-]"]
+
+
+@pytest.mark.filterwarnings("ignore:Possible (nested|set)")
+@pytest.mark.parametrize("pattern", [*CLASSES, "[[:alpha:]]"])
+@pytest.mark.parametrize("name", BACKENDS)
+def test_a_class_of_characters_holds_no_other_class(name: str, pattern: str) -> None:
+    backend = discover().make("guided_decoding", name, VOCABULARY)
+    for form, around in ((Regex(pattern), ""), (Json({"type": "string", "pattern": f"^{pattern}$"}), '"')):
+        if backend.refuses(GrammarSpec(form=form)) is None:
+            data = backend.compile(GrammarSpec(form=form))
+            for text in (*"xyab&~[-:+,z", "a]", "[]"):
+                right = re.fullmatch(pattern, text) is not None
+                assert accepts(backend.load(data), VOCABULARY, f"{around}{text}{around}") is right, text
+
+
+@pytest.mark.parametrize("name", ["é", "a b", "ü/x", '"', "日本"])
+def test_guidance_follows_references_to_any_name(name: str) -> None:
+    escaped = name.replace("/", "~1")
+    schema = {"$ref": f"#/$defs/{escaped}", "$defs": {name: {"type": "integer"}}}
+    assert (allows("guidance", Json(schema), "1"), allows("guidance", Json(schema), '"x"')) == (True, False)
+
+
+@pytest.mark.parametrize(
+    "value", [0, 2**53, -(2**53), 2**53 + 1, 2**62, 2**63 - 1, 1 - 2**63, -(2**63), 2**63, 2**64 - 1]
+)
+@pytest.mark.parametrize("name", BACKENDS)
+def test_integers_are_exact_or_refused(name: str, value: int) -> None:
+    backend = discover().make("guided_decoding", name, VOCABULARY)
+    for schema in ({"const": value}, {"enum": [value]}, {"type": "integer", "maximum": value}, {"maximum": value}):
+        spec = GrammarSpec(form=Json(schema))
+        if backend.refuses(spec) is None:
+            data, judge = backend.compile(spec), jsonschema.Draft202012Validator(schema)
+            for number in (value - 1, value, value + 1):
+                assert accepts(backend.load(data), VOCABULARY, str(number)) is judge.is_valid(number), (schema, number)

@@ -135,10 +135,12 @@ class Repeated(Struct, frozen=True, tag="repeated"):
 
 
 class Until(Struct, frozen=True, tag="until"):
-    """Any text up to the first `stop`, which is included. `others` are further texts that stop it."""
+    """Any text up to the first `stop`, which is included. `others` are further texts that stop it; `without` are texts
+    that do not stand in front of it."""
 
     stop: str
     others: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
 
 
 class Anything(Struct, frozen=True, tag="anything"):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
-from ferrule.interfaces.parsers import ChoiceContext, Event, TextDelta, ToolParser
+from ferrule.interfaces.parsers import ChoiceContext, DroppedTags, Event, TextDelta, ToolParser
 from ferrule.structured_outputs.calls import enforced
 from ferrule.types import GrammarSpec
 from ferrule_parsing.calls import CallWriter
@@ -21,15 +21,21 @@ class FormatParser(ToolParser):
     """Calls as `format` describes them; a subclass names it.
 
     A call starts as soon as its name is known, and its arguments follow as they come. Text that is not a call is
-    content, tags included. What breaks off after the name stays a call with the arguments that came; what follows a
-    broken place is content again. A missing closing tag changes nothing. Behind 10,000 calls all is content.
+    content, with tags that are plain text; where the format has special tokens, its tags never become content. What
+    breaks off after the name stays a call with the arguments that came; what follows a broken place is content again. A
+    missing closing tag changes nothing. Behind 10,000 calls all is content.
     """
 
     format: ToolFormat
+    new_id: Callable[[], str] | None = None  # makes the id of a call, None: as usual
 
     def __init__(self, tools: Sequence[dict[str, Any]]) -> None:
         super().__init__(tools)
-        self._out = CallWriter()
+        self.call_tags = self.format.call_tags
+        self._dropped: DroppedTags = self.format.markup(self.special_tokens)
+        self._closing_tags: tuple[str, ...] = ()  # of thoughts
+        self._out = CallWriter(self.new_id)
+        self._out.drop(self._dropped)
         self._reader = Reader()
         self._state: Callable[[], bool] = self._at_start if "" in self.format.open else self._in_text
         self._choice: str | dict[str, Any] = "auto"
@@ -39,11 +45,15 @@ class FormatParser(ToolParser):
         self._unmarked = False  # the block has no opening tag
         self._bracket = 0  # of the block: 0 before the opening one, 1 behind it, 2 behind the closing one
         self._found = False  # the block has a call
+        self._broken = False  # the last call broke off, so that only markup is expected behind it
         self._raw: list[str] = []  # what was read since the block began or its last call ended
         self._call: CallReader | None = None
         self._calls = 0
 
     def begin(self, context: ChoiceContext) -> None:
+        self._dropped = (*self._dropped, *context.dropped_tags)
+        self._closing_tags = context.closing_tags
+        self._out.drop(self._dropped)
         self._parallel = context.parallel_tool_calls
         self._choice = context.tool_choice or "auto"
 
@@ -113,7 +123,7 @@ class FormatParser(ToolParser):
             self._reader.at -= len(tag) if own else 0
             self._enter("" if own else tag, unmarked=False)
             self._bracket = int(self.format.brings_bracket(tag))
-        elif tag and tag not in self.format.dropped:
+        elif tag:
             self._out.drop_space()
             self._unclosed = False
         return bool(tag)
@@ -123,11 +133,12 @@ class FormatParser(ToolParser):
         self._raw.append(self._reader.space())
         if self._reader.empty:
             return False
-        for read in (self._close, self._bracket_or_mark, self._start_call):
+        for read in (self._close, self._bracket_or_mark, *(() if self._broken else (self._start_call,))):
             found = read()
             if found is None:
                 return False
             if found:
+                self._broken = False
                 return True
         self._leave()
         return True
@@ -143,21 +154,26 @@ class FormatParser(ToolParser):
         if not (call.done or call.failed):
             return False
         self._found = self._found or call.named
-        if call.named:
-            self._out.end()
-            self._raw = []
-            self._call = None
-            self._calls += 1
-        if call.failed or not call.named:
+        if not call.named:
             self._leave()
-        else:
-            self._state = self._between
+            return True
+        self._out.end()
+        self._raw, self._call = [], None
+        self._calls += 1
+        self._broken = call.failed
+        if self._closing_tags:
+            self._out.drop((*self._dropped, *self._closing_tags))
+        self._state = self._between
         return True
 
     # ---- parts of a block
 
     def _begins_unmarked(self) -> bool | None:
         text, at = self._reader.text, self._reader.at
+        tags = self.format.text_tags
+        tag = "" if tags is None else tags.here(text, at)
+        if tag != "":
+            return None if tag is None else False
         if self.format.brackets is not None:
             before = self.format.edges[0]
             if text.startswith(before, at):
@@ -176,7 +192,7 @@ class FormatParser(ToolParser):
         self._unclosed = self._found and bool(self.format.close)
         self._out.text("".join(self._raw))
         self._raw, self._call = [], None
-        self._found = False
+        self._found = self._broken = False
         self._state = self._in_text
 
     def _close(self) -> bool | None:

@@ -10,6 +10,7 @@ from functools import cached_property, lru_cache
 from os.path import commonprefix
 from typing import Any
 
+from ferrule.interfaces.parsers import DroppedTags
 from ferrule.structured_outputs.calls import EnforcedFunction
 from ferrule.types import Anything, Fixed, Form, GrammarSpec, OneOf, Regex, Repeated, Series, Tag, Triggered
 from ferrule_parsing.calls import CallWriter
@@ -64,7 +65,8 @@ class ToolFormat:
     `brackets`: the calls of a block stand between them; an opening tag that ends with the first one brings it.
     `separator`: between the calls of a block; None: each call has
     a block of its own. `padding`: what is generated behind the opening tag, and before the closing one.
-    `between`: what is generated between blocks. `dropped`: markup in the text that means nothing to clients.
+    `between`: what is generated between blocks. `dropped`: further markup that means nothing to clients; of a pair, all
+    from the first text to the second. The opening and closing tags are such markup where the parser has special tokens.
     """
 
     calls: tuple[CallSyntax, ...]
@@ -74,17 +76,27 @@ class ToolFormat:
     separator: str | None = None
     padding: tuple[str, str] = ("", "")
     between: str = "\n"
-    dropped: tuple[str, ...] = ()
+    dropped: DroppedTags = ()
 
     @cached_property
     def text_tags(self) -> Tags | None:
         """What a text is searched for."""
-        return _tags(*self.open, *self.dropped)
+        return _tags(*self.open)
 
     @cached_property
     def unclosed_tags(self) -> Tags | None:
         """The same behind a block whose closing tag has not come."""
-        return _tags(*self.open, *self.dropped, *self.close)
+        return _tags(*self.open, *self.close)
+
+    @cached_property
+    def call_tags(self) -> tuple[str, ...]:
+        """The opening tags, but for those that a text may hold as well."""
+        return tuple(filter(_is_tag, self.open))
+
+    def markup(self, special_tokens: tuple[str, ...]) -> DroppedTags:
+        """What never becomes content where the format is written with these."""
+        tags = (*special_tokens, *self.open, *self.close) if special_tokens else ()
+        return (*filter(_is_tag, tags), *self.dropped)
 
     @cached_property
     def close_tags(self) -> Tags | None:
@@ -169,6 +181,10 @@ class ToolFormat:
         bare = self.brackets[0][0] if self.brackets else "{"
         behind = tuple(_series(Fixed(tag.begin), tag.content, Fixed(tag.end)) for tag in tags)
         return OneOf((self._content("", calls), *behind, Series((Regex(_beginning(bare, triggers)), text))))
+
+
+def _is_tag(text: str) -> bool:
+    return text.startswith(("<", "[")) and len(text) > 1
 
 
 def _beginning(bare: str, triggers: tuple[str, ...]) -> str:

@@ -15,6 +15,7 @@ from ferrule_parsing.reader import Reader
 
 # Calls of a choice: a megabyte may hold 150,000, which are seconds of work for the parser and for clients.
 _MOST_CALLS = 10_000
+_MOST_RESUMED = 16  # calls of which the end of the output says where they ended
 
 
 class FormatParser(ToolParser):
@@ -84,6 +85,11 @@ class FormatParser(ToolParser):
         return self._out.take()
 
     def finish(self) -> Sequence[Event]:
+        for _ in range(_MOST_RESUMED):
+            if self._call is None or not self._call.named or not self._call.resume(self._reader, self._out):
+                break
+            while self._state():
+                pass
         rest = self._reader.rest()
         if self._call is not None and self._call.named:
             self._call.finish(self._out)
@@ -161,6 +167,11 @@ class FormatParser(ToolParser):
         self._raw, self._call = [], None
         self._calls += 1
         self._broken = call.failed
+        if call.unread:
+            self._raw = [call.unread]
+            self._found = True
+            self._leave()
+            return True
         if self._closing_tags:
             self._out.drop((*self._dropped, *self._closing_tags))
         self._state = self._between
@@ -222,6 +233,7 @@ class FormatParser(ToolParser):
             found = syntax.begins(self._reader.text, self._reader.at)
             if found:
                 self._call = syntax.reader(self._schemas, self._exact, unmarked=self._unmarked)
+                self._call.in_block(self.format.call_tags, self.format.close)
                 self._state = self._in_call
                 return True
             undecided = undecided or found is None

@@ -31,6 +31,16 @@ class CallReader(ABC):
     def read(self, reader: Reader, out: CallWriter) -> None:
         """Read as much of the call as has come."""
 
+    unread = ""  # that was read of a call which failed behind its name, and belongs to nothing
+
+    def in_block(self, open: tuple[str, ...], close: tuple[str, ...]) -> None:
+        """What surrounds the block of the call; called once, before anything is read."""
+
+    def resume(self, reader: Reader, out: CallWriter) -> bool:
+        """The output ends within the call, which has its name. Whether a part of the call ended earlier: what follows
+        it is unread again."""
+        return False
+
     def finish(self, out: CallWriter) -> None:
         """The output ends within the call, which has its name: write what was held back."""
 

@@ -33,7 +33,6 @@ class Qwen3Coder(FormatParser):
                 end_value="</parameter>",
                 end="</function>",
                 padding="\n",
-                unclosed=True,
             ),
         ),
     )

@@ -303,8 +303,7 @@ def _key_ends(syntax: Parameters) -> Tags:
 @lru_cache(maxsize=64)
 def _value_tags(syntax: Parameters, open: tuple[str, ...], close: tuple[str, ...]) -> ValueTags:
     start, ends = syntax.head.start, tuple(filter(None, (syntax.end, *close)))
-    behind_key = tuple({text.split()[0] for text in _spellings(syntax)})
-    return ValueTags(syntax.end_value, syntax.key, behind_key, (start,) if start else open[:1], ends, syntax.unclosed)
+    return ValueTags(syntax.end_value, syntax.key, (start,) if start else open[:1], ends, syntax.unclosed)
 
 
 @lru_cache(maxsize=64)

@@ -13,17 +13,16 @@ from ferrule_parsing.reader import Reader, Tags
 _LOOK = 512  # characters behind a tag that may say whether it ends the value
 _DRIFT = re.compile(r"[^\s<>]{0,16}(>?)")
 _SPACE = re.compile(r"\s*")
-_KEY = re.compile(r"[^\s<>\"'=]{1,256}")
+_KEY = re.compile(r"\s{0,16}([^\s<>\"'=]{0,256})")
 
 
 @dataclass(frozen=True)
 class ValueTags:
-    """`end`: what ends a value. `key`: what the next argument begins with, `behind_key`: what may follow its name.
+    """`end`: what ends a value. `key`: what the next argument begins with.
     `open` and `close`: what a call may begin and end with. `lines`: a line may end the value, too."""
 
     end: str
     key: str
-    behind_key: tuple[str, ...]
     open: tuple[str, ...] = ()
     close: tuple[str, ...] = ()
     lines: bool = True
@@ -87,12 +86,12 @@ class ValueReader:
         if tag in self._tags.open:
             self._depth += 1
             return Says.NOTHING
-        if tag[0] != "\n":
-            return self._behind_closer(reader)
-        if tag[1:] in self._tags.close:
+        if tag.lstrip("\n") in self._tags.close:
             nested = self._depth > 0
             self._depth -= nested
-            return Says.NOTHING if nested else Says.MAY_END
+            return Says.MAY_END if tag[0] == "\n" and not nested else Says.NOTHING
+        if tag[0] != "\n":
+            return self._behind_closer(reader)
         reader.at -= len(tag) - 1
         new = self._new_key(reader.text, reader.at, self._known)
         return None if new is None else Says.ENDS if new and not self._depth else Says.NOTHING
@@ -128,17 +127,12 @@ class ValueReader:
         if not begins:
             return begins
         start = at + len(self._tags.key)
-        space = _SPACE.match(text, start, start + _LOOK)
-        name = _KEY.match(text, space.end() if space else start)
+        name = _KEY.match(text, start)
         end = name.end() if name else start
-        space = _SPACE.match(text, end, end + _LOOK)
-        behind = space.end() if space else end
-        if behind == len(text):
+        if end == len(text):
             return None
-        if name is None or name[0] in self._given or (known and name[0] not in known):
-            return False
-        follows = _any_here(text, behind, self._tags.behind_key)
-        return None if follows is None else bool(follows)
+        key = name[1] if name else ""
+        return key not in self._given and (not known or key in known)
 
 
 def _any_here(text: str, at: int, tags: tuple[str, ...]) -> str | None:
@@ -155,5 +149,5 @@ def _here(text: str, at: int, tag: str) -> bool | None:
 
 @lru_cache(maxsize=64)
 def _tags(tags: ValueTags) -> Tags:
-    lines = (tags.key, *tags.close) if tags.lines else ()
-    return Tags(tags.end.removesuffix(">"), *(f"\n{tag}" for tag in lines), *tags.open)
+    lines = (f"\n{tag}" for tag in (tags.key, *tags.close) if tags.lines)
+    return Tags(tags.end.removesuffix(">"), *lines, *tags.open, *tags.close)

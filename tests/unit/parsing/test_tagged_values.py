@@ -38,7 +38,7 @@ def read(name: str, text: str, every: bool = True) -> tuple[str, list[tuple[str,
         return fold(parser, pieces)
 
     whole = once([text])
-    for pieces in cuts(text) if every else [list(text), [text[:700], text[700:]]]:
+    for pieces in [list(text), *([*cuts(text)][:: 17 if every else 97])]:
         assert once(pieces).answer() == whole.answer(), pieces
     return whole.content, [(call.name, json.loads(call.arguments)) for call in whole.calls]
 
@@ -169,14 +169,12 @@ def test_a_value_that_is_not_closed(format: Format) -> None:
 
 
 @each_format
-@pytest.mark.parametrize("drift", ["1>", " >", "", "_city>"])
+@pytest.mark.parametrize("drift", ["1>", "", "_city>"])
 def test_a_misspelt_closing_tag_is_not_a_part_of_the_value(format: Format, drift: str) -> None:
     text = format.write("get_weather", city="Rome", days="3").replace(format.end, format.end[:-1] + drift)
     if drift == "" and format.name == "glm47":
         text = text.replace("</arg_value", "</arg_value\n")
     expected = {"city": "Rome", "days": 3 if format.name != "deepseek_v32" else "3"}
-    if drift == " >":
-        return
     assert read(format.name, text) == ("", [("get_weather", expected)])
 
 
@@ -196,9 +194,7 @@ def test_a_value_may_be_about_the_format_itself(format: Format, kind: str) -> No
         "unbalanced": f"{call.partition('Oslo')[0]} is how it begins",
     }[kind]
     text = format.write("write", path="a.md", text=f"\n{written}\n")
-    found = [("write", {"path": "a.md", "text": written if "qwen" in format.name else f"\n{written}\n"})]
-    if "qwen" in format.name:
-        found[0][1]["text"] = f"\n{written}\n"
+    found = [("write", {"path": "a.md", "text": f"\n{written}\n"})]
     assert read(format.name, text) == ("", found)
     content, calls = read(format.name, f"{text}\nDone.")
     assert (content, calls) == ("Done.", found)
@@ -214,9 +210,7 @@ def test_two_calls_with_values_about_the_format(format: Format) -> None:
 
 @each_format
 def test_a_key_that_was_given_is_text(format: Format) -> None:
-    text = format.write("get_weather", city="a").replace(
-        "a" + format.end, f"a{format.end}\n" + format.argument.format("city", "b")
-    )
+    text = format.write("get_weather", city=f"a{format.end}\n{format.argument.format('city', 'b')}c")
     _, calls = read(format.name, text)
     assert [name for name, _ in calls] == ["get_weather"]
-    assert "b" in calls[0][1]["city"]
+    assert calls[0][1]["city"].endswith("c")

@@ -18,7 +18,8 @@ from ferrule_parsing.reader import Reader
 class JsonCall(CallSyntax):
     """``{"name": "f", "arguments": {…}}``, with white space anywhere between the parts.
 
-    `arguments_keys`: the spellings of the second key; the first one is generated. `id_key`: a member that comes first
+    `arguments_keys`: the spellings of the second key; the first one is generated. "arguments" and "parameters" are read
+    in the place of each other. `id_key`: a member that comes first
     and numbers the calls. Arguments that come before the name wait for it. Of keys that come twice the first counts;
     others are left out.
     """
@@ -46,6 +47,7 @@ class _ObjectCall(CallReader):
 
     def __init__(self, syntax: JsonCall, known: frozenset[str] | None) -> None:
         self._syntax = syntax
+        self._arguments_keys = _ARGUMENTS.union(syntax.arguments_keys) - {syntax.name_key}
         self._known = known
         self._object = ObjectReader()
         self._name: list[str] = []
@@ -70,7 +72,7 @@ class _ObjectCall(CallReader):
             if member.last:
                 self._start(unquote("".join(self._name)), out)
                 self._name = []
-        elif member.key in self._syntax.arguments_keys and not self._whole:
+        elif member.key in self._arguments_keys and not self._whole:
             self._read_arguments(member, out)
         elif self._known is not None and not self.named and member.key not in _BEFORE_NAME:
             self.failed = True  # an object that is not a call need not be read to its end
@@ -103,6 +105,7 @@ class _ObjectCall(CallReader):
         out.arguments(text)
 
 
+_ARGUMENTS = frozenset(("arguments", "parameters"))
 _BEFORE_NAME = frozenset(("id", "type"))
 
 

@@ -44,7 +44,10 @@ class FormatParser(ToolParser):
         self._schemas = {one["name"]: one.get("parameters") or {} for one in _functions(tools)}
         self._unclosed = False  # the closing tag of the last block has not come
         self._unmarked = False  # the block has no opening tag
+        self._marked = False  # it has one, and then brackets
         self._bracket = 0  # of the block: 0 before the opening one, 1 behind it, 2 behind the closing one
+        self._answer: CallWriter | None = None  # of all but the echo of a block, which is being read
+        self._late = False  # a block began that has no list of calls: the list may follow
         self._found = False  # the block has a call
         self._broken = False  # the last call broke off, so that only markup is expected behind it
         self._raw: list[str] = []  # what was read since the block began or its last call ended
@@ -82,7 +85,7 @@ class FormatParser(ToolParser):
         self._reader.push(delta.text)
         while self._state():
             pass
-        return self._out.take()
+        return (self._answer or self._out).take()
 
     def finish(self) -> Sequence[Event]:
         for _ in range(_MOST_RESUMED):
@@ -96,6 +99,7 @@ class FormatParser(ToolParser):
         elif self._call is not None or not self._found:
             markup = self._unclosed and any(tag.startswith(rest) for tag in self.format.close)
             self._out.text("".join(self._raw) + ("" if markup else rest))
+        self._out = self._answer or self._out
         self._out.finish()
         return self._out.take()
 
@@ -119,6 +123,8 @@ class FormatParser(ToolParser):
 
     def _in_text(self) -> bool:
         tags = self.format.unclosed_tags if self._unclosed else self.format.text_tags
+        if self._late:
+            tags = self.format.late_tags
         if tags is None:
             self._out.text(self._reader.rest())
             return False
@@ -129,6 +135,9 @@ class FormatParser(ToolParser):
             self._reader.at -= len(tag) if own else 0
             self._enter("" if own else tag, unmarked=False)
             self._bracket = int(self.format.brings_bracket(tag))
+        elif tag and self._late and tag == self.format.edges[0]:
+            self._enter(tag, unmarked=True)
+            self._bracket = 1
         elif tag:
             self._out.drop_space()
             self._unclosed = False
@@ -195,12 +204,16 @@ class FormatParser(ToolParser):
 
     def _enter(self, raw: str, *, unmarked: bool) -> None:
         self._raw, self._unmarked = [raw], unmarked
+        self._marked = bool(raw) and not unmarked and self.format.brackets is not None
         self._bracket, self._found, self._unclosed = 0, False, False
         self._state = self._between
 
     def _leave(self) -> None:
         """Back to text. What was read since the last call is content."""
+        if self._answer is not None:  # this was an echo
+            self._out, self._answer = self._answer, None
         self._unclosed = self._found and bool(self.format.close)
+        self._late = not self._found and (self._late or self._marked and self._bracket == 0)
         self._out.text("".join(self._raw))
         self._raw, self._call = [], None
         self._found = self._broken = False
@@ -212,8 +225,25 @@ class FormatParser(ToolParser):
         if not found:
             return None if found is None else False
         self._raw = [] if self._found else [*self._raw, found]
+        echoed = self.format.echoed and self._found and self._answer is None
         self._leave()
         self._unclosed = False
+        if echoed:
+            self._state = self._behind_block
+        return True
+
+    def _behind_block(self) -> bool:
+        """What was called may stand here again."""
+        self._raw.append(self._reader.space())
+        begins = None if self._reader.empty else self._begins_unmarked()
+        if begins is None:
+            return False
+        if begins:
+            self._enter("".join(self._raw), unmarked=True)
+            self._out, self._answer = CallWriter(), self._out
+        else:
+            self._out.text("".join(self._raw))
+            self._raw, self._state = [], self._in_text
         return True
 
     def _bracket_or_mark(self) -> bool | None:

@@ -77,6 +77,7 @@ class ToolFormat:
     a block of its own. `padding`: what is generated behind the opening tag, and before the closing one.
     `between`: what is generated between blocks. `dropped`: further markup that means nothing to clients; of a pair, all
     from the first text to the second. The opening and closing tags are such markup where the parser has special tokens.
+    `echoed`: the brackets and calls may stand behind the closing tag once more, which means nothing.
     """
 
     calls: tuple[CallSyntax, ...]
@@ -87,11 +88,17 @@ class ToolFormat:
     padding: tuple[str, str] = ("", "")
     between: str = "\n"
     dropped: DroppedTags = ()
+    echoed: bool = False
 
     @cached_property
     def text_tags(self) -> Tags | None:
         """What a text is searched for."""
         return _tags(*self.open)
+
+    @cached_property
+    def late_tags(self) -> Tags | None:
+        """The same behind an opening tag that no list of calls followed."""
+        return _tags(*self.open, self.edges[0])
 
     @cached_property
     def unclosed_tags(self) -> Tags | None:

@@ -34,6 +34,7 @@ class Parameters(HeadedCall):
     nothing. `gap` is generated between the parts of a call. `end` "": the call ends where no argument follows.
     `behind`: markup behind `end`. Unless a constraint writes them, values may hold such tags (see `ValueReader`), and
     with `unclosed` a value may also end in front of a line that begins with another argument, or ends the call.
+    `undeclared_json`: arguments that the schema does not name are JSON where they look so, and not always strings.
     """
 
     key: str
@@ -44,6 +45,7 @@ class Parameters(HeadedCall):
     padding: str = ""
     gap: str = "\n"
     unclosed: bool = True
+    undeclared_json: bool = False
 
     @property
     def marks(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -219,7 +221,8 @@ class _ParametersReader(HeadedReader):
         if string:
             return _STRING
         schema = self._properties.get(key)
-        kinds = argument_schemas.types({**self._definitions, **schema}) if isinstance(schema, dict) else _STRING
+        undeclared = frozenset[str]() if self._syntax.undeclared_json else _STRING
+        kinds = argument_schemas.types({**self._definitions, **schema}) if isinstance(schema, dict) else undeclared
         return kinds if string is None else kinds - _STRING
 
     def _in_string(self, reader: Reader, out: CallWriter) -> bool:

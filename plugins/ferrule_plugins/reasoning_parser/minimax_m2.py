@@ -13,3 +13,4 @@ class MiniMaxM2(ThinkingParser):
 
     conformance = "ferrule_plugins.reasoning_parser.samples:DEEPSEEK_R1"
     begins_inside = True
+    dropped_tags = ("</think>",)  # that the model writes once more

@@ -67,6 +67,7 @@ class ThinkingParser(ReasoningParser):
         self._ends = self.ending_tags  # what ends the block beside the closing tags
         self._closing = _tags((*self._close_tags, *self._ends))
         self._filter = MarkupFilter(self.dropped_tags)
+        self._twice = bool({*self.dropped_tags} & {*self._close_tags})
         self._probe: ToolParser | None = None  # looks whether a call begins
         self._looks = self._seen = 0  # so far: probes, and characters that the last one has read
         self._answer_open, self._answer_close = self.answer_tags or ("", "")
@@ -227,8 +228,11 @@ class ThinkingParser(ReasoningParser):
         self._reader.match(_BREAKS)
         if self._reader.empty:
             return False
+        again = self._reader.take_any(_tags(self._close_tags)) if self._twice else ""
+        if again:
+            return True
         answers = self._reader.take(self._answer_open) if self._answer_open else False
-        if answers is None:
+        if answers is None or again is None:
             return False
         self._state = self._behind_answer_open if answers else self._after
         return True

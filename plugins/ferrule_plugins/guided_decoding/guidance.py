@@ -198,7 +198,7 @@ class _Writer:
             case Repeated():
                 return self._repeated(form)
             case Until(stop, others, without):
-                text = " & ".join((_ANY, *(f"~({_ANY} {_quoted(one)} {_ANY})" for one in without)))
+                text = f"{_ANY} & ~({_ANY} ({' | '.join(map(_quoted, without))}) {_ANY})" if without else _ANY
                 return self.add(f"({text}) ({' | '.join(map(_quoted, (stop, *others)))})", "[lazy]")
             case Anything():
                 return _ANY

@@ -65,7 +65,13 @@ def read(name: str, text: str, step: int = 1 << 20, **context: Any) -> tuple[str
         ("openai_gptoss", {"tools": (TOOL,)}, CALL, ("", CALL)),
         ("openai_gptoss", {"tools": (TOOL,), "tool_choice": "none"}, CALL, ("", '{"a": 1}')),
         ("openai_gptoss", {}, "<|channel|>analysis<|message|>a<|end|><|start|>assist", ("a", "")),
-        ("openai_gptoss", {}, "plain <|end|> text", ("", "plain <|end|> text")),
+        ("openai_gptoss", {}, "plain <|end|>text", ("", "plain text")),
+        ("openai_gptoss", {}, "analysis<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>b", ("a", "b")),
+        ("openai_gptoss", {}, "<|channel|>commentary<|end|>b<|end|><|return|>", ("", "b")),
+        ("openai_gptoss", {}, "<|channel|>analysis<|message|>a<|channel|>final<|message|>b", ("a", "b")),
+        ("openai_gptoss", {}, "final answer: <|x|>", ("", "final answer: <|x|>")),
+        ("minimax_m2", {"prompt": "<think>\n"}, "a</think>\n\n</think>\n\nb", ("a", "b")),
+        ("minimax_m2", {"prompt": "<think>\n"}, "a</think>b</think>c", ("a", "bc")),
     ],
 )
 def test_the_prompt_says_what_the_output_begins_with(

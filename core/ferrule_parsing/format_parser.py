@@ -44,7 +44,6 @@ class FormatParser(ToolParser):
         self._schemas = {one["name"]: one.get("parameters") or {} for one in _functions(tools)}
         self._unclosed = False  # the closing tag of the last block has not come
         self._unmarked = False  # the block has no opening tag
-        self._marked = False  # it has one, and then brackets
         self._bracket = 0  # of the block: 0 before the opening one, 1 behind it, 2 behind the closing one
         self._answer: CallWriter | None = None  # of all but the echo of a block, which is being read
         self._late = False  # a block began that has no list of calls: the list may follow
@@ -181,7 +180,6 @@ class FormatParser(ToolParser):
         self._broken = call.failed
         if call.unread:
             self._raw = [call.unread]
-            self._found = True
             self._leave()
             return True
         if self._closing_tags:
@@ -207,7 +205,6 @@ class FormatParser(ToolParser):
 
     def _enter(self, raw: str, *, unmarked: bool) -> None:
         self._raw, self._unmarked = [raw], unmarked
-        self._marked = bool(raw) and not unmarked and self.format.brackets is not None
         self._bracket, self._found, self._unclosed = 0, False, False
         self._state = self._between
 
@@ -216,7 +213,8 @@ class FormatParser(ToolParser):
         if self._answer is not None:  # this was an echo
             self._out, self._answer = self._answer, None
         self._unclosed = self._found and bool(self.format.close)
-        self._late = not self._found and (self._late or self._marked and self._bracket == 0)
+        marked = self.format.brackets is not None and not self._unmarked and self._bracket == 0
+        self._late = not self._found and (self._late or marked)
         self._out.text("".join(self._raw))
         self._raw, self._call = [], None
         self._found = self._broken = False

@@ -19,7 +19,8 @@ _MEANT = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v":
 _MEANT |= {mark: mark for mark in "\\'\""}
 _CLOSING = {"[": "]", "(": ")", "{": "}"}
 _PLAIN = re.compile(r"[^,()\[\]{}'\"\\]+")
-_BEHIND = re.compile(r"\s{0,64}")
+_MOST_SPACE = 64  # between a string and what follows it
+_BEHIND = re.compile(rf"\s{{0,{_MOST_SPACE}}}")
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,36 @@ class _Frame:
         self.count = 0
 
 
+class ExpressionReader:
+    """The text of an expression, up to the comma or the bracket behind it. `quotes`: it may have strings."""
+
+    def __init__(self, *, quotes: bool) -> None:
+        self._quotes = quotes
+        self._depth = 0
+        self._quote = ""
+
+    def read(self, reader: Reader) -> tuple[str, bool]:
+        """(the next text, whether the expression ends with it)."""
+        start = reader.at
+        while not reader.empty:
+            reader.match(_PLAIN)
+            if reader.empty:
+                break
+            char = reader.text[reader.at]
+            if self._quote:
+                self._quote = "" if char == self._quote else self._quote
+            elif char in "'\"" and self._quotes:
+                self._quote = char
+            elif char in _CLOSING:
+                self._depth += 1
+            elif char in ")]}" and self._depth:
+                self._depth -= 1
+            elif not self._depth and char in ",)]}":
+                return reader.text[start : reader.at], True
+            reader.at += 1
+        return reader.text[start : reader.at], False
+
+
 class LiteralReader:
     """The arguments of one call, from behind what opens them to what closes them, or (`arguments` False) one value.
 
@@ -76,7 +107,7 @@ class LiteralReader:
         self._quote = ""
         self._is_key = False
         self._bare: list[str] = []
-        self._depth = 0  # of brackets in an expression
+        self._expression = ExpressionReader(quotes=True)  # that is being read
         self._undecided: int | None = None  # where in the output an object begins that may be a set
 
     def read(self, reader: Reader) -> str:
@@ -108,11 +139,11 @@ class LiteralReader:
             return False
         frame = self._frames[-1]
         if quote and frame.ours and self._syntax.assign == "=":
-            return self._positional(reader, quote)
+            return self._positional(quote)
         if quote:
             self._open(quote, is_key=True)
         elif frame.ours and self._at(reader) in "[({":
-            return self._positional(reader, "")
+            return self._positional("")
         elif self._undecided is not None and self._at(reader) in "[({":
             self._be_set()
             self._state = self._value
@@ -120,7 +151,7 @@ class LiteralReader:
             self._state, self._is_key = self._in_bare, True
         return True
 
-    def _positional(self, reader: Reader, quote: str) -> bool:
+    def _positional(self, quote: str) -> bool:
         """An argument without a name."""
         count = self._frames[-1].count
         name = self._names[count] if count < len(self._names) else f"arg{count}"
@@ -174,7 +205,7 @@ class LiteralReader:
         if reader.empty and self._frames:
             return False
         if self._frames and self._at(reader) not in ",)]}":
-            self._depth, self._quote, self._state = 0, "", self._in_expression
+            self._expression, self._state = ExpressionReader(quotes=self._syntax.escapes), self._in_expression
             return True
         self._out.append(_scalar(self._bare[0]))
         self._bare, self._state = [], self._behind
@@ -182,26 +213,12 @@ class LiteralReader:
 
     def _in_expression(self, reader: Reader) -> bool:
         """What is not a value is the text of it."""
-        while not reader.empty:
-            self._bare.append(reader.match(_PLAIN))
-            if reader.empty:
-                break
-            char = self._at(reader)
-            if self._quote:
-                self._quote = "" if char == self._quote else self._quote
-            elif char in "'\"" and self._syntax.escapes:
-                self._quote = char
-            elif char in _CLOSING:
-                self._depth += 1
-            elif not self._depth and char in ",)]}":
-                self._out.append(encode_basestring("".join(self._bare).strip()))
-                self._bare, self._state = [], self._behind
-                return True
-            elif char in ")]}":
-                self._depth -= 1
-            self._bare.append(char)
-            reader.at += 1
-        return False
+        text, ended = self._expression.read(reader)
+        self._bare.append(text)
+        if ended:
+            self._out.append(encode_basestring("".join(self._bare).strip()))
+            self._bare, self._state = [], self._behind
+        return ended
 
     def _named(self, reader: Reader) -> bool:
         """Behind a word that may be a name."""
@@ -210,16 +227,15 @@ class LiteralReader:
         token, frame = self._bare[0], self._frames[-1]
         self._bare = []
         if frame.ours and self._at(reader) != self._syntax.assign:
-            self._positional(reader, "")
-            self._bare, self._state = [token], self._behind_bare
-            return True
-        if self._undecided is not None and self._at(reader) != ":":
+            self._positional("")
+        elif self._undecided is not None and self._at(reader) != ":":
             self._be_set()
             self._begin_part()
-            self._bare, self._state = [token], self._behind_bare
+        else:
+            self._write_key(encode_basestring(token))
+            self._state = self._assigned
             return True
-        self._write_key(encode_basestring(token))
-        self._state = self._assigned
+        self._bare, self._state = [token], self._behind_bare
         return True
 
     def _assigned(self, reader: Reader) -> bool:
@@ -244,7 +260,7 @@ class LiteralReader:
             if tag == "\\" and not self._escape(reader):
                 return False
             if tag == self._quote and self._frames and len(tag) == 1:
-                ends = self._ends_string(reader)
+                ends = _ends_string(reader)
                 if ends is None:
                     reader.at -= 1
                     return False
@@ -255,14 +271,6 @@ class LiteralReader:
             self._out.append('"')
             self._state = self._assigned if self._is_key else self._behind
         return bool(tag)
-
-    def _ends_string(self, reader: Reader) -> bool | None:
-        """Whether a quote is followed by what may stand behind a string. None: more text is needed to say so."""
-        found = _BEHIND.match(reader.text, reader.at)
-        at = reader.at if found is None else found.end()
-        if at == len(reader.text):
-            return None if at - reader.at < 64 else False
-        return reader.text[at] in ",)]}:"
 
     def _escape(self, reader: Reader) -> bool:
         """Read the escape whose backslash was read."""
@@ -303,8 +311,7 @@ class LiteralReader:
 
     def _be_set(self) -> None:
         """What began as an object is a set."""
-        if self._undecided is not None:
-            self._out[self._undecided] = "["
+        self._out[self._undecided or 0] = "["
         self._frames[-1].keyed, self._undecided = False, None
 
     def _begin_part(self) -> None:
@@ -332,6 +339,15 @@ class LiteralReader:
 
     def _at(self, reader: Reader) -> str:
         return reader.text[reader.at]
+
+
+def _ends_string(reader: Reader) -> bool | None:
+    """Whether a quote is followed by what may stand behind a string. None: more text is needed to say so."""
+    found = _BEHIND.match(reader.text, reader.at)
+    at = reader.at if found is None else found.end()
+    if at == len(reader.text):
+        return None if at - reader.at < _MOST_SPACE else False
+    return reader.text[at] in ",)]}:"
 
 
 def json_of_literal(text: str) -> str | None:

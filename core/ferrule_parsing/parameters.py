@@ -272,17 +272,18 @@ class _ParametersReader(HeadedReader):
         """(the next text of a value, whether it ends with it), without the line breaks at its ends."""
         if self._values is None:
             text, tag = reader.until(_one_tag(self._syntax.end_value))
+            ended = bool(tag)
         else:
-            text, tag = self._values.read(reader)
+            text, ended = self._values.read(reader)
         if not self._syntax.padding:
-            return text, bool(tag)
+            return text, ended
         if not self._begun and text:
             self._begun = True
             text = text.removeprefix("\n")
         text = self._break + text
         self._break = "\n" if text.endswith("\n") else ""
         text = text.removesuffix("\n")
-        return text, bool(tag)
+        return text, ended
 
 
 _STRING = frozenset(("string",))

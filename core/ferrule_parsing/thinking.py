@@ -7,24 +7,21 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 from ferrule.interfaces.parsers import (
-    CallStart,
     ChoiceContext,
     Content,
     Reasoning,
     ReasoningParser,
     TextDelta,
     ThoughtTags,
-    ToolParser,
 )
 from ferrule.types import Fixed, Form, OneOf, Regex, Series, Until
 from ferrule_parsing.behind import behind
+from ferrule_parsing.call_probe import CallProbe
 from ferrule_parsing.markup import MarkupFilter
 from ferrule_parsing.reader import Reader, Tags
 
 _BREAKS = re.compile(r"\n*")
 _MOST_BREAKS = Regex(r"\n{0,4}")  # that a constraint allows next to a tag
-_LOOK, _LONGEST_LOOK = 32, 1024  # characters behind the tag of a call that are read at once, and at most
-_MOST_LOOKS = 100  # tags in one block that may turn out to be no call; behind them all is thoughts
 
 
 class ThinkingParser(ReasoningParser):
@@ -62,14 +59,11 @@ class ThinkingParser(ReasoningParser):
 
     def __init__(self) -> None:
         self._open_tags, self._close_tags = _spellings(self.open_tag), _spellings(self.close_tag)
-        self._new_tool_parser: Callable[[], ToolParser] | None = None
-        self._call_tags: tuple[str, ...] = ()
+        self._probe: CallProbe | None = None
         self._ends = self.ending_tags  # what ends the block beside the closing tags
         self._closing = _tags((*self._close_tags, *self._ends))
         self._filter = MarkupFilter(self.dropped_tags)
         self._twice = bool({*self.dropped_tags} & {*self._close_tags})
-        self._probe: ToolParser | None = None  # looks whether a call begins
-        self._looks = self._seen = 0  # so far: probes, and characters that the last one has read
         self._answer_open, self._answer_close = self.answer_tags or ("", "")
         self._reader = Reader()
         self._events: list[Reasoning | Content] = []
@@ -80,10 +74,9 @@ class ThinkingParser(ReasoningParser):
 
     def begin(self, context: ChoiceContext) -> None:
         if context.new_tool_parser is not None:
-            self._new_tool_parser = context.new_tool_parser
+            self._probe = CallProbe(context.new_tool_parser)
             self._filter.drop(())  # a tag in the arguments of a call is none: who reads the calls drops the others
-            self._call_tags = context.new_tool_parser().call_tags
-            self._ends = tuple(dict.fromkeys((*self.ending_tags, *self._call_tags)))
+            self._ends = tuple(dict.fromkeys((*self.ending_tags, *self._probe.tags)))
             self._closing = _tags((*self._close_tags, *self._ends))
         prompt, continued = context.prompt.rstrip(), context.continued
         opened = max(map(continued.rfind, self._open_tags))
@@ -105,22 +98,11 @@ class ThinkingParser(ReasoningParser):
             form = OneOf((form, Series((opening, form, _MOST_BREAKS, closing))))
         if self._over:
             return form
-        thoughts = self._thoughts_before(form)
+        thoughts = _before(form, self._close_tags, self._ends)
         if self._inside:
             return thoughts
         opened = tuple(Series((Fixed(tag), thoughts)) for tag in self._open_tags)
         return OneOf((*opened, form))
-
-    def _thoughts_before(self, form: Form) -> Form:
-        """Thoughts from behind the opening tag on, and the form. Without a closing tag, what ends them begins it."""
-        closed = Until(self._close_tags[0], self._close_tags[1:], self._ends)
-        ways: list[Form] = [Series((closed, _MOST_BREAKS, form))]
-        for tag in self._ends:
-            rest = behind(form, tag)
-            if rest is not None:
-                others = tuple(one for one in (*self._close_tags, *self._ends) if one != tag)
-                ways.append(Series((Until(tag, without=others), rest)))
-        return OneOf(tuple(ways)) if len(ways) > 1 else ways[0]
 
     def thoughts(self) -> ThoughtTags:
         """One block, which the first spelling of the closing tag ends."""
@@ -188,14 +170,14 @@ class ThinkingParser(ReasoningParser):
             self._end(self._behind_close)
         elif tag:
             self._reader.at -= len(tag)
-            self._seen, self._looks = 0, self._looks + 1
-            self._probe = self._new_tool_parser() if self._new_tool_parser and tag in self._call_tags else None
+            if self._probe:
+                self._probe.begin()
             self._state = self._at_call
         return bool(tag)
 
     def _at_call(self) -> bool:
         """At a tag that ends the thoughts, unless it is that of a call which the tool parser does not find there."""
-        calls = self._finds_call(self._probe) if self._probe else True
+        calls = self._probe.finds_call(self._reader) if self._probe else True
         if calls:
             self._end_by_call()
         elif calls is False:
@@ -204,20 +186,6 @@ class ThinkingParser(ReasoningParser):
             self._reader.at += 1
             self._state = self._in_thoughts
         return calls is not None
-
-    def _finds_call(self, probe: ToolParser) -> bool | None:
-        """None: more text is needed to say so."""
-        if self._looks > _MOST_LOOKS:
-            return False
-        while self._seen < _LONGEST_LOOK:
-            start = self._reader.at + self._seen
-            text = self._reader.text[start : start + _LOOK]
-            if not text:
-                return None
-            self._seen += len(text)
-            for event in probe.feed(TextDelta(text)):
-                return isinstance(event, CallStart)
-        return True
 
     def _end_by_call(self) -> None:
         self._unsaid = []
@@ -306,6 +274,17 @@ class ThinkingParser(ReasoningParser):
     def _take(self) -> list[Reasoning | Content]:
         events, self._events = self._events, []
         return events
+
+
+def _before(form: Form, closes: tuple[str, ...], ends: tuple[str, ...]) -> Form:
+    """Thoughts from behind the opening tag on, and the form. Without a closing tag, what ends them begins the form."""
+    ways: list[Form] = [Series((Until(closes[0], closes[1:], ends), _MOST_BREAKS, form))]
+    for tag in ends:
+        rest = behind(form, tag)
+        if rest is not None:
+            others = tuple(one for one in (*closes, *ends) if one != tag)
+            ways.append(Series((Until(tag, without=others), rest)))
+    return OneOf(tuple(ways)) if len(ways) > 1 else ways[0]
 
 
 @lru_cache(maxsize=64)

@@ -65,7 +65,7 @@ def _block(
         _call(written, "add", add, before=separator, behind=close),
     ]
     alone = _call(written, "now", {}, before=open, behind=close)
-    samples = [several, [alone]]
+    samples: list[list[str | CallText]] = [[*several], [alone]]
     told = more.pop("told", f"No {open} here")
     if more.pop("marked", True):
         samples += [["Hello. ", alone, " after"], [told]]

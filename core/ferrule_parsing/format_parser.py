@@ -229,8 +229,7 @@ class FormatParser(ToolParser):
         echoed = self.format.echoed and self._found and self._answer is None
         self._leave()
         self._unclosed = False
-        if echoed:
-            self._state = self._behind_block
+        self._state = self._behind_block if echoed else self._in_text
         return True
 
     def _behind_block(self) -> bool:

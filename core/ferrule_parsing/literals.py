@@ -105,8 +105,7 @@ class LiteralReader:
         self._frames = [_Frame(syntax.end, keyed=True, ours=True)] if arguments else []
         self._state: Callable[[Reader], bool] = self._first if arguments else self._value
         self._quote = ""
-        self._is_key = False
-        self._bare: list[str] = []
+        self._is_key, self._bare = False, list[str]()
         self._expression = ExpressionReader(quotes=True)  # that is being read
         self._undecided: int | None = None  # where in the output an object begins that may be a set
 

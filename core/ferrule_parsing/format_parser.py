@@ -15,6 +15,7 @@ from ferrule_parsing.reader import Reader
 
 # Calls of a choice: a megabyte may hold 150,000, which are seconds of work for the parser and for clients.
 _MOST_CALLS = 10_000
+_MOST_LATE = 16
 _MOST_RESUMED = 16  # calls of which the end of the output says where they ended
 
 
@@ -46,7 +47,7 @@ class FormatParser(ToolParser):
         self._unmarked = False  # the block has no opening tag
         self._bracket = 0  # of the block: 0 before the opening one, 1 behind it, 2 behind the closing one
         self._answer: CallWriter | None = None  # of all but the echo of a block, which is being read
-        self._late = False  # a block began that has no list of calls: the list may follow
+        self._late = 0  # a block began that has no list of calls: so many next brackets may begin the list
         self._found = False  # the block has a call
         self._broken = False  # the last call broke off, so that only markup is expected behind it
         self._raw: list[str] = []  # what was read since the block began or its last call ended
@@ -214,7 +215,7 @@ class FormatParser(ToolParser):
             self._out, self._answer = self._answer, None
         self._unclosed = self._found and bool(self.format.close)
         marked = self.format.brackets is not None and not self._unmarked and self._bracket == 0
-        self._late = not self._found and (self._late or marked)
+        self._late = 0 if self._found else _MOST_LATE if marked else max(0, self._late - 1)
         self._out.text("".join(self._raw))
         self._raw, self._call = [], None
         self._found = self._broken = False

@@ -135,10 +135,11 @@ class Repeated(Struct, frozen=True, tag="repeated"):
 
 
 class Until(Struct, frozen=True, tag="until"):
-    """Any text up to the first `stop`, which is included. `others` are further texts that stop it."""
+    """Any text up to the first `stop`, which is included. `others` stop it, too; `without` does not stand before it."""
 
     stop: str
     others: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
 
 
 class Anything(Struct, frozen=True, tag="anything"):
@@ -156,8 +157,7 @@ class Tag(Struct, frozen=True):
 class Triggered(Struct, frozen=True, tag="triggered"):
     """Any text, in which each of the `triggers` is the beginning of one of `tags`. Each tag begins with one of them.
 
-    No trigger begins with another one. `most`: so many tags at most, None: any number; after the last one the text
-    ends.
+    No trigger begins with another one. `most`: so many tags, behind which the text ends; None: any number.
     """
 
     triggers: tuple[str, ...]

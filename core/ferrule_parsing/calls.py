@@ -5,7 +5,8 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 
-from ferrule.interfaces.parsers import CallArguments, CallEnd, CallStart, Content, Event
+from ferrule.interfaces.parsers import CallArguments, CallEnd, CallStart, Content, DroppedTags, Event
+from ferrule_parsing.markup import MarkupFilter
 
 
 class CallWriter:
@@ -18,6 +19,7 @@ class CallWriter:
     def __init__(self, new_id: Callable[[], str] | None = None) -> None:
         """`new_id` makes the ids of calls that have none from the model; by default ``call_`` and 24 hex digits."""
         self._new_id = new_id or _new_id
+        self._filter = MarkupFilter()
         self._events: list[Event] = []
         self._space: list[str] = []  # behind the last content, or the last call, and not decided yet
         self._said = False  # there was content
@@ -30,8 +32,15 @@ class CallWriter:
         """A call was started and is not ended."""
         return self._open
 
+    def drop(self, tags: DroppedTags) -> None:
+        """From here on these never become content."""
+        self._filter.drop(tags)
+
     def text(self, text: str) -> None:
         """Content."""
+        self._text(self._filter.feed(text))
+
+    def _text(self, text: str) -> None:
         if self._beside and not self._said:
             text = text.lstrip()
         body = text.rstrip()
@@ -45,6 +54,7 @@ class CallWriter:
     def start(self, name: str, id: str | None = None) -> None:
         """A call begins; one that is open ends. `id`: what the model calls it, None for a new one."""
         self.end()
+        self._text(self._filter.flush())
         self._space.clear()
         self._index += 1
         self._open = self._beside = True
@@ -68,6 +78,7 @@ class CallWriter:
     def finish(self) -> None:
         """Nothing comes any more."""
         self.end()
+        self._text(self._filter.flush())
         if self._space and not self._beside:
             self._events.append(Content("".join(self._space)))
         self._space.clear()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
-from ferrule.interfaces.parsers import ChoiceContext, Event, TextDelta, ToolParser
+from ferrule.interfaces.parsers import ChoiceContext, DroppedTags, Event, TextDelta, ToolParser
 from ferrule.structured_outputs.calls import enforced
 from ferrule.types import GrammarSpec
 from ferrule_parsing.calls import CallWriter
@@ -15,21 +15,29 @@ from ferrule_parsing.reader import Reader
 
 # Calls of a choice: a megabyte may hold 150,000, which are seconds of work for the parser and for clients.
 _MOST_CALLS = 10_000
+_MOST_LATE = 16
+_MOST_RESUMED = 16  # calls of which the end of the output says where they ended
 
 
 class FormatParser(ToolParser):
     """Calls as `format` describes them; a subclass names it.
 
     A call starts as soon as its name is known, and its arguments follow as they come. Text that is not a call is
-    content, tags included. What breaks off after the name stays a call with the arguments that came; what follows a
-    broken place is content again. A missing closing tag changes nothing. Behind 10,000 calls all is content.
+    content, with tags that are plain text; where the format has special tokens, its tags never become content. What
+    breaks off after the name stays a call with the arguments that came; what follows a broken place is content again. A
+    missing closing tag changes nothing. Behind 10,000 calls all is content.
     """
 
     format: ToolFormat
+    new_id: Callable[[], str] | None = None  # makes the id of a call, None: as usual
 
     def __init__(self, tools: Sequence[dict[str, Any]]) -> None:
         super().__init__(tools)
-        self._out = CallWriter()
+        self.call_tags = self.format.call_tags
+        self._dropped: DroppedTags = self.format.markup(self.special_tokens)
+        self._closing_tags: tuple[str, ...] = ()  # of thoughts
+        self._out = CallWriter(self.new_id)
+        self._out.drop(self._dropped)
         self._reader = Reader()
         self._state: Callable[[], bool] = self._at_start if "" in self.format.open else self._in_text
         self._choice: str | dict[str, Any] = "auto"
@@ -38,12 +46,18 @@ class FormatParser(ToolParser):
         self._unclosed = False  # the closing tag of the last block has not come
         self._unmarked = False  # the block has no opening tag
         self._bracket = 0  # of the block: 0 before the opening one, 1 behind it, 2 behind the closing one
+        self._answer: CallWriter | None = None  # of all but the echo of a block, which is being read
+        self._late = 0  # a block began that has no list of calls: so many next brackets may begin the list
         self._found = False  # the block has a call
+        self._broken = False  # the last call broke off, so that only markup is expected behind it
         self._raw: list[str] = []  # what was read since the block began or its last call ended
         self._call: CallReader | None = None
         self._calls = 0
 
     def begin(self, context: ChoiceContext) -> None:
+        self._dropped = (*self._dropped, *context.dropped_tags)
+        self._closing_tags = context.closing_tags
+        self._out.drop(self._dropped)
         self._parallel = context.parallel_tool_calls
         self._choice = context.tool_choice or "auto"
 
@@ -71,15 +85,21 @@ class FormatParser(ToolParser):
         self._reader.push(delta.text)
         while self._state():
             pass
-        return self._out.take()
+        return (self._answer or self._out).take()
 
     def finish(self) -> Sequence[Event]:
+        for _ in range(_MOST_RESUMED):
+            if self._call is None or not self._call.named or not self._call.resume(self._reader, self._out):
+                break
+            while self._state():
+                pass
         rest = self._reader.rest()
         if self._call is not None and self._call.named:
             self._call.finish(self._out)
         elif self._call is not None or not self._found:
             markup = self._unclosed and any(tag.startswith(rest) for tag in self.format.close)
             self._out.text("".join(self._raw) + ("" if markup else rest))
+        self._out = self._answer or self._out
         self._out.finish()
         return self._out.take()
 
@@ -103,6 +123,8 @@ class FormatParser(ToolParser):
 
     def _in_text(self) -> bool:
         tags = self.format.unclosed_tags if self._unclosed else self.format.text_tags
+        if self._late:
+            tags = self.format.late_tags
         if tags is None:
             self._out.text(self._reader.rest())
             return False
@@ -113,7 +135,13 @@ class FormatParser(ToolParser):
             self._reader.at -= len(tag) if own else 0
             self._enter("" if own else tag, unmarked=False)
             self._bracket = int(self.format.brings_bracket(tag))
-        elif tag and tag not in self.format.dropped:
+        elif tag and self._late and tag == self.format.edges[0]:
+            if self.format.text_tags and self.format.text_tags.here(self._reader.text, self._reader.at - 1) is None:
+                self._reader.at -= 1  # this may be the beginning of a tag
+                return False
+            self._enter(tag, unmarked=True)
+            self._bracket = 1
+        elif tag:
             self._out.drop_space()
             self._unclosed = False
         return bool(tag)
@@ -123,11 +151,12 @@ class FormatParser(ToolParser):
         self._raw.append(self._reader.space())
         if self._reader.empty:
             return False
-        for read in (self._close, self._bracket_or_mark, self._start_call):
+        for read in (self._close, self._bracket_or_mark, *(() if self._broken else (self._start_call,))):
             found = read()
             if found is None:
                 return False
             if found:
+                self._broken = False
                 return True
         self._leave()
         return True
@@ -143,21 +172,30 @@ class FormatParser(ToolParser):
         if not (call.done or call.failed):
             return False
         self._found = self._found or call.named
-        if call.named:
-            self._out.end()
-            self._raw = []
-            self._call = None
-            self._calls += 1
-        if call.failed or not call.named:
+        if not call.named:
             self._leave()
-        else:
-            self._state = self._between
+            return True
+        self._out.end()
+        self._raw, self._call = [], None
+        self._calls += 1
+        self._broken = call.failed
+        if call.unread:
+            self._raw = [call.unread]
+            self._leave()
+            return True
+        if self._closing_tags:
+            self._out.drop((*self._dropped, *self._closing_tags))
+        self._state = self._between
         return True
 
     # ---- parts of a block
 
     def _begins_unmarked(self) -> bool | None:
         text, at = self._reader.text, self._reader.at
+        tags = self.format.text_tags
+        tag = "" if tags is None else tags.here(text, at)
+        if tag != "":
+            return None if tag is None else False
         if self.format.brackets is not None:
             before = self.format.edges[0]
             if text.startswith(before, at):
@@ -173,10 +211,14 @@ class FormatParser(ToolParser):
 
     def _leave(self) -> None:
         """Back to text. What was read since the last call is content."""
+        if self._answer is not None:  # this was an echo
+            self._out, self._answer = self._answer, None
         self._unclosed = self._found and bool(self.format.close)
+        marked = self.format.brackets is not None and not self._unmarked and self._bracket == 0
+        self._late = 0 if self._found else _MOST_LATE if marked else max(0, self._late - 1)
         self._out.text("".join(self._raw))
         self._raw, self._call = [], None
-        self._found = False
+        self._found = self._broken = False
         self._state = self._in_text
 
     def _close(self) -> bool | None:
@@ -185,8 +227,24 @@ class FormatParser(ToolParser):
         if not found:
             return None if found is None else False
         self._raw = [] if self._found else [*self._raw, found]
+        echoed = self.format.echoed and self._found and self._answer is None
         self._leave()
         self._unclosed = False
+        self._state = self._behind_block if echoed else self._in_text
+        return True
+
+    def _behind_block(self) -> bool:
+        """What was called may stand here again."""
+        self._raw.append(self._reader.space())
+        begins = None if self._reader.empty else self._begins_unmarked()
+        if begins is None:
+            return False
+        if begins:
+            self._enter("".join(self._raw), unmarked=True)
+            self._out, self._answer = CallWriter(), self._out
+        else:
+            self._out.text("".join(self._raw))
+            self._raw, self._state = [], self._in_text
         return True
 
     def _bracket_or_mark(self) -> bool | None:
@@ -206,6 +264,7 @@ class FormatParser(ToolParser):
             found = syntax.begins(self._reader.text, self._reader.at)
             if found:
                 self._call = syntax.reader(self._schemas, self._exact, unmarked=self._unmarked)
+                self._call.in_block(self.format.call_tags, self.format.close)
                 self._state = self._in_call
                 return True
             undecided = undecided or found is None

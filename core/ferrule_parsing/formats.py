@@ -10,6 +10,7 @@ from functools import cached_property, lru_cache
 from os.path import commonprefix
 from typing import Any
 
+from ferrule.interfaces.parsers import DroppedTags
 from ferrule.structured_outputs.calls import EnforcedFunction
 from ferrule.types import Anything, Fixed, Form, GrammarSpec, OneOf, Regex, Repeated, Series, Tag, Triggered
 from ferrule_parsing.calls import CallWriter
@@ -29,6 +30,16 @@ class CallReader(ABC):
     @abstractmethod
     def read(self, reader: Reader, out: CallWriter) -> None:
         """Read as much of the call as has come."""
+
+    unread = ""  # that was read of a call which failed behind its name, and belongs to nothing
+
+    def in_block(self, open: tuple[str, ...], close: tuple[str, ...]) -> None:
+        """What surrounds the block of the call; called once, before anything is read."""
+
+    def resume(self, reader: Reader, out: CallWriter) -> bool:
+        """The output ends within the call, which has its name. Whether a part of the call ended earlier: what follows
+        it is unread again."""
+        return False
 
     def finish(self, out: CallWriter) -> None:
         """The output ends within the call, which has its name: write what was held back."""
@@ -64,7 +75,9 @@ class ToolFormat:
     `brackets`: the calls of a block stand between them; an opening tag that ends with the first one brings it.
     `separator`: between the calls of a block; None: each call has
     a block of its own. `padding`: what is generated behind the opening tag, and before the closing one.
-    `between`: what is generated between blocks. `dropped`: markup in the text that means nothing to clients.
+    `between`: what is generated between blocks. `dropped`: further markup that means nothing to clients; of a pair, all
+    from the first text to the second. The opening and closing tags are such markup where the parser has special tokens.
+    `echoed`: the brackets and calls may stand behind the closing tag once more, which means nothing.
     """
 
     calls: tuple[CallSyntax, ...]
@@ -74,17 +87,33 @@ class ToolFormat:
     separator: str | None = None
     padding: tuple[str, str] = ("", "")
     between: str = "\n"
-    dropped: tuple[str, ...] = ()
+    dropped: DroppedTags = ()
+    echoed: bool = False
 
     @cached_property
     def text_tags(self) -> Tags | None:
         """What a text is searched for."""
-        return _tags(*self.open, *self.dropped)
+        return _tags(*self.open)
+
+    @cached_property
+    def late_tags(self) -> Tags | None:
+        """The same behind an opening tag that no list of calls followed."""
+        return _tags(*self.open, self.edges[0])
 
     @cached_property
     def unclosed_tags(self) -> Tags | None:
         """The same behind a block whose closing tag has not come."""
-        return _tags(*self.open, *self.dropped, *self.close)
+        return _tags(*self.open, *self.close)
+
+    @cached_property
+    def call_tags(self) -> tuple[str, ...]:
+        """The opening tags, but for those that a text may hold as well."""
+        return tuple(filter(_is_tag, self.open))
+
+    def markup(self, special_tokens: tuple[str, ...]) -> DroppedTags:
+        """What never becomes content where the format is written with these."""
+        tags = (*special_tokens, *self.open, *self.close) if special_tokens else ()
+        return (*filter(_is_tag, tags), *self.dropped)
 
     @cached_property
     def close_tags(self) -> Tags | None:
@@ -169,6 +198,10 @@ class ToolFormat:
         bare = self.brackets[0][0] if self.brackets else "{"
         behind = tuple(_series(Fixed(tag.begin), tag.content, Fixed(tag.end)) for tag in tags)
         return OneOf((self._content("", calls), *behind, Series((Regex(_beginning(bare, triggers)), text))))
+
+
+def _is_tag(text: str) -> bool:
+    return text.startswith(("<", "[")) and len(text) > 1
 
 
 def _beginning(bare: str, triggers: tuple[str, ...]) -> str:

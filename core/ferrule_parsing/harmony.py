@@ -23,11 +23,14 @@ SPECIAL_TOKENS = (START, CHANNEL, MESSAGE, CONSTRAIN, END, CALL, RETURN)
 _LONGEST_HEADER = 256  # characters; what is longer is not one
 _BEGINNING = "to="  # of an output whose prompt ends with the role
 _HEADER = re.compile(r"(?:<\|start\|>)?[\w.:=@\-\s]*(?:(?:<\|channel\|>|<\|constrain\|>)[\w.:=@\-\s]*)*(?:<[|\w]*)?")
-_CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
+_CHANNEL = re.compile(r"(?:<\|channel\|>|^(?:assistant)?)\s*(\w+)")
+_WORDS = ("to=", "analysis", "commentary", "final", "assistant")  # with which a header begins that lacks its tag
+_TAGLESS = re.compile(r"\s*(?:assistant)?\s*(?:(?:analysis|commentary|final)\b)?[\w.=\- ]{0,64}")
+_NO_TEXT = re.compile("|".join(re.escape(tag) for tag in SPECIAL_TOKENS))
 _RECIPIENT = re.compile(r"(?:^|\s|\|>)to=(\S+?)(?=\s|<\||$)")
-_OPENING = Tags(START, CHANNEL)
+_ALL = Tags(*SPECIAL_TOKENS)
 _IN_HEADER = Tags(MESSAGE, START, END, CALL, RETURN)
-_CLOSING = Tags(END, CALL, RETURN, START)
+_CLOSING = Tags(END, CALL, RETURN, START, CHANNEL)
 
 
 def starts_message(form: Form) -> bool:
@@ -63,7 +66,8 @@ Part = Head | Body | Tail
 
 
 class HarmonyReader:
-    """Splits text that arrives in parts into messages. What is not a message is one without a channel."""
+    """Splits text that arrives in parts into messages. What is not a message is one without a channel, and has none of
+    the format's tags."""
 
     def __init__(self) -> None:
         self._reader = Reader()
@@ -85,7 +89,7 @@ class HarmonyReader:
         rest = self._reader.rest()
         if self._state == self._in_header:
             raw = "".join((*self._header, rest))
-            rest = "" if _BEGINNING not in raw and _HEADER.fullmatch(raw) else raw
+            rest = "" if _BEGINNING not in raw and _HEADER.fullmatch(raw) else _NO_TEXT.sub("", raw)
             self._header = []
         self._say(rest)
         self._close("")
@@ -94,18 +98,24 @@ class HarmonyReader:
     # ---- states: each reads what it can, and returns whether the next state has text to read
 
     def _at_start(self) -> bool:
-        """The role, and a recipient behind it, may be in the prompt."""
-        rest = self._reader.text[self._reader.at :]
+        """The role, and a recipient behind it, may be in the prompt. The first tag may be missing."""
+        rest = self._reader.text[self._reader.at : self._reader.at + _LONGEST_HEADER]
         words = rest.lstrip()
-        if len(words) < len(_BEGINNING) and _BEGINNING.startswith(words) and len(rest) < _LONGEST_HEADER:
+        if any(word.startswith(words) for word in _WORDS) and len(rest) < _LONGEST_HEADER:
             return False
-        self._state = self._in_header if words.startswith(_BEGINNING) else self._outside
+        found = _TAGLESS.match(rest)
+        end = found.end() if found and words.startswith(_WORDS) else 0
+        tag = _ALL.here(rest, end) if end else ""
+        if tag is None and len(rest) < _LONGEST_HEADER:
+            return False
+        tagless = tag in (MESSAGE, CHANNEL, CONSTRAIN)
+        self._state = self._in_header if tagless or words.startswith(_BEGINNING) else self._outside
         return True
 
     def _outside(self) -> bool:
-        text, tag = self._reader.until(_OPENING)
+        text, tag = self._reader.until(_ALL)
         self._say(text)
-        if tag:
+        if tag in (START, CHANNEL):
             self._close("")
             self._begin_header(tag)
         return bool(tag)
@@ -120,20 +130,11 @@ class HarmonyReader:
         if not tag and self._size <= _LONGEST_HEADER:
             return False
         self._reader.at -= len(tag)
-        self._say("".join(self._header))  # it is not one
+        raw = "".join(self._header)  # it is not one
+        markup = tag and _BEGINNING not in raw and _HEADER.fullmatch(raw)
+        self._say("" if markup else _NO_TEXT.sub("", raw))
         self._header = []
-        self._state = self._behind_no_header if tag else self._outside
-        return True
-
-    def _behind_no_header(self) -> bool:
-        """At a tag that no header has."""
-        text, tag = self._reader.until(_IN_HEADER)
-        if tag == START:
-            self._close("")
-            self._begin_header(tag)
-        else:
-            self._say(text + tag)
-            self._state = self._outside
+        self._state = self._outside
         return True
 
     def _in_message(self) -> bool:
@@ -141,9 +142,10 @@ class HarmonyReader:
         if text:
             self._parts.append(Body(text))
         if tag:
-            self._close("" if tag == START else tag)
+            begins = tag in (START, CHANNEL)
+            self._close("" if begins else tag)
             self._state = self._outside
-            if tag == START:
+            if begins:
                 self._begin_header(tag)
         return bool(tag)
 

@@ -101,12 +101,14 @@ def words_of(text: str) -> tuple[str, ...]:
 
 
 class HeadReader:
-    """Reads one head. `known`: the only names that are accepted, None: all."""
+    """Reads one head. `known`: the only names that are accepted, None: all. `follow`: what must follow a name that
+    nothing else ends."""
 
-    def __init__(self, head: CallHead, known: frozenset[str] | None) -> None:
+    def __init__(self, head: CallHead, known: frozenset[str] | None, follow: str = "") -> None:
         self.failed = False
         self._head = head
         self._known = known
+        self._follow = follow
         self._before = Spellings(head.before) if head.before else None
         self._name: list[str] = []
         self._id: list[str] | None = None  # behind the mark of an id
@@ -122,9 +124,16 @@ class HeadReader:
         behind = self._behind or self._read_name(reader)
         if behind is None:
             return None
-        if behind.read(reader) is None:
+        ended = behind.read(reader)
+        if ended is None:
             self.failed = behind.failed
             return None
+        if not ended and self._follow:
+            if not reader.past_space():
+                return None
+            self.failed = not reader.text.startswith(self._follow, reader.at)
+            if self.failed:
+                return None
         name, id = self._head.split("".join(self._name))
         id = "".join(self._id) if self._id is not None else id
         self.failed = not name or (self._known is not None and name not in self._known)
@@ -174,21 +183,25 @@ class HeadedCall(CallSyntax):
 class HeadedReader(CallReader):
     """Reads the head of a call and starts the call; what follows is up to `read_arguments`.
 
-    `known`: the only names that are accepted, None: all.
+    `known` and `follow`: as `HeadReader` has them.
     """
 
-    def __init__(self, head: CallHead, known: frozenset[str] | None) -> None:
-        self._head = HeadReader(head, known)
+    def __init__(self, head: CallHead, known: frozenset[str] | None, follow: str = "") -> None:
+        self._head = HeadReader(head, known, follow)
 
     def read(self, reader: Reader, out: CallWriter) -> None:
         if not self.named:
             found, self.failed = self._head.read(reader), self._head.failed
             if found is None:
                 return
-            self.named = True
-            self.started(found[0])
-            out.start(*found)
+            self.start(*found, out)
         self.read_arguments(reader, out)
+
+    def start(self, name: str, id: str | None, out: CallWriter) -> None:
+        """The head was read."""
+        self.named = True
+        self.started(name)
+        out.start(name, id)
 
     def started(self, name: str) -> None:
         """The name was read; called once, before the arguments."""

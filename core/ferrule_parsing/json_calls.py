@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ferrule.structured_outputs.calls import EnforcedFunction
 from ferrule.types import Fixed, Form, Json, Regex, Series
 from ferrule_parsing.calls import CallWriter
 from ferrule_parsing.formats import CallReader, CallSyntax, Schemas
-from ferrule_parsing.heads import CallHead, HeadedCall, HeadedReader
+from ferrule_parsing.heads import HeadedCall, HeadedReader
 from ferrule_parsing.json_object import MemberText, ObjectReader, unquote
 from ferrule_parsing.reader import Reader
 
@@ -18,7 +20,8 @@ from ferrule_parsing.reader import Reader
 class JsonCall(CallSyntax):
     """``{"name": "f", "arguments": {…}}``, with white space anywhere between the parts.
 
-    `arguments_keys`: the spellings of the second key; the first one is generated. `id_key`: a member that comes first
+    `arguments_keys`: the spellings of the second key; the first one is generated. "arguments" and "parameters" are read
+    in the place of each other. `id_key`: a member that comes first
     and numbers the calls. Arguments that come before the name wait for it. Of keys that come twice the first counts;
     others are left out.
     """
@@ -46,6 +49,7 @@ class _ObjectCall(CallReader):
 
     def __init__(self, syntax: JsonCall, known: frozenset[str] | None) -> None:
         self._syntax = syntax
+        self._arguments_keys = _ARGUMENTS.union(syntax.arguments_keys) - {syntax.name_key}
         self._known = known
         self._object = ObjectReader()
         self._name: list[str] = []
@@ -70,7 +74,7 @@ class _ObjectCall(CallReader):
             if member.last:
                 self._start(unquote("".join(self._name)), out)
                 self._name = []
-        elif member.key in self._syntax.arguments_keys and not self._whole:
+        elif member.key in self._arguments_keys and not self._whole:
             self._read_arguments(member, out)
         elif self._known is not None and not self.named and member.key not in _BEFORE_NAME:
             self.failed = True  # an object that is not a call need not be read to its end
@@ -103,6 +107,7 @@ class _ObjectCall(CallReader):
         out.arguments(text)
 
 
+_ARGUMENTS = frozenset(("arguments", "parameters"))
 _BEFORE_NAME = frozenset(("id", "type"))
 
 
@@ -110,7 +115,8 @@ _BEFORE_NAME = frozenset(("id", "type"))
 class NamedJson(HeadedCall):
     """``name {…}`` with markup around the name: what stands between it and its arguments is part of `head`.
 
-    `end`: what is generated behind the arguments. Each of its words and tags may be missing.
+    `end`: what is generated behind the arguments. Each of its words and tags may be missing. Of a numbered head, the
+    number may stand alone: the call is that of the only function, or of the one whose parameters fit.
     """
 
     end: str = ""
@@ -120,7 +126,7 @@ class NamedJson(HeadedCall):
         return tuple(self.end.replace("<", " <").split())
 
     def reader(self, schemas: Schemas, exact: frozenset[str], *, unmarked: bool) -> CallReader:
-        return _NamedCall(self.head, frozenset(schemas) if unmarked else None)
+        return _NamedCall(self, schemas, frozenset(schemas) if unmarked else None)
 
     def form(self, function: EnforcedFunction) -> Form | None:
         head = self.head.form(function.name)
@@ -128,10 +134,29 @@ class NamedJson(HeadedCall):
 
 
 class _NamedCall(HeadedReader):
-    def __init__(self, head: CallHead, known: frozenset[str] | None) -> None:
-        super().__init__(head, known)
+    def __init__(self, syntax: NamedJson, schemas: Schemas, known: frozenset[str] | None) -> None:
+        super().__init__(syntax.head, known, follow="{")
+        self._prefix, self._numbered = syntax.head.prefix, syntax.head.numbered
+        self._schemas = schemas
+        self._number = ""  # in the place of a name that is not known yet
+        self._unsent: list[str] = []  # arguments of a call without a name
         self._begun = False  # the first character of the arguments has come
         self._object = ObjectReader()
+
+    def read(self, reader: Reader, out: CallWriter) -> None:
+        if self._number:
+            self.read_arguments(reader, out)
+        else:
+            super().read(reader, out)
+
+    def start(self, name: str, id: str | None, out: CallWriter) -> None:
+        alone = self._numbered and name.isdecimal() and name not in self._schemas
+        if alone and len(self._schemas) == 1:
+            name, id = next(iter(self._schemas)), self._id(next(iter(self._schemas)), name)
+        elif alone:
+            self._number = name
+            return
+        super().start(name, id, out)
 
     def read_arguments(self, reader: Reader, out: CallWriter) -> None:
         if not self._begun:
@@ -139,8 +164,40 @@ class _NamedCall(HeadedReader):
             self._begun = not reader.empty
         start = reader.at
         reader.at = self._object.feed(reader.text, start)
-        out.arguments(reader.text[start : reader.at])
+        self._send(reader.text[start : reader.at], out)
         self.done, self.failed = self._object.done, self._object.failed
+        if self._object.unclosed:
+            self._send("}", out)
+        if self._number and (self.done or self._object.unclosed):
+            self._choose(out)
+
+    def _send(self, text: str, out: CallWriter) -> None:
+        if self._number:
+            self._unsent.append(text)
+        else:
+            out.arguments(text)
+
+    def _choose(self, out: CallWriter) -> None:
+        """Start the call of the function whose parameters fit; where it is not one, this is not a call."""
+        arguments, number = "".join(self._unsent), self._number
+        found = [name for name, schema in self._schemas.items() if _fits(arguments, schema)]
+        self._number = ""
+        self.failed = self.failed or len(found) != 1
+        if len(found) == 1:
+            super().start(found[0], self._id(found[0], number), out)
+            out.arguments(arguments)
+
+    def _id(self, name: str, number: str) -> str:
+        return f"{self._prefix}{name}:{number}"
+
+
+def _fits(arguments: str, schema: Mapping[str, Any]) -> bool:
+    """Whether a function has parameters of these names, and needs no others."""
+    try:
+        keys = set(json.loads(arguments))
+    except (ValueError, RecursionError):
+        return False
+    return keys <= set(schema.get("properties") or ()) and keys >= set(schema.get("required") or ())
 
 
 def _fixed(text: str) -> tuple[Fixed, ...]:

@@ -40,6 +40,11 @@ class ObjectReader:
         self._quoted = False
         self._escaped = False  # a backslash was the last character of the previous text
 
+    @property
+    def unclosed(self) -> bool:
+        """The object failed where a closing brace might stand."""
+        return self.failed and self._state == self._after_value
+
     def feed(self, text: str, at: int = 0) -> int:
         """Read from `at` on; returns where it stopped: the end, behind the closing brace, or at what is wrong."""
         while at < len(text) and not self.done and not self.failed:

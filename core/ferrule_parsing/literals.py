@@ -18,6 +18,9 @@ _UNFINISHED = re.compile(r"\\(?:x[0-9a-fA-F]?|u[0-9a-fA-F]{0,3}|U[0-9a-fA-F]{0,7
 _MEANT = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "\n": "", "/": "/"}
 _MEANT |= {mark: mark for mark in "\\'\""}
 _CLOSING = {"[": "]", "(": ")", "{": "}"}
+_PLAIN = re.compile(r"[^,()\[\]{}'\"\\]+")
+_MOST_SPACE = 64  # between a string and what follows it
+_BEHIND = re.compile(rf"\s{{0,{_MOST_SPACE}}}")
 
 
 @dataclass(frozen=True)
@@ -55,11 +58,42 @@ class _Frame:
         self.count = 0
 
 
+class ExpressionReader:
+    """The text of an expression, up to the comma or the bracket behind it. `quotes`: it may have strings."""
+
+    def __init__(self, *, quotes: bool) -> None:
+        self._quotes = quotes
+        self._depth = 0
+        self._quote = ""
+
+    def read(self, reader: Reader) -> tuple[str, bool]:
+        """(the next text, whether the expression ends with it)."""
+        start = reader.at
+        while not reader.empty:
+            reader.match(_PLAIN)
+            if reader.empty:
+                break
+            char = reader.text[reader.at]
+            if self._quote:
+                self._quote = "" if char == self._quote else self._quote
+            elif char in "'\"" and self._quotes:
+                self._quote = char
+            elif char in _CLOSING:
+                self._depth += 1
+            elif char in ")]}" and self._depth:
+                self._depth -= 1
+            elif not self._depth and char in ",)]}":
+                return reader.text[start : reader.at], True
+            reader.at += 1
+        return reader.text[start : reader.at], False
+
+
 class LiteralReader:
     """The arguments of one call, from behind what opens them to what closes them, or (`arguments` False) one value.
 
     `names`: of the arguments in order, for those that come without a name. Values that are not known words or numbers
-    are strings.
+    are strings, and so is what is not a value but an expression. A quote ends a string only where something may follow
+    the string, so that quotes in it need no escape. A set is a list.
     """
 
     def __init__(self, syntax: Literals, names: Sequence[str] = (), *, arguments: bool = True) -> None:
@@ -71,15 +105,18 @@ class LiteralReader:
         self._frames = [_Frame(syntax.end, keyed=True, ours=True)] if arguments else []
         self._state: Callable[[Reader], bool] = self._first if arguments else self._value
         self._quote = ""
-        self._is_key = False
-        self._bare: list[str] = []
+        self._is_key, self._bare = False, list[str]()
+        self._expression = ExpressionReader(quotes=True)  # that is being read
+        self._undecided: int | None = None  # where in the output an object begins that may be a set
 
     def read(self, reader: Reader) -> str:
         """The JSON text of what has come."""
         while not self.done and not self.failed and self._state(reader):
             pass
-        text = "".join(self._out)
-        self._out.clear()
+        known = len(self._out) if self._undecided is None else self._undecided
+        text = "".join(self._out[:known])
+        del self._out[:known]
+        self._undecided = self._undecided and 0
         return text
 
     # ---- states: whether the next one may have something to read
@@ -90,6 +127,7 @@ class LiteralReader:
             return False
         frame = self._frames[-1]
         if reader.take(frame.close):
+            self._undecided = None
             return self._pop()
         self._state = self._key if frame.keyed else self._value
         return True
@@ -100,22 +138,23 @@ class LiteralReader:
             return False
         frame = self._frames[-1]
         if quote and frame.ours and self._syntax.assign == "=":
-            return self._positional(reader, quote)
+            return self._positional(quote)
         if quote:
             self._open(quote, is_key=True)
         elif frame.ours and self._at(reader) in "[({":
-            return self._positional(reader, "")
+            return self._positional("")
+        elif self._undecided is not None and self._at(reader) in "[({":
+            self._be_set()
+            self._state = self._value
         else:
             self._state, self._is_key = self._in_bare, True
         return True
 
-    def _positional(self, reader: Reader, quote: str) -> bool:
+    def _positional(self, quote: str) -> bool:
         """An argument without a name."""
         count = self._frames[-1].count
-        if count >= len(self._names):
-            self.failed = True
-            return False
-        self._out.append(("{" if not count else ", ") + encode_basestring(self._names[count]) + ": ")
+        name = self._names[count] if count < len(self._names) else f"arg{count}"
+        self._out.append(("{" if not count else ", ") + encode_basestring(name) + ": ")
         self._frames[-1].count += 1
         if quote:
             self._open_text(quote)
@@ -136,6 +175,8 @@ class LiteralReader:
         opening = self._at(reader)
         if opening in _CLOSING:
             reader.at += 1
+            if opening == "{":
+                self._undecided = len(self._out)
             self._out.append("{" if opening == "{" else "[")
             self._frames.append(_Frame(_CLOSING[opening], keyed=opening == "{"))
             self._state = self._first
@@ -154,9 +195,29 @@ class LiteralReader:
         elif self._is_key:
             self._bare, self._state = [token], self._named
         else:
-            self._out.append(_scalar(token))
-            self._state = self._behind
+            self._bare, self._state = [token], self._behind_bare
         return True
+
+    def _behind_bare(self, reader: Reader) -> bool:
+        """Behind a word or number, unless it begins an expression."""
+        self._bare.append(reader.space())
+        if reader.empty and self._frames:
+            return False
+        if self._frames and self._at(reader) not in ",)]}":
+            self._expression, self._state = ExpressionReader(quotes=self._syntax.escapes), self._in_expression
+            return True
+        self._out.append(_scalar(self._bare[0]))
+        self._bare, self._state = [], self._behind
+        return True
+
+    def _in_expression(self, reader: Reader) -> bool:
+        """What is not a value is the text of it."""
+        text, ended = self._expression.read(reader)
+        self._bare.append(text)
+        if ended:
+            self._out.append(encode_basestring("".join(self._bare).strip()))
+            self._bare, self._state = [], self._behind
+        return ended
 
     def _named(self, reader: Reader) -> bool:
         """Behind a word that may be a name."""
@@ -165,17 +226,26 @@ class LiteralReader:
         token, frame = self._bare[0], self._frames[-1]
         self._bare = []
         if frame.ours and self._at(reader) != self._syntax.assign:
-            if self._positional(reader, ""):
-                self._out.append(_scalar(token))
-                self._state = self._behind
+            self._positional("")
+        elif self._undecided is not None and self._at(reader) != ":":
+            self._be_set()
+            self._begin_part()
+        else:
+            self._write_key(encode_basestring(token))
+            self._state = self._assigned
             return True
-        self._write_key(encode_basestring(token))
-        self._state = self._assigned
+        self._bare, self._state = [token], self._behind_bare
         return True
 
     def _assigned(self, reader: Reader) -> bool:
         if not reader.past_space():
             return False
+        if self._undecided is not None and self._at(reader) in ",}":
+            self._be_set()
+            self._frames[-1].count = 1
+            self._state = self._behind
+            return True
+        self._undecided = None
         self.failed = not reader.take(self._syntax.assign if self._frames[-1].ours else ":")
         self._out.append(": ")
         self._state = self._value
@@ -188,6 +258,14 @@ class LiteralReader:
             self._out.append(_inside(text))
             if tag == "\\" and not self._escape(reader):
                 return False
+            if tag == self._quote and self._frames and len(tag) == 1:
+                ends = _ends_string(reader)
+                if ends is None:
+                    reader.at -= 1
+                    return False
+                if not ends:
+                    self._out.append(_inside(tag))
+                    tag = "\\"
         if tag:
             self._out.append('"')
             self._state = self._assigned if self._is_key else self._behind
@@ -230,6 +308,11 @@ class LiteralReader:
             self._state = self._behind
         return True
 
+    def _be_set(self) -> None:
+        """What began as an object is a set."""
+        self._out[self._undecided or 0] = "["
+        self._frames[-1].keyed, self._undecided = False, None
+
     def _begin_part(self) -> None:
         """A comma in front of the parts of a list."""
         if self._frames and not self._frames[-1].keyed:
@@ -255,6 +338,15 @@ class LiteralReader:
 
     def _at(self, reader: Reader) -> str:
         return reader.text[reader.at]
+
+
+def _ends_string(reader: Reader) -> bool | None:
+    """Whether a quote is followed by what may stand behind a string. None: more text is needed to say so."""
+    found = _BEHIND.match(reader.text, reader.at)
+    at = reader.at if found is None else found.end()
+    if at == len(reader.text):
+        return None if at - reader.at < _MOST_SPACE else False
+    return reader.text[at] in ",)]}:"
 
 
 def json_of_literal(text: str) -> str | None:

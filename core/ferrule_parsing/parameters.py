@@ -18,6 +18,7 @@ from ferrule_parsing.heads import HeadedCall, HeadedReader, Spellings
 from ferrule_parsing.json_object import ObjectReader
 from ferrule_parsing.literals import json_of_literal
 from ferrule_parsing.reader import Reader, Tags
+from ferrule_parsing.tagged_values import ValueReader, ValueTags
 
 _LONGEST = 256  # characters of a key
 _ANY_KEY = Regex(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
@@ -31,8 +32,9 @@ class Parameters(HeadedCall):
     spellings, of which each says so itself: True for strings, False for JSON, None for the schema. White space in the
     parts means nothing. `padding` is generated around values; if it is a line break, one at each end of a value means
     nothing. `gap` is generated between the parts of a call. `end` "": the call ends where no argument follows.
-    `behind`: markup behind `end`. `unclosed`: a value may also end at a line that begins with `key` or `end`, unless a
-    constraint writes `end_value`; this needs a line break as `padding`.
+    `behind`: markup behind `end`. Unless a constraint writes them, values may hold such tags (see `ValueReader`), and
+    with `unclosed` a value may also end in front of a line that begins with another argument, or ends the call.
+    `undeclared_json`: arguments that the schema does not name are JSON where they look so, and not always strings.
     """
 
     key: str
@@ -42,7 +44,8 @@ class Parameters(HeadedCall):
     behind: str = ""
     padding: str = ""
     gap: str = "\n"
-    unclosed: bool = False
+    unclosed: bool = True
+    undeclared_json: bool = False
 
     @property
     def marks(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -72,7 +75,7 @@ class Parameters(HeadedCall):
 
     def _argument(self, argument: argument_schemas.Argument) -> Form | None:
         name, kinds = argument.name, argument_schemas.types(argument.schema)
-        broken = name != name.strip() or any(text.split()[0] in name for text, _ in self.behind_key)
+        broken = name != name.strip() or any(end in name for end in _key_ends(self).texts)
         every = argument_schemas.options(argument.schema)
         if broken or len(name) > _LONGEST or every is None or ("string" in kinds and kinds & {"array", "object"}):
             return None
@@ -134,8 +137,10 @@ class _ParametersReader(HeadedReader):
         self._others: dict[str, Any] | None = None  # of arguments that it does not name
         self._definitions: dict[str, Any] = {}
         self._state = self._between
-        self._count = 0
-        self._key: list[str] = []
+        self._given: set[str] = set()
+        self._key = ""
+        self._tags = _value_tags(syntax, (), ())
+        self._values: ValueReader | None = None  # of the value that is being read
         self._behind_key = Spellings()
         self._kinds: frozenset[str] = frozenset()
         self._begun = False  # something of the value was read
@@ -146,6 +151,15 @@ class _ParametersReader(HeadedReader):
     def read_arguments(self, reader: Reader, out: CallWriter) -> None:
         while not self.done and not self.failed and self._state(reader, out):
             pass
+
+    def in_block(self, open: tuple[str, ...], close: tuple[str, ...]) -> None:
+        self._tags = _value_tags(self._syntax, open, close)
+
+    def resume(self, reader: Reader, out: CallWriter) -> bool:
+        ended = self._values is not None and self._values.resume(reader)
+        if ended:
+            self._end_value(out)
+        return ended
 
     def started(self, name: str) -> None:
         schema = self._schemas.get(name, {})
@@ -164,34 +178,48 @@ class _ParametersReader(HeadedReader):
         if key is False:
             end = reader.take(self._syntax.end) if self._syntax.end else True
         if key:
-            self._key, self._state = [], self._in_key
+            self._state = self._in_key
         elif end:
-            out.arguments("}" if self._count else "{}")
+            self._close(out)
             self.done = True
-        self.failed = key is False and end is False
+        elif key is False and end is False:
+            self._fail(out)
         return bool(key)
 
+    def _close(self, out: CallWriter) -> None:
+        out.arguments("}" if self._given else "{}")
+
+    def _fail(self, out: CallWriter, unread: str = "") -> None:
+        self._close(out)
+        self.unread = unread
+        self.failed = True
+
     def _in_key(self, reader: Reader, out: CallWriter) -> bool:
-        text, tag = reader.until(_key_ends(self._syntax))
-        self._key.append(text)
-        self.failed = sum(map(len, self._key)) > _LONGEST
-        if tag:
-            reader.at -= len(tag)
-            self._behind_key = Spellings(*(text for text, _ in self._syntax.behind_key))
-            self._state = self._behind
-        return bool(tag)
+        reader.space()
+        ends = _key_ends(self._syntax)
+        end = ends.find(reader.text, reader.at, reader.at + _LONGEST + ends.longest)
+        if end is None and len(reader.text) - reader.at < _LONGEST + ends.longest:
+            return False
+        self._key = "" if end is None else reader.text[reader.at : end.start()].strip()
+        if end is None or not self._key or self._key in self._given:
+            self._fail(out, self._syntax.key)
+            return False
+        reader.at = end.start()
+        self._behind_key = Spellings(*_spellings(self._syntax))
+        self._state = self._behind
+        return True
 
     def _behind(self, reader: Reader, out: CallWriter) -> bool:
         """Between a key and its value."""
         spelling = self._behind_key.read(reader)
-        self.failed = self._behind_key.failed
-        if spelling is None:
+        if spelling is None and not self._behind_key.failed:
             return False
-        key = "".join(self._key).strip()
-        self._kinds = self._kinds_of(key, dict(self._syntax.behind_key)[spelling])
-        out.arguments((", " if self._count else "{") + encode_basestring(key) + ": ")
-        self._count += 1
+        # a key whose line ends without what belongs behind it has its value in the next one
+        self._kinds = self._kinds_of(self._key, _spellings(self._syntax).get(spelling or ""))
+        out.arguments((", " if self._given else "{") + encode_basestring(self._key) + ": ")
+        self._given.add(self._key)
         self._begun, self._break, self._value, self._nested = False, "", [], None
+        self._values = None if self._exact else ValueReader(self._tags, self._given, self._properties)
         if self._kinds == _STRING:
             out.arguments('"')
         self._state = self._in_string if self._kinds == _STRING else self._in_value
@@ -202,16 +230,20 @@ class _ParametersReader(HeadedReader):
         if string:
             return _STRING
         schema = self._properties.get(key, self._others)
-        kinds = argument_schemas.types({**self._definitions, **schema}) if isinstance(schema, dict) else _STRING
+        undeclared = frozenset[str]() if self._syntax.undeclared_json else _STRING
+        kinds = argument_schemas.types({**self._definitions, **schema}) if isinstance(schema, dict) else undeclared
         return kinds if string is None else kinds - _STRING
 
     def _in_string(self, reader: Reader, out: CallWriter) -> bool:
         text, tag = self._until_end(reader)
         out.arguments(encode_basestring(text)[1:-1])
         if tag:
-            out.arguments('"')
-            self._state = self._between
+            self._end_value(out)
         return tag
+
+    def _end_value(self, out: CallWriter) -> None:
+        out.arguments('"' if self._kinds == _STRING else _json_of("".join(self._value), self._kinds))
+        self._values, self._state = None, self._between
 
     def _in_value(self, reader: Reader, out: CallWriter) -> bool:
         if self._exact and not self._begun:
@@ -226,8 +258,7 @@ class _ParametersReader(HeadedReader):
         text, tag = self._until_end(reader)
         self._value.append(text)
         if tag:
-            out.arguments(_json_of("".join(self._value), self._kinds))
-            self._state = self._between
+            self._end_value(out)
         return tag
 
     def _in_nested(self, nested: ObjectReader, reader: Reader, out: CallWriter) -> bool:
@@ -241,44 +272,55 @@ class _ParametersReader(HeadedReader):
         return True
 
     def _behind_nested(self, reader: Reader, out: CallWriter) -> bool:
-        _, tag = reader.until(_tag(self._syntax.end_value))
+        _, tag = reader.until(_one_tag(self._syntax.end_value))
         if tag:
             self._state = self._between
         return bool(tag)
 
     def _until_end(self, reader: Reader) -> tuple[str, bool]:
         """(the next text of a value, whether it ends with it), without the line breaks at its ends."""
-        text, tag = reader.until(_value_ends(self._syntax, self._exact))
-        if tag and tag != self._syntax.end_value:
-            reader.at -= len(tag) - 1
-            text += "\n"
+        if self._values is None:
+            text, tag = reader.until(_one_tag(self._syntax.end_value))
+            ended = bool(tag)
+        else:
+            text, ended = self._values.read(reader)
         if not self._syntax.padding:
-            return text, bool(tag)
+            return text, ended
         if not self._begun and text:
             self._begun = True
             text = text.removeprefix("\n")
         text = self._break + text
         self._break = "\n" if text.endswith("\n") else ""
         text = text.removesuffix("\n")
-        return text, bool(tag)
+        return text, ended
 
 
 _STRING = frozenset(("string",))
 
 
 @lru_cache(maxsize=64)
+def _spellings(syntax: Parameters) -> dict[str, bool | None]:
+    """What may stand behind a key: the first words of a spelling may be missing."""
+    found = dict(syntax.behind_key)
+    for text, string in syntax.behind_key:
+        words = text.split()
+        found |= {" ".join(words[at:]): string for at in range(1, len(words)) if words[at].startswith("<")}
+    return found
+
+
+@lru_cache(maxsize=64)
 def _key_ends(syntax: Parameters) -> Tags:
-    return Tags(*{text.split()[0] for text, _ in syntax.behind_key})
+    return Tags("\n", *{text.split()[0] for text in _spellings(syntax)})
 
 
 @lru_cache(maxsize=64)
-def _value_ends(syntax: Parameters, exact: bool) -> Tags:
-    unclosed = syntax.unclosed and not exact
-    return Tags(syntax.end_value, *((f"\n{syntax.key}", f"\n{syntax.end}") if unclosed else ()))
+def _value_tags(syntax: Parameters, open: tuple[str, ...], close: tuple[str, ...]) -> ValueTags:
+    start, ends = syntax.head.start, tuple(filter(None, (syntax.end, *close)))
+    return ValueTags(syntax.end_value, syntax.key, (start,) if start else open[:1], ends, syntax.unclosed)
 
 
 @lru_cache(maxsize=64)
-def _tag(text: str) -> Tags:
+def _one_tag(text: str) -> Tags:
     return Tags(text)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 
 _SPACE = re.compile(r"\s*")
 
@@ -10,7 +11,7 @@ _SPACE = re.compile(r"\s*")
 class Tags:
     """A fixed set of tags to look for. Where two begin at one place, the longer one counts."""
 
-    __slots__ = ("_beginning", "_longest", "_pattern", "_prefixes")
+    __slots__ = ("_beginning", "_pattern", "_prefixes", "longest", "texts")
 
     def __init__(self, *tags: str) -> None:
         if not tags or not all(tags):
@@ -19,22 +20,23 @@ class Tags:
         self._pattern = re.compile("|".join(map(re.escape, ordered)))  # literals only: nothing to go back for
         self._prefixes = frozenset(tag[:length] for tag in tags for length in range(1, len(tag)))
         self._beginning = re.compile("|".join(sorted({re.escape(tag[0]) for tag in tags})))
-        self._longest = len(ordered[0])
+        self.texts = tuple(ordered)
+        self.longest = len(ordered[0])
 
-    def find(self, text: str, at: int) -> re.Match[str] | None:
-        """The first tag at or behind `at`."""
-        return self._pattern.search(text, at)
+    def find(self, text: str, at: int, end: int = sys.maxsize) -> re.Match[str] | None:
+        """The first tag at or behind `at` that is over before `end`."""
+        return self._pattern.search(text, at, end)
 
     def here(self, text: str, at: int) -> str | None:
         """The longest tag that stands at `at`, "" for none, None while that cannot be said."""
-        if len(text) - at < self._longest and (at == len(text) or text[at:] in self._prefixes):
+        if len(text) - at < self.longest and (at == len(text) or text[at:] in self._prefixes):
             return None
         found = self._pattern.match(text, at)
         return "" if found is None else found[0]
 
     def open_end(self, text: str, at: int) -> int:
         """Where a tag may have begun that the text does not hold whole; the text's length when none can have."""
-        begun = self._beginning.search(text, max(at, len(text) - self._longest + 1))
+        begun = self._beginning.search(text, max(at, len(text) - self.longest + 1))
         while begun is not None:
             if text[begun.start() :] in self._prefixes:
                 return begun.start()

@@ -6,8 +6,18 @@ import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
-from ferrule.interfaces.parsers import ChoiceContext, Content, Reasoning, ReasoningParser, TextDelta, ThoughtTags
+from ferrule.interfaces.parsers import (
+    ChoiceContext,
+    Content,
+    Reasoning,
+    ReasoningParser,
+    TextDelta,
+    ThoughtTags,
+)
 from ferrule.types import Fixed, Form, OneOf, Regex, Series, Until
+from ferrule_parsing.behind import behind
+from ferrule_parsing.call_probe import CallProbe
+from ferrule_parsing.markup import MarkupFilter
 from ferrule_parsing.reader import Reader, Tags
 
 _BREAKS = re.compile(r"\n*")
@@ -24,8 +34,10 @@ class ThinkingParser(ReasoningParser):
     opening tag says the same of its answer; one that ends with the closing tag says that the block is over. A prompt
     that no template wrote opens the block only where it ends with the tag.
 
-    `ending_tags` end an open block too, and are content. `answer_tags` are an opening and a closing tag that may stand
-    around the answer behind the block; they are markup.
+    A call ends an open block too, where the choice's calls are read: it begins with one of the `call_tags` of the tool
+    parser, which must find a call there; else the tag belongs to the thoughts. `ending_tags` are further tags that end
+    the block, and are content. `answer_tags` are an opening and a closing tag that may stand around the answer behind
+    the block, or without one; they are markup. `dropped_tags` never become content.
 
     Line breaks next to the tags belong to them, and so does white space before an opening tag at the answer's
     beginning. Everything else survives, tags at other places included. Without a closing tag the block does not end.
@@ -47,7 +59,11 @@ class ThinkingParser(ReasoningParser):
 
     def __init__(self) -> None:
         self._open_tags, self._close_tags = _spellings(self.open_tag), _spellings(self.close_tag)
-        self._closing = _tags((*self._close_tags, *self.ending_tags))
+        self._probe: CallProbe | None = None
+        self._ends = self.ending_tags  # what ends the block beside the closing tags
+        self._closing = _tags((*self._close_tags, *self._ends))
+        self._filter = MarkupFilter(self.dropped_tags)
+        self._twice = bool({*self.dropped_tags} & {*self._close_tags})
         self._answer_open, self._answer_close = self.answer_tags or ("", "")
         self._reader = Reader()
         self._events: list[Reasoning | Content] = []
@@ -57,6 +73,11 @@ class ThinkingParser(ReasoningParser):
         self._unsaid: list[str] = []  # white space at the beginning, line breaks that a closing tag may follow
 
     def begin(self, context: ChoiceContext) -> None:
+        if context.new_tool_parser is not None:
+            self._probe = CallProbe(context.new_tool_parser)
+            self._filter.drop(())  # a tag in the arguments of a call is none: who reads the calls drops the others
+            self._ends = tuple(dict.fromkeys((*self.ending_tags, *self._probe.tags)))
+            self._closing = _tags((*self._close_tags, *self._ends))
         prompt, continued = context.prompt.rstrip(), context.continued
         opened = max(map(continued.rfind, self._open_tags))
         closed = max(map(continued.rfind, self._close_tags))
@@ -77,10 +98,10 @@ class ThinkingParser(ReasoningParser):
             form = OneOf((form, Series((opening, form, _MOST_BREAKS, closing))))
         if self._over:
             return form
-        behind = Series((Until(self._close_tags[0], self._close_tags[1:]), _MOST_BREAKS, form))
+        thoughts = _before(form, self._close_tags, self._ends)
         if self._inside:
-            return behind
-        opened = tuple(Series((Fixed(tag), behind)) for tag in self._open_tags)
+            return thoughts
+        opened = tuple(Series((Fixed(tag), thoughts)) for tag in self._open_tags)
         return OneOf((*opened, form))
 
     def thoughts(self) -> ThoughtTags:
@@ -88,7 +109,7 @@ class ThinkingParser(ReasoningParser):
         return ThoughtTags(
             inside=self._inside,
             opens=() if self._over else self._open_tags,
-            closes=(*self._close_tags, *self.ending_tags),
+            closes=(*self._close_tags, *self._ends),
             end=self._close_tags[0],
         )
 
@@ -99,9 +120,13 @@ class ThinkingParser(ReasoningParser):
         return self._take()
 
     def finish(self) -> Sequence[Reasoning | Content]:
+        if self._state == self._at_call:  # nothing says that it is none
+            self._end_by_call()
         over = self._state == self._behind_answer
         self._say(("" if over else "".join(self._unsaid)) + self._reader.rest())
         self._unsaid = []
+        if not self._inside and (rest := self._filter.flush()):
+            self._events.append(Content(rest))
         return self._take()
 
     # ---- states: each reads what it can, and returns whether the next state has text to read
@@ -111,10 +136,13 @@ class ThinkingParser(ReasoningParser):
         if self._reader.empty:
             return False
         opened = self._read_open_tag()
-        if opened is None:
+        answers = self._reader.take(self._answer_open) if self._answer_open and not (opened or self._inside) else False
+        if opened is None or answers is None:
             return False
         if opened:
             self._open()
+        elif answers:
+            self._end(self._behind_answer_open)
         else:
             self._state = self._in_thoughts if self._inside else self._before
             self._say("".join(self._unsaid))
@@ -137,19 +165,42 @@ class ThinkingParser(ReasoningParser):
 
     def _in_thoughts(self) -> bool:
         tag = self._read_until(self._closing)
-        if tag in self.ending_tags:
-            self._reader.at -= len(tag)
-            self._end(self._after)
-        elif tag:
+        if tag in self._close_tags:
+            self._unsaid = []
             self._end(self._behind_close)
+        elif tag:
+            self._reader.at -= len(tag)
+            if self._probe:
+                self._probe.begin()
+            self._state = self._at_call
         return bool(tag)
+
+    def _at_call(self) -> bool:
+        """At a tag that ends the thoughts, unless it is that of a call which the tool parser does not find there."""
+        calls = self._probe.finds_call(self._reader) if self._probe else True
+        if calls:
+            self._end_by_call()
+        elif calls is False:
+            self._say("".join((*self._unsaid, self._reader.text[self._reader.at])))
+            self._unsaid = []
+            self._reader.at += 1
+            self._state = self._in_thoughts
+        return calls is not None
+
+    def _end_by_call(self) -> None:
+        self._unsaid = []
+        self.dropped_tags = (*self.dropped_tags, *self._close_tags)  # what closes the block comes behind the call
+        self._end(self._after)
 
     def _behind_close(self) -> bool:
         self._reader.match(_BREAKS)
         if self._reader.empty:
             return False
+        again = self._reader.take_any(_tags(self._close_tags)) if self._twice else ""
+        if again:
+            return True
         answers = self._reader.take(self._answer_open) if self._answer_open else False
-        if answers is None:
+        if answers is None or again is None:
             return False
         self._state = self._behind_answer_open if answers else self._after
         return True
@@ -168,6 +219,7 @@ class ThinkingParser(ReasoningParser):
     def _in_answer(self) -> bool:
         tag = self._read_until(_tags((self._answer_close,)))
         if tag:
+            self._unsaid = []
             self._state = self._behind_answer
         return bool(tag)
 
@@ -194,7 +246,7 @@ class ThinkingParser(ReasoningParser):
         return None if undecided else False
 
     def _read_until(self, tags: Tags) -> str:
-        """Say the text before the next of `tags`, which is read; line breaks before it are not said."""
+        """Say the text before the next of `tags`, which is read; line breaks before it wait in `_unsaid`."""
         text, tag = self._reader.until(tags)
         body = text.rstrip("\n")
         if body:
@@ -202,8 +254,6 @@ class ThinkingParser(ReasoningParser):
             self._unsaid = []
         if len(body) < len(text):
             self._unsaid.append(text[len(body) :])
-        if tag:
-            self._unsaid = []
         return tag
 
     def _open(self) -> None:
@@ -216,12 +266,25 @@ class ThinkingParser(ReasoningParser):
         self._state = state
 
     def _say(self, text: str) -> None:
+        if not self._inside:
+            text = self._filter.feed(text)
         if text:
             self._events.append(Reasoning(text) if self._inside else Content(text))
 
     def _take(self) -> list[Reasoning | Content]:
         events, self._events = self._events, []
         return events
+
+
+def _before(form: Form, closes: tuple[str, ...], ends: tuple[str, ...]) -> Form:
+    """Thoughts from behind the opening tag on, and the form. Without a closing tag, what ends them begins the form."""
+    ways: list[Form] = [Series((Until(closes[0], closes[1:], ends), _MOST_BREAKS, form))]
+    for tag in ends:
+        rest = behind(form, tag)
+        if rest is not None:
+            others = tuple(one for one in (*closes, *ends) if one != tag)
+            ways.append(Series((Until(tag, without=others), rest)))
+    return OneOf(tuple(ways)) if len(ways) > 1 else ways[0]
 
 
 @lru_cache(maxsize=64)

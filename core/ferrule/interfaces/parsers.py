@@ -7,13 +7,15 @@ same answer; nothing is lost, and no text raises.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from msgspec import Struct
 
 from ferrule.interfaces.tokenizer import Tokenizer
 from ferrule.types import Form, GrammarSpec
+
+DroppedTags = tuple[str | tuple[str, str], ...]  # tags; a pair: everything from the first to the second
 
 
 class ChoiceContext(Struct, frozen=True, kw_only=True):
@@ -29,6 +31,9 @@ class ChoiceContext(Struct, frozen=True, kw_only=True):
     templated: bool = True  # False: the client wrote the whole prompt, so no chat template opened thoughts
     streamed: bool = True  # False: nobody reads the events before the last one is there
     tokenizer: Tokenizer | None = None
+    new_tool_parser: Callable[..., ToolParser] | None = None  # for the reasoning parser: makes what reads the calls
+    dropped_tags: DroppedTags = ()  # for the tool parser: those of the reasoning parser
+    closing_tags: tuple[str, ...] = ()  # for the tool parser: that end thoughts, so they are markup behind a call
 
 
 class TextDelta(Struct, frozen=True, gc=False):
@@ -81,6 +86,7 @@ class ReasoningParser(ABC):
 
     wants_special_tokens: bool = False  # True, at the latest after `begin`: special tokens stay in the text
     special_tokens: tuple[str, ...] = ()  # that the format is written with: these stay in the text, others do not
+    dropped_tags: DroppedTags = ()  # that never become content
 
     def begin(self, context: ChoiceContext) -> None:
         """Called once, before the first delta. A prompt may end inside or behind a block of thinking."""
@@ -110,6 +116,8 @@ class ToolParser(ABC):
 
     wants_special_tokens: bool = False  # True, at the latest after `begin`: special tokens stay in the text
     special_tokens: tuple[str, ...] = ()  # that the format is written with: these stay in the text, others do not
+
+    call_tags: tuple[str, ...] = ()  # with which calls begin, and which end thoughts that were not closed
 
     def __init__(self, tools: Sequence[dict[str, Any]]) -> None:
         self.tools = tools

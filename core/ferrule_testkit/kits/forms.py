@@ -112,6 +112,17 @@ FORMS = (
         ("</x>", "a</</s>"),
         ("a", "</s>a", "</s></s>", "</x></s>"),
     ),
+    FormTexts(
+        OneOf(
+            (
+                Series((Until("</s>", without=("<c>",)), Fixed("a"))),
+                Series((Until("<c>", without=("</s>",)), Fixed("b"))),
+            )
+        ),
+        _pattern("((?!</s>|<c>).)*(</s>a|<c>b)"),
+        ("</s>a", "x <c>b", "<</s>a"),
+        ("</s>b", "<c>a", "<c></s>a", "</s><c>b", "<c>"),
+    ),
     FormTexts(Anything(), lambda text: True, ("", "a {日"), ()),
     FormTexts(
         _TAGS,

@@ -11,7 +11,7 @@ from functools import cache
 import numpy as np
 
 from ferrule.interfaces.guided_decoding import Grammar, GrammarBackend
-from ferrule.types import Anything, GrammarSpec, Json, Triggered, Until
+from ferrule.types import Anything, Form, GrammarSpec, Json, OneOf, Series, Triggered, Until
 from ferrule_testkit.guided import allowed, first_refused, sample, tokens_of, vocabulary, whole_tokens_of
 from ferrule_testkit.kits.base import Kit, does_not_apply, promise, shown
 from ferrule_testkit.kits.forms import FORMS, KEYWORDS, WRONG, FormTexts
@@ -165,7 +165,7 @@ class GuidedDecodingKit(_Constraints):
                 ended += text is not None
                 right = text is None or _decoded_right(texts, text)
                 promise(right, f"{shown(texts.form)} allows the text {shown(text)}")
-            if not isinstance(texts.form, Until):  # what ends it does not come by chance
+            if not _waits(texts.form):  # what ends it does not come by chance
                 promise(ended > 0, f"no random text of {shown(texts.form)} comes to an end")
 
     def test_no_keyword_is_ignored(self) -> None:
@@ -296,9 +296,19 @@ class GuidedDecodingKit(_Constraints):
             promise(same, f"{shown(texts.form)}: two grammars of one constraint share their state")
 
 
+def _waits(form: Form) -> bool:
+    """Whether a text of the form begins with any text up to a stop."""
+    match form:
+        case OneOf(options):
+            return all(map(_waits, options))
+        case Series(parts):
+            return bool(parts) and _waits(parts[0])
+    return isinstance(form, Until)
+
+
 def _decoded_right(texts: FormTexts, text: bytes) -> bool:
     """Free text may have bytes that are not characters, as all that a model writes."""
-    free = isinstance(texts.form, Anything | Until | Triggered)
+    free = isinstance(texts.form, Anything | Triggered) or _waits(texts.form)
     return (free or _whole(text)) and texts.right(text.decode(errors="replace"))
 
 

@@ -211,8 +211,9 @@ class _Writer:
                 return f"({' '.join(map(self.rule, parts))})"
             case Repeated():
                 return self._repeated(form)
-            case Until(stop, others):
-                return self.add(f"{_ANY} ({' | '.join(map(_quoted, (stop, *others)))})", "[lazy]")
+            case Until(stop, others, without):
+                text = f"{_ANY} & ~({_ANY} ({' | '.join(map(_quoted, without))}) {_ANY})" if without else _ANY
+                return self.add(f"({text}) ({' | '.join(map(_quoted, (stop, *others)))})", "[lazy]")
             case Anything():
                 return _ANY
             case Triggered():

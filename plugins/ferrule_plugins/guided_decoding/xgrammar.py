@@ -187,8 +187,8 @@ def _format(form: Form, spec: GrammarSpec) -> Format:
             return SequenceFormat(elements=[_format(part, spec) for part in parts])
         case Repeated():
             return _repeated(form, _format(form.part, spec))
-        case Until(stop, others):
-            return TagFormat(begin="", content=AnyTextFormat(), end=[stop, *others])
+        case Until(stop, others, without):
+            return TagFormat(begin="", content=AnyTextFormat(excludes=list(without)), end=[stop, *others])
         case Anything():
             return AnyTextFormat()
         case Triggered():

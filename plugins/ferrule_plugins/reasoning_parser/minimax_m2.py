@@ -11,5 +11,6 @@ from ferrule_parsing import ThinkingParser
 class MiniMaxM2(ThinkingParser):
     """Everything is reasoning until ``</think>``."""
 
-    conformance = "ferrule_plugins.reasoning_parser.samples:DEEPSEEK_R1"
+    conformance = "ferrule_plugins.reasoning_parser.samples:MINIMAX_M2"
     begins_inside = True
+    dropped_tags = ("</think>",)  # that the model writes once more

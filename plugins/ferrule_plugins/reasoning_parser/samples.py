@@ -15,6 +15,12 @@ _WHOLE = (
 QWEN3: dict[str, Any] = {"samples": (*_WHOLE, Thought("<think>\n\n</think>\n\nHello", "", "Hello"))}
 DEEPSEEK_R1: dict[str, Any] = {"samples": (*_WHOLE, Thought("Well,\n so\n</think>\n\nHello", "Well,\n so", "Hello"))}
 
+MINIMAX_M2: dict[str, Any] = {
+    "samples": (
+        *(one for one in DEEPSEEK_R1["samples"] if one.text.count("</think>") == 1),
+        Thought("Hm.\n</think>\n\n</think>\n\nHello", "Hm.", "Hello"),
+    )
+}
 _PLAIN_GRANITE = "Here is my thought process:\n\nA sum.\n\nHere is my response:\n\nFive.\n"
 GRANITE = {
     "samples": (

@@ -69,6 +69,7 @@ class DeepSeekV32(FormatParser):
     conformance = "ferrule_plugins.tool_parser.samples:DEEPSEEK_V32"
     special_tokens = ("｜DSML｜",)
     format = ToolFormat(
+        dropped=(("<｜DSML｜", ">"), ("</｜DSML｜", ">")),
         open=("<｜DSML｜function_calls>",),
         close=("</｜DSML｜function_calls>",),
         separator="\n",
@@ -77,7 +78,7 @@ class DeepSeekV32(FormatParser):
             Parameters(
                 CallHead('<｜DSML｜invoke name="', ('">',)),
                 key='<｜DSML｜parameter name="',
-                behind_key=(('" string="true">', True), ('" string="false">', False)),
+                behind_key=(('" string="true">', True), ('" string="false">', False), ('">', None)),
                 end_value="</｜DSML｜parameter>",
                 end="</｜DSML｜invoke>",
             ),

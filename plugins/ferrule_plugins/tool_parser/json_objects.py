@@ -134,7 +134,7 @@ class CohereCommand3(FormatParser):
             {"tool_call_id": "0", "tool_name": "get_weather", "parameters": {"city": "Lisbon"}}
         ]<|END_ACTION|>
 
-    The marks of the answer itself are left out. https://huggingface.co/CohereLabs/c4ai-command-a-03-2025
+    The marks of the answer itself and of its citations are left out. https://huggingface.co/CohereLabs/c4ai-command-a-03-2025
     """
 
     conformance = "ferrule_plugins.tool_parser.samples:COHERE_COMMAND3"
@@ -145,7 +145,7 @@ class CohereCommand3(FormatParser):
         brackets=("[\n    ", "\n]"),
         separator=",\n    ",
         calls=(JsonCall("tool_name", ("parameters",), id_key="tool_call_id"),),
-        dropped=("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+        dropped=("<co>", "</co>", ("<co:", ">"), ("</co:", ">")),
     )
 
 

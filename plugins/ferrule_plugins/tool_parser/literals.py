@@ -57,7 +57,8 @@ class Olmo3(FormatParser):
 
 
 class Lfm2(FormatParser):
-    """`lfm2`: LFM2, which writes a list in Python between tags, or JSON when the prompt asks for it.
+    """`lfm2`: LFM2, which writes a list in Python between tags, or JSON when the prompt asks for it. Some outputs
+    repeat the list behind the closing tag; this is not a second call.
 
         <|tool_call_start|>[get_weather(city="Lisbon")]<|tool_call_end|>
 
@@ -72,6 +73,7 @@ class Lfm2(FormatParser):
         brackets=_LIST,
         separator=", ",
         calls=(_PYTHON, JsonCall()),
+        echoed=True,
     )
 
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import secrets
 import string
-from collections.abc import Sequence
 from typing import Any
 
 from ferrule.interfaces.parsers import ChoiceContext
 from ferrule.types import GrammarSpec
-from ferrule_parsing import CallHead, CallWriter, FormatParser, JsonCall, NamedJson, ToolFormat
+from ferrule_parsing import CallHead, FormatParser, JsonCall, NamedJson, ToolFormat
 
 _TAG, _ID, _ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 _ID_CHARACTERS = ((string.ascii_letters + string.digits) * 5)[:256].encode()  # a character for each byte
 _NEW = NamedJson(CallHead(behind=(_ARGUMENTS, ""), id_mark=_ID))
 _OLD = JsonCall()
+
+
+def _short_id() -> str:
+    """Nine letters or digits, which is what Mistral's chat templates accept."""
+    return secrets.token_bytes(9).translate(_ID_CHARACTERS).decode()
 
 
 class Mistral(FormatParser):
@@ -32,13 +36,10 @@ class Mistral(FormatParser):
     conformance = "ferrule_plugins.tool_parser.samples:MISTRAL"
     special_tokens = (_TAG, _ID, _ARGUMENTS)
     format = ToolFormat(open=(_TAG,), brackets=("[", "]"), separator=", ", calls=(_OLD, _NEW))
+    new_id = staticmethod(_short_id)
     named_format = ToolFormat(open=(_TAG,), between="", calls=(_NEW,))
 
     _named = False  # calls are generated with a name in front of the arguments
-
-    def __init__(self, tools: Sequence[dict[str, Any]]) -> None:
-        super().__init__(tools)
-        self._out = CallWriter(_short_id)
 
     def begin(self, context: ChoiceContext) -> None:
         tokenizer = context.tokenizer
@@ -77,8 +78,3 @@ class KimiK2(FormatParser):
             ),
         ),
     )
-
-
-def _short_id() -> str:
-    """Nine letters or digits, which is what Mistral's chat templates accept."""
-    return secrets.token_bytes(9).translate(_ID_CHARACTERS).decode()

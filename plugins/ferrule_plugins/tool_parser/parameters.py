@@ -33,7 +33,6 @@ class Qwen3Coder(FormatParser):
                 end_value="</parameter>",
                 end="</function>",
                 padding="\n",
-                unclosed=True,
             ),
         ),
     )
@@ -57,7 +56,11 @@ class Glm45(FormatParser):
         close=("</tool_call>",),
         calls=(
             Parameters(
-                CallHead(), key="<arg_key>", behind_key=(("</arg_key>\n<arg_value>", None),), end_value="</arg_value>"
+                CallHead(),
+                key="<arg_key>",
+                behind_key=(("</arg_key>\n<arg_value>", None),),
+                end_value="</arg_value>",
+                undeclared_json=True,
             ),
         ),
     )
@@ -78,6 +81,7 @@ class Glm47(Glm45):
                 behind_key=(("</arg_key><arg_value>", None), ("</arg_key>\n<arg_value>", None)),
                 end_value="</arg_value>",
                 gap="",
+                undeclared_json=True,
             ),
         ),
     )

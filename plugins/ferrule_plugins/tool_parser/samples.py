@@ -65,9 +65,10 @@ def _block(
         _call(written, "add", add, before=separator, behind=close),
     ]
     alone = _call(written, "now", {}, before=open, behind=close)
-    samples = [several, [alone]]
+    samples: list[list[str | CallText]] = [[*several], [alone]]
+    told = more.pop("told", f"No {open} here")
     if more.pop("marked", True):
-        samples += [["Hello. ", alone, " after"], [f"No {open} here"]]  # type: ignore[list-item]
+        samples += [["Hello. ", alone, " after"], [told]]
     return {"samples": samples, **more}
 
 
@@ -167,6 +168,7 @@ DEEPSEEK_V32 = _block(
         "</｜DSML｜invoke>",
     ),
     *(_ODD, _NESTED, "<｜DSML｜function_calls>\n", "\n", "\n</｜DSML｜function_calls>"),
+    told="No <DSML> here",  # that is not the tag: such tags never become content
     json_names=False,
 )
 

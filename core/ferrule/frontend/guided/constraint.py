@@ -60,6 +60,27 @@ def tool_parser(
     return parser, parser.constraint(choice)
 
 
+def told_of_calls(
+    context: ChoiceContext, tools: Sequence[dict[str, Any]] | None, parser: ToolParser | None
+) -> ChoiceContext:
+    """What a reasoning parser is told where this parser reads the calls."""
+    if parser is None or not parser.call_tags:
+        return context
+
+    def new(told: ChoiceContext = context) -> ToolParser:
+        made = type(parser)(tools or ())
+        made.begin(told)
+        return made
+
+    return replace(context, new_tool_parser=new)
+
+
+def told_of_thoughts(context: ChoiceContext, parser: ReasoningParser) -> ChoiceContext:
+    """What a tool parser is told where this parser reads the thoughts."""
+    tags = parser.thoughts()
+    return replace(context, dropped_tags=parser.dropped_tags, closing_tags=tags.closes if tags else ())
+
+
 def enforces_strict(make: ToolParsers | None, tokenizer: Tokenizer | None) -> bool:
     """Whether a parser's constraint covers strict functions where the model chooses whether to call."""
     tools = ({"type": "function", "function": {"name": "f", "parameters": {"type": "object"}, "strict": True}},)
@@ -128,7 +149,8 @@ class Constraints:
         if self.parsers.reasoning is None or context.tokenizer is None:
             raise RequestError(f"{param} needs a server that was started with --reasoning-parser.", param)
         parser = self.parsers.reasoning()
-        parser.begin(context)
+        calls = None if request.raw else tool_parser(self.parsers.tools, request.tools, context)
+        parser.begin(told_of_calls(context, request.tools, calls and calls[0]))
         tags = parser.thoughts()
         if tags is None:
             raise RequestError(f"The reasoning parser of this server does not support {param}.", param)
@@ -157,7 +179,7 @@ class Constraints:
         if spec is None or self.parsers.reasoning is None:
             return spec
         parser = self.parsers.reasoning()
-        parser.begin(context)
+        parser.begin(told_of_calls(context, request.tools, calls and calls[0]))
         tags = parser.thoughts()
         if not context.templated and tags is not None and not tags.inside:
             return spec  # only a template, or the end of the prompt, begins thoughts

@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import Any
 
 from ferrule.frontend.admission.admit import Prepared
-from ferrule.frontend.guided.constraint import Parsers, tool_parser
+from ferrule.frontend.guided.constraint import Parsers, told_of_calls, told_of_thoughts, tool_parser
 from ferrule.frontend.text.detokenize import decode
 from ferrule.interfaces.parsers import (
     CallArguments,
@@ -48,16 +48,21 @@ class ParseChain:
         self._tools: ToolParser | None = None
         self.parted = (0, 0)  # characters of thoughts, and of what is not thoughts, that the last text brought
         context, special = context or ChoiceContext(), False
-        if parsers.reasoning:
-            with self._reasoning_fault("begin"):
-                self._reasoning = parsers.reasoning()
-                self._reasoning.begin(context)
-                special = self._reasoning.wants_special_tokens
         with self._tools_fault("begin"):
             calls = tool_parser(parsers.tools, tools, context)
             if calls is not None:
                 self._tools = calls[0]
-                special = self._tools.wants_special_tokens or special
+                special = self._tools.wants_special_tokens
+                context = told_of_calls(context, tools, self._tools)
+        if parsers.reasoning:
+            with self._reasoning_fault("begin"):
+                self._reasoning = parsers.reasoning()
+                self._reasoning.begin(context)
+                special = self._reasoning.wants_special_tokens or special
+                context = told_of_thoughts(context, self._reasoning)
+            if context.new_tool_parser is not None:
+                with self._tools_fault("begin"):
+                    self._tools = context.new_tool_parser(context)
         self.called = None if self._tools is None else False  # whether the text held a call
         self.wants_special_tokens = special
         chosen = [parser for parser in (self._reasoning, self._tools) if parser is not None]

@@ -13,8 +13,10 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any, NoReturn
 
-from jinja2 import Template, TemplateError, TemplateSyntaxError, meta, nodes
+from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
+from jinja2.compiler import CodeGenerator, Frame
 from jinja2.ext import Extension
+from jinja2.meta import TrackingCodeGenerator
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from msgspec import Struct, convert
@@ -93,17 +95,47 @@ def render(job: RenderJob) -> str:
 
 @lru_cache(maxsize=4)
 def compile_template(text: str) -> Compiled:
-    """Raises RequestError for a template that cannot be parsed."""
+    """Raises RequestError for a template that cannot be parsed. Computes nothing that the template says."""
     environment = make_environment()
     try:
         tree = environment.parse(text)
-        reads = meta.find_undeclared_variables(tree)
+        _check_modifiers(tree)
+        names = _Names(environment)
+        names.visit(tree)
+        reads = names.undeclared_identifiers
         template = environment.from_string(text)
     except TemplateSyntaxError as error:
         raise RequestError(f"The chat template has a syntax error in line {error.lineno}.", "chat_template") from None
     except TemplateError as error:
         raise RequestError(f"The chat template cannot be used ({type(error).__name__}).", "chat_template") from None
+    except (RecursionError, SyntaxError, ValueError) as error:  # Python's, for what the template was translated to
+        what = "is nested too deeply" if isinstance(error, RecursionError) else f"is not valid ({error!s:.80})"
+        raise RequestError(f"The chat template {what}.", "chat_template") from None
     return Compiled(template, frozenset(reads) - environment.globals.keys(), _keys(tree), content_shape(tree))
+
+
+def _check_modifiers(tree: nodes.Template) -> None:
+    """Refuse ``{% autoescape EXPRESSION %}``: its value is computed where the template is compiled."""
+    for modifier in tree.find_all(nodes.EvalContextModifier):
+        if not all(isinstance(option.value, nodes.Const) for option in modifier.options):
+            raise TemplateSyntaxError("autoescape needs true or false", modifier.lineno)
+
+
+class _Unfolded(CodeGenerator):
+    """Constant expressions are computed when the template runs, under the limits of a child, not when it is compiled."""
+
+    def __init__(self, *values: Any, **named: Any) -> None:
+        super().__init__(*values, **named)
+        self.optimizer = None
+
+    def _output_child_to_const(self, node: nodes.Expr, frame: Frame, finalize: CodeGenerator._FinalizeInfo) -> str:
+        if not isinstance(node, nodes.TemplateData):
+            raise nodes.Impossible
+        return super()._output_child_to_const(node, frame, finalize)
+
+
+class _Names(_Unfolded, TrackingCodeGenerator):
+    """Finds the names that a template uses and does not set, as `jinja2.meta` does."""
 
 
 def _keys(tree: nodes.Template) -> frozenset[str]:
@@ -116,6 +148,7 @@ def make_environment() -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
     )
+    environment.code_generator_class = _Unfolded
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)

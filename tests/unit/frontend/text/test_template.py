@@ -149,6 +149,49 @@ def test_a_template_that_fails_is_a_clean_refusal(template: str, message: str) -
     assert "/" not in caught.value.message
 
 
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "{{ 'x' * 10**10 }}",
+        "{{ 9**(9**9) }}",
+        "{{ -(9**(9**9)) }}",
+        "{{ ['x'] * 10**10 }}",
+        "{{ 'x' | center(10**10) }}",
+        "{{ '%10000000000d' | format(1) }}",
+        "{{ 'x' ~ 'y' * 10**10 }}",
+        "{{ ('x' * 10**10)[0] }}",
+        "{{ range(10**10) | list }}",
+        "{{ 'a' if 9**(9**9) else 'b' }}",
+        "{{ [9**(9**9)] }}{{ {'a': 9**(9**9)} }}",
+        "{{ 1 < 9**(9**9) }}{{ 9**(9**9) is odd }}",
+        "{% set x = 'x' * 10**10 %}",
+        "{% if 9**(9**9) %}{% endif %}",
+        "{% for x in 'x' * 10**10 %}{% endfor %}",
+        "{% macro m(x='x' * 10**10) %}{% endmacro %}",
+        "{% include 'x' * 10**10 %}",
+        "{% filter center(10**10) %}x{% endfilter %}",
+    ],
+)
+def test_nothing_is_computed_where_a_template_is_only_compiled(expression: str) -> None:
+    """No limit holds there: the server checks the operator's template in its own process."""
+    assert compile_template(expression + "{{ name }}").reads == {"name"}
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% autoescape 'x' * 10**10 %}{% endautoescape %}",
+        "{{ " + "(" * 50_000,
+        "{% for a in b %}" * 30 + "{% endfor %}" * 30,
+        "{{ " + "9" * 10_000 + " }}",
+    ],
+    ids=["modifier", "parentheses", "loops", "digits"],
+)
+def test_what_cannot_be_translated_is_a_clean_refusal(template: str) -> None:
+    with pytest.raises(RequestError, match="The chat template"):
+        compile_template(template)
+
+
 @pytest.mark.advisory("CVE-2026-5760")
 @pytest.mark.parametrize(
     "template",

@@ -13,7 +13,8 @@ from ferrule.errors import ConfigError, RequestError
 from ferrule.frontend.text.builtin import builtin_templates
 from ferrule.frontend.text.messages import read_messages
 from ferrule.frontend.text.render import choose_templates
-from ferrule.frontend.text.template import RenderJob, compile_template, render, work
+from ferrule.frontend.text import template as rendering
+from ferrule.frontend.text.template import RenderJob, compile_template, work
 from tools import ROOT
 
 LOOP = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"
@@ -31,6 +32,10 @@ MACRO = (
 CALLS = "{% for m in messages %}{% for t in m.tool_calls %}{{ t }}{% endfor %}{{ m.content | trim }}{% endfor %}"
 SLICE = "{% for m in messages %}{% for p in m.content[1:] | list %}{{ p }}{% endfor %}{% endfor %}"
 HI = [{"role": "user", "content": "hi"}]
+
+
+def render(job: RenderJob) -> str:
+    return rendering.render(job).text
 
 
 def calling(arguments: str) -> dict[str, Any]:

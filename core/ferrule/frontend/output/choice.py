@@ -376,7 +376,9 @@ def _one_by_one(delta: RequestDelta) -> Iterable[RequestDelta]:
 
 def _fold_one(outputs: Sequence[Output], kind: type[_Kind]) -> _Kind:
     fields = {name: getattr(outputs[-1], name) for name in Output.__struct_fields__}
-    fields |= {name: getattr(outputs[0], name) for name in ("prompt_ids", "prompt_text", "prompt_notes", "prompt_logprobs")}
+    fields |= {
+        name: getattr(outputs[0], name) for name in ("prompt_ids", "prompt_text", "prompt_notes", "prompt_logprobs")
+    }
     for name in ("events", "token_ids", "logprobs", "token_offsets"):
         fields[name] = tuple(chain.from_iterable(getattr(output, name) for output in outputs))
     fields["events"] = join_events(fields["events"])

@@ -159,7 +159,9 @@ class Renderer:
         param = "messages" if chat.chat_template is None else "chat_template"
         asked = {"job": _as_json(job, param)}
         found = msgspec.convert(await pool.run(asked, self._limits.template_timeout, "The chat template", param), dict)
-        notes = tuple(f"{name}: the chat template does not show it to the model." for name in found["lost"][:_MAX_NOTES])
+        notes = tuple(
+            f"{name}: the chat template does not show it to the model." for name in found["lost"][:_MAX_NOTES]
+        )
         if notes and self._strict:
             raise RequestError(f"{notes[0]} This server refuses what has no effect.", found["lost"][0])
         return Rendered(found["text"], notes)

@@ -66,10 +66,10 @@ class _TemplateRefusal(TemplateError):
 
 
 def work(request: Any) -> Any:
-    """Entry point in the child: a `RenderJob` as JSON gives a `Rendering`, ``{"inspect": template}`` what is known of it.
+    """Entry point in the child: render a `RenderJob`, or describe the template of ``{"inspect": template}``.
 
-    That is `content` (the form of user messages), `reads` (names of variables) and `keys` (see `Compiled`). JSON, because
-    it has all numbers and characters that messages may hold.
+    A description has `content` (the form of user messages), `reads` (names of variables) and `keys` (see `Compiled`). A
+    job comes as JSON, which has all numbers and characters that messages may hold.
     """
     if "inspect" in request:
         compiled = compile_template(request["inspect"])
@@ -153,7 +153,7 @@ def _adapted(message: Mapping[str, Any], compiled: Compiled, fit: Fit) -> dict[s
 
 
 def _escaped(text: str, messages: Sequence[Any]) -> str:
-    r"""The text with lone surrogates of the messages, which only arguments of calls may hold, as JSON writes them: \ud800.
+    r"""The text with lone surrogates of the messages, which arguments of calls may hold, as JSON writes them: \ud800.
 
     Those that the template writes itself stay, and make the text one that cannot be sent.
     """
@@ -192,7 +192,7 @@ def _check_modifiers(tree: nodes.Template) -> None:
 
 
 class _Unfolded(CodeGenerator):
-    """Constant expressions are computed when the template runs, under the limits of a child, not when it is compiled."""
+    """A compiler that leaves constant expressions to be computed when the template runs, under the limits of a child."""
 
     def __init__(self, *values: Any, **named: Any) -> None:
         super().__init__(*values, **named)

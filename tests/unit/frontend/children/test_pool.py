@@ -262,7 +262,7 @@ def test_a_child_at_work_ends_itself_when_nobody_else_does() -> None:
     import msgspec
 
     child = start_child()
-    body = msgspec.msgpack.encode(job(ENDLESS))
+    body = msgspec.msgpack.encode({"job": json.dumps(job(ENDLESS))})
     child.communicate(HEADER.pack(len(body), 0.1) + body)  # and close the pipe, which it does not look at now
     assert child.returncode == -signal.SIGALRM
 

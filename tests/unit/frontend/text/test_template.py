@@ -11,10 +11,10 @@ import msgspec
 import pytest
 
 from ferrule.errors import ConfigError, RequestError
+from ferrule.frontend.text import template as rendering
 from ferrule.frontend.text.builtin import builtin_templates
 from ferrule.frontend.text.messages import read_messages
 from ferrule.frontend.text.render import choose_templates
-from ferrule.frontend.text import template as rendering
 from ferrule.frontend.text.template import RenderJob, compile_template, work
 from tools import ROOT
 
@@ -24,12 +24,10 @@ BOTH = (
     "{% for m in messages %}{% if m.content is string %}S{{ m.content }}"
     "{% else %}{% for p in m.content %}P{{ p.text }}{% endfor %}{% endif %}{% endfor %}"
 )
-ALIAS = (
-    "{% for m in messages %}{% set c = m['content'] %}{% set d = c %}{% for p in d %}{{ p.text }}{% endfor %}{% endfor %}"
+ALIAS = "{% for m in messages %}{% set c = m['content'] %}{% set d = c %}" + (
+    "{% for p in d %}{{ p.text }}{% endfor %}{% endfor %}"
 )
-MACRO = (
-    "{% macro show(content) %}{% for p in content %}{{ p.text }}{% endfor %}{% endmacro %}{{ show(messages[0].content) }}"
-)
+MACRO = "{% macro show(c) %}{% for p in c %}{{ p.text }}{% endfor %}{% endmacro %}{{ show(messages[0].content) }}"
 CALLS = "{% for m in messages %}{% for t in m.tool_calls %}{{ t }}{% endfor %}{{ m.content | trim }}{% endfor %}"
 SLICE = "{% for m in messages %}{% for p in m.content[0:] | list %}{{ p.text }}{% endfor %}{% endfor %}"
 HI = [{"role": "user", "content": "hi"}]
@@ -149,12 +147,14 @@ def test_what_a_template_does_not_show_is_told() -> None:
     assert lost(LOOP, [system, *HI, called, long]) == ["messages[2].tool_calls"]
     assert lost(BOTH, [{"role": "user", "content": ["x", {"type": "text", "text": "y"}]}]) == []
     # a template that fails on marks says nothing
-    assert lost("{{ messages[0].content }}{{ 1 // (messages[1].content == 'x') }}", [*HI, {**HI[0], "content": "x"}]) == []
+    assert (
+        lost("{{ messages[0].content }}{{ 1 // (messages[1].content == 'x') }}", [*HI, {**HI[0], "content": "x"}]) == []
+    )
 
 
 def test_developers_are_the_system_where_no_role_is_named_so() -> None:
     developer = {"role": "developer", "content": "Be brief, and kind to all."}
-    known = "{% for m in messages %}{% if m.role in ['system', 'user'] %}[{{ m.role }}]{{ m.content }}{% endif %}{% endfor %}"
+    known = "{% for m in messages if m.role in ['system', 'user'] %}[{{ m.role }}]{{ m.content }}{% endfor %}"
     named = known.replace("'system'", "'developer'")
     assert render(job(known, [developer, *HI])) == "[system]Be brief, and kind to all.[user]hi"
     assert render(job(named, [developer, *HI])) == "[developer]Be brief, and kind to all.[user]hi"

@@ -192,7 +192,7 @@ def _check_modifiers(tree: nodes.Template) -> None:
 
 
 class _Unfolded(CodeGenerator):
-    """A compiler that leaves constant expressions to be computed when the template runs, under the limits of a child."""
+    """A compiler that leaves constant expressions to the run of the template, under the limits of a child."""
 
     def __init__(self, *values: Any, **named: Any) -> None:
         super().__init__(*values, **named)

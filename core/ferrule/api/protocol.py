@@ -21,6 +21,7 @@ from ferrule.errors import FerruleError, HeadersTooLargeError, RequestError, Too
 _MAX_HEADERS = 128
 _MAX_URL_BYTES = 8 << 10
 _MAX_PIPELINED = 8
+_FRAMING = frozenset({b"connection", b"content-length", b"transfer-encoding", b"upgrade"})  # the parser reads these
 _LINGER_SECONDS = 1.0  # for a refused client to read its answer
 
 
@@ -50,6 +51,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._header_bytes = 0
         self._header_count = 0
         self._unspent = 0
+        self._has_head = False  # what comes as headers from now on are trailers
         self._header_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
         self._running: RequestResponseCycle | None = None
@@ -101,6 +103,7 @@ class GuardedProtocol(HttpToolsProtocol):
             raise RequestError("Too many requests wait for their turn on this connection.")
         super().on_message_begin()
         self._header_bytes = self._header_count = 0
+        self._has_head = False
         if self._header_timer is None:
             self._arm_headers()
 
@@ -121,13 +124,19 @@ class GuardedProtocol(HttpToolsProtocol):
                 f"Headers are limited to {self.limits.max_header_bytes} bytes and {_MAX_HEADERS} lines."
             )
             raise self._refusal
-        super().on_header(name, value)
+        if not self._has_head:
+            super().on_header(name, value)
+        elif name.lower() in _FRAMING:
+            self._refusal = RequestError("A trailer cannot say where the message or the connection ends.")
+            raise self._refusal
+        # Other trailers are dropped (RFC 9110, 6.5.1): they would act only if they came in time.
 
     def on_headers_complete(self) -> None:
         self._unspent = 0
         if self._header_timer is not None:
             self._header_timer.cancel()
             self._header_timer = None
+        self._has_head = True
         self._check_head()
         super().on_headers_complete()
         cycle = weakref.ref(self.cycle)  # it has the scope

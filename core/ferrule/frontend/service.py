@@ -102,7 +102,7 @@ class FrontendService(Operations, Service):
         return dict(self._reader.rules.defaults)
 
     async def tokenize(self, prompt: Prompt | ChatPrompt) -> list[int]:
-        return list((await self._reader.read(prompt))[0])
+        return list((await self._reader.read(prompt)).ids)
 
     async def detokenize(self, ids: Sequence[int]) -> str:
         return await self._reader.detokenize(ids)
@@ -156,8 +156,8 @@ class FrontendService(Operations, Service):
 
     async def read(self, prompt: Prompt | ChatPrompt) -> tuple[list[int], str | None]:
         """A prompt's ids, and its text if it had one or was rendered. Raises RequestError."""
-        ids, text = await self._reader.read(prompt)
-        return list(ids), text
+        found = await self._reader.read(prompt)
+        return list(found.ids), found.text
 
     # ---------------------------------------------------------------------------------------- the server's side
 
@@ -283,7 +283,7 @@ class FrontendService(Operations, Service):
         account.caller = CALLER.get()
         reservation.turn(account)
         choice = Choice(index, engine_request, account, parse, detokenizer, stops)
-        choice.prompt_text = prompt.text
+        choice.prompt_text, choice.prompt_notes = prompt.text, prompt.notes
         choice.named_stop_ids = checked.named_stop_ids
         choice.show_stop_token = checked.include_stop
         parted = not request.thought_tokens and parse.parts_thoughts and detokenizer is not None

@@ -92,6 +92,7 @@ class Output(Struct, frozen=True, kw_only=True, gc=False):
     token_offsets: tuple[int, ...] = ()  # characters of the choice's text before each new token
     prompt_ids: tuple[int, ...] | None = None
     prompt_text: str | None = None  # set with prompt_ids when the prompt was text or a conversation
+    prompt_notes: tuple[str, ...] = ()  # set with prompt_ids: what of a conversation its text does not show
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None  # whole, first is None; with the first tokens
     finish: FinishReason | None = None
     stop_reason: int | str | None = None  # stop token id or stop string

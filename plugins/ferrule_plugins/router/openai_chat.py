@@ -238,6 +238,9 @@ class _Writer:
     def _see_prompt(self, output: Output) -> None:
         if output.prompt_ids is None or output.index:
             return
+        if output.prompt_notes:
+            told = self._extension["warnings"] if self._extension is not None else []
+            self._extension = {"warnings": [*told, *output.prompt_notes]}
         if self._asked.token_ids:
             self._prompt["prompt_token_ids"] = list(output.prompt_ids)
         if self._prompt_text and output.prompt_text is not None:

@@ -23,15 +23,18 @@ from ferrule_plugins.tokenizer.files import (
     special_tokens,
     token_content,
 )
+from ferrule_plugins.tokenizer.growth import Growth, read_growth
 from ferrule_plugins.tokenizer.token_bytes import TokenBytes, make_token_bytes
 
 _MAX_BYTES = 256 << 20
+_MAX_ADDED = 1024  # special tokens around a text
 
 
 class _Model(msgspec.Struct):
     """Of a BPE model. `merges` are pairs of tokens, or texts of two."""
 
     continuing_subword_prefix: str | None = None
+    end_of_word_suffix: str | None = None
     merges: msgspec.Raw = msgspec.Raw(b"[]")
 
 
@@ -39,6 +42,9 @@ class _File(msgspec.Struct):
     """What is read of a ``tokenizer.json`` beside the library; the vocabulary is passed over, not decoded."""
 
     decoder: Any = None
+    normalizer: Any = None
+    pre_tokenizer: Any = None
+    post_processor: Any = None
     model: _Model | None = None
 
 
@@ -52,8 +58,10 @@ class FastTokenizer(Tokenizer):
         specials: dict[str, str],
         extra: Sequence[str] = (),
         chat_template: str | dict[str, str] | None = None,
+        growth: Growth = Growth(),  # noqa: B008 -- frozen
     ) -> None:
         self._core = core
+        self._growth, self._free = growth, growth.free
         self._piece: TokenBytes | None = make_token_bytes(decoder)
         self._byte_level = decoder is not None and decoder.get("type") == "ByteLevel"
         added = core.get_added_tokens_decoder()
@@ -75,6 +83,8 @@ class FastTokenizer(Tokenizer):
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         # A batch of one: only the batch call releases the interpreter lock.
         with panics_as_errors():
+            if len(text) > self._free:
+                self._growth.check(text, self._core.normalizer.normalize_str)
             try:
                 found = self._core.encode_batch_fast([text], add_special_tokens=add_special_tokens)
             except Exception as error:  # the library raises plain Exception for a text that it has no tokens for
@@ -119,10 +129,10 @@ class AutoTokenizers(TokenizerSource):
     def _open(self, folder: Path, options: dict[str, Any]) -> Tokenizer:
         file, settings = folder / "tokenizer.json", read_settings(folder)
         if file.is_file():
-            core, decoder = _load(file)
+            core, decoder, growth = _load(file)
         elif _is_plain(folder, settings, options):
             file = folder / sentencepiece.FILE
-            core, decoder, settings = _made(file, settings)
+            core, decoder, growth, settings = _made(file, settings)
         else:
             return _open_other(folder, options)
         specials = special_tokens(settings)
@@ -133,7 +143,7 @@ class AutoTokenizers(TokenizerSource):
         except (TypeError, ValueError) as error:  # the library's, for a token that it cannot add
             stated = folder / "tokenizer_config.json"
             raise CheckpointError(f"{stated} has special tokens of another kind: {error!s:.200}.") from None
-        tokenizer = FastTokenizer(core, decoder, specials, extra, chat_templates(folder, settings))
+        tokenizer = FastTokenizer(core, decoder, specials, extra, chat_templates(folder, settings), growth)
         tokenizer.settings = settings
         return tokenizer
 
@@ -147,16 +157,17 @@ def _is_plain(folder: Path, settings: Mapping[str, Any], options: Mapping[str, A
     return (stated is None or stated in sentencepiece.CLASSES) and not remote
 
 
-def _made(file: Path, stated: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any] | None, dict[str, Any]]:
+def _made(file: Path, stated: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any] | None, Growth, dict[str, Any]]:
     """Of a SentencePiece model: as `_load`, and the settings, of which those that are stated win."""
     import tokenizers
 
     whole, settings = sentencepiece.read_file(file)
     try:
+        growth = read_growth(whole)
         core = tokenizers.Tokenizer.from_str(json.dumps(whole))
     except Exception as error:  # the library raises plain Exception for a model that it cannot use
         raise CheckpointError(f"{file} is not a tokenizer that can be used: {error}.") from None
-    return core, whole.get("decoder"), {**settings, **stated}
+    return core, whole.get("decoder"), growth, {**settings, **stated}
 
 
 def _open_other(folder: Path, options: dict[str, Any]) -> Tokenizer:
@@ -169,7 +180,7 @@ def _open_other(folder: Path, options: dict[str, Any]) -> Tokenizer:
     return SlowTokenizers().open(folder, options)
 
 
-def _load(file: Path) -> tuple[Any, Mapping[str, Any] | None]:
+def _load(file: Path) -> tuple[Any, Mapping[str, Any] | None, Growth]:
     import tokenizers
 
     try:
@@ -178,9 +189,12 @@ def _load(file: Path) -> tuple[Any, Mapping[str, Any] | None]:
         content = file.read_bytes()
         stated = msgspec.json.decode(content, type=_File)
         _check_merges(stated.model)
+        growth = _read_growth(stated)
         core = tokenizers.Tokenizer.from_buffer(content)
         core.no_truncation()
         core.no_padding()
+        if (added := core.num_special_tokens_to_add(False)) > _MAX_ADDED:
+            raise CheckpointError(f"{file} adds {added} special tokens to a text; the most is {_MAX_ADDED}.")
         decoder = stated.decoder
         del content, stated
         give_back()  # what parsing took: 50 MB for a vocabulary of 150,000
@@ -190,7 +204,12 @@ def _load(file: Path) -> tuple[Any, Mapping[str, Any] | None]:
         raise
     except Exception as error:  # the library raises plain Exception for a file that it cannot use
         raise CheckpointError(f"{file} is not a tokenizer that can be used: {error}.") from None
-    return core, decoder if isinstance(decoder, Mapping) else None
+    return core, decoder if isinstance(decoder, Mapping) else None, growth
+
+
+def _read_growth(stated: _File) -> Growth:
+    affixes = (stated.model.continuing_subword_prefix, stated.model.end_of_word_suffix) if stated.model else ()
+    return read_growth({key: value for key, value in msgspec.structs.asdict(stated).items() if key != "model"}, affixes)
 
 
 def _check_merges(model: _Model | None) -> None:

@@ -166,6 +166,38 @@ async def test_endless_trailers_are_cut() -> None:
         assert (await server.http.get("/health")).status_code == 200
 
 
+@pytest.mark.parametrize("packets", [1, 2])
+@pytest.mark.parametrize(
+    ("trailers", "status"),
+    [
+        (b"", 401),
+        (b"authorization: Bearer secret\r\n", 401),
+        (b"content-type: text/plain\r\ncontent-encoding: gzip\r\nx-request-id: mine\r\norigin: http://b\r\n", 200),
+        (b"host: b\r\nexpect: 100-continue\r\nx-http-method-override: GET\r\n", 200),
+        (b"Connection: close\r\n", 400),
+        (b"connection: upgrade\r\nupgrade: websocket\r\n", 400),
+        (b"content-length: 5\r\n", 400),
+        (b"transfer-encoding: chunked\r\n", 400),
+    ],
+)
+async def test_trailers_are_no_headers_of_the_request(trailers: bytes, status: int, packets: int) -> None:
+    """Whether they come with the head or behind it; those that concern the framing are refused."""
+    key = b"authorization: Bearer secret\r\n" if status != 401 else b""
+    data = POST + key + b"content-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+    body = b"%x\r\n%s\r\n0\r\n%s\r\n" % (len(BODY), BODY, trailers)
+    after = b"GET /health HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n"
+    async with running(api_key=("secret",), enable_request_id_headers=True) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        for piece in (data + body + after,) if packets == 1 else (data, body + after):
+            writer.write(piece)
+            await asyncio.sleep(0.05 * (packets - 1))
+        answers = await asyncio.wait_for(reader.read(), 120)
+        writer.close()
+    assert int(answers[9:12]) == status
+    assert b"x-request-id: mine" not in answers.lower()
+    assert answers.count(b"HTTP/1.1 ") == (2 if status == 200 else 1)
+
+
 @pytest.mark.parametrize("how", ["answered", "left", "refused", "late", "cut"])
 async def test_no_cycle_keeps_a_call_that_is_over(how: str) -> None:
     """Counted without the collector: what a finished call read is free at once."""

@@ -44,11 +44,20 @@ class Prepared(Struct, frozen=True):
     sampling: TokenSampling
     embeds: Embeds | None = None
     digest: str | None = None
+    notes: tuple[str, ...] = ()  # what of the conversation the prompt does not show
 
     @property
     def weight(self) -> int:
         """What the prompt counts in the queue, in tokens: embeddings by their bytes."""
         return max(len(self.ids), len(self.embeds.data) // _TOKEN_BYTES if self.embeds else 0)
+
+
+class Reading(Struct, frozen=True):
+    """The ids of a prompt, its text if it had one, and what of a conversation it does not show."""
+
+    ids: tuple[int, ...]
+    text: str | None = None
+    notes: tuple[str, ...] = ()
 
 
 class PromptReader:
@@ -69,9 +78,9 @@ class PromptReader:
         """Raises RequestError."""
         if isinstance(prompt, Prompt) and prompt.embeds is not None:
             return await self._embed(prompt.embeds, checked)
-        ids, text = await self.read(prompt)
-        ids, sampling = fit(checked, ids, self.rules, "messages" if isinstance(prompt, ChatPrompt) else "prompt")
-        return Prepared(ids, text, sampling)
+        read = await self.read(prompt)
+        ids, sampling = fit(checked, read.ids, self.rules, "messages" if isinstance(prompt, ChatPrompt) else "prompt")
+        return Prepared(ids, read.text, sampling, notes=read.notes)
 
     async def _embed(self, encoded: str, checked: Checked) -> Prepared:
         rules = self.rules
@@ -90,25 +99,28 @@ class PromptReader:
             embeds = replace(embeds, tokens=len(ids), data=data)
         return Prepared(ids, None, sampling, embeds, digest)
 
-    async def read(self, prompt: Prompt | ChatPrompt) -> tuple[tuple[int, ...], str | None]:
-        """A prompt's ids, and its text if it had one. Raises RequestError."""
+    async def read(self, prompt: Prompt | ChatPrompt) -> Reading:
+        """Raises RequestError."""
+        notes: tuple[str, ...] = ()
         if isinstance(prompt, ChatPrompt):
             encoder, param = self._need_encoder(), "messages"
             written = await self.renderer.encode(prompt, encoder)
             if written is not None:
-                return self._known(written, param), decode(encoder.tokenizer, written, skip_special_tokens=False)
-            text = await self.renderer.render(prompt)
+                text = decode(encoder.tokenizer, written, skip_special_tokens=False)
+                return Reading(self._known(written, param), text)
+            rendered = await self.renderer.write(prompt)
+            text, notes = rendered.text, rendered.notes
         elif prompt.ids is not None:
             if prompt.text is not None or prompt.suffix:
                 raise RequestError("A prompt is a text, with or without a suffix, or token ids.", "prompt")
-            return check_ids(prompt.ids, self.rules, "prompt"), None
+            return Reading(check_ids(prompt.ids, self.rules, "prompt"))
         else:
             encoder, param = self._need_encoder(), "prompt"
             text = check_text(prompt.text, self.max_characters, param)
             if prompt.suffix:
                 text = infill(encoder.tokenizer, text, check_text(prompt.suffix, self.max_characters, "suffix"))
         ids = await encoder.encode(text, add_special_tokens=prompt.add_special_tokens)
-        return self._known(ids, param), text
+        return Reading(self._known(ids, param), text, notes)
 
     def _known(self, ids: Sequence[int], param: str) -> tuple[int, ...]:
         if ids and max(ids) >= self.rules.vocab_size:

@@ -48,6 +48,7 @@ class Choice:
         self.finish: FinishReason | None = None  # as the client was told
         self.last: RequestDelta | None = None  # the engine's last word
         self.prompt_text: str | None = None
+        self.prompt_notes: tuple[str, ...] = ()
         self.named_stop_ids: frozenset[int] = frozenset()
         self.show_stop_token = False
         self.answer_tokens: AnswerTokens | None = None  # set where tokens of thoughts are left out
@@ -158,6 +159,7 @@ class Choice:
             output,
             prompt_ids=ids,
             prompt_text=self.prompt_text,
+            prompt_notes=self.prompt_notes,
             prompt_logprobs=tuple(self._prompt_logprobs) if wanted else None,
         )
 
@@ -378,7 +380,9 @@ def _one_by_one(delta: RequestDelta) -> Iterable[RequestDelta]:
 
 def _fold_one(outputs: Sequence[Output], kind: type[_Kind]) -> _Kind:
     fields = {name: getattr(outputs[-1], name) for name in Output.__struct_fields__}
-    fields |= {name: getattr(outputs[0], name) for name in ("prompt_ids", "prompt_text", "prompt_logprobs")}
+    fields |= {
+        name: getattr(outputs[0], name) for name in ("prompt_ids", "prompt_text", "prompt_notes", "prompt_logprobs")
+    }
     for name in ("events", "token_ids", "logprobs", "token_offsets"):
         fields[name] = tuple(chain.from_iterable(getattr(output, name) for output in outputs))
     fields["events"] = join_events(fields["events"])

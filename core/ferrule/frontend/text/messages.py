@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
@@ -14,6 +15,8 @@ from ferrule.schema import SomeText, Strict, Text, by_type, checked, problem, ru
 
 _MAX_PIECES = 16_384  # messages, parts and tool calls: more cannot be meant
 _MAX_TOOLS = 1024
+_LONE = re.compile("[\ud800-\udfff]")
+_THOUGHTS = ("reasoning", "reasoning_content", "thinking", "thought", "tool_plan")  # names that templates read
 
 RESERVED = frozenset(
     {
@@ -110,6 +113,7 @@ class ChatMessage(Strict):
     tool_call_id: Annotated[Text | None, Field(description="Of a tool: the call that this is the answer to.")] = None
     reasoning: Annotated[Text | None, Field(description="Of the assistant: its thoughts.")] = None
     reasoning_content: Annotated[Text | None, Field(description="The older name of `reasoning`.")] = None
+    thinking: Annotated[Text | None, Field(description="Another name of `reasoning`.")] = None
     # what OpenAI's clients send back of an answer
     refusal: Annotated[Text | None, Field(description="Of the assistant: its refusal.")] = None
     annotations: Annotated[Any, Field(description="Of an answer that is sent back; for the template only.")] = None
@@ -124,7 +128,7 @@ class ChatMessage(Strict):
         return self
 
     def _has_instead(self) -> bool:
-        thoughts = self.reasoning or self.reasoning_content or self.refusal
+        thoughts = self.reasoning or self.reasoning_content or self.thinking or self.refusal
         return bool(thoughts or self.tool_calls or self.function_call or self.audio)
 
 
@@ -220,17 +224,20 @@ _DOCUMENTS: TypeAdapter[list[dict[str, Any]]] = TypeAdapter(Documents)
 
 
 def read_messages(messages: Sequence[Any], max_characters: int) -> list[dict[str, Any]]:
-    """Messages with a role, content (a text, or a list of text parts) and tool calls whose arguments are objects.
+    """Messages with a role, content (a text, a list of text parts, or None) and tool calls whose arguments are objects.
 
     Other keys pass through: templates read what they know. Raises RequestError naming the message.
     """
     found = checked(_CONVERSATION, messages, "messages")
-    characters = sum(map(len, _texts(found)))
+    texts = _texts(found)
+    characters = sum(map(len, texts))
     if characters > max_characters:
         raise RequestError(
             f"The conversation has {characters} characters; at most {max_characters} can fit this model's context.",
             "messages",
         )
+    if any(map(_LONE.search, texts)):
+        raise RequestError("The text holds a surrogate without its partner: that is no Unicode.", "messages")
     return [_message(message, f"messages[{number}]") for number, message in enumerate(found)]
 
 
@@ -264,19 +271,18 @@ def _texts(messages: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
     read = {str(key): value for key, value in message.items() if value is not None}
-    read["content"] = _content(message.get("content"))
-    reasoning = message.get("reasoning_content", message.get("reasoning"))
-    if reasoning is not None:  # clients and templates use either name
-        read["reasoning_content"] = read["reasoning"] = reasoning
+    content = read["content"] = _content(read.get("content", read.get("refusal")))
+    thoughts = next((read[name] for name in _THOUGHTS if name in read), None)
+    if thoughts is not None and message.get("role") == "assistant":  # clients and templates use all of these names
+        others = ("thinking",) if content else ()  # gpt-oss has thoughts or content in a message with calls
+        read |= {name: thoughts for name in _THOUGHTS if name not in others}
     if "tool_calls" in read:
         read["tool_calls"] = _tool_calls(read["tool_calls"], f"{where}.tool_calls")
     return read
 
 
-def _content(content: Any) -> str | list[dict[str, str]]:
-    if content is None:
-        return ""
-    if isinstance(content, str):
+def _content(content: Any) -> str | list[dict[str, str]] | None:
+    if content is None or isinstance(content, str):
         return content
     return [{"type": "text", "text": part if isinstance(part, str) else part["text"]} for part in content]
 
@@ -295,6 +301,7 @@ def _arguments(arguments: Any, where: str) -> Any:
     if not isinstance(arguments, str):
         return {} if arguments is None else arguments
     try:
-        return json.loads(arguments) if arguments.strip() else {}
+        found = json.loads(arguments) if arguments.strip() else {}
+        return {} if found is None else found  # some models write null for no arguments
     except (ValueError, RecursionError):
         raise RequestError(f"{where} must be a JSON text.", where) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ _TASK = "ferrule.frontend.text.template:work"
 _MEMORY_BYTES = 512 << 20  # that a child may write
 _CHARACTERS_IN = 16  # per token of the context: conversation (L16)
 _CHARACTERS_OUT = 8  # per token of the context: rendered text (L10)
+_MAX_NOTES = 16
 _MAX_TEMPLATE = 256 << 10  # characters of a template in a request
 
 Templates = dict[str, str]
@@ -74,6 +76,21 @@ def _check_end(chat: ChatPrompt) -> None:
         )
 
 
+def _as_json(job: dict[str, Any], param: str) -> str:
+    """JSON, which has whatever a client's JSON text may hold: integers of any size and lone surrogates."""
+    try:
+        return json.dumps(job)
+    except (TypeError, ValueError, RecursionError):
+        raise RequestError("The request holds a value that cannot be processed.", param) from None
+
+
+class Rendered(msgspec.Struct, frozen=True):
+    """The text of a conversation, and notes on what of it the text does not show."""
+
+    text: str
+    notes: tuple[str, ...] = ()
+
+
 class Renderer:
     """Renders in children: the server's templates in one pool, templates of requests in another that may be blocked.
 
@@ -90,6 +107,7 @@ class Renderer:
     ) -> None:
         self.templates = templates
         self._format = frontend.chat_template_content_format
+        self._strict = frontend.strict_requests
         self._limits = limits
         self._special_tokens = special_tokens
         self._max_in = _CHARACTERS_IN * max_model_len
@@ -116,6 +134,10 @@ class Renderer:
 
     async def render(self, chat: ChatPrompt) -> str:
         """The text of a conversation. Raises RequestError, ForbiddenError for a template of the request's own."""
+        return (await self.write(chat)).text
+
+    async def write(self, chat: ChatPrompt) -> Rendered:
+        """As `render`, with what the text does not show; a strict server refuses that."""
         template = self._template(chat)
         _check_end(chat)
         messages = read_messages(chat.messages, self._max_in)
@@ -135,8 +157,14 @@ class Renderer:
         }
         pool = self._server_pool if chat.chat_template is None else self._request_pool
         param = "messages" if chat.chat_template is None else "chat_template"
-        text = await pool.run(job, self._limits.template_timeout, "The chat template", param)
-        return str(text)
+        asked = {"job": _as_json(job, param)}
+        found = msgspec.convert(await pool.run(asked, self._limits.template_timeout, "The chat template", param), dict)
+        notes = tuple(
+            f"{name}: the chat template does not show it to the model." for name in found["lost"][:_MAX_NOTES]
+        )
+        if notes and self._strict:
+            raise RequestError(f"{notes[0]} This server refuses what has no effect.", found["lost"][0])
+        return Rendered(found["text"], notes)
 
     async def inspect(self) -> dict[str, Any]:
         """Start a child and describe the default template: see `template.work`.
@@ -146,7 +174,7 @@ class Renderer:
         template = self.templates.get("default")
         if template is None:
             return {}
-        job = {"inspect": template}
+        job = {"inspect": template, "special_tokens": self._special_tokens}
         report = msgspec.convert(await self._server_pool.run(job, 10.0, "The chat template", "chat_template"), dict)
         report["content"] = report["content"] if self._format == "auto" else self._format
         report["reads"] = [*report["reads"], *(["tools"] if "tool_use" in self.templates else [])]

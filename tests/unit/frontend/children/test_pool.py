@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -52,7 +53,9 @@ async def pool() -> AsyncIterator[ChildPool]:
 
 
 async def ask(pool: ChildPool, template: str, seconds: float = 120.0, **values: Any) -> Any:
-    return await pool.run(job(template, **values), seconds, "The chat template", "messages")
+    asked = {"job": json.dumps(job(template, **values))}
+    found = await pool.run(asked, seconds, "The chat template", "messages")
+    return found["text"]
 
 
 async def test_a_child_answers_and_is_used_again(pool: ChildPool) -> None:
@@ -216,7 +219,7 @@ async def test_a_setup_that_a_plugin_refuses_starts_one_child_only(monkeypatch: 
 @pytest.mark.parametrize("value", ["\ud800", 1 << 70, object()])
 async def test_values_that_cannot_travel_are_the_client_s_fault(pool: ChildPool, value: Any) -> None:
     with pytest.raises(RequestError):
-        await ask(pool, SIMPLE, extra={"x": value})
+        await pool.run({"job": value}, 120.0, "The chat template", "messages")
     assert pool.pids == frozenset()
 
 
@@ -259,7 +262,7 @@ def test_a_child_at_work_ends_itself_when_nobody_else_does() -> None:
     import msgspec
 
     child = start_child()
-    body = msgspec.msgpack.encode(job(ENDLESS))
+    body = msgspec.msgpack.encode({"job": json.dumps(job(ENDLESS))})
     child.communicate(HEADER.pack(len(body), 0.1) + body)  # and close the pipe, which it does not look at now
     assert child.returncode == -signal.SIGALRM
 

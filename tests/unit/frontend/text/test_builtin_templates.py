@@ -14,7 +14,7 @@ from ferrule.frontend.template_fit import generated
 from ferrule.frontend.text.builtin import builtin_templates, find_builtin, fitting, read_header
 from ferrule.frontend.text.messages import read_messages, read_tools
 from ferrule.frontend.text.render import choose_templates
-from ferrule.frontend.text.template import RenderJob, compile_template, render
+from ferrule.frontend.text.template import RenderJob, render, work
 from ferrule.interfaces.parsers import CallArguments, CallStart, ChoiceContext
 from ferrule.plugin import discover
 from tools import ROOT
@@ -76,7 +76,7 @@ def shown(
     name: str, *messages: dict[str, Any], tools: list[dict[str, Any]] | None = TOOLS, begin: bool = True, **extra: Any
 ) -> str:
     variables = {**TOKENS, "tools": read_tools(tools), "documents": None, "add_generation_prompt": begin}
-    return render(
+    rendering = render(
         RenderJob(
             template=TEMPLATES[name].text,
             messages=read_messages(messages, 100_000),
@@ -86,6 +86,8 @@ def shown(
             max_characters=100_000,
         )
     )
+    assert not rendering.lost
+    return rendering.text
 
 
 def of_model(name: str, *messages: dict[str, Any]) -> str:
@@ -218,7 +220,7 @@ def test_content_beside_calls_is_kept(name: str) -> None:
 
 @pytest.mark.parametrize("name", WITH_TOOLS)
 def test_templates_take_content_as_text(name: str) -> None:
-    assert compile_template(TEMPLATES[name].text).content == "string"
+    assert work({"inspect": TEMPLATES[name].text, "special_tokens": TOKENS})["content"] == "string"
 
 
 # ------------------------------------------------------------------------------------------------ there and back

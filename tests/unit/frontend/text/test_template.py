@@ -7,13 +7,15 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from ferrule.errors import ConfigError, RequestError
+from ferrule.frontend.text import template as rendering
 from ferrule.frontend.text.builtin import builtin_templates
 from ferrule.frontend.text.messages import read_messages
 from ferrule.frontend.text.render import choose_templates
-from ferrule.frontend.text.template import RenderJob, compile_template, render, work
+from ferrule.frontend.text.template import RenderJob, compile_template, work
 from tools import ROOT
 
 LOOP = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"
@@ -22,15 +24,17 @@ BOTH = (
     "{% for m in messages %}{% if m.content is string %}S{{ m.content }}"
     "{% else %}{% for p in m.content %}P{{ p.text }}{% endfor %}{% endif %}{% endfor %}"
 )
-ALIAS = (
-    "{% for m in messages %}{% set c = m['content'] %}{% set d = c %}{% for p in d %}{{ p }}{% endfor %}{% endfor %}"
+ALIAS = "{% for m in messages %}{% set c = m['content'] %}{% set d = c %}" + (
+    "{% for p in d %}{{ p.text }}{% endfor %}{% endfor %}"
 )
-MACRO = (
-    "{% macro show(content) %}{% for p in content %}{{ p }}{% endfor %}{% endmacro %}{{ show(messages[0].content) }}"
-)
+MACRO = "{% macro show(c) %}{% for p in c %}{{ p.text }}{% endfor %}{% endmacro %}{{ show(messages[0].content) }}"
 CALLS = "{% for m in messages %}{% for t in m.tool_calls %}{{ t }}{% endfor %}{{ m.content | trim }}{% endfor %}"
-SLICE = "{% for m in messages %}{% for p in m.content[1:] | list %}{{ p }}{% endfor %}{% endfor %}"
+SLICE = "{% for m in messages %}{% for p in m.content[0:] | list %}{{ p.text }}{% endfor %}{% endfor %}"
 HI = [{"role": "user", "content": "hi"}]
+
+
+def render(job: RenderJob) -> str:
+    return rendering.render(job).text
 
 
 def calling(arguments: str) -> dict[str, Any]:
@@ -99,8 +103,102 @@ def test_equals_transformers_on_the_embedded_model_s_template() -> None:
     ],
 )
 def test_the_form_of_content_is_read_from_the_template(template: str, shape: str) -> None:
-    assert compile_template(template).content == shape
-    assert work({"inspect": template})["content"] == shape
+    assert work({"inspect": template, "special_tokens": {}})["content"] == shape
+
+
+def lost(template: str, messages: list[dict[str, Any]], **values: Any) -> list[str]:
+    return list(rendering.render(job(template, messages, **values)).lost)
+
+
+TOOL_CALL = {"id": "a1b2c3d4e", "function": {"name": "f", "arguments": {}}}
+PER_ROLE = (
+    "{% macro text(c) %}{% if c is string %}{{ c }}{% else %}{% for x in c %}{{ x.text }}{% endfor %}{% endif %}"
+    "{% endmacro %}{% for turn in messages %}{% if turn.role == 'tool' %}<{{ turn.get('content') | trim }}>"
+    "{% else %}{{ text(turn['content']) }}{% endif %}{{ turn.tool_calls }};{% endfor %}"
+)
+
+
+def test_each_role_gets_its_content_in_the_form_that_is_read() -> None:
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    messages = [
+        {"role": "user", "content": parts},
+        {"role": "assistant", "content": "", "tool_calls": [TOOL_CALL]},
+        {"role": "tool", "tool_call_id": "a1b2c3d4e", "content": parts},
+    ]
+    assert render(job(PER_ROLE, messages)).replace("\n", "+").endswith("<one+two>;")
+    assert render(job(PER_ROLE, messages)).startswith("onetwo;")
+    first = "{% for m in messages %}({{ m.content[0].text }}){% endfor %}"
+    assert render(job(first, messages[:1])) == "(one\ntwo)"
+    as_data = "{% for m in messages %}{{ m.content | tojson }}{% endfor %}"
+    assert render(job(as_data, messages[:1])) == '"one\\ntwo"'
+
+
+def test_what_a_template_does_not_show_is_told() -> None:
+    users = "{% for m in messages if m.role == 'user' %}{{ m.content | upper }}{% endfor %}"
+    system = {"role": "system", "content": "hi"}  # which the user says, too
+    called = {"role": "assistant", "content": "I look.", "tool_calls": [TOOL_CALL]}
+    long = {"role": "user", "content": "a text of more than sixteen characters"}
+    assert lost(users, [*HI, long, {"role": "user", "content": " "}]) == []
+    assert lost(users, [system, *HI, called, long]) == [
+        "messages[0].content",
+        "messages[2].content",
+        "messages[2].tool_calls",
+    ]
+    assert lost(LOOP, [system, *HI, called, long]) == ["messages[2].tool_calls"]
+    assert lost(BOTH, [{"role": "user", "content": ["x", {"type": "text", "text": "y"}]}]) == []
+    # a template that fails on marks says nothing
+    assert (
+        lost("{{ messages[0].content }}{{ 1 // (messages[1].content == 'x') }}", [*HI, {**HI[0], "content": "x"}]) == []
+    )
+
+
+def test_developers_are_the_system_where_no_role_is_named_so() -> None:
+    developer = {"role": "developer", "content": "Be brief, and kind to all."}
+    known = "{% for m in messages if m.role in ['system', 'user'] %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    named = known.replace("'system'", "'developer'")
+    assert render(job(known, [developer, *HI])) == "[system]Be brief, and kind to all.[user]hi"
+    assert render(job(named, [developer, *HI])) == "[developer]Be brief, and kind to all.[user]hi"
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content", "thinking", "thought", "tool_plan"])
+def test_thoughts_come_back_under_every_name(name: str) -> None:
+    template = "{% for m in messages %}{{ m." + name + " or '-' }}/{{ m.content or '' }} {% endfor %}"
+    for given in ("reasoning", "reasoning_content", "thinking"):
+        silent = {"role": "assistant", given: "hm", "tool_calls": [TOOL_CALL]}
+        assert render(job(template, [*HI, silent, {**silent, "content": "x"}])) == (
+            "-/hi hm/ " + ("-" if name == "thinking" != given else "hm") + "/x "
+        )
+
+
+def test_no_content_stays_none_where_the_template_takes_it() -> None:
+    called = {"role": "assistant", "content": None, "tool_calls": [TOOL_CALL]}
+    tests = "{% for m in messages %}{% if m.content is none %}NONE{% else %}{{ m.content }}!{% endif %}{% endfor %}"
+    assert render(job(tests, [*HI, called])) == "hi!NONE"
+    assert render(job(LOOP, [*HI, called])) == "[user]hi[assistant]>"
+    assert render(job("{% for m in messages %}{{ m.content + '.' }}{% endfor %}", [*HI, called])) == "hi.."
+    assert render(job(tests, [*HI, {"role": "assistant", "refusal": "I cannot."}])) == "hi!I cannot.!"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        ('{"a": 123456789012345678901234567890}', '{"a": 123456789012345678901234567890}'),
+        ('{"a": "\\ud800"}', '{"a": "\\ud800"}'),
+        ('{"a": "\\ud83d\\ude00"}', '{"a": "😀"}'),
+        ("null", "{}"),
+        ("", "{}"),
+    ],
+)
+def test_arguments_that_models_write_come_back(arguments: str, shown: str) -> None:
+    template = (
+        "{% for m in messages %}{% for c in m.tool_calls %}{{ c.function.arguments | tojson }}"
+        "{% for k, v in c.function.arguments.items() %} {{ k }}={{ v }}{% endfor %}{% endfor %}{% endfor %}"
+    )
+    made = job(template, [calling(arguments)])
+    sent = json.loads(json.dumps(msgspec.to_builtins(made)))
+    text = work({"job": json.dumps(sent)})["text"]
+    assert text.partition(" a=")[0] == shown
+    text.encode()
 
 
 def test_content_takes_the_form_that_the_template_reads() -> None:
@@ -147,6 +245,49 @@ def test_a_template_that_fails_is_a_clean_refusal(template: str, message: str) -
         render(job(template))
     assert "0x" not in caught.value.message
     assert "/" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "{{ 'x' * 10**10 }}",
+        "{{ 9**(9**9) }}",
+        "{{ -(9**(9**9)) }}",
+        "{{ ['x'] * 10**10 }}",
+        "{{ 'x' | center(10**10) }}",
+        "{{ '%10000000000d' | format(1) }}",
+        "{{ 'x' ~ 'y' * 10**10 }}",
+        "{{ ('x' * 10**10)[0] }}",
+        "{{ range(10**10) | list }}",
+        "{{ 'a' if 9**(9**9) else 'b' }}",
+        "{{ [9**(9**9)] }}{{ {'a': 9**(9**9)} }}",
+        "{{ 1 < 9**(9**9) }}{{ 9**(9**9) is odd }}",
+        "{% set x = 'x' * 10**10 %}",
+        "{% if 9**(9**9) %}{% endif %}",
+        "{% for x in 'x' * 10**10 %}{% endfor %}",
+        "{% macro m(x='x' * 10**10) %}{% endmacro %}",
+        "{% include 'x' * 10**10 %}",
+        "{% filter center(10**10) %}x{% endfilter %}",
+    ],
+)
+def test_nothing_is_computed_where_a_template_is_only_compiled(expression: str) -> None:
+    """No limit holds there: the server checks the operator's template in its own process."""
+    assert compile_template(expression + "{{ name }}").reads == {"name"}
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% autoescape 'x' * 10**10 %}{% endautoescape %}",
+        "{{ " + "(" * 50_000,
+        "{% for a in b %}" * 30 + "{% endfor %}" * 30,
+        "{{ " + "9" * 10_000 + " }}",
+    ],
+    ids=["modifier", "parentheses", "loops", "digits"],
+)
+def test_what_cannot_be_translated_is_a_clean_refusal(template: str) -> None:
+    with pytest.raises(RequestError, match="The chat template"):
+        compile_template(template)
 
 
 @pytest.mark.advisory("CVE-2026-5760")
@@ -214,7 +355,7 @@ def test_messages_are_brought_into_one_form() -> None:
         "content": [{"type": "text", "text": "x"}, {"type": "text", "text": "y"}],
         "name": "Ann",
     }
-    assert read[1]["content"] == ""
+    assert read[1]["content"] is None
     assert read[1]["tool_calls"][0]["function"]["arguments"] == {"a": 1}
     assert read[1]["reasoning"] == read[1]["reasoning_content"] == "why"
     assert "audio" not in read[1]
@@ -292,7 +433,7 @@ def test_built_in_templates_render(name: str) -> None:
     assert "SYS" in text
     without = render(job(template, messages, variables={**tokens, "add_generation_prompt": False}))
     assert text.startswith(without)
-    assert compile_template(template).content == "string"
+    assert work({"inspect": template, "special_tokens": {}})["content"] == "string"
     assert render(job(template, messages[1:]))  # no system message, no special tokens
 
 

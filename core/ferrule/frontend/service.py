@@ -28,8 +28,10 @@ from ferrule.frontend.admission.validate import (
     Seeds,
     check_beam,
     check_count,
+    check_output_cells,
     check_params,
     check_priority,
+    check_prompt_cells,
     check_salt,
     scoped,
     wrap_seed,
@@ -124,7 +126,9 @@ class FrontendService(Operations, Service):
         count = checked.best_of
         if request.beam is not None:
             checked, count = check_beam(request.beam, request, checked, self._reader.rules), request.beam.width
-        check_count(len(request.prompts), count, self._config.limits.max_prompts)
+        limits, num_tokens = self._config.limits, 0
+        check_count(len(request.prompts), count, limits.max_prompts)
+        check_output_cells(len(request.prompts), count, checked, self._reader.rules, request.streamed)
         with self.ledger.reserve(len(request.prompts) * count) as reservation:
             words = await self._reader.bad_words(checked.bad_words)
             prompts = []
@@ -132,6 +136,8 @@ class FrontendService(Operations, Service):
                 if number % _TURN == 0:
                     await asyncio.sleep(0)
                 prompts.append(await self._reader.prepare(prompt, checked))
+                num_tokens += len(prompts[-1].ids)
+                check_prompt_cells(num_tokens, count, checked, limits)
                 reservation.add_tokens(prompts[-1].weight * count)
             read = [
                 (prompt, choice_context(request, asked, prompt, self.tokenizer))

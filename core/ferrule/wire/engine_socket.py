@@ -22,8 +22,9 @@ import zmq
 
 from ferrule import log
 from ferrule.errors import StartupError
+from ferrule.types import EngineStats, RequestDelta
 from ferrule.wire.link import Receiver, Sender
-from ferrule.wire.messages import Call, FromEngine, Gap, Ready, ToEngine
+from ferrule.wire.messages import Call, Deltas, FromEngine, Gap, Ready, ToEngine, Unread
 
 HELLO = "hello"
 
@@ -40,6 +41,19 @@ def _open(context: zmq.Context[zmq.Socket[bytes]], kind: int, linger_ms: int) ->
     for option, value in {**options, zmq.HEARTBEAT_IVL: _HEARTBEAT_MS, zmq.HEARTBEAT_TIMEOUT: _NEVER_MS}.items():
         socket.setsockopt(option, value)
     return socket
+
+
+class _Head(msgspec.Struct, frozen=True):
+    """Whose a delta is, without the rest of it."""
+
+    id: str
+
+
+class _Parts(msgspec.Struct, frozen=True, tag="Deltas"):
+    """`Deltas` whose parts are not read yet."""
+
+    deltas: tuple[msgspec.Raw, ...]
+    stats: EngineStats | None = None
 
 
 class EngineSocket:
@@ -107,7 +121,9 @@ class ClientSocket:
         self._socket.connect(f"ipc://{path}")
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(tuple[int, FromEngine])
-        self._receiver: Receiver[FromEngine] = Receiver()
+        self._parts = msgspec.msgpack.Decoder(tuple[int, _Parts])
+        self._delta, self._head = msgspec.msgpack.Decoder(RequestDelta), msgspec.msgpack.Decoder(_Head)
+        self._receiver: Receiver[FromEngine | Unread] = Receiver()
         self._sender: Sender[ToEngine] = Sender()
         self.fd = int(self._socket.getsockopt(zmq.FD))
 
@@ -123,18 +139,35 @@ class ClientSocket:
         self._socket.send(self._encoder.encode(self._sender.stamp(message)), zmq.NOBLOCK)
         return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
-    def receive(self) -> Iterator[FromEngine]:
-        """The messages that have arrived."""
+    def receive(self) -> Iterator[FromEngine | Unread]:
+        """The messages that have arrived. One that memory does not suffice for is `Unread` for whose it was."""
         while not self._socket.closed:
             try:
-                frame = self._socket.recv(zmq.NOBLOCK)
+                frame = self._socket.recv(zmq.NOBLOCK, copy=False).buffer  # a copy may be too large
             except zmq.Again:
                 return
             try:
                 found = self._receiver.take(*self._decoder.decode(frame))
             except ValueError:  # it cannot be read, so what it said is lost
                 found = (Gap(),)
+            except MemoryError:
+                found = self._in_parts(frame)
             yield from found
+
+    def _in_parts(self, frame: memoryview) -> tuple[FromEngine | Unread, ...]:
+        """The message in `frame`, one request at a time: what is too large for one is there for the others."""
+        try:
+            number, parts = self._parts.decode(frame)
+        except ValueError:  # it concerns no request
+            return (Gap(),)
+        deltas, unread = [], []
+        for part in parts.deltas:
+            try:
+                deltas.append(self._delta.decode(part))
+            except MemoryError:
+                unread.append(self._head.decode(part).id)
+        found = self._receiver.take(number, Deltas(tuple(deltas), parts.stats))
+        return (*found, Unread(tuple(unread))) if found else ()
 
     def close(self) -> None:
         self._socket.close()

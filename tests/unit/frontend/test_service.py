@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from ferrule.callers import Callers
 from ferrule.config import Config, DecodingConfig, FrontendConfig, LimitsConfig, ModelConfig
@@ -47,7 +48,16 @@ from ferrule.interfaces.service import ChatPrompt, Generate, Output, Prompt
 from ferrule.interfaces.stats import HttpStats, RequestStats, StatLogger
 from ferrule.plugin import discover
 from ferrule.sampling_params import SamplingParams
-from ferrule.types import EngineRequest, EngineStats, FinishReason, GrammarSpec, Regex, RequestDelta, Targets
+from ferrule.types import (
+    EngineRequest,
+    EngineStats,
+    FinishReason,
+    GrammarSpec,
+    Regex,
+    RequestDelta,
+    Targets,
+    TokenLogprobs,
+)
 from ferrule_testkit.fake_engine import FakeEngine, Script, echo, fake_info, says, tokens
 from ferrule_testkit.frontend import (
     Answer,
@@ -392,7 +402,7 @@ async def test_nothing_wrong_reaches_the_engine(
     engine = FakeEngine()
     async with serving(folder, engine) as service:
         with pytest.raises(RequestError) as caught:
-            await service.generate(request_)
+            await service.generate(replace(request_, streamed=False))
         assert type(caught.value) is error
         assert caught.value.param == param
         assert service.ledger.open == 0
@@ -423,6 +433,40 @@ async def test_a_request_that_the_cache_can_never_hold_is_refused(folder: Path) 
             await service.generate(ask("x" * 40, max_tokens=20))
         (answer,) = await answers(service, ask("x" * 40, max_tokens=None))
         assert answer.usage.completion_tokens == 9
+
+
+@pytest.mark.parametrize(
+    ("request_", "param"),
+    [
+        (ask([65] * 2040, 98, max_tokens=1, n=10, prompt_logprobs=20, logprobs=20), "prompt_logprobs"),
+        (ask("x", n=128, best_of=128, logprobs=20, max_tokens=1500), "logprobs"),
+    ],
+)
+async def test_a_small_request_cannot_ask_for_gigabytes_of_logprobs(
+    folder: Path, request_: Generate, param: str
+) -> None:
+    engine = FakeEngine(info=fake_info(max_model_len=4096))
+    async with serving(folder, engine) as service:
+        with pytest.raises(RequestError) as caught:
+            await service.generate(request_)
+        assert (caught.value.param, engine.requests, service.ledger.open) == (param, [], 0)
+
+
+@pytest.mark.parametrize("fields", [{}, {"streamed": True}])
+async def test_what_is_kept_for_an_answer_is_counted(folder: Path, fields: dict[str, Any]) -> None:
+    entries = (TokenLogprobs(1, -0.5, 1, ((1, -0.5),) * 20),) * 10
+
+    def script(request: EngineRequest) -> Iterable[RequestDelta]:
+        yield RequestDelta(request.id, (65,), prompt_logprobs=entries)
+        yield RequestDelta(request.id, (65,), finish=FinishReason.LENGTH)
+
+    async with serving(folder, FakeEngine(script)) as service:
+        stream = await service.generate(replace(ask("x" * 11, prompt_logprobs=20), **fields))
+        await anext(stream)
+        assert service.ledger.buffers.used > 10 * 20 * 80
+        await stream.aclose()  # type: ignore[attr-defined]
+        await until(lambda: not service.ledger.open)
+        assert service.ledger.buffers.used == 0
 
 
 async def test_tools_of_the_service(folder: Path) -> None:

@@ -12,8 +12,9 @@ import msgspec
 import pytest
 import zmq
 
-from ferrule.wire.engine_socket import EngineSocket
-from ferrule.wire.messages import Cancel
+from ferrule.types import EngineStats, RequestDelta
+from ferrule.wire.engine_socket import ClientSocket, EngineSocket
+from ferrule.wire.messages import Cancel, Deltas, Unread
 
 
 class Canary:
@@ -65,4 +66,37 @@ def test_a_thousand_foreign_frames(tmp_path: Path) -> None:
     finally:
         peer.close(0)
         context.term()
+        engine.close()
+
+
+class Short:
+    """A decoder for which whatever is longer than `most` bytes is too much."""
+
+    def __init__(self, inner: Any, most: int) -> None:
+        self.inner, self.most = inner, most
+
+    def decode(self, data: Any) -> Any:
+        if len(bytes(data)) > self.most:
+            raise MemoryError
+        return self.inner.decode(data)
+
+
+def test_a_message_too_large_for_memory_is_lost_for_its_own_request_alone(tmp_path: Path) -> None:
+    path = tmp_path / "engine.sock"
+    engine = EngineSocket(path)
+    client = ClientSocket(path, b"one")
+    client._decoder, client._delta = Short(client._decoder, 200), Short(client._delta, 200)  # type: ignore[assignment]
+    small, last = RequestDelta("small", (1,)), RequestDelta("small", (2,))
+    try:
+        client.send(Cancel(()))
+        while not engine.receive(0.1):
+            pass
+        engine.send(b"one", Deltas((RequestDelta("large", (7,) * 1000), small), EngineStats(running=2)))
+        engine.send(b"one", Deltas((last,)))
+        found: list[Any] = []
+        while Deltas((last,)) not in found:
+            found += client.receive()
+        assert found == [Deltas((small,), EngineStats(running=2)), Unread(("large",)), Deltas((last,))]
+    finally:
+        client.close()
         engine.close()

@@ -186,6 +186,38 @@ def check_count(num_prompts: int, n: int, most: int) -> None:
         raise RequestError(f"{num_prompts} prompts with n = {n} are more than {most} answers.", "n")
 
 
+def check_prompt_cells(num_tokens: int, num_choices: int, checked: Checked, limits: LimitsConfig) -> None:
+    """What prompts of `num_tokens` in all bring of logprobs, once for each choice; echo too. Raises RequestError."""
+    alternatives, most = checked.base.prompt_logprobs, limits.max_prompt_logprob_cells
+    if alternatives is None:
+        return
+    cells = num_tokens * num_choices * max(1, alternatives)
+    if cells > most:
+        raise RequestError(
+            f"prompt_logprobs for {num_tokens} tokens and {num_choices} answers to each prompt would be at least "
+            f"{cells} values; at most {most} are given (--max-prompt-logprob-cells).",
+            "prompt_logprobs",
+        )
+
+
+def check_output_cells(num_prompts: int, num_choices: int, checked: Checked, rules: Rules, streamed: bool) -> None:
+    """The logprobs that are kept until an answer is whole: those of a stream are not, unless answers are ranked.
+
+    Without max_tokens nobody knows how long an answer gets; what it keeps is counted as it comes. Raises RequestError.
+    """
+    alternatives, most = checked.base.logprobs, rules.limits.max_logprob_cells
+    if checked.max_tokens is None or alternatives is None or (streamed and checked.best_of == checked.n):
+        return
+    tokens = min(checked.max_tokens, rules.max_new_tokens or checked.max_tokens)
+    cells = num_prompts * num_choices * tokens * (alternatives + 1)
+    if cells > most:
+        raise RequestError(
+            f"{num_prompts * num_choices} answers of up to {tokens} tokens with {alternatives + 1} logprobs each would "
+            f"be {cells} values; at most {most} are kept (--max-logprob-cells). Ask for fewer, or for a stream.",
+            "best_of" if checked.logprobs is None else "logprobs",
+        )
+
+
 def check_salt(salt: Any) -> str | None:
     return None if salt is None else str(checked_as(_SALT, salt, "cache_salt"))
 
@@ -263,13 +295,6 @@ def fit(checked: Checked, ids: tuple[int, ...], rules: Rules, param: str) -> tup
     if checked.base.min_tokens > max_tokens:
         raise RequestError(
             f"min_tokens is {checked.base.min_tokens}, but at most {max_tokens} tokens can be generated.", "min_tokens"
-        )
-    cells = length * max(1, checked.base.prompt_logprobs or 0)
-    if checked.base.prompt_logprobs is not None and cells > rules.limits.max_prompt_logprob_cells:
-        raise RequestError(
-            f"prompt_logprobs for {length} tokens would be {cells} values; at most "
-            f"{rules.limits.max_prompt_logprob_cells} are given.",
-            "prompt_logprobs",
         )
     return ids, replace(checked.base, max_tokens=max_tokens)
 

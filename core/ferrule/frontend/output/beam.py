@@ -196,6 +196,7 @@ class BestOf(AsyncIterator[Output]):
     """
 
     def __init__(self, stream: OutputStream, checked: Checked) -> None:
+        stream.whole = True
         self._stream = stream
         self._checked = checked
         self._groups: dict[int, list[list[Output]]] = {}  # by prompt, then by choice

@@ -194,6 +194,11 @@ class Choice:
         return text, len(ids), tuple(offsets)
 
 
+def size_of(entries: Sequence[TokenLogprobs]) -> int:
+    """Bytes that logprobs take, about, with what an answer is made of."""
+    return len(entries) * (200 + 200 * len(entries[0].top)) if entries else 0
+
+
 class OutputStream(AsyncIterator[Output]):
     """The outputs of one request, choices interleaved. Everything is submitted already; `aclose` cancels what is left.
 
@@ -214,10 +219,12 @@ class OutputStream(AsyncIterator[Output]):
         self._left = len(choices)
         self._tasks = tasks  # the service's: they may outlive this stream by a step
         # Bounded: what is not read waits in the streams, where the engine is told to pause.
-        self._arrived: asyncio.Queue[tuple[Choice, RequestDelta] | EngineDead] = asyncio.Queue(len(choices))
+        self._arrived: asyncio.Queue[tuple[Choice, RequestDelta] | EngineDead | MemoryError] = asyncio.Queue(
+            len(choices)
+        )
         self._closed = False
         self._kept = ledger.buffers.share()  # what a client gets as a whole is collected until then
-        self._whole = not all(choice.account.streamed for choice in choices)
+        self.whole = not all(choice.account.streamed for choice in choices)  # whoever reads keeps the outputs
         self._single = streams[0] if len(streams) == 1 else None
         if self._single is None:
             for choice, stream in zip(choices, streams, strict=True):
@@ -253,7 +260,7 @@ class OutputStream(AsyncIterator[Output]):
         if not self._arrived.empty():
             await asyncio.sleep(0)  # others have their turn
         arrived = await self._arrived.get()
-        if isinstance(arrived, EngineDead):
+        if isinstance(arrived, EngineDead | MemoryError):
             raise arrived
         return arrived
 
@@ -262,6 +269,7 @@ class OutputStream(AsyncIterator[Output]):
         if choice.done:
             return None
         before = choice.num_tokens
+        self._keep(size_of(delta.prompt_logprobs))  # told with the first token
         try:
             output = choice.take(delta)
         except RequestFailed:  # of a parser, which is in the log
@@ -272,18 +280,17 @@ class OutputStream(AsyncIterator[Output]):
         if output is None:
             return None
         new = output.usage.completion_tokens - before
-        if self._whole:
-            self._keep(output)
+        if self.whole:
+            self._keep(200 + 100 * len(output.token_ids) + size_of(output.logprobs))
         if new:
             self._ledger.tokens(choice.account, new, output.usage.cached_tokens)
         if choice.done:
             self._finish(choice, delta)
         return output
 
-    def _keep(self, output: Output) -> None:
-        top = len(output.logprobs[0].top) if output.logprobs else 0
-        self._kept.grow(200 + 100 * len(output.token_ids) + len(output.logprobs) * (200 + 200 * top))
-        if self._ledger.buffers.full:
+    def _keep(self, num_bytes: int) -> None:
+        self._kept.grow(num_bytes)
+        if num_bytes and self._ledger.buffers.full:
             raise UnavailableError("The server is short of memory for answers.", retry_after=1)
 
     def _finish(self, choice: Choice, delta: RequestDelta) -> None:
@@ -313,7 +320,7 @@ class OutputStream(AsyncIterator[Output]):
                     choice.last = delta
                 if not choice.done:
                     await self._arrived.put((choice, delta))
-        except EngineDead as error:
+        except (EngineDead, MemoryError) as error:
             await self._arrived.put(error)
         if choice.done:
             self._settle(choice)

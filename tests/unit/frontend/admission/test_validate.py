@@ -17,8 +17,10 @@ from ferrule.frontend.admission.validate import (
     Rules,
     Seeds,
     check_ids,
+    check_output_cells,
     check_params,
     check_priority,
+    check_prompt_cells,
     check_salt,
     check_text,
     fit,
@@ -31,7 +33,14 @@ from ferrule.types import CacheGroup
 
 VOCAB = 1000
 RULES = Rules(
-    limits=LimitsConfig(max_n=8, max_stop_strings=4, max_stop_length=16, max_bad_words=3, max_prompt_logprob_cells=100),
+    limits=LimitsConfig(
+        max_n=8,
+        max_stop_strings=4,
+        max_stop_length=16,
+        max_bad_words=3,
+        max_prompt_logprob_cells=100,
+        max_logprob_cells=100,
+    ),
     vocab_size=VOCAB,
     max_model_len=100,
     context=90,
@@ -260,7 +269,6 @@ def test_the_context_holds_prompt_and_output() -> None:
         (95, {"max_tokens": None}, "prompt", [96, 90]),
         (10, {"min_tokens": 17}, "min_tokens", [17, 16]),
         (10, {"min_tokens": 81, "max_tokens": None}, "min_tokens", [81, 80]),
-        (30, {"prompt_logprobs": 5}, "prompt_logprobs", [30, 150, 100]),
     ],
 )
 def test_what_does_not_fit_is_refused_with_its_numbers(
@@ -270,6 +278,44 @@ def test_what_does_not_fit_is_refused_with_its_numbers(
         fitted(length, **fields)
     assert caught.value.param == param
     assert {str(number) for number in numbers} <= set(re.findall(r"\d+", caught.value.message))
+
+
+@pytest.mark.parametrize(
+    ("num_prompts", "streamed", "fields", "refused"),
+    [
+        (1, False, {"prompt_logprobs": 5}, ["prompt_logprobs", "150", "100"]),
+        (1, True, {"prompt_logprobs": 5}, ["prompt_logprobs"]),
+        (1, False, {"prompt_logprobs": 3}, None),
+        (2, False, {"prompt_logprobs": 3}, ["prompt_logprobs"]),
+        (1, False, {"prompt_logprobs": 3, "n": 2}, ["prompt_logprobs"]),
+        (1, False, {"prompt_logprobs": 0, "n": 4}, ["prompt_logprobs"]),
+        (1, False, {"logprobs": 4, "max_tokens": 21}, ["logprobs", "105", "100"]),
+        (1, False, {"logprobs": 4, "max_tokens": 20}, None),
+        (2, False, {"logprobs": 4, "max_tokens": 20}, ["logprobs"]),
+        (1, False, {"logprobs": 4, "max_tokens": 20, "n": 2}, ["logprobs"]),
+        (1, True, {"logprobs": 4, "max_tokens": 20, "n": 2}, None),  # each goes to the client at once
+        (1, True, {"logprobs": 4, "max_tokens": 20, "best_of": 2}, ["logprobs"]),
+        (1, True, {"max_tokens": 60, "best_of": 2}, ["best_of", "120", "100"]),
+        (1, False, {"logprobs": 20, "max_tokens": None, "n": 8}, None),  # nobody knows how many there will be
+        (8, False, {"max_tokens": 80, "n": 8}, None),
+    ],
+)
+def test_logprobs_are_limited_over_all_prompts_answers_and_tokens(
+    num_prompts: int, streamed: bool, fields: dict[str, Any], refused: list[str] | None
+) -> None:
+    checked = check_params(SamplingParams(**fields), RULES)
+
+    def check() -> None:
+        check_output_cells(num_prompts, checked.best_of, checked, RULES, streamed)
+        check_prompt_cells(30 * num_prompts, checked.best_of, checked, RULES.limits)
+
+    if refused is None:
+        check()
+        return
+    with pytest.raises(RequestError) as caught:
+        check()
+    assert caught.value.param == refused[0]
+    assert set(refused[1:]) <= set(re.findall(r"\d+", caught.value.message))
 
 
 @pytest.mark.parametrize("window", [0, 24])

@@ -402,7 +402,7 @@ async def test_nothing_wrong_reaches_the_engine(
     engine = FakeEngine()
     async with serving(folder, engine) as service:
         with pytest.raises(RequestError) as caught:
-            await service.generate(replace(request_, streamed=False))
+            await service.generate(request_)
         assert type(caught.value) is error
         assert caught.value.param == param
         assert service.ledger.open == 0
@@ -446,9 +446,9 @@ async def test_a_small_request_cannot_ask_for_gigabytes_of_logprobs(
     folder: Path, request_: Generate, param: str
 ) -> None:
     engine = FakeEngine(info=fake_info(max_model_len=4096))
-    async with serving(folder, engine) as service:
+    async with serving(folder, engine, model={"generation_config": "vllm"}) as service:
         with pytest.raises(RequestError) as caught:
-            await service.generate(request_)
+            await service.generate(replace(request_, streamed=False))
         assert (caught.value.param, engine.requests, service.ledger.open) == (param, [], 0)
 
 

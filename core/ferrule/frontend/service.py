@@ -287,8 +287,9 @@ class FrontendService(Operations, Service):
         choice.prompt_text = prompt.text
         choice.named_stop_ids = checked.named_stop_ids
         choice.show_stop_token = checked.include_stop
-        parted = not request.thought_tokens and parse.parts_thoughts and detokenizer is not None
+        parted = parse.parts_thoughts and detokenizer is not None
         choice.answer_tokens = AnswerTokens() if parted else None
+        choice.hides_thoughts = not request.thought_tokens
         return choice
 
 

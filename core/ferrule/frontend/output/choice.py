@@ -49,7 +49,8 @@ class Choice:
         self.prompt_text: str | None = None
         self.named_stop_ids: frozenset[int] = frozenset()
         self.show_stop_token = False
-        self.answer_tokens: AnswerTokens | None = None  # set where tokens of thoughts are left out
+        self.answer_tokens: AnswerTokens | None = None  # set where thoughts are parted from the answer
+        self.hides_thoughts = False  # their tokens are left out
         self.score = 0.0  # sum of logprobs, those of tokens that are left out included
         self.request = request
         self.parse = parse
@@ -60,6 +61,7 @@ class Choice:
         self._num_characters = 0
         self._num_parsed = 0  # characters that went to the parsers
         self._cached = 0
+        self._num_answer = 0  # tokens of the answer, as far as they are known
         self._begun = False
 
     def watch(self) -> tuple[Detokenizer | None, StopMatcher | None]:
@@ -109,8 +111,10 @@ class Choice:
             if self.done:
                 answer += self.answer_tokens.take([], self._num_characters, *self.parse.parted)
                 answer += self.answer_tokens.finish()
-            ids, offsets = tuple(token.id for token in answer), tuple(token.start for token in answer)
-            logprobs = tuple(token.logprob for token in answer if token.logprob is not None)
+            self._num_answer += len(answer)
+            if self.hides_thoughts:
+                ids, offsets = tuple(token.id for token in answer), tuple(token.start for token in answer)
+                logprobs = tuple(token.logprob for token in answer if token.logprob is not None)
         return Output(
             index=self.index,
             events=events,
@@ -142,7 +146,13 @@ class Choice:
         return self._begin(Output(index=self.index, finish=FinishReason.ERROR, error=_FAILED, usage=self._usage()))
 
     def _usage(self) -> Usage:
-        return Usage(prompt_tokens=self.account.prompt, completion_tokens=self._num_tokens, cached_tokens=self._cached)
+        reasoning = 0 if self.answer_tokens is None else self._num_tokens - self._num_answer
+        return Usage(
+            prompt_tokens=self.account.prompt,
+            completion_tokens=self._num_tokens,
+            cached_tokens=self._cached,
+            reasoning_tokens=reasoning,
+        )
 
     def _begin(self, output: Output) -> Output:
         if self._begun:

@@ -21,9 +21,22 @@ from ferrule.interfaces.service import Health
 from ferrule.types import EngineRequest, EngineStats, FinishReason, RequestDelta
 from ferrule.wire.board import CHECKED, READY, Board
 from ferrule.wire.buffers import Buffers
-from ferrule.wire.messages import Call, CallReply, Cancel, Deltas, Fatal, FromEngine, Pause, Ready, Submit, ToEngine
+from ferrule.wire.messages import (
+    Call,
+    CallReply,
+    Cancel,
+    Deltas,
+    Fatal,
+    FromEngine,
+    Pause,
+    Ready,
+    Submit,
+    ToEngine,
+    Unread,
+)
 
 _LOST = "A message between the server's processes was lost; this request cannot be finished."
+_UNREAD = "The server is short of memory for this answer."
 _RESTARTING = "The engine has stopped and is being started again."
 _MAX_UNREAD = 32 << 10  # bytes of deltas, about, that may wait for their reader while the request gets steps
 _MAX_READ = 8 << 10  # bytes of deltas, about, that are read at once; then others on the event loop have their turn
@@ -150,10 +163,8 @@ class DeltaStream(AsyncIterator[RequestDelta]):
 
 def _weight(delta: RequestDelta) -> int:
     """Bytes that a delta takes, about."""
-    entries = delta.logprobs or delta.prompt_logprobs
-    top = len(entries[0].top) if entries else 0
-    num_entries = len(delta.logprobs) + len(delta.prompt_logprobs)
-    return 240 + 40 * len(delta.token_ids) + num_entries * (100 + 120 * top)
+    kinds = (delta.logprobs, delta.prompt_logprobs)
+    return 240 + 40 * len(delta.token_ids) + sum(len(some) * (100 + 120 * len(some[0].top)) for some in kinds if some)
 
 
 def _joined(deltas: Sequence[RequestDelta]) -> RequestDelta:
@@ -319,7 +330,7 @@ class DemuxClient(EngineClient):
             self.board.put(READY, self._served)
             self._served = 0.0
 
-    def _dispatch(self, message: FromEngine) -> None:
+    def _dispatch(self, message: FromEngine | Unread) -> None:
         if isinstance(message, Deltas):
             if message.stats is not None:
                 self._stats = with_past(self._past, message.stats)
@@ -335,6 +346,12 @@ class DemuxClient(EngineClient):
                 else:
                     kind = {500: RequestFailed, 403: ForbiddenError}.get(message.status, RequestError)
                     reply.set_exception(kind(message.error))
+        elif isinstance(message, Unread):
+            _logger.error("short of memory: what came for some requests could not be read", requests=len(message.ids))
+            for id in message.ids:
+                if (unread := self._streams.pop(id, None)) is not None:
+                    unread.end(FinishReason.ERROR, _UNREAD)
+            self.cancel(message.ids)
         elif isinstance(message, Ready):
             self._found(message)
         elif isinstance(message, Fatal):

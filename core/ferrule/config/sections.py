@@ -460,7 +460,13 @@ class LimitsConfig:
     max_stop_length: int = opt(1024, "Longest stop string, in characters.", ge=1)
     max_bad_words: int = opt(256, "Most bad words.", ge=0)
     max_prompt_logprob_cells: int = opt(
-        200_000, "Most prompt tokens x answers x prompt_logprobs of a request.", ge=1, human=True
+        200_000, "Most tokens of all prompts x n x prompt_logprobs in one request.", ge=1, human=True
+    )
+    max_logprob_cells: int = opt(
+        1_000_000,
+        "Most prompts x n x max_tokens x (logprobs + 1) in one request whose answers are kept until they are whole.",
+        ge=1,
+        human=True,
     )
     max_waiting_requests: int = opt(
         2048, "Most requests in the queue; more are answered 429.", ge=1, aliases=("--max-num-queued-reqs",)

@@ -26,12 +26,12 @@ from ferrule.frontend.admission.validate import (
     Checked,
     Rules,
     Seeds,
-    check_answer_size,
     check_beam,
     check_count,
+    check_output_cells,
     check_params,
     check_priority,
-    check_prompt_logprobs,
+    check_prompt_cells,
     check_salt,
     scoped,
     wrap_seed,
@@ -126,9 +126,9 @@ class FrontendService(Operations, Service):
         count = checked.best_of
         if request.beam is not None:
             checked, count = check_beam(request.beam, request, checked, self._reader.rules), request.beam.width
-        check_count(len(request.prompts), count, self._config.limits.max_prompts)
-        if not request.streamed:
-            check_answer_size(checked, len(request.prompts) * count, self._reader.rules)
+        limits, num_tokens = self._config.limits, 0
+        check_count(len(request.prompts), count, limits.max_prompts)
+        check_output_cells(len(request.prompts), count, checked, self._reader.rules, request.streamed)
         with self.ledger.reserve(len(request.prompts) * count) as reservation:
             words = await self._reader.bad_words(checked.bad_words)
             prompts = []
@@ -136,8 +136,9 @@ class FrontendService(Operations, Service):
                 if number % _TURN == 0:
                     await asyncio.sleep(0)
                 prompts.append(await self._reader.prepare(prompt, checked))
+                num_tokens += len(prompts[-1].ids)
+                check_prompt_cells(num_tokens, count, checked, limits)
                 reservation.add_tokens(prompts[-1].weight * count)
-                check_prompt_logprobs(checked, sum(len(one.ids) for one in prompts), count, self._reader.rules)
             read = [
                 (prompt, choice_context(request, asked, prompt, self.tokenizer))
                 for asked, prompt in zip(request.prompts, prompts, strict=True)
@@ -286,8 +287,9 @@ class FrontendService(Operations, Service):
         choice.prompt_text, choice.prompt_notes = prompt.text, prompt.notes
         choice.named_stop_ids = checked.named_stop_ids
         choice.show_stop_token = checked.include_stop
-        parted = not request.thought_tokens and parse.parts_thoughts and detokenizer is not None
+        parted = parse.parts_thoughts and detokenizer is not None
         choice.answer_tokens = AnswerTokens() if parted else None
+        choice.hides_thoughts = not request.thought_tokens
         return choice
 
 

@@ -76,6 +76,7 @@ class Usage(Struct, frozen=True, kw_only=True, gc=False):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    reasoning_tokens: int = 0  # of thoughts and the markup around them; exact with the last output
 
 
 class Output(Struct, frozen=True, kw_only=True, gc=False):

@@ -27,8 +27,8 @@ RELOADED = {
     "limits": frozenset(
         {
             *("max_body_bytes", "max_json_depth", "body_timeout", "max_n", "max_prompts", "max_stop_strings"),
-            *("max_stop_length", "max_bad_words", "max_prompt_logprob_cells", "max_waiting_requests"),
-            *("max_waiting_tokens", "max_key_requests", "key_tokens_per_minute"),
+            *("max_stop_length", "max_bad_words", "max_prompt_logprob_cells", "max_logprob_cells"),
+            *("max_waiting_requests", "max_waiting_tokens", "max_key_requests", "key_tokens_per_minute"),
         }
     ),
 }

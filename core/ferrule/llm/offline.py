@@ -71,7 +71,8 @@ class LLM(EngineCalls):
         return llm
 
     def _open(self, config: Config, plugins: Plugins, notices: Sequence[str] = ()) -> None:
-        limits = replace(config.limits, max_buffered_bytes=sys.maxsize)  # the application's own matter
+        most = sys.maxsize  # the application's own matter
+        limits = replace(config.limits, max_buffered_bytes=most, max_logprob_cells=most, max_prompt_logprob_cells=most)
         config = replace(config, frontend=replace(config.frontend, disable_log_requests=True), limits=limits)
         self._backend = Backend(config, plugins, notices)
         self.llm_engine = LLMEngine(self._backend)

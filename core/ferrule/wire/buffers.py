@@ -9,14 +9,6 @@ from __future__ import annotations
 from ferrule.wire.board import BUFFERED, Board
 
 
-def kept_bytes(num_tokens: int, num_entries: int, top: int) -> int:
-    """Return the bytes, about, of output tokens that wait for the rest of their answer.
-
-    `num_entries` tokens, of the prompt or the output, have logprobs with `top` alternatives each.
-    """
-    return 100 * num_tokens + num_entries * (200 + 200 * top)
-
-
 class Buffers:
     """A process may have several of one board; they count together. `limit` in bytes."""
 

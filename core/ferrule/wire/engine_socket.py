@@ -22,14 +22,13 @@ import zmq
 
 from ferrule import log
 from ferrule.errors import StartupError
-from ferrule.types import EngineStats, FinishReason, RequestDelta
+from ferrule.types import EngineStats, RequestDelta
 from ferrule.wire.link import Receiver, Sender
-from ferrule.wire.messages import Call, Cancel, Deltas, FromEngine, Gap, Ready, ToEngine
+from ferrule.wire.messages import Call, Deltas, FromEngine, Gap, Ready, ToEngine, Unread
 
 HELLO = "hello"
 
 _HEARTBEAT_MS = 500
-_NO_MEMORY = "The server is short of memory for this output."
 _NEVER_MS = 2**31 - 1  # the longest time that ZeroMQ takes
 
 _logger = log.get("engine")
@@ -44,26 +43,17 @@ def _open(context: zmq.Context[zmq.Socket[bytes]], kind: int, linger_ms: int) ->
     return socket
 
 
-class _Deltas(msgspec.Struct, frozen=True, tag="Deltas"):
-    """The message of that name, whose deltas are not read yet."""
-
-    deltas: tuple[msgspec.Raw, ...]
-    stats: EngineStats | None = None
-
-
 class _Head(msgspec.Struct, frozen=True):
-    """Of a delta, whose it is."""
+    """Whose a delta is, without the rest of it."""
 
     id: str
 
 
-def _read_delta(raw: msgspec.Raw) -> RequestDelta:
-    """One request's delta, or its end where there is no memory for what it brings."""
-    try:
-        return msgspec.msgpack.decode(raw, type=RequestDelta)
-    except MemoryError:
-        head = msgspec.msgpack.decode(raw, type=_Head)
-        return RequestDelta(head.id, finish=FinishReason.ERROR, error=_NO_MEMORY)
+class _Parts(msgspec.Struct, frozen=True, tag="Deltas"):
+    """`Deltas` whose parts are not read yet."""
+
+    deltas: tuple[msgspec.Raw, ...]
+    stats: EngineStats | None = None
 
 
 class EngineSocket:
@@ -131,7 +121,9 @@ class ClientSocket:
         self._socket.connect(f"ipc://{path}")
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(tuple[int, FromEngine])
-        self._receiver: Receiver[FromEngine] = Receiver()
+        self._parts = msgspec.msgpack.Decoder(tuple[int, _Parts])
+        self._delta, self._head = msgspec.msgpack.Decoder(RequestDelta), msgspec.msgpack.Decoder(_Head)
+        self._receiver: Receiver[FromEngine | Unread] = Receiver()
         self._sender: Sender[ToEngine] = Sender()
         self.fd = int(self._socket.getsockopt(zmq.FD))
 
@@ -147,11 +139,11 @@ class ClientSocket:
         self._socket.send(self._encoder.encode(self._sender.stamp(message)), zmq.NOBLOCK)
         return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
-    def receive(self) -> Iterator[FromEngine]:
-        """The messages that have arrived."""
+    def receive(self) -> Iterator[FromEngine | Unread]:
+        """The messages that have arrived. One that memory does not suffice for is `Unread` for whose it was."""
         while not self._socket.closed:
             try:
-                frame = self._socket.recv(zmq.NOBLOCK)
+                frame = self._socket.recv(zmq.NOBLOCK, copy=False).buffer  # a copy may be too large
             except zmq.Again:
                 return
             try:
@@ -159,23 +151,23 @@ class ClientSocket:
             except ValueError:  # it cannot be read, so what it said is lost
                 found = (Gap(),)
             except MemoryError:
-                found = self._receiver.take(*self._read_apart(frame))
+                found = self._in_parts(frame)
             yield from found
 
-    def _read_apart(self, frame: bytes) -> tuple[int, FromEngine]:
-        """Read a message of deltas that there is no memory for as a whole: only the requests that need it end.
-
-        Raises MemoryError for any other message, none of which is large.
-        """
+    def _in_parts(self, frame: memoryview) -> tuple[FromEngine | Unread, ...]:
+        """The message in `frame`, one request at a time: what is too large for one is there for the others."""
         try:
-            number, message = msgspec.msgpack.decode(frame, type=tuple[int, _Deltas])
-        except ValueError:
-            raise MemoryError from None
-        deltas = [_read_delta(raw) for raw in message.deltas]
-        if failed := tuple(delta.id for delta in deltas if delta.error == _NO_MEMORY):
-            _logger.error("there is no memory for the output of requests: they end", ids=failed)
-            self.send(Cancel(failed, FinishReason.ABORT))
-        return number, Deltas(tuple(deltas), message.stats)
+            number, parts = self._parts.decode(frame)
+        except ValueError:  # it concerns no request
+            return (Gap(),)
+        deltas, unread = [], []
+        for part in parts.deltas:
+            try:
+                deltas.append(self._delta.decode(part))
+            except MemoryError:
+                unread.append(self._head.decode(part).id)
+        found = self._receiver.take(number, Deltas(tuple(deltas), parts.stats))
+        return (*found, Unread(tuple(unread))) if found else ()
 
     def close(self) -> None:
         self._socket.close()

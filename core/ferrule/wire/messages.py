@@ -39,6 +39,12 @@ class Gap(Struct, frozen=True, tag=True):
     """A message was lost: said by what receives from the other end, and by the engine to the client whose it was."""
 
 
+class Unread(Struct, frozen=True):
+    """Said by a client's own end: there is no memory to read what came for these requests."""
+
+    ids: tuple[str, ...]
+
+
 ToEngine = Submit | Cancel | Pause | Call | Gap
 
 

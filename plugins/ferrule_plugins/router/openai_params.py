@@ -15,7 +15,6 @@ from ferrule import __version__, log
 from ferrule.config import Config
 from ferrule.errors import RequestError
 from ferrule.interfaces.http import RequestInfo, RouterContext
-from ferrule.interfaces.parsers import Reasoning
 from ferrule.interfaces.service import Generate, Output, Service, Usage
 from ferrule.sampling_params import Beam, SamplingFields, SamplingParams
 from ferrule.schema import REQUEST_ID
@@ -123,7 +122,7 @@ class Asked:
     def token(self, token_id: int) -> str:
         return f"token_id:{token_id}" if self.token_names else self.service.token_text(token_id)
 
-    def usage(self, usages: list[Usage], reasoning: list[int]) -> UsageInfo:
+    def usage(self, usages: list[Usage]) -> UsageInfo:
         """Sum over choices; a prompt counts once, however many choices it has."""
         firsts = usages[:: self.num_per_prompt]
         prompt = sum(usage.prompt_tokens for usage in firsts)
@@ -132,7 +131,7 @@ class Asked:
         if self.cached_details:
             told["prompt_tokens_details"] = {"cached_tokens": sum(usage.cached_tokens for usage in firsts)}
         if self.reasons:
-            told["completion_tokens_details"] = {"reasoning_tokens": sum(reasoning)}
+            told["completion_tokens_details"] = {"reasoning_tokens": sum(usage.reasoning_tokens for usage in usages)}
         return told
 
     def prompt_logprobs(self, entries: tuple[TokenLogprobs | None, ...]) -> PromptLogprobs:
@@ -189,31 +188,18 @@ def _log_notes(answer_id: str, body: GenerateBody, config: Config) -> None:
 
 
 class Meter:
-    """Usage of all choices so far. `count` choices are expected.
-
-    Tokens of reasoning are counted by the outputs that bring it: a token without text goes with the next one that has
-    some, and where one output holds reasoning and content, its tokens are shared by their number of characters.
-    """
+    """Usage of all choices so far. `count` choices are expected."""
 
     def __init__(self, asked: Asked, count: int) -> None:
         self._asked = asked
         self._usages = [Usage()] * count
-        self._reasoning = [0] * count
-        self._undecided = [0] * count  # tokens that no text came from yet
 
     def see(self, output: Output) -> None:
-        index = output.index
-        self._undecided[index] += output.usage.completion_tokens - self._usages[index].completion_tokens
-        self._usages[index] = output.usage
-        if output.events and self._asked.reasons:
-            thoughts = sum(len(event.text) for event in output.events if isinstance(event, Reasoning))
-            texts = sum(len(getattr(event, "text", "") or getattr(event, "fragment", "")) for event in output.events)
-            self._reasoning[index] += round(self._undecided[index] * thoughts / max(1, texts))
-            self._undecided[index] = 0
+        self._usages[output.index] = output.usage
 
     def of(self, index: int) -> UsageInfo:
         """One choice's, for streams that ask for usage in each chunk."""
         return _usage(self._usages[index].prompt_tokens, self._usages[index].completion_tokens)
 
     def total(self) -> UsageInfo:
-        return self._asked.usage(self._usages, self._reasoning)
+        return self._asked.usage(self._usages)

@@ -265,6 +265,7 @@ async def test_tokens_of_thoughts_that_are_left_out(
             assert [entry.token_id for entry in answer.logprobs] == list(answer.token_ids)
             assert list(answer.token_offsets) == sorted(answer.token_offsets)
             assert answer.usage.completion_tokens == len(ids)
+            assert answer.usage.reasoning_tokens == len(ids) - len(shown.encode())
 
 
 async def test_the_best_answers_are_the_same_where_thoughts_are_left_out(tmp_path: Path) -> None:

@@ -48,7 +48,16 @@ from ferrule.interfaces.service import ChatPrompt, Generate, Output, Prompt
 from ferrule.interfaces.stats import HttpStats, RequestStats, StatLogger
 from ferrule.plugin import discover
 from ferrule.sampling_params import SamplingParams
-from ferrule.types import EngineRequest, EngineStats, FinishReason, GrammarSpec, Regex, RequestDelta, Targets
+from ferrule.types import (
+    EngineRequest,
+    EngineStats,
+    FinishReason,
+    GrammarSpec,
+    Regex,
+    RequestDelta,
+    Targets,
+    TokenLogprobs,
+)
 from ferrule_testkit.fake_engine import FakeEngine, Script, echo, fake_info, says, tokens
 from ferrule_testkit.frontend import (
     Answer,
@@ -315,39 +324,6 @@ async def test_prompt_logprobs_of_several_steps_are_whole(folder: Path) -> None:
     assert output.usage.cached_tokens == 2
 
 
-@pytest.mark.parametrize(
-    ("count", "params", "param"),
-    [
-        (3, {"prompt_logprobs": 4, "n": 2}, "prompt_logprobs"),  # 3 prompts, 2 answers, 5 tokens, 4 alternatives: 120
-        (3, {"prompt_logprobs": 4}, ""),
-        (3, {"logprobs": 20, "n": 128, "max_tokens": 50}, "logprobs"),
-        (3, {"logprobs": 20, "n": 2, "max_tokens": 50}, ""),
-    ],
-)
-@pytest.mark.parametrize("streamed", [True, False])
-async def test_logprobs_are_counted_over_all_prompts_and_answers(
-    folder: Path, count: int, params: dict[str, Any], param: str, streamed: bool
-) -> None:
-    engine = FakeEngine(text_script("x"))
-    limits = {"max_prompt_logprob_cells": 100, "max_buffered_bytes": 4 << 20}
-    async with serving(folder, engine, limits=limits) as service:
-        request = replace(ask("abcde", count, **params), streamed=streamed)
-        if param == "" or (param == "logprobs" and streamed):  # a stream's output is not kept
-            assert len(fold(await outputs(service, request))) == count * params.get("n", 1)
-            return
-        with pytest.raises(RequestError) as caught:
-            await service.generate(request)
-    assert (caught.value.param, engine.requests) == (param, [])
-    assert service.ledger.open == service.ledger.waiting == service.ledger.buffers.used == 0
-
-
-async def test_logprobs_of_a_prompt_are_counted_with_the_answer_that_is_kept(folder: Path) -> None:
-    async with serving(folder, FakeEngine(text_script("x")), limits={"max_buffered_bytes": 1 << 20}) as service:
-        request = replace(ask("a" * 200, 2, prompt_logprobs=20, max_tokens=1), streamed=False)
-        with pytest.raises(UnavailableError, match="short of memory for answers"):
-            await outputs(service, request)
-
-
 # ------------------------------------------------------------------------------------------- API keys
 
 
@@ -457,6 +433,40 @@ async def test_a_request_that_the_cache_can_never_hold_is_refused(folder: Path) 
             await service.generate(ask("x" * 40, max_tokens=20))
         (answer,) = await answers(service, ask("x" * 40, max_tokens=None))
         assert answer.usage.completion_tokens == 9
+
+
+@pytest.mark.parametrize(
+    ("request_", "param"),
+    [
+        (ask([65] * 2040, 98, max_tokens=1, n=10, prompt_logprobs=20, logprobs=20), "prompt_logprobs"),
+        (ask("x", n=128, best_of=128, logprobs=20, max_tokens=1500), "logprobs"),
+    ],
+)
+async def test_a_small_request_cannot_ask_for_gigabytes_of_logprobs(
+    folder: Path, request_: Generate, param: str
+) -> None:
+    engine = FakeEngine(info=fake_info(max_model_len=4096))
+    async with serving(folder, engine, model={"generation_config": "vllm"}) as service:
+        with pytest.raises(RequestError) as caught:
+            await service.generate(replace(request_, streamed=False))
+        assert (caught.value.param, engine.requests, service.ledger.open) == (param, [], 0)
+
+
+@pytest.mark.parametrize("fields", [{}, {"streamed": True}])
+async def test_what_is_kept_for_an_answer_is_counted(folder: Path, fields: dict[str, Any]) -> None:
+    entries = (TokenLogprobs(1, -0.5, 1, ((1, -0.5),) * 20),) * 10
+
+    def script(request: EngineRequest) -> Iterable[RequestDelta]:
+        yield RequestDelta(request.id, (65,), prompt_logprobs=entries)
+        yield RequestDelta(request.id, (65,), finish=FinishReason.LENGTH)
+
+    async with serving(folder, FakeEngine(script)) as service:
+        stream = await service.generate(replace(ask("x" * 11, prompt_logprobs=20), **fields))
+        await anext(stream)
+        assert service.ledger.buffers.used > 10 * 20 * 80
+        await stream.aclose()  # type: ignore[attr-defined]
+        await until(lambda: not service.ledger.open)
+        assert service.ledger.buffers.used == 0
 
 
 async def test_tools_of_the_service(folder: Path) -> None:
@@ -984,7 +994,12 @@ async def test_requests_are_logged_unless_told_otherwise(folder: Path, caplog: p
     def logged() -> list[dict[str, Any]]:
         return [record.ferrule_fields for record in caplog.records if record.getMessage() == "request"]  # type: ignore[attr-defined]
 
-    async with serving(folder, FakeEngine(), frontend={"max_log_len": 2}) as service:
+    async with serving(folder, FakeEngine()) as service:
+        await outputs(service, ask("abc", max_tokens=1))
+    (entry,) = logged()
+    assert (entry["prompt_tokens"], "prompt" in entry) == (3, False)
+    caplog.clear()
+    async with serving(folder, FakeEngine(), frontend={"max_log_len": 2, "enable_log_requests": True}) as service:
         await outputs(service, ask("abc", max_tokens=1))
         await outputs(service, ask([65, 66, 67], max_tokens=1))
     assert [entry["prompt"] for entry in logged()] == ["ab", (65, 66)]

@@ -42,7 +42,7 @@ from ferrule.wire import board as board_module
 from ferrule.wire import lifeline
 from ferrule.wire.board import BEAT, ENGINE, READY, STALLED, WAITING, Board
 from ferrule.wire.engine_socket import EngineSocket
-from ferrule.wire.messages import Call, CallReply, Cancel, Deltas, Pause, Ready, Submit, ToEngine
+from ferrule.wire.messages import Call, CallReply, Cancel, Deltas, Pause, Ready, Submit, ToEngine, Unread
 from ferrule_plugins.command.bench.figures import percentile, random_prompts
 from ferrule_plugins.command.bench.load import Record, figures_of
 from ferrule_plugins.command.listen import bind, listening
@@ -210,6 +210,17 @@ async def test_when_memory_is_short_any_unread_output_pauses_and_a_dropped_strea
     assert client.buffers.used > 700
     del stream
     assert client.buffers.used == 0
+
+
+async def test_what_there_is_no_memory_to_read_ends_its_own_request() -> None:
+    client = Recorder()
+    large, small = client.generate(request("large")), client.generate(request("small"))
+    client._dispatch(Unread(("large",)))
+    client.deliver(RequestDelta("small", (1,)))
+    assert client.sent[2:] == [Cancel(("large",))]
+    ended = await anext(large)
+    assert (ended.finish, "memory" in (ended.error or "")) == (FinishReason.ERROR, True)
+    assert (await anext(small)).token_ids == (1,)
 
 
 async def test_a_lag_of_the_event_loop_is_no_reason_to_pause() -> None:

@@ -12,9 +12,9 @@ import msgspec
 import pytest
 import zmq
 
-from ferrule.types import EngineStats, FinishReason, RequestDelta
+from ferrule.types import EngineStats, RequestDelta
 from ferrule.wire.engine_socket import ClientSocket, EngineSocket
-from ferrule.wire.messages import Cancel, Deltas, FromEngine
+from ferrule.wire.messages import Cancel, Deltas, Unread
 
 
 class Canary:
@@ -69,38 +69,34 @@ def test_a_thousand_foreign_frames(tmp_path: Path) -> None:
         engine.close()
 
 
-def test_a_delta_without_memory_ends_its_own_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others of the same message, and messages that follow, are read."""
+class Short:
+    """A decoder for which whatever is longer than `most` bytes is too much."""
 
-    class Short:
-        def decode(self, frame: bytes) -> Any:
-            found = msgspec.msgpack.decode(frame, type=tuple[int, FromEngine])
-            if isinstance(found[1], Deltas) and len(found[1].deltas) == 3:
-                raise MemoryError
-            return found
+    def __init__(self, inner: Any, most: int) -> None:
+        self.inner, self.most = inner, most
 
-    def decode(raw: Any, *, type: Any, real: Any = msgspec.msgpack.decode) -> Any:
-        found = real(raw, type=type)
-        if isinstance(found, RequestDelta) and found.id == "large":
+    def decode(self, data: Any) -> Any:
+        if len(bytes(data)) > self.most:
             raise MemoryError
-        return found
+        return self.inner.decode(data)
 
-    engine, client = EngineSocket(tmp_path / "engine.sock"), ClientSocket(tmp_path / "engine.sock", b"api-0")
+
+def test_a_message_too_large_for_memory_is_lost_for_its_own_request_alone(tmp_path: Path) -> None:
+    path = tmp_path / "engine.sock"
+    engine = EngineSocket(path)
+    client = ClientSocket(path, b"one")
+    client._decoder, client._delta = Short(client._decoder, 200), Short(client._delta, 200)  # type: ignore[assignment]
+    small, last = RequestDelta("small", (1,)), RequestDelta("small", (2,))
     try:
-        client.send(Cancel(("first",)))
-        assert engine.receive(120.0)
-        monkeypatch.setattr(client, "_decoder", Short())
-        monkeypatch.setattr(msgspec.msgpack, "decode", decode)
-        deltas = tuple(RequestDelta(id, token_ids=(1,)) for id in ("before", "large", "after"))
-        engine.send(b"api-0", Deltas(deltas, EngineStats(running=3)))
-        engine.send(b"api-0", Deltas(deltas[:1]))
+        client.send(Cancel(()))
+        while not engine.receive(0.1):
+            pass
+        engine.send(b"one", Deltas((RequestDelta("large", (7,) * 1000), small), EngineStats(running=2)))
+        engine.send(b"one", Deltas((last,)))
         found: list[Any] = []
-        while len(found) < 2:
+        while Deltas((last,)) not in found:
             found += client.receive()
-        error = "The server is short of memory for this output."
-        ended = RequestDelta("large", finish=FinishReason.ERROR, error=error)
-        assert found == [Deltas((deltas[0], ended, deltas[2]), EngineStats(running=3)), Deltas(deltas[:1])]
-        assert engine.receive(120.0) == [(b"api-0", Cancel(("large",), FinishReason.ABORT))]
+        assert found == [Deltas((small,), EngineStats(running=2)), Unread(("large",)), Deltas((last,))]
     finally:
         client.close()
         engine.close()

@@ -24,7 +24,6 @@ from ferrule.sampling_params import Beam, SamplingParams
 from ferrule.schema import CacheSalt, Priority
 from ferrule.schema import checked as checked_as
 from ferrule.types import TokenSampling
-from ferrule.wire.buffers import kept_bytes
 
 MAX_STOP_TOKEN_IDS = 256
 _INT64 = 1 << 63
@@ -187,39 +186,35 @@ def check_count(num_prompts: int, n: int, most: int) -> None:
         raise RequestError(f"{num_prompts} prompts with n = {n} are more than {most} answers.", "n")
 
 
-def check_prompt_logprobs(checked: Checked, num_tokens: int, count: int, rules: Rules) -> None:
-    """Raise RequestError where the prompts of a request, `num_tokens` in all, would bring too many logprobs.
-
-    Each of the `count` answers to a prompt has all of its prompt's.
-    """
-    if checked.base.prompt_logprobs is None:
+def check_prompt_cells(num_tokens: int, num_choices: int, checked: Checked, limits: LimitsConfig) -> None:
+    """What prompts of `num_tokens` in all bring of logprobs, once for each choice; echo too. Raises RequestError."""
+    alternatives, most = checked.base.prompt_logprobs, limits.max_prompt_logprob_cells
+    if alternatives is None:
         return
-    cells = num_tokens * count * max(1, checked.base.prompt_logprobs)
-    if cells > rules.limits.max_prompt_logprob_cells:
-        answers = f", in {count} answers each," if count > 1 else ""
+    cells = num_tokens * num_choices * max(1, alternatives)
+    if cells > most:
         raise RequestError(
-            f"prompt_logprobs for {num_tokens} tokens{answers} would be {cells} values; at most "
-            f"{rules.limits.max_prompt_logprob_cells} are given.",
+            f"prompt_logprobs for {num_tokens} tokens and {num_choices} answers to each prompt would be at least "
+            f"{cells} values; at most {most} are given (--max-prompt-logprob-cells).",
             "prompt_logprobs",
         )
 
 
-def check_answer_size(checked: Checked, num_answers: int, rules: Rules) -> None:
-    """Raise RequestError where answers of `max_tokens` could not be kept until all of them are there.
+def check_output_cells(num_prompts: int, num_choices: int, checked: Checked, rules: Rules, streamed: bool) -> None:
+    """The logprobs that are kept until an answer is whole: those of a stream are not, unless answers are ranked.
 
-    For what is not streamed. Without max_tokens most answers end early, so there is no more to go by.
+    Without max_tokens nobody knows how long an answer gets; what it keeps is counted as it comes. Raises RequestError.
     """
-    if checked.max_tokens is None:
+    alternatives, most = checked.base.logprobs, rules.limits.max_logprob_cells
+    if checked.max_tokens is None or alternatives is None or (streamed and checked.best_of == checked.n):
         return
-    num_tokens = num_answers * min(checked.max_tokens, rules.context)
-    top = checked.base.logprobs
-    size, limit = kept_bytes(num_tokens, 0 if top is None else num_tokens, top or 0), rules.limits.max_buffered_bytes
-    if size > limit:
-        alternatives = "" if top is None else f" with {top} logprobs each"
+    tokens = min(checked.max_tokens, rules.max_new_tokens or checked.max_tokens)
+    cells = num_prompts * num_choices * tokens * (alternatives + 1)
+    if cells > most:
         raise RequestError(
-            f"{num_tokens} tokens of output{alternatives} would take {size >> 20} MiB until all are there; the server "
-            f"keeps {limit >> 20} MiB. Stream the answers, or ask for fewer tokens, answers or logprobs.",
-            "max_tokens" if top is None else "logprobs",
+            f"{num_prompts * num_choices} answers of up to {tokens} tokens with {alternatives + 1} logprobs each would "
+            f"be {cells} values; at most {most} are kept (--max-logprob-cells). Ask for fewer, or for a stream.",
+            "best_of" if checked.logprobs is None else "logprobs",
         )
 
 

@@ -196,6 +196,7 @@ class BestOf(AsyncIterator[Output]):
     """
 
     def __init__(self, stream: OutputStream, checked: Checked) -> None:
+        stream.whole = True
         self._stream = stream
         self._checked = checked
         self._groups: dict[int, list[list[Output]]] = {}  # by prompt, then by choice
@@ -218,8 +219,11 @@ class BestOf(AsyncIterator[Output]):
     def _rank(self, prompt: int, group: list[list[Output]]) -> None:
         group.sort(key=self._total, reverse=True)
         n, best = self._checked.n, group[0][-1]
-        lost = sum(outputs[-1].usage.completion_tokens for outputs in group[n:])
-        usage = replace(best.usage, completion_tokens=best.usage.completion_tokens + lost)
+        paid = [best.usage, *(outputs[-1].usage for outputs in group[n:])]
+        completion, reasoning = (
+            sum(getattr(one, name) for one in paid) for name in ("completion_tokens", "reasoning_tokens")
+        )
+        usage = replace(best.usage, completion_tokens=completion, reasoning_tokens=reasoning)
         group[0][-1] = replace(best, usage=usage)
         for place, outputs in enumerate(group[:n], prompt * n):
             self._ready += [

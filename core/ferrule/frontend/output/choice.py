@@ -23,7 +23,6 @@ from ferrule.frontend.text.detokenize import Detokenizer
 from ferrule.interfaces.parsers import Content
 from ferrule.interfaces.service import Output, Usage
 from ferrule.types import EngineRequest, FinishReason, RequestDelta, TokenLogprobs
-from ferrule.wire.buffers import kept_bytes
 
 _logger = log.get("frontend")
 _Kind = TypeVar("_Kind", bound=Output)
@@ -51,7 +50,8 @@ class Choice:
         self.prompt_notes: tuple[str, ...] = ()
         self.named_stop_ids: frozenset[int] = frozenset()
         self.show_stop_token = False
-        self.answer_tokens: AnswerTokens | None = None  # set where tokens of thoughts are left out
+        self.answer_tokens: AnswerTokens | None = None  # set where thoughts are parted from the answer
+        self.hides_thoughts = False  # their tokens are left out
         self.score = 0.0  # sum of logprobs, those of tokens that are left out included
         self.request = request
         self.parse = parse
@@ -62,6 +62,7 @@ class Choice:
         self._num_characters = 0
         self._num_parsed = 0  # characters that went to the parsers
         self._cached = 0
+        self._num_answer = 0  # tokens of the answer, as far as they are known
         self._begun = False
 
     def watch(self) -> tuple[Detokenizer | None, StopMatcher | None]:
@@ -111,8 +112,10 @@ class Choice:
             if self.done:
                 answer += self.answer_tokens.take([], self._num_characters, *self.parse.parted)
                 answer += self.answer_tokens.finish()
-            ids, offsets = tuple(token.id for token in answer), tuple(token.start for token in answer)
-            logprobs = tuple(token.logprob for token in answer if token.logprob is not None)
+            self._num_answer += len(answer)
+            if self.hides_thoughts:
+                ids, offsets = tuple(token.id for token in answer), tuple(token.start for token in answer)
+                logprobs = tuple(token.logprob for token in answer if token.logprob is not None)
         return Output(
             index=self.index,
             events=events,
@@ -144,7 +147,13 @@ class Choice:
         return self._begin(Output(index=self.index, finish=FinishReason.ERROR, error=_FAILED, usage=self._usage()))
 
     def _usage(self) -> Usage:
-        return Usage(prompt_tokens=self.account.prompt, completion_tokens=self._num_tokens, cached_tokens=self._cached)
+        reasoning = 0 if self.answer_tokens is None else self._num_tokens - self._num_answer
+        return Usage(
+            prompt_tokens=self.account.prompt,
+            completion_tokens=self._num_tokens,
+            cached_tokens=self._cached,
+            reasoning_tokens=reasoning,
+        )
 
     def _begin(self, output: Output) -> Output:
         if self._begun:
@@ -197,6 +206,11 @@ class Choice:
         return text, len(ids), tuple(offsets)
 
 
+def size_of(entries: Sequence[TokenLogprobs]) -> int:
+    """Bytes that logprobs take, about, with what an answer is made of."""
+    return len(entries) * (200 + 200 * len(entries[0].top)) if entries else 0
+
+
 class OutputStream(AsyncIterator[Output]):
     """The outputs of one request, choices interleaved. Everything is submitted already; `aclose` cancels what is left.
 
@@ -217,10 +231,12 @@ class OutputStream(AsyncIterator[Output]):
         self._left = len(choices)
         self._tasks = tasks  # the service's: they may outlive this stream by a step
         # Bounded: what is not read waits in the streams, where the engine is told to pause.
-        self._arrived: asyncio.Queue[tuple[Choice, RequestDelta] | EngineDead] = asyncio.Queue(len(choices))
+        self._arrived: asyncio.Queue[tuple[Choice, RequestDelta] | EngineDead | MemoryError] = asyncio.Queue(
+            len(choices)
+        )
         self._closed = False
         self._kept = ledger.buffers.share()  # what a client gets as a whole is collected until then
-        self._whole = not all(choice.account.streamed for choice in choices)
+        self.whole = not all(choice.account.streamed for choice in choices)  # whoever reads keeps the outputs
         self._single = streams[0] if len(streams) == 1 else None
         if self._single is None:
             for choice, stream in zip(choices, streams, strict=True):
@@ -256,7 +272,7 @@ class OutputStream(AsyncIterator[Output]):
         if not self._arrived.empty():
             await asyncio.sleep(0)  # others have their turn
         arrived = await self._arrived.get()
-        if isinstance(arrived, EngineDead):
+        if isinstance(arrived, EngineDead | MemoryError):
             raise arrived
         return arrived
 
@@ -265,6 +281,7 @@ class OutputStream(AsyncIterator[Output]):
         if choice.done:
             return None
         before = choice.num_tokens
+        self._keep(size_of(delta.prompt_logprobs))  # told with the first token
         try:
             output = choice.take(delta)
         except RequestFailed:  # of a parser, which is in the log
@@ -275,21 +292,17 @@ class OutputStream(AsyncIterator[Output]):
         if output is None:
             return None
         new = output.usage.completion_tokens - before
-        if self._whole:
-            self._keep(output)
+        if self.whole:
+            self._keep(200 + 100 * len(output.token_ids) + size_of(output.logprobs))
         if new:
             self._ledger.tokens(choice.account, new, output.usage.cached_tokens)
         if choice.done:
             self._finish(choice, delta)
         return output
 
-    def _keep(self, output: Output) -> None:
-        size = 200 + kept_bytes(len(output.token_ids), 0, 0)
-        for entries in (output.prompt_logprobs or (), output.logprobs):
-            last = entries[-1] if entries else None  # the first one of a prompt is None
-            size += kept_bytes(0, len(entries), len(last.top) if last else 0)
-        self._kept.grow(size)
-        if self._ledger.buffers.full:
+    def _keep(self, num_bytes: int) -> None:
+        self._kept.grow(num_bytes)
+        if num_bytes and self._ledger.buffers.full:
             raise UnavailableError("The server is short of memory for answers.", retry_after=1)
 
     def _finish(self, choice: Choice, delta: RequestDelta) -> None:
@@ -319,7 +332,7 @@ class OutputStream(AsyncIterator[Output]):
                     choice.last = delta
                 if not choice.done:
                     await self._arrived.put((choice, delta))
-        except EngineDead as error:
+        except (EngineDead, MemoryError) as error:
             await self._arrived.put(error)
         if choice.done:
             self._settle(choice)

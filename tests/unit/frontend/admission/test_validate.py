@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from ferrule.config import LimitsConfig
 from ferrule.engine.cache import capacity, footprint
@@ -17,11 +16,11 @@ from ferrule.errors import RequestError
 from ferrule.frontend.admission.validate import (
     Rules,
     Seeds,
-    check_answer_size,
     check_ids,
+    check_output_cells,
     check_params,
     check_priority,
-    check_prompt_logprobs,
+    check_prompt_cells,
     check_salt,
     check_text,
     fit,
@@ -34,7 +33,14 @@ from ferrule.types import CacheGroup
 
 VOCAB = 1000
 RULES = Rules(
-    limits=LimitsConfig(max_n=8, max_stop_strings=4, max_stop_length=16, max_bad_words=3, max_prompt_logprob_cells=100),
+    limits=LimitsConfig(
+        max_n=8,
+        max_stop_strings=4,
+        max_stop_length=16,
+        max_bad_words=3,
+        max_prompt_logprob_cells=100,
+        max_logprob_cells=100,
+    ),
     vocab_size=VOCAB,
     max_model_len=100,
     context=90,
@@ -275,46 +281,41 @@ def test_what_does_not_fit_is_refused_with_its_numbers(
 
 
 @pytest.mark.parametrize(
-    ("fields", "num_tokens", "answers", "numbers"),
+    ("num_prompts", "streamed", "fields", "refused"),
     [
-        ({"prompt_logprobs": 5}, 20, 1, None),
-        ({"prompt_logprobs": 5}, 21, 1, [21, 105, 100]),
-        ({"prompt_logprobs": 5}, 10, 3, [10, 3, 150, 100]),
-        ({"prompt_logprobs": 0}, 101, 1, [101, 100]),  # that of the prompt's own token
-        ({"logprobs": 5}, 1000, 8, None),
+        (1, False, {"prompt_logprobs": 5}, ["prompt_logprobs", "150", "100"]),
+        (1, True, {"prompt_logprobs": 5}, ["prompt_logprobs"]),
+        (1, False, {"prompt_logprobs": 3}, None),
+        (2, False, {"prompt_logprobs": 3}, ["prompt_logprobs"]),
+        (1, False, {"prompt_logprobs": 3, "n": 2}, ["prompt_logprobs"]),
+        (1, False, {"prompt_logprobs": 0, "n": 4}, ["prompt_logprobs"]),
+        (1, False, {"logprobs": 4, "max_tokens": 21}, ["logprobs", "105", "100"]),
+        (1, False, {"logprobs": 4, "max_tokens": 20}, None),
+        (2, False, {"logprobs": 4, "max_tokens": 20}, ["logprobs"]),
+        (1, False, {"logprobs": 4, "max_tokens": 20, "n": 2}, ["logprobs"]),
+        (1, True, {"logprobs": 4, "max_tokens": 20, "n": 2}, None),  # each goes to the client at once
+        (1, True, {"logprobs": 4, "max_tokens": 20, "best_of": 2}, ["logprobs"]),
+        (1, True, {"max_tokens": 60, "best_of": 2}, ["best_of", "120", "100"]),
+        (1, False, {"logprobs": 20, "max_tokens": None, "n": 8}, None),  # nobody knows how many there will be
+        (8, False, {"max_tokens": 80, "n": 8}, None),
     ],
 )
-def test_logprobs_of_prompts_are_counted_over_all_answers(
-    fields: dict[str, Any], num_tokens: int, answers: int, numbers: list[int] | None
+def test_logprobs_are_limited_over_all_prompts_answers_and_tokens(
+    num_prompts: int, streamed: bool, fields: dict[str, Any], refused: list[str] | None
 ) -> None:
     checked = check_params(SamplingParams(**fields), RULES)
-    if numbers is None:
-        check_prompt_logprobs(checked, num_tokens, answers, RULES)
+
+    def check() -> None:
+        check_output_cells(num_prompts, checked.best_of, checked, RULES, streamed)
+        check_prompt_cells(30 * num_prompts, checked.best_of, checked, RULES.limits)
+
+    if refused is None:
+        check()
         return
     with pytest.raises(RequestError) as caught:
-        check_prompt_logprobs(checked, num_tokens, answers, RULES)
-    assert caught.value.param == "prompt_logprobs"
-    assert {str(number) for number in numbers} <= set(re.findall(r"\d+", caught.value.message))
-
-
-def test_answers_that_could_never_be_kept_are_refused() -> None:
-    rules = replace(RULES, context=2048, limits=LimitsConfig())
-
-    def check(answers: int, **fields: Any) -> None:
-        check_answer_size(check_params(SamplingParams(**fields), rules), answers, rules)
-
-    check(1, max_tokens=2048, logprobs=20)
-    check(1024, max_tokens=2048)
-    check(128, max_tokens=None, logprobs=20)  # nobody knows how long they get
-    check(128, max_tokens=500, logprobs=20)
-    with pytest.raises(
-        RequestError, match="192000 tokens of output with 20 logprobs each would take 787 MiB"
-    ) as caught:
-        check(128, max_tokens=1500, logprobs=20)
-    assert caught.value.param == "logprobs"
-    with pytest.raises(RequestError, match="the server keeps 512 MiB") as caught:
-        check(4096, max_tokens=1 << 40)  # as many as the context has
-    assert caught.value.param == "max_tokens"
+        check()
+    assert caught.value.param == refused[0]
+    assert set(refused[1:]) <= set(re.findall(r"\d+", caught.value.message))
 
 
 @pytest.mark.parametrize("window", [0, 24])

@@ -301,7 +301,7 @@ def thinking(request: Generate, index: int, ids: tuple[int, ...]) -> list[Output
             index=index,
             events=events,
             token_ids=(place,),
-            usage=Usage(prompt_tokens=5, completion_tokens=place + 1),
+            usage=Usage(prompt_tokens=5, completion_tokens=place + 1, reasoning_tokens=min(place + 1, 4)),
             finish=FinishReason.STOP if place == last else None,
         )
         for place, events in enumerate(texts)
@@ -309,7 +309,7 @@ def thinking(request: Generate, index: int, ids: tuple[int, ...]) -> list[Output
 
 
 def at_once(request: Generate, index: int, ids: tuple[int, ...]) -> list[Output]:
-    usage = Usage(prompt_tokens=5, completion_tokens=8)
+    usage = Usage(prompt_tokens=5, completion_tokens=8, reasoning_tokens=6)
     events = (Reasoning("aaa"), Content("b"))
     return [Output(index=index, events=events, token_ids=tuple(range(8)), usage=usage, finish=FinishReason.STOP)]
 

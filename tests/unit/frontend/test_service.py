@@ -994,7 +994,12 @@ async def test_requests_are_logged_unless_told_otherwise(folder: Path, caplog: p
     def logged() -> list[dict[str, Any]]:
         return [record.ferrule_fields for record in caplog.records if record.getMessage() == "request"]  # type: ignore[attr-defined]
 
-    async with serving(folder, FakeEngine(), frontend={"max_log_len": 2}) as service:
+    async with serving(folder, FakeEngine()) as service:
+        await outputs(service, ask("abc", max_tokens=1))
+    (entry,) = logged()
+    assert (entry["prompt_tokens"], "prompt" in entry) == (3, False)
+    caplog.clear()
+    async with serving(folder, FakeEngine(), frontend={"max_log_len": 2, "enable_log_requests": True}) as service:
         await outputs(service, ask("abc", max_tokens=1))
         await outputs(service, ask([65, 66, 67], max_tokens=1))
     assert [entry["prompt"] for entry in logged()] == ["ab", (65, 66)]

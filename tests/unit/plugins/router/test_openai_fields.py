@@ -267,7 +267,6 @@ async def test_all_logprobs() -> None:
 
 
 def three_ranks(request: Generate, index: int, ids: tuple[int, ...]) -> list[Output]:
-
     entry = TokenLogprobs(97, -3.0, 3, ((65, -1.0), (66, -2.0)))
     event = (Content("a"),)
     end = FinishReason.STOP

@@ -389,6 +389,7 @@ class FrontendConfig:
     enable_prompt_tokens_details: bool = opt(False, "Fill usage.prompt_tokens_details.", server=True)
     return_tokens_as_token_ids: bool = opt(False, "Show tokens in logprobs as token_id:N.", server=True)
     disable_log_requests: bool = opt(False, "No log line per admitted request.", server=True)
+    enable_log_requests: bool = opt(False, "The log line of an admitted request has its prompt.", server=True)
     max_log_len: int | None = opt(None, "Most prompt characters or ids in a log line.", ge=0, server=True)
     shutdown_timeout: float = opt(30.0, "Seconds that running requests get after SIGTERM.", ge=0, server=True)
     config: str | None = opt(None, "YAML file with options; the command line wins over it.", common=True)

@@ -260,7 +260,10 @@ class FrontendService(Operations, Service):
             self.ledger.loggers.hooks.request_admitted(one.id, model, len(one.prompt_ids), request.params)
         if not self._config.frontend.disable_log_requests:
             prompts = [prompt for prompt, _ in read]
-            _log_requests(requests, prompts, checked.best_of, self._config.frontend.max_log_len, caller)
+            front = self._config.frontend
+            _log_requests(
+                requests, prompts, checked.best_of, front.max_log_len if front.enable_log_requests else 0, caller
+            )
         outputs = OutputStream(cancel, self.ledger, choices, streams, self._tasks)
         return BestOf(outputs, checked) if checked.best_of > checked.n else outputs
 
@@ -371,11 +374,12 @@ def _log_requests(
     max_length: int | None,
     caller: Visit | None,
 ) -> None:
-    """One line for each prompt, of which at most `max_length` characters or ids are shown."""
+    """One line for each prompt, of which at most `max_length` characters or ids are shown; 0: its length alone."""
     named = {"key": caller.name} if caller else {}
     for number, prompt in enumerate(prompts):
         request = requests[number * num_choices]
         shown = prompt.ids[:max_length] if prompt.text is None else prompt.text[:max_length]
+        told = {"prompt": shown} if max_length != 0 else {}
         _logger.info(
             "request",
             id=request.id,
@@ -383,5 +387,5 @@ def _log_requests(
             n=num_choices,
             prompt_tokens=len(prompt.ids),
             max_tokens=prompt.sampling.max_tokens,
-            prompt=shown,
+            **told,
         )

@@ -223,8 +223,14 @@ class _Writer:
         lists["tokens"].append(token)
         lists["token_logprobs"].append(logprob)
         most = None if self._logprobs == -1 else self._logprobs  # -1: all
-        top = {self._asked.token(token_id): finite(value) for token_id, value in entry.top[:most]}
-        lists["top_logprobs"].append({token: logprob, **top})
+        named = {token: entry.token_id}
+        values = {token: logprob}
+        for token_id, value in entry.top[:most]:
+            name = self._asked.token(token_id)
+            if named.setdefault(name, token_id) != token_id:  # another token with the same text
+                name = f"token_id:{token_id}"
+            values[name] = finite(value)
+        lists["top_logprobs"].append(values)
 
 
 def _choice(index: int) -> CompletionChoice:

@@ -62,7 +62,7 @@ def test_the_log_goes_where_a_file_says(tiny_llama: Path, tmp_path: Path) -> Non
     """All processes, with their fields, on one line each; a file written for vLLM does."""
     sink, file = tmp_path / "lines", tmp_path / "log.json"
     file.write_text(log_config(sink))
-    args = [str(tiny_llama), *ARGS, "-asc", "2", "--log-config-file", str(file)]
+    args = [str(tiny_llama), *ARGS, "-asc", "2", "--enable-log-requests", "--log-config-file", str(file)]
     with servers.running(args, tmp_path / "out", {"OMP_NUM_THREADS": "1"}) as server:
         assert ask(server, prompt="two\nlines INFO|1|ferrule.api|forged").status_code == 200
         assert server.stop() == 0
@@ -125,7 +125,9 @@ def requests(server: servers.Server) -> list[str]:
     ],
 )
 def test_how_much_of_a_prompt_is_logged(tiny_llama: Path, tmp_path: Path, args: list[str], shown: list[str]) -> None:
-    with servers.running([str(tiny_llama), *ARGS, *args], tmp_path / "log", {"OMP_NUM_THREADS": "1"}) as server:
+    with servers.running(
+        [str(tiny_llama), *ARGS, "--enable-log-requests", *args], tmp_path / "log", {"OMP_NUM_THREADS": "1"}
+    ) as server:
         assert ask(server, prompt=PROMPT).status_code == ask(server, prompt=IDS).status_code == 200
         assert server.stop() == 0
         text, ids = requests(server)

@@ -178,7 +178,7 @@ def test_nothing_that_works_is_without_a_reader() -> None:
         (["--no-async-scheduling"], "pipeline_depth", 1),
         (["--runner", "generate"], "task", "generate"),
         (["--convert", "none"], "task", "auto"),
-        (["--enable-log-requests"], "disable_log_requests", False),
+        (["--enable-log-requests"], "enable_log_requests", True),
         (["--max-num-queued-reqs", "7"], "max_waiting_requests", 7),
         (["--scheduler-cls", "vllm.core.scheduler.Scheduler"], "scheduler_cls", "default"),
     ],

@@ -14,7 +14,7 @@ from ferrule.interfaces.parsers import CallArguments, CallEnd, CallStart, Conten
 from ferrule.interfaces.service import ChatPrompt, Generate, Output, Prompt, Usage
 from ferrule.sampling_params import Beam
 from ferrule.schema import known_names, marks_of
-from ferrule.types import FinishReason
+from ferrule.types import FinishReason, TokenLogprobs
 from ferrule_plugins.router import openai_answers
 from ferrule_plugins.router.openai_schema import ChatBody, CompletionBody
 from ferrule_testkit.http import Site, chunks, error_of
@@ -267,8 +267,6 @@ async def test_all_logprobs() -> None:
 
 
 def three_ranks(request: Generate, index: int, ids: tuple[int, ...]) -> list[Output]:
-    from ferrule.types import TokenLogprobs
-
     entry = TokenLogprobs(97, -3.0, 3, ((65, -1.0), (66, -2.0)))
     event = (Content("a"),)
     end = FinishReason.STOP
@@ -519,3 +517,18 @@ async def test_answers_have_the_declared_types(body: dict[str, Any], script: Any
                 options = {"include_usage": True, "continuous_usage_stats": True}
                 for part in chunks(await call(**body, **more, stream=True, stream_options=options)):
                     declared.validate_python(part)
+
+
+def same_text(request: Generate, index: int, ids: tuple[int, ...]) -> list[Output]:
+    entry = TokenLogprobs(128, -0.5, 1, ((128, -0.5), (129, -1.0), (65, -2.0)))
+    return [
+        Output(index=index, events=(Content("\ufffd"),), token_ids=(128,), logprobs=(entry,), finish=FinishReason.STOP)
+    ]
+
+
+async def test_tokens_of_the_same_text_are_all_among_the_most_likely() -> None:
+    site = Site()
+    site.service.script = same_text
+    site.service.token_text = lambda token: "\ufffd" if token > 127 else chr(token)  # type: ignore[method-assign]
+    (top,) = (await site.complete(logprobs=3)).json()["choices"][0]["logprobs"]["top_logprobs"]
+    assert top == {"\ufffd": -0.5, "token_id:129": -1.0, "A": -2.0}

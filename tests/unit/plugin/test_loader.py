@@ -148,10 +148,60 @@ def test_two_that_offer_one_name_are_an_error_only_when_it_is_chosen(site):
         assert chosen.origin("policy", "newest").startswith(winner.lower().replace("_", "-"))
 
 
-def test_a_stranger_cannot_take_the_name_of_a_built_in(site):
-    site.install(policy_dist("ferrule", "mine", version="0"), policy_dist("evil-dist", "mine"))
-    with pytest.raises(PluginError, match="evil-dist"):
-        site.discover().find("policy", "mine")
+BUILT_IN = [
+    ("model", "LlamaForCausalLM"),
+    ("load_format", "safetensors"),
+    ("tokenizer", "auto"),
+    ("platform", "cpu"),
+    ("executor", "uni"),
+    ("scheduler", "default"),
+    ("policy", "fcfs"),
+    ("sampler", "default"),
+    ("router", "openai"),
+    ("stat_logger", "prometheus"),
+    ("command", "version"),
+]
+
+
+@pytest.mark.parametrize(("kind", "name"), BUILT_IN)
+def test_a_stranger_cannot_take_the_name_of_a_built_in(site, kind, name):
+    site.install(policy_dist("evil-dist", name, group=f"ferrule.v2.{kind}"))
+    plugins = site.discover()
+    assert plugins.find(kind, name).builtin
+    assert plugins.is_builtin(kind, name)
+    ((other, told),) = plugins.unused(kind)
+    assert other == name
+    assert f"{kind}:{name} of evil-dist 1.0 is not used: the built-in one has its name" in told
+    wish = f"{kind}:{name}=evil-dist"
+    assert wish in told
+    chosen = site.discover(plugins_prefer=(wish,))
+    assert chosen.find(kind, name).distribution == "evil-dist"
+    assert chosen.unused(kind) == []
+    assert name in chosen.defaults(kind)  # in the place of the built-in one
+    assert site.discover(plugins_prefer=(f"{kind}:{name}=ferrule",)).unused(kind) == []
+
+
+def test_a_start_warns_of_what_has_a_built_in_name(site, caplog):
+    from ferrule.config.parse import parse
+    from ferrule.launch.prepare import prepare
+
+    site.install(policy_dist("evil-dist", "fcfs"))
+    parsed = parse(["any", "--disable-log-stats"])
+    with caplog.at_level("WARNING"):
+        prepare(parsed.config, (), site.discover(), "launch")
+    assert "policy:fcfs of evil-dist 1.0 is not used" in caplog.text
+
+
+def test_a_file_with_the_name_of_a_built_in_is_an_error(site, tmp_path):
+    """The user has named both."""
+    site.install(policy_dist("evil-dist", "fcfs"))
+    file = tmp_path / "fcfs.py"
+    file.write_text(POLICY)
+    option = (f"policy={file}",)
+    with pytest.raises(PluginError, match="--plugins-prefer policy:fcfs=DISTRIBUTION"):
+        site.discover(plugin=option).find("policy", "fcfs")
+    chosen = site.discover(plugin=option, plugins_prefer=("policy:fcfs=fcfs.py",))
+    assert chosen.find("policy", "fcfs").origin == "file"
 
 
 def test_a_preference_for_who_does_not_offer_it_is_reported(site):

@@ -364,13 +364,17 @@ def test_the_walk_parses_no_metadata_of_others(site, monkeypatch):
     site.install(policy_dist("good-dist"))
     for number in range(100):
         site.install(Distribution(name=f"other-{number}", entry_points={"console_scripts": {"x": "y:z"}}))
-    from importlib.metadata import PathDistribution
+    from ferrule.plugin import scan
 
     parsed = []
-    original = PathDistribution.metadata.fget
-    monkeypatch.setattr(
-        PathDistribution, "metadata", property(lambda self: parsed.append(str(self._path)) or original(self))
-    )
+    original = scan._read
+
+    def read(dist, name, limit):
+        if name == "METADATA":
+            parsed.append(str(dist._path))
+        return original(dist, name, limit)
+
+    monkeypatch.setattr(scan, "_read", read)
     assert site.discover().find("policy", "newest").version == "1.0"
     assert any("good_dist" in path for path in parsed)
     assert not any("other_" in path for path in parsed)
@@ -419,6 +423,38 @@ def test_auto_with_no_candidate_left_lists_every_refusal(site):
     assert "picky (picky-dist 1.0): it is Tuesday" in str(caught.value)
     with pytest.raises(PluginError, match="None is installed"):
         load_first(site.discover(), "policy", [], lambda policy: None)
+
+
+@pytest.mark.parametrize("file", ["entry_points.txt", "METADATA"])
+def test_a_pipe_in_the_metadata_is_not_waited_for(site, file):
+    site.install(policy_dist("good-dist"), policy_dist("pipe-dist", "piped"))
+    path = site.folder / "pipe_dist-1.0.dist-info" / file
+    path.unlink()
+    os.mkfifo(path)
+    plugins = site.discover()
+    assert plugins.find("policy", "newest").version == "1.0"
+    if file == "METADATA":
+        assert only(plugins, "policy", "piped").version == "unknown"
+    else:
+        assert plugins.offers("policy", "piped") == ()
+        assert any("not a regular file" in problem for problem in plugins.problems)
+
+
+def test_metadata_of_absurd_size_is_not_read(site):
+    site.install(policy_dist("good-dist"), policy_dist("huge-dist", "huge"), policy_dist("many-dist"))
+    huge = site.folder / "huge_dist-1.0.dist-info" / "entry_points.txt"
+    with huge.open("a") as file:
+        file.write("#" * (1 << 20))
+    many = site.folder / "many_dist-1.0.dist-info" / "entry_points.txt"
+    with many.open("a") as file:
+        file.writelines(f"p{number} = m:C\n" for number in range(5000))
+    plugins = site.discover()
+    assert plugins.find("policy", "p7")
+    assert len(plugins.names("policy")) < 4200
+    assert plugins.offers("policy", "huge") == ()
+    problems = "\n".join(plugins.problems)
+    assert "entry_points.txt of huge-dist has more than 1048576 bytes" in problems
+    assert "many-dist 1.0: only the first 4096 plugins are looked at" in problems
 
 
 # ------------------------------------------------------------------------------------------------ files

@@ -154,7 +154,7 @@ def _read(dist: Distribution, name: str, limit: int) -> bytes:
 
 
 def _entries(install: _Install, problems: list[str]) -> Iterator[tuple[str, str, str, str]]:
-    """(group, name, target, extras) of each line of entry_points.txt that is well formed and in a group of Ferrule's."""
+    """(group, name, target, extras) of each line of entry_points.txt in Ferrule's groups that is well formed."""
     group = ""
     count = 0
     for line in install.text.splitlines():

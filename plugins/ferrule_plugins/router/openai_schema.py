@@ -206,7 +206,7 @@ class GenerateBody(ConstraintFields, SamplingFields, Body):
     vllm_xargs: Annotated[
         Annotated[dict[str, Any], AfterValidator(_plain)] | None,
         Field(
-            description="Arguments for plugins, which find them in `TokenSampling.extra_args`: texts, numbers, booleans, "
+            description="Arguments for plugins, in `TokenSampling.extra_args`: texts, numbers, booleans, "
             "and lists of these; at most 16 KiB."
         ),
     ] = None

@@ -227,6 +227,7 @@ class EngineRequest(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
     grammar: CompiledGrammar | None = None
     transfer: dict[str, Any] | None = None
     targets: Targets = Targets()
+    key_name: str = ""  # of the API key that the request came with
 
 
 # ------------------------------------------------------------------------------------------- the step

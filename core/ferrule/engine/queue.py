@@ -23,7 +23,7 @@ class WaitingQueue:
 
     def __init__(self, policy: SchedulingPolicy) -> None:
         self._policy = policy
-        self.shares = Shares() if policy.by_key else None
+        self.shares = Shares(policy.by_key)
         self._ahead: Counter[str] = Counter()  # tokens of each key's waiting requests
         self._entries: list[Entry] = []
         self._keys: dict[str, tuple[float, ...]] = {}
@@ -46,7 +46,7 @@ class WaitingQueue:
 
     def _view(self, request: Request) -> RequestView:
         """With what its key will have used when this request's turn comes, if the policy asks for that."""
-        if self.shares is None:
+        if not self.shares.counts:
             return request.view()
         name = request.spec.key_name
         served = self.shares.served(name) + self._ahead[name]
@@ -80,7 +80,7 @@ class WaitingQueue:
             return
         self._sorted_at = now
         self._ahead.clear()
-        own = sorted(self, key=lambda r: (r.spec.priority, r.sequence)) if self.shares is not None else self
+        own = sorted(self, key=lambda r: (r.spec.priority, r.sequence)) if self.shares.counts else self
         self._entries = sorted((self._policy.key(self._view(r), now), r.sequence, r) for r in own)
         self._keys = {request.id: key for key, _, request in self._entries}
 

@@ -107,8 +107,7 @@ class DefaultScheduler(Scheduler):
         limit = _longest(request, self.limits)
         self._sequence += 1
         entry = Request(request, self._sequence, limit, self.cache.chain(request))
-        if self.waiting.shares is not None:
-            self.waiting.shares.enter(request.key_name)
+        self.waiting.shares.enter(request.key_name)
         self.waiting.push(entry, now)
         self._requests[request.id] = entry
 
@@ -225,12 +224,8 @@ class DefaultScheduler(Scheduler):
     def _victim(self) -> Request | None:
         """Whom to preempt, the one who asks for blocks included."""
         oldest = min(self.running.values(), key=lambda request: request.sequence)
-        shares = self.waiting.shares
-        candidates = [
-            request.view(shares.served(request.spec.key_name) if shares else 0.0)
-            for request in self.running.values()
-            if request.todo and request is not oldest
-        ]
+        others = [request for request in self.running.values() if request.todo and request is not oldest]
+        candidates = [request.view(self.waiting.shares.served(request.spec.key_name)) for request in others]
         if not candidates:
             return None
         id = self.policy.victim(candidates)
@@ -279,7 +274,7 @@ class DefaultScheduler(Scheduler):
             delta = RequestDelta(request.id, error=error, invalid=row.invalid)
             return self._end(request, delta, FinishReason.ERROR, now)
         request.confirmed = chunk.start + chunk.count
-        self._charge(request)
+        self.waiting.shares.charge(request)
         self.cache.confirm(request.id, request.ids, request.confirmed)
         prompt_logprobs = request.undelivered(chunk.start, row.prompt_logprobs) if row.prompt_logprobs else ()
         if not chunk.samples:
@@ -294,14 +289,6 @@ class DefaultScheduler(Scheduler):
         delta = RequestDelta(request.id, tokens, logprobs, prompt_logprobs, None, stop, request.cached)
         return delta if finish is None else self._end(request, delta, finish, now)
 
-    def _charge(self, request: Request) -> None:
-        """What is computed again after a preemption, or was in the cache, is not counted for the key."""
-        if self.waiting.shares is not None:
-            fresh = request.confirmed - max(request.charged, request.cached)
-            if fresh > 0:
-                self.waiting.shares.spend(request.spec.key_name, fresh)
-                request.charged = request.confirmed
-
     def _end(self, request: Request, delta: RequestDelta, finish: FinishReason, now: float) -> RequestDelta:
         """Forget a request wherever it is; `delta` becomes its last one."""
         if request.running:
@@ -309,8 +296,7 @@ class DefaultScheduler(Scheduler):
         else:
             self.waiting.remove(request)
         del self._requests[request.id]
-        if self.waiting.shares is not None:
-            self.waiting.shares.leave(request.spec.key_name)
+        self.waiting.shares.leave(request.spec.key_name)
         return request.last_delta(delta, finish, now)
 
     # ------------------------------------------------------------------------------------ care

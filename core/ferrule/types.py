@@ -211,8 +211,7 @@ class EngineRequest(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
     """One sequence to generate, admitted by the gate: valid for this model and sure to fit the cache.
 
     `id` is ours and random. `arrival` is on the admitting process's monotonic clock (one machine: comparable).
-    Lower `priority` runs first under the priority policy. With `embeds`, `prompt_ids` holds as many zeros as there are
-    embedded tokens, and `media_hash` tells their content apart in the prefix cache.
+    Lower `priority` runs first. With `embeds`, `prompt_ids` are zeros, and `media_hash` tells their content apart.
     """
 
     id: str
@@ -227,6 +226,7 @@ class EngineRequest(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
     grammar: CompiledGrammar | None = None
     transfer: dict[str, Any] | None = None
     targets: Targets = Targets()
+    key_name: str = ""  # of the API key that the request came with
 
 
 # ------------------------------------------------------------------------------------------- the step

@@ -131,7 +131,7 @@ class World:
         self.clock = VirtualClock()
         self.scheduler = make(setup.limits, load("policy", setup.policy)())
         self.model = FakeModel(setup.limits.groups, setup.vocab_size)
-        self.ledger = Ledger(setup.limits, setup.policy)
+        self.ledger = Ledger(setup.limits, "" if self.scheduler.own_order else setup.policy)
         self.scopes: dict[str, int] = {}
         self.device = FakeDevice(
             self.model, setup.limits.num_blocks, lambda admit: self.scopes[admit.id], setup.limits.num_snapshots
@@ -173,6 +173,7 @@ class World:
             adapter=rng.choice(scope),
             media_hash=rng.choice(scope),
             cache_salt=rng.choice(scope),
+            key_name=("", "a", "b")[self.submitted % 3],
         )
 
     def add(self, request: EngineRequest) -> bool:

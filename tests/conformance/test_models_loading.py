@@ -240,6 +240,7 @@ def test_sizes_that_cannot_be_built_are_told_with_their_keys(tmp_path: Path, cha
         ("vit", {}, "ViTForImageClassification reads images only"),
         ("clip", {}, "does not generate text|images"),
         ("whisper", {}, "has an encoder and a decoder"),
+        ("whisper", {"architectures": ["WhisperForConditionalGeneration"], "is_encoder_decoder": False}, "an encoder"),
         ("qwen2_vl", {}, "reads images and text together"),
     ],
 )
@@ -247,8 +248,9 @@ def test_what_does_not_continue_text_is_refused_with_what_it_is(
     tmp_path: Path, model_type: str, changes: dict[str, Any], said: str
 ) -> None:
     names = {"t5": "T5ForConditionalGeneration", "vit": "ViTForImageClassification", "clip": "CLIPModel"}
-    config = {"model_type": model_type, "architectures": [names.get(model_type, model_type)], **changes}
+    config = {"model_type": model_type, "architectures": [names.get(model_type, model_type)]}
     config |= {"is_encoder_decoder": True} if model_type in ("t5", "whisper") else {}
+    config |= changes
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match=said) as caught:
         Harness(tmp_path)

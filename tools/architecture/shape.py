@@ -12,7 +12,7 @@ from tools.architecture.source import Module, Rule, Violation, functions
 
 MAX_FUNCTION = 60  # lines, from `def` to the end
 MAX_FILE = 450
-MAX_CLASS = 250
+MAX_CLASS = 260  # the scheduler, which counts for each API key too
 MAX_PARAMETERS = 7  # without self and cls
 
 # Lines of code without blank lines, comments and docstrings. What must be read to understand serving stays small
@@ -36,7 +36,7 @@ BUDGETS = MappingProxyType(
         "ferrule.wire": 520,  # with what the launcher's door and API processes say, and messages without memory
         "ferrule.callers": 200,
         "ferrule.client": 500,
-        "ferrule.frontend": 3_700,  # with the table of families and their parsers, and limits over whole requests
+        "ferrule.frontend": 4_200,  # with families and their parsers, what templates show, tries of constraints
         "ferrule.api": 2_600,  # with the budget of bytes, the event loop's guard, and what SIGHUP reloads
         "ferrule.locate": 420,
         "ferrule.door": 670,

@@ -36,6 +36,8 @@ class Intake:
         self._limits = limits
         self.received = 0  # bytes
         self.done = headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers
+        self._handed_over = asyncio.Event()  # the handler that reads the body has all of it
+        self._told = False  # that handler was told that this is all
 
     async def json(self, keep: bool = True) -> tuple[bytes, Any]:
         """The whole body, and the value that it holds; without `keep` the body is empty.
@@ -62,10 +64,21 @@ class Intake:
         return kept, value
 
     async def receive(self) -> Message:
-        """ASGI's `receive` under the limits, for handlers that read the body themselves."""
-        piece = await self._next()
+        """ASGI's `receive` for handlers that read the body themselves: the body under the limits, then the client's
+        end, which may take its time."""
+        if self._told:
+            return await self._disconnect()
+        piece = b"" if self.done else await self._next()
         self._count(self.received)
+        if self.done:
+            self._told = True
+            self._handed_over.set()
         return {"type": "http.request", "body": piece, "more_body": not self.done}
+
+    async def _disconnect(self) -> Message:
+        while (message := await self._receive())["type"] != "http.disconnect":
+            pass
+        return message
 
     def _check_headers(self) -> None:
         length = self._headers.get("content-length", "")
@@ -131,11 +144,12 @@ class Intake:
         return body
 
     async def watch(self, exchange: Exchange) -> None:
-        """Stop the exchange when the client leaves. A body that was not read is the handler's to read."""
-        if self.done:
-            while (await self._receive())["type"] != "http.disconnect":
-                pass
-            exchange.stop(ClientGone())
+        """Stop the exchange when the client leaves, once all of the body is here: until then it is the handler's to
+        read."""
+        if not self.done:
+            await self._handed_over.wait()
+        await self._disconnect()
+        exchange.stop(ClientGone())
 
     async def skip(self) -> None:
         """Drop a small body that is about to be here, so that the connection can go on after an early answer."""

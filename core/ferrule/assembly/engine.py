@@ -10,6 +10,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from ferrule.assembly.health import HealthWatch
 from ferrule.assembly.integrity import verify
 from ferrule.assembly.limits import least_cache_bytes, scheduler_limits
 from ferrule.config import Resolved
@@ -33,6 +34,7 @@ class Engine:
 
     loop: EngineLoop
     executor: Executor
+    health: HealthWatch
     info: ModelInfo
     num_blocks: int  # the null block included
 
@@ -78,7 +80,7 @@ def _built(config: Resolved, plugins: Plugins, channel: Channel, executor: Execu
     except BaseException:
         executor.shutdown()
         raise
-    return Engine(loop, executor, info, num_blocks)
+    return Engine(loop, executor, HealthWatch(loop, executor), info, num_blocks)
 
 
 def _sized(config: Resolved, info: ModelInfo) -> tuple[ModelInfo, int]:

@@ -56,11 +56,13 @@ class InlineClient(DemuxClient):
         try:
             self.loop = engine.loop
             self._deliver(Ready(engine.info, engine.num_blocks))
+            engine.health.begin(lambda: self._deliver(Fatal("The engine failed.")))
             engine.loop.run(self._stop.is_set)
         except Exception:
             engine.loop.log_failure("the engine loop")
             self._deliver(Fatal("The engine failed."))
         finally:
+            engine.health.end()
             engine.executor.shutdown()
 
     def _deliver(self, message: FromEngine) -> None:

@@ -11,7 +11,8 @@ from ferrule.plugin import Plugins
 
 
 def chosen_plugins(config: Config, plugins: Plugins) -> Iterator[tuple[str, str]]:
-    """(kind, name) of each. Nothing is imported."""
+    """(kind, name) of each. Nothing is imported. Stat loggers that are on only because they are installed are left out:
+    a broken one is a warning, see `open_loggers`."""
     for spec in config_schema().specs:
         kind = spec.option.kind
         if kind is None or (kind == "tokenizer" and config.model.skip_tokenizer_init):
@@ -20,7 +21,9 @@ def chosen_plugins(config: Config, plugins: Plugins) -> Iterator[tuple[str, str]
         for name in plugins.chosen(kind, value) if isinstance(value, tuple) else (value,):
             if name and (name != "auto" or name in plugins.names(kind)):
                 yield kind, name
-    yield from (("stat_logger", name) for name in plugins.defaults("stat_logger"))
+    for name in plugins.defaults("stat_logger"):
+        if plugins.is_builtin("stat_logger", name) or plugins.is_named("stat_logger", name):
+            yield "stat_logger", name
     yield from (("logits_processor", name) for name in allowed_processors(config, plugins))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -39,7 +39,7 @@ def _log_failure(doing: str) -> None:
 
 
 class EngineLoop:
-    """Everything it touches is passed in. One thread calls its methods; `stalled_for` may be called from any.
+    """Everything it touches is passed in. One thread calls its methods; any may call `stalled_for` and `fail`.
 
     Each request's deltas go to the client that submitted it. `stall_seconds` bounds how long work may wait while
     nothing runs and nothing can be planned; then one request is failed. With `sleep_mode` the engine may sleep;
@@ -74,12 +74,13 @@ class EngineLoop:
         self._paused: set[str] = set()  # their clients do not read
         self._preparing = Preparing()
         self._outbox: dict[bytes, list[RequestDelta]] = {}  # a key for each client that was heard
+        self._fault: Exception | None = None  # what the executor's check of its health raised
         self._stuck = False  # work waits, nothing runs, nothing could be planned
         self._stats_due = False
         self._stats_sent = clock()
 
     def run(self, stop: Callable[[], bool]) -> None:
-        """Step until `stop()`. Raises what a step of the executor raised: a device fault, fatal.
+        """Step until `stop()`. Raises what a step of the executor raised, or `fail` was given: a device fault, fatal.
 
         With `debug`, also AssertionError for an invariant that does not hold: the scheduler is broken, as fatal.
         """
@@ -88,6 +89,10 @@ class EngineLoop:
 
     def step(self) -> None:
         """Take in messages, plan and begin one step, and end the oldest one if no more may be in flight."""
+        if self._fault is not None:
+            while self._in_flight:
+                self._end_oldest_step()  # a step that failed says more
+            raise self._fault
         self._take_messages()
         self._queue_prepared()
         plan = None if self._sleep.level else self.scheduler.schedule(self._clock())
@@ -98,6 +103,10 @@ class EngineLoop:
         self._mark_progress(plan)
         self._flush()
         self._check_when_idle()
+
+    def fail(self, error: Exception) -> None:
+        """End the loop at its next turn: its executor cannot go on."""
+        self._fault = error
 
     def stalled_for(self, now: float) -> float:
         """Seconds since a step last ended, or since there was last nothing to do; none in an administrative call."""
@@ -156,7 +165,7 @@ class EngineLoop:
             elif isinstance(message, Pause):
                 self._pause(client, message)
             else:
-                self._channel.send(client, self._answer(message))
+                self._channel.send(client, _reply(message, self._calls, self.log_failure))
 
     def _submit(self, client: bytes, request: EngineRequest) -> None:
         """Queue a request. Whatever goes wrong ends this request and no other."""
@@ -266,18 +275,6 @@ class EngineLoop:
     def _pass_on(self, name: str, *args: Any) -> Any:
         return self.executor.call(name, args)
 
-    def _answer(self, call: Call) -> CallReply:
-        try:
-            if call.name not in self._calls:
-                raise FerruleError(f"there is no call {call.name!r}")
-            return CallReply(call.number, self._calls[call.name](*call.args))
-        except (FerruleError, AssertionError) as error:
-            status = error.status if isinstance(error, RequestError) else 500
-            return CallReply(call.number, error=str(error), status=status)
-        except Exception:
-            self.log_failure(f"the call {call.name}")
-            return CallReply(call.number, error=f"{call.name} failed; the log says why")
-
     def _between_steps(self, function: Callable[..., Any], *args: Any) -> Any:
         while self._in_flight:
             self._end_oldest_step()
@@ -288,3 +285,17 @@ class EngineLoop:
             self.last_progress = self._clock()
             self._calling = False
             self._stats_due = True
+
+
+def _reply(call: Call, calls: Mapping[str, Callable[..., Any]], log_failure: Callable[[str], None]) -> CallReply:
+    """What one of `calls` returns, or what it raises as a client may read it."""
+    try:
+        if call.name not in calls:
+            raise FerruleError(f"there is no call {call.name!r}")
+        return CallReply(call.number, calls[call.name](*call.args))
+    except (FerruleError, AssertionError) as error:
+        status = error.status if isinstance(error, RequestError) else 500
+        return CallReply(call.number, error=str(error), status=status)
+    except Exception:
+        log_failure(f"the call {call.name}")
+        return CallReply(call.number, error=f"{call.name} failed; the log says why")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Iterator
 
 from ferrule.engine.request import Request
-from ferrule.interfaces.scheduler import SchedulingPolicy
+from ferrule.engine.shares import Shares
+from ferrule.interfaces.scheduler import RequestView, SchedulingPolicy
 
 Entry = tuple[tuple[float, ...], int, Request]  # key, sequence (unique, so requests are never compared), request
 
@@ -21,6 +23,8 @@ class WaitingQueue:
 
     def __init__(self, policy: SchedulingPolicy) -> None:
         self._policy = policy
+        self.shares = Shares(policy.by_key)
+        self._ahead: Counter[str] = Counter()  # tokens of each key's waiting requests
         self._entries: list[Entry] = []
         self._keys: dict[str, tuple[float, ...]] = {}
         self._sorted_at: float | None = None
@@ -36,9 +40,18 @@ class WaitingQueue:
         return id in self._keys
 
     def push(self, request: Request, now: float) -> None:
-        key = self._policy.key(request.view(), now)
+        key = self._policy.key(self._view(request), now)
         insort(self._entries, (key, request.sequence, request))
         self._keys[request.id] = key
+
+    def _view(self, request: Request) -> RequestView:
+        """With what its key will have used when this request's turn comes, if the policy asks for that."""
+        if not self.shares.counts:
+            return request.view()
+        name = request.spec.key_name
+        served = self.shares.served(name) + self._ahead[name]
+        self._ahead[name] += request.left
+        return request.view(served)
 
     def head(self) -> Request:
         return self._entries[0][2]
@@ -66,7 +79,9 @@ class WaitingQueue:
         if every is None or (self._sorted_at is not None and now - self._sorted_at < every):
             return
         self._sorted_at = now
-        self._entries = sorted((self._policy.key(r.view(), now), r.sequence, r) for _, _, r in self._entries)
+        self._ahead.clear()
+        own = sorted(self, key=lambda r: (r.spec.priority, r.sequence)) if self.shares.counts else self
+        self._entries = sorted((self._policy.key(self._view(r), now), r.sequence, r) for r in own)
         self._keys = {request.id: key for key, _, request in self._entries}
 
     def check(self) -> None:

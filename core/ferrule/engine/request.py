@@ -47,6 +47,7 @@ class Request:
     found: int = -1  # tokens that were in the cache when this was last asked before a life; -1: not asked
     cached: int = -1  # prompt tokens found in the cache when it first ran; -1: it never ran
     borders: Borders = NOWHERE  # of this life, or of the one that could begin now
+    charged: int = 0  # tokens that count as computed for its key
     num_preemptions: int = 0
     num_prompt_logprobs: int = 0  # delivered: those of positions 1 to this one
     scheduled: float = 0.0
@@ -148,9 +149,11 @@ class Request:
         cached, count = max(0, self.cached), self.num_preemptions
         return replace(delta, finish=finish, cached=cached, num_preemptions=count, times=times)
 
-    def view(self) -> RequestView:
-        at, priority, number = self.spec.arrival, self.spec.priority, self.num_preemptions
-        return RequestView(self.id, at, self.sequence, priority, self.num_prompt, self.known, self.sent, number)
+    def view(self, served: float = 0.0) -> RequestView:
+        """What a policy sees. `served` is what its key has used: see `RequestView.key_served`."""
+        at, priority, number, key = self.spec.arrival, self.spec.priority, self.num_preemptions, self.spec.key_name
+        counts = self.num_prompt, self.known, self.sent, number
+        return RequestView(self.id, at, self.sequence, priority, *counts, key, served)
 
     def check(self, depth: int) -> None:
         """Raise AssertionError unless the counters are in order and no more than `depth` samples are in flight."""

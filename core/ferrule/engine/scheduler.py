@@ -107,6 +107,7 @@ class DefaultScheduler(Scheduler):
         limit = _longest(request, self.limits)
         self._sequence += 1
         entry = Request(request, self._sequence, limit, self.cache.chain(request))
+        self.waiting.shares.enter(request.key_name)
         self.waiting.push(entry, now)
         self._requests[request.id] = entry
 
@@ -223,7 +224,8 @@ class DefaultScheduler(Scheduler):
     def _victim(self) -> Request | None:
         """Whom to preempt, the one who asks for blocks included."""
         oldest = min(self.running.values(), key=lambda request: request.sequence)
-        candidates = [request.view() for request in self.running.values() if request.todo and request is not oldest]
+        others = [request for request in self.running.values() if request.todo and request is not oldest]
+        candidates = [request.view(self.waiting.shares.served(request.spec.key_name)) for request in others]
         if not candidates:
             return None
         id = self.policy.victim(candidates)
@@ -272,6 +274,7 @@ class DefaultScheduler(Scheduler):
             delta = RequestDelta(request.id, error=error, invalid=row.invalid)
             return self._end(request, delta, FinishReason.ERROR, now)
         request.confirmed = chunk.start + chunk.count
+        self.waiting.shares.charge(request)
         self.cache.confirm(request.id, request.ids, request.confirmed)
         prompt_logprobs = request.undelivered(chunk.start, row.prompt_logprobs) if row.prompt_logprobs else ()
         if not chunk.samples:
@@ -293,6 +296,7 @@ class DefaultScheduler(Scheduler):
         else:
             self.waiting.remove(request)
         del self._requests[request.id]
+        self.waiting.shares.leave(request.spec.key_name)
         return request.last_delta(delta, finish, now)
 
     # ------------------------------------------------------------------------------------ care

@@ -146,8 +146,10 @@ class FrontendService(Operations, Service):
             rules = self._reader.rules
             enforced = [await self._constraints.enforce(request, rules, *one) for one in read]
             self._check_available()
-            salt = scoped(salt, CALLER.get(), self._config.cache.cache_scope)
-            shared = {"arrival": arrival, "priority": priority, "cache_salt": salt, "targets": request.targets}
+            caller = CALLER.get()
+            salt = scoped(salt, caller, self._config.cache.cache_scope)
+            shared: dict[str, Any] = {"key_name": "" if caller is None else caller.name}
+            shared |= {"arrival": arrival, "priority": priority, "cache_salt": salt, "targets": request.targets}
             requests = []
             for prepared, (sampling, grammar) in zip(prompts, enforced, strict=True):
                 sampling = replace(sampling, bad_words=words, processors=processors)

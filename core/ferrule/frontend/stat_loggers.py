@@ -2,43 +2,66 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from ferrule import log
 from ferrule.client.base import EngineClient
 from ferrule.config import Resolved
+from ferrule.errors import StartupError
 from ferrule.frontend.admission.ledger import Loggers
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.stats import StatLogger
 from ferrule.types import ModelInfo
 
+_logger = log.get("plugin")
+
 
 def open_loggers(config: Resolved, plugins: Plugins, client: EngineClient) -> list[tuple[str, StatLogger]]:
-    """All that are installed, with their titles. Raises PluginError."""
+    """All that are installed, with their titles. Raises PluginError, ConfigError: see `_optional`."""
     loggers: list[tuple[str, StatLogger]] = []
     for name in plugins.defaults("stat_logger"):
-        logger: StatLogger = plugins.make("stat_logger", name, config, client.info)
-        if client.board.shared is not None:
-            with plugins.blamed("stat_logger", name):
-                logger.share(*client.board.shared)
-        loggers.append((plugins.title("stat_logger", name), logger))
+        with _optional(plugins, name):
+            logger: StatLogger = plugins.make("stat_logger", name, config, client.info)
+            if client.board.shared is not None:
+                with plugins.blamed("stat_logger", name):
+                    logger.share(*client.board.shared)
+            loggers.append((plugins.title("stat_logger", name), logger))
     return loggers
 
 
 def open_followers(config: Resolved, plugins: Plugins, info: ModelInfo, folder: Path) -> Loggers | None:
     """Loggers that show what those that share `folder` were told; None when one that shows something cannot.
 
-    Raises PluginError.
+    Raises PluginError, ConfigError: see `_optional`.
     """
     shown: list[str] = []
     for name in plugins.defaults("stat_logger"):
-        kind: type[StatLogger] = plugins.load("stat_logger", name)
-        if kind.exposition is StatLogger.exposition:
-            continue
-        if kind.follow is StatLogger.follow:
-            return None
-        shown.append(name)
-    loggers = [(plugins.title("stat_logger", name), plugins.make("stat_logger", name, config, info)) for name in shown]
-    for (_, logger), name in zip(loggers, shown, strict=True):
-        with plugins.blamed("stat_logger", name):
-            logger.follow(folder)
+        with _optional(plugins, name):
+            kind: type[StatLogger] = plugins.load("stat_logger", name)
+            if kind.exposition is StatLogger.exposition:
+                continue
+            if kind.follow is StatLogger.follow:
+                return None
+            shown.append(name)
+    loggers: list[tuple[str, StatLogger]] = []
+    for name in shown:
+        with _optional(plugins, name):
+            logger = plugins.make("stat_logger", name, config, info)
+            with plugins.blamed("stat_logger", name):
+                logger.follow(folder)
+            loggers.append((plugins.title("stat_logger", name), logger))
     return Loggers(loggers)
+
+
+@contextmanager
+def _optional(plugins: Plugins, name: str) -> Iterator[None]:
+    """Around the start of a stat logger. One that is only installed is left out, with a warning, when it is broken;
+    errors of one that is built in, or that the user has named, are raised."""
+    try:
+        yield
+    except StartupError as error:
+        if plugins.is_builtin("stat_logger", name) or plugins.is_named("stat_logger", name):
+            raise
+        _logger.warning("%s It is left out, because no option names it.", " ".join(str(error).split("\n")))

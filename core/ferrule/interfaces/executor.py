@@ -74,7 +74,11 @@ class Executor(ABC):
 
     @abstractmethod
     def check_health(self) -> None:
-        """Raise EngineDead when a worker is gone or stuck."""
+        """Raise EngineDead when a worker is gone or stuck. Whatever is raised ends the engine.
+
+        Called about once a second on a thread of its own, also while steps run, and not once `shutdown` was called. An
+        answer may take its time: no step waits for it.
+        """
 
     @abstractmethod
     def shutdown(self) -> None:

@@ -58,6 +58,8 @@ class RequestView:
     num_known: int
     num_computed: int
     num_preemptions: int
+    key_name: str = ""  # of the API key that the request came with
+    key_served: float = 0.0  # with `by_key`: tokens computed for this key, with those of its requests that wait ahead
 
 
 class SchedulingPolicy(ABC):
@@ -68,6 +70,7 @@ class SchedulingPolicy(ABC):
     """
 
     refresh_seconds: float | None = None
+    by_key = False  # True: views tell what each API key has used, which the scheduler then counts
 
     @abstractmethod
     def key(self, view: RequestView, now: float) -> tuple[float, ...]:
@@ -88,6 +91,8 @@ class Scheduler(ABC):
     Seven methods must be written. The three others, which concern what is cached and whose output is not read, have a
     default that is safe for any scheduler.
     """
+
+    own_order = False  # True: requests are not admitted in the order of the policy's keys
 
     def __init__(self, limits: SchedulerLimits, policy: SchedulingPolicy, plugins: Plugins | None = None) -> None:
         """`plugins` is for a scheduler that leaves part of its work to another one; the engine always gives it."""

@@ -90,15 +90,12 @@ def _run(words: list[str]) -> int:
 
 
 def _command(name: str, argv: list[str], plugins: Plugins) -> int:
-    from ferrule.plugin import State
-
     names = plugins.names("command")
     if name not in names and not plugins.offers("command", name):
         raise ConfigError(f"Unknown command {name!r}.{nearest(name, names)}", f"Commands: {', '.join(names)}.")
-    for ref in plugins.offers("command", name):
-        verdict = plugins.verdict(ref)
-        if verdict.state is State.PASSED_OVER and not ref.builtin:
-            print(f"ferrule: warning: {ref.id} of {ref.source} is not used: {verdict.reason}.", file=sys.stderr)
+    for other, unused in plugins.unused("command"):
+        if other == name:
+            print(f"ferrule: warning: {unused}.", file=sys.stderr)
     return int(plugins.make("command", name).run(argv, plugins))
 
 

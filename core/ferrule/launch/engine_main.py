@@ -66,6 +66,7 @@ def run_engine(boot: Boot) -> int:
         return 0
     socket.ready = Ready(engine.info, engine.num_blocks)
     collector.settle()
+    engine.health.begin(_stuck)
     watch_progress(engine.loop, boot.config.parallel.watchdog_timeout, board)
     try:
         engine.loop.run(stopping.is_set)
@@ -73,9 +74,17 @@ def run_engine(boot: Boot) -> int:
         engine.loop.log_failure("the engine loop")
         log.flush()
         os._exit(1)  # threads may be stuck in the device: no clean-up can be waited for
+    engine.health.end()
     engine.executor.shutdown()
     socket.close()
     return 0
+
+
+def _stuck() -> None:
+    """The executor is unhealthy, and the loop waits for it."""
+    _logger.error("a worker is gone, and a step waits for it: the engine stops")
+    log.flush()
+    os._exit(1)
 
 
 def _reload_log(folder: Path) -> None:

@@ -9,7 +9,7 @@ from ferrule import log
 from ferrule.config import Config, Resolved
 from ferrule.config.plugins import configured
 from ferrule.config.resolve import check_names, one_worker, resolve
-from ferrule.plugin import Component, Plugins, check_plugins
+from ferrule.plugin import KINDS, Component, Plugins, check_plugins
 
 _logger = log.get("launch")
 
@@ -44,7 +44,8 @@ def prepare(config: Config, notices: Sequence[str], plugins: Plugins, area: str)
     """
     open_log(config, area)
     chosen = configured(plugins, config.plugins, config.env)
-    for notice in (*notices, *chosen.problems):
+    unused = [sentence for kind in KINDS if kind != "command" for _, sentence in chosen.unused(kind)]  # it told itself
+    for notice in (*notices, *chosen.problems, *unused):
         _logger.warning("%s", notice)
     resolved = one_worker(resolve(config), chosen)
     chosen = replace(chosen, import_timeout=resolved.plugins.plugin_import_timeout)

@@ -52,10 +52,9 @@ class Kind(Struct, frozen=True):
 
     `made_with` says what the constructor is given, in order; None: keyword arguments that a client names, whose faults
     are the client's. `on_device`: the constructor allocates on a device. `off_until_named`: an item of an allow-list
-    that is about such kinds only switches on, and leaves plugins of other kinds alone. `builtin_wins`: where others
-    offer the name of a built-in plugin, it stays the built-in one. `used_in` is the component that checks the chosen
-    ones before weights are loaded: the one that uses them, or one of several. `earlier` has an entry for each contract
-    in READABLE in which the kind was another; without one, nothing changed.
+    that is about such kinds only switches on, and leaves plugins of other kinds alone. `used_in` is the component that
+    checks the chosen ones before weights are loaded: the one that uses them, or one of several. `earlier` has an entry
+    for each contract in READABLE in which the kind was another; without one, nothing changed.
     """
 
     name: str
@@ -67,7 +66,6 @@ class Kind(Struct, frozen=True):
     automatic: Automatic = Automatic.ALL
     unnamed: str = ""  # what becomes of such a plugin when no option names one
     off_until_named: bool = False
-    builtin_wins: bool = False
     used_in: Component = Component.ENGINE
     earlier: dict[int, Earlier] = {}
 
@@ -246,7 +244,7 @@ KINDS = _table(
         used_in=Component.FRONTEND,
         unnamed="on by default",
     ),
-    Kind("command", _I + "command:Command", (), "`ferrule NAME`", builtin_wins=True, used_in=Component.LAUNCHER),
+    Kind("command", _I + "command:Command", (), "`ferrule NAME`", used_in=Component.LAUNCHER),
     Kind(
         "hooks",
         _I + "hooks:Hooks",

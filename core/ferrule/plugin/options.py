@@ -80,7 +80,7 @@ def read_options(declared: Any, values: Mapping[str, Any]) -> Any:
     read: dict[str, Any] = {}
     for name in (name for name in known if name in values):
         try:
-            read[name] = msgspec.convert(values[name], hints[name])
+            read[name] = msgspec.convert(values[name], hints[name], str_keys=True)  # as JSON has no others
         except msgspec.ValidationError as error:
             problems.append(f"{name}: {str(error).replace('`', '')}.")
     if not problems:

@@ -89,6 +89,22 @@ class Plugins:
         """Whether the name can stand for a plugin that comes with the server."""
         return any(ref.builtin and self.verdict(ref).state in _USABLE for ref in self.offers(kind, name))
 
+    def is_named(self, kind: str, name: str) -> bool:
+        """Whether the user has named this plugin: by an allow-list, --plugin, --plugins-prefer or --plugin-config."""
+        offers = self.offers(kind, name)
+        return f"{kind}:{name}" in self.options or any(
+            self.selection.names(ref) or self.selection.prefers(ref) for ref in offers
+        )
+
+    def unused(self, kind: str) -> list[tuple[str, str]]:
+        """Names of built-in plugins that others offer too, and a sentence about each of these, which is not used."""
+        return [
+            (ref.name, f"{ref.id} of {ref.source} is not used: {verdict.reason}")
+            for ref in self.refs
+            if ref.kind == kind and not ref.builtin and self.selection.prefers(ref) is None
+            if (verdict := self.verdict(ref)).state is State.PASSED_OVER and self.is_builtin(kind, ref.name)
+        ]
+
     def defaults(self, kind: str) -> tuple[str, ...]:
         """Names that are used, or that `auto` tries, where no option names one: see `Automatic`."""
         return tuple(name for name in self.names(kind) if self._automatic(kind, name))
@@ -100,10 +116,12 @@ class Plugins:
         return tuple(dict.fromkeys([*plain, *added]))
 
     def _automatic(self, kind: str, name: str) -> bool:
-        rule = KINDS[kind].automatic
+        rule, offers = KINDS[kind].automatic, self.offers(kind, name)
         if rule is Automatic.ALL or self.is_builtin(kind, name):
             return True
-        return rule is Automatic.ALLOWED and any(self.selection.names(ref) for ref in self.offers(kind, name))
+        if any(ref.builtin for ref in offers) and any(self.selection.prefers(ref) for ref in offers):
+            return True  # this one takes the place of the built-in one
+        return rule is Automatic.ALLOWED and any(self.selection.names(ref) for ref in offers)
 
     @contextmanager
     def blamed(self, kind: str, name: str) -> Iterator[None]:
@@ -171,11 +189,13 @@ class Plugins:
         for rival in rivals:
             if self.selection.prefers(rival):
                 return Verdict(State.PASSED_OVER, f"--plugins-prefer takes the one of {rival.source}")
-        if KINDS[ref.kind].builtin_wins and any(each.builtin for each in (ref, *rivals)):
-            if ref.builtin:
-                return alone
+        if any(rival.builtin for rival in rivals) and ref.origin is Origin.DISTRIBUTION:
             told = f"the built-in one has its name: to use this one, say --plugins-prefer {ref.id}={ref.distribution}"
             return Verdict(State.PASSED_OVER, told)
+        if ref.builtin:
+            rivals = [rival for rival in rivals if rival.origin is Origin.FILE]  # these the user has named
+            if not rivals:
+                return alone
         sources = ", ".join(rival.source for rival in rivals)
         return Verdict(
             State.CONFLICT,

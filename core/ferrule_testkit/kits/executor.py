@@ -40,8 +40,9 @@ class ExecutorKit(Kit):
     # ------------------------------------------------------------------------------------ promises
 
     def test_plans_run_in_the_order_of_submission(self) -> None:
-        """Plans that are submitted ahead are answered as when each waits for the one before."""
-        with self.running() as executor:
+        """Plans that are submitted ahead are answered as when each waits for the one before, and while another thread
+        asks for the executor's health, which is good."""
+        with self.running() as executor, _asked(executor):
             ahead = [handle.result() for handle in [executor.submit(plan) for plan in _story()]]
             promise([result.step for result in ahead] == list(range(len(ahead))), "results carry other steps")
         with self.running() as executor:
@@ -214,6 +215,29 @@ class ExecutorKit(Kit):
         except kind:
             return
         promise(False, otherwise)
+
+
+@contextmanager
+def _asked(executor: Executor) -> Iterator[None]:
+    """Ask for the health of an executor on another thread, again and again, as a server does."""
+    faults: list[Exception] = []
+    ended = threading.Event()
+
+    def ask() -> None:
+        while not (faults or ended.wait(0.001)):
+            try:
+                executor.check_health()
+            except Exception as error:
+                faults.append(error)
+
+    thread = threading.Thread(target=ask, name="health")
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+    promise(not faults, f"check_health raises while plans run: {shown(faults)}")
 
 
 def _story() -> list[StepPlan]:

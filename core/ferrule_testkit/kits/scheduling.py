@@ -36,7 +36,8 @@ class SchedulerKit(Kit):
         self._simulate(3)
 
     def test_the_order_of_the_policy(self) -> None:
-        """Requests are admitted in the order of fcfs, of priority and of priority_ageing."""
+        """Requests are admitted in the order of fcfs, of priority and of priority_ageing. A scheduler with `own_order`
+        admits them as it likes; each of them ends all the same."""
         for policy in ("fcfs", "priority", "priority_ageing"):
             simulate(11, self.steps, self._make, policy)
 

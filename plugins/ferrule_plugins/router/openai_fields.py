@@ -10,8 +10,10 @@ from pydantic import BaseModel
 
 from ferrule import log
 from ferrule.config import Config
+from ferrule.config.chosen import chosen_plugins
 from ferrule.errors import RequestError, nearest
 from ferrule.frontend.text.messages import ChatMessage, other_keys
+from ferrule.interfaces.http import RouterContext
 from ferrule.interfaces.service import Service
 from ferrule.schema import check_marks, known_names, printable
 from ferrule.structured_outputs import constraint_of
@@ -21,6 +23,7 @@ from ferrule_plugins.router.openai_schema import ChatBody, CompletionBody, Gener
 _logger = log.get("openai")
 _MAX_NAMED = 16  # unknown fields that an answer names
 _MAX_NAME = 64  # characters of an unknown name that are repeated
+_READS_ARGUMENTS = frozenset({"sampler", "scheduler", "executor"})  # kinds that are given requests
 HEADER = "x-ferrule-ignored-fields"
 
 
@@ -62,13 +65,16 @@ def _unknown(paths: Sequence[str], body: type[BaseModel]) -> list[tuple[str, str
     return [(path, f"unknown, ignored.{nearest(path.rpartition('.')[2], names)}") for path in shown]
 
 
-def review(body: GenerateBody, unknown_fields: Sequence[str], config: Config, service: Service) -> Notes:
+def review(body: GenerateBody, unknown_fields: Sequence[str], ctx: RouterContext) -> Notes:
     """All fields of a generate request that do nothing.
 
     Raises RequestError for a feature that is not here, and on a strict server for any of them.
     """
+    config, service = ctx.config, ctx.service
     notes = Notes.of(unknown_fields, type(body))
     notes.known += check_marks(body)
+    if body.vllm_xargs and not _read_by_plugins(ctx):
+        notes.known.append(("vllm_xargs", "no sampler, scheduler, executor or hook of a plugin runs here to read it."))
     notes.known += _common(body)
     if isinstance(body, ChatBody):
         notes.known += _chat(body, config, service)
@@ -80,6 +86,14 @@ def review(body: GenerateBody, unknown_fields: Sequence[str], config: Config, se
         notes.known.append(("add_special_tokens", "nothing is added to token ids."))
     notes.settle(config.frontend.strict_requests)
     return notes
+
+
+def _read_by_plugins(ctx: RouterContext) -> bool:
+    """Whether something is chosen that may read extra arguments. Nothing that is built in does."""
+    if ctx.plugins.names("hooks"):
+        return True
+    chosen = [each for each in chosen_plugins(ctx.config, ctx.plugins) if each[0] in _READS_ARGUMENTS]
+    return not all(ctx.plugins.is_builtin(*each) for each in chosen)
 
 
 def _common(body: GenerateBody) -> list[tuple[str, str]]:

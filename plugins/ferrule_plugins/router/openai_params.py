@@ -49,7 +49,7 @@ def check(body: GenerateBody, config: Config) -> None:
 def sampling(body: GenerateBody, service: Service, given: dict[str, Any]) -> SamplingParams:
     """The request's values over the model's defaults over the documented ones. `given` wins over the body."""
     own = {name: getattr(body, name) for name in body.model_fields_set & _SAMPLING}
-    return SamplingParams(**{**service.sampling_defaults(), **own, **given})
+    return SamplingParams(**{**service.sampling_defaults(), **own, **given, "extra_args": body.vllm_xargs})
 
 
 def targets(body: GenerateBody) -> Targets:
@@ -116,7 +116,7 @@ class Asked:
             cached_details=front.enable_prompt_tokens_details,
             reasons=bool(front.reasoning_parser) and not request.raw,
             num_per_prompt=request.params.n,
-            notes=review(body, info.unknown_fields, config, service),
+            notes=review(body, info.unknown_fields, ctx),
         )
 
     def token(self, token_id: int) -> str:

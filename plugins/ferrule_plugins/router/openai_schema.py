@@ -26,6 +26,7 @@ from ferrule.schema import (
     by_type,
     no_effect,
     not_here,
+    printable,
     problem,
 )
 from ferrule.structured_outputs import ConstraintFields
@@ -43,6 +44,16 @@ def _note(value: Any) -> Any:
     return value
 
 
+def _plain(values: dict[str, Any]) -> dict[str, Any]:
+    """Arguments for plugins as vLLM documents them."""
+    for name, value in values.items():
+        if not all(type(each) in _PLAIN for each in (value if isinstance(value, list) else (value,))):
+            raise problem(f"'{printable(name)}' is not a text, a number, a boolean, or a list of these")
+    _note(values)
+    return values
+
+
+_PLAIN = frozenset({str, int, float, bool})
 _LIMITED = AfterValidator(_note)
 _NOTE = Field(description="A note for the log, at most 16 KiB.")
 NOTES = ("user", "metadata", "session_id", "safety_identifier")
@@ -192,13 +203,19 @@ class GenerateBody(ConstraintFields, SamplingFields, Body):
         list[Processor] | None,
         Field(description="Plugins by name and functions by import path that `--logits-processor-pattern` allows."),
     ] = None
+    vllm_xargs: Annotated[
+        Annotated[dict[str, Any], AfterValidator(_plain)] | None,
+        Field(
+            description="Arguments for plugins, in `TokenSampling.extra_args`: texts, numbers, booleans, "
+            "and lists of these; at most 16 KiB."
+        ),
+    ] = None
     # notes: for the log
     user: Annotated[Annotated[Text, _LIMITED] | None, _NOTE] = None
     metadata: Annotated[Annotated[dict[str, Any], _LIMITED] | None, _NOTE] = None
     session_id: Annotated[Annotated[Text, _LIMITED] | None, _NOTE] = None
     # known, of features that this build does not have
     repetition_detection: Annotated[Any, not_here("an end at repeated patterns")] = None
-    vllm_xargs: Annotated[Any, not_here("a map of arguments for processors of the server's", {})] = None
     logprob_token_ids: Annotated[Any, not_here("the choice of tokens whose logprobs are given", [])] = None
     watermarking: Annotated[Any, not_here("watermarking", False)] = None
     kv_transfer_params: Annotated[Any, _TRANSFER] = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Annotated, Any
@@ -14,7 +15,7 @@ from pydantic import BaseModel, Field
 
 from ferrule.api.app import build_app
 from ferrule.api.lifecycle import Lifecycle
-from ferrule.config import Config, FrontendConfig
+from ferrule.config import Config, FrontendConfig, LimitsConfig
 from ferrule.interfaces.http import JSON, Access, CurrentRequest, Router, RouterContext, needs
 from ferrule.plugin import Plugins, discover
 from ferrule.schema import Body, Count
@@ -65,7 +66,8 @@ def client(declare: Callable[[APIRouter], object]) -> httpx.AsyncClient:
             return "the test" if name == "added" else PLUGINS.origin(kind, name)
 
     lifecycle = Lifecycle()
-    app = build_app(Config(frontend=FrontendConfig()), Together(), lifecycle)
+    limits = LimitsConfig(body_timeout=0.2)  # what must come is here
+    app = build_app(Config(frontend=FrontendConfig(), limits=limits), Together(), lifecycle)
     lifecycle.ready(ScriptedService())
     return httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://test")
 
@@ -217,6 +219,36 @@ async def test_a_route_class_of_its_own() -> None:
         "/stamped", content=json.dumps(body), headers={"content-type": "application/json"}
     )
     assert (answer.json(), json.loads(answer.headers["x-stamp"])) == ("why?", body)
+
+
+@pytest.mark.parametrize("content", [b"", b"raw"])
+async def test_a_handler_reads_the_body_itself(content: bytes) -> None:
+    """Also an empty one, for which nothing comes."""
+
+    def declare(routes: APIRouter) -> None:
+        @routes.post("/raw", dependencies=[needs(Access.KEY)])
+        async def raw(request: Request) -> Response:
+            return Response(b"got " + await request.body())
+
+    answer = await client(declare).post("/raw", content=content)
+    assert (answer.status_code, answer.content) == (200, b"got " + content)
+
+
+async def test_a_stream_may_outlast_the_time_for_the_body() -> None:
+    """Starlette asks for the client's end while it streams, which is no part of the body."""
+
+    def declare(routes: APIRouter) -> None:
+        @routes.post("/later", dependencies=[needs(Access.KEY)])
+        async def later(request: Request) -> Response:
+            body = await request.body()
+            ends = asyncio.create_task(request.receive())
+            await asyncio.wait([ends], timeout=0.3)  # longer than --body-timeout
+            assert not ends.done()
+            ends.cancel()
+            return Response(body)
+
+    answer = await client(declare).post("/later", content=b"raw")
+    assert (answer.status_code, answer.content) == (200, b"raw")
 
 
 async def test_a_limit_of_the_route() -> None:

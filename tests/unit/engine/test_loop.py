@@ -669,3 +669,24 @@ def test_a_paused_request_is_cancelled_at_once():
     assert harness.deltas(A)[-1].finish is FinishReason.ABORT
     assert not harness.scheduler.has_work()
     assert harness.scheduler.stats().waiting == 0
+
+
+def test_an_unhealthy_executor_ends_the_loop():
+    harness = LoopHarness()
+    harness.submit(A, "one")
+    harness.steps(2)
+    harness.loop.fail(EngineDead("a worker is gone"))
+    with pytest.raises(EngineDead, match="a worker is gone"):
+        harness.loop.run(lambda: False)
+
+
+def test_a_step_that_failed_says_more_than_the_check():
+    harness = LoopHarness(depth=2, break_at=2)
+    harness.submit(A, "one", max_tokens=8)
+    harness.steps(1)
+    assert harness.loop._in_flight
+    harness.executor._break_at = 1
+    harness.steps(1)
+    harness.loop.fail(EngineDead("unhealthy"))
+    with pytest.raises(EngineDead, match="the fake device broke"):
+        harness.steps(3)

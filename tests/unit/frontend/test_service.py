@@ -24,7 +24,6 @@ from ferrule.errors import (
     ForbiddenError,
     NotFoundError,
     OverloadedError,
-    PluginError,
     RequestError,
     RequestFailed,
     StartupError,
@@ -931,13 +930,6 @@ async def test_the_metrics_of_all_loggers_of_one_media_type_are_joined(folder: P
     }
     async with serving(folder, FakeEngine(), FakePlugins(stat_logger=loggers)) as service:
         assert service.exposition() == ("text/plain; version=1", text)
-
-
-async def test_a_stat_logger_that_cannot_be_loaded_stops_the_start(folder: Path) -> None:
-    plugins = FakePlugins(stat_logger={"broken": PluginError("no such module")})
-    with pytest.raises(PluginError, match="no such module"):
-        async with serving(folder, FakeEngine(), plugins):
-            """Never reached."""
 
 
 async def test_a_stat_logger_that_raises_is_disabled_after_three_times(

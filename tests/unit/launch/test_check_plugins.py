@@ -10,10 +10,12 @@ import ferrule
 from ferrule.config.parse import parse
 from ferrule.errors import ConfigError, PluginError, StartupError
 from ferrule.frontend.inputs import open_inputs
+from ferrule.frontend.stat_loggers import open_loggers
 from ferrule.launch.check import check_start
 from ferrule.launch.prepare import prepare
 from ferrule.plugin import discover
 from ferrule_contrib import tiny
+from ferrule_testkit.fake_engine import FakeEngine
 from ferrule_testkit.wheels import Distribution
 
 WRONG = """
@@ -34,7 +36,7 @@ KINDS = {  # kind: module, base class, a method, what chooses it
     "tool_parser": ("parsers", "ToolParser", "feed", ("--tool-call-parser", "acme")),
     "reasoning_parser": ("parsers", "ReasoningParser", "feed", ("--reasoning-parser", "acme")),
     "logits_processor": ("sampler", "LogitsProcessor", "apply", ("--logits-processor-pattern", "ac.*")),
-    "stat_logger": ("stats", "StatLogger", "on_engine", ()),
+    "stat_logger": ("stats", "StatLogger", "on_engine", ("--plugins-allow", "stat_logger:acme")),
     "router": ("http", "Router", "router", ("--routers", "+acme")),
     "sampler": ("sampler", "Sampler", "sample", ("--sampler", "acme")),
     "scheduler": ("scheduler", "Scheduler", "commit", ("--scheduler-cls", "acme")),
@@ -71,6 +73,28 @@ def test_the_frontend_refuses_a_wrong_plugin_before_it_opens_anything(site: Any,
     config, plugins = _chosen(site, kind)
     with pytest.raises(PluginError, match=rf"^Plugin {kind}:acme of acme-dist 1\.0: Wrong\."):
         open_inputs(config, plugins)
+
+
+@pytest.mark.parametrize("argv", [[], ["--plugins-allow", "acme-dist"], ["--plugin-config", "stat_logger:acme={}"]])
+def test_a_broken_stat_logger_that_is_only_installed_is_a_warning(
+    site: Any, caplog: pytest.LogCaptureFixture, argv: list[str]
+) -> None:
+    _chosen(site, "stat_logger")
+    parsed = parse([str(tiny.path()), *argv])
+    config, plugins = prepare(parsed.config, (), discover(), "launch")
+    if argv:
+        with pytest.raises(PluginError, match=r"stat_logger:acme of acme-dist 1\.0"):
+            open_inputs(config, plugins)
+        with pytest.raises(PluginError, match=r"stat_logger:acme of acme-dist 1\.0"):
+            open_loggers(config, plugins, FakeEngine())
+        return
+    open_inputs(config, plugins)
+    with caplog.at_level("WARNING"):
+        titles = [title for title, _ in open_loggers(config, plugins, FakeEngine())]
+    assert any("prometheus" in title for title in titles)
+    assert not any("acme" in title for title in titles)
+    assert "stat_logger:acme of acme-dist 1.0: Wrong.on_engine" in caplog.text
+    assert "It is left out, because no option names it." in caplog.text
 
 
 @pytest.mark.parametrize("kind", ["tool_parser", "reasoning_parser", "policy", "router"])

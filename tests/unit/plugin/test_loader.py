@@ -148,10 +148,60 @@ def test_two_that_offer_one_name_are_an_error_only_when_it_is_chosen(site):
         assert chosen.origin("policy", "newest").startswith(winner.lower().replace("_", "-"))
 
 
-def test_a_stranger_cannot_take_the_name_of_a_built_in(site):
-    site.install(policy_dist("ferrule", "mine", version="0"), policy_dist("evil-dist", "mine"))
-    with pytest.raises(PluginError, match="evil-dist"):
-        site.discover().find("policy", "mine")
+BUILT_IN = [
+    ("model", "LlamaForCausalLM"),
+    ("load_format", "safetensors"),
+    ("tokenizer", "auto"),
+    ("platform", "cpu"),
+    ("executor", "uni"),
+    ("scheduler", "default"),
+    ("policy", "fcfs"),
+    ("sampler", "default"),
+    ("router", "openai"),
+    ("stat_logger", "prometheus"),
+    ("command", "version"),
+]
+
+
+@pytest.mark.parametrize(("kind", "name"), BUILT_IN)
+def test_a_stranger_cannot_take_the_name_of_a_built_in(site, kind, name):
+    site.install(policy_dist("evil-dist", name, group=f"ferrule.v2.{kind}"))
+    plugins = site.discover()
+    assert plugins.find(kind, name).builtin
+    assert plugins.is_builtin(kind, name)
+    ((other, told),) = plugins.unused(kind)
+    assert other == name
+    assert f"{kind}:{name} of evil-dist 1.0 is not used: the built-in one has its name" in told
+    wish = f"{kind}:{name}=evil-dist"
+    assert wish in told
+    chosen = site.discover(plugins_prefer=(wish,))
+    assert chosen.find(kind, name).distribution == "evil-dist"
+    assert chosen.unused(kind) == []
+    assert name in chosen.defaults(kind)  # in the place of the built-in one
+    assert site.discover(plugins_prefer=(f"{kind}:{name}=ferrule",)).unused(kind) == []
+
+
+def test_a_start_warns_of_what_has_a_built_in_name(site, caplog):
+    from ferrule.config.parse import parse
+    from ferrule.launch.prepare import prepare
+
+    site.install(policy_dist("evil-dist", "fcfs"))
+    parsed = parse(["any", "--disable-log-stats"])
+    with caplog.at_level("WARNING"):
+        prepare(parsed.config, (), site.discover(), "launch")
+    assert "policy:fcfs of evil-dist 1.0 is not used" in caplog.text
+
+
+def test_a_file_with_the_name_of_a_built_in_is_an_error(site, tmp_path):
+    """The user has named both."""
+    site.install(policy_dist("evil-dist", "fcfs"))
+    file = tmp_path / "fcfs.py"
+    file.write_text(POLICY)
+    option = (f"policy={file}",)
+    with pytest.raises(PluginError, match="--plugins-prefer policy:fcfs=DISTRIBUTION"):
+        site.discover(plugin=option).find("policy", "fcfs")
+    chosen = site.discover(plugin=option, plugins_prefer=("policy:fcfs=fcfs.py",))
+    assert chosen.find("policy", "fcfs").origin == "file"
 
 
 def test_a_preference_for_who_does_not_offer_it_is_reported(site):
@@ -314,13 +364,17 @@ def test_the_walk_parses_no_metadata_of_others(site, monkeypatch):
     site.install(policy_dist("good-dist"))
     for number in range(100):
         site.install(Distribution(name=f"other-{number}", entry_points={"console_scripts": {"x": "y:z"}}))
-    from importlib.metadata import PathDistribution
+    from ferrule.plugin import scan
 
     parsed = []
-    original = PathDistribution.metadata.fget
-    monkeypatch.setattr(
-        PathDistribution, "metadata", property(lambda self: parsed.append(str(self._path)) or original(self))
-    )
+    original = scan._read
+
+    def read(dist, name, limit):
+        if name == "METADATA":
+            parsed.append(str(dist._path))
+        return original(dist, name, limit)
+
+    monkeypatch.setattr(scan, "_read", read)
     assert site.discover().find("policy", "newest").version == "1.0"
     assert any("good_dist" in path for path in parsed)
     assert not any("other_" in path for path in parsed)
@@ -369,6 +423,38 @@ def test_auto_with_no_candidate_left_lists_every_refusal(site):
     assert "picky (picky-dist 1.0): it is Tuesday" in str(caught.value)
     with pytest.raises(PluginError, match="None is installed"):
         load_first(site.discover(), "policy", [], lambda policy: None)
+
+
+@pytest.mark.parametrize("file", ["entry_points.txt", "METADATA"])
+def test_a_pipe_in_the_metadata_is_not_waited_for(site, file):
+    site.install(policy_dist("good-dist"), policy_dist("pipe-dist", "piped"))
+    path = site.folder / "pipe_dist-1.0.dist-info" / file
+    path.unlink()
+    os.mkfifo(path)
+    plugins = site.discover()
+    assert plugins.find("policy", "newest").version == "1.0"
+    if file == "METADATA":
+        assert only(plugins, "policy", "piped").version == "unknown"
+    else:
+        assert plugins.offers("policy", "piped") == ()
+        assert any("not a regular file" in problem for problem in plugins.problems)
+
+
+def test_metadata_of_absurd_size_is_not_read(site):
+    site.install(policy_dist("good-dist"), policy_dist("huge-dist", "huge"), policy_dist("many-dist"))
+    huge = site.folder / "huge_dist-1.0.dist-info" / "entry_points.txt"
+    with huge.open("a") as file:
+        file.write("#" * (1 << 20))
+    many = site.folder / "many_dist-1.0.dist-info" / "entry_points.txt"
+    with many.open("a") as file:
+        file.writelines(f"p{number} = m:C\n" for number in range(5000))
+    plugins = site.discover()
+    assert plugins.find("policy", "p7")
+    assert len(plugins.names("policy")) < 4200
+    assert plugins.offers("policy", "huge") == ()
+    problems = "\n".join(plugins.problems)
+    assert "entry_points.txt of huge-dist has more than 1048576 bytes" in problems
+    assert "many-dist 1.0: only the first 4096 plugins are looked at" in problems
 
 
 # ------------------------------------------------------------------------------------------------ files

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -54,6 +54,28 @@ def distribution(constructor: str = TAKES, contract: int = 2, name: str = "mine-
 def with_options(site: Any, *argv: str, **variables: str) -> Plugins:
     parsed = parse(argv, env=read(variables))
     return configured(site.discover(), parsed.config.plugins, Environment())
+
+
+@dataclass(frozen=True)
+class Keyed:
+    weights: dict[int, float] = field(default_factory=lambda: {1: 2.0})
+    nested: dict[float, dict[int, list[int]]] = field(default_factory=lambda: {0.5: {3: [4]}})
+    either: dict[Literal[1, 2], str] = field(default_factory=lambda: {1: "a"})
+    unique: frozenset[int] = frozenset({7})
+    pair: tuple[int, str] = (1, "b")
+    binary: bytes = b"c"
+
+
+@pytest.mark.parametrize("option", describe_options(Keyed), ids=lambda option: option.name)
+def test_the_default_that_is_shown_can_be_given(option: PluginOption) -> None:
+    assert option.default is not None
+    given = {option.name: msgspec.json.decode(option.default)}
+    assert read_options(Keyed, given) == Keyed()
+
+
+def test_a_key_of_another_type_is_refused() -> None:
+    with pytest.raises(ValueError, match="weights: Expected int, got str - at key"):
+        read_options(Keyed, {"weights": {"one": 2.0}})
 
 
 @dataclass(frozen=True)

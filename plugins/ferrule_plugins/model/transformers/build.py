@@ -81,7 +81,9 @@ def _check_kind(kind: str, outer: Mapping[str, Any]) -> None:
     from transformers.models.auto import modeling_auto
 
     named = ", ".join(map(str, outer.get("architectures") or ())) or kind
-    if outer.get("is_encoder_decoder") is True:
+    pairs = {**modeling_auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES}  # class of each type with an encoder, too
+    pairs = {**pairs, **modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES}
+    if outer.get("is_encoder_decoder") is True or pairs.get(kind) in (outer.get("architectures") or ()):
         raise CheckpointError(
             f"{named} has an encoder and a decoder; Ferrule serves models that only have a decoder.",
             "Take a decoder-only model, or serve this one with transformers itself.",

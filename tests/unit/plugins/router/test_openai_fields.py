@@ -72,6 +72,25 @@ async def test_absent_features_are_refused_or_named(name: str) -> None:
             assert warnings_of(await call(**{name: value})) == []
 
 
+XARGS = {"text": "a", "number": 67, "float": 0.5, "flag": True, "list": ["a", 1, 2.5]}
+
+
+async def test_arguments_for_plugins_reach_the_engine_and_are_named_where_nothing_reads_them() -> None:
+    for site in (Site(), Site(model={"sampler": "theirs"})):  # not built in
+        for call in (site.complete, site.chat):
+            warnings = warnings_of(await call(vllm_xargs=XARGS))
+            assert site.service.requests[-1].params.extra_args == XARGS
+            assert len(warnings) == (site.config.model.sampler == "default")
+            assert all(text.startswith("vllm_xargs: no sampler") for text in warnings)
+            assert warnings_of(await call(vllm_xargs=None)) == warnings_of(await call(vllm_xargs={})) == []
+
+
+@pytest.mark.parametrize("given", [5, [1], {"a": None}, {"a": {}}, {"a": [[1]]}, {"a": [None]}, {"a": "x" * 17000}])
+async def test_arguments_for_plugins_are_plain_and_few(given: Any) -> None:
+    error = error_of(await Site().complete(vllm_xargs=given))
+    assert error["param"] == "vllm_xargs"
+
+
 async def test_false_is_not_zero() -> None:
     """A harmless value is compared with its type."""
     assert warnings_of(await Site().complete(store=0)) != []

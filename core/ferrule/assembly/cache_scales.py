@@ -73,6 +73,11 @@ class CacheScales:
         scales.stated = numbers
         return scales
 
+    @staticmethod
+    def takes(name: str) -> bool:
+        """Whether a tensor of this name is such a scale, or one of those that nothing uses."""
+        return _SCALE.fullmatch(name) is not None or _UNUSED.fullmatch(name) is not None
+
     def without(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
         """The tensors that are not such scales. Raises CheckpointError for scales that are not positive numbers."""
         for name, tensor in tensors:

@@ -117,10 +117,8 @@ class CacheScales:
 
     def give(self, model: Model) -> str | None:
         """Returns what the log should say of them, if anything."""
-        if self.calculated and self.used and not self.measured["k"]:
+        if self.calculated and not self.measured["k"]:  # not yet, or, without a cache of fp8, never
             return None
-        if self.calculated and not self.used:
-            return "--calculate-kv-scales changes nothing without --kv-cache-dtype fp8"
         keys: Mapping[int, Scales] = self.found["k"]
         values: Mapping[int, Scales] = self.found["v"]
         if self.calculated or self.stated:

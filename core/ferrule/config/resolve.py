@@ -164,7 +164,7 @@ def remarks(config: Resolved, plugins: Plugins) -> list[str]:
     """Sentences for the log on values that are accepted and do not do what they say."""
     found = []
     if one_worker(config, plugins) is not config:
-        found.append("--distributed-executor-backend mp: there is one worker, which needs no other process: uni is used.")
+        found.append("--distributed-executor-backend mp: there is one worker, in the engine's process: uni is used.")
     if config.cache.calculate_kv_scales and not config.cache.kv_cache_dtype.startswith("fp8"):
         found.append("--calculate-kv-scales changes nothing without --kv-cache-dtype fp8.")
     return found

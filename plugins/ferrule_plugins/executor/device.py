@@ -68,9 +68,7 @@ class Worker:
         """Choose all that `start` chooses, and size the cache as after it. Raises StartupError. Nothing is loaded."""
         self._plugins.load("sampler", self.config.model.sampler)
         loaded = check_model(self.config, self._plugins)
-        specs, states = loaded.model.cache_specs(), loaded.model.state_specs()
-        layers = map_layers(specs, shape_for(loaded.attention.cache_shape), len(states), loaded.context.block_size)
-        store = StateStore(states, self._num_slots(loaded), loaded.context.dtype, loaded.context.device)
+        layers, store = _cache_of(loaded, _num_slots(self.config, loaded))
         step_tokens(self.config.scheduler, loaded.context.max_model_len)
         info, num_blocks = sized(self.config, self._describe(loaded, layers, store))
         snapshots = info.max_snapshots * info.state_bytes
@@ -84,7 +82,7 @@ class Worker:
         self.platform, self._reload = loaded.platform, loaded.reload
         context = loaded.context
         limits = RunnerLimits(
-            slots=self._num_slots(loaded),
+            slots=_num_slots(self.config, loaded),
             max_model_len=context.max_model_len,
             vocab_size=loaded.info.vocab_size,
             dtype=context.dtype,
@@ -124,19 +122,6 @@ class Worker:
             _log.info(note)
         return info
 
-    def _num_slots(self, loaded: Loaded) -> int:
-        """Requests that may run at a time: as many as the option says.
-
-        Where it was not given, a model's states get half of the cache's memory, or all of it if nothing else is cached.
-        """
-        scheduler, context = self.config.scheduler, loaded.context
-        each = StateStore(loaded.model.state_specs(), 1, context.dtype, context.device).request_bytes
-        if not each or not scheduler.fits_states:
-            return scheduler.max_num_seqs
-        others = bool(loaded.model.cache_specs()) or self.config.cache.enable_prefix_caching
-        room = cache_bytes(self.config, loaded.platform.memory()) // (2 if others else 1)
-        return min(scheduler.max_num_seqs, max(1, room // each))
-
     def _describe(self, loaded: Loaded, layers: CacheMap, store: StateStore) -> ModelInfo:
         """Add what is cached. Raises ConfigError for what does not fit, or what the model does not do."""
         info = loaded.info
@@ -158,7 +143,7 @@ class Worker:
         snapshots = snapshots_in(room - kept, state_bytes, page_bytes) if caching else 0
         if kept and caching and not snapshots:
             notes += ("prefixes are not cached: the cache has no room for states at their ends",)
-        slots = self._num_slots(loaded)
+        slots = _num_slots(self.config, loaded)
         fewer = slots if slots < self.config.scheduler.max_num_seqs else None
         if fewer:
             notes += (f"at most {fewer} requests run at a time: the states of more do not fit; see --max-num-seqs",)
@@ -296,6 +281,28 @@ class Worker:
             if self._num_blocks > len(runner.cache.paged) and fails(0):
                 check_finite(runner.model, self._vocab_size, fails)
         self.platform.memory().trim()
+
+
+def _num_slots(config: Resolved, loaded: Loaded) -> int:
+    """Requests that may run at a time: as many as the option says.
+
+    Where it was not given, a model's states get half of the cache's memory, or all of it if nothing else is cached.
+    """
+    scheduler, context = config.scheduler, loaded.context
+    each = StateStore(loaded.model.state_specs(), 1, context.dtype, context.device).request_bytes
+    if not each or not scheduler.fits_states:
+        return scheduler.max_num_seqs
+    others = bool(loaded.model.cache_specs()) or config.cache.enable_prefix_caching
+    room = cache_bytes(config, loaded.platform.memory()) // (2 if others else 1)
+    return min(scheduler.max_num_seqs, max(1, room // each))
+
+
+def _cache_of(loaded: Loaded, slots: int) -> tuple[CacheMap, StateStore]:
+    """What a model's layers would keep, of which nothing is allocated."""
+    context, states = loaded.context, loaded.model.state_specs()
+    shape = shape_for(loaded.attention.cache_shape)
+    layers = map_layers(loaded.model.cache_specs(), shape, len(states), context.block_size)
+    return layers, StateStore(states, slots, context.dtype, context.device)
 
 
 def _rehearsal(runner: ModelRunner, limits: RunnerLimits, tokens: int) -> Callable[[], None]:

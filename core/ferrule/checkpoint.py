@@ -8,13 +8,13 @@ and the file does not have is a CheckpointError that names both.
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ferrule import mistral_params
+from ferrule import mistral_params, rotary
 from ferrule.errors import CheckpointError
+from ferrule.rotary import is_positive
 from ferrule.small_files import read_json as read_json
 
 # Where composite models keep the text part.
@@ -28,6 +28,7 @@ _SHARED = (
     "torch_dtype",
     "eos_token_id",
 )
+_OUTER = (*_SHARED, "model_type")  # keys whose overrides are not meant for the text part in a composite file
 _MODELOPT = "hf_quant_config.json"
 _LENGTHS = (
     "max_position_embeddings",
@@ -40,7 +41,6 @@ _LENGTHS = (
     "max_seq_length",
 )
 SAMPLING = ("repetition_penalty", "temperature", "top_k", "top_p", "min_p", "max_new_tokens")
-_ROPE_NAMES = {"su": "longrope", "mrope": "default"}  # older names of a rope type
 _UNSTATED_LENGTH = 2048
 
 
@@ -48,8 +48,10 @@ class Values(dict[str, Any]):
     """The text part of a ``config.json``. ``values[key]`` of a missing key is a CheckpointError naming file and key.
 
     `raw` is the same part as the file (and the overrides) have it, before rotary settings and types were unified;
-    `outer` is the whole file, different from `raw` for a composite model.
+    `outer` is the whole file, different from `raw` for a composite model. `notes` say which settings nothing reads.
     """
+
+    notes: tuple[str, ...] = ()
 
     def __init__(self, values: Mapping[str, Any], file: Path, raw: Mapping[str, Any], outer: Mapping[str, Any]) -> None:
         super().__init__(values)
@@ -93,12 +95,9 @@ def read(folder: Path | str, overrides: Mapping[str, Any] | None = None, form: s
     if file.name == mistral_params.FILE:
         outer = mistral_params.translated(outer, file)
     elif not outer.get("quantization_config"):
-        outer.update(_modelopt_settings(file.with_name(_MODELOPT)))
+        outer.update(_older_settings(outer) or _modelopt_settings(file.with_name(_MODELOPT)))
     changes = dict(overrides or {})
-    for part in _TEXT_SECTIONS:
-        if isinstance(outer.get(part), dict) and isinstance(changes.get(part), dict):
-            outer[part] = {**outer[part], **changes.pop(part)}
-    outer.update(changes)
+    _override(outer, changes)
     raw = _text_part(outer)
     if raw is not outer:
         raw = {
@@ -106,14 +105,38 @@ def read(folder: Path | str, overrides: Mapping[str, Any] | None = None, form: s
             **raw,
             "architectures": outer.get("architectures"),
         }
-        raw.update((key, value) for key, value in changes.items() if key not in _TEXT_SECTIONS)
+        raw.update((key, value) for key, value in changes.items() if key not in (*_TEXT_SECTIONS, *rotary.KEYS))
     values = Values(raw, file, raw, outer)
     values["architectures"] = list(architectures(values))
     values["dtype"] = _dtype(values)
     values.pop("torch_dtype", None)
-    _unify_rope(values)
+    values.notes = rotary.unify(values, file)
     check_sizes(values, mistral_params.NAMES if file.name == mistral_params.FILE else {})
     return values
+
+
+def _override(part: dict[str, Any], changes: Mapping[str, Any]) -> None:
+    """Apply overrides to the file, or to the text part in it, which those of its outer part are meant for too."""
+    inner = next((name for name in _TEXT_SECTIONS if isinstance(part.get(name), dict)), None)
+    if inner is None:
+        rotary.override(part, changes)
+    else:
+        own = changes.get(inner)
+        shared = {key: value for key, value in changes.items() if key not in _OUTER and not isinstance(value, dict)}
+        shared |= {key: changes[key] for key in rotary.KEYS & changes.keys()}
+        part[inner] = dict(part[inner])
+        _override(part[inner], {**shared, **own} if isinstance(own, dict) else shared)
+        changes = {key: value for key, value in changes.items() if not (key == inner and isinstance(own, dict))}
+    part.update((key, value) for key, value in changes.items() if key not in rotary.KEYS)
+
+
+def _older_settings(outer: Mapping[str, Any]) -> dict[str, Any]:
+    """How weights are quantized, under the name that compressed-tensors gave it at first."""
+    stated = outer.get("compression_config")
+    if not stated:
+        return {}
+    settings = {"quant_method": "compressed-tensors", **stated} if isinstance(stated, dict) else stated
+    return {"quantization_config": settings}
 
 
 def _modelopt_settings(file: Path) -> dict[str, Any]:
@@ -162,48 +185,6 @@ def _dtype(config: Mapping[str, Any]) -> str | None:
     if not isinstance(name, str):
         raise CheckpointError(f"{_file(config)}: 'dtype' must be a name such as 'bfloat16', not {name!r}.")
     return name.removeprefix("torch.")
-
-
-# ------------------------------------------------------------------------------------------------ rotary
-
-
-def _unify_rope(values: Values) -> None:
-    """Move ``rope_theta``, ``rope_scaling`` and ``partial_rotary_factor`` into ``rope_parameters``.
-
-    Newer files have ``rope_parameters``: one object, or one per layer type. Nothing is added: what the file does
-    not state stays unset, because defaults differ between architectures.
-    """
-    stated = values.pop("rope_scaling", None) or values.get("rope_parameters")
-    theta = values.pop("rope_theta", None)
-    if stated is None and theta is None:
-        return
-    if stated is not None and not isinstance(stated, dict):
-        raise CheckpointError(f"{values.file}: 'rope_scaling' must be an object, not {stated!r}.")
-    per_layer = {key: value for key, value in (stated or {}).items() if isinstance(value, dict)}
-    if per_layer:
-        values["rope_parameters"] = {key: _rope(values, value, theta) for key, value in per_layer.items()}
-    else:
-        values["rope_parameters"] = _rope(values, stated or {}, theta)
-
-
-def _rope(values: Values, stated: Mapping[str, Any], theta: Any) -> dict[str, Any]:
-    rope = {key: value for key, value in stated.items() if key != "type"}
-    name = rope.get("rope_type", stated.get("type", "default"))
-    if not isinstance(name, str):
-        raise CheckpointError(f"{values.file}: 'rope_type' must be a name, not {name!r:.80}.")
-    rope["rope_type"] = _ROPE_NAMES.get(name, name)
-    if theta is not None:
-        rope.setdefault("rope_theta", theta)
-    if values.get("partial_rotary_factor") is not None:
-        rope.setdefault("partial_rotary_factor", values["partial_rotary_factor"])
-    if rope["rope_type"] in {"llama3", "yarn", "longrope"}:
-        length = values.get("original_max_position_embeddings") or rope.get("original_max_position_embeddings")
-        rope["original_max_position_embeddings"] = length or values.get("max_position_embeddings")
-    for key in ("rope_theta", "factor", "original_max_position_embeddings", "partial_rotary_factor"):
-        number = rope.get(key)
-        if number is not None and not _is_positive(number):
-            raise CheckpointError(f"{values.file}: {key!r} must be a positive number, not {number!r}.")
-    return rope
 
 
 # ------------------------------------------------------------------------------------------------ limits
@@ -264,14 +245,9 @@ def check_sizes(config: Mapping[str, Any], names: Mapping[str, str]) -> None:
         raise CheckpointError(f"{_file(config)}: {name!r} {heads} must be a multiple of {other!r} {key_heads}.")
     for key in _POSITIVE:
         number = config.get(key)
-        if number is not None and not _is_positive(number):
+        if number is not None and not is_positive(number):
             name = own.get(key, key)
             raise CheckpointError(f"{_file(config)}: {name!r} must be a positive number, not {number!r:.40}.")
-
-
-def _is_positive(number: Any) -> bool:
-    real = isinstance(number, (int, float)) and not isinstance(number, bool)
-    return real and math.isfinite(number) and number > 0
 
 
 def max_length(config: Mapping[str, Any], *, sliding_window: bool = True) -> int:

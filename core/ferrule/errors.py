@@ -2,7 +2,7 @@
 
     FerruleError
     ├── StartupError            one readable block on stderr, exit status 1
-    │   ├── ConfigError         a flag, file key or environment variable is wrong
+    │   ├── ConfigError         a flag, file key or environment variable is wrong: exit status 2
     │   ├── PluginError         a plugin that was asked for cannot be used
     │   └── CheckpointError     a model folder or weight file is wrong or cannot be obtained
     ├── RequestError            ends one request with a 4xx; the message is fit for the client
@@ -155,3 +155,8 @@ def nearest(name: str, choices: Iterable[str]) -> str:
     """Return ``" Did you mean 'x'?"`` for the closest choice, or an empty string."""
     match = get_close_matches(name, list(choices), n=1, cutoff=0.6)
     return f" Did you mean '{match[0]}'?" if match else ""
+
+
+def exit_status(error: BaseException) -> int:
+    """The status of a process that this error ends: 2 where the command line or a setting is wrong, else 1."""
+    return 2 if isinstance(error, ConfigError) else 1

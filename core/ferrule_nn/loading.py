@@ -92,7 +92,8 @@ def load_into(
 
     Raises CheckpointError, naming the tensor, for one that the model does not have, for a shape that does not fit, and
     for a merged parameter of which only some projections came. A quantized layer is packed as soon as its last tensor
-    came; rows that its scheme takes as they come are not copied to the parameter.
+    came; rows that its scheme takes as they come are not copied to the parameter. Tensors on the meta device have no
+    values and are only checked.
     """
     naming = naming or Naming()
     parameters: dict[str, torch.nn.Parameter] = dict(module.named_parameters())
@@ -116,7 +117,7 @@ def load_into(
             if target.parameter not in parameters:
                 raise CheckpointError(f"The checkpoint holds {source!r} beside other tensors of the same weights.")
             parameter = parameters[target.parameter]
-            if parameter.is_meta:
+            if parameter.is_meta and not tensor.is_meta:
                 parameter = parameters[target.parameter] = _materialized(module, target.parameter)
             if transposed is not None and tensor.dim() == 2 and transposed.search(source):
                 tensor = tensor.t()

@@ -44,10 +44,7 @@ class RopeConfig:
     @classmethod
     def of(cls, config: Mapping[str, Any], head_dim: int, layer_type: str | None = None) -> RopeConfig:
         """Read a checkpoint's configuration; `layer_type` picks one of several. Raises CheckpointError."""
-        options = config.get("rope_parameters") or config.get("rope_scaling") or {}
-        if layer_type is not None and isinstance(options.get(layer_type), Mapping):
-            options = options[layer_type]
-        options = dict(options)
+        options = _of_layers(config.get("rope_parameters") or config.get("rope_scaling") or {}, layer_type)
         kind = options.get("rope_type") or options.get("type") or "default"
         kind = "longrope" if kind == "su" else kind  # its first name
         theta = options.get("rope_theta") or config.get("rope_theta") or 10000.0
@@ -84,6 +81,23 @@ class RopeConfig:
         if self.options.get(name) is None:
             raise CheckpointError(f"config.json: rope type {self.kind!r} needs {name!r}.")
         return self.options[name]
+
+
+def _of_layers(stated: Mapping[str, Any], layer_type: str | None) -> dict[str, Any]:
+    """The settings for layers of one type, or for all where `layer_type` is None. Raises CheckpointError."""
+    entries = {kind: dict(entry) for kind, entry in stated.items() if isinstance(entry, Mapping)}
+    if not entries:
+        return dict(stated)
+    if layer_type in entries:
+        return entries[layer_type]
+    first, *others = entries.values()
+    if layer_type is not None or any(entry != first for entry in others):
+        wanted = "the same for all layers" if layer_type is None else f"for {layer_type!r}"
+        raise CheckpointError(
+            f"config.json: 'rope_parameters' differ by type of layer ({', '.join(entries)}); this model needs settings "
+            f"{wanted}."
+        )
+    return first
 
 
 class Rope(torch.nn.Module):

@@ -317,6 +317,59 @@ def test_a_rotation_follows_the_length_of_its_own_request(
     assert run("transformers", max_num_batched_tokens=16) == expected
 
 
+_LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
+_PER_TYPE = {"sliding_attention": {"rope_type": "default", "rope_theta": 100.0}, "full_attention": _LINEAR}
+_STATED: dict[str, tuple[str, dict[str, Any]]] = {  # the rotary settings of a file, in each form
+    "new": ("llama", {"rope_parameters": _LINEAR}),
+    "old": ("llama", {"rope_theta": 1e4, "rope_scaling": {"type": "linear", "factor": 2.0}}),
+    "per type": ("gemma3_text", {"rope_parameters": _PER_TYPE}),
+}
+_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+_OVERRIDES: list[tuple[dict[str, Any], dict[str, Any]]] = [  # what is overridden, and what the file then means
+    ({"rope_theta": 300.0}, {**_LINEAR, "rope_theta": 300.0}),
+    ({"rope_scaling": _YARN}, {**_YARN, "rope_theta": 1e4}),
+    ({"rope_scaling": {**_YARN, "rope_theta": 300.0}}, {**_YARN, "rope_theta": 300.0}),
+    ({"rope_scaling": {"factor": 8.0}}, {**_LINEAR, "factor": 8.0}),
+    ({"rope_scaling": None}, {"rope_type": "default", "rope_theta": 1e4}),
+    ({"rope_theta": 300.0, "rope_scaling": _YARN}, {**_YARN, "rope_theta": 300.0}),
+    ({"rope_parameters": _YARN}, {**_YARN, "rope_theta": 1e4}),
+    ({"rope_parameters": {"rope_theta": 300.0}}, {**_LINEAR, "rope_theta": 300.0}),
+]
+
+
+def top_logprobs(folder: Path, implementation: str, overrides: dict[str, Any]) -> tuple[list[int], torch.Tensor]:
+    """The token after a prompt of 40, three times, and the log-probabilities of the best three."""
+    prompt = torch.randint(5, 300, (40,), generator=torch.Generator().manual_seed(3)).tolist()
+    with Harness(folder, dtype="float32", model_impl=implementation, hf_overrides=overrides) as harness:
+        (output,) = harness.engine().run([prompt], max_tokens=3, logprobs=3)
+    assert output.error is None
+    return prompt + output.token_ids, torch.tensor([[value for _, value in each.top] for each in output.logprobs])
+
+
+@pytest.mark.parametrize("form", _STATED)
+@pytest.mark.parametrize("implementation", ["native", "transformers"])
+def test_an_override_of_rotary_settings_is_computed_in_each_form_of_the_file(
+    tmp_path: Path, form: str, implementation: str
+) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    name, stated = _STATED[form]
+    folder = tiny_checkpoint(name, tmp_path / name)
+    config = json.loads((folder / "config.json").read_text())
+    del config["rope_parameters"]
+    (folder / "config.json").write_text(json.dumps({**config, **stated}))
+    _, before = top_logprobs(folder, implementation, {})
+    for overrides, meant in _OVERRIDES:
+        ids, got = top_logprobs(folder, implementation, overrides)
+        theirs = AutoConfig.from_pretrained(folder)
+        theirs.rope_parameters = {**_PER_TYPE, "full_attention": meant} if form == "per type" else meant
+        model = AutoModelForCausalLM.from_pretrained(folder, config=theirs, dtype=torch.float32).eval()
+        with torch.inference_mode():
+            wanted = model(input_ids=torch.tensor([ids[:-1]])).logits[0, -3:].log_softmax(-1).topk(3).values
+        assert (got - wanted).abs().max() < 1e-4, overrides
+        assert (got - before).abs().max() > 1e-3, overrides
+
+
 def test_an_unknown_architecture_and_a_quantized_one(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["NoSuchForCausalLM"], "model_type": "no_such"}))
     with pytest.raises(CheckpointError, match="no model type 'no_such'"):

@@ -48,6 +48,89 @@ def test_composite_models_give_their_text_part(write):
     assert "vision_config" in values.outer
 
 
+_PER_TYPE = {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}
+
+
+@pytest.mark.parametrize(
+    ("stated", "overrides", "found"),
+    [
+        ({"rope_theta": 1e4}, {"partial_rotary_factor": 0.5}, {"rope_theta": 1e4, "partial_rotary_factor": 0.5}),
+        (
+            {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.25}},
+            {"partial_rotary_factor": 0.5},
+            {"rope_theta": 1e4, "partial_rotary_factor": 0.5},
+        ),
+        (
+            {"original_max_position_embeddings": 32, "rope_scaling": {"type": "yarn", "factor": 2.0}},
+            {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}},
+            {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+        ),
+        (
+            {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32}},
+            {"original_max_position_embeddings": 64},
+            {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64},
+        ),
+        ({"rotary_emb_base": 1e4}, {"rope_theta": 1e6}, None),  # in the place where the file has it
+        ({}, {"rope_theta": 1e6}, {"rope_theta": 1e6}),
+        # an override says which of two is right
+        ({"rope_theta": 1e4, "rope_parameters": {"rope_theta": 1e5}}, {"rope_theta": 1e6}, {"rope_theta": 1e6}),
+        (
+            {"rope_scaling": {"type": "yarn", "factor": 2.0}, "rope_parameters": {"rope_type": "default"}},
+            {"rope_scaling": {"type": "linear", "factor": 3.0}},
+            {"rope_type": "linear", "factor": 3.0},
+        ),
+        (
+            {"rope_parameters": _PER_TYPE},
+            {"rope_theta": 1e7, "rope_local_base_freq": 1e3},
+            {
+                "full_attention": {"rope_type": "default", "rope_theta": 1e7},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
+            },
+        ),
+        (
+            {"rope_parameters": _PER_TYPE},
+            {"rope_parameters": {"sliding_attention": {"rope_theta": 1e3}}},
+            {
+                "full_attention": {"rope_type": "default", "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
+            },
+        ),
+    ],
+)
+def test_overrides_of_rotary_settings(write, stated, overrides, found):
+    values = checkpoint.read(write({**LLAMA, **stated}), overrides)
+    per_type = found is not None and "full_attention" in found
+    assert values.get("rope_parameters") == (found if per_type or found is None else {"rope_type": "default"} | found)
+    if found is None:
+        assert values["rotary_emb_base"] == 1e6
+
+
+def test_an_override_at_the_top_of_a_composite_file_is_in_its_text_part_for_every_reader(write):
+    text = {"model_type": "gemma3_text", "hidden_size": 8, "rope_parameters": {"rope_theta": 1e4}}
+    folder = write({"architectures": ["M"], "model_type": "gemma3", "text_config": text})
+    values = checkpoint.read(folder, {"rope_theta": 1e6, "hidden_size": 16, "model_type": "other"})
+    assert values["rope_parameters"]["rope_theta"] == 1e6
+    inner = values.outer["text_config"]
+    assert (inner["hidden_size"], inner["rope_parameters"]["rope_theta"]) == (16, 1e6)
+    assert (inner["model_type"], values.outer["model_type"]) == ("gemma3_text", "other")
+
+
+def test_rotary_settings_that_nothing_reads_are_named(write):
+    rope = {"rope_type": "yarn", "factor": 2.0, "finetuned": True}
+    assert checkpoint.read(write({**LLAMA, "rope_parameters": rope})).notes == (
+        "the rotary settings have 'finetuned', which nothing reads",
+    )
+    assert checkpoint.read(write({**LLAMA, "rope_theta": 1e4})).notes == ()
+
+
+def test_the_first_name_of_the_settings_of_compressed_tensors_is_read(write):
+    stated = {"config_groups": {}}
+    values = checkpoint.read(write({**LLAMA, "compression_config": stated}))
+    assert values["quantization_config"] == {"quant_method": "compressed-tensors", **stated}
+    both = {**LLAMA, "compression_config": stated, "quantization_config": {"quant_method": "fp8"}}
+    assert checkpoint.read(write(both))["quantization_config"] == {"quant_method": "fp8"}
+
+
 @pytest.mark.parametrize(("key", "name"), [("torch_dtype", "float16"), ("dtype", "torch.float16")])
 def test_stored_type(write, key, name):
     values = checkpoint.read(write({**LLAMA, key: name}))
@@ -109,6 +192,21 @@ def test_sampling_defaults(write):
         ({**LLAMA, "rope_scaling": "linear"}, "'rope_scaling'"),
         ({**LLAMA, "rope_theta": -1}, "'rope_theta'"),
         ({**LLAMA, "dtype": 16}, "'dtype'"),
+        ({**LLAMA, "rope_theta": 1e4, "rope_parameters": {"rope_theta": 1e5}}, "'rope_theta'.*contradict"),
+        (
+            {**LLAMA, "rope_scaling": {"type": "yarn", "factor": 2.0}, "rope_parameters": {"rope_type": "default"}},
+            "'rope_scaling' has 'rope_type' 'yarn'.*contradict",
+        ),
+        (
+            {**LLAMA, "partial_rotary_factor": 0.5, "rope_parameters": {"partial_rotary_factor": 0.25}},
+            "'partial_rotary_factor'.*contradict",
+        ),
+        ({**LLAMA, "rope_scaling": {"factor": 2.0}}, "'factor' 2.0 and no 'rope_type'"),
+        ({**LLAMA, "rope_scaling": {"type": "default", "factor": 2.0}}, "'factor' 2.0 and the type 'default'"),
+        (
+            {**LLAMA, "rope_scaling": {"type": "yarn", "factor": 2.0, "orignal_max_position_embeddings": 64}},
+            "'orignal_max.*Did you mean 'original_max_position_embeddings'",
+        ),
     ],
 )
 def test_errors_name_file_and_key(write, content, message):

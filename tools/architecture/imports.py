@@ -10,7 +10,7 @@ from tools.architecture.source import Import, Module, Rule, Violation
 LAYERS = (
     ("types", "errors", "env_vllm", "env", "log", "waiting"),
     ("plugin",),
-    ("config", "checkpoint", "mistral_params", "small_files"),
+    ("config", "checkpoint", "mistral_params", "rotary", "small_files"),
     ("schema",),
     ("sampling_params", "structured_outputs"),
     ("interfaces",),
@@ -40,6 +40,7 @@ NO_TORCH = frozenset(
         "config",
         "checkpoint",
         "mistral_params",
+        "rotary",
         "small_files",
         "schema",
         "sampling_params",

@@ -29,6 +29,7 @@ BUDGETS = MappingProxyType(
         "ferrule.config": 2_400,
         "ferrule.checkpoint": 300,  # reads two forms of configuration, names what neither can have, refuses pipes
         "ferrule.mistral_params": 140,
+        "ferrule.rotary": 200,  # three forms of rotary settings, overrides in each, and what contradicts itself
         "ferrule.small_files": 50,
         "ferrule.schema": 500,
         "ferrule.sampling_params": 200,

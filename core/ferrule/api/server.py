@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import logging
 import signal
 import socket
 import ssl
@@ -24,7 +25,7 @@ from ferrule.api.loop_guard import LoopGuard
 from ferrule.api.protocol import protocol_class
 from ferrule.api.reload import Reloads
 from ferrule.config import Config
-from ferrule.errors import FerruleError, StartupError, UnavailableError
+from ferrule.errors import EngineDead, FerruleError, StartupError, UnavailableError
 from ferrule.hooks import HookRunner
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.service import Service
@@ -106,6 +107,8 @@ async def serve(
     finally:
         for task in (*beside, opening):
             task.cancel()
+        if not lifecycle.live.attached:  # why the start has failed, or was stopped, is what the log should end with
+            logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
         server.should_exit, server.force_exit = True, stop.insisted.is_set()
         await running
         guard.close()
@@ -209,7 +212,8 @@ async def _open(connect: Connect, lifecycle: Lifecycle) -> None:
     try:
         lifecycle.ready(await connect())
     except FerruleError as error:
-        _logger.error("the engine did not start: %s", error)
+        said = isinstance(error, (EngineDead, StartupError))  # by the engine's process, or by who gets this error
+        (_logger.debug if said else _logger.error)("the engine did not start: %s", error)
         lifecycle.die("The engine did not start.")
         raise
     except Exception:
@@ -237,7 +241,8 @@ async def _after_death(config: Config, stop: Stop) -> None:
 async def _drain(config: Config, lifecycle: Lifecycle, stop: Stop) -> None:
     """New work is refused; what runs gets its time, unless the engine dies or a second signal comes."""
     lifecycle.drain()
-    _logger.info("draining", open=lifecycle.num_open, timeout=config.frontend.shutdown_timeout)
+    if lifecycle.live.attached:
+        _logger.info("draining", open=lifecycle.num_open, timeout=config.frontend.shutdown_timeout)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(config.frontend.shutdown_timeout):
             await _first(lifecycle.quiet(), lifecycle.died.wait(), stop.insisted.wait())

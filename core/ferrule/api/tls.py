@@ -27,15 +27,35 @@ def context_of(front: FrontendConfig) -> ssl.SSLContext | None:
         return None
     if front.ssl_cert_reqs and not front.ssl_ca_certs:
         raise ConfigError("--ssl-cert-reqs needs --ssl-ca-certs, the authorities of client certificates.")
+    return _made(front)
+
+
+def _fault(front: FrontendConfig, error: OSError | ValueError) -> str:
+    """Say which file or option an error of OpenSSL is about, which names none."""
+    if not isinstance(error, ssl.SSLError):
+        return str(error)
+    certificate, key = front.ssl_certfile, front.ssl_keyfile or front.ssl_certfile
+    said = str(getattr(error, "reason", None) or error.strerror or error).removesuffix(".")
+    if said == "KEY_VALUES_MISMATCH":
+        return f"the private key in {key} is not that of the first certificate in {certificate} ({said})"
+    reason = f"({said})"
+    if not _has_certificate(certificate):
+        return f"{certificate} has no certificate in PEM form {reason}"
     try:
-        for path in _files(front):
-            os.close(os.open(path, os.O_RDONLY))  # the error names the file, as OpenSSL's does not
-        return _made(front)
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"The --ssl options do not work: {getattr(error, 'reason', None) or error}.",
-            "Wanted: PEM files, a certificate chain and its private key without a passphrase.",
-        ) from None
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(str(certificate), front.ssl_keyfile, _NO_PASSPHRASE)
+    except ssl.SSLError:
+        return f"{key} has no private key in PEM form that can be read without a passphrase {reason}"
+    if front.ssl_ca_certs and not _has_certificate(front.ssl_ca_certs):
+        return f"{front.ssl_ca_certs} has no certificate in PEM form {reason}"
+    return f"--ssl-ciphers {front.ssl_ciphers}: {said}"
+
+
+def _has_certificate(file: str | None) -> bool:
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(file)
+    except ssl.SSLError:
+        return False
+    return True
 
 
 def _files(front: FrontendConfig) -> list[str]:
@@ -43,13 +63,22 @@ def _files(front: FrontendConfig) -> list[str]:
 
 
 def _made(front: FrontendConfig) -> ssl.SSLContext:
+    """Raises ConfigError."""
     files = str(front.ssl_certfile), front.ssl_keyfile, _NO_PASSPHRASE
     options = front.ssl_cert_reqs, front.ssl_ca_certs, front.ssl_ciphers
-    return create_ssl_context(*files, ssl.PROTOCOL_TLS_SERVER, *options)
+    try:
+        for path in _files(front):
+            os.close(os.open(path, os.O_RDONLY))  # the error names the file, as OpenSSL's does not
+        return create_ssl_context(*files, ssl.PROTOCOL_TLS_SERVER, *options)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"The --ssl options do not work: {_fault(front, error)}.",
+            "Wanted: PEM files, a certificate chain and its private key without a passphrase.",
+        ) from None
 
 
 def reload(context: ssl.SSLContext, front: FrontendConfig) -> None:
-    """Take the files as they are now for new connections. Raises OSError, and keeps the old ones then."""
+    """Take the files as they are now for new connections. Raises ConfigError, and keeps the old ones then."""
     _made(front)  # tried first: a context that was given half of a pair would serve nobody
     context.load_cert_chain(str(front.ssl_certfile), front.ssl_keyfile, _NO_PASSPHRASE)
     if front.ssl_ca_certs:
@@ -72,7 +101,7 @@ async def refresh(context: ssl.SSLContext, front: FrontendConfig) -> None:
         try:
             reload(context, front)
             _logger.info("TLS: the changed certificate files are in use")
-        except OSError as error:
+        except (ConfigError, OSError) as error:
             _logger.error("TLS: the changed certificate files do not work, the old ones stay in use: %s", error)
 
 

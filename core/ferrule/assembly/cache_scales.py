@@ -73,6 +73,11 @@ class CacheScales:
         scales.stated = numbers
         return scales
 
+    @staticmethod
+    def takes(name: str) -> bool:
+        """Whether a tensor of this name is such a scale, or one of those that nothing uses."""
+        return _SCALE.fullmatch(name) is not None or _UNUSED.fullmatch(name) is not None
+
     def without(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
         """The tensors that are not such scales. Raises CheckpointError for scales that are not positive numbers."""
         for name, tensor in tensors:
@@ -112,10 +117,8 @@ class CacheScales:
 
     def give(self, model: Model) -> str | None:
         """Returns what the log should say of them, if anything."""
-        if self.calculated and self.used and not self.measured["k"]:
+        if self.calculated and not self.measured["k"]:  # not yet, or, without a cache of fp8, never
             return None
-        if self.calculated and not self.used:
-            return "--calculate-kv-scales changes nothing without --kv-cache-dtype fp8"
         keys: Mapping[int, Scales] = self.found["k"]
         values: Mapping[int, Scales] = self.found["v"]
         if self.calculated or self.stated:

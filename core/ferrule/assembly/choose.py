@@ -96,6 +96,8 @@ class Chooser:
         folder = Path(config.model.model)
         stated = checkpoints.read(config.model.hf_config_path, config.model.hf_overrides, config.model.config_format)
         architecture, name = self._implementation(config, stated)
+        for note in getattr(stated, "notes", ()) if name != "transformers" else ():  # that library may read them
+            _log.warning("%s: %s", stated.file, note)
         model: type[Model] = self._plugins.load("model", name)
         checkpoint = checkpoints.completed(stated, model.config_names, model.config_defaults)
         checkpoints.check_sizes(checkpoint, model.config_names)

@@ -8,17 +8,13 @@ from dataclasses import dataclass
 from dataclasses import replace as replaced
 from pathlib import Path
 
-from msgspec.structs import replace
-
 from ferrule.assembly.health import HealthWatch
 from ferrule.assembly.integrity import verify
-from ferrule.assembly.limits import least_cache_bytes, scheduler_limits
+from ferrule.assembly.limits import scheduler_limits, sized
 from ferrule.config import Resolved
 from ferrule.config.chosen import chosen_plugins
-from ferrule.engine.cache import capacity
 from ferrule.engine.loop import EngineLoop
 from ferrule.env import before_libraries
-from ferrule.errors import ConfigError
 from ferrule.interfaces.executor import Executor
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.scheduler import Scheduler, SchedulingPolicy
@@ -64,7 +60,7 @@ def _built(config: Resolved, plugins: Plugins, channel: Channel, executor: Execu
     policy: SchedulingPolicy = plugins.make("policy", config.scheduler.scheduling_policy)
     info = executor.start(config, plugins)
     try:
-        info, num_blocks = _sized(config, info)
+        info, num_blocks = sized(config, info)
         executor.init_cache(num_blocks)
         limits = replaced(scheduler_limits(config, info, num_blocks), cache_root=os.urandom(32))
         scheduler: Scheduler = plugins.make("scheduler", config.scheduler.scheduler_cls, limits, policy, plugins)
@@ -81,27 +77,3 @@ def _built(config: Resolved, plugins: Plugins, channel: Channel, executor: Execu
         executor.shutdown()
         raise
     return Engine(loop, executor, HealthWatch(loop, executor), info, num_blocks)
-
-
-def _sized(config: Resolved, info: ModelInfo) -> tuple[ModelInfo, int]:
-    """The model as it can be served, and the blocks in the pool, the null block included.
-
-    One request of the longest length must fit. A length that the user did not set is cut to what does; one that was
-    set is a ConfigError. A number of blocks that was set is taken as it is: what cannot fit is refused at the gate.
-    """
-    if config.cache.num_gpu_blocks_override is not None:
-        return info, config.cache.num_gpu_blocks_override + 1
-    limits = scheduler_limits(config, info, info.max_blocks)
-    room = capacity(limits)
-    if room == info.max_model_len:
-        return info, info.max_blocks
-    needed = -(-least_cache_bytes(config, info) >> 20)  # MiB
-    problem = f"The KV cache has room for {room} tokens, but one request may have {info.max_model_len}"
-    remedy = f"{needed} MiB (--kv-cache-memory-bytes {needed}M, or --gpu-memory-utilization on a GPU)"
-    if config.model.max_model_len is not None or room < 2:
-        raise ConfigError(
-            f"{problem} (--max-model-len).",
-            f"Give the cache {remedy}, or set --max-model-len to {max(room, 2)} or less.",
-        )
-    note = f"{problem}: --max-model-len is {room}. For all of it, give the cache {remedy}."
-    return replace(info, max_model_len=room, notes=(*info.notes, note)), info.max_blocks

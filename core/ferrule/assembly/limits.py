@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from ferrule.config import Resolved
 from ferrule.config.resolve import step_tokens
-from ferrule.engine.cache import footprint
+from ferrule.engine.cache import capacity, footprint
+from ferrule.errors import ConfigError
 from ferrule.interfaces.platform import DeviceMemory
 from ferrule.interfaces.scheduler import SchedulerLimits
 from ferrule.types import ModelInfo, Targets
@@ -51,3 +54,27 @@ def least_cache_bytes(config: Resolved, info: ModelInfo) -> int:
         pages = -(-4 * pages // 3)  # a quarter is for states at the ends of prefixes
     states = info.state_bytes * config.scheduler.max_num_seqs
     return pages + (min(states, max(pages, info.state_bytes)) if config.scheduler.fits_states else states)
+
+
+def sized(config: Resolved, info: ModelInfo) -> tuple[ModelInfo, int]:
+    """The model as it can be served, and the blocks in the pool, the null block included.
+
+    One request of the longest length must fit. A length that the user did not set is cut to what does; one that was
+    set is a ConfigError. A number of blocks that was set is taken as it is: what cannot fit is refused at the gate.
+    """
+    if config.cache.num_gpu_blocks_override is not None:
+        return info, config.cache.num_gpu_blocks_override + 1
+    limits = scheduler_limits(config, info, info.max_blocks)
+    room = capacity(limits)
+    if room == info.max_model_len:
+        return info, info.max_blocks
+    needed = -(-least_cache_bytes(config, info) >> 20)  # MiB
+    problem = f"The KV cache has room for {room} tokens, but one request may have {info.max_model_len}"
+    remedy = f"{needed} MiB (--kv-cache-memory-bytes {needed}M, or --gpu-memory-utilization on a GPU)"
+    if config.model.max_model_len is not None or room < 2:
+        raise ConfigError(
+            f"{problem} (--max-model-len).",
+            f"Give the cache {remedy}, or set --max-model-len to {max(room, 2)} or less.",
+        )
+    note = f"{problem}: --max-model-len is {room}. For all of it, give the cache {remedy}."
+    return replace(info, max_model_len=room, notes=(*info.notes, note)), info.max_blocks

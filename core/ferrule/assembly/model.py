@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import torch
 
@@ -51,32 +52,38 @@ class Loaded:
     info: ModelInfo
 
 
-def check_model(config: Resolved, plugins: Plugins) -> None:
-    """Raise the StartupError with which `load_model` ends before it builds the model."""
-    chooser = Chooser(plugins)
-    device = chooser.device(config)
-    with device.platform.memory().guard("load"):
-        choice = chooser.before_build(config, device)
-        chooser.weight_format(config)
-        check_headers(config, chooser, choice)
+def check_model(config: Resolved, plugins: Plugins) -> Loaded:
+    """Return what `load_model` would, with the model on the meta device: it has no weights, whose files are not read.
+
+    Raises the StartupError with which `load_model` would end, as far as it can be known from the headers of files.
+    """
+    return _loaded(config, plugins, checked=True)
 
 
 def load_model(config: Resolved, plugins: Plugins) -> Loaded:
     """Choose, build, fill and pack the model that the configuration names. Raises StartupError."""
+    return _loaded(config, plugins, checked=False)
+
+
+def _loaded(config: Resolved, plugins: Plugins, *, checked: bool) -> Loaded:
     chooser = Chooser(plugins)
     device = chooser.device(config)
     with device.platform.memory().guard("load"):
         choice = chooser.before_build(config, device)
         check_headers(config, chooser, choice)
+        choice = _outlined(choice) if checked else choice
         model = build(choice)
         attention_name, attention = chooser.attention(config, choice, model)
         open_weights = chooser.weight_format(config)
         num_parameters = count_parameters(model)
         if choice.method is None:
             device.platform.memory().check_weights(sum(tensor.nbytes for tensor in weight_tensors(model)))
-        note = fill(model, choice, open_weights())
-        pack(model)
-    chooser.notes += [note] if note else []
+        if checked:
+            rehearse_fill(model, choice, open_weights(), builtin=plugins.is_builtin("model", choice.implementation))
+        else:
+            note = fill(model, choice, open_weights())
+            chooser.notes += [note] if note else []
+            pack(model)
     context = choice.context
     info = ModelInfo(
         architecture=choice.architecture,
@@ -98,24 +105,27 @@ def load_model(config: Resolved, plugins: Plugins) -> Loaded:
         page_bytes=0,
         max_blocks=0,
     )
-    kind = config.cache.kv_cache_dtype
-    cache_type = attention.cache_type(kind, context.dtype) or context.dtype
-    if cache_type != context.dtype and not all(spec.attended for spec in model.cache_specs().values()):
+    cache_type = _cache_type(config, choice, model, attention)
+    reload = partial(_reload, choice, open_weights)
+    return Loaded(model, reload, context, device.platform, attention, cache_type, choice.cache_scales, info)
+
+
+def _cache_type(config: Resolved, choice: Choice, model: Model, attention: AttentionBackend) -> torch.dtype:
+    """Of the elements of the KV cache. Raises ConfigError where the model cannot have what was asked for."""
+    kind, own = config.cache.kv_cache_dtype, choice.context.dtype
+    cache_type = attention.cache_type(kind, own) or own
+    if cache_type != own and not all(spec.attended for spec in model.cache_specs().values()):
         raise ConfigError(
             f"--kv-cache-dtype {kind}: the model implementation {choice.implementation} reads its cache itself, so the "
-            f"cache has the model's type, {info.dtype}.",
+            f"cache has the model's type, {str(own).removeprefix('torch.')}.",
             "Leave --kv-cache-dtype out.",
         )
-    return Loaded(
-        model,
-        partial(_reload, choice, open_weights),
-        context,
-        device.platform,
-        attention,
-        cache_type,
-        choice.cache_scales,
-        info,
-    )
+    return cache_type
+
+
+def _outlined(choice: Choice) -> Choice:
+    """The choice for a model on the meta device, which takes no memory."""
+    return replace(choice, context=replace(choice.context, device=torch.device("meta")))
 
 
 def _reload(choice: Choice, open_weights: Callable[[], WeightSource]) -> Model:
@@ -133,7 +143,7 @@ def outline(config: Resolved, chooser: Chooser, *, compare: bool = True) -> tupl
     choice = chooser.before_build(config, chooser.device(config))
     if compare:
         check_headers(config, chooser, choice)
-    return choice, build(replace(choice, context=replace(choice.context, device=torch.device("meta"))))
+    return choice, build(_outlined(choice))
 
 
 def build(choice: Choice) -> Model:
@@ -183,11 +193,32 @@ def fill(model: Model, choice: Choice, source: WeightSource) -> str | None:
         if source.place and source.place not in error.message:
             raise CheckpointError(f"{source.place}: {error.message}", error.hint) from None
         raise
-    missing = sorted(asked & set(_parameters(model)) - filled)  # schemes put parameters of their own in their place
-    if missing:
-        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-        raise CheckpointError(f"The weights in {folder} lack {', '.join(missing[:3])}{more}.")
+    _check_filled(
+        folder, asked & set(_parameters(model)) - filled
+    )  # schemes put parameters of their own in their place
     return choice.cache_scales.give(model)
+
+
+def rehearse_fill(model: Model, choice: Choice, source: WeightSource, *, builtin: bool) -> None:
+    """Give a model on the meta device tensors with the shapes that the headers of its weights state, and no values.
+
+    Raises CheckpointError where `fill` would for their names and shapes. Weights that are quantized, formats whose
+    headers say too little, and models of others, which may look at values, are only checked for being there.
+    """
+    context = choice.context
+    shapes = source.shapes(context.folder, choice.load_options)
+    if not shapes or choice.method is not None or not builtin or choice.implementation == "transformers":
+        return
+    tensors = ((name, torch.empty(shape, dtype=context.dtype, device="meta")) for name, shape in shapes.items())
+    filled = model.load_weights((name, tensor) for name, tensor in tensors if not choice.cache_scales.takes(name))
+    _check_filled(context.folder, set(_parameters(model)) - filled)
+
+
+def _check_filled(folder: Path | None, missing: set[str]) -> None:
+    if missing:
+        names = sorted(missing)
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        raise CheckpointError(f"The weights in {folder} lack {', '.join(names[:3])}{more}.")
 
 
 def _told(tensors: Iterable[tuple[str, torch.Tensor]], progress: Progress) -> Iterator[tuple[str, torch.Tensor]]:

@@ -34,6 +34,7 @@ class Option:
     optional_value: bool = False  # a boolean that also takes true or false
     secret: bool = False  # never printed
     opens: tuple[str, ...] = ()  # texts that mean the default, "auto"
+    foreign: tuple[str, ...] = ()  # of these, the names of what vLLM has and Ferrule does not: a notice says so
     scalar: str | None = None  # a JSON object that may be written as the number of this key
     key_values: bool = False  # a JSON object that may be written as a=1,b=2
     keyed: bool = False  # a JSON object whose entries may be written one by one, as KEY=JSON

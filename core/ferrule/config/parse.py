@@ -182,9 +182,12 @@ class _Scan:
         """The words behind an option that are its value; None where one is missing."""
         spec = match.spec
         if spec.base is bool:
-            has_value = spec.option.optional_value and match.positive and self._value_follows()
-            word = self._argv[self._at] if has_value else ""
-            return self._next() if is_boolean(word) or (word and opens(spec, word)) else True
+            word = self._argv[self._at] if match.positive and self._value_follows() else ""
+            if spec.option.optional_value:
+                is_value = is_boolean(word) or (bool(word) and opens(spec, word))
+            else:  # a digit may be a model's folder
+                is_value = word.lower() in ("true", "false")
+            return self._next() if is_value else True
         follows = self._value_follows() and not (spec.option.bare and spec.option.choices)
         if not follows:  # the value of a bare option with choices is attached: the next word may be the model
             return True if spec.option.bare else None
@@ -291,6 +294,8 @@ class _Draft:
         if spec.base is dict:
             seen[spec.name] = merge(seen.get(spec.name, {}), item.match, item.raw, notice)
             return merge(self.values.get(spec.name, {}), item.match, item.raw, lambda text: None)
+        if str(item.raw) in spec.option.foreign:
+            notice(f"{item.raw} is not here; {spec.default!r} is used")
         if spec.option.bare and item.raw is True:
             value: Any = ""
         else:

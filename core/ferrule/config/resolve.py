@@ -22,6 +22,15 @@ from ferrule.plugin import Plugins
 
 _MAX_NUM_SEQS = 256
 _MAX_NUM_BATCHED_TOKENS = 2048
+_COMPILATION = (  # keys that vLLM documents; what a platform does not read, it says
+    *("level", "mode", "backend", "custom_ops", "splitting_ops", "pass_config", "compile_sizes", "compile_mm_encoder"),
+    *("use_inductor", "inductor_compile_config", "inductor_passes", "use_inductor_graph_partition"),
+    *("use_cudagraph", "cudagraph_mode", "cudagraph_capture_sizes", "max_cudagraph_capture_size", "max_capture_size"),
+    *("cudagraph_num_of_warmups", "cudagraph_copy_inputs", "cudagraph_specialize_lora", "full_cuda_graph"),
+    *("cache_dir", "local_cache_dir", "compile_cache_save_format", "debug_dump_path", "dynamic_shapes_config"),
+    *("compile_ranges_split_points", "bs_to_padded_graph_size", "enabled_custom_ops", "disabled_custom_ops"),
+    *("static_forward_context", "traced_files", "compilation_time"),
+)
 
 
 def resolve(config: Config) -> Resolved:
@@ -151,6 +160,16 @@ def _too_few_for_a_prompt(tokens: int, longest: int) -> str:
     )
 
 
+def remarks(config: Resolved, plugins: Plugins) -> list[str]:
+    """Sentences for the log on values that are accepted and do not do what they say."""
+    found = []
+    if one_worker(config, plugins) is not config:
+        found.append("--distributed-executor-backend mp: there is one worker, in the engine's process: uni is used.")
+    if config.cache.calculate_kv_scales and not config.cache.kv_cache_dtype.startswith("fp8"):
+        found.append("--calculate-kv-scales changes nothing without --kv-cache-dtype fp8.")
+    return found
+
+
 def one_worker(config: Resolved, plugins: Plugins) -> Resolved:
     """`mp`, which is documented, spreads work over processes; with one worker that is what `uni` does.
 
@@ -201,6 +220,11 @@ def _contradictions(config: Config) -> list[str]:
     if config.frontend.disable_frontend_multiprocessing and config.frontend.probe_port is not None:
         problems.append("--probe-port is the launcher's: it does not go with --disable-frontend-multiprocessing.")
     compilation = config.device.compilation_config
+    problems += [
+        f"--compilation-config has no key {key!r:.80}.{nearest(key, _COMPILATION)}"
+        for key in compilation
+        if key not in _COMPILATION
+    ]
     level = compilation.get("level", compilation.get("mode", 0))
     if type(level) is not int or not 0 <= level <= 3:
         problems.append(f"--compilation-config: level {level!r:.80} does not exist; use 0, 1, 2 or 3.")

@@ -208,7 +208,11 @@ class SchedulerConfig:
     )
     scheduling_policy: str = opt("fcfs", "Policy plugin: who runs first.", kind="policy")
     scheduler_cls: str = opt(
-        "default", "Scheduler plugin.", kind="scheduler", opens=("None", "vllm.core.scheduler.Scheduler")
+        "default",
+        "Scheduler plugin.",
+        kind="scheduler",
+        opens=("None", "vllm.core.scheduler.Scheduler"),
+        foreign=("vllm.core.scheduler.Scheduler",),
     )
     cuda_graph_sizes: tuple[int, ...] = opt(
         (512,),

@@ -92,7 +92,7 @@ class ModelConfig:
     tokenizer_pool_size: int = opt(
         0, "Number of tokenizer workers.", ge=0, inert="API processes tokenize; --api-server-count sets their number"
     )
-    tokenizer_pool_type: str = opt("ray", "Type of the tokenizer workers.", inert=_NO_POOL)
+    tokenizer_pool_type: str = opt("", "Type of the tokenizer workers.", inert=_NO_POOL)
     tokenizer_pool_extra_config: dict[str, Any] = opt(
         {}, "Options of the tokenizer workers.", json=True, inert=_NO_POOL, opens=("None",)
     )

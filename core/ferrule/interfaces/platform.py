@@ -130,6 +130,12 @@ class DeviceMemory(ABC):
         Called before they are loaded; not for weights that are quantized meanwhile. The default checks nothing.
         """
 
+    def check_cache(self, num_bytes: int) -> None:
+        """Raise ConfigError if a cache of this size, with the states of requests, cannot fit.
+
+        `--dry-run` calls it, when no weights are in the memory. The default checks nothing.
+        """
+
     def keeps_more(self, config: Resolved) -> bool:
         """Whether the cache is to have all of `cache_bytes`, also what running requests cannot fill: it keeps prefixes.
 

@@ -134,7 +134,7 @@ def suggestions(config: Resolved) -> list[str]:
     """Options for parsers that suit the model, where there are some and none was given."""
     given = config.frontend.tool_call_parser or config.frontend.reasoning_parser
     family = find_family(
-        checkpoint.read(config.model.hf_config_path, form=config.model.config_format),
+        checkpoint.read(config.model.hf_config_path, config.model.hf_overrides, config.model.config_format),
         (*config.model.served_model_name, config.model.model),
     )
     if given or family is None or not family.flags:

@@ -13,7 +13,7 @@ import msgspec
 
 from ferrule import log
 from ferrule.env import before_numpy
-from ferrule.errors import FerruleError, StartupError
+from ferrule.errors import FerruleError, StartupError, exit_status
 from ferrule.hooks import HookRunner, open_hooks
 from ferrule.launch import collector
 from ferrule.launch.prepare import open_log
@@ -62,7 +62,7 @@ def die_with_parent(stream: BinaryIO) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """Run one role. A StartupError becomes one readable block and exit status 1."""
+    """Run one role. A StartupError becomes one readable block and its exit status."""
     roles = ("engine", "api")
     if len(argv) != 1 or argv[0] not in roles:
         print(f"usage: python -m ferrule.launch.child {{{','.join(roles)}}} < boot message", file=sys.stderr)
@@ -99,7 +99,8 @@ def main(argv: list[str]) -> int:
         if told is None or boot.config.observability.debug:
             raise
         report(told)
-        return 1
+        status = exit_status(told)
+        return status
     finally:
         hooks.process_stopping(boot.name, status)
 

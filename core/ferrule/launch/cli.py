@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ferrule import __version__, env
-from ferrule.errors import ConfigError, FerruleError, nearest
+from ferrule.errors import ConfigError, FerruleError, exit_status, nearest
 from ferrule.launch.resources import as_startup_error
 from ferrule.launch.streams import Exit, usable_streams
 
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return status
     except FerruleError as error:
         _report(error, words)
-        return _USAGE_ERROR if isinstance(error, ConfigError) else 1
+        return exit_status(error)
     except KeyboardInterrupt:
         return _INTERRUPTED
     except BrokenPipeError:
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _report(told, words)
         if isinstance(error, OSError):  # it may be the output's: what is left of it cannot be written either
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        return exit_status(told)
 
 
 def _run(words: list[str]) -> int:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from ferrule import log
 from ferrule.config import Config, Resolved
 from ferrule.config.plugins import configured
-from ferrule.config.resolve import check_names, one_worker, resolve
+from ferrule.config.resolve import check_names, one_worker, remarks, resolve
 from ferrule.plugin import KINDS, Component, Plugins, check_plugins
 
 _logger = log.get("launch")
@@ -47,7 +47,10 @@ def prepare(config: Config, notices: Sequence[str], plugins: Plugins, area: str)
     unused = [sentence for kind in KINDS if kind != "command" for _, sentence in chosen.unused(kind)]  # it told itself
     for notice in (*notices, *chosen.problems, *unused):
         _logger.warning("%s", notice)
-    resolved = one_worker(resolve(config), chosen)
+    resolved = resolve(config)
+    for remark in remarks(resolved, chosen):
+        _logger.warning("%s", remark)
+    resolved = one_worker(resolved, chosen)
     chosen = replace(chosen, import_timeout=resolved.plugins.plugin_import_timeout)
     check_names(resolved, chosen)
     for id in chosen.options:

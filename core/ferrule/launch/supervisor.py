@@ -40,6 +40,7 @@ _GRACE = 8.0  # seconds that children have to exit before they are killed
 _SHORT_GRACE = 1.5  # the same after a second signal, and before there was anything to lose
 _TICK = 1.0  # seconds between two checks of the heartbeats
 _PREFIX = "ferrule-"
+_SAID = (1, 2)  # with these a child has said why
 
 # What mostly ends a process so.
 _SIGNALS = {
@@ -125,11 +126,12 @@ class Supervisor:
         self._was_ready = False  # when it was asked to stop
         self._deadline: float | None = None  # the engine has died for good: until when API processes tell their clients
         self._door: Door | None = None
-        self._status = 0  # 1 since the first failure
+        self._status = 0  # since the first failure 1, or what a child said of it
 
     def run(self) -> int:
-        """Return the exit status: 1 after a failure, 0 when the server was stopped and drained, and 128 + the signal
-        when it was stopped before it was ready, or a second signal cut the drain short."""
+        """Return the exit status: 1 after a failure, 2 where a child says that an option is wrong, 0 when the server
+        was stopped and drained, and 128 + the signal when it was stopped before it was ready, or a second signal cut
+        the drain short."""
         run_dir = private_dir(self._config.env.rpc_base_path)
         self._board = Board.create(run_dir / "board", self._config.frontend.api_server_count)
         if has_door(self._config):
@@ -231,11 +233,11 @@ class Supervisor:
 
     def _fail(self, child: Child, status: int) -> None:
         if self._status == 0:
-            self._status = 1
+            self._status = status if status in _SAID else 1
             self._log_end(child, status)
 
     def _log_end(self, child: Child, status: int) -> None:
-        if status != 1:  # with 1 the child has said why
+        if status not in _SAID:
             _logger.error("process ended unexpectedly name=%s pid=%d %s", child.spec.name, child.pid, how(status))
 
     def _api_ended(self, child: Child, status: int) -> bool:

@@ -66,6 +66,18 @@ def listening(front: FrontendConfig) -> Iterator[list[socket.socket]]:
     yield [bind(front.host, port, shared=True) for _ in range(front.api_server_count)]
 
 
+def check_address(front: FrontendConfig) -> None:
+    """Raise the StartupError with which `listening` ends for an address that this machine does not have.
+
+    Whether another server has it now is not asked: that one may end before this one starts.
+    """
+    if front.uds is None:
+        bind(front.host, 0).close()
+    elif not Path(front.uds).is_socket():
+        bind_file(front.uds).close()
+        Path(front.uds).unlink(missing_ok=True)
+
+
 @contextmanager
 def probing(front: FrontendConfig) -> Iterator[socket.socket | None]:
     """The socket of `--probe-port`. Raises StartupError."""

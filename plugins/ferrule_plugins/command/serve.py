@@ -90,8 +90,10 @@ def _dry_run(parsed: Parsed, plugins: Plugins) -> int:
     from ferrule.launch.check import check_start
     from ferrule.launch.prepare import prepare
     from ferrule_plugins.command.dry_run import report
+    from ferrule_plugins.command.listen import check_address
 
     config, chosen = prepare(with_model(parsed.config), parsed.notices, plugins, "launch")
+    check_address(config.frontend)
     check_start(config, chosen)
     print(report(parsed, config, chosen, sections(), parsed.extra["serve"].dry_run))
     return 0

@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from ferrule.assembly.limits import cache_bytes, scheduler_limits
+from ferrule.assembly.limits import cache_bytes, scheduler_limits, sized
 from ferrule.assembly.memory import device_tensors
 from ferrule.assembly.model import Loaded, check_model, load_model
 from ferrule.assembly.vocabulary import open_backend, open_tokenizer
@@ -25,7 +25,7 @@ from ferrule.interfaces.model import Model
 from ferrule.interfaces.platform import Platform
 from ferrule.interfaces.plugins import Plugins
 from ferrule.log import Log
-from ferrule.runner.cache import StateStore, snapshots_in
+from ferrule.runner.cache import CacheMap, StateStore, map_layers, shape_for, snapshots_in
 from ferrule.runner.grammars import Grammars
 from ferrule.runner.model_runner import ModelRunner, TextSupport
 from ferrule.runner.state import RunnerLimits
@@ -65,9 +65,14 @@ class Worker:
         return self._runner
 
     def check_start(self) -> None:
-        """Choose everything that `start` chooses before it builds the model. Raises StartupError."""
-        check_model(self.config, self._plugins)
+        """Choose all that `start` chooses, and size the cache as after it. Raises StartupError. Nothing is loaded."""
         self._plugins.load("sampler", self.config.model.sampler)
+        loaded = check_model(self.config, self._plugins)
+        layers, store = _cache_of(loaded, _num_slots(self.config, loaded))
+        step_tokens(self.config.scheduler, loaded.context.max_model_len)
+        info, num_blocks = sized(self.config, self._describe(loaded, layers, store))
+        snapshots = info.max_snapshots * info.state_bytes
+        loaded.platform.memory().check_cache(num_blocks * info.page_bytes + store.num_bytes + snapshots)
 
     def start(self) -> ModelInfo:
         """Load the model. Raises StartupError."""
@@ -77,7 +82,7 @@ class Worker:
         self.platform, self._reload = loaded.platform, loaded.reload
         context = loaded.context
         limits = RunnerLimits(
-            slots=self._num_slots(loaded),
+            slots=_num_slots(self.config, loaded),
             max_model_len=context.max_model_len,
             vocab_size=loaded.info.vocab_size,
             dtype=context.dtype,
@@ -109,7 +114,7 @@ class Worker:
         self._shortage = Shortage(runner, self.platform.memory())
         tokens = step_tokens(self.config.scheduler, limits.max_model_len)
         self.platform.memory().rehearse(_rehearsal(runner, limits, tokens))
-        info = self._describe(loaded, runner)
+        info = self._describe(loaded, runner.cache, runner.recurrent)
         shown = "architecture", "implementation", "dtype", "quantization", "attention", "num_parameters", "weight_bytes"
         seconds = round(time.monotonic() - began, 2)
         _log.info("model loaded", **{name: getattr(info, name) for name in shown}, seconds=seconds)
@@ -117,25 +122,12 @@ class Worker:
             _log.info(note)
         return info
 
-    def _num_slots(self, loaded: Loaded) -> int:
-        """Requests that may run at a time: as many as the option says.
-
-        Where it was not given, a model's states get half of the cache's memory, or all of it if nothing else is cached.
-        """
-        scheduler, context = self.config.scheduler, loaded.context
-        each = StateStore(loaded.model.state_specs(), 1, context.dtype, context.device).request_bytes
-        if not each or not scheduler.fits_states:
-            return scheduler.max_num_seqs
-        others = bool(loaded.model.cache_specs()) or self.config.cache.enable_prefix_caching
-        room = cache_bytes(self.config, loaded.platform.memory()) // (2 if others else 1)
-        return min(scheduler.max_num_seqs, max(1, room // each))
-
-    def _describe(self, loaded: Loaded, runner: ModelRunner) -> ModelInfo:
+    def _describe(self, loaded: Loaded, layers: CacheMap, store: StateStore) -> ModelInfo:
         """Add what is cached. Raises ConfigError for what does not fit, or what the model does not do."""
         info = loaded.info
-        page_bytes = runner.cache.page_size * loaded.cache_type.itemsize
+        page_bytes = layers.page_size * loaded.cache_type.itemsize
         memory = loaded.platform.memory()
-        room, kept = cache_bytes(self.config, memory), runner.recurrent.num_bytes
+        room, kept = cache_bytes(self.config, memory), store.num_bytes
         if kept > room:
             raise ConfigError(
                 f"The states of --max-num-seqs requests need {kept / 2**30:.2f} GiB, and the cache has "
@@ -146,12 +138,12 @@ class Worker:
         if self.config.model.enable_prompt_embeds and not info.hidden_size:
             raise ConfigError(f"--enable-prompt-embeds: {info.implementation} takes no embeddings.")
         notes = info.notes
-        state_bytes = runner.recurrent.request_bytes
+        state_bytes = store.request_bytes
         caching = self.config.cache.enable_prefix_caching
         snapshots = snapshots_in(room - kept, state_bytes, page_bytes) if caching else 0
         if kept and caching and not snapshots:
             notes += ("prefixes are not cached: the cache has no room for states at their ends",)
-        slots = self._num_slots(loaded)
+        slots = _num_slots(self.config, loaded)
         fewer = slots if slots < self.config.scheduler.max_num_seqs else None
         if fewer:
             notes += (f"at most {fewer} requests run at a time: the states of more do not fit; see --max-num-seqs",)
@@ -159,7 +151,7 @@ class Worker:
         max_blocks = left // page_bytes if page_bytes else 2  # without pages, no block is ever used
         self._num_snapshots = snapshots
         info = replace(info, max_num_seqs=fewer, notes=notes, max_snapshots=snapshots, state_bytes=state_bytes)
-        info = replace(info, groups=runner.cache.groups, page_bytes=page_bytes, max_blocks=max_blocks)
+        info = replace(info, groups=layers.groups, page_bytes=page_bytes, max_blocks=max_blocks)
         spares = page_bytes and not (self.config.cache.kv_cache_memory_bytes or memory.keeps_more(self.config))
         return replace(info, max_blocks=min(max_blocks, _usable(self.config, info))) if spares else info
 
@@ -289,6 +281,28 @@ class Worker:
             if self._num_blocks > len(runner.cache.paged) and fails(0):
                 check_finite(runner.model, self._vocab_size, fails)
         self.platform.memory().trim()
+
+
+def _num_slots(config: Resolved, loaded: Loaded) -> int:
+    """Requests that may run at a time: as many as the option says.
+
+    Where it was not given, a model's states get half of the cache's memory, or all of it if nothing else is cached.
+    """
+    scheduler, context = config.scheduler, loaded.context
+    each = StateStore(loaded.model.state_specs(), 1, context.dtype, context.device).request_bytes
+    if not each or not scheduler.fits_states:
+        return scheduler.max_num_seqs
+    others = bool(loaded.model.cache_specs()) or config.cache.enable_prefix_caching
+    room = cache_bytes(config, loaded.platform.memory()) // (2 if others else 1)
+    return min(scheduler.max_num_seqs, max(1, room // each))
+
+
+def _cache_of(loaded: Loaded, slots: int) -> tuple[CacheMap, StateStore]:
+    """What a model's layers would keep, of which nothing is allocated."""
+    context, states = loaded.context, loaded.model.state_specs()
+    shape = shape_for(loaded.attention.cache_shape)
+    layers = map_layers(loaded.model.cache_specs(), shape, len(states), context.block_size)
+    return layers, StateStore(states, slots, context.dtype, context.device)
 
 
 def _rehearsal(runner: ModelRunner, limits: RunnerLimits, tokens: int) -> Callable[[], None]:

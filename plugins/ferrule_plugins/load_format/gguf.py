@@ -42,6 +42,10 @@ class Gguf(WeightSource):
             raise CheckpointError(f"{place} has no .gguf file.")
         return Description(describe(read_model(files)), tuple(files))
 
+    def shapes(self, folder: Path | None, options: Mapping[str, Any]) -> None:
+        """Unknown under the names of other files. Raises where there is no file."""
+        _wanted(folder, options)
+
     def tensors(
         self, folder: Path | None, model: Model, options: Mapping[str, Any]
     ) -> Iterator[tuple[str, torch.Tensor]]:
@@ -49,11 +53,7 @@ class Gguf(WeightSource):
         from ferrule_plugins.gguf.names import Names
         from ferrule_plugins.gguf.tensors import Reader, layers_of
 
-        known_options(options)
-        files = [] if folder is None else find_files(folder, options.get("ignore_patterns", ()))
-        if not files:
-            raise CheckpointError(f"{folder} has no .gguf file.")
-        found = read_model(files)
+        found = read_model(_wanted(folder, options))
         module = cast("torch.nn.Module", model)
         weights = (getattr(part, "weight", None) for part in module.modules())
         dtype = next(each.dtype for each in weights if each is not None and each.is_floating_point())  # an embedding's
@@ -78,3 +78,12 @@ class Gguf(WeightSource):
         if reader.widened:
             kinds = ", ".join(sorted(reader.widened))
             _logger.info("embeddings and other tensors of %s that no kernel multiplies by are %s here", kinds, dtype)
+
+
+def _wanted(folder: Path | None, options: Mapping[str, Any]) -> list[Path]:
+    """The files to read. Raises CheckpointError where there are none."""
+    known_options(options)
+    files = [] if folder is None else find_files(folder, options.get("ignore_patterns", ()))
+    if not files:
+        raise CheckpointError(f"{folder} has no .gguf file.")
+    return files

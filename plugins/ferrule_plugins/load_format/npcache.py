@@ -46,6 +46,11 @@ class NumpyCache(WeightSource):
     def refuses(cls, folder: Path | None) -> str | None:
         return "used only when it is asked for by name"
 
+    def shapes(self, folder: Path | None, options: Mapping[str, Any]) -> None:
+        """Unknown before the cache is there. Raises where there is nothing to make it from."""
+        if folder is None or not _is_of(folder / _FOLDER, _sources(folder, options.get("ignore_patterns", ()))):
+            PyTorchFiles().shapes(folder, {**options, OPTION: {}})
+
     def tensors(
         self, folder: Path | None, model: Model, options: Mapping[str, Any]
     ) -> Iterator[tuple[str, torch.Tensor]]:

@@ -48,18 +48,17 @@ class PyTorchFiles(WeightSource):
     def files(cls, folder: Path, ignore: Sequence[str] = ()) -> list[Path]:
         return weight_files(folder, ".bin", _SINGLE, ignore) or weight_files(folder, ".pt", "model.pt", ignore)
 
+    def shapes(self, folder: Path | None, options: Mapping[str, Any]) -> None:
+        """Unknown: they are in the pickles. Raises where there is no file."""
+        self._wanted(folder, options)
+
     def tensors(
         self, folder: Path | None, model: Model, options: Mapping[str, Any]
     ) -> Iterator[tuple[str, torch.Tensor]]:
         from ferrule_kernels.cpu.pages import drop_file_pages
 
-        known_options(options)
         locations = Locations(options)
-        files = [] if folder is None else self.files(folder, options.get("ignore_patterns", ()))
-        if folder is None or not files:
-            raise CheckpointError(
-                f"{folder} has no .bin or .pt file.", "--load-format safetensors reads the other kind."
-            )
+        folder, files = self._wanted(folder, options)
         contents = {file: read_file(file, locations) for file in files}  # mapped, not read: costs address space only
         check_index(folder, _SINGLE, contents)
         total = sum(tensor.nbytes for content in contents.values() for tensor in content.values())
@@ -74,6 +73,16 @@ class PyTorchFiles(WeightSource):
                     if mapped:  # pages that were read count as this process's otherwise
                         drop_file_pages(tensor)
         self.place = str(folder)
+
+    def _wanted(self, folder: Path | None, options: Mapping[str, Any]) -> tuple[Path, list[Path]]:
+        """The folder, and its files to read. Raises CheckpointError where there are none."""
+        known_options(options)
+        files = [] if folder is None else self.files(folder, options.get("ignore_patterns", ()))
+        if folder is None or not files:
+            raise CheckpointError(
+                f"{folder} has no .bin or .pt file.", "--load-format safetensors reads the other kind."
+            )
+        return folder, files
 
 
 def read_file(file: Path, locations: Locations | None = None) -> dict[str, torch.Tensor]:

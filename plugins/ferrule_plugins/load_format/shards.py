@@ -14,6 +14,7 @@ from typing import Any
 from ferrule.checkpoint import read_json
 from ferrule.errors import CheckpointError, ConfigError
 from ferrule.log import Log
+from ferrule_plugins.load_format.locations import Locations
 
 _log = Log("worker")
 _TOLD_SECONDS = 10.0  # from one line to the next
@@ -102,7 +103,11 @@ def missing_file(file: Path) -> CheckpointError:
 
 
 def known_options(options: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """The options of a format without those that every format gets. Raises ConfigError for an unknown one."""
+    """The options of a format without those that every format gets.
+
+    Raises ConfigError for an unknown one, and for a device that this machine does not have.
+    """
+    Locations(options)
     own = {key: value for key, value in options.items() if key not in _COMMON}
     for key in own:
         if key not in names:

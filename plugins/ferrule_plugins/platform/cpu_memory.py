@@ -79,13 +79,17 @@ class CpuMemory(DeviceMemory):
                 "Give the process more memory, or take a smaller or a quantized model.",
             )
 
+    def check_cache(self, num_bytes: int) -> None:
+        there = available() - _SPARE
+        if num_bytes > there:
+            raise _missing(num_bytes, there)
+
     def commit(self, tensors: Sequence[torch.Tensor]) -> None:
         """Raises ConfigError for memory that is not there. What is plenty is only begun: a thread goes on with it."""
         wanted = sum(tensor.nbytes for tensor in tensors)
         parts = [part for tensor in tensors for part in _parts(tensor, _PART)]
+        self.check_cache(wanted)
         there = available() - _SPARE
-        if wanted > there:
-            raise _missing(wanted, there)
         nodes = memory_nodes()
         for address, size in parts:
             _library().madvise(address, size, _HUGEPAGE)  # in vain where there are none

@@ -162,9 +162,19 @@ def test_what_is_no_middleware_stops_the_start(folder: Path) -> None:
     args = ["--host", "127.0.0.1", "--port", "0", "--middleware", "frame_mw.plain"]
     command = [sys.executable, "-m", "ferrule", "serve", *args]
     found = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, cwd=folder)
-    assert found.returncode == 1
+    assert found.returncode == 2
     assert "--middleware frame_mw.plain is a function" in found.stderr
     assert "Traceback" not in found.stderr
+
+
+def test_what_the_engine_refuses_ends_the_start_in_one_block_with_the_status_of_a_dry_run() -> None:
+    command = [sys.executable, "-m", "ferrule", "serve", "--kv-cache-memory-bytes", "1k"]
+    for more in (["--host", "127.0.0.1", "--port", "0"], ["--dry-run"]):
+        found = subprocess.run([*command, *more], capture_output=True, text=True, timeout=240, check=False)
+        assert found.returncode == 2
+        block = found.stderr[found.stderr.index("ferrule:" if "--port" in more else "ferrule serve: error:") :]
+        assert [line.split()[0] for line in block.splitlines() if line.strip()][1:][-1:] == ["Give"]
+        assert "The KV cache has room for 0 tokens" in block
 
 
 # --------------------------------------------------------------------------------------- keys, ids and load

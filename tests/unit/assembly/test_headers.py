@@ -80,6 +80,7 @@ def test_sizes_that_the_weights_have_are_taken(llama: Path) -> None:
     assembly.check_model(resolved, PLUGINS)
     assert describe(resolved, PLUGINS, str(llama)).refusal == ""
     smaller = ModelConfig(model=str(llama), dtype="float32", hf_overrides={"num_hidden_layers": 1})
-    assembly.check_model(
-        resolve(Config(model=smaller)), PLUGINS
-    )  # tensors that the model leaves out are no contradiction
+    resolved = resolve(Config(model=smaller, load=LoadConfig(use_tqdm_on_load=False)))
+    for start in (assembly.check_model, assembly.load_model):
+        with pytest.raises(CheckpointError, match="holds a tensor that the model does not have"):
+            start(resolved, PLUGINS)

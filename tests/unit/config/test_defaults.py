@@ -9,7 +9,7 @@ import pytest
 
 from ferrule.config import Resolved
 from ferrule.config.parse import Parsed, parse
-from ferrule.config.resolve import check_names, one_worker, resolve
+from ferrule.config.resolve import check_names, one_worker, remarks, resolve
 from ferrule.config.schema import Schema
 from ferrule.config.unsupported import engine_sections
 from ferrule.env import Environment
@@ -91,6 +91,24 @@ def test_a_variable_with_an_empty_key_stops_the_start(name: str, flag: str, text
     resolve(given.config)
 
 
+def test_what_is_accepted_and_means_something_else_is_said() -> None:
+    def said(*argv: str) -> list[str]:
+        parsed = read("m", *argv)
+        return [*parsed.notices, *remarks(resolve(parsed.config), _PLUGINS)]
+
+    assert said() == []
+    for argv, part in (
+        (("--distributed-executor-backend", "mp"), "uni is used"),
+        (("--calculate-kv-scales",), "changes nothing without --kv-cache-dtype fp8"),
+        (("--scheduler-cls", "vllm.core.scheduler.Scheduler"), "'default' is used"),
+        (("--tokenizer-pool-type", "ray"), "accepted without effect"),
+    ):
+        (sentence,) = said(*argv)
+        assert sentence.startswith(argv[0])
+        assert part in sentence
+    assert said("--calculate-kv-scales", "--kv-cache-dtype", "fp8_e4m3") == []
+
+
 def test_mp_with_one_worker_is_uni() -> None:
     assert started(read("m", "--distributed-executor-backend", "mp")).parallel.distributed_executor_backend == "uni"
 
@@ -100,6 +118,7 @@ def test_mp_with_one_worker_is_uni() -> None:
     [
         (["--scheduler-cls", "my.module.Scheduler"], "name the file of the class with --plugin scheduler=FILE.py"),
         (["--compilation-config", '{"level": 7}'], "--compilation-config: level 7 does not exist; use 0, 1, 2 or 3."),
+        (["--compilation-config", '{"levle": 2}'], "--compilation-config has no key 'levle'. Did you mean 'level'?"),
         (["--compilation-config.mode", "high"], "--compilation-config: level 'high' does not exist"),
     ],
 )

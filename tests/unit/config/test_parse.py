@@ -86,6 +86,13 @@ def test_booleans(argv: list[str], value: bool) -> None:
     assert read(*argv).config.scheduler.enable_chunked_prefill is value
 
 
+def test_a_word_that_is_true_or_false_is_the_value_of_any_boolean() -> None:
+    for words, value in ((["true"], True), (["False"], False), ([], True)):
+        parsed = read("--strict-requests", *words)
+        assert (parsed.config.frontend.strict_requests, parsed.config.model.model) == (value, "")
+    assert read("--strict-requests", "1").config.model.model == "1"  # a folder may have that name
+
+
 def test_an_opposite_never_hides_an_option() -> None:
     assert read("--enable-log-stats").config.observability.disable_log_stats is False
     assert read("--disable-log-stats").config.observability.disable_log_stats is True

@@ -138,3 +138,14 @@ def test_one_of_several_layer_types() -> None:
 def test_a_wrong_configuration_is_named(options: dict[str, Any], named: str) -> None:
     with pytest.raises(CheckpointError, match=named):
         Rope(RopeConfig.of({"rope_parameters": options}, 8))
+
+
+def test_settings_by_type_of_layer_are_not_read_as_those_of_all() -> None:
+    alike = {"rope_type": "default", "rope_theta": 5.0}
+    both = {"full_attention": alike, "sliding_attention": dict(alike)}
+    assert RopeConfig.of({"rope_parameters": both}, HEAD_DIM).theta == 5.0
+    differing = {"full_attention": alike, "sliding_attention": {**alike, "rope_theta": 6.0}}
+    assert RopeConfig.of({"rope_parameters": differing}, HEAD_DIM, "full_attention").theta == 5.0
+    for layer_type in (None, "linear_attention"):
+        with pytest.raises(CheckpointError, match=r"'rope_parameters' differ.*full_attention, sliding_attention"):
+            RopeConfig.of({"rope_parameters": differing}, HEAD_DIM, layer_type)

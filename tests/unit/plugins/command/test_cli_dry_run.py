@@ -9,13 +9,12 @@ import socket
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import save_file
 
 from ferrule import log
 from ferrule.launch import cli
 from ferrule_contrib import tiny
 from ferrule_plugins.hub.huggingface import HuggingFace
+from ferrule_plugins.load_format.safetensors import Safetensors
 
 
 @pytest.fixture(autouse=True)
@@ -100,11 +99,9 @@ def test_contradictions_and_names_are_found(capsys: pytest.CaptureFixture[str]) 
     assert cli.main(["serve", "--dry-run", "--max-num-seqs", "8", "--max-num-batched-tokens", "7"]) == 2
 
 
-def test_nothing_is_bound_or_loaded(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    model = tmp_path / "model"
-    shutil.copytree(tiny.path(), model)
-    hidden = json.loads((model / "config.json").read_text())["hidden_size"]
-    save_file({"not_enough": torch.zeros(hidden, 1 << 20, 0)}, model / "model.safetensors")
+def test_nothing_is_bound_or_loaded(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny.path()
+    monkeypatch.setattr(Safetensors, "tensors", lambda *given: pytest.fail("weights were read"))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         run(capsys, str(model), "--dry-run", "--host", "127.0.0.1", "--port", str(taken.getsockname()[1]))
 
@@ -135,6 +132,40 @@ def test_nothing_is_bound_or_loaded(capsys: pytest.CaptureFixture[str], tmp_path
 )
 def test_what_a_start_refuses_before_weights(capsys: pytest.CaptureFixture[str], argv: list[str], said: str) -> None:
     assert cli.main(["serve", "--dry-run", *argv]) != 0
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "status", "said"),
+    [
+        (["--kv-cache-memory-bytes", "1k"], 2, "The KV cache has room for 0 tokens"),
+        (["--kv-cache-memory-bytes", "900G"], 2, "The KV cache is to have 900.00 GiB"),
+        (["--num-gpu-blocks-override", "2000000000"], 2, "The KV cache is to have"),
+        (["--no-enable-chunked-prefill", "--max-num-batched-tokens", "300"], 2, "a prompt must fit into one step"),
+        (["--load-format", "pt"], 1, "has no .bin or .pt file"),
+        (["--load-format", "npcache"], 1, "has no .bin or .pt file"),
+        (["--load-format", "gguf"], 1, "has no .gguf file"),
+        (["--host", "no.such.host.invalid"], 1, "Cannot listen on no.such.host.invalid"),
+        (["--uds", "/no/such/folder/socket"], 1, "Cannot listen on /no/such/folder/socket"),
+        (["--device", "cpu", "--attention-backend", "flash_attn"], 2, "--attention-backend flash_attn: "),
+        (
+            ["--hf-overrides", '{"architectures": ["NopeForCausalLM"], "model_type": "nope"}'],
+            1,
+            "transformers has no model type 'nope'",
+        ),
+        (
+            ["--hf-overrides", '{"architectures": ["Qwen3ForCausalLM"]}'],
+            1,
+            "lack layers.0.self_attn.k_norm.weight, layers.0.self_attn.q_norm.weight",
+        ),
+        (["--hf-overrides.num_hidden_layers", "1"], 1, "holds a tensor that the model does not have"),
+        (["--hf-overrides.num_key_value_heads", "2"], 1, "but the model needs"),
+    ],
+)
+def test_what_a_start_refuses_while_it_loads(
+    capsys: pytest.CaptureFixture[str], argv: list[str], status: int, said: str
+) -> None:
+    assert cli.main(["serve", "--dry-run", *argv]) == status
     assert said in capsys.readouterr().err
 
 

@@ -79,6 +79,25 @@ class KimiK2(FormatParser):
     )
 
 
+class Apertus(FormatParser):
+    """`apertus`: Apertus, whose calls are objects with the function's name as their only key.
+
+        <|tools_prefix|>[{"get_weather": {"city": "Lisbon"}}]<|tools_suffix|>
+
+    https://huggingface.co/swiss-ai/Apertus-8B-Instruct-2509
+    """
+
+    conformance = "ferrule_plugins.tool_parser.samples:APERTUS"
+    special_tokens = ("<|tools_prefix|>", "<|tools_suffix|>")
+    format = ToolFormat(
+        open=("<|tools_prefix|>",),
+        close=("<|tools_suffix|>",),
+        brackets=("[", "]"),
+        separator=", ",
+        calls=tuple(NamedJson(CallHead(before, ('": ', '" : ')), end="}") for before in ('{"', '{ "')),
+    )
+
+
 def _short_id() -> str:
     """Nine letters or digits, which is what Mistral's chat templates accept."""
     return secrets.token_bytes(9).translate(_ID_CHARACTERS).decode()

@@ -89,6 +89,11 @@ COHERE_COMMAND3 = _block(
     lambda name, values: _json({"tool_call_id": "0", "tool_name": name, "parameters": values}),
     *(_ODD, _NESTED, "<|START_ACTION|>[\n    ", ",\n    ", "\n]<|END_ACTION|>"),
 )
+GIGACHAT3 = _each(lambda *call: f"<|function_call|>{_object()(*call)}", _ODD, _NESTED)
+LONGCAT = _each(lambda *call: f"<longcat_tool_call>\n{_object()(*call)}\n</longcat_tool_call>", _ODD, _NESTED)
+APERTUS = _block(
+    lambda name, values: _json({name: values}), *(_ODD, _NESTED, "<|tools_prefix|>[", ", ", "]<|tools_suffix|>")
+)
 MISTRAL = _block(_object(), _ODD, _NESTED, "[TOOL_CALLS][", ", ", "]")
 MISTRAL["samples"] += _each(lambda name, values: f"[TOOL_CALLS]{name}[ARGS]{_json(values)}", _ODD, _NESTED)["samples"]
 KIMI_K2 = _block(
@@ -167,6 +172,35 @@ DEEPSEEK_V32 = _block(
         "</｜DSML｜invoke>",
     ),
     *(_ODD, _NESTED, "<｜DSML｜function_calls>\n", "\n", "\n</｜DSML｜function_calls>"),
+    json_names=False,
+)
+
+DEEPSEEK_V4 = {
+    **DEEPSEEK_V32,
+    "samples": [
+        [
+            CallText(one.text.replace("function_calls>", "tool_calls>"), one.name, one.arguments)
+            if isinstance(one, CallText)
+            else one.replace("function_calls>", "tool_calls>")
+            for one in sample
+        ]
+        for sample in DEEPSEEK_V32["samples"]
+    ],
+}
+HY_V3 = _block(
+    _tags(
+        "<tool_call>{name}<tool_sep>\n", "<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n", "</tool_call>"
+    ),
+    *(_ODD, _FLAT, "<tool_calls>\n", "\n", "\n</tool_calls>"),
+    json_names=False,
+)
+SOLAR_OPEN2 = _each(
+    _tags(
+        "<|tool_call:start|>{name}\n",
+        "<|tool_arg:start|>{key}<|tool_arg:value|>{value}<|tool_arg:end|>\n",
+        "<|tool_call:end|>",
+    ),
+    *(_ODD, _FLAT),
     json_names=False,
 )
 

@@ -69,6 +69,28 @@ def _cohere(open: str, close: str) -> dict[str, Any]:
 
 COHERE_COMMAND3 = _cohere("<|START_RESPONSE|>", "<|END_RESPONSE|>")
 COHERE_COMMAND4 = _cohere("<|START_TEXT|>", "<|END_TEXT|>")
+_K3 = "<|open|>think<|sep|>A sum.<|close|>think<|sep|>"
+_K3_CALL = "<|open|>tools<|sep|><|open|>call tool="
+KIMI_K3 = {
+    "samples": (
+        Thought(
+            f"{_K3}<|open|>response<|sep|>Five <b>.<|close|>response<|sep|><|close|>message<|sep|>",
+            *("A sum.", "Five <b>."),
+        ),
+        Thought(f"{_K3}{_K3_CALL}", "A sum.", _K3_CALL),
+        Thought(f"<|open|>think<|sep|>A sum.{_K3_CALL}", "A sum.", _K3_CALL),
+    )
+}
+_INKLING = "<|content_thinking|>A sum.<|end_message|><|message_model|>"
+INKLING = {
+    "samples": (
+        Thought(f"{_INKLING}<|content_text|>Five <b>.<|end_message|>", "A sum.", "Five <b>."),
+        Thought(
+            f"{_INKLING}add<|content_invoke_tool_json|>{{",
+            *("A sum.", "<|message_model|>add<|content_invoke_tool_json|>{"),
+        ),
+    )
+}
 _SHOWN = "<think>\nHm, <b> is it?\n</think>\n\nHello\n"
 MINIMAX_M2_APPEND_THINK = {"samples": (Thought(_SHOWN, "", _SHOWN),)}
 MISTRAL = {

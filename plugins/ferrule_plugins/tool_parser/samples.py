@@ -187,6 +187,19 @@ DEEPSEEK_V4 = {
         for sample in DEEPSEEK_V32["samples"]
     ],
 }
+
+
+def _kimi_k3(name: str, values: Arguments) -> str:
+    kinds = {str: "string", int: "number", float: "number", dict: "object", list: "array"}
+    inside = "".join(
+        f'<|open|>argument key="{key}" type="{kinds[type(value)]}"<|sep|>'
+        f"{value if isinstance(value, str) else _json(value)}<|close|>argument<|sep|>"
+        for key, value in values.items()
+    )
+    return f'<|open|>call tool="{name}" index="2"<|sep|>{inside}<|close|>call<|sep|>'
+
+
+KIMI_K3 = _block(_kimi_k3, _ODD, _NESTED, "<|open|>tools<|sep|>", "", "<|close|>tools<|sep|>", json_names=False)
 HY_V3 = _block(
     _tags(
         "<tool_call>{name}<tool_sep>\n", "<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n", "</tool_call>"

@@ -81,16 +81,6 @@ KIMI_K3 = {
         Thought(f"<|open|>think<|sep|>A sum.{_K3_CALL}", "A sum.", _K3_CALL),
     )
 }
-_INKLING = "<|content_thinking|>A sum.<|end_message|><|message_model|>"
-INKLING = {
-    "samples": (
-        Thought(f"{_INKLING}<|content_text|>Five <b>.<|end_message|>", "A sum.", "Five <b>."),
-        Thought(
-            f"{_INKLING}add<|content_invoke_tool_json|>{{",
-            *("A sum.", "<|message_model|>add<|content_invoke_tool_json|>{"),
-        ),
-    )
-}
 _SHOWN = "<think>\nHm, <b> is it?\n</think>\n\nHello\n"
 MINIMAX_M2_APPEND_THINK = {"samples": (Thought(_SHOWN, "", _SHOWN),)}
 MISTRAL = {

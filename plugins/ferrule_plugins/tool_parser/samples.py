@@ -92,7 +92,9 @@ COHERE_COMMAND3 = _block(
 GIGACHAT3 = _each(lambda *call: f"<|function_call|>{_object()(*call)}", _ODD, _NESTED)
 LONGCAT = _each(lambda *call: f"<longcat_tool_call>\n{_object()(*call)}\n</longcat_tool_call>", _ODD, _NESTED)
 APERTUS = _block(
-    lambda name, values: _json({name: values}), *(_ODD, _NESTED, "<|tools_prefix|>[", ", ", "]<|tools_suffix|>")
+    lambda name, values: _json({name: values}),
+    *(_ODD, _NESTED, "<|tools_prefix|>[", ", ", "]<|tools_suffix|>"),
+    json_names=False,
 )
 MISTRAL = _block(_object(), _ODD, _NESTED, "[TOOL_CALLS][", ", ", "]")
 MISTRAL["samples"] += _each(lambda name, values: f"[TOOL_CALLS]{name}[ARGS]{_json(values)}", _ODD, _NESTED)["samples"]

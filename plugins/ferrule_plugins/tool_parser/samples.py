@@ -198,7 +198,7 @@ def _kimi_k3(name: str, values: Arguments) -> str:
         f"{value if isinstance(value, str) else _json(value)}<|close|>argument<|sep|>"
         for key, value in values.items()
     )
-    return f'<|open|>call tool="{name}" index="2"<|sep|>{inside}<|close|>call<|sep|>'
+    return f'<|open|>call tool="{name}" index="1"<|sep|>{inside}<|close|>call<|sep|>'
 
 
 KIMI_K3 = _block(_kimi_k3, _ODD, _NESTED, "<|open|>tools<|sep|>", "", "<|close|>tools<|sep|>", json_names=False)

@@ -5,7 +5,8 @@
     <|open|>argument key="days" type="number"<|sep|>3<|close|>argument<|sep|>
     <|close|>call<|sep|><|close|>tools<|sep|>
 
-All of it stands on one line. Under a constraint every call is numbered 1. https://github.com/sgl-project/sglang and https://github.com/vllm-project/vllm, their
+All of it stands on one line. Under a constraint every call is numbered 1.
+https://github.com/sgl-project/sglang and https://github.com/vllm-project/vllm, their
 parsers `kimi_k3`
 """
 

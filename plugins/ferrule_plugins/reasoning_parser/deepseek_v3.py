@@ -20,3 +20,10 @@ class DeepSeekV3(ThinkingParser):
         super().begin(context)
         if not self._inside and not self._over:
             self._end(self._after)
+
+
+class DeepSeekV4(DeepSeekV3):
+    """`deepseek_v4`: DeepSeek V4, whose calls end the block too."""
+
+    conformance = "ferrule_plugins.reasoning_parser.samples:DEEPSEEK_V4"
+    ending_tags = ("<｜DSML｜tool_calls>",)

@@ -39,6 +39,54 @@ KIMI_K2 = {
         Thought(f"<think>I call it.</think>{_SECTION}", "I call it.", _SECTION),
     )
 }
+DEEPSEEK_V4 = {
+    "samples": (*DEEPSEEK_R1["samples"], Thought("I call.\n<｜DSML｜tool_calls>", "I call.", "<｜DSML｜tool_calls>")),
+    "context": _THINKING,
+}
+
+
+def _ended(call: str, open: str = "<think>", close: str = "</think>", sure: bool = False) -> dict[str, Any]:
+    """An optional block, or one that the prompt opens (`sure`), which `call` ends too."""
+    return {
+        "samples": (
+            Thought(f"{open}\nHm, <b> is it?\n{close}\n\nHello\n", "Hm, <b> is it?", "Hello\n"),
+            Thought(f"{open}I call it.\n{call}", "I call it.", call),
+            Thought(f"So\n{close}Hello", *(("So", "Hello") if sure else ("", f"So\n{close}Hello"))),
+        )
+    }
+
+
+HY_V3 = _ended("<tool_calls>\n<tool_call>add<tool_sep>")
+POOLSIDE_V1 = _ended("<tool_call>add\n")
+MINIMAX_M3 = _ended("]<]minimax[>[<tool_call>", "<mm:think>", "</mm:think>")
+SOLAR_OPEN2 = _ended("<|tool_call:start|>add\n", "<|think:start|>", "<|think:end|>", sure=True)
+
+
+def _cohere(open: str, close: str) -> dict[str, Any]:
+    thought = "<|START_THINKING|>A sum.<|END_THINKING|>"
+    return {
+        "samples": (
+            Thought(f"{thought}{open}Five <b>.{close}", "A sum.", "Five <b>."),
+            Thought(f"{thought}<|START_ACTION|>[", "A sum.", "<|START_ACTION|>["),
+            Thought("<|START_THINKING|>A sum.<|START_ACTION|>[", "A sum.", "<|START_ACTION|>["),
+        )
+    }
+
+
+COHERE_COMMAND3 = _cohere("<|START_RESPONSE|>", "<|END_RESPONSE|>")
+COHERE_COMMAND4 = _cohere("<|START_TEXT|>", "<|END_TEXT|>")
+_K3 = "<|open|>think<|sep|>A sum.<|close|>think<|sep|>"
+_K3_CALL = "<|open|>tools<|sep|><|open|>call tool="
+KIMI_K3 = {
+    "samples": (
+        Thought(
+            f"{_K3}<|open|>response<|sep|>Five <b>.<|close|>response<|sep|><|close|>message<|sep|>",
+            *("A sum.", "Five <b>."),
+        ),
+        Thought(f"{_K3}{_K3_CALL}", "A sum.", _K3_CALL),
+        Thought(f"<|open|>think<|sep|>A sum.{_K3_CALL}", "A sum.", _K3_CALL),
+    )
+}
 _SHOWN = "<think>\nHm, <b> is it?\n</think>\n\nHello\n"
 MINIMAX_M2_APPEND_THINK = {"samples": (Thought(_SHOWN, "", _SHOWN),)}
 MISTRAL = {

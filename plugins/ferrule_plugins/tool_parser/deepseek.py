@@ -53,6 +53,17 @@ class DeepSeekV31(FormatParser):
     )
 
 
+_DSML = (
+    Parameters(
+        CallHead('<｜DSML｜invoke name="', ('">',)),
+        key='<｜DSML｜parameter name="',
+        behind_key=(('" string="true">', True), ('" string="false">', False), ('">', None)),
+        end_value="</｜DSML｜parameter>",
+        end="</｜DSML｜invoke>",
+    ),
+)
+
+
 class DeepSeekV32(FormatParser):
     """`deepseek_v32`: DeepSeek V3.2, whose card and encoding script describe this markup.
 
@@ -74,13 +85,27 @@ class DeepSeekV32(FormatParser):
         close=("</｜DSML｜function_calls>",),
         separator="\n",
         padding=("\n", "\n"),
-        calls=(
-            Parameters(
-                CallHead('<｜DSML｜invoke name="', ('">',)),
-                key='<｜DSML｜parameter name="',
-                behind_key=(('" string="true">', True), ('" string="false">', False), ('">', None)),
-                end_value="</｜DSML｜parameter>",
-                end="</｜DSML｜invoke>",
-            ),
-        ),
+        calls=_DSML,
+    )
+
+
+class DeepSeekV4(DeepSeekV32):
+    """`deepseek_v4`: DeepSeek V4, which writes calls as V3.2 does, in a block of another name.
+
+        <｜DSML｜tool_calls>
+        <｜DSML｜invoke name="get_weather">
+        <｜DSML｜parameter name="city" string="true">Lisbon</｜DSML｜parameter>
+        </｜DSML｜invoke>
+        </｜DSML｜tool_calls>
+
+    https://github.com/vllm-project/vllm, the parser and the tests of `deepseek_v4`
+    """
+
+    conformance = "ferrule_plugins.tool_parser.samples:DEEPSEEK_V4"
+    format = ToolFormat(
+        open=("<｜DSML｜tool_calls>",),
+        close=("</｜DSML｜tool_calls>",),
+        separator="\n",
+        padding=("\n", "\n"),
+        calls=_DSML,
     )

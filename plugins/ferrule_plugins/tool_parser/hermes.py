@@ -32,3 +32,19 @@ class Ernie45(Hermes):
     """
 
     special_tokens = ("<tool_call>", "</tool_call>")
+
+
+class LongCat(TaggedJsonParser):
+    """`longcat`: LongCat Flash, which writes calls as Hermes does, between tags of its own.
+
+        <longcat_tool_call>
+        {"name": "get_weather", "arguments": {"city": "Lisbon"}}
+        </longcat_tool_call>
+
+    https://huggingface.co/meituan-longcat/LongCat-Flash-Chat
+    """
+
+    conformance = "ferrule_plugins.tool_parser.samples:LONGCAT"
+    special_tokens = ("<longcat_tool_call>", "</longcat_tool_call>")
+    open_tag = "<longcat_tool_call>"
+    close_tag = "</longcat_tool_call>"

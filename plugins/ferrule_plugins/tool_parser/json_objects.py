@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ferrule_parsing import FormatParser, JsonCall, ToolFormat
 
 _LIST = ("[", "]")
@@ -146,6 +148,37 @@ class CohereCommand3(FormatParser):
         separator=",\n    ",
         calls=(JsonCall("tool_name", ("parameters",), id_key="tool_call_id"),),
         dropped=("<co>", "</co>", ("<co:", ">"), ("</co:", ">")),
+    )
+
+
+class CohereCommand4(CohereCommand3):
+    """`cohere_command4`: Command A Plus and later, with calls as before and other marks of the answer.
+    https://github.com/sgl-project/sglang, the parser `cohere_command4`, which quotes the model's chat template
+    """
+
+    special_tokens = ("<|START_ACTION|>", "<|END_ACTION|>", "<|START_TEXT|>", "<|END_TEXT|>")
+    format = replace(CohereCommand3.format, dropped=("<|START_TEXT|>", "<|END_TEXT|>"))
+
+
+class GigaChat3(FormatParser):
+    """`gigachat3`: GigaChat 3, which calls one function at a time; the first release has another mark of a call.
+
+        <|function_call|>{"name": "get_weather", "arguments": {"city": "Lisbon"}}
+        <|message_sep|>
+
+        function call<|role_sep|>
+        {"name": "get_weather", "arguments": {"city": "Lisbon"}}
+
+    https://huggingface.co/ai-sage/GigaChat3-10B-A1.8B
+    """
+
+    conformance = "ferrule_plugins.tool_parser.samples:GIGACHAT3"
+    special_tokens = ("<|function_call|>", "<|role_sep|>", "<|message_sep|>")
+    format = ToolFormat(
+        open=("<|function_call|>", "function call<|role_sep|>"),
+        between="",
+        calls=(JsonCall(),),
+        dropped=("<|message_sep|>",),
     )
 
 

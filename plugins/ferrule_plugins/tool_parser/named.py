@@ -78,3 +78,22 @@ class KimiK2(FormatParser):
             ),
         ),
     )
+
+
+class Apertus(FormatParser):
+    """`apertus`: Apertus, whose calls are objects with the function's name as their only key.
+
+        <|tools_prefix|>[{"get_weather": {"city": "Lisbon"}}]<|tools_suffix|>
+
+    https://huggingface.co/swiss-ai/Apertus-8B-Instruct-2509
+    """
+
+    conformance = "ferrule_plugins.tool_parser.samples:APERTUS"
+    special_tokens = ("<|tools_prefix|>", "<|tools_suffix|>")
+    format = ToolFormat(
+        open=("<|tools_prefix|>",),
+        close=("<|tools_suffix|>",),
+        brackets=("[", "]"),
+        separator=", ",
+        calls=tuple(NamedJson(CallHead(before, ('": ', '" : ')), end="}") for before in ('{"', '{ "')),
+    )

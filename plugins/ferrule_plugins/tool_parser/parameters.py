@@ -7,6 +7,7 @@ from ferrule_parsing import CallHead, FormatParser, Parameters, ToolFormat
 
 class Qwen3Coder(FormatParser):
     """`qwen3_coder` and `qwen3_xml`: Qwen3-Coder and later models of the family, as their chat templates write calls.
+    `mimo` and `step3p5`: MiMo and Step 3.5 write them in the same way.
 
         <tool_call>
         <function=get_weather>
@@ -40,6 +41,7 @@ class Qwen3Coder(FormatParser):
 
 class Glm45(FormatParser):
     """`glm45` and `glm47`: GLM 4.5 and later, as their chat templates write calls; 4.7 without the line breaks.
+    `poolside_v1`: Laguna writes them in the same way.
 
         <tool_call>get_weather
         <arg_key>city</arg_key>
@@ -113,6 +115,70 @@ class MiniMaxM2(FormatParser):
                 behind_key=(('">', None),),
                 end_value="</parameter>",
                 end="</invoke>",
+            ),
+        ),
+    )
+
+
+class HyV3(FormatParser):
+    """`hy_v3`: Hunyuan 3, whose calls stand together in one block.
+
+        <tool_calls>
+        <tool_call>get_weather<tool_sep>
+        <arg_key>city</arg_key>
+        <arg_value>Lisbon</arg_value>
+        </tool_call>
+        </tool_calls>
+
+    https://github.com/vllm-project/vllm, the parser `hy_v3`
+    """
+
+    conformance = "ferrule_plugins.tool_parser.samples:HY_V3"
+    special_tokens = (
+        *("<tool_calls>", "</tool_calls>", "<tool_call>", "</tool_call>", "<tool_sep>"),
+        *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+    )
+    format = ToolFormat(
+        open=("<tool_calls>",),
+        close=("</tool_calls>",),
+        separator="\n",
+        padding=("\n", "\n"),
+        calls=(
+            Parameters(
+                CallHead("<tool_call>", ("<tool_sep>",)),
+                key="<arg_key>",
+                behind_key=(("</arg_key>\n<arg_value>", None),),
+                end_value="</arg_value>",
+                end="</tool_call>",
+            ),
+        ),
+    )
+
+
+class SolarOpen2(FormatParser):
+    """`solar_open2`: Solar Open 2.
+
+        <|tool_call:start|>get_weather
+        <|tool_arg:start|>city<|tool_arg:value|>Lisbon<|tool_arg:end|>
+        <|tool_call:end|>
+
+    https://github.com/vllm-project/vllm, the parser `solar_open2`
+    """
+
+    conformance = "ferrule_plugins.tool_parser.samples:SOLAR_OPEN2"
+    special_tokens = (
+        *("<|tool_call:start|>", "<|tool_call:end|>"),
+        *("<|tool_arg:start|>", "<|tool_arg:value|>", "<|tool_arg:end|>"),
+    )
+    format = ToolFormat(
+        open=("<|tool_call:start|>",),
+        close=("<|tool_call:end|>",),
+        calls=(
+            Parameters(
+                CallHead(),
+                key="<|tool_arg:start|>",
+                behind_key=(("<|tool_arg:value|>", None),),
+                end_value="<|tool_arg:end|>",
             ),
         ),
     )

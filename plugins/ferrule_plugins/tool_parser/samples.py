@@ -90,6 +90,13 @@ COHERE_COMMAND3 = _block(
     lambda name, values: _json({"tool_call_id": "0", "tool_name": name, "parameters": values}),
     *(_ODD, _NESTED, "<|START_ACTION|>[\n    ", ",\n    ", "\n]<|END_ACTION|>"),
 )
+GIGACHAT3 = _each(lambda *call: f"<|function_call|>{_object()(*call)}", _ODD, _NESTED)
+LONGCAT = _each(lambda *call: f"<longcat_tool_call>\n{_object()(*call)}\n</longcat_tool_call>", _ODD, _NESTED)
+APERTUS = _block(
+    lambda name, values: _json({name: values}),
+    *(_ODD, _NESTED, "<|tools_prefix|>[", ", ", "]<|tools_suffix|>"),
+    json_names=False,
+)
 MISTRAL = _block(_object(), _ODD, _NESTED, "[TOOL_CALLS][", ", ", "]")
 MISTRAL["samples"] += _each(lambda name, values: f"[TOOL_CALLS]{name}[ARGS]{_json(values)}", _ODD, _NESTED)["samples"]
 KIMI_K2 = _block(
@@ -169,6 +176,48 @@ DEEPSEEK_V32 = _block(
     ),
     *(_ODD, _NESTED, "<｜DSML｜function_calls>\n", "\n", "\n</｜DSML｜function_calls>"),
     told="No <DSML> here",  # that is not the tag: such tags never become content
+    json_names=False,
+)
+
+DEEPSEEK_V4 = {
+    **DEEPSEEK_V32,
+    "samples": [
+        [
+            CallText(one.text.replace("function_calls>", "tool_calls>"), one.name, one.arguments)
+            if isinstance(one, CallText)
+            else one.replace("function_calls>", "tool_calls>")
+            for one in sample
+        ]
+        for sample in DEEPSEEK_V32["samples"]
+    ],
+}
+
+
+def _kimi_k3(name: str, values: Arguments) -> str:
+    kinds = {str: "string", int: "number", float: "number", dict: "object", list: "array"}
+    inside = "".join(
+        f'<|open|>argument key="{key}" type="{kinds[type(value)]}"<|sep|>'
+        f"{value if isinstance(value, str) else _json(value)}<|close|>argument<|sep|>"
+        for key, value in values.items()
+    )
+    return f'<|open|>call tool="{name}" index="1"<|sep|>{inside}<|close|>call<|sep|>'
+
+
+KIMI_K3 = _block(_kimi_k3, _ODD, _NESTED, "<|open|>tools<|sep|>", "", "<|close|>tools<|sep|>", json_names=False)
+HY_V3 = _block(
+    _tags(
+        "<tool_call>{name}<tool_sep>\n", "<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n", "</tool_call>"
+    ),
+    *(_ODD, _FLAT, "<tool_calls>\n", "\n", "\n</tool_calls>"),
+    json_names=False,
+)
+SOLAR_OPEN2 = _each(
+    _tags(
+        "<|tool_call:start|>{name}\n",
+        "<|tool_arg:start|>{key}<|tool_arg:value|>{value}<|tool_arg:end|>\n",
+        "<|tool_call:end|>",
+    ),
+    *(_ODD, _FLAT),
     json_names=False,
 )
 

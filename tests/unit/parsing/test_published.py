@@ -16,6 +16,7 @@ import pytest
 from ferrule.interfaces.parsers import ChoiceContext
 from ferrule.plugin import discover
 from ferrule_testkit.kits.parsers import Fold, fold
+from tests.unit.parsing.published_newer import NEWER
 
 Calls = list[tuple[str, Any]]
 
@@ -401,7 +402,7 @@ LITERALS: list[tuple[str, str, str, Calls]] = [
     ("gemma4", '<|tool_call>call:get-a.b{x:<|"|>y<|"|>}<tool_call|>', "", [("get-a.b", {"x": "y"})]),
 ]
 
-CASES = [*JSON_OBJECTS, *NAMED, *PARAMETERS, *LITERALS]
+CASES = [*JSON_OBJECTS, *NAMED, *PARAMETERS, *LITERALS, *NEWER]
 
 
 @pytest.mark.parametrize("step", [1, 1 << 20], ids=["characters", "whole"])

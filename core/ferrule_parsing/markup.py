@@ -20,6 +20,7 @@ class MarkupFilter:
     def drop(self, tags: DroppedTags) -> None:
         """Leave these out from here on."""
         self._tags, self._ends = _prepared(tuple(tags))
+        self._alone = frozenset(one for one in tags if isinstance(one, str))
 
     def feed(self, text: str) -> str:
         """What new text brings."""
@@ -36,12 +37,15 @@ class MarkupFilter:
                 if found is None:
                     self._reader.at -= len(tag)
                     break
-                kept.append("" if found else tag)
+                kept.append("" if found or tag in self._alone else tag)
         return "".join(kept)
 
     def flush(self) -> str:
-        """What was held back: no tag follows."""
-        return self._reader.rest()
+        """What was held back: no tag follows, but one that begins a pair may stand in it."""
+        text = self._reader.rest()
+        for tag in self._alone & self._ends.keys():
+            text = text.replace(tag, "")
+        return text
 
     def _closed(self, end: str) -> bool | None:
         """Read up to the end of a pair. None: more text is needed to say whether there is one."""

@@ -232,8 +232,10 @@ class ToolParserKit(Kit):
         return self.samples
 
     def _bare(self, text: str) -> str:
-        """Without white space, and without special tokens, which clients need not see."""
-        for tag in sorted(self.make().special_tokens, key=len, reverse=True):
+        """Without white space, and without special tokens and tags of them, which clients need not see."""
+        parser = self.make()
+        tags = (*parser.special_tokens, *(parser.call_tags if parser.special_tokens else ()))
+        for tag in sorted(tags, key=len, reverse=True):
             text = text.replace(tag, "")
         return squeezed(text)
 

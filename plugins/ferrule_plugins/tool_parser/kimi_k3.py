@@ -59,7 +59,7 @@ class KimiK3(FormatParser):
                 gap="",
             ),
         ),
-        dropped=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
+        dropped=(("<|open|>", "<|sep|>"), ("<|close|>", "<|sep|>")),
     )
 
     def __init__(self, tools: Sequence[dict[str, Any]]) -> None:

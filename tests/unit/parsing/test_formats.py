@@ -37,6 +37,7 @@ PARSERS = {
 }
 ENDS = (
     *("</parameter>", "</arg_value>", "</｜DSML｜parameter>", "</steptml:parameter>", "<escape>", '<|"|>'),
+    *("<|close|>argument<|sep|>", "<|tool_arg:end|>"),
     *('"', "}", "]", "\n"),
 )
 MARKS = sorted({text for parser in PARSERS.values() for text in (*parser.special_tokens, *ENDS)})

@@ -7,7 +7,6 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from ferrule.frontend.guided.probe import probe
 from ferrule.interfaces.guided_decoding import GrammarBackend, Vocabulary
 from ferrule.plugin import Plugins
 from ferrule.types import GrammarSpec
@@ -40,6 +39,8 @@ class Work:
             data = self._backend.compile(spec)
         except ValueError as error:
             return ["wrong", str(error)]
+        from ferrule.frontend.guided.probe import probe  # numpy, which only the child needs
+
         try:
             fault = probe(self._backend.load(data), self._backend.vocabulary)
         except ValueError as error:
